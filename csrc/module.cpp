@@ -1,0 +1,91 @@
+// The operators' schemas, and the Python module detlite._C that reaches them by name.
+#include <Python.h>
+
+#include <string>
+
+#include <torch/csrc/stable/library.h>
+
+namespace {
+
+// The argument orders of maskrcnn-benchmark's and torchvision's _C.
+constexpr const char* kSchemas[] = {
+    "nms(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor",
+    "batched_nms(Tensor boxes, Tensor scores, Tensor idxs, float iou_threshold) -> Tensor",
+    "roi_align_forward(Tensor input, Tensor rois, float spatial_scale, int pooled_height, "
+    "int pooled_width, int sampling_ratio, bool aligned=False) -> Tensor",
+    "roi_align_backward(Tensor grad, Tensor rois, float spatial_scale, int pooled_height, "
+    "int pooled_width, int batch_size, int channels, int height, int width, int sampling_ratio, "
+    "bool aligned=False) -> Tensor",
+    "roi_pool_forward(Tensor input, Tensor rois, float spatial_scale, int pooled_height, "
+    "int pooled_width) -> (Tensor output, Tensor argmax)",
+    "roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, float spatial_scale, "
+    "int pooled_height, int pooled_width, int batch_size, int channels, int height, int width) "
+    "-> Tensor",
+};
+
+std::string name_of(const std::string& schema) { return schema.substr(0, schema.find('(')); }
+
+// Module attributes are looked up here when they are not in the module's own dictionary (PEP 562).
+PyObject* module_getattr(PyObject* module, PyObject* name) {
+  PyObject* utf8 = PyUnicode_AsUTF8String(name);
+  if (!utf8) return nullptr;
+  const std::string wanted = PyBytes_AsString(utf8);
+  Py_DECREF(utf8);
+
+  std::string known;
+  for (const char* schema : kSchemas) {
+    const std::string op = name_of(schema);
+    if (op == wanted) {
+      PyObject* torch = PyImport_ImportModule("torch");
+      PyObject* ops = torch ? PyObject_GetAttrString(torch, "ops") : nullptr;
+      PyObject* space = ops ? PyObject_GetAttrString(ops, "detlite") : nullptr;
+      PyObject* packet = space ? PyObject_GetAttr(space, name) : nullptr;
+      // Kept in the module, so that the next access is an ordinary one.
+      if (packet && PyObject_SetAttr(module, name, packet) < 0) Py_CLEAR(packet);
+      Py_XDECREF(space);
+      Py_XDECREF(ops);
+      Py_XDECREF(torch);
+      return packet;
+    }
+    known += (known.empty() ? "" : ", ") + op;
+  }
+  PyErr_Format(PyExc_AttributeError, "detlite._C has no operator '%s'; it has %s", wanted.c_str(),
+               known.c_str());
+  return nullptr;
+}
+
+PyObject* module_dir(PyObject* /*module*/, PyObject* /*unused*/) {
+  PyObject* names = PyList_New(0);
+  for (const char* schema : kSchemas) {
+    PyObject* name = names ? PyUnicode_FromString(name_of(schema).c_str()) : nullptr;
+    if (!name || PyList_Append(names, name) < 0) Py_CLEAR(names);
+    Py_XDECREF(name);
+  }
+  return names;
+}
+
+PyMethodDef methods[] = {
+    {"__getattr__", module_getattr, METH_O, nullptr},
+    {"__dir__", module_dir, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    "_C",
+    "The compiled operators of detlite, the same that torch.ops.detlite holds.",
+    -1,
+    methods,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(detlite, m) {
+  for (const char* schema : kSchemas) m.def(schema);
+}
+
+PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&definition); }

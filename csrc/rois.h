@@ -1,0 +1,143 @@
+// What RoIAlign and RoIPool share on the host: their arguments' rules and their tensors' layouts.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include "dtypes.h"
+
+namespace detlite {
+
+// The columns of a RoI: [batch index, x1, y1, x2, y2].
+constexpr int64_t kRoiSize = 5;
+
+// A feature map or a pooled one, [N, C, H, W] of any strides.
+template <typename T>
+struct View4d {
+  T* data;
+  int64_t stride_n, stride_c, stride_h, stride_w;
+
+  C10_HOST_DEVICE T* at(int64_t n, int64_t c, int64_t h, int64_t w) const {
+    return data + n * stride_n + c * stride_c + h * stride_h + w * stride_w;
+  }
+};
+
+template <typename T>
+View4d<const T> const_view(const Tensor& tensor) {
+  return {static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(0), tensor.stride(1),
+          tensor.stride(2), tensor.stride(3)};
+}
+
+template <typename T>
+View4d<T> mutable_view(const Tensor& tensor) {
+  return {static_cast<T*>(tensor.mutable_data_ptr()), tensor.stride(0), tensor.stride(1),
+          tensor.stride(2), tensor.stride(3)};
+}
+
+// Whether channels lie innermost. Results take the same order; the rule is mirrored by
+// detlite/ops/rois.py for the fake kernels.
+inline bool is_channels_last(const Tensor& tensor) {
+  return tensor.size(1) > 1 && tensor.stride(1) == 1 && !tensor.is_contiguous();
+}
+
+inline Tensor empty_4d(const Tensor& like, ScalarType type, int64_t n, int64_t c, int64_t h,
+                       int64_t w, bool channels_last) {
+  using torch::headeronly::MemoryFormat;
+  const int64_t sizes[] = {n, c, h, w};
+  return torch::stable::empty({sizes, 4}, type, std::nullopt, like.device(), std::nullopt,
+                              channels_last ? MemoryFormat::ChannelsLast
+                                            : MemoryFormat::Contiguous);
+}
+
+// The tensor itself where it already lies densely in that order.
+inline Tensor dense_4d(const Tensor& tensor, bool channels_last) {
+  using torch::headeronly::MemoryFormat;
+  return torch::stable::contiguous(
+      tensor, channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+}
+
+// A map whose rows or channels are dense, which is what the kernels read: most strided inputs pass.
+inline Tensor cells_in_rows(const Tensor& map, bool channels_last) {
+  return channels_last || map.stride(3) == 1 ? map : torch::stable::contiguous(map);
+}
+
+struct PoolShape {
+  double spatial_scale;
+  int height, width;
+};
+
+inline PoolShape check_pool_shape(const char* op, double spatial_scale, int64_t pooled_height,
+                                  int64_t pooled_width) {
+  check(std::isfinite(spatial_scale) && spatial_scale > 0, op,
+        ": spatial_scale must be a positive number, got ", spatial_scale);
+  check_count(op, "pooled_height", pooled_height, 1);
+  check_count(op, "pooled_width", pooled_width, 1);
+  return {spatial_scale, static_cast<int>(pooled_height), static_cast<int>(pooled_width)};
+}
+
+struct AlignArguments {
+  PoolShape pool;
+  int sampling_ratio;
+  bool aligned;
+};
+
+inline AlignArguments check_align(const char* op, double spatial_scale, int64_t pooled_height,
+                                  int64_t pooled_width, int64_t sampling_ratio, bool aligned) {
+  if (sampling_ratio > 0) check_count(op, "sampling_ratio", sampling_ratio, 1);
+  return {check_pool_shape(op, spatial_scale, pooled_height, pooled_width),
+          sampling_ratio > 0 ? static_cast<int>(sampling_ratio) : 0, aligned};
+}
+
+inline void check_features(const char* op, const char* name, const Tensor& features) {
+  check(features.dim() == 4, op, ": ", name, " must have 4 dimensions, got shape ",
+        Shape{features});
+  check(is_floating(features.scalar_type()), op, ": ", name,
+        " must be float64, float32, float16 or bfloat16, got ",
+        dtype_name(features.scalar_type()));
+}
+
+inline void check_map_size(const char* op, int64_t height, int64_t width) {
+  check_count(op, "height", height, 0);
+  check_count(op, "width", width, 0);
+  check(height * width <= std::numeric_limits<int32_t>::max(), op, ": a feature map of ", height,
+        " x ", width, " has too many cells");
+}
+
+// RoIs must be float32 whatever half type the features have, so that coordinates never round.
+inline void check_rois(const char* op, const Tensor& features, const char* name,
+                       const Tensor& rois) {
+  check(rois.dim() == 2 && rois.size(1) == kRoiSize, op,
+        ": rois must have shape [K, 5] (batch index, x1, y1, x2, y2), got ", Shape{rois});
+  const ScalarType expected = accumulate_type(features.scalar_type());
+  check(rois.scalar_type() == expected, op, ": rois must be ", dtype_name(expected), " for ",
+        dtype_name(features.scalar_type()), ' ', name, ", got ", dtype_name(rois.scalar_type()));
+  check_same_device(op, features, name, rois, "rois");
+}
+
+// A gradient of pooled features, [K, C, pooled height, pooled width], must fit the other arguments.
+inline void check_pooled_grad(const char* op, const char* name, const Tensor& grad,
+                              const Tensor& rois, const PoolShape& pool, int64_t batch_size,
+                              int64_t channels) {
+  check_count(op, "batch_size", batch_size, 0);
+  check_count(op, "channels", channels, 0);
+  check(grad.dim() == 4 && grad.size(0) == rois.size(0) && grad.size(1) == channels &&
+            grad.size(2) == pool.height && grad.size(3) == pool.width,
+        op, ": ", name, " must have shape [", rois.size(0), ", ", channels, ", ", pool.height, ", ",
+        pool.width, "], got ", Shape{grad});
+}
+
+inline void check_argmax(const char* op, const Tensor& grad, const Tensor& argmax) {
+  check(argmax.scalar_type() == ScalarType::Int, op, ": argmax must be int32, got ",
+        dtype_name(argmax.scalar_type()));
+  bool same = argmax.dim() == grad.dim();
+  for (int64_t d = 0; same && d < grad.dim(); ++d) same = argmax.size(d) == grad.size(d);
+  check(same, op, ": argmax must have the shape of grad, ", Shape{grad}, ", got ", Shape{argmax});
+  check_same_device(op, grad, "grad", argmax, "argmax");
+}
+
+// The batch index of a contiguous row of `rois`, or -1 where it names no image of the batch.
+template <typename T>
+C10_HOST_DEVICE int64_t batch_index(const T* roi, int64_t batch_size) {
+  return roi[0] >= 0 && roi[0] < static_cast<T>(batch_size) ? static_cast<int64_t>(roi[0]) : -1;
+}
+
+}  // namespace detlite

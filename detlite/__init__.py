@@ -1,0 +1,18 @@
+"""detlite: a small, fast, readable Mask R-CNN framework with compiled RoI kernels."""
+
+import torch  # noqa: F401  (loads the libraries that _C links to, so it must come first)
+
+try:
+    from . import _C  # noqa: F401  (registers torch.ops.detlite)
+except ImportError as error:
+    raise ImportError(
+        f"detlite._C, the compiled kernels, cannot be loaded ({error}): build it with "
+        "`pip install --no-build-isolation -e .` in the detlite folder"
+    ) from error
+
+from .config import ConfigError, load_config
+from .modeling.rcnn import GeneralizedRCNN, build_model
+from .predictor import Predictor
+
+__version__ = "0.1.0"
+__all__ = ["ConfigError", "GeneralizedRCNN", "Predictor", "build_model", "load_config"]

@@ -1,0 +1,66 @@
+"""Value checks of the schema: each takes a value and returns None, or what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Check = Callable[[Any], "str | None"]
+
+
+def one_of(*choices: Any) -> Check:
+    """The value is one of `choices`."""
+    return lambda value: None if value in choices else f"one of {', '.join(map(repr, choices))}"
+
+
+def in_range(low: float, high: float = float("inf")) -> Check:
+    """A number in [low, high]; NaN is refused."""
+    wanted = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
+    return lambda value: None if low <= value <= high else wanted
+
+
+def above(low: float) -> Check:
+    """A number greater than `low`."""
+    return lambda value: None if value > low else f"greater than {low:g}"
+
+
+def each(check: Check, length: int | None = None, empty: bool = False) -> Check:
+    """A sequence whose elements all pass `check`, of `length` elements if that is given."""
+
+    def checked(value: Any) -> str | None:
+        if length is not None and len(value) != length:
+            return f"{length} values"
+        if not empty and len(value) == 0:
+            return "at least one value"
+        for item in value:
+            try:
+                wanted = check(item)
+            except TypeError:
+                return f"a sequence of numbers, not {item!r}"
+            if wanted:
+                return f"values {wanted}"
+        return None
+
+    return checked
+
+
+def strings(value: Any) -> str | None:
+    """A sequence of strings."""
+    return None if all(isinstance(item, str) for item in value) else "a sequence of strings"
+
+
+def anchor_sizes(value: Any) -> str | None:
+    """Positive sizes, or one tuple of positive sizes for each level."""
+    nested = [item if isinstance(item, (tuple, list)) else (item,) for item in value]
+    ok = all(
+        isinstance(size, (int, float)) and size > 0 for level in nested for size in level
+    ) and all(nested)
+    return None if ok and nested else "positive sizes, or a tuple of positive sizes per level"
+
+
+def catalog(value: Any) -> str | None:
+    """A list of data set entries, each a mapping with a string under `name`."""
+    for entry in value:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            return "a list of mappings such as {name: my_train, annotations: a.json, images: dir}"
+    return None

@@ -1,0 +1,121 @@
+"""Keys that follow from others: filled in when left out, refused when they contradict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from yacs.config import CfgNode
+
+from .errors import ConfigError
+
+COMMAND_LINE = "command line"  # the source of an override
+
+_NORM_FUNCTIONS = {
+    "TRANS_FUNC": {
+        "BottleneckWithFixedBatchNorm": "FrozenBN",
+        "BottleneckWithBatchNorm": "BN",
+        "BottleneckWithGN": "GN",
+    },
+    "STEM_FUNC": {
+        "StemWithFixedBatchNorm": "FrozenBN",
+        "StemWithBatchNorm": "BN",
+        "StemWithGN": "GN",
+    },
+}
+
+
+def derive(cfg: CfgNode, sources: Mapping[str, str]) -> None:
+    """Fills the derived keys of `cfg` in place.
+
+    Args:
+        cfg: a mutable config whose derived keys are None unless given.
+        sources: where each given key came from, for messages.
+
+    Raises:
+        ConfigError: a given key that contradicts the one it restates.
+    """
+    _derive_norm(cfg, sources)
+    body = re.fullmatch(r"R-(18|34|50|101)-(C4|FPN)", cfg.MODEL.BACKBONE.CONV_BODY)
+    if body:
+        basic, fpn = int(body[1]) < 50, body[2] == "FPN"
+        if cfg.MODEL.RESNETS.RES2_OUT_CHANNELS is None:
+            cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = 64 if basic else 256
+        if fpn:
+            strides: tuple[int, ...] = (4, 8, 16, 32, 64)
+            if cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS is None:
+                cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS = 256
+        else:
+            strides = (16,)
+            width = 4 * cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
+            _restate(cfg.MODEL.RESNETS, "MODEL.RESNETS", "BACKBONE_OUT_CHANNELS", width,
+                     "MODEL.RESNETS.RES2_OUT_CHANNELS", sources)  # fmt: skip
+        restate_strides(cfg, strides, sources)
+    _restate(cfg.TEST, "TEST", "DETECTIONS_PER_IMG", cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG,
+             "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", sources)  # fmt: skip
+
+
+def restate_strides(cfg: CfgNode, strides: Sequence[int], sources: Mapping[str, str]) -> None:
+    """Fills or checks the keys that restate the strides of the backbone's levels.
+
+    Args:
+        cfg: a mutable config.
+        strides: strides of the RPN's levels; with more than one, all but the last are pooled.
+        sources: where each given key came from.
+    """
+    fpn = len(strides) > 1
+    body = "MODEL.BACKBONE.CONV_BODY"
+    model = cfg.MODEL
+    _restate(model.RPN, "MODEL.RPN", "USE_FPN", fpn, body, sources)
+    _restate(model.ROI_HEADS, "MODEL.ROI_HEADS", "USE_FPN", fpn, body, sources)
+    _restate(model.RPN, "MODEL.RPN", "ANCHOR_STRIDE", tuple(strides), body, sources)
+    scales = tuple(1.0 / stride for stride in (strides[:-1] if fpn else strides))
+    _restate(model.ROI_BOX_HEAD, "MODEL.ROI_BOX_HEAD", "POOLER_SCALES", scales, body, sources)
+    mask = model.ROI_MASK_HEAD
+    # Files that share the box head's features leave the mask head's own scales at any value.
+    pools = model.MASK_ON and not mask.SHARE_BOX_FEATURE_EXTRACTOR
+    if pools or mask.POOLER_SCALES is None:
+        _restate(mask, "MODEL.ROI_MASK_HEAD", "POOLER_SCALES", scales, body, sources)
+    sizes = len(model.RPN.ANCHOR_SIZES)
+    if fpn and sizes != len(strides):
+        raise ConfigError(
+            f"MODEL.RPN.ANCHOR_SIZES has {sizes} levels, but {body} "
+            f"({model.BACKBONE.CONV_BODY}) gives the RPN {len(strides)}: one size, or one tuple "
+            "of sizes, for each"
+        )
+
+
+def _derive_norm(cfg: CfgNode, sources: Mapping[str, str]) -> None:
+    resnets = cfg.MODEL.RESNETS
+    for key, meanings in _NORM_FUNCTIONS.items():
+        given = resnets[key]
+        if given is None:
+            continue
+        if given not in meanings:
+            raise ConfigError(
+                f"MODEL.RESNETS.{key} is {given!r}, but must be one of {', '.join(meanings)}"
+            )
+        # Old files say the norm by these two alone: the first sets NORM, the rest must agree.
+        if ("MODEL.RESNETS.NORM" not in sources and key == "TRANS_FUNC") or (
+            "MODEL.RESNETS.NORM" not in sources and resnets.TRANS_FUNC is None
+        ):
+            resnets.NORM = meanings[given]
+    for key, meanings in _NORM_FUNCTIONS.items():
+        name = next(name for name, norm in meanings.items() if norm == resnets.NORM)
+        _restate(resnets, "MODEL.RESNETS", key, name, "MODEL.RESNETS.NORM", sources)
+
+
+def _restate(
+    node: CfgNode, prefix: str, key: str, value: Any, origin: str, sources: Mapping[str, str]
+) -> None:
+    """Sets node[key] to the value that follows from `origin`, or checks that it is that."""
+    given = node[key]
+    # An override of `origin` moves what a file restates: a resolved config restates everything.
+    overridden = sources.get(origin) == COMMAND_LINE != sources.get(f"{prefix}.{key}")
+    if given is not None and given != value and not overridden:
+        raise ConfigError(
+            f"{prefix}.{key} is {given!r}, but {origin} makes it {value!r}: "
+            "remove the key, or change one of the two"
+        )
+    node[key] = value

@@ -1,0 +1,215 @@
+"""From a YAML file and command-line overrides to a checked, frozen config."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yacs.config import CfgNode
+
+from .derive import COMMAND_LINE, derive
+from .errors import ConfigError
+from .schema import KEYS, NOT_BUILT, OBSOLETE, Key
+
+_BY_NAME = {key.name: key for key in KEYS}
+
+
+def default_config() -> CfgNode:
+    """The schema's defaults as a mutable yacs node; derived keys are still None."""
+    cfg = CfgNode()
+    for key in KEYS:
+        _set(cfg, key.name, key.default)
+    return cfg
+
+
+def load_config(path: str | Path | None = None, opts: Sequence[Any] = ()) -> CfgNode:
+    """Reads a config file, applies overrides, derives what follows, checks everything.
+
+    Args:
+        path: YAML file; its `_BASE_` (a path relative to it) is read first. None: defaults.
+        opts: alternating keys and values, `["SOLVER.BASE_LR", 0.01]`; strings are parsed.
+
+    Returns:
+        A frozen config.
+
+    Raises:
+        ConfigError: a file that cannot be read, an unknown key, a value of the wrong type or
+            range, or one that contradicts another.
+    """
+    cfg = default_config()
+    sources: dict[str, str] = {}
+    if path is not None:
+        for file, content in _read_chain(Path(path)):
+            for name, value in _flatten(content, str(file)):
+                _assign(cfg, name, value, str(file))
+                sources[name] = str(file)
+    if len(opts) % 2:
+        raise ConfigError(f"overrides come in pairs KEY VALUE; {opts[-1]!r} stands alone")
+    for name, value in zip(opts[::2], opts[1::2], strict=True):
+        _assign(cfg, str(name), value, COMMAND_LINE)
+        sources[str(name)] = COMMAND_LINE
+    derive(cfg, sources)
+    _import_extensions(cfg.IMPORTS, Path(path).parent if path is not None else Path())
+    cfg.freeze()
+    return cfg
+
+
+def expand_path(text: str) -> Path:
+    """Expands `~`, `$NAME` and `${NAME:-default}` (as a shell does) in a path.
+
+    Raises:
+        ConfigError: a variable that is not set and has no default.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name, default = match["name"] or match["plain"], match["default"]
+        # As in a shell, `:-` also stands in for a variable that is set but empty.
+        found = os.environ.get(name) or default
+        if found is None:
+            raise ConfigError(f"the path {text!r} needs the environment variable {name}")
+        return found
+
+    pattern = r"\$\{(?P<name>\w+)(:-(?P<default>[^}]*))?\}|\$(?P<plain>\w+)"
+    return Path(re.sub(pattern, value, text)).expanduser()
+
+
+def _read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
+    """The file and its bases, the most basic first."""
+    if path.resolve() in children:
+        raise ConfigError(f"{path}: _BASE_ leads back to the file itself")
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not YAML: {error}") from error
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds {type(content).__name__}, not keys and values")
+    base = content.pop("_BASE_", None)
+    if base is None:
+        return [(path, content)]
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: _BASE_ is the path of one file, not {base!r}")
+    return [*_read_chain(path.parent / base, (*children, path.resolve())), (path, content)]
+
+
+def _flatten(node: dict[str, Any], source: str, prefix: str = "") -> list[tuple[str, Any]]:
+    rows = []
+    for part, value in node.items():
+        name = f"{prefix}{part}"
+        if isinstance(value, dict) and name not in _BY_NAME:
+            if not value:
+                continue
+            rows += _flatten(value, source, name + ".")
+        else:
+            rows.append((name, value))
+    return rows
+
+
+def _assign(cfg: CfgNode, name: str, value: Any, source: str) -> None:
+    key = _BY_NAME.get(name)
+    if key is None:
+        raise ConfigError(f"{source}: {_why_unknown(name)}")
+    # A resolved config writes null for what only a user's own backbone could tell.
+    if value is not None or key.derived_type is None:
+        value = _coerce(key, value, source)
+        wanted = key.check(value) if key.check else None
+        if wanted:
+            raise ConfigError(f"{source}: {name} is {value!r}, but must be {wanted} ({key.doc})")
+    _set(cfg, name, value)
+
+
+def _why_unknown(name: str) -> str:
+    for prefix, part in NOT_BUILT.items():
+        if name.startswith(prefix):
+            return f"{name} belongs to {part}, which detlite does not have; remove the key"
+    for prefix, reason in OBSOLETE.items():
+        if name.startswith(prefix):
+            return f"{name} has no meaning here: {reason}; remove the key"
+    # A whole section given a plain value is a known name as well.
+    inside = [known for known in _BY_NAME if known.startswith(name + ".")]
+    if inside:
+        return f"{name} is a section with keys such as {inside[0]}, not a key"
+    close = difflib.get_close_matches(name.upper(), _BY_NAME, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"unknown config key {name}{hint}"
+
+
+def _coerce(key: Key, value: Any, source: str) -> Any:
+    """The value in the type of the key's default: literals parsed, int to float, list to tuple."""
+    wanted = key.derived_type or type(key.default)
+    if isinstance(value, str) and wanted is not str:
+        # What is no literal stays a string and fails below, unless a boolean in YAML's spelling.
+        with contextlib.suppress(ValueError, SyntaxError):
+            value = ast.literal_eval(value)
+        if isinstance(value, str) and wanted is bool and value.lower() in ("true", "false"):
+            value = value.lower() == "true"
+    if wanted is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = str(value)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if wanted in (tuple, list):
+        if isinstance(value, (tuple, list)):
+            return _as_tuples(value) if wanted is tuple else list(value)
+        # One number or name where a sequence is meant, as in MIN_SIZE_TRAIN: 800.
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool) and value != "":
+            return wanted([value])
+    if type(value) is not wanted:
+        raise ConfigError(
+            f"{source}: {key.name} is {value!r} ({type(value).__name__}), but must be "
+            f"{wanted.__name__} ({key.doc})"
+        )
+    return value
+
+
+def _as_tuples(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Lists as tuples at every depth: YAML has lists only, and the two never compare equal."""
+    return tuple(_as_tuples(v) if isinstance(v, (tuple, list)) else v for v in values)
+
+
+def _set(cfg: CfgNode, name: str, value: Any) -> None:
+    *parents, leaf = name.split(".")
+    for parent in parents:
+        if parent not in cfg:
+            cfg[parent] = CfgNode()
+        cfg = cfg[parent]
+    cfg[leaf] = value
+
+
+def _import_extensions(names: Sequence[str], folder: Path) -> None:
+    """Imports the user's own files, whose decorators register parts; a file only once."""
+    for name in names:
+        try:
+            if not name.endswith(".py"):
+                importlib.import_module(name)
+                continue
+            file = expand_path(name)
+            file = file if file.exists() else folder / file
+            module_name = f"detlite_import_{file.resolve().as_posix()}"
+            if module_name in sys.modules:
+                continue
+            spec = importlib.util.spec_from_file_location(module_name, file)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            # Known before it runs, as for any import: a dataclass in it looks its module up.
+            sys.modules[module_name] = module
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[module_name]
+                raise
+        except (ImportError, OSError) as error:
+            raise ConfigError(f"IMPORTS: {name!r} cannot be imported: {error}") from error

@@ -1,0 +1,323 @@
+"""The schema: every config key with its default, what it may be, and what it does.
+
+Names and defaults follow maskrcnn-benchmark, so that its YAML files keep their meaning. A default
+of None marks a key that is derived from others (`derive.py`) and may only restate them.
+`docs/config.md` is generated from this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .checks import Check, above, anchor_sizes, catalog, each, in_range, one_of, strings
+
+NORMS = ("FrozenBN", "BN", "GN")
+_positive = above(0)
+_unit = in_range(0, 1)
+_count = in_range(0)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One row of the schema; `check` returns None or says what the value should be."""
+
+    name: str
+    default: Any
+    doc: str
+    check: Check | None = None
+    derived_type: type | None = None  # the type of a key whose default is None
+
+
+def _head_pooler(head: str) -> list[Key]:
+    prefix = f"MODEL.{head}."
+    return [
+        Key(
+            prefix + "POOLER_TYPE",
+            "ROIAlign",
+            "how regions are pooled (ROIAlignV2: half-pixel aligned)",
+        ),
+        Key(prefix + "POOLER_RESOLUTION", 14, "side of a pooled region", _positive),
+        Key(prefix + "POOLER_SAMPLING_RATIO", 0, "samples per bin side; 0: adaptive", _count),
+        Key(
+            prefix + "POOLER_SCALES",
+            None,
+            "1 / stride of the pooled levels; restates BACKBONE.CONV_BODY",
+            each(_positive),
+            tuple,
+        ),
+    ]
+
+
+KEYS: list[Key] = [
+    Key("IMPORTS", (), "modules or .py files imported first: your own registered parts", strings),
+    Key("OUTPUT_DIR", "output", "where a run leaves its files"),
+    Key("SEED", 0, "seed of sampling, augmentation and initialisation", _count),
+    Key(
+        "DTYPE",
+        "float32",
+        "arithmetic of the forward pass (torch.amp)",
+        one_of("float32", "float16", "bfloat16"),
+    ),
+    # ---- model
+    Key("MODEL.META_ARCHITECTURE", "GeneralizedRCNN", "the detector"),
+    Key("MODEL.DEVICE", "auto", "'cpu', 'cuda', 'cuda:1'; auto: CUDA when there is one"),
+    Key("MODEL.WEIGHT", "", "checkpoint to start from; empty: from scratch"),
+    Key(
+        "MODEL.REINIT_HEADS",
+        False,
+        "re-initialise the class-dependent layers of MODEL.WEIGHT "
+        "when its classes differ, instead of refusing it",
+    ),
+    Key("MODEL.MASK_ON", False, "predict instance masks"),
+    Key("MODEL.CLS_AGNOSTIC_BBOX_REG", False, "one box regression for all classes"),
+    Key("MODEL.BACKBONE.CONV_BODY", "R-50-C4", "R-{18,34,50,101}-{C4,FPN} or a registered name"),
+    Key(
+        "MODEL.BACKBONE.FREEZE_CONV_BODY_AT",
+        2,
+        "leading stages (stem first) that are not trained",
+        in_range(0, 5),
+    ),
+    Key("MODEL.RESNETS.NORM", "FrozenBN", "normalisation of the body", one_of(*NORMS)),
+    Key("MODEL.RESNETS.TRANS_FUNC", None, "restates RESNETS.NORM for the blocks", None, str),
+    Key("MODEL.RESNETS.STEM_FUNC", None, "restates RESNETS.NORM for the stem", None, str),
+    Key("MODEL.RESNETS.NUM_GROUPS", 1, "groups of the 3x3 (ResNeXt)", _positive),
+    Key("MODEL.RESNETS.WIDTH_PER_GROUP", 64, "channels per group in the first stage", _positive),
+    Key(
+        "MODEL.RESNETS.STRIDE_IN_1X1",
+        True,
+        "stride of a bottleneck in its 1x1 (original weights) or its 3x3 (torchvision)",
+    ),
+    Key("MODEL.RESNETS.RES5_DILATION", 1, "dilation of the last stage in a C4 head", one_of(1, 2)),
+    Key("MODEL.RESNETS.STEM_OUT_CHANNELS", 64, "channels of the stem", _positive),
+    Key(
+        "MODEL.RESNETS.RES2_OUT_CHANNELS",
+        None,
+        "channels of the first stage; 256 for bottlenecks, 64 for basic blocks",
+        _positive,
+        int,
+    ),
+    Key(
+        "MODEL.RESNETS.BACKBONE_OUT_CHANNELS",
+        None,
+        "channels of the backbone's output: the FPN width (256), or restating the C4 width",
+        _positive,
+        int,
+    ),
+    Key("MODEL.FPN.USE_GN", False, "group norm in the FPN"),
+    Key("MODEL.FPN.USE_RELU", False, "ReLU after the FPN's convolutions"),
+    Key("MODEL.GROUP_NORM.DIM_PER_GP", -1, "channels per group; -1: by NUM_GROUPS"),
+    Key("MODEL.GROUP_NORM.NUM_GROUPS", 32, "groups; -1: by DIM_PER_GP"),
+    Key("MODEL.GROUP_NORM.EPSILON", 1e-5, "added to the variance", _positive),
+    # ---- region proposals
+    Key("MODEL.RPN.RPN_HEAD", "SingleConvRPNHead", "registered RPN head"),
+    Key("MODEL.RPN.USE_FPN", None, "restates BACKBONE.CONV_BODY", None, bool),
+    Key(
+        "MODEL.RPN.ANCHOR_SIZES",
+        (32, 64, 128, 256, 512),
+        "side of the anchors in pixels: all on a C4 map; one (or a tuple) for each FPN level",
+        anchor_sizes,
+    ),
+    Key(
+        "MODEL.RPN.ANCHOR_STRIDE",
+        None,
+        "strides of the RPN's levels; restates BACKBONE.CONV_BODY",
+        each(_positive),
+        tuple,
+    ),
+    Key(
+        "MODEL.RPN.ANCHOR_OFFSET",
+        0.5,
+        "anchor centre in its cell, as a fraction of the stride",
+        _unit,
+    ),
+    Key("MODEL.RPN.ASPECT_RATIOS", (0.5, 1.0, 2.0), "height / width", each(_positive)),
+    Key(
+        "MODEL.RPN.STRADDLE_THRESH",
+        0,
+        "pixels an anchor may cross the image border in training; -1: any",
+    ),
+    Key("MODEL.RPN.FG_IOU_THRESHOLD", 0.7, "IoU from which an anchor is foreground", _unit),
+    Key("MODEL.RPN.BG_IOU_THRESHOLD", 0.3, "IoU below which an anchor is background", _unit),
+    Key("MODEL.RPN.BATCH_SIZE_PER_IMAGE", 256, "anchors sampled per image", _positive),
+    Key("MODEL.RPN.POSITIVE_FRACTION", 0.5, "most foreground among them", _unit),
+    Key(
+        "MODEL.RPN.SMOOTH_L1_BETA",
+        1.0 / 9,
+        "width of the quadratic part of the box loss; 0: L1",
+        _count,
+    ),
+    Key("MODEL.RPN.PRE_NMS_TOP_N_TRAIN", 12000, "per level, before NMS, training", _positive),
+    Key("MODEL.RPN.PRE_NMS_TOP_N_TEST", 6000, "per level, before NMS, test", _positive),
+    Key("MODEL.RPN.POST_NMS_TOP_N_TRAIN", 2000, "per level, after NMS, training", _positive),
+    Key("MODEL.RPN.POST_NMS_TOP_N_TEST", 1000, "per level, after NMS, test", _positive),
+    Key("MODEL.RPN.NMS_THRESH", 0.7, "IoU above which a proposal is suppressed", _unit),
+    Key("MODEL.RPN.MIN_SIZE", 0, "proposals with a smaller side are dropped", _count),
+    Key("MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", 2000, "over all levels, training", _positive),
+    Key("MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", 2000, "over all levels, test", _positive),
+    Key(
+        "MODEL.RPN.FPN_POST_NMS_PER_BATCH",
+        True,
+        "in training, count FPN_POST_NMS_TOP_N_TRAIN over the batch instead of per image",
+    ),
+    # ---- heads
+    Key("MODEL.ROI_HEADS.USE_FPN", None, "restates BACKBONE.CONV_BODY", None, bool),
+    Key("MODEL.ROI_HEADS.FG_IOU_THRESHOLD", 0.5, "IoU from which a proposal is foreground", _unit),
+    Key("MODEL.ROI_HEADS.BG_IOU_THRESHOLD", 0.5, "IoU below which it is background", _unit),
+    Key(
+        "MODEL.ROI_HEADS.BBOX_REG_WEIGHTS",
+        (10.0, 10.0, 5.0, 5.0),
+        "scale of dx, dy, dw, dh",
+        each(_positive, 4),
+    ),
+    Key("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 512, "proposals sampled per image", _positive),
+    Key("MODEL.ROI_HEADS.POSITIVE_FRACTION", 0.25, "most foreground among them", _unit),
+    Key("MODEL.ROI_HEADS.SCORE_THRESH", 0.05, "detections need a higher score", _unit),
+    Key("MODEL.ROI_HEADS.NMS", 0.5, "IoU above which a detection is suppressed", _unit),
+    Key("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 100, "detections kept per image", _positive),
+    Key(
+        "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR",
+        "ResNet50Conv5ROIFeatureExtractor",
+        "registered extractor",
+    ),
+    Key("MODEL.ROI_BOX_HEAD.PREDICTOR", "FastRCNNPredictor", "registered predictor"),
+    *_head_pooler("ROI_BOX_HEAD"),
+    Key("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 81, "categories + 1 (background)", in_range(2)),
+    Key("MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 1024, "width of the 2-MLP head", _positive),
+    Key("MODEL.ROI_BOX_HEAD.USE_GN", False, "group norm in the box head"),
+    Key(
+        "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA",
+        1.0,
+        "width of the quadratic part of the box loss; 0: L1",
+        _count,
+    ),
+    Key(
+        "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR",
+        "ResNet50Conv5ROIFeatureExtractor",
+        "registered extractor",
+    ),
+    Key("MODEL.ROI_MASK_HEAD.PREDICTOR", "MaskRCNNC4Predictor", "registered predictor"),
+    *_head_pooler("ROI_MASK_HEAD"),
+    Key(
+        "MODEL.ROI_MASK_HEAD.CONV_LAYERS",
+        (256, 256, 256, 256),
+        "channels of its 3x3s",
+        each(_positive),
+    ),
+    Key("MODEL.ROI_MASK_HEAD.DILATION", 1, "dilation of its 3x3s", _positive),
+    Key("MODEL.ROI_MASK_HEAD.USE_GN", False, "group norm in the mask head"),
+    Key(
+        "MODEL.ROI_MASK_HEAD.RESOLUTION",
+        14,
+        "side of the predicted masks; must be what the head gives",
+        _positive,
+    ),
+    Key("MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", True, "reuse the box head's features"),
+    Key(
+        "MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD",
+        0.5,
+        "probability from which a pixel belongs to a mask",
+        _unit,
+    ),
+    # ---- input
+    Key(
+        "INPUT.MIN_SIZE_TRAIN",
+        (800,),
+        "short side in pixels, one drawn for each image",
+        each(_positive),
+    ),
+    Key("INPUT.MAX_SIZE_TRAIN", 1333, "longest side in training", _positive),
+    Key("INPUT.MIN_SIZE_TEST", 800, "short side in evaluation", _positive),
+    Key("INPUT.MAX_SIZE_TEST", 1333, "longest side in evaluation", _positive),
+    Key(
+        "INPUT.PIXEL_MEAN",
+        [102.9801, 115.9465, 122.7717],
+        "subtracted, in the order and scale that TO_BGR255 sets",
+        each(in_range(0, 255), 3),
+    ),
+    Key("INPUT.PIXEL_STD", [1.0, 1.0, 1.0], "divided by", each(_positive, 3)),
+    Key("INPUT.TO_BGR255", True, "feed BGR 0..255 (original weights) or RGB 0..1"),
+    Key("INPUT.BRIGHTNESS", 0.0, "colour jitter: largest relative change", _count),
+    Key("INPUT.CONTRAST", 0.0, "colour jitter", _count),
+    Key("INPUT.SATURATION", 0.0, "colour jitter", _count),
+    Key("INPUT.HUE", 0.0, "colour jitter", in_range(0, 0.5)),
+    Key("INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 0.5, "probability of a left-right flip", _unit),
+    Key("INPUT.VERTICAL_FLIP_PROB_TRAIN", 0.0, "probability of an up-down flip", _unit),
+    # ---- data
+    Key("DATASETS.TRAIN", (), "names of the training sets", strings),
+    Key("DATASETS.TEST", (), "names of the evaluation sets", strings),
+    Key(
+        "DATASETS.ROOT",
+        "datasets",
+        "folder that the entries' paths are relative to; may hold ${VARIABLE:-default}",
+    ),
+    Key("DATASETS.CATALOG", [], "data sets: {name, annotations, images}", catalog),
+    Key(
+        "DATASETS.ON_BAD_ANNOTATION",
+        "error",
+        "bad annotations: stop, or log, count and skip",
+        one_of("error", "skip"),
+    ),
+    Key("DATALOADER.NUM_WORKERS", 4, "loader processes; 0: load in the main process", _count),
+    Key("DATALOADER.SIZE_DIVISIBILITY", 0, "batches are padded to a multiple of it", _count),
+    Key("DATALOADER.ASPECT_RATIO_GROUPING", True, "batches of only wide or only tall images"),
+    # ---- solver
+    Key("SOLVER.OPTIMIZER", "SGD", "FusedSGD needs NVIDIA's apex", one_of("SGD", "FusedSGD")),
+    Key("SOLVER.MAX_ITER", 40000, "training steps", _positive),
+    Key("SOLVER.IMS_PER_BATCH", 16, "images in a step, over all processes", _positive),
+    Key("SOLVER.BASE_LR", 0.001, "learning rate after warm-up", _positive),
+    Key("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases, relative", _count),
+    Key("SOLVER.MOMENTUM", 0.9, "SGD momentum", in_range(0, 1)),
+    Key("SOLVER.WEIGHT_DECAY", 0.0005, "of weights", _count),
+    Key("SOLVER.WEIGHT_DECAY_BIAS", 0.0, "of biases", _count),
+    Key("SOLVER.WEIGHT_DECAY_NORM", 0.0005, "of the scales of normalisation layers", _count),
+    Key("SOLVER.LR_SCHEDULE", "multistep", "after warm-up", one_of("multistep", "cosine")),
+    Key(
+        "SOLVER.STEPS",
+        (30000,),
+        "iterations at which the rate falls by GAMMA",
+        each(_count, empty=True),
+    ),
+    Key("SOLVER.GAMMA", 0.1, "factor of each fall", _positive),
+    Key("SOLVER.WARMUP_METHOD", "linear", "course of the warm-up", one_of("linear", "constant")),
+    Key("SOLVER.WARMUP_FACTOR", 1.0 / 3, "rate at its start, relative", _unit),
+    Key("SOLVER.WARMUP_ITERS", 500, "its length", _count),
+    Key(
+        "SOLVER.CLIP_GRAD_NORM",
+        0.0,
+        "largest norm of all gradients together; 0: no clipping",
+        _count,
+    ),
+    Key("SOLVER.LOG_PERIOD", 20, "iterations between lines of metrics", _positive),
+    Key(
+        "SOLVER.CHECKPOINT_PERIOD", 2500, "iterations between checkpoints; 0: only the last", _count
+    ),
+    Key("SOLVER.TEST_PERIOD", 0, "iterations between evaluations; 0: only at the end", _count),
+    # ---- evaluation
+    Key("TEST.IMS_PER_BATCH", 8, "images in an evaluation batch, over all processes", _positive),
+    Key("TEST.DETECTIONS_PER_IMG", None, "restates ROI_HEADS.DETECTIONS_PER_IMG", _positive, int),
+]
+
+# Keys of maskrcnn-benchmark that are known and refused: what they belong to, by prefix.
+NOT_BUILT = {
+    "MODEL.RPN_ONLY": "models of region proposals alone",
+    "MODEL.RETINANET": "RetinaNet",
+    "MODEL.KEYPOINT_ON": "Keypoint R-CNN",
+    "MODEL.ROI_KEYPOINT_HEAD": "Keypoint R-CNN",
+    "MODEL.FBNET": "FBNet backbones",
+    "MODEL.RESNETS.STAGE_WITH_DCN": "deformable convolution",
+    "MODEL.RESNETS.WITH_MODULATED_DCN": "deformable convolution",
+    "MODEL.RESNETS.DEFORMABLE_GROUPS": "deformable convolution",
+    "MODEL.ROI_BOX_HEAD.DILATION": "convolutional box heads",
+    "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM": "convolutional box heads",
+    "MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS": "convolutional box heads",
+    "TEST.BBOX_AUG": "test-time augmentation",
+    "TEST.EXPECTED_RESULTS": "checks against expected results",
+}
+
+# Keys of maskrcnn-benchmark that have no meaning here, and why.
+OBSOLETE = {
+    "AMP_VERBOSE": "mixed precision is torch.amp's, which has no such switch",
+    "MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS": "masks are always pasted into the image",
+    "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": "no mask head has a fully connected layer",
+}

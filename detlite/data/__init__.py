@@ -1,0 +1,26 @@
+"""Data sets in COCO form, their transforms, and the loaders that feed training and evaluation."""
+
+from . import shapes  # noqa: F401  (registers its data set type)
+from .catalog import (
+    DATASETS,
+    JoinedDataset,
+    build_dataset,
+    build_train_dataset,
+    check_num_classes,
+)
+from .coco import CocoDataset, fill_missing
+from .errors import DataError
+from .loader import build_test_loader, build_train_loader
+
+__all__ = [
+    "DATASETS",
+    "CocoDataset",
+    "DataError",
+    "JoinedDataset",
+    "build_dataset",
+    "build_test_loader",
+    "build_train_dataset",
+    "build_train_loader",
+    "check_num_classes",
+    "fill_missing",
+]

@@ -1,0 +1,144 @@
+"""From the names in DATASETS.TRAIN and DATASETS.TEST to data sets."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import ConcatDataset
+from yacs.config import CfgNode
+
+from ..config import ConfigError, expand_path
+from ..registry import Registry
+from .coco import CocoDataset, Target
+from .errors import DataError
+
+Entry = dict[str, Any]
+Factory = Callable[[Entry, Path], tuple[Path, Path]]
+
+DATASETS: Registry[Factory] = Registry("data set type")
+"""Types of catalog entries. `@DATASETS.register("mine")` adds a function that is given the entry
+and the folder DATASETS.ROOT, makes or finds the set, and returns (annotation file, image folder).
+"""
+
+
+class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
+    """Several data sets with the same categories as one.
+
+    Raises:
+        DataError: the categories differ.
+    """
+
+    def __init__(self, datasets: Sequence[CocoDataset]) -> None:
+        super().__init__(datasets)
+        first = datasets[0]
+        for other in datasets[1:]:
+            if other.categories != first.categories:
+                raise DataError(
+                    f"{other.annotation_file}: has other categories than "
+                    f"{first.annotation_file}: {_difference(other, first)}; data sets that are "
+                    "trained on together need the same ids and names"
+                )
+        self.name = " + ".join(dataset.name for dataset in datasets)
+        self.categories = first.categories
+        self.aspect_ratios = [ratio for dataset in datasets for ratio in dataset.aspect_ratios]
+
+
+def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
+    """The data set that DATASETS.CATALOG lists under `name`.
+
+    Args:
+        cfg: the config.
+        name: the name of an entry.
+        train: for training: with masks (if MODEL.MASK_ON), without images that teach nothing.
+
+    Raises:
+        ConfigError: no or no sound entry of that name.
+        DataError: the data set is missing or broken.
+    """
+    entry = _entry(cfg.DATASETS.CATALOG, name)
+    factory = DATASETS.get(entry.get("type", "coco"), key=f"DATASETS.CATALOG, {name}, type")
+    annotations, images = factory(entry, expand_path(cfg.DATASETS.ROOT))
+    return CocoDataset(
+        annotations,
+        images,
+        name=name,
+        train=train,
+        masks=cfg.MODEL.MASK_ON,
+        skip_bad=cfg.DATASETS.ON_BAD_ANNOTATION == "skip",
+    )
+
+
+def build_train_dataset(cfg: CfgNode) -> JoinedDataset:
+    """All of DATASETS.TRAIN, joined, and checked against NUM_CLASSES.
+
+    Raises:
+        ConfigError: DATASETS.TRAIN is empty or contradicts the model.
+        DataError: a data set is missing, broken, or has other categories than the first.
+    """
+    if not cfg.DATASETS.TRAIN:
+        raise ConfigError("DATASETS.TRAIN is empty: name at least one entry of DATASETS.CATALOG")
+    dataset = JoinedDataset([build_dataset(cfg, name, train=True) for name in cfg.DATASETS.TRAIN])
+    check_num_classes(cfg, dataset)
+    return dataset
+
+
+def check_num_classes(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> None:
+    """Raises ConfigError if MODEL.ROI_BOX_HEAD.NUM_CLASSES contradicts the data set."""
+    given, wanted = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES, len(dataset.categories) + 1
+    if given != wanted:
+        raise ConfigError(
+            f"MODEL.ROI_BOX_HEAD.NUM_CLASSES is {given}, but the data set {dataset.name} has "
+            f"{wanted - 1} categories: with the background that makes {wanted}"
+        )
+
+
+@DATASETS.register("coco")
+def coco_files(entry: Entry, root: Path) -> tuple[Path, Path]:
+    """A set on disk: `{name, annotations: file, images: folder}`, relative to `root`."""
+    check_fields(entry, {"annotations": str, "images": str})
+    return root / expand_path(entry["annotations"]), root / expand_path(entry["images"])
+
+
+def check_fields(entry: Entry, fields: dict[str, type]) -> None:
+    """Raises ConfigError if a catalog entry lacks a field, has one too many or of a wrong type.
+
+    Args:
+        entry: the entry; `name` and `type` are always allowed.
+        fields: the needed fields and their types.
+    """
+    where = f"DATASETS.CATALOG, {entry['name']}"
+    for field, kind in fields.items():
+        if field not in entry:
+            raise ConfigError(f"{where}: {field!r} is missing; needed: {', '.join(fields)}")
+        if type(entry[field]) is not kind:
+            raise ConfigError(
+                f"{where}: {field!r} is {entry[field]!r}, but must be a {kind.__name__}"
+            )
+    for field in entry:
+        if field not in ("name", "type", *fields):
+            close = difflib.get_close_matches(field, fields, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"{where}: unknown field {field!r}{hint}")
+
+
+def _entry(catalog: Sequence[Entry], name: str) -> Entry:
+    entries = [entry for entry in catalog if entry["name"] == name]
+    if len(entries) > 1:
+        raise ConfigError(f"DATASETS.CATALOG: the name {name!r} is given {len(entries)} times")
+    if entries:
+        return entries[0]
+    names = [entry["name"] for entry in catalog]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    listed = f"known: {', '.join(names)}" if names else "the catalog is empty"
+    raise ConfigError(f"DATASETS.CATALOG: no data set is called {name!r}{hint} ({listed})")
+
+
+def _difference(one: CocoDataset, other: CocoDataset) -> str:
+    pairs = [{(row["id"], row["name"]) for row in dataset.categories} for dataset in (one, other)]
+    number, name = min(pairs[0] ^ pairs[1])
+    return f"{number} ({name!r}) is in one of the two only"

@@ -1,0 +1,218 @@
+"""Data sets in COCO's annotation format (https://cocodataset.org/#format-data)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pycocotools import mask as mask_utils
+from pycocotools.coco import COCO
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ..structures.masks import to_bitmap
+from .errors import DataError
+from .images import image_problem, read_image
+from .validation import Problems, annotation_problem, read_coco_json
+
+Target = dict[str, Any]
+
+
+class CocoDataset(Dataset[tuple[Tensor, Target]]):
+    """Pictures with their boxes, labels and masks, in the frame of the stored picture.
+
+    `dataset[i]` is `(image, target)`: image uint8 RGB [3, H, W]; target as in torchvision:
+    `boxes` float32 [N, 4] xyxy, `labels` int64 [N] in 1..K, `image_id` int, `size` (H, W), and
+    `masks` uint8 [N, H, W] if `train` and `masks` are set. Crowd annotations are left out of it.
+
+    The whole set is checked here, so that training does not stop at its last image: every entry
+    of the annotation file, and that every picture exists, is complete and has the stated size.
+
+    Args:
+        annotations: the annotation file.
+        images: the folder that the file names of the pictures are relative to.
+        name: what the set is called in messages and results.
+        train: leave out images without a usable annotation.
+        masks: every annotation must have a segmentation. It is decoded in training only:
+            evaluation compares with `coco_gt()`.
+        skip_bad: log, count and leave out bad annotations and pictures, instead of an error.
+
+    Raises:
+        DataError: naming file and annotation or image id; from `dataset[i]` too, where a picture
+            proves damaged only when it is decoded.
+    """
+
+    def __init__(
+        self,
+        annotations: Path,
+        images: Path,
+        *,
+        name: str = "",
+        train: bool = False,
+        masks: bool = True,
+        skip_bad: bool = False,
+    ) -> None:
+        self.name = name or annotations.stem
+        self.annotation_file = annotations
+        self._folder = images
+        self._decode_masks = train and masks
+        content = read_coco_json(annotations)
+        self.categories: list[dict[str, Any]] = sorted(
+            ({"id": row["id"], "name": row["name"]} for row in content["categories"]),
+            key=lambda category: category["id"],
+        )
+        problems = Problems(annotations, skip_bad)
+        usable = self._usable_annotations(content, problems, masks)
+        broken = self._broken_images(content["images"], problems)
+        problems.finish()
+
+        kept = [
+            row
+            for row in content["images"]
+            if row["id"] not in broken and (usable[row["id"]] or not train)
+        ]
+        if not kept:
+            raise DataError(f"{annotations}: no image has a usable annotation to train on")
+        self.image_ids: list[int] = [row["id"] for row in kept]
+        self._file_names: list[str] = [row["file_name"] for row in kept]
+        self._sizes = [(row["height"], row["width"]) for row in kept]
+        # width / height
+        self.aspect_ratios: list[float] = [width / height for height, width in self._sizes]
+        # One bytes object an image: a fraction of the memory of parsed lists, and not copied
+        # page by page into the loader's processes as their reference counts change.
+        self._targets = [self._pack(usable[row["id"]], row) for row in kept]
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Target]:
+        height, width = self._sizes[index]
+        try:
+            image = read_image(self.image_path(index), (height, width))
+        except DataError as error:
+            raise DataError(f"{error} (image id {self.image_ids[index]})") from error
+        boxes, labels, segmentations = pickle.loads(self._targets[index])
+        target: Target = {
+            "boxes": torch.from_numpy(boxes),
+            "labels": torch.from_numpy(labels),
+            "image_id": self.image_ids[index],
+            "size": (height, width),
+        }
+        if self._decode_masks:
+            masks = np.zeros((len(labels), height, width), np.uint8)
+            for mask, segmentation in zip(masks, segmentations, strict=True):
+                mask[:] = to_bitmap(segmentation, height, width)
+            target["masks"] = torch.from_numpy(masks)
+        return image, target
+
+    def image_path(self, index: int) -> Path:
+        """The picture file of `dataset[index]`."""
+        return self._folder / self._file_names[index]
+
+    def coco_gt(self) -> COCO:
+        """The ground truth of exactly these images, for COCO evaluation, crowd included.
+
+        The annotation file is read again, as evaluation alone needs all of it.
+        """
+        content = read_coco_json(self.annotation_file)
+        kept = set(self.image_ids)
+        content["images"] = [row for row in content["images"] if row["id"] in kept]
+        content["annotations"] = [
+            row
+            for position, row in enumerate(content["annotations"])
+            if position not in self._bad and row["image_id"] in kept
+        ]
+        coco = COCO()
+        coco.dataset = fill_missing(content)
+        with contextlib.redirect_stdout(io.StringIO()):
+            coco.createIndex()
+        return coco
+
+    def _usable_annotations(
+        self, content: dict[str, Any], problems: Problems, masks: bool
+    ) -> dict[int, list[dict[str, Any]]]:
+        """Sound annotations that are not crowd, by image id; the unsound go to `self._bad`."""
+        sizes = {row["id"]: (row["height"], row["width"]) for row in content["images"]}
+        category_ids = {category["id"] for category in self.categories}
+        usable: dict[int, list[dict[str, Any]]] = {image_id: [] for image_id in sizes}
+        seen: set[int] = set()
+        self._bad: set[int] = set()  # positions in the file, as ids may be what is wrong
+        for position, annotation in enumerate(content["annotations"]):
+            problem = annotation_problem(annotation, sizes, category_ids, masks)
+            if problem is None and annotation["id"] in seen:
+                problem = "the id occurs twice"
+            if problem is not None:
+                self._bad.add(position)
+                where = f"annotation {annotation.get('id', f'at position {position}')}"
+                problems.add(f"{where} (image {annotation.get('image_id')}): {problem}")
+                continue
+            seen.add(annotation["id"])
+            if not annotation.get("iscrowd", 0):
+                usable[annotation["image_id"]].append(annotation)
+        return usable
+
+    def _broken_images(self, rows: list[dict[str, Any]], problems: Problems) -> set[int]:
+        if not self._folder.is_dir():
+            raise DataError(f"{self._folder}: no such folder of pictures (data set {self.name})")
+
+        def check(row: dict[str, Any]) -> str | None:
+            return image_problem(self._folder / row["file_name"], (row["height"], row["width"]))
+
+        broken = set()
+        # Threads, as on a network disk the time goes into waiting.
+        with ThreadPoolExecutor(8) as pool:
+            for row, problem in zip(rows, pool.map(check, rows), strict=True):
+                if problem is not None:
+                    broken.add(row["id"])
+                    problems.add(f"image {row['id']} ({row['file_name']}): {problem}")
+        return broken
+
+    def _pack(self, annotations: list[dict[str, Any]], image: dict[str, Any]) -> bytes:
+        label = {category["id"]: k for k, category in enumerate(self.categories, start=1)}
+        boxes = np.array([row["bbox"] for row in annotations], np.float64).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]  # xywh -> xyxy
+        boxes = boxes.clip(0, [image["width"], image["height"]] * 2).astype(np.float32)
+        labels = np.array([label[row["category_id"]] for row in annotations], np.int64)
+        segmentations = None
+        if self._decode_masks:
+            segmentations = [row["segmentation"] for row in annotations]
+        return pickle.dumps((boxes, labels, segmentations), protocol=5)
+
+
+def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
+    """Fills in place what pycocotools needs and many writers leave out; returns `content`.
+
+    `info`, `licenses`, and of each annotation `iscrowd` (0) and `area` (that of the segmentation,
+    or of the box). An annotation with id 0 gets a new id, because pycocotools' evaluation takes
+    a match with it for none.
+
+    Args:
+        content: an annotation file in COCO form, whose annotations are sound.
+    """
+    content.setdefault("info", {})
+    content.setdefault("licenses", [])
+    sizes = {row["id"]: (row["height"], row["width"]) for row in content["images"]}
+    free_id = max((row["id"] for row in content["annotations"]), default=0) + 1
+    for row in content["annotations"]:
+        row.setdefault("iscrowd", 0)
+        if row["id"] == 0:
+            row["id"] = free_id
+        if row.get("area") is None:
+            row["area"] = _area(row, *sizes[row["image_id"]])
+    return content
+
+
+def _area(annotation: dict[str, Any], height: int, width: int) -> float:
+    segmentation = annotation.get("segmentation")
+    if not segmentation:
+        return float(annotation["bbox"][2] * annotation["bbox"][3])
+    if isinstance(segmentation, dict) and isinstance(segmentation["counts"], str):
+        return float(mask_utils.area(segmentation))
+    rles = mask_utils.frPyObjects(segmentation, height, width)
+    return float(mask_utils.area(mask_utils.merge(rles) if isinstance(rles, list) else rles))

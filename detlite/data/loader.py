@@ -1,0 +1,146 @@
+"""Loaders: data sets, transforms and samplers put together into streams of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+from yacs.config import CfgNode
+
+from .. import distributed
+from ..config import ConfigError
+from .catalog import JoinedDataset
+from .coco import CocoDataset, Target
+from .errors import DataError
+from .samplers import Sample, ShardSampler, TrainingBatchSampler
+from .transforms import DetectionTransform, build_transform
+
+Batch = tuple[list[Tensor], list[Target]]
+
+
+class BatchLoader(DataLoader[Any]):
+    """A DataLoader of `(images, targets)`: lists of uint8 [3, H, W] tensors and of targets.
+
+    Raises, while iterating:
+        DataError: as raised by the data set, without the traceback of a loader process in it.
+    """
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        for batch in super().__iter__():
+            if isinstance(batch, DataError):
+                raise batch
+            yield batch
+
+
+class TransformedDataset(Dataset[Any]):
+    """Transformed images of a data set: by index, or randomly by `Sample`.
+
+    The random numbers of a sample depend on `seed` and the sample alone: not on the process that
+    loads it, nor on what was loaded before. A DataError is returned, not raised, as torch would
+    bury its message on the way out of a loader process; `BatchLoader` raises it.
+    """
+
+    def __init__(
+        self,
+        dataset: CocoDataset | JoinedDataset,
+        transform: DetectionTransform,
+        seed: int = 0,
+    ) -> None:
+        self._dataset = dataset
+        self._transform = transform
+        self._seed = seed
+
+    def __getitem__(self, sample: int | Sample) -> tuple[Tensor, Target] | DataError:
+        try:
+            if not isinstance(sample, Sample):
+                return self._transform(*self._dataset[sample])
+            image, target = self._dataset[sample.image]
+        except DataError as error:
+            return error
+        # In the main process (NUM_WORKERS 0) the global generator is the model's, hence the fork,
+        # and torch.manual_seed would also reset that of the GPU.
+        with torch.random.fork_rng(devices=()):
+            entropy = np.random.SeedSequence((self._seed, *sample))
+            torch.default_generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
+            return self._transform(image, target)
+
+
+def build_train_loader(
+    cfg: CfgNode, dataset: CocoDataset | JoinedDataset, start_iter: int = 0
+) -> BatchLoader:
+    """An endless loader of this process's part of the training batches.
+
+    Args:
+        cfg: the config.
+        dataset: what to train on.
+        start_iter: iteration of the first batch: resuming gives the batches of a run that never
+            stopped, pixel by pixel.
+
+    Raises:
+        ConfigError: SOLVER.IMS_PER_BATCH cannot be shared among the processes.
+    """
+    _per_process(cfg.SOLVER.IMS_PER_BATCH, "SOLVER.IMS_PER_BATCH")
+    grouping = cfg.DATALOADER.ASPECT_RATIO_GROUPING
+    batches = TrainingBatchSampler(
+        [grouping and ratio > 1 for ratio in dataset.aspect_ratios],
+        cfg.SOLVER.IMS_PER_BATCH,
+        cfg.SEED,
+        start_iter,
+        distributed.rank(),
+        distributed.world_size(),
+    )
+    samples = TransformedDataset(dataset, build_transform(cfg, train=True), cfg.SEED)
+    return _loader(cfg, samples, batches)
+
+
+def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
+    """A loader of this process's share of a set: over all processes each image exactly once.
+
+    Raises:
+        ConfigError: TEST.IMS_PER_BATCH cannot be shared among the processes.
+    """
+    size = _per_process(cfg.TEST.IMS_PER_BATCH, "TEST.IMS_PER_BATCH")
+    shard = ShardSampler(len(dataset), distributed.rank(), distributed.world_size())
+    samples = TransformedDataset(dataset, build_transform(cfg, train=False))
+    return _loader(cfg, samples, BatchSampler(shard, size, drop_last=False))
+
+
+def _loader(
+    cfg: CfgNode, samples: TransformedDataset, batches: TrainingBatchSampler | BatchSampler
+) -> BatchLoader:
+    workers = cfg.DATALOADER.NUM_WORKERS
+    return BatchLoader(
+        samples,
+        batch_sampler=batches,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        collate_fn=collate,
+        pin_memory=torch.cuda.is_available() and cfg.MODEL.DEVICE != "cpu",
+        # Its own generator: else each new iterator draws from the global one, the model's.
+        generator=torch.Generator(),
+    )
+
+
+def collate(samples: Sequence[tuple[Tensor, Target] | DataError]) -> Batch | DataError:
+    """Samples to `(images, targets)`; a DataError among them takes the place of the batch."""
+    images, targets = [], []
+    for sample in samples:
+        if isinstance(sample, DataError):
+            return sample
+        images.append(sample[0])
+        targets.append(sample[1])
+    return images, targets
+
+
+def _per_process(batch_size: int, key: str) -> int:
+    world_size = distributed.world_size()
+    if batch_size % world_size:
+        raise ConfigError(
+            f"{key} is {batch_size} over all processes, which {world_size} processes cannot "
+            f"share equally: make it a multiple of {world_size}"
+        )
+    return batch_size // world_size

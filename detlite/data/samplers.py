@@ -1,0 +1,112 @@
+"""Which images make up which batch: pure functions of seed and iteration, so nothing to save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from torch.utils.data import Sampler
+
+
+class Sample(NamedTuple):
+    """An image of the training set in one of its rounds, which together seed its augmentation."""
+
+    round: int
+    image: int
+
+
+class TrainingBatchSampler(Sampler[list[Sample]]):
+    """Infinite training batches, the same whether training ran through or was resumed.
+
+    A batch holds only wide or only tall images, so that little of it is padding. Each of the two
+    groups goes through its images in endless rounds, a new permutation each, and they take turns
+    in proportion to their sizes. A batch is that of all processes together and is cut up among
+    them, so their number changes neither batches nor augmentation.
+
+    Args:
+        wide: for each image whether it belongs to the first group; all False: no grouping.
+        batch_size: images in a batch, over all processes; a multiple of `world_size`.
+        seed: of the permutations.
+        start_iter: the iteration of the first batch.
+        rank: this process.
+        world_size: number of processes.
+    """
+
+    def __init__(
+        self,
+        wide: Sequence[bool],
+        batch_size: int,
+        seed: int,
+        start_iter: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if len(wide) == 0:
+            raise ValueError("there is no image to sample")
+        if batch_size < 1 or batch_size % world_size:
+            raise ValueError(f"batch_size {batch_size} is no multiple of world_size {world_size}")
+        is_wide = np.asarray(wide, bool)
+        self._wide = _Rounds(np.flatnonzero(is_wide), (seed, 0))
+        self._tall = _Rounds(np.flatnonzero(~is_wide), (seed, 1))
+        self._wide_count, self._count = int(is_wide.sum()), len(is_wide)
+        self._phase = int(np.random.default_rng((seed, 2)).integers(self._count))
+        self._batch_size = batch_size
+        self._start_iter = start_iter
+        self._rank = rank
+        self._world_size = world_size
+
+    def __iter__(self) -> Iterator[list[Sample]]:
+        iteration = self._start_iter
+        while True:
+            yield self.batch(iteration)
+            iteration += 1
+
+    def batch(self, iteration: int) -> list[Sample]:
+        """This process's part of the batch of an iteration."""
+        wide_before = self._wide_turns(iteration)
+        if self._wide_turns(iteration + 1) > wide_before:
+            rounds, turn = self._wide, wide_before
+        else:
+            rounds, turn = self._tall, iteration - wide_before
+        size = self._batch_size // self._world_size
+        start = turn * self._batch_size + self._rank * size
+        return [rounds.sample(position) for position in range(start, start + size)]
+
+    def _wide_turns(self, iteration: int) -> int:
+        """How many of the first `iteration` batches are wide: evenly spread, never random."""
+        return (iteration * self._wide_count + self._phase) // self._count
+
+
+class _Rounds:
+    """An endless stream of images: permutation after permutation, open at any position."""
+
+    def __init__(self, images: np.ndarray, seed: tuple[int, int]) -> None:
+        self._images = images
+        self._seed = seed
+        # Two, as a batch may reach from one round into the next.
+        self._permutation = lru_cache(maxsize=2)(self._permute)
+
+    def sample(self, position: int) -> Sample:
+        number, place = divmod(position, len(self._images))
+        return Sample(number, self._permutation(number)[place])
+
+    def _permute(self, number: int) -> list[int]:
+        return np.random.default_rng((*self._seed, number)).permutation(self._images).tolist()
+
+
+class ShardSampler(Sampler[int]):
+    """This process's share of a set, in order: over all processes each index exactly once.
+
+    The shares differ by at most one image; nothing is repeated to even them out.
+    """
+
+    def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
+        self._share = range(rank, length, world_size)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._share)
+
+    def __len__(self) -> int:
+        return len(self._share)

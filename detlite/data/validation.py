@@ -1,0 +1,221 @@
+"""What a COCO annotation file must hold, checked before anything is built on it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import DataError
+
+# Annotation tools round outwards, so a box may overhang the image by so much and is clipped;
+# by more, it belongs to another image or another scale.
+OVERHANG_PIXELS = 2.0
+OVERHANG_FRACTION = 0.1  # of the box's own side
+
+_SHOWN = 5  # problems written out in the log; the rest are counted
+_logger = logging.getLogger(__name__)
+
+
+class Problems:
+    """Collects what is wrong with one annotation file: then one error, or a log and a count."""
+
+    def __init__(self, file: Path, skip: bool) -> None:
+        self.file = file
+        self.skip = skip
+        self.count = 0
+        self._first: list[str] = []
+
+    def add(self, problem: str) -> None:
+        """Counts a problem; `problem` names the image or annotation."""
+        self.count += 1
+        if len(self._first) < _SHOWN:
+            self._first.append(problem)
+
+    def finish(self) -> None:
+        """Logs what was skipped, or raises a DataError that tells the first and how many."""
+        if not self.count:
+            return
+        if not self.skip:
+            more = f" (the first of {self.count} problems)" if self.count > 1 else ""
+            raise DataError(
+                f"{self.file}: {self._first[0]}{more}; mend the file, or leave such entries out "
+                "with DATASETS.ON_BAD_ANNOTATION: skip"
+            )
+        for problem in self._first:
+            _logger.warning("%s: skipped: %s", self.file, problem)
+        _logger.warning("%s: skipped %d bad entries in all", self.file, self.count)
+
+
+def read_coco_json(file: Path) -> dict[str, Any]:
+    """Reads an annotation file and checks its lists, image entries and category entries.
+
+    Returns:
+        The file's content; `annotations` is a list of mappings, not looked into yet.
+
+    Raises:
+        DataError: missing, not JSON, not COCO, or ids of images or categories that occur twice.
+    """
+    try:
+        content = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(f"{file}: no such annotation file") from error
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise DataError(f"{file}: is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{file}: is not in COCO form: holds a {type(content).__name__}")
+    for key in ("images", "annotations", "categories"):
+        rows = content.get(key)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            what = "has no" if rows is None else "holds something else than a list of objects as"
+            raise DataError(f"{file}: is not in COCO form: {what} {key!r}")
+    _check_rows(file, content, "images", {"file_name": str, "height": int, "width": int})
+    _check_rows(file, content, "categories", {"name": str})
+    for image in content["images"]:
+        if image["height"] < 1 or image["width"] < 1:
+            raise DataError(
+                f"{file}: image {image['id']} has size {image['width']}x{image['height']}"
+            )
+    return content
+
+
+def _check_rows(file: Path, content: dict[str, Any], key: str, fields: Mapping[str, type]) -> None:
+    if not content[key]:
+        raise DataError(f"{file}: is not in COCO form: {key!r} is empty")
+    seen = set()
+    for position, row in enumerate(content[key]):
+        for field, kind in {"id": int, **fields}.items():
+            if type(row.get(field)) is not kind:
+                raise DataError(
+                    f"{file}: is not in COCO form: {key}[{position}] (id {row.get('id')!r}) has "
+                    f"{field}: {row.get(field)!r}, not {'an' if kind is int else 'a'} "
+                    f"{kind.__name__}"
+                )
+        if row["id"] in seen:
+            raise DataError(f"{file}: the id {row['id']} occurs twice in {key!r}")
+        seen.add(row["id"])
+
+
+def annotation_problem(
+    annotation: Mapping[str, Any],
+    sizes: Mapping[int, tuple[int, int]],
+    category_ids: set[int],
+    masks: bool,
+) -> str | None:
+    """What is wrong with an annotation, or None.
+
+    Args:
+        annotation: one entry of `annotations`.
+        sizes: (height, width) of every image, by id.
+        category_ids: the declared categories.
+        masks: whether the annotation must have a segmentation.
+    """
+    for field in ("id", "image_id", "category_id"):
+        if type(annotation.get(field)) is not int:
+            return f"{field} is {annotation.get(field)!r}, not an int"
+    if annotation["image_id"] not in sizes:
+        return f"image_id {annotation['image_id']} is not in 'images'"
+    if annotation["category_id"] not in category_ids:
+        return f"category_id {annotation['category_id']} is not declared in 'categories'"
+    if annotation.get("iscrowd", 0) not in (0, 1):
+        return f"iscrowd is {annotation['iscrowd']!r}, not 0 or 1"
+    height, width = sizes[annotation["image_id"]]
+    problem = box_problem(annotation.get("bbox"), height, width)
+    if problem is None and masks:
+        problem = segmentation_problem(annotation.get("segmentation"), height, width)
+    return problem
+
+
+def box_problem(box: Any, height: int, width: int) -> str | None:
+    """What is wrong with a COCO box (x, y, width, height in pixels), or None."""
+    if not isinstance(box, list) or len(box) != 4 or not _finite(box):
+        return f"bbox is {box!r}, not four finite numbers [x, y, width, height]"
+    x, y, w, h = box
+    if w <= 0 or h <= 0:
+        return f"bbox {box} has width {w} and height {h}: both must be positive"
+    if x >= width or y >= height or x + w <= 0 or y + h <= 0:
+        return f"bbox {box} lies outside the {width}x{height} image"
+    if not _overhangs(x, w, width) and not _overhangs(y, h, height):
+        return None
+    return (
+        f"bbox {box} reaches too far out of the {width}x{height} image: {OVERHANG_PIXELS:g} "
+        f"pixels or {OVERHANG_FRACTION:.0%} of its own side are tolerated, and clipped"
+    )
+
+
+def _overhangs(start: float, length: float, limit: int) -> bool:
+    return max(-start, start + length - limit) > max(OVERHANG_PIXELS, OVERHANG_FRACTION * length)
+
+
+def segmentation_problem(segmentation: Any, height: int, width: int) -> str | None:
+    """What is wrong with a segmentation (polygons or RLE) of an image of that size, or None."""
+    if segmentation is None:
+        return "has no segmentation, but MODEL.MASK_ON needs one"
+    if isinstance(segmentation, list):
+        return _polygon_problem(segmentation, height, width)
+    if not isinstance(segmentation, dict):
+        return f"segmentation is a {type(segmentation).__name__}, not polygons or RLE"
+    size, counts = segmentation.get("size"), segmentation.get("counts")
+    if size != [height, width]:
+        return f"segmentation has size {size} [height, width], its image [{height}, {width}]"
+    if isinstance(counts, str):
+        # pycocotools trusts such a string, to the point of writing outside its memory.
+        counts = _run_lengths(counts)
+    if not isinstance(counts, list) or any(type(run) is not int or run < 0 for run in counts):
+        return "segmentation has RLE counts that are not run lengths"
+    if sum(counts) != height * width:
+        return f"segmentation has RLE counts over {sum(counts)} of {height * width} pixels"
+    # Runs alternate, background first.
+    return None if any(counts[1::2]) else "segmentation is empty: no pixel is set"
+
+
+def _run_lengths(counts: str) -> list[int] | None:
+    """The runs that a compressed RLE stands for; None if it ends within a number or is no RLE.
+
+    Five bits to a character from '0' on, lowest first, a sixth bit while more follow; signed, and
+    from the fourth number on the difference to the last but one (cocoapi, rleToString).
+    """
+    runs: list[int] = []
+    value = shift = 0
+    for character in counts:
+        code = ord(character) - ord("0")
+        if not 0 <= code < 64:
+            return None
+        value |= (code & 0x1F) << shift
+        shift += 5
+        if code & 0x20:
+            continue
+        if code & 0x10:
+            value -= 1 << shift
+        runs.append(value + runs[-2] if len(runs) > 2 else value)
+        value = shift = 0
+    return runs if shift == 0 else None
+
+
+def _polygon_problem(polygons: list[Any], height: int, width: int) -> str | None:
+    if not polygons:
+        return "segmentation is empty: []"
+    inside = False
+    for polygon in polygons:
+        if not isinstance(polygon, list) or not _finite(polygon):
+            return "segmentation has a polygon that is not a list of finite numbers"
+        if len(polygon) < 6 or len(polygon) % 2:
+            return (
+                f"segmentation has a polygon of {len(polygon)} numbers: x and y of at least "
+                "three points are needed"
+            )
+        xs, ys = polygon[0::2], polygon[1::2]
+        inside |= min(xs) < width and min(ys) < height and max(xs) > 0 and max(ys) > 0
+    return None if inside else f"segmentation lies outside the {width}x{height} image"
+
+
+def _finite(values: list[Any]) -> bool:
+    try:
+        return math.isfinite(math.fsum(values))
+    except (TypeError, ValueError, OverflowError):
+        return False

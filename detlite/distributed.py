@@ -1,0 +1,104 @@
+"""Processes: rank, world size, reduce, gather. The only file that asks torch.distributed.
+
+Everything works unchanged in a single process that was never initialised: rank 0 of 1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+# Rank 0 computes COCO metrics alone while the others wait, longer than NCCL's ten minutes at worst.
+_TIMEOUT = timedelta(hours=1)
+
+
+def rank() -> int:
+    """Number of this process, 0 <= rank < world_size."""
+    return dist.get_rank() if _active() else 0
+
+
+def world_size() -> int:
+    """Number of processes that train or evaluate together."""
+    return dist.get_world_size() if _active() else 1
+
+
+def is_main() -> bool:
+    """Whether this is the process that writes files and prints."""
+    return rank() == 0
+
+
+@contextmanager
+def process_group(device: str) -> Iterator[None]:
+    """Joins the processes that torchrun started, for the length of a `with` block.
+
+    Reads torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); without
+    it, this is a single process. CUDA tensors travel by NCCL, all else by gloo. Each process takes
+    the GPU of its local rank as the current one, so that "cuda" means its own.
+
+    Args:
+        device: the config's MODEL.DEVICE: "auto", "cpu", "cuda" or "cuda:1".
+    """
+    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+        yield
+        return
+    on_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    if on_cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    elif "OMP_NUM_THREADS" not in os.environ:
+        # Each process would otherwise start a thread for every core.
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(max((os.cpu_count() or 1) // local_size, 1))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo", timeout=_TIMEOUT)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def barrier() -> None:
+    """Waits until every process is here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def all_gather_objects(value: Any) -> list[Any]:
+    """The `value` of every process, by rank; any object that can be pickled."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def broadcast_buffers(model: nn.Module) -> None:
+    """Gives every process rank 0's buffers, such as the running statistics of batch norm."""
+    if world_size() > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+def reduce_mean(values: dict[str, float]) -> dict[str, float]:
+    """Each number averaged over the processes, all of which pass the same keys."""
+    if world_size() == 1:
+        return values
+    total = torch.tensor(list(values.values()), dtype=torch.float64)
+    dist.all_reduce(total)
+    return dict(zip(values, (total / world_size()).tolist(), strict=True))
+
+
+def data_parallel(model: nn.Module) -> nn.Module:
+    """The model whose gradients are averaged over the processes; alone, the model itself."""
+    if world_size() == 1:
+        return model
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def _active() -> bool:
+    return dist.is_available() and dist.is_initialized()

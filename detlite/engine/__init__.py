@@ -1,0 +1,1 @@
+"""Training, evaluation and the files that they leave."""

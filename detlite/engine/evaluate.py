@@ -1,0 +1,123 @@
+"""Evaluation: inference over whole data sets, COCO results, COCO metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from ..data import CocoDataset, DataError, build_test_loader
+from ..distributed import all_gather_objects, broadcast_buffers, is_main
+from ..evaluation.coco import evaluate_coco, format_table
+from ..evaluation.results import to_coco_results, write_results
+from ..modeling.rcnn import GeneralizedRCNN
+from .precision import autocast, to_device
+
+logger = logging.getLogger(__name__)
+
+_PROGRESS_PERIOD = 30.0  # seconds
+
+
+def evaluate(
+    cfg: CfgNode, model: GeneralizedRCNN, datasets: Sequence[CocoDataset], output_dir: Path
+) -> dict[str, dict[str, Any]]:
+    """Evaluates `model` on each data set and writes evaluation.json. Every process calls this.
+
+    evaluation.json holds `{"bbox": {"AP": ...}, "segm": {...}}` for one data set, and
+    `{name: {"bbox": ...}}` for several.
+
+    Returns:
+        The metrics of each data set by its name on rank 0; nothing on the others.
+    """
+    # Processes keep batch statistics of their own; a checkpoint has those of rank 0.
+    broadcast_buffers(model)
+    metrics = {
+        dataset.name: evaluate_dataset(cfg, model, dataset, output_dir) for dataset in datasets
+    }
+    if not is_main():
+        return {}
+    if metrics:
+        content = metrics if len(metrics) > 1 else next(iter(metrics.values()))
+        text = json.dumps(content, indent=2, allow_nan=False)
+        (output_dir / "evaluation.json").write_text(text + "\n")
+    return metrics
+
+
+def evaluate_dataset(
+    cfg: CfgNode, model: GeneralizedRCNN, dataset: CocoDataset, output_dir: Path
+) -> dict[str, Any]:
+    """Evaluates `model` on one data set; writes `results_<name>.json` and logs the table.
+
+    Returns:
+        `{"bbox": {"AP": 0..1, ...}, "segm": {...}}` on rank 0; nothing on the others.
+
+    Raises:
+        DataError: the categories of the model are not those of the data set.
+    """
+    if model.categories and model.categories != dataset.categories:
+        raise DataError(
+            f"{dataset.annotation_file}: its categories ({_listed(dataset.categories)}) are not "
+            f"those that the model was trained on ({_listed(model.categories)})"
+        )
+    gathered = all_gather_objects(run_inference(cfg, model, dataset))
+    if not is_main():
+        return {}
+    results = [result for part in gathered for result in part]
+    write_results(output_dir / f"results_{dataset.name}.json", results)
+    iou_types = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
+    metrics = evaluate_coco(
+        dataset.coco_gt(), results, iou_types, cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG
+    )
+    logger.info("%s:\n%s", dataset.name, format_table(metrics))
+    return metrics
+
+
+def run_inference(
+    cfg: CfgNode, model: GeneralizedRCNN, dataset: CocoDataset
+) -> list[dict[str, Any]]:
+    """Runs `model` on this process's share of a data set, each image once over all processes.
+
+    Returns:
+        The detections as COCO results in the frame of the original pictures.
+    """
+    loader = build_test_loader(cfg, dataset)
+    was_training = model.training
+    model.eval()
+    results: list[dict[str, Any]] = []
+    done, start = 0, time.perf_counter()
+    reported = start
+    for images, targets in loader:
+        images, targets = to_device(images, targets, model.device)
+        with autocast(cfg.DTYPE, model.device):
+            batch = model.detect(images)
+        for image, target, detections in zip(images, targets, batch, strict=True):
+            results += to_coco_results(
+                detections,
+                target["image_id"],
+                (image.shape[-2], image.shape[-1]),
+                target["size"],
+                dataset.categories,
+                model.mask_threshold,
+            )
+        done += len(images)
+        now = time.perf_counter()
+        if now - reported > _PROGRESS_PERIOD:
+            reported = now
+            logger.info("%s: %d images, %.2f images/s", dataset.name, done, done / (now - start))
+    seconds = time.perf_counter() - start
+    logger.info(
+        "%s: %d images in %.1f s, %.2f images/s in each process",
+        dataset.name, done, seconds, done / seconds,
+    )  # fmt: skip
+    model.train(was_training)
+    return results
+
+
+def _listed(categories: Sequence[dict[str, Any]], most: int = 10) -> str:
+    names = [f"{category['id']} {category['name']}" for category in categories]
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

@@ -1,0 +1,167 @@
+"""What a run reports: log.txt, metrics.jsonl and TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..distributed import is_main, reduce_mean
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def setup_logging(output_dir: Path) -> None:
+    """Logs to the console and, appending, to `output_dir`/log.txt; other ranks only warnings."""
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
+    if is_main():
+        output_dir.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(output_dir / "log.txt"))
+    logging.basicConfig(
+        level=logging.INFO if is_main() else logging.WARNING,
+        format="%(asctime)s %(levelname).1s %(message)s",
+        datefmt="%m-%d %H:%M:%S",
+        handlers=handlers,
+        force=True,
+    )
+    logging.captureWarnings(True)
+
+
+class Meters:
+    """Means of named numbers, and the time that a step takes, since they were last read."""
+
+    def __init__(self, max_iter: int) -> None:
+        self._max_iter = max_iter
+        self._sums: dict[str, float] = defaultdict(float)
+        self._steps = 0
+        self._all_steps, self._all_seconds = 0, 0.0
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the seconds that the `with` block takes."""
+        start = time.perf_counter()
+        yield
+        self._sums[name] += time.perf_counter() - start
+
+    def update(self, values: dict[str, float]) -> None:
+        """Adds the numbers of one step."""
+        for name, value in values.items():
+            self._sums[name] += value
+        self._steps += 1
+
+    def read(self, iteration: int) -> dict[str, float]:
+        """The means over the steps since the last call and over all processes, with `eta_s`."""
+        means = reduce_mean({name: total / self._steps for name, total in self._sums.items()})
+        # The estimate uses every step so far: single windows differ by their image sizes.
+        self._all_steps += self._steps
+        self._all_seconds += means["time"] * self._steps
+        means["eta_s"] = (self._max_iter - iteration) * self._all_seconds / self._all_steps
+        self._sums.clear()
+        self._steps = 0
+        return means
+
+
+class MetricsWriter:
+    """Appends metrics to metrics.jsonl and TensorBoard's event file; silent on other ranks.
+
+    Lines are `{"iteration": 20, "loss": 1.2, ..., "lr": 0.02, "time": 0.5, "data_time": 0.01,
+    "eta_s": 60.0}` in training and `{"iteration": 500, "evaluation": {"my_val": {"bbox": ...}}}`
+    after an evaluation.
+
+    Args:
+        output_dir: an existing folder.
+        start: iterations that are done; what an interrupted run wrote about later ones goes.
+    """
+
+    def __init__(self, output_dir: Path, start: int) -> None:
+        self._file = None
+        if not is_main():
+            return
+        # Heavy to import, and only needed here.
+        from torch.utils.tensorboard import SummaryWriter
+
+        path = output_dir / METRICS_FILE
+        if path.exists():
+            _drop_later(path, start)
+        self._file = path.open("a")
+        self._events = SummaryWriter(str(output_dir), purge_step=start + 1 if start else None)
+
+    def training(self, iteration: int, values: dict[str, float]) -> None:
+        """Writes and logs the metrics of a training step."""
+        if self._file is None:
+            return
+        self._write({"iteration": iteration, **values})
+        for name, value in values.items():
+            self._events.add_scalar(f"training/{name}", value, iteration)
+        self._events.flush()
+        logger.info(_line(iteration, values))
+
+    def evaluation(self, iteration: int, metrics: dict[str, dict[str, Any]]) -> None:
+        """Writes metrics by data set, kind (bbox, segm) and name."""
+        if self._file is None:
+            return
+        self._write({"iteration": iteration, "evaluation": metrics})
+        for name, kinds in metrics.items():
+            for kind, values in kinds.items():
+                for metric, value in values.items():
+                    if isinstance(value, float):
+                        self._events.add_scalar(f"{name}/{kind}/{metric}", value, iteration)
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+        if self._file is not None:
+            self._file.close()
+            self._events.close()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()
+
+
+def max_memory_mib(device: torch.device) -> dict[str, float]:
+    """The most CUDA memory that tensors took so far, as a metric; nothing on the CPU."""
+    if device.type != "cuda":
+        return {}
+    return {"max_memory_mib": torch.cuda.max_memory_allocated(device) / 2**20}
+
+
+def _line(iteration: int, values: dict[str, float]) -> str:
+    losses = ", ".join(
+        f"{name.removeprefix('loss_')} {value:.3f}"
+        for name, value in values.items()
+        if name.startswith("loss_")
+    )
+    parts = [
+        f"iteration {iteration}",
+        f"loss {values['loss']:.3f} ({losses})",
+        f"lr {values['lr']:.2g}",
+        f"{values['time']:.3f} s (data {values['data_time']:.3f})",
+        f"eta {timedelta(seconds=round(values['eta_s']))}",
+    ]
+    if "max_memory_mib" in values:
+        parts.append(f"memory {values['max_memory_mib']:.0f} MiB")
+    return "  ".join(parts)
+
+
+def _drop_later(path: Path, start: int) -> None:
+    """Keeps the lines about iterations up to `start`; a line cut off by a crash goes too."""
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["iteration"] <= start:
+                kept.append(line + "\n")
+        except json.JSONDecodeError:
+            break
+    path.write_text("".join(kept))

@@ -1,0 +1,94 @@
+"""Everything that a training run needs to go on after an interruption as if there were none."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from yacs.config import CfgNode
+
+from ..distributed import all_gather_objects, barrier, is_main, rank, world_size
+from ..modeling.rcnn import GeneralizedRCNN
+from .checkpoint import CheckpointError, load_weights, save_checkpoint
+from .seeding import rng_state, set_rng_state
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TrainingState:
+    """A run's config, model, optimizer, schedule and gradient scaler; saved and resumed as one."""
+
+    cfg: CfgNode
+    model: GeneralizedRCNN
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    scaler: torch.amp.GradScaler
+
+    def save(self, path: Path, iteration: int) -> None:
+        """Writes the checkpoint of `iteration` finished iterations; every process calls it."""
+        rng = all_gather_objects(rng_state(self.model.device))
+        if is_main():
+            content = {
+                "model": self.model.state_dict(),
+                "categories": self.model.categories,
+                "config": self.cfg.dump(),
+                "iteration": iteration,
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.scheduler.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "sampler": self._sampler(iteration),
+                "rng": rng,
+            }
+            save_checkpoint(path, content)
+            logger.info("saved %s", path)
+        barrier()
+
+    def resume(self, path: Path) -> int:
+        """Puts back all that `save` wrote and returns the number of finished iterations.
+
+        Raises:
+            CheckpointError: the file cannot be read, is not of a training run or does not fit.
+        """
+        content = load_weights(self.model, path)
+        try:
+            self.optimizer.load_state_dict(content["optimizer"])
+            self.scheduler.load_state_dict(content["scheduler"])
+            self.scaler.load_state_dict(content["scaler"])
+            iteration, sampler, rng = content["iteration"], content["sampler"], content["rng"]
+        except KeyError as error:
+            raise CheckpointError(
+                f"{path}: has no {error}, so training cannot go on from it; to start anew from its "
+                "weights, name it as MODEL.WEIGHT in another OUTPUT_DIR"
+            ) from error
+        except (ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{path}: its optimizer state does not fit the config ({error}); resume with the "
+                "config it was saved with"
+            ) from error
+        if sampler != self._sampler(iteration):
+            logger.warning(
+                "%s drew its batches with %s, now it is %s: the order of the images changes",
+                path, sampler, self._sampler(iteration),
+            )  # fmt: skip
+        if len(rng) == world_size():
+            set_rng_state(rng[rank()], self.model.device)
+        else:
+            logger.warning(
+                "%s was saved by %d processes, now there are %d: random numbers start anew",
+                path, len(rng), world_size(),
+            )  # fmt: skip
+        logger.info("resumed %s at iteration %d", path, iteration)
+        return iteration
+
+    def _sampler(self, iteration: int) -> dict[str, int]:
+        """All that the batches depend on besides the data: the sampler has no other state."""
+        return {
+            "iteration": iteration,
+            "seed": self.cfg.SEED,
+            "images_per_batch": self.cfg.SOLVER.IMS_PER_BATCH,
+        }

@@ -1,0 +1,160 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from yacs.config import CfgNode
+
+from ..config import ConfigError
+from ..data import CocoDataset, JoinedDataset, build_train_loader
+from ..distributed import data_parallel, world_size
+from ..modeling.rcnn import GeneralizedRCNN
+from ..solver import build_optimizer, build_scheduler
+from .checkpoint import last_checkpoint
+from .evaluate import evaluate
+from .metrics import METRICS_FILE, Meters, MetricsWriter, max_memory_mib
+from .precision import autocast, to_device
+from .state import TrainingState
+
+logger = logging.getLogger(__name__)
+
+FINAL_CHECKPOINT = "model_final.pth"
+
+
+class NonFiniteLossError(RuntimeError):
+    """A loss became infinite or NaN; the step was not taken and nothing was saved after it."""
+
+
+def check_output_dir(output_dir: Path, resume: bool) -> None:
+    """Refuses to mix a new run with the files of another.
+
+    Raises:
+        ConfigError: `output_dir` holds a run and `resume` is off.
+    """
+    found = [name for name in (METRICS_FILE, FINAL_CHECKPOINT) if (output_dir / name).exists()]
+    if found and not resume:
+        raise ConfigError(
+            f"OUTPUT_DIR {output_dir} holds a run already ({', '.join(found)}): go on with it by "
+            "--resume, name another OUTPUT_DIR, or remove the folder"
+        )
+
+
+def train(
+    cfg: CfgNode,
+    model: GeneralizedRCNN,
+    train_set: JoinedDataset,
+    test_sets: Sequence[CocoDataset],
+    resume: bool = False,
+) -> dict[str, dict[str, Any]]:
+    """Trains `model` for SOLVER.MAX_ITER iterations, evaluates it and leaves a run's files.
+
+    With `resume`, an interrupted run goes on from its last checkpoint as if nothing had happened;
+    what came after that checkpoint is done again. Every process calls this, each for its share
+    of the batches.
+
+    Args:
+        cfg: the frozen config.
+        model: `model(images, targets)` gives a dict of scalar losses; has `device`, `categories`.
+        train_set: the data set to train on.
+        test_sets: the data sets to evaluate on; may be empty.
+        resume: go on with the run in OUTPUT_DIR, if it saved a checkpoint, instead of starting.
+
+    Returns:
+        The final metrics of each test set by its name on rank 0; nothing on the others.
+
+    Raises:
+        ConfigError: SOLVER keys that cannot be used.
+        CheckpointError: the last checkpoint cannot be read or does not fit.
+        NonFiniteLossError: training diverged.
+    """
+    solver, device, output_dir = cfg.SOLVER, model.device, Path(cfg.OUTPUT_DIR)
+    optimizer = build_optimizer(cfg, model)
+    scheduler = build_scheduler(cfg, optimizer)
+    scaler = torch.amp.GradScaler(device.type, enabled=cfg.DTYPE == "float16")
+    if scaler.is_enabled():
+        # The scaler may skip the optimizer's first step, which torch takes for a wrong order.
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+    if cfg.MODEL.RESNETS.NORM == "FrozenBN" and not cfg.MODEL.WEIGHT:
+        logger.warning(
+            "MODEL.RESNETS.NORM is FrozenBN, but MODEL.WEIGHT names no weights: a body without "
+            "batch statistics hardly trains; from scratch use BN or GN"
+        )
+    state = TrainingState(cfg, model, optimizer, scheduler, scaler)
+    checkpoint = last_checkpoint(output_dir) if resume else None
+    start = state.resume(checkpoint) if checkpoint else 0
+    batches = iter(build_train_loader(cfg, train_set, start))
+    parallel_model = data_parallel(model)
+    meters = Meters(solver.MAX_ITER)
+    writer = MetricsWriter(output_dir, start)
+
+    logger.info(
+        "training on %s (%d images), iterations %d to %d, %d process(es) on %s",
+        train_set.name, len(train_set), start + 1, solver.MAX_ITER, world_size(), device,
+    )  # fmt: skip
+    model.train()
+    for iteration in range(start + 1, solver.MAX_ITER + 1):
+        with meters.timed("time"):
+            with meters.timed("data_time"):
+                images, targets = to_device(*next(batches), device)
+            with autocast(cfg.DTYPE, device):
+                losses = parallel_model(images, targets)
+            meters.update(finite_losses(losses, iteration, targets))
+            optimizer.zero_grad()
+            scaler.scale(torch.stack(list(losses.values())).sum()).backward()
+            if solver.CLIP_GRAD_NORM > 0:
+                scaler.unscale_(optimizer)
+                clip_grad_norm_(model.parameters(), solver.CLIP_GRAD_NORM)
+            scaler.step(optimizer)
+            scaler.update()
+
+        last = iteration == solver.MAX_ITER
+        if last or iteration % solver.LOG_PERIOD == 0:
+            lr = {"lr": float(scheduler.get_last_lr()[0])}
+            writer.training(iteration, meters.read(iteration) | lr | max_memory_mib(device))
+        scheduler.step()
+        if last:
+            state.save(output_dir / FINAL_CHECKPOINT, iteration)
+        elif _due(iteration, solver.CHECKPOINT_PERIOD):
+            state.save(output_dir / f"model_{iteration:07d}.pth", iteration)
+        if not last and test_sets and _due(iteration, solver.TEST_PERIOD):
+            writer.evaluation(iteration, evaluate(cfg, model, test_sets, output_dir))
+
+    metrics = evaluate(cfg, model, test_sets, output_dir)
+    if metrics:
+        writer.evaluation(solver.MAX_ITER, metrics)
+    writer.close()
+    return metrics
+
+
+def _due(iteration: int, period: int) -> bool:
+    return period > 0 and iteration % period == 0
+
+
+def finite_losses(
+    losses: dict[str, Tensor], iteration: int, targets: Sequence[dict[str, Any]]
+) -> dict[str, float]:
+    """The losses and their sum, `loss`, as numbers.
+
+    Raises:
+        NonFiniteLossError: one is infinite or NaN; the message names iteration, losses and images.
+    """
+    # One transfer from the device for all of them.
+    numbers = torch.stack([loss.detach().float() for loss in losses.values()]).tolist()
+    values = dict(zip(losses, numbers, strict=True))
+    if not all(math.isfinite(value) for value in numbers):
+        listed = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        raise NonFiniteLossError(
+            f"iteration {iteration}: the loss is not finite ({listed}) on images "
+            f"{[target['image_id'] for target in targets]}. Lower SOLVER.BASE_LR, warm up longer "
+            "(SOLVER.WARMUP_ITERS), clip gradients (SOLVER.CLIP_GRAD_NORM) or use DTYPE bfloat16"
+        )
+    return {"loss": sum(numbers), **values}

@@ -1,0 +1,22 @@
+"""Evaluation: detections as COCO results, and COCO's average precision of them."""
+
+from .coco import evaluate_coco, format_table
+from .results import (
+    categories_of,
+    coco_results,
+    read_results,
+    to_coco_results,
+    to_original,
+    write_results,
+)
+
+__all__ = [
+    "categories_of",
+    "coco_results",
+    "evaluate_coco",
+    "format_table",
+    "read_results",
+    "to_coco_results",
+    "to_original",
+    "write_results",
+]

@@ -1,0 +1,229 @@
+"""COCO average precision and recall, for boxes, masks and keypoints, by pycocotools.
+
+`COCOeval` matches and accumulates; the summary is made here, because its own fixes the number of
+detections at 100. The numbers are those of cocodataset.org/#detection-eval, as fractions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from ..data.coco import fill_missing
+from ..data.errors import DataError
+
+IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}  # type -> its field
+Metrics = dict[str, Any]
+
+
+def evaluate_coco(
+    coco_gt: COCO,
+    results: Sequence[dict[str, Any]],
+    iou_types: Sequence[str] = ("bbox", "segm"),
+    max_dets: int = 100,
+) -> dict[str, Metrics]:
+    """Score `results` against `coco_gt`, over all of its images.
+
+    Args:
+        coco_gt: the ground truth; it is not changed, and may lack info, area and iscrowd.
+        results: detections in COCO's results form: image_id, category_id, score, and for each of
+            `iou_types` bbox (xywh), segmentation (compressed RLE) or keypoints. May be empty.
+        iou_types: which of "bbox", "segm" and "keypoints".
+        max_dets: the detections of one image and category that count, best first. Keypoints
+            always take COCO's 20.
+
+    Returns:
+        {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR<max_dets>", "ARs",
+        "ARm", "ARl", "per_category": {name: AP}}, ...}, fractions of 1. None where the ground
+        truth holds nothing to find, as when no object is small. Keypoints have no small objects,
+        and AR, AR50 and AR75 instead of AR by number.
+
+    Raises:
+        DataError: a result or annotation lacks a field, or names an unknown image or category.
+        ValueError: an unknown IoU type, or max_dets below 1.
+    """
+    unknown = [iou_type for iou_type in iou_types if iou_type not in IOU_TYPES]
+    if unknown:
+        raise ValueError(f"iou_types: unknown {unknown[0]!r}; known: {', '.join(IOU_TYPES)}")
+    if max_dets < 1:
+        raise ValueError(f"max_dets must be at least 1, got {max_dets}")
+    metrics = {}
+    for iou_type in iou_types:
+        _check_results(results, coco_gt, iou_type)
+        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools reports progress by print
+            ground_truth = _ground_truth(coco_gt, iou_type)
+            evaluator = COCOeval(
+                ground_truth, _detections(ground_truth, results, iou_type), iou_type
+            )
+            if iou_type != "keypoints":  # whose one limit is COCO's
+                evaluator.params.maxDets = sorted({1, 10, max_dets})
+            evaluator.evaluate()
+            evaluator.accumulate()
+        metrics[iou_type] = _summarize(evaluator, max_dets)
+    return metrics
+
+
+def _check_results(results: Sequence[dict[str, Any]], coco_gt: COCO, iou_type: str) -> None:
+    """Refuse what pycocotools would crash on or pass over in silence."""
+    field = IOU_TYPES[iou_type]
+    for number, result in enumerate(results):
+        missing = {"image_id", "category_id", "score", field} - result.keys()
+        if missing:
+            raise DataError(
+                f"result {number} has no {sorted(missing)[0]!r}, which {iou_type} needs"
+            )
+        image = coco_gt.imgs.get(result["image_id"])
+        if image is None:
+            raise DataError(
+                f"result {number}: image_id {result['image_id']!r} is not in the ground truth; "
+                "are these the results of another data set?"
+            )
+        if result["category_id"] not in coco_gt.cats:
+            raise DataError(
+                f"result {number}: category_id {result['category_id']!r} is not in the ground "
+                f"truth, whose ids are {_shorten(sorted(coco_gt.cats))}"
+            )
+        if not math.isfinite(result["score"]):
+            raise DataError(f"result {number}: the score is {result['score']}")
+        if iou_type == "segm":
+            _check_rle(result["segmentation"], image, number)
+
+
+def _check_rle(rle: Any, image: dict[str, Any], number: int) -> None:
+    if not isinstance(rle, dict) or not isinstance(rle.get("counts"), str | bytes):
+        raise DataError(f"result {number}: 'segmentation' must be a compressed RLE")
+    size = [image["height"], image["width"]]
+    if list(rle.get("size", ())) != size:
+        raise DataError(
+            f"result {number}: the mask's size is {rle.get('size')}, that of image {image['id']} "
+            f"is {size} (height, width)"
+        )
+
+
+def _shorten(ids: list[int], most: int = 10) -> str:
+    more = ", ..." if len(ids) > most else ""
+    return ", ".join(map(str, ids[:most])) + more
+
+
+def _ground_truth(coco_gt: COCO, iou_type: str) -> COCO:
+    """A copy of `coco_gt` with all that COCOeval reads, for it to write to."""
+    field = IOU_TYPES[iou_type]
+    annotations = []
+    for annotation in coco_gt.dataset.get("annotations", []):
+        if annotation.get(field):
+            annotations.append(dict(annotation))
+        elif iou_type != "keypoints":  # which only some categories have
+            raise DataError(
+                f"ground truth: annotation {annotation.get('id')} has no {field!r}, which "
+                f"{iou_type} needs"
+            )
+    if iou_type == "keypoints":
+        for annotation in annotations:
+            visible = [v > 0 for v in annotation["keypoints"][2::3]]
+            annotation.setdefault("num_keypoints", sum(visible))
+    return _index(fill_missing({**coco_gt.dataset, "annotations": annotations}))
+
+
+def _detections(ground_truth: COCO, results: Sequence[dict[str, Any]], iou_type: str) -> COCO:
+    if not results:  # loadRes looks at the first
+        return _index({**ground_truth.dataset, "annotations": []})
+    # Nothing but the field that is scored: loadRes would take a mask's area from a bbox beside it.
+    fields = ("image_id", "category_id", "score", IOU_TYPES[iou_type])
+    return ground_truth.loadRes([{field: result[field] for field in fields} for result in results])
+
+
+def _index(dataset: dict[str, Any]) -> COCO:
+    coco = COCO()
+    coco.dataset = dataset
+    coco.createIndex()
+    return coco
+
+
+def _summarize(evaluator: COCOeval, max_dets: int) -> Metrics:
+    """The means over COCOeval's tables, in which -1 stands for nothing to find."""
+    params = evaluator.params
+    precision = evaluator.eval["precision"]  # (T, R, K, A, M): IoU, recall, category, area, most
+    recall = evaluator.eval["recall"]  # (T, K, A, M)
+    last = 0 if params.iouType == "keypoints" else params.maxDets.index(max_dets)
+    everything = slice(None)
+
+    def iou(threshold: float) -> slice:
+        t = int(np.argmin(np.abs(params.iouThrs - threshold)))
+        return slice(t, t + 1)
+
+    def ap(t: slice = everything, area: str = "all", category: Any = everything) -> float | None:
+        return _mean(precision[t, :, category, params.areaRngLbl.index(area), last])
+
+    def ar(t: slice = everything, area: str = "all", most: int = last) -> float | None:
+        return _mean(recall[t, :, params.areaRngLbl.index(area), most])
+
+    areas = {area[0]: area for area in params.areaRngLbl[1:]}  # s, m, l
+    metrics: Metrics = {"AP": ap(), "AP50": ap(iou(0.5)), "AP75": ap(iou(0.75))}
+    metrics |= {f"AP{letter}": ap(area=area) for letter, area in areas.items()}
+    if params.iouType == "keypoints":
+        metrics |= {"AR": ar(), "AR50": ar(iou(0.5)), "AR75": ar(iou(0.75))}
+    else:
+        metrics |= {f"AR{most}": ar(most=m) for m, most in enumerate(params.maxDets)}
+    metrics |= {f"AR{letter}": ar(area=area) for letter, area in areas.items()}
+    categories = evaluator.cocoGt.loadCats(params.catIds)
+    metrics["per_category"] = {
+        name: ap(category=k) for k, name in enumerate(_unique_names(categories))
+    }
+    return metrics
+
+
+def _mean(table: np.ndarray) -> float | None:
+    found = table[table > -1]
+    return float(found.mean()) if found.size else None
+
+
+def _unique_names(categories: list[dict[str, Any]]) -> list[str]:
+    names = [str(category.get("name", category["id"])) for category in categories]
+    times = Counter(names)
+    return [
+        name if times[name] == 1 else f"{name} (id {category['id']})"
+        for name, category in zip(names, categories, strict=True)
+    ]
+
+
+def format_table(metrics: dict[str, Metrics], per_category: bool = False) -> str:
+    """Lay out what `evaluate_coco` returns, in percent, one row for each IoU type.
+
+    With `per_category`, a second table has one row for each category. "n/a" stands for None.
+    """
+    names = [name for row in metrics.values() for name in row if name != "per_category"]
+    columns = list(dict.fromkeys(names))
+    rows = [
+        [iou_type, *(_percent(row, name) for name in columns)] for iou_type, row in metrics.items()
+    ]
+    table = _align([["", *columns], *rows])
+    if not per_category:
+        return table
+    categories = dict.fromkeys(name for row in metrics.values() for name in row["per_category"])
+    rows = [
+        [category, *(_percent(row["per_category"], category) for row in metrics.values())]
+        for category in categories
+    ]
+    return table + "\n\n" + _align([["AP", *metrics], *rows])
+
+
+def _percent(row: dict[str, Any], name: str) -> str:
+    if name not in row:
+        return ""
+    return "n/a" if row[name] is None else f"{100 * row[name]:.1f}"
+
+
+def _align(rows: list[list[str]]) -> str:
+    first = max(len(row[0]) for row in rows)
+    others = max((len(cell) for row in rows for cell in row[1:]), default=0)
+    return "\n".join(
+        "  ".join([row[0].ljust(first), *(cell.rjust(others) for cell in row[1:])]) for row in rows
+    )

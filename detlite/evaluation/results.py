@@ -1,0 +1,115 @@
+"""Detections as COCO results: the json entries that every COCO tool reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..data.errors import DataError
+from ..structures import boxes as box_ops
+from ..structures.masks import RLE, encode_bitmap, paste_masks_to_rle
+
+Detections = dict[str, Tensor]
+
+
+def to_coco_results(
+    detections: Detections,
+    image_id: int,
+    net_size: tuple[int, int],
+    orig_size: tuple[int, int],
+    categories: Sequence[dict[str, Any]],
+    mask_threshold: float = 0.5,
+) -> list[dict[str, Any]]:
+    """One image's detections as COCO results in the frame of the original picture.
+
+    Args:
+        detections: what `model.detect` gives for the image: boxes [N, 4] xyxy in the frame of the
+            network's input, labels [N] in 1..K, scores [N] and, with a mask head, mask_probs
+            [N, M, M].
+        image_id: the id that the results carry.
+        net_size: (height, width) of the image as the network got it, without padding.
+        orig_size: (height, width) of the original picture.
+        categories: the K categories {"id", "name"}; label k is categories[k - 1].
+        mask_threshold: probability from which a pixel belongs to a mask.
+
+    Returns:
+        One dict for each detection, in their order: image_id, category_id, bbox (xywh in pixels),
+        score and, with a mask head, segmentation (compressed RLE of the original size).
+    """
+    boxes = to_original(detections["boxes"], net_size, orig_size)
+    rles = None
+    if "mask_probs" in detections:
+        rles = paste_masks_to_rle(detections["mask_probs"], boxes, orig_size, mask_threshold)
+    category_ids = [c["id"] for c in categories_of(detections["labels"], categories)]
+    return coco_results(image_id, boxes, detections["scores"], category_ids, rles)
+
+
+def categories_of(labels: Tensor, categories: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The category of each of labels [N]; a ValueError where a label has none."""
+    numbers = labels.tolist()
+    for label in numbers:
+        if not 1 <= label <= len(categories):
+            raise ValueError(
+                f"a detection has label {label}, and there are {len(categories)} categories: "
+                "model.categories must name every class of the model"
+            )
+    return [categories[label - 1] for label in numbers]
+
+
+def to_original(boxes: Tensor, net_size: tuple[int, int], orig_size: tuple[int, int]) -> Tensor:
+    """Boxes [N, 4] xyxy from the frame of the network's input to that of the original picture.
+
+    Sizes are (height, width). The two sides are scaled apart: a resize rounds each to a pixel.
+    """
+    factors = (orig_size[0] / net_size[0], orig_size[1] / net_size[1])
+    return box_ops.clip(box_ops.scale(boxes, factors), orig_size)
+
+
+def coco_results(
+    image_id: int,
+    boxes: Tensor,
+    scores: Tensor,
+    category_ids: Sequence[int],
+    masks: Sequence[RLE] | Tensor | None = None,
+) -> list[dict[str, Any]]:
+    """COCO results of one image from detections in the original picture's frame.
+
+    Args:
+        image_id: the id that the results carry.
+        boxes: [N, 4] xyxy in pixels.
+        scores: [N].
+        category_ids: N ids of the data set's own.
+        masks: N compressed RLEs with string counts, or bool [N, H, W]; None: boxes alone.
+    """
+    columns = zip(category_ids, box_ops.xyxy_to_xywh(boxes).tolist(), scores.tolist(), strict=True)
+    results: list[dict[str, Any]] = [
+        {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
+        for category_id, box, score in columns
+    ]
+    if masks is not None:
+        for result, mask in zip(results, masks, strict=True):
+            bitmap = isinstance(mask, Tensor)
+            result["segmentation"] = encode_bitmap(mask.cpu().numpy()) if bitmap else mask
+    return results
+
+
+def write_results(path: str | Path, results: Sequence[dict[str, Any]]) -> None:
+    """Write COCO results as one json list."""
+    Path(path).write_text(json.dumps(list(results)), encoding="utf-8")
+
+
+def read_results(path: str | Path) -> list[dict[str, Any]]:
+    """Read a COCO results file; a DataError says why it is none."""
+    try:
+        results = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise DataError(f"{path}: not a json file ({error})") from error
+    if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
+        raise DataError(f"{path}: not a COCO results file, which is a list of objects")
+    return results

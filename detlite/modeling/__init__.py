@@ -1,0 +1,1 @@
+"""The detector: start reading at `rcnn.py`."""

@@ -1,0 +1,91 @@
+"""Backbones by name, from the config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from yacs.config import CfgNode
+
+from ...registry import Registry
+from ..norm import build_norm
+from .fpn import FPN
+from .resnet import DEPTHS, ResNet, ResNetSpec
+
+
+class Backbone(nn.Sequential):
+    """A body and an optional neck, with what the rest of the model must know of its output.
+
+    Attributes:
+        out_channels: channels of every level.
+        strides: image pixels per cell of each level, finest first.
+        pooled: how many leading levels the heads pool from; the RPN uses them all.
+    """
+
+    def __init__(
+        self, body: nn.Module, neck: nn.Module, out_channels: int, strides: tuple[int, ...],
+        pooled: int,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.body = body
+        self.neck = neck
+        self.out_channels = out_channels
+        self.strides = strides
+        self.pooled = pooled
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """[B, 3, H, W] -> one [B, out_channels, ceil(H / stride), ceil(W / stride)] a level."""
+        return self.neck(self.body(x))
+
+
+BACKBONES: Registry[Callable[[CfgNode], Backbone]] = Registry("backbone")
+
+
+def build_backbone(cfg: CfgNode) -> Backbone:
+    """The backbone that MODEL.BACKBONE.CONV_BODY names."""
+    key = "MODEL.BACKBONE.CONV_BODY"
+    return BACKBONES.get(cfg.MODEL.BACKBONE.CONV_BODY, key)(cfg)
+
+
+def resnet_spec(cfg: CfgNode) -> ResNetSpec:
+    """The ResNet that CONV_BODY (R-<depth>-...) and MODEL.RESNETS describe."""
+    name = cfg.MODEL.BACKBONE.CONV_BODY
+    match = re.match(r"R-(\d+)-", name)
+    if not match or int(match[1]) not in DEPTHS:
+        raise ValueError(f"{name} does not name a ResNet of depth {sorted(DEPTHS)}")
+    resnets = cfg.MODEL.RESNETS
+    return ResNetSpec(
+        depth=int(match[1]),
+        norm=build_norm(cfg, resnets.NORM),
+        stem_channels=resnets.STEM_OUT_CHANNELS,
+        res2_channels=resnets.RES2_OUT_CHANNELS,
+        groups=resnets.NUM_GROUPS,
+        width_per_group=resnets.WIDTH_PER_GROUP,
+        stride_in_1x1=resnets.STRIDE_IN_1X1,
+    )
+
+
+def _build_resnet_c4(cfg: CfgNode) -> Backbone:
+    spec = resnet_spec(cfg)
+    body = ResNet(spec, out_stages=(4,), freeze_at=min(cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT, 4))
+    return Backbone(body, nn.Identity(), spec.channels(4), strides=(16,), pooled=1)
+
+
+def _build_resnet_fpn(cfg: CfgNode) -> Backbone:
+    spec = resnet_spec(cfg)
+    stages = (2, 3, 4, 5)
+    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
+    neck = FPN(
+        [spec.channels(stage) for stage in stages],
+        out_channels,
+        norm=build_norm(cfg, "GN") if cfg.MODEL.FPN.USE_GN else None,
+        relu=cfg.MODEL.FPN.USE_RELU,
+    )
+    body = ResNet(spec, stages, freeze_at=cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT)
+    return Backbone(body, neck, out_channels, strides=(4, 8, 16, 32, 64), pooled=4)
+
+
+for _depth in DEPTHS:
+    BACKBONES.register(f"R-{_depth}-C4")(_build_resnet_c4)
+    BACKBONES.register(f"R-{_depth}-FPN")(_build_resnet_fpn)

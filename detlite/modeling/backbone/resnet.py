@@ -1,0 +1,206 @@
+"""ResNet bodies (He et al., https://arxiv.org/abs/1512.03385) and ResNeXt's grouped bottlenecks.
+
+Shapes: B images, C channels, H x W pixels; stage k (2 to 5) has stride 2**k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from ..norm import FrozenBatchNorm2d, Norm
+
+# Blocks in stages res2, res3, res4, res5.
+DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
+
+
+@dataclass(frozen=True)
+class ResNetSpec:
+    """What distinguishes one ResNet from another.
+
+    Attributes:
+        depth: 18 or 34 (basic blocks), 50 or 101 (bottlenecks).
+        norm: constructor of the normalisation layers.
+        stem_channels: channels after the stem.
+        res2_channels: channels of stage res2; each later stage has twice those of the one before.
+        groups, width_per_group: of the 3x3 in a bottleneck of res2 (ResNeXt); its inner width is
+            their product, doubled in each later stage.
+        stride_in_1x1: whether a bottleneck halves the map in its first 1x1 or in its 3x3.
+    """
+
+    depth: int
+    norm: Norm = field(default=nn.BatchNorm2d)
+    stem_channels: int = 64
+    res2_channels: int = 256
+    groups: int = 1
+    width_per_group: int = 64
+    stride_in_1x1: bool = False
+
+    def __post_init__(self) -> None:
+        if self.depth < 50 and (self.groups != 1 or self.width_per_group != 64):
+            raise ValueError(
+                f"ResNet-{self.depth} has basic blocks: MODEL.RESNETS.NUM_GROUPS and "
+                "WIDTH_PER_GROUP apply to bottlenecks only"
+            )
+
+    def channels(self, stage: int) -> int:
+        """Output channels of stage 1 (the stem) to 5."""
+        return self.stem_channels if stage == 1 else self.res2_channels * 2 ** (stage - 2)
+
+    def with_norm(self, norm: Norm) -> ResNetSpec:
+        """The same network with another norm."""
+        return ResNetSpec(**{**self.__dict__, "norm": norm})
+
+
+class Stem(nn.Module):
+    """7x7 stride 2 and a 3x3 max pool: [B, 3, H, W] -> [B, C, H/4, W/4]."""
+
+    def __init__(self, channels: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
+        self.norm1 = norm(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.pool = nn.MaxPool2d(3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(self.relu(self.norm1(self.conv1(x))))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, norm: Norm, stride: int, dilation: int
+    ) -> None:
+        super().__init__()
+        self.conv1 = _conv3x3(in_channels, out_channels, stride, dilation)
+        self.norm1 = norm(out_channels)
+        self.conv2 = _conv3x3(out_channels, out_channels, 1, dilation)
+        self.norm2 = norm(out_channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _downsample(in_channels, out_channels, norm, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.norm1(self.conv1(x)))
+        out = self.norm2(self.conv2(out))
+        return self.relu(out + self.downsample(x))
+
+
+class Bottleneck(nn.Module):
+    """1x1 to the inner width, (grouped) 3x3, 1x1 to the output width, and a shortcut."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        norm: Norm,
+        stride: int,
+        dilation: int,
+        *,
+        width: int,
+        groups: int,
+        stride_in_1x1: bool,
+    ) -> None:
+        super().__init__()
+        stride_1x1, stride_3x3 = (stride, 1) if stride_in_1x1 else (1, stride)
+        self.conv1 = nn.Conv2d(in_channels, width, 1, stride=stride_1x1, bias=False)
+        self.norm1 = norm(width)
+        self.conv2 = _conv3x3(width, width, stride_3x3, dilation, groups)
+        self.norm2 = norm(width)
+        self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
+        self.norm3 = norm(out_channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _downsample(in_channels, out_channels, norm, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.norm1(self.conv1(x)))
+        out = self.relu(self.norm2(self.conv2(out)))
+        out = self.norm3(self.conv3(out))
+        return self.relu(out + self.downsample(x))
+
+
+def make_stage(spec: ResNetSpec, stage: int, stride: int, dilation: int = 1) -> nn.Sequential:
+    """The blocks of stage res2 to res5; the first has the stride, all have the dilation."""
+    blocks: list[nn.Module] = []
+    in_channels, out_channels = spec.channels(stage - 1), spec.channels(stage)
+    for _ in range(DEPTHS[spec.depth][stage - 2]):
+        if spec.depth < 50:
+            block: nn.Module = BasicBlock(in_channels, out_channels, spec.norm, stride, dilation)
+        else:
+            block = Bottleneck(
+                in_channels,
+                out_channels,
+                spec.norm,
+                stride,
+                dilation,
+                width=spec.groups * spec.width_per_group * 2 ** (stage - 2),
+                groups=spec.groups,
+                stride_in_1x1=spec.stride_in_1x1,
+            )
+        blocks.append(block)
+        in_channels, stride = out_channels, 1
+    init_convs(blocks)
+    return nn.Sequential(*blocks)
+
+
+class ResNet(nn.Module):
+    """Stem and stages up to `last_stage`; returns the maps of `out_stages`, finest first.
+
+    The first `freeze_at` parts (stem, res2, ...) are not trained; batch norm in them is frozen.
+    """
+
+    def __init__(self, spec: ResNetSpec, out_stages: tuple[int, ...], freeze_at: int = 0) -> None:
+        super().__init__()
+        self.out_stages = out_stages
+        frozen_spec = spec.with_norm(FrozenBatchNorm2d) if spec.norm is nn.BatchNorm2d else spec
+        self.stem = Stem(spec.stem_channels, (frozen_spec if freeze_at >= 1 else spec).norm)
+        init_convs([self.stem])
+        for stage in range(2, out_stages[-1] + 1):
+            layers = make_stage(
+                frozen_spec if freeze_at >= stage else spec, stage, stride=1 if stage == 2 else 2
+            )
+            self.add_module(f"res{stage}", layers)
+        for part in list(self.children())[:freeze_at]:
+            part.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """[B, 3, H, W] -> for each stage k in out_stages [B, C_k, H / 2**k, W / 2**k]."""
+        x = self.stem(x)
+        maps = []
+        for stage in range(2, self.out_stages[-1] + 1):
+            x = self.get_submodule(f"res{stage}")(x)
+            if stage in self.out_stages:
+                maps.append(x)
+        return maps
+
+
+def init_convs(modules: list[nn.Module]) -> None:
+    """He initialisation (fan out) of every convolution inside `modules`."""
+    for module in modules:
+        for layer in module.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+
+def _conv3x3(
+    in_channels: int, out_channels: int, stride: int, dilation: int, groups: int = 1
+) -> nn.Conv2d:
+    return nn.Conv2d(
+        in_channels,
+        out_channels,
+        3,
+        stride=stride,
+        padding=dilation,
+        dilation=dilation,
+        groups=groups,
+        bias=False,
+    )
+
+
+def _downsample(in_channels: int, out_channels: int, norm: Norm, stride: int) -> nn.Module:
+    if in_channels == out_channels and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False), norm(out_channels)
+    )

@@ -1,0 +1,220 @@
+"""Box head (Fast R-CNN, https://arxiv.org/abs/1504.08083): classifies and refines proposals.
+
+Shapes: R proposals over all images, S x S pooled, K classes with background as class 0, and Q box
+regressions a proposal: K, or 2 when they are class-agnostic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from yacs.config import CfgNode
+
+from ..ops import batched_nms
+from ..registry import Registry
+from ..structures import boxes as box_ops
+from .backbone import Backbone
+from .backbone.build import resnet_spec
+from .backbone.resnet import make_stage
+from .box_coder import BoxCoder
+from .layers import init_normal
+from .norm import build_norm
+from .pooler import build_pooler
+
+# Pool regions and turn them into features; attribute `out_channels`.
+BOX_EXTRACTORS: Registry[Callable[[CfgNode, Backbone], nn.Module]] = Registry(
+    "box feature extractor"
+)
+# Features -> (class logits [R, K], box deltas [R, 4 Q]).
+BOX_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("box predictor")
+
+
+@BOX_EXTRACTORS.register("FPN2MLPFeatureExtractor")
+class FPN2MLPFeatureExtractor(nn.Module):
+    """Pools and applies two fully connected layers."""
+
+    def __init__(self, cfg: CfgNode, backbone: Backbone) -> None:
+        super().__init__()
+        head = cfg.MODEL.ROI_BOX_HEAD
+        self.pooler = build_pooler(cfg, "ROI_BOX_HEAD", backbone.strides[: backbone.pooled])
+        self.out_channels = head.MLP_HEAD_DIM
+        in_features = backbone.out_channels * head.POOLER_RESOLUTION**2
+        norm = build_norm(cfg, "GN") if head.USE_GN else None
+        self.fc6 = nn.Linear(in_features, head.MLP_HEAD_DIM, bias=norm is None)
+        self.fc7 = nn.Linear(head.MLP_HEAD_DIM, head.MLP_HEAD_DIM, bias=norm is None)
+        self.norm6 = norm(head.MLP_HEAD_DIM) if norm else nn.Identity()
+        self.norm7 = norm(head.MLP_HEAD_DIM) if norm else nn.Identity()
+        for layer in (self.fc6, self.fc7):
+            nn.init.kaiming_uniform_(layer.weight, a=1)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, MLP_HEAD_DIM]."""
+        x = self.pooler(features, boxes).flatten(1)  # (R, C S S)
+        x = F.relu(self.norm6(self.fc6(x)))
+        return F.relu(self.norm7(self.fc7(x)))
+
+
+@BOX_EXTRACTORS.register(
+    "ResNetConv5ROIFeatureExtractor",
+    "ResNet50Conv5ROIFeatureExtractor",
+    "ResNet101Conv5ROIFeatureExtractor",
+)
+class ResNetConv5ROIFeatureExtractor(nn.Module):
+    """Pools from a C4 map and applies the body's last stage, as deep as CONV_BODY says."""
+
+    def __init__(self, cfg: CfgNode, backbone: Backbone, head: str = "ROI_BOX_HEAD") -> None:
+        super().__init__()
+        self.pooler = build_pooler(cfg, head, backbone.strides[: backbone.pooled])
+        spec = resnet_spec(cfg)
+        if backbone.out_channels != spec.channels(4):
+            raise ValueError(
+                f"MODEL.{head}.FEATURE_EXTRACTOR applies the stage res5 to {spec.channels(4)} "
+                f"channels, but {cfg.MODEL.BACKBONE.CONV_BODY} gives {backbone.out_channels}: "
+                "use a C4 body, or an FPN head such as FPN2MLPFeatureExtractor"
+            )
+        dilation = cfg.MODEL.RESNETS.RES5_DILATION
+        self.res5 = make_stage(spec, 5, stride=2 // dilation, dilation=dilation)
+        self.out_channels = spec.channels(5)
+        self.out_resolution = -(-cfg.MODEL[head].POOLER_RESOLUTION * dilation // 2)
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        """One map [B, C, H, W] and boxes of each image -> [R, 2 C, S / 2, S / 2]."""
+        return self.res5(self.pooler(features, boxes))
+
+
+class _Predictor(nn.Module):
+    """Class logits and box deltas from a vector for each proposal."""
+
+    def __init__(self, cfg: CfgNode, in_channels: int) -> None:
+        super().__init__()
+        num_classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
+        num_regressions = 2 if cfg.MODEL.CLS_AGNOSTIC_BBOX_REG else num_classes
+        self.cls_score = nn.Linear(in_channels, num_classes)
+        self.bbox_pred = nn.Linear(in_channels, num_regressions * 4)
+        init_normal(self.cls_score, std=0.01)
+        init_normal(self.bbox_pred, std=0.001)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, D] -> logits [R, K], deltas [R, 4 Q]."""
+        return self.cls_score(x), self.bbox_pred(x)
+
+
+@BOX_PREDICTORS.register("FPNPredictor")
+class FPNPredictor(_Predictor):
+    """For extractors that end in a vector."""
+
+
+@BOX_PREDICTORS.register("FastRCNNPredictor")
+class FastRCNNPredictor(_Predictor):
+    """For extractors that end in a map, which is averaged."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, D, S, S] -> logits [R, K], deltas [R, 4 Q]."""
+        return super().forward(x.mean(dim=(2, 3)))
+
+
+@dataclass(frozen=True)
+class DetectionLimits:
+    """Which scored boxes become detections."""
+
+    score_thresh: float
+    nms_thresh: float
+    per_image: int
+
+
+class BoxHead(nn.Module):
+    """Extractor, predictor, their losses and the choice of detections."""
+
+    def __init__(
+        self,
+        extractor: nn.Module,
+        predictor: nn.Module,
+        box_coder: BoxCoder,
+        *,
+        limits: DetectionLimits,
+        smooth_l1_beta: float,
+        class_agnostic: bool,
+    ) -> None:
+        super().__init__()
+        self.feature_extractor = extractor
+        self.predictor = predictor
+        self.box_coder = box_coder
+        self.limits = limits
+        self.smooth_l1_beta = smooth_l1_beta
+        self.class_agnostic = class_agnostic
+
+    def losses(
+        self, x: Tensor, proposals: list[Tensor], targets: list[dict[str, Any]]
+    ) -> dict[str, Tensor]:
+        """Cross entropy and box regression, averaged over the sampled proposals.
+
+        Args:
+            x: features of the proposals, as the extractor gives them.
+            proposals: for each image [R_i, 4].
+            targets: for each image `labels` [R_i], and `boxes` [R_i, 4] for the foreground.
+        """
+        logits, deltas = (t.float() for t in self.predictor(x))
+        labels = torch.cat([target["labels"] for target in targets])  # (R,)
+        boxes = torch.cat([target["boxes"] for target in targets])
+        count = max(len(labels), 1)
+        foreground = torch.where(labels > 0)[0]
+        regression = self.box_coder.encode(boxes[foreground], torch.cat(proposals)[foreground])
+        column = torch.ones_like(foreground) if self.class_agnostic else labels[foreground]
+        predicted = deltas.unflatten(1, (-1, 4))[foreground, column]
+        box = F.smooth_l1_loss(predicted, regression, beta=self.smooth_l1_beta, reduction="sum")
+        classifier = F.cross_entropy(logits, labels, reduction="sum")
+        return {"loss_classifier": classifier / count, "loss_box": box / count}
+
+    def detect(
+        self, x: Tensor, proposals: list[Tensor], image_sizes: Sequence[tuple[int, int]]
+    ) -> list[dict[str, Tensor]]:
+        """Scores, refines and suppresses the proposals.
+
+        Returns:
+            For each image `boxes` [D, 4], `scores` [D] in decreasing order and `labels` [D].
+        """
+        logits, deltas = (t.float() for t in self.predictor(x))
+        counts = [len(p) for p in proposals]
+        scores = logits.softmax(dim=1).split(counts)
+        per_image = deltas.unflatten(1, (-1, 4)).split(counts)
+        images = zip(scores, per_image, proposals, image_sizes, strict=True)
+        return [self._detect(*image) for image in images]
+
+    def _detect(
+        self, scores: Tensor, deltas: Tensor, proposals: Tensor, size: tuple[int, int]
+    ) -> dict[str, Tensor]:
+        """One image: scores [R, K], deltas [R, Q, 4], proposals [R, 4]."""
+        # Only what passes the threshold is decoded: a small part of R x K.
+        row, column = torch.where(scores[:, 1:] > self.limits.score_thresh)
+        labels = column + 1
+        scores = scores[row, labels]
+        regression = deltas[row, torch.ones_like(labels) if self.class_agnostic else labels]
+        boxes = box_ops.clip(self.box_coder.decode(regression, proposals[row]), size)
+        usable = box_ops.at_least(boxes, 0)
+        boxes, scores, labels = boxes[usable], scores[usable], labels[usable]
+        keep = batched_nms(boxes, scores, labels, self.limits.nms_thresh)[: self.limits.per_image]
+        return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
+
+
+def build_box_head(cfg: CfgNode, backbone: Backbone) -> BoxHead:
+    """The box head that MODEL.ROI_BOX_HEAD describes."""
+    head, heads = cfg.MODEL.ROI_BOX_HEAD, cfg.MODEL.ROI_HEADS
+    extractor: Any = BOX_EXTRACTORS.get(
+        head.FEATURE_EXTRACTOR, "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR"
+    )(cfg, backbone)
+    predictor = BOX_PREDICTORS.get(head.PREDICTOR, "MODEL.ROI_BOX_HEAD.PREDICTOR")
+    return BoxHead(
+        extractor,
+        predictor(cfg, extractor.out_channels),
+        BoxCoder(heads.BBOX_REG_WEIGHTS),
+        limits=DetectionLimits(heads.SCORE_THRESH, heads.NMS, heads.DETECTIONS_PER_IMG),
+        smooth_l1_beta=head.SMOOTH_L1_BETA,
+        class_agnostic=cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,
+    )

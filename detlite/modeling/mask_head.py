@@ -1,0 +1,179 @@
+"""Mask head (Mask R-CNN, https://arxiv.org/abs/1703.06870): a mask for each detection.
+
+Shapes: R regions over all images, S x S pooled, M x M predicted, K classes with background as
+class 0. G ground-truth instances in an image of H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from yacs.config import CfgNode
+
+from ..ops import roi_align
+from ..registry import Registry
+from .backbone import Backbone
+from .box_head import ResNetConv5ROIFeatureExtractor
+from .layers import conv_block, init_normal
+from .norm import build_norm
+from .pooler import build_pooler
+
+MASK_EXTRACTORS: Registry[Callable[[CfgNode, Backbone], nn.Module]] = Registry(
+    "mask feature extractor"
+)
+# Features [R, C, S, S] -> mask logits [R, K, M, M].
+MASK_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("mask predictor")
+
+
+@MASK_EXTRACTORS.register("MaskRCNNFPNFeatureExtractor")
+class MaskRCNNFPNFeatureExtractor(nn.Module):
+    """Pools and applies a row of 3x3 convolutions."""
+
+    def __init__(self, cfg: CfgNode, backbone: Backbone) -> None:
+        super().__init__()
+        head = cfg.MODEL.ROI_MASK_HEAD
+        self.pooler = build_pooler(cfg, "ROI_MASK_HEAD", backbone.strides[: backbone.pooled])
+        norm = build_norm(cfg, "GN") if head.USE_GN else None
+        layers = []
+        channels = backbone.out_channels
+        for width in head.CONV_LAYERS:
+            layers.append(
+                conv_block(channels, width, 3, norm=norm, relu=True, dilation=head.DILATION)
+            )
+            channels = width
+        self.convs = nn.Sequential(*layers)
+        self.out_channels = channels
+        self.out_resolution = head.POOLER_RESOLUTION
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, CONV_LAYERS[-1], S, S]."""
+        return self.convs(self.pooler(features, boxes))
+
+
+@MASK_EXTRACTORS.register(
+    "ResNetConv5ROIFeatureExtractor",
+    "ResNet50Conv5ROIFeatureExtractor",
+    "ResNet101Conv5ROIFeatureExtractor",
+)
+def _conv5_extractor(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+    return ResNetConv5ROIFeatureExtractor(cfg, backbone, head="ROI_MASK_HEAD")
+
+
+@MASK_PREDICTORS.register("MaskRCNNC4Predictor")
+class MaskRCNNC4Predictor(nn.Module):
+    """Doubles the map by a 2x2 transposed convolution, then one logit for each class."""
+
+    def __init__(self, cfg: CfgNode, in_channels: int) -> None:
+        super().__init__()
+        width = cfg.MODEL.ROI_MASK_HEAD.CONV_LAYERS[-1]
+        self.conv5_mask = nn.ConvTranspose2d(in_channels, width, 2, stride=2)
+        self.mask_fcn_logits = nn.Conv2d(width, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES, 1)
+        nn.init.kaiming_normal_(self.conv5_mask.weight, mode="fan_out", nonlinearity="relu")
+        assert self.conv5_mask.bias is not None
+        nn.init.zeros_(self.conv5_mask.bias)
+        init_normal(self.mask_fcn_logits, std=0.001)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, C, S, S] -> [R, K, 2 S, 2 S]."""
+        return self.mask_fcn_logits(F.relu(self.conv5_mask(x)))
+
+
+class MaskHead(nn.Module):
+    """Extractor, predictor and their loss; without an extractor it takes the box head's features.
+
+    Args:
+        extractor: None to share the box head's.
+        predictor: one of MASK_PREDICTORS.
+    """
+
+    def __init__(self, extractor: nn.Module | None, predictor: nn.Module) -> None:
+        super().__init__()
+        self.feature_extractor = extractor
+        self.predictor = predictor
+
+    def loss(
+        self, x: Tensor, boxes: list[Tensor], targets: list[dict[str, Any]]
+    ) -> dict[str, Tensor]:
+        """Mean binary cross entropy of the mask of the true class, over foreground proposals.
+
+        Args:
+            x: features of the foreground proposals.
+            boxes: those proposals, for each image [R_i, 4].
+            targets: for each image `labels` [R_i], `matched` [R_i] indices into the ground truth,
+                and `masks` uint8 [G, H, W].
+        """
+        logits = self.predictor(x).float()
+        labels = torch.cat([target["labels"] for target in targets])
+        selected = logits[torch.arange(len(labels), device=labels.device), labels]  # (R, M, M)
+        wanted = torch.cat(
+            [
+                crop_masks(target["masks"], target["matched"], own_boxes, logits.shape[-1])
+                for target, own_boxes in zip(targets, boxes, strict=True)
+            ]
+        )
+        loss = F.binary_cross_entropy_with_logits(selected, wanted, reduction="sum")
+        return {"loss_mask": loss / max(wanted.numel(), 1)}
+
+    def predict(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Probabilities [R, M, M] of the masks of the given labels [R]."""
+        logits = self.predictor(x).float()
+        return logits[torch.arange(len(labels), device=labels.device), labels].sigmoid()
+
+
+def crop_masks(masks: Tensor, index: Tensor, boxes: Tensor, resolution: int) -> Tensor:
+    """Resamples ground-truth masks into boxes, by the same average that pools features.
+
+    Args:
+        masks: uint8 or bool [G, H, W].
+        index: [R], which mask belongs to each box.
+        boxes: [R, 4] xyxy.
+        resolution: M.
+
+    Returns:
+        float32 [R, M, M] of 0 and 1.
+    """
+    if len(index) == 0:
+        return boxes.new_zeros((0, resolution, resolution))
+    # Only instances that some box stands for are turned into floats.
+    used, position = index.unique(return_inverse=True)
+    rois = torch.cat([position[:, None].to(boxes.dtype), boxes], dim=1)
+    crops = roi_align(
+        masks[used, None].to(boxes.dtype), rois, (resolution, resolution), 1.0, 0, aligned=True
+    )
+    return (crops[:, 0] >= 0.5).float()
+
+
+def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: nn.Module) -> MaskHead:
+    """The mask head that MODEL.ROI_MASK_HEAD describes.
+
+    Raises:
+        ValueError: a RESOLUTION that is not what the head gives.
+    """
+    head = cfg.MODEL.ROI_MASK_HEAD
+    extractor = None
+    if not head.SHARE_BOX_FEATURE_EXTRACTOR:
+        extractor = MASK_EXTRACTORS.get(
+            head.FEATURE_EXTRACTOR, "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR"
+        )(cfg, backbone)
+    source: Any = extractor or box_extractor
+    if not hasattr(source, "out_resolution"):
+        raise ValueError(
+            "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR is True, but "
+            f"{cfg.MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR} gives vectors, not maps: set it to False"
+        )
+    predictor = MASK_PREDICTORS.get(head.PREDICTOR, "MODEL.ROI_MASK_HEAD.PREDICTOR")(
+        cfg, source.out_channels
+    )
+    side = source.out_resolution
+    resolution = predictor(torch.zeros(0, source.out_channels, side, side)).shape[-1]
+    if resolution != head.RESOLUTION:
+        raise ValueError(
+            f"MODEL.ROI_MASK_HEAD.RESOLUTION is {head.RESOLUTION}, but the mask head gives "
+            f"{resolution} x {resolution} from regions of POOLER_RESOLUTION "
+            f"{head.POOLER_RESOLUTION}: set one to fit the other"
+        )
+    return MaskHead(extractor, predictor)

@@ -1,0 +1,126 @@
+"""The second stage: proposals and features in, losses or detections out.
+
+Shapes: G ground-truth instances, P proposals and D detections in an image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from yacs.config import CfgNode
+
+from ..structures import boxes as box_ops
+from .backbone import Backbone
+from .box_head import BoxHead, build_box_head
+from .mask_head import MaskHead, build_mask_head
+from .matching import match, sample
+
+
+@dataclass(frozen=True)
+class ProposalSampling:
+    """Which proposals the heads are trained on."""
+
+    foreground: float
+    background: float
+    per_image: int
+    positive_fraction: float
+
+
+class RoIHeads(nn.Module):
+    """Box head, and a mask head or None."""
+
+    def __init__(self, box: BoxHead, mask: MaskHead | None, sampling: ProposalSampling) -> None:
+        super().__init__()
+        self.box = box
+        self.mask = mask
+        self.sampling = sampling
+
+    def losses(
+        self, features: list[Tensor], proposals: list[Tensor], targets: list[dict[str, Any]]
+    ) -> dict[str, Tensor]:
+        """Losses of every head on sampled proposals.
+
+        Args:
+            features: levels [B, C, H_l, W_l].
+            proposals: for each image [P, 4].
+            targets: for each image `boxes` [G, 4], `labels` [G] and, with a mask head, `masks`
+                uint8 [G, H, W].
+        """
+        sampled = [self._sample(*pair) for pair in zip(proposals, targets, strict=True)]
+        boxes = [proposal for proposal, _ in sampled]
+        matched = [target for _, target in sampled]
+        x = self.box.feature_extractor(features, boxes)
+        losses = self.box.losses(x, boxes, matched)
+        if self.mask is not None:
+            positive = [target["labels"] > 0 for target in matched]
+            boxes = [own[keep] for own, keep in zip(boxes, positive, strict=True)]
+            for target, keep, truth in zip(matched, positive, targets, strict=True):
+                target["labels"] = target["labels"][keep]
+                target["matched"] = target["matched"][keep]
+                target["masks"] = truth["masks"]
+            if self.mask.feature_extractor is None:
+                x = x[torch.cat(positive)]
+            else:
+                x = self.mask.feature_extractor(features, boxes)
+            losses.update(self.mask.loss(x, boxes, matched))
+        return losses
+
+    def detect(
+        self,
+        features: list[Tensor],
+        proposals: list[Tensor],
+        image_sizes: list[tuple[int, int]],
+    ) -> list[dict[str, Tensor]]:
+        """Detections of each image: `boxes` [D, 4], `scores` [D], `labels` [D], `mask_probs`."""
+        x = self.box.feature_extractor(features, proposals)
+        detections = self.box.detect(x, proposals, image_sizes)
+        if self.mask is not None:
+            boxes = [detection["boxes"] for detection in detections]
+            labels = torch.cat([detection["labels"] for detection in detections])
+            extractor = self.mask.feature_extractor or self.box.feature_extractor
+            probs = self.mask.predict(extractor(features, boxes), labels)
+            per_image = probs.split([len(own) for own in boxes])
+            for detection, own_probs in zip(detections, per_image, strict=True):
+                detection["mask_probs"] = own_probs
+        return detections
+
+    @torch.no_grad()
+    def _sample(
+        self, proposals: Tensor, target: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One image's training set: [R, 4], and its `labels`, `boxes` and `matched` [R].
+
+        Ground truth joins the proposals, so that there is foreground from the first step on.
+        """
+        sampling = self.sampling
+        truth = target["boxes"]
+        candidates = torch.cat([proposals, truth])
+        matched = match(box_ops.iou(truth, candidates), sampling.foreground, sampling.background)
+        positive, negative = sample(matched, sampling.per_image, sampling.positive_fraction)
+        index = torch.cat([positive, negative])
+        matched = matched[index]
+        labels = torch.zeros_like(matched)
+        labels[: len(positive)] = target["labels"][matched[: len(positive)]]
+        boxes = torch.zeros_like(candidates[index])
+        boxes[: len(positive)] = truth[matched[: len(positive)]]
+        return candidates[index], {"labels": labels, "boxes": boxes, "matched": matched}
+
+
+def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
+    """The heads that the config asks for."""
+    heads = cfg.MODEL.ROI_HEADS
+    box = build_box_head(cfg, backbone)
+    mask = build_mask_head(cfg, backbone, box.feature_extractor) if cfg.MODEL.MASK_ON else None
+    return RoIHeads(
+        box,
+        mask,
+        ProposalSampling(
+            foreground=heads.FG_IOU_THRESHOLD,
+            background=heads.BG_IOU_THRESHOLD,
+            per_image=heads.BATCH_SIZE_PER_IMAGE,
+            positive_fraction=heads.POSITIVE_FRACTION,
+        ),
+    )

@@ -1,0 +1,56 @@
+"""Greedy non-maximum suppression, over all boxes or within groups."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from detlite import _C  # noqa: F401  (loads the kernels)
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """Keeps each box that overlaps no better-scored kept box by more than the threshold.
+
+    Args:
+        boxes: `Tensor[N, 4]` of (x1, y1, x2, y2), any floating type; half types compute in float32.
+        scores: `Tensor[N]`, any floating type.
+        iou_threshold: the largest intersection over union, 0 to 1, of two boxes that both stay.
+
+    Returns:
+        int64 `Tensor[M]`: the indices kept, by decreasing score. Of equal scores the lower index
+        comes first. A box with a NaN in its score or coordinates is never kept.
+
+    Raises:
+        RuntimeError: a shape, type, device or threshold is wrong; the message names the argument.
+    """
+    return torch.ops.detlite.nms(boxes, scores, iou_threshold)
+
+
+def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
+    """`nms` within each group: boxes of different groups never suppress each other.
+
+    Args:
+        boxes: `Tensor[N, 4]`, as for `nms`.
+        scores: `Tensor[N]`, as for `nms`.
+        idxs: `Tensor[N]` of integers, each box's group: its class, level or image. Any values.
+        iou_threshold: as for `nms`.
+
+    Returns:
+        int64 `Tensor[M]`: the indices kept in all groups together, by decreasing score.
+
+    Raises:
+        RuntimeError: a shape, type, device or threshold is wrong; the message names the argument.
+    """
+    return torch.ops.detlite.batched_nms(boxes, scores, idxs, iou_threshold)
+
+
+@torch.library.register_fake("detlite::nms")
+def _(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    kept = torch.library.get_ctx().new_dynamic_size()
+    return boxes.new_empty((kept,), dtype=torch.int64)
+
+
+@torch.library.register_fake("detlite::batched_nms")
+def _(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
+    kept = torch.library.get_ctx().new_dynamic_size()
+    return boxes.new_empty((kept,), dtype=torch.int64)

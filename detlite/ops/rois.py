@@ -1,0 +1,89 @@
+"""What RoIAlign and RoIPool share: how boxes become RoIs, and in what precision.
+
+The precision contract. Features are float64, float32, float16 or bfloat16, and the pooled features
+have their type. Box coordinates are float32 whatever half type the features have (float64 for
+float64 features), and sums are taken in that type too. So the operators need no cast inside
+autocast, and coordinates never round to half: at 1000 pixels bfloat16 is 4 pixels coarse.
+
+A RoI is `[batch index, x1, y1, x2, y2]`. A batch index outside the batch is an error and never a
+read. On the CPU it is a RuntimeError; on CUDA, where looking would stall the stream, the kernel
+itself traps, as torch's own indexing does, and the error surfaces at the next synchronisation.
+Boxes given as a list, one tensor an image, cannot be wrong in this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Boxes = Tensor | Sequence[Tensor]
+OutputSize = int | Sequence[int]
+
+
+def as_rois(boxes: Boxes, features: Tensor) -> Tensor:
+    """The RoIs that `boxes` names, in the precision that `features` asks for.
+
+    Args:
+        boxes: `Tensor[K, 5]` of RoIs, or a list with a `Tensor[L, 4]` of (x1, y1, x2, y2) for
+            each image of the batch.
+        features: `Tensor[N, C, H, W]`.
+
+    Returns:
+        `Tensor[K, 5]`, float32 (float64 for float64 features).
+
+    Raises:
+        ValueError: a shape is wrong, or the list is not as long as the batch.
+    """
+    dtype = torch.float64 if features.dtype == torch.float64 else torch.float32
+    if isinstance(boxes, Tensor):
+        if boxes.dim() != 2 or boxes.shape[1] != 5:
+            raise ValueError(f"boxes must have shape [K, 5], got {list(boxes.shape)}")
+        return boxes.to(dtype)
+    if len(boxes) != features.shape[0]:
+        raise ValueError(
+            f"boxes must list one tensor for each of {features.shape[0]} images, got {len(boxes)}"
+        )
+    if not boxes:
+        return features.new_empty((0, 5), dtype=dtype)
+    for i, image_boxes in enumerate(boxes):
+        if image_boxes.dim() != 2 or image_boxes.shape[1] != 4:
+            raise ValueError(f"boxes[{i}] must have shape [L, 4], got {list(image_boxes.shape)}")
+    indices = [
+        image_boxes.new_full((len(image_boxes), 1), i, dtype=dtype)
+        for i, image_boxes in enumerate(boxes)
+    ]
+    return torch.cat([torch.cat(indices), torch.cat([b.to(dtype) for b in boxes])], dim=1)
+
+
+def as_pair(output_size: OutputSize) -> tuple[int, int]:
+    """(height, width) of the pooled features, from one number or two."""
+    if isinstance(output_size, int):
+        return output_size, output_size
+    if len(output_size) != 2:
+        raise ValueError(f"output_size must be one number or two, got {output_size!r}")
+    return output_size[0], output_size[1]
+
+
+def is_channels_last(features: Tensor) -> bool:
+    """Whether channels lie innermost in `features` `[N, C, H, W]`: the kernels' own rule."""
+    return features.shape[1] > 1 and features.stride(1) == 1 and not features.is_contiguous()
+
+
+def empty_pooled(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    """An empty 4-dimensional result in the memory format of `like`, for the fake kernels."""
+    memory_format = torch.channels_last if is_channels_last(like) else torch.contiguous_format
+    return torch.empty(
+        shape,
+        dtype=dtype or like.dtype,
+        device=like.device,
+        memory_format=memory_format,
+    )
+
+
+def in_format_of(grad: Tensor, channels_last: bool) -> Tensor:
+    """`grad` in the features' own memory format, so that their gradient comes out in it too."""
+    return grad.contiguous(
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format
+    )

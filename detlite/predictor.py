@@ -1,0 +1,182 @@
+"""Detection on pictures as they are: read, resize, detect, and map back to the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from .data.images import read_image
+from .data.transforms import resize_shortest
+from .engine.checkpoint import build_model_from_checkpoint
+from .engine.precision import autocast
+from .evaluation.results import categories_of, to_original
+from .structures.masks import paste_masks_to_rle, to_bitmap
+
+Picture = str | Path | Image.Image | np.ndarray | Tensor
+Prediction = dict[str, Any]
+
+
+class Predictor:
+    """Calls a model on pictures of any size, resized as in evaluation.
+
+    A call takes a picture: a file's path, a PIL image, or uint8 RGB as an array [H, W, 3] or a
+    tensor [3, H, W]. It returns, in the picture's frame and sorted by decreasing score, on the
+    CPU, a dict of
+
+    - `boxes` float32 [N, 4], xyxy in pixels,
+    - `labels` int64 [N] in 1..K, and `scores` float32 [N] in 0..1,
+    - `category_ids` and `names`: lists of N, what the data set calls the labels,
+    - with a mask head `masks`, bool [N, H, W] (or COCO RLEs, see `rle`).
+
+    A list of pictures is run as one batch and gives a list. Pixels are taken as stored: an EXIF
+    orientation is not followed. A DataError names a file that cannot be read; a TypeError or
+    ValueError says what is wrong with any other picture.
+
+    Args:
+        model: a detector as `build_model` gives it; it is put in evaluation mode.
+        min_size: the short side in pixels at which the model sees a picture,
+        max_size: unless the long side would exceed this.
+        score_thresh: detections with a lower score are left out.
+        rle: give masks as a list of COCO RLEs, not as bitmaps, which take H x W bytes each.
+        dtype: arithmetic of the forward pass: float32, float16 or bfloat16.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        min_size: int = 800,
+        max_size: int = 1333,
+        score_thresh: float = 0.0,
+        rle: bool = False,
+        dtype: str = "float32",
+    ) -> None:
+        self.model: Any = model.eval()
+        self.min_size = min_size
+        self.max_size = max_size
+        self.score_thresh = score_thresh
+        self.rle = rle
+        self.dtype = dtype
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: str | Path,
+        opts: Sequence[Any] = (),
+        score_thresh: float = 0.0,
+        rle: bool = False,
+    ) -> Predictor:
+        """The predictor of a checkpoint that training wrote, by the config stored in it.
+
+        Args:
+            path: the checkpoint.
+            opts: overrides of its config, alternating keys and values.
+            score_thresh, rle: as above.
+
+        Raises:
+            CheckpointError: a file that is no checkpoint, or that has no config.
+            ConfigError: an override that cannot be used.
+        """
+        cfg, model = build_model_from_checkpoint(path, opts)
+        sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+        return cls(model, *sizes, score_thresh=score_thresh, rle=rle, dtype=cfg.DTYPE)
+
+    @property
+    def categories(self) -> list[dict[str, Any]]:
+        """The categories {"id", "name"}; label k is categories[k - 1]."""
+        return self.model.categories
+
+    @overload
+    def __call__(self, pictures: Picture) -> Prediction: ...
+
+    @overload
+    def __call__(self, pictures: list[Any] | tuple[Any, ...]) -> list[Prediction]: ...
+
+    def __call__(
+        self, pictures: Picture | list[Any] | tuple[Any, ...]
+    ) -> Prediction | list[Prediction]:
+        if not isinstance(pictures, list | tuple):
+            return self._predict([pictures])[0]
+        return self._predict(pictures) if pictures else []
+
+    @torch.no_grad()
+    def _predict(self, pictures: Sequence[Picture]) -> list[Prediction]:
+        images = [_to_tensor(picture) for picture in pictures]
+        inputs = [
+            resize_shortest(image, self.min_size, self.max_size).to(self.model.device)
+            for image in images
+        ]
+        with autocast(self.dtype, self.model.device):
+            batch = self.model.detect(inputs)
+        return [
+            self._in_picture(detections, _size(resized), _size(image))
+            for detections, resized, image in zip(batch, inputs, images, strict=True)
+        ]
+
+    def _in_picture(
+        self, detections: dict[str, Tensor], net_size: tuple[int, int], size: tuple[int, int]
+    ) -> Prediction:
+        keep = detections["scores"] >= self.score_thresh
+        kept = {name: value[keep].cpu() for name, value in detections.items()}
+        boxes = to_original(kept["boxes"].float(), net_size, size)
+        categories = categories_of(kept["labels"], self.categories)
+        prediction: Prediction = {
+            "boxes": boxes,
+            "labels": kept["labels"],
+            "scores": kept["scores"].float(),
+            "category_ids": [category["id"] for category in categories],
+            "names": [category["name"] for category in categories],
+        }
+        if "mask_probs" in kept:
+            rles = paste_masks_to_rle(kept["mask_probs"], boxes, size, self.model.mask_threshold)
+            prediction["masks"] = rles if self.rle else _bitmaps(rles, size)
+        return prediction
+
+
+def _size(image: Tensor) -> tuple[int, int]:
+    return image.shape[-2], image.shape[-1]
+
+
+def _bitmaps(rles: Sequence[dict[str, Any]], size: tuple[int, int]) -> Tensor:
+    bitmaps = torch.zeros((len(rles), *size), dtype=torch.bool)
+    for bitmap, rle in zip(bitmaps, rles, strict=True):
+        bitmap.copy_(torch.from_numpy(to_bitmap(rle, *size)))
+    return bitmaps
+
+
+def _to_tensor(picture: Picture) -> Tensor:
+    """uint8 RGB [3, H, W]."""
+    if isinstance(picture, str | Path):
+        return read_image(picture)
+    if isinstance(picture, Image.Image):
+        if picture.mode.startswith(("I", "F")):
+            raise ValueError(
+                f"the PIL image has mode {picture.mode!r}, which has no 8-bit form of its own: "
+                "convert it, or give the file's path"
+            )
+        picture = np.array(picture.convert("RGB"))
+    if isinstance(picture, np.ndarray):
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+            raise ValueError(
+                "an array must be RGB, uint8 [H, W, 3]; this one is "
+                f"{picture.dtype} {list(picture.shape)}"
+            )
+        # A copy, as torch takes neither negative strides (BGR[..., ::-1]) nor read-only arrays.
+        picture = torch.from_numpy(picture.transpose(2, 0, 1).copy())
+    if not isinstance(picture, Tensor):
+        raise TypeError(
+            f"a picture is a path, a PIL image, an array or a tensor, not {type(picture).__name__}"
+        )
+    if picture.dtype != torch.uint8 or picture.ndim != 3 or picture.shape[0] != 3:
+        raise ValueError(
+            "a tensor must be RGB, uint8 [3, H, W]; this one is "
+            f"{str(picture.dtype).removeprefix('torch.')} {list(picture.shape)}"
+        )
+    if picture.numel() == 0:
+        raise ValueError(f"the picture has no pixels: {list(picture.shape)}")
+    return picture

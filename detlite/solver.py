@@ -1,0 +1,108 @@
+"""Optimizers and learning-rate schedules."""
+
+from __future__ import annotations
+
+import logging
+import math
+from bisect import bisect_right
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from yacs.config import CfgNode
+
+from .config import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
+def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+    """SGD with momentum over the trainable parameters of `model`.
+
+    Biases (those of normalisation layers too) have a learning rate BIAS_LR_FACTOR times the base
+    and the decay WEIGHT_DECAY_BIAS; scales of normalisation layers decay by WEIGHT_DECAY_NORM.
+
+    Raises:
+        ConfigError: SOLVER.OPTIMIZER cannot be had, or nothing is left to train.
+    """
+    groups = _parameter_groups(cfg, model)
+    if not groups:
+        raise ConfigError("the model has no trainable parameter; see FREEZE_CONV_BODY_AT")
+    options = {"lr": cfg.SOLVER.BASE_LR, "momentum": cfg.SOLVER.MOMENTUM}
+    if cfg.SOLVER.OPTIMIZER == "FusedSGD":
+        return _apex_fused_sgd(groups, options)
+    # Fused is one pass over the parameters instead of one for each term of the update. But when
+    # the gradient scaler of float16 skips the first step for an overflow, as it often does,
+    # torch's fused SGD is left with momentum that was never initialised.
+    return torch.optim.SGD(groups, fused=cfg.DTYPE != "float16", **options)
+
+
+def build_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> LambdaLR:
+    """The learning rate by iteration: warm-up, times multi-step or half a cosine down to 0.
+
+    Raises:
+        ConfigError: SOLVER.STEPS that do not rise.
+    """
+    solver = cfg.SOLVER.clone()
+    steps = list(solver.STEPS)
+    if solver.LR_SCHEDULE == "multistep":
+        if any(later <= earlier for earlier, later in pairwise(steps)):
+            raise ConfigError(f"SOLVER.STEPS {tuple(steps)} must rise from one to the next")
+        if steps and steps[-1] >= solver.MAX_ITER:
+            logger.warning(
+                "SOLVER.STEPS %s reach beyond SOLVER.MAX_ITER %d: the rate never falls that far",
+                tuple(steps), solver.MAX_ITER,
+            )  # fmt: skip
+
+    def factor(iteration: int) -> float:
+        if solver.LR_SCHEDULE == "cosine":
+            scale = 0.5 * (1 + math.cos(math.pi * iteration / solver.MAX_ITER))
+        else:
+            scale = solver.GAMMA ** bisect_right(steps, iteration)
+        if iteration < solver.WARMUP_ITERS:
+            done = iteration / solver.WARMUP_ITERS if solver.WARMUP_METHOD == "linear" else 0.0
+            scale *= solver.WARMUP_FACTOR * (1 - done) + done
+        return scale
+
+    return LambdaLR(optimizer, factor)
+
+
+def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
+    """As few groups as there are (learning rate, weight decay) pairs, each parameter once."""
+    solver = cfg.SOLVER
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    seen: set[nn.Parameter] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter in seen or not parameter.requires_grad:
+                continue
+            seen.add(parameter)
+            lr, decay = solver.BASE_LR, solver.WEIGHT_DECAY
+            if name.endswith("bias"):
+                lr, decay = lr * solver.BIAS_LR_FACTOR, solver.WEIGHT_DECAY_BIAS
+            elif isinstance(module, _NORM_LAYERS):
+                decay = solver.WEIGHT_DECAY_NORM
+            groups.setdefault((lr, decay), []).append(parameter)
+    return [
+        {"params": parameters, "lr": lr, "weight_decay": decay}
+        for (lr, decay), parameters in groups.items()
+    ]
+
+
+def _apex_fused_sgd(groups: list[dict], options: dict) -> torch.optim.Optimizer:
+    if any(not parameter.is_cuda for group in groups for parameter in group["params"]):
+        raise ConfigError("SOLVER.OPTIMIZER FusedSGD works on CUDA alone; use SGD")
+    try:
+        from apex.optimizers import FusedSGD
+
+        return FusedSGD(groups, **options)
+    # Apex raises RuntimeError when it was installed without its CUDA extensions.
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"SOLVER.OPTIMIZER FusedSGD needs NVIDIA's apex built with its CUDA extensions "
+            f"({error}): install it from https://github.com/NVIDIA/apex, or use SGD, which is "
+            "fused as well. Never `pip install apex`: that package on PyPI is something else"
+        ) from error

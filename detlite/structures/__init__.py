@@ -1,0 +1,1 @@
+"""What flows through the model: boxes, masks and batches of images."""

@@ -1,0 +1,53 @@
+"""Boxes: functions on float tensors [N, 4] of (x1, y1, x2, y2).
+
+Coordinates are continuous and in pixels: a box that covers exactly the first pixel of an image is
+(0, 0, 1, 1). There is no "+1" anywhere.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def area(boxes: Tensor) -> Tensor:
+    """Areas [N] in square pixels; a reversed side counts as zero."""
+    return (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1)
+
+
+def iou(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union [N, M] of boxes a [N, 4] and b [M, 4]; 0 where both are empty."""
+    top_left = torch.maximum(a[:, None, :2], b[None, :, :2])  # (N, M, 2)
+    bottom_right = torch.minimum(a[:, None, 2:], b[None, :, 2:])
+    intersection = (bottom_right - top_left).clamp(min=0).prod(dim=2)
+    union = area(a)[:, None] + area(b)[None, :] - intersection
+    return torch.where(union > 0, intersection / union, 0.0)
+
+
+def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Boxes [..., 4] cut to an image of size (height, width)."""
+    height, width = size
+    limits = boxes.new_tensor([width, height, width, height])
+    return torch.minimum(boxes.clamp(min=0), limits)
+
+
+def scale(boxes: Tensor, factors: tuple[float, float]) -> Tensor:
+    """Boxes [..., 4] with y multiplied by factors[0] and x by factors[1]."""
+    y, x = factors
+    return boxes * boxes.new_tensor([x, y, x, y])
+
+
+def at_least(boxes: Tensor, min_size: float) -> Tensor:
+    """Bool [N]: both sides positive and at least `min_size` pixels."""
+    sides = boxes[:, 2:] - boxes[:, :2]
+    return ((sides > 0) & (sides >= min_size)).all(dim=1)
+
+
+def xyxy_to_xywh(boxes: Tensor) -> Tensor:
+    """Boxes [..., 4] as (x1, y1, width, height), the form of COCO's json."""
+    return torch.cat([boxes[..., :2], boxes[..., 2:] - boxes[..., :2]], dim=-1)
+
+
+def xywh_to_xyxy(boxes: Tensor) -> Tensor:
+    """The inverse of `xyxy_to_xywh`."""
+    return torch.cat([boxes[..., :2], boxes[..., :2] + boxes[..., 2:]], dim=-1)

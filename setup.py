@@ -1,0 +1,146 @@
+"""Builds detlite._C, the compiled kernels, and nothing else; the metadata is in pyproject.toml.
+
+CUDA kernels are built when CUDA_HOME names a toolkit (a folder with bin/nvcc) or DETLITE_CUDA=1
+asks for them; DETLITE_CUDA=0 leaves them out. Whether the machine has a GPU is never asked.
+TORCH_CUDA_ARCH_LIST chooses the GPU generations and MAX_JOBS the parallel compilers, as for any
+torch extension.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+# Turing to Hopper as machine code; later generations compile the PTX when they first load it.
+CUDA_ARCHITECTURES = "7.5;8.0;9.0+PTX"
+# The oldest torch whose stable ABI the kernels use: one binary runs on it and on every later one.
+TORCH_TARGET = (2, 11)
+TORCH_TARGET_VERSION = f"0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}000000000000"
+DEFINES = [f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
+# These two give up nothing but floating-point traps and errno, which no kernel reads, and without
+# them loops over comparisons do not vectorise.
+CXX_FLAGS = [
+    "-O3",
+    "-std=c++17",
+    "-Wall",
+    "-Wextra",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+]
+NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler=-Wall,-Wextra,-fvisibility=hidden"]
+
+
+def sources(*folders: str) -> list[str]:
+    files = [path for folder in folders for path in (ROOT / folder).glob("*.c*")]
+    return sorted(str(path.relative_to(ROOT)) for path in files)
+
+
+def toolkit_of(nvcc: str) -> str:
+    """The toolkit folder of an nvcc, which may be a script that calls the real one."""
+    dry_run = subprocess.run(
+        [nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True
+    )
+    here = re.search(r"^#\$ _HERE_=(.+)$", dry_run.stderr, re.MULTILINE)
+    return os.path.dirname(here[1] if here else os.path.dirname(os.path.realpath(nvcc)))
+
+
+def find_cuda() -> Path | None:
+    """The CUDA toolkit to build with, or None for a build without CUDA."""
+    asked = os.environ.get("DETLITE_CUDA", "")
+    home = os.environ.get("CUDA_HOME", "")
+    if asked not in ("", "0", "1"):
+        raise SystemExit(f"DETLITE_CUDA must be 0 or 1, not {asked!r}")
+    if asked == "0" or not (asked or home):
+        return None
+    if not home:
+        on_path = shutil.which("nvcc")
+        home = toolkit_of(on_path) if on_path else "/usr/local/cuda"
+    toolkit = Path(home)
+    if not (toolkit / "bin" / "nvcc").exists():
+        raise SystemExit(
+            f"no CUDA compiler at {toolkit}/bin/nvcc: set CUDA_HOME to the toolkit's folder, "
+            "or DETLITE_CUDA=0 to build without CUDA"
+        )
+    return toolkit
+
+
+class BuildKernels(build_ext):
+    """Hands the build to torch's compiler driver, imported only here: metadata needs no torch."""
+
+    def run(self) -> None:
+        cuda = find_cuda()
+        if cuda:
+            # Both are read when cpp_extension is imported or when it builds.
+            os.environ["CUDA_HOME"] = str(cuda)
+            os.environ["TORCH_CUDA_ARCH_LIST"] = (
+                os.environ.get("TORCH_CUDA_ARCH_LIST") or CUDA_ARCHITECTURES
+            )
+        try:
+            import torch
+            from torch.utils import cpp_extension
+        except ImportError as error:
+            raise SystemExit(
+                f"building detlite._C needs torch >= {TORCH_TARGET[0]}.{TORCH_TARGET[1]}, "
+                f"which could not be imported: {error}"
+            ) from error
+        version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+        if version < TORCH_TARGET:
+            raise SystemExit(
+                f"detlite needs torch >= {TORCH_TARGET[0]}.{TORCH_TARGET[1]}; "
+                f"this is torch {torch.__version__}"
+            )
+        if cuda and torch.version.cuda is None:
+            raise SystemExit(
+                f"CUDA kernels need a torch built with CUDA, and torch {torch.__version__} is not: "
+                "install one, or set DETLITE_CUDA=0 to build without CUDA"
+            )
+
+        (declared,) = self.distribution.ext_modules
+        make = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
+        defines = [*DEFINES, "-DUSE_CUDA"] if cuda else DEFINES
+        kernels = make(
+            declared.name,
+            declared.sources + (sources("csrc/cuda") if cuda else []),
+            depends=declared.depends,
+            py_limited_api=True,
+            include_dirs=[str(ROOT / "csrc")],
+            extra_compile_args={
+                "cxx": [*CXX_FLAGS, *defines],
+                "nvcc": [*NVCC_FLAGS, *defines],
+            },
+            extra_link_args=["-Wl,-O1", "-Wl,--as-needed"],
+        )
+        build = cpp_extension.BuildExtension(
+            self.distribution, use_ninja=cpp_extension.is_ninja_available()
+        )
+        build.inplace, build.editable_mode = self.inplace, self.editable_mode
+        build.build_lib, build.build_temp = self.build_lib, self.build_temp
+        build.force, build.debug, build.verbose = self.force, self.debug, self.verbose
+        self.distribution.ext_modules = [kernels]
+        try:
+            build.ensure_finalized()
+            build.run()
+        finally:
+            self.distribution.ext_modules = [declared]
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "detlite._C",
+            sources("csrc", "csrc/cpu"),
+            depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.h")),
+            py_limited_api=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildKernels},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

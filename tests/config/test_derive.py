@@ -1,0 +1,190 @@
+"""Keys that restate others are filled in, and refused when they contradict."""
+
+from __future__ import annotations
+
+import pytest
+
+from detlite.config import ConfigError, load_config
+
+FPN = ("MODEL.BACKBONE.CONV_BODY", "R-50-FPN")
+
+
+def test_c4_keys_follow_from_the_body():
+    cfg = load_config(None, ["MODEL.BACKBONE.CONV_BODY", "R-50-C4"])
+    assert cfg.MODEL.RPN.USE_FPN is False
+    assert cfg.MODEL.ROI_HEADS.USE_FPN is False
+    assert cfg.MODEL.RPN.ANCHOR_STRIDE == (16,)
+    assert cfg.MODEL.ROI_BOX_HEAD.POOLER_SCALES == (1 / 16,)
+    assert cfg.MODEL.ROI_MASK_HEAD.POOLER_SCALES == (1 / 16,)
+    assert cfg.MODEL.RESNETS.RES2_OUT_CHANNELS == 256
+    assert cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS == 1024
+
+
+def test_fpn_keys_follow_from_the_body():
+    cfg = load_config(None, [*FPN])
+    assert cfg.MODEL.RPN.USE_FPN is True
+    assert cfg.MODEL.ROI_HEADS.USE_FPN is True
+    assert cfg.MODEL.RPN.ANCHOR_STRIDE == (4, 8, 16, 32, 64)
+    assert cfg.MODEL.ROI_BOX_HEAD.POOLER_SCALES == (1 / 4, 1 / 8, 1 / 16, 1 / 32)
+    assert cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS == 256
+
+
+@pytest.mark.parametrize(
+    ("body", "res2", "out"), [("R-18-C4", 64, 256), ("R-34-FPN", 64, 256), ("R-101-C4", 256, 1024)]
+)
+def test_widths_follow_from_the_depth(body, res2, out):
+    cfg = load_config(None, ["MODEL.BACKBONE.CONV_BODY", body])
+    assert res2 == cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
+    assert out == cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
+
+
+def test_c4_width_follows_from_res2():
+    cfg = load_config(None, ["MODEL.RESNETS.RES2_OUT_CHANNELS", 32])
+    assert cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS == 128
+
+
+def test_fpn_width_is_free():
+    cfg = load_config(None, [*FPN, "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 64])
+    assert cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS == 64
+
+
+def test_detections_per_image_is_one_number():
+    cfg = load_config(None, ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 7])
+    assert cfg.TEST.DETECTIONS_PER_IMG == 7
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("MODEL.RPN.USE_FPN", True),
+        ("MODEL.ROI_HEADS.USE_FPN", True),
+        ("MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64)),
+        ("MODEL.ROI_BOX_HEAD.POOLER_SCALES", (0.25, 0.125, 0.0625, 0.03125)),
+        ("MODEL.ROI_MASK_HEAD.POOLER_SCALES", (0.25, 0.125, 0.0625, 0.03125)),
+        ("MODEL.RESNETS.RES2_OUT_CHANNELS", 256),
+        ("TEST.DETECTIONS_PER_IMG", 100),
+        ("MODEL.RESNETS.STEM_FUNC", "StemWithFixedBatchNorm"),
+    ],
+)
+def test_restating_what_follows_changes_nothing(key, value):
+    assert load_config(None, [*FPN, key, value]) == load_config(None, FPN)
+
+
+@pytest.mark.parametrize(
+    ("opts", "key", "origin"),
+    [
+        ((*FPN, "MODEL.RPN.USE_FPN", False), "MODEL.RPN.USE_FPN", "MODEL.BACKBONE.CONV_BODY"),
+        (("MODEL.RPN.USE_FPN", True), "MODEL.RPN.USE_FPN", "MODEL.BACKBONE.CONV_BODY"),
+        (
+            ("MODEL.ROI_HEADS.USE_FPN", True),
+            "MODEL.ROI_HEADS.USE_FPN",
+            "MODEL.BACKBONE.CONV_BODY",
+        ),
+        (
+            (*FPN, "MODEL.RPN.ANCHOR_STRIDE", (16,)),
+            "MODEL.RPN.ANCHOR_STRIDE",
+            "MODEL.BACKBONE.CONV_BODY",
+        ),
+        (
+            (*FPN, "MODEL.ROI_BOX_HEAD.POOLER_SCALES", (0.0625,)),
+            "MODEL.ROI_BOX_HEAD.POOLER_SCALES",
+            "MODEL.BACKBONE.CONV_BODY",
+        ),
+        (
+            (
+                *FPN, "MODEL.MASK_ON", True,
+                "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
+                "MODEL.ROI_MASK_HEAD.POOLER_SCALES", (0.0625,),
+            ),
+            "MODEL.ROI_MASK_HEAD.POOLER_SCALES",
+            "MODEL.BACKBONE.CONV_BODY",
+        ),
+        (
+            ("MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 256),
+            "MODEL.RESNETS.BACKBONE_OUT_CHANNELS",
+            "MODEL.RESNETS.RES2_OUT_CHANNELS",
+        ),
+        (
+            ("TEST.DETECTIONS_PER_IMG", 50),
+            "TEST.DETECTIONS_PER_IMG",
+            "MODEL.ROI_HEADS.DETECTIONS_PER_IMG",
+        ),
+        (
+            ("MODEL.RESNETS.NORM", "BN", "MODEL.RESNETS.TRANS_FUNC", "BottleneckWithGN"),
+            "MODEL.RESNETS.TRANS_FUNC",
+            "MODEL.RESNETS.NORM",
+        ),
+        (
+            (
+                "MODEL.RESNETS.TRANS_FUNC", "BottleneckWithGN",
+                "MODEL.RESNETS.STEM_FUNC", "StemWithBatchNorm",
+            ),
+            "MODEL.RESNETS.STEM_FUNC",
+            "MODEL.RESNETS.NORM",
+        ),
+    ],
+)  # fmt: skip
+def test_contradiction_names_both_keys(opts, key, origin):
+    with pytest.raises(ConfigError) as error:
+        load_config(None, opts)
+    assert str(error.value).startswith(f"{key} is ")
+    assert origin in str(error.value)
+
+
+@pytest.mark.parametrize("sizes", [(32, 64), ((32,), (64,)), (8, 16, 32, 64, 128, 256)])
+def test_anchor_sizes_must_match_the_levels(sizes):
+    with pytest.raises(ConfigError, match=f"ANCHOR_SIZES has {len(sizes)} levels.*gives the RPN 5"):
+        load_config(None, [*FPN, "MODEL.RPN.ANCHOR_SIZES", sizes])
+
+
+@pytest.mark.parametrize(
+    ("opts", "norm"),
+    [
+        ((), "FrozenBN"),
+        (("MODEL.RESNETS.TRANS_FUNC", "BottleneckWithGN"), "GN"),
+        (("MODEL.RESNETS.STEM_FUNC", "StemWithBatchNorm"), "BN"),
+        (
+            (
+                "MODEL.RESNETS.TRANS_FUNC",
+                "BottleneckWithGN",
+                "MODEL.RESNETS.STEM_FUNC",
+                "StemWithGN",
+            ),
+            "GN",
+        ),
+        (("MODEL.RESNETS.NORM", "BN"), "BN"),
+    ],
+)
+def test_norm_follows_from_the_old_functions(opts, norm):
+    resnets = load_config(None, opts).MODEL.RESNETS
+    trans = {"FrozenBN": "FixedBatchNorm", "BN": "BatchNorm", "GN": "GN"}[norm]
+    assert (
+        norm,
+        f"BottleneckWith{trans}",
+        f"StemWith{trans}",
+    ) == (resnets.NORM, resnets.TRANS_FUNC, resnets.STEM_FUNC)
+
+
+def test_unknown_trans_func():
+    with pytest.raises(ConfigError, match="TRANS_FUNC is 'BottleneckWithLN', but must be one of"):
+        load_config(None, ["MODEL.RESNETS.TRANS_FUNC", "BottleneckWithLN"])
+
+
+@pytest.mark.parametrize(
+    ("opts", "read"),
+    [
+        (
+            ("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 50),
+            lambda cfg: cfg.TEST.DETECTIONS_PER_IMG == 50,
+        ),
+        (
+            ("MODEL.RESNETS.NORM", "BN"),
+            lambda cfg: cfg.MODEL.RESNETS.STEM_FUNC == "StemWithBatchNorm",
+        ),
+    ],
+)
+def test_override_of_a_resolved_config_moves_what_restates_it(tmp_path, opts, read):
+    """Nobody wrote the restating keys of a resolved config, so nobody contradicts the override."""
+    file = tmp_path / "config.yaml"
+    file.write_text(load_config().dump())
+    assert read(load_config(file, opts))

@@ -1,0 +1,394 @@
+"""Files, inheritance, overrides and every kind of value that is refused."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+import yaml
+
+from detlite.config import ConfigError, default_config, expand_path, load_config
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str, name: str = "config.yaml"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    return write
+
+
+# ---- files
+
+
+def test_no_file_gives_the_defaults():
+    assert load_config().SOLVER.BASE_LR == default_config().SOLVER.BASE_LR
+
+
+def test_empty_file_gives_the_defaults(write):
+    assert load_config(write("# nothing\n")) == load_config()
+
+
+def test_file_changes_only_what_it_states(write):
+    cfg = load_config(write("SOLVER: {BASE_LR: 0.5}"))
+    assert cfg.SOLVER.BASE_LR == 0.5
+    assert cfg.SOLVER.MOMENTUM == load_config().SOLVER.MOMENTUM
+
+
+def test_path_may_be_a_string(write):
+    assert load_config(str(write("SEED: 3"))).SEED == 3
+
+
+def test_config_is_frozen():
+    with pytest.raises(AttributeError):
+        load_config().SOLVER.BASE_LR = 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "is not YAML"),
+        ("- 1\n- 2\n", "holds list, not keys and values"),
+        ("just words", "holds str, not keys and values"),
+        ("MODEL:\nSEED: 1", "MODEL is a section with keys such as MODEL."),
+        ("MODEL: 3", "MODEL is a section with keys such as MODEL."),
+        ("SOLVER: {BASE_LR: {X: 1}}", "SOLVER.BASE_LR is {'X': 1}"),
+        ("_BASE_: [a.yaml]", "_BASE_ is the path of one file"),
+        ("1: 2", "unknown config key 1"),
+    ],
+)
+def test_unusable_file_is_named(write, text, message):
+    file = write(text)
+    with pytest.raises(ConfigError) as error:
+        load_config(file)
+    assert str(file) in str(error.value)
+    assert message in str(error.value)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read \(No such file"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_folder_instead_of_file(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+
+
+def test_binary_file(tmp_path):
+    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(ConfigError, match=r"x\.yaml: is not YAML"):
+        load_config(tmp_path / "x.yaml")
+
+
+def test_yaml_cannot_run_code(write):
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load_config(write("SEED: !!python/object/apply:os.getpid []"))
+
+
+# ---- _BASE_
+
+
+def test_base_chain_reads_the_most_basic_first(write):
+    write("SEED: 1\nSOLVER: {BASE_LR: 0.1, MOMENTUM: 0.1, GAMMA: 0.7}", "deep/a.yaml")
+    write("_BASE_: deep/a.yaml\nSOLVER: {BASE_LR: 0.2, MOMENTUM: 0.2}", "b.yaml")
+    cfg = load_config(write("_BASE_: ../b.yaml\nSOLVER: {BASE_LR: 0.3}", "leaf/c.yaml"))
+    assert (cfg.SEED, cfg.SOLVER.BASE_LR, cfg.SOLVER.MOMENTUM, cfg.SOLVER.GAMMA) == (
+        1, 0.3, 0.2, 0.7,
+    )  # fmt: skip
+
+
+def test_base_may_be_absolute(write):
+    base = write("SEED: 4", "base.yaml")
+    assert load_config(write(f"_BASE_: {base}", "x/leaf.yaml")).SEED == 4
+
+
+def test_sections_merge_and_lists_replace(write):
+    write("DATASETS: {TRAIN: [a, b], TEST: [c]}", "base.yaml")
+    cfg = load_config(write("_BASE_: base.yaml\nDATASETS: {TRAIN: [d]}"))
+    assert (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST) == (("d",), ("c",))
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b"), ("a", "b", "c")])
+def test_base_cycle(write, names):
+    for name, base in zip(names, (*names[1:], names[0]), strict=True):
+        file = write(f"_BASE_: {base}.yaml", f"{name}.yaml")
+    with pytest.raises(ConfigError, match="_BASE_ leads back to the file itself"):
+        load_config(file)
+
+
+def test_missing_base_is_named(write):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
+        load_config(write("_BASE_: nowhere.yaml"))
+
+
+def test_error_in_base_names_the_base(write):
+    base = write("SOLVER: {BASE_LR: fast}", "base.yaml")
+    with pytest.raises(ConfigError, match=r"SOLVER\.BASE_LR") as error:
+        load_config(write("_BASE_: base.yaml"))
+    assert str(error.value).startswith(str(base))
+
+
+# ---- overrides
+
+
+def test_overrides_win_over_the_file(write):
+    cfg = load_config(write("SOLVER: {BASE_LR: 0.5}"), ["SOLVER.BASE_LR", "0.25", "SEED", 2])
+    assert (cfg.SOLVER.BASE_LR, cfg.SEED) == (0.25, 2)
+
+
+def test_later_override_wins():
+    assert load_config(None, ["SEED", 1, "SEED", 2]).SEED == 2
+
+
+def test_odd_overrides():
+    with pytest.raises(ConfigError, match=r"pairs KEY VALUE; 'SOLVER\.GAMMA' stands alone"):
+        load_config(None, ["SEED", 1, "SOLVER.GAMMA"])
+
+
+def test_error_in_override_names_the_command_line():
+    with pytest.raises(ConfigError, match=r"^command line: SEED is 'x'"):
+        load_config(None, ["SEED", "x"])
+
+
+# ---- unknown keys
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("SOLVER.BASE_LRR", "SOLVER.BASE_LR"),
+        ("SOLVER.base_lr", "SOLVER.BASE_LR"),
+        ("MODEL.ROI_BOX_HEAD.POOLER_TYP", "MODEL.ROI_BOX_HEAD.POOLER_TYPE"),
+        ("MODEL.WEIGHTS", "MODEL.WEIGHT"),
+        ("BASE_LR", "SOLVER.BASE_LR"),
+    ],
+)
+def test_unknown_key_tells_the_nearest(name, nearest):
+    with pytest.raises(ConfigError) as error:
+        load_config(None, [name, 1])
+    assert f"unknown config key {name}; did you mean {nearest}?" in str(error.value)
+
+
+def test_unknown_key_far_from_all():
+    with pytest.raises(ConfigError, match=r"unknown config key qqq$"):
+        load_config(None, ["qqq", 1])
+
+
+def test_unknown_section_in_a_file(write):
+    with pytest.raises(ConfigError, match=r"config\.yaml: unknown config key SOLVR\.BASE_LR"):
+        load_config(write("SOLVR: {BASE_LR: 1}"))
+
+
+# ---- types
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "wanted"),
+    [
+        ("SOLVER.BASE_LR", 1, 1.0),
+        ("SOLVER.BASE_LR", "1e-4", 1e-4),
+        ("SOLVER.BASE_LR", "1", 1.0),
+        ("SOLVER.MAX_ITER", "70", 70),
+        ("SOLVER.STEPS", "(10, 20)", (10, 20)),
+        ("SOLVER.STEPS", [10, 20], (10, 20)),
+        ("SOLVER.STEPS", "[10, 20]", (10, 20)),
+        ("SOLVER.STEPS", "()", ()),
+        ("SOLVER.STEPS", "(5,)", (5,)),
+        ("INPUT.MIN_SIZE_TRAIN", 800, (800,)),
+        ("INPUT.MIN_SIZE_TRAIN", "800", (800,)),
+        ("INPUT.PIXEL_MEAN", (1, 2, 3), [1, 2, 3]),
+        ("DATASETS.TRAIN", "coco_train", ("coco_train",)),
+        ("DATASETS.TRAIN", '("a", "b")', ("a", "b")),
+        ("MODEL.MASK_ON", "True", True),
+        ("MODEL.MASK_ON", "false", False),
+        ("OUTPUT_DIR", 7, "7"),
+        ("OUTPUT_DIR", "3.5", "3.5"),
+        ("MODEL.RPN.ANCHOR_SIZES", "((8, 16), (32, 64))", ((8, 16), (32, 64))),
+        ("MODEL.RPN.ANCHOR_SIZES", [[8, 16], [32, 64]], ((8, 16), (32, 64))),
+        ("DATASETS.CATALOG", '[{"name": "x"}]', [{"name": "x"}]),
+    ],
+)
+def test_value_is_read_as_the_type_of_the_key(name, given, wanted):
+    cfg = load_config(None, [name, given])
+    value = cfg
+    for part in name.split("."):
+        value = value[part]
+    assert value == wanted
+    assert type(value) is type(wanted)
+
+
+def test_yaml_spellings(write):
+    text = "SOLVER:\n  BASE_LR: 1e-4\n  STEPS: (3, 4)\nDATASETS:\n  TRAIN: ('a',)\nMODEL: {MASK_ON: yes}"
+    cfg = load_config(write(text))
+    assert cfg.SOLVER.BASE_LR == 1e-4
+    assert cfg.SOLVER.STEPS == (3, 4)
+    assert cfg.DATASETS.TRAIN == ("a",)
+    assert cfg.MODEL.MASK_ON is True
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SOLVER.BASE_LR", "fast"),
+        ("SOLVER.BASE_LR", True),
+        ("SOLVER.BASE_LR", [0.1]),
+        ("SOLVER.BASE_LR", None),
+        ("SOLVER.MAX_ITER", 1.5),
+        ("SOLVER.MAX_ITER", True),
+        ("MODEL.MASK_ON", 1),
+        ("MODEL.MASK_ON", "maybe"),
+        ("MODEL.RPN.USE_FPN", "maybe"),
+        ("OUTPUT_DIR", ["a"]),
+        ("OUTPUT_DIR", True),
+        ("OUTPUT_DIR", None),
+        ("SOLVER.STEPS", {"a": 1}),
+        ("SOLVER.STEPS", True),
+        ("DATASETS.TRAIN", ""),
+    ],
+)
+def test_wrong_type_tells_key_value_and_meaning(name, value):
+    with pytest.raises(ConfigError) as error:
+        load_config(None, [name, value])
+    assert f"command line: {name} is {value!r}" in str(error.value)
+    assert "must be" in str(error.value)
+
+
+# ---- ranges
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("SOLVER.BASE_LR", 0.0, "greater than 0"),
+        ("SOLVER.BASE_LR", float("nan"), "greater than 0"),
+        ("SOLVER.MOMENTUM", 1.1, "from 0 to 1"),
+        ("SOLVER.WEIGHT_DECAY", -1e-4, "at least 0"),
+        ("SOLVER.WEIGHT_DECAY", float("nan"), "at least 0"),
+        ("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 1, "at least 2"),
+        ("MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 6, "from 0 to 5"),
+        ("MODEL.RESNETS.RES5_DILATION", 3, "one of 1, 2"),
+        ("MODEL.RESNETS.NORM", "LN", "one of 'FrozenBN', 'BN', 'GN'"),
+        ("DTYPE", "float64", "one of 'float32', 'float16', 'bfloat16'"),
+        ("SOLVER.STEPS", (-1,), "values at least 0"),
+        ("SOLVER.STEPS", ("a",), "a sequence of numbers, not 'a'"),
+        ("INPUT.PIXEL_MEAN", [1.0, 2.0], "3 values"),
+        ("INPUT.PIXEL_STD", [1.0, 2.0, 0.0], "values greater than 0"),
+        ("INPUT.MIN_SIZE_TRAIN", (), "at least one value"),
+        ("MODEL.RPN.ASPECT_RATIOS", (1.0, -2.0), "values greater than 0"),
+        ("MODEL.RPN.ANCHOR_SIZES", (), "positive sizes"),
+        ("MODEL.RPN.ANCHOR_SIZES", (32, 0), "positive sizes"),
+        ("MODEL.RPN.ANCHOR_SIZES", ((32,), ()), "positive sizes"),
+        ("MODEL.RPN.ANCHOR_SIZES", ("a",), "positive sizes"),
+        ("MODEL.ROI_HEADS.BBOX_REG_WEIGHTS", (10, 10, 5), "4 values"),
+        ("DATASETS.TRAIN", (1,), "a sequence of strings"),
+        ("DATASETS.CATALOG", ["coco"], "a list of mappings"),
+        ("DATASETS.CATALOG", [{"annotations": "a.json"}], "a list of mappings"),
+        ("DATASETS.ON_BAD_ANNOTATION", "ignore", "one of 'error', 'skip'"),
+    ],
+)  # fmt: skip
+def test_impossible_value_tells_what_it_should_be(name, value, wanted):
+    with pytest.raises(ConfigError) as error:
+        load_config(None, [name, value])
+    assert f"command line: {name} is {value!r}, but must be {wanted}" in str(error.value)
+
+
+# ---- paths
+
+
+def test_expand_path(monkeypatch):
+    monkeypatch.setenv("FOLDER_A", "/data")
+    monkeypatch.setenv("EMPTY", "")
+    monkeypatch.delenv("UNSET", raising=False)
+    assert str(expand_path("$FOLDER_A/x")) == "/data/x"
+    assert str(expand_path("${FOLDER_A}/x")) == "/data/x"
+    assert str(expand_path("${FOLDER_A:-other}/x")) == "/data/x"
+    assert str(expand_path("${UNSET:-../other}/x")) == "../other/x"
+    assert str(expand_path("${EMPTY:-other}/x")) == "other/x"
+    assert str(expand_path("~/x")) == os.path.expanduser("~/x")
+    assert str(expand_path("plain/x")) == "plain/x"
+    with pytest.raises(ConfigError, match=r"'\$\{UNSET\}/x' needs the environment variable UNSET"):
+        expand_path("${UNSET}/x")
+
+
+# ---- IMPORTS
+
+
+_OWN_BACKBONE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from torch import nn
+from detlite.modeling.backbone import BACKBONES, Backbone
+
+@dataclass
+class Widths:
+    first: int = 8
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, Widths().first, 3, stride=8, padding=1)
+    def forward(self, x):
+        return [self.conv(x)]
+
+@BACKBONES.register("{name}")
+def build(cfg):
+    return Backbone(Body(), nn.Identity(), 8, strides=(8,), pooled=1)
+"""
+
+
+def test_imports_registers_a_users_backbone(write):
+    from detlite.modeling.backbone import BACKBONES, build_backbone
+
+    write(_OWN_BACKBONE.replace("{name}", "one-conv"), "own.py")
+    text = "IMPORTS: [own.py]\nMODEL: {BACKBONE: {CONV_BODY: one-conv}}"
+    for _ in range(2):  # the second load finds it registered and does not run the file again
+        cfg = load_config(write(text))
+        assert "one-conv" in BACKBONES.names()
+    assert build_backbone(cfg).strides == (8,)
+    again = load_config(write(cfg.dump(), "resolved.yaml"))
+    assert again == cfg
+
+
+def test_imports_takes_installed_modules():
+    sys.modules.pop("this_module_does_not_exist", None)
+    assert load_config(None, ["IMPORTS", ("json",)]).IMPORTS == ("json",)
+
+
+@pytest.mark.parametrize("name", ["this_module_does_not_exist", "no_such_file.py"])
+def test_imports_that_cannot_be_found(name):
+    with pytest.raises(ConfigError, match=f"IMPORTS: '{name}' cannot be imported"):
+        load_config(None, ["IMPORTS", (name,)])
+
+
+def test_failed_import_is_tried_again(write):
+    file = write("import this_module_does_not_exist", "broken.py")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="this_module_does_not_exist"):
+            load_config(None, ["IMPORTS", (str(file),)])
+
+
+# ---- the resolved config
+
+
+@pytest.mark.parametrize(
+    "opts",
+    [
+        (),
+        ("MODEL.BACKBONE.CONV_BODY", "R-18-FPN", "MODEL.MASK_ON", True),
+        ("MODEL.RESNETS.TRANS_FUNC", "BottleneckWithGN"),
+        ("MODEL.RPN.ANCHOR_SIZES", "((8, 16), (32, 64))"),
+        ("DATASETS.CATALOG", [{"name": "a", "annotations": "a.json", "images": "b"}]),
+        ("SOLVER.BASE_LR", 1e-7, "SOLVER.STEPS", ()),
+        ("OUTPUT_DIR", "123"),
+    ],
+)
+def test_resolved_config_loads_again_and_is_equal(write, opts):
+    cfg = load_config(None, opts)
+    again = load_config(write(cfg.dump()))
+    assert again == cfg
+    assert yaml.safe_load(again.dump()) == yaml.safe_load(cfg.dump())

@@ -1,0 +1,64 @@
+"""The table of keys: complete, documented, and every key of it at work."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from detlite.config import KEYS, ConfigError, load_config
+from detlite.config.schema import NOT_BUILT, OBSOLETE
+
+NAMES = [key.name for key in KEYS]
+
+
+def test_names_are_unique():
+    assert not [name for name, count in Counter(NAMES).items() if count > 1]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=NAMES)
+def test_key_is_documented_and_its_default_passes_its_own_check(key):
+    assert key.doc
+    assert (key.default is None) == (key.derived_type is not None)
+    if key.default is not None and key.check is not None:
+        assert key.check(key.default) is None
+
+
+@pytest.mark.parametrize("key", KEYS, ids=NAMES)
+def test_key_is_read_somewhere(key, repo_root):
+    """In one file, the key's section and `.KEY` or `"KEY"` (how restating keys are checked)."""
+    *sections, leaf = key.name.split(".")
+    read = re.compile(rf"""(\.{leaf}\b|["']{leaf}["'])""")
+    section = re.compile(rf"\b{sections[-1]}\b" if sections else r"\bcfg\b")
+    # Both heads' poolers are read by one function, which is given the name of the head.
+    if leaf.startswith("POOLER_"):
+        section = re.compile(r"MODEL\[head\]|\b" + sections[-1] + r"\b")
+    schema = repo_root / "detlite" / "config" / "schema.py"
+    files = [*(repo_root / "detlite").rglob("*.py"), *(repo_root / "tools").rglob("*.py")]
+    texts = [file.read_text() for file in files if file != schema]
+    assert any(read.search(text) and section.search(text) for text in texts)
+
+
+@pytest.mark.parametrize("prefix", NOT_BUILT)
+def test_key_of_a_part_that_is_not_built_is_refused_by_name(prefix):
+    with pytest.raises(ConfigError) as error:
+        load_config(None, [prefix, 1])
+    assert f"{prefix} belongs to {NOT_BUILT[prefix]}, which detlite does not have" in str(
+        error.value
+    )
+
+
+@pytest.mark.parametrize("prefix", OBSOLETE)
+def test_key_without_a_meaning_is_refused_with_the_reason(prefix):
+    with pytest.raises(ConfigError) as error:
+        load_config(None, [prefix, 1])
+    assert f"{prefix} has no meaning here: {OBSOLETE[prefix]}" in str(error.value)
+
+
+def test_refusals_hide_no_key():
+    for name in NAMES:
+        with pytest.raises(ConfigError) as error:
+            load_config(None, [name, object()])
+        assert "does not have" not in str(error.value)
+        assert "no meaning" not in str(error.value)

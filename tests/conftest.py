@@ -1,0 +1,90 @@
+"""What all tests share: a fixed seed, the real data where it is, a tiny model."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from yacs.config import CfgNode
+
+from detlite.config import load_config
+
+_ROOT = Path(__file__).parent.parent
+
+# A Mask R-CNN with a ResNet-18-FPN of 1/4 width; strings, so that it also serves command lines.
+_TINY: dict[str, Any] = {
+    "MODEL.DEVICE": "cpu",
+    "MODEL.MASK_ON": True,
+    "MODEL.BACKBONE.CONV_BODY": "R-18-FPN",
+    "MODEL.BACKBONE.FREEZE_CONV_BODY_AT": 0,
+    "MODEL.RESNETS.NORM": "GN",
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": 16,
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,
+    "MODEL.GROUP_NORM.NUM_GROUPS": 4,
+    "MODEL.RPN.ANCHOR_SIZES": (8, 16, 32, 64, 128),
+    "MODEL.RPN.STRADDLE_THRESH": -1,
+    "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 100,
+    "MODEL.RPN.PRE_NMS_TOP_N_TEST": 100,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 50,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 50,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32,
+    "MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 20,
+    "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 4,
+    "INPUT.TO_BGR255": False,
+    "INPUT.PIXEL_MEAN": [0.485, 0.456, 0.406],
+    "INPUT.PIXEL_STD": [0.229, 0.224, 0.225],
+}
+_TINY_FPN: dict[str, Any] = {
+    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
+    "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "FPN2MLPFeatureExtractor",
+    "MODEL.ROI_BOX_HEAD.PREDICTOR": "FPNPredictor",
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 7,
+    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 2,
+    "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 32,
+    "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR": "MaskRCNNFPNFeatureExtractor",
+    "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
+    "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": 2,
+    "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
+    "MODEL.ROI_MASK_HEAD.RESOLUTION": 28,
+}
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    """Every test draws the same random numbers, in whatever order tests run."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """The folder that holds pyproject.toml."""
+    return _ROOT
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of real data sets and recorded outputs; skips where it is absent."""
+    folder = _ROOT / os.environ.get("DETLITE_TEST_DATA", "../shared")
+    if not folder.is_dir():
+        pytest.skip(f"no folder {folder} (DETLITE_TEST_DATA)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> Callable[..., CfgNode]:
+    """`tiny_config(*opts)`: a tiny Mask R-CNN on an FPN; `c4=True`: on a C4 map."""
+
+    def load(*opts: Any, c4: bool = False) -> CfgNode:
+        body = {"MODEL.BACKBONE.CONV_BODY": "R-18-C4"} if c4 else _TINY_FPN
+        settings = {**_TINY, **body}
+        return load_config(None, [item for pair in settings.items() for item in pair] + list(opts))
+
+    return load

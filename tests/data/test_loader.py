@@ -1,0 +1,161 @@
+"""Loaders: reproducible batches whatever the number of processes, and readable errors."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from detlite import distributed
+from detlite.config import ConfigError
+from detlite.data.catalog import build_dataset, build_train_dataset
+from detlite.data.errors import DataError
+from detlite.data.loader import build_test_loader, build_train_loader
+
+
+def equal(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+def take(loader, count):
+    return list(itertools.islice(loader, count))
+
+
+@pytest.fixture
+def training(content, write_set, small_cfg):
+    """Takes overrides; gives config and training set."""
+    write_set(content)
+
+    def build(*opts):
+        cfg = small_cfg("INPUT.VERTICAL_FLIP_PROB_TRAIN", 0.5, *opts)
+        return cfg, build_train_dataset(cfg)
+
+    return build
+
+
+def test_training_batches_are_lists_of_images_and_targets(training):
+    images, targets = take(build_train_loader(*training()), 1)[0]
+    assert len(images) == len(targets) == 2
+    assert all(image.dtype == torch.uint8 and image.shape[0] == 3 for image in images)
+    for image, target in zip(images, targets, strict=True):
+        assert target["masks"].shape[1:] == image.shape[1:]
+
+
+def test_resuming_gives_the_same_pixels(training):
+    straight = take(build_train_loader(*training()), 7)
+    assert equal(straight[4:], take(build_train_loader(*training(), start_iter=4), 3))
+
+
+def test_worker_processes_give_the_same_pixels(training):
+    alone = take(build_train_loader(*training()), 5)
+    assert equal(alone, take(build_train_loader(*training("DATALOADER.NUM_WORKERS", 2)), 5))
+
+
+def test_seed_and_round_change_the_augmentation(training):
+    first = take(build_train_loader(*training()), 12)
+    assert not equal(first, take(build_train_loader(*training("SEED", 1)), 12))
+    sizes = {tuple(image.shape) for images, _ in first for image in images}
+    assert len(sizes) == 4  # two images at two scales
+
+
+def test_loading_leaves_the_global_generator_alone(training):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    take(build_train_loader(*training()), 3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_aspect_ratio_grouping(training):
+    for images, _ in take(build_train_loader(*training()), 6):
+        assert len({image.shape[1] < image.shape[2] for image in images}) == 1
+    mixed = take(build_train_loader(*training("DATALOADER.ASPECT_RATIO_GROUPING", False)), 6)
+    assert any(len({image.shape[1] < image.shape[2] for image in batch[0]}) == 2 for batch in mixed)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_sees_each_image_once_in_order(content, write_set, small_cfg, workers):
+    write_set(content)
+    cfg = small_cfg("DATALOADER.NUM_WORKERS", workers, "TEST.IMS_PER_BATCH", 3)
+    loader = build_test_loader(cfg, build_dataset(cfg, "small", train=False))
+    assert len(loader) == 2
+    for _ in range(2):  # a loader can be used again
+        pairs = [pair for images, targets in loader for pair in zip(images, targets, strict=True)]
+        assert [target["image_id"] for _, target in pairs] == [10, 11, 12, 13]
+        assert [min(image.shape[1:]) for image, _ in pairs] == [20] * 4
+        assert [target["size"] for _, target in pairs] == [(30, 40), (40, 20), (16, 16), (16, 24)]
+
+
+def test_processes_share_training_and_evaluation(training, monkeypatch):
+    cfg, dataset = training()
+    alone = take(build_train_loader(cfg, dataset), 4)
+    test_set = build_dataset(cfg, "small", train=False)
+    seen, shares = [], []
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    for rank in (0, 1):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        shares.append(take(build_train_loader(cfg, dataset), 4))
+        seen += [t["image_id"] for _, batch in build_test_loader(cfg, test_set) for t in batch]
+    for whole, first, second in zip(alone, *shares, strict=True):
+        assert equal(whole[0], first[0] + second[0])
+        assert equal(whole[1], first[1] + second[1])
+    assert sorted(seen) == [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize(
+    ("key", "build"),
+    [("SOLVER.IMS_PER_BATCH", build_train_loader), ("TEST.IMS_PER_BATCH", build_test_loader)],
+)
+def test_batch_that_cannot_be_shared(training, monkeypatch, key, build):
+    cfg, dataset = training(key, 3)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=f"{key} is 3 .* make it a multiple of 2"):
+        build(cfg, dataset)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_error_while_loading_keeps_its_message(training, tmp_path, workers):
+    cfg, dataset = training("DATALOADER.NUM_WORKERS", workers)
+    picture = tmp_path / "small" / "images" / "a.png"
+    picture.write_bytes(picture.read_bytes()[:300])
+    with pytest.raises(DataError, match=r"a.png: the picture is damaged .* \(image id 10\)$"):
+        take(build_train_loader(cfg, dataset), 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "masks", "classes"),
+    [("nuclei_dsb2018", True, 2), ("bccd", False, 4), ("coco_open", True, 81)],
+)
+def test_real_sets_pass_through_the_loaders(real_data, small_cfg, name, masks, classes):
+    entries = [
+        {
+            "name": split,
+            "annotations": f"{name}/annotations/instances_{split}.json",
+            "images": f"{name}/images",
+        }
+        for split in ("train", "val")
+    ]
+    cfg = small_cfg(
+        "DATASETS.ROOT", str(real_data), "DATASETS.CATALOG", entries, "DATASETS.TRAIN", ("train",),
+        "MODEL.MASK_ON", masks, "MODEL.ROI_BOX_HEAD.NUM_CLASSES", classes,
+        "INPUT.MIN_SIZE_TRAIN", (96, 128), "INPUT.MAX_SIZE_TRAIN", 200, "TEST.IMS_PER_BATCH", 8,
+    )  # fmt: skip
+    for images, targets in take(build_train_loader(cfg, build_train_dataset(cfg)), 4):
+        for image, target in zip(images, targets, strict=True):
+            assert len(target["boxes"])
+            assert target["labels"].min() >= 1
+            assert target["labels"].max() < classes
+            assert ("masks" in target) == masks
+            height, width = image.shape[1:]
+            assert (target["boxes"] <= torch.tensor([width, height, width, height])).all()
+    dataset = build_dataset(cfg, "val", train=False)
+    seen = [
+        target["image_id"] for _, targets in build_test_loader(cfg, dataset) for target in targets
+    ]
+    assert seen == dataset.image_ids

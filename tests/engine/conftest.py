@@ -1,0 +1,137 @@
+"""A detector that can be computed by hand, and pictures on which it is right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from detlite.config import load_config
+from detlite.data import build_dataset, build_train_dataset
+
+
+class ToyDetector(nn.Module):
+    """Has the interface of GeneralizedRCNN. Detects the one red (1) or green (2) block exactly."""
+
+    def __init__(self, num_classes: int = 3, width: int = 4) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width)
+        predictor = nn.ModuleDict(
+            {"cls_score": nn.Linear(width, num_classes), "bbox_pred": nn.Linear(width, 4)}
+        )
+        self.roi_heads = nn.ModuleDict({"box": nn.ModuleDict({"predictor": predictor})})
+        self.categories: list[dict[str, Any]] = []
+        self.mask_threshold = 0.5
+
+    @property
+    def device(self) -> torch.device:
+        return self.body.weight.device
+
+    def forward(self, images: list[Tensor], targets: list[dict[str, Any]]) -> dict[str, Tensor]:
+        pixels = torch.stack([F.interpolate(i[None] / 255, (8, 8))[0] for i in images])
+        features = self.norm(self.body(pixels)).relu().mean((2, 3))
+        # Random, as the choice of proposals is.
+        features = features + 0.1 * torch.rand_like(features)
+        predictor = self.roi_heads["box"]["predictor"]
+        labels = torch.stack([target["labels"][0] for target in targets])
+        boxes = torch.stack([target["boxes"][0] for target in targets]) / 32
+        return {
+            "loss_classifier": F.cross_entropy(predictor["cls_score"](features), labels),
+            "loss_box": F.l1_loss(predictor["bbox_pred"](features), boxes),
+        }
+
+    @torch.no_grad()
+    def detect(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+        assert not self.training
+        return [self._detect(image) for image in images]
+
+    def _detect(self, image: Tensor) -> dict[str, Tensor]:
+        ys, xs = torch.where(image.amax(0) > 127)
+        box = torch.stack([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
+        label = 1 if image[0].sum() > image[1].sum() else 2
+        return {
+            "boxes": box[None].float(),
+            "labels": torch.tensor([label]),
+            "scores": torch.tensor([0.9]),
+            "mask_probs": torch.ones(1, 8, 8),
+        }
+
+
+@pytest.fixture
+def toy() -> ToyDetector:
+    """A toy detector with weights from seed 0."""
+    torch.manual_seed(0)
+    return ToyDetector()
+
+
+@pytest.fixture
+def blocks(tmp_path: Path) -> Path:
+    """A folder with a data set of 7 pictures, each with one block, red or green."""
+    folder = tmp_path / "blocks"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    images, annotations = [], []
+    for number in range(7):
+        width, height = 24, 20 + 2 * number
+        x, y = (int(v) for v in rng.integers(2, 6, 2))
+        w, h = (int(v) for v in rng.integers(8, 14, 2))
+        pixels = np.zeros((height, width, 3), np.uint8)
+        pixels[y : y + h, x : x + w, number % 2] = 255
+        name = f"{number}.png"
+        Image.fromarray(pixels).save(folder / name)
+        images.append({"id": 100 + number, "file_name": name, "height": height, "width": width})
+        annotations.append(
+            {
+                "id": number + 1,
+                "image_id": 100 + number,
+                "category_id": (7, 9)[number % 2],
+                "bbox": [x, y, w, h],
+                "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]],
+            }
+        )
+    categories = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (folder / "blocks.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture
+def make_cfg(blocks: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Loads a config that trains and tests on `blocks`; takes further overrides."""
+
+    def make(*opts: Any) -> Any:
+        entry = {"annotations": "blocks.json", "images": "."}
+        defaults = [
+            "OUTPUT_DIR", str(tmp_path / "run"), "MODEL.DEVICE", "cpu", "MODEL.MASK_ON", True,
+            "DATASETS.ROOT", str(blocks), "DATASETS.TRAIN", ("train",), "DATASETS.TEST", ("val",),
+            "DATASETS.CATALOG", [{"name": "train", **entry}, {"name": "val", **entry}],
+            "DATALOADER.NUM_WORKERS", 0, "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 3,
+            "INPUT.MIN_SIZE_TRAIN", (20, 30), "INPUT.MIN_SIZE_TEST", 40, "SOLVER.STEPS", (3,),
+            "SOLVER.MAX_ITER", 4, "SOLVER.IMS_PER_BATCH", 2, "SOLVER.BASE_LR", 0.1,
+            "SOLVER.WARMUP_ITERS", 2, "SOLVER.LOG_PERIOD", 1, "TEST.IMS_PER_BATCH", 2,
+        ]  # fmt: skip
+        cfg = load_config(None, [*defaults, *opts])
+        Path(cfg.OUTPUT_DIR).mkdir(exist_ok=True)
+        return cfg
+
+    return make
+
+
+@pytest.fixture
+def make_sets() -> Callable[[Any], tuple[Any, list[Any]]]:
+    """The training set and the test sets of a config."""
+
+    def make(cfg: Any) -> tuple[Any, list[Any]]:
+        tests = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
+        return build_train_dataset(cfg), tests
+
+    return make

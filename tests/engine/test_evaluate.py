@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from detlite.data import DataError
+from detlite.engine.evaluate import evaluate, evaluate_dataset, run_inference
+
+
+@pytest.fixture
+def evaluated(make_cfg, make_sets, toy, tmp_path):
+    """Evaluates the toy detector by a config; returns the metrics by data set."""
+
+    def start(*opts):
+        cfg = make_cfg(*opts)
+        return evaluate(cfg, toy, make_sets(cfg)[1], tmp_path)
+
+    return start
+
+
+def test_exact_detections_score_1_in_the_original_frame(evaluated, tmp_path):
+    metrics = evaluated()["val"]
+    # Resizing softens the blocks' borders by less than a pixel.
+    assert metrics["bbox"]["AP"] > 0.9
+    assert metrics["segm"]["AP"] > 0.9
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == metrics
+    results = json.loads((tmp_path / "results_val.json").read_text())
+    assert [result["image_id"] for result in results] == list(range(100, 107))
+    assert {result["category_id"] for result in results} == {7, 9}
+
+
+def test_several_sets_are_reported_by_name(evaluated, tmp_path):
+    metrics = evaluated("DATASETS.TEST", ("val", "train"))
+    assert list(metrics) == ["val", "train"]
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == metrics
+
+
+def test_boxes_alone_without_a_mask_head(evaluated):
+    assert list(evaluated("MODEL.MASK_ON", False)["val"]) == ["bbox"]
+
+
+def test_nothing_detected_is_ap_0(evaluated, toy, tmp_path):
+    nothing = {
+        "boxes": torch.zeros(0, 4),
+        "labels": torch.zeros(0, dtype=torch.int64),
+        "scores": torch.zeros(0),
+        "mask_probs": torch.zeros(0, 8, 8),
+    }
+    toy._detect = lambda image: nothing
+    metrics = evaluated()["val"]
+    assert metrics["bbox"]["AP"] == metrics["segm"]["AP"] == 0
+    assert json.loads((tmp_path / "results_val.json").read_text()) == []
+
+
+def test_max_dets_is_the_number_of_detections_kept(evaluated):
+    metrics = evaluated("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 250)["val"]
+    assert "AR250" in metrics["bbox"]
+    assert "AR100" not in metrics["bbox"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_model_is_put_back(make_cfg, make_sets, toy, training):
+    cfg = make_cfg()
+    toy.train(training)
+    results = run_inference(cfg, toy, make_sets(cfg)[1][0])
+    assert len(results) == 7
+    assert toy.training is training
+
+
+def test_evaluation_leaves_the_random_numbers_alone(evaluated):
+    state = torch.get_rng_state()
+    evaluated()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_other_categories_than_those_trained_on(make_cfg, make_sets, toy, tmp_path):
+    cfg = make_cfg()
+    toy.categories = [{"id": 7, "name": "red"}, {"id": 8, "name": "blue"}]
+    with pytest.raises(DataError, match=r"blocks\.json: .*\(7 red, 9 green\).*\(7 red, 8 blue\)"):
+        evaluate_dataset(cfg, toy, make_sets(cfg)[1][0], tmp_path)
+
+
+def test_no_test_set_is_no_metrics(evaluated, tmp_path):
+    assert evaluated("DATASETS.TEST", ()) == {}
+    assert not (tmp_path / "evaluation.json").exists()

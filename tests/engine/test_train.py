@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from detlite.config import ConfigError, load_config
+from detlite.engine.checkpoint import CheckpointError, last_checkpoint, read_checkpoint
+from detlite.engine.seeding import seed_all
+from detlite.engine.train import NonFiniteLossError, check_output_dir, finite_losses, train
+
+
+@pytest.fixture
+def run(make_cfg, make_sets, toy):
+    """Trains the toy detector by a config; returns the config and the metrics."""
+
+    def start(*opts, resume=False, model=toy, seed=0):
+        cfg = make_cfg(*opts)
+        train_set, test_sets = make_sets(cfg)
+        model.categories = train_set.categories
+        seed_all(seed)
+        return cfg, train(cfg, model, train_set, test_sets, resume)
+
+    return start
+
+
+def rows(cfg, kind="loss"):
+    lines = (Path(cfg.OUTPUT_DIR) / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if kind in row]
+
+
+def timeless(row):
+    return {name: value for name, value in row.items() if not name.endswith(("time", "eta_s"))}
+
+
+def test_a_run_leaves_its_files_and_metrics(run):
+    cfg, metrics = run("SOLVER.CHECKPOINT_PERIOD", 2, "SOLVER.TEST_PERIOD", 3)
+    output = Path(cfg.OUTPUT_DIR)
+    names = {file.name for file in output.iterdir()}
+    assert {"model_0000002.pth", "model_final.pth", "last_checkpoint", "metrics.jsonl"} <= names
+    assert {"evaluation.json", "results_val.json"} <= names
+    assert "model_0000004.pth" not in names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert [row["iteration"] for row in rows(cfg)] == [1, 2, 3, 4]
+    assert [row["iteration"] for row in rows(cfg, "evaluation")] == [3, 4]
+    assert rows(cfg, "evaluation")[-1]["evaluation"] == metrics
+    for row in rows(cfg):
+        assert row["loss"] == pytest.approx(row["loss_classifier"] + row["loss_box"])
+        assert row["time"] >= row["data_time"] > 0
+    assert [row["lr"] for row in rows(cfg)] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.01])
+
+
+def test_training_learns(run):
+    cfg, _ = run("SOLVER.MAX_ITER", 60, "SOLVER.STEPS", (50,), "SOLVER.IMS_PER_BATCH", 4)
+    losses = [row["loss"] for row in rows(cfg)]
+    assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_resumed_training_equals_straight_training_bit_for_bit(
+    run, toy, tmp_path, monkeypatch, dtype, workers
+):
+    opts = ["DTYPE", dtype, "SOLVER.CHECKPOINT_PERIOD", 2, "SOLVER.TEST_PERIOD", 2]
+    opts += ["DATALOADER.NUM_WORKERS", workers, "SOLVER.CLIP_GRAD_NORM", 1.0]
+    straight_cfg, straight_metrics = run(*opts, "OUTPUT_DIR", str(tmp_path / "straight"))
+    straight = read_checkpoint(tmp_path / "straight" / "model_final.pth")
+
+    opts += ["OUTPUT_DIR", str(tmp_path / "resumed")]
+    torch.manual_seed(0)
+    interrupted = type(toy)()
+    forward, calls = interrupted.forward, []
+
+    def interrupt(*args):
+        calls.append(args)
+        if len(calls) == 4:  # one iteration after the checkpoint is lost
+            raise KeyboardInterrupt
+        return forward(*args)
+
+    monkeypatch.setattr(interrupted, "forward", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(*opts, model=interrupted)
+    # Whatever the new process starts from must not matter.
+    torch.manual_seed(5)
+    resumed_cfg, resumed_metrics = run(*opts, model=type(toy)(), resume=True, seed=99)
+    resumed = read_checkpoint(tmp_path / "resumed" / "model_final.pth")
+
+    assert resumed["iteration"] == straight["iteration"] == 4
+    for name, value in straight["model"].items():
+        torch.testing.assert_close(resumed["model"][name], value, rtol=0, atol=0)
+    for key in ("optimizer", "scheduler", "scaler", "sampler"):
+        torch.testing.assert_close(resumed[key], straight[key], rtol=0, atol=0)
+    torch.testing.assert_close(resumed["rng"][0]["torch"], straight["rng"][0]["torch"])
+    assert resumed_metrics == straight_metrics
+    assert list(map(timeless, rows(resumed_cfg))) == list(map(timeless, rows(straight_cfg)))
+
+
+def test_resuming_a_finished_run_evaluates_it_again_and_changes_nothing(run, toy):
+    cfg, metrics = run()
+    final = last_checkpoint(Path(cfg.OUTPUT_DIR))
+    assert final is not None
+    before = final.read_bytes()
+    assert run(resume=True)[1] == metrics
+    assert final.read_bytes() == before
+    assert [row["iteration"] for row in rows(cfg)] == [1, 2, 3, 4]
+
+
+def test_resume_with_more_iterations_goes_on(run):
+    run()
+    cfg, _ = run("SOLVER.MAX_ITER", 6, resume=True)
+    assert [row["iteration"] for row in rows(cfg)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_resume_without_a_checkpoint_starts(run):
+    cfg, _ = run(resume=True)
+    assert len(rows(cfg)) == 4
+
+
+def test_resume_from_weights_alone(run, toy, tmp_path):
+    (tmp_path / "run").mkdir()
+    torch.save(toy.state_dict(), tmp_path / "run" / "w.pth")
+    (tmp_path / "run" / "last_checkpoint").write_text("w.pth\n")
+    with pytest.raises(CheckpointError, match=r"has no 'optimizer'.*MODEL\.WEIGHT"):
+        run(resume=True)
+
+
+def test_resume_with_another_optimizer_layout(run):
+    run()
+    with pytest.raises(CheckpointError, match="optimizer state does not fit"):
+        run("SOLVER.BIAS_LR_FACTOR", 1.0, "SOLVER.WEIGHT_DECAY_BIAS", 0.0005, resume=True)
+
+
+def test_resume_with_another_seed_warns(run, caplog):
+    run()
+    run("SEED", 5, resume=True)
+    assert "the order of the images changes" in caplog.text
+
+
+def test_resume_from_a_truncated_checkpoint(run):
+    cfg, _ = run()
+    final = Path(cfg.OUTPUT_DIR) / "model_final.pth"
+    final.write_bytes(final.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"model_final\.pth: .*truncated"):
+        run(resume=True)
+
+
+def test_checkpoint_holds_config_and_categories(run):
+    cfg, _ = run()
+    content = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
+    file = Path(cfg.OUTPUT_DIR) / "again.yaml"
+    file.write_text(content["config"])
+    assert load_config(file) == cfg
+    assert content["categories"] == [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
+
+
+def test_non_finite_loss_stops_before_the_step(run, toy):
+    forward, calls = toy.forward, []
+
+    def diverge(images, targets):
+        losses = forward(images, targets)
+        calls.append([target["image_id"] for target in targets])
+        if len(calls) == 3:
+            losses["loss_box"] = losses["loss_box"] * math.nan
+        return losses
+
+    toy.forward = diverge
+    with pytest.raises(NonFiniteLossError, match=r"iteration 3: .*loss_box nan") as error:
+        run("SOLVER.CHECKPOINT_PERIOD", 2)
+    assert str(calls[2]) in str(error.value)
+    assert all(value.isfinite().all() for value in toy.state_dict().values())
+
+
+def test_finite_losses_are_numbers_with_their_sum():
+    losses = {"loss_a": torch.tensor(1.5), "loss_b": torch.tensor(2.0, dtype=torch.bfloat16)}
+    assert finite_losses(losses, 1, []) == {"loss": 3.5, "loss_a": 1.5, "loss_b": 2.0}
+    with pytest.raises(NonFiniteLossError, match=r"\[7\]"):
+        finite_losses({"loss_a": torch.tensor(math.inf)}, 1, [{"image_id": 7}])
+
+
+def test_gradients_are_clipped(run, toy):
+    frozen = {name: value.clone() for name, value in toy.named_parameters()}
+    no_decay = ["SOLVER.WEIGHT_DECAY", 0.0, "SOLVER.WEIGHT_DECAY_NORM", 0.0]
+    run("SOLVER.CLIP_GRAD_NORM", 1e-6, *no_decay)
+    for name, value in toy.named_parameters():
+        torch.testing.assert_close(value, frozen[name], rtol=0, atol=1e-6)
+
+
+def test_a_used_folder_is_not_mixed_with_a_new_run(run):
+    cfg, _ = run()
+    output = Path(cfg.OUTPUT_DIR)
+    with pytest.raises(
+        ConfigError, match=r"OUTPUT_DIR .*metrics\.jsonl, model_final\.pth.*--resume"
+    ):
+        check_output_dir(output, resume=False)
+    check_output_dir(output, resume=True)
+    check_output_dir(output / "new", resume=False)

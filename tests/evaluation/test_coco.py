@@ -1,0 +1,256 @@
+"""The COCO metrics, against the reference numbers and in the corners that pycocotools leaves."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pycocotools.coco import COCO
+
+from detlite.data import DataError
+from detlite.evaluation import evaluate_coco, format_table, read_results
+from detlite.structures.masks import encode_bitmap, to_bitmap
+
+Json = dict[str, Any]
+
+
+def make_gt(annotations: list[Json], images: int = 2, **fields: Any) -> COCO:
+    """Ground truth without info, area or iscrowd, unless an annotation brings them."""
+    coco = COCO()
+    coco.dataset = {
+        "images": [{"id": i, "height": 100, "width": 200} for i in range(1, images + 1)],
+        "categories": [{"id": 3, "name": "cat"}, {"id": 70, "name": "dog"}],
+        "annotations": annotations,
+        **fields,
+    }
+    coco.createIndex()
+    return coco
+
+
+def square(number: int, image_id: int, category_id: int, x: float, **fields: Any) -> Json:
+    """An annotation of 40 x 40 pixels at (x, 10)."""
+    polygon = [x, 10, x + 40, 10, x + 40, 50, x, 50]
+    annotation = {"id": number, "image_id": image_id, "category_id": category_id}
+    return {**annotation, "bbox": [x, 10, 40, 40], "segmentation": [polygon], **fields}
+
+
+def found(annotation: Json, score: float = 0.9) -> Json:
+    """A perfect detection of an annotation."""
+    rle = encode_bitmap(to_bitmap(annotation["segmentation"], 100, 200))
+    fields = {name: annotation[name] for name in ("image_id", "category_id", "bbox")}
+    return {**fields, "score": score, "segmentation": rle}
+
+
+THREE = [square(1, 1, 3, 10), square(2, 1, 70, 100), square(3, 2, 3, 60)]
+
+
+class TestReference:
+    @pytest.mark.parametrize(
+        ("iou_type", "gt", "results"),
+        [
+            (
+                "bbox",
+                "annotations/instances_val2014_100.json",
+                "results/instances_val2014_fakebbox100_results.json",
+            ),
+            (
+                "segm",
+                "annotations/instances_val2014_100.json",
+                "results/instances_val2014_fakesegm100_results.json",
+            ),
+            ("keypoints", "keypoints/gt.json", "keypoints/dt.json"),
+        ],
+    )
+    def test_expected_values(self, data_root: Path, iou_type: str, gt: str, results: str) -> None:
+        folder = data_root / "data" / "cocoeval_val2014_100"
+        expected = json.loads((folder / "expected.json").read_text())
+        order = expected["keypoints_order" if iou_type == "keypoints" else "order"]
+        metrics = evaluate_coco(COCO(folder / gt), read_results(folder / results), (iou_type,))
+        values = {name: value for name, value in metrics[iou_type].items() if name in order}
+        assert list(values) == order
+        assert list(values.values()) == pytest.approx(expected[iou_type], rel=0, abs=1e-12)
+
+
+class TestScores:
+    def test_perfect_detections(self) -> None:
+        metrics = evaluate_coco(make_gt(THREE), [found(a) for a in THREE])
+        for kind in ("bbox", "segm"):
+            assert metrics[kind]["AP"] == pytest.approx(1)
+            assert metrics[kind]["AR100"] == 1
+            assert metrics[kind]["per_category"] == pytest.approx({"cat": 1, "dog": 1})
+
+    def test_one_category_missed(self) -> None:
+        metrics = evaluate_coco(make_gt(THREE), [found(THREE[0]), found(THREE[2])], ("bbox",))
+        assert metrics["bbox"]["AP"] == pytest.approx(0.5)
+        assert metrics["bbox"]["per_category"] == pytest.approx({"cat": 1, "dog": 0})
+
+    def test_empty_results_are_zero(self) -> None:
+        metrics = evaluate_coco(make_gt(THREE), [], ("bbox", "segm"))
+        assert metrics["bbox"]["AP"] == metrics["segm"]["AP50"] == metrics["bbox"]["AR100"] == 0
+
+    def test_empty_keypoint_results_are_zero(self) -> None:
+        person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)
+        assert evaluate_coco(make_gt([person]), [], ("keypoints",))["keypoints"]["AP"] == 0
+
+    def test_keypoints_skip_annotations_that_have_none(self) -> None:
+        person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)
+        result = {**found(person), "keypoints": person["keypoints"]}
+        gt = make_gt([person, square(2, 1, 70, 100)])
+        assert evaluate_coco(gt, [result], ("keypoints",))["keypoints"]["AP"] == pytest.approx(1)
+
+    def test_nothing_of_a_size_is_none(self) -> None:
+        metrics = evaluate_coco(make_gt(THREE), [found(a) for a in THREE], ("bbox",))["bbox"]
+        assert metrics["APs"] is None
+        assert metrics["ARl"] is None
+        assert metrics["APm"] == pytest.approx(1)
+        json.dumps(metrics, allow_nan=False)
+
+    @pytest.mark.parametrize("with_results", [False, True])
+    def test_all_crowd_is_none(self, with_results: bool) -> None:
+        gt = make_gt([square(1, 1, 3, 10, iscrowd=1)])
+        results = [found(THREE[0])] if with_results else []
+        metrics = evaluate_coco(gt, results)
+        assert metrics["bbox"]["AP"] is None
+        assert metrics["segm"]["AP"] is None
+
+    def test_no_annotations_is_none(self) -> None:
+        assert evaluate_coco(make_gt([]), [found(THREE[0])])["segm"]["AP"] is None
+
+    def test_annotation_id_zero_counts(self) -> None:
+        gt = make_gt([square(0, 1, 3, 10)])
+        metrics = evaluate_coco(gt, [found(THREE[0])], ("bbox",))
+        assert metrics["bbox"]["AP"] == pytest.approx(1)
+
+    def test_mask_results_are_sized_by_their_mask(self) -> None:
+        """A false positive counts for the size of its mask, not of the box beside it."""
+        thin = square(1, 1, 3, 10)
+        miss = {**found(square(9, 1, 3, 100)), "score": 0.99}
+        miss["segmentation"] = encode_bitmap(to_bitmap([[100, 10, 110, 10, 110, 20]], 100, 200))
+        metrics = evaluate_coco(make_gt([thin]), [found(thin), miss], ("segm",))["segm"]
+        assert metrics["AP"] == pytest.approx(0.5, abs=0.01)
+        assert metrics["APm"] == pytest.approx(1)
+
+    def test_arguments_are_not_changed(self) -> None:
+        annotations = [square(0, 1, 3, 10)]
+        gt, results = make_gt(annotations), [found(THREE[0])]
+        before = copy.deepcopy((gt.dataset, results))
+        evaluate_coco(gt, results)
+        assert (gt.dataset, results) == before
+
+    def test_same_names_stay_apart(self) -> None:
+        gt = make_gt(THREE, categories=[{"id": 3, "name": "cat"}, {"id": 70, "name": "cat"}])
+        metrics = evaluate_coco(gt, [found(THREE[1])], ("bbox",))
+        per_category = metrics["bbox"]["per_category"]
+        assert per_category == pytest.approx({"cat (id 3)": 0, "cat (id 70)": 1})
+
+    def test_silent(self, capsys: pytest.CaptureFixture[str]) -> None:
+        gt = make_gt(THREE)
+        capsys.readouterr()
+        evaluate_coco(gt, [found(THREE[0])])
+        assert capsys.readouterr().out == ""
+
+
+class TestMaxDets:
+    @pytest.fixture
+    def crowded(self) -> tuple[COCO, list[Json]]:
+        """150 objects of one category in one image, each found, with falling scores."""
+        annotations = [
+            {"id": i + 1, "image_id": 1, "category_id": 3, "bbox": [i % 50 * 4, i // 50 * 4, 3, 3]}
+            for i in range(150)
+        ]
+        gt = make_gt(annotations)
+        fields = [{k: a[k] for k in ("image_id", "category_id", "bbox")} for a in annotations]
+        return gt, [{**f, "score": 1 - i / 200} for i, f in enumerate(fields)]
+
+    @pytest.mark.parametrize(
+        ("max_dets", "recall"), [(200, 1.0), (100, 100 / 150), (10, 10 / 150), (5, 5 / 150)]
+    )
+    def test_decides_what_counts(
+        self, crowded: tuple[COCO, list[Json]], max_dets: int, recall: float
+    ) -> None:
+        metrics = evaluate_coco(*crowded, ("bbox",), max_dets)["bbox"]
+        assert metrics[f"AR{max_dets}"] == pytest.approx(recall)
+        assert metrics["ARs"] == pytest.approx(recall)
+        assert metrics["AP"] == pytest.approx(recall, abs=0.01)
+        assert metrics["AP50"] == pytest.approx(recall, abs=0.01)
+        assert metrics["AR1"] == pytest.approx(1 / 150)
+
+    def test_below_one(self) -> None:
+        with pytest.raises(ValueError, match="max_dets must be at least 1, got 0"):
+            evaluate_coco(make_gt(THREE), [], max_dets=0)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"category_id": 4}, "result 1: category_id 4 is not in the ground truth.* 3, 70"),
+            ({"image_id": 9}, "result 1: image_id 9 is not in the ground truth"),
+            ({"score": float("nan")}, "result 1: the score is nan"),
+            ({"segmentation": [[0, 0, 9, 0, 9, 9]]}, "result 1: .* must be a compressed RLE"),
+            (
+                {"segmentation": {"size": [100, 200], "counts": [0, 20000]}},
+                "result 1: .* must be a compressed RLE",
+            ),
+            (
+                {"segmentation": {"size": [200, 100], "counts": "0"}},
+                r"result 1: the mask's size is \[200, 100\], that of image 1 is \[100, 200\]",
+            ),
+        ],
+    )
+    def test_result(self, change: Json, message: str) -> None:
+        results = [found(THREE[0]), {**found(THREE[0]), **change}]
+        with pytest.raises(DataError, match=message):
+            evaluate_coco(make_gt(THREE), results, ("segm",))
+
+    @pytest.mark.parametrize("field", ["image_id", "category_id", "score", "segmentation"])
+    def test_result_without(self, field: str) -> None:
+        result = found(THREE[0])
+        del result[field]
+        with pytest.raises(DataError, match=f"result 0 has no '{field}', which segm needs"):
+            evaluate_coco(make_gt(THREE), [result], ("segm",))
+
+    def test_many_ids_are_shortened(self) -> None:
+        categories = [{"id": i, "name": str(i)} for i in range(1, 81)]
+        result = {**found(THREE[0]), "category_id": 99}
+        with pytest.raises(DataError, match=r"whose ids are 1, 2, .*, 10, \.\.\.$"):
+            evaluate_coco(make_gt(THREE, categories=categories), [result], ("bbox",))
+
+    def test_ground_truth_without_masks(self) -> None:
+        box = {"id": 8, "image_id": 1, "category_id": 3, "bbox": [1, 1, 5, 5]}
+        with pytest.raises(DataError, match="annotation 8 has no 'segmentation', which segm needs"):
+            evaluate_coco(make_gt([box]), [], ("segm",))
+
+    def test_unknown_iou_type(self) -> None:
+        with pytest.raises(ValueError, match="unknown 'mask'; known: bbox, segm, keypoints"):
+            evaluate_coco(make_gt(THREE), [], ("mask",))
+
+
+class TestTable:
+    def test_rows_and_columns(self) -> None:
+        metrics = evaluate_coco(make_gt(THREE), [found(THREE[0]), found(THREE[2])])
+        header, *rows = (line.split() for line in format_table(metrics).splitlines())
+        assert header[:4] == ["AP", "AP50", "AP75", "APs"]
+        assert [row[0] for row in rows] == ["bbox", "segm"]
+        assert rows[0][1:5] == ["50.0", "50.0", "50.0", "n/a"]
+        assert len({len(line) for line in format_table(metrics).splitlines()}) == 1
+
+    def test_per_category(self) -> None:
+        metrics = evaluate_coco(make_gt([THREE[0]]), [found(THREE[0])])
+        lines = format_table(metrics, per_category=True).split("\n\n")[1].splitlines()
+        assert [line.split() for line in lines] == [
+            ["AP", "bbox", "segm"],
+            ["cat", "100.0", "100.0"],
+            ["dog", "n/a", "n/a"],
+        ]
+
+    def test_kinds_with_other_columns(self) -> None:
+        metrics = {"bbox": {"AP": 0.5, "AR1": 0.25}, "keypoints": {"AP": None, "AR": 1.0}}
+        assert format_table(metrics).splitlines() == [
+            "              AP    AR1     AR",
+            "bbox        50.0   25.0       ",
+            "keypoints    n/a         100.0",
+        ]

@@ -1,0 +1,127 @@
+"""Detections as COCO results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from detlite.data import DataError
+from detlite.evaluation import (
+    categories_of,
+    coco_results,
+    read_results,
+    to_coco_results,
+    to_original,
+    write_results,
+)
+from detlite.structures.masks import to_bitmap
+
+CATEGORIES = [{"id": 7, "name": "cell"}, {"id": 90, "name": "speck"}]
+
+
+def detections(**fields: Tensor) -> dict[str, Tensor]:
+    return {
+        "boxes": torch.tensor([[20.0, 10.0, 60.0, 30.0], [0.0, 0.0, 100.0, 50.0]]),
+        "labels": torch.tensor([2, 1]),
+        "scores": torch.tensor([0.75, 0.5]),
+        **fields,
+    }
+
+
+class TestToCocoResults:
+    def test_boxes_in_the_original_frame(self) -> None:
+        results = to_coco_results(detections(), 5, (50, 100), (200, 200), CATEGORIES)
+        assert results == [
+            {"image_id": 5, "category_id": 90, "bbox": [40, 40, 80, 80], "score": 0.75},
+            {"image_id": 5, "category_id": 7, "bbox": [0, 0, 200, 200], "score": 0.5},
+        ]
+
+    def test_masks_of_the_original_size(self) -> None:
+        probs = torch.zeros(2, 28, 28)
+        probs[0, :, 14:] = 1  # the right half of the box
+        results = to_coco_results(
+            detections(mask_probs=probs), 5, (50, 100), (200, 200), CATEGORIES
+        )
+        mask = to_bitmap(results[0]["segmentation"], 200, 200)
+        half = np.zeros((200, 200), np.uint8)
+        half[40:120, 80:120] = 1
+        assert (mask != half).sum() < 0.01 * half.sum()  # pasting rounds the corners
+        assert to_bitmap(results[1]["segmentation"], 200, 200).sum() == 0
+
+    def test_mask_threshold(self) -> None:
+        probs = torch.full((2, 28, 28), 0.6)
+        areas = []
+        for threshold in (0.5, 0.7):
+            results = to_coco_results(
+                detections(mask_probs=probs), 5, (50, 100), (50, 100), CATEGORIES, threshold
+            )
+            areas.append(to_bitmap(results[0]["segmentation"], 50, 100).sum())
+        assert areas == [20 * 40, 0]
+
+    def test_goes_through_json(self) -> None:
+        probs = torch.ones(2, 28, 28)
+        results = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (9, 9), CATEGORIES)
+        assert json.loads(json.dumps(results)) == results
+
+    def test_no_detections(self) -> None:
+        none = {
+            "boxes": torch.zeros(0, 4),
+            "labels": torch.zeros(0, dtype=torch.int64),
+            "scores": torch.zeros(0),
+            "mask_probs": torch.zeros(0, 28, 28),
+        }
+        assert to_coco_results(none, 5, (50, 100), (50, 100), CATEGORIES) == []
+
+    @pytest.mark.parametrize("label", [0, 3])
+    def test_label_without_category(self, label: int) -> None:
+        with pytest.raises(ValueError, match=rf"label {label}, and there are 2 categories"):
+            categories_of(torch.tensor([1, label]), CATEGORIES)
+
+
+def test_to_original_stays_in_the_picture() -> None:
+    boxes = torch.tensor([[0.0, 0.0, 100.0, 67.0]])
+    assert to_original(boxes, (67, 100), (333, 500)).tolist() == [[0, 0, 500, 333]]
+    assert to_original(boxes + 1, (67, 100), (333, 500))[0, 2:].tolist() == [500, 333]
+
+
+def test_bitmaps_become_run_lengths() -> None:
+    masks = torch.zeros(1, 8, 6, dtype=torch.bool)
+    masks[0, 2:4, 1:5] = True
+    boxes, scores = torch.tensor([[1.0, 2.0, 5.0, 4.0]]), torch.tensor([1.0])
+    (result,) = coco_results(1, boxes, scores, [7], masks)
+    assert result["bbox"] == [1, 2, 4, 2]
+    assert (to_bitmap(result["segmentation"], 8, 6) == masks[0].numpy()).all()
+    assert coco_results(1, boxes, scores, [7], [result["segmentation"]]) == [result]
+
+
+class TestFiles:
+    def test_round_trip(self, tmp_path: Path) -> None:
+        results: list[dict[str, Any]] = to_coco_results(
+            detections(), 5, (50, 100), (70, 30), CATEGORIES
+        )
+        write_results(tmp_path / "results.json", results)
+        assert read_results(tmp_path / "results.json") == results
+
+    def test_missing(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"no\.json: cannot be read \(No such file"):
+            read_results(tmp_path / "no.json")
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"[1, 2", "not a json file"),
+            (b"\xff\xfe\x00", "not a json file"),
+            (b"{}", "not a COCO results file, which is a list of objects"),
+            (b"[1]", "not a COCO results file, which is a list of objects"),
+        ],
+    )
+    def test_not_results(self, tmp_path: Path, content: bytes, message: str) -> None:
+        (tmp_path / "bad.json").write_bytes(content)
+        with pytest.raises(DataError, match=rf"bad\.json: {message}"):
+            read_results(tmp_path / "bad.json")

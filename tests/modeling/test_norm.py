@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from detlite.config import load_config
+from detlite.modeling.norm import FrozenBatchNorm2d, build_norm, group_norm
+
+
+def randomize(norm: nn.Module) -> nn.Module:
+    for name, tensor in norm.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand_like(tensor) + (0.5 if name == "running_var" else -0.5))
+    return norm
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_frozen_is_batch_norm_in_eval_mode(training):
+    reference = randomize(nn.BatchNorm2d(6)).eval()
+    frozen = FrozenBatchNorm2d(6).train(training)
+    state = reference.state_dict()
+    state.pop("num_batches_tracked")
+    frozen.load_state_dict(state)
+    x = torch.randn(2, 6, 5, 4)
+    torch.testing.assert_close(frozen(x), reference(x))
+    assert not list(frozen.parameters())
+    assert torch.equal(frozen.running_mean, reference.running_mean)
+
+
+def test_frozen_passes_gradients_through():
+    frozen = randomize(FrozenBatchNorm2d(3))
+    x = torch.randn(2, 3, 4, 4, requires_grad=True)
+    frozen(x).sum().backward()
+    scale = frozen.weight / (frozen.running_var + frozen.eps).sqrt()
+    torch.testing.assert_close(x.grad, scale.view(1, 3, 1, 1).expand_as(x))
+
+
+@pytest.mark.parametrize(
+    ("groups", "per_group", "wanted"), [(4, -1, 4), (-1, 4, 8), (32, -1, 32), (1, 0, 1)]
+)
+def test_group_norm_by_groups_or_by_channels(groups, per_group, wanted):
+    norm = group_norm(32, groups, per_group, 1e-3)
+    assert (norm.num_groups, norm.num_channels, norm.eps) == (wanted, 32, 1e-3)
+
+
+@pytest.mark.parametrize("groups", [(32, 8), (-1, -1), (0, 0)])
+def test_group_norm_needs_exactly_one_way(groups):
+    with pytest.raises(ValueError, match=r"set one of MODEL\.GROUP_NORM.NUM_GROUPS"):
+        group_norm(64, *groups, 1e-5)
+
+
+@pytest.mark.parametrize("groups", [(5, -1), (-1, 5), (128, -1), (-1, 128)])
+def test_group_norm_must_divide(groups):
+    with pytest.raises(ValueError, match="cannot split 64 channels"):
+        group_norm(64, *groups, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("FrozenBN", FrozenBatchNorm2d), ("BN", nn.BatchNorm2d), ("GN", nn.GroupNorm)],
+)
+def test_norm_by_name(name, kind):
+    assert isinstance(build_norm(load_config(), name)(64), kind)
+
+
+def test_group_norm_reads_its_keys():
+    keys = "MODEL.GROUP_NORM."
+    cfg = load_config(
+        None, [keys + "NUM_GROUPS", -1, keys + "DIM_PER_GP", 16, keys + "EPSILON", 0.5]
+    )
+    norm = build_norm(cfg, "GN")(64)
+    assert (norm.num_groups, norm.eps) == (4, 0.5)

@@ -1,0 +1,71 @@
+"""Feature maps and boxes for the tests of RoIAlign and RoIPool."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+LAYOUTS = ["contiguous", "channels_last", "strided", "transposed", "cropped_channels_last"]
+# Half results may differ by one rounding of the float32 result.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def features(
+    dtype: torch.dtype = torch.float32,
+    layout: str = "contiguous",
+    shape: tuple[int, int, int, int] = (2, 37, 11, 13),  # one channel block and a remainder
+) -> Tensor:
+    n, c, h, w = shape
+    if layout == "contiguous":
+        return torch.randn(shape).to(dtype)
+    if layout == "channels_last":
+        return torch.randn(shape).to(dtype).contiguous(memory_format=torch.channels_last)
+    if layout == "strided":
+        return torch.randn(n, 2 * c, h, w + 3).to(dtype)[:, ::2, :, 1 : w + 1]
+    if layout == "transposed":
+        return torch.randn(n, c, w, h).to(dtype).transpose(2, 3)
+    if layout == "cropped_channels_last":
+        wide = torch.randn(n, c, h + 2, w + 3).to(dtype)
+        return wide.contiguous(memory_format=torch.channels_last)[:, :, 1 : h + 1, 2 : w + 2]
+    raise ValueError(layout)
+
+
+def ordinary_rois(count: int = 20, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Boxes of many sizes, partly off a map of about 11 x 13 cells at scale 1 / 4."""
+    corner = torch.rand(count, 2) * 60 - 8
+    size = torch.rand(count, 2) ** 2 * 50
+    return torch.cat([torch.randint(0, 2, (count, 1)), corner, corner + size], 1).to(dtype)
+
+
+def odd_rois(dtype: torch.dtype = torch.float32) -> Tensor:
+    """Boxes of zero, negative and huge size, far off the map, and not finite."""
+    nan, inf = math.nan, math.inf
+    boxes = [
+        [8, 8, 8, 8],
+        [30, 30, 10, 10],
+        [30, 5, 10, 25],
+        [-1e4, -1e4, 1e4, 1e4],
+        [-500, 3, 400, 9],
+        [1e6, 1e6, 1e6 + 5, 1e6 + 5],
+        [-900, -900, -800, -800],
+        [-4, -4, -4, -4],
+        [44, 52, 44, 52],
+        [nan, 1, 20, 20],
+        [1, 1, 20, nan],
+        [nan, nan, nan, nan],
+        [1, 1, inf, 20],
+        [-inf, 1, 20, 20],
+        [-inf, -inf, inf, inf],
+        [inf, inf, inf, inf],
+    ]
+    return torch.tensor([[i % 2, *box] for i, box in enumerate(boxes)], dtype=dtype)
+
+
+def as_numpy(tensor: Tensor) -> np.ndarray:
+    """In float64 unless float32, which the oracles need for coordinates."""
+    tensor = tensor.detach().cpu()
+    return (tensor if tensor.dtype == torch.float32 else tensor.double()).numpy()

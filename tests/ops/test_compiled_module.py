@@ -1,0 +1,48 @@
+"""detlite._C: the kernels by the names, and with the argument orders, of the older packages."""
+
+import pytest
+import torch
+from roi_cases import features, ordinary_rois
+
+from detlite import _C, ops
+
+NAMES = [
+    "batched_nms",
+    "nms",
+    "roi_align_backward",
+    "roi_align_forward",
+    "roi_pool_backward",
+    "roi_pool_forward",
+]
+
+
+def test_lists_its_operators():
+    assert dir(_C) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operators_are_torchs_own(name):
+    assert getattr(_C, name) is getattr(torch.ops.detlite, name)
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"no operator 'roi_allign'; it has nms, batched_nms"):
+        _ = _C.roi_allign
+    assert not hasattr(_C, "__path__")
+
+
+def test_results_are_those_of_the_functions():
+    input, rois = features(), ordinary_rois()
+    boxes, scores = rois[:, 1:].contiguous(), torch.rand(len(rois))
+    assert torch.equal(_C.nms(boxes, scores, 0.3), ops.nms(boxes, scores, 0.3))
+
+    pooled = _C.roi_align_forward(input, rois, 0.25, 7, 7, 2)
+    assert torch.equal(pooled, ops.roi_align(input, rois, 7, 0.25, 2))
+    # The derivative of a sum of products is its other factor.
+    grad = _C.roi_align_backward(pooled, rois, 0.25, 7, 7, *input.shape, 2)
+    torch.testing.assert_close((grad * input).sum(), pooled.square().sum())
+
+    pooled, argmax = _C.roi_pool_forward(input, rois, 0.25, 7, 7)
+    assert torch.equal(pooled, ops.roi_pool(input, rois, 7, 0.25))
+    grad = _C.roi_pool_backward(pooled, rois, argmax, 0.25, 7, 7, *input.shape)
+    torch.testing.assert_close((grad * input).sum(), pooled.square().sum())

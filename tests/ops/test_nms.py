@@ -1,0 +1,173 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from oracles import batched_nms as oracle
+
+from detlite.ops import batched_nms, nms
+
+
+def random_boxes(count, extent=100.0, dtype=torch.float32):
+    corner = torch.rand(count, 2) * extent
+    return torch.cat([corner, corner + torch.rand(count, 2) * 40], 1).to(dtype)
+
+
+def distinct_scores(count):
+    return torch.randperm(count).float() / count
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 15, 16, 17, 63, 64, 65, 600, 3000])
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.5, 0.7, 1.0])
+def test_nms_matches_torchvision(device, count, threshold):
+    boxes = random_boxes(count, extent=count**0.5 * 10).to(device)
+    scores = distinct_scores(count).to(device)
+    expected = torchvision.ops.nms(boxes, scores, threshold)
+    assert torch.equal(nms(boxes, scores, threshold), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("groups", [1, 3, 200])
+def test_batched_nms_matches_oracle(device, dtype, groups):
+    boxes = random_boxes(150, dtype=dtype).to(device)
+    scores = torch.rand(150).to(device, dtype)  # half types bring ties
+    idxs = torch.randint(-groups, groups, (150,)).to(device)
+
+    kept = batched_nms(boxes, scores, idxs, 0.4)
+
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    arrays = boxes.to(wide).cpu().numpy(), scores.to(wide).cpu().numpy(), idxs.cpu().numpy()
+    assert kept.dtype == torch.int64
+    assert kept.tolist() == oracle(*arrays, np.float64(0.4))
+
+
+def test_many_groups_match_one_call_each(device):
+    boxes, scores = random_boxes(2000).to(device), distinct_scores(2000).to(device)
+    idxs = torch.randint(0, 20, (2000,), device=device)
+    kept = torch.cat(
+        [
+            (idxs == g).nonzero()[:, 0][nms(boxes[idxs == g], scores[idxs == g], 0.5)]
+            for g in range(20)
+        ]
+    )
+    expected = kept[scores[kept].argsort(descending=True)]
+    assert torch.equal(batched_nms(boxes, scores, idxs, 0.5), expected)
+
+
+def test_distant_groups_lose_no_precision(device):
+    # Offsetting boxes by group, as is often done, would round these to one another.
+    boxes = torch.tensor([[0, 0, 1e-3, 1e-3], [5e-4, 0, 1.5e-3, 1e-3]], device=device)
+    scores = torch.tensor([0.9, 0.8], device=device)
+    idxs = torch.full((2,), 10**15, device=device)
+    assert batched_nms(boxes, scores, idxs, 0.5).tolist() == [0, 1]
+    assert batched_nms(boxes, scores, idxs, 0.3).tolist() == [0]
+
+
+@pytest.mark.parametrize("count", [5, 700])
+def test_ties_keep_the_lower_index_first(device, count):
+    scores = torch.full((count,), 0.5, device=device)
+    same = torch.tensor([[0.0, 0, 10, 10]], device=device).repeat(count, 1)
+    assert nms(same, scores, 0.5).tolist() == [0]
+    apart = same + torch.arange(count, device=device)[:, None] * 100
+    assert nms(apart, scores, 0.5).tolist() == list(range(count))
+
+
+def test_threshold_itself_is_kept(device):
+    # The overlap is exactly one half.
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 5]], device=device)
+    scores = torch.tensor([0.9, 0.8], device=device)
+    assert nms(boxes, scores, 0.5).tolist() == [0, 1]
+    assert nms(boxes, scores, math.nextafter(0.5, 0)).tolist() == [0]
+
+
+@pytest.mark.parametrize("column", range(4))
+def test_nan_is_never_kept_and_suppresses_nothing(device, column):
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 10], [50, 50, 60, 60]], device=device)
+    boxes[0, column] = torch.nan
+    scores = torch.tensor([0.9, 0.8, torch.nan], device=device)
+    assert nms(boxes, scores, 0.5).tolist() == [1]
+    assert batched_nms(boxes, scores, torch.zeros(3, device=device).long(), 0.5).tolist() == [1]
+    assert nms(boxes * torch.nan, scores, 0.5).tolist() == []
+
+
+def test_infinite_and_degenerate_boxes(device):
+    inf = torch.inf
+    boxes = torch.tensor(
+        [[-inf, -inf, inf, inf], [5, 5, 5, 5], [5, 5, 5, 5], [9, 9, 1, 1], [0, 0, 10, 10]],
+        device=device,
+    )
+    scores = torch.tensor([inf, 0.5, 0.4, 0.3, -inf], device=device)
+    assert nms(boxes, scores, 0.0).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_strided_inputs_and_other_integers(device):
+    boxes = random_boxes(50).to(device)
+    scores = distinct_scores(50).to(device)
+    idxs = torch.randint(0, 4, (50,), device=device)
+    expected = batched_nms(boxes, scores, idxs, 0.3)
+    strided = torch.stack([scores, scores], 1)[:, 0]
+    turned = boxes.t().contiguous().t()
+    assert torch.equal(batched_nms(turned, strided, idxs.int(), 0.3), expected)
+    assert torch.equal(batched_nms(boxes, scores.double(), idxs, 0.3), expected)
+
+
+def test_many_threads_agree_with_one():
+    boxes, scores = random_boxes(4000, 400.0), torch.rand(4000)
+    idxs = torch.randint(0, 9, (4000,))
+    threads = torch.get_num_threads()
+    results = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        results.append((nms(boxes, scores, 0.5), batched_nms(boxes, scores, idxs, 0.5)))
+    torch.set_num_threads(threads)
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_opcheck(device):
+    boxes, scores = random_boxes(20).to(device), distinct_scores(20).to(device)
+    idxs = torch.randint(0, 4, (20,), device=device)
+    torch.library.opcheck(torch.ops.detlite.nms, (boxes, scores, 0.5))
+    torch.library.opcheck(torch.ops.detlite.batched_nms, (boxes, scores, idxs, 0.5))
+
+
+def test_traces_to_one_graph(device):
+    boxes, scores = random_boxes(20).to(device), distinct_scores(20).to(device)
+
+    def best(boxes, scores):
+        return boxes[nms(boxes, scores, 0.5)] * 2
+
+    traced = torch.compile(best, fullgraph=True, backend="aot_eager")
+    assert torch.equal(traced(boxes, scores), best(boxes, scores))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"boxes": torch.zeros(3, 5)}, r"boxes must have shape \[N, 4\], got \[3, 5\]"),
+        ({"boxes": torch.zeros(4)}, r"boxes must have shape \[N, 4\], got \[4\]"),
+        ({"boxes": torch.zeros(3, 4).int()}, "boxes must be floating point, got int32"),
+        ({"scores": torch.zeros(2)}, r"scores must have shape \[3\]"),
+        ({"scores": torch.zeros(3, 1)}, r"scores must have shape \[3\]"),
+        ({"scores": torch.zeros(3).long()}, "scores must be floating point, got int64"),
+        ({"idxs": torch.zeros(2).long()}, r"idxs must have shape \[3\]"),
+        ({"idxs": torch.zeros(3)}, "idxs must be integers, got float32"),
+        ({"iou_threshold": -0.1}, "iou_threshold must be zero or more"),
+        ({"iou_threshold": math.nan}, "iou_threshold must be zero or more"),
+    ],
+)
+def test_bad_arguments_are_named(change, message):
+    good = {
+        "boxes": torch.zeros(3, 4),
+        "scores": torch.zeros(3),
+        "idxs": torch.zeros(3).long(),
+        "iou_threshold": 0.5,
+    }
+    arguments = {**good, **change}
+    with pytest.raises(RuntimeError, match=f"batched_nms: {message}"):
+        batched_nms(**arguments)
+    if "idxs" not in change:
+        del arguments["idxs"]
+        with pytest.raises(RuntimeError, match=f"nms: {message}"):
+            nms(**arguments)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from detlite.structures import boxes as box_ops
+
+
+def random_boxes(count: int) -> torch.Tensor:
+    corner = torch.rand(count, 2) * 80
+    return torch.cat([corner, corner + torch.rand(count, 2) * 40], dim=1)
+
+
+def iou_of_two(a: list[float], b: list[float]) -> float:
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    intersection = max(width, 0) * max(height, 0)
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - intersection
+    return intersection / union if union > 0 else 0.0
+
+
+def test_area():
+    boxes = torch.tensor([[0.0, 0, 1, 1], [2, 3, 6, 5], [5, 5, 5, 9], [9, 0, 2, 5]])
+    assert box_ops.area(boxes).tolist() == [1, 8, 0, 0]
+
+
+def test_iou_is_that_of_each_pair():
+    a, b = random_boxes(7), random_boxes(9)
+    slow = torch.tensor([[iou_of_two(x, y) for y in b.tolist()] for x in a.tolist()])
+    torch.testing.assert_close(box_ops.iou(a, b), slow)
+    assert (slow > 0.3).any()
+
+
+def test_iou_of_touching_equal_and_empty_boxes():
+    a = torch.tensor([[0.0, 0, 2, 2], [1, 1, 1, 1]])
+    b = torch.tensor([[0.0, 0, 2, 2], [2, 0, 4, 2], [1, 1, 1, 1]])
+    assert box_ops.iou(a, b).tolist() == [[1, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(("n", "m"), [(0, 3), (3, 0), (0, 0)])
+def test_iou_without_boxes(n, m):
+    assert box_ops.iou(random_boxes(n), random_boxes(m)).shape == (n, m)
+
+
+def test_clip_takes_height_first():
+    boxes = torch.tensor([[-3.0, -4, 50, 60], [5, 6, 7, 8], [30, 30, 40, 40]])
+    assert box_ops.clip(boxes, (10, 20)).tolist() == [
+        [0, 0, 20, 10],
+        [5, 6, 7, 8],
+        [20, 10, 20, 10],
+    ]
+
+
+def test_scale_takes_the_factor_of_y_first():
+    assert box_ops.scale(torch.tensor([[1.0, 2, 3, 4]]), (10, 100)).tolist() == [[100, 20, 300, 40]]
+
+
+def test_at_least():
+    boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 3.9], [0, 0, 0, 9], [9, 0, 2, 9]])
+    assert box_ops.at_least(boxes, 4).tolist() == [True, False, False, False]
+    assert box_ops.at_least(boxes, 0).tolist() == [True, True, False, False]
+    assert box_ops.at_least(torch.full((1, 4), float("nan")), 0).tolist() == [False]
+
+
+def test_xywh_round_trip():
+    boxes = torch.tensor([[1.0, 2, 4, 8]])
+    assert box_ops.xyxy_to_xywh(boxes).tolist() == [[1, 2, 3, 6]]
+    assert box_ops.xywh_to_xyxy(torch.tensor([[1.0, 2, 3, 6]])).tolist() == boxes.tolist()
+    assert box_ops.xyxy_to_xywh(torch.zeros(0, 4)).shape == (0, 4)
+
+
+def test_results_keep_the_type():
+    boxes = random_boxes(3).double()
+    for result in (
+        box_ops.area(boxes),
+        box_ops.iou(boxes, boxes),
+        box_ops.clip(boxes, (9, 9)),
+        box_ops.scale(boxes, (2, 2)),
+        box_ops.xyxy_to_xywh(boxes),
+    ):
+        assert result.dtype == torch.float64

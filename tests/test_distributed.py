@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import torch
+from torch import nn
+
+from detlite.distributed import (
+    all_gather_objects,
+    barrier,
+    broadcast_buffers,
+    data_parallel,
+    is_main,
+    process_group,
+    rank,
+    reduce_mean,
+    world_size,
+)
+
+TWO_PROCESSES = """
+    import json, sys, torch
+    from torch import nn
+    from detlite.distributed import *
+    from detlite.distributed import process_group
+
+    with process_group("cpu"):
+        r = rank()
+        layer = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(layer.weight, 10.0 + r)
+        parallel = data_parallel(layer)
+        parallel(torch.tensor([[float(1 + 2 * r)]])).sum().backward()
+        norm = nn.BatchNorm1d(1)
+        norm.running_mean.fill_(r + 3.0)
+        broadcast_buffers(norm)
+        barrier()
+        print(json.dumps({
+            "rank": r,
+            "world_size": world_size(),
+            "main": is_main(),
+            "gathered": all_gather_objects({"part": "x" * r}),
+            "mean": reduce_mean({"a": float(r), "b": 4.0 * r}),
+            "weight": layer.weight.item(),
+            "gradient": layer.weight.grad.item(),
+            "running_mean": norm.running_mean.item(),
+            "threads": torch.get_num_threads(),
+        }))
+    assert world_size() == 1
+"""
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def test_one_process_needs_no_initialisation(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    layer = nn.BatchNorm1d(2)
+    with process_group("auto"):
+        assert (rank(), world_size(), is_main()) == (0, 1, True)
+        assert all_gather_objects([3]) == [[3]]
+        assert reduce_mean({"a": 2.0}) == {"a": 2.0}
+        assert data_parallel(layer) is layer
+        broadcast_buffers(layer)
+        barrier()
+    assert torch.equal(layer.running_mean, torch.zeros(2))
+
+
+def test_two_processes(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(TWO_PROCESSES))
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    # One core each, unless the environment says otherwise.
+    threads = [{"LOCAL_WORLD_SIZE": str(os.cpu_count())}, {"OMP_NUM_THREADS": "2"}]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env=env | threads[number] | {"RANK": str(number), "LOCAL_RANK": str(number)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    outputs = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+    for number, output in enumerate(outputs):
+        assert output == {
+            "rank": number,
+            "world_size": 2,
+            "main": number == 0,
+            "gathered": [{"part": ""}, {"part": "x"}],
+            "mean": {"a": 0.5, "b": 2.0},
+            "weight": 10.0,  # rank 0's, everywhere
+            "gradient": 2.0,  # the mean of 1 and 3
+            "running_mean": 3.0,
+            "threads": (1, min(2, os.cpu_count() or 1))[number],
+        }

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import math
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from detlite.config import ConfigError, load_config
+from detlite.solver import build_optimizer, build_scheduler
+
+
+def make_cfg(**keys):
+    defaults = {"BASE_LR": 0.1, "MAX_ITER": 100, "STEPS": (60, 80), "WARMUP_ITERS": 0}
+    opts = [
+        item for key, value in {**defaults, **keys}.items() for item in (f"SOLVER.{key}", value)
+    ]
+    return load_config(None, opts)
+
+
+def make_model():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.Linear(4, 2), nn.LayerNorm(2)
+    )
+
+
+def rates(cfg, iterations):
+    optimizer = build_optimizer(cfg, nn.Linear(2, 2, bias=False))
+    scheduler = build_scheduler(cfg, optimizer)
+    values = []
+    for _ in range(iterations):
+        values.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return values
+
+
+def test_each_parameter_has_the_rate_and_decay_of_its_kind():
+    cfg = make_cfg(
+        BIAS_LR_FACTOR=2.0, WEIGHT_DECAY=0.1, WEIGHT_DECAY_BIAS=0.2, WEIGHT_DECAY_NORM=0.3
+    )
+    model = make_model()
+    optimizer = build_optimizer(cfg, model)
+    found = {
+        parameter: (group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    assert len(optimizer.param_groups) == 3
+    for layer in model:
+        assert found[layer.bias] == (0.2, 0.2)
+    assert found[model[0].weight] == found[model[3].weight] == (0.1, 0.1)
+    for norm in (model[1], model[2], model[4]):
+        assert found[norm.weight] == (0.1, 0.3)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 10
+
+
+def test_equal_kinds_share_a_group():
+    cfg = make_cfg(
+        BIAS_LR_FACTOR=1.0, WEIGHT_DECAY=0.1, WEIGHT_DECAY_BIAS=0.1, WEIGHT_DECAY_NORM=0.1
+    )
+    assert len(build_optimizer(cfg, make_model()).param_groups) == 1
+
+
+def test_frozen_and_shared_parameters():
+    model = make_model()
+    model[0].requires_grad_(False)
+    model.append(model[3])
+    optimizer = build_optimizer(make_cfg(), model)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(parameters) == len(set(parameters)) == 8
+    with pytest.raises(ConfigError, match="no trainable parameter"):
+        build_optimizer(make_cfg(), model.requires_grad_(False))
+
+
+def test_step_is_sgd_with_momentum_and_decay():
+    cfg = make_cfg(BASE_LR=0.5, MOMENTUM=0.9, WEIGHT_DECAY=0.1)
+    layer = nn.Linear(3, 2, bias=False).double()
+    optimizer = build_optimizer(cfg, layer)
+    weight, velocity = layer.weight.detach().clone(), torch.zeros(2, 3, dtype=torch.float64)
+    for number in range(3):
+        gradient = torch.full_like(weight, 1.0 + number)
+        layer.weight.grad = gradient.clone()
+        optimizer.step()
+        velocity = 0.9 * velocity + gradient + 0.1 * weight
+        weight = weight - 0.5 * velocity
+    torch.testing.assert_close(layer.weight.detach(), weight)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_an_overflow_in_the_first_step_leaves_no_trace(dtype):
+    cfg = make_cfg(BASE_LR=0.5, WEIGHT_DECAY=0.0)
+    cfg.defrost()
+    cfg.DTYPE = dtype
+    layer = nn.Linear(64, 64, bias=False)
+    before = layer.weight.detach().clone()
+    optimizer = build_optimizer(cfg, layer)
+    scaler = torch.amp.GradScaler("cpu", enabled=dtype == "float16")
+    if scaler.is_enabled():
+        layer.weight.grad = torch.full_like(layer.weight, math.inf)
+        scaler.scale(torch.zeros(()))
+        garbage = torch.full_like(layer.weight, math.nan)
+        del garbage  # likely the memory that the optimizer gets next
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(layer.weight, before)
+    layer.weight.grad = torch.full_like(layer.weight, scaler.get_scale())
+    scaler.step(optimizer)
+    torch.testing.assert_close(layer.weight.detach(), before - 0.5)
+
+
+def test_multistep():
+    values = rates(make_cfg(STEPS=(2, 4), MAX_ITER=6, GAMMA=0.1), 6)
+    assert values == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_linear_warmup_reaches_the_base_rate():
+    values = rates(make_cfg(WARMUP_ITERS=4, WARMUP_FACTOR=0.2), 6)
+    assert values == pytest.approx([0.02, 0.04, 0.06, 0.08, 0.1, 0.1])
+
+
+def test_constant_warmup():
+    values = rates(make_cfg(WARMUP_ITERS=2, WARMUP_FACTOR=0.5, WARMUP_METHOD="constant"), 4)
+    assert values == pytest.approx([0.05, 0.05, 0.1, 0.1])
+
+
+def test_cosine_ignores_steps_and_falls_to_zero():
+    cfg = make_cfg(LR_SCHEDULE="cosine", MAX_ITER=10, STEPS=(60,))
+    values = rates(cfg, 11)
+    assert values == pytest.approx([0.05 * (1 + math.cos(math.pi * i / 10)) for i in range(11)])
+
+
+def test_bias_rate_follows_the_schedule():
+    cfg = make_cfg(STEPS=(1,), BIAS_LR_FACTOR=2.0)
+    optimizer = build_optimizer(cfg, nn.Linear(2, 2))
+    scheduler = build_scheduler(cfg, optimizer)
+    optimizer.step()
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, 0.02])
+
+
+@pytest.mark.parametrize("steps", [(80, 60), (60, 60)])
+def test_steps_that_do_not_rise(steps):
+    cfg = make_cfg(STEPS=steps)
+    with pytest.raises(ConfigError, match=r"SOLVER\.STEPS .* must rise"):
+        build_scheduler(cfg, build_optimizer(cfg, make_model()))
+
+
+def test_steps_beyond_the_end_are_only_warned_of(caplog):
+    cfg = make_cfg(STEPS=(60, 101))
+    build_scheduler(cfg, build_optimizer(cfg, make_model()))
+    assert "(60, 101) reach beyond SOLVER.MAX_ITER 100" in caplog.text
+
+
+def fake_cuda(monkeypatch):
+    monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
+
+
+def test_fused_sgd_needs_cuda():
+    with pytest.raises(ConfigError, match="FusedSGD works on CUDA alone"):
+        build_optimizer(make_cfg(OPTIMIZER="FusedSGD"), make_model())
+
+
+@pytest.mark.parametrize("impostor", [False, True])
+def test_fused_sgd_without_nvidias_apex(monkeypatch, impostor):
+    fake_cuda(monkeypatch)
+    # None makes the import fail; the package of that name on PyPI has no apex.optimizers.
+    monkeypatch.setitem(sys.modules, "apex", types.ModuleType("apex") if impostor else None)
+    with pytest.raises(ConfigError, match=r"github\.com/NVIDIA/apex.*Never `pip install apex`"):
+        build_optimizer(make_cfg(OPTIMIZER="FusedSGD"), make_model())
+
+
+def test_fused_sgd_of_nvidias_apex_is_used(monkeypatch):
+    fake_cuda(monkeypatch)
+
+    class FusedSGD(torch.optim.SGD):
+        pass
+
+    package = types.ModuleType("apex")
+    package.optimizers = types.ModuleType("apex.optimizers")
+    package.optimizers.FusedSGD = FusedSGD
+    monkeypatch.setitem(sys.modules, "apex", package)
+    monkeypatch.setitem(sys.modules, "apex.optimizers", package.optimizers)
+    optimizer = build_optimizer(make_cfg(OPTIMIZER="FusedSGD", MOMENTUM=0.7), make_model())
+    assert isinstance(optimizer, FusedSGD)
+    assert {group["momentum"] for group in optimizer.param_groups} == {0.7}

@@ -1,0 +1,123 @@
+"""tools/predict.py, from its command line to its files."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools.coco import COCO
+from yacs.config import CfgNode
+
+from detlite import build_model
+from detlite.engine.checkpoint import save_checkpoint
+from detlite.evaluation import read_results
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(repo_root: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the program with the given arguments; returns its exit status."""
+
+    def call(*arguments: str | Path) -> int:
+        program = str(repo_root / "tools" / "predict.py")
+        monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_info:
+            runpy.run_path(program, run_name="__main__")
+        return int(exit_info.value.code or 0)
+
+    return call
+
+
+@pytest.fixture
+def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
+    """The checkpoint of an untrained model that finds something everywhere."""
+    cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
+    content = {
+        "model": build_model(cfg).state_dict(),
+        "categories": [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)],
+        "config": cfg.dump(),
+        "iteration": 0,
+    }
+    save_checkpoint(tmp_path / "model.pth", content)
+    return tmp_path / "model.pth"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of two pictures and a text file."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name, height in (("b.jpg", 50), ("a.png", 70)):
+        pixels = rng.integers(0, 256, (height, 90, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    (folder / "notes.txt").write_text("not a picture")
+    return folder
+
+
+def test_files(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
+    """The same picture twice keeps two files, and the json files load as COCO's."""
+    out = tmp_path / "new" / "out"
+    inputs = ("--input", photos, photos / "a.png")
+    assert run("--weights", weights, *inputs, "--output", out, "--threshold", "0") == 0
+    drawn = [out / name for name in ("0001_a.png", "0002_b.png", "0003_a.png")]
+    assert sorted(out.glob("*.png")) == drawn
+    assert drawn[0].read_bytes() == drawn[2].read_bytes()
+    coco = COCO(out / "images.json")
+    assert [coco.imgs[i]["file_name"] for i in (1, 2)] == [
+        str(photos / "a.png"),
+        str(photos / "b.jpg"),
+    ]
+    assert (coco.imgs[2]["height"], coco.imgs[2]["width"]) == (50, 90)
+    found = coco.loadRes(str(out / "results.json"))
+    assert {found.anns[k]["image_id"] for k in found.anns} == {1, 2, 3}
+    assert {found.anns[k]["category_id"] for k in found.anns} <= {10, 20, 30}
+    assert found.annToMask(found.anns[1]).shape == (70, 90)
+
+
+def test_threshold_and_overrides(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
+    arguments = ("--weights", weights, "--input", photos, "--output", tmp_path)
+    found = []
+    for more in (("0",), ("1.1",), ("0", "MODEL.ROI_HEADS.SCORE_THRESH", "1.0")):
+        assert run(*arguments, "--threshold", *more) == 0
+        found.append(len(read_results(tmp_path / "results.json")))
+    assert found[0] > 0
+    assert found[1:] == [0, 0]
+
+
+def test_unreadable_pictures_are_named_and_skipped(
+    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "a.png").write_bytes((photos / "a.png").read_bytes()[:500])
+    inputs = (photos, tmp_path / "missing.png")
+    assert run("--weights", weights, "--input", *inputs, "--output", tmp_path) == 1
+    output = capsys.readouterr()
+    assert f"skipped: {photos / 'a.png'}: " in output.err
+    assert f"skipped: {tmp_path / 'missing.png'}: no such picture file" in output.err
+    assert "1 pictures done, 2 unreadable" in output.out
+    images = json.loads((tmp_path / "images.json").read_text())["images"]
+    assert [(image["id"], Path(image["file_name"]).name) for image in images] == [(2, "b.jpg")]
+
+
+def test_errors_are_one_line(
+    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for file, folder, opts, message in (
+        (tmp_path / "no.pth", photos, (), "no.pth: cannot be read"),
+        (weights, tmp_path / "empty", (), "empty: there is no picture in this folder"),
+        (weights, photos, ("INPUT.MIN_SIZE", "3"), "unknown config key INPUT.MIN_SIZE"),
+    ):
+        arguments = ("--weights", file, "--input", folder, "--output", tmp_path, *opts)
+        assert run(*arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert message in error
+        assert error.count("\n") == 1

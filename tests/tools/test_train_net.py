@@ -1,0 +1,232 @@
+"""tools/train_net.py and tools/test_net.py, whole, with a very small Mask R-CNN."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from detlite import ConfigError
+from detlite.engine.checkpoint import build_model_from_checkpoint
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """
+_BASE_: {root}/configs/_base_/from_scratch_R_18_FPN.yaml
+DATASETS:
+  ROOT: {data}
+  CATALOG:
+    - {{name: shapes_train, type: shapes, path: shapes, split: train, images: 8, seed: 1}}
+    - {{name: shapes_val, type: shapes, path: shapes, split: val, images: 5, seed: 1}}
+  TRAIN: [shapes_train]
+  TEST: [shapes_val]
+MODEL:
+  MASK_ON: True
+  DEVICE: cpu
+  RESNETS: {{STEM_OUT_CHANNELS: 8, RES2_OUT_CHANNELS: 8, BACKBONE_OUT_CHANNELS: 16}}
+  RPN:
+    ANCHOR_SIZES: [8, 16, 32, 64, 128]
+    PRE_NMS_TOP_N_TRAIN: 100
+    FPN_POST_NMS_TOP_N_TRAIN: 50
+    PRE_NMS_TOP_N_TEST: 100
+    FPN_POST_NMS_TOP_N_TEST: 30
+  ROI_HEADS: {{SCORE_THRESH: 0.0, DETECTIONS_PER_IMG: 20}}
+  ROI_BOX_HEAD: {{NUM_CLASSES: 6, MLP_HEAD_DIM: 16}}
+  ROI_MASK_HEAD: {{CONV_LAYERS: [16]}}
+INPUT: {{MIN_SIZE_TRAIN: [96], MIN_SIZE_TEST: 96}}
+DATALOADER: {{NUM_WORKERS: 0}}
+SOLVER:
+  MAX_ITER: 2
+  IMS_PER_BATCH: 2
+  STEPS: []
+  LOG_PERIOD: 1
+TEST: {{IMS_PER_BATCH: 1}}
+"""
+
+
+def call(monkeypatch, program, *args):
+    """Runs a program in this process; returns its exit status."""
+    monkeypatch.setattr(sys, "argv", [program, *map(str, args)])
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_path(str(ROOT / "tools" / program), run_name="__main__")
+    return exit_.value.code
+
+
+def torchrun(program, *args):
+    """Runs a program in two processes of one thread; returns what they printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    done = subprocess.run(
+        [*command, str(ROOT / "tools" / program), *map(str, args)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def results(folder):
+    """A run's detections, whatever the order of its images."""
+    rows = json.loads((folder / "results_shapes_val.json").read_text())
+    return sorted(rows, key=lambda row: (row["image_id"], -row["score"], row["bbox"]))
+
+
+def assert_same_results(one, other):
+    one, other = results(one), results(other)
+    for name in ("image_id", "category_id"):
+        assert [row[name] for row in one] == [row[name] for row in other]
+    for name in ("score", "bbox"):
+        numbers = [torch.tensor([row[name] for row in rows]) for rows in (one, other)]
+        torch.testing.assert_close(*numbers, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("train_net")
+    path = folder / "tiny.yaml"
+    path.write_text(CONFIG.format(root=ROOT, data=folder / "data"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(config):
+    """The folder of a finished run."""
+    output = config.parent / "run"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert call(monkeypatch, "train_net.py", "--config", config, "OUTPUT_DIR", output) == 0
+    return output
+
+
+def test_training_leaves_every_file(trained):
+    files = {file.name for file in trained.iterdir()}
+    assert files >= {
+        "config.yaml", "log.txt", "metrics.jsonl", "evaluation.json", "model_final.pth",
+        "last_checkpoint", "curves.png", "detections.png", "results_shapes_val.json",
+    }  # fmt: skip
+    metrics = json.loads((trained / "evaluation.json").read_text())
+    assert set(metrics) == {"bbox", "segm"}
+    assert 0 <= metrics["segm"]["AP"] <= 1
+    losses = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert {"loss_objectness", "loss_rpn_box", "loss_classifier", "loss_box", "loss_mask"} <= set(
+        losses[0]
+    )
+    assert "AP50" in (trained / "log.txt").read_text()
+
+
+def test_a_second_run_into_the_folder_is_refused(monkeypatch, config, trained, capsys):
+    before = (trained / "config.yaml").read_text()
+    opts = ["OUTPUT_DIR", trained, "SEED", 3]
+    assert call(monkeypatch, "train_net.py", "--config", config, *opts) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: OUTPUT_DIR")
+    assert len(error.splitlines()) == 1
+    assert (trained / "config.yaml").read_text() == before
+
+
+def test_resuming_a_finished_run_only_evaluates(monkeypatch, config, trained):
+    before = results(trained), (trained / "model_final.pth").read_bytes()
+    opts = ["OUTPUT_DIR", trained]
+    assert call(monkeypatch, "train_net.py", "--config-file", config, "--resume", *opts) == 0
+    assert (results(trained), (trained / "model_final.pth").read_bytes()) == before
+
+
+def test_the_written_config_gives_the_same_evaluation(monkeypatch, trained, tmp_path):
+    opts = ["MODEL.WEIGHT", trained / "model_final.pth", "OUTPUT_DIR", tmp_path]
+    assert call(monkeypatch, "test_net.py", "--config", trained / "config.yaml", *opts) == 0
+    assert results(tmp_path) == results(trained)
+    written = [json.loads((f / "evaluation.json").read_text()) for f in (tmp_path, trained)]
+    assert written[0] == written[1]
+
+
+def test_a_checkpoint_alone_gives_config_and_model(trained):
+    path = trained / "model_final.pth"
+    cfg, model = build_model_from_checkpoint(path, ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 3])
+    assert cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM == 16
+    assert not model.training
+    assert model.categories[0] == {"id": 2, "name": "ring"}
+    saved = torch.load(path, weights_only=True)["model"]
+    torch.testing.assert_close(dict(model.state_dict()), dict(saved), rtol=0, atol=0)
+    assert len(model.detect([torch.zeros(3, 96, 96, dtype=torch.uint8)])[0]["scores"]) <= 3
+    with pytest.raises(ConfigError, match="unknown config key"):
+        build_model_from_checkpoint(path, ["MODEL.NONE", 3])
+
+
+def test_two_processes_evaluate_as_one(config, trained, tmp_path):
+    # One image a batch in each: images that are batched together are padded to one size, which
+    # changes what the network sees beyond their borders.
+    opts = ["MODEL.WEIGHT", trained / "model_final.pth", "OUTPUT_DIR", tmp_path]
+    output = torchrun("test_net.py", "--config", config, *opts, "TEST.IMS_PER_BATCH", 2)
+    assert output.count("AP50") == 1
+    # Five images over two processes: none twice, none left out.
+    assert_same_results(tmp_path, trained)
+    metrics, expected = (
+        json.loads((folder / "evaluation.json").read_text()) for folder in (tmp_path, trained)
+    )
+    for kind in ("bbox", "segm"):
+        assert metrics[kind]["AP"] == pytest.approx(expected[kind]["AP"], abs=1e-6)
+
+
+def test_two_processes_train_one_model(monkeypatch, config, tmp_path):
+    output = tmp_path / "run"
+    opts = ["OUTPUT_DIR", output, "TEST.IMS_PER_BATCH", 2]
+    printed = torchrun("train_net.py", "--config", config, *opts)
+    assert printed.count("iteration 2") == 1
+    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2, 2]
+    assert len(torch.load(output / "model_final.pth", weights_only=True)["rng"]) == 2
+    # Both processes evaluated the model that was saved, batch statistics included.
+    opts = ["MODEL.WEIGHT", output / "model_final.pth", "OUTPUT_DIR", tmp_path / "again"]
+    assert call(monkeypatch, "test_net.py", "--config", config, *opts) == 0
+    assert_same_results(tmp_path / "again", output)
+
+
+@pytest.mark.parametrize(
+    ("opts", "message"),
+    [
+        (["MODEL.ROI_BOX_HEAD.NUM_CLASSES", 4], r"NUM_CLASSES is 4"),
+        (["DATASETS.TRAIN", "shapes_trian"], r"did you mean 'shapes_train'"),
+        (["DATASETS.TRAIN", "()"], r"DATASETS.TRAIN is empty"),
+        (["SOLVER.STEPS", "(5,)"], r"SOLVER.STEPS (5,) reach beyond SOLVER.MAX_ITER 2"),
+        (["SOLVER.BASE_RL", 1], r"did you mean SOLVER.BASE_LR"),
+        (["MODEL.WEIGHT", "none.pth"], r"none.pth: cannot be read"),
+        (["SOLVER.BASE_LR", 1e30, "SOLVER.MAX_ITER", 9, "SOLVER.WARMUP_ITERS", 0],
+         r"the loss is not finite"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_status_2(monkeypatch, config, tmp_path, capsys, opts, message):
+    opts = ["OUTPUT_DIR", tmp_path, *opts]
+    assert call(monkeypatch, "train_net.py", "--config", config, *opts) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("error: ")
+    assert message in lines[-1]
+    assert not (tmp_path / "model_final.pth").exists()
+
+
+@pytest.mark.parametrize(
+    ("opts", "message"),
+    [
+        ([], "MODEL.WEIGHT is empty"),
+        (["DATASETS.TEST", "()", "MODEL.WEIGHT", "x.pth"], "DATASETS.TEST is empty"),
+        (["MODEL.WEIGHT", "x.pth"], "x.pth: cannot be read"),
+    ],
+)
+def test_bad_input_of_test_net(monkeypatch, config, tmp_path, capsys, opts, message):
+    assert call(monkeypatch, "test_net.py", "--config", config, "OUTPUT_DIR", tmp_path, *opts) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_weights_that_do_not_fit_are_listed(monkeypatch, config, trained, tmp_path, capsys):
+    opts = ["MODEL.WEIGHT", trained / "model_final.pth", "OUTPUT_DIR", tmp_path]
+    opts += ["MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 24]
+    assert call(monkeypatch, "test_net.py", "--config", config, *opts) == 2
+    error = capsys.readouterr().err
+    assert "does not fit the model" in error
+    assert "roi_heads.box.feature_extractor.fc6.weight" in error

@@ -1,0 +1,116 @@
+"""Detect objects in pictures with a trained checkpoint.
+
+    python tools/predict.py --weights model_final.pth --input photos extra.png --output found
+
+In the output folder:
+    0001_<name>.png   each picture with its detections; 1 is the picture's image_id
+    results.json      all detections as COCO results
+    images.json       which file has which image_id, and the categories, as a COCO file without
+                      annotations: COCO("images.json").loadRes("results.json") loads both
+
+Exit status: 0; 1 when a picture could not be read (it is named and skipped); 2 when nothing could
+be done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from detlite import ConfigError, Predictor
+from detlite.data import DataError
+from detlite.data.images import read_image
+from detlite.engine.checkpoint import CheckpointError
+from detlite.evaluation import coco_results, write_results
+from detlite.visualization import draw_detections
+
+
+def main() -> int:
+    """Returns the exit status that the head of this file describes."""
+    args = _parser().parse_intermixed_args()
+    try:
+        files = list_pictures(args.input)
+        predictor = Predictor.from_checkpoint(
+            args.weights, args.opts, score_thresh=args.threshold, rle=True
+        )
+        unreadable = predict_files(predictor, files, args.output)
+    except (CheckpointError, ConfigError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{len(files) - unreadable} pictures done, {unreadable} unreadable: see {args.output}")
+    return 1 if unreadable else 0
+
+
+def list_pictures(inputs: Sequence[Path]) -> list[Path]:
+    """The files among `inputs`, and in place of each folder the pictures in it, by name."""
+    formats = Image.registered_extensions()
+    suffixes = {suffix for suffix, kind in formats.items() if kind in Image.OPEN}
+    files: list[Path] = []
+    for path in inputs:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        found = sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes)
+        if not found:
+            raise DataError(f"{path}: there is no picture in this folder")
+        files += found
+    return files
+
+
+def predict_files(predictor: Predictor, files: Sequence[Path], output: Path) -> int:
+    """Draw and write the detections in `files`; returns how many could not be read."""
+    output.mkdir(parents=True, exist_ok=True)
+    images, results = [], []
+    unreadable = 0
+    for image_id, file in enumerate(files, start=1):
+        try:
+            picture = read_image(file)
+        except DataError as error:
+            print(f"skipped: {error}", file=sys.stderr)
+            unreadable += 1
+            continue
+        found = predictor(picture)
+        drawn = draw_detections(picture, found, predictor.categories, min_score=0)
+        drawn.save(output / f"{image_id:04d}_{file.stem}.png")
+        _, height, width = picture.shape
+        images.append({"id": image_id, "file_name": str(file), "height": height, "width": width})
+        results += coco_results(
+            image_id, found["boxes"], found["scores"], found["category_ids"], found.get("masks")
+        )
+        print(f"{file}: {len(found['names'])} objects")
+    index = {
+        "info": {},
+        "images": images,
+        "annotations": [],
+        "categories": predictor.categories,
+    }
+    (output / "images.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+    write_results(output / "results.json", results)
+    return unreadable
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--weights", required=True, help="checkpoint that training wrote")
+    parser.add_argument(
+        "--input", required=True, nargs="+", type=Path, help="pictures, or folders of pictures"
+    )
+    parser.add_argument("--output", required=True, type=Path, help="folder for what is found")
+    parser.add_argument(
+        "--threshold", type=float, default=0.5, help="lowest score of a detection (0.5)"
+    )
+    parser.add_argument(
+        "opts", nargs="*", metavar="KEY VALUE", help="overrides of the checkpoint's config"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

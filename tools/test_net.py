@@ -1,0 +1,58 @@
+"""Evaluates a checkpoint on the test sets of a config file.
+
+    python tools/test_net.py --config configs/demo_shapes.yaml MODEL.WEIGHT model_final.pth
+    torchrun --nproc-per-node 2 tools/test_net.py --config ... MODEL.WEIGHT ...
+
+Prints the COCO table and writes evaluation.json and results_<data set>.json to OUTPUT_DIR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from detlite import ConfigError, build_model, load_config
+from detlite.data import DataError, build_dataset, check_num_classes
+from detlite.distributed import process_group
+from detlite.engine.checkpoint import CheckpointError, load_weights
+from detlite.engine.evaluate import evaluate
+from detlite.engine.metrics import setup_logging
+
+
+def main() -> int:
+    """Returns the exit status: 0, or 2 for what the user can mend."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", "--config-file", required=True, help="YAML file")
+    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
+    args = parser.parse_intermixed_args()
+    try:
+        cfg = load_config(args.config, args.opts)
+        with process_group(cfg.MODEL.DEVICE):
+            run(cfg)
+    except (ConfigError, DataError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(cfg: CfgNode) -> None:
+    """Evaluates into OUTPUT_DIR."""
+    if not cfg.MODEL.WEIGHT:
+        raise ConfigError("MODEL.WEIGHT is empty: name the checkpoint to evaluate")
+    if not cfg.DATASETS.TEST:
+        raise ConfigError("DATASETS.TEST is empty: name at least one entry of DATASETS.CATALOG")
+    output_dir = Path(cfg.OUTPUT_DIR)
+    setup_logging(output_dir)
+    datasets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
+    for dataset in datasets:
+        check_num_classes(cfg, dataset)
+    model = build_model(cfg)
+    load_weights(model, cfg.MODEL.WEIGHT)
+    evaluate(cfg, model, datasets, output_dir)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

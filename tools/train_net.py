@@ -1,0 +1,90 @@
+"""Trains the model that a config file describes, and evaluates it.
+
+    python tools/train_net.py --config configs/demo_shapes.yaml SOLVER.BASE_LR 0.01
+    torchrun --nproc-per-node 2 tools/train_net.py --config configs/demo_shapes.yaml
+
+OUTPUT_DIR then holds config.yaml, log.txt, metrics.jsonl, TensorBoard's events, checkpoints,
+evaluation.json, results_<data set>.json, curves.png and detections.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from detlite import ConfigError, Predictor, build_model, load_config
+from detlite.data import (
+    CocoDataset,
+    DataError,
+    build_dataset,
+    build_train_dataset,
+    check_num_classes,
+)
+from detlite.distributed import barrier, is_main, process_group, rank
+from detlite.engine.checkpoint import CheckpointError, load_weights
+from detlite.engine.metrics import METRICS_FILE, setup_logging
+from detlite.engine.seeding import seed_all
+from detlite.engine.train import NonFiniteLossError, check_output_dir, train
+from detlite.visualization import contact_sheet, draw_detections, plot_metrics
+
+
+def main() -> int:
+    """Returns the exit status: 0, or 2 for what the user can mend."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", "--config-file", required=True, help="YAML file")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in OUTPUT_DIR, if there is one"
+    )
+    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
+    args = parser.parse_intermixed_args()
+    try:
+        cfg = load_config(args.config, args.opts)
+        with process_group(cfg.MODEL.DEVICE):
+            run(cfg, args.resume)
+    except (ConfigError, DataError, CheckpointError, NonFiniteLossError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run(cfg: CfgNode, resume: bool) -> None:
+    """Trains, evaluates and draws, into OUTPUT_DIR."""
+    output_dir = Path(cfg.OUTPUT_DIR)
+    check_output_dir(output_dir, resume)
+    barrier()  # before rank 0 writes what the others look for
+    setup_logging(output_dir)
+    seed_all(cfg.SEED + rank())
+    train_set = build_train_dataset(cfg)
+    test_sets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
+    for test_set in test_sets:
+        check_num_classes(cfg, test_set)
+    model = build_model(cfg)
+    if cfg.MODEL.WEIGHT:
+        load_weights(model, cfg.MODEL.WEIGHT, cfg.MODEL.REINIT_HEADS)
+    model.categories = train_set.categories
+    if is_main():
+        (output_dir / "config.yaml").write_text(cfg.dump())
+    train(cfg, model, train_set, test_sets, resume)
+    if is_main():
+        plot_metrics(output_dir / METRICS_FILE, output_dir / "curves.png")
+        if test_sets:
+            predictor = Predictor(model, cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
+            draw_sheet(predictor, test_sets[0], output_dir / "detections.png")
+
+
+def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path, most: int = 12) -> None:
+    """Draws the detections on images from all over the data set, on one sheet."""
+    step = max(len(dataset) // most, 1)
+    images = [dataset[index][0] for index in range(0, len(dataset), step)][:most]
+    drawn = [draw_detections(image, predictor(image), dataset.categories) for image in images]
+    contact_sheet(drawn).save(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
