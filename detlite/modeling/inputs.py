@@ -88,7 +88,7 @@ def prepare_targets(
             in 1..num_classes - 1 and, if `need_masks`, `masks` [G, H, W].
 
     Raises:
-        ValueError: naming the image and the field that does not fit.
+        TypeError, ValueError: naming the image and the field that does not fit.
     """
     if targets is None:
         raise ValueError("training needs targets: model(images, targets)")
@@ -101,6 +101,10 @@ def prepare_targets(
         missing = [name for name in needed if name not in target]
         if missing:
             raise ValueError(f"{where} has no {' and no '.join(missing)}")
+        for name in needed:
+            if not isinstance(target[name], Tensor):
+                found = type(target[name]).__name__
+                raise TypeError(f"{where}['{name}'] must be a tensor, not {found}")
         boxes = target["boxes"].to(device, torch.float32)
         labels = target["labels"].to(device, torch.int64)
         if boxes.ndim != 2 or boxes.shape[1] != 4:

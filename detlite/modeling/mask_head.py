@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
-from ..ops import roi_align
+from ..ops.roi_align import roi_align
 from ..registry import Registry
 from .backbone import Backbone
 from .box_head import ResNetConv5ROIFeatureExtractor

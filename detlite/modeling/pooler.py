@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from ..ops import roi_align, roi_pool
+from ..ops.roi_align import roi_align
+from ..ops.roi_pool import roi_pool
 from ..registry import Registry
 from ..structures import boxes as box_ops
 

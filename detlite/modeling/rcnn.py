@@ -21,7 +21,7 @@ from .inputs import InputNormalizer, prepare_targets
 from .roi_heads import RoIHeads, build_roi_heads
 from .rpn import RPN, build_rpn
 
-META_ARCHITECTURES: Registry[Callable[[CfgNode], nn.Module]] = Registry("detector")
+META_ARCHITECTURES: Registry[Callable[[CfgNode], GeneralizedRCNN]] = Registry("detector")
 
 
 class GeneralizedRCNN(nn.Module):
@@ -102,7 +102,13 @@ class GeneralizedRCNN(nn.Module):
         Returns:
             For each image `boxes`, `scores`, `labels` as in `forward` and, with a mask head,
             `mask_probs` float32 [D, M, M], the mask of each box.
+
+        Raises:
+            RuntimeError: the model is in training mode.
+            TypeError, ValueError: images that do not fit the description in `forward`.
         """
+        if self.training:
+            raise RuntimeError("the model is in training mode: call model.eval() first")
         batch = self.normalizer(images)
         features = self.backbone(batch.tensor)
         proposals, _ = self.rpn(batch.sizes, features)

@@ -223,7 +223,8 @@ def test_value_is_read_as_the_type_of_the_key(name, given, wanted):
 
 
 def test_yaml_spellings(write):
-    text = "SOLVER:\n  BASE_LR: 1e-4\n  STEPS: (3, 4)\nDATASETS:\n  TRAIN: ('a',)\nMODEL: {MASK_ON: yes}"
+    text = "SOLVER:\n  BASE_LR: 1e-4\n  STEPS: (3, 4)\nDATASETS:\n  TRAIN: ('a',)\n"
+    text += "MODEL: {MASK_ON: yes}"
     cfg = load_config(write(text))
     assert cfg.SOLVER.BASE_LR == 1e-4
     assert cfg.SOLVER.STEPS == (3, 4)

@@ -150,6 +150,12 @@ def test_unusable_target_is_named(change, message):
     assert "targets[0]" in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["boxes", "labels", "masks"])
+def test_targets_are_tensors(name):
+    with pytest.raises(TypeError, match=rf"targets\[0\]\['{name}'\] must be a tensor, not list"):
+        prepare([{**target(), name: target()[name].tolist()}])
+
+
 def test_the_wrong_one_of_several_is_named():
     images = [torch.zeros(3, 8, 9)] * 2
     with pytest.raises(ValueError, match=r"targets\[1\]\['labels'\]"):

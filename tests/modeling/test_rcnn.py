@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from torch import nn
@@ -322,16 +320,6 @@ def test_unknown_architecture(tiny_config):
         ConfigError, match=r"MODEL\.META_ARCHITECTURE: no detector is called 'RetinaNet'"
     ):
         build_model(tiny_config("MODEL.META_ARCHITECTURE", "RetinaNet"))
-
-
-def test_frozen_statistics_without_weights_are_warned_of(tiny_config, caplog):
-    keys = ("MODEL.RESNETS.NORM", "FrozenBN")
-    with caplog.at_level(logging.WARNING):
-        build_model(tiny_config(*keys, "MODEL.WEIGHT", "x.pth"))
-        build_model(tiny_config())
-        assert not caplog.records
-        build_model(tiny_config(*keys))
-    assert "FrozenBN" in caplog.text
 
 
 class _OneMap(nn.Module):

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from detlite.modeling.roi_heads import ProposalSampling, RoIHeads
+from detlite.structures import boxes as box_ops
+
+TRUTH = torch.tensor([[0.0, 0, 20, 20], [30, 30, 50, 60]])
+LABELS = torch.tensor([3, 1])
+
+
+def some_proposals(count: int = 60) -> torch.Tensor:
+    """Half of them near a ground truth, half anywhere."""
+    near = TRUTH.repeat(count // 4, 1) + torch.randn(2 * (count // 4), 4) * 4
+    corner = torch.rand(count // 2, 2) * 60
+    far = torch.cat([corner, corner + 5 + torch.rand(count // 2, 2) * 20], dim=1)
+    proposals = torch.cat([near, far])
+    return proposals[box_ops.at_least(proposals, 1)]
+
+
+def sample(proposals, truth=TRUTH, labels=LABELS, **changes):
+    settings = {"foreground": 0.5, "background": 0.5, "per_image": 16, "positive_fraction": 0.25}
+    heads = RoIHeads(torch.nn.Identity(), None, ProposalSampling(**{**settings, **changes}))
+    return heads._sample(proposals, {"boxes": truth, "labels": labels})
+
+
+def test_sample_has_the_asked_size_and_foreground_first():
+    boxes, target = sample(some_proposals())
+    assert len(boxes) == 16
+    assert (target["labels"] > 0).tolist() == [True] * 4 + [False] * 12
+
+
+@pytest.mark.parametrize("limits", [(0.5, 0.5), (0.7, 0.3)])
+def test_each_sampled_proposal_has_its_own_ground_truth(limits):
+    foreground, background = limits
+    boxes, target = sample(
+        some_proposals(), foreground=foreground, background=background, per_image=1000,
+        positive_fraction=1.0,
+    )  # fmt: skip
+    best, index = box_ops.iou(TRUTH, boxes).max(dim=0)
+    kept = best >= foreground
+    assert kept.any()
+    assert ((best >= foreground) | (best < background)).all()
+    assert torch.equal(target["labels"], torch.where(kept, LABELS[index], 0))
+    assert torch.equal(target["boxes"][kept], TRUTH[index[kept]])
+    assert torch.equal(target["matched"][kept], index[kept])
+
+
+def test_ground_truth_joins_the_proposals():
+    boxes, target = sample(torch.zeros(0, 4), positive_fraction=1.0)
+    order = target["matched"].argsort()
+    assert torch.equal(boxes[order], TRUTH)
+    assert torch.equal(target["labels"][order], LABELS)
+
+
+def test_without_ground_truth_all_is_background():
+    boxes, target = sample(some_proposals(), TRUTH[:0], LABELS[:0])
+    assert len(boxes) == 16
+    assert not target["labels"].any()
+
+
+def test_without_anything_the_sample_is_empty():
+    boxes, target = sample(torch.zeros(0, 4), TRUTH[:0], LABELS[:0])
+    assert boxes.shape == target["boxes"].shape == (0, 4)
+    assert target["labels"].shape == (0,)
