@@ -3,7 +3,7 @@
 import torch  # noqa: F401  (loads the libraries that _C links to, so it must come first)
 
 try:
-    from . import _C  # noqa: F401  (registers torch.ops.detlite)
+    from . import _C as _C  # registers torch.ops.detlite
 except ImportError as error:
     raise ImportError(
         f"detlite._C, the compiled kernels, cannot be loaded ({error}): build it with "
