@@ -17,7 +17,7 @@ from detlite.config import load_config
 
 _ROOT = Path(__file__).parent.parent
 
-# A Mask R-CNN with a ResNet-18-FPN of 1/4 width; strings, so that it also serves command lines.
+# A Mask R-CNN with a ResNet-18-FPN of 1/4 width.
 _TINY: dict[str, Any] = {
     "MODEL.DEVICE": "cpu",
     "MODEL.MASK_ON": True,

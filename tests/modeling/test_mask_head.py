@@ -52,6 +52,13 @@ def test_crop_averages_whole_cells():
             assert crop[row, column] == (mean >= 0.5)
 
 
+def test_cell_that_is_half_covered_belongs_to_the_crop():
+    masks = torch.zeros(1, 4, 4, dtype=torch.uint8)
+    masks[0, :, 0] = 1
+    crop = crop_masks(masks, torch.tensor([0]), torch.tensor([[0.0, 0, 4, 4]]), 2)[0]
+    assert crop.tolist() == [[1, 0], [1, 0]]
+
+
 def test_crop_outside_the_image_is_empty():
     masks = torch.ones(1, 10, 10, dtype=torch.uint8)
     crop = crop_masks(masks, torch.tensor([0]), torch.tensor([[-10.0, 0, 10, 10]]), 4)[0]

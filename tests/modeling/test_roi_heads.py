@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from detlite.modeling.rcnn import build_model
 from detlite.modeling.roi_heads import ProposalSampling, RoIHeads
 from detlite.structures import boxes as box_ops
 
@@ -64,3 +65,29 @@ def test_without_anything_the_sample_is_empty():
     boxes, target = sample(torch.zeros(0, 4), TRUTH[:0], LABELS[:0])
     assert boxes.shape == target["boxes"].shape == (0, 4)
     assert target["labels"].shape == (0,)
+
+
+@pytest.mark.parametrize("c4", [False, True], ids=["separate", "shared"])
+def test_mask_head_gets_the_features_and_masks_of_the_foreground(
+    tiny_config, make_batch, monkeypatch, c4
+):
+    model = build_model(tiny_config(c4=c4)).train()
+    heads, given = model.roi_heads, {}
+
+    def loss(x, boxes, targets):
+        given.update(x=x, boxes=boxes, targets=targets)
+        return {"loss_mask": x.sum()}
+
+    monkeypatch.setattr(heads.mask, "loss", loss)
+    images, truth = make_batch(3, 1)
+    features = model.backbone(model.normalizer(images).tensor)
+    heads.losses(features, [some_proposals(), some_proposals()], truth)
+    extractor = heads.mask.feature_extractor or heads.box.feature_extractor
+    torch.testing.assert_close(given["x"], extractor(features, given["boxes"]))
+    assert len(given["x"]) >= 4
+    for boxes, target, own in zip(given["boxes"], given["targets"], truth, strict=True):
+        overlap = box_ops.iou(own["boxes"], boxes)
+        assert torch.equal(overlap.argmax(0), target["matched"])
+        assert (overlap.max(0).values >= 0.5).all()
+        assert torch.equal(target["labels"], own["labels"][target["matched"]])
+        assert target["masks"] is own["masks"]

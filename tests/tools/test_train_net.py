@@ -17,7 +17,7 @@ from detlite.engine.checkpoint import build_model_from_checkpoint
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
-_BASE_: {root}/configs/_base_/from_scratch_R_18_FPN.yaml
+_BASE_: {root}/configs/_base_/from_scratch_fpn.yaml
 DATASETS:
   ROOT: {data}
   CATALOG:
