@@ -20,7 +20,7 @@ _NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
-    """SGD with momentum over the trainable parameters of `model`.
+    """The optimizer that SOLVER.OPTIMIZER names, over the trainable parameters of `model`.
 
     Biases (those of normalisation layers too) have a learning rate BIAS_LR_FACTOR times the base
     and the decay WEIGHT_DECAY_BIAS; scales of normalisation layers decay by WEIGHT_DECAY_NORM.
@@ -31,6 +31,9 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     groups = _parameter_groups(cfg, model)
     if not groups:
         raise ConfigError("the model has no trainable parameter; see FREEZE_CONV_BODY_AT")
+    if cfg.SOLVER.OPTIMIZER == "AdamW":
+        betas = (cfg.SOLVER.MOMENTUM, 0.999)
+        return torch.optim.AdamW(groups, lr=cfg.SOLVER.BASE_LR, betas=betas, fused=True)
     options = {"lr": cfg.SOLVER.BASE_LR, "momentum": cfg.SOLVER.MOMENTUM}
     if cfg.SOLVER.OPTIMIZER == "FusedSGD":
         return _apex_fused_sgd(groups, options)

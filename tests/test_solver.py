@@ -186,3 +186,14 @@ def test_fused_sgd_of_nvidias_apex_is_used(monkeypatch):
     optimizer = build_optimizer(make_cfg(OPTIMIZER="FusedSGD", MOMENTUM=0.7), make_model())
     assert isinstance(optimizer, FusedSGD)
     assert {group["momentum"] for group in optimizer.param_groups} == {0.7}
+
+
+def test_adamw_takes_the_same_groups():
+    cfg = make_cfg(OPTIMIZER="AdamW", MOMENTUM=0.8)
+    adamw = build_optimizer(cfg, make_model())
+    sgd = build_optimizer(make_cfg(), make_model())
+    assert isinstance(adamw, torch.optim.AdamW)
+    assert adamw.param_groups[0]["betas"] == (0.8, 0.999)
+    for ours, reference in zip(adamw.param_groups, sgd.param_groups, strict=True):
+        assert ours["weight_decay"] == reference["weight_decay"]
+        assert [p.shape for p in ours["params"]] == [p.shape for p in reference["params"]]
