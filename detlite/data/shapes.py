@@ -26,14 +26,14 @@ from .errors import DataError
 
 # Sparse ids, as in COCO, so that the mapping to labels is exercised.
 CATEGORIES = {2: "ring", 3: "star", 5: "triangle", 7: "crescent", 11: "bar"}
-_VERSION = 1  # part of the folder's name: raise it with any change of the pictures
+_VERSION = 2  # part of the folder's name: raise it with any change of the pictures
 _SIDES = (128, 144, 160)  # pixels
-_RADII = (13, 34)  # pixels, about half a shape's extent
-_COUNTS = (2, 6)  # shapes tried for a picture
+_RADII = (18, 40)  # pixels, about half a shape's extent
+_COUNTS = (1, 4)  # shapes tried for a picture
 _MARGIN = 2 * _RADII[1]  # around the picture, so that shapes may be cut off by its border
 _OVERSAMPLING = 4
-_LEAST_VISIBLE = 0.4  # of a shape's area
-_LEAST_CONTRAST = 60  # distance between the mean colours of a shape and its background
+_LEAST_VISIBLE = 0.6  # of a shape's area
+_LEAST_CONTRAST = 80  # distance between the mean colours of a shape and its background
 
 
 @dataclass(frozen=True)
