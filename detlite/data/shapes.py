@@ -32,7 +32,7 @@ _RADII = (18, 40)  # pixels, about half a shape's extent
 _COUNTS = (1, 4)  # shapes tried for a picture
 _MARGIN = 2 * _RADII[1]  # around the picture, so that shapes may be cut off by its border
 _OVERSAMPLING = 4
-_LEAST_VISIBLE = 0.6  # of a shape's area
+_LEAST_VISIBLE = 0.75  # of a shape's area
 _LEAST_CONTRAST = 80  # distance between the mean colours of a shape and its background
 
 

@@ -194,13 +194,18 @@ def test_two_processes_train_one_model(monkeypatch, config, tmp_path):
         (["MODEL.ROI_BOX_HEAD.NUM_CLASSES", 4], r"NUM_CLASSES is 4"),
         (["DATASETS.TRAIN", "shapes_trian"], r"did you mean 'shapes_train'"),
         (["DATASETS.TRAIN", "()"], r"DATASETS.TRAIN is empty"),
-        (["SOLVER.STEPS", "(5,)"], r"SOLVER.STEPS (5,) reach beyond SOLVER.MAX_ITER 2"),
+        (
+            ["SOLVER.LR_SCHEDULE", "multistep", "SOLVER.STEPS", "(2, 1)"],
+            r"SOLVER.STEPS (2, 1) must rise",
+        ),
         (["SOLVER.BASE_RL", 1], r"did you mean SOLVER.BASE_LR"),
         (["MODEL.WEIGHT", "none.pth"], r"none.pth: cannot be read"),
-        (["SOLVER.BASE_LR", 1e30, "SOLVER.MAX_ITER", 9, "SOLVER.WARMUP_ITERS", 0],
-         r"the loss is not finite"),
+        (
+            ["SOLVER.BASE_LR", 1e30, "SOLVER.MAX_ITER", 9, "SOLVER.WARMUP_ITERS", 0],
+            r"the loss is not finite",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line_and_status_2(monkeypatch, config, tmp_path, capsys, opts, message):
     opts = ["OUTPUT_DIR", tmp_path, *opts]
     assert call(monkeypatch, "train_net.py", "--config", config, *opts) == 2
