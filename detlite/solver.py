@@ -33,7 +33,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
         raise ConfigError("the model has no trainable parameter; see FREEZE_CONV_BODY_AT")
     if cfg.SOLVER.OPTIMIZER == "AdamW":
         betas = (cfg.SOLVER.MOMENTUM, 0.999)
-        return torch.optim.AdamW(groups, lr=cfg.SOLVER.BASE_LR, betas=betas, fused=True)
+        fused = cfg.DTYPE != "float16"  # as for SGD below
+        return torch.optim.AdamW(groups, lr=cfg.SOLVER.BASE_LR, betas=betas, fused=fused)
     options = {"lr": cfg.SOLVER.BASE_LR, "momentum": cfg.SOLVER.MOMENTUM}
     if cfg.SOLVER.OPTIMIZER == "FusedSGD":
         return _apex_fused_sgd(groups, options)
