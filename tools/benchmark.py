@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -38,13 +39,21 @@ def main() -> int:
         "--only", nargs="+", default=[], metavar="NAME", help="cases with this in it"
     )
     parser.add_argument("--seconds", type=float, default=3.0, help="for each case")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="one thread, and the time that it ran: for a machine that is shared",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the rows")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         print("error: --device cuda, but torch sees no CUDA device", file=sys.stderr)
         return 2
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    if args.cpu_time and args.device == "cuda":
+        print("error: --cpu-time says nothing of --device cuda", file=sys.stderr)
+        return 2
+    if args.threads or args.cpu_time:
+        torch.set_num_threads(1 if args.cpu_time else args.threads)
 
     print(
         f"torch {torch.__version__}, torchvision {torchvision.__version__}, "
@@ -52,7 +61,8 @@ def main() -> int:
     )
     print(HEADER)
     rows = []
-    for row in benchmark_ops(args.device, args.only, args.seconds):
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    for row in benchmark_ops(args.device, args.only, args.seconds, clock):
         print(formatted(row), flush=True)
         rows.append(dataclasses.asdict(row))
     if args.json:

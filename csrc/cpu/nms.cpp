@@ -43,9 +43,10 @@ class KeptBoxes {
     }
     constexpr int64_t worthwhile = 8 * kBoxPadding, most = 1024;
     if (count > worthwhile && heights > 0 && std::isfinite(reach_)) {
-      band_height_ = std::max(heights / static_cast<double>(count), (last - first_) / most);
+      const double height = std::max(heights / static_cast<double>(count), (last - first_) / most);
+      bands_per_pixel_ = 1 / height;
     }
-    const int bands = last > first_ ? static_cast<int>((last - first_) / band_height_) + 1 : 1;
+    const int bands = last > first_ ? static_cast<int>((last - first_) * bands_per_pixel_) + 1 : 1;
     last_band_ = bands - 1;
 
     std::vector<int64_t> sizes(bands);
@@ -100,14 +101,14 @@ class KeptBoxes {
   static double centre(const Box<float>& box) { return (double{box.y1} + box.y2) / 2; }
 
   int band_of(double y) const {
-    const double band = (y - first_) / band_height_;
+    const double band = (y - first_) * bands_per_pixel_;
     return band > 0 ? (band < last_band_ ? static_cast<int>(band) : last_band_) : 0;
   }
 
   const Loops& loops_;
   float threshold_;
   double reach_, first_ = std::numeric_limits<double>::infinity();
-  double band_height_ = std::numeric_limits<double>::infinity();
+  double bands_per_pixel_ = 0;
   int last_band_ = 0;
   std::vector<Band> bands_;
   std::vector<float> x1_, y1_, x2_, y2_, area_;
