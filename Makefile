@@ -1,5 +1,6 @@
 # make demo: install, train a small Mask R-CNN on generated pictures, evaluate it
 # make test: install, run the test suite
+# make sanitize: run the operators' tests and 100,000 random inputs under sanitizers
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 DEMO := output/demo
 KERNELS := setup.py $(shell find csrc -type f)
 
-.PHONY: install demo test lint format docs clean
+.PHONY: install demo test sanitize lint format docs clean
 
 install: $(INSTALLED)
 
@@ -32,6 +33,22 @@ $(DEMO)/detections.png: configs/demo_shapes.yaml | $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+# A second build of the kernels, beside a copy of the package; memory that torch and Python keep
+# until they end is not a leak of ours.
+SANITIZED := build/sanitized
+SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
+PRELOAD = $(shell $(CXX) -print-file-name=libasan.so):$(shell $(CXX) -print-file-name=libubsan.so)
+UNDER_SANITIZERS = LD_PRELOAD=$(PRELOAD) ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED)
+
+sanitize: $(INSTALLED)
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
+	cp -r detlite $(SANITIZED)/ && rm -f $(SANITIZED)/detlite/*.so
+	CFLAGS="$(SANITIZERS) -g -fno-omit-frame-pointer" LDFLAGS="$(SANITIZERS)" DETLITE_CUDA=0 \
+	  $(BIN)/python setup.py --quiet build_ext \
+	  --build-temp $(SANITIZED)/objects --build-lib $(SANITIZED)
+	$(UNDER_SANITIZERS) $(BIN)/pytest tests/ops -p no:cacheprovider
+	$(UNDER_SANITIZERS) $(BIN)/python tests/ops/fuzz.py --count 100000
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

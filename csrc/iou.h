@@ -7,11 +7,23 @@
 
 namespace detlite {
 
+// a * b, rounded before anything is added to it. Fused, the last bit, and with it which of two boxes
+// is kept, would depend on the device. (On the host, setup.py tells the compiler not to fuse.)
+template <typename T>
+C10_HOST_DEVICE T rounded_product(T a, T b) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == sizeof(double)) return __dmul_rn(a, b);
+  else return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 template <typename T>
 struct Box {
   T x1, y1, x2, y2;
 
-  C10_HOST_DEVICE T area() const { return (x2 - x1) * (y2 - y1); }
+  C10_HOST_DEVICE T area() const { return rounded_product(x2 - x1, y2 - y1); }
   C10_HOST_DEVICE bool has_nan() const {
     return std::isnan(x1) || std::isnan(y1) || std::isnan(x2) || std::isnan(y2);
   }
@@ -23,7 +35,7 @@ C10_HOST_DEVICE T iou(const Box<T>& a, T area_a, const Box<T>& b, T area_b) {
   const T x1 = a.x1 > b.x1 ? a.x1 : b.x1, y1 = a.y1 > b.y1 ? a.y1 : b.y1;
   const T x2 = a.x2 < b.x2 ? a.x2 : b.x2, y2 = a.y2 < b.y2 ? a.y2 : b.y2;
   const T width = x2 - x1 > 0 ? x2 - x1 : T(0), height = y2 - y1 > 0 ? y2 - y1 : T(0);
-  const T intersection = width * height;
+  const T intersection = rounded_product(width, height);
   return intersection / (area_a + area_b - intersection);
 }
 

@@ -7,7 +7,7 @@
 
 namespace {
 
-// The argument orders of maskrcnn-benchmark's and torchvision's _C.
+// Single-map operators take the arguments of maskrcnn-benchmark's and torchvision's _C.
 constexpr const char* kSchemas[] = {
     "nms(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor",
     "batched_nms(Tensor boxes, Tensor scores, Tensor idxs, float iou_threshold) -> Tensor",
@@ -21,6 +21,21 @@ constexpr const char* kSchemas[] = {
     "roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, float spatial_scale, "
     "int pooled_height, int pooled_width, int batch_size, int channels, int height, int width) "
     "-> Tensor",
+    "pyramid_roi_align_forward(Tensor[] inputs, Tensor rois, float[] spatial_scales, "
+    "int pooled_height, int pooled_width, int sampling_ratio, bool aligned=False, "
+    "float canonical_size=224., int canonical_level=4) -> Tensor",
+    "pyramid_roi_align_backward(Tensor grad, Tensor rois, float[] spatial_scales, "
+    "int pooled_height, int pooled_width, int batch_size, int channels, int[] heights, "
+    "int[] widths, int sampling_ratio, bool aligned=False, float canonical_size=224., "
+    "int canonical_level=4) -> Tensor[]",
+    "pyramid_roi_pool_forward(Tensor[] inputs, Tensor rois, float[] spatial_scales, "
+    "int pooled_height, int pooled_width, float canonical_size=224., int canonical_level=4) "
+    "-> (Tensor output, Tensor argmax)",
+    "pyramid_roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, float[] spatial_scales, "
+    "int pooled_height, int pooled_width, int batch_size, int channels, int[] heights, "
+    "int[] widths, float canonical_size=224., int canonical_level=4) -> Tensor[]",
+    "paste_masks_rle(Tensor probs, Tensor boxes, int height, int width, float threshold) "
+    "-> (Tensor data, Tensor ends)",
 };
 
 std::string name_of(const std::string& schema) { return schema.substr(0, schema.find('(')); }

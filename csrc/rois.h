@@ -57,21 +57,25 @@ inline Tensor dense_4d(const Tensor& tensor, bool channels_last) {
 
 // A map whose rows or channels are dense, which is what the kernels read: most strided inputs pass.
 inline Tensor cells_in_rows(const Tensor& map, bool channels_last) {
-  return channels_last || map.stride(3) == 1 ? map : torch::stable::contiguous(map);
+  const bool dense = map.stride(channels_last ? 1 : 3) == 1;
+  return dense ? map : dense_4d(map, channels_last);
 }
 
 struct PoolShape {
-  double spatial_scale;
   int height, width;
+
+  int64_t bins() const { return int64_t{height} * width; }
 };
 
-inline PoolShape check_pool_shape(const char* op, double spatial_scale, int64_t pooled_height,
-                                  int64_t pooled_width) {
-  check(std::isfinite(spatial_scale) && spatial_scale > 0, op,
-        ": spatial_scale must be a positive number, got ", spatial_scale);
+inline PoolShape check_pool_shape(const char* op, int64_t pooled_height, int64_t pooled_width) {
   check_count(op, "pooled_height", pooled_height, 1);
   check_count(op, "pooled_width", pooled_width, 1);
-  return {spatial_scale, static_cast<int>(pooled_height), static_cast<int>(pooled_width)};
+  return {static_cast<int>(pooled_height), static_cast<int>(pooled_width)};
+}
+
+inline void check_spatial_scale(const char* op, double spatial_scale) {
+  check(std::isfinite(spatial_scale) && spatial_scale > 0, op,
+        ": spatial_scale must be a positive number, got ", spatial_scale);
 }
 
 struct AlignArguments {
@@ -80,10 +84,10 @@ struct AlignArguments {
   bool aligned;
 };
 
-inline AlignArguments check_align(const char* op, double spatial_scale, int64_t pooled_height,
-                                  int64_t pooled_width, int64_t sampling_ratio, bool aligned) {
+inline AlignArguments check_align(const char* op, int64_t pooled_height, int64_t pooled_width,
+                                  int64_t sampling_ratio, bool aligned) {
   if (sampling_ratio > 0) check_count(op, "sampling_ratio", sampling_ratio, 1);
-  return {check_pool_shape(op, spatial_scale, pooled_height, pooled_width),
+  return {check_pool_shape(op, pooled_height, pooled_width),
           sampling_ratio > 0 ? static_cast<int>(sampling_ratio) : 0, aligned};
 }
 

@@ -41,3 +41,55 @@ def roi_pool_backward(
     height: int,
     width: int,
 ) -> Tensor: ...
+def pyramid_roi_align_forward(
+    inputs: list[Tensor],
+    rois: Tensor,
+    spatial_scales: list[float],
+    pooled_height: int,
+    pooled_width: int,
+    sampling_ratio: int,
+    aligned: bool = False,
+    canonical_size: float = 224.0,
+    canonical_level: int = 4,
+) -> Tensor: ...
+def pyramid_roi_align_backward(
+    grad: Tensor,
+    rois: Tensor,
+    spatial_scales: list[float],
+    pooled_height: int,
+    pooled_width: int,
+    batch_size: int,
+    channels: int,
+    heights: list[int],
+    widths: list[int],
+    sampling_ratio: int,
+    aligned: bool = False,
+    canonical_size: float = 224.0,
+    canonical_level: int = 4,
+) -> list[Tensor]: ...
+def pyramid_roi_pool_forward(
+    inputs: list[Tensor],
+    rois: Tensor,
+    spatial_scales: list[float],
+    pooled_height: int,
+    pooled_width: int,
+    canonical_size: float = 224.0,
+    canonical_level: int = 4,
+) -> tuple[Tensor, Tensor]: ...
+def pyramid_roi_pool_backward(
+    grad: Tensor,
+    rois: Tensor,
+    argmax: Tensor,
+    spatial_scales: list[float],
+    pooled_height: int,
+    pooled_width: int,
+    batch_size: int,
+    channels: int,
+    heights: list[int],
+    widths: list[int],
+    canonical_size: float = 224.0,
+    canonical_level: int = 4,
+) -> list[Tensor]: ...
+def paste_masks_rle(
+    probs: Tensor, boxes: Tensor, height: int, width: int, threshold: float
+) -> tuple[Tensor, Tensor]: ...

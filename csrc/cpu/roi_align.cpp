@@ -1,167 +1,139 @@
-// RoIAlign on the CPU: each bin a weighted sum of the channel vectors of its cells.
+// RoIAlign on the CPU: each bin a weighted sum of the channel vectors of its cells, and each cell's
+// gradient the same sum over its bins.
 #include <torch/csrc/stable/library.h>
 
-#include "axis_weights.h"
+#include "axis_operator.h"
 #include "roi_loops.h"
 
 namespace detlite {
 namespace {
 
-// sum[0, count) over the bin's cells; a whole block stays in registers.
-template <typename F, typename T>
-void sum_bin(const BinWeights<T>& weights, size_t bin, const F* map, int64_t count, T* sum) {
-  const auto* cell = weights.cells.data() + weights.bin_ends[bin];
-  const auto* end = weights.cells.data() + weights.bin_ends[bin + 1];
-  if (count == kChannelBlock) {
-    T block[kChannelBlock] = {};
-    for (; cell != end; ++cell) {
-      const F* features = map + cell->offset;
-      for (int64_t i = 0; i < kChannelBlock; ++i) block[i] += cell->weight * T(features[i]);
-    }
-    std::copy_n(block, kChannelBlock, sum);
-  } else {
-    std::fill_n(sum, count, T(0));
-    for (; cell != end; ++cell) {
-      const F* features = map + cell->offset;
-      for (int64_t i = 0; i < count; ++i) sum[i] += cell->weight * T(features[i]);
-    }
-  }
-}
+template <typename T>
+using Plan = std::vector<PlannedRoi<AxisOperator<T>>>;
 
 template <typename T>
-void spread_bin(const BinWeights<T>& weights, size_t bin, const T* grad, int64_t count, T* map) {
-  const auto* cell = weights.cells.data() + weights.bin_ends[bin];
-  const auto* end = weights.cells.data() + weights.bin_ends[bin + 1];
-  for (; cell != end; ++cell) {
-    T* target = map + cell->offset;
-    for (int64_t i = 0; i < count; ++i) target[i] += cell->weight * grad[i];
-  }
+Plan<T> plan(const char* op, const Tensor& rois, const PyramidShape& pyramid,
+             const AlignArguments& align, bool transposed) {
+  return plan_rois<AxisOperator<T>, T>(
+      op, rois, pyramid,
+      [&](const T* roi, const LevelShape& level, PlannedRoi<AxisOperator<T>>& planned) {
+        const auto axis = [&](T low, T high, int bins, int size) {
+          const AxisOperator<T> forward = bins_from_cells(
+              align_axis(low, high, static_cast<T>(level.spatial_scale), bins,
+                         align.sampling_ratio, align.aligned),
+              bins, size);
+          return transposed ? cells_from_bins(forward) : forward;
+        };
+        planned.rows = axis(roi[2], roi[4], align.pool.height, level.height);
+        planned.columns = axis(roi[1], roi[3], align.pool.width, level.width);
+      });
+}
+
+Tensor forward(const char* op, const std::vector<Tensor>& inputs, const Tensor& rois,
+               const PyramidShape& pyramid, const AlignArguments& align) {
+  check_rois(op, inputs[0], "input", rois);
+  const bool channels_last = is_channels_last(inputs);
+  const Tensor boxes = torch::stable::contiguous(rois);
+  const PooledShape shape{align.pool, pyramid.channels, channels_last};
+  Tensor output = empty_4d(inputs[0], inputs[0].scalar_type(), boxes.size(0), pyramid.channels,
+                           align.pool.height, align.pool.width, channels_last);
+  prefer_large_pages(output);
+  dispatch_floating(op, "input", inputs[0].scalar_type(), [&](auto feature) {
+    using F = decltype(feature);
+    using T = accumulate_t<F>;
+    const Plan<T> planned = plan<T>(op, boxes, pyramid, align, false);
+    std::vector<Tensor> maps;
+    for (const Tensor& input : inputs) maps.push_back(cells_in_rows(input, channels_last));
+    pool_rois(const_views<F>(maps), planned, shape, static_cast<F*>(output.mutable_data_ptr()),
+              nullptr,
+              [&all = loops()](const auto& roi, auto source, auto values, auto, int64_t channels) {
+                using X = std::remove_pointer_t<decltype(values.data)>;
+                all.of<X>().resample(roi.rows.view(), roi.columns.view(), source, values, channels);
+              });
+  });
+  return output;
+}
+
+std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& rois,
+                             const PyramidShape& pyramid, const AlignArguments& align) {
+  check_features(op, "grad", grad);
+  check_rois(op, grad, "grad", rois);
+  check_pooled_grad(op, "grad", grad, rois, align.pool, pyramid.batch_size, pyramid.channels);
+  const bool channels_last = is_channels_last(grad);
+  const Tensor dense = dense_4d(grad, channels_last);
+  const Tensor boxes = torch::stable::contiguous(rois);
+  const PooledShape shape{align.pool, pyramid.channels, channels_last};
+  const std::vector<Tensor> maps = empty_levels(grad, grad.scalar_type(), pyramid, channels_last);
+  for (const Tensor& map : maps) prefer_large_pages(map);
+  dispatch_floating(op, "grad", grad.scalar_type(), [&](auto feature) {
+    using F = decltype(feature);
+    using T = accumulate_t<F>;
+    const Plan<T> planned = plan<T>(op, boxes, pyramid, align, true);
+    const F* pooled = static_cast<const F*>(dense.const_data_ptr());
+    const int64_t bins = align.pool.bins();
+    sum_gradients(
+        pyramid, planned, channels_last, mutable_views<F>(maps),
+        [&, &all = loops()](const auto& roi, Window<T> tile, CellRange rows, int64_t first_channel,
+                            int64_t count) {
+          const F* grads = pooled + roi.number * shape.size();
+          if (channels_last) {
+            all.of<F>().resample_add(roi.rows.view(rows), roi.columns.view(),
+                                     bins_window(grads + first_channel, align.pool, shape.channels),
+                                     tile, count);
+          } else {
+            thread_local std::vector<T> packed;
+            packed.resize(bins * count);
+            all.of<F>().gather(grads + first_channel * bins, bins, count, bins, packed.data(),
+                               count);
+            all.of<T>().resample_add(
+                roi.rows.view(rows), roi.columns.view(),
+                bins_window(static_cast<const T*>(packed.data()), align.pool, count), tile, count);
+          }
+        });
+  });
+  return maps;
 }
 
 Tensor roi_align_forward(const Tensor& input, const Tensor& rois, double spatial_scale,
                          int64_t pooled_height, int64_t pooled_width, int64_t sampling_ratio,
                          bool aligned) {
   constexpr const char* op = "roi_align_forward";
-  const AlignArguments align =
-      check_align(op, spatial_scale, pooled_height, pooled_width, sampling_ratio, aligned);
-  check_features(op, "input", input);
-  check_map_size(op, input.size(2), input.size(3));
-  check_rois(op, input, "input", rois);
-
-  const bool channels_last = is_channels_last(input);
-  const Tensor boxes = torch::stable::contiguous(rois);
-  const int64_t channels = input.size(1), bins = pooled_height * pooled_width;
-  const int height = static_cast<int>(input.size(2)), width = static_cast<int>(input.size(3));
-  Tensor output = empty_4d(input, input.scalar_type(), rois.size(0), channels, pooled_height,
-                           pooled_width, channels_last);
-  const PooledLayout layout(channels_last, channels, bins);
-  dispatch_floating(op, "input", input.scalar_type(), [&](auto feature) {
-    using F = decltype(feature);
-    using T = accumulate_t<F>;
-    check_batch_indices<T>(op, boxes, input.size(0));
-    const Tensor map = cells_in_rows(input, channels_last);
-    const View4d<const F> features = const_view<F>(map);
-    const T* all_rois = static_cast<const T*>(boxes.const_data_ptr());
-    F* all_pooled = static_cast<F*>(output.mutable_data_ptr());
-    torch::stable::parallel_for(0, boxes.size(0), 1, [&](int64_t first, int64_t last) {
-      BinWeights<T> weights;
-      std::vector<T> packed;
-      T sum[kChannelBlock];
-      for (int64_t k = first; k < last; ++k) {
-        const T* roi = all_rois + k * kRoiSize;
-        const int64_t image = batch_index(roi, input.size(0));
-        F* pooled = all_pooled + k * channels * bins;
-        weights.build_axes(roi, align, height, width);
-        if (channels_last) {
-          weights.locate(features.stride_h, features.stride_w);
-        } else {
-          weights.locate_packed(kChannelBlock);
-        }
-        for (int64_t c = 0; c < channels; c += kChannelBlock) {
-          const int64_t count = std::min(kChannelBlock, channels - c);
-          if (!channels_last) {
-            pack(features, image, c, count, weights.rows.cells, weights.columns.cells, packed);
-          }
-          for (int64_t bin = 0; bin < bins; ++bin) {
-            if (channels_last) {
-              sum_bin(weights, bin, features.at(image, c, 0, 0), count, sum);
-            } else {
-              sum_bin(weights, bin, packed.data(), count, sum);
-            }
-            F* target = pooled + c * layout.channel_stride + bin * layout.bin_stride;
-            for (int64_t i = 0; i < count; ++i) target[i * layout.channel_stride] = F(sum[i]);
-          }
-        }
-      }
-    });
-  });
-  return output;
+  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
+  return forward(op, {input}, rois, check_single_map(op, input, spatial_scale), align);
 }
 
-// Threads split the channels, so that no two ever add to one cell.
 Tensor roi_align_backward(const Tensor& grad, const Tensor& rois, double spatial_scale,
                           int64_t pooled_height, int64_t pooled_width, int64_t batch_size,
                           int64_t channels, int64_t height, int64_t width, int64_t sampling_ratio,
                           bool aligned) {
   constexpr const char* op = "roi_align_backward";
-  const AlignArguments align =
-      check_align(op, spatial_scale, pooled_height, pooled_width, sampling_ratio, aligned);
-  check_features(op, "grad", grad);
-  check_map_size(op, height, width);
-  check_rois(op, grad, "grad", rois);
-  check_pooled_grad(op, "grad", grad, rois, align.pool, batch_size, channels);
+  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
+  return backward(op, grad, rois,
+                  check_single_size(op, spatial_scale, batch_size, channels, height, width),
+                  align)[0];
+}
 
-  const bool channels_last = is_channels_last(grad);
-  const Tensor dense = dense_4d(grad, channels_last);
-  const Tensor boxes = torch::stable::contiguous(rois);
-  const int64_t bins = pooled_height * pooled_width;
-  Tensor sums = empty_4d(grad, accumulate_type(grad.scalar_type()), batch_size, channels, height,
-                         width, channels_last);
-  torch::stable::zero_(sums);
-  const PooledLayout layout(channels_last, channels, bins);
-  dispatch_floating(op, "grad", grad.scalar_type(), [&](auto feature) {
-    using F = decltype(feature);
-    using T = accumulate_t<F>;
-    check_batch_indices<T>(op, boxes, batch_size);
-    const View4d<T> map = mutable_view<T>(sums);
-    const T* all_rois = static_cast<const T*>(boxes.const_data_ptr());
-    const F* all_pooled = static_cast<const F*>(dense.const_data_ptr());
-    torch::stable::parallel_for(0, channels, kChannelGrain, [&](int64_t first, int64_t last) {
-      BinWeights<T> weights;
-      std::vector<T> packed;
-      T pooled_grad[kChannelBlock];
-      for (int64_t k = 0; k < boxes.size(0); ++k) {
-        const T* roi = all_rois + k * kRoiSize;
-        const int64_t image = batch_index(roi, batch_size);
-        const F* pooled = all_pooled + k * channels * bins;
-        weights.build_axes(roi, align, static_cast<int>(height), static_cast<int>(width));
-        if (channels_last) {
-          weights.locate(map.stride_h, map.stride_w);
-        } else {
-          weights.locate_packed(kChannelBlock);
-        }
-        for (int64_t c = first; c < last; c += kChannelBlock) {
-          const int64_t count = std::min(kChannelBlock, last - c);
-          if (!channels_last) {
-            packed.assign(weights.rows.cells.size() * weights.columns.cells.size() * kChannelBlock,
-                          T(0));
-          }
-          T* target = channels_last ? map.at(image, c, 0, 0) : packed.data();
-          for (int64_t bin = 0; bin < bins; ++bin) {
-            const F* source = pooled + c * layout.channel_stride + bin * layout.bin_stride;
-            for (int64_t i = 0; i < count; ++i) {
-              pooled_grad[i] = T(source[i * layout.channel_stride]);
-            }
-            spread_bin(weights, bin, pooled_grad, count, target);
-          }
-          if (!channels_last) {
-            add_packed(packed, map, image, c, count, weights.rows.cells, weights.columns.cells);
-          }
-        }
-      }
-    });
-  });
-  return torch::stable::to(sums, grad.scalar_type());
+Tensor pyramid_roi_align_forward(const std::vector<Tensor>& inputs, const Tensor& rois,
+                                 const std::vector<double>& spatial_scales, int64_t pooled_height,
+                                 int64_t pooled_width, int64_t sampling_ratio, bool aligned,
+                                 double canonical_size, int64_t canonical_level) {
+  constexpr const char* op = "pyramid_roi_align_forward";
+  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
+  return forward(op, inputs, rois,
+                 check_pyramid(op, inputs, spatial_scales, canonical_size, canonical_level), align);
+}
+
+std::vector<Tensor> pyramid_roi_align_backward(
+    const Tensor& grad, const Tensor& rois, const std::vector<double>& spatial_scales,
+    int64_t pooled_height, int64_t pooled_width, int64_t batch_size, int64_t channels,
+    const std::vector<int64_t>& heights, const std::vector<int64_t>& widths, int64_t sampling_ratio,
+    bool aligned, double canonical_size, int64_t canonical_level) {
+  constexpr const char* op = "pyramid_roi_align_backward";
+  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
+  return backward(op, grad, rois,
+                  check_pyramid_sizes(op, spatial_scales, canonical_size, canonical_level,
+                                      batch_size, channels, heights, widths),
+                  align);
 }
 
 }  // namespace
@@ -170,4 +142,6 @@ Tensor roi_align_backward(const Tensor& grad, const Tensor& rois, double spatial
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("roi_align_forward", TORCH_BOX(&detlite::roi_align_forward));
   m.impl("roi_align_backward", TORCH_BOX(&detlite::roi_align_backward));
+  m.impl("pyramid_roi_align_forward", TORCH_BOX(&detlite::pyramid_roi_align_forward));
+  m.impl("pyramid_roi_align_backward", TORCH_BOX(&detlite::pyramid_roi_align_backward));
 }

@@ -1,4 +1,4 @@
-// RoIAlign on CUDA: one thread an element of the pooled features.
+// RoIAlign on CUDA: one thread an element of the pooled features, or of the maps' gradient.
 #include <torch/csrc/stable/library.h>
 
 #include "roi_align_geometry.h"
@@ -9,14 +9,12 @@ namespace {
 
 // Calls body(row, column, weight) for each cell that the bilinear samples of one bin touch.
 template <typename T, typename Body>
-__device__ void for_each_cell(const T* roi, const AlignArguments& align, int ph, int pw, int height,
-                              int width, const Body& body) {
-  const PoolShape& pool = align.pool;
-  const T scale = static_cast<T>(pool.spatial_scale);
-  const AlignAxis<T> rows = align_axis(roi[2], roi[4], scale, pool.height, align.sampling_ratio,
-                                       align.aligned);
-  const AlignAxis<T> columns = align_axis(roi[1], roi[3], scale, pool.width, align.sampling_ratio,
-                                          align.aligned);
+__device__ void for_each_cell(const T* roi, const AlignArguments& align, T scale, int ph, int pw,
+                              int height, int width, const Body& body) {
+  const AlignAxis<T> rows = align_axis(roi[2], roi[4], scale, align.pool.height,
+                                       align.sampling_ratio, align.aligned);
+  const AlignAxis<T> columns = align_axis(roi[1], roi[3], scale, align.pool.width,
+                                          align.sampling_ratio, align.aligned);
   const SampleRange ys = samples_near_map(rows, ph, height);
   const SampleRange xs = samples_near_map(columns, pw, width);
   for (int iy = ys.begin; iy < ys.end; ++iy) {
@@ -38,65 +36,123 @@ __device__ void for_each_cell(const T* roi, const AlignArguments& align, int ph,
 }
 
 template <typename F, typename T>
-__global__ void forward_kernel(int64_t count, View4d<const F> input, const T* rois,
-                               AlignArguments align, int64_t batch_size, int64_t channels,
-                               int height, int width, bool channels_last, F* output) {
+__global__ void forward_kernel(int64_t count, DevicePyramid<const F> pyramid, const T* rois,
+                               AlignArguments align, bool channels_last, F* output) {
   DETLITE_GRID_STRIDE(i, count) {
-    const Pooled p =
-        pooled_element(i, channels, align.pool.height, align.pool.width, channels_last);
+    const Pooled p = pooled_element(i, pyramid.channels, align.pool, channels_last);
     const T* roi = rois + p.roi * kRoiSize;
-    const F* plane = input.at(image_or_trap(roi, batch_size), p.channel, 0, 0);
+    const DeviceLevel<const F>& level = pyramid.levels[level_of(roi, pyramid.rule)];
+    const F* plane = level.map.at(image_or_trap(roi, pyramid.batch_size), p.channel, 0, 0);
     T sum = 0;
-    for_each_cell(roi, align, p.row, p.column, height, width, [&](int y, int x, T weight) {
-      sum += weight * static_cast<T>(plane[y * input.stride_h + x * input.stride_w]);
-    });
+    for_each_cell(roi, align, static_cast<T>(level.spatial_scale), p.row, p.column, level.height,
+                  level.width, [&](int y, int x, T weight) {
+                    sum += weight * static_cast<T>(
+                                        plane[y * level.map.stride_h + x * level.map.stride_w]);
+                  });
     output[i] = static_cast<F>(sum);
   }
 }
 
-template <typename F, typename T>
-__global__ void backward_kernel(int64_t count, const F* grad, const T* rois, AlignArguments align,
-                                int64_t batch_size, int64_t channels, int height, int width,
-                                bool channels_last, View4d<T> sums) {
-  DETLITE_GRID_STRIDE(i, count) {
-    const Pooled p =
-        pooled_element(i, channels, align.pool.height, align.pool.width, channels_last);
-    const T* roi = rois + p.roi * kRoiSize;
-    T* plane = sums.at(image_or_trap(roi, batch_size), p.channel, 0, 0);
-    const T pooled_grad = static_cast<T>(grad[i]);
-    for_each_cell(roi, align, p.row, p.column, height, width, [&](int y, int x, T weight) {
-      if (weight == 0) return;
-      atomicAdd(plane + y * sums.stride_h + x * sums.stride_w, weight * pooled_grad);
-    });
+// A bin's weight on one cell along one axis.
+template <typename T>
+__device__ T cell_weight(const AlignAxis<T>& axis, int bin, int cell, int size) {
+  T weight = 0;
+  const SampleRange range = samples_near_map(axis, bin, size);
+  for (int s = range.begin; s < range.end; ++s) {
+    LinearSample<T> sample;
+    if (!linear_sample(axis.position(bin, s), size, sample)) continue;
+    if (sample.low == cell) weight += sample.low_weight / axis.samples;
+    if (sample.high == cell) weight += sample.high_weight / axis.samples;
   }
+  return weight;
+}
+
+// False only where no sample can be near the cell. Cells at the edge take what lies beyond it.
+template <typename T>
+__device__ bool may_touch(const AlignAxis<T>& axis, int bins, int cell, int size) {
+  const T end = axis.start + bins * axis.bin_size;
+  const T low = axis.start < end ? axis.start : end, high = axis.start < end ? end : axis.start;
+  // Positions are rounded sums.
+  const T slack = T(1e-5) * (std::abs(low) + std::abs(high) + 1);
+  return low - slack <= (cell == size - 1 ? size : cell + 1) &&
+         high + slack >= cell - 1;
+}
+
+template <typename F, typename T>
+struct AlignGradient {
+  AlignArguments align;
+  const F* grad;
+
+  __device__ AlignAxis<T> rows(const T* roi, const DeviceLevel<F>& level) const {
+    return align_axis(roi[2], roi[4], static_cast<T>(level.spatial_scale), align.pool.height,
+                      align.sampling_ratio, align.aligned);
+  }
+  __device__ AlignAxis<T> columns(const T* roi, const DeviceLevel<F>& level) const {
+    return align_axis(roi[1], roi[3], static_cast<T>(level.spatial_scale), align.pool.width,
+                      align.sampling_ratio, align.aligned);
+  }
+  __device__ bool touches(const T* roi, const DeviceLevel<F>& level, int y, int x) const {
+    return may_touch(rows(roi, level), align.pool.height, y, level.height) &&
+           may_touch(columns(roi, level), align.pool.width, x, level.width);
+  }
+  __device__ T row_weight(const T* roi, const DeviceLevel<F>& level, int bin, int y) const {
+    return cell_weight(rows(roi, level), bin, y, level.height);
+  }
+  __device__ T column_weight(const T* roi, const DeviceLevel<F>& level, int bin, int x) const {
+    return cell_weight(columns(roi, level), bin, x, level.width);
+  }
+  __device__ T value(int64_t element, T weight, int32_t /*cell*/) const {
+    return weight * static_cast<T>(grad[element]);
+  }
+};
+
+Tensor forward(const char* op, const std::vector<Tensor>& inputs, const Tensor& rois,
+               const PyramidShape& pyramid, const AlignArguments& align) {
+  check_rois(op, inputs[0], "input", rois);
+  const torch::stable::accelerator::DeviceGuard guard(inputs[0].get_device_index());
+  const bool channels_last = is_channels_last(inputs);
+  const Tensor boxes = torch::stable::contiguous(rois);
+  Tensor output = empty_4d(inputs[0], inputs[0].scalar_type(), boxes.size(0), pyramid.channels,
+                           align.pool.height, align.pool.width, channels_last);
+  const int64_t count = output.numel();
+  dispatch_floating(op, "input", inputs[0].scalar_type(), [&](auto feature) {
+    using F = decltype(feature);
+    using T = accumulate_t<F>;
+    forward_kernel<F, T><<<blocks_for(count), kThreads, 0, current_stream(inputs[0])>>>(
+        count, device_pyramid(pyramid, const_views<F>(inputs)),
+        static_cast<const T*>(boxes.const_data_ptr()), align, channels_last,
+        static_cast<F*>(output.mutable_data_ptr()));
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+  return output;
+}
+
+std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& rois,
+                             const PyramidShape& pyramid, const AlignArguments& align) {
+  check_features(op, "grad", grad);
+  check_rois(op, grad, "grad", rois);
+  check_pooled_grad(op, "grad", grad, rois, align.pool, pyramid.batch_size, pyramid.channels);
+  const torch::stable::accelerator::DeviceGuard guard(grad.get_device_index());
+  const bool channels_last = is_channels_last(grad);
+  const Tensor dense = dense_4d(grad, true);
+  const Tensor boxes = torch::stable::contiguous(rois);
+  const std::vector<Tensor> maps = empty_levels(grad, grad.scalar_type(), pyramid, true);
+  dispatch_floating(op, "grad", grad.scalar_type(), [&](auto feature) {
+    using F = decltype(feature);
+    using T = accumulate_t<F>;
+    gather_gradient<F, T>(
+        op, pyramid, maps, boxes, align.pool,
+        AlignGradient<F, T>{align, static_cast<const F*>(dense.const_data_ptr())});
+  });
+  return in_format(maps, channels_last);
 }
 
 Tensor roi_align_forward(const Tensor& input, const Tensor& rois, double spatial_scale,
                          int64_t pooled_height, int64_t pooled_width, int64_t sampling_ratio,
                          bool aligned) {
   constexpr const char* op = "roi_align_forward";
-  const AlignArguments align =
-      check_align(op, spatial_scale, pooled_height, pooled_width, sampling_ratio, aligned);
-  check_features(op, "input", input);
-  check_map_size(op, input.size(2), input.size(3));
-  check_rois(op, input, "input", rois);
-
-  const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
-  const bool channels_last = is_channels_last(input);
-  const Tensor boxes = torch::stable::contiguous(rois);
-  Tensor output = empty_4d(input, input.scalar_type(), rois.size(0), input.size(1), pooled_height,
-                           pooled_width, channels_last);
-  const int64_t count = output.numel();
-  dispatch_floating(op, "input", input.scalar_type(), [&](auto feature) {
-    using F = decltype(feature);
-    using T = accumulate_t<F>;
-    forward_kernel<F, T><<<blocks_for(count), kThreads, 0, current_stream(input)>>>(
-        count, const_view<F>(input), static_cast<const T*>(boxes.const_data_ptr()), align,
-        input.size(0), input.size(1), static_cast<int>(input.size(2)),
-        static_cast<int>(input.size(3)), channels_last, static_cast<F*>(output.mutable_data_ptr()));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-  return output;
+  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
+  return forward(op, {input}, rois, check_single_map(op, input, spatial_scale), align);
 }
 
 Tensor roi_align_backward(const Tensor& grad, const Tensor& rois, double spatial_scale,
@@ -104,31 +160,33 @@ Tensor roi_align_backward(const Tensor& grad, const Tensor& rois, double spatial
                           int64_t channels, int64_t height, int64_t width, int64_t sampling_ratio,
                           bool aligned) {
   constexpr const char* op = "roi_align_backward";
-  const AlignArguments align =
-      check_align(op, spatial_scale, pooled_height, pooled_width, sampling_ratio, aligned);
-  check_features(op, "grad", grad);
-  check_map_size(op, height, width);
-  check_rois(op, grad, "grad", rois);
-  check_pooled_grad(op, "grad", grad, rois, align.pool, batch_size, channels);
+  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
+  return backward(op, grad, rois,
+                  check_single_size(op, spatial_scale, batch_size, channels, height, width),
+                  align)[0];
+}
 
-  const torch::stable::accelerator::DeviceGuard guard(grad.get_device_index());
-  const bool channels_last = is_channels_last(grad);
-  const Tensor dense = dense_4d(grad, channels_last);
-  const Tensor boxes = torch::stable::contiguous(rois);
-  Tensor sums = empty_4d(grad, accumulate_type(grad.scalar_type()), batch_size, channels, height,
-                         width, channels_last);
-  torch::stable::zero_(sums);
-  const int64_t count = dense.numel();
-  dispatch_floating(op, "grad", grad.scalar_type(), [&](auto feature) {
-    using F = decltype(feature);
-    using T = accumulate_t<F>;
-    backward_kernel<F, T><<<blocks_for(count), kThreads, 0, current_stream(grad)>>>(
-        count, static_cast<const F*>(dense.const_data_ptr()),
-        static_cast<const T*>(boxes.const_data_ptr()), align, batch_size, channels,
-        static_cast<int>(height), static_cast<int>(width), channels_last, mutable_view<T>(sums));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-  return torch::stable::to(sums, grad.scalar_type());
+Tensor pyramid_roi_align_forward(const std::vector<Tensor>& inputs, const Tensor& rois,
+                                 const std::vector<double>& spatial_scales, int64_t pooled_height,
+                                 int64_t pooled_width, int64_t sampling_ratio, bool aligned,
+                                 double canonical_size, int64_t canonical_level) {
+  constexpr const char* op = "pyramid_roi_align_forward";
+  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
+  return forward(op, inputs, rois,
+                 check_pyramid(op, inputs, spatial_scales, canonical_size, canonical_level), align);
+}
+
+std::vector<Tensor> pyramid_roi_align_backward(
+    const Tensor& grad, const Tensor& rois, const std::vector<double>& spatial_scales,
+    int64_t pooled_height, int64_t pooled_width, int64_t batch_size, int64_t channels,
+    const std::vector<int64_t>& heights, const std::vector<int64_t>& widths, int64_t sampling_ratio,
+    bool aligned, double canonical_size, int64_t canonical_level) {
+  constexpr const char* op = "pyramid_roi_align_backward";
+  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
+  return backward(op, grad, rois,
+                  check_pyramid_sizes(op, spatial_scales, canonical_size, canonical_level,
+                                      batch_size, channels, heights, widths),
+                  align);
 }
 
 }  // namespace
@@ -137,4 +195,6 @@ Tensor roi_align_backward(const Tensor& grad, const Tensor& rois, double spatial
 STABLE_TORCH_LIBRARY_IMPL(detlite, CUDA, m) {
   m.impl("roi_align_forward", TORCH_BOX(&detlite::roi_align_forward));
   m.impl("roi_align_backward", TORCH_BOX(&detlite::roi_align_backward));
+  m.impl("pyramid_roi_align_forward", TORCH_BOX(&detlite::pyramid_roi_align_forward));
+  m.impl("pyramid_roi_align_backward", TORCH_BOX(&detlite::pyramid_roi_align_backward));
 }

@@ -2,9 +2,36 @@
 #pragma once
 
 #include "launch.h"
-#include "rois.h"
+#include "pyramid.h"
 
 namespace detlite {
+
+// The levels of a pyramid as a kernel's argument.
+template <typename T>
+struct DeviceLevel {
+  View4d<T> map;
+  int height, width;
+  double spatial_scale;
+};
+template <typename T>
+struct DevicePyramid {
+  DeviceLevel<T> levels[kMostLevels];
+  LevelRule rule;
+  int64_t batch_size, channels;
+};
+
+template <typename T>
+DevicePyramid<T> device_pyramid(const PyramidShape& shape, const std::vector<View4d<T>>& maps) {
+  DevicePyramid<T> pyramid{};
+  for (int level = 0; level < shape.rule.levels; ++level) {
+    const LevelShape& from = shape.levels[level];
+    pyramid.levels[level] = {maps[level], from.height, from.width, from.spatial_scale};
+  }
+  pyramid.rule = shape.rule;
+  pyramid.batch_size = shape.batch_size;
+  pyramid.channels = shape.channels;
+  return pyramid;
+}
 
 // One element of the pooled features, [K, C, pooled height, pooled width].
 struct Pooled {
@@ -13,17 +40,17 @@ struct Pooled {
 };
 
 // Neighbouring threads take neighbouring elements in memory, whichever dimension is innermost.
-__device__ inline Pooled pooled_element(int64_t i, int64_t channels, int height, int width,
+__device__ inline Pooled pooled_element(int64_t i, int64_t channels, const PoolShape& pool,
                                         bool channels_last) {
   Pooled p;
   if (channels_last) {
     p.channel = i % channels;
     i /= channels;
   }
-  p.column = static_cast<int>(i % width);
-  i /= width;
-  p.row = static_cast<int>(i % height);
-  i /= height;
+  p.column = static_cast<int>(i % pool.width);
+  i /= pool.width;
+  p.row = static_cast<int>(i % pool.height);
+  i /= pool.height;
   if (!channels_last) {
     p.channel = i % channels;
     i /= channels;
@@ -39,6 +66,110 @@ __device__ int64_t image_or_trap(const T* roi, int64_t batch_size) {
   const int64_t image = batch_index(roi, batch_size);
   if (image < 0) __trap();
   return image;
+}
+
+// The gradient of the maps, [N, H, W, C] in memory: each thread sums one channel of one cell over
+// the RoIs that touch it, in order. Nothing is added to twice, so there are no atomics, results
+// repeat to the last bit and every cell is written once, in the features' own type.
+//
+// A block has one cell. Its threads first look for the RoIs that touch it, a thread each, then share
+// the row and column weights of each of those that do.
+//
+// Op: touches(roi, level, y, x); row_weight(roi, level, bin, y); column_weight(roi, level, bin, x);
+// value(number of the pooled element, weight, cell).
+constexpr int kGatherThreads = 128;
+
+template <typename F, typename T, typename Op>
+__global__ void __launch_bounds__(kGatherThreads)
+    gather_gradient_kernel(DevicePyramid<F> pyramid, const T* rois, int64_t count, PoolShape pool,
+                           Op op) {
+  extern __shared__ unsigned char shared[];
+  T* weights = reinterpret_cast<T*>(shared);  // of the rows, then of the columns
+  constexpr int warps = kGatherThreads / 32;
+  __shared__ unsigned hits[warps];
+
+  int64_t cell = blockIdx.x;
+  int number = 0;
+  for (;; ++number) {
+    const DeviceLevel<F>& level = pyramid.levels[number];
+    const int64_t cells = pyramid.batch_size * level.height * level.width;
+    if (cell < cells) break;
+    cell -= cells;
+  }
+  const DeviceLevel<F>& level = pyramid.levels[number];
+  const int64_t image = cell / (int64_t{level.height} * level.width);
+  cell %= int64_t{level.height} * level.width;
+  const int y = static_cast<int>(cell / level.width), x = static_cast<int>(cell % level.width);
+  const int64_t channel = int64_t{blockIdx.y} * kGatherThreads + threadIdx.x;
+  const int thread = static_cast<int>(threadIdx.x);
+
+  T sum = 0;
+  for (int64_t base = 0; base < count; base += kGatherThreads) {
+    bool hit = false;
+    if (base + thread < count) {
+      const T* roi = rois + (base + thread) * kRoiSize;
+      hit = image_or_trap(roi, pyramid.batch_size) == image &&
+            level_of(roi, pyramid.rule) == number && op.touches(roi, level, y, x);
+    }
+    const unsigned word = __ballot_sync(0xffffffffu, hit);
+    if (thread % 32 == 0) hits[thread / 32] = word;
+    __syncthreads();
+    for (int warp = 0; warp < warps; ++warp) {
+      for (unsigned left = hits[warp]; left; left &= left - 1) {
+        const int64_t k = base + warp * 32 + __ffs(static_cast<int>(left)) - 1;
+        const T* roi = rois + k * kRoiSize;
+        for (int bin = thread; bin < pool.height + pool.width; bin += kGatherThreads) {
+          weights[bin] = bin < pool.height
+                             ? op.row_weight(roi, level, bin, y)
+                             : op.column_weight(roi, level, bin - pool.height, x);
+        }
+        __syncthreads();
+        if (channel < pyramid.channels) {
+          for (int ph = 0; ph < pool.height; ++ph) {
+            if (weights[ph] == 0) continue;
+            for (int pw = 0; pw < pool.width; ++pw) {
+              const T weight = weights[ph] * weights[pool.height + pw];
+              if (weight == 0) continue;
+              const int64_t element =
+                  ((k * pool.height + ph) * pool.width + pw) * pyramid.channels + channel;
+              sum += op.value(element, weight, static_cast<int32_t>(cell));
+            }
+          }
+        }
+        __syncthreads();
+      }
+    }
+    __syncthreads();
+  }
+  if (channel < pyramid.channels) *level.map.at(image, channel, y, x) = static_cast<F>(sum);
+}
+
+// `maps` are channels-last.
+template <typename F, typename T, typename Op>
+void gather_gradient(const char* name, const PyramidShape& shape, const std::vector<Tensor>& maps,
+                     const Tensor& rois, const PoolShape& pool, const Op& op) {
+  int64_t cells = 0;
+  for (int level = 0; level < shape.rule.levels; ++level) {
+    cells += shape.batch_size * shape.cells(level);
+  }
+  constexpr int64_t most_bins = 4096;
+  check(pool.height + int64_t{pool.width} <= most_bins, name, ": pooled height and width may be ",
+        most_bins, " together on CUDA");
+  check(cells <= std::numeric_limits<int32_t>::max(), name, ": too many cells: ", cells);
+  const int64_t channel_blocks = (shape.channels + kGatherThreads - 1) / kGatherThreads;
+  check(channel_blocks <= 65535, name, ": too many channels: ", shape.channels);
+  if (cells == 0 || channel_blocks == 0) return;
+  const dim3 grid(static_cast<unsigned>(cells), static_cast<unsigned>(channel_blocks));
+  const size_t bytes = (pool.height + size_t(pool.width)) * sizeof(T);
+  gather_gradient_kernel<F, T><<<grid, kGatherThreads, bytes, current_stream(maps[0])>>>(
+      device_pyramid(shape, mutable_views<F>(maps)), static_cast<const T*>(rois.const_data_ptr()),
+      rois.size(0), pool, op);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+inline std::vector<Tensor> in_format(std::vector<Tensor> maps, bool channels_last) {
+  for (Tensor& map : maps) map = dense_4d(map, channels_last);
+  return maps;
 }
 
 }  // namespace detlite

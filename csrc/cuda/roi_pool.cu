@@ -1,4 +1,4 @@
-// RoIPool on CUDA: one thread an element of the pooled features.
+// RoIPool on CUDA: one thread an element of the pooled features, or of the map's gradient.
 #include <torch/csrc/stable/library.h>
 
 #include "roi_loops.h"
@@ -8,24 +8,25 @@ namespace detlite {
 namespace {
 
 template <typename F, typename T>
-__global__ void forward_kernel(int64_t count, View4d<const F> input, const T* rois, PoolShape pool,
-                               int64_t batch_size, int64_t channels, int height, int width,
-                               bool channels_last, F* output, int32_t* argmax) {
+__global__ void forward_kernel(int64_t count, DevicePyramid<const F> pyramid, const T* rois,
+                               PoolShape pool, bool channels_last, F* output, int32_t* argmax) {
   DETLITE_GRID_STRIDE(i, count) {
-    const Pooled p = pooled_element(i, channels, pool.height, pool.width, channels_last);
+    const Pooled p = pooled_element(i, pyramid.channels, pool, channels_last);
     const T* roi = rois + p.roi * kRoiSize;
-    const F* plane = input.at(image_or_trap(roi, batch_size), p.channel, 0, 0);
-    const T scale = static_cast<T>(pool.spatial_scale);
-    const CellRange rows = pool_axis(roi[2], roi[4], scale, pool.height, height).cells(p.row);
-    const CellRange columns = pool_axis(roi[1], roi[3], scale, pool.width, width).cells(p.column);
+    const DeviceLevel<const F>& level = pyramid.levels[level_of(roi, pyramid.rule)];
+    const F* plane = level.map.at(image_or_trap(roi, pyramid.batch_size), p.channel, 0, 0);
+    const T scale = static_cast<T>(level.spatial_scale);
+    const CellRange rows = pool_axis(roi[2], roi[4], scale, pool.height, level.height).cells(p.row);
+    const CellRange columns =
+        pool_axis(roi[1], roi[3], scale, pool.width, level.width).cells(p.column);
     T best = 0;
     int32_t where = -1;
     for (int y = rows.begin; y < rows.end; ++y) {
       for (int x = columns.begin; x < columns.end; ++x) {
-        const T value = static_cast<T>(plane[y * input.stride_h + x * input.stride_w]);
+        const T value = static_cast<T>(plane[y * level.map.stride_h + x * level.map.stride_w]);
         if (where < 0 || value > best || value != value) {
           best = value;
-          where = y * width + x;
+          where = y * level.width + x;
         }
       }
     }
@@ -35,80 +36,126 @@ __global__ void forward_kernel(int64_t count, View4d<const F> input, const T* ro
 }
 
 template <typename F, typename T>
-__global__ void backward_kernel(int64_t count, const F* grad, const T* rois, const int32_t* argmax,
-                                PoolShape pool, int64_t batch_size, int64_t channels, int height,
-                                int width, bool channels_last, View4d<T> sums) {
-  DETLITE_GRID_STRIDE(i, count) {
-    const int32_t cell = argmax[i];
-    if (cell < 0) continue;
-    if (cell >= height * width) __trap();
-    const Pooled p = pooled_element(i, channels, pool.height, pool.width, channels_last);
-    const int64_t image = image_or_trap(rois + p.roi * kRoiSize, batch_size);
-    atomicAdd(sums.at(image, p.channel, cell / width, cell % width), static_cast<T>(grad[i]));
+struct PoolGradient {
+  PoolShape pool;
+  const F* grad;
+  const int32_t* argmax;
+
+  __device__ PoolAxis<T> rows(const T* roi, const DeviceLevel<F>& level) const {
+    return pool_axis(roi[2], roi[4], static_cast<T>(level.spatial_scale), pool.height,
+                     level.height);
   }
-}
+  __device__ PoolAxis<T> columns(const T* roi, const DeviceLevel<F>& level) const {
+    return pool_axis(roi[1], roi[3], static_cast<T>(level.spatial_scale), pool.width, level.width);
+  }
+  __device__ bool touches(const T* roi, const DeviceLevel<F>& level, int y, int x) const {
+    const PoolAxis<T> down = rows(roi, level), across = columns(roi, level);
+    return down.cells(0).begin <= y && y < down.cells(pool.height - 1).end &&
+           across.cells(0).begin <= x && x < across.cells(pool.width - 1).end;
+  }
+  __device__ T row_weight(const T* roi, const DeviceLevel<F>& level, int bin, int y) const {
+    const CellRange range = rows(roi, level).cells(bin);
+    return range.begin <= y && y < range.end;
+  }
+  __device__ T column_weight(const T* roi, const DeviceLevel<F>& level, int bin, int x) const {
+    const CellRange range = columns(roi, level).cells(bin);
+    return range.begin <= x && x < range.end;
+  }
+  __device__ T value(int64_t element, T /*weight*/, int32_t cell) const {
+    return argmax[element] == cell ? static_cast<T>(grad[element]) : T(0);
+  }
+};
 
-std::tuple<Tensor, Tensor> roi_pool_forward(const Tensor& input, const Tensor& rois,
-                                            double spatial_scale, int64_t pooled_height,
-                                            int64_t pooled_width) {
-  constexpr const char* op = "roi_pool_forward";
-  const PoolShape pool = check_pool_shape(op, spatial_scale, pooled_height, pooled_width);
-  check_features(op, "input", input);
-  check_map_size(op, input.size(2), input.size(3));
-  check_rois(op, input, "input", rois);
-
-  const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
-  const bool channels_last = is_channels_last(input);
+std::tuple<Tensor, Tensor> forward(const char* op, const std::vector<Tensor>& inputs,
+                                   const Tensor& rois, const PyramidShape& pyramid,
+                                   const PoolShape& pool) {
+  check_rois(op, inputs[0], "input", rois);
+  const torch::stable::accelerator::DeviceGuard guard(inputs[0].get_device_index());
+  const bool channels_last = is_channels_last(inputs);
   const Tensor boxes = torch::stable::contiguous(rois);
-  Tensor output = empty_4d(input, input.scalar_type(), rois.size(0), input.size(1), pooled_height,
-                           pooled_width, channels_last);
-  Tensor argmax = empty_4d(input, ScalarType::Int, rois.size(0), input.size(1), pooled_height,
-                           pooled_width, channels_last);
+  const auto result = [&](ScalarType type) {
+    return empty_4d(inputs[0], type, boxes.size(0), pyramid.channels, pool.height, pool.width,
+                    channels_last);
+  };
+  const Tensor output = result(inputs[0].scalar_type()), argmax = result(ScalarType::Int);
   const int64_t count = output.numel();
-  dispatch_floating(op, "input", input.scalar_type(), [&](auto feature) {
+  dispatch_floating(op, "input", inputs[0].scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    forward_kernel<F, T><<<blocks_for(count), kThreads, 0, current_stream(input)>>>(
-        count, const_view<F>(input), static_cast<const T*>(boxes.const_data_ptr()), pool,
-        input.size(0), input.size(1), static_cast<int>(input.size(2)),
-        static_cast<int>(input.size(3)), channels_last, static_cast<F*>(output.mutable_data_ptr()),
+    forward_kernel<F, T><<<blocks_for(count), kThreads, 0, current_stream(inputs[0])>>>(
+        count, device_pyramid(pyramid, const_views<F>(inputs)),
+        static_cast<const T*>(boxes.const_data_ptr()), pool, channels_last,
+        static_cast<F*>(output.mutable_data_ptr()),
         static_cast<int32_t*>(argmax.mutable_data_ptr()));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
   return {output, argmax};
 }
 
+std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& rois,
+                             const Tensor& argmax, const PyramidShape& pyramid,
+                             const PoolShape& pool) {
+  check_features(op, "grad", grad);
+  check_rois(op, grad, "grad", rois);
+  check_pooled_grad(op, "grad", grad, rois, pool, pyramid.batch_size, pyramid.channels);
+  check_argmax(op, grad, argmax);
+  const torch::stable::accelerator::DeviceGuard guard(grad.get_device_index());
+  const bool channels_last = is_channels_last(grad);
+  const Tensor dense = dense_4d(grad, true), where = dense_4d(argmax, true);
+  const Tensor boxes = torch::stable::contiguous(rois);
+  const std::vector<Tensor> maps = empty_levels(grad, grad.scalar_type(), pyramid, true);
+  dispatch_floating(op, "grad", grad.scalar_type(), [&](auto feature) {
+    using F = decltype(feature);
+    using T = accumulate_t<F>;
+    gather_gradient<F, T>(
+        op, pyramid, maps, boxes, pool,
+        PoolGradient<F, T>{pool, static_cast<const F*>(dense.const_data_ptr()),
+                           static_cast<const int32_t*>(where.const_data_ptr())});
+  });
+  return in_format(maps, channels_last);
+}
+
+std::tuple<Tensor, Tensor> roi_pool_forward(const Tensor& input, const Tensor& rois,
+                                            double spatial_scale, int64_t pooled_height,
+                                            int64_t pooled_width) {
+  constexpr const char* op = "roi_pool_forward";
+  const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
+  return forward(op, {input}, rois, check_single_map(op, input, spatial_scale), pool);
+}
+
 Tensor roi_pool_backward(const Tensor& grad, const Tensor& rois, const Tensor& argmax,
                          double spatial_scale, int64_t pooled_height, int64_t pooled_width,
                          int64_t batch_size, int64_t channels, int64_t height, int64_t width) {
   constexpr const char* op = "roi_pool_backward";
-  const PoolShape pool = check_pool_shape(op, spatial_scale, pooled_height, pooled_width);
-  check_features(op, "grad", grad);
-  check_map_size(op, height, width);
-  check_rois(op, grad, "grad", rois);
-  check_pooled_grad(op, "grad", grad, rois, pool, batch_size, channels);
-  check_argmax(op, grad, argmax);
+  const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
+  return backward(op, grad, rois, argmax,
+                  check_single_size(op, spatial_scale, batch_size, channels, height, width),
+                  pool)[0];
+}
 
-  const torch::stable::accelerator::DeviceGuard guard(grad.get_device_index());
-  const bool channels_last = is_channels_last(grad);
-  const Tensor dense = dense_4d(grad, channels_last);
-  const Tensor where = dense_4d(argmax, channels_last);
-  const Tensor boxes = torch::stable::contiguous(rois);
-  Tensor sums = empty_4d(grad, accumulate_type(grad.scalar_type()), batch_size, channels, height,
-                         width, channels_last);
-  torch::stable::zero_(sums);
-  const int64_t count = dense.numel();
-  dispatch_floating(op, "grad", grad.scalar_type(), [&](auto feature) {
-    using F = decltype(feature);
-    using T = accumulate_t<F>;
-    backward_kernel<F, T><<<blocks_for(count), kThreads, 0, current_stream(grad)>>>(
-        count, static_cast<const F*>(dense.const_data_ptr()),
-        static_cast<const T*>(boxes.const_data_ptr()),
-        static_cast<const int32_t*>(where.const_data_ptr()), pool, batch_size, channels,
-        static_cast<int>(height), static_cast<int>(width), channels_last, mutable_view<T>(sums));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-  return torch::stable::to(sums, grad.scalar_type());
+std::tuple<Tensor, Tensor> pyramid_roi_pool_forward(const std::vector<Tensor>& inputs,
+                                                    const Tensor& rois,
+                                                    const std::vector<double>& spatial_scales,
+                                                    int64_t pooled_height, int64_t pooled_width,
+                                                    double canonical_size,
+                                                    int64_t canonical_level) {
+  constexpr const char* op = "pyramid_roi_pool_forward";
+  const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
+  return forward(op, inputs, rois,
+                 check_pyramid(op, inputs, spatial_scales, canonical_size, canonical_level), pool);
+}
+
+std::vector<Tensor> pyramid_roi_pool_backward(
+    const Tensor& grad, const Tensor& rois, const Tensor& argmax,
+    const std::vector<double>& spatial_scales, int64_t pooled_height, int64_t pooled_width,
+    int64_t batch_size, int64_t channels, const std::vector<int64_t>& heights,
+    const std::vector<int64_t>& widths, double canonical_size, int64_t canonical_level) {
+  constexpr const char* op = "pyramid_roi_pool_backward";
+  const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
+  return backward(op, grad, rois, argmax,
+                  check_pyramid_sizes(op, spatial_scales, canonical_size, canonical_level,
+                                      batch_size, channels, heights, widths),
+                  pool);
 }
 
 }  // namespace
@@ -117,4 +164,6 @@ Tensor roi_pool_backward(const Tensor& grad, const Tensor& rois, const Tensor& a
 STABLE_TORCH_LIBRARY_IMPL(detlite, CUDA, m) {
   m.impl("roi_pool_forward", TORCH_BOX(&detlite::roi_pool_forward));
   m.impl("roi_pool_backward", TORCH_BOX(&detlite::roi_pool_backward));
+  m.impl("pyramid_roi_pool_forward", TORCH_BOX(&detlite::pyramid_roi_pool_forward));
+  m.impl("pyramid_roi_pool_backward", TORCH_BOX(&detlite::pyramid_roi_pool_backward));
 }

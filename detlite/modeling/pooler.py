@@ -11,36 +11,34 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from ..ops.roi_align import roi_align
-from ..ops.roi_pool import roi_pool
+from ..ops.pyramid import pyramid_roi_align, pyramid_roi_pool
 from ..registry import Registry
-from ..structures import boxes as box_ops
 
-# Pools regions [R, 5] of (batch index, x1, y1, x2, y2) in image pixels from one map [B, C, H, W].
-PoolFunction = Callable[[Tensor, Tensor, int, float, int], Tensor]
+# Pools regions [R, 5] of (batch index, x1, y1, x2, y2) in image pixels to S x S, each from the map
+# [B, C, H_l, W_l] that fits its size: (maps, regions, S, 1 / stride of each map, sampling ratio).
+PoolFunction = Callable[[Sequence[Tensor], Tensor, int, Sequence[float], int], Tensor]
 POOLERS: Registry[PoolFunction] = Registry("pooler")
-
-# FPN (https://arxiv.org/abs/1612.03144), eq. 1: a region as large as an ImageNet crop (224
-# pixels) belongs to the map of stride 16.
-_CANONICAL_SIZE = 224.0
-_CANONICAL_LEVEL = 4
 
 
 @POOLERS.register("ROIAlign")
-def _align(feature: Tensor, rois: Tensor, size: int, scale: float, sampling: int) -> Tensor:
-    return roi_align(feature, rois, (size, size), scale, sampling, aligned=False)
+def _align(
+    features: Sequence[Tensor], rois: Tensor, size: int, scales: Sequence[float], sampling: int
+) -> Tensor:
+    return pyramid_roi_align(features, rois, size, scales, sampling, aligned=False)
 
 
 @POOLERS.register("ROIAlignV2")
 def _align_half_pixel(
-    feature: Tensor, rois: Tensor, size: int, scale: float, sampling: int
+    features: Sequence[Tensor], rois: Tensor, size: int, scales: Sequence[float], sampling: int
 ) -> Tensor:
-    return roi_align(feature, rois, (size, size), scale, sampling, aligned=True)
+    return pyramid_roi_align(features, rois, size, scales, sampling, aligned=True)
 
 
 @POOLERS.register("ROIPool")
-def _max_pool(feature: Tensor, rois: Tensor, size: int, scale: float, sampling: int) -> Tensor:
-    return roi_pool(feature, rois, (size, size), scale)
+def _max_pool(
+    features: Sequence[Tensor], rois: Tensor, size: int, scales: Sequence[float], sampling: int
+) -> Tensor:
+    return pyramid_roi_pool(features, rois, size, scales)
 
 
 class Pooler(nn.Module):
@@ -72,35 +70,15 @@ class Pooler(nn.Module):
         Returns:
             [R, C, S, S], the regions of all images in order.
         """
+        levels = features[: len(self.scales)]
         rois = to_rois(boxes)
-        args = (self.resolution, self.scales[0], self.sampling_ratio)
-        if len(self.scales) == 1:
-            return self.pool(features[0], rois, *args)
-        levels = assign_levels(rois[:, 1:], self.scales)
-        pooled, order = [], []
-        for level, scale in enumerate(self.scales):
-            index = torch.where(levels == level)[0]
-            order.append(index)
-            pooled.append(
-                self.pool(features[level], rois[index], self.resolution, scale, self.sampling_ratio)
-            )
-        # Gathering by the inverse permutation is differentiable, scattering in place is not.
-        return torch.cat(pooled)[torch.cat(order).argsort()]
+        return self.pool(levels, rois, self.resolution, self.scales, self.sampling_ratio)
 
 
 def to_rois(boxes: list[Tensor]) -> Tensor:
     """Boxes of each image [R_i, 4] as regions [R, 5] that begin with the image's index."""
     index = torch.cat([b.new_full((len(b), 1), i) for i, b in enumerate(boxes)])
     return torch.cat([index, torch.cat(boxes)], dim=1)
-
-
-def assign_levels(boxes: Tensor, scales: Sequence[float]) -> Tensor:
-    """The level (0 is the finest) of each box [R, 4]: int64 [R]."""
-    finest = -torch.tensor(scales[0]).log2()
-    coarsest = finest + len(scales) - 1
-    side = box_ops.area(boxes).sqrt()
-    level = (_CANONICAL_LEVEL + (side / _CANONICAL_SIZE + 1e-6).log2()).floor()
-    return (level.clamp(float(finest), float(coarsest)) - float(finest)).long()
 
 
 def build_pooler(cfg: CfgNode, head: str, strides: Sequence[int]) -> Pooler:

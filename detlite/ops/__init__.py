@@ -1,11 +1,25 @@
-"""The compiled operators: RoIAlign, RoIPool and non-maximum suppression, on the CPU and on CUDA.
+"""The compiled operators: RoIAlign and RoIPool on one map or a pyramid, non-maximum suppression,
+and the encoding of pasted masks.
 
-The functions take torchvision's arguments in torchvision's order. The kernels beneath them are
+The functions that torchvision has too take its arguments in its order. The kernels beneath them are
 also reached as `torch.ops.detlite.<name>` and `detlite._C.<name>`.
 """
 
 from .nms import batched_nms, nms
+from .paste_masks import paste_masks_rle
+from .pyramid import assign_levels, pyramid_roi_align, pyramid_roi_pool
 from .roi_align import RoIAlign, roi_align
 from .roi_pool import RoIPool, roi_pool
 
-__all__ = ["RoIAlign", "RoIPool", "batched_nms", "nms", "roi_align", "roi_pool"]
+__all__ = [
+    "RoIAlign",
+    "RoIPool",
+    "assign_levels",
+    "batched_nms",
+    "nms",
+    "paste_masks_rle",
+    "pyramid_roi_align",
+    "pyramid_roi_pool",
+    "roi_align",
+    "roi_pool",
+]

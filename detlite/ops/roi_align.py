@@ -14,6 +14,7 @@ from .rois import (
     OutputSize,
     as_pair,
     as_rois,
+    empty_map,
     empty_pooled,
     in_format_of,
     is_channels_last,
@@ -100,7 +101,7 @@ def _(
     sampling_ratio: int,
     aligned: bool = False,
 ) -> Tensor:
-    return empty_pooled(input, (rois.shape[0], input.shape[1], pooled_height, pooled_width))
+    return empty_pooled([input], (rois.shape[0], input.shape[1], pooled_height, pooled_width))
 
 
 @torch.library.register_fake("detlite::roi_align_backward")
@@ -117,7 +118,7 @@ def _(
     sampling_ratio: int,
     aligned: bool = False,
 ) -> Tensor:
-    return empty_pooled(grad, (batch_size, channels, height, width))
+    return empty_map(grad, (batch_size, channels, height, width))
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -14,9 +14,11 @@ from .rois import (
     OutputSize,
     as_pair,
     as_rois,
+    empty_map,
     empty_pooled,
     in_format_of,
     is_channels_last,
+    read_argmax,
 )
 
 _forward = torch.ops.detlite.roi_pool_forward
@@ -74,7 +76,7 @@ def _(
     pooled_width: int,
 ) -> tuple[Tensor, Tensor]:
     shape = (rois.shape[0], input.shape[1], pooled_height, pooled_width)
-    return empty_pooled(input, shape), empty_pooled(input, shape, torch.int32)
+    return empty_pooled([input], shape), empty_pooled([input], shape, torch.int32)
 
 
 @torch.library.register_fake("detlite::roi_pool_backward")
@@ -90,7 +92,7 @@ def _(
     height: int,
     width: int,
 ) -> Tensor:
-    return empty_pooled(grad, (batch_size, channels, height, width))
+    return empty_map(grad, (batch_size, channels, height, width))
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -114,15 +116,7 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _differentiate_backward(ctx: Any, grad_grad: Tensor) -> tuple[Any, ...]:
     # The gradient moves each pooled value to its argmax cell; its derivative reads them back.
     rois, argmax = ctx.saved_tensors
-    image = rois[:, 0].long()[:, None, None, None]
-    channel = torch.arange(argmax.shape[1], device=argmax.device)[None, :, None, None]
-    width = grad_grad.shape[3]
-    cell = argmax.clamp(min=0).long()
-    if grad_grad.shape[2] * width == 0:
-        pooled = grad_grad.new_zeros(argmax.shape)
-    else:
-        pooled = grad_grad[image, channel, cell // width, cell % width]
-    return torch.where(argmax >= 0, pooled, 0), *[None] * 9
+    return read_argmax(grad_grad, rois, argmax), *[None] * 9
 
 
 torch.library.register_autograd(

@@ -66,24 +66,49 @@ def as_pair(output_size: OutputSize) -> tuple[int, int]:
     return output_size[0], output_size[1]
 
 
-def is_channels_last(features: Tensor) -> bool:
-    """Whether channels lie innermost in `features` `[N, C, H, W]`: the kernels' own rule."""
-    return features.shape[1] > 1 and features.stride(1) == 1 and not features.is_contiguous()
+def is_channels_last(*maps: Tensor) -> bool:
+    """Whether channels lie innermost in any of the maps `[N, C, H, W]`: the kernels' own rule."""
+    return any(x.shape[1] > 1 and x.stride(1) == 1 and not x.is_contiguous() for x in maps)
 
 
-def empty_pooled(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-    """An empty 4-dimensional result in the memory format of `like`, for the fake kernels."""
-    memory_format = torch.channels_last if is_channels_last(like) else torch.contiguous_format
+def empty_pooled(
+    inputs: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype | None = None
+) -> Tensor:
+    """An empty 4-dimensional result in the memory format of the maps, for the fake kernels."""
     return torch.empty(
         shape,
-        dtype=dtype or like.dtype,
-        device=like.device,
-        memory_format=memory_format,
+        dtype=dtype or inputs[0].dtype,
+        device=inputs[0].device,
+        memory_format=memory_format(is_channels_last(*inputs)),
     )
+
+
+def empty_map(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """An empty gradient of a map, in the type and memory format of the pooled gradient."""
+    return empty_pooled([like], shape)
+
+
+def memory_format(channels_last: bool) -> torch.memory_format:
+    return torch.channels_last if channels_last else torch.contiguous_format
 
 
 def in_format_of(grad: Tensor, channels_last: bool) -> Tensor:
     """`grad` in the features' own memory format, so that their gradient comes out in it too."""
-    return grad.contiguous(
-        memory_format=torch.channels_last if channels_last else torch.contiguous_format
-    )
+    return grad.contiguous(memory_format=memory_format(channels_last))
+
+
+def read_argmax(features: Tensor, rois: Tensor, argmax: Tensor) -> Tensor:
+    """The features at the cells that won, 0 where none did.
+
+    Args:
+        features: `Tensor[N, C, H, W]`.
+        rois: `Tensor[K, 5]`, of which the batch index counts.
+        argmax: int32 `Tensor[K, C, height, width]` of cells row * W + column, or -1.
+    """
+    image = rois[:, 0].long()[:, None, None, None]
+    channel = torch.arange(argmax.shape[1], device=argmax.device)[None, :, None, None]
+    width = features.shape[3]
+    if features.shape[2] * width == 0:
+        return features.new_zeros(argmax.shape)
+    cell = argmax.clamp(min=0, max=features.shape[2] * width - 1).long()
+    return torch.where(argmax >= 0, features[image, channel, cell // width, cell % width], 0)

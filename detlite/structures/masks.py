@@ -5,12 +5,15 @@ A fourth, the M x M probabilities that a mask head predicts for a box, is pasted
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from pycocotools import mask as rle_codec
 from torch import Tensor
+
+from ..ops.paste_masks import paste_masks_rle
 
 Segmentation = list[Any] | dict[str, Any]
 RLE = dict[str, Any]  # {"size": [height, width], "counts": str}
@@ -42,7 +45,7 @@ def paste_masks(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Resamples box masks into the image by bilinear interpolation.
 
     A mask's M x M cells tile its box; a pixel takes the value interpolated between cell centres at
-    the pixel's centre, with zeros around the mask.
+    the pixel's centre, with zeros around the mask. A box that is not finite leaves zeros.
 
     Args:
         probs: [N, M, M] probabilities.
@@ -63,44 +66,50 @@ def paste_masks(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
 def paste_masks_to_rle(
     probs: Tensor, boxes: Tensor, size: tuple[int, int], threshold: float = 0.5
 ) -> list[RLE]:
-    """`paste_masks`, thresholded (probability >= threshold) and encoded one mask at a time.
+    """`paste_masks`, thresholded (probability >= threshold, above 0) and encoded.
 
-    Holds one image-sized bitmap, however many masks there are.
+    Holds no image, however many masks there are.
     """
-    probs, boxes = probs.float().cpu(), boxes.float().cpu()
-    bitmap = np.zeros(size, dtype=np.uint8, order="F")
-    rles = []
-    for prob, box in zip(probs, boxes, strict=True):
-        window, (top, left) = _paste_window(prob, box, size)
-        rows = slice(top, top + window.shape[0])
-        columns = slice(left, left + window.shape[1])
-        bitmap[rows, columns] = (window >= threshold).numpy()
-        rles.append(encode_bitmap(bitmap))
-        bitmap[rows, columns] = 0
-    return rles
+    return [
+        {"size": list(size), "counts": counts}
+        for counts in paste_masks_rle(probs, boxes, size, threshold)
+    ]
 
 
 def _paste_window(prob: Tensor, box: Tensor, size: tuple[int, int]) -> tuple[Tensor, tuple]:
     """The part of the image that a mask reaches, and its top left corner.
 
-    Bilinear interpolation is separable: row weights x mask x column weights.
+    Bilinear interpolation is separable: first along the rows, then between them. The operator
+    `paste_masks_rle` repeats these operations in this order, so that it rounds alike.
     """
     x1, y1, x2, y2 = box.tolist()
-    rows, top = _hat_weights(y1, y2, prob.shape[0], size[0], prob.device)
-    columns, left = _hat_weights(x1, x2, prob.shape[1], size[1], prob.device)
-    with torch.autocast(prob.device.type, enabled=False):  # half precision would move edges
-        return rows @ prob.float() @ columns.T, (top, left)
+    left, columns = _pixel_taps(x1, x2, prob.shape[1], size[1], prob.device)
+    top, rows = _pixel_taps(y1, y2, prob.shape[0], size[0], prob.device)
+    (low, low_weight), (high, high_weight) = columns
+    prob = prob.float()
+    stretched = prob[:, low] * low_weight + prob[:, high] * high_weight
+    (low, low_weight), (high, high_weight) = rows
+    window = stretched[low] * low_weight[:, None] + stretched[high] * high_weight[:, None]
+    return window, (top, left)
 
 
-def _hat_weights(
+def _pixel_taps(
     low: float, high: float, cells: int, limit: int, device: torch.device
-) -> tuple[Tensor, int]:
-    """Weights [pixels, cells] of each cell in each reached pixel along one axis, and the first."""
+) -> tuple[int, list[tuple[Tensor, Tensor]]]:
+    """Along one axis the first pixel that a mask reaches and, for that and each further one, the
+    two cells between whose centres its own lies, each with its weight."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        low, high, limit = 0.0, 0.0, 0  # reaches nothing
     cell = max(high - low, 1e-6) / cells
-    # A pixel's centre must lie within one cell of a cell centre, hence half a cell off the box.
+    # A pixel's centre must lie within one cell of a cell centre: half a cell off the box.
     start = min(max(int(low - 0.5 * cell - 0.5), 0), limit)
     stop = min(max(int(high + 0.5 * cell + 0.5) + 1, start), limit)
     centres = torch.arange(start, stop, dtype=torch.float32, device=device) + 0.5
-    position = (centres - low) / cell - 0.5
-    index = torch.arange(cells, dtype=torch.float32, device=device)
-    return (1 - (position[:, None] - index[None, :]).abs()).clamp(min=0), start
+    position = (centres - low) / torch.tensor(cell, dtype=torch.float32) - 0.5
+    index = position.floor()
+    fraction = position - index
+    taps = []
+    for i, weight in ((index, 1 - fraction), (index + 1, fraction)):
+        inside = (i >= 0) & (i < cells)
+        taps.append((i.clamp(0, cells - 1).long(), torch.where(inside, weight, 0)))
+    return start, taps

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torchvision.ops import MultiScaleRoIAlign, roi_align, roi_pool
 
 from detlite.config import ConfigError
-from detlite.modeling.pooler import POOLERS, Pooler, assign_levels, build_pooler, to_rois
+from detlite.modeling.pooler import POOLERS, Pooler, build_pooler, to_rois
 from detlite.modeling.rcnn import build_model
+from detlite.ops import assign_levels
 
 SCALES = [1 / 4, 1 / 8, 1 / 16, 1 / 32]
 
@@ -29,19 +28,6 @@ def boxes_of_all_sizes() -> list[torch.Tensor]:
 def test_rois_begin_with_the_image():
     rois = to_rois([torch.ones(1, 4), torch.zeros(0, 4), torch.full((2, 4), 7.0)])
     assert rois.tolist() == [[0, 1, 1, 1, 1], [2, 7, 7, 7, 7], [2, 7, 7, 7, 7]]
-
-
-@pytest.mark.parametrize("side", [1e-3, 55, 111.9, 112, 224, 447.9, 448, 895, 896, 5000])
-def test_level_of_a_square(side):
-    wanted = min(max(4 + math.floor(math.log2(side / 224) + 1e-9), 2), 5) - 2
-    assert assign_levels(torch.tensor([[10.0, 10, 10 + side, 10 + side]]), SCALES).tolist() == [
-        wanted
-    ]
-
-
-def test_level_follows_from_the_area():
-    boxes = torch.tensor([[0.0, 0, 56, 896], [0, 0, 0, 50]])
-    assert assign_levels(boxes, SCALES).tolist() == [2, 0]
 
 
 def test_pooled_regions_are_torchvisions():

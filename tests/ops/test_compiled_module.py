@@ -9,6 +9,11 @@ from detlite import _C, ops
 NAMES = [
     "batched_nms",
     "nms",
+    "paste_masks_rle",
+    "pyramid_roi_align_backward",
+    "pyramid_roi_align_forward",
+    "pyramid_roi_pool_backward",
+    "pyramid_roi_pool_forward",
     "roi_align_backward",
     "roi_align_forward",
     "roi_pool_backward",
@@ -46,3 +51,9 @@ def test_results_are_those_of_the_functions():
     assert torch.equal(pooled, ops.roi_pool(input, rois, 7, 0.25))
     grad = _C.roi_pool_backward(pooled, rois, argmax, 0.25, 7, 7, *input.shape)
     torch.testing.assert_close((grad * input).sum(), pooled.square().sum())
+
+
+def test_unknown_capability_is_refused(monkeypatch):
+    monkeypatch.setenv("DETLITE_CPU_CAPABILITY", "sse9")
+    with pytest.raises(RuntimeError, match=r"DETLITE_CPU_CAPABILITY is 'sse9'.* have .*default"):
+        ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)

@@ -1,0 +1,97 @@
+// The inner loops of the CPU kernels, compiled once for each instruction set and chosen at run time.
+#pragma once
+
+#include "dtypes.h"
+#include "roi_pool_geometry.h"
+
+namespace detlite {
+
+// Cells [first_row, ...) x [first_column, ...) of a map or of pooled bins, channels innermost.
+template <typename T>
+struct Window {
+  T* data;
+  int64_t row_step, column_step;
+  int first_row = 0, first_column = 0;
+
+  T* at(int row, int column) const {
+    return data + (row - first_row) * row_step + (column - first_column) * column_step;
+  }
+};
+
+// A sparse matrix along one axis, line by line: place `to` of the result is the sum of the taps
+// [begin, end) of the source.
+struct Line {
+  int to, begin, end;
+};
+template <typename T>
+struct Tap {
+  int from;
+  T weight;
+};
+template <typename T>
+struct AxisView {
+  const Line* lines;
+  int count;
+  const Tap<T>* taps;
+};
+
+// Kept boxes of non-maximum suppression, coordinate by coordinate. Arrays are padded to a multiple
+// of kBoxPadding with boxes that overlap nothing.
+constexpr int kBoxPadding = 16;
+struct BoxArrays {
+  const float *x1, *y1, *x2, *y2, *area;
+};
+
+// Loops over features of type F.
+template <typename F>
+struct FeatureLoops {
+  using T = accumulate_t<F>;
+
+  // target = rows x source x columns, each channel by itself.
+  void (*resample)(AxisView<T> rows, AxisView<T> columns, Window<const F> source, Window<F> target,
+                   int64_t channels);
+  // target += rows x source x columns.
+  void (*resample_add)(AxisView<T> rows, AxisView<T> columns, Window<const F> source,
+                       Window<T> target, int64_t channels);
+  // The largest of each bin's cells, and its place row * width + column in the map. NaN is above
+  // all numbers; the first of equals wins; an empty bin gives 0 and place -1.
+  void (*largest)(const CellRange* rows, int row_count, const CellRange* columns, int column_count,
+                  int width, Window<const F> source, Window<F> target, Window<int32_t> place,
+                  int64_t channels);
+  // target[j * target_step + i] = source[i * source_step + j] for i < rows, j < columns.
+  void (*gather)(const F* source, int64_t source_step, int64_t rows, int64_t columns, T* target,
+                 int64_t target_step);
+  void (*scatter)(const T* source, int64_t source_step, int64_t rows, int64_t columns, F* target,
+                  int64_t target_step);
+  void (*narrow)(const T* source, int64_t count, F* target);
+};
+
+struct Loops {
+  FeatureLoops<double> of_double;
+  FeatureLoops<float> of_float;
+  FeatureLoops<c10::Half> of_half;
+  FeatureLoops<c10::BFloat16> of_bfloat16;
+
+  void (*transpose_int32)(const int32_t* source, int64_t source_step, int64_t rows,
+                          int64_t columns, int32_t* target, int64_t target_step);
+  // Whether any of the first `count` boxes overlaps (x1, y1, x2, y2) by more than the threshold.
+  bool (*overlaps_any)(const BoxArrays& boxes, int64_t count, const float* box, float threshold);
+  // Bit x of the result is upper[x] * upper_weight + lower[x] * lower_weight >= threshold; x < 64.
+  uint64_t (*threshold_row)(const float* upper, float upper_weight, const float* lower,
+                            float lower_weight, float threshold);
+
+  template <typename F>
+  const FeatureLoops<F>& of() const {
+    if constexpr (std::is_same_v<F, double>) return of_double;
+    else if constexpr (std::is_same_v<F, float>) return of_float;
+    else if constexpr (std::is_same_v<F, c10::Half>) return of_half;
+    else return of_bfloat16;
+  }
+};
+
+// The widest loops that this processor runs, or those that the environment variable
+// DETLITE_CPU_CAPABILITY asks for: default, avx2 or avx512. Asked at every call of an operator, so
+// that tests compare them within one process.
+const Loops& loops();
+
+}  // namespace detlite

@@ -1,0 +1,269 @@
+// The inner loops, written once; see loops.h for what each does and simd.h for how it is included.
+#pragma once
+
+#include "loops.h"
+#include "simd.h"
+
+namespace detlite::DETLITE_ISA {
+
+// ---- RoIAlign
+
+// kVectors vectors of channels stay in registers while the taps pass by.
+template <int kVectors, bool kAdd, typename F, typename G, typename T>
+inline void resample_block(const Tap<T>* row, const Tap<T>* rows_end, const Tap<T>* columns,
+                           const Tap<T>* columns_end, const Window<const F>& source,
+                           int64_t channel, G* target) {
+  constexpr int lanes = kLanes<T>;
+  Vec<T> sums[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    if constexpr (kAdd) sums[v] = load(target + v * lanes);
+    else sums[v] = Vec<T>{};
+  }
+  for (; row != rows_end; ++row) {
+    const F* line = source.at(row->from, source.first_column) + channel;
+    for (const Tap<T>* column = columns; column != columns_end; ++column) {
+      const F* cell = line + (column->from - source.first_column) * source.column_step;
+      const Vec<T> weight = broadcast(row->weight * column->weight);
+      for (int v = 0; v < kVectors; ++v) sums[v] = fma(weight, load(cell + v * lanes), sums[v]);
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) store(sums[v], target + v * lanes);
+}
+
+template <bool kAdd, typename F, typename G, typename T>
+void resample(AxisView<T> rows, AxisView<T> columns, Window<const F> source, Window<G> target,
+              int64_t channels) {
+  constexpr int lanes = kLanes<T>;
+  constexpr int widest = DETLITE_VECTOR_BYTES == 64 ? 16 : 8;  // half of the registers
+  for (int i = 0; i < rows.count; ++i) {
+    const Line& row = rows.lines[i];
+    const Tap<T>* row_begin = rows.taps + row.begin;
+    const Tap<T>* row_end = rows.taps + row.end;
+    for (int j = 0; j < columns.count; ++j) {
+      const Line& column = columns.lines[j];
+      const Tap<T>* column_begin = columns.taps + column.begin;
+      const Tap<T>* column_end = columns.taps + column.end;
+      G* out = target.at(row.to, column.to);
+      int64_t c = 0;
+      const auto run = [&](auto vectors) {
+        constexpr int count = decltype(vectors)::value;
+        for (; c + count * lanes <= channels; c += count * lanes) {
+          resample_block<count, kAdd>(row_begin, row_end, column_begin, column_end, source, c,
+                                      out + c);
+        }
+      };
+      run(std::integral_constant<int, widest>{});
+      run(std::integral_constant<int, 4>{});
+      run(std::integral_constant<int, 1>{});
+      for (; c < channels; ++c) {
+        T sum = kAdd ? static_cast<T>(out[c]) : T(0);
+        for (const Tap<T>* r = row_begin; r != row_end; ++r) {
+          for (const Tap<T>* k = column_begin; k != column_end; ++k) {
+            sum += r->weight * k->weight * static_cast<T>(source.at(r->from, k->from)[c]);
+          }
+        }
+        out[c] = static_cast<G>(sum);
+      }
+    }
+  }
+}
+
+// ---- RoIPool
+
+inline void store_places(Vec<int32_t> places, int32_t* to) { store(places, to); }
+inline void store_places(Vec<int64_t> places, int32_t* to) {
+  for (int i = 0; i < kLanes<int64_t>; ++i) to[i] = static_cast<int32_t>(places[i]);
+}
+
+// Starts below every number, so that the first cell wins whatever it holds: no number is larger
+// than NaN, and place -1 marks that nothing was seen.
+template <int kVectors, typename F>
+inline void largest_block(CellRange rows, CellRange columns, int width,
+                          const Window<const F>& source, int64_t channel, F* target,
+                          int32_t* place) {
+  using T = accumulate_t<F>;
+  using I = Index<T>;
+  constexpr int lanes = kLanes<T>;
+  Vec<T> best[kVectors];
+  Vec<I> places[kVectors];
+  const F* first = source.at(rows.begin, columns.begin) + channel;
+  for (int v = 0; v < kVectors; ++v) {
+    best[v] = load(first + v * lanes);
+    places[v] = broadcast(I(rows.begin * width + columns.begin));
+  }
+  for (int y = rows.begin; y < rows.end; ++y) {
+    const F* cell = source.at(y, columns.begin) + channel;
+    for (int x = columns.begin; x < columns.end; ++x, cell += source.column_step) {
+      const Vec<I> here = broadcast(I(y * width + x));
+      for (int v = 0; v < kVectors; ++v) {
+        const Vec<T> value = load(cell + v * lanes);
+        const auto larger = (value > best[v]) | (value != value);
+        best[v] = larger ? value : best[v];
+        places[v] = larger ? here : places[v];
+      }
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    store(best[v], target + v * lanes);
+    store_places(places[v], place + v * lanes);
+  }
+}
+
+template <typename F>
+void largest(const CellRange* rows, int row_count, const CellRange* columns, int column_count,
+             int width, Window<const F> source, Window<F> target, Window<int32_t> place,
+             int64_t channels) {
+  using T = accumulate_t<F>;
+  constexpr int lanes = kLanes<T>;
+  for (int i = 0; i < row_count; ++i) {
+    for (int j = 0; j < column_count; ++j) {
+      F* out = target.at(i, j);
+      int32_t* where = place.at(i, j);
+      if (rows[i].begin >= rows[i].end || columns[j].begin >= columns[j].end) {
+        for (int64_t c = 0; c < channels; ++c) {
+          out[c] = static_cast<F>(0.0f);
+          where[c] = -1;
+        }
+        continue;
+      }
+      int64_t c = 0;
+      const auto run = [&](auto vectors) {
+        constexpr int count = decltype(vectors)::value;
+        for (; c + count * lanes <= channels; c += count * lanes) {
+          largest_block<count>(rows[i], columns[j], width, source, c, out + c, where + c);
+        }
+      };
+      run(std::integral_constant<int, DETLITE_VECTOR_BYTES == 64 ? 8 : 4>{});
+      run(std::integral_constant<int, 1>{});
+      for (; c < channels; ++c) {
+        T best = static_cast<T>(source.at(rows[i].begin, columns[j].begin)[c]);
+        where[c] = rows[i].begin * width + columns[j].begin;
+        for (int y = rows[i].begin; y < rows[i].end; ++y) {
+          for (int x = columns[j].begin; x < columns[j].end; ++x) {
+            const T value = static_cast<T>(source.at(y, x)[c]);
+            if (!(value > best || value != value)) continue;
+            best = value;
+            where[c] = y * width + x;
+          }
+        }
+        out[c] = static_cast<F>(best);
+      }
+    }
+  }
+}
+
+// ---- Layouts
+
+template <typename From, typename To>
+inline void transpose_block(const From* source, int64_t source_step, To* target,
+                            int64_t target_step) {
+  Vec<float> square[kLanes<float>];
+  const auto bits = [](auto vector) { return bit_cast<Vec<float>>(vector); };
+  for (int i = 0; i < kLanes<float>; ++i) square[i] = bits(load(source + i * source_step));
+  transpose_square(square);
+  for (int i = 0; i < kLanes<float>; ++i) {
+    if constexpr (std::is_same_v<To, int32_t>) {
+      store(bit_cast<Vec<int32_t>>(square[i]), target + i * target_step);
+    } else {
+      store(square[i], target + i * target_step);
+    }
+  }
+}
+
+template <typename From, typename To>
+void transpose(const From* source, int64_t source_step, int64_t rows, int64_t columns, To* target,
+               int64_t target_step) {
+  constexpr int64_t side = kLanes<float>;
+  constexpr bool wide = std::is_same_v<From, double> || std::is_same_v<To, double>;
+  if (wide || rows < side || columns < side) {
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        target[j * target_step + i] = static_cast<To>(source[i * source_step + j]);
+      }
+    }
+    return;
+  }
+  if constexpr (!wide) {
+    // The last block of each direction is moved back to end at the edge: what it repeats is equal.
+    for (int64_t i = 0; i < rows; i += side) {
+      const int64_t row = i + side <= rows ? i : rows - side;
+      for (int64_t j = 0; j < columns; j += side) {
+        const int64_t column = j + side <= columns ? j : columns - side;
+        transpose_block(source + row * source_step + column, source_step,
+                        target + column * target_step + row, target_step);
+      }
+    }
+  }
+}
+
+template <typename T, typename F>
+void narrow(const T* source, int64_t count, F* target) {
+  int64_t i = 0;
+  for (; i + kLanes<T> <= count; i += kLanes<T>) store(load(source + i), target + i);
+  for (; i < count; ++i) target[i] = static_cast<F>(source[i]);
+}
+
+// ---- Non-maximum suppression
+
+template <typename V>
+inline V larger_of(V a, V b) {
+  return a > b ? a : b;
+}
+template <typename V>
+inline V smaller_of(V a, V b) {
+  return a < b ? a : b;
+}
+
+bool overlaps_any(const BoxArrays& boxes, int64_t count, const float* box, float threshold) {
+  using V = Vec<float>;
+  const V x1 = broadcast(box[0]), y1 = broadcast(box[1]);
+  const V x2 = broadcast(box[2]), y2 = broadcast(box[3]);
+  const V area = broadcast((box[2] - box[0]) * (box[3] - box[1]));
+  const V limit = broadcast(threshold), zero{};
+  // A product is cheaper than the quotient that decides; a little below the threshold it can only
+  // let too many pass.
+  const V nearly = broadcast(threshold * (1 - 1e-6f));
+  for (int64_t i = 0; i < count; i += kLanes<float>) {
+    const V width = smaller_of(load(boxes.x2 + i), x2) - larger_of(load(boxes.x1 + i), x1);
+    const V height = smaller_of(load(boxes.y2 + i), y2) - larger_of(load(boxes.y1 + i), y1);
+    const V intersection = larger_of(width, zero) * larger_of(height, zero);
+    const V together = load(boxes.area + i) + area - intersection;
+    if (lane_bits(intersection >= together * nearly) &&
+        lane_bits(intersection / together > limit)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// ---- Pasting masks
+
+uint64_t threshold_row(const float* upper, float upper_weight, const float* lower,
+                       float lower_weight, float threshold) {
+  const Vec<float> weights[2] = {broadcast(upper_weight), broadcast(lower_weight)};
+  const Vec<float> limit = broadcast(threshold);
+  uint64_t bits = 0;
+  for (int x = 0; x < 64; x += kLanes<float>) {
+    const Vec<float> value = load(upper + x) * weights[0] + load(lower + x) * weights[1];
+    bits |= static_cast<uint64_t>(lane_bits(value >= limit)) << x;
+  }
+  return bits;
+}
+
+// ---- All together
+
+template <typename F>
+constexpr FeatureLoops<F> feature_loops() {
+  using T = accumulate_t<F>;
+  return {resample<false, F, F, T>, resample<true, F, T, T>, largest<F>,
+          transpose<F, T>,          transpose<T, F>,         narrow<T, F>};
+}
+
+extern const Loops table;
+const Loops table = {
+    feature_loops<double>(),     feature_loops<float>(),         feature_loops<c10::Half>(),
+    feature_loops<c10::BFloat16>(), transpose<int32_t, int32_t>, overlaps_any,
+    threshold_row,
+};
+
+}  // namespace detlite::DETLITE_ISA

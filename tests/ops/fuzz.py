@@ -1,0 +1,148 @@
+"""Throws random inputs at the CPU kernels and compares every set of inner loops with the plainest.
+
+    python tests/ops/fuzz.py --count 100000 --seed 0
+
+Maps are small, boxes anywhere: inside, outside, without extent, inverted, huge, infinite, NaN.
+`make sanitize` runs it under AddressSanitizer and UndefinedBehaviorSanitizer. The last line names
+the seed of a failing input, which `--seed SEED --count 1` repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from detlite import ops
+
+VARIABLE = "DETLITE_CPU_CAPABILITY"
+DTYPES = [torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64]
+ODD = [0.0, -0.0, 1.0, -1.0, 7.5, 1e4, -1e4, 1e9, -1e9, 3e38, float("inf"), float("-inf")]
+
+
+def capabilities() -> list[str]:
+    """Those of this processor, the plainest first."""
+    found = []
+    for name in ("default", "avx2", "avx512"):
+        os.environ[VARIABLE] = name
+        try:
+            ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
+            found.append(name)
+        except RuntimeError:
+            pass
+    return found
+
+
+def random_map(rng: random.Random, dtype: torch.dtype, n: int, c: int) -> Tensor:
+    h, w = rng.choice([0, 1, 2, 5, 9, 17, 33]), rng.choice([1, 2, 6, 15, 16, 17, 40])
+    x = torch.randn(n, c, h + 1, w + 2).to(dtype)
+    layout = rng.randrange(4)
+    if layout == 1:
+        return x[:, :, :h, :w].contiguous(memory_format=torch.channels_last)
+    if layout == 2:
+        return x.contiguous(memory_format=torch.channels_last)[:, :, 1:, 2:]
+    if layout == 3:
+        return x[:, :, :h, 1 : w + 1]
+    return x[:, :, :h, :w].contiguous()
+
+
+def random_boxes(rng: random.Random, count: int, extent: float) -> Tensor:
+    corner = torch.rand(count, 2) * 1.5 * extent - 0.25 * extent
+    boxes = torch.cat([corner, corner + torch.rand(count, 2) ** 2 * extent], dim=1)
+    for _ in range(rng.choice([0, 0, 1, 4])):
+        if count:
+            value = rng.choice([*ODD, float("nan")])
+            boxes[rng.randrange(count), rng.randrange(4)] = value
+    return boxes
+
+
+def pooling(rng: random.Random) -> Callable[[], list[Tensor]]:
+    """One call of an operator on RoIs, with its gradient."""
+    dtype = rng.choice(DTYPES)
+    n, c = rng.randrange(1, 3), rng.choice([1, 3, 16, 32, 37, 70])
+    levels = rng.choice([1, 1, 2, 4])
+    maps = [random_map(rng, dtype, n, c).requires_grad_() for _ in range(levels)]
+    scales = [rng.choice([1.0, 0.25, 0.3]) / 2**level for level in range(levels)]
+    count = rng.choice([0, 1, 2, 7])
+    boxes = random_boxes(rng, count, rng.choice([1, 20, 100, 2000]))
+    rois = torch.cat([torch.randint(0, n, (count, 1)), boxes], dim=1)
+    size = rng.choice([1, 2, 7]), rng.choice([1, 3, 7])
+    sampling, aligned = rng.choice([-1, 0, 1, 2, 3, 70]), rng.random() < 0.5
+    align = rng.random() < 0.6
+
+    def run() -> list[Tensor]:
+        if align:
+            output = ops.pyramid_roi_align(maps, rois, size, scales, sampling, aligned)
+        else:
+            output = ops.pyramid_roi_pool(maps, rois, size, scales)
+        return [output, *torch.autograd.grad(output.sum(), maps)]
+
+    return run
+
+
+def suppression(rng: random.Random) -> Callable[[], list[Tensor]]:
+    count = rng.choice([0, 1, 5, 40, 300])
+    boxes = random_boxes(rng, count, rng.choice([1e-18, 1.0, 30, 1000]))
+    scores = torch.randint(0, rng.choice([3, 1000]), (count,)).float()
+    idxs = torch.randint(-3, rng.choice([-2, 1, 40]), (count,))
+    threshold = rng.choice([0.0, 1e-4, 0.1, 0.5, 0.7, 1.0, 1.5])
+    return lambda: [
+        ops.nms(boxes, scores, threshold),
+        ops.batched_nms(boxes, scores, idxs, threshold),
+    ]
+
+
+def pasting(rng: random.Random) -> Callable[[], list[Tensor]]:
+    count, size = rng.choice([0, 1, 5]), (rng.randrange(1, 150), rng.randrange(1, 150))
+    boxes = random_boxes(rng, count, rng.choice([1, 30, 300]))
+    probs = torch.rand(count, rng.randrange(1, 30), rng.randrange(1, 30))
+    return lambda: list(torch.ops.detlite.paste_masks_rle(probs, boxes, *size, 0.5))
+
+
+def differ(a: Tensor, b: Tensor, spread: float) -> bool:
+    if not a.is_floating_point():
+        return not torch.equal(a, b)
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(a.dtype, 0.05)
+    a, b = a.double(), b.double()
+    return not torch.allclose(a, b, rtol=tolerance, atol=tolerance * spread, equal_nan=True)
+
+
+def check(seed: int, names: list[str]) -> None:
+    """Raises AssertionError where two sets of loops disagree."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    run = rng.choice([pooling, pooling, suppression, pasting])(rng)
+    os.environ[VARIABLE] = names[0]
+    wanted = run()
+    for name in names[1:]:
+        os.environ[VARIABLE] = name
+        for a, b in zip(run(), wanted, strict=True):
+            finite = b.double()[b.double().isfinite()]
+            spread = 1 + (finite.abs().max().item() if len(finite) else 0)
+            assert not differ(a, b, spread), f"{name} and {names[0]} disagree"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    names = capabilities()
+    for seed in range(args.seed, args.seed + args.count):
+        try:
+            check(seed, names)
+        except (AssertionError, RuntimeError) as error:
+            print(f"seed {seed}: {error}")
+            return 1
+    print(f"{args.count} inputs, {', '.join(names)}: nothing found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

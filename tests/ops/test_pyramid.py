@@ -1,0 +1,249 @@
+import math
+
+import pytest
+import torch
+from roi_cases import DTYPES, odd_rois
+from torchvision.ops import MultiScaleRoIAlign
+
+from detlite.ops import (
+    assign_levels,
+    pyramid_roi_align,
+    pyramid_roi_pool,
+    roi_align,
+    roi_pool,
+)
+
+SCALES = [1 / 4, 1 / 8, 1 / 16, 1 / 32]
+
+
+def pyramid(dtype=torch.float32, layout="contiguous", channels=37, batch=2):
+    maps = [torch.randn(batch, channels, 40 // 2**n, 48 // 2**n).to(dtype) for n in range(4)]
+    if layout == "channels_last":
+        return [x.contiguous(memory_format=torch.channels_last) for x in maps]
+    if layout == "strided":
+        return [torch.cat([x, x], dim=3)[..., : x.shape[3]] for x in maps]
+    return maps
+
+
+def rois_of_all_sizes(count=40, dtype=torch.float32):
+    corner = torch.rand(count, 2) * 150
+    side = 2 ** (3 + 7 * torch.rand(count, 1)) * torch.tensor([[1.2, 0.8]])
+    image = torch.randint(0, 2, (count, 1))
+    return torch.cat([image, corner, corner + side], dim=1).to(dtype)
+
+
+def level_by_level(pool, maps, rois):
+    """The oracle: one call of the plain operator for each level."""
+    levels = assign_levels(rois[:, 1:], SCALES)
+    output = [None] * len(rois)
+    for k, level in enumerate(levels.tolist()):
+        output[k] = pool(maps[level], rois[k : k + 1], SCALES[level])
+    return torch.cat(output)
+
+
+# ---- the rule
+
+
+@pytest.mark.parametrize("side", [1e-3, 55, 111.9, 112, 224, 447.9, 448, 895, 896, 5000, 1e15])
+def test_level_of_a_square(side):
+    wanted = min(max(4 + math.floor(math.log2(side / 224) + 1e-9), 2), 5) - 2
+    assert assign_levels(torch.tensor([[0.0, 0, side, side]]), SCALES).tolist() == [wanted]
+
+
+def test_level_follows_from_the_area():
+    boxes = torch.tensor([[0.0, 0, 56, 896], [0, 0, 0, 50], [0, 0, 1e30, 1e30], [9, 0, 0, 9]])
+    assert assign_levels(boxes, SCALES).tolist() == [2, 0, 3, 0]
+
+
+def test_rule_has_two_parameters():
+    box = torch.tensor([[0.0, 0, 100, 100]])
+    assert assign_levels(box, SCALES, canonical_size=100, canonical_level=3).tolist() == [1]
+    assert assign_levels(box, SCALES, canonical_size=50, canonical_level=3).tolist() == [2]
+
+
+def test_rule_is_the_published_one():
+    boxes = rois_of_all_sizes(2000)[:, 1:]
+    side = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).sqrt()
+    published = (4 + (side / 224 + 1e-6).log2()).floor().clamp(2, 5).long() - 2
+    assert torch.equal(assign_levels(boxes, SCALES), published)
+
+
+def test_kernels_follow_the_rule(device):
+    # Each map holds its own number.
+    maps = [torch.full((1, 1, 64, 64), float(level), device=device) for level in range(4)]
+    sides = torch.cat([2 ** torch.linspace(-3, 12, 500), torch.tensor([0, 56, 112, 224, 448.0])])
+    boxes = torch.stack([-sides / 2, -sides / 2, sides / 2, sides / 2], dim=1) + 1
+    rois = torch.cat([torch.zeros(len(boxes), 1), boxes], dim=1).to(device)
+    for parameters in ((224.0, 4), (100.0, 3)):
+        # A single bin of a single sample, at the centre.
+        pooled = pyramid_roi_align(maps, rois, 1, SCALES, 1, True, *parameters)
+        wanted = assign_levels(boxes, SCALES, *parameters)
+        assert torch.equal(pooled.flatten().cpu().round().long(), wanted)
+
+
+# ---- the operators
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("sampling_ratio", "aligned"), [(2, False), (0, True)])
+def test_align_is_one_call_a_level(device, dtype, layout, sampling_ratio, aligned):
+    maps = [x.to(device).requires_grad_() for x in pyramid(dtype, layout)]
+    rois = torch.cat([rois_of_all_sizes(), odd_rois()]).to(device)
+    rois = rois.double() if dtype == torch.float64 else rois
+
+    def single(x, rois, scale):
+        return roi_align(x, rois, (5, 4), scale, sampling_ratio, aligned)
+
+    output = pyramid_roi_align(maps, rois, (5, 4), SCALES, sampling_ratio, aligned)
+    expected = level_by_level(single, maps, rois)
+    assert torch.equal(output, expected)
+    assert output.is_contiguous() != (layout == "channels_last")
+    weights = torch.randn_like(output)
+    grads = torch.autograd.grad((output * weights).sum(), maps)
+    expected_grads = torch.autograd.grad((expected * weights).sum(), maps)
+    tolerance = {torch.float16: 2e-2, torch.bfloat16: 2e-1}.get(dtype, 1e-4)
+    for grad, wanted in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
+def test_pool_is_one_call_a_level(device, layout):
+    maps = [x.to(device).requires_grad_() for x in pyramid(layout=layout)]
+    rois = torch.cat([rois_of_all_sizes(), odd_rois()]).to(device)
+    output = pyramid_roi_pool(maps, rois, (5, 4), SCALES)
+    expected = level_by_level(lambda x, r, scale: roi_pool(x, r, (5, 4), scale), maps, rois)
+    assert torch.equal(output, expected)
+    weights = torch.randn_like(output)
+    grads = torch.autograd.grad((output * weights).sum(), maps)
+    expected_grads = torch.autograd.grad((expected * weights).sum(), maps)
+    for grad, wanted in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, wanted)
+
+
+def test_align_is_torchvisions(device):
+    maps = [x.to(device) for x in pyramid()]
+    rois = rois_of_all_sizes().to(device)
+    boxes = [rois[rois[:, 0] == i, 1:] for i in range(2)]
+    reference = MultiScaleRoIAlign(["0", "1", "2", "3"], output_size=7, sampling_ratio=2)
+    wanted = reference({str(n): x for n, x in enumerate(maps)}, boxes, [(160, 192)] * 2)
+    assert len(assign_levels(rois[:, 1:], SCALES).unique()) == 4
+    torch.testing.assert_close(pyramid_roi_align(maps, boxes, 7, SCALES, 2), wanted)
+
+
+def test_threads_change_nothing():
+    maps = [x.requires_grad_() for x in pyramid(channels=70)]
+    rois = rois_of_all_sizes(60)
+    results = []
+    threads = torch.get_num_threads()
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        output = pyramid_roi_align(maps, rois, 7, SCALES, 2)
+        results.append((output, *torch.autograd.grad(output.square().sum(), maps)))
+    torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_gradients(device, layout):
+    maps = [x.to(device).requires_grad_() for x in pyramid(torch.float64, layout, 2)[1:]]
+    rois = rois_of_all_sizes(6, torch.float64).to(device)
+
+    def align(*maps):
+        return pyramid_roi_align(maps, rois, (2, 3), SCALES[1:], 2, True)
+
+    def pool(*maps):
+        return pyramid_roi_pool(maps, rois, (2, 3), SCALES[1:])
+
+    for operator in (align, pool):
+        assert torch.autograd.gradcheck(operator, maps, fast_mode=True)
+        assert torch.autograd.gradgradcheck(operator, maps, fast_mode=True)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_opcheck(device, layout):
+    maps = [x.to(device).requires_grad_() for x in pyramid(layout=layout, channels=3)]
+    rois = rois_of_all_sizes(5).to(device)
+    kernels = torch.ops.detlite
+    heights, widths = [x.shape[2] for x in maps], [x.shape[3] for x in maps]
+    grad = torch.randn(5, 3, 3, 2, device=device).requires_grad_()
+    torch.library.opcheck(
+        kernels.pyramid_roi_align_forward, (maps, rois, SCALES, 3, 2, 2, True, 224.0, 4)
+    )
+    torch.library.opcheck(
+        kernels.pyramid_roi_align_backward,
+        (grad, rois, SCALES, 3, 2, 2, 3, heights, widths, 2, True, 224.0, 4),
+    )
+    torch.library.opcheck(kernels.pyramid_roi_pool_forward, (maps, rois, SCALES, 3, 2, 224.0, 4))
+    _, argmax = kernels.pyramid_roi_pool_forward([x.detach() for x in maps], rois, SCALES, 3, 2)
+    torch.library.opcheck(
+        kernels.pyramid_roi_pool_backward,
+        (grad, rois, argmax, SCALES, 3, 2, 2, 3, heights, widths, 224.0, 4),
+    )
+
+
+def test_traces_to_one_graph(device):
+    maps = [x.to(device).requires_grad_() for x in pyramid()]
+    rois = rois_of_all_sizes().to(device)
+
+    def pool(maps, rois):
+        return pyramid_roi_align(maps, rois, 7, SCALES, 2).relu()
+
+    traced = torch.compile(pool, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(traced(maps, rois), pool(maps, rois))
+    grads = torch.autograd.grad(traced(maps, rois).sum(), maps)
+    expected = torch.autograd.grad(pool(maps, rois).sum(), maps)
+    for grad, wanted in zip(grads, expected, strict=True):
+        torch.testing.assert_close(grad, wanted)
+
+
+def test_exports():
+    class Pool(torch.nn.Module):
+        def forward(self, maps, rois):
+            return pyramid_roi_align(maps, rois, 7, SCALES, 2)
+
+    maps, rois = pyramid(), rois_of_all_sizes()
+    program = torch.export.export(Pool(), (maps, rois))
+    assert torch.equal(program.module()(maps, rois), Pool()(maps, rois))
+
+
+@pytest.mark.parametrize("pool", [pyramid_roi_align, pyramid_roi_pool])
+def test_empty(device, pool):
+    maps = [x.to(device).requires_grad_() for x in pyramid()]
+    output = pool(maps, torch.zeros(0, 5, device=device), 7, SCALES)
+    assert output.shape == (0, 37, 7, 7)
+    output.sum().backward()
+    assert all(x.grad is not None and not x.grad.any() for x in maps)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inputs": pyramid()[:3]}, "inputs must have one map for each of 4 spatial_scales, got 3"),
+        ({"spatial_scales": []}, "spatial_scales must have from 1 to 8 levels, got 0"),
+        ({"spatial_scales": [0.25] * 9}, "spatial_scales must have from 1 to 8 levels, got 9"),
+        ({"spatial_scales": [0.25, 0.1, 0.0, 1]}, "spatial_scale must be a positive number, got 0"),
+        ({"inputs": [*pyramid()[:3], torch.zeros(2, 36, 5, 6)]}, r"inputs\[3\] must have the type"),
+        ({"inputs": [*pyramid()[:3], torch.zeros(2, 37, 5)]}, "input must have 4 dimensions"),
+        ({"inputs": [*pyramid()[:3], pyramid()[3].double()]}, r"inputs\[3\] must have the type"),
+        ({"canonical_size": 0.0}, "canonical_size must be a positive number, got 0"),
+        ({"canonical_level": 1000}, "canonical_level must be from -64 to 64, got 1000"),
+        ({"boxes": torch.full((1, 5), 2.0)}, r"rois\[0, 0\] is batch index 2"),
+    ],
+)
+@pytest.mark.parametrize("pool", [pyramid_roi_align, pyramid_roi_pool])
+def test_bad_arguments_are_named(pool, change, message):
+    good = {
+        "inputs": pyramid(),
+        "boxes": torch.zeros(2, 5),
+        "output_size": 7,
+        "spatial_scales": SCALES,
+    }
+    with pytest.raises(RuntimeError, match=message):
+        pool(**{**good, **change})
+
+
+def test_bad_sizes_are_named():
+    arguments = [torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), SCALES, 7, 7, 1, 3, [5], [5], 2]
+    with pytest.raises(RuntimeError, match="heights and widths must have one number for each of 4"):
+        torch.ops.detlite.pyramid_roi_align_backward(*arguments)
