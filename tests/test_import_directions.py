@@ -11,7 +11,7 @@ import pytest
 # Each part of detlite, and which other parts it may import.
 _BASE = {"config", "structures", "ops", "distributed", "registry"}
 _MIDDLE = _BASE | {"modeling", "data"}
-_TOP = _MIDDLE | {"evaluation", "solver", "engine", "predictor", "visualization"}
+_TOP = _MIDDLE | {"conversion", "evaluation", "solver", "engine", "predictor", "visualization"}
 ALLOWED = {
     "_C": set(),
     "ops": {"_C"},

@@ -127,6 +127,7 @@ class DetectionLimits:
     score_thresh: float
     nms_thresh: float
     per_image: int
+    min_size: float = 0.0  # of a side, in pixels of the network's input
 
 
 class BoxHead(nn.Module):
@@ -141,6 +142,7 @@ class BoxHead(nn.Module):
         limits: DetectionLimits,
         smooth_l1_beta: float,
         class_agnostic: bool,
+        inclusive: bool = False,
     ) -> None:
         super().__init__()
         self.feature_extractor = extractor
@@ -149,6 +151,7 @@ class BoxHead(nn.Module):
         self.limits = limits
         self.smooth_l1_beta = smooth_l1_beta
         self.class_agnostic = class_agnostic
+        self.inclusive = inclusive
 
     def losses(
         self, x: Tensor, proposals: list[Tensor], targets: list[dict[str, Any]]
@@ -196,8 +199,9 @@ class BoxHead(nn.Module):
         labels = column + 1
         scores = scores[row, labels]
         regression = deltas[row, torch.ones_like(labels) if self.class_agnostic else labels]
-        boxes = box_ops.clip(self.box_coder.decode(regression, proposals[row]), size)
-        usable = box_ops.at_least(boxes, 0)
+        boxes = self.box_coder.decode(regression, proposals[row])
+        boxes = box_ops.clip(boxes, size, self.inclusive)
+        usable = box_ops.at_least(boxes, self.limits.min_size)
         boxes, scores, labels = boxes[usable], scores[usable], labels[usable]
         keep = batched_nms(boxes, scores, labels, self.limits.nms_thresh)[: self.limits.per_image]
         return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
@@ -214,7 +218,10 @@ def build_box_head(cfg: CfgNode, backbone: Backbone) -> BoxHead:
         extractor,
         predictor(cfg, extractor.out_channels),
         BoxCoder(heads.BBOX_REG_WEIGHTS),
-        limits=DetectionLimits(heads.SCORE_THRESH, heads.NMS, heads.DETECTIONS_PER_IMG),
+        limits=DetectionLimits(
+            heads.SCORE_THRESH, heads.NMS, heads.DETECTIONS_PER_IMG, heads.MIN_SIZE
+        ),
         smooth_l1_beta=head.SMOOTH_L1_BETA,
         class_agnostic=cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,
+        inclusive=cfg.MODEL.INCLUSIVE_BOXES,
     )

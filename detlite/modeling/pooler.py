@@ -51,16 +51,23 @@ class Pooler(nn.Module):
         resolution: S.
         scales: 1 / stride of each level, finest first, each half the one before.
         sampling_ratio: samples per bin side; 0: as many as the region's size asks for.
+        inclusive: pool regions one pixel shorter at x2 and y2, which then count the last pixel.
     """
 
     def __init__(
-        self, pool: PoolFunction, resolution: int, scales: Sequence[float], sampling_ratio: int
+        self,
+        pool: PoolFunction,
+        resolution: int,
+        scales: Sequence[float],
+        sampling_ratio: int,
+        inclusive: bool = False,
     ) -> None:
         super().__init__()
         self.pool = pool
         self.resolution = resolution
         self.scales = tuple(scales)
         self.sampling_ratio = sampling_ratio
+        self.inclusive = inclusive
 
     def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
         """Pools the boxes of a batch.
@@ -72,11 +79,11 @@ class Pooler(nn.Module):
         Returns:
             [R, C, S, S], the regions of all images in order.
         """
-        rois = to_rois(boxes)
+        rois = to_rois([box_ops.drop_last_pixel(b) for b in boxes] if self.inclusive else boxes)
         args = (self.resolution, self.scales[0], self.sampling_ratio)
         if len(self.scales) == 1:
             return self.pool(features[0], rois, *args)
-        levels = assign_levels(rois[:, 1:], self.scales)
+        levels = assign_levels(torch.cat(boxes), self.scales)
         pooled, order = [], []
         for level, scale in enumerate(self.scales):
             index = torch.where(levels == level)[0]
@@ -108,4 +115,10 @@ def build_pooler(cfg: CfgNode, head: str, strides: Sequence[int]) -> Pooler:
     node = cfg.MODEL[head]
     pool = POOLERS.get(node.POOLER_TYPE, f"MODEL.{head}.POOLER_TYPE")
     scales = [1.0 / stride for stride in strides]
-    return Pooler(pool, node.POOLER_RESOLUTION, scales, node.POOLER_SAMPLING_RATIO)
+    return Pooler(
+        pool,
+        node.POOLER_RESOLUTION,
+        scales,
+        node.POOLER_SAMPLING_RATIO,
+        inclusive=cfg.MODEL.INCLUSIVE_BOXES,
+    )

@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 from ..structures import boxes as box_ops
 from .backbone import Backbone
 from .box_head import BoxHead, build_box_head
+from .keypoint_head import KeypointHead, build_keypoint_head
 from .mask_head import MaskHead, build_mask_head
 from .matching import match, sample
 
@@ -30,12 +31,19 @@ class ProposalSampling:
 
 
 class RoIHeads(nn.Module):
-    """Box head, and a mask head or None."""
+    """Box head, and a mask head and a keypoint head or None."""
 
-    def __init__(self, box: BoxHead, mask: MaskHead | None, sampling: ProposalSampling) -> None:
+    def __init__(
+        self,
+        box: BoxHead,
+        mask: MaskHead | None,
+        sampling: ProposalSampling,
+        keypoint: KeypointHead | None = None,
+    ) -> None:
         super().__init__()
         self.box = box
         self.mask = mask
+        self.keypoint = keypoint
         self.sampling = sampling
 
     def losses(
@@ -46,26 +54,29 @@ class RoIHeads(nn.Module):
         Args:
             features: levels [B, C, H_l, W_l].
             proposals: for each image [P, 4].
-            targets: for each image `boxes` [G, 4], `labels` [G] and, with a mask head, `masks`
-                uint8 [G, H, W].
+            targets: for each image `boxes` [G, 4], `labels` [G] and, with such a head, `masks`
+                uint8 [G, H, W] and `keypoints` [G, P, 3].
         """
         sampled = [self._sample(*pair) for pair in zip(proposals, targets, strict=True)]
         boxes = [proposal for proposal, _ in sampled]
         matched = [target for _, target in sampled]
         x = self.box.feature_extractor(features, boxes)
         losses = self.box.losses(x, boxes, matched)
+        positive = [target["labels"] > 0 for target in matched]
+        boxes = [own[keep] for own, keep in zip(boxes, positive, strict=True)]
+        matched = [
+            {**truth, "labels": target["labels"][keep], "matched": target["matched"][keep]}
+            for target, keep, truth in zip(matched, positive, targets, strict=True)
+        ]
         if self.mask is not None:
-            positive = [target["labels"] > 0 for target in matched]
-            boxes = [own[keep] for own, keep in zip(boxes, positive, strict=True)]
-            for target, keep, truth in zip(matched, positive, targets, strict=True):
-                target["labels"] = target["labels"][keep]
-                target["matched"] = target["matched"][keep]
-                target["masks"] = truth["masks"]
             if self.mask.feature_extractor is None:
                 x = x[torch.cat(positive)]
             else:
                 x = self.mask.feature_extractor(features, boxes)
             losses.update(self.mask.loss(x, boxes, matched))
+        if self.keypoint is not None:
+            x = self.keypoint.feature_extractor(features, boxes)
+            losses.update(self.keypoint.loss(x, boxes, matched))
         return losses
 
     def detect(
@@ -74,17 +85,22 @@ class RoIHeads(nn.Module):
         proposals: list[Tensor],
         image_sizes: list[tuple[int, int]],
     ) -> list[dict[str, Tensor]]:
-        """Detections of each image: `boxes` [D, 4], `scores` [D], `labels` [D], `mask_probs`."""
+        """Detections of each image, as in `GeneralizedRCNN.detect`."""
         x = self.box.feature_extractor(features, proposals)
         detections = self.box.detect(x, proposals, image_sizes)
+        boxes = [detection["boxes"] for detection in detections]
+        counts = [len(own) for own in boxes]
         if self.mask is not None:
-            boxes = [detection["boxes"] for detection in detections]
             labels = torch.cat([detection["labels"] for detection in detections])
             extractor = self.mask.feature_extractor or self.box.feature_extractor
             probs = self.mask.predict(extractor(features, boxes), labels)
-            per_image = probs.split([len(own) for own in boxes])
-            for detection, own_probs in zip(detections, per_image, strict=True):
+            for detection, own_probs in zip(detections, probs.split(counts), strict=True):
                 detection["mask_probs"] = own_probs
+        if self.keypoint is not None:
+            x = self.keypoint.feature_extractor(features, boxes)
+            points, scores = (t.split(counts) for t in self.keypoint.predict(x, boxes))
+            for detection, own, own_scores in zip(detections, points, scores, strict=True):
+                detection["keypoints"], detection["keypoints_scores"] = own, own_scores
         return detections
 
     @torch.no_grad()
@@ -123,4 +139,5 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
             per_image=heads.BATCH_SIZE_PER_IMAGE,
             positive_fraction=heads.POSITIVE_FRACTION,
         ),
+        build_keypoint_head(cfg, backbone) if cfg.MODEL.KEYPOINT_ON else None,
     )

@@ -38,7 +38,9 @@ def encode_bitmap(bitmap: np.ndarray) -> RLE:
     return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
 
 
-def paste_masks(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+def paste_masks(
+    probs: Tensor, boxes: Tensor, size: tuple[int, int], whole_pixels: bool = False
+) -> Tensor:
     """Resamples box masks into the image by bilinear interpolation.
 
     A mask's M x M cells tile its box; a pixel takes the value interpolated between cell centres at
@@ -48,20 +50,26 @@ def paste_masks(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
         probs: [N, M, M] probabilities.
         boxes: [N, 4] xyxy boxes in pixels of the image.
         size: (height, width) of the image.
+        whole_pixels: the older way of torchvision and maskrcnn-benchmark: the mask grows by a ring
+            of zeros, and the box that this fills is truncated to whole pixels, the last inside.
 
     Returns:
         float32 [N, height, width].
     """
     pasted = torch.zeros((len(probs), *size), dtype=torch.float32, device=probs.device)
     for index, (prob, box) in enumerate(zip(probs, boxes, strict=True)):
-        window, (top, left) = _paste_window(prob, box, size)
+        window, (top, left) = _paste_window(prob, box, size, whole_pixels)
         height, width = window.shape
         pasted[index, top : top + height, left : left + width] = window
     return pasted
 
 
 def paste_masks_to_rle(
-    probs: Tensor, boxes: Tensor, size: tuple[int, int], threshold: float = 0.5
+    probs: Tensor,
+    boxes: Tensor,
+    size: tuple[int, int],
+    threshold: float = 0.5,
+    whole_pixels: bool = False,
 ) -> list[RLE]:
     """`paste_masks`, thresholded (probability >= threshold) and encoded one mask at a time.
 
@@ -71,7 +79,7 @@ def paste_masks_to_rle(
     bitmap = np.zeros(size, dtype=np.uint8, order="F")
     rles = []
     for prob, box in zip(probs, boxes, strict=True):
-        window, (top, left) = _paste_window(prob, box, size)
+        window, (top, left) = _paste_window(prob, box, size, whole_pixels)
         rows = slice(top, top + window.shape[0])
         columns = slice(left, left + window.shape[1])
         bitmap[rows, columns] = (window >= threshold).numpy()
@@ -80,16 +88,29 @@ def paste_masks_to_rle(
     return rles
 
 
-def _paste_window(prob: Tensor, box: Tensor, size: tuple[int, int]) -> tuple[Tensor, tuple]:
+def _paste_window(
+    prob: Tensor, box: Tensor, size: tuple[int, int], whole_pixels: bool
+) -> tuple[Tensor, tuple[int, int]]:
     """The part of the image that a mask reaches, and its top left corner.
 
     Bilinear interpolation is separable: row weights x mask x column weights.
     """
+    if whole_pixels:
+        box = _whole_pixel_box(box, prob.shape[-1])
     x1, y1, x2, y2 = box.tolist()
     rows, top = _hat_weights(y1, y2, prob.shape[0], size[0], prob.device)
     columns, left = _hat_weights(x1, x2, prob.shape[1], size[1], prob.device)
     with torch.autocast(prob.device.type, enabled=False):  # half precision would move edges
         return rows @ prob.float() @ columns.T, (top, left)
+
+
+def _whole_pixel_box(box: Tensor, cells: int) -> Tensor:
+    """The box that the mask fills when it and a ring of zeros around it fill whole pixels."""
+    centre, half = (box[:2] + box[2:]) / 2, (box[2:] - box[:2]) / 2
+    grown = half * ((cells + 2) / cells)
+    low, high = (centre - grown).trunc(), (centre + grown).trunc() + 1
+    side = (high - low).clamp(min=1)
+    return torch.cat([low + side / (cells + 2), low + side * ((cells + 1) / (cells + 2))])
 
 
 def _hat_weights(
