@@ -39,7 +39,7 @@ def derive(cfg: CfgNode, sources: Mapping[str, str]) -> None:
         ConfigError: a given key that contradicts the one it restates.
     """
     _derive_norm(cfg, sources)
-    body = re.fullmatch(r"R-(18|34|50|101|152)-(C4|FPN)", cfg.MODEL.BACKBONE.CONV_BODY)
+    body = re.fullmatch(r"R-(18|34|50|101|152)-(C4|C5|FPN)", cfg.MODEL.BACKBONE.CONV_BODY)
     if body:
         basic, fpn = int(body[1]) < 50, body[2] == "FPN"
         if cfg.MODEL.RESNETS.RES2_OUT_CHANNELS is None:
@@ -49,8 +49,9 @@ def derive(cfg: CfgNode, sources: Mapping[str, str]) -> None:
             if cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS is None:
                 cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS = 256
         else:
-            strides = (16,)
-            width = 4 * cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
+            c5 = body[2] == "C5"
+            strides = (32 // cfg.MODEL.RESNETS.RES5_DILATION if c5 else 16,)
+            width = (8 if c5 else 4) * cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
             _restate(cfg.MODEL.RESNETS, "MODEL.RESNETS", "BACKBONE_OUT_CHANNELS", width,
                      "MODEL.RESNETS.RES2_OUT_CHANNELS", sources)  # fmt: skip
         restate_strides(cfg, strides, sources)

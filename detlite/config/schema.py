@@ -79,7 +79,9 @@ KEYS: list[Key] = [
         "pasted (maskrcnn-benchmark)",
     ),
     Key(
-        "MODEL.BACKBONE.CONV_BODY", "R-50-C4", "R-{18,34,50,101,152}-{C4,FPN} or a registered name"
+        "MODEL.BACKBONE.CONV_BODY",
+        "R-50-C4",
+        "R-{18,34,50,101,152}-{C4,C5,FPN} or a registered name",
     ),
     Key(
         "MODEL.BACKBONE.FREEZE_CONV_BODY_AT",
@@ -103,7 +105,12 @@ KEYS: list[Key] = [
         True,
         "stride of a bottleneck in its 1x1 (original weights) or its 3x3 (torchvision)",
     ),
-    Key("MODEL.RESNETS.RES5_DILATION", 1, "dilation of the last stage in a C4 head", one_of(1, 2)),
+    Key(
+        "MODEL.RESNETS.RES5_DILATION",
+        1,
+        "dilation of the last stage, which then keeps its stride",
+        one_of(1, 2),
+    ),
     Key("MODEL.RESNETS.STEM_OUT_CHANNELS", 64, "channels of the stem", _positive),
     Key(
         "MODEL.RESNETS.RES2_OUT_CHANNELS",
@@ -119,13 +126,15 @@ KEYS: list[Key] = [
         _positive,
         int,
     ),
-    Key("MODEL.FPN.USE_GN", False, "group norm in the FPN"),
+    Key("MODEL.FPN.USE_GN", False, "group norm in the FPN: NORM GN"),
+    Key("MODEL.FPN.NORM", "", "norm in the FPN; empty: none", one_of("", *NORMS)),
     Key("MODEL.FPN.USE_RELU", False, "ReLU after the FPN's convolutions"),
     Key("MODEL.GROUP_NORM.DIM_PER_GP", -1, "channels per group; -1: by NUM_GROUPS"),
     Key("MODEL.GROUP_NORM.NUM_GROUPS", 32, "groups; -1: by DIM_PER_GP"),
     Key("MODEL.GROUP_NORM.EPSILON", 1e-5, "added to the variance", _positive),
     # ---- region proposals
     Key("MODEL.RPN.RPN_HEAD", "SingleConvRPNHead", "registered RPN head"),
+    Key("MODEL.RPN.NUM_CONVS", 1, "3x3s before its predictions", _positive),
     Key("MODEL.RPN.USE_FPN", None, "restates BACKBONE.CONV_BODY", None, bool),
     Key(
         "MODEL.RPN.ANCHOR_SIZES",
@@ -206,6 +215,18 @@ KEYS: list[Key] = [
         "scale of dx, dy, dw, dh",
         each(_positive, 4),
     ),
+    Key(
+        "MODEL.ROI_HEADS.CASCADE_IOUS",
+        (),
+        "a cascade of box heads: the foreground IoU of each stage; empty: one head",
+        each(_unit, empty=True),
+    ),
+    Key(
+        "MODEL.ROI_HEADS.CASCADE_BBOX_REG_WEIGHTS",
+        ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0)),
+        "BBOX_REG_WEIGHTS of each stage of a cascade",
+        each(each(_positive, 4)),
+    ),
     Key("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 512, "proposals sampled per image", _positive),
     Key("MODEL.ROI_HEADS.POSITIVE_FRACTION", 0.25, "most foreground among them", _unit),
     Key("MODEL.ROI_HEADS.SCORE_THRESH", 0.05, "detections need a higher score", _unit),
@@ -221,7 +242,11 @@ KEYS: list[Key] = [
     *_head_pooler("ROI_BOX_HEAD"),
     Key("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 81, "categories + 1 (background)", in_range(2)),
     Key("MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 1024, "width of the 2-MLP head", _positive),
-    Key("MODEL.ROI_BOX_HEAD.USE_GN", False, "group norm in the box head"),
+    Key("MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS", 4, "convolutions of the conv head", _count),
+    Key("MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM", 256, "their channels", _positive),
+    Key("MODEL.ROI_BOX_HEAD.DILATION", 1, "their dilation", _positive),
+    Key("MODEL.ROI_BOX_HEAD.USE_GN", False, "group norm in the box head: NORM GN"),
+    Key("MODEL.ROI_BOX_HEAD.NORM", "", "norm in the box head; empty: none", one_of("", *NORMS)),
     Key(
         "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA",
         1.0,
@@ -242,7 +267,8 @@ KEYS: list[Key] = [
         each(_positive),
     ),
     Key("MODEL.ROI_MASK_HEAD.DILATION", 1, "dilation of its 3x3s", _positive),
-    Key("MODEL.ROI_MASK_HEAD.USE_GN", False, "group norm in the mask head"),
+    Key("MODEL.ROI_MASK_HEAD.USE_GN", False, "group norm in the mask head: NORM GN"),
+    Key("MODEL.ROI_MASK_HEAD.NORM", "", "norm in the mask head; empty: none", one_of("", *NORMS)),
     Key(
         "MODEL.ROI_MASK_HEAD.RESOLUTION",
         14,
@@ -389,9 +415,6 @@ NOT_BUILT = {
     "MODEL.RESNETS.STAGE_WITH_DCN": "deformable convolution",
     "MODEL.RESNETS.WITH_MODULATED_DCN": "deformable convolution",
     "MODEL.RESNETS.DEFORMABLE_GROUPS": "deformable convolution",
-    "MODEL.ROI_BOX_HEAD.DILATION": "convolutional box heads",
-    "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM": "convolutional box heads",
-    "MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS": "convolutional box heads",
     "TEST.BBOX_AUG": "test-time augmentation",
     "TEST.EXPECTED_RESULTS": "checks against expected results",
 }

@@ -72,7 +72,7 @@ def convert(content: Any, source: str) -> Converted:
     if entries is None:
         raise ValueError("holds no state dict: names and tensors or arrays")
     state = {
-        rename(name.removeprefix("module."), RULES[source]): torch.as_tensor(value)
+        rename(name, RULES[source]): torch.as_tensor(value)
         for name, value in entries.items()
         if not DROPPED.search(name)
     }
@@ -81,12 +81,12 @@ def convert(content: Any, source: str) -> Converted:
         _add_statistics(state)
     if all(name.startswith("backbone.body.") for name in state):
         return Converted(state, backbone_only=True)
-    missing = [name for name in _NEEDED if name not in state]
-    if missing:
-        raise ValueError(
-            f"looks like {source}'s, but is no Faster or Mask R-CNN on a ResNet: it has no "
-            f"{missing[0]}"
-        )
+    for needed in _NEEDED:
+        # the heads of a cascade are numbered
+        if needed not in state and needed.replace("box.", "box.0.") not in state:
+            raise ValueError(
+                f"looks like {source}'s, but is no R-CNN on a ResNet that we have: no {needed}"
+            )
     if source in _BACKGROUND_LAST:
         _background_first(state)
         _ratios_slowest(state)
@@ -109,7 +109,12 @@ def to_torchvision(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 "torchvision has R-CNNs on a feature pyramid with a 2-MLP head only; this model "
                 f"has no {name}"
             )
-    return {rename(name, TO_TORCHVISION): value for name, value in state.items()}
+    renamed = {rename(name, TO_TORCHVISION): value for name, value in state.items()}
+    convs = {name.split(".")[2] for name in renamed if re.match(r"roi_heads\.box_head\.\d", name)}
+    if convs:  # a sequence: the convolutions, a flattening, the fully connected layer
+        place = f"roi_heads.box_head.{len(convs) + 1}."
+        renamed = {n.replace("roi_heads.box_head.fc6.", place): v for n, v in renamed.items()}
+    return renamed
 
 
 _NEEDED = (
@@ -130,21 +135,21 @@ def _entries(content: Any) -> dict[str, Any] | None:
         return None
     # Detectron's files note their format among the arrays.
     arrays = {name: value for name, value in content.items() if hasattr(value, "shape")}
-    return arrays if arrays and all(isinstance(name, str) for name in arrays) else None
+    if not arrays or not all(isinstance(name, str) for name in arrays):
+        return None
+    return {name.removeprefix("module."): value for name, value in arrays.items()}
 
 
 def _background_first(state: dict[str, Tensor]) -> None:
     """Moves the background, which has scores but neither boxes nor masks, to class 0."""
-    for leaf in ("weight", "bias"):
-        name = f"roi_heads.box.predictor.cls_score.{leaf}"
-        state[name] = state[name].roll(1, dims=0)
-        for name, rows in (
-            (f"roi_heads.box.predictor.bbox_pred.{leaf}", 4),
-            (f"roi_heads.mask.predictor.mask_fcn_logits.{leaf}", 1),
-        ):
-            if name in state:
-                background = state[name].new_zeros((rows, *state[name].shape[1:]))
-                state[name] = torch.cat([background, state[name]])
+    rows = {"bbox_pred": 4, "mask_fcn_logits": 1}
+    for name, value in state.items():
+        layer = name.split(".")[-2]
+        if layer == "cls_score":
+            state[name] = value.roll(1, dims=0)
+        elif layer in rows and name.startswith("roi_heads."):
+            background = value.new_zeros((rows[layer], *value.shape[1:]))
+            state[name] = torch.cat([background, value])
 
 
 def _ratios_slowest(state: dict[str, Tensor], ratios: int = 3) -> None:

@@ -31,6 +31,9 @@ TORCHVISION: Rules = [
     (r"^backbone\.fpn\.inner_blocks\.", "backbone.neck.lateral."),
     (r"^backbone\.fpn\.layer_blocks\.", "backbone.neck.output."),
     (r"^rpn\.head\.conv\.0\.0\.", "rpn.head.conv."),
+    *((rf"^rpn\.head\.conv\.{n}\.0\.", f"rpn.head.more_convs.{n - 1}.") for n in range(1, 4)),
+    (r"^roi_heads\.box_head\.(\d)\.([01])\.", r"roi_heads.box.feature_extractor.convs.\1.\2."),
+    (r"^roi_heads\.box_head\.\d\.(weight|bias)$", r"roi_heads.box.feature_extractor.fc6.\1"),
     (r"^roi_heads\.(box|mask|keypoint)_predictor\.", r"roi_heads.\1.predictor."),
     (r"^roi_heads\.box_head\.", "roi_heads.box.feature_extractor."),
     (r"^roi_heads\.mask_head\.", "roi_heads.mask.feature_extractor.convs."),
@@ -50,6 +53,8 @@ TO_TORCHVISION: Rules = [
     (r"^backbone\.neck\.lateral\.", "backbone.fpn.inner_blocks."),
     (r"^backbone\.neck\.output\.", "backbone.fpn.layer_blocks."),
     (r"^rpn\.head\.conv\.", "rpn.head.conv.0.0."),
+    *((rf"^rpn\.head\.more_convs\.{n - 1}\.", f"rpn.head.conv.{n}.0.") for n in range(1, 4)),
+    (r"^roi_heads\.box\.feature_extractor\.convs\.", "roi_heads.box_head."),
     (r"^roi_heads\.(box|mask|keypoint)\.predictor\.", r"roi_heads.\1_predictor."),
     (r"^roi_heads\.box\.feature_extractor\.", "roi_heads.box_head."),
     (r"^roi_heads\.mask\.feature_extractor\.convs\.", "roi_heads.mask_head."),
@@ -68,13 +73,21 @@ DETECTRON2: Rules = [
     (r"((?:stem|res\d\.\d+)\.)conv(\d)\.norm\.", r"\1norm\2."),
     (r"\.shortcut\.weight$", ".downsample.0.weight"),
     (r"\.shortcut\.norm\.", ".downsample.1."),
-    (r"(fpn_lateral\d|fpn_output\d|mask_fcn\d|conv_fcn\d)\.norm\.", r"\1.1."),
-    (r"(fpn_lateral\d|fpn_output\d|mask_fcn\d|conv_fcn\d)\.(weight|bias)$", r"\1.0.\2"),
+    (r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.conv\d)\.norm\.", r"\1.1."),
+    (r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.conv\d)\.(weight|bias)$", r"\1.0.\2"),
+    *(
+        (rf"^roi_heads\.box_head\.conv{n}\.", f"roi_heads.box.feature_extractor.convs.{n - 1}.")
+        for n in range(1, 9)
+    ),
     *((rf"^backbone\.fpn_lateral{n}\.", f"backbone.neck.lateral.{n - 2}.") for n in range(2, 6)),
     *((rf"^backbone\.fpn_output{n}\.", f"backbone.neck.output.{n - 2}.") for n in range(2, 6)),
     (r"^proposal_generator\.rpn_head\.", "rpn.head."),
     (r"^rpn\.head\.objectness_logits\.", "rpn.head.cls_logits."),
     (r"^rpn\.head\.anchor_deltas\.", "rpn.head.bbox_pred."),
+    # the stages of a cascade are numbered
+    (r"^roi_heads\.box_predictor\.(\d)\.", r"roi_heads.box.\1.predictor."),
+    (r"^roi_heads\.box_head\.(\d)\.fc1\.", r"roi_heads.box.\1.feature_extractor.fc6."),
+    (r"^roi_heads\.box_head\.(\d)\.fc2\.", r"roi_heads.box.\1.feature_extractor.fc7."),
     (r"^roi_heads\.box_predictor\.", "roi_heads.box.predictor."),
     (r"^roi_heads\.res5\.", "roi_heads.box.feature_extractor.res5."),
     (r"^roi_heads\.box_head\.fc1\.", "roi_heads.box.feature_extractor.fc6."),
@@ -97,6 +110,12 @@ MASKRCNN_BENCHMARK: Rules = [
     (r"(fpn_(?:inner|layer)\d|mask_fcn\d|conv_fcn\d|fc[67])\.(weight|bias)$", r"\1.0.\2"),
     *((rf"^backbone\.fpn\.fpn_inner{n}\.", f"backbone.neck.lateral.{n - 1}.") for n in range(1, 5)),
     *((rf"^backbone\.fpn\.fpn_layer{n}\.", f"backbone.neck.output.{n - 1}.") for n in range(1, 5)),
+    # published heads of this kind have group norm: convolution, norm, ReLU
+    *(
+        (rf"\.xconvs\.{3 * n + k}\.", f".convs.{n}.{k}.")
+        for n in range(8)
+        for k in range(2)
+    ),
     (r"\.fc([67])\.0\.", r".fc\1."),
     (r"\.fc([67])\.1\.", r".norm\1."),
     *((rf"\.(mask|conv)_fcn{n}\.", f".convs.{n - 1}.") for n in range(1, 9)),

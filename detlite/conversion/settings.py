@@ -79,6 +79,8 @@ def settings_for(state: State, source: str) -> Settings:
         ValueError: a body that is no ResNet of a known depth.
     """
     settings: Settings = {**DIALECTS[source], **_body(state), **_heads(state, source)}
+    if settings["MODEL.RESNETS.NORM"] == "BN":
+        settings["MODEL.RESNETS.BN_EPSILON"] = 1e-5
     grouped = settings["MODEL.RESNETS.NUM_GROUPS"] > 1
     if grouped:
         # ResNeXt was never trained with the stride in its 1x1.
@@ -122,7 +124,7 @@ def _body(state: State) -> Settings:
     if fpn:
         settings |= {
             "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": len(state["backbone.neck.output.0.0.weight"]),
-            "MODEL.FPN.USE_GN": "backbone.neck.output.0.1.weight" in state,
+            "MODEL.FPN.NORM": _norm(state, "backbone.neck.output.0.1"),
             "DATALOADER.SIZE_DIVISIBILITY": 32,
         }
     return settings
@@ -130,43 +132,57 @@ def _body(state: State) -> Settings:
 
 def _heads(state: State, source: str) -> Settings:
     fpn = "backbone.neck.output.0.0.weight" in state
-    num_classes = len(state["roi_heads.box.predictor.cls_score.weight"])
-    regressions = len(state["roi_heads.box.predictor.bbox_pred.weight"])
+    cascade = "roi_heads.box.0.predictor.cls_score.weight" in state
+    head = "roi_heads.box.0" if cascade else "roi_heads.box"
+    num_classes = len(state[f"{head}.predictor.cls_score.weight"])
+    regressions = len(state[f"{head}.predictor.bbox_pred.weight"])
     mask = "roi_heads.mask.predictor.mask_fcn_logits.weight" in state
     pooler, sampling = _POOLERS[source]
+    more_convs = sum(name.startswith("rpn.head.more_convs.") for name in state) // 2
     settings: Settings = {
         "MODEL.MASK_ON": mask,
-        "MODEL.CLS_AGNOSTIC_BBOX_REG": regressions < 4 * num_classes,
+        "MODEL.RPN.NUM_CONVS": 1 + more_convs,
+        "MODEL.CLS_AGNOSTIC_BBOX_REG": cascade or regressions < 4 * num_classes,
         "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 2000 if fpn else 12000,
         "MODEL.RPN.PRE_NMS_TOP_N_TEST": 1000 if fpn else 6000,
+        "MODEL.ROI_HEADS.CASCADE_IOUS": [0.5, 0.6, 0.7] if cascade else [],
         "MODEL.ROI_BOX_HEAD.NUM_CLASSES": num_classes,
         "MODEL.ROI_BOX_HEAD.POOLER_TYPE": pooler,
         "MODEL.ROI_MASK_HEAD.POOLER_TYPE": pooler,
     }
+    box = f"{head}.feature_extractor"
+    convs = _widths(state, f"{box}.convs.")
     if fpn:
-        fc6 = state["roi_heads.box.feature_extractor.fc6.weight"]
-        channels = len(state["backbone.neck.output.0.0.weight"])
+        fc6 = state[f"{box}.fc6.weight"]
+        channels = convs[-1] if convs else len(state["backbone.neck.output.0.0.weight"])
         settings |= {
-            "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "FPN2MLPFeatureExtractor",
+            "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": (
+                "FPNXconv1fcFeatureExtractor" if convs else "FPN2MLPFeatureExtractor"
+            ),
             "MODEL.ROI_BOX_HEAD.PREDICTOR": "FPNPredictor",
             "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": math.isqrt(fc6.shape[1] // channels),
             "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": sampling,
             "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": len(fc6),
-            "MODEL.ROI_BOX_HEAD.USE_GN": "roi_heads.box.feature_extractor.norm6.weight" in state,
+            "MODEL.ROI_BOX_HEAD.NORM": _norm(
+                state, f"{box}.convs.0.1" if convs else f"{box}.norm6"
+            ),
             "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR": "MaskRCNNFPNFeatureExtractor",
             "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
             "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": sampling,
         }
+    if convs:
+        settings["MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS"] = len(convs)
+        settings["MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM"] = convs[-1]
     if "roi_heads.keypoint.predictor.kps_score_lowres.weight" in state:
         settings |= _keypoint_head(state, pooler, sampling)
         if source == "detectron2":
             settings["MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA"] = 0.5
     if mask:
-        convs = "roi_heads.mask.feature_extractor.convs."
+        mask_convs = "roi_heads.mask.feature_extractor.convs."
         last = state["roi_heads.mask.predictor.conv5_mask.weight"].shape[1]
         settings |= {
-            "MODEL.ROI_MASK_HEAD.CONV_LAYERS": _widths(state, convs) or [last],
-            "MODEL.ROI_MASK_HEAD.USE_GN": f"{convs}0.1.weight" in state,
+            "MODEL.ROI_MASK_HEAD.CONV_LAYERS": _widths(state, mask_convs) or [last],
+            "MODEL.ROI_MASK_HEAD.NORM": _norm(state, f"{mask_convs}0.1"),
             "MODEL.ROI_MASK_HEAD.RESOLUTION": 28 if fpn else 14,
         }
     return settings
@@ -204,6 +220,7 @@ def _block(stage: int) -> re.Pattern[str]:
 
 
 def _norm(state: State, layer: str) -> str:
-    if f"{layer}.running_mean" not in state:
-        return "GN"
-    return "BN" if f"{layer}.num_batches_tracked" in state else "FrozenBN"
+    """The norm that a layer is, by what it keeps; "" where there is none."""
+    if f"{layer}.running_mean" in state:
+        return "BN" if f"{layer}.num_batches_tracked" in state else "FrozenBN"
+    return "GN" if f"{layer}.weight" in state else ""

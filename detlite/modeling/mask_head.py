@@ -19,7 +19,7 @@ from ..registry import Registry
 from .backbone import Backbone
 from .box_head import ResNetConv5ROIFeatureExtractor
 from .layers import conv_block, init_normal
-from .norm import build_norm
+from .norm import optional_norm
 from .pooler import build_pooler
 
 MASK_EXTRACTORS: Registry[Callable[[CfgNode, Backbone], nn.Module]] = Registry(
@@ -37,7 +37,7 @@ class MaskRCNNFPNFeatureExtractor(nn.Module):
         super().__init__()
         head = cfg.MODEL.ROI_MASK_HEAD
         self.pooler = build_pooler(cfg, "ROI_MASK_HEAD", backbone.strides[: backbone.pooled])
-        norm = build_norm(cfg, "GN") if head.USE_GN else None
+        norm = optional_norm(cfg, "ROI_MASK_HEAD")
         layers = []
         channels = backbone.out_channels
         for width in head.CONV_LAYERS:

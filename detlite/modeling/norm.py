@@ -69,6 +69,18 @@ def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -
     return nn.GroupNorm(groups, channels, eps=eps)
 
 
+def optional_norm(cfg: CfgNode, part: str) -> Norm | None:
+    """The norm that NORM, or USE_GN, of a part asks for; None for neither.
+
+    Args:
+        cfg: the config.
+        part: FPN, ROI_BOX_HEAD or ROI_MASK_HEAD.
+    """
+    node = cfg.MODEL[part]
+    name = "GN" if node.USE_GN else node.NORM
+    return build_norm(cfg, name) if name else None
+
+
 def build_norm(cfg: CfgNode, name: str) -> Norm:
     """The constructor (channels -> layer) of the norm called FrozenBN, BN, SyncBN or GN."""
     if name == "GN":

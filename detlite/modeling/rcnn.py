@@ -17,8 +17,9 @@ from ..config.derive import restate_strides
 from ..registry import Registry
 from ..structures.output import OutputRules
 from .backbone import Backbone, build_backbone
+from .cascade import build_roi_heads
 from .inputs import InputNormalizer, prepare_targets
-from .roi_heads import RoIHeads, build_roi_heads
+from .roi_heads import RoIHeads
 from .rpn import RPN, build_rpn
 
 META_ARCHITECTURES: Registry[Callable[[CfgNode], GeneralizedRCNN]] = Registry("detector")
@@ -100,7 +101,7 @@ class GeneralizedRCNN(nn.Module):
         )
         features = self.backbone(batch.tensor)
         proposals, losses = self.rpn(batch.sizes, features, truth)
-        losses.update(self.roi_heads.losses(features, proposals, truth))
+        losses.update(self.roi_heads.losses(features, proposals, truth, batch.sizes))
         return losses
 
     @torch.no_grad()

@@ -10,13 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from yacs.config import CfgNode
 
 from ..structures import boxes as box_ops
-from .backbone import Backbone
-from .box_head import BoxHead, build_box_head
-from .keypoint_head import KeypointHead, build_keypoint_head
-from .mask_head import MaskHead, build_mask_head
+from .keypoint_head import KeypointHead
+from .mask_head import MaskHead
 from .matching import match, sample
 
 
@@ -35,19 +32,23 @@ class RoIHeads(nn.Module):
 
     def __init__(
         self,
-        box: BoxHead,
+        box: nn.Module,
         mask: MaskHead | None,
         sampling: ProposalSampling,
         keypoint: KeypointHead | None = None,
     ) -> None:
         super().__init__()
-        self.box = box
+        self.box: Any = box
         self.mask = mask
         self.keypoint = keypoint
         self.sampling = sampling
 
     def losses(
-        self, features: list[Tensor], proposals: list[Tensor], targets: list[dict[str, Any]]
+        self,
+        features: list[Tensor],
+        proposals: list[Tensor],
+        targets: list[dict[str, Any]],
+        image_sizes: list[tuple[int, int]],
     ) -> dict[str, Tensor]:
         """Losses of every head on sampled proposals.
 
@@ -56,12 +57,12 @@ class RoIHeads(nn.Module):
             proposals: for each image [P, 4].
             targets: for each image `boxes` [G, 4], `labels` [G] and, with such a head, `masks`
                 uint8 [G, H, W] and `keypoints` [G, P, 3].
+            image_sizes: (height, width) of each image without padding.
         """
         sampled = [self._sample(*pair) for pair in zip(proposals, targets, strict=True)]
         boxes = [proposal for proposal, _ in sampled]
         matched = [target for _, target in sampled]
-        x = self.box.feature_extractor(features, boxes)
-        losses = self.box.losses(x, boxes, matched)
+        losses, x = self._box_losses(features, boxes, matched, targets, image_sizes)
         positive = [target["labels"] > 0 for target in matched]
         boxes = [own[keep] for own, keep in zip(boxes, positive, strict=True)]
         matched = [
@@ -86,8 +87,7 @@ class RoIHeads(nn.Module):
         image_sizes: list[tuple[int, int]],
     ) -> list[dict[str, Tensor]]:
         """Detections of each image, as in `GeneralizedRCNN.detect`."""
-        x = self.box.feature_extractor(features, proposals)
-        detections = self.box.detect(x, proposals, image_sizes)
+        detections = self._box_detections(features, proposals, image_sizes)
         boxes = [detection["boxes"] for detection in detections]
         counts = [len(own) for own in boxes]
         if self.mask is not None:
@@ -102,6 +102,27 @@ class RoIHeads(nn.Module):
             for detection, own, own_scores in zip(detections, points, scores, strict=True):
                 detection["keypoints"], detection["keypoints_scores"] = own, own_scores
         return detections
+
+    def _box_losses(
+        self,
+        features: list[Tensor],
+        boxes: list[Tensor],
+        matched: list[dict[str, Tensor]],
+        targets: list[dict[str, Any]],
+        image_sizes: list[tuple[int, int]],
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The losses, and the features that a mask head may share."""
+        x = self.box.feature_extractor(features, boxes)
+        return self.box.losses(x, boxes, matched), x
+
+    def _box_detections(
+        self,
+        features: list[Tensor],
+        proposals: list[Tensor],
+        image_sizes: list[tuple[int, int]],
+    ) -> list[dict[str, Tensor]]:
+        x = self.box.feature_extractor(features, proposals)
+        return self.box.detect(x, proposals, image_sizes)
 
     @torch.no_grad()
     def _sample(
@@ -123,21 +144,3 @@ class RoIHeads(nn.Module):
         boxes = torch.zeros_like(candidates[index])
         boxes[: len(positive)] = truth[matched[: len(positive)]]
         return candidates[index], {"labels": labels, "boxes": boxes, "matched": matched}
-
-
-def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
-    """The heads that the config asks for."""
-    heads = cfg.MODEL.ROI_HEADS
-    box = build_box_head(cfg, backbone)
-    mask = build_mask_head(cfg, backbone, box.feature_extractor) if cfg.MODEL.MASK_ON else None
-    return RoIHeads(
-        box,
-        mask,
-        ProposalSampling(
-            foreground=heads.FG_IOU_THRESHOLD,
-            background=heads.BG_IOU_THRESHOLD,
-            per_image=heads.BATCH_SIZE_PER_IMAGE,
-            positive_fraction=heads.POSITIVE_FRACTION,
-        ),
-        build_keypoint_head(cfg, backbone) if cfg.MODEL.KEYPOINT_ON else None,
-    )

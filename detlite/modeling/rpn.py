@@ -29,14 +29,20 @@ RPN_HEADS: Registry[Callable[[CfgNode, int, int], nn.Module]] = Registry("RPN he
 
 @RPN_HEADS.register("SingleConvRPNHead")
 class SingleConvRPNHead(nn.Module):
-    """A 3x3 shared by all levels, then objectness and box deltas for each anchor of a cell."""
+    """A 3x3 shared by all levels, then objectness and box deltas for each anchor of a cell.
+
+    MODEL.RPN.NUM_CONVS puts more of them in a row.
+    """
 
     def __init__(self, cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(in_channels, in_channels, 3, padding=1)
+        count = cfg.MODEL.RPN.NUM_CONVS
+        convs = [nn.Conv2d(in_channels, in_channels, 3, padding=1) for _ in range(count)]
+        self.conv = convs[0]
+        self.more_convs = nn.ModuleList(convs[1:])
         self.cls_logits = nn.Conv2d(in_channels, anchors_per_cell, 1)
         self.bbox_pred = nn.Conv2d(in_channels, anchors_per_cell * 4, 1)
-        for layer in (self.conv, self.cls_logits, self.bbox_pred):
+        for layer in (*convs, self.cls_logits, self.bbox_pred):
             init_normal(layer, std=0.01)
 
     def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -44,6 +50,8 @@ class SingleConvRPNHead(nn.Module):
         logits, deltas = [], []
         for feature in features:
             hidden = F.relu(self.conv(feature))
+            for conv in self.more_convs:
+                hidden = F.relu(conv(hidden))
             logits.append(self.cls_logits(hidden))
             deltas.append(self.bbox_pred(hidden))
         return logits, deltas

@@ -11,7 +11,7 @@ import os
 import pickle
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,9 +47,8 @@ class Difference:
     box: float = 0.0  # pixels
     score: float = 0.0
     mask: float = 0.0  # probability
-    pixels: float = 0.0  # of a pasted mask, as a fraction of its area
+    pixels: float = 0.0  # of a picture's pasted masks, as a fraction of their area
     keypoint: float = 0.0  # pixels
-    notes: list[str] = field(default_factory=list)
 
     def merge(self, other: Difference) -> None:
         """Takes the larger of each."""
@@ -87,15 +86,17 @@ def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference:
     result.box, result.score = largest("boxes"), largest("scores")
     if "mask_probs" in theirs:
         result.mask = largest("mask_probs")
-    if "keypoints" in theirs:
-        result.keypoint = largest("keypoints")
+    if "keypoints" in theirs:  # the third number means something else in each framework
+        points = ours["keypoints"][our] - theirs["keypoints"][their]
+        result.keypoint = points[..., :2].abs().max().item()
     if "rles" in theirs:
+        differing, area = 0, 0
         for t, o in pairs:
             both = [theirs["rles"][t], ours["rles"][o]]
-            area = max(float(rle_codec.area(both[0])), 1.0)
-            union = float(rle_codec.area(rle_codec.merge(both)))
-            common = float(rle_codec.area(rle_codec.merge(both, intersect=True)))
-            result.pixels = max(result.pixels, (union - common) / area)
+            common = int(rle_codec.area(rle_codec.merge(both, intersect=True)))
+            differing += int(rle_codec.area(rle_codec.merge(both))) - common
+            area += int(rle_codec.area(both[0]))
+        result.pixels = differing / max(area, 1)
     return result
 
 
@@ -311,7 +312,7 @@ _HEAD = """\
 Weights of other frameworks, converted, against what those frameworks make of them. All weights are
 made from parameter names, so that nothing needs to be downloaded; detections are matched one to
 one. Differences are the largest found: of box corners in pixels, of scores, of mask probabilities,
-of pasted masks as a part of the mask's area, and of keypoints in pixels.
+of pasted masks as a part of their area, and of keypoints in pixels.
 
 This page is generated: `python tests/conversion/fidelity.py > docs/model_zoo.md`.
 

@@ -12,7 +12,6 @@ from fidelity import (
 )
 
 import detlite
-from detlite.conversion import to_torchvision
 
 SHORT_SIDE = 160  # of the small pictures C and D, so that training needs no resize
 
@@ -42,7 +41,7 @@ def test_detections_from_the_picture_on(models):
     assert found.mask < 1e-3
 
 
-def test_losses_and_gradients_of_a_step(models, monkeypatch):
+def test_losses_of_a_step(models, monkeypatch):
     recipe, reference, predictor = models
     monkeypatch.setattr(torch, "randperm", lambda n, **options: torch.arange(n))
     reference.transform.min_size = (SHORT_SIDE,)
@@ -65,18 +64,5 @@ def test_losses_and_gradients_of_a_step(models, monkeypatch):
     for name, loss in losses.items():
         torch.testing.assert_close(loss, theirs[names.get(name, name)], rtol=1e-4, atol=1e-7)
 
-    sum(losses.values()).backward()
-    sum(theirs.values()).backward()
-    gradients = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
-    reference_gradients = {
-        name: p.grad for name, p in reference.named_parameters() if p.grad is not None
-    }
-    converted = to_torchvision(gradients)
-    assert converted.keys() == reference_gradients.keys()
-    for name, gradient in reference_gradients.items():
-        difference = (converted[name] - gradient).norm() / gradient.norm().clamp(min=1e-12)
-        assert difference < 1e-3, name
-    ours.zero_grad()
-    reference.zero_grad()
     ours.eval()
     reference.eval()

@@ -107,7 +107,7 @@ def test_soft_mask_targets_are_torchvisions():
     masks[0, 5:30, 7:33], masks[1, 12:14, 20:45] = 1, 1
     boxes, index = torch.rand(6, 4) * 12, torch.tensor([0, 1, 1, 0, 0, 1])
     boxes[:, 2:] += 20
-    wanted = project_masks_on_boxes(masks[:, None].float(), boxes, index, 28)
+    wanted = project_masks_on_boxes(masks.float(), boxes, index, 28)
     torch.testing.assert_close(crop_masks(masks, index, boxes, 28, soft=True), wanted)
 
 

@@ -149,16 +149,24 @@ def make_stage(spec: ResNetSpec, stage: int, stride: int, dilation: int = 1) -> 
 class ResNet(nn.Module):
     """Stem and stages up to `last_stage`; returns the maps of `out_stages`, finest first.
 
+    With `res5_dilation` 2 the last stage dilates its convolutions instead of halving the map (DC5).
     The first `freeze_at` parts (stem, res2, ...) are not trained; batch norm in them is frozen.
     """
 
-    def __init__(self, spec: ResNetSpec, out_stages: tuple[int, ...], freeze_at: int = 0) -> None:
+    def __init__(
+        self,
+        spec: ResNetSpec,
+        out_stages: tuple[int, ...],
+        freeze_at: int = 0,
+        res5_dilation: int = 1,
+    ) -> None:
         super().__init__()
         self.out_stages = out_stages
         self.stem = Stem(spec.stem_channels, spec.norm)
         init_convs([self.stem])
         for stage in range(2, out_stages[-1] + 1):
-            layers = make_stage(spec, stage, stride=1 if stage == 2 else 2)
+            dilation = res5_dilation if stage == 5 else 1
+            layers = make_stage(spec, stage, 1 if stage == 2 else 2 // dilation, dilation)
             self.add_module(f"res{stage}", layers)
         for part in list(self.children())[:freeze_at]:
             part.requires_grad_(False)
