@@ -24,9 +24,9 @@ CUDA_ARCHITECTURES = "7.5;8.0;9.0+PTX"
 TORCH_TARGET = (2, 11)
 TORCH_TARGET_VERSION = f"0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}000000000000"
 DEFINES = [f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
-# No errno and no floating-point traps, which no kernel reads: without them loops over comparisons do
-# not vectorise. No fused multiply-add but where the source asks for one, so that every instruction
-# set rounds alike.
+# No errno and no floating-point traps, which no kernel reads: comparisons in loops would else not
+# vectorise. No fused multiply-add but where the source asks for one, so that every instruction set
+# rounds alike.
 CXX_FLAGS = [
     "-O3",
     "-std=c++17",

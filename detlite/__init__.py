@@ -12,7 +12,14 @@ except ImportError as error:
 
 from .config import ConfigError, load_config
 from .modeling.rcnn import GeneralizedRCNN, build_model
-from .predictor import Predictor
+from .predictor import Predictor, load_checkpoint
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "GeneralizedRCNN", "Predictor", "build_model", "load_config"]
+__all__ = [
+    "ConfigError",
+    "GeneralizedRCNN",
+    "Predictor",
+    "build_model",
+    "load_checkpoint",
+    "load_config",
+]

@@ -15,8 +15,8 @@ from .data.images import read_image
 from .data.transforms import resize_shortest
 from .engine.checkpoint import build_model_from_checkpoint
 from .engine.precision import autocast
-from .evaluation.results import categories_of, to_original
-from .structures.masks import paste_masks_to_rle, to_bitmap
+from .evaluation.results import categories_of
+from .structures.masks import to_bitmap
 
 Picture = str | Path | Image.Image | np.ndarray | Tensor
 Prediction = dict[str, Any]
@@ -32,7 +32,9 @@ class Predictor:
     - `boxes` float32 [N, 4], xyxy in pixels,
     - `labels` int64 [N] in 1..K, and `scores` float32 [N] in 0..1,
     - `category_ids` and `names`: lists of N, what the data set calls the labels,
-    - with a mask head `masks`, bool [N, H, W] (or COCO RLEs, see `rle`).
+    - with a mask head `masks`, bool [N, H, W] (or COCO RLEs, see `rle`),
+    - with a keypoint head `keypoints` float32 [N, P, 3] of (x, y, 1) and `keypoints_scores`
+      [N, P], their logits.
 
     A list of pictures is run as one batch and gives a list. Pixels are taken as stored: an EXIF
     orientation is not followed. A DataError names a file that cannot be read; a TypeError or
@@ -45,6 +47,7 @@ class Predictor:
         score_thresh: detections with a lower score are left out.
         rle: give masks as a list of COCO RLEs, not as bitmaps, which take H x W bytes each.
         dtype: arithmetic of the forward pass: float32, float16 or bfloat16.
+        resize: how pictures are resized, INPUT.RESIZE.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Predictor:
         score_thresh: float = 0.0,
         rle: bool = False,
         dtype: str = "float32",
+        resize: str = "round",
     ) -> None:
         self.model: Any = model.eval()
         self.min_size = min_size
@@ -62,6 +66,7 @@ class Predictor:
         self.score_thresh = score_thresh
         self.rle = rle
         self.dtype = dtype
+        self.resize = resize
 
     @classmethod
     def from_checkpoint(
@@ -74,7 +79,8 @@ class Predictor:
         """The predictor of a checkpoint that training wrote, by the config stored in it.
 
         Args:
-            path: the checkpoint.
+            path: the checkpoint, or one of torchvision, detectron2 or maskrcnn-benchmark, which
+                is converted and brings the config that its weights need.
             opts: overrides of its config, alternating keys and values.
             score_thresh, rle: as above.
 
@@ -84,7 +90,14 @@ class Predictor:
         """
         cfg, model = build_model_from_checkpoint(path, opts)
         sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
-        return cls(model, *sizes, score_thresh=score_thresh, rle=rle, dtype=cfg.DTYPE)
+        return cls(
+            model,
+            *sizes,
+            score_thresh=score_thresh,
+            rle=rle,
+            dtype=cfg.DTYPE,
+            resize=cfg.INPUT.RESIZE,
+        )
 
     @property
     def categories(self) -> list[dict[str, Any]]:
@@ -108,7 +121,7 @@ class Predictor:
     def _predict(self, pictures: Sequence[Picture]) -> list[Prediction]:
         images = [_to_tensor(picture) for picture in pictures]
         inputs = [
-            resize_shortest(image, self.min_size, self.max_size).to(self.model.device)
+            resize_shortest(image, self.min_size, self.max_size, self.resize).to(self.model.device)
             for image in images
         ]
         with autocast(self.dtype, self.model.device):
@@ -123,7 +136,8 @@ class Predictor:
     ) -> Prediction:
         keep = detections["scores"] >= self.score_thresh
         kept = {name: value[keep].cpu() for name, value in detections.items()}
-        boxes = to_original(kept["boxes"].float(), net_size, size)
+        rules = self.model.output
+        boxes = rules.boxes(kept["boxes"].float(), net_size, size)
         categories = categories_of(kept["labels"], self.categories)
         prediction: Prediction = {
             "boxes": boxes,
@@ -133,9 +147,26 @@ class Predictor:
             "names": [category["name"] for category in categories],
         }
         if "mask_probs" in kept:
-            rles = paste_masks_to_rle(kept["mask_probs"], boxes, size, self.model.mask_threshold)
+            rles = rules.masks(kept["mask_probs"], boxes, size)
             prediction["masks"] = rles if self.rle else _bitmaps(rles, size)
+        if "keypoints" in kept:
+            prediction["keypoints"] = rules.keypoints(kept["keypoints"], net_size, size)
+            prediction["keypoints_scores"] = kept["keypoints_scores"]
         return prediction
+
+
+def load_checkpoint(path: str | Path, opts: Sequence[Any] = ()) -> Predictor:
+    """A ready predictor from a checkpoint of detlite, torchvision, detectron2 or
+    maskrcnn-benchmark.
+
+    Args:
+        path: the file, `.pth` or `.pkl`; nothing in it is executed.
+        opts: overrides of its config, alternating keys and values.
+
+    Raises:
+        CheckpointError, ConfigError: see `Predictor.from_checkpoint`.
+    """
+    return Predictor.from_checkpoint(path, opts)
 
 
 def _size(image: Tensor) -> tuple[int, int]:

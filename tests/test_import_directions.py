@@ -11,7 +11,15 @@ import pytest
 # Each part of detlite, and which other parts it may import.
 _BASE = {"config", "structures", "ops", "distributed", "registry"}
 _MIDDLE = _BASE | {"modeling", "data"}
-_TOP = _MIDDLE | {"benchmark", "evaluation", "solver", "engine", "predictor", "visualization"}
+_TOP = _MIDDLE | {
+    "benchmark",
+    "conversion",
+    "engine",
+    "evaluation",
+    "predictor",
+    "solver",
+    "visualization",
+}
 ALLOWED = {
     "_C": set(),
     "ops": {"_C"},

@@ -17,13 +17,14 @@ from detlite import Predictor, build_model
 from detlite.data import DataError
 from detlite.engine.checkpoint import save_checkpoint
 from detlite.structures.masks import to_bitmap
+from detlite.structures.output import OutputRules
 
 
 class BrightSquare(nn.Module):
     """Detects the bright square, and less surely the whole picture."""
 
     categories = ({"id": 7, "name": "square"}, {"id": 90, "name": "picture"})
-    mask_threshold = 0.5
+    output = OutputRules()
     device = torch.device("cpu")
 
     def __init__(self, masks: bool = True) -> None:

@@ -74,7 +74,8 @@ def run(cfg: CfgNode, resume: bool) -> None:
     if is_main():
         plot_metrics(output_dir / METRICS_FILE, output_dir / "curves.png")
         if test_sets:
-            predictor = Predictor(model, cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
+            sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+            predictor = Predictor(model, *sizes, resize=cfg.INPUT.RESIZE)
             draw_sheet(predictor, test_sets[0], output_dir / "detections.png")
 
 

@@ -16,11 +16,13 @@ _NORM_FUNCTIONS = {
     "TRANS_FUNC": {
         "BottleneckWithFixedBatchNorm": "FrozenBN",
         "BottleneckWithBatchNorm": "BN",
+        "BottleneckWithSyncBatchNorm": "SyncBN",
         "BottleneckWithGN": "GN",
     },
     "STEM_FUNC": {
         "StemWithFixedBatchNorm": "FrozenBN",
         "StemWithBatchNorm": "BN",
+        "StemWithSyncBatchNorm": "SyncBN",
         "StemWithGN": "GN",
     },
 }
@@ -37,7 +39,7 @@ def derive(cfg: CfgNode, sources: Mapping[str, str]) -> None:
         ConfigError: a given key that contradicts the one it restates.
     """
     _derive_norm(cfg, sources)
-    body = re.fullmatch(r"R-(18|34|50|101)-(C4|FPN)", cfg.MODEL.BACKBONE.CONV_BODY)
+    body = re.fullmatch(r"R-(18|34|50|101|152)-(C4|C5|FPN)", cfg.MODEL.BACKBONE.CONV_BODY)
     if body:
         basic, fpn = int(body[1]) < 50, body[2] == "FPN"
         if cfg.MODEL.RESNETS.RES2_OUT_CHANNELS is None:
@@ -47,8 +49,9 @@ def derive(cfg: CfgNode, sources: Mapping[str, str]) -> None:
             if cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS is None:
                 cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS = 256
         else:
-            strides = (16,)
-            width = 4 * cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
+            c5 = body[2] == "C5"
+            strides = (32 // cfg.MODEL.RESNETS.RES5_DILATION if c5 else 16,)
+            width = (8 if c5 else 4) * cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
             _restate(cfg.MODEL.RESNETS, "MODEL.RESNETS", "BACKBONE_OUT_CHANNELS", width,
                      "MODEL.RESNETS.RES2_OUT_CHANNELS", sources)  # fmt: skip
         restate_strides(cfg, strides, sources)
@@ -72,11 +75,12 @@ def restate_strides(cfg: CfgNode, strides: Sequence[int], sources: Mapping[str, 
     _restate(model.RPN, "MODEL.RPN", "ANCHOR_STRIDE", tuple(strides), body, sources)
     scales = tuple(1.0 / stride for stride in (strides[:-1] if fpn else strides))
     _restate(model.ROI_BOX_HEAD, "MODEL.ROI_BOX_HEAD", "POOLER_SCALES", scales, body, sources)
-    mask = model.ROI_MASK_HEAD
-    # Files that share the box head's features leave the mask head's own scales at any value.
-    pools = model.MASK_ON and not mask.SHARE_BOX_FEATURE_EXTRACTOR
-    if pools or mask.POOLER_SCALES is None:
-        _restate(mask, "MODEL.ROI_MASK_HEAD", "POOLER_SCALES", scales, body, sources)
+    for name, on in (("ROI_MASK_HEAD", model.MASK_ON), ("ROI_KEYPOINT_HEAD", model.KEYPOINT_ON)):
+        head = model[name]
+        # Files that share the box head's features leave a head's own scales at any value.
+        pools = on and not head.SHARE_BOX_FEATURE_EXTRACTOR
+        if pools or head.POOLER_SCALES is None:
+            _restate(head, f"MODEL.{name}", "POOLER_SCALES", scales, body, sources)
     sizes = len(model.RPN.ANCHOR_SIZES)
     if fpn and sizes != len(strides):
         raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from .checks import Check, above, anchor_sizes, catalog, each, in_range, one_of, strings
 
-NORMS = ("FrozenBN", "BN", "GN")
+NORMS = ("FrozenBN", "BN", "SyncBN", "GN")
 _positive = above(0)
 _unit = in_range(0, 1)
 _count = in_range(0)
@@ -70,8 +70,19 @@ KEYS: list[Key] = [
         "when its classes differ, instead of refusing it",
     ),
     Key("MODEL.MASK_ON", False, "predict instance masks"),
+    Key("MODEL.KEYPOINT_ON", False, "predict keypoints"),
     Key("MODEL.CLS_AGNOSTIC_BBOX_REG", False, "one box regression for all classes"),
-    Key("MODEL.BACKBONE.CONV_BODY", "R-50-C4", "R-{18,34,50,101}-{C4,FPN} or a registered name"),
+    Key(
+        "MODEL.INCLUSIVE_BOXES",
+        False,
+        "x2 and y2 count the last pixel inside where regions are pooled, clipped, scaled and "
+        "pasted (maskrcnn-benchmark)",
+    ),
+    Key(
+        "MODEL.BACKBONE.CONV_BODY",
+        "R-50-C4",
+        "R-{18,34,50,101,152}-{C4,C5,FPN} or a registered name",
+    ),
     Key(
         "MODEL.BACKBONE.FREEZE_CONV_BODY_AT",
         2,
@@ -79,6 +90,12 @@ KEYS: list[Key] = [
         in_range(0, 5),
     ),
     Key("MODEL.RESNETS.NORM", "FrozenBN", "normalisation of the body", one_of(*NORMS)),
+    Key(
+        "MODEL.RESNETS.BN_EPSILON",
+        1e-5,
+        "added to the variance of batch norm (0 in maskrcnn-benchmark)",
+        _count,
+    ),
     Key("MODEL.RESNETS.TRANS_FUNC", None, "restates RESNETS.NORM for the blocks", None, str),
     Key("MODEL.RESNETS.STEM_FUNC", None, "restates RESNETS.NORM for the stem", None, str),
     Key("MODEL.RESNETS.NUM_GROUPS", 1, "groups of the 3x3 (ResNeXt)", _positive),
@@ -88,7 +105,12 @@ KEYS: list[Key] = [
         True,
         "stride of a bottleneck in its 1x1 (original weights) or its 3x3 (torchvision)",
     ),
-    Key("MODEL.RESNETS.RES5_DILATION", 1, "dilation of the last stage in a C4 head", one_of(1, 2)),
+    Key(
+        "MODEL.RESNETS.RES5_DILATION",
+        1,
+        "dilation of the last stage, which then keeps its stride",
+        one_of(1, 2),
+    ),
     Key("MODEL.RESNETS.STEM_OUT_CHANNELS", 64, "channels of the stem", _positive),
     Key(
         "MODEL.RESNETS.RES2_OUT_CHANNELS",
@@ -104,13 +126,15 @@ KEYS: list[Key] = [
         _positive,
         int,
     ),
-    Key("MODEL.FPN.USE_GN", False, "group norm in the FPN"),
+    Key("MODEL.FPN.USE_GN", False, "group norm in the FPN: NORM GN"),
+    Key("MODEL.FPN.NORM", "", "norm in the FPN; empty: none", one_of("", *NORMS)),
     Key("MODEL.FPN.USE_RELU", False, "ReLU after the FPN's convolutions"),
     Key("MODEL.GROUP_NORM.DIM_PER_GP", -1, "channels per group; -1: by NUM_GROUPS"),
     Key("MODEL.GROUP_NORM.NUM_GROUPS", 32, "groups; -1: by DIM_PER_GP"),
     Key("MODEL.GROUP_NORM.EPSILON", 1e-5, "added to the variance", _positive),
     # ---- region proposals
     Key("MODEL.RPN.RPN_HEAD", "SingleConvRPNHead", "registered RPN head"),
+    Key("MODEL.RPN.NUM_CONVS", 1, "3x3s before its predictions", _positive),
     Key("MODEL.RPN.USE_FPN", None, "restates BACKBONE.CONV_BODY", None, bool),
     Key(
         "MODEL.RPN.ANCHOR_SIZES",
@@ -131,6 +155,20 @@ KEYS: list[Key] = [
         "anchor centre in its cell, as a fraction of the stride",
         _unit,
     ),
+    Key(
+        "MODEL.RPN.ANCHOR_ROUNDING",
+        "none",
+        "rounding of anchors: none, their corners (torchvision) or one as large as a cell, which "
+        "is then scaled (maskrcnn-benchmark)",
+        one_of("none", "corners", "cell"),
+    ),
+    Key(
+        "MODEL.RPN.ANCHOR_SPACING",
+        "stride",
+        "pixels between anchors: the stride, or what fits into the padded image as often as the "
+        "map has cells (torchvision)",
+        one_of("stride", "fit"),
+    ),
     Key("MODEL.RPN.ASPECT_RATIOS", (0.5, 1.0, 2.0), "height / width", each(_positive)),
     Key(
         "MODEL.RPN.STRADDLE_THRESH",
@@ -147,12 +185,19 @@ KEYS: list[Key] = [
         "width of the quadratic part of the box loss; 0: L1",
         _count,
     ),
+    Key(
+        "MODEL.RPN.LOSS_NORMALIZER",
+        "sampled",
+        "losses are averaged over the anchors sampled, or over BATCH_SIZE_PER_IMAGE for each "
+        "image (detectron2)",
+        one_of("sampled", "capacity"),
+    ),
     Key("MODEL.RPN.PRE_NMS_TOP_N_TRAIN", 12000, "per level, before NMS, training", _positive),
     Key("MODEL.RPN.PRE_NMS_TOP_N_TEST", 6000, "per level, before NMS, test", _positive),
     Key("MODEL.RPN.POST_NMS_TOP_N_TRAIN", 2000, "per level, after NMS, training", _positive),
     Key("MODEL.RPN.POST_NMS_TOP_N_TEST", 1000, "per level, after NMS, test", _positive),
     Key("MODEL.RPN.NMS_THRESH", 0.7, "IoU above which a proposal is suppressed", _unit),
-    Key("MODEL.RPN.MIN_SIZE", 0, "proposals with a smaller side are dropped", _count),
+    Key("MODEL.RPN.MIN_SIZE", 0.0, "proposals with a smaller side are dropped", _count),
     Key("MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", 2000, "over all levels, training", _positive),
     Key("MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", 2000, "over all levels, test", _positive),
     Key(
@@ -170,10 +215,23 @@ KEYS: list[Key] = [
         "scale of dx, dy, dw, dh",
         each(_positive, 4),
     ),
+    Key(
+        "MODEL.ROI_HEADS.CASCADE_IOUS",
+        (),
+        "a cascade of box heads: the foreground IoU of each stage; empty: one head",
+        each(_unit, empty=True),
+    ),
+    Key(
+        "MODEL.ROI_HEADS.CASCADE_BBOX_REG_WEIGHTS",
+        ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0)),
+        "BBOX_REG_WEIGHTS of each stage of a cascade",
+        each(each(_positive, 4)),
+    ),
     Key("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 512, "proposals sampled per image", _positive),
     Key("MODEL.ROI_HEADS.POSITIVE_FRACTION", 0.25, "most foreground among them", _unit),
     Key("MODEL.ROI_HEADS.SCORE_THRESH", 0.05, "detections need a higher score", _unit),
     Key("MODEL.ROI_HEADS.NMS", 0.5, "IoU above which a detection is suppressed", _unit),
+    Key("MODEL.ROI_HEADS.MIN_SIZE", 0.0, "detections with a smaller side are dropped", _count),
     Key("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 100, "detections kept per image", _positive),
     Key(
         "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR",
@@ -184,7 +242,11 @@ KEYS: list[Key] = [
     *_head_pooler("ROI_BOX_HEAD"),
     Key("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 81, "categories + 1 (background)", in_range(2)),
     Key("MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 1024, "width of the 2-MLP head", _positive),
-    Key("MODEL.ROI_BOX_HEAD.USE_GN", False, "group norm in the box head"),
+    Key("MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS", 4, "convolutions of the conv head", _count),
+    Key("MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM", 256, "their channels", _positive),
+    Key("MODEL.ROI_BOX_HEAD.DILATION", 1, "their dilation", _positive),
+    Key("MODEL.ROI_BOX_HEAD.USE_GN", False, "group norm in the box head: NORM GN"),
+    Key("MODEL.ROI_BOX_HEAD.NORM", "", "norm in the box head; empty: none", one_of("", *NORMS)),
     Key(
         "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA",
         1.0,
@@ -205,7 +267,8 @@ KEYS: list[Key] = [
         each(_positive),
     ),
     Key("MODEL.ROI_MASK_HEAD.DILATION", 1, "dilation of its 3x3s", _positive),
-    Key("MODEL.ROI_MASK_HEAD.USE_GN", False, "group norm in the mask head"),
+    Key("MODEL.ROI_MASK_HEAD.USE_GN", False, "group norm in the mask head: NORM GN"),
+    Key("MODEL.ROI_MASK_HEAD.NORM", "", "norm in the mask head; empty: none", one_of("", *NORMS)),
     Key(
         "MODEL.ROI_MASK_HEAD.RESOLUTION",
         14,
@@ -219,6 +282,44 @@ KEYS: list[Key] = [
         "probability from which a pixel belongs to a mask",
         _unit,
     ),
+    Key(
+        "MODEL.ROI_MASK_HEAD.TARGETS",
+        "binary",
+        "what masks are trained on: crops of 0 and 1, or averages as they are (torchvision)",
+        one_of("binary", "soft"),
+    ),
+    Key(
+        "MODEL.ROI_MASK_HEAD.PASTE",
+        "continuous",
+        "how masks are pasted: into the box itself, or into one truncated to whole pixels "
+        "(torchvision, maskrcnn-benchmark)",
+        one_of("continuous", "whole-pixels"),
+    ),
+    Key(
+        "MODEL.ROI_KEYPOINT_HEAD.FEATURE_EXTRACTOR",
+        "KeypointRCNNFeatureExtractor",
+        "registered extractor",
+    ),
+    Key("MODEL.ROI_KEYPOINT_HEAD.PREDICTOR", "KeypointRCNNPredictor", "registered predictor"),
+    *_head_pooler("ROI_KEYPOINT_HEAD"),
+    Key(
+        "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS",
+        (512,) * 8,
+        "channels of its 3x3s",
+        each(_positive),
+    ),
+    Key("MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 17, "keypoints of an instance", _positive),
+    Key(
+        "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION",
+        14,
+        "side of the heat maps; must be what the head gives",
+        _positive,
+    ),
+    Key(
+        "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR",
+        True,
+        "reuse the box head's features; must be False for a keypoint head",
+    ),
     # ---- input
     Key(
         "INPUT.MIN_SIZE_TRAIN",
@@ -229,6 +330,14 @@ KEYS: list[Key] = [
     Key("INPUT.MAX_SIZE_TRAIN", 1333, "longest side in training", _positive),
     Key("INPUT.MIN_SIZE_TEST", 800, "short side in evaluation", _positive),
     Key("INPUT.MAX_SIZE_TEST", 1333, "longest side in evaluation", _positive),
+    Key(
+        "INPUT.RESIZE",
+        "round",
+        "bilinear resizing: antialiased, to the nearest size (detectron2: round) or the size below "
+        "(maskrcnn-benchmark: floor), or neither antialiased nor rounded to 8 bits (torchvision: "
+        "interpolate)",
+        one_of("round", "floor", "interpolate"),
+    ),
     Key(
         "INPUT.PIXEL_MEAN",
         [102.9801, 115.9465, 122.7717],
@@ -307,15 +416,10 @@ KEYS: list[Key] = [
 NOT_BUILT = {
     "MODEL.RPN_ONLY": "models of region proposals alone",
     "MODEL.RETINANET": "RetinaNet",
-    "MODEL.KEYPOINT_ON": "Keypoint R-CNN",
-    "MODEL.ROI_KEYPOINT_HEAD": "Keypoint R-CNN",
     "MODEL.FBNET": "FBNet backbones",
     "MODEL.RESNETS.STAGE_WITH_DCN": "deformable convolution",
     "MODEL.RESNETS.WITH_MODULATED_DCN": "deformable convolution",
     "MODEL.RESNETS.DEFORMABLE_GROUPS": "deformable convolution",
-    "MODEL.ROI_BOX_HEAD.DILATION": "convolutional box heads",
-    "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM": "convolutional box heads",
-    "MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS": "convolutional box heads",
     "TEST.BBOX_AUG": "test-time augmentation",
     "TEST.EXPECTED_RESULTS": "checks against expected results",
 }
@@ -325,4 +429,5 @@ OBSOLETE = {
     "AMP_VERBOSE": "mixed precision is torch.amp's, which has no such switch",
     "MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS": "masks are always pasted into the image",
     "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": "no mask head has a fully connected layer",
+    "MODEL.ROI_KEYPOINT_HEAD.MLP_HEAD_DIM": "no keypoint head has a fully connected layer",
 }

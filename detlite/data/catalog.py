@@ -36,6 +36,10 @@ class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
         super().__init__(datasets)
         first = datasets[0]
         for other in datasets[1:]:
+            if other.keypoint_names != first.keypoint_names:
+                raise DataError(
+                    f"{other.annotation_file}: has other keypoints than {first.annotation_file}"
+                )
             if other.categories != first.categories:
                 raise DataError(
                     f"{other.annotation_file}: has other categories than "
@@ -44,6 +48,7 @@ class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
                 )
         self.name = " + ".join(dataset.name for dataset in datasets)
         self.categories = first.categories
+        self.keypoint_names = first.keypoint_names
         self.aspect_ratios = [ratio for dataset in datasets for ratio in dataset.aspect_ratios]
 
 
@@ -68,6 +73,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         name=name,
         train=train,
         masks=cfg.MODEL.MASK_ON,
+        keypoints=cfg.MODEL.KEYPOINT_ON,
         skip_bad=cfg.DATASETS.ON_BAD_ANNOTATION == "skip",
     )
 

@@ -23,13 +23,17 @@ from .validation import Problems, annotation_problem, read_coco_json
 
 Target = dict[str, Any]
 
+# COCO gives keypoints as indices of pixels, but boxes and masks in continuous coordinates.
+PIXEL_CENTRE = 0.5
+
 
 class CocoDataset(Dataset[tuple[Tensor, Target]]):
     """Pictures with their boxes, labels and masks, in the frame of the stored picture.
 
     `dataset[i]` is `(image, target)`: image uint8 RGB [3, H, W]; target as in torchvision:
     `boxes` float32 [N, 4] xyxy, `labels` int64 [N] in 1..K, `image_id` int, `size` (H, W), and
-    `masks` uint8 [N, H, W] if `train` and `masks` are set. Crowd annotations are left out of it.
+    `masks` uint8 [N, H, W] if `train` and `masks` are set, `keypoints` float32 [N, P, 3] of
+    (x, y, visibility) if `keypoints` is. Crowd annotations are left out of it.
 
     The whole set is checked here, so that training does not stop at its last image: every entry
     of the annotation file, and that every picture exists, is complete and has the stated size.
@@ -41,6 +45,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         train: leave out images without a usable annotation.
         masks: every annotation must have a segmentation. It is decoded in training only:
             evaluation compares with `coco_gt()`.
+        keypoints: every annotation must have keypoints, and a category name them.
         skip_bad: log, count and leave out bad annotations and pictures, instead of an error.
 
     Raises:
@@ -56,6 +61,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         name: str = "",
         train: bool = False,
         masks: bool = True,
+        keypoints: bool = False,
         skip_bad: bool = False,
     ) -> None:
         self.name = name or annotations.stem
@@ -67,6 +73,12 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             ({"id": row["id"], "name": row["name"]} for row in content["categories"]),
             key=lambda category: category["id"],
         )
+        self.keypoint_names: list[str] = _keypoint_names(content) if keypoints else []
+        if keypoints and not self.keypoint_names:
+            raise DataError(
+                f"{annotations}: no category names its keypoints, which MODEL.KEYPOINT_ON needs: "
+                '"keypoints": ["nose", "left_eye", ...]'
+            )
         problems = Problems(annotations, skip_bad)
         usable = self._usable_annotations(content, problems, masks)
         broken = self._broken_images(content["images"], problems)
@@ -97,7 +109,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             image = read_image(self.image_path(index), (height, width))
         except DataError as error:
             raise DataError(f"{error} (image id {self.image_ids[index]})") from error
-        boxes, labels, segmentations = pickle.loads(self._targets[index])
+        boxes, labels, segmentations, keypoints = pickle.loads(self._targets[index])
         target: Target = {
             "boxes": torch.from_numpy(boxes),
             "labels": torch.from_numpy(labels),
@@ -109,6 +121,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             for mask, segmentation in zip(masks, segmentations, strict=True):
                 mask[:] = to_bitmap(segmentation, height, width)
             target["masks"] = torch.from_numpy(masks)
+        if self.keypoint_names:
+            target["keypoints"] = torch.from_numpy(keypoints)
         return image, target
 
     def image_path(self, index: int) -> Path:
@@ -144,7 +158,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         seen: set[int] = set()
         self._bad: set[int] = set()  # positions in the file, as ids may be what is wrong
         for position, annotation in enumerate(content["annotations"]):
-            problem = annotation_problem(annotation, sizes, category_ids, masks)
+            problem = annotation_problem(
+                annotation, sizes, category_ids, masks, len(self.keypoint_names) or None
+            )
             if problem is None and annotation["id"] in seen:
                 problem = "the id occurs twice"
             if problem is not None:
@@ -182,7 +198,17 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         segmentations = None
         if self._decode_masks:
             segmentations = [row["segmentation"] for row in annotations]
-        return pickle.dumps((boxes, labels, segmentations), protocol=5)
+        keypoints = None
+        if self.keypoint_names:
+            points = [row["keypoints"] for row in annotations]
+            keypoints = np.array(points, np.float32).reshape(len(points), -1, 3)
+            keypoints[..., :2] += PIXEL_CENTRE
+        return pickle.dumps((boxes, labels, segmentations, keypoints), protocol=5)
+
+
+def _keypoint_names(content: dict[str, Any]) -> list[str]:
+    """Those of the first category that has keypoints; all categories share them."""
+    return next((row["keypoints"] for row in content["categories"] if row.get("keypoints")), [])
 
 
 def fill_missing(content: dict[str, Any]) -> dict[str, Any]:

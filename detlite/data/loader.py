@@ -93,7 +93,8 @@ def build_train_loader(
         distributed.rank(),
         distributed.world_size(),
     )
-    samples = TransformedDataset(dataset, build_transform(cfg, train=True), cfg.SEED)
+    transform = build_transform(cfg, train=True, keypoint_names=dataset.keypoint_names)
+    samples = TransformedDataset(dataset, transform, cfg.SEED)
     return _loader(cfg, samples, batches)
 
 

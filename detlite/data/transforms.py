@@ -8,16 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 from yacs.config import CfgNode
 
+from ..structures.keypoints import flip_order
+
 Target = dict[str, Any]
 _MIN_BOX_SIDE = 1.0  # pixels
 
 
-def get_size(size: tuple[int, int], min_size: int, max_size: int) -> tuple[int, int]:
+def get_size(
+    size: tuple[int, int], min_size: int, max_size: int, resize: str = "round"
+) -> tuple[int, int]:
     """The size at which the network sees a picture.
 
     The short side becomes `min_size`, unless the long side would exceed `max_size`: then that
@@ -27,41 +32,54 @@ def get_size(size: tuple[int, int], min_size: int, max_size: int) -> tuple[int, 
         size: (height, width) of the picture.
         min_size: wanted short side in pixels.
         max_size: largest long side in pixels.
+        resize: how sides are rounded, see INPUT.RESIZE.
 
     Returns:
         (height, width), each at least 1.
     """
+    if resize == "floor":
+        # In whole numbers, so that the short side is met exactly and no product falls just short.
+        short, long = min(size), max(size)
+        if long * min_size > max_size * short:
+            min_size = round(max_size * short / long)
+        height, width = (max(1, min_size * side // short) for side in size)
+        return height, width
     scale = min(min_size / min(size), max_size / max(size))
-    height, width = (max(1, int(side * scale + 0.5)) for side in size)
+    up = 0.0 if resize == "interpolate" else 0.5
+    height, width = (max(1, int(side * scale + up)) for side in size)
     return height, width
 
 
-def resize_shortest(image: Tensor, min_size: int, max_size: int) -> Tensor:
-    """Resizes a picture as in evaluation: bilinear, antialiased, see `get_size`.
+def resize_shortest(image: Tensor, min_size: int, max_size: int, resize: str = "round") -> Tensor:
+    """Resizes a picture as in evaluation, bilinearly, see `get_size`.
 
     Args:
         image: uint8 [3, H, W].
         min_size: wanted short side in pixels.
         max_size: largest long side in pixels.
+        resize: how, see INPUT.RESIZE.
 
     Returns:
-        uint8 [3, h, w].
+        uint8 [3, h, w]; with "interpolate" float32 in 0..1.
     """
-    return _resize_image(image, get_size((image.shape[-2], image.shape[-1]), min_size, max_size))
+    size = get_size((image.shape[-2], image.shape[-1]), min_size, max_size, resize)
+    return _resize_image(image, size, resize)
 
 
 class RandomShortestSize(v2.Transform):
     """Resizes to a short side drawn from `min_sizes`, see `get_size`."""
 
-    def __init__(self, min_sizes: Sequence[int], max_size: int) -> None:
+    def __init__(self, min_sizes: Sequence[int], max_size: int, resize: str = "round") -> None:
         super().__init__()
         self.min_sizes = tuple(min_sizes)
         self.max_size = max_size
+        self.resize = resize
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         height, width = v2.query_size(flat_inputs)
         drawn = int(torch.randint(len(self.min_sizes), ())) if len(self.min_sizes) > 1 else 0
-        return {"size": get_size((height, width), self.min_sizes[drawn], self.max_size)}
+        min_size = self.min_sizes[drawn]
+        return {"size": get_size((height, width), min_size, self.max_size, self.resize)}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         if isinstance(inpt, tv_tensors.Mask):
@@ -70,7 +88,7 @@ class RandomShortestSize(v2.Transform):
             )
         if isinstance(inpt, tv_tensors.Image):
             return tv_tensors.wrap(
-                _resize_image(inpt.as_subclass(Tensor), params["size"]), like=inpt
+                _resize_image(inpt.as_subclass(Tensor), params["size"], self.resize), like=inpt
             )
         return F.resize(inpt, list(params["size"]))
 
@@ -79,11 +97,19 @@ class DetectionTransform:
     """Applies v2 transforms to an image and its target, then drops boxes smaller than a pixel.
 
     In and out are plain tensors: image uint8 [3, H, W], and a target with `boxes` [N, 4] xyxy,
-    `labels` [N] and perhaps `masks` [N, H, W]; other entries of the target pass unchanged.
+    `labels` [N] and perhaps `masks` [N, H, W] and `keypoints` [N, P, 3]; other entries of the
+    target pass unchanged.
+
+    Args:
+        transforms: flips and resizes among them move keypoints too; nothing else may move pixels.
+        keypoint_names: "left_..." and "right_..." change places in a mirrored picture.
     """
 
-    def __init__(self, transforms: Sequence[v2.Transform]) -> None:
+    def __init__(
+        self, transforms: Sequence[v2.Transform], keypoint_names: Sequence[str] = ()
+    ) -> None:
         self._transform = v2.Compose([*transforms, v2.ClampBoundingBoxes()])
+        self._flip_order = flip_order(keypoint_names)
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         height, width = image.shape[-2:]
@@ -93,7 +119,15 @@ class DetectionTransform:
         )
         if "masks" in target:
             target["masks"] = tv_tensors.Mask(target["masks"])
-        image, target = self._transform(tv_tensors.Image(image), target)
+        # Where this box in the top left corner ends up tells what happened to the picture.
+        corner = tv_tensors.BoundingBoxes(
+            [[0.0, 0.0, width / 2, height / 2]], format="XYXY", canvas_size=(height, width)
+        )
+        image, target, corner = self._transform(tv_tensors.Image(image), target, corner)
+        if "keypoints" in target:
+            target["keypoints"] = _move_keypoints(
+                target["keypoints"], (height, width), corner, self._flip_order
+            )
         plain = {
             key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value
             for key, value in target.items()
@@ -101,12 +135,14 @@ class DetectionTransform:
         return image.as_subclass(Tensor), _drop_small(plain)
 
 
-def build_transform(cfg: CfgNode, train: bool) -> DetectionTransform:
+def build_transform(
+    cfg: CfgNode, train: bool, keypoint_names: Sequence[str] = ()
+) -> DetectionTransform:
     """The transform of INPUT; for evaluation the resize alone."""
     inputs = cfg.INPUT
     if not train:
         return DetectionTransform(
-            [RandomShortestSize([inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST)]
+            [RandomShortestSize([inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST, inputs.RESIZE)]
         )
     transforms: list[v2.Transform] = []
     jitter = [inputs.BRIGHTNESS, inputs.CONTRAST, inputs.SATURATION, inputs.HUE]
@@ -117,11 +153,30 @@ def build_transform(cfg: CfgNode, train: bool) -> DetectionTransform:
     if inputs.VERTICAL_FLIP_PROB_TRAIN > 0:
         transforms.append(v2.RandomVerticalFlip(inputs.VERTICAL_FLIP_PROB_TRAIN))
     # The resize comes last: it mostly enlarges.
-    transforms.append(RandomShortestSize(inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN))
-    return DetectionTransform(transforms)
+    transforms.append(
+        RandomShortestSize(inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, inputs.RESIZE)
+    )
+    return DetectionTransform(transforms, keypoint_names)
 
 
-def _resize_image(image: Tensor, size: tuple[int, int]) -> Tensor:
+def _move_keypoints(
+    keypoints: Tensor, size: tuple[int, int], corner: tv_tensors.BoundingBoxes, order: list[int]
+) -> Tensor:
+    """Keypoints [N, P, 3] of a picture of (height, width) after what moved `corner`."""
+    new_height, new_width = corner.canvas_size
+    x = keypoints[..., 0] * (new_width / size[1])
+    y = keypoints[..., 1] * (new_height / size[0])
+    left_right, up_down = (corner.as_subclass(Tensor)[0, :2] > 0).tolist()
+    x, y = new_width - x if left_right else x, new_height - y if up_down else y
+    moved = torch.stack([x, y, keypoints[..., 2]], dim=-1)
+    # Both flips together turn the picture without mirroring it.
+    return moved[:, order] if left_right != up_down else moved
+
+
+def _resize_image(image: Tensor, size: tuple[int, int], resize: str) -> Tensor:
+    if resize == "interpolate":
+        # Not rounded to uint8 again: the model takes float images as well.
+        return interpolate(image[None].float() / 255, size=size, mode="bilinear")[0]
     return F.resize_image(image, list(size), F.InterpolationMode.BILINEAR, antialias=True)
 
 
@@ -144,6 +199,6 @@ def _drop_small(target: Target) -> Target:
     if keep.all():  # nearly always, and masks are large
         return target
     return {
-        key: value[keep] if key in ("boxes", "labels", "masks") else value
+        key: value[keep] if key in ("boxes", "labels", "masks", "keypoints") else value
         for key, value in target.items()
     }

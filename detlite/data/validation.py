@@ -106,6 +106,7 @@ def annotation_problem(
     sizes: Mapping[int, tuple[int, int]],
     category_ids: set[int],
     masks: bool,
+    keypoints: int | None = None,
 ) -> str | None:
     """What is wrong with an annotation, or None.
 
@@ -114,6 +115,7 @@ def annotation_problem(
         sizes: (height, width) of every image, by id.
         category_ids: the declared categories.
         masks: whether the annotation must have a segmentation.
+        keypoints: how many keypoints its category has; None: they do not matter.
     """
     for field in ("id", "image_id", "category_id"):
         if type(annotation.get(field)) is not int:
@@ -128,6 +130,8 @@ def annotation_problem(
     problem = box_problem(annotation.get("bbox"), height, width)
     if problem is None and masks:
         problem = segmentation_problem(annotation.get("segmentation"), height, width)
+    if problem is None and keypoints is not None and not annotation.get("iscrowd", 0):
+        problem = keypoints_problem(annotation.get("keypoints"), keypoints)
     return problem
 
 
@@ -172,6 +176,19 @@ def segmentation_problem(segmentation: Any, height: int, width: int) -> str | No
         return f"segmentation has RLE counts over {sum(counts)} of {height * width} pixels"
     # Runs alternate, background first.
     return None if any(counts[1::2]) else "segmentation is empty: no pixel is set"
+
+
+def keypoints_problem(keypoints: Any, count: int) -> str | None:
+    """What is wrong with the keypoints [x1, y1, v1, ...] of an annotation, or None."""
+    if keypoints is None:
+        return "has no keypoints, but MODEL.KEYPOINT_ON needs them"
+    if not isinstance(keypoints, list) or not _finite(keypoints):
+        return "keypoints is not a list of finite numbers"
+    if len(keypoints) != 3 * count:
+        return f"keypoints has {len(keypoints)} numbers, not x, y and visibility of {count} points"
+    if any(v not in (0, 1, 2) for v in keypoints[2::3]):
+        return "keypoints has a visibility that is not 0, 1 or 2"
+    return None
 
 
 def _run_lengths(counts: str) -> list[int] | None:

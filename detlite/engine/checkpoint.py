@@ -3,6 +3,9 @@
 A checkpoint is one dict that `torch.load(weights_only=True)` reads: `model` (state dict),
 `categories` (COCO categories; label k is categories[k - 1]), `config` (YAML text), `iteration`,
 and, to go on with the training, `optimizer`, `scheduler`, `scaler`, `sampler` and `rng`.
+
+Files of torchvision, detectron2, maskrcnn-benchmark and Caffe2's Detectron are converted as they
+are read: `config` then says what their weights need, `backbone_only` that a classifier wrote them.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import logging
 import os
 import re
 import tempfile
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ import yaml
 from yacs.config import CfgNode
 
 from ..config import load_config
+from ..conversion import RefusedPickleError, convert, read_pickle, source_of
 from ..modeling.rcnn import GeneralizedRCNN, build_model
 
 logger = logging.getLogger(__name__)
@@ -50,33 +55,38 @@ def last_checkpoint(folder: Path) -> Path | None:
     return folder / note.read_text().strip() if note.exists() else None
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, source: str | None = None) -> dict[str, Any]:
     """Reads a checkpoint, or a bare state dict, onto the CPU, executing nothing in it.
+
+    Args:
+        path: the file; one of another framework is converted.
+        source: which framework that is (one of `conversion.SOURCES`); None: found by its names.
 
     Returns:
         The checkpoint's dict. `model` is always there, without the `module.` prefixes of
         DistributedDataParallel; `categories` too, empty when unknown.
 
     Raises:
-        CheckpointError: a file that is missing, truncated or not a checkpoint, or that holds
-            pickled objects other than tensors and plain containers.
+        CheckpointError: a file that is missing, truncated or not a checkpoint, that holds pickled
+            objects other than tensors, arrays and plain containers, or a model of another
+            framework that cannot be converted.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    # Whatever else torch raises depends on where the bytes stop making sense.
-    except Exception as error:
-        foreign = re.search(r"GLOBAL:? ([\w.]+)", str(error))
-        if foreign:
-            raise CheckpointError(
-                f"{path}: holds a pickled {foreign[1]}, and unpickling objects can run any code; "
-                "nothing was executed. Save tensors and plain containers alone, such as "
-                "model.state_dict()"
-            ) from error
-        raise CheckpointError(
-            f"{path}: is not a checkpoint of torch.save, or is truncated or damaged"
-        ) from error
+    content = _read(path)
+    source = source or source_of(content)
+    if source is not None:
+        try:
+            converted = convert(content, source)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        logger.info("%s: converted from %s", path, source)
+        content = {
+            "model": converted.model,
+            "categories": converted.categories,
+            "backbone_only": converted.backbone_only,
+        }
+        if converted.settings:
+            content["config"] = converted.config_text()
+        return content
     if isinstance(content, dict) and "model" not in content:
         content = {"model": content}
     state = content["model"] if isinstance(content, dict) else None
@@ -91,6 +101,33 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return content
 
 
+def _read(path: str | Path) -> Any:
+    """What a file of torch.save or a pickle of arrays holds."""
+    try:
+        if Path(path).suffix == ".pkl" and not zipfile.is_zipfile(path):
+            return read_pickle(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    except RefusedPickleError as error:
+        raise CheckpointError(_refusal(path, str(error))) from error
+    # Whatever else torch raises depends on where the bytes stop making sense.
+    except Exception as error:
+        foreign = re.search(r"GLOBAL:? ([\w.]+)", str(error))
+        if foreign:
+            raise CheckpointError(_refusal(path, foreign[1])) from error
+        raise CheckpointError(
+            f"{path}: is not a checkpoint of torch.save, or is truncated or damaged"
+        ) from error
+
+
+def _refusal(path: str | Path, what: str) -> str:
+    return (
+        f"{path}: holds a pickled {what}, and unpickling objects can run any code; nothing was "
+        "executed. Save tensors and plain containers alone, such as model.state_dict()"
+    )
+
+
 def load_weights(
     model: GeneralizedRCNN, path: str | Path, reinit_heads: bool = False
 ) -> dict[str, Any]:
@@ -98,7 +135,8 @@ def load_weights(
 
     Args:
         model: a model with an attribute `categories`.
-        path: a checkpoint or a bare state dict.
+        path: a checkpoint or a bare state dict, also of another framework. Of a classifier only
+            the body is taken; the rest of `model` stays as it is.
         reinit_heads: leave the class-dependent layers (class scores, box regression and mask
             logits), and the categories, as they are in `model` when the file's are of another
             class count; a warning lists them.
@@ -112,6 +150,14 @@ def load_weights(
     """
     content = read_checkpoint(path)
     ours, theirs = model.state_dict(), content["model"]
+    if content.get("backbone_only"):
+        theirs = _with_fresh_heads(theirs, ours)
+    # A counter of batches that no frozen norm keeps.
+    theirs = {
+        name: value
+        for name, value in theirs.items()
+        if name in ours or not name.endswith(".num_batches_tracked")
+    }
     differs = [name for name in ours if name in theirs and ours[name].shape != theirs[name].shape]
     by_class = [
         name
@@ -148,13 +194,30 @@ def load_weights(
     return content
 
 
+def _with_fresh_heads(
+    body: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """A classifier's body, also for heads that apply its last stage; all else from `ours`."""
+    filled, used = {}, set()
+    for name, value in ours.items():
+        source = re.sub(r"^roi_heads\.\w+\.feature_extractor\.res5\.", "backbone.body.res5.", name)
+        if source in body:
+            filled[name] = body[source]
+            used.add(source)
+        elif not name.startswith("backbone.body.") or name.endswith(".num_batches_tracked"):
+            filled[name] = value
+    # Without a user the last stage is left out; anything else shows that this is another body.
+    unused = body.keys() - used
+    return filled | {n: body[n] for n in unused if not n.startswith("backbone.body.res5.")}
+
+
 def build_model_from_checkpoint(
     path: str | Path, opts: Sequence[Any] = ()
 ) -> tuple[CfgNode, GeneralizedRCNN]:
     """The model of a checkpoint, by the config that is stored in it, with its weights.
 
     Args:
-        path: a checkpoint that training wrote.
+        path: a checkpoint that training wrote, or one of another framework.
         opts: overrides of its config, alternating keys and values. A model with parts of your
             own needs `["IMPORTS", "my_parts.py"]`: those that the file names are not imported.
 

@@ -69,7 +69,8 @@ def evaluate_dataset(
         return {}
     results = [result for part in gathered for result in part]
     write_results(output_dir / f"results_{dataset.name}.json", results)
-    iou_types = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
+    heads = {"segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
+    iou_types = ("bbox", *(kind for kind, on in heads.items() if on))
     metrics = evaluate_coco(
         dataset.coco_gt(), results, iou_types, cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG
     )
@@ -102,7 +103,7 @@ def run_inference(
                 (image.shape[-2], image.shape[-1]),
                 target["size"],
                 dataset.categories,
-                model.mask_threshold,
+                model.output,
             )
         done += len(images)
         now = time.perf_counter()

@@ -6,7 +6,6 @@ from .results import (
     coco_results,
     read_results,
     to_coco_results,
-    to_original,
     write_results,
 )
 
@@ -17,6 +16,5 @@ __all__ = [
     "format_table",
     "read_results",
     "to_coco_results",
-    "to_original",
     "write_results",
 ]

@@ -9,9 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ..data.coco import PIXEL_CENTRE
 from ..data.errors import DataError
 from ..structures import boxes as box_ops
-from ..structures.masks import RLE, encode_bitmap, paste_masks_to_rle
+from ..structures.masks import RLE, encode_bitmap
+from ..structures.output import OutputRules
 
 Detections = dict[str, Tensor]
 
@@ -22,30 +24,37 @@ def to_coco_results(
     net_size: tuple[int, int],
     orig_size: tuple[int, int],
     categories: Sequence[dict[str, Any]],
-    mask_threshold: float = 0.5,
+    rules: OutputRules = OutputRules(),  # noqa: B008 (frozen)
 ) -> list[dict[str, Any]]:
     """One image's detections as COCO results in the frame of the original picture.
 
     Args:
         detections: what `model.detect` gives for the image: boxes [N, 4] xyxy in the frame of the
             network's input, labels [N] in 1..K, scores [N] and, with a mask head, mask_probs
-            [N, M, M].
+            [N, M, M], with a keypoint head keypoints [N, P, 3].
         image_id: the id that the results carry.
         net_size: (height, width) of the image as the network got it, without padding.
         orig_size: (height, width) of the original picture.
         categories: the K categories {"id", "name"}; label k is categories[k - 1].
-        mask_threshold: probability from which a pixel belongs to a mask.
+        rules: the model's own, `model.output`.
 
     Returns:
         One dict for each detection, in their order: image_id, category_id, bbox (xywh in pixels),
-        score and, with a mask head, segmentation (compressed RLE of the original size).
+        score and, with such a head, segmentation (compressed RLE of the original size) and
+        keypoints [x1, y1, 1, ...] as indices of pixels.
     """
-    boxes = to_original(detections["boxes"], net_size, orig_size)
+    boxes = rules.boxes(detections["boxes"], net_size, orig_size)
     rles = None
     if "mask_probs" in detections:
-        rles = paste_masks_to_rle(detections["mask_probs"], boxes, orig_size, mask_threshold)
+        rles = rules.masks(detections["mask_probs"], boxes, orig_size)
     category_ids = [c["id"] for c in categories_of(detections["labels"], categories)]
-    return coco_results(image_id, boxes, detections["scores"], category_ids, rles)
+    results = coco_results(image_id, boxes, detections["scores"], category_ids, rles)
+    if "keypoints" in detections:
+        keypoints = rules.keypoints(detections["keypoints"], net_size, orig_size)
+        keypoints = keypoints - keypoints.new_tensor([PIXEL_CENTRE, PIXEL_CENTRE, 0])
+        for result, row in zip(results, keypoints.flatten(1).tolist(), strict=True):
+            result["keypoints"] = row
+    return results
 
 
 def categories_of(labels: Tensor, categories: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -58,15 +67,6 @@ def categories_of(labels: Tensor, categories: Sequence[dict[str, Any]]) -> list[
                 "model.categories must name every class of the model"
             )
     return [categories[label - 1] for label in numbers]
-
-
-def to_original(boxes: Tensor, net_size: tuple[int, int], orig_size: tuple[int, int]) -> Tensor:
-    """Boxes [N, 4] xyxy from the frame of the network's input to that of the original picture.
-
-    Sizes are (height, width). The two sides are scaled apart: a resize rounds each to a pixel.
-    """
-    factors = (orig_size[0] / net_size[0], orig_size[1] / net_size[1])
-    return box_ops.clip(box_ops.scale(boxes, factors), orig_size)
 
 
 def coco_results(

@@ -16,6 +16,12 @@ class AnchorGenerator(nn.Module):
         aspect_ratios: height / width; the area stays size squared.
         strides: image pixels per cell of each level.
         offset: where in its cell an anchor is centred, as a fraction of the stride.
+        rounding: "none"; "corners" rounds those around the origin to whole pixels (torchvision);
+            "cell" rounds the sides of an anchor as large as a cell, which is then scaled up
+            (maskrcnn-benchmark).
+        spacing: "stride"; "fit" spaces the cells of a level by the whole pixels that fit, as many
+            times as it has cells, into the padded image (torchvision): less than the stride where
+            the map was rounded up. Images must be padded to multiples of the finest stride.
     """
 
     def __init__(
@@ -24,14 +30,17 @@ class AnchorGenerator(nn.Module):
         aspect_ratios: Sequence[float],
         strides: Sequence[int],
         offset: float,
+        rounding: str = "none",
+        spacing: str = "stride",
     ) -> None:
         super().__init__()
         if len(sizes) != len(strides):
             raise ValueError(f"{len(sizes)} levels of anchor sizes for {len(strides)} strides")
         self.strides = strides
         self.offset = offset
-        for level, level_sizes in enumerate(sizes):
-            cell = _cell_anchors(level_sizes, aspect_ratios)
+        self.spacing = spacing
+        for level, (level_sizes, stride) in enumerate(zip(sizes, strides, strict=True)):
+            cell = _cell_anchors(level_sizes, aspect_ratios, stride, rounding)
             # Not persistent: they follow from the config, not from training.
             self.register_buffer(f"cell{level}", cell, persistent=False)
 
@@ -47,20 +56,36 @@ class AnchorGenerator(nn.Module):
             For each level float32 [H * W * A, 4] xyxy in image pixels, ordered by row, column,
             then anchor.
         """
-        return [self._grid(level, *size) for level, size in enumerate(sizes)]
+        steps = [(stride, stride) for stride in self.strides]
+        if self.spacing == "fit":
+            rows, columns = (side * self.strides[0] for side in sizes[0])  # the padded image
+            steps = [(rows // height, columns // width) for height, width in sizes]
+        grids = zip(sizes, steps, strict=True)
+        return [self._grid(level, *grid) for level, grid in enumerate(grids)]
 
-    def _grid(self, level: int, height: int, width: int) -> Tensor:
-        cell, stride = self.get_buffer(f"cell{level}"), self.strides[level]
-        y = (torch.arange(height, device=cell.device) + self.offset) * stride
-        x = (torch.arange(width, device=cell.device) + self.offset) * stride
+    def _grid(self, level: int, size: tuple[int, int], step: tuple[int, int]) -> Tensor:
+        cell = self.get_buffer(f"cell{level}")
+        y, x = (
+            (torch.arange(cells, device=cell.device) + self.offset) * stride
+            for cells, stride in zip(size, step, strict=True)
+        )
         y, x = torch.meshgrid(y, x, indexing="ij")
         centres = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)  # (H W, 1, 4)
         return (centres + cell).reshape(-1, 4)
 
 
-def _cell_anchors(sizes: Sequence[float], aspect_ratios: Sequence[float]) -> Tensor:
+def _cell_anchors(
+    sizes: Sequence[float], aspect_ratios: Sequence[float], stride: int, rounding: str
+) -> Tensor:
     """[A, 4] anchors around the origin; ratios vary slowest, as in maskrcnn-benchmark."""
     ratios = torch.tensor(aspect_ratios, dtype=torch.float64)[:, None]
     side = torch.tensor(sizes, dtype=torch.float64)[None, :]
-    width, height = (side / ratios.sqrt()).flatten(), (side * ratios.sqrt()).flatten()
-    return (torch.stack([-width, -height, width, height], dim=1) / 2).float()
+    if rounding == "cell":
+        cell_width = (stride / ratios.sqrt()).round()
+        cell_height = (cell_width * ratios).round()
+        width, height = (cell_width * side / stride), (cell_height * side / stride)
+    else:
+        width, height = side / ratios.sqrt(), side * ratios.sqrt()
+    width, height = width.flatten(), height.flatten()
+    anchors = torch.stack([-width, -height, width, height], dim=1) / 2
+    return (anchors.round() if rounding == "corners" else anchors).float()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from .backbone import Backbone
 from .backbone.build import resnet_spec
 from .backbone.resnet import make_stage
 from .box_coder import BoxCoder
-from .layers import init_normal
-from .norm import build_norm
+from .layers import conv_block, init_normal
+from .norm import optional_norm
 from .pooler import build_pooler
 
 # Pool regions and turn them into features; attribute `out_channels`.
@@ -44,7 +45,7 @@ class FPN2MLPFeatureExtractor(nn.Module):
         self.pooler = build_pooler(cfg, "ROI_BOX_HEAD", backbone.strides[: backbone.pooled])
         self.out_channels = head.MLP_HEAD_DIM
         in_features = backbone.out_channels * head.POOLER_RESOLUTION**2
-        norm = build_norm(cfg, "GN") if head.USE_GN else None
+        norm = optional_norm(cfg, "ROI_BOX_HEAD")
         self.fc6 = nn.Linear(in_features, head.MLP_HEAD_DIM, bias=norm is None)
         self.fc7 = nn.Linear(head.MLP_HEAD_DIM, head.MLP_HEAD_DIM, bias=norm is None)
         self.norm6 = norm(head.MLP_HEAD_DIM) if norm else nn.Identity()
@@ -59,6 +60,33 @@ class FPN2MLPFeatureExtractor(nn.Module):
         x = self.pooler(features, boxes).flatten(1)  # (R, C S S)
         x = F.relu(self.norm6(self.fc6(x)))
         return F.relu(self.norm7(self.fc7(x)))
+
+
+@BOX_EXTRACTORS.register("FPNXconv1fcFeatureExtractor")
+class FPNXconv1fcFeatureExtractor(nn.Module):
+    """Pools and applies a row of 3x3 convolutions, then one fully connected layer."""
+
+    def __init__(self, cfg: CfgNode, backbone: Backbone) -> None:
+        super().__init__()
+        head = cfg.MODEL.ROI_BOX_HEAD
+        self.pooler = build_pooler(cfg, "ROI_BOX_HEAD", backbone.strides[: backbone.pooled])
+        norm = optional_norm(cfg, "ROI_BOX_HEAD")
+        widths = [backbone.out_channels] + [head.CONV_HEAD_DIM] * head.NUM_STACKED_CONVS
+        self.convs = nn.Sequential(
+            *(
+                conv_block(a, b, 3, norm=norm, relu=True, dilation=head.DILATION)
+                for a, b in pairwise(widths)
+            )
+        )
+        self.out_channels = head.MLP_HEAD_DIM
+        self.fc6 = nn.Linear(widths[-1] * head.POOLER_RESOLUTION**2, head.MLP_HEAD_DIM)
+        nn.init.kaiming_uniform_(self.fc6.weight, a=1)
+        nn.init.zeros_(self.fc6.bias)
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, MLP_HEAD_DIM]."""
+        x = self.convs(self.pooler(features, boxes))  # (R, CONV_HEAD_DIM, S, S)
+        return F.relu(self.fc6(x.flatten(1)))
 
 
 @BOX_EXTRACTORS.register(
@@ -127,6 +155,7 @@ class DetectionLimits:
     score_thresh: float
     nms_thresh: float
     per_image: int
+    min_size: float = 0.0  # of a side, in pixels of the network's input
 
 
 class BoxHead(nn.Module):
@@ -141,6 +170,7 @@ class BoxHead(nn.Module):
         limits: DetectionLimits,
         smooth_l1_beta: float,
         class_agnostic: bool,
+        inclusive: bool = False,
     ) -> None:
         super().__init__()
         self.feature_extractor = extractor
@@ -149,6 +179,7 @@ class BoxHead(nn.Module):
         self.limits = limits
         self.smooth_l1_beta = smooth_l1_beta
         self.class_agnostic = class_agnostic
+        self.inclusive = inclusive
 
     def losses(
         self, x: Tensor, proposals: list[Tensor], targets: list[dict[str, Any]]
@@ -181,11 +212,34 @@ class BoxHead(nn.Module):
             For each image `boxes` [D, 4], `scores` [D] in decreasing order and `labels` [D].
         """
         logits, deltas = (t.float() for t in self.predictor(x))
+        return self.select(logits.softmax(dim=1), deltas, proposals, image_sizes)
+
+    def select(
+        self,
+        scores: Tensor,
+        deltas: Tensor,
+        proposals: list[Tensor],
+        image_sizes: Sequence[tuple[int, int]],
+    ) -> list[dict[str, Tensor]]:
+        """`detect` from scores [R, K] and deltas [R, 4 Q] on."""
         counts = [len(p) for p in proposals]
-        scores = logits.softmax(dim=1).split(counts)
         per_image = deltas.unflatten(1, (-1, 4)).split(counts)
-        images = zip(scores, per_image, proposals, image_sizes, strict=True)
+        images = zip(scores.split(counts), per_image, proposals, image_sizes, strict=True)
         return [self._detect(*image) for image in images]
+
+    @torch.no_grad()
+    def refine(
+        self, x: Tensor, proposals: list[Tensor], image_sizes: Sequence[tuple[int, int]]
+    ) -> list[Tensor]:
+        """The proposals [R_i, 4] of each image as a class-agnostic regression moves them."""
+        _, deltas = self.predictor(x)
+        foreground = deltas.float().unflatten(1, (-1, 4))[:, 1]
+        moved = self.box_coder.decode(foreground, torch.cat(proposals))
+        per_image = moved.split([len(p) for p in proposals])
+        return [
+            box_ops.clip(boxes, size, self.inclusive)
+            for boxes, size in zip(per_image, image_sizes, strict=True)
+        ]
 
     def _detect(
         self, scores: Tensor, deltas: Tensor, proposals: Tensor, size: tuple[int, int]
@@ -196,15 +250,23 @@ class BoxHead(nn.Module):
         labels = column + 1
         scores = scores[row, labels]
         regression = deltas[row, torch.ones_like(labels) if self.class_agnostic else labels]
-        boxes = box_ops.clip(self.box_coder.decode(regression, proposals[row]), size)
-        usable = box_ops.at_least(boxes, 0)
+        boxes = self.box_coder.decode(regression, proposals[row])
+        boxes = box_ops.clip(boxes, size, self.inclusive)
+        usable = box_ops.at_least(boxes, self.limits.min_size)
         boxes, scores, labels = boxes[usable], scores[usable], labels[usable]
         keep = batched_nms(boxes, scores, labels, self.limits.nms_thresh)[: self.limits.per_image]
         return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
 
 
-def build_box_head(cfg: CfgNode, backbone: Backbone) -> BoxHead:
-    """The box head that MODEL.ROI_BOX_HEAD describes."""
+def build_box_head(
+    cfg: CfgNode, backbone: Backbone, reg_weights: Sequence[float] | None = None
+) -> BoxHead:
+    """The box head that MODEL.ROI_BOX_HEAD describes.
+
+    Args:
+        cfg, backbone: the config, and what the head pools from.
+        reg_weights: scale of its deltas; None: MODEL.ROI_HEADS.BBOX_REG_WEIGHTS.
+    """
     head, heads = cfg.MODEL.ROI_BOX_HEAD, cfg.MODEL.ROI_HEADS
     extractor: Any = BOX_EXTRACTORS.get(
         head.FEATURE_EXTRACTOR, "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR"
@@ -213,8 +275,11 @@ def build_box_head(cfg: CfgNode, backbone: Backbone) -> BoxHead:
     return BoxHead(
         extractor,
         predictor(cfg, extractor.out_channels),
-        BoxCoder(heads.BBOX_REG_WEIGHTS),
-        limits=DetectionLimits(heads.SCORE_THRESH, heads.NMS, heads.DETECTIONS_PER_IMG),
+        BoxCoder(reg_weights or heads.BBOX_REG_WEIGHTS),
+        limits=DetectionLimits(
+            heads.SCORE_THRESH, heads.NMS, heads.DETECTIONS_PER_IMG, heads.MIN_SIZE
+        ),
         smooth_l1_beta=head.SMOOTH_L1_BETA,
         class_agnostic=cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,
+        inclusive=cfg.MODEL.INCLUSIVE_BOXES,
     )

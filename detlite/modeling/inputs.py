@@ -80,12 +80,13 @@ def prepare_targets(
     num_classes: int,
     need_masks: bool,
     device: torch.device,
+    need_keypoints: bool = False,
 ) -> list[dict[str, Any]]:
     """Checks training targets and moves them to `device`.
 
     Args:
         targets: for each image `boxes` float [G, 4] xyxy with positive sides, `labels` int64 [G]
-            in 1..num_classes - 1 and, if `need_masks`, `masks` [G, H, W].
+            in 1..num_classes - 1 and, if needed, `masks` [G, H, W] and `keypoints` [G, P, 3].
 
     Raises:
         TypeError, ValueError: naming the image and the field that does not fit.
@@ -97,7 +98,8 @@ def prepare_targets(
     prepared = []
     for index, (target, image) in enumerate(zip(targets, images, strict=True)):
         where = f"targets[{index}]"
-        needed = ["boxes", "labels", *(["masks"] if need_masks else [])]
+        needed = ["boxes", "labels"]
+        needed += ["masks"] * need_masks + ["keypoints"] * need_keypoints
         missing = [name for name in needed if name not in target]
         if missing:
             raise ValueError(f"{where} has no {' and no '.join(missing)}")
@@ -130,5 +132,13 @@ def prepare_targets(
                     f"and image, not {list(masks.shape)}"
                 )
             ready["masks"] = masks.to(device)
+        if need_keypoints:
+            keypoints = target["keypoints"].to(device, torch.float32)
+            if keypoints.ndim != 3 or (len(keypoints), keypoints.shape[2]) != (len(boxes), 3):
+                raise ValueError(
+                    f"{where}['keypoints'] must be [{len(boxes)}, P, 3] for its boxes, not "
+                    f"{list(keypoints.shape)}"
+                )
+            ready["keypoints"] = keypoints
         prepared.append(ready)
     return prepared

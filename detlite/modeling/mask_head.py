@@ -19,7 +19,7 @@ from ..registry import Registry
 from .backbone import Backbone
 from .box_head import ResNetConv5ROIFeatureExtractor
 from .layers import conv_block, init_normal
-from .norm import build_norm
+from .norm import optional_norm
 from .pooler import build_pooler
 
 MASK_EXTRACTORS: Registry[Callable[[CfgNode, Backbone], nn.Module]] = Registry(
@@ -37,7 +37,7 @@ class MaskRCNNFPNFeatureExtractor(nn.Module):
         super().__init__()
         head = cfg.MODEL.ROI_MASK_HEAD
         self.pooler = build_pooler(cfg, "ROI_MASK_HEAD", backbone.strides[: backbone.pooled])
-        norm = build_norm(cfg, "GN") if head.USE_GN else None
+        norm = optional_norm(cfg, "ROI_MASK_HEAD")
         layers = []
         channels = backbone.out_channels
         for width in head.CONV_LAYERS:
@@ -88,12 +88,16 @@ class MaskHead(nn.Module):
     Args:
         extractor: None to share the box head's.
         predictor: one of MASK_PREDICTORS.
+        soft_targets: train on the cropped masks as they are, see `crop_masks`.
     """
 
-    def __init__(self, extractor: nn.Module | None, predictor: nn.Module) -> None:
+    def __init__(
+        self, extractor: nn.Module | None, predictor: nn.Module, soft_targets: bool = False
+    ) -> None:
         super().__init__()
         self.feature_extractor = extractor
         self.predictor = predictor
+        self.soft_targets = soft_targets
 
     def loss(
         self, x: Tensor, boxes: list[Tensor], targets: list[dict[str, Any]]
@@ -111,7 +115,13 @@ class MaskHead(nn.Module):
         selected = logits[torch.arange(len(labels), device=labels.device), labels]  # (R, M, M)
         wanted = torch.cat(
             [
-                crop_masks(target["masks"], target["matched"], own_boxes, logits.shape[-1])
+                crop_masks(
+                    target["masks"],
+                    target["matched"],
+                    own_boxes,
+                    logits.shape[-1],
+                    soft=self.soft_targets,
+                )
                 for target, own_boxes in zip(targets, boxes, strict=True)
             ]
         )
@@ -124,7 +134,9 @@ class MaskHead(nn.Module):
         return logits[torch.arange(len(labels), device=labels.device), labels].sigmoid()
 
 
-def crop_masks(masks: Tensor, index: Tensor, boxes: Tensor, resolution: int) -> Tensor:
+def crop_masks(
+    masks: Tensor, index: Tensor, boxes: Tensor, resolution: int, soft: bool = False
+) -> Tensor:
     """Resamples ground-truth masks into boxes, by the same average that pools features.
 
     Args:
@@ -132,19 +144,19 @@ def crop_masks(masks: Tensor, index: Tensor, boxes: Tensor, resolution: int) -> 
         index: [R], which mask belongs to each box.
         boxes: [R, 4] xyxy.
         resolution: M.
+        soft: do not threshold the average, nor shift it by half a pixel (torchvision).
 
     Returns:
-        float32 [R, M, M] of 0 and 1.
+        float32 [R, M, M] of 0 and 1; if `soft`, of 0..1.
     """
     if len(index) == 0:
         return boxes.new_zeros((0, resolution, resolution))
     # Only instances that some box stands for are turned into floats.
     used, position = index.unique(return_inverse=True)
     rois = torch.cat([position[:, None].to(boxes.dtype), boxes], dim=1)
-    crops = roi_align(
-        masks[used, None].to(boxes.dtype), rois, (resolution, resolution), 1.0, 0, aligned=True
-    )
-    return (crops[:, 0] >= 0.5).float()
+    size = (resolution, resolution)
+    crops = roi_align(masks[used, None].to(boxes.dtype), rois, size, 1.0, 0, aligned=not soft)
+    return crops[:, 0] if soft else (crops[:, 0] >= 0.5).float()
 
 
 def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: nn.Module) -> MaskHead:
@@ -176,4 +188,4 @@ def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: nn.Module) 
             f"{resolution} x {resolution} from regions of POOLER_RESOLUTION "
             f"{head.POOLER_RESOLUTION}: set one to fit the other"
         )
-    return MaskHead(extractor, predictor)
+    return MaskHead(extractor, predictor, soft_targets=head.TARGETS == "soft")

@@ -43,6 +43,15 @@ class FrozenBatchNorm2d(nn.Module):
         return f"{len(self.weight)}, eps={self.eps}"
 
 
+def freeze_batch_norm(module: nn.Module) -> None:
+    """Replaces every batch norm inside `module` by a frozen one."""
+    for name, child in module.named_children():
+        if isinstance(child, (nn.BatchNorm2d, nn.SyncBatchNorm)):
+            setattr(module, name, FrozenBatchNorm2d(child.num_features, child.eps))
+        else:
+            freeze_batch_norm(child)
+
+
 def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -> nn.GroupNorm:
     """Group norm by number of groups, or by channels per group where `num_groups` is -1.
 
@@ -60,11 +69,28 @@ def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -
     return nn.GroupNorm(groups, channels, eps=eps)
 
 
+def optional_norm(cfg: CfgNode, part: str) -> Norm | None:
+    """The norm that NORM, or USE_GN, of a part asks for; None for neither.
+
+    Args:
+        cfg: the config.
+        part: FPN, ROI_BOX_HEAD or ROI_MASK_HEAD.
+    """
+    node = cfg.MODEL[part]
+    name = "GN" if node.USE_GN else node.NORM
+    return build_norm(cfg, name) if name else None
+
+
 def build_norm(cfg: CfgNode, name: str) -> Norm:
-    """The constructor (channels -> layer) of the norm called FrozenBN, BN or GN."""
+    """The constructor (channels -> layer) of the norm called FrozenBN, BN, SyncBN or GN."""
     if name == "GN":
         gn = cfg.MODEL.GROUP_NORM
         return partial(
             group_norm, num_groups=gn.NUM_GROUPS, dim_per_group=gn.DIM_PER_GP, eps=gn.EPSILON
         )
-    return {"FrozenBN": FrozenBatchNorm2d, "BN": nn.BatchNorm2d}[name]
+    kinds: dict[str, Callable[..., nn.Module]] = {
+        "FrozenBN": FrozenBatchNorm2d,
+        "BN": nn.BatchNorm2d,
+        "SyncBN": nn.SyncBatchNorm,
+    }
+    return partial(kinds[name], eps=cfg.MODEL.RESNETS.BN_EPSILON)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from ..ops.pyramid import pyramid_roi_align, pyramid_roi_pool
+from ..ops.pyramid import assign_levels, pyramid_roi_align, pyramid_roi_pool
 from ..registry import Registry
+from ..structures import boxes as box_ops
 
 # Pools regions [R, 5] of (batch index, x1, y1, x2, y2) in image pixels to S x S, each from the map
 # [B, C, H_l, W_l] that fits its size: (maps, regions, S, 1 / stride of each map, sampling ratio).
@@ -49,16 +50,23 @@ class Pooler(nn.Module):
         resolution: S.
         scales: 1 / stride of each level, finest first, each half the one before.
         sampling_ratio: samples per bin side; 0: as many as the region's size asks for.
+        inclusive: pool regions one pixel shorter at x2 and y2, which then count the last pixel.
     """
 
     def __init__(
-        self, pool: PoolFunction, resolution: int, scales: Sequence[float], sampling_ratio: int
+        self,
+        pool: PoolFunction,
+        resolution: int,
+        scales: Sequence[float],
+        sampling_ratio: int,
+        inclusive: bool = False,
     ) -> None:
         super().__init__()
         self.pool = pool
         self.resolution = resolution
         self.scales = tuple(scales)
         self.sampling_ratio = sampling_ratio
+        self.inclusive = inclusive
 
     def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
         """Pools the boxes of a batch.
@@ -70,9 +78,22 @@ class Pooler(nn.Module):
         Returns:
             [R, C, S, S], the regions of all images in order.
         """
-        levels = features[: len(self.scales)]
-        rois = to_rois(boxes)
-        return self.pool(levels, rois, self.resolution, self.scales, self.sampling_ratio)
+        if not self.inclusive:
+            return self._pool(features, to_rois(boxes), self.scales)
+        # The level follows from the whole box, the samples from the shorter one.
+        levels = assign_levels(torch.cat(boxes), self.scales)
+        rois = to_rois([box_ops.drop_last_pixel(b) for b in boxes])
+        pooled, order = [], []
+        for level, scale in enumerate(self.scales):
+            index = torch.where(levels == level)[0]
+            order.append(index)
+            pooled.append(self._pool([features[level]], rois[index], [scale]))
+        # Gathering by the inverse permutation is differentiable, scattering in place is not.
+        return torch.cat(pooled)[torch.cat(order).argsort()]
+
+    def _pool(self, features: Sequence[Tensor], rois: Tensor, scales: Sequence[float]) -> Tensor:
+        levels = features[: len(scales)]
+        return self.pool(levels, rois, self.resolution, scales, self.sampling_ratio)
 
 
 def to_rois(boxes: list[Tensor]) -> Tensor:
@@ -86,4 +107,10 @@ def build_pooler(cfg: CfgNode, head: str, strides: Sequence[int]) -> Pooler:
     node = cfg.MODEL[head]
     pool = POOLERS.get(node.POOLER_TYPE, f"MODEL.{head}.POOLER_TYPE")
     scales = [1.0 / stride for stride in strides]
-    return Pooler(pool, node.POOLER_RESOLUTION, scales, node.POOLER_SAMPLING_RATIO)
+    return Pooler(
+        pool,
+        node.POOLER_RESOLUTION,
+        scales,
+        node.POOLER_SAMPLING_RATIO,
+        inclusive=cfg.MODEL.INCLUSIVE_BOXES,
+    )

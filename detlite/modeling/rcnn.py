@@ -15,10 +15,11 @@ from yacs.config import CfgNode
 from ..config import ConfigError
 from ..config.derive import restate_strides
 from ..registry import Registry
-from ..structures.masks import paste_masks
+from ..structures.output import OutputRules
 from .backbone import Backbone, build_backbone
+from .cascade import build_roi_heads
 from .inputs import InputNormalizer, prepare_targets
-from .roi_heads import RoIHeads, build_roi_heads
+from .roi_heads import RoIHeads
 from .rpn import RPN, build_rpn
 
 META_ARCHITECTURES: Registry[Callable[[CfgNode], GeneralizedRCNN]] = Registry("detector")
@@ -30,7 +31,7 @@ class GeneralizedRCNN(nn.Module):
     Attributes:
         categories: the data set's categories [{"id": 7, "name": "cell"}, ...]; label k is
             categories[k - 1]. Empty until training or a checkpoint sets it.
-        mask_threshold: probability from which a pixel belongs to a mask.
+        output: how detections are mapped from the network's input to a picture.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class GeneralizedRCNN(nn.Module):
         roi_heads: RoIHeads,
         *,
         num_classes: int,
-        mask_threshold: float,
+        output: OutputRules,
     ) -> None:
         super().__init__()
         self.normalizer = normalizer
@@ -49,7 +50,7 @@ class GeneralizedRCNN(nn.Module):
         self.rpn = rpn
         self.roi_heads = roi_heads
         self.num_classes = num_classes
-        self.mask_threshold = mask_threshold
+        self.output = output
         self.categories: list[dict[str, Any]] = []
 
     @property
@@ -65,15 +66,16 @@ class GeneralizedRCNN(nn.Module):
         Args:
             images: list of RGB tensors [3, H, W], uint8 in 0..255 or float in 0..1, of any sizes.
             targets: in training, for each image a dict of `boxes` float [G, 4] (xyxy in pixels),
-                `labels` int64 [G] in 1..num_classes - 1 and, with a mask head, `masks` uint8
-                [G, H, W].
+                `labels` int64 [G] in 1..num_classes - 1 and, with such a head, `masks` uint8
+                [G, H, W] and `keypoints` float [G, P, 3] of (x, y, visibility).
 
         Returns:
             In training a dict of scalar losses: `loss_objectness`, `loss_rpn_box`,
-            `loss_classifier`, `loss_box` and, with a mask head, `loss_mask`.
+            `loss_classifier`, `loss_box` and, with such a head, `loss_mask`, `loss_keypoint`.
             In eval mode for each image a dict of `boxes` float32 [D, 4], `scores` [D] in
-            decreasing order, `labels` [D] and, with a mask head, `masks` float32 [D, 1, H, W],
-            probabilities.
+            decreasing order, `labels` [D] and, with such a head, `masks` float32 [D, 1, H, W],
+            probabilities, or `keypoints` float32 [D, P, 3] of (x, y, 1) and their logits
+            `keypoints_scores` [D, P].
 
         Raises:
             TypeError, ValueError: images or targets that do not fit this description.
@@ -83,16 +85,23 @@ class GeneralizedRCNN(nn.Module):
             for detection, image in zip(detections, images, strict=True):
                 if "mask_probs" in detection:
                     size = (image.shape[-2], image.shape[-1])
-                    pasted = paste_masks(detection.pop("mask_probs"), detection["boxes"], size)
+                    probs = detection.pop("mask_probs")
+                    pasted = self.output.mask_probs(probs, detection["boxes"], size)
                     detection["masks"] = pasted[:, None]
             return detections
         batch = self.normalizer(images)
+        heads = self.roi_heads
         truth = prepare_targets(
-            targets, images, self.num_classes, self.roi_heads.mask is not None, self.device
+            targets,
+            images,
+            self.num_classes,
+            heads.mask is not None,
+            self.device,
+            need_keypoints=heads.keypoint is not None,
         )
         features = self.backbone(batch.tensor)
         proposals, losses = self.rpn(batch.sizes, features, truth)
-        losses.update(self.roi_heads.losses(features, proposals, truth))
+        losses.update(self.roi_heads.losses(features, proposals, truth, batch.sizes))
         return losses
 
     @torch.no_grad()
@@ -100,8 +109,8 @@ class GeneralizedRCNN(nn.Module):
         """Detections before their masks are pasted: the compact form.
 
         Returns:
-            For each image `boxes`, `scores`, `labels` as in `forward` and, with a mask head,
-            `mask_probs` float32 [D, M, M], the mask of each box.
+            For each image `boxes`, `scores`, `labels` and keypoints as in `forward` and, with a
+            mask head, `mask_probs` float32 [D, M, M], the mask of each box.
 
         Raises:
             RuntimeError: the model is in training mode.
@@ -131,7 +140,11 @@ def _build_generalized_rcnn(cfg: CfgNode) -> GeneralizedRCNN:
         rpn=build_rpn(cfg, backbone),
         roi_heads=build_roi_heads(cfg, backbone),
         num_classes=cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES,
-        mask_threshold=cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD,
+        output=OutputRules(
+            mask_threshold=cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD,
+            whole_pixels=cfg.MODEL.ROI_MASK_HEAD.PASTE == "whole-pixels",
+            inclusive=cfg.MODEL.INCLUSIVE_BOXES,
+        ),
     )
 
 

@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from yacs.config import CfgNode
 
 from ..structures import boxes as box_ops
-from .backbone import Backbone
-from .box_head import BoxHead, build_box_head
-from .mask_head import MaskHead, build_mask_head
+from .keypoint_head import KeypointHead
+from .mask_head import MaskHead
 from .matching import match, sample
 
 
@@ -30,42 +28,56 @@ class ProposalSampling:
 
 
 class RoIHeads(nn.Module):
-    """Box head, and a mask head or None."""
+    """Box head, and a mask head and a keypoint head or None."""
 
-    def __init__(self, box: BoxHead, mask: MaskHead | None, sampling: ProposalSampling) -> None:
+    def __init__(
+        self,
+        box: nn.Module,
+        mask: MaskHead | None,
+        sampling: ProposalSampling,
+        keypoint: KeypointHead | None = None,
+    ) -> None:
         super().__init__()
-        self.box = box
+        self.box: Any = box
         self.mask = mask
+        self.keypoint = keypoint
         self.sampling = sampling
 
     def losses(
-        self, features: list[Tensor], proposals: list[Tensor], targets: list[dict[str, Any]]
+        self,
+        features: list[Tensor],
+        proposals: list[Tensor],
+        targets: list[dict[str, Any]],
+        image_sizes: list[tuple[int, int]],
     ) -> dict[str, Tensor]:
         """Losses of every head on sampled proposals.
 
         Args:
             features: levels [B, C, H_l, W_l].
             proposals: for each image [P, 4].
-            targets: for each image `boxes` [G, 4], `labels` [G] and, with a mask head, `masks`
-                uint8 [G, H, W].
+            targets: for each image `boxes` [G, 4], `labels` [G] and, with such a head, `masks`
+                uint8 [G, H, W] and `keypoints` [G, P, 3].
+            image_sizes: (height, width) of each image without padding.
         """
         sampled = [self._sample(*pair) for pair in zip(proposals, targets, strict=True)]
         boxes = [proposal for proposal, _ in sampled]
         matched = [target for _, target in sampled]
-        x = self.box.feature_extractor(features, boxes)
-        losses = self.box.losses(x, boxes, matched)
+        losses, x = self._box_losses(features, boxes, matched, targets, image_sizes)
+        positive = [target["labels"] > 0 for target in matched]
+        boxes = [own[keep] for own, keep in zip(boxes, positive, strict=True)]
+        matched = [
+            {**truth, "labels": target["labels"][keep], "matched": target["matched"][keep]}
+            for target, keep, truth in zip(matched, positive, targets, strict=True)
+        ]
         if self.mask is not None:
-            positive = [target["labels"] > 0 for target in matched]
-            boxes = [own[keep] for own, keep in zip(boxes, positive, strict=True)]
-            for target, keep, truth in zip(matched, positive, targets, strict=True):
-                target["labels"] = target["labels"][keep]
-                target["matched"] = target["matched"][keep]
-                target["masks"] = truth["masks"]
             if self.mask.feature_extractor is None:
                 x = x[torch.cat(positive)]
             else:
                 x = self.mask.feature_extractor(features, boxes)
             losses.update(self.mask.loss(x, boxes, matched))
+        if self.keypoint is not None:
+            x = self.keypoint.feature_extractor(features, boxes)
+            losses.update(self.keypoint.loss(x, boxes, matched))
         return losses
 
     def detect(
@@ -74,18 +86,43 @@ class RoIHeads(nn.Module):
         proposals: list[Tensor],
         image_sizes: list[tuple[int, int]],
     ) -> list[dict[str, Tensor]]:
-        """Detections of each image: `boxes` [D, 4], `scores` [D], `labels` [D], `mask_probs`."""
-        x = self.box.feature_extractor(features, proposals)
-        detections = self.box.detect(x, proposals, image_sizes)
+        """Detections of each image, as in `GeneralizedRCNN.detect`."""
+        detections = self._box_detections(features, proposals, image_sizes)
+        boxes = [detection["boxes"] for detection in detections]
+        counts = [len(own) for own in boxes]
         if self.mask is not None:
-            boxes = [detection["boxes"] for detection in detections]
             labels = torch.cat([detection["labels"] for detection in detections])
             extractor = self.mask.feature_extractor or self.box.feature_extractor
             probs = self.mask.predict(extractor(features, boxes), labels)
-            per_image = probs.split([len(own) for own in boxes])
-            for detection, own_probs in zip(detections, per_image, strict=True):
+            for detection, own_probs in zip(detections, probs.split(counts), strict=True):
                 detection["mask_probs"] = own_probs
+        if self.keypoint is not None:
+            x = self.keypoint.feature_extractor(features, boxes)
+            points, scores = (t.split(counts) for t in self.keypoint.predict(x, boxes))
+            for detection, own, own_scores in zip(detections, points, scores, strict=True):
+                detection["keypoints"], detection["keypoints_scores"] = own, own_scores
         return detections
+
+    def _box_losses(
+        self,
+        features: list[Tensor],
+        boxes: list[Tensor],
+        matched: list[dict[str, Tensor]],
+        targets: list[dict[str, Any]],
+        image_sizes: list[tuple[int, int]],
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The losses, and the features that a mask head may share."""
+        x = self.box.feature_extractor(features, boxes)
+        return self.box.losses(x, boxes, matched), x
+
+    def _box_detections(
+        self,
+        features: list[Tensor],
+        proposals: list[Tensor],
+        image_sizes: list[tuple[int, int]],
+    ) -> list[dict[str, Tensor]]:
+        x = self.box.feature_extractor(features, proposals)
+        return self.box.detect(x, proposals, image_sizes)
 
     @torch.no_grad()
     def _sample(
@@ -107,20 +144,3 @@ class RoIHeads(nn.Module):
         boxes = torch.zeros_like(candidates[index])
         boxes[: len(positive)] = truth[matched[: len(positive)]]
         return candidates[index], {"labels": labels, "boxes": boxes, "matched": matched}
-
-
-def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
-    """The heads that the config asks for."""
-    heads = cfg.MODEL.ROI_HEADS
-    box = build_box_head(cfg, backbone)
-    mask = build_mask_head(cfg, backbone, box.feature_extractor) if cfg.MODEL.MASK_ON else None
-    return RoIHeads(
-        box,
-        mask,
-        ProposalSampling(
-            foreground=heads.FG_IOU_THRESHOLD,
-            background=heads.BG_IOU_THRESHOLD,
-            per_image=heads.BATCH_SIZE_PER_IMAGE,
-            positive_fraction=heads.POSITIVE_FRACTION,
-        ),
-    )

@@ -29,14 +29,20 @@ RPN_HEADS: Registry[Callable[[CfgNode, int, int], nn.Module]] = Registry("RPN he
 
 @RPN_HEADS.register("SingleConvRPNHead")
 class SingleConvRPNHead(nn.Module):
-    """A 3x3 shared by all levels, then objectness and box deltas for each anchor of a cell."""
+    """A 3x3 shared by all levels, then objectness and box deltas for each anchor of a cell.
+
+    MODEL.RPN.NUM_CONVS puts more of them in a row.
+    """
 
     def __init__(self, cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(in_channels, in_channels, 3, padding=1)
+        count = cfg.MODEL.RPN.NUM_CONVS
+        convs = [nn.Conv2d(in_channels, in_channels, 3, padding=1) for _ in range(count)]
+        self.conv = convs[0]
+        self.more_convs = nn.ModuleList(convs[1:])
         self.cls_logits = nn.Conv2d(in_channels, anchors_per_cell, 1)
         self.bbox_pred = nn.Conv2d(in_channels, anchors_per_cell * 4, 1)
-        for layer in (self.conv, self.cls_logits, self.bbox_pred):
+        for layer in (*convs, self.cls_logits, self.bbox_pred):
             init_normal(layer, std=0.01)
 
     def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -44,6 +50,8 @@ class SingleConvRPNHead(nn.Module):
         logits, deltas = [], []
         for feature in features:
             hidden = F.relu(self.conv(feature))
+            for conv in self.more_convs:
+                hidden = F.relu(conv(hidden))
             logits.append(self.cls_logits(hidden))
             deltas.append(self.bbox_pred(hidden))
         return logits, deltas
@@ -69,6 +77,7 @@ class RPNTraining:
     anchors_per_image: int
     positive_fraction: float
     smooth_l1_beta: float
+    by_capacity: bool  # losses are averaged over anchors_per_image, not over those drawn
 
 
 class RPN(nn.Module):
@@ -85,6 +94,7 @@ class RPN(nn.Module):
         nms_thresh: float,
         min_size: float,
         training: RPNTraining,
+        inclusive: bool = False,
     ) -> None:
         super().__init__()
         self.head = head
@@ -95,6 +105,7 @@ class RPN(nn.Module):
         self.nms_thresh = nms_thresh
         self.min_size = min_size
         self.settings = training
+        self.inclusive = inclusive
 
     def forward(
         self,
@@ -165,7 +176,7 @@ class RPN(nn.Module):
         size: tuple[int, int],
         limits: ProposalLimits,
     ) -> tuple[Tensor, Tensor]:
-        boxes = box_ops.clip(boxes, size)
+        boxes = box_ops.clip(boxes, size, self.inclusive)
         usable = box_ops.at_least(boxes, self.min_size) & scores.isfinite()
         boxes, scores, levels = boxes[usable], scores[usable], levels[usable]
         keep = batched_nms(boxes, scores, levels, self.nms_thresh)
@@ -182,7 +193,7 @@ class RPN(nn.Module):
         deltas: Tensor,
         targets: list[dict[str, Any]],
     ) -> dict[str, Tensor]:
-        """Objectness and box losses over sampled anchors, averaged over all that were sampled.
+        """Objectness and box losses over sampled anchors, averaged over their number.
 
         Args:
             anchors: [N, 4]. logits: [B, N]. deltas: [B, N, 4].
@@ -209,6 +220,8 @@ class RPN(nn.Module):
             regression.append(self.box_coder.encode(boxes, anchors[positive]))
         all_labels = torch.cat(labels)
         count = max(len(all_labels), 1)
+        if settings.by_capacity:
+            count = settings.anchors_per_image * len(targets)
         objectness = F.binary_cross_entropy_with_logits(
             torch.cat(sampled_logits), all_labels, reduction="sum"
         )
@@ -251,7 +264,14 @@ def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
     sizes = [_as_tuple(size) for size in rpn.ANCHOR_SIZES]
     if not fpn:  # one map takes all sizes
         sizes = [tuple(side for level in sizes for side in level)]
-    anchors = AnchorGenerator(sizes, rpn.ASPECT_RATIOS, backbone.strides, rpn.ANCHOR_OFFSET)
+    anchors = AnchorGenerator(
+        sizes,
+        rpn.ASPECT_RATIOS,
+        backbone.strides,
+        rpn.ANCHOR_OFFSET,
+        rounding=rpn.ANCHOR_ROUNDING,
+        spacing=rpn.ANCHOR_SPACING,
+    )
     counts = set(anchors.per_cell)
     if len(counts) > 1:
         raise ValueError(
@@ -284,7 +304,9 @@ def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
             anchors_per_image=rpn.BATCH_SIZE_PER_IMAGE,
             positive_fraction=rpn.POSITIVE_FRACTION,
             smooth_l1_beta=rpn.SMOOTH_L1_BETA,
+            by_capacity=rpn.LOSS_NORMALIZER == "capacity",
         ),
+        inclusive=cfg.MODEL.INCLUSIVE_BOXES,
     )
 
 

@@ -27,17 +27,32 @@ def iou(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(union > 0, intersection / union, 0.0)
 
 
-def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Boxes [..., 4] cut to an image of size (height, width)."""
+def clip(boxes: Tensor, size: tuple[int, int], inclusive: bool = False) -> Tensor:
+    """Boxes [..., 4] cut to an image of size (height, width).
+
+    Where x2 and y2 count the last pixel inside (`inclusive`), a box beyond the border keeps the
+    pixel at the border instead of becoming empty.
+    """
     height, width = size
-    limits = boxes.new_tensor([width, height, width, height])
-    return torch.minimum(boxes.clamp(min=0), limits)
+    lowest = boxes.new_tensor([0, 0, 1, 1] if inclusive else [0, 0, 0, 0])
+    highest = lowest + boxes.new_tensor([width, height, width, height])
+    highest -= 1 if inclusive else 0
+    return torch.minimum(torch.maximum(boxes, lowest), highest)
 
 
 def scale(boxes: Tensor, factors: tuple[float, float]) -> Tensor:
     """Boxes [..., 4] with y multiplied by factors[0] and x by factors[1]."""
     y, x = factors
     return boxes * boxes.new_tensor([x, y, x, y])
+
+
+def drop_last_pixel(boxes: Tensor) -> Tensor:
+    """Boxes [..., 4] one pixel shorter at x2 and y2, but never reversed.
+
+    The form of frameworks whose x2, y2 are the last pixel inside, where they forget the pixel's
+    own extent.
+    """
+    return torch.cat([boxes[..., :2], torch.maximum(boxes[..., 2:] - 1, boxes[..., :2])], dim=-1)
 
 
 def at_least(boxes: Tensor, min_size: float) -> Tensor:

@@ -41,7 +41,9 @@ def encode_bitmap(bitmap: np.ndarray) -> RLE:
     return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
 
 
-def paste_masks(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+def paste_masks(
+    probs: Tensor, boxes: Tensor, size: tuple[int, int], whole_pixels: bool = False
+) -> Tensor:
     """Resamples box masks into the image by bilinear interpolation.
 
     A mask's M x M cells tile its box; a pixel takes the value interpolated between cell centres at
@@ -51,10 +53,14 @@ def paste_masks(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
         probs: [N, M, M] probabilities.
         boxes: [N, 4] xyxy boxes in pixels of the image.
         size: (height, width) of the image.
+        whole_pixels: the older way of torchvision and maskrcnn-benchmark: the mask grows by a ring
+            of zeros, and the box that this fills is truncated to whole pixels, the last inside.
 
     Returns:
         float32 [N, height, width].
     """
+    if whole_pixels:
+        boxes = _whole_pixel_boxes(boxes, probs.shape[-1])
     pasted = torch.zeros((len(probs), *size), dtype=torch.float32, device=probs.device)
     for index, (prob, box) in enumerate(zip(probs, boxes, strict=True)):
         window, (top, left) = _paste_window(prob, box, size)
@@ -64,19 +70,27 @@ def paste_masks(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def paste_masks_to_rle(
-    probs: Tensor, boxes: Tensor, size: tuple[int, int], threshold: float = 0.5
+    probs: Tensor,
+    boxes: Tensor,
+    size: tuple[int, int],
+    threshold: float = 0.5,
+    whole_pixels: bool = False,
 ) -> list[RLE]:
     """`paste_masks`, thresholded (probability >= threshold, above 0) and encoded.
 
     Holds no image, however many masks there are.
     """
+    if whole_pixels:
+        boxes = _whole_pixel_boxes(boxes, probs.shape[-1])
     return [
         {"size": list(size), "counts": counts}
         for counts in paste_masks_rle(probs, boxes, size, threshold)
     ]
 
 
-def _paste_window(prob: Tensor, box: Tensor, size: tuple[int, int]) -> tuple[Tensor, tuple]:
+def _paste_window(
+    prob: Tensor, box: Tensor, size: tuple[int, int]
+) -> tuple[Tensor, tuple[int, int]]:
     """The part of the image that a mask reaches, and its top left corner.
 
     Bilinear interpolation is separable: first along the rows, then between them. The operator
@@ -91,6 +105,16 @@ def _paste_window(prob: Tensor, box: Tensor, size: tuple[int, int]) -> tuple[Ten
     (low, low_weight), (high, high_weight) = rows
     window = stretched[low] * low_weight[:, None] + stretched[high] * high_weight[:, None]
     return window, (top, left)
+
+
+def _whole_pixel_boxes(boxes: Tensor, cells: int) -> Tensor:
+    """The boxes [N, 4] that masks fill when they and a ring of zeros around fill whole pixels."""
+    low, high = boxes[:, :2], boxes[:, 2:]
+    centre, half = (low + high) / 2, (high - low) / 2
+    grown = half * ((cells + 2) / cells)
+    low, high = (centre - grown).trunc(), (centre + grown).trunc() + 1
+    side = (high - low).clamp(min=1)
+    return torch.cat([low + side / (cells + 2), low + side * ((cells + 1) / (cells + 2))], dim=1)
 
 
 def _pixel_taps(

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from detlite.config import load_config
 from detlite.data import build_dataset, build_train_dataset
+from detlite.structures.output import OutputRules
 
 
 class ToyDetector(nn.Module):
@@ -30,7 +31,7 @@ class ToyDetector(nn.Module):
         )
         self.roi_heads = nn.ModuleDict({"box": nn.ModuleDict({"predictor": predictor})})
         self.categories: list[dict[str, Any]] = []
-        self.mask_threshold = 0.5
+        self.output = OutputRules()
 
     @property
     def device(self) -> torch.device:

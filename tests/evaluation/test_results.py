@@ -17,10 +17,10 @@ from detlite.evaluation import (
     coco_results,
     read_results,
     to_coco_results,
-    to_original,
     write_results,
 )
 from detlite.structures.masks import to_bitmap
+from detlite.structures.output import OutputRules
 
 CATEGORIES = [{"id": 7, "name": "cell"}, {"id": 90, "name": "speck"}]
 
@@ -59,7 +59,12 @@ class TestToCocoResults:
         areas = []
         for threshold in (0.5, 0.7):
             results = to_coco_results(
-                detections(mask_probs=probs), 5, (50, 100), (50, 100), CATEGORIES, threshold
+                detections(mask_probs=probs),
+                5,
+                (50, 100),
+                (50, 100),
+                CATEGORIES,
+                OutputRules(threshold),
             )
             areas.append(to_bitmap(results[0]["segmentation"], 50, 100).sum())
         assert areas == [20 * 40, 0]
@@ -82,12 +87,6 @@ class TestToCocoResults:
     def test_label_without_category(self, label: int) -> None:
         with pytest.raises(ValueError, match=rf"label {label}, and there are 2 categories"):
             categories_of(torch.tensor([1, label]), CATEGORIES)
-
-
-def test_to_original_stays_in_the_picture() -> None:
-    boxes = torch.tensor([[0.0, 0.0, 100.0, 67.0]])
-    assert to_original(boxes, (67, 100), (333, 500)).tolist() == [[0, 0, 500, 333]]
-    assert to_original(boxes + 1, (67, 100), (333, 500))[0, 2:].tolist() == [500, 333]
 
 
 def test_bitmaps_become_run_lengths() -> None:

@@ -288,7 +288,7 @@ def test_fresh_model_knows_itself(tiny_config):
     assert model.categories == []
     assert model.device == torch.device("cpu")
     assert model.num_classes == 4
-    assert model.mask_threshold == 0.25
+    assert model.output.mask_threshold == 0.25
 
 
 def test_seed_decides_the_weights(tiny_config):

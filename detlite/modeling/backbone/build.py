@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from ...registry import Registry
-from ..norm import build_norm
+from ..norm import build_norm, optional_norm
 from .fpn import FPN
 from .resnet import DEPTHS, ResNet, ResNetSpec
 
@@ -72,6 +72,15 @@ def _build_resnet_c4(cfg: CfgNode) -> Backbone:
     return Backbone(body, nn.Identity(), spec.channels(4), strides=(16,), pooled=1)
 
 
+def _build_resnet_c5(cfg: CfgNode) -> Backbone:
+    spec = resnet_spec(cfg)
+    dilation = cfg.MODEL.RESNETS.RES5_DILATION
+    freeze_at = cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT
+    body = ResNet(spec, out_stages=(5,), freeze_at=freeze_at, res5_dilation=dilation)
+    strides = (32 // dilation,)
+    return Backbone(body, nn.Identity(), spec.channels(5), strides, pooled=1)
+
+
 def _build_resnet_fpn(cfg: CfgNode) -> Backbone:
     spec = resnet_spec(cfg)
     stages = (2, 3, 4, 5)
@@ -79,7 +88,7 @@ def _build_resnet_fpn(cfg: CfgNode) -> Backbone:
     neck = FPN(
         [spec.channels(stage) for stage in stages],
         out_channels,
-        norm=build_norm(cfg, "GN") if cfg.MODEL.FPN.USE_GN else None,
+        norm=optional_norm(cfg, "FPN"),
         relu=cfg.MODEL.FPN.USE_RELU,
     )
     body = ResNet(spec, stages, freeze_at=cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT)
@@ -88,4 +97,5 @@ def _build_resnet_fpn(cfg: CfgNode) -> Backbone:
 
 for _depth in DEPTHS:
     BACKBONES.register(f"R-{_depth}-C4")(_build_resnet_c4)
+    BACKBONES.register(f"R-{_depth}-C5")(_build_resnet_c5)
     BACKBONES.register(f"R-{_depth}-FPN")(_build_resnet_fpn)

@@ -9,10 +9,16 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from ..norm import FrozenBatchNorm2d, Norm
+from ..norm import Norm, freeze_batch_norm
 
 # Blocks in stages res2, res3, res4, res5.
-DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
+DEPTHS = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,7 @@ class ResNetSpec:
     """What distinguishes one ResNet from another.
 
     Attributes:
-        depth: 18 or 34 (basic blocks), 50 or 101 (bottlenecks).
+        depth: 18 or 34 (basic blocks), 50, 101 or 152 (bottlenecks).
         norm: constructor of the normalisation layers.
         stem_channels: channels after the stem.
         res2_channels: channels of stage res2; each later stage has twice those of the one before.
@@ -47,10 +53,6 @@ class ResNetSpec:
     def channels(self, stage: int) -> int:
         """Output channels of stage 1 (the stem) to 5."""
         return self.stem_channels if stage == 1 else self.res2_channels * 2 ** (stage - 2)
-
-    def with_norm(self, norm: Norm) -> ResNetSpec:
-        """The same network with another norm."""
-        return ResNetSpec(**{**self.__dict__, "norm": norm})
 
 
 class Stem(nn.Module):
@@ -147,22 +149,28 @@ def make_stage(spec: ResNetSpec, stage: int, stride: int, dilation: int = 1) -> 
 class ResNet(nn.Module):
     """Stem and stages up to `last_stage`; returns the maps of `out_stages`, finest first.
 
+    With `res5_dilation` 2 the last stage dilates its convolutions instead of halving the map (DC5).
     The first `freeze_at` parts (stem, res2, ...) are not trained; batch norm in them is frozen.
     """
 
-    def __init__(self, spec: ResNetSpec, out_stages: tuple[int, ...], freeze_at: int = 0) -> None:
+    def __init__(
+        self,
+        spec: ResNetSpec,
+        out_stages: tuple[int, ...],
+        freeze_at: int = 0,
+        res5_dilation: int = 1,
+    ) -> None:
         super().__init__()
         self.out_stages = out_stages
-        frozen_spec = spec.with_norm(FrozenBatchNorm2d) if spec.norm is nn.BatchNorm2d else spec
-        self.stem = Stem(spec.stem_channels, (frozen_spec if freeze_at >= 1 else spec).norm)
+        self.stem = Stem(spec.stem_channels, spec.norm)
         init_convs([self.stem])
         for stage in range(2, out_stages[-1] + 1):
-            layers = make_stage(
-                frozen_spec if freeze_at >= stage else spec, stage, stride=1 if stage == 2 else 2
-            )
+            dilation = res5_dilation if stage == 5 else 1
+            layers = make_stage(spec, stage, 1 if stage == 2 else 2 // dilation, dilation)
             self.add_module(f"res{stage}", layers)
         for part in list(self.children())[:freeze_at]:
             part.requires_grad_(False)
+            freeze_batch_norm(part)
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """[B, 3, H, W] -> for each stage k in out_stages [B, C_k, H / 2**k, W / 2**k]."""

@@ -1,0 +1,38 @@
+"""The 80 categories of COCO (https://cocodataset.org), whose ids run to 90 with gaps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NAMES = """\
+person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light,
+fire hydrant, , stop sign, parking meter, bench, bird, cat, dog, horse, sheep,
+cow, elephant, bear, zebra, giraffe, , backpack, umbrella, , ,
+handbag, tie, suitcase, frisbee, skis, snowboard, sports ball, kite, baseball bat, baseball glove,
+skateboard, surfboard, tennis racket, bottle, , wine glass, cup, fork, knife, spoon,
+bowl, banana, apple, sandwich, orange, broccoli, carrot, hot dog, pizza, donut,
+cake, chair, couch, potted plant, bed, , dining table, , , toilet,
+, tv, laptop, mouse, remote, keyboard, cell phone, microwave, oven, toaster,
+sink, refrigerator, , book, clock, vase, scissors, teddy bear, hair drier, toothbrush"""
+
+
+def categories_for(num_classes: int, keypoints: bool = False) -> list[dict[str, Any]]:
+    """What the labels of published weights most likely mean.
+
+    Args:
+        num_classes: classes with background. 81 are COCO's categories; 91 its ids, where those of
+            the gaps are called "N/A", as torchvision counts them; of others nothing is known.
+        keypoints: the model predicts keypoints: its one category is the person.
+
+    Returns:
+        `num_classes - 1` categories {"id", "name"}; label k is the k-th.
+    """
+    names = [name.strip() for name in _NAMES.split(",")]
+    ids = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
+    if num_classes == 91:
+        return [{**category, "name": category["name"] or "N/A"} for category in ids]
+    if num_classes == 81:
+        return [category for category in ids if category["name"]]
+    if num_classes == 2 and keypoints:
+        return ids[:1]
+    return [{"id": label, "name": f"class {label}"} for label in range(1, num_classes)]

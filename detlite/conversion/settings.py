@@ -1,0 +1,226 @@
+"""The config that converted weights need: what their shapes say, and how their framework counts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ..modeling.backbone.resnet import DEPTHS
+
+Settings = dict[str, Any]  # config keys and values
+State = Mapping[str, Tensor]
+
+_COMMON: Settings = {
+    "MODEL.RPN.STRADDLE_THRESH": -1,
+    "MODEL.RPN.FPN_POST_NMS_PER_BATCH": False,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 1000,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000,
+}
+
+# How each framework counts where the weights do not tell; its own defaults for published models.
+DIALECTS: dict[str, Settings] = {
+    "torchvision": {
+        **_COMMON,
+        "MODEL.RESNETS.BN_EPSILON": 0.0,  # of the frozen norm in published detectors
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "MODEL.RPN.ANCHOR_OFFSET": 0.0,
+        "MODEL.RPN.ANCHOR_ROUNDING": "corners",
+        "MODEL.RPN.ANCHOR_SPACING": "fit",
+        "MODEL.RPN.MIN_SIZE": 1e-3,
+        "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 2000,
+        "MODEL.ROI_HEADS.MIN_SIZE": 1e-2,
+        "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 1.0 / 9,
+        "MODEL.ROI_MASK_HEAD.TARGETS": "soft",
+        "MODEL.ROI_MASK_HEAD.PASTE": "whole-pixels",
+        "INPUT.RESIZE": "interpolate",
+        "INPUT.TO_BGR255": False,
+        "INPUT.PIXEL_MEAN": [0.485, 0.456, 0.406],
+        "INPUT.PIXEL_STD": [0.229, 0.224, 0.225],
+    },
+    "detectron2": {
+        **_COMMON,
+        "MODEL.RPN.ANCHOR_OFFSET": 0.0,
+        "MODEL.RPN.SMOOTH_L1_BETA": 0.0,
+        "MODEL.RPN.LOSS_NORMALIZER": "capacity",
+        "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.0,
+        "INPUT.PIXEL_MEAN": [103.53, 116.28, 123.675],
+    },
+    "maskrcnn-benchmark": {
+        "MODEL.INCLUSIVE_BOXES": True,
+        "MODEL.RESNETS.BN_EPSILON": 0.0,
+        "MODEL.RPN.ANCHOR_ROUNDING": "cell",
+        "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000,
+        "MODEL.ROI_MASK_HEAD.PASTE": "whole-pixels",
+        "INPUT.RESIZE": "floor",
+    },
+}
+DIALECTS["caffe2"] = DIALECTS["maskrcnn-benchmark"]
+
+_POOLERS = {  # type, and samples per bin side of a pyramid's heads
+    "torchvision": ("ROIAlign", 2),
+    "detectron2": ("ROIAlignV2", 0),
+    "maskrcnn-benchmark": ("ROIAlign", 2),
+    "caffe2": ("ROIAlign", 2),
+}
+
+
+def settings_for(state: State, source: str) -> Settings:
+    """The config keys and values of a converted detector.
+
+    Args:
+        state: its entries, by our names.
+        source: a key of DIALECTS.
+
+    Raises:
+        ValueError: a body that is no ResNet of a known depth.
+    """
+    settings: Settings = {**DIALECTS[source], **_body(state), **_heads(state, source)}
+    if settings["MODEL.RESNETS.NORM"] == "BN":
+        settings["MODEL.RESNETS.BN_EPSILON"] = 1e-5
+    grouped = settings["MODEL.RESNETS.NUM_GROUPS"] > 1
+    if grouped:
+        # ResNeXt was never trained with the stride in its 1x1.
+        settings["MODEL.RESNETS.STRIDE_IN_1X1"] = False
+        if source == "detectron2":
+            settings["INPUT.PIXEL_STD"] = [57.375, 57.12, 58.395]
+    return settings
+
+
+def _body(state: State) -> Settings:
+    blocks = {
+        stage: 1 + max((int(found[1]) for found in found_in), default=-1)
+        for stage in range(2, 6)
+        for found_in in [[m for m in map(_block(stage).match, state) if m]]
+    }
+    bottleneck = "backbone.body.res2.0.conv3.weight" in state
+    depth = next(
+        (
+            depth
+            for depth, counts in DEPTHS.items()
+            if counts == tuple(blocks.values()) and bottleneck == (depth >= 50)
+        ),
+        None,
+    )
+    if depth is None:
+        raise ValueError(
+            f"the body has {list(blocks.values())} blocks in its stages, which is no ResNet of "
+            f"depth {sorted(DEPTHS)}"
+        )
+    fpn = "backbone.neck.output.0.0.weight" in state
+    conv2 = state["backbone.body.res2.0.conv2.weight"]
+    last = state[f"backbone.body.res2.0.conv{3 if bottleneck else 2}.weight"]
+    settings: Settings = {
+        "MODEL.BACKBONE.CONV_BODY": f"R-{depth}-{'FPN' if fpn else 'C4'}",
+        "MODEL.RESNETS.NORM": _norm(state, "backbone.body.stem.norm1"),
+        "MODEL.RESNETS.NUM_GROUPS": conv2.shape[0] // conv2.shape[1],
+        "MODEL.RESNETS.WIDTH_PER_GROUP": conv2.shape[1] if bottleneck else 64,
+        "MODEL.RESNETS.STEM_OUT_CHANNELS": len(state["backbone.body.stem.conv1.weight"]),
+        "MODEL.RESNETS.RES2_OUT_CHANNELS": len(last),
+    }
+    if fpn:
+        settings |= {
+            "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": len(state["backbone.neck.output.0.0.weight"]),
+            "MODEL.FPN.NORM": _norm(state, "backbone.neck.output.0.1"),
+            "DATALOADER.SIZE_DIVISIBILITY": 32,
+        }
+    return settings
+
+
+def _heads(state: State, source: str) -> Settings:
+    fpn = "backbone.neck.output.0.0.weight" in state
+    cascade = "roi_heads.box.0.predictor.cls_score.weight" in state
+    head = "roi_heads.box.0" if cascade else "roi_heads.box"
+    num_classes = len(state[f"{head}.predictor.cls_score.weight"])
+    regressions = len(state[f"{head}.predictor.bbox_pred.weight"])
+    mask = "roi_heads.mask.predictor.mask_fcn_logits.weight" in state
+    pooler, sampling = _POOLERS[source]
+    more_convs = sum(name.startswith("rpn.head.more_convs.") for name in state) // 2
+    settings: Settings = {
+        "MODEL.MASK_ON": mask,
+        "MODEL.RPN.NUM_CONVS": 1 + more_convs,
+        "MODEL.CLS_AGNOSTIC_BBOX_REG": cascade or regressions < 4 * num_classes,
+        "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 2000 if fpn else 12000,
+        "MODEL.RPN.PRE_NMS_TOP_N_TEST": 1000 if fpn else 6000,
+        "MODEL.ROI_HEADS.CASCADE_IOUS": [0.5, 0.6, 0.7] if cascade else [],
+        "MODEL.ROI_BOX_HEAD.NUM_CLASSES": num_classes,
+        "MODEL.ROI_BOX_HEAD.POOLER_TYPE": pooler,
+        "MODEL.ROI_MASK_HEAD.POOLER_TYPE": pooler,
+    }
+    box = f"{head}.feature_extractor"
+    convs = _widths(state, f"{box}.convs.")
+    if fpn:
+        fc6 = state[f"{box}.fc6.weight"]
+        channels = convs[-1] if convs else len(state["backbone.neck.output.0.0.weight"])
+        settings |= {
+            "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": (
+                "FPNXconv1fcFeatureExtractor" if convs else "FPN2MLPFeatureExtractor"
+            ),
+            "MODEL.ROI_BOX_HEAD.PREDICTOR": "FPNPredictor",
+            "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": math.isqrt(fc6.shape[1] // channels),
+            "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": sampling,
+            "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": len(fc6),
+            "MODEL.ROI_BOX_HEAD.NORM": _norm(
+                state, f"{box}.convs.0.1" if convs else f"{box}.norm6"
+            ),
+            "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR": "MaskRCNNFPNFeatureExtractor",
+            "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
+            "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": sampling,
+        }
+    if convs:
+        settings["MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS"] = len(convs)
+        settings["MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM"] = convs[-1]
+    if "roi_heads.keypoint.predictor.kps_score_lowres.weight" in state:
+        settings |= _keypoint_head(state, pooler, sampling)
+        if source == "detectron2":
+            settings["MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA"] = 0.5
+    if mask:
+        mask_convs = "roi_heads.mask.feature_extractor.convs."
+        last = state["roi_heads.mask.predictor.conv5_mask.weight"].shape[1]
+        settings |= {
+            "MODEL.ROI_MASK_HEAD.CONV_LAYERS": _widths(state, mask_convs) or [last],
+            "MODEL.ROI_MASK_HEAD.NORM": _norm(state, f"{mask_convs}0.1"),
+            "MODEL.ROI_MASK_HEAD.RESOLUTION": 28 if fpn else 14,
+        }
+    return settings
+
+
+def _keypoint_head(state: State, pooler: str, sampling: int) -> Settings:
+    prefix = "roi_heads.keypoint.feature_extractor.convs."
+    deconv = state["roi_heads.keypoint.predictor.kps_score_lowres.weight"]
+    return {
+        "MODEL.KEYPOINT_ON": True,
+        "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE": pooler,
+        "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": sampling,
+        "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS": _widths(state, prefix),
+        "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES": deconv.shape[1],
+        "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION": 56,
+        "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
+    }
+
+
+def _widths(state: State, convs: str) -> list[int]:
+    """Output channels of a row of convolutions; sorted by place, as a file may hold any order."""
+    places = sorted(
+        int(name.removeprefix(convs).removesuffix(".0.weight"))
+        for name in state
+        if name.startswith(convs) and name.endswith(".0.weight")
+    )
+    return [len(state[f"{convs}{place}.0.weight"]) for place in places]
+
+
+def _block(stage: int) -> re.Pattern[str]:
+    """Names of a stage's blocks; res5 of a C4 model is in its box head."""
+    return re.compile(
+        rf"(?:backbone\.body|roi_heads\.box\.feature_extractor)\.res{stage}\.(\d+)\.conv1\.weight$"
+    )
+
+
+def _norm(state: State, layer: str) -> str:
+    """The norm that a layer is, by what it keeps; "" where there is none."""
+    if f"{layer}.running_mean" in state:
+        return "BN" if f"{layer}.num_batches_tracked" in state else "FrozenBN"
+    return "GN" if f"{layer}.weight" in state else ""

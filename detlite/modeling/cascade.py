@@ -1,0 +1,124 @@
+"""Cascade R-CNN (Cai & Vasconcelos, https://arxiv.org/abs/1712.00726).
+
+Box heads in a row, each trained at a higher overlap on the boxes that the one before refined.
+
+Shapes: K classes with background as class 0, S stages; R proposals over all images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from yacs.config import CfgNode
+
+from ..structures import boxes as box_ops
+from .backbone import Backbone
+from .box_head import BoxHead, build_box_head
+from .keypoint_head import KeypointHead, build_keypoint_head
+from .mask_head import MaskHead, build_mask_head
+from .matching import match
+from .roi_heads import ProposalSampling, RoIHeads
+
+
+class CascadeRoIHeads(RoIHeads):
+    """S box heads, and a mask head and a keypoint head or None.
+
+    Args:
+        stages: class-agnostic box heads.
+        ious: the overlap from which a box is foreground in each stage; the first is that of
+            `sampling`.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[BoxHead],
+        ious: Sequence[float],
+        mask: MaskHead | None,
+        sampling: ProposalSampling,
+        keypoint: KeypointHead | None = None,
+    ) -> None:
+        super().__init__(nn.ModuleList(stages), mask, sampling, keypoint)
+        self.ious = tuple(ious)
+
+    def _box_losses(
+        self,
+        features: list[Tensor],
+        boxes: list[Tensor],
+        matched: list[dict[str, Tensor]],
+        targets: list[dict[str, Any]],
+        image_sizes: list[tuple[int, int]],
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        losses: dict[str, Tensor] = {}
+        stages: Any = self.box
+        for number, (stage, iou) in enumerate(zip(stages, self.ious, strict=True)):
+            if number:
+                matched = [_rematch(*pair, iou) for pair in zip(boxes, targets, strict=True)]
+            x = stage.feature_extractor(features, boxes)
+            # The stages share the backbone: together they weigh as much as a single head.
+            x = x / len(stages) + x.detach() * (1 - 1 / len(stages))
+            for name, loss in stage.losses(x, boxes, matched).items():
+                losses[f"{name}_stage{number}"] = loss
+            boxes = stage.refine(x, boxes, image_sizes)
+            boxes = [own[box_ops.at_least(own, 0)] for own in boxes]
+        return losses, x
+
+    def _box_detections(
+        self,
+        features: list[Tensor],
+        proposals: list[Tensor],
+        image_sizes: list[tuple[int, int]],
+    ) -> list[dict[str, Tensor]]:
+        stages: Any = self.box
+        scores = []
+        for number, stage in enumerate(stages, start=1):
+            x = stage.feature_extractor(features, proposals)
+            logits, deltas = stage.predictor(x)
+            scores.append(logits.float().softmax(dim=1))
+            if number < len(stages):
+                proposals = stage.refine(x, proposals, image_sizes)
+        mean = torch.stack(scores).mean(dim=0)
+        return stages[-1].select(mean, deltas.float(), proposals, image_sizes)
+
+
+def _rematch(boxes: Tensor, target: dict[str, Any], iou: float) -> dict[str, Tensor]:
+    """`labels`, `boxes` and `matched` of all boxes [R, 4] of an image; none is sampled away."""
+    truth = target["boxes"]
+    matched = match(box_ops.iou(truth, boxes), iou, iou)
+    foreground = matched >= 0
+    labels, wanted = torch.zeros_like(matched), torch.zeros_like(boxes)
+    labels[foreground] = target["labels"][matched[foreground]]
+    wanted[foreground] = truth[matched[foreground]]
+    return {"labels": labels, "boxes": wanted, "matched": matched}
+
+
+def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
+    """The heads that the config asks for: one box head, or a cascade of them.
+
+    Raises:
+        ValueError: keys of a cascade that do not fit together.
+    """
+    heads = cfg.MODEL.ROI_HEADS
+    ious, weights = heads.CASCADE_IOUS, heads.CASCADE_BBOX_REG_WEIGHTS
+    sampling = ProposalSampling(
+        foreground=heads.FG_IOU_THRESHOLD,
+        background=heads.BG_IOU_THRESHOLD,
+        per_image=heads.BATCH_SIZE_PER_IMAGE,
+        positive_fraction=heads.POSITIVE_FRACTION,
+    )
+    boxes = [build_box_head(cfg, backbone, own) for own in (weights if ious else [None])]
+    extractor = boxes[0].feature_extractor
+    mask = build_mask_head(cfg, backbone, extractor) if cfg.MODEL.MASK_ON else None
+    keypoint = build_keypoint_head(cfg, backbone) if cfg.MODEL.KEYPOINT_ON else None
+    if not ious:
+        return RoIHeads(boxes[0], mask, sampling, keypoint)
+    key = "MODEL.ROI_HEADS.CASCADE_IOUS"
+    if len(weights) != len(ious):
+        raise ValueError(f"{key} has {len(ious)} stages, CASCADE_BBOX_REG_WEIGHTS {len(weights)}")
+    if not cfg.MODEL.CLS_AGNOSTIC_BBOX_REG:
+        raise ValueError(f"{key} needs MODEL.CLS_AGNOSTIC_BBOX_REG True: stages share their boxes")
+    if mask is not None and mask.feature_extractor is None:
+        raise ValueError(f"{key} needs MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR False")
+    return CascadeRoIHeads(boxes, ious, mask, sampling, keypoint)

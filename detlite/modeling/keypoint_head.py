@@ -1,0 +1,131 @@
+"""Keypoint head (Mask R-CNN, https://arxiv.org/abs/1703.06870, section 5).
+
+Shapes: R regions over all images, S x S pooled, P keypoints an instance, M x M heat maps. G
+ground-truth instances in an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from yacs.config import CfgNode
+
+from ..registry import Registry
+from ..structures import boxes as box_ops
+from ..structures.keypoints import from_heatmaps, to_heatmap_cells
+from .backbone import Backbone
+from .layers import conv_block
+from .pooler import build_pooler
+
+KEYPOINT_EXTRACTORS: Registry[Callable[[CfgNode, Backbone], nn.Module]] = Registry(
+    "keypoint feature extractor"
+)
+# Features [R, C, S, S] -> heat map logits [R, P, M, M].
+KEYPOINT_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("keypoint predictor")
+
+
+@KEYPOINT_EXTRACTORS.register("KeypointRCNNFeatureExtractor")
+class KeypointRCNNFeatureExtractor(nn.Module):
+    """Pools and applies a row of 3x3 convolutions."""
+
+    def __init__(self, cfg: CfgNode, backbone: Backbone) -> None:
+        super().__init__()
+        head = cfg.MODEL.ROI_KEYPOINT_HEAD
+        self.pooler = build_pooler(cfg, "ROI_KEYPOINT_HEAD", backbone.strides[: backbone.pooled])
+        widths = [backbone.out_channels, *head.CONV_LAYERS]
+        self.convs = nn.Sequential(*(conv_block(a, b, 3, relu=True) for a, b in pairwise(widths)))
+        self.out_channels = widths[-1]
+        self.out_resolution = head.POOLER_RESOLUTION
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, CONV_LAYERS[-1], S, S]."""
+        return self.convs(self.pooler(features, boxes))
+
+
+@KEYPOINT_PREDICTORS.register("KeypointRCNNPredictor")
+class KeypointRCNNPredictor(nn.Module):
+    """Doubles the map by a 4x4 transposed convolution, and again by interpolation."""
+
+    def __init__(self, cfg: CfgNode, in_channels: int) -> None:
+        super().__init__()
+        keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES
+        self.kps_score_lowres = nn.ConvTranspose2d(in_channels, keypoints, 4, stride=2, padding=1)
+        nn.init.kaiming_normal_(self.kps_score_lowres.weight, mode="fan_out", nonlinearity="relu")
+        assert self.kps_score_lowres.bias is not None
+        nn.init.zeros_(self.kps_score_lowres.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, C, S, S] -> [R, P, 4 S, 4 S]."""
+        return F.interpolate(self.kps_score_lowres(x), scale_factor=2.0, mode="bilinear")
+
+
+class KeypointHead(nn.Module):
+    """Extractor, predictor and their loss.
+
+    Args:
+        extractor: one of KEYPOINT_EXTRACTORS.
+        predictor: one of KEYPOINT_PREDICTORS.
+        inclusive: x2 and y2 of a box count the last pixel inside.
+    """
+
+    def __init__(self, extractor: nn.Module, predictor: nn.Module, inclusive: bool = False) -> None:
+        super().__init__()
+        self.feature_extractor = extractor
+        self.predictor = predictor
+        self.inclusive = inclusive
+
+    def loss(
+        self, x: Tensor, boxes: list[Tensor], targets: list[dict[str, Any]]
+    ) -> dict[str, Tensor]:
+        """Cross entropy over the cells of each map, averaged over the labelled keypoints.
+
+        Args:
+            x: features of the foreground proposals.
+            boxes: those proposals, for each image [R_i, 4].
+            targets: for each image `matched` [R_i] indices into the ground truth, and `keypoints`
+                [G, P, 3].
+        """
+        logits = self.predictor(x).float()
+        keypoints = torch.cat([target["keypoints"][target["matched"]] for target in targets])
+        cells, valid = to_heatmap_cells(keypoints, torch.cat(boxes), logits.shape[-1])
+        # Not a mean, which is NaN where no keypoint is labelled.
+        loss = F.cross_entropy(logits.flatten(2)[valid], cells[valid], reduction="sum")
+        return {"loss_keypoint": loss / valid.sum().clamp(min=1)}
+
+    def predict(self, x: Tensor, boxes: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Keypoints [R, P, 3] and their logits [R, P] of the boxes, for each image [R_i, 4]."""
+        logits = self.predictor(x).float()
+        regions = torch.cat(boxes)
+        return from_heatmaps(
+            logits, box_ops.drop_last_pixel(regions) if self.inclusive else regions
+        )
+
+
+def build_keypoint_head(cfg: CfgNode, backbone: Backbone) -> KeypointHead:
+    """The keypoint head that MODEL.ROI_KEYPOINT_HEAD describes.
+
+    Raises:
+        ValueError: a RESOLUTION that is not what the head gives, or a shared extractor.
+    """
+    head, key = cfg.MODEL.ROI_KEYPOINT_HEAD, "MODEL.ROI_KEYPOINT_HEAD"
+    if head.SHARE_BOX_FEATURE_EXTRACTOR:
+        raise ValueError(f"{key}.SHARE_BOX_FEATURE_EXTRACTOR must be False: box heads have no map")
+    extractor: Any = KEYPOINT_EXTRACTORS.get(head.FEATURE_EXTRACTOR, f"{key}.FEATURE_EXTRACTOR")(
+        cfg, backbone
+    )
+    predictor = KEYPOINT_PREDICTORS.get(head.PREDICTOR, f"{key}.PREDICTOR")(
+        cfg, extractor.out_channels
+    )
+    side = extractor.out_resolution
+    resolution = predictor(torch.zeros(1, extractor.out_channels, side, side)).shape[-1]
+    if resolution != head.RESOLUTION:
+        raise ValueError(
+            f"{key}.RESOLUTION is {head.RESOLUTION}, but the head gives {resolution} x "
+            f"{resolution} from regions of POOLER_RESOLUTION {head.POOLER_RESOLUTION}"
+        )
+    return KeypointHead(extractor, predictor, inclusive=cfg.MODEL.INCLUSIVE_BOXES)

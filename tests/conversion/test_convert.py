@@ -1,0 +1,305 @@
+"""Whole state dicts of small widths, named as each framework names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from detlite.conversion import convert, source_of, to_torchvision
+from detlite.conversion.coco_categories import categories_for
+from detlite.conversion.names import TO_TORCHVISION, rename
+from detlite.engine.checkpoint import (
+    CheckpointError,
+    build_model_from_checkpoint,
+    load_weights,
+    read_checkpoint,
+)
+from detlite.modeling.rcnn import build_model
+
+STEM, RES2, PYRAMID, DIM, CLASSES = 8, 16, 8, 12, 5
+DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
+State = dict[str, Tensor]
+
+
+class Writer:
+    """Collects layers under one framework's names.
+
+    Args:
+        conv: name of a convolution in a block, from (stage, block, place); place 0: the shortcut.
+        norm: that of its norm.
+        scale, shift: leaves of a norm; statistics are left out where they are Caffe2's.
+    """
+
+    def __init__(
+        self, conv: Callable[..., str], norm: Callable[..., str], caffe2: bool = False
+    ) -> None:
+        self.conv, self.norm, self.caffe2 = conv, norm, caffe2
+        self.state: State = {}
+
+    def layer(self, name: str, *shape: int, bias: bool = True) -> None:
+        weight, shift = ("_w", "_b") if self.caffe2 else (".weight", ".bias")
+        self.state[name + weight] = torch.randn(*shape)
+        if bias:
+            transposed = name.endswith(("conv5_mask", "deconv"))
+            self.state[name + shift] = torch.randn(shape[1 if transposed else 0])
+
+    def add_norm(self, name: str, channels: int) -> None:
+        if self.caffe2:
+            leaves = ["_s", "_b"]
+        else:
+            leaves = [".weight", ".bias", ".running_mean", ".running_var"]
+        for leaf in leaves:
+            self.state[name + leaf] = torch.rand(channels)
+
+    def body(self, depth: int, stem: tuple[str, str], stages: range, groups: int = 1) -> None:
+        if 2 in stages:
+            self.layer(stem[0], STEM, 3, 7, 7, bias=False)
+            self.add_norm(stem[1], STEM)
+        for stage in stages:
+            out = RES2 * 2 ** (stage - 2)
+            width = out // 4 if groups == 1 else out // 2
+            for block in range(DEPTHS[depth][stage - 2]):
+                before = out if block else (STEM if stage == 2 else out // 2)
+                shapes = {
+                    1: (width, before, 1, 1),
+                    2: (width, width // groups, 3, 3),
+                    3: (out, width, 1, 1),
+                }
+                if block == 0:
+                    shapes[0] = (out, before, 1, 1)
+                for place, shape in shapes.items():
+                    self.layer(self.conv(stage, block, place), *shape, bias=False)
+                    self.add_norm(self.norm(stage, block, place), shape[0])
+
+
+def detectron2(depth: int = 50, fpn: bool = True, groups: int = 1) -> State:
+    def conv(stage: int, block: int, place: int) -> str:
+        where = "backbone.bottom_up." if fpn else "backbone."
+        where = "roi_heads." if stage == 5 and not fpn else where
+        return f"{where}res{stage}.{block}." + (f"conv{place}" if place else "shortcut")
+
+    stem = "backbone.bottom_up.stem.conv1" if fpn else "backbone.stem.conv1"
+    out = Writer(conv, lambda *place: conv(*place) + ".norm")
+    out.body(depth, (stem, stem + ".norm"), range(2, 6), groups)
+    anchors, channels, last = (3, PYRAMID, DIM) if fpn else (15, 4 * RES2, 8 * RES2)
+    if fpn:
+        for level in range(2, 6):
+            out.layer(f"backbone.fpn_lateral{level}", PYRAMID, RES2 * 2 ** (level - 2), 1, 1)
+            out.layer(f"backbone.fpn_output{level}", PYRAMID, PYRAMID, 3, 3)
+        out.layer("roi_heads.box_head.fc1", DIM, PYRAMID * 49)
+        out.layer("roi_heads.box_head.fc2", DIM, DIM)
+        for number in range(1, 5):
+            out.layer(f"roi_heads.mask_head.mask_fcn{number}", PYRAMID, PYRAMID, 3, 3)
+    head = "proposal_generator.rpn_head."
+    out.layer(head + "conv", channels, channels, 3, 3)
+    out.layer(head + "objectness_logits", anchors, channels, 1, 1)
+    out.layer(head + "anchor_deltas", anchors * 4, channels, 1, 1)
+    out.layer("roi_heads.box_predictor.cls_score", CLASSES, last)
+    out.layer("roi_heads.box_predictor.bbox_pred", 4 * (CLASSES - 1), last)
+    out.layer("roi_heads.mask_head.deconv", PYRAMID if fpn else last, PYRAMID, 2, 2)
+    out.layer("roi_heads.mask_head.predictor", CLASSES - 1, PYRAMID, 1, 1)
+    out.state["pixel_mean"] = torch.zeros(3, 1, 1)
+    return out.state
+
+
+def maskrcnn_benchmark(fpn: bool = True) -> State:
+    def name(stage: int, block: int, place: int, kind: str) -> str:
+        box = "roi_heads.box.feature_extractor.head."
+        where = box if stage == 5 and not fpn else "backbone.body."
+        last = f"{kind}{place}" if place else f"downsample.{int(kind == 'bn')}"
+        return f"{where}layer{stage - 1}.{block}.{last}"
+
+    out = Writer(lambda *at: name(*at, "conv"), lambda *at: name(*at, "bn"))
+    out.body(50, ("backbone.body.stem.conv1", "backbone.body.stem.bn1"), range(2, 6))
+    anchors, channels, last = (3, PYRAMID, DIM) if fpn else (15, 4 * RES2, 8 * RES2)
+    if fpn:
+        for level in range(1, 5):
+            out.layer(f"backbone.fpn.fpn_inner{level}", PYRAMID, RES2 * 2 ** (level - 1), 1, 1)
+            out.layer(f"backbone.fpn.fpn_layer{level}", PYRAMID, PYRAMID, 3, 3)
+        out.layer("roi_heads.box.feature_extractor.fc6", DIM, PYRAMID * 49)
+        out.layer("roi_heads.box.feature_extractor.fc7", DIM, DIM)
+        for number in range(1, 5):
+            out.layer(f"roi_heads.mask.feature_extractor.mask_fcn{number}", PYRAMID, PYRAMID, 3, 3)
+    else:  # the shared stage once more
+        box = "roi_heads.box."
+        shared = {n: v for n, v in out.state.items() if n.startswith(box)}
+        out.state |= {n.replace(box, "roi_heads.mask."): v for n, v in shared.items()}
+    out.layer("rpn.head.conv", channels, channels, 3, 3)
+    out.layer("rpn.head.cls_logits", anchors, channels, 1, 1)
+    out.layer("rpn.head.bbox_pred", anchors * 4, channels, 1, 1)
+    out.layer("roi_heads.box.predictor.cls_score", CLASSES, last)
+    out.layer("roi_heads.box.predictor.bbox_pred", 4 * CLASSES, last)
+    out.layer("roi_heads.mask.predictor.conv5_mask", PYRAMID if fpn else last, PYRAMID, 2, 2)
+    out.layer("roi_heads.mask.predictor.mask_fcn_logits", CLASSES, PYRAMID, 1, 1)
+    out.state["rpn.anchor_generator.cell_anchors.0"] = torch.zeros(anchors, 4)
+    return {f"module.{n}": v for n, v in out.state.items()}
+
+
+def caffe2() -> State:
+    def conv(stage: int, block: int, place: int) -> str:
+        return f"res{stage}_{block}_branch" + (f"2{'abc'[place - 1]}" if place else "1")
+
+    out = Writer(conv, lambda *place: conv(*place) + "_bn", caffe2=True)
+    out.body(50, ("conv1", "res_conv1_bn"), range(2, 6))
+    for stage, block in zip(range(2, 6), (2, 3, 5, 2), strict=True):
+        lateral = "" if stage == 5 else "_lateral"
+        width = RES2 * 2 ** (stage - 2)
+        out.layer(f"fpn_inner_res{stage}_{block}_sum{lateral}", PYRAMID, width, 1, 1)
+        out.layer(f"fpn_res{stage}_{block}_sum", PYRAMID, PYRAMID, 3, 3)
+    out.layer("conv_rpn_fpn2", PYRAMID, PYRAMID, 3, 3)
+    out.layer("rpn_cls_logits_fpn2", 3, PYRAMID, 1, 1)
+    out.layer("rpn_bbox_pred_fpn2", 12, PYRAMID, 1, 1)
+    out.layer("fc6", DIM, PYRAMID * 49)
+    out.layer("fc7", DIM, DIM)
+    out.layer("cls_score", CLASSES, DIM)
+    out.layer("bbox_pred", 4 * CLASSES, DIM)
+    out.state["fc6_w_momentum"] = torch.zeros(1)
+    out.state["lr"] = torch.zeros(1)
+    return out.state
+
+
+FILES = {
+    "d2 FPN": (detectron2, "detectron2", "R-50-FPN"),
+    "d2 ResNeXt": (lambda: detectron2(101, groups=2), "detectron2", "R-101-FPN"),
+    "d2 C4": (lambda: detectron2(fpn=False), "detectron2", "R-50-C4"),
+    "mrb FPN": (maskrcnn_benchmark, "maskrcnn-benchmark", "R-50-FPN"),
+    "mrb C4": (lambda: maskrcnn_benchmark(False), "maskrcnn-benchmark", "R-50-C4"),
+    "caffe2": (caffe2, "caffe2", "R-50-FPN"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_becomes_a_model(name, tmp_path):
+    make, source, body = FILES[name]
+    state = make()
+    assert source_of({"model": state}) == source
+    torch.save({"model": state, "iteration": 7}, tmp_path / "w.pth")
+    cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
+    assert body == cfg.MODEL.BACKBONE.CONV_BODY
+    assert cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES == CLASSES
+    assert (source != "caffe2") == cfg.MODEL.MASK_ON
+    assert len(model.categories) == CLASSES - 1
+    found = model([torch.rand(3, 64, 64)])
+    assert found[0]["boxes"].shape[1] == 4
+
+
+def test_resnext_has_its_stride_in_the_3x3_and_its_own_scale():
+    settings = convert(detectron2(101, groups=2), "detectron2").settings
+    assert settings["MODEL.RESNETS.NUM_GROUPS"] == 2
+    assert settings["MODEL.RESNETS.WIDTH_PER_GROUP"] == RES2 // 4
+    assert settings["MODEL.RESNETS.STRIDE_IN_1X1"] is False
+    assert settings["INPUT.PIXEL_STD"] == [57.375, 57.12, 58.395]
+
+
+def test_background_comes_first():
+    state = detectron2()
+    model = convert(state, "detectron2").model
+    for leaf in ("weight", "bias"):
+        theirs = state[f"roi_heads.box_predictor.cls_score.{leaf}"]
+        ours = model[f"roi_heads.box.predictor.cls_score.{leaf}"]
+        assert torch.equal(ours[0], theirs[-1])
+        assert torch.equal(ours[1:], theirs[:-1])
+        boxes = model[f"roi_heads.box.predictor.bbox_pred.{leaf}"]
+        assert torch.equal(boxes[4:], state[f"roi_heads.box_predictor.bbox_pred.{leaf}"])
+        masks = model[f"roi_heads.mask.predictor.mask_fcn_logits.{leaf}"]
+        assert torch.equal(masks[1:], state[f"roi_heads.mask_head.predictor.{leaf}"])
+        assert len(boxes) == 4 * CLASSES
+        assert len(masks) == CLASSES
+
+
+def test_anchors_of_a_cell_are_reordered():
+    state = detectron2(fpn=False)
+    model = convert(state, "detectron2").model
+    theirs = state["proposal_generator.rpn_head.objectness_logits.bias"]
+    deltas = state["proposal_generator.rpn_head.anchor_deltas.weight"]
+    for size in range(5):
+        for ratio in range(3):
+            ours, other = ratio * 5 + size, size * 3 + ratio
+            assert model["rpn.head.cls_logits.bias"][ours] == theirs[other]
+            assert torch.equal(
+                model["rpn.head.bbox_pred.weight"][4 * ours : 4 * ours + 4],
+                deltas[4 * other : 4 * other + 4],
+            )
+
+
+def test_caffe2_statistics_are_those_of_folded_norms():
+    model = convert({"blobs": caffe2()}, "caffe2").model
+    assert torch.equal(model["backbone.body.res2.0.norm1.running_mean"], torch.zeros(4))
+    assert torch.equal(model["backbone.body.stem.norm1.running_var"], torch.ones(STEM))
+
+
+def classifier(model: torch.nn.Module) -> State:
+    """The body of `model` as torchvision's classifiers name it."""
+    body = {n: v for n, v in model.state_dict().items() if n.startswith("backbone.body.")}
+    names = {n: rename(n, TO_TORCHVISION).removeprefix("backbone.body.") for n in body}
+    return {names[n]: v + 1 for n, v in body.items()} | {"fc.weight": torch.zeros(10, 4)}
+
+
+def test_classifier_gives_the_body_alone(tiny_config, tmp_path):
+    model = build_model(tiny_config())
+    before = {n: v.clone() for n, v in model.state_dict().items()}
+    torch.save(classifier(model), tmp_path / "resnet18.pth")
+    load_weights(model, tmp_path / "resnet18.pth")
+    for name, value in model.state_dict().items():
+        moved = name.startswith("backbone.body.")
+        assert torch.equal(value, before[name] + 1 if moved else before[name]), name
+    with pytest.raises(CheckpointError, match="has no config"):
+        build_model_from_checkpoint(tmp_path / "resnet18.pth")
+
+
+def test_classifiers_last_stage_goes_into_a_c4_head(tiny_config, tmp_path):
+    torch.save(classifier(build_model(tiny_config())), tmp_path / "resnet18.pth")
+    content = read_checkpoint(tmp_path / "resnet18.pth")
+    model = build_model(tiny_config(c4=True))
+    load_weights(model, tmp_path / "resnet18.pth")
+    name = "res5.1.conv2.weight"
+    found = model.state_dict()[f"roi_heads.box.feature_extractor.{name}"]
+    assert torch.equal(found, content["model"][f"backbone.body.{name}"])
+
+
+def test_classifier_of_another_depth_is_refused(tiny_config, tmp_path):
+    state = classifier(build_model(tiny_config()))
+    torch.save(state | {"layer1.2.conv1.weight": torch.zeros(1)}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"unknown to the model +backbone.body.res2.2.conv1"):
+        load_weights(build_model(tiny_config()), tmp_path / "w.pth")
+
+
+def test_numpy_arrays_and_tensors_are_the_same():
+    state = detectron2()
+    arrays = {n: v.numpy() for n, v in state.items()}
+    ours = convert({"model": arrays, "__author__": "x"}, "detectron2")
+    other = convert(state, "detectron2")
+    assert ours.settings == other.settings
+    assert all(torch.equal(ours.model[n], other.model[n]) for n in other.model)
+
+
+def test_what_cannot_be_converted(tmp_path):
+    state = {n: v for n, v in detectron2().items() if "cls_score" not in n}
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"w\.pth: looks like detectron2's, but .*cls_score"):
+        read_checkpoint(tmp_path / "w.pth")
+    short = {n: v for n, v in detectron2().items() if ".res3.3." not in n}
+    with pytest.raises(ValueError, match=r"\[3, 3, 6, 3\] blocks"):
+        convert(short, "detectron2")
+    with pytest.raises(ValueError, match="holds no state dict"):
+        convert([1, 2], "detectron2")
+    with pytest.raises(ValueError, match="torchvision has R-CNNs on a feature pyramid"):
+        to_torchvision({})
+
+
+def test_source_of_what_is_not_theirs():
+    assert source_of({"model": {"weight": torch.zeros(1)}}) is None
+    assert source_of([np.zeros(1)]) is None
+    assert source_of({}) is None
+
+
+def test_categories_follow_from_their_number():
+    assert [c["id"] for c in categories_for(81)][10:13] == [11, 13, 14]
+    assert categories_for(91)[11] == {"id": 12, "name": "N/A"}
+    assert categories_for(91)[89] == {"id": 90, "name": "toothbrush"}
+    assert categories_for(2, keypoints=True) == [{"id": 1, "name": "person"}]
+    assert categories_for(3) == [{"id": 1, "name": "class 1"}, {"id": 2, "name": "class 2"}]

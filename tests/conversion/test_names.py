@@ -1,0 +1,120 @@
+"""The tables of names, on names that the frameworks' published files have."""
+
+from __future__ import annotations
+
+import pytest
+
+from detlite.conversion.names import RULES, TO_TORCHVISION, detect_source, rename
+
+BODY, NECK = "backbone.body", "backbone.neck"
+BOX, MASK = "roi_heads.box.feature_extractor", "roi_heads.mask.feature_extractor"
+CASES = {
+    "torchvision": {
+        "backbone.body.conv1.weight": f"{BODY}.stem.conv1.weight",
+        "backbone.body.bn1.running_var": f"{BODY}.stem.norm1.running_var",
+        "backbone.body.layer4.2.bn3.bias": f"{BODY}.res5.2.norm3.bias",
+        "backbone.body.layer1.0.downsample.1.weight": f"{BODY}.res2.0.downsample.1.weight",
+        "backbone.fpn.inner_blocks.3.0.bias": f"{NECK}.lateral.3.0.bias",
+        "backbone.fpn.inner_blocks.3.bias": f"{NECK}.lateral.3.0.bias",
+        "backbone.fpn.layer_blocks.0.0.weight": f"{NECK}.output.0.0.weight",
+        "rpn.head.conv.0.0.weight": "rpn.head.conv.weight",
+        "rpn.head.conv.bias": "rpn.head.conv.bias",
+        "roi_heads.box_head.fc6.weight": f"{BOX}.fc6.weight",
+        "roi_heads.box_predictor.cls_score.bias": "roi_heads.box.predictor.cls_score.bias",
+        "roi_heads.mask_head.3.0.weight": f"{MASK}.convs.3.0.weight",
+        "roi_heads.mask_head.mask_fcn4.weight": f"{MASK}.convs.3.0.weight",
+        "roi_heads.mask_predictor.conv5_mask.bias": "roi_heads.mask.predictor.conv5_mask.bias",
+        "layer2.3.conv2.weight": f"{BODY}.res3.3.conv2.weight",
+    },
+    "detectron2": {
+        "backbone.bottom_up.stem.conv1.weight": f"{BODY}.stem.conv1.weight",
+        "backbone.bottom_up.stem.conv1.norm.weight": f"{BODY}.stem.norm1.weight",
+        "backbone.bottom_up.res4.22.conv3.norm.running_mean": f"{BODY}.res4.22.norm3.running_mean",
+        "backbone.bottom_up.res2.0.shortcut.weight": f"{BODY}.res2.0.downsample.0.weight",
+        "backbone.bottom_up.res2.0.shortcut.norm.bias": f"{BODY}.res2.0.downsample.1.bias",
+        "backbone.res3.1.conv2.weight": f"{BODY}.res3.1.conv2.weight",
+        "res3.1.conv2.weight": f"{BODY}.res3.1.conv2.weight",
+        "backbone.fpn_lateral2.weight": f"{NECK}.lateral.0.0.weight",
+        "backbone.fpn_output5.norm.bias": f"{NECK}.output.3.1.bias",
+        "proposal_generator.rpn_head.conv.weight": "rpn.head.conv.weight",
+        "proposal_generator.rpn_head.anchor_deltas.bias": "rpn.head.bbox_pred.bias",
+        "roi_heads.box_head.fc2.bias": f"{BOX}.fc7.bias",
+        "roi_heads.res5.0.conv1.norm.weight": f"{BOX}.res5.0.norm1.weight",
+        "roi_heads.mask_head.mask_fcn1.weight": f"{MASK}.convs.0.0.weight",
+        "roi_heads.mask_head.mask_fcn4.norm.bias": f"{MASK}.convs.3.1.bias",
+        "roi_heads.mask_head.deconv.weight": "roi_heads.mask.predictor.conv5_mask.weight",
+        "roi_heads.mask_head.predictor.bias": "roi_heads.mask.predictor.mask_fcn_logits.bias",
+    },
+    "maskrcnn-benchmark": {
+        "backbone.body.stem.bn1.bias": f"{BODY}.stem.norm1.bias",
+        "backbone.body.layer3.5.conv1.weight": f"{BODY}.res4.5.conv1.weight",
+        "backbone.fpn.fpn_inner1.weight": f"{NECK}.lateral.0.0.weight",
+        "backbone.fpn.fpn_layer4.1.bias": f"{NECK}.output.3.1.bias",
+        "rpn.head.cls_logits.weight": "rpn.head.cls_logits.weight",
+        f"{BOX}.fc6.weight": f"{BOX}.fc6.weight",
+        f"{BOX}.fc6.0.weight": f"{BOX}.fc6.weight",
+        f"{BOX}.fc7.1.bias": f"{BOX}.norm7.bias",
+        f"{BOX}.head.layer4.0.bn2.weight": f"{BOX}.res5.0.norm2.weight",
+        f"{MASK}.mask_fcn2.weight": f"{MASK}.convs.1.0.weight",
+        "roi_heads.mask.predictor.mask_fcn_logits.bias": (
+            "roi_heads.mask.predictor.mask_fcn_logits.bias"
+        ),
+    },
+    "caffe2": {
+        "conv1_w": f"{BODY}.stem.conv1.weight",
+        "res_conv1_bn_s": f"{BODY}.stem.norm1.weight",
+        "res_conv1_bn_b": f"{BODY}.stem.norm1.bias",
+        "res2_0_branch1_w": f"{BODY}.res2.0.downsample.0.weight",
+        "res2_0_branch1_bn_b": f"{BODY}.res2.0.downsample.1.bias",
+        "res4_22_branch2c_bn_s": f"{BODY}.res4.22.norm3.weight",
+        "res4_22_branch2a_w": f"{BODY}.res4.22.conv1.weight",
+        "fpn_inner_res5_2_sum_w": f"{NECK}.lateral.3.0.weight",
+        "fpn_inner_res2_2_sum_lateral_b": f"{NECK}.lateral.0.0.bias",
+        "fpn_res4_5_sum_w": f"{NECK}.output.2.0.weight",
+        "conv_rpn_fpn2_w": "rpn.head.conv.weight",
+        "rpn_cls_logits_w": "rpn.head.cls_logits.weight",
+        "fc6_w": f"{BOX}.fc6.weight",
+        "bbox_pred_b": "roi_heads.box.predictor.bbox_pred.bias",
+        "_[mask]_fcn3_w": f"{MASK}.convs.2.0.weight",
+        "mask_fcn_logits_w": "roi_heads.mask.predictor.mask_fcn_logits.weight",
+    },
+}
+_ROWS = [(source, *names) for source, table in CASES.items() for names in table.items()]
+
+
+@pytest.mark.parametrize(("source", "theirs", "ours"), _ROWS)
+def test_names(source, theirs, ours):
+    assert rename(theirs, RULES[source]) == ours
+
+
+_OLDER = (
+    "mask_head.mask_fcn",
+    "rpn.head.conv.bias",
+    "inner_blocks.3.bias",
+    "layer2.3.conv2.weight",
+)
+_CURRENT = [n for n in CASES["torchvision"] if not any(older in n for older in _OLDER)]
+
+
+@pytest.mark.parametrize("theirs", _CURRENT)
+def test_torchvisions_names_and_back(theirs):
+    assert rename(rename(theirs, RULES["torchvision"]), TO_TORCHVISION) == theirs
+
+
+@pytest.mark.parametrize(
+    ("names", "source"),
+    [
+        (["backbone.body.conv1.weight", "backbone.body.layer1.0.conv1.weight"], "torchvision"),
+        (["conv1.weight", "layer1.0.conv1.weight", "fc.bias"], "torchvision"),
+        (["backbone.bottom_up.stem.conv1.weight"], "detectron2"),
+        (["backbone.stem.conv1.weight", "proposal_generator.rpn_head.conv.bias"], "detectron2"),
+        (["stem.conv1.weight", "res2.0.conv1.weight"], "detectron2"),
+        (["backbone.body.stem.bn1.weight", "backbone.body.layer1.0.conv1.weight"],
+         "maskrcnn-benchmark"),
+        (["conv1_w", "res2_0_branch1_w"], "caffe2"),
+        (["backbone.body.stem.conv1.weight", "backbone.body.res2.0.conv1.weight"], None),
+        (["weight"], None),
+    ],
+)  # fmt: skip
+def test_source_is_found_by_names(names, source):
+    assert detect_source(names) == source

@@ -1,0 +1,56 @@
+"""Convert weights of torchvision, detectron2, maskrcnn-benchmark or Caffe2's Detectron, and back.
+
+    python tools/convert_weights.py model_final_f10217.pkl mask_rcnn.pth
+    python tools/convert_weights.py mask_rcnn.pth for_torchvision.pth --to torchvision
+
+A converted file holds the weights, the config that they need and the categories, so that
+`detlite.load_checkpoint("mask_rcnn.pth")` is a ready predictor. MODEL.WEIGHT and tools/predict.py
+also take the files as they are. Nothing that a file holds is executed.
+
+Exit status: 0; 2 for a file that cannot be converted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from detlite.conversion import SOURCES, to_torchvision
+from detlite.engine.checkpoint import CheckpointError, read_checkpoint
+
+
+def main() -> int:
+    """Returns the exit status that the head of this file describes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("input", type=Path, help="the weights: .pth or .pkl")
+    parser.add_argument("output", type=Path, help="the file to write")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        choices=[*SOURCES, "timm"],
+        help="where the weights come from; by default found by their names",
+    )
+    parser.add_argument(
+        "--to", choices=["torchvision"], help="write a state dict for it, not a checkpoint of ours"
+    )
+    args = parser.parse_args()
+    # timm's ResNets have torchvision's names.
+    source = "torchvision" if args.source == "timm" else args.source
+    try:
+        content = read_checkpoint(args.input, source)
+        written = to_torchvision(content["model"]) if args.to else content
+    except (CheckpointError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    torch.save(written, args.output)
+    print(f"{args.output}: {len(content['model'])} entries")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
