@@ -80,8 +80,9 @@ def test_mask_head_gets_the_features_and_masks_of_the_foreground(
 
     monkeypatch.setattr(heads.mask, "loss", loss)
     images, truth = make_batch(3, 1)
-    features = model.backbone(model.normalizer(images).tensor)
-    heads.losses(features, [some_proposals(), some_proposals()], truth)
+    batch = model.normalizer(images)
+    features = model.backbone(batch.tensor)
+    heads.losses(features, [some_proposals(), some_proposals()], truth, batch.sizes)
     extractor = heads.mask.feature_extractor or heads.box.feature_extractor
     torch.testing.assert_close(given["x"], extractor(features, given["boxes"]))
     assert len(given["x"]) >= 4

@@ -26,7 +26,7 @@ MAPS = [(8, 12), (4, 6)]  # strides 4 and 8, one anchor a cell
 EVERYTHING = ProposalLimits(pre_nms=10**6, post_nms=10**6, total=10**6, total_per_batch=False)
 TRAINING = RPNTraining(
     foreground=0.5, background=0.3, straddle=-1, anchors_per_image=10**6, positive_fraction=0.5,
-    smooth_l1_beta=1 / 9,
+    smooth_l1_beta=1 / 9, by_capacity=False,
 )  # fmt: skip
 
 
