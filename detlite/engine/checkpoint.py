@@ -25,7 +25,8 @@ from yacs.config import CfgNode
 
 from ..config import load_config
 from ..conversion import RefusedPickleError, convert, read_pickle, source_of
-from ..modeling.rcnn import GeneralizedRCNN, build_model
+from ..modeling.detector import Detector
+from ..modeling.rcnn import build_model
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +129,7 @@ def _refusal(path: str | Path, what: str) -> str:
     )
 
 
-def load_weights(
-    model: GeneralizedRCNN, path: str | Path, reinit_heads: bool = False
-) -> dict[str, Any]:
+def load_weights(model: Detector, path: str | Path, reinit_heads: bool = False) -> dict[str, Any]:
     """Loads a checkpoint's weights and categories into `model`.
 
     Args:
@@ -213,7 +212,7 @@ def _with_fresh_heads(
 
 def build_model_from_checkpoint(
     path: str | Path, opts: Sequence[Any] = ()
-) -> tuple[CfgNode, GeneralizedRCNN]:
+) -> tuple[CfgNode, Detector]:
     """The model of a checkpoint, by the config that is stored in it, with its weights.
 
     Args:

@@ -15,7 +15,7 @@ from ..data import CocoDataset, DataError, build_test_loader
 from ..distributed import all_gather_objects, broadcast_buffers, is_main
 from ..evaluation.coco import evaluate_coco, format_table
 from ..evaluation.results import to_coco_results, write_results
-from ..modeling.rcnn import GeneralizedRCNN
+from ..modeling.detector import Detector
 from .precision import autocast, to_device
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _PROGRESS_PERIOD = 30.0  # seconds
 
 
 def evaluate(
-    cfg: CfgNode, model: GeneralizedRCNN, datasets: Sequence[CocoDataset], output_dir: Path
+    cfg: CfgNode, model: Detector, datasets: Sequence[CocoDataset], output_dir: Path
 ) -> dict[str, dict[str, Any]]:
     """Evaluates `model` on each data set and writes evaluation.json. Every process calls this.
 
@@ -49,7 +49,7 @@ def evaluate(
 
 
 def evaluate_dataset(
-    cfg: CfgNode, model: GeneralizedRCNN, dataset: CocoDataset, output_dir: Path
+    cfg: CfgNode, model: Detector, dataset: CocoDataset, output_dir: Path
 ) -> dict[str, Any]:
     """Evaluates `model` on one data set; writes `results_<name>.json` and logs the table.
 
@@ -78,9 +78,7 @@ def evaluate_dataset(
     return metrics
 
 
-def run_inference(
-    cfg: CfgNode, model: GeneralizedRCNN, dataset: CocoDataset
-) -> list[dict[str, Any]]:
+def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[dict[str, Any]]:
     """Runs `model` on this process's share of a data set, each image once over all processes.
 
     Returns:

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from yacs.config import CfgNode
 
 from ..distributed import all_gather_objects, barrier, is_main, rank, world_size
-from ..modeling.rcnn import GeneralizedRCNN
+from ..modeling.detector import Detector
 from .checkpoint import CheckpointError, load_weights, save_checkpoint
 from .seeding import rng_state, set_rng_state
 
@@ -24,7 +24,7 @@ class TrainingState:
     """A run's config, model, optimizer, schedule and gradient scaler; saved and resumed as one."""
 
     cfg: CfgNode
-    model: GeneralizedRCNN
+    model: Detector
     optimizer: Optimizer
     scheduler: LRScheduler
     scaler: torch.amp.GradScaler

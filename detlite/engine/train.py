@@ -17,7 +17,7 @@ from yacs.config import CfgNode
 from ..config import ConfigError
 from ..data import CocoDataset, JoinedDataset, build_train_loader
 from ..distributed import data_parallel, world_size
-from ..modeling.rcnn import GeneralizedRCNN
+from ..modeling.detector import Detector
 from ..solver import build_optimizer, build_scheduler
 from .checkpoint import last_checkpoint
 from .evaluate import evaluate
@@ -50,7 +50,7 @@ def check_output_dir(output_dir: Path, resume: bool) -> None:
 
 def train(
     cfg: CfgNode,
-    model: GeneralizedRCNN,
+    model: Detector,
     train_set: JoinedDataset,
     test_sets: Sequence[CocoDataset],
     resume: bool = False,

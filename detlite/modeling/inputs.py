@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
 from ..structures.image_batch import ImageBatch, batch_images
 
@@ -54,6 +55,16 @@ class InputNormalizer(nn.Module):
         if self.bgr255:
             image = image.flip(0)
         return (image - self.pixel_mean) / self.pixel_std
+
+
+def build_normalizer(cfg: CfgNode) -> InputNormalizer:
+    """The normalizer that INPUT and DATALOADER describe."""
+    return InputNormalizer(
+        cfg.INPUT.PIXEL_MEAN,
+        cfg.INPUT.PIXEL_STD,
+        cfg.INPUT.TO_BGR255,
+        cfg.DATALOADER.SIZE_DIVISIBILITY,
+    )
 
 
 def check_images(images: Sequence[Tensor]) -> None:
@@ -121,7 +132,7 @@ def prepare_targets(
         if len(labels) and not (int(labels.min()) >= 1 and int(labels.max()) < num_classes):
             raise ValueError(
                 f"{where}['labels'] must lie in 1..{num_classes - 1} "
-                f"(MODEL.ROI_BOX_HEAD.NUM_CLASSES is {num_classes} with background)"
+                f"(NUM_CLASSES is {num_classes} with background)"
             )
         ready = {"boxes": boxes, "labels": labels}
         if need_masks:

@@ -1,0 +1,114 @@
+"""What every detector shares: images in, losses or detections out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..structures.image_batch import ImageBatch
+from ..structures.output import OutputRules
+from .backbone import Backbone
+from .inputs import InputNormalizer, prepare_targets
+
+
+class Detector(nn.Module, ABC):
+    """Batches and checks what a model is given; `losses` and `detections` are the model itself.
+
+    Attributes:
+        num_classes: with background, which is 0.
+        categories: the data set's categories [{"id": 7, "name": "cell"}, ...]; label k is
+            categories[k - 1]. Empty until training or a checkpoint sets it.
+        output: how detections are mapped from the network's input to a picture.
+        needs: what targets must hold beside `boxes` and `labels`.
+    """
+
+    needs: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        normalizer: InputNormalizer,
+        backbone: Backbone,
+        *,
+        num_classes: int,
+        output: OutputRules,
+    ) -> None:
+        super().__init__()
+        self.normalizer = normalizer
+        self.backbone = backbone
+        self.num_classes = num_classes
+        self.output = output
+        self.categories: list[dict[str, Any]] = []
+
+    @abstractmethod
+    def losses(self, batch: ImageBatch, targets: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """Scalar losses of a batch with its checked targets."""
+
+    @abstractmethod
+    def detections(self, batch: ImageBatch) -> list[dict[str, Tensor]]:
+        """Detections of each image of a batch, as `detect` describes them."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's inputs are moved to."""
+        return self.normalizer.pixel_mean.device
+
+    def forward(
+        self, images: Sequence[Tensor], targets: Sequence[dict[str, Any]] | None = None
+    ) -> Any:
+        """Losses in training, detections otherwise.
+
+        Args:
+            images: list of RGB tensors [3, H, W], uint8 in 0..255 or float in 0..1, of any sizes.
+            targets: in training, for each image a dict of `boxes` float [G, 4] (xyxy in pixels),
+                `labels` int64 [G] in 1..num_classes - 1 and, with such a head, `masks` uint8
+                [G, H, W] and `keypoints` float [G, P, 3] of (x, y, visibility).
+
+        Returns:
+            In training a dict of scalar losses, which each model names.
+            In eval mode for each image a dict of `boxes` float32 [D, 4], `scores` [D] in
+            decreasing order, `labels` [D] and, with such a head, `masks` float32 [D, 1, H, W],
+            probabilities, or `keypoints` float32 [D, P, 3] of (x, y, 1) and their logits
+            `keypoints_scores` [D, P].
+
+        Raises:
+            TypeError, ValueError: images or targets that do not fit this description.
+        """
+        if self.training:
+            batch = self.normalizer(images)
+            truth = prepare_targets(
+                targets,
+                images,
+                self.num_classes,
+                "masks" in self.needs,
+                self.device,
+                need_keypoints="keypoints" in self.needs,
+            )
+            return self.losses(batch, truth)
+        detections = self.detect(images)
+        for detection, image in zip(detections, images, strict=True):
+            if "mask_probs" in detection:
+                size = (image.shape[-2], image.shape[-1])
+                probs = detection.pop("mask_probs")
+                pasted = self.output.mask_probs(probs, detection["boxes"], size)
+                detection["masks"] = pasted[:, None]
+        return detections
+
+    @torch.no_grad()
+    def detect(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+        """Detections before their masks are pasted: the compact form.
+
+        Returns:
+            For each image `boxes`, `scores`, `labels` and keypoints as in `forward` and, with a
+            mask head, `mask_probs` float32 [D, M, M], the mask of each box.
+
+        Raises:
+            RuntimeError: the model is in training mode.
+            TypeError, ValueError: images that do not fit the description in `forward`.
+        """
+        if self.training:
+            raise RuntimeError("the model is in training mode: call model.eval() first")
+        return self.detections(self.normalizer(images))
