@@ -13,9 +13,11 @@ def one_of(*choices: Any) -> Check:
     return lambda value: None if value in choices else f"one of {', '.join(map(repr, choices))}"
 
 
-def in_range(low: float, high: float = float("inf")) -> Check:
-    """A number in [low, high]; NaN is refused."""
+def in_range(low: float, high: float = float("inf"), open_end: bool = False) -> Check:
+    """A number in [low, high], or [low, high) if `open_end`; NaN is refused."""
     wanted = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
+    if open_end:
+        return lambda value: None if low <= value < high else f"at least {low:g}, below {high:g}"
     return lambda value: None if low <= value <= high else wanted
 
 

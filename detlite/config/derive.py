@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from yacs.config import CfgNode
 
 from .errors import ConfigError
-
-COMMAND_LINE = "command line"  # the source of an override
+from .schema import KEYS
 
 _NORM_FUNCTIONS = {
     "TRANS_FUNC": {
@@ -28,17 +27,17 @@ _NORM_FUNCTIONS = {
 }
 
 
-def derive(cfg: CfgNode, sources: Mapping[str, str]) -> None:
+def derive(cfg: CfgNode, given: Collection[str]) -> None:
     """Fills the derived keys of `cfg` in place.
 
     Args:
         cfg: a mutable config whose derived keys are None unless given.
-        sources: where each given key came from, for messages.
+        given: names of the keys that a file or an override states.
 
     Raises:
         ConfigError: a given key that contradicts the one it restates.
     """
-    _derive_norm(cfg, sources)
+    _derive_norm(cfg, given)
     body = re.fullmatch(r"R-(18|34|50|101|152)-(C4|C5|FPN)", cfg.MODEL.BACKBONE.CONV_BODY)
     if body:
         basic, fpn = int(body[1]) < 50, body[2] == "FPN"
@@ -53,34 +52,33 @@ def derive(cfg: CfgNode, sources: Mapping[str, str]) -> None:
             strides = (32 // cfg.MODEL.RESNETS.RES5_DILATION if c5 else 16,)
             width = (8 if c5 else 4) * cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
             _restate(cfg.MODEL.RESNETS, "MODEL.RESNETS", "BACKBONE_OUT_CHANNELS", width,
-                     "MODEL.RESNETS.RES2_OUT_CHANNELS", sources)  # fmt: skip
-        restate_strides(cfg, strides, sources)
+                     "MODEL.RESNETS.RES2_OUT_CHANNELS")  # fmt: skip
+        restate_strides(cfg, strides)
     _restate(cfg.TEST, "TEST", "DETECTIONS_PER_IMG", cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG,
-             "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", sources)  # fmt: skip
+             "MODEL.ROI_HEADS.DETECTIONS_PER_IMG")  # fmt: skip
 
 
-def restate_strides(cfg: CfgNode, strides: Sequence[int], sources: Mapping[str, str]) -> None:
+def restate_strides(cfg: CfgNode, strides: Sequence[int]) -> None:
     """Fills or checks the keys that restate the strides of the backbone's levels.
 
     Args:
         cfg: a mutable config.
         strides: strides of the RPN's levels; with more than one, all but the last are pooled.
-        sources: where each given key came from.
     """
     fpn = len(strides) > 1
     body = "MODEL.BACKBONE.CONV_BODY"
     model = cfg.MODEL
-    _restate(model.RPN, "MODEL.RPN", "USE_FPN", fpn, body, sources)
-    _restate(model.ROI_HEADS, "MODEL.ROI_HEADS", "USE_FPN", fpn, body, sources)
-    _restate(model.RPN, "MODEL.RPN", "ANCHOR_STRIDE", tuple(strides), body, sources)
+    _restate(model.RPN, "MODEL.RPN", "USE_FPN", fpn, body)
+    _restate(model.ROI_HEADS, "MODEL.ROI_HEADS", "USE_FPN", fpn, body)
+    _restate(model.RPN, "MODEL.RPN", "ANCHOR_STRIDE", tuple(strides), body)
     scales = tuple(1.0 / stride for stride in (strides[:-1] if fpn else strides))
-    _restate(model.ROI_BOX_HEAD, "MODEL.ROI_BOX_HEAD", "POOLER_SCALES", scales, body, sources)
+    _restate(model.ROI_BOX_HEAD, "MODEL.ROI_BOX_HEAD", "POOLER_SCALES", scales, body)
     for name, on in (("ROI_MASK_HEAD", model.MASK_ON), ("ROI_KEYPOINT_HEAD", model.KEYPOINT_ON)):
         head = model[name]
         # Files that share the box head's features leave a head's own scales at any value.
         pools = on and not head.SHARE_BOX_FEATURE_EXTRACTOR
         if pools or head.POOLER_SCALES is None:
-            _restate(head, f"MODEL.{name}", "POOLER_SCALES", scales, body, sources)
+            _restate(head, f"MODEL.{name}", "POOLER_SCALES", scales, body)
     sizes = len(model.RPN.ANCHOR_SIZES)
     if fpn and sizes != len(strides):
         raise ConfigError(
@@ -90,36 +88,56 @@ def restate_strides(cfg: CfgNode, strides: Sequence[int], sources: Mapping[str, 
         )
 
 
-def _derive_norm(cfg: CfgNode, sources: Mapping[str, str]) -> None:
+def _derive_norm(cfg: CfgNode, given: Collection[str]) -> None:
     resnets = cfg.MODEL.RESNETS
     for key, meanings in _NORM_FUNCTIONS.items():
-        given = resnets[key]
-        if given is None:
+        name = resnets[key]
+        if name is None:
             continue
-        if given not in meanings:
+        if name not in meanings:
             raise ConfigError(
-                f"MODEL.RESNETS.{key} is {given!r}, but must be one of {', '.join(meanings)}"
+                f"MODEL.RESNETS.{key} is {name!r}, but must be one of {', '.join(meanings)}"
             )
         # Old files say the norm by these two alone: the first sets NORM, the rest must agree.
-        if ("MODEL.RESNETS.NORM" not in sources and key == "TRANS_FUNC") or (
-            "MODEL.RESNETS.NORM" not in sources and resnets.TRANS_FUNC is None
+        if "MODEL.RESNETS.NORM" not in given and (
+            key == "TRANS_FUNC" or resnets.TRANS_FUNC is None
         ):
-            resnets.NORM = meanings[given]
+            resnets.NORM = meanings[name]
     for key, meanings in _NORM_FUNCTIONS.items():
         name = next(name for name, norm in meanings.items() if norm == resnets.NORM)
-        _restate(resnets, "MODEL.RESNETS", key, name, "MODEL.RESNETS.NORM", sources)
+        _restate(resnets, "MODEL.RESNETS", key, name, "MODEL.RESNETS.NORM")
 
 
-def _restate(
-    node: CfgNode, prefix: str, key: str, value: Any, origin: str, sources: Mapping[str, str]
-) -> None:
+def _restate(node: CfgNode, prefix: str, key: str, value: Any, origin: str) -> None:
     """Sets node[key] to the value that follows from `origin`, or checks that it is that."""
     given = node[key]
-    # An override of `origin` moves what a file restates: a resolved config restates everything.
-    overridden = sources.get(origin) == COMMAND_LINE != sources.get(f"{prefix}.{key}")
-    if given is not None and given != value and not overridden:
+    if given is not None and given != value:
         raise ConfigError(
             f"{prefix}.{key} is {given!r}, but {origin} makes it {value!r}: "
             "remove the key, or change one of the two"
         )
     node[key] = value
+
+
+def forget_restatements(cfg: CfgNode, given: Collection[str]) -> None:
+    """Resets derived keys that repeat what follows from the others, so that these may be changed.
+
+    The config that a run leaves states every key, though nobody wrote the derived ones.
+
+    Args:
+        cfg: a mutable config as its files state it, before overrides.
+        given: names of the keys that the files state.
+    """
+    for name in (key.name for key in KEYS if key.derived_type and key.name in given):
+        *sections, leaf = name.split(".")
+        node, bare = cfg, cfg.clone()
+        bare_node = bare
+        for section in sections:
+            node, bare_node = node[section], bare_node[section]
+        bare_node[leaf] = None
+        try:
+            derive(bare, set(given) - {name})
+        except ConfigError:  # a contradiction, which the overrides may yet resolve
+            continue
+        if bare_node[leaf] == node[leaf]:
+            node[leaf] = None

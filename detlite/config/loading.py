@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from yacs.config import CfgNode
 
-from .derive import COMMAND_LINE, derive
+from .derive import derive, forget_restatements
 from .errors import ConfigError
+from .files import read_chain
 from .schema import KEYS, NOT_BUILT, OBSOLETE, Key
+
+COMMAND_LINE = "command line"  # the source of an override
 
 _BY_NAME = {key.name: key for key in KEYS}
 
@@ -49,12 +51,14 @@ def load_config(path: str | Path | None = None, opts: Sequence[Any] = ()) -> Cfg
     cfg = default_config()
     sources: dict[str, str] = {}
     if path is not None:
-        for file, content in _read_chain(Path(path)):
-            for name, value in _flatten(content, str(file)):
+        for file, content in read_chain(Path(path)):
+            for name, value in _flatten(content):
                 _assign(cfg, name, value, str(file))
                 sources[name] = str(file)
     if len(opts) % 2:
         raise ConfigError(f"overrides come in pairs KEY VALUE; {opts[-1]!r} stands alone")
+    if opts:
+        forget_restatements(cfg, sources)
     for name, value in zip(opts[::2], opts[1::2], strict=True):
         _assign(cfg, str(name), value, COMMAND_LINE)
         sources[str(name)] = COMMAND_LINE
@@ -83,36 +87,14 @@ def expand_path(text: str) -> Path:
     return Path(re.sub(pattern, value, text)).expanduser()
 
 
-def _read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
-    """The file and its bases, the most basic first."""
-    if path.resolve() in children:
-        raise ConfigError(f"{path}: _BASE_ leads back to the file itself")
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not YAML: {error}") from error
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: holds {type(content).__name__}, not keys and values")
-    base = content.pop("_BASE_", None)
-    if base is None:
-        return [(path, content)]
-    if not isinstance(base, str):
-        raise ConfigError(f"{path}: _BASE_ is the path of one file, not {base!r}")
-    return [*_read_chain(path.parent / base, (*children, path.resolve())), (path, content)]
-
-
-def _flatten(node: dict[str, Any], source: str, prefix: str = "") -> list[tuple[str, Any]]:
+def _flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     rows = []
     for part, value in node.items():
         name = f"{prefix}{part}"
         if isinstance(value, dict) and name not in _BY_NAME:
             if not value:
                 continue
-            rows += _flatten(value, source, name + ".")
+            rows += _flatten(value, name + ".")
         else:
             rows.append((name, value))
     return rows

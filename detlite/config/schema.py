@@ -381,7 +381,7 @@ KEYS: list[Key] = [
     Key("SOLVER.IMS_PER_BATCH", 16, "images in a step, over all processes", _positive),
     Key("SOLVER.BASE_LR", 0.001, "learning rate after warm-up", _positive),
     Key("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases, relative", _count),
-    Key("SOLVER.MOMENTUM", 0.9, "SGD momentum; AdamW's first beta", in_range(0, 1)),
+    Key("SOLVER.MOMENTUM", 0.9, "SGD momentum; AdamW's first beta", in_range(0, 1, open_end=True)),
     Key("SOLVER.WEIGHT_DECAY", 0.0005, "of weights", _count),
     Key("SOLVER.WEIGHT_DECAY_BIAS", 0.0, "of biases", _count),
     Key("SOLVER.WEIGHT_DECAY_NORM", 0.0005, "of the scales of normalisation layers", _count),

@@ -67,7 +67,7 @@ class GeneralizedRCNN(Detector):
 def _build_generalized_rcnn(cfg: CfgNode) -> Detector:
     backbone = build_backbone(cfg)
     # A backbone of the user's own tells its strides only now.
-    restate_strides(cfg.clone(), backbone.strides, sources={})
+    restate_strides(cfg.clone(), backbone.strides)
     return GeneralizedRCNN(
         normalizer=build_normalizer(cfg),
         backbone=backbone,

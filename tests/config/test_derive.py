@@ -170,21 +170,55 @@ def test_unknown_trans_func():
         load_config(None, ["MODEL.RESNETS.TRANS_FUNC", "BottleneckWithLN"])
 
 
+_C4 = ("MODEL.BACKBONE.CONV_BODY", "R-50-C4")
+_NARROW = ("MODEL.RESNETS.RES2_OUT_CHANNELS", 32)
+_GN = ("MODEL.RESNETS.TRANS_FUNC", "BottleneckWithGN")
+
+
 @pytest.mark.parametrize(
-    ("opts", "read"),
+    ("first", "overrides"),
     [
-        (
-            ("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 50),
-            lambda cfg: cfg.TEST.DETECTIONS_PER_IMG == 50,
-        ),
-        (
-            ("MODEL.RESNETS.NORM", "BN"),
-            lambda cfg: cfg.MODEL.RESNETS.STEM_FUNC == "StemWithBatchNorm",
-        ),
+        ((), ("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 50)),
+        ((), ("MODEL.RESNETS.NORM", "BN")),
+        (FPN, ("MODEL.BACKBONE.CONV_BODY", "R-18-FPN")),
+        (FPN, _C4),
+        (_C4, FPN),
+        (_C4, ("MODEL.BACKBONE.CONV_BODY", "R-18-C4")),
+        (_C4, ("MODEL.BACKBONE.CONV_BODY", "R-50-C5")),
+        ((*_C4, *_NARROW), ("MODEL.RESNETS.RES2_OUT_CHANNELS", 64)),
+        ((*FPN, *_GN), ("MODEL.BACKBONE.CONV_BODY", "R-34-FPN")),
     ],
 )
-def test_override_of_a_resolved_config_moves_what_restates_it(tmp_path, opts, read):
-    """Nobody wrote the restating keys of a resolved config, so nobody contradicts the override."""
+def test_overrides_of_a_resolved_config_act_as_on_what_it_came_from(tmp_path, first, overrides):
+    """Nobody wrote the restating keys of a resolved config, so nobody contradicts an override."""
     file = tmp_path / "config.yaml"
-    file.write_text(load_config().dump())
-    assert read(load_config(file, opts))
+    file.write_text(load_config(None, first).dump())
+    after = load_config(file, overrides)
+    if first[-2:] == _NARROW:
+        assert after.MODEL.RESNETS.BACKBONE_OUT_CHANNELS == 256
+    assert after == load_config(None, [*first, *overrides])
+
+
+def test_override_keeps_widths_that_do_not_follow_from_the_body(tmp_path):
+    file = tmp_path / "config.yaml"
+    widths = ("MODEL.RESNETS.RES2_OUT_CHANNELS", 32, "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 24)
+    file.write_text(load_config(None, [*FPN, *widths]).dump())
+    resnets = load_config(file, ["MODEL.BACKBONE.CONV_BODY", "R-18-FPN"]).MODEL.RESNETS
+    assert (resnets.RES2_OUT_CHANNELS, resnets.BACKBONE_OUT_CHANNELS) == (32, 24)
+
+
+def test_override_may_resolve_what_a_file_contradicts(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("MODEL: {RPN: {USE_FPN: True}}")
+    with pytest.raises(ConfigError, match=r"^MODEL\.RPN\.USE_FPN is True"):
+        load_config(file)
+    assert load_config(file, FPN).MODEL.RPN.USE_FPN
+
+
+def test_override_still_contradicts_what_a_file_states_otherwise(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "MODEL: {RESNETS: {BACKBONE_OUT_CHANNELS: 96}, BACKBONE: {CONV_BODY: R-50-FPN}}"
+    )
+    with pytest.raises(ConfigError, match=r"^MODEL\.RESNETS\.BACKBONE_OUT_CHANNELS is 96"):
+        load_config(file, _C4)

@@ -90,6 +90,53 @@ def test_yaml_cannot_run_code(write):
         load_config(write("SEED: !!python/object/apply:os.getpid []"))
 
 
+# ---- keys given twice
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "lines"),
+    [
+        ("SEED: 1\nSEED: 1", "SEED", (1, 2)),
+        ("SOLVER:\n  BASE_LR: 1\n  GAMMA: 1\n  BASE_LR: 2", "SOLVER.BASE_LR", (2, 4)),
+        ("SOLVER: {GAMMA: 1}\nSEED: 1\nSOLVER: {GAMMA: 2}", "SOLVER.GAMMA", (1, 3)),
+        ("SOLVER: {GAMMA: 1}\nSOLVER: 2", "SOLVER", (1, 2)),
+        ("SOLVER: 2\nSOLVER: {GAMMA: 1}", "SOLVER", (1, 2)),
+        ("_BASE_: a.yaml\n_BASE_: b.yaml", "_BASE_", (1, 2)),
+        (
+            "DATASETS:\n  CATALOG:\n    - {name: a, images: b}\n    - {name: c, name: d}",
+            "DATASETS.CATALOG[1].name",
+            (4, 4),
+        ),
+    ],
+)
+def test_value_given_twice_is_refused_with_its_lines(write, text, key, lines):
+    file = write(text)
+    with pytest.raises(ConfigError) as error:
+        load_config(file)
+    message = f"{file}: {key} is given twice, in line {lines[0]} and in line {lines[1]}"
+    assert str(error.value).startswith(message)
+
+
+def test_section_in_two_parts_is_joined(write):
+    """As in maskrcnn-benchmark's files for ResNeXt."""
+    text = "MODEL:\n  RESNETS: {STRIDE_IN_1X1: False}\n  RESNETS: {NUM_GROUPS: 32}\n"
+    resnets = load_config(write(text + "MODEL: {MASK_ON: True}")).MODEL.RESNETS
+    assert (resnets.STRIDE_IN_1X1, resnets.NUM_GROUPS) == (False, 32)
+
+
+def test_joining_leaves_an_anchor_as_it_is(write):
+    text = "DATASETS: {CATALOG: [&a {name: x}, {name: y, more: *a}]}\n"
+    text = text.replace("more: *a", "more: *a, more: {name2: z}")
+    first, second = load_config(write(text)).DATASETS.CATALOG
+    assert first == {"name": "x"}
+    assert second == {"name": "y", "more": {"name": "x", "name2": "z"}}
+
+
+def test_anchors_and_merge_keys_work(write):
+    text = "MODEL:\n  ROI_BOX_HEAD: &a {POOLER_RESOLUTION: 9}\n  ROI_MASK_HEAD: {<<: *a}"
+    assert load_config(write(text)).MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION == 9
+
+
 # ---- _BASE_
 
 
@@ -121,9 +168,12 @@ def test_base_cycle(write, names):
         load_config(file)
 
 
-def test_missing_base_is_named(write):
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
-        load_config(write("_BASE_: nowhere.yaml"))
+def test_missing_base_names_the_file_that_asks_for_it(write):
+    write("_BASE_: nowhere.yaml", "middle.yaml")
+    leaf = write("_BASE_: middle.yaml", "leaf.yaml")
+    wanted = r"middle\.yaml: its _BASE_ \S*nowhere\.yaml: cannot be read \(No such file"
+    with pytest.raises(ConfigError, match=wanted):
+        load_config(leaf)
 
 
 def test_error_in_base_names_the_base(write):
@@ -267,7 +317,8 @@ def test_wrong_type_tells_key_value_and_meaning(name, value):
     [
         ("SOLVER.BASE_LR", 0.0, "greater than 0"),
         ("SOLVER.BASE_LR", float("nan"), "greater than 0"),
-        ("SOLVER.MOMENTUM", 1.1, "from 0 to 1"),
+        ("SOLVER.MOMENTUM", 1.0, "at least 0, below 1"),
+        ("SOLVER.MOMENTUM", float("nan"), "at least 0, below 1"),
         ("SOLVER.WEIGHT_DECAY", -1e-4, "at least 0"),
         ("SOLVER.WEIGHT_DECAY", float("nan"), "at least 0"),
         ("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 1, "at least 2"),

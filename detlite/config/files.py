@@ -1,0 +1,87 @@
+"""YAML files and the files that they inherit from by `_BASE_`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import ConfigError
+
+
+def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
+    """A YAML file and its bases as (file, content without `_BASE_`), the most basic first.
+
+    Args:
+        path: the file.
+        children: the files that led to it by `_BASE_`, the last one first.
+
+    Raises:
+        ConfigError: a file that cannot be read, is no mapping, gives a key twice, or a `_BASE_`
+            that leads in a circle.
+    """
+    asked = f"{children[0]}: its _BASE_ " if children else ""
+    if path.resolve() in [child.resolve() for child in children]:
+        raise ConfigError(f"{asked}{path}: _BASE_ leads back to the file itself")
+    try:
+        content = _parse(path)
+    except OSError as error:
+        raise ConfigError(f"{asked}{path}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not YAML: {error}") from error
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds {type(content).__name__}, not keys and values")
+    base = content.pop("_BASE_", None)
+    if base is None:
+        return [(path, content)]
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: _BASE_ is the path of one file, not {base!r}")
+    return [*read_chain(path.parent / base, (path, *children)), (path, content)]
+
+
+def _parse(path: Path) -> Any:
+    loader = yaml.SafeLoader(path.read_text())
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _join_sections(node, path)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _join_sections(node: yaml.Node, path: Path, prefix: str = "") -> None:
+    """Joins sections that are given in parts, as in some files of maskrcnn-benchmark.
+
+    YAML's own reader keeps the last of two keys and silently drops the first.
+
+    Raises:
+        ConfigError: a value that is given twice.
+    """
+    if isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            _join_sections(item, path, f"{prefix.removesuffix('.')}[{number}].")
+    if not isinstance(node, yaml.MappingNode):
+        return
+    found: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    for key, value in node.value:
+        name = str(key.value)
+        if name not in found:
+            found[name] = (key, value)
+            continue
+        first_key, first = found[name]
+        if not (isinstance(first, yaml.MappingNode) and isinstance(value, yaml.MappingNode)):
+            raise ConfigError(
+                f"{path}: {prefix}{name} is given twice, in line {first_key.start_mark.line + 1} "
+                f"and in line {key.start_mark.line + 1}: remove one of the two"
+            )
+        # A new node: the first may be an anchor that other places share.
+        joined = yaml.MappingNode(first.tag, first.value + value.value, first.start_mark)
+        found[name] = (first_key, joined)
+    node.value = list(found.values())
+    for name, (_, value) in found.items():
+        _join_sections(value, path, f"{prefix}{name}.")
