@@ -56,8 +56,9 @@ KEYS: list[Key] = [
     Key(
         "DTYPE",
         "float32",
-        "arithmetic of the forward pass (torch.amp)",
-        one_of("float32", "float16", "bfloat16"),
+        "arithmetic of the forward pass (torch.amp); auto: bfloat16 where the processor (AMX or "
+        "AVX512-BF16) or the GPU is fast at it, else float32",
+        one_of("auto", "float32", "float16", "bfloat16"),
     ),
     # ---- model
     Key("MODEL.META_ARCHITECTURE", "GeneralizedRCNN", "the detector"),

@@ -16,7 +16,7 @@ from ..distributed import all_gather_objects, broadcast_buffers, is_main
 from ..evaluation.coco import evaluate_coco, format_table
 from ..evaluation.results import to_coco_results, write_results
 from ..modeling.detector import Detector
-from .precision import autocast, to_device
+from .precision import autocast, resolve_dtype, to_device
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +110,8 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
             logger.info("%s: %d images, %.2f images/s", dataset.name, done, done / (now - start))
     seconds = time.perf_counter() - start
     logger.info(
-        "%s: %d images in %.1f s, %.2f images/s in each process",
-        dataset.name, done, seconds, done / seconds,
+        "%s: %d images in %.1f s, %.2f images/s in each process, in %s",
+        dataset.name, done, seconds, done / seconds, resolve_dtype(cfg.DTYPE, model.device),
     )  # fmt: skip
     model.train(was_training)
     return results

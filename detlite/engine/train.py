@@ -22,7 +22,7 @@ from ..solver import build_optimizer, build_scheduler
 from .checkpoint import last_checkpoint
 from .evaluate import evaluate
 from .metrics import METRICS_FILE, Meters, MetricsWriter, max_memory_mib
-from .precision import autocast, to_device
+from .precision import autocast, resolve_dtype, to_device
 from .state import TrainingState
 
 logger = logging.getLogger(__name__)
@@ -97,8 +97,9 @@ def train(
     writer = MetricsWriter(output_dir, start)
 
     logger.info(
-        "training on %s (%d images), iterations %d to %d, %d process(es) on %s",
+        "training on %s (%d images), iterations %d to %d, %d process(es) on %s in %s",
         train_set.name, len(train_set), start + 1, solver.MAX_ITER, world_size(), device,
+        resolve_dtype(cfg.DTYPE, device),
     )  # fmt: skip
     model.train()
     for iteration in range(start + 1, solver.MAX_ITER + 1):

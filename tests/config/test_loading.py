@@ -325,7 +325,7 @@ def test_wrong_type_tells_key_value_and_meaning(name, value):
         ("MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 6, "from 0 to 5"),
         ("MODEL.RESNETS.RES5_DILATION", 3, "one of 1, 2"),
         ("MODEL.RESNETS.NORM", "LN", "one of 'FrozenBN', 'BN', 'SyncBN', 'GN'"),
-        ("DTYPE", "float64", "one of 'float32', 'float16', 'bfloat16'"),
+        ("DTYPE", "float64", "one of 'auto', 'float32', 'float16', 'bfloat16'"),
         ("SOLVER.STEPS", (-1,), "values at least 0"),
         ("SOLVER.STEPS", ("a",), "a sequence of numbers, not 'a'"),
         ("INPUT.PIXEL_MEAN", [1.0, 2.0], "3 values"),
