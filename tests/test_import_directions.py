@@ -94,11 +94,15 @@ def test_only_distributed_asks_torch_distributed(repo_root):
             assert "DistributedDataParallel(" not in file.read_text(), file
 
 
-def test_torchvision_operators_are_never_called(repo_root):
+# Of torchvision.ops, what is no kernel that detlite has itself.
+_BORROWED = {"torchvision.ops.generalized_box_iou_loss"}
+
+
+def test_torchvision_kernels_are_never_called(repo_root):
     for part, file in _files(repo_root):
         if part == "benchmark":  # which measures against them
             continue
-        for name in _imported_modules(file, repo_root):
+        for name in set(_imported_modules(file, repo_root)) - _BORROWED:
             assert not name.startswith(("torchvision.ops", "torchvision.models")), file
 
 

@@ -49,6 +49,25 @@ def _head_pooler(head: str) -> list[Key]:
     ]
 
 
+def _box_loss(part: str, beta: float) -> list[Key]:
+    prefix = f"MODEL.{part}."
+    return [
+        Key(
+            prefix + "BOX_LOSS",
+            "smooth_l1",
+            "loss of the regressed boxes: of their deltas, or 1 - GIoU of the boxes",
+            one_of("smooth_l1", "l1", "giou"),
+        ),
+        Key(prefix + "BOX_LOSS_WEIGHT", 1.0, "its factor", _count),
+        Key(
+            prefix + "SMOOTH_L1_BETA",
+            beta,
+            "smooth_l1: width of its quadratic part; 0: L1",
+            _count,
+        ),
+    ]
+
+
 KEYS: list[Key] = [
     Key("IMPORTS", (), "modules or .py files imported first: your own registered parts", strings),
     Key("OUTPUT_DIR", "output", "where a run leaves its files"),
@@ -180,12 +199,7 @@ KEYS: list[Key] = [
     Key("MODEL.RPN.BG_IOU_THRESHOLD", 0.3, "IoU below which an anchor is background", _unit),
     Key("MODEL.RPN.BATCH_SIZE_PER_IMAGE", 256, "anchors sampled per image", _positive),
     Key("MODEL.RPN.POSITIVE_FRACTION", 0.5, "most foreground among them", _unit),
-    Key(
-        "MODEL.RPN.SMOOTH_L1_BETA",
-        1.0 / 9,
-        "width of the quadratic part of the box loss; 0: L1",
-        _count,
-    ),
+    *_box_loss("RPN", beta=1.0 / 9),
     Key(
         "MODEL.RPN.LOSS_NORMALIZER",
         "sampled",
@@ -248,12 +262,7 @@ KEYS: list[Key] = [
     Key("MODEL.ROI_BOX_HEAD.DILATION", 1, "their dilation", _positive),
     Key("MODEL.ROI_BOX_HEAD.USE_GN", False, "group norm in the box head: NORM GN"),
     Key("MODEL.ROI_BOX_HEAD.NORM", "", "norm in the box head; empty: none", one_of("", *NORMS)),
-    Key(
-        "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA",
-        1.0,
-        "width of the quadratic part of the box loss; 0: L1",
-        _count,
-    ),
+    *_box_loss("ROI_BOX_HEAD", beta=1.0),
     Key(
         "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR",
         "ResNet50Conv5ROIFeatureExtractor",
@@ -319,7 +328,7 @@ KEYS: list[Key] = [
     Key(
         "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR",
         True,
-        "reuse the box head's features; must be False for a keypoint head",
+        "reuse the box head's features",
     ),
     # ---- input
     Key(
@@ -411,6 +420,22 @@ KEYS: list[Key] = [
     # ---- evaluation
     Key("TEST.IMS_PER_BATCH", 8, "images in an evaluation batch, over all processes", _positive),
     Key("TEST.DETECTIONS_PER_IMG", None, "restates ROI_HEADS.DETECTIONS_PER_IMG", _positive, int),
+    Key(
+        "TEST.NMS.METHOD",
+        "nms",
+        "detections of a category that overlap: nms keeps the best; soft-linear and soft-gaussian "
+        "lower the scores of the others; voting keeps the best, moved to the mean of its "
+        "neighbours; fusion replaces them all by their mean (weighted boxes fusion)",
+        one_of("nms", "soft-linear", "soft-gaussian", "voting", "fusion"),
+    ),
+    Key("TEST.NMS.SIGMA", 0.5, "soft-gaussian: scores fall by exp(-IoU^2 / SIGMA)", _positive),
+    Key("TEST.NMS.VOTE_THRESH", 0.8, "voting: least IoU of a neighbour", _unit),
+    Key(
+        "TEST.NMS.MIN_SCORE",
+        0.001,
+        "soft-*, fusion: detections need a higher score in the end",
+        _unit,
+    ),
 ]
 
 # Keys of maskrcnn-benchmark that are known and refused: what they belong to, by prefix.

@@ -7,7 +7,6 @@ regressions a proposal: K, or 2 when they are class-agnostic.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,16 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
-from ..ops import batched_nms
 from ..registry import Registry
 from ..structures import boxes as box_ops
 from .backbone import Backbone
 from .backbone.build import resnet_spec
 from .backbone.resnet import make_stage
 from .box_coder import BoxCoder
+from .box_loss import BoxLoss, build_box_loss
 from .layers import conv_block, init_normal
 from .norm import optional_norm
 from .pooler import build_pooler
+from .suppression import DetectionLimits, Scored
 
 # Pool regions and turn them into features; attribute `out_channels`.
 BOX_EXTRACTORS: Registry[Callable[[CfgNode, Backbone], nn.Module]] = Registry(
@@ -148,18 +148,8 @@ class FastRCNNPredictor(_Predictor):
         return super().forward(x.mean(dim=(2, 3)))
 
 
-@dataclass(frozen=True)
-class DetectionLimits:
-    """Which scored boxes become detections."""
-
-    score_thresh: float
-    nms_thresh: float
-    per_image: int
-    min_size: float = 0.0  # of a side, in pixels of the network's input
-
-
 class BoxHead(nn.Module):
-    """Extractor, predictor, their losses and the choice of detections."""
+    """Extractor, predictor, their losses, and the scored boxes that they predict."""
 
     def __init__(
         self,
@@ -167,8 +157,7 @@ class BoxHead(nn.Module):
         predictor: nn.Module,
         box_coder: BoxCoder,
         *,
-        limits: DetectionLimits,
-        smooth_l1_beta: float,
+        box_loss: BoxLoss,
         class_agnostic: bool,
         inclusive: bool = False,
     ) -> None:
@@ -176,63 +165,71 @@ class BoxHead(nn.Module):
         self.feature_extractor = extractor
         self.predictor = predictor
         self.box_coder = box_coder
-        self.limits = limits
-        self.smooth_l1_beta = smooth_l1_beta
+        self.box_loss = box_loss
         self.class_agnostic = class_agnostic
         self.inclusive = inclusive
 
     def losses(
-        self, x: Tensor, proposals: list[Tensor], targets: list[dict[str, Any]]
+        self,
+        logits: Tensor,
+        deltas: Tensor,
+        proposals: list[Tensor],
+        targets: list[dict[str, Any]],
     ) -> dict[str, Tensor]:
         """Cross entropy and box regression, averaged over the sampled proposals.
 
         Args:
-            x: features of the proposals, as the extractor gives them.
+            logits, deltas: [R, K] and [R, 4 Q], as the predictor gives them.
             proposals: for each image [R_i, 4].
             targets: for each image `labels` [R_i], and `boxes` [R_i, 4] for the foreground.
         """
-        logits, deltas = (t.float() for t in self.predictor(x))
+        logits, deltas = logits.float(), deltas.float()
         labels = torch.cat([target["labels"] for target in targets])  # (R,)
         boxes = torch.cat([target["boxes"] for target in targets])
         count = max(len(labels), 1)
         foreground = torch.where(labels > 0)[0]
-        regression = self.box_coder.encode(boxes[foreground], torch.cat(proposals)[foreground])
         column = torch.ones_like(foreground) if self.class_agnostic else labels[foreground]
         predicted = deltas.unflatten(1, (-1, 4))[foreground, column]
-        box = F.smooth_l1_loss(predicted, regression, beta=self.smooth_l1_beta, reduction="sum")
+        box = self.box_loss(
+            self.box_coder, predicted, boxes[foreground], torch.cat(proposals)[foreground]
+        )
         classifier = F.cross_entropy(logits, labels, reduction="sum")
         return {"loss_classifier": classifier / count, "loss_box": box / count}
 
-    def detect(
-        self, x: Tensor, proposals: list[Tensor], image_sizes: Sequence[tuple[int, int]]
-    ) -> list[dict[str, Tensor]]:
-        """Scores, refines and suppresses the proposals.
+    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of R proposals -> float32 probabilities [R, K] and deltas [R, 4 Q]."""
+        logits, deltas = self.predictor(x)
+        return logits.float().softmax(dim=1), deltas.float()
 
-        Returns:
-            For each image `boxes` [D, 4], `scores` [D] in decreasing order and `labels` [D].
-        """
-        logits, deltas = (t.float() for t in self.predictor(x))
-        return self.select(logits.softmax(dim=1), deltas, proposals, image_sizes)
-
-    def select(
+    def candidates(
         self,
         scores: Tensor,
         deltas: Tensor,
         proposals: list[Tensor],
         image_sizes: Sequence[tuple[int, int]],
-    ) -> list[dict[str, Tensor]]:
-        """`detect` from scores [R, K] and deltas [R, 4 Q] on."""
+        limits: DetectionLimits,
+    ) -> list[Scored]:
+        """The refined boxes that `limits` allow, before any is suppressed.
+
+        Args:
+            scores, deltas: as `predict` gives them.
+            proposals: for each image [R_i, 4].
+            image_sizes: (height, width) of each image without padding.
+            limits: of which `score_thresh` and `min_size` count here.
+
+        Returns:
+            For each image `boxes` [N, 4], `scores` [N] and `labels` [N].
+        """
         counts = [len(p) for p in proposals]
         per_image = deltas.unflatten(1, (-1, 4)).split(counts)
         images = zip(scores.split(counts), per_image, proposals, image_sizes, strict=True)
-        return [self._detect(*image) for image in images]
+        return [self._candidates(*image, limits) for image in images]
 
     @torch.no_grad()
     def refine(
-        self, x: Tensor, proposals: list[Tensor], image_sizes: Sequence[tuple[int, int]]
+        self, deltas: Tensor, proposals: list[Tensor], image_sizes: Sequence[tuple[int, int]]
     ) -> list[Tensor]:
-        """The proposals [R_i, 4] of each image as a class-agnostic regression moves them."""
-        _, deltas = self.predictor(x)
+        """The proposals [R_i, 4] of each image, moved by class-agnostic deltas [R, 8]."""
         foreground = deltas.float().unflatten(1, (-1, 4))[:, 1]
         moved = self.box_coder.decode(foreground, torch.cat(proposals))
         per_image = moved.split([len(p) for p in proposals])
@@ -241,21 +238,24 @@ class BoxHead(nn.Module):
             for boxes, size in zip(per_image, image_sizes, strict=True)
         ]
 
-    def _detect(
-        self, scores: Tensor, deltas: Tensor, proposals: Tensor, size: tuple[int, int]
-    ) -> dict[str, Tensor]:
+    def _candidates(
+        self,
+        scores: Tensor,
+        deltas: Tensor,
+        proposals: Tensor,
+        size: tuple[int, int],
+        limits: DetectionLimits,
+    ) -> Scored:
         """One image: scores [R, K], deltas [R, Q, 4], proposals [R, 4]."""
         # Only what passes the threshold is decoded: a small part of R x K.
-        row, column = torch.where(scores[:, 1:] > self.limits.score_thresh)
+        row, column = torch.where(scores[:, 1:] > limits.score_thresh)
         labels = column + 1
         scores = scores[row, labels]
         regression = deltas[row, torch.ones_like(labels) if self.class_agnostic else labels]
         boxes = self.box_coder.decode(regression, proposals[row])
         boxes = box_ops.clip(boxes, size, self.inclusive)
-        usable = box_ops.at_least(boxes, self.limits.min_size)
-        boxes, scores, labels = boxes[usable], scores[usable], labels[usable]
-        keep = batched_nms(boxes, scores, labels, self.limits.nms_thresh)[: self.limits.per_image]
-        return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
+        usable = box_ops.at_least(boxes, limits.min_size)
+        return {"boxes": boxes[usable], "scores": scores[usable], "labels": labels[usable]}
 
 
 def build_box_head(
@@ -267,7 +267,7 @@ def build_box_head(
         cfg, backbone: the config, and what the head pools from.
         reg_weights: scale of its deltas; None: MODEL.ROI_HEADS.BBOX_REG_WEIGHTS.
     """
-    head, heads = cfg.MODEL.ROI_BOX_HEAD, cfg.MODEL.ROI_HEADS
+    head = cfg.MODEL.ROI_BOX_HEAD
     extractor: Any = BOX_EXTRACTORS.get(
         head.FEATURE_EXTRACTOR, "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR"
     )(cfg, backbone)
@@ -275,11 +275,8 @@ def build_box_head(
     return BoxHead(
         extractor,
         predictor(cfg, extractor.out_channels),
-        BoxCoder(reg_weights or heads.BBOX_REG_WEIGHTS),
-        limits=DetectionLimits(
-            heads.SCORE_THRESH, heads.NMS, heads.DETECTIONS_PER_IMG, heads.MIN_SIZE
-        ),
-        smooth_l1_beta=head.SMOOTH_L1_BETA,
+        BoxCoder(reg_weights or cfg.MODEL.ROI_HEADS.BBOX_REG_WEIGHTS),
+        box_loss=build_box_loss(cfg, "ROI_BOX_HEAD"),
         class_agnostic=cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,
         inclusive=cfg.MODEL.INCLUSIVE_BOXES,
     )

@@ -21,6 +21,7 @@ from .keypoint_head import KeypointHead, build_keypoint_head
 from .mask_head import MaskHead, build_mask_head
 from .matching import match
 from .roi_heads import ProposalSampling, RoIHeads
+from .suppression import DetectionLimits, Scored, build_detection_limits
 
 
 class CascadeRoIHeads(RoIHeads):
@@ -37,10 +38,12 @@ class CascadeRoIHeads(RoIHeads):
         stages: Sequence[BoxHead],
         ious: Sequence[float],
         mask: MaskHead | None,
+        keypoint: KeypointHead | None,
+        *,
         sampling: ProposalSampling,
-        keypoint: KeypointHead | None = None,
+        limits: DetectionLimits,
     ) -> None:
-        super().__init__(nn.ModuleList(stages), mask, sampling, keypoint)
+        super().__init__(nn.ModuleList(stages), mask, keypoint, sampling=sampling, limits=limits)
         self.ious = tuple(ious)
 
     def _box_losses(
@@ -53,34 +56,48 @@ class CascadeRoIHeads(RoIHeads):
     ) -> tuple[dict[str, Tensor], Tensor]:
         losses: dict[str, Tensor] = {}
         stages: Any = self.box
+        # The stages share the backbone: together they weigh as much on it as a single head.
+        features = [_ScaleGradient.apply(level, 1 / len(stages)) for level in features]
         for number, (stage, iou) in enumerate(zip(stages, self.ious, strict=True)):
             if number:
                 matched = [_rematch(*pair, iou) for pair in zip(boxes, targets, strict=True)]
             x = stage.feature_extractor(features, boxes)
-            # The stages share the backbone: together they weigh as much as a single head.
-            x = x / len(stages) + x.detach() * (1 - 1 / len(stages))
-            for name, loss in stage.losses(x, boxes, matched).items():
+            logits, deltas = stage.predictor(x)
+            for name, loss in stage.losses(logits, deltas, boxes, matched).items():
                 losses[f"{name}_stage{number}"] = loss
-            boxes = stage.refine(x, boxes, image_sizes)
+            boxes = stage.refine(deltas, boxes, image_sizes)
             boxes = [own[box_ops.at_least(own, 0)] for own in boxes]
         return losses, x
 
-    def _box_detections(
+    def candidates(
         self,
         features: list[Tensor],
         proposals: list[Tensor],
         image_sizes: list[tuple[int, int]],
-    ) -> list[dict[str, Tensor]]:
+    ) -> list[Scored]:
+        """Boxes of the last stage, with the mean of all stages' scores."""
         stages: Any = self.box
         scores = []
         for number, stage in enumerate(stages, start=1):
-            x = stage.feature_extractor(features, proposals)
-            logits, deltas = stage.predictor(x)
-            scores.append(logits.float().softmax(dim=1))
+            stage_scores, deltas = stage.predict(stage.feature_extractor(features, proposals))
+            scores.append(stage_scores)
             if number < len(stages):
-                proposals = stage.refine(x, proposals, image_sizes)
+                proposals = stage.refine(deltas, proposals, image_sizes)
         mean = torch.stack(scores).mean(dim=0)
-        return stages[-1].select(mean, deltas.float(), proposals, image_sizes)
+        return stages[-1].candidates(mean, deltas, proposals, image_sizes, self.limits)
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """The identity, whose gradient is multiplied by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * ctx.factor, None
 
 
 def _rematch(boxes: Tensor, target: dict[str, Any], iou: float) -> dict[str, Tensor]:
@@ -111,14 +128,16 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     boxes = [build_box_head(cfg, backbone, own) for own in (weights if ious else [None])]
     extractor = boxes[0].feature_extractor
     mask = build_mask_head(cfg, backbone, extractor) if cfg.MODEL.MASK_ON else None
-    keypoint = build_keypoint_head(cfg, backbone) if cfg.MODEL.KEYPOINT_ON else None
+    keypoint = build_keypoint_head(cfg, backbone, extractor) if cfg.MODEL.KEYPOINT_ON else None
+    limits = build_detection_limits(cfg)
     if not ious:
-        return RoIHeads(boxes[0], mask, sampling, keypoint)
+        return RoIHeads(boxes[0], mask, keypoint, sampling=sampling, limits=limits)
     key = "MODEL.ROI_HEADS.CASCADE_IOUS"
     if len(weights) != len(ious):
         raise ValueError(f"{key} has {len(ious)} stages, CASCADE_BBOX_REG_WEIGHTS {len(weights)}")
     if not cfg.MODEL.CLS_AGNOSTIC_BBOX_REG:
         raise ValueError(f"{key} needs MODEL.CLS_AGNOSTIC_BBOX_REG True: stages share their boxes")
-    if mask is not None and mask.feature_extractor is None:
-        raise ValueError(f"{key} needs MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR False")
-    return CascadeRoIHeads(boxes, ious, mask, sampling, keypoint)
+    for name, head in (("ROI_MASK_HEAD", mask), ("ROI_KEYPOINT_HEAD", keypoint)):
+        if head is not None and head.feature_extractor is None:
+            raise ValueError(f"{key} needs MODEL.{name}.SHARE_BOX_FEATURE_EXTRACTOR False")
+    return CascadeRoIHeads(boxes, ious, mask, keypoint, sampling=sampling, limits=limits)

@@ -20,6 +20,7 @@ from ..structures import boxes as box_ops
 from ..structures.keypoints import from_heatmaps, to_heatmap_cells
 from .backbone import Backbone
 from .layers import conv_block
+from .map_head import build_map_head
 from .pooler import build_pooler
 
 KEYPOINT_EXTRACTORS: Registry[Callable[[CfgNode, Backbone], nn.Module]] = Registry(
@@ -68,12 +69,14 @@ class KeypointHead(nn.Module):
     """Extractor, predictor and their loss.
 
     Args:
-        extractor: one of KEYPOINT_EXTRACTORS.
+        extractor: one of KEYPOINT_EXTRACTORS; None to share the box head's.
         predictor: one of KEYPOINT_PREDICTORS.
         inclusive: x2 and y2 of a box count the last pixel inside.
     """
 
-    def __init__(self, extractor: nn.Module, predictor: nn.Module, inclusive: bool = False) -> None:
+    def __init__(
+        self, extractor: nn.Module | None, predictor: nn.Module, inclusive: bool = False
+    ) -> None:
         super().__init__()
         self.feature_extractor = extractor
         self.predictor = predictor
@@ -97,35 +100,23 @@ class KeypointHead(nn.Module):
         loss = F.cross_entropy(logits.flatten(2)[valid], cells[valid], reduction="sum")
         return {"loss_keypoint": loss / valid.sum().clamp(min=1)}
 
-    def predict(self, x: Tensor, boxes: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Keypoints [R, P, 3] and their logits [R, P] of the boxes, for each image [R_i, 4]."""
-        logits = self.predictor(x).float()
-        regions = torch.cat(boxes)
-        return from_heatmaps(
-            logits, box_ops.drop_last_pixel(regions) if self.inclusive else regions
-        )
+    def predict(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """`keypoint_logits` float32 [R, P, M, M], the same for all labels [R]."""
+        return {"keypoint_logits": self.predictor(x).float()}
+
+    def locate(self, logits: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+        """Heat maps [R, P, M, M] of boxes [R, 4] -> keypoints [R, P, 3] and their logits [R, P]."""
+        return from_heatmaps(logits, box_ops.drop_last_pixel(boxes) if self.inclusive else boxes)
 
 
-def build_keypoint_head(cfg: CfgNode, backbone: Backbone) -> KeypointHead:
+def build_keypoint_head(cfg: CfgNode, backbone: Backbone, box_extractor: nn.Module) -> KeypointHead:
     """The keypoint head that MODEL.ROI_KEYPOINT_HEAD describes.
 
     Raises:
-        ValueError: a RESOLUTION that is not what the head gives, or a shared extractor.
+        ValueError: a RESOLUTION that is not what the head gives, or a box head without maps to
+            share.
     """
-    head, key = cfg.MODEL.ROI_KEYPOINT_HEAD, "MODEL.ROI_KEYPOINT_HEAD"
-    if head.SHARE_BOX_FEATURE_EXTRACTOR:
-        raise ValueError(f"{key}.SHARE_BOX_FEATURE_EXTRACTOR must be False: box heads have no map")
-    extractor: Any = KEYPOINT_EXTRACTORS.get(head.FEATURE_EXTRACTOR, f"{key}.FEATURE_EXTRACTOR")(
-        cfg, backbone
+    extractor, predictor = build_map_head(
+        cfg, "ROI_KEYPOINT_HEAD", backbone, box_extractor, KEYPOINT_EXTRACTORS, KEYPOINT_PREDICTORS
     )
-    predictor = KEYPOINT_PREDICTORS.get(head.PREDICTOR, f"{key}.PREDICTOR")(
-        cfg, extractor.out_channels
-    )
-    side = extractor.out_resolution
-    resolution = predictor(torch.zeros(1, extractor.out_channels, side, side)).shape[-1]
-    if resolution != head.RESOLUTION:
-        raise ValueError(
-            f"{key}.RESOLUTION is {head.RESOLUTION}, but the head gives {resolution} x "
-            f"{resolution} from regions of POOLER_RESOLUTION {head.POOLER_RESOLUTION}"
-        )
     return KeypointHead(extractor, predictor, inclusive=cfg.MODEL.INCLUSIVE_BOXES)

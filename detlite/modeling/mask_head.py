@@ -19,6 +19,7 @@ from ..registry import Registry
 from .backbone import Backbone
 from .box_head import ResNetConv5ROIFeatureExtractor
 from .layers import conv_block, init_normal
+from .map_head import build_map_head
 from .norm import optional_norm
 from .pooler import build_pooler
 
@@ -83,7 +84,7 @@ class MaskRCNNC4Predictor(nn.Module):
 
 
 class MaskHead(nn.Module):
-    """Extractor, predictor and their loss; without an extractor it takes the box head's features.
+    """Extractor, predictor and their loss.
 
     Args:
         extractor: None to share the box head's.
@@ -128,10 +129,11 @@ class MaskHead(nn.Module):
         loss = F.binary_cross_entropy_with_logits(selected, wanted, reduction="sum")
         return {"loss_mask": loss / max(wanted.numel(), 1)}
 
-    def predict(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Probabilities [R, M, M] of the masks of the given labels [R]."""
+    def predict(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """`mask_probs` float32 [R, M, M] of the given labels [R]."""
         logits = self.predictor(x).float()
-        return logits[torch.arange(len(labels), device=labels.device), labels].sigmoid()
+        chosen = logits[torch.arange(len(labels), device=labels.device), labels]
+        return {"mask_probs": chosen.sigmoid()}
 
 
 def crop_masks(
@@ -163,29 +165,11 @@ def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: nn.Module) 
     """The mask head that MODEL.ROI_MASK_HEAD describes.
 
     Raises:
-        ValueError: a RESOLUTION that is not what the head gives.
+        ValueError: a RESOLUTION that is not what the head gives, or a box head without maps to
+            share.
     """
-    head = cfg.MODEL.ROI_MASK_HEAD
-    extractor = None
-    if not head.SHARE_BOX_FEATURE_EXTRACTOR:
-        extractor = MASK_EXTRACTORS.get(
-            head.FEATURE_EXTRACTOR, "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR"
-        )(cfg, backbone)
-    source: Any = extractor or box_extractor
-    if not hasattr(source, "out_resolution"):
-        raise ValueError(
-            "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR is True, but "
-            f"{cfg.MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR} gives vectors, not maps: set it to False"
-        )
-    predictor = MASK_PREDICTORS.get(head.PREDICTOR, "MODEL.ROI_MASK_HEAD.PREDICTOR")(
-        cfg, source.out_channels
+    extractor, predictor = build_map_head(
+        cfg, "ROI_MASK_HEAD", backbone, box_extractor, MASK_EXTRACTORS, MASK_PREDICTORS
     )
-    side = source.out_resolution
-    resolution = predictor(torch.zeros(0, source.out_channels, side, side)).shape[-1]
-    if resolution != head.RESOLUTION:
-        raise ValueError(
-            f"MODEL.ROI_MASK_HEAD.RESOLUTION is {head.RESOLUTION}, but the mask head gives "
-            f"{resolution} x {resolution} from regions of POOLER_RESOLUTION "
-            f"{head.POOLER_RESOLUTION}: set one to fit the other"
-        )
-    return MaskHead(extractor, predictor, soft_targets=head.TARGETS == "soft")
+    soft = cfg.MODEL.ROI_MASK_HEAD.TARGETS == "soft"
+    return MaskHead(extractor, predictor, soft_targets=soft)

@@ -15,6 +15,7 @@ from ..structures import boxes as box_ops
 from .keypoint_head import KeypointHead
 from .mask_head import MaskHead
 from .matching import match, sample
+from .suppression import DetectionLimits, Scored, suppress
 
 
 @dataclass(frozen=True)
@@ -28,20 +29,31 @@ class ProposalSampling:
 
 
 class RoIHeads(nn.Module):
-    """Box head, and a mask head and a keypoint head or None."""
+    """A box head, and a mask head and a keypoint head or None.
+
+    Args:
+        box: the box head.
+        mask, keypoint: heads on its foreground; one without an extractor of its own shares that of
+            the box head.
+        sampling: which proposals they are trained on.
+        limits: which of the boxes found become detections.
+    """
 
     def __init__(
         self,
         box: nn.Module,
         mask: MaskHead | None,
+        keypoint: KeypointHead | None,
+        *,
         sampling: ProposalSampling,
-        keypoint: KeypointHead | None = None,
+        limits: DetectionLimits,
     ) -> None:
         super().__init__()
         self.box: Any = box
         self.mask = mask
         self.keypoint = keypoint
         self.sampling = sampling
+        self.limits = limits
 
     def losses(
         self,
@@ -69,15 +81,11 @@ class RoIHeads(nn.Module):
             {**truth, "labels": target["labels"][keep], "matched": target["matched"][keep]}
             for target, keep, truth in zip(matched, positive, targets, strict=True)
         ]
-        if self.mask is not None:
-            if self.mask.feature_extractor is None:
-                x = x[torch.cat(positive)]
-            else:
-                x = self.mask.feature_extractor(features, boxes)
-            losses.update(self.mask.loss(x, boxes, matched))
-        if self.keypoint is not None:
-            x = self.keypoint.feature_extractor(features, boxes)
-            losses.update(self.keypoint.loss(x, boxes, matched))
+        for head in (self.mask, self.keypoint):
+            if head is not None:
+                own = head.feature_extractor
+                seen = x[torch.cat(positive)] if own is None else own(features, boxes)
+                losses.update(head.loss(seen, boxes, matched))
         return losses
 
     def detect(
@@ -87,21 +95,61 @@ class RoIHeads(nn.Module):
         image_sizes: list[tuple[int, int]],
     ) -> list[dict[str, Tensor]]:
         """Detections of each image, as in `GeneralizedRCNN.detect`."""
-        detections = self._box_detections(features, proposals, image_sizes)
+        candidates = self.candidates(features, proposals, image_sizes)
+        detections = [suppress(own, self.limits) for own in candidates]
         boxes = [detection["boxes"] for detection in detections]
+        labels = [detection["labels"] for detection in detections]
+        maps = self.region_maps(features, boxes, labels)
+        return [
+            self.complete(detection, own) for detection, own in zip(detections, maps, strict=True)
+        ]
+
+    def candidates(
+        self,
+        features: list[Tensor],
+        proposals: list[Tensor],
+        image_sizes: list[tuple[int, int]],
+    ) -> list[Scored]:
+        """Scored boxes of each image before any is suppressed, as `BoxHead.candidates`."""
+        x = self.box.feature_extractor(features, proposals)
+        return self.box.candidates(*self.box.predict(x), proposals, image_sizes, self.limits)
+
+    def region_maps(
+        self, features: list[Tensor], boxes: list[Tensor], labels: list[Tensor]
+    ) -> list[dict[str, Tensor]]:
+        """What the mask and keypoint heads see in given boxes.
+
+        Args:
+            features: levels [B, C, H_l, W_l].
+            boxes: for each image [D_i, 4].
+            labels: for each image [D_i].
+
+        Returns:
+            For each image, with such a head, `mask_probs` float32 [D_i, M, M] and
+            `keypoint_logits` float32 [D_i, P, M, M].
+        """
+        maps: dict[str, Tensor] = {}
+        heads = [head for head in (self.mask, self.keypoint) if head is not None]
+        seen: dict[nn.Module, Tensor] = {}  # both heads may share the box head's features
+        for head in heads:
+            extractor = head.feature_extractor or self.box.feature_extractor
+            if extractor not in seen:
+                seen[extractor] = extractor(features, boxes)
+            maps.update(head.predict(seen[extractor], torch.cat(labels)))
         counts = [len(own) for own in boxes]
-        if self.mask is not None:
-            labels = torch.cat([detection["labels"] for detection in detections])
-            extractor = self.mask.feature_extractor or self.box.feature_extractor
-            probs = self.mask.predict(extractor(features, boxes), labels)
-            for detection, own_probs in zip(detections, probs.split(counts), strict=True):
-                detection["mask_probs"] = own_probs
+        split = {name: value.split(counts) for name, value in maps.items()}
+        return [{name: parts[i] for name, parts in split.items()} for i in range(len(boxes))]
+
+    def complete(self, detection: Scored, maps: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One image's detections with their masks and keypoints, from its `region_maps`."""
+        result = dict(detection)
+        if "mask_probs" in maps:
+            result["mask_probs"] = maps["mask_probs"]
         if self.keypoint is not None:
-            x = self.keypoint.feature_extractor(features, boxes)
-            points, scores = (t.split(counts) for t in self.keypoint.predict(x, boxes))
-            for detection, own, own_scores in zip(detections, points, scores, strict=True):
-                detection["keypoints"], detection["keypoints_scores"] = own, own_scores
-        return detections
+            result["keypoints"], result["keypoints_scores"] = self.keypoint.locate(
+                maps["keypoint_logits"], detection["boxes"]
+            )
+        return result
 
     def _box_losses(
         self,
@@ -111,18 +159,9 @@ class RoIHeads(nn.Module):
         targets: list[dict[str, Any]],
         image_sizes: list[tuple[int, int]],
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The losses, and the features that a mask head may share."""
+        """The losses, and the features that other heads may share."""
         x = self.box.feature_extractor(features, boxes)
-        return self.box.losses(x, boxes, matched), x
-
-    def _box_detections(
-        self,
-        features: list[Tensor],
-        proposals: list[Tensor],
-        image_sizes: list[tuple[int, int]],
-    ) -> list[dict[str, Tensor]]:
-        x = self.box.feature_extractor(features, proposals)
-        return self.box.detect(x, proposals, image_sizes)
+        return self.box.losses(*self.box.predictor(x), boxes, matched), x
 
     @torch.no_grad()
     def _sample(

@@ -21,6 +21,7 @@ from ..structures import boxes as box_ops
 from .anchors import AnchorGenerator
 from .backbone import Backbone
 from .box_coder import BoxCoder
+from .box_loss import BoxLoss, build_box_loss
 from .layers import init_normal
 from .matching import IGNORE, match, sample
 
@@ -76,7 +77,7 @@ class RPNTraining:
     straddle: float  # pixels an anchor may cross the border; negative: any
     anchors_per_image: int
     positive_fraction: float
-    smooth_l1_beta: float
+    box_loss: BoxLoss
     by_capacity: bool  # losses are averaged over anchors_per_image, not over those drawn
 
 
@@ -199,7 +200,7 @@ class RPN(nn.Module):
             anchors: [N, 4]. logits: [B, N]. deltas: [B, N, 4].
         """
         settings = self.settings
-        sampled_logits, labels, predicted, regression = [], [], [], []
+        sampled_logits, labels, predicted, boxes, references = [], [], [], [], []
         for image, (size, target) in enumerate(zip(image_sizes, targets, strict=True)):
             matched = match(
                 box_ops.iou(target["boxes"], anchors),
@@ -216,8 +217,8 @@ class RPN(nn.Module):
             sampled_logits.append(logits[image, index])
             labels.append((matched[index] >= 0).to(logits.dtype))
             predicted.append(deltas[image, positive])
-            boxes = target["boxes"][matched[positive]]
-            regression.append(self.box_coder.encode(boxes, anchors[positive]))
+            boxes.append(target["boxes"][matched[positive]])
+            references.append(anchors[positive])
         all_labels = torch.cat(labels)
         count = max(len(all_labels), 1)
         if settings.by_capacity:
@@ -225,11 +226,8 @@ class RPN(nn.Module):
         objectness = F.binary_cross_entropy_with_logits(
             torch.cat(sampled_logits), all_labels, reduction="sum"
         )
-        box = F.smooth_l1_loss(
-            torch.cat(predicted),
-            torch.cat(regression),
-            beta=settings.smooth_l1_beta,
-            reduction="sum",
+        box = settings.box_loss(
+            self.box_coder, torch.cat(predicted), torch.cat(boxes), torch.cat(references)
         )
         return {"loss_objectness": objectness / count, "loss_rpn_box": box / count}
 
@@ -303,7 +301,7 @@ def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
             straddle=rpn.STRADDLE_THRESH,
             anchors_per_image=rpn.BATCH_SIZE_PER_IMAGE,
             positive_fraction=rpn.POSITIVE_FRACTION,
-            smooth_l1_beta=rpn.SMOOTH_L1_BETA,
+            box_loss=build_box_loss(cfg, "RPN"),
             by_capacity=rpn.LOSS_NORMALIZER == "capacity",
         ),
         inclusive=cfg.MODEL.INCLUSIVE_BOXES,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +11,16 @@ from torch.nn import functional as F
 from detlite.config import ConfigError
 from detlite.modeling.backbone import build_backbone
 from detlite.modeling.box_coder import BoxCoder
-from detlite.modeling.box_head import BOX_EXTRACTORS, BoxHead, DetectionLimits
+from detlite.modeling.box_head import BOX_EXTRACTORS, BoxHead
+from detlite.modeling.box_loss import BoxLoss
 from detlite.modeling.rcnn import build_model
+from detlite.modeling.suppression import DetectionLimits, suppress
 from detlite.ops import nms
 
 CLASSES = 3  # with background
 CODER = BoxCoder((10.0, 10.0, 5.0, 5.0))
+SMOOTH_L1 = BoxLoss()
+LIMITS = DetectionLimits(score_thresh=0.05, nms_thresh=0.5, per_image=100)
 SIZES = [(60, 80), (20, 20)]  # some boxes lie outside the second image
 
 
@@ -35,12 +40,16 @@ def random_boxes(count: int) -> torch.Tensor:
     return torch.cat([corner, corner + 5 + torch.rand(count, 2) * 30], dim=1)
 
 
-def make_head(count: int, agnostic: bool = False, beta: float = 1.0, **limits) -> BoxHead:
+def make_head(count: int, agnostic: bool = False, loss: BoxLoss = SMOOTH_L1) -> BoxHead:
     regressions = 2 if agnostic else CLASSES
     predictor = GivenPredictor(torch.randn(count, CLASSES) * 2, torch.randn(count, 4 * regressions))
-    chosen = {"score_thresh": 0.05, "nms_thresh": 0.5, "per_image": 100, **limits}
-    return BoxHead(nn.Identity(), predictor, CODER, limits=DetectionLimits(**chosen),
-                   smooth_l1_beta=beta, class_agnostic=agnostic)  # fmt: skip
+    return BoxHead(nn.Identity(), predictor, CODER, box_loss=loss, class_agnostic=agnostic)
+
+
+def detect(head, proposals, sizes, limits=LIMITS):
+    scores, deltas = head.predict(torch.zeros(sum(map(len, proposals))))
+    candidates = head.candidates(scores, deltas, proposals, sizes, limits)
+    return [suppress(own, limits) for own in candidates]
 
 
 # ---- losses
@@ -54,8 +63,8 @@ def test_losses_proposal_by_proposal(agnostic, beta):
         {"labels": torch.tensor([1, 2, 0, 0, 2]), "boxes": random_boxes(5)},
         {"labels": torch.tensor([0, 1, 0]), "boxes": random_boxes(3)},
     ]
-    head = make_head(8, agnostic, beta)
-    losses = head.losses(torch.zeros(8), proposals, targets)
+    head = make_head(8, agnostic, BoxLoss(beta=beta))
+    losses = head.losses(*head.predictor.predictions, proposals, targets)
     logits, deltas = head.predictor.predictions
     labels = torch.cat([t["labels"] for t in targets]).tolist()
     boxes, references = torch.cat([t["boxes"] for t in targets]), torch.cat(proposals)
@@ -78,7 +87,7 @@ def test_losses_without_foreground_are_zero_and_connected(agnostic, count):
     for tensor in head.predictor.predictions:
         tensor.requires_grad_()
     targets = [{"labels": torch.zeros(count, dtype=torch.int64), "boxes": torch.zeros(count, 4)}]
-    losses = head.losses(torch.zeros(count), [random_boxes(count)], targets)
+    losses = head.losses(*head.predictor.predictions, [random_boxes(count)], targets)
     assert losses["loss_box"].item() == 0
     assert (losses["loss_classifier"].item() == 0) == (count == 0)
     sum(losses.values()).backward()
@@ -89,7 +98,13 @@ def test_losses_without_foreground_are_zero_and_connected(agnostic, count):
 # ---- detections
 
 
-def detect_slowly(head: BoxHead, start: int, proposals: torch.Tensor, size: tuple[int, int]):
+def detect_slowly(
+    head: BoxHead,
+    start: int,
+    proposals: torch.Tensor,
+    size: tuple[int, int],
+    limits: DetectionLimits,
+):
     """One image: (score, label, box) by decreasing score, class by class."""
     logits, deltas = head.predictor.predictions
     found = []
@@ -97,7 +112,7 @@ def detect_slowly(head: BoxHead, start: int, proposals: torch.Tensor, size: tupl
         boxes, scores = [], []
         for n, proposal in enumerate(proposals):
             score = logits[start + n].softmax(0)[label].item()
-            if score <= head.limits.score_thresh:
+            if score <= limits.score_thresh:
                 continue
             column = 1 if head.class_agnostic else label
             delta = deltas[start + n, 4 * column : 4 * column + 4]
@@ -108,9 +123,9 @@ def detect_slowly(head: BoxHead, start: int, proposals: torch.Tensor, size: tupl
                 boxes.append([x1, y1, x2, y2])
                 scores.append(score)
         if boxes:
-            kept = nms(torch.tensor(boxes), torch.tensor(scores), head.limits.nms_thresh).tolist()
+            kept = nms(torch.tensor(boxes), torch.tensor(scores), limits.nms_thresh).tolist()
             found += [(scores[k], label, boxes[k]) for k in kept]
-    return sorted(found, reverse=True)[: head.limits.per_image]
+    return sorted(found, reverse=True)[: limits.per_image]
 
 
 @pytest.mark.parametrize("agnostic", [False, True])
@@ -119,10 +134,10 @@ def detect_slowly(head: BoxHead, start: int, proposals: torch.Tensor, size: tupl
 )
 def test_detections_proposal_by_proposal(agnostic, limits):
     proposals = [random_boxes(12), random_boxes(7)]
-    head = make_head(19, agnostic, **limits)
-    found = head.detect(torch.zeros(19), proposals, SIZES)
+    head, limits = make_head(19, agnostic), replace(LIMITS, **limits)
+    found = detect(head, proposals, SIZES, limits)
     for detections, start, own, size in zip(found, (0, 12), proposals, SIZES, strict=True):
-        slow = detect_slowly(head, start, own, size)
+        slow = detect_slowly(head, start, own, size, limits)
         assert slow
         assert detections["labels"].tolist() == [label for _, label, _ in slow]
         torch.testing.assert_close(
@@ -135,22 +150,23 @@ def test_detections_proposal_by_proposal(agnostic, limits):
 @pytest.mark.parametrize("counts", [(0, 0), (0, 5)])
 def test_detections_without_proposals(agnostic, counts):
     head = make_head(sum(counts), agnostic)
-    found = head.detect(torch.zeros(sum(counts)), [random_boxes(c) for c in counts], SIZES)
+    found = detect(head, [random_boxes(c) for c in counts], SIZES)
     assert [len(d["boxes"]) > 0 for d in found] == [count > 0 for count in counts]
     assert found[0]["boxes"].shape == (0, 4)
     assert found[0]["scores"].shape == found[0]["labels"].shape == (0,)
 
 
 def test_no_score_above_the_threshold():
-    head = make_head(5, score_thresh=1.0)
-    assert len(head.detect(torch.zeros(5), [random_boxes(5)], SIZES[:1])[0]["boxes"]) == 0
+    limits = replace(LIMITS, score_thresh=1.0)
+    (found,) = detect(make_head(5), [random_boxes(5)], SIZES[:1], limits)
+    assert len(found["boxes"]) == 0
 
 
 def test_predictions_that_are_not_numbers_are_dropped():
     head = make_head(6)
     logits, deltas = head.predictor.predictions
     logits[0], deltas[1] = math.nan, math.nan
-    (found,) = head.detect(torch.zeros(6), [random_boxes(6)], SIZES[:1])
+    (found,) = detect(head, [random_boxes(6)], SIZES[:1])
     assert len(found["boxes"]) > 0
     assert found["boxes"].isfinite().all()
     assert found["scores"].isfinite().all()

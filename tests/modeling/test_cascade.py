@@ -6,6 +6,7 @@ import torch
 from detlite.config import ConfigError
 from detlite.modeling.cascade import CascadeRoIHeads
 from detlite.modeling.rcnn import build_model
+from detlite.modeling.suppression import suppress
 
 OPTS = [
     "MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True,
@@ -42,7 +43,10 @@ def test_scores_are_averaged_and_boxes_refined(tiny_config, make_batch):
                 boxes = [stage.box_coder.decode(deltas[:, 4:], boxes[0])]
                 boxes[0][:, 0::2] = boxes[0][:, 0::2].clamp(0, images[0].shape[2])
                 boxes[0][:, 1::2] = boxes[0][:, 1::2].clamp(0, images[0].shape[1])
-        (wanted,) = heads.box[2].select(sum(scores) / 3, deltas, boxes, batch.sizes)
+        (wanted,) = heads.box[2].candidates(
+            sum(scores) / 3, deltas, boxes, batch.sizes, heads.limits
+        )
+        wanted = suppress(wanted, heads.limits)
         (found,) = heads.detect(features, proposals, batch.sizes)
     assert len(found["boxes"]) > 3
     for name, value in wanted.items():

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from detlite.config import ConfigError
 from detlite.modeling.keypoint_head import KeypointHead
 from detlite.modeling.rcnn import build_model
+from detlite.modeling.suppression import DetectionLimits
 from detlite.structures.keypoints import to_heatmap_cells
 
 OPTS = [
@@ -38,7 +39,7 @@ def test_model_learns_and_predicts_keypoints(tiny_config, make_batch):
     losses["loss_keypoint"].backward()
     head = model.roi_heads.keypoint
     assert head.predictor.kps_score_lowres.weight.grad.abs().sum() > 0
-    model.eval().roi_heads.box.limits = model.roi_heads.box.limits.__class__(0.0, 0.5, 7)
+    model.eval().roi_heads.limits = DetectionLimits(0.0, 0.5, 7)
     for found, image in zip(model(images), images, strict=True):
         count = len(found["boxes"])
         assert found["keypoints"].shape == (count, 5, 3)
@@ -76,7 +77,7 @@ def test_nothing_labelled_is_no_loss():
     ("opts", "message"),
     [
         (["MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 14], "RESOLUTION is 14, but the head gives 56"),
-        (["MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", True], "must be False"),
+        (["MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", True], "gives vectors, not maps"),
     ],
 )
 def test_contradicting_keys(tiny_config, opts, message):

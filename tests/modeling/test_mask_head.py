@@ -112,8 +112,9 @@ def test_loss_without_foreground_is_zero_and_connected():
 
 def test_prediction_takes_the_mask_of_the_label():
     logits = torch.randn(2, 3, SIDE, SIDE)
-    probs = MaskHead(None, GivenPredictor(logits)).predict(torch.zeros(2), torch.tensor([2, 1]))
-    torch.testing.assert_close(probs, torch.stack([logits[0, 2], logits[1, 1]]).sigmoid())
+    found = MaskHead(None, GivenPredictor(logits)).predict(torch.zeros(2), torch.tensor([2, 1]))
+    wanted = torch.stack([logits[0, 2], logits[1, 1]]).sigmoid()
+    torch.testing.assert_close(found["mask_probs"], wanted)
 
 
 # ---- parts
@@ -136,7 +137,7 @@ def test_conv_layers_and_dilation(tiny_config):
 @pytest.mark.parametrize(("resolution", "given"), [(14, 28), (30, 28)])
 def test_resolution_must_be_what_the_head_gives(tiny_config, resolution, given):
     with pytest.raises(
-        ConfigError, match=rf"RESOLUTION is {resolution}, but the mask head gives {given}"
+        ConfigError, match=rf"RESOLUTION is {resolution}, but the head gives {given}"
     ):
         build_model(tiny_config("MODEL.ROI_MASK_HEAD.RESOLUTION", resolution))
 

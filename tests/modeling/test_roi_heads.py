@@ -5,6 +5,7 @@ import torch
 
 from detlite.modeling.rcnn import build_model
 from detlite.modeling.roi_heads import ProposalSampling, RoIHeads
+from detlite.modeling.suppression import DetectionLimits
 from detlite.structures import boxes as box_ops
 
 TRUTH = torch.tensor([[0.0, 0, 20, 20], [30, 30, 50, 60]])
@@ -22,7 +23,10 @@ def some_proposals(count: int = 60) -> torch.Tensor:
 
 def sample(proposals, truth=TRUTH, labels=LABELS, **changes):
     settings = {"foreground": 0.5, "background": 0.5, "per_image": 16, "positive_fraction": 0.25}
-    heads = RoIHeads(torch.nn.Identity(), None, ProposalSampling(**{**settings, **changes}))
+    heads = RoIHeads(
+        torch.nn.Identity(), None, None,
+        sampling=ProposalSampling(**{**settings, **changes}), limits=DetectionLimits(0.05, 0.5, 9),
+    )  # fmt: skip
     return heads._sample(proposals, {"boxes": truth, "labels": labels})
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from detlite.modeling.anchors import AnchorGenerator
 from detlite.modeling.box_coder import BoxCoder
+from detlite.modeling.box_loss import BoxLoss
 from detlite.modeling.rcnn import build_model
 from detlite.modeling.rpn import (
     RPN,
@@ -26,7 +27,7 @@ MAPS = [(8, 12), (4, 6)]  # strides 4 and 8, one anchor a cell
 EVERYTHING = ProposalLimits(pre_nms=10**6, post_nms=10**6, total=10**6, total_per_batch=False)
 TRAINING = RPNTraining(
     foreground=0.5, background=0.3, straddle=-1, anchors_per_image=10**6, positive_fraction=0.5,
-    smooth_l1_beta=1 / 9, by_capacity=False,
+    box_loss=BoxLoss(beta=1 / 9), by_capacity=False,
 )  # fmt: skip
 
 
@@ -224,7 +225,7 @@ def losses_slowly(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple
             wanted = truth[overlap[:, n].argmax()]
             delta = rpn.box_coder.encode(wanted[None], anchors[n][None])[0]
             box += F.smooth_l1_loss(
-                deltas[n], delta, beta=settings.smooth_l1_beta, reduction="sum"
+                deltas[n], delta, beta=settings.box_loss.beta, reduction="sum"
             ).item()
             objectness -= math.log(probability)
         elif best < settings.background:
@@ -239,7 +240,9 @@ def losses_slowly(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple
 @pytest.mark.parametrize("beta", [0.0, 1 / 9])
 def test_losses_anchor_by_anchor(straddle, beta):
     truth = torch.tensor([[3.0, 4, 12, 11], [20, 10, 37, 24], [40, 24, 48, 32]])
-    settings = replace(TRAINING, straddle=straddle, smooth_l1_beta=beta, positive_fraction=1.0)
+    settings = replace(
+        TRAINING, straddle=straddle, box_loss=BoxLoss(beta=beta), positive_fraction=1.0
+    )
     rpn = make_rpn(training=settings).train()
     _, losses = rpn([SIZE], features(), [{"boxes": truth}])
     objectness, box = losses_slowly(rpn, SIZE, truth)
