@@ -15,6 +15,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from detlite import ConfigError, build_model, load_config
+from detlite.conversion import weight_file
 from detlite.data import DataError, build_dataset, check_num_classes
 from detlite.distributed import process_group
 from detlite.engine.checkpoint import CheckpointError, load_weights
@@ -50,7 +51,7 @@ def run(cfg: CfgNode) -> None:
     for dataset in datasets:
         check_num_classes(cfg, dataset)
     model = build_model(cfg)
-    load_weights(model, cfg.MODEL.WEIGHT)
+    load_weights(model, weight_file(cfg))
     evaluate(cfg, model, datasets, output_dir)
 
 

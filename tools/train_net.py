@@ -16,6 +16,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from detlite import ConfigError, Predictor, build_model, load_config
+from detlite.conversion import weight_file
 from detlite.data import (
     CocoDataset,
     DataError,
@@ -59,14 +60,15 @@ def run(cfg: CfgNode, resume: bool) -> None:
     check_output_dir(output_dir, resume)
     barrier()  # before rank 0 writes what the others look for
     setup_logging(output_dir)
+    weights = weight_file(cfg) if cfg.MODEL.WEIGHT else None  # which may be absent: ask first
     seed_all(cfg.SEED + rank())
     train_set = build_train_dataset(cfg)
     test_sets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
     for test_set in test_sets:
         check_num_classes(cfg, test_set)
     model = build_model(cfg)
-    if cfg.MODEL.WEIGHT:
-        load_weights(model, cfg.MODEL.WEIGHT, cfg.MODEL.REINIT_HEADS)
+    if weights:
+        load_weights(model, weights, cfg.MODEL.REINIT_HEADS)
     model.categories = train_set.categories
     if is_main():
         (output_dir / "config.yaml").write_text(cfg.dump())

@@ -82,7 +82,17 @@ KEYS: list[Key] = [
     # ---- model
     Key("MODEL.META_ARCHITECTURE", "GeneralizedRCNN", "the detector"),
     Key("MODEL.DEVICE", "auto", "'cpu', 'cuda', 'cuda:1'; auto: CUDA when there is one"),
-    Key("MODEL.WEIGHT", "", "checkpoint to start from; empty: from scratch"),
+    Key(
+        "MODEL.WEIGHT",
+        "",
+        "checkpoint to start from: a path, or catalog://, detectron2:// or https:// for a file "
+        "under WEIGHT_ROOT; empty: from scratch",
+    ),
+    Key(
+        "MODEL.WEIGHT_ROOT",
+        "weights",
+        "folder of downloaded weights; may hold ${VARIABLE:-default}",
+    ),
     Key(
         "MODEL.REINIT_HEADS",
         False,
@@ -363,8 +373,8 @@ KEYS: list[Key] = [
     Key("INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 0.5, "probability of a left-right flip", _unit),
     Key("INPUT.VERTICAL_FLIP_PROB_TRAIN", 0.0, "probability of an up-down flip", _unit),
     # ---- data
-    Key("DATASETS.TRAIN", (), "names of the training sets", strings),
-    Key("DATASETS.TEST", (), "names of the evaluation sets", strings),
+    Key("DATASETS.TRAIN", (), "training sets, by name in CATALOG or built in", strings),
+    Key("DATASETS.TEST", (), "evaluation sets, by name in CATALOG or built in", strings),
     Key(
         "DATASETS.ROOT",
         "datasets",

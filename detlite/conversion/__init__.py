@@ -2,6 +2,7 @@
 
 from .convert import SOURCES, Converted, convert, source_of, to_torchvision
 from .pickles import RefusedPickleError, read_pickle
+from .published import weight_file
 
 __all__ = [
     "SOURCES",
@@ -11,4 +12,5 @@ __all__ = [
     "read_pickle",
     "source_of",
     "to_torchvision",
+    "weight_file",
 ]

@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 
 from ..config import ConfigError, expand_path
 from ..registry import Registry
+from .builtin import BUILTIN
 from .coco import CocoDataset, Target
 from .errors import DataError
 
@@ -53,7 +54,7 @@ class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
 
 
 def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
-    """The data set that DATASETS.CATALOG lists under `name`.
+    """The data set that DATASETS.CATALOG, or else the built-in catalog, lists under `name`.
 
     Args:
         cfg: the config.
@@ -67,6 +68,12 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
     entry = _entry(cfg.DATASETS.CATALOG, name)
     factory = DATASETS.get(entry.get("type", "coco"), key=f"DATASETS.CATALOG, {name}, type")
     annotations, images = factory(entry, expand_path(cfg.DATASETS.ROOT))
+    if not annotations.is_file():
+        raise DataError(
+            f"data set {name}: no annotation file {annotations}; its pictures are expected in "
+            f"{images}. Put them there, or set DATASETS.ROOT ({cfg.DATASETS.ROOT}) to the folder "
+            "that holds them"
+        )
     return CocoDataset(
         annotations,
         images,
@@ -137,11 +144,16 @@ def _entry(catalog: Sequence[Entry], name: str) -> Entry:
         raise ConfigError(f"DATASETS.CATALOG: the name {name!r} is given {len(entries)} times")
     if entries:
         return entries[0]
-    names = [entry["name"] for entry in catalog]
-    close = difflib.get_close_matches(name, names, n=1)
+    if name in BUILTIN:
+        return BUILTIN[name]
+    own = [entry["name"] for entry in catalog]
+    close = difflib.get_close_matches(name, [*own, *BUILTIN], n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    listed = f"known: {', '.join(names)}" if names else "the catalog is empty"
-    raise ConfigError(f"DATASETS.CATALOG: no data set is called {name!r}{hint} ({listed})")
+    listed = f"known: {', '.join(own)}" if own else "the catalog is empty"
+    raise ConfigError(
+        f"DATASETS.CATALOG: no data set is called {name!r}{hint} ({listed}, and the built-in names "
+        "in docs/data.md)"
+    )
 
 
 def _difference(one: CocoDataset, other: CocoDataset) -> str:

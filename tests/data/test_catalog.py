@@ -44,6 +44,8 @@ def test_bad_annotations_are_skipped_where_the_config_says_so(content, write_set
 def test_unknown_name_gets_the_nearest(small_cfg):
     with pytest.raises(ConfigError, match=r"'smal'; did you mean 'small'\? .*small, other"):
         build_dataset(small_cfg(), "smal", train=True)
+    with pytest.raises(ConfigError, match="'coco_2017_trian'; did you mean 'coco_2017_train'"):
+        build_dataset(small_cfg(), "coco_2017_trian", train=True)
     with pytest.raises(ConfigError, match="the catalog is empty"):
         build_dataset(small_cfg("DATASETS.CATALOG", []), "small", train=True)
 
@@ -64,6 +66,15 @@ def test_bad_entry(small_cfg, entry, message):
     cfg = small_cfg("DATASETS.CATALOG", [{"name": "a", **entry}])
     with pytest.raises(ConfigError, match=message):
         build_dataset(cfg, "a", train=True)
+
+
+def test_missing_annotation_file_tells_where_all_is_expected(small_cfg, tmp_path):
+    with pytest.raises(DataError) as error:
+        build_dataset(small_cfg(), "coco_2014_minival", train=False)
+    file = tmp_path / "coco" / "annotations" / "instances_minival2014.json"
+    assert str(error.value).startswith(f"data set coco_2014_minival: no annotation file {file}; ")
+    assert f"expected in {tmp_path / 'coco' / 'val2014'}" in str(error.value)
+    assert f"DATASETS.ROOT ({tmp_path})" in str(error.value)
 
 
 def test_name_given_twice(small_cfg):

@@ -1,0 +1,53 @@
+"""Data sets that need no entry in DATASETS.CATALOG: the names that published configs use.
+
+Folders under DATASETS.ROOT are laid out as maskrcnn-benchmark and detectron2 expect them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Splits of COCO: image folder, and how the annotation files end.
+_COCO_SPLITS = {
+    "2014_train": ("train2014", "train2014"),
+    "2014_val": ("val2014", "val2014"),
+    "2014_minival": ("val2014", "minival2014"),
+    "2014_minival_100": ("val2014", "minival2014_100"),
+    "2014_valminusminival": ("val2014", "valminusminival2014"),
+    "2017_train": ("train2017", "train2017"),
+    "2017_val": ("val2017", "val2017"),
+    "2017_val_100": ("val2017", "val2017_100"),
+}
+
+
+def _coco_form(name: str, annotations: str, images: str) -> dict[str, Any]:
+    return {"name": name, "annotations": annotations, "images": images}
+
+
+_ENTRIES = [
+    *(
+        _coco_form(f"{kind}coco_{split}", f"coco/annotations/{task}_{file}.json", f"coco/{folder}")
+        for kind, task in (("", "instances"), ("keypoints_", "person_keypoints"))
+        for split, (folder, file) in _COCO_SPLITS.items()
+    ),
+    *(
+        _coco_form(
+            f"voc_{year}_{split}_cocostyle",
+            f"voc/VOC{year}/Annotations/pascal_{split}{year}.json",
+            f"voc/VOC{year}/JPEGImages",
+        )
+        for year, splits in ((2007, ("train", "val", "test")), (2012, ("train", "val")))
+        for split in splits
+    ),
+    *(
+        _coco_form(
+            f"cityscapes_fine_instanceonly_seg_{split}_cocostyle",
+            f"cityscapes/annotations/instancesonly_filtered_gtFine_{split}.json",
+            "cityscapes/images",
+        )
+        for split in ("train", "val", "test")
+    ),
+]
+
+BUILTIN: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in _ENTRIES}
+"""Entries by name, as DATASETS.CATALOG would hold them; an entry there goes before one here."""
