@@ -21,7 +21,7 @@ from .keypoint_head import KeypointHead, build_keypoint_head
 from .mask_head import MaskHead, build_mask_head
 from .matching import match
 from .roi_heads import ProposalSampling, RoIHeads
-from .suppression import DetectionLimits, Scored, build_detection_limits
+from .suppression import DetectionLimits, Scored
 
 
 class CascadeRoIHeads(RoIHeads):
@@ -41,9 +41,8 @@ class CascadeRoIHeads(RoIHeads):
         keypoint: KeypointHead | None,
         *,
         sampling: ProposalSampling,
-        limits: DetectionLimits,
     ) -> None:
-        super().__init__(nn.ModuleList(stages), mask, keypoint, sampling=sampling, limits=limits)
+        super().__init__(nn.ModuleList(stages), mask, keypoint, sampling=sampling)
         self.ious = tuple(ious)
 
     def _box_losses(
@@ -74,6 +73,7 @@ class CascadeRoIHeads(RoIHeads):
         features: list[Tensor],
         proposals: list[Tensor],
         image_sizes: list[tuple[int, int]],
+        limits: DetectionLimits,
     ) -> list[Scored]:
         """Boxes of the last stage, with the mean of all stages' scores."""
         stages: Any = self.box
@@ -84,7 +84,7 @@ class CascadeRoIHeads(RoIHeads):
             if number < len(stages):
                 proposals = stage.refine(deltas, proposals, image_sizes)
         mean = torch.stack(scores).mean(dim=0)
-        return stages[-1].candidates(mean, deltas, proposals, image_sizes, self.limits)
+        return stages[-1].candidates(mean, deltas, proposals, image_sizes, limits)
 
 
 class _ScaleGradient(torch.autograd.Function):
@@ -129,9 +129,8 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     extractor = boxes[0].feature_extractor
     mask = build_mask_head(cfg, backbone, extractor) if cfg.MODEL.MASK_ON else None
     keypoint = build_keypoint_head(cfg, backbone, extractor) if cfg.MODEL.KEYPOINT_ON else None
-    limits = build_detection_limits(cfg)
     if not ious:
-        return RoIHeads(boxes[0], mask, keypoint, sampling=sampling, limits=limits)
+        return RoIHeads(boxes[0], mask, keypoint, sampling=sampling)
     key = "MODEL.ROI_HEADS.CASCADE_IOUS"
     if len(weights) != len(ious):
         raise ValueError(f"{key} has {len(ious)} stages, CASCADE_BBOX_REG_WEIGHTS {len(weights)}")
@@ -140,4 +139,4 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     for name, head in (("ROI_MASK_HEAD", mask), ("ROI_KEYPOINT_HEAD", keypoint)):
         if head is not None and head.feature_extractor is None:
             raise ValueError(f"{key} needs MODEL.{name}.SHARE_BOX_FEATURE_EXTRACTOR False")
-    return CascadeRoIHeads(boxes, ious, mask, keypoint, sampling=sampling, limits=limits)
+    return CascadeRoIHeads(boxes, ious, mask, keypoint, sampling=sampling)

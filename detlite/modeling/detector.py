@@ -13,12 +13,14 @@ from ..structures.image_batch import ImageBatch
 from ..structures.output import OutputRules
 from .backbone import Backbone
 from .inputs import InputNormalizer, prepare_targets
+from .suppression import DetectionLimits, Scored, suppress
 
 
 class Detector(nn.Module, ABC):
-    """Batches and checks what a model is given; `losses` and `detections` are the model itself.
+    """Batches and checks what a model is given; `losses` and `candidates` are the model itself.
 
     Attributes:
+        limits: which candidates become detections.
         num_classes: with background, which is 0.
         categories: the data set's categories [{"id": 7, "name": "cell"}, ...]; label k is
             categories[k - 1]. Empty until training or a checkpoint sets it.
@@ -34,11 +36,13 @@ class Detector(nn.Module, ABC):
         backbone: Backbone,
         *,
         num_classes: int,
+        limits: DetectionLimits,
         output: OutputRules,
     ) -> None:
         super().__init__()
         self.normalizer = normalizer
         self.backbone = backbone
+        self.limits = limits
         self.num_classes = num_classes
         self.output = output
         self.categories: list[dict[str, Any]] = []
@@ -48,8 +52,38 @@ class Detector(nn.Module, ABC):
         """Scalar losses of a batch with its checked targets."""
 
     @abstractmethod
-    def detections(self, batch: ImageBatch) -> list[dict[str, Tensor]]:
-        """Detections of each image of a batch, as `detect` describes them."""
+    def candidates(
+        self, features: list[Tensor], image_sizes: list[tuple[int, int]]
+    ) -> list[Scored]:
+        """Scored boxes of each image of a batch, before any is suppressed.
+
+        Args:
+            features: the backbone's levels [B, C, H_l, W_l].
+            image_sizes: (height, width) of each image without padding.
+
+        Returns:
+            For each image `boxes` float32 [N, 4] xyxy, `scores` [N] and `labels` [N].
+        """
+
+    def region_maps(
+        self, features: list[Tensor], boxes: list[Tensor], labels: list[Tensor]
+    ) -> list[dict[str, Tensor]]:
+        """What further heads see in given boxes; nothing where there are none.
+
+        Args:
+            features: the backbone's levels [B, C, H_l, W_l].
+            boxes: for each image xyxy [D_i, 4].
+            labels: for each image [D_i].
+
+        Returns:
+            For each image, with such a head, `mask_probs` float32 [D_i, M, M] and
+            `keypoint_logits` float32 [D_i, P, M, M].
+        """
+        return [{} for _ in boxes]
+
+    def complete(self, detection: Scored, maps: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One image's detections with what its `region_maps` say about them."""
+        return {**detection, **maps}
 
     @property
     def device(self) -> torch.device:
@@ -111,4 +145,9 @@ class Detector(nn.Module, ABC):
         """
         if self.training:
             raise RuntimeError("the model is in training mode: call model.eval() first")
-        return self.detections(self.normalizer(images))
+        batch = self.normalizer(images)
+        features = self.backbone(batch.tensor)
+        found = [suppress(c, self.limits) for c in self.candidates(features, batch.sizes)]
+        boxes, labels = ([own[name] for own in found] for name in ("boxes", "labels"))
+        maps = self.region_maps(features, boxes, labels)
+        return [self.complete(*pair) for pair in zip(found, maps, strict=True)]

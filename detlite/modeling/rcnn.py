@@ -23,6 +23,7 @@ from .detector import Detector
 from .inputs import InputNormalizer, build_normalizer
 from .roi_heads import RoIHeads
 from .rpn import RPN, build_rpn
+from .suppression import DetectionLimits, Scored, build_detection_limits
 
 META_ARCHITECTURES: Registry[Callable[[CfgNode], Detector]] = Registry("detector")
 
@@ -42,9 +43,12 @@ class GeneralizedRCNN(Detector):
         roi_heads: RoIHeads,
         *,
         num_classes: int,
+        limits: DetectionLimits,
         output: OutputRules,
     ) -> None:
-        super().__init__(normalizer, backbone, num_classes=num_classes, output=output)
+        super().__init__(
+            normalizer, backbone, num_classes=num_classes, limits=limits, output=output
+        )
         self.rpn = rpn
         self.roi_heads = roi_heads
         heads = {"masks": roi_heads.mask, "keypoints": roi_heads.keypoint}
@@ -56,11 +60,22 @@ class GeneralizedRCNN(Detector):
         proposals, losses = self.rpn(batch.sizes, features, targets)
         return losses | self.roi_heads.losses(features, proposals, targets, batch.sizes)
 
-    def detections(self, batch: ImageBatch) -> list[dict[str, Tensor]]:
-        """What the heads make of the RPN's proposals."""
-        features = self.backbone(batch.tensor)
-        proposals, _ = self.rpn(batch.sizes, features)
-        return self.roi_heads.detect(features, proposals, batch.sizes)
+    def candidates(
+        self, features: list[Tensor], image_sizes: list[tuple[int, int]]
+    ) -> list[Scored]:
+        """What the box head makes of the RPN's proposals."""
+        proposals, _ = self.rpn(image_sizes, features)
+        return self.roi_heads.candidates(features, proposals, image_sizes, self.limits)
+
+    def region_maps(
+        self, features: list[Tensor], boxes: list[Tensor], labels: list[Tensor]
+    ) -> list[dict[str, Tensor]]:
+        """What the mask and keypoint heads see."""
+        return self.roi_heads.region_maps(features, boxes, labels)
+
+    def complete(self, detection: Scored, maps: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Masks as they are, keypoints found in their maps."""
+        return self.roi_heads.complete(detection, maps)
 
 
 @META_ARCHITECTURES.register("GeneralizedRCNN")
@@ -74,6 +89,7 @@ def _build_generalized_rcnn(cfg: CfgNode) -> Detector:
         rpn=build_rpn(cfg, backbone),
         roi_heads=build_roi_heads(cfg, backbone),
         num_classes=cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES,
+        limits=build_detection_limits(cfg),
         output=OutputRules(
             mask_threshold=cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD,
             whole_pixels=cfg.MODEL.ROI_MASK_HEAD.PASTE == "whole-pixels",

@@ -15,7 +15,7 @@ from ..structures import boxes as box_ops
 from .keypoint_head import KeypointHead
 from .mask_head import MaskHead
 from .matching import match, sample
-from .suppression import DetectionLimits, Scored, suppress
+from .suppression import DetectionLimits, Scored
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class RoIHeads(nn.Module):
         mask, keypoint: heads on its foreground; one without an extractor of its own shares that of
             the box head.
         sampling: which proposals they are trained on.
-        limits: which of the boxes found become detections.
     """
 
     def __init__(
@@ -46,14 +45,12 @@ class RoIHeads(nn.Module):
         keypoint: KeypointHead | None,
         *,
         sampling: ProposalSampling,
-        limits: DetectionLimits,
     ) -> None:
         super().__init__()
         self.box: Any = box
         self.mask = mask
         self.keypoint = keypoint
         self.sampling = sampling
-        self.limits = limits
 
     def losses(
         self,
@@ -88,46 +85,21 @@ class RoIHeads(nn.Module):
                 losses.update(head.loss(seen, boxes, matched))
         return losses
 
-    def detect(
-        self,
-        features: list[Tensor],
-        proposals: list[Tensor],
-        image_sizes: list[tuple[int, int]],
-    ) -> list[dict[str, Tensor]]:
-        """Detections of each image, as in `GeneralizedRCNN.detect`."""
-        candidates = self.candidates(features, proposals, image_sizes)
-        detections = [suppress(own, self.limits) for own in candidates]
-        boxes = [detection["boxes"] for detection in detections]
-        labels = [detection["labels"] for detection in detections]
-        maps = self.region_maps(features, boxes, labels)
-        return [
-            self.complete(detection, own) for detection, own in zip(detections, maps, strict=True)
-        ]
-
     def candidates(
         self,
         features: list[Tensor],
         proposals: list[Tensor],
         image_sizes: list[tuple[int, int]],
+        limits: DetectionLimits,
     ) -> list[Scored]:
         """Scored boxes of each image before any is suppressed, as `BoxHead.candidates`."""
         x = self.box.feature_extractor(features, proposals)
-        return self.box.candidates(*self.box.predict(x), proposals, image_sizes, self.limits)
+        return self.box.candidates(*self.box.predict(x), proposals, image_sizes, limits)
 
     def region_maps(
         self, features: list[Tensor], boxes: list[Tensor], labels: list[Tensor]
     ) -> list[dict[str, Tensor]]:
-        """What the mask and keypoint heads see in given boxes.
-
-        Args:
-            features: levels [B, C, H_l, W_l].
-            boxes: for each image [D_i, 4].
-            labels: for each image [D_i].
-
-        Returns:
-            For each image, with such a head, `mask_probs` float32 [D_i, M, M] and
-            `keypoint_logits` float32 [D_i, P, M, M].
-        """
+        """What the mask and keypoint heads see in given boxes, as `Detector.region_maps`."""
         maps: dict[str, Tensor] = {}
         heads = [head for head in (self.mask, self.keypoint) if head is not None]
         seen: dict[nn.Module, Tensor] = {}  # both heads may share the box head's features

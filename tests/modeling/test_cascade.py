@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from detlite.config import ConfigError
-from detlite.modeling.cascade import CascadeRoIHeads
+from detlite.modeling.cascade import CascadeRoIHeads, _ScaleGradient
 from detlite.modeling.rcnn import build_model
-from detlite.modeling.suppression import suppress
 
 OPTS = [
     "MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True,
@@ -44,10 +43,9 @@ def test_scores_are_averaged_and_boxes_refined(tiny_config, make_batch):
                 boxes[0][:, 0::2] = boxes[0][:, 0::2].clamp(0, images[0].shape[2])
                 boxes[0][:, 1::2] = boxes[0][:, 1::2].clamp(0, images[0].shape[1])
         (wanted,) = heads.box[2].candidates(
-            sum(scores) / 3, deltas, boxes, batch.sizes, heads.limits
+            sum(scores) / 3, deltas, boxes, batch.sizes, model.limits
         )
-        wanted = suppress(wanted, heads.limits)
-        (found,) = heads.detect(features, proposals, batch.sizes)
+        (found,) = heads.candidates(features, proposals, batch.sizes, model.limits)
     assert len(found["boxes"]) > 3
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value)
@@ -68,3 +66,25 @@ def test_stages_weigh_as_much_as_one_head(tiny_config):
 def test_contradicting_keys(tiny_config, opts, message):
     with pytest.raises(ConfigError, match=message):
         build_model(tiny_config(*OPTS, *opts))
+
+
+def test_together_the_stages_pull_at_the_backbone_as_one_head(tiny_config, make_batch, monkeypatch):
+    images, targets = make_batch(2, 1)
+    model = build_model(tiny_config(*OPTS))
+
+    def gradients():
+        model.zero_grad()
+        torch.manual_seed(0)
+        losses = model(images, targets)
+        sum(loss for name, loss in losses.items() if "stage" in name).backward()
+        parts = {"backbone": model.backbone, "heads": model.roi_heads.box}
+        return {
+            part: torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+            for part, module in parts.items()
+        }
+
+    found = gradients()
+    monkeypatch.setattr(_ScaleGradient, "backward", lambda ctx, gradient: (gradient, None))
+    unscaled = gradients()
+    torch.testing.assert_close(found["heads"], unscaled["heads"])
+    torch.testing.assert_close(3 * found["backbone"], unscaled["backbone"], rtol=1e-3, atol=1e-6)

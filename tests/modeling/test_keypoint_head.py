@@ -39,7 +39,7 @@ def test_model_learns_and_predicts_keypoints(tiny_config, make_batch):
     losses["loss_keypoint"].backward()
     head = model.roi_heads.keypoint
     assert head.predictor.kps_score_lowres.weight.grad.abs().sum() > 0
-    model.eval().roi_heads.limits = DetectionLimits(0.0, 0.5, 7)
+    model.eval().limits = DetectionLimits(0.0, 0.5, 7)
     for found, image in zip(model(images), images, strict=True):
         count = len(found["boxes"])
         assert found["keypoints"].shape == (count, 5, 3)

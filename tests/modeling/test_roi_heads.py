@@ -5,7 +5,6 @@ import torch
 
 from detlite.modeling.rcnn import build_model
 from detlite.modeling.roi_heads import ProposalSampling, RoIHeads
-from detlite.modeling.suppression import DetectionLimits
 from detlite.structures import boxes as box_ops
 
 TRUTH = torch.tensor([[0.0, 0, 20, 20], [30, 30, 50, 60]])
@@ -25,7 +24,7 @@ def sample(proposals, truth=TRUTH, labels=LABELS, **changes):
     settings = {"foreground": 0.5, "background": 0.5, "per_image": 16, "positive_fraction": 0.25}
     heads = RoIHeads(
         torch.nn.Identity(), None, None,
-        sampling=ProposalSampling(**{**settings, **changes}), limits=DetectionLimits(0.05, 0.5, 9),
+        sampling=ProposalSampling(**{**settings, **changes}),
     )  # fmt: skip
     return heads._sample(proposals, {"boxes": truth, "labels": labels})
 

@@ -176,10 +176,10 @@ def test_by_config(tiny_config, make_batch, method):
             "TEST.NMS.METHOD", method, "TEST.NMS.SIGMA", 0.7, "TEST.NMS.VOTE_THRESH", 0.2,
             "TEST.NMS.MIN_SCORE", 0.01]  # fmt: skip
     model = build_model(tiny_config(*keys)).eval()
-    assert model.roi_heads.limits.suppression == Suppression(method, 0.7, 0.2, 0.01)
+    assert model.limits.suppression == Suppression(method, 0.7, 0.2, 0.01)
     (found,) = model.detect(images)
     assert len(found["boxes"]) > 0
-    model.roi_heads.limits = replace(model.roi_heads.limits, suppression=Suppression())
+    model.limits = replace(model.limits, suppression=Suppression())
     (plain,) = model.detect(images)
     same = found["boxes"].shape == plain["boxes"].shape and torch.equal(
         found["boxes"], plain["boxes"]
