@@ -66,3 +66,16 @@ def catalog(value: Any) -> str | None:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             return "a list of mappings such as {name: my_train, annotations: a.json, images: dir}"
     return None
+
+
+def expected_results(value: Any) -> str | None:
+    """A list of (kind, metric, (mean, standard deviation))."""
+    for row in value:
+        try:
+            kind, metric, (mean, deviation) = row
+            fine = isinstance(kind, str) and isinstance(metric, str) and mean >= 0 <= deviation
+        except (TypeError, ValueError):
+            fine = False
+        if not fine:
+            return "a list of rows such as [bbox, AP, [0.377, 0.002]]"
+    return None

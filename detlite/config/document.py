@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .schema import KEYS, NOT_BUILT, OBSOLETE
+from .schema import KEYS, NO_EFFECT, NOT_BUILT
 
 _INTRODUCTION = """\
 # Configuration keys
@@ -34,7 +34,8 @@ def config_page() -> str:
         lines.append(f"| `{key.name}` | {default} | {key.doc} |")
     lines += ["\n## Keys of maskrcnn-benchmark that are refused\n", "| key | why |", "|---|---|"]
     lines += [f"| `{name}*` | belongs to {part}, not built |" for name, part in NOT_BUILT.items()]
-    lines += [f"| `{name}` | {reason} |" for name, reason in OBSOLETE.items()]
+    lines += ["\n## Keys of maskrcnn-benchmark without effect\n", "| key | why |", "|---|---|"]
+    lines += [f"| `{name}` | {reason} |" for name, reason in NO_EFFECT.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import sys
@@ -19,7 +20,9 @@ from yacs.config import CfgNode
 from .derive import derive, forget_restatements
 from .errors import ConfigError
 from .files import read_chain
-from .schema import KEYS, NOT_BUILT, OBSOLETE, Key
+from .schema import KEYS, NO_EFFECT, NOT_BUILT, Key
+
+logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"  # the source of an override
 
@@ -101,6 +104,9 @@ def _flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _assign(cfg: CfgNode, name: str, value: Any, source: str) -> None:
+    if name in NO_EFFECT:
+        logger.info("%s: %s has no effect here: %s", source, name, NO_EFFECT[name])
+        return
     key = _BY_NAME.get(name)
     if key is None:
         raise ConfigError(f"{source}: {_why_unknown(name)}")
@@ -117,9 +123,6 @@ def _why_unknown(name: str) -> str:
     for prefix, part in NOT_BUILT.items():
         if name.startswith(prefix):
             return f"{name} belongs to {part}, which detlite does not have; remove the key"
-    for prefix, reason in OBSOLETE.items():
-        if name.startswith(prefix):
-            return f"{name} has no meaning here: {reason}; remove the key"
     # A whole section given a plain value is a known name as well.
     inside = [known for known in _BY_NAME if known.startswith(name + ".")]
     if inside:

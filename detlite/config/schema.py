@@ -10,7 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .checks import Check, above, anchor_sizes, catalog, each, in_range, one_of, strings
+from .checks import (
+    Check,
+    above,
+    anchor_sizes,
+    catalog,
+    each,
+    expected_results,
+    in_range,
+    one_of,
+    strings,
+)
 
 NORMS = ("FrozenBN", "BN", "SyncBN", "GN")
 _positive = above(0)
@@ -431,6 +441,14 @@ KEYS: list[Key] = [
     Key("TEST.IMS_PER_BATCH", 8, "images in an evaluation batch, over all processes", _positive),
     Key("TEST.DETECTIONS_PER_IMG", None, "restates ROI_HEADS.DETECTIONS_PER_IMG", _positive, int),
     Key(
+        "TEST.EXPECTED_RESULTS",
+        [],
+        "rows such as [bbox, AP, [0.377, 0.002]], a mean and its standard deviation: after an "
+        "evaluation PASS or FAIL is logged for each",
+        expected_results,
+    ),
+    Key("TEST.EXPECTED_RESULTS_SIGMA_TOL", 4.0, "standard deviations that are still PASS", _count),
+    Key(
         "TEST.NMS.METHOD",
         "nms",
         "detections of a category that overlap: nms keeps the best; soft-linear and soft-gaussian "
@@ -457,13 +475,13 @@ NOT_BUILT = {
     "MODEL.RESNETS.WITH_MODULATED_DCN": "deformable convolution",
     "MODEL.RESNETS.DEFORMABLE_GROUPS": "deformable convolution",
     "TEST.BBOX_AUG": "test-time augmentation",
-    "TEST.EXPECTED_RESULTS": "checks against expected results",
 }
 
-# Keys of maskrcnn-benchmark that have no meaning here, and why.
-OBSOLETE = {
+# Keys of maskrcnn-benchmark that are read and left out, and why they have no effect here.
+NO_EFFECT = {
     "AMP_VERBOSE": "mixed precision is torch.amp's, which has no such switch",
     "MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS": "masks are always pasted into the image",
     "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": "no mask head has a fully connected layer",
     "MODEL.ROI_KEYPOINT_HEAD.MLP_HEAD_DIM": "no keypoint head has a fully connected layer",
+    "PATHS_CATALOG": "data sets are built in or in DATASETS.CATALOG",
 }

@@ -14,6 +14,7 @@ from yacs.config import CfgNode
 from ..data import CocoDataset, DataError, build_test_loader
 from ..distributed import all_gather_objects, broadcast_buffers, is_main
 from ..evaluation.coco import evaluate_coco, format_table
+from ..evaluation.expected import check_expected
 from ..evaluation.results import to_coco_results, write_results
 from ..modeling.detector import Detector
 from .precision import autocast, resolve_dtype, to_device
@@ -75,6 +76,7 @@ def evaluate_dataset(
         dataset.coco_gt(), results, iou_types, cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG
     )
     logger.info("%s:\n%s", dataset.name, format_table(metrics))
+    check_expected(metrics, cfg.TEST.EXPECTED_RESULTS, cfg.TEST.EXPECTED_RESULTS_SIGMA_TOL)
     return metrics
 
 

@@ -340,6 +340,9 @@ def test_wrong_type_tells_key_value_and_meaning(name, value):
         ("DATASETS.TRAIN", (1,), "a sequence of strings"),
         ("DATASETS.CATALOG", ["coco"], "a list of mappings"),
         ("DATASETS.CATALOG", [{"annotations": "a.json"}], "a list of mappings"),
+        ("TEST.EXPECTED_RESULTS", [("bbox", "AP", 0.4)], "a list of rows such as [bbox"),
+        ("TEST.EXPECTED_RESULTS", [("bbox", "AP", (0.4, -1))], "a list of rows such as [bbox"),
+        ("TEST.EXPECTED_RESULTS", [(1, "AP", (0.4, 0.1))], "a list of rows such as [bbox"),
         ("DATASETS.ON_BAD_ANNOTATION", "ignore", "one of 'error', 'skip'"),
     ],
 )  # fmt: skip

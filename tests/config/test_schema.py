@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 
 import pytest
 
 from detlite.config import KEYS, ConfigError, load_config
-from detlite.config.schema import NOT_BUILT, OBSOLETE
+from detlite.config.schema import NO_EFFECT, NOT_BUILT
 
 NAMES = [key.name for key in KEYS]
 
@@ -49,11 +50,14 @@ def test_key_of_a_part_that_is_not_built_is_refused_by_name(prefix):
     )
 
 
-@pytest.mark.parametrize("prefix", OBSOLETE)
-def test_key_without_a_meaning_is_refused_with_the_reason(prefix):
-    with pytest.raises(ConfigError) as error:
-        load_config(None, [prefix, 1])
-    assert f"{prefix} has no meaning here: {OBSOLETE[prefix]}" in str(error.value)
+@pytest.mark.parametrize("name", NO_EFFECT)
+@pytest.mark.parametrize("value", [False, 512, "anything", []])
+def test_key_without_an_effect_is_read_and_left_out_with_the_reason(name, value, caplog):
+    with caplog.at_level(logging.INFO):
+        cfg = load_config(None, [name, value])
+    assert cfg == load_config()
+    assert f"command line: {name} has no effect here: {NO_EFFECT[name]}" in caplog.messages
+    assert not {key.name for key in KEYS} & {name}
 
 
 def test_refusals_hide_no_key():
@@ -61,4 +65,3 @@ def test_refusals_hide_no_key():
         with pytest.raises(ConfigError) as error:
             load_config(None, [name, object()])
         assert "does not have" not in str(error.value)
-        assert "no meaning" not in str(error.value)

@@ -37,6 +37,16 @@ def test_several_sets_are_reported_by_name(evaluated, tmp_path):
     assert json.loads((tmp_path / "evaluation.json").read_text()) == metrics
 
 
+def test_expected_results_are_checked(evaluated, caplog):
+    rows = [["bbox", "AP", [0.95, 0.02]], ["segm", "AP", [0.2, 0.02]]]
+    with caplog.at_level("INFO"):
+        evaluated("TEST.EXPECTED_RESULTS", rows)
+    assert [line[:17] for line in caplog.messages if line[:4] in ("PASS", "FAIL")] == [
+        "PASS: bbox AP is ",
+        "FAIL: segm AP is ",
+    ]
+
+
 def test_boxes_alone_without_a_mask_head(evaluated):
     assert list(evaluated("MODEL.MASK_ON", False)["val"]) == ["bbox"]
 
