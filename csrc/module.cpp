@@ -21,19 +21,21 @@ constexpr const char* kSchemas[] = {
     "roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, float spatial_scale, "
     "int pooled_height, int pooled_width, int batch_size, int channels, int height, int width) "
     "-> Tensor",
+    // Without default values: torch 2.11 drops arguments that equal them before an autograd rule sees
+    // them, and then finds too many gradients for an operator that takes a list of tensors.
     "pyramid_roi_align_forward(Tensor[] inputs, Tensor rois, float[] spatial_scales, "
-    "int pooled_height, int pooled_width, int sampling_ratio, bool aligned=False, "
-    "float canonical_size=224., int canonical_level=4) -> Tensor",
+    "int pooled_height, int pooled_width, int sampling_ratio, bool aligned, "
+    "float canonical_size, int canonical_level) -> Tensor",
     "pyramid_roi_align_backward(Tensor grad, Tensor rois, float[] spatial_scales, "
     "int pooled_height, int pooled_width, int batch_size, int channels, int[] heights, "
-    "int[] widths, int sampling_ratio, bool aligned=False, float canonical_size=224., "
-    "int canonical_level=4) -> Tensor[]",
+    "int[] widths, int sampling_ratio, bool aligned, float canonical_size, "
+    "int canonical_level) -> Tensor[]",
     "pyramid_roi_pool_forward(Tensor[] inputs, Tensor rois, float[] spatial_scales, "
-    "int pooled_height, int pooled_width, float canonical_size=224., int canonical_level=4) "
+    "int pooled_height, int pooled_width, float canonical_size, int canonical_level) "
     "-> (Tensor output, Tensor argmax)",
     "pyramid_roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, float[] spatial_scales, "
     "int pooled_height, int pooled_width, int batch_size, int channels, int[] heights, "
-    "int[] widths, float canonical_size=224., int canonical_level=4) -> Tensor[]",
+    "int[] widths, float canonical_size, int canonical_level) -> Tensor[]",
     "paste_masks_rle(Tensor probs, Tensor boxes, int height, int width, float threshold) "
     "-> (Tensor data, Tensor ends)",
 };

@@ -48,9 +48,9 @@ def pyramid_roi_align_forward(
     pooled_height: int,
     pooled_width: int,
     sampling_ratio: int,
-    aligned: bool = False,
-    canonical_size: float = 224.0,
-    canonical_level: int = 4,
+    aligned: bool,
+    canonical_size: float,
+    canonical_level: int,
 ) -> Tensor: ...
 def pyramid_roi_align_backward(
     grad: Tensor,
@@ -63,9 +63,9 @@ def pyramid_roi_align_backward(
     heights: list[int],
     widths: list[int],
     sampling_ratio: int,
-    aligned: bool = False,
-    canonical_size: float = 224.0,
-    canonical_level: int = 4,
+    aligned: bool,
+    canonical_size: float,
+    canonical_level: int,
 ) -> list[Tensor]: ...
 def pyramid_roi_pool_forward(
     inputs: list[Tensor],
@@ -73,8 +73,8 @@ def pyramid_roi_pool_forward(
     spatial_scales: list[float],
     pooled_height: int,
     pooled_width: int,
-    canonical_size: float = 224.0,
-    canonical_level: int = 4,
+    canonical_size: float,
+    canonical_level: int,
 ) -> tuple[Tensor, Tensor]: ...
 def pyramid_roi_pool_backward(
     grad: Tensor,
@@ -87,8 +87,8 @@ def pyramid_roi_pool_backward(
     channels: int,
     heights: list[int],
     widths: list[int],
-    canonical_size: float = 224.0,
-    canonical_level: int = 4,
+    canonical_size: float,
+    canonical_level: int,
 ) -> list[Tensor]: ...
 def paste_masks_rle(
     probs: Tensor, boxes: Tensor, height: int, width: int, threshold: float

@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from yacs.config import CfgNode
 
 Norm = Callable[[int], nn.Module]
@@ -34,9 +33,18 @@ class FrozenBatchNorm2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> the same shape."""
-        # One fused kernel; spelled out as a multiply and an add it takes three times as long.
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        # One fused kernel; spelled out as a multiply and an add it takes three times as long. Not
+        # F.batch_norm, which in torch 2.11 refuses the epsilon 0 of torchvision's old weights.
+        return torch.batch_norm(
+            x,
+            self.weight,
+            self.bias,
+            self.running_mean,
+            self.running_var,
+            training=False,
+            momentum=0.0,
+            eps=self.eps,
+            cudnn_enabled=torch.backends.cudnn.enabled,
         )
 
     def extra_repr(self) -> str:

@@ -135,9 +135,9 @@ def _(
     pooled_height: int,
     pooled_width: int,
     sampling_ratio: int,
-    aligned: bool = False,
-    canonical_size: float = 224.0,
-    canonical_level: int = 4,
+    aligned: bool,
+    canonical_size: float,
+    canonical_level: int,
 ) -> Tensor:
     shape = (rois.shape[0], inputs[0].shape[1], pooled_height, pooled_width)
     return empty_pooled(inputs, shape)
@@ -155,9 +155,9 @@ def _(
     heights: list[int],
     widths: list[int],
     sampling_ratio: int,
-    aligned: bool = False,
-    canonical_size: float = 224.0,
-    canonical_level: int = 4,
+    aligned: bool,
+    canonical_size: float,
+    canonical_level: int,
 ) -> list[Tensor]:
     return [
         empty_map(grad, (batch_size, channels, height, width))
@@ -172,8 +172,8 @@ def _(
     spatial_scales: list[float],
     pooled_height: int,
     pooled_width: int,
-    canonical_size: float = 224.0,
-    canonical_level: int = 4,
+    canonical_size: float,
+    canonical_level: int,
 ) -> tuple[Tensor, Tensor]:
     shape = (rois.shape[0], inputs[0].shape[1], pooled_height, pooled_width)
     return empty_pooled(inputs, shape), empty_pooled(inputs, shape, torch.int32)
@@ -191,8 +191,8 @@ def _(
     channels: int,
     heights: list[int],
     widths: list[int],
-    canonical_size: float = 224.0,
-    canonical_level: int = 4,
+    canonical_size: float,
+    canonical_level: int,
 ) -> list[Tensor]:
     return [
         empty_map(grad, (batch_size, channels, height, width))

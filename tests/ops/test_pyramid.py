@@ -175,7 +175,8 @@ def test_opcheck(device, layout):
         (grad, rois, SCALES, 3, 2, 2, 3, heights, widths, 2, True, 224.0, 4),
     )
     torch.library.opcheck(kernels.pyramid_roi_pool_forward, (maps, rois, SCALES, 3, 2, 224.0, 4))
-    _, argmax = kernels.pyramid_roi_pool_forward([x.detach() for x in maps], rois, SCALES, 3, 2)
+    detached = [x.detach() for x in maps]
+    _, argmax = kernels.pyramid_roi_pool_forward(detached, rois, SCALES, 3, 2, 224.0, 4)
     torch.library.opcheck(
         kernels.pyramid_roi_pool_backward,
         (grad, rois, argmax, SCALES, 3, 2, 2, 3, heights, widths, 224.0, 4),
@@ -245,5 +246,6 @@ def test_bad_arguments_are_named(pool, change, message):
 
 def test_bad_sizes_are_named():
     arguments = [torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), SCALES, 7, 7, 1, 3, [5], [5], 2]
+    arguments += [False, 224.0, 4]
     with pytest.raises(RuntimeError, match="heights and widths must have one number for each of 4"):
         torch.ops.detlite.pyramid_roi_align_backward(*arguments)
