@@ -449,6 +449,13 @@ KEYS: list[Key] = [
     ),
     Key("TEST.EXPECTED_RESULTS_SIGMA_TOL", 4.0, "standard deviations that are still PASS", _count),
     Key(
+        "TEST.KEYPOINT_OKS_SIGMAS",
+        (),
+        "how far each keypoint may be off in evaluation, as a part of the object's size; empty: "
+        "COCO's for 17 keypoints, else the mean of COCO's",
+        each(_positive, empty=True),
+    ),
+    Key(
         "TEST.NMS.METHOD",
         "nms",
         "detections of a category that overlap: nms keeps the best; soft-linear and soft-gaussian "

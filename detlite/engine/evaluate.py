@@ -11,6 +11,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from ..config import ConfigError
 from ..data import CocoDataset, DataError, build_test_loader
 from ..distributed import all_gather_objects, broadcast_buffers, is_main
 from ..evaluation.coco import evaluate_coco, format_table
@@ -58,12 +59,19 @@ def evaluate_dataset(
         `{"bbox": {"AP": 0..1, ...}, "segm": {...}}` on rank 0; nothing on the others.
 
     Raises:
+        ConfigError: TEST.KEYPOINT_OKS_SIGMAS does not fit the data set.
         DataError: the categories of the model are not those of the data set.
     """
     if model.categories and model.categories != dataset.categories:
         raise DataError(
             f"{dataset.annotation_file}: its categories ({_listed(dataset.categories)}) are not "
             f"those that the model was trained on ({_listed(model.categories)})"
+        )
+    sigmas, points = len(cfg.TEST.KEYPOINT_OKS_SIGMAS), len(dataset.keypoint_names)
+    if points and sigmas not in (0, points):
+        raise ConfigError(
+            f"TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values, but {dataset.annotation_file} has "
+            f"{points} keypoints"
         )
     gathered = all_gather_objects(run_inference(cfg, model, dataset))
     if not is_main():
@@ -73,7 +81,11 @@ def evaluate_dataset(
     heads = {"segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
     iou_types = ("bbox", *(kind for kind, on in heads.items() if on))
     metrics = evaluate_coco(
-        dataset.coco_gt(), results, iou_types, cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG
+        dataset.coco_gt(),
+        results,
+        iou_types,
+        cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG,
+        cfg.TEST.KEYPOINT_OKS_SIGMAS,
     )
     logger.info("%s:\n%s", dataset.name, format_table(metrics))
     check_expected(metrics, cfg.TEST.EXPECTED_RESULTS, cfg.TEST.EXPECTED_RESULTS_SIGMA_TOL)

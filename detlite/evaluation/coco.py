@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
+from pycocotools.cocoeval import COCOeval, Params
 
 from ..data.coco import fill_missing
 from ..data.errors import DataError
@@ -29,6 +29,7 @@ def evaluate_coco(
     results: Sequence[dict[str, Any]],
     iou_types: Sequence[str] = ("bbox", "segm"),
     max_dets: int = 100,
+    oks_sigmas: Sequence[float] = (),
 ) -> dict[str, Metrics]:
     """Score `results` against `coco_gt`, over all of its images.
 
@@ -39,6 +40,8 @@ def evaluate_coco(
         iou_types: which of "bbox", "segm" and "keypoints".
         max_dets: the detections of one image and category that count, best first. Keypoints
             always take COCO's 20.
+        oks_sigmas: how far each keypoint may be off, as a part of the object's size, see
+            `keypoint_sigmas`.
 
     Returns:
         {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR<max_dets>", "ARs",
@@ -48,7 +51,8 @@ def evaluate_coco(
 
     Raises:
         DataError: a result or annotation lacks a field, or names an unknown image or category.
-        ValueError: an unknown IoU type, or max_dets below 1.
+        ValueError: an unknown IoU type, max_dets below 1, or another number of oks_sigmas than
+            of keypoints.
     """
     unknown = [iou_type for iou_type in iou_types if iou_type not in IOU_TYPES]
     if unknown:
@@ -63,12 +67,43 @@ def evaluate_coco(
             evaluator = COCOeval(
                 ground_truth, _detections(ground_truth, results, iou_type), iou_type
             )
-            if iou_type != "keypoints":  # whose one limit is COCO's
+            if iou_type == "keypoints":
+                evaluator.params.kpt_oks_sigmas = keypoint_sigmas(ground_truth, oks_sigmas)
+            else:  # keypoints have one limit, which is COCO's
                 evaluator.params.maxDets = sorted({1, 10, max_dets})
             evaluator.evaluate()
             evaluator.accumulate()
         metrics[iou_type] = _summarize(evaluator, max_dets)
     return metrics
+
+
+def keypoint_sigmas(ground_truth: COCO, given: Sequence[float] = ()) -> np.ndarray:
+    """The standard deviation of each keypoint's place, over the square root of the object's area.
+
+    It sets how much of the object keypoint similarity (OKS) an error costs, see
+    cocodataset.org/#keypoints-eval.
+
+    Args:
+        ground_truth: whose annotations with keypoints tell how many there are, P.
+        given: P numbers. Empty: COCO's own for its 17 keypoints; for others, of which nothing is
+            known, the mean of COCO's.
+
+    Returns:
+        float64 [P].
+
+    Raises:
+        ValueError: `given` are not P.
+    """
+    rows = (row["keypoints"] for row in ground_truth.anns.values() if row.get("keypoints"))
+    count = len(next(rows, [])) // 3
+    coco = Params("keypoints").kpt_oks_sigmas
+    if given and count and len(given) != count:
+        raise ValueError(
+            f"oks_sigmas has {len(given)} values, but the ground truth has {count} keypoints"
+        )
+    if given:
+        return np.array(given)
+    return coco if count == len(coco) else np.full(count, coco.mean())
 
 
 def _check_results(results: Sequence[dict[str, Any]], coco_gt: COCO, iou_type: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,24 @@ class TestScores:
     def test_empty_keypoint_results_are_zero(self) -> None:
         person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)
         assert evaluate_coco(make_gt([person]), [], ("keypoints",))["keypoints"]["AP"] == 0
+
+    @pytest.mark.parametrize("sigmas", [(), (0.1, 0.05, 0.02)], ids=["by default", "given"])
+    def test_other_numbers_of_keypoints_than_17(self, sigmas: tuple[float, ...]) -> None:
+        object_ = square(1, 1, 3, 10, keypoints=[20, 20, 2, 24, 20, 1, 0, 0, 0])
+        coco = [26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89]
+        sigma = sigmas[1] if sigmas else sum(coco) / 17000
+        for shift in range(4):  # pixels, of the second keypoint
+            keypoints = [20, 20, 1, 24 + shift, 20, 1, 0, 0, 1]
+            result = {**found(object_), "keypoints": keypoints}
+            metrics = evaluate_coco(make_gt([object_]), [result], ("keypoints",), 100, sigmas)
+            oks = (1 + math.exp(-(shift**2) / (2 * 40**2 * (2 * sigma) ** 2))) / 2
+            passed = sum(oks >= 0.5 + 0.05 * t for t in range(10))
+            assert metrics["keypoints"]["AP"] == pytest.approx(passed / 10)
+
+    def test_as_many_sigmas_as_keypoints(self) -> None:
+        object_ = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 3)
+        with pytest.raises(ValueError, match=r"oks_sigmas has 2 values, but .* has 3 keypoints"):
+            evaluate_coco(make_gt([object_]), [], ("keypoints",), 100, (0.1, 0.1))
 
     def test_keypoints_skip_annotations_that_have_none(self) -> None:
         person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)

@@ -1,0 +1,163 @@
+"""Each kind of head, by config alone, trains and evaluates on generated pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from yacs.config import CfgNode
+
+from detlite.config import ConfigError
+from detlite.data import build_dataset, build_train_dataset
+from detlite.engine.evaluate import evaluate_dataset
+from detlite.engine.train import train
+from detlite.modeling.rcnn import build_model
+from detlite.predictor import Predictor
+
+KEYPOINT_NAMES = ["left_top", "right_top", "middle", "left_bottom", "right_bottom"]
+KEYPOINT_COLOURS = [(255, 60, 60), (60, 255, 60), (250, 250, 250), (60, 60, 255), (250, 250, 0)]
+
+
+@pytest.fixture(scope="session")
+def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of grey plates of two shades, with a dot of its own colour for each keypoint."""
+    folder = tmp_path_factory.mktemp("plates")
+    rng = np.random.default_rng(0)
+    images, annotations = [], []
+    for number in range(1, 7):
+        picture = Image.fromarray(rng.integers(0, 40, (64, 80, 3), np.uint8))
+        draw = ImageDraw.Draw(picture)
+        for half in range(2):
+            x, y = 40 * half + int(rng.integers(1, 8)), int(rng.integers(2, 28))
+            width, height = int(rng.integers(24, 31)), int(rng.integers(24, 33))
+            category = int(rng.integers(2))
+            draw.rectangle((x, y, x + width - 1, y + height - 1), fill=(110 + 60 * category,) * 3)
+            keypoints = []
+            places = [(0.2, 0.2), (0.8, 0.2), (0.5, 0.5), (0.2, 0.8), (0.8, 0.8)]
+            for (across, down), colour in zip(places, KEYPOINT_COLOURS, strict=True):
+                point = int(x + across * width), int(y + down * height)
+                draw.rectangle((*(p - 2 for p in point), *(p + 2 for p in point)), fill=colour)
+                keypoints += [*point, 2]
+            right, bottom = x + width, y + height
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": 1 + category,
+                    "bbox": [x, y, width, height],
+                    "area": width * height,
+                    "segmentation": [[x, y, right, y, right, bottom, x, bottom]],
+                    "keypoints": keypoints,
+                    "num_keypoints": len(places),
+                    "iscrowd": 0,
+                }
+            )
+        picture.save(folder / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "height": 64, "width": 80})
+    categories = [
+        {"id": number, "name": name, "keypoints": KEYPOINT_NAMES, "skeleton": []}
+        for number, name in ((1, "dark"), (2, "light"))
+    ]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (folder / "plates.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture
+def plates_config(
+    tiny_config: Callable[..., CfgNode], plates: Path, tmp_path: Path
+) -> Callable[..., CfgNode]:
+    """Loads a config that trains and tests a tiny model on `plates`; takes further overrides."""
+
+    def load(*opts: Any, **kinds: Any) -> CfgNode:
+        entry = {"name": "plates", "annotations": "plates.json", "images": "."}
+        return tiny_config(
+            "OUTPUT_DIR", str(tmp_path), "DATASETS.ROOT", str(plates), "DATASETS.CATALOG", [entry],
+            "DATASETS.TRAIN", ("plates",), "DATASETS.TEST", ("plates",),
+            "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 3, "DATALOADER.NUM_WORKERS", 0,
+            "INPUT.MIN_SIZE_TRAIN", (64,), "INPUT.MIN_SIZE_TEST", 64, "SOLVER.OPTIMIZER", "AdamW",
+            "SOLVER.BASE_LR", 2e-3, "SOLVER.WARMUP_ITERS", 4, "SOLVER.STEPS", (),
+            "SOLVER.IMS_PER_BATCH", 2, "SOLVER.MAX_ITER", 16, "SOLVER.LOG_PERIOD", 1,
+            "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 5, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
+            "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
+            "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (16, 16), *opts, **kinds,
+        )  # fmt: skip
+
+    return load
+
+
+def run(cfg: CfgNode) -> tuple[list[dict[str, float]], dict[str, Any], Predictor]:
+    """Trains and evaluates: the losses of each iteration, the metrics, and the predictor."""
+    torch.manual_seed(1)
+    model = build_model(cfg)
+    train_set = build_train_dataset(cfg)
+    model.categories = train_set.categories
+    metrics = train(cfg, model, train_set, [build_dataset(cfg, "plates", train=False)])["plates"]
+    lines = (Path(cfg.OUTPUT_DIR) / "metrics.jsonl").read_text().splitlines()
+    history = [row for row in map(json.loads, lines) if "loss" in row]
+    return history, metrics, Predictor(model, cfg.INPUT.MIN_SIZE_TEST)
+
+
+CASCADE = ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True]
+GROUP_NORM_HEAD = [
+    "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FPNXconv1fcFeatureExtractor",
+    "MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS", 2, "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM", 16,
+    "MODEL.ROI_BOX_HEAD.USE_GN", True, "MODEL.ROI_MASK_HEAD.USE_GN", True, "MODEL.FPN.USE_GN", True,
+]  # fmt: skip
+NO_MASKS = ["MODEL.MASK_ON", False]
+SHARED = [
+    "MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", True,
+    "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 28,
+]  # fmt: skip
+GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
+
+
+@pytest.mark.parametrize(
+    ("opts", "c4"),
+    [
+        (CASCADE + NO_MASKS, False),
+        ([*CASCADE, "MODEL.KEYPOINT_ON", True], False),
+        (GROUP_NORM_HEAD, False),
+        (["MODEL.CLS_AGNOSTIC_BBOX_REG", True], False),
+        (SHARED, True),
+        (GIOU + NO_MASKS, False),
+    ],
+    ids=["cascade", "cascade with all heads", "group norm", "class-agnostic", "C4, shared", "GIoU"],
+)
+def test_trains_and_evaluates(plates_config, opts, c4):
+    cfg = plates_config(*opts, c4=c4)
+    history, metrics, predictor = run(cfg)
+    total = [row["loss"] for row in history]
+    assert sum(total[-4:]) < 0.8 * sum(total[:4])
+    heads = {"segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
+    assert list(metrics) == ["bbox", *(kind for kind, on in heads.items() if on)]
+    for row in metrics.values():
+        assert 0 <= row["AP"] <= 1
+    found = predictor(np.zeros((64, 80, 3), np.uint8))
+    assert ("masks" in found, "keypoints" in found) == (cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON)
+
+
+def test_keypoints_and_masks_are_learnt(plates_config):
+    cfg = plates_config(
+        "MODEL.KEYPOINT_ON", True, "SOLVER.MAX_ITER", 150, "SOLVER.IMS_PER_BATCH", 3
+    )
+    history, metrics, _ = run(cfg)
+    for name in ("loss_keypoint", "loss_mask", "loss_classifier"):
+        values = [row[name] for row in history]
+        assert sum(values[-10:]) < 0.5 * sum(values[:10]), name
+    for kind in ("bbox", "segm", "keypoints"):
+        assert metrics[kind]["AP50"] > 0.5, (kind, metrics[kind])
+
+
+def test_sigmas_must_fit_the_keypoints(plates_config):
+    cfg = plates_config("MODEL.KEYPOINT_ON", True, "TEST.KEYPOINT_OKS_SIGMAS", (0.1, 0.1))
+    with pytest.raises(ConfigError, match=r"has 2 values, but .*plates\.json has 5 keypoints"):
+        evaluate_dataset(
+            cfg, build_model(cfg), build_dataset(cfg, "plates", train=False), Path(cfg.OUTPUT_DIR)
+        )
