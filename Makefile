@@ -15,7 +15,7 @@ install: $(INSTALLED)
 $(VENV)/.dependencies: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install "torch>=2.11" torchvision "setuptools>=77" wheel ninja
+	$(BIN)/python -m pip install $(foreach package,$(TORCH),"$(package)") "setuptools>=77" wheel ninja
 	touch $@
 
 # Not isolated, so that the kernels are built against the torch that runs them and only once.
