@@ -1,8 +1,10 @@
 # make demo: install, train a small Mask R-CNN on generated pictures, evaluate it
 # make test: install, run the test suite
 # make sanitize: run the operators' tests and 100,000 random inputs under sanitizers
+# Other versions: make test VENV=.venv-oldest PYTHON=python3.10 TORCH="torch==2.11.* torchvision"
 PYTHON ?= python3
-VENV := .venv
+TORCH ?= torch>=2.11 torchvision
+VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := output/demo
