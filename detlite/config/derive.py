@@ -38,13 +38,17 @@ def derive(cfg: CfgNode, given: Collection[str]) -> None:
         ConfigError: a given key that contradicts the one it restates.
     """
     _derive_norm(cfg, given)
-    body = re.fullmatch(r"R-(18|34|50|101|152)-(C4|C5|FPN)", cfg.MODEL.BACKBONE.CONV_BODY)
+    body = re.fullmatch(
+        r"R-(18|34|50|101|152)-(C4|C5|FPN|FPN-RETINANET)", cfg.MODEL.BACKBONE.CONV_BODY
+    )
     if body:
-        basic, fpn = int(body[1]) < 50, body[2] == "FPN"
+        basic, fpn = int(body[1]) < 50, body[2].startswith("FPN")
         if cfg.MODEL.RESNETS.RES2_OUT_CHANNELS is None:
             cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = 64 if basic else 256
         if fpn:
             strides: tuple[int, ...] = (4, 8, 16, 32, 64)
+            if body[2] == "FPN-RETINANET":
+                strides = (8, 16, 32, 64, 128)
             if cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS is None:
                 cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS = 256
         else:
@@ -63,29 +67,44 @@ def restate_strides(cfg: CfgNode, strides: Sequence[int]) -> None:
 
     Args:
         cfg: a mutable config.
-        strides: strides of the RPN's levels; with more than one, all but the last are pooled.
+        strides: strides of the anchors' levels; with more than one, all but the last are pooled.
     """
+    retinanet = cfg.MODEL.RETINANET_ON
     fpn = len(strides) > 1
     body = "MODEL.BACKBONE.CONV_BODY"
     model = cfg.MODEL
     _restate(model.RPN, "MODEL.RPN", "USE_FPN", fpn, body)
     _restate(model.ROI_HEADS, "MODEL.ROI_HEADS", "USE_FPN", fpn, body)
-    _restate(model.RPN, "MODEL.RPN", "ANCHOR_STRIDE", tuple(strides), body)
+    # Files of the one kind of detector leave the strides of the other's parts at any value.
+    if not retinanet:
+        model.RETINANET["ANCHOR_STRIDES"] = None
+    _restate(model.RETINANET, "MODEL.RETINANET", "ANCHOR_STRIDES", tuple(strides), body)
+    if not retinanet or model.RPN.ANCHOR_STRIDE is None:
+        _restate(model.RPN, "MODEL.RPN", "ANCHOR_STRIDE", tuple(strides), body)
     scales = tuple(1.0 / stride for stride in (strides[:-1] if fpn else strides))
-    _restate(model.ROI_BOX_HEAD, "MODEL.ROI_BOX_HEAD", "POOLER_SCALES", scales, body)
+    if not retinanet or model.ROI_BOX_HEAD.POOLER_SCALES is None:
+        _restate(model.ROI_BOX_HEAD, "MODEL.ROI_BOX_HEAD", "POOLER_SCALES", scales, body)
     for name, on in (("ROI_MASK_HEAD", model.MASK_ON), ("ROI_KEYPOINT_HEAD", model.KEYPOINT_ON)):
         head = model[name]
         # Files that share the box head's features leave a head's own scales at any value.
         pools = on and not head.SHARE_BOX_FEATURE_EXTRACTOR
         if pools or head.POOLER_SCALES is None:
             _restate(head, f"MODEL.{name}", "POOLER_SCALES", scales, body)
-    sizes = len(model.RPN.ANCHOR_SIZES)
+    part = "RETINANET" if retinanet else "RPN"
+    sizes = len(model[part].ANCHOR_SIZES)
     if fpn and sizes != len(strides):
         raise ConfigError(
-            f"MODEL.RPN.ANCHOR_SIZES has {sizes} levels, but {body} "
-            f"({model.BACKBONE.CONV_BODY}) gives the RPN {len(strides)}: one size, or one tuple "
-            "of sizes, for each"
+            f"MODEL.{part}.ANCHOR_SIZES has {sizes} levels, but {body} "
+            f"({model.BACKBONE.CONV_BODY}) gives {len(strides)}: one size, or one tuple of sizes, "
+            "for each"
         )
+
+
+def class_count(cfg: CfgNode) -> tuple[str, int]:
+    """The key that says how many classes, with background, the config's detector has; its value."""
+    if cfg.MODEL.RETINANET_ON:
+        return "MODEL.RETINANET.NUM_CLASSES", cfg.MODEL.RETINANET.NUM_CLASSES
+    return "MODEL.ROI_BOX_HEAD.NUM_CLASSES", cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
 
 
 def _derive_norm(cfg: CfgNode, given: Collection[str]) -> None:

@@ -121,7 +121,7 @@ KEYS: list[Key] = [
     Key(
         "MODEL.BACKBONE.CONV_BODY",
         "R-50-C4",
-        "R-{18,34,50,101,152}-{C4,C5,FPN} or a registered name",
+        "R-{18,34,50,101,152}-{C4,C5,FPN,FPN-RETINANET} or a registered name",
     ),
     Key(
         "MODEL.BACKBONE.FREEZE_CONV_BODY_AT",
@@ -239,6 +239,88 @@ KEYS: list[Key] = [
         "MODEL.RPN.FPN_POST_NMS_PER_BATCH",
         True,
         "in training, count FPN_POST_NMS_TOP_N_TRAIN over the batch instead of per image",
+    ),
+    # ---- RetinaNet
+    Key("MODEL.RETINANET_ON", False, "a one-stage RetinaNet instead of an RPN and heads"),
+    Key("MODEL.RETINANET.NUM_CLASSES", 81, "categories + 1 (background)", in_range(2)),
+    Key(
+        "MODEL.RETINANET.SCORES_BACKGROUND",
+        False,
+        "score the background as well, as label 0 (torchvision)",
+    ),
+    Key(
+        "MODEL.RETINANET.ANCHOR_SIZES",
+        (32, 64, 128, 256, 512),
+        "side of the smallest anchors in pixels: one (or a tuple) for each level",
+        anchor_sizes,
+    ),
+    Key("MODEL.RETINANET.OCTAVE", 2.0, "factor from each size to the next in line", above(1)),
+    Key("MODEL.RETINANET.SCALES_PER_OCTAVE", 3, "sizes on the way there", _positive),
+    Key("MODEL.RETINANET.ASPECT_RATIOS", (0.5, 1.0, 2.0), "height / width", each(_positive)),
+    Key(
+        "MODEL.RETINANET.ANCHOR_STRIDES",
+        None,
+        "strides of the levels; restates BACKBONE.CONV_BODY",
+        each(_positive),
+        tuple,
+    ),
+    Key(
+        "MODEL.RETINANET.USE_C5",
+        True,
+        "in a CONV_BODY R-...-FPN-RETINANET, P6 is made from C5; False: from P5",
+    ),
+    Key("MODEL.RETINANET.NUM_CONVS", 4, "3x3s of each tower", _count),
+    Key("MODEL.RETINANET.NORM", "", "norm in the towers; empty: none", one_of("", *NORMS)),
+    Key(
+        "MODEL.RETINANET.PRIOR_PROB",
+        0.01,
+        "score that every anchor starts with",
+        in_range(1e-6, 0.5),
+    ),
+    Key("MODEL.RETINANET.FG_IOU_THRESHOLD", 0.5, "IoU from which an anchor is foreground", _unit),
+    Key("MODEL.RETINANET.BG_IOU_THRESHOLD", 0.4, "IoU below which an anchor is background", _unit),
+    Key("MODEL.RETINANET.LOSS_ALPHA", 0.25, "focal loss: weight of the foreground", _unit),
+    Key("MODEL.RETINANET.LOSS_GAMMA", 2.0, "focal loss: how little easy anchors count", _count),
+    Key(
+        "MODEL.RETINANET.LOSS_NORMALIZER",
+        "batch",
+        "losses are divided by the foreground anchors of the batch, of each image (torchvision), "
+        "or by their moving average (detectron2)",
+        one_of("batch", "image", "moving"),
+    ),
+    Key(
+        "MODEL.RETINANET.BOX_LOSS",
+        "smooth_l1",
+        "loss of the regressed boxes: of their deltas, or 1 - GIoU of the boxes",
+        one_of("smooth_l1", "l1", "giou"),
+    ),
+    Key("MODEL.RETINANET.BBOX_REG_WEIGHT", 4.0, "the box loss is divided by it", _positive),
+    Key(
+        "MODEL.RETINANET.BBOX_REG_BETA",
+        0.11,
+        "smooth_l1: width of its quadratic part; 0: L1",
+        _count,
+    ),
+    Key(
+        "MODEL.RETINANET.BBOX_REG_WEIGHTS",
+        (10.0, 10.0, 5.0, 5.0),
+        "scale of dx, dy, dw, dh",
+        each(_positive, 4),
+    ),
+    Key("MODEL.RETINANET.INFERENCE_TH", 0.05, "detections need a higher score", _unit),
+    Key("MODEL.RETINANET.PRE_NMS_TOP_N", 1000, "scores per level, before NMS", _positive),
+    Key("MODEL.RETINANET.NMS_TH", 0.4, "IoU above which a detection is suppressed", _unit),
+    Key(
+        "MODEL.RETINANET.CLIP",
+        "before-nms",
+        "when boxes are clipped to the image (detectron2: after-nms)",
+        one_of("before-nms", "after-nms"),
+    ),
+    Key(
+        "MODEL.RETINANET.MIN_SIZE",
+        0.0,
+        "detections with a smaller side are then dropped; negative: even empty ones stay "
+        "(torchvision)",
     ),
     # ---- heads
     Key("MODEL.ROI_HEADS.USE_FPN", None, "restates BACKBONE.CONV_BODY", None, bool),
@@ -476,7 +558,6 @@ KEYS: list[Key] = [
 # Keys of maskrcnn-benchmark that are known and refused: what they belong to, by prefix.
 NOT_BUILT = {
     "MODEL.RPN_ONLY": "models of region proposals alone",
-    "MODEL.RETINANET": "RetinaNet",
     "MODEL.FBNET": "FBNet backbones",
     "MODEL.RESNETS.STAGE_WITH_DCN": "deformable convolution",
     "MODEL.RESNETS.WITH_MODULATED_DCN": "deformable convolution",
@@ -490,5 +571,6 @@ NO_EFFECT = {
     "MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS": "masks are always pasted into the image",
     "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": "no mask head has a fully connected layer",
     "MODEL.ROI_KEYPOINT_HEAD.MLP_HEAD_DIM": "no keypoint head has a fully connected layer",
+    "MODEL.RETINANET.STRADDLE_THRESH": "RetinaNet is trained on every anchor, there as well",
     "PATHS_CATALOG": "data sets are built in or in DATASETS.CATALOG",
 }

@@ -12,6 +12,7 @@ from torch.utils.data import ConcatDataset
 from yacs.config import CfgNode
 
 from ..config import ConfigError, expand_path
+from ..config.derive import class_count
 from ..registry import Registry
 from .builtin import BUILTIN
 from .coco import CocoDataset, Target
@@ -100,11 +101,11 @@ def build_train_dataset(cfg: CfgNode) -> JoinedDataset:
 
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> None:
-    """Raises ConfigError if MODEL.ROI_BOX_HEAD.NUM_CLASSES contradicts the data set."""
-    given, wanted = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES, len(dataset.categories) + 1
+    """Raises ConfigError if the model's NUM_CLASSES contradicts the data set."""
+    (key, given), wanted = class_count(cfg), len(dataset.categories) + 1
     if given != wanted:
         raise ConfigError(
-            f"MODEL.ROI_BOX_HEAD.NUM_CLASSES is {given}, but the data set {dataset.name} has "
+            f"{key} is {given}, but the data set {dataset.name} has "
             f"{wanted - 1} categories: with the background that makes {wanted}"
         )
 

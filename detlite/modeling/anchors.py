@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
 
 class AnchorGenerator(nn.Module):
@@ -72,6 +73,47 @@ class AnchorGenerator(nn.Module):
         y, x = torch.meshgrid(y, x, indexing="ij")
         centres = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)  # (H W, 1, 4)
         return (centres + cell).reshape(-1, 4)
+
+
+def per_anchor(predictions: Tensor, values: int) -> Tensor:
+    """[B, A * values, H, W] -> float32 [B, H * W * A, values], in the order of the anchors."""
+    batch, channels, height, width = predictions.shape
+    predictions = predictions.view(batch, channels // values, values, height, width)
+    return predictions.permute(0, 3, 4, 1, 2).reshape(batch, -1, values).float()
+
+
+def build_anchors(
+    cfg: CfgNode, strides: Sequence[int], part: str, octaves: Sequence[float] = (1.0,)
+) -> AnchorGenerator:
+    """The anchors that ANCHOR_SIZES and ASPECT_RATIOS of a part of the config describe.
+
+    Args:
+        cfg: the config; how anchors are centred and rounded is in MODEL.RPN.
+        strides: of the levels; a single one takes all sizes.
+        part: "MODEL.RPN" or "MODEL.RETINANET".
+        octaves: factors that each size is repeated by.
+
+    Raises:
+        ValueError: sizes for another number of levels, or not as many for each.
+    """
+    node, rpn = cfg.MODEL[part.removeprefix("MODEL.")], cfg.MODEL.RPN
+    levels = [size if isinstance(size, (tuple, list)) else (size,) for size in node.ANCHOR_SIZES]
+    if len(strides) == 1:
+        levels = [tuple(side for level in levels for side in level)]
+    generator = AnchorGenerator(
+        [tuple(side * factor for side in level for factor in octaves) for level in levels],
+        node.ASPECT_RATIOS,
+        strides,
+        rpn.ANCHOR_OFFSET,
+        rounding=rpn.ANCHOR_ROUNDING,
+        spacing=rpn.ANCHOR_SPACING,
+    )
+    if len(set(generator.per_cell)) > 1:
+        raise ValueError(
+            f"{part}.ANCHOR_SIZES: every level needs the same number of sizes, because one "
+            f"head serves them all; it is {node.ANCHOR_SIZES}"
+        )
+    return generator
 
 
 def _cell_anchors(

@@ -18,7 +18,7 @@ from yacs.config import CfgNode
 from ..ops import batched_nms
 from ..registry import Registry
 from ..structures import boxes as box_ops
-from .anchors import AnchorGenerator
+from .anchors import AnchorGenerator, build_anchors, per_anchor
 from .backbone import Backbone
 from .box_coder import BoxCoder
 from .box_loss import BoxLoss, build_box_loss
@@ -129,7 +129,7 @@ class RPN(nn.Module):
         logits, deltas = self.head(features)
         # In float32 from here on: coordinates and scores do not fit half precision.
         logits = [x.permute(0, 2, 3, 1).flatten(1).float() for x in logits]  # (B, N_l)
-        deltas = [_per_anchor(x) for x in deltas]  # (B, N_l, 4)
+        deltas = [per_anchor(x, 4) for x in deltas]  # (B, N_l, 4)
         proposals = self.propose(image_sizes, anchors, logits, deltas)
         if not self.training:
             return proposals, {}
@@ -209,7 +209,7 @@ class RPN(nn.Module):
                 keep_best=True,
             )
             if settings.straddle >= 0:
-                matched[~_inside(anchors, size, settings.straddle)] = IGNORE
+                matched[~box_ops.inside(anchors, size, settings.straddle)] = IGNORE
             positive, negative = sample(
                 matched, settings.anchors_per_image, settings.positive_fraction
             )
@@ -232,20 +232,6 @@ class RPN(nn.Module):
         return {"loss_objectness": objectness / count, "loss_rpn_box": box / count}
 
 
-def _per_anchor(deltas: Tensor) -> Tensor:
-    """[B, A * 4, H, W] -> float32 [B, H * W * A, 4], in the order of the anchors."""
-    batch, channels, height, width = deltas.shape
-    deltas = deltas.view(batch, channels // 4, 4, height, width).permute(0, 3, 4, 1, 2)
-    return deltas.reshape(batch, -1, 4).float()
-
-
-def _inside(boxes: Tensor, size: tuple[int, int], margin: float) -> Tensor:
-    """Bool [N]: boxes that stay within `margin` pixels of an image of (height, width)."""
-    height, width = size
-    limits = boxes.new_tensor([width, height]) + margin
-    return (boxes[:, :2] >= -margin).all(1) & (boxes[:, 2:] <= limits).all(1)
-
-
 def _top_of_batch(boxes: list[Tensor], scores: list[Tensor], count: int) -> list[Tensor]:
     """The `count` best boxes of all images together, given back per image."""
     all_scores = torch.cat(scores)
@@ -259,26 +245,10 @@ def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
     """The RPN that MODEL.RPN describes, for the levels of `backbone`."""
     rpn = cfg.MODEL.RPN
     fpn = len(backbone.strides) > 1
-    sizes = [_as_tuple(size) for size in rpn.ANCHOR_SIZES]
-    if not fpn:  # one map takes all sizes
-        sizes = [tuple(side for level in sizes for side in level)]
-    anchors = AnchorGenerator(
-        sizes,
-        rpn.ASPECT_RATIOS,
-        backbone.strides,
-        rpn.ANCHOR_OFFSET,
-        rounding=rpn.ANCHOR_ROUNDING,
-        spacing=rpn.ANCHOR_SPACING,
-    )
-    counts = set(anchors.per_cell)
-    if len(counts) > 1:
-        raise ValueError(
-            "MODEL.RPN.ANCHOR_SIZES: every level needs the same number of sizes, because one "
-            f"head serves them all; it is {rpn.ANCHOR_SIZES}"
-        )
+    anchors = build_anchors(cfg, backbone.strides, "MODEL.RPN")
     head = RPN_HEADS.get(rpn.RPN_HEAD, "MODEL.RPN.RPN_HEAD")
     return RPN(
-        head(cfg, backbone.out_channels, counts.pop()),
+        head(cfg, backbone.out_channels, anchors.per_cell[0]),
         anchors,
         BoxCoder(weights=(1.0, 1.0, 1.0, 1.0)),
         train_limits=ProposalLimits(
@@ -306,7 +276,3 @@ def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
         ),
         inclusive=cfg.MODEL.INCLUSIVE_BOXES,
     )
-
-
-def _as_tuple(size: float | tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(size) if isinstance(size, (tuple, list)) else (size,)

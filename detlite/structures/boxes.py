@@ -61,6 +61,13 @@ def at_least(boxes: Tensor, min_size: float) -> Tensor:
     return ((sides > 0) & (sides >= min_size)).all(dim=1)
 
 
+def inside(boxes: Tensor, size: tuple[int, int], margin: float) -> Tensor:
+    """Bool [N]: boxes that stay within `margin` pixels of an image of (height, width)."""
+    height, width = size
+    limits = boxes.new_tensor([width, height]) + margin
+    return (boxes[:, :2] >= -margin).all(1) & (boxes[:, 2:] <= limits).all(1)
+
+
 def xyxy_to_xywh(boxes: Tensor) -> Tensor:
     """Boxes [..., 4] as (x1, y1, width, height), the form of COCO's json."""
     return torch.cat([boxes[..., :2], boxes[..., 2:] - boxes[..., :2]], dim=-1)

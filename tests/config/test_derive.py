@@ -133,7 +133,7 @@ def test_contradiction_names_both_keys(opts, key, origin):
 
 @pytest.mark.parametrize("sizes", [(32, 64), ((32,), (64,)), (8, 16, 32, 64, 128, 256)])
 def test_anchor_sizes_must_match_the_levels(sizes):
-    with pytest.raises(ConfigError, match=f"ANCHOR_SIZES has {len(sizes)} levels.*gives the RPN 5"):
+    with pytest.raises(ConfigError, match=f"ANCHOR_SIZES has {len(sizes)} levels.*gives 5"):
         load_config(None, [*FPN, "MODEL.RPN.ANCHOR_SIZES", sizes])
 
 

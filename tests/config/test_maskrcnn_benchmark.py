@@ -17,6 +17,7 @@ from detlite.modeling.rcnn import build_model
 DELIBERATE = {
     "MODEL.DEVICE": "auto",  # works without a GPU as well
     "OUTPUT_DIR": "output",  # never among the user's sources
+    "MODEL.RETINANET.ANCHOR_STRIDES": (16,),  # follows from CONV_BODY, of which C4 is the default
 }
 
 _DATA = """

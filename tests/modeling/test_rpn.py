@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from detlite.modeling.anchors import AnchorGenerator
+from detlite.modeling.anchors import AnchorGenerator, per_anchor
 from detlite.modeling.box_coder import BoxCoder
 from detlite.modeling.box_loss import BoxLoss
 from detlite.modeling.rcnn import build_model
@@ -17,8 +17,6 @@ from detlite.modeling.rpn import (
     ProposalLimits,
     RPNTraining,
     SingleConvRPNHead,
-    _inside,
-    _per_anchor,
 )
 from detlite.structures import boxes as box_ops
 
@@ -254,9 +252,9 @@ def test_anchors_may_touch_all_four_borders_alike():
     anchors = torch.tensor(
         [[0.0, 0, 48, 32], [-2, 5, 9, 9], [5, -2, 9, 9], [5, 5, 50, 9], [5, 5, 9, 34]]
     )
-    assert _inside(anchors, SIZE, 0).tolist() == [True, False, False, False, False]
-    assert _inside(anchors, SIZE, 1.9).tolist() == [True, False, False, False, False]
-    assert _inside(anchors, SIZE, 2).all()
+    assert box_ops.inside(anchors, SIZE, 0).tolist() == [True, False, False, False, False]
+    assert box_ops.inside(anchors, SIZE, 1.9).tolist() == [True, False, False, False, False]
+    assert box_ops.inside(anchors, SIZE, 2).all()
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5])
@@ -326,7 +324,7 @@ def test_deltas_of_an_anchor_stay_together():
     """Channel 4 a + i of the head is coordinate i of anchor a, also in channels-last memory."""
     deltas = torch.randn(2, 12, 3, 5)
     for given in (deltas, deltas.contiguous(memory_format=torch.channels_last), deltas.half()):
-        flat = _per_anchor(given).view(2, 3, 5, 3, 4)
+        flat = per_anchor(given, 4).view(2, 3, 5, 3, 4)
         assert flat.dtype == torch.float32
         for anchor in range(3):
             for coordinate in range(4):

@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 
 from ...registry import Registry
 from ..norm import build_norm, optional_norm
-from .fpn import FPN
+from .fpn import FPN, P6P7
 from .resnet import DEPTHS, ResNet, ResNetSpec
 
 
@@ -95,7 +95,24 @@ def _build_resnet_fpn(cfg: CfgNode) -> Backbone:
     return Backbone(body, neck, out_channels, strides=(4, 8, 16, 32, 64), pooled=4)
 
 
+def _build_resnet_fpn_retinanet(cfg: CfgNode) -> Backbone:
+    spec = resnet_spec(cfg)
+    stages = (3, 4, 5)
+    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
+    from_c5 = cfg.MODEL.RETINANET.USE_C5
+    neck = FPN(
+        [spec.channels(stage) for stage in stages],
+        out_channels,
+        norm=optional_norm(cfg, "FPN"),
+        relu=cfg.MODEL.FPN.USE_RELU,
+        top=P6P7(spec.channels(5) if from_c5 else out_channels, out_channels, from_c5),
+    )
+    body = ResNet(spec, stages, freeze_at=cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT)
+    return Backbone(body, neck, out_channels, strides=(8, 16, 32, 64, 128), pooled=4)
+
+
 for _depth in DEPTHS:
     BACKBONES.register(f"R-{_depth}-C4")(_build_resnet_c4)
     BACKBONES.register(f"R-{_depth}-C5")(_build_resnet_c5)
     BACKBONES.register(f"R-{_depth}-FPN")(_build_resnet_fpn)
+    BACKBONES.register(f"R-{_depth}-FPN-RETINANET")(_build_resnet_fpn_retinanet)

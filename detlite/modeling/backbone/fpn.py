@@ -9,14 +9,41 @@ from ..layers import conv_block
 from ..norm import Norm
 
 
+class P6P7(nn.Module):
+    """Two levels above P5 by 3x3s of stride 2 (RetinaNet, https://arxiv.org/abs/1708.02002).
+
+    Args:
+        in_channels: of the map that P6 is made from.
+        out_channels: of both levels.
+        from_c5: make P6 from the body's coarsest map, not from P5.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, from_c5: bool) -> None:
+        super().__init__()
+        self.from_c5 = from_c5
+        self.p6 = nn.Conv2d(in_channels, out_channels, 3, stride=2, padding=1)
+        self.p7 = nn.Conv2d(out_channels, out_channels, 3, stride=2, padding=1)
+        for layer in (self.p6, self.p7):
+            nn.init.kaiming_uniform_(layer.weight, a=1)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, c5: Tensor, p5: Tensor) -> list[Tensor]:
+        """C5 [B, C_5, H, W] and P5 [B, C, H, W] -> P6 and P7 of a half and a quarter."""
+        p6 = self.p6(c5 if self.from_c5 else p5)
+        return [p6, self.p7(F.relu(p6))]
+
+
 class FPN(nn.Module):
-    """Top-down pathway over the maps of a body, and a coarsest level by subsampling.
+    """Top-down pathway over the maps of a body, and coarser levels on top.
 
     Args:
         in_channels: channels of the body's maps, finest first.
         out_channels: channels of every level.
         norm: optional norm after each convolution.
         relu: ReLU after each convolution.
+        top: gives further levels from the coarsest map and the coarsest level; None: one more by
+            subsampling, for the largest anchors alone.
     """
 
     def __init__(
@@ -25,6 +52,7 @@ class FPN(nn.Module):
         out_channels: int,
         norm: Norm | None = None,
         relu: bool = False,
+        top: P6P7 | None = None,
     ) -> None:
         super().__init__()
         self.lateral = nn.ModuleList(
@@ -33,15 +61,17 @@ class FPN(nn.Module):
         self.output = nn.ModuleList(
             conv_block(out_channels, out_channels, 3, norm=norm, relu=relu) for _ in in_channels
         )
+        self.top = top
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """Body maps [B, C_k, H_k, W_k] -> levels [B, C, H_k, W_k] and one of half the coarsest."""
+        """Body maps [B, C_k, H_k, W_k] -> levels [B, C, H_k, W_k] and coarser ones."""
         top_down = self.lateral[-1](maps[-1])
         levels = [self.output[-1](top_down)]
         for index in range(len(maps) - 2, -1, -1):
             lateral = self.lateral[index](maps[index])
             top_down = lateral + F.interpolate(top_down, size=lateral.shape[-2:], mode="nearest")
             levels.insert(0, self.output[index](top_down))
-        # P6 is for the RPN's largest anchors alone; every second pixel of P5 is enough for it.
-        levels.append(levels[-1][:, :, ::2, ::2])
-        return levels
+        if self.top is None:
+            # P6 is for the RPN's largest anchors alone; every second pixel of P5 is enough for it.
+            return [*levels, levels[-1][:, :, ::2, ::2]]
+        return [*levels, *self.top(maps[-1], levels[-1])]

@@ -1,0 +1,249 @@
+"""RetinaNet: its head, its losses against a loop over anchors, and how scores become detections."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from detlite.config import ConfigError, load_config
+from detlite.modeling.backbone.fpn import FPN, P6P7
+from detlite.modeling.rcnn import build_model
+from detlite.modeling.retinanet import RetinaNet, RetinaNetHead
+from detlite.structures import boxes as box_ops
+
+TINY = {
+    "MODEL.DEVICE": "cpu",
+    "MODEL.RETINANET_ON": True,
+    "MODEL.BACKBONE.CONV_BODY": "R-18-FPN-RETINANET",
+    "MODEL.BACKBONE.FREEZE_CONV_BODY_AT": 0,
+    "MODEL.RESNETS.NORM": "GN",
+    "MODEL.GROUP_NORM.NUM_GROUPS": 4,
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": 16,
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,
+    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
+    "MODEL.RETINANET.NUM_CLASSES": 4,
+    "MODEL.RETINANET.NUM_CONVS": 1,
+    "MODEL.RETINANET.ANCHOR_SIZES": (16, 32, 64, 128, 256),
+    "DATALOADER.SIZE_DIVISIBILITY": 32,
+}
+SIZES = [(64, 96), (60, 80)]
+
+
+def make(**changes) -> RetinaNet:
+    named = {f"MODEL.RETINANET.{name}": value for name, value in changes.items()}
+    opts = [item for pair in {**TINY, **named}.items() for item in pair]
+    model = build_model(load_config(None, opts))
+    assert isinstance(model, RetinaNet)
+    return model
+
+
+def pictures() -> list[Tensor]:
+    return [torch.rand(3, *size) for size in SIZES]
+
+
+def truth() -> list[dict[str, Tensor]]:
+    return [
+        {
+            "boxes": torch.tensor([[8.0, 8, 40, 50], [50, 20, 90, 60]]),
+            "labels": torch.tensor([3, 1]),
+        },
+        {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)},
+    ]
+
+
+def test_every_anchor_starts_with_the_prior():
+    head = RetinaNetHead(8, 3, 5, num_convs=2, norm=None, prior=0.02)
+    logits, deltas = head([torch.zeros(2, 8, 4, 6), torch.zeros(2, 8, 2, 3)])
+    assert [x.shape for x in logits] == [(2, 72, 5), (2, 18, 5)]
+    assert [x.shape for x in deltas] == [(2, 72, 4), (2, 18, 4)]
+    torch.testing.assert_close(logits[0].sigmoid(), torch.full((2, 72, 5), 0.02))
+
+
+def focal(logit: float, positive: bool, alpha: float, gamma: float) -> float:
+    p = 1 / (1 + math.exp(-logit))
+    if positive:
+        return -alpha * (1 - p) ** gamma * math.log(p)
+    return -(1 - alpha) * p**gamma * math.log(1 - p)
+
+
+@pytest.mark.parametrize("normalizer", ["batch", "image", "moving"])
+@pytest.mark.parametrize("scores_background", [False, True])
+def test_losses_are_those_of_a_loop_over_anchors(normalizer, scores_background):
+    model = make(
+        LOSS_NORMALIZER=normalizer, SCORES_BACKGROUND=scores_background, LOSS_ALPHA=0.3,
+        LOSS_GAMMA=1.5, BBOX_REG_BETA=0.2, BBOX_REG_WEIGHT=3.0, BBOX_REG_WEIGHTS=(2, 2, 1, 1),
+    ).train()  # fmt: skip
+    nn.init.normal_(model.head.cls_logits.weight, std=0.5)
+    images, targets = pictures(), truth()
+    targets[1] = {"boxes": torch.tensor([[5.0, 5, 70, 30]]), "labels": torch.tensor([2])}
+    found = model(images, targets)
+
+    batch = model.normalizer(images)
+    features = model.backbone(batch.tensor)
+    anchors = torch.cat(model.anchor_generator([f.shape[-2:] for f in features]))
+    logits, deltas = (torch.cat(x, dim=1).detach() for x in model.head(features))
+    classifier, box, counts = [], [], []
+    for image, target in enumerate(targets):
+        overlap = box_ops.iou(target["boxes"], anchors)
+        best_of_box = overlap.max(dim=1).values
+        total, regression, count = 0.0, 0.0, 0
+        for n, anchor in enumerate(anchors):
+            value, index = overlap[:, n].max(dim=0)
+            foreground = value >= 0.5 or bool((overlap[:, n] == best_of_box).any())
+            if not foreground and value >= 0.4:
+                continue
+            column = int(target["labels"][index]) - (not scores_background)
+            for k, logit in enumerate(logits[image, n].tolist()):
+                total += focal(logit, foreground and k == column, 0.3, 1.5)
+            if foreground:
+                count += 1
+                wanted = model.box_coder.encode(target["boxes"][index, None], anchor[None])
+                regression += F.smooth_l1_loss(
+                    deltas[image, n, None], wanted, beta=0.2, reduction="sum"
+                ).item()
+        classifier.append(total)
+        box.append(regression / 3)
+        counts.append(count)
+    assert min(counts) > 0
+    if normalizer == "image":
+        wanted = [sum(x / n for x, n in zip(y, counts, strict=True)) / 2 for y in (classifier, box)]
+    else:
+        moving = 0.9 * 100 + 0.1 * sum(counts)
+        of_scores, of_boxes = (
+            (moving, moving) if normalizer == "moving" else (sum(counts) + 2, sum(counts))
+        )
+        wanted = [sum(classifier) / of_scores, sum(box) / of_boxes]
+    assert found["loss_classifier"].item() == pytest.approx(wanted[0], rel=1e-4)
+    assert found["loss_box"].item() == pytest.approx(wanted[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("normalizer", ["batch", "image", "moving"])
+@pytest.mark.parametrize("box_loss", ["smooth_l1", "giou"])
+def test_losses_without_ground_truth_are_finite(normalizer, box_loss):
+    model = make(LOSS_NORMALIZER=normalizer, BOX_LOSS=box_loss).train()
+    losses = model(pictures(), [truth()[1]] * 2)
+    assert losses["loss_box"] == 0
+    sum(losses.values()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+def test_the_moving_count_is_kept_in_checkpoints():
+    model = make(LOSS_NORMALIZER="moving").train()
+    model(pictures(), truth())
+    assert 80 < model.state_dict()["moving_foreground"] < 100
+    assert "moving_foreground" not in make().state_dict()
+
+
+def test_a_picture_is_learnt():
+    torch.manual_seed(0)
+    model = make().train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    images, targets = pictures(), truth()
+    for _ in range(40):
+        losses = model(images, targets)
+        optimizer.zero_grad()
+        sum(losses.values()).backward()
+        optimizer.step()
+    found = model.eval()(images)[0]
+    best = box_ops.iou(targets[0]["boxes"], found["boxes"]) * (
+        targets[0]["labels"][:, None] == found["labels"]
+    )
+    assert (best[:, found["scores"] > 0.3].max(dim=1).values > 0.6).all()
+
+
+def raw_scores(model: RetinaNet) -> RetinaNet:
+    """Scores that differ over anchors and levels."""
+    nn.init.normal_(model.head.cls_logits.weight, std=1.0)
+    nn.init.normal_(model.head.bbox_pred.weight, std=0.3)
+    return model.eval()
+
+
+@torch.no_grad()
+def test_candidates_are_the_best_scores_of_each_level():
+    model = raw_scores(make(PRE_NMS_TOP_N=7, INFERENCE_TH=0.05))
+    batch = model.normalizer(pictures())
+    features = model.backbone(batch.tensor)
+    found = model.candidates(features, batch.sizes)
+    anchors = model.anchor_generator([f.shape[-2:] for f in features])
+    logits, deltas = model.head(features)
+    for image, own in enumerate(found):
+        rows = []
+        for level, scores in enumerate(logits):
+            every = scores[image].sigmoid()
+            order = every.flatten().argsort(descending=True)[:7].tolist()
+            for place in order:
+                n, k = divmod(place, 3)
+                if every[n, k] > 0.05:
+                    box = model.box_coder.decode(deltas[level][image, n], anchors[level][n])
+                    rows.append((box_ops.clip(box, SIZES[image]), every[n, k], k + 1))
+        rows = [row for row in rows if box_ops.at_least(row[0][None], 0)]
+        assert len(rows) > 5
+        torch.testing.assert_close(own["boxes"], torch.stack([row[0] for row in rows]))
+        torch.testing.assert_close(own["scores"], torch.stack([row[1] for row in rows]))
+        assert own["labels"].tolist() == [row[2] for row in rows]
+
+
+@pytest.mark.parametrize(("min_size", "empty"), [(-1.0, True), (0.0, False), (5.0, False)])
+@pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
+def test_small_detections_are_dropped(min_size, empty, clip):
+    torch.manual_seed(3)
+    model = raw_scores(make(MIN_SIZE=min_size, CLIP=clip))
+    nn.init.constant_(model.head.bbox_pred.bias, 0)
+    with torch.no_grad():
+        model.head.bbox_pred.bias[0::4] = 30.0  # far to the right
+        model.head.bbox_pred.bias[:8] = 0
+    found = model(pictures())
+    for detections, size in zip(found, SIZES, strict=True):
+        sides = detections["boxes"][:, 2:] - detections["boxes"][:, :2]
+        assert len(sides) > 0
+        assert bool((sides <= 0).any()) == empty
+        assert (sides.min() >= min_size) or empty
+        torch.testing.assert_close(box_ops.clip(detections["boxes"], size), detections["boxes"])
+
+
+def test_the_background_is_label_0_where_it_is_scored():
+    labels = raw_scores(make(SCORES_BACKGROUND=True))(pictures())[0]["labels"]
+    assert set(labels.tolist()) == {0, 1, 2, 3}
+    labels = raw_scores(make())(pictures())[0]["labels"]
+    assert set(labels.tolist()) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("from_c5", [False, True])
+def test_p6_and_p7(from_c5):
+    neck = FPN([4, 6], 8, top=P6P7(6 if from_c5 else 8, 8, from_c5))
+    maps = [torch.rand(1, 4, 14, 10), torch.rand(1, 6, 7, 5)]
+    levels = neck(maps)
+    assert [tuple(x.shape[-2:]) for x in levels] == [(14, 10), (7, 5), (4, 3), (2, 2)]
+    p6 = neck.top.p6(maps[-1] if from_c5 else levels[1])
+    torch.testing.assert_close(levels[2], p6)
+    torch.testing.assert_close(levels[3], neck.top.p7(p6.relu()))
+
+
+def test_sizes_of_an_octave():
+    generator = make(ANCHOR_SIZES=(8, 16, 32, 64, (128,)), ASPECT_RATIOS=(1.0,)).anchor_generator
+    cell = generator.get_buffer("cell4")
+    sides = (cell[:, 2:] - cell[:, :2])[:, 0]
+    torch.testing.assert_close(sides, 128 * 2 ** (torch.arange(3) / 3))
+
+
+def test_what_does_not_fit():
+    with pytest.raises(ConfigError, match=r"RETINANET.ANCHOR_SIZES has 2 levels.* gives 5"):
+        make(ANCHOR_SIZES=(8, 16))
+    with pytest.raises(ConfigError, match=r"RETINANET.ANCHOR_SIZES: every level needs the same"):
+        make(ANCHOR_SIZES=((8, 9), 16, 32, 64, 128))
+    with pytest.raises(ConfigError, match=r"ANCHOR_STRIDES is \(4, 8\), but"):
+        make(ANCHOR_STRIDES=(4, 8))
+
+
+def test_files_leave_the_strides_of_a_two_stage_detector_at_any_value():
+    keys = ["MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64), "MODEL.ROI_BOX_HEAD.POOLER_SCALES",
+            (0.25, 0.125, 0.0625, 0.03125)]  # fmt: skip
+    cfg = load_config(None, [item for pair in TINY.items() for item in pair] + keys)
+    assert cfg.MODEL.RETINANET.ANCHOR_STRIDES == (8, 16, 32, 64, 128)
+    assert cfg.MODEL.RPN.ANCHOR_STRIDE == (4, 8, 16, 32, 64)
