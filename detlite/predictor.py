@@ -9,13 +9,16 @@ from typing import Any, overload
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
+from .data.coco import keypoint_names
 from .data.images import read_image
 from .data.transforms import resize_shortest
 from .engine.checkpoint import build_model_from_checkpoint
 from .engine.precision import autocast
+from .engine.test_time_augmentation import AugmentedDetector, View, build_views
 from .evaluation.results import categories_of
+from .modeling.detector import Detector
 from .structures.masks import to_bitmap
 
 Picture = str | Path | Image.Image | np.ndarray | Tensor
@@ -48,25 +51,32 @@ class Predictor:
         rle: give masks as a list of COCO RLEs, not as bitmaps, which take H x W bytes each.
         dtype: arithmetic of the forward pass: float32, float16 or bfloat16.
         resize: how pictures are resized, INPUT.RESIZE.
+        views: look at each picture in all of these views and join what is found (test-time
+            augmentation), instead of in one of `min_size` and `max_size`.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Detector,
         min_size: int = 800,
         max_size: int = 1333,
         score_thresh: float = 0.0,
         rle: bool = False,
         dtype: str = "float32",
         resize: str = "round",
+        views: Sequence[View] = (),
     ) -> None:
-        self.model: Any = model.eval()
+        self.model = model.eval()
         self.min_size = min_size
         self.max_size = max_size
         self.score_thresh = score_thresh
         self.rle = rle
         self.dtype = dtype
         self.resize = resize
+        self.augmented = None
+        if views:
+            names = keypoint_names(self.categories)
+            self.augmented = AugmentedDetector(self.model, views, resize, names)
 
     @classmethod
     def from_checkpoint(
@@ -97,6 +107,7 @@ class Predictor:
             rle=rle,
             dtype=cfg.DTYPE,
             resize=cfg.INPUT.RESIZE,
+            views=build_views(cfg),
         )
 
     @property
@@ -120,12 +131,14 @@ class Predictor:
     @torch.no_grad()
     def _predict(self, pictures: Sequence[Picture]) -> list[Prediction]:
         images = [_to_tensor(picture) for picture in pictures]
-        inputs = [
-            resize_shortest(image, self.min_size, self.max_size, self.resize).to(self.model.device)
-            for image in images
-        ]
+        inputs, detector = images, self.augmented or self.model
+        if detector is self.model:
+            inputs = [
+                resize_shortest(image, self.min_size, self.max_size, self.resize)
+                for image in images
+            ]
         with autocast(self.dtype, self.model.device):
-            batch = self.model.detect(inputs)
+            batch = detector.detect(inputs)
         return [
             self._in_picture(detections, _size(resized), _size(image))
             for detections, resized, image in zip(batch, inputs, images, strict=True)

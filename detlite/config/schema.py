@@ -531,6 +531,21 @@ KEYS: list[Key] = [
     ),
     Key("TEST.EXPECTED_RESULTS_SIGMA_TOL", 4.0, "standard deviations that are still PASS", _count),
     Key(
+        "TEST.BBOX_AUG.ENABLED",
+        False,
+        "test-time augmentation: join what is found in several views of a picture (boxes, masks "
+        "and keypoints); that at INPUT.MIN_SIZE_TEST is always one of them",
+    ),
+    Key("TEST.BBOX_AUG.H_FLIP", False, "also look at it mirrored"),
+    Key(
+        "TEST.BBOX_AUG.SCALES",
+        (),
+        "short sides in pixels of further views",
+        each(_positive, empty=True),
+    ),
+    Key("TEST.BBOX_AUG.MAX_SIZE", 4000, "longest side of those views", _positive),
+    Key("TEST.BBOX_AUG.SCALE_H_FLIP", False, "also look at those mirrored"),
+    Key(
         "TEST.KEYPOINT_OKS_SIGMAS",
         (),
         "how far each keypoint may be off in evaluation, as a part of the object's size; empty: "
@@ -562,7 +577,6 @@ NOT_BUILT = {
     "MODEL.RESNETS.STAGE_WITH_DCN": "deformable convolution",
     "MODEL.RESNETS.WITH_MODULATED_DCN": "deformable convolution",
     "MODEL.RESNETS.DEFORMABLE_GROUPS": "deformable convolution",
-    "TEST.BBOX_AUG": "test-time augmentation",
 }
 
 # Keys of maskrcnn-benchmark that are read and left out, and why they have no effect here.

@@ -15,6 +15,9 @@ cake, chair, couch, potted plant, bed, , dining table, , , toilet,
 , tv, laptop, mouse, remote, keyboard, cell phone, microwave, oven, toaster,
 sink, refrigerator, , book, clock, vase, scissors, teddy bear, hair drier, toothbrush"""
 
+_SIDED = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
+_KEYPOINTS = ["nose", *(f"{side}_{part}" for part in _SIDED for side in ("left", "right"))]
+
 
 def categories_for(num_classes: int, keypoints: bool = False) -> list[dict[str, Any]]:
     """What the labels of published weights most likely mean.
@@ -25,7 +28,8 @@ def categories_for(num_classes: int, keypoints: bool = False) -> list[dict[str, 
         keypoints: the model predicts keypoints: its one category is the person.
 
     Returns:
-        `num_classes - 1` categories {"id", "name"}; label k is the k-th.
+        `num_classes - 1` categories {"id", "name"}; label k is the k-th. The person of a keypoint
+        model also has the names of its "keypoints".
     """
     names = [name.strip() for name in _NAMES.split(",")]
     ids = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
@@ -34,5 +38,5 @@ def categories_for(num_classes: int, keypoints: bool = False) -> list[dict[str, 
     if num_classes == 81:
         return [category for category in ids if category["name"]]
     if num_classes == 2 and keypoints:
-        return ids[:1]
+        return [{**ids[0], "keypoints": _KEYPOINTS}]
     return [{"id": label, "name": f"class {label}"} for label in range(1, num_classes)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,12 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         self._folder = images
         self._decode_masks = train and masks
         content = read_coco_json(annotations)
+        known = ("id", "name", "keypoints") if keypoints else ("id", "name")
         self.categories: list[dict[str, Any]] = sorted(
-            ({"id": row["id"], "name": row["name"]} for row in content["categories"]),
+            ({key: row[key] for key in known if key in row} for row in content["categories"]),
             key=lambda category: category["id"],
         )
-        self.keypoint_names: list[str] = _keypoint_names(content) if keypoints else []
+        self.keypoint_names = keypoint_names(self.categories)
         if keypoints and not self.keypoint_names:
             raise DataError(
                 f"{annotations}: no category names its keypoints, which MODEL.KEYPOINT_ON needs: "
@@ -206,9 +208,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         return pickle.dumps((boxes, labels, segmentations, keypoints), protocol=5)
 
 
-def _keypoint_names(content: dict[str, Any]) -> list[str]:
+def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:
     """Those of the first category that has keypoints; all categories share them."""
-    return next((row["keypoints"] for row in content["categories"] if row.get("keypoints")), [])
+    return next((row["keypoints"] for row in categories if row.get("keypoints")), [])
 
 
 def fill_missing(content: dict[str, Any]) -> dict[str, Any]:

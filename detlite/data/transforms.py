@@ -138,8 +138,13 @@ class DetectionTransform:
 def build_transform(
     cfg: CfgNode, train: bool, keypoint_names: Sequence[str] = ()
 ) -> DetectionTransform:
-    """The transform of INPUT; for evaluation the resize alone."""
+    """The transform of INPUT; for evaluation the resize alone.
+
+    Test-time augmentation resizes by itself, and is given pictures as they are.
+    """
     inputs = cfg.INPUT
+    if not train and cfg.TEST.BBOX_AUG.ENABLED:
+        return DetectionTransform([])
     if not train:
         return DetectionTransform(
             [RandomShortestSize([inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST, inputs.RESIZE)]

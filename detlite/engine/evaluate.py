@@ -18,7 +18,8 @@ from ..evaluation.coco import evaluate_coco, format_table
 from ..evaluation.expected import check_expected
 from ..evaluation.results import to_coco_results, write_results
 from ..modeling.detector import Detector
-from .precision import autocast, resolve_dtype, to_device
+from .precision import autocast, resolve_dtype
+from .test_time_augmentation import AugmentedDetector, build_views
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def evaluate_dataset(
         ConfigError: TEST.KEYPOINT_OKS_SIGMAS does not fit the data set.
         DataError: the categories of the model are not those of the data set.
     """
-    if model.categories and model.categories != dataset.categories:
+    if model.categories and _named(model.categories) != _named(dataset.categories):
         raise DataError(
             f"{dataset.annotation_file}: its categories ({_listed(dataset.categories)}) are not "
             f"those that the model was trained on ({_listed(model.categories)})"
@@ -101,13 +102,15 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
     loader = build_test_loader(cfg, dataset)
     was_training = model.training
     model.eval()
+    detector: Detector | AugmentedDetector = model
+    if views := build_views(cfg):
+        detector = AugmentedDetector(model, views, cfg.INPUT.RESIZE, dataset.keypoint_names)
     results: list[dict[str, Any]] = []
     done, start = 0, time.perf_counter()
     reported = start
     for images, targets in loader:
-        images, targets = to_device(images, targets, model.device)
         with autocast(cfg.DTYPE, model.device):
-            batch = model.detect(images)
+            batch = detector.detect(images)
         for image, target, detections in zip(images, targets, batch, strict=True):
             results += to_coco_results(
                 detections,
@@ -131,6 +134,10 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
     return results
 
 
+def _named(categories: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
+    return [(category["id"], category["name"]) for category in categories]
+
+
 def _listed(categories: Sequence[dict[str, Any]], most: int = 10) -> str:
-    names = [f"{category['id']} {category['name']}" for category in categories]
+    names = [f"{number} {name}" for number, name in _named(categories)]
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

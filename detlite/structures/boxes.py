@@ -46,6 +46,12 @@ def scale(boxes: Tensor, factors: tuple[float, float]) -> Tensor:
     return boxes * boxes.new_tensor([x, y, x, y])
 
 
+def mirror(boxes: Tensor, width: float) -> Tensor:
+    """Boxes [..., 4] of an image of that width, left and right exchanged."""
+    x1, y1, x2, y2 = boxes.unbind(-1)
+    return torch.stack([width - x2, y1, width - x1, y2], dim=-1)
+
+
 def drop_last_pixel(boxes: Tensor) -> Tensor:
     """Boxes [..., 4] one pixel shorter at x2 and y2, but never reversed.
 

@@ -26,9 +26,15 @@ def keypoint_content(content):
 def test_keypoints_are_pixel_centres(keypoint_content, write_set):
     dataset = CocoDataset(*write_set(keypoint_content), train=True, keypoints=True)
     assert dataset.keypoint_names == NAMES
+    assert all(category["keypoints"] == NAMES for category in dataset.categories)
     _, target = dataset[0]
     assert target["keypoints"].shape == (2, 3, 3)
     assert target["keypoints"][0].tolist() == [[6.5, 8.5, 2], [5.5, 7.5, 1], [0.5, 0.5, 0]]
+
+
+def test_without_a_keypoint_head_categories_are_plain(keypoint_content, write_set):
+    dataset = CocoDataset(*write_set(keypoint_content), train=True)
+    assert {tuple(category) for category in dataset.categories} == {("id", "name")}
 
 
 @pytest.mark.parametrize(

@@ -147,12 +147,18 @@ def test_keypoints_and_masks_are_learnt(plates_config):
     cfg = plates_config(
         "MODEL.KEYPOINT_ON", True, "SOLVER.MAX_ITER", 150, "SOLVER.IMS_PER_BATCH", 3
     )
-    history, metrics, _ = run(cfg)
+    history, metrics, predictor = run(cfg)
     for name in ("loss_keypoint", "loss_mask", "loss_classifier"):
         values = [row[name] for row in history]
         assert sum(values[-10:]) < 0.5 * sum(values[:10]), name
+    views = ["TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True,
+             "TEST.BBOX_AUG.SCALES", (80,), "TEST.BBOX_AUG.SCALE_H_FLIP", True]  # fmt: skip
+    cfg = plates_config("MODEL.KEYPOINT_ON", True, *views)
+    dataset = build_dataset(cfg, "plates", train=False)
+    joined = evaluate_dataset(cfg, predictor.model, dataset, Path(cfg.OUTPUT_DIR))
     for kind in ("bbox", "segm", "keypoints"):
         assert metrics[kind]["AP50"] > 0.5, (kind, metrics[kind])
+        assert joined[kind]["AP50"] > 0.5, (kind, joined[kind])
 
 
 def test_sigmas_must_fit_the_keypoints(plates_config):

@@ -62,6 +62,12 @@ def test_at_least():
     assert box_ops.at_least(torch.full((1, 4), float("nan")), 0).tolist() == [False]
 
 
+def test_mirror():
+    boxes = torch.tensor([[1.0, 2, 4, 8]])
+    assert box_ops.mirror(boxes, 10).tolist() == [[6, 2, 9, 8]]
+    assert torch.equal(box_ops.mirror(box_ops.mirror(boxes, 10), 10), boxes)
+
+
 def test_xywh_round_trip():
     boxes = torch.tensor([[1.0, 2, 4, 8]])
     assert box_ops.xyxy_to_xywh(boxes).tolist() == [[1, 2, 3, 6]]

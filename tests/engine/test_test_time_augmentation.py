@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from detlite.config import ConfigError, load_config
+from detlite.data.transforms import resize_shortest
+from detlite.engine.test_time_augmentation import AugmentedDetector, View, build_views
+from detlite.modeling.rcnn import build_model
+from detlite.modeling.suppression import suppress
+from detlite.predictor import Predictor
+from detlite.structures import boxes as box_ops
+
+NAMES = ["left_ear", "right_ear", "nose"]
+SWAPPED = [1, 0, 2]
+KEYPOINTS = [
+    "MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
+    "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 3, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
+    "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (8,), "MODEL.ROI_HEADS.SCORE_THRESH", 0.0,
+]  # fmt: skip
+PICTURE = (64, 96)  # height, width
+
+
+@pytest.fixture
+def model(tiny_config):
+    """Boxes, masks and keypoints that differ from place to place, from random weights."""
+    model = build_model(tiny_config(*KEYPOINTS)).eval()
+    heads = model.roi_heads
+    for layer in (heads.box.predictor.bbox_pred, heads.mask.predictor.mask_fcn_logits):
+        torch.nn.init.normal_(layer.weight, std=0.3)
+    return model
+
+
+@pytest.fixture
+def picture():
+    return torch.randint(0, 255, (3, *PICTURE), dtype=torch.uint8)
+
+
+def detect(model, picture, *views):
+    (found,) = AugmentedDetector(model, views, keypoint_names=NAMES).detect([picture])
+    return found
+
+
+def test_one_view_of_the_same_size_is_plain_detection(model, picture):
+    found, plain = detect(model, picture, View(64, 1000)), model.detect([picture])[0]
+    assert found.keys() == plain.keys()
+    assert len(found["boxes"]) > 5
+    for name, value in plain.items():
+        torch.testing.assert_close(found[name], value)
+
+
+def test_a_mirrored_view_is_brought_back(model, picture):
+    found = detect(model, picture.flip(-1), View(64, 1000, flip=True))
+    plain = detect(model, picture, View(64, 1000))
+    width = PICTURE[1]
+    torch.testing.assert_close(found["boxes"], box_ops.mirror(plain["boxes"], width))
+    torch.testing.assert_close(found["mask_probs"], plain["mask_probs"].flip(-1))
+    torch.testing.assert_close(found["keypoints_scores"], plain["keypoints_scores"][:, SWAPPED])
+    mirrored = plain["keypoints"][:, SWAPPED]
+    mirrored[..., 0] = width - mirrored[..., 0]
+    # The highest place is found up to a pixel, counted from the left.
+    torch.testing.assert_close(found["keypoints"], mirrored, atol=1.0, rtol=0)
+
+
+def test_a_larger_view_is_brought_back(model, picture):
+    large = torch.nn.functional.interpolate(picture[None].float(), scale_factor=2, mode="nearest")
+    (other,) = model.detect([large[0].byte()])
+    # A nearest-neighbour enlargement, halved without antialiasing, is the picture again.
+    found = detect(model, large[0].byte(), View(128, 1000))
+    torch.testing.assert_close(found["boxes"], other["boxes"])
+    assert found["boxes"].max() > PICTURE[1]
+    small = detect(model, large[0].byte(), View(64, 1000))
+    assert small["boxes"].max() > PICTURE[1]
+    assert (small["boxes"] <= torch.tensor([192.0, 128, 192, 128])).all()
+
+
+def test_views_are_suppressed_together_and_their_maps_averaged(model, picture):
+    views = [View(64, 1000), View(64, 1000, flip=True), View(96, 1000)]
+    found = detect(model, picture, *views)
+    boxes, scores, labels = [], [], []
+    seen = []
+    for view in views:
+        image = resize_shortest(picture, view.min_size, view.max_size)
+        image = image.flip(-1) if view.flip else image
+        with torch.no_grad():
+            batch = model.normalizer([image])
+            features = model.backbone(batch.tensor)
+            (own,) = model.candidates(features, batch.sizes)
+        scale = 64 / view.min_size
+        width = image.shape[-1]
+        moved = box_ops.mirror(own["boxes"], width) if view.flip else own["boxes"]
+        boxes.append(moved * scale)
+        scores.append(own["scores"])
+        labels.append(own["labels"])
+        seen.append((view, features, width, scale))
+    wanted = suppress(
+        {"boxes": torch.cat(boxes), "scores": torch.cat(scores), "labels": torch.cat(labels)},
+        model.limits,
+    )
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value)
+    probs = []
+    for view, features, width, scale in seen:
+        regions = wanted["boxes"] / scale
+        regions = box_ops.mirror(regions, width) if view.flip else regions
+        with torch.no_grad():
+            (maps,) = model.region_maps(features, [regions], [wanted["labels"]])
+        probs.append(maps["mask_probs"].flip(-1) if view.flip else maps["mask_probs"])
+    torch.testing.assert_close(found["mask_probs"], torch.stack(probs).mean(0))
+
+
+def test_fusion_knows_the_number_of_views(model, picture, monkeypatch):
+    counts = []
+
+    def spy(candidates, limits, views=1):
+        counts.append(views)
+        return suppress(candidates, limits, views)
+
+    monkeypatch.setattr("detlite.engine.test_time_augmentation.suppress", spy)
+    detect(model, picture, View(64, 1000), View(64, 1000, flip=True))
+    assert counts == [2]
+
+
+def test_without_further_heads_boxes_alone(tiny_config, picture):
+    model = build_model(tiny_config("MODEL.MASK_ON", False)).eval()
+    found = detect(model, picture, View(64, 1000), View(80, 1000, flip=True))
+    assert found.keys() == {"boxes", "scores", "labels"}
+
+
+def test_views_by_config():
+    keys = ["INPUT.MIN_SIZE_TEST", 300, "INPUT.MAX_SIZE_TEST", 500, "TEST.BBOX_AUG.MAX_SIZE", 900,
+            "TEST.BBOX_AUG.H_FLIP", True, "TEST.BBOX_AUG.SCALES", (200, 400)]  # fmt: skip
+    assert build_views(load_config(None, keys)) == []
+    keys += ["TEST.BBOX_AUG.ENABLED", True]
+    views = [View(300, 500), View(300, 500, True), View(200, 900), View(400, 900)]
+    assert build_views(load_config(None, keys)) == views
+    keys += ["TEST.BBOX_AUG.SCALE_H_FLIP", True, "TEST.BBOX_AUG.H_FLIP", False]
+    assert build_views(load_config(None, keys)) == [
+        View(300, 500), View(200, 900), View(200, 900, True), View(400, 900), View(400, 900, True),
+    ]  # fmt: skip
+
+
+def test_mirrored_keypoints_need_names(model):
+    with pytest.raises(ConfigError, match=r"TEST\.BBOX_AUG\.H_FLIP .* must be False: left and"):
+        AugmentedDetector(model, [View(64, 1000, flip=True)])
+    AugmentedDetector(model, [View(64, 1000)])
+
+
+def test_predictor_joins_views(model, picture):
+    model.categories = [{"id": k, "name": f"kind {k}", "keypoints": NAMES} for k in (1, 2, 3)]
+    views = [View(64, 1000), View(64, 1000, flip=True)]
+    predictor = Predictor(model, views=views)
+    found, wanted = predictor(picture), detect(model, picture, *views)
+    for name in ("boxes", "scores", "labels", "keypoints"):
+        torch.testing.assert_close(found[name], wanted[name])
+    assert found["masks"].shape == (len(found["boxes"]), *PICTURE)
