@@ -58,6 +58,8 @@ def derive(cfg: CfgNode, given: Collection[str]) -> None:
             _restate(cfg.MODEL.RESNETS, "MODEL.RESNETS", "BACKBONE_OUT_CHANNELS", width,
                      "MODEL.RESNETS.RES2_OUT_CHANNELS")  # fmt: skip
         restate_strides(cfg, strides)
+    if cfg.SOLVER.WEIGHT_DECAY_NORM is None:
+        cfg.SOLVER.WEIGHT_DECAY_NORM = cfg.SOLVER.WEIGHT_DECAY
     _restate(cfg.TEST, "TEST", "DETECTIONS_PER_IMG", cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG,
              "MODEL.ROI_HEADS.DETECTIONS_PER_IMG")  # fmt: skip
 

@@ -10,9 +10,10 @@ from .schema import KEYS, NO_EFFECT, NOT_BUILT
 _INTRODUCTION = """\
 # Configuration keys
 
-A config is a YAML file that states what differs from the defaults below. `_BASE_: other.yaml`
-(relative to the file) is read first. `KEY VALUE` pairs on the command line come last. Unknown keys,
-wrong types and impossible values are refused, with the file, the key and the nearest valid key.
+A config is a YAML file that states what differs from the defaults below. `_BASE_: other.yaml`, or a
+list of such paths (relative to the file; later ones go over earlier ones), is read first.
+`KEY VALUE` pairs on the command line come last. Unknown keys, values given twice, wrong types and
+impossible values are refused, with the file, the key and the nearest valid key.
 
 Names follow maskrcnn-benchmark. A *derived* key may be left out; given, it must agree with the key
 that it restates.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from .errors import ConfigError
 
 
 def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
-    """A YAML file and its bases as (file, content without `_BASE_`), the most basic first.
+    """A YAML file and its bases as (file, content without `_BASE_`), each before its heirs.
+
+    Of several bases the later ones go over the earlier ones.
 
     Args:
         path: the file.
@@ -34,12 +37,14 @@ def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, 
         content = {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds {type(content).__name__}, not keys and values")
-    base = content.pop("_BASE_", None)
-    if base is None:
-        return [(path, content)]
-    if not isinstance(base, str):
-        raise ConfigError(f"{path}: _BASE_ is the path of one file, not {base!r}")
-    return [*read_chain(path.parent / base, (path, *children)), (path, content)]
+    bases = content.pop("_BASE_", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(
+            f"{path}: _BASE_ is the path of a file, or a list of paths, not {bases!r}"
+        )
+    chains = [read_chain(path.parent / base, (path, *children)) for base in bases]
+    return [*itertools.chain(*chains), (path, content)]
 
 
 def _parse(path: Path) -> Any:

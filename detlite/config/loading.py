@@ -41,7 +41,8 @@ def load_config(path: str | Path | None = None, opts: Sequence[Any] = ()) -> Cfg
     """Reads a config file, applies overrides, derives what follows, checks everything.
 
     Args:
-        path: YAML file; its `_BASE_` (a path relative to it) is read first. None: defaults.
+        path: YAML file; its `_BASE_` (one or more paths relative to it) is read first. None:
+            defaults.
         opts: alternating keys and values, `["SOLVER.BASE_LR", 0.01]`; strings are parsed.
 
     Returns:

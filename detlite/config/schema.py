@@ -496,7 +496,13 @@ KEYS: list[Key] = [
     Key("SOLVER.MOMENTUM", 0.9, "SGD momentum; AdamW's first beta", in_range(0, 1, open_end=True)),
     Key("SOLVER.WEIGHT_DECAY", 0.0005, "of weights", _count),
     Key("SOLVER.WEIGHT_DECAY_BIAS", 0.0, "of biases", _count),
-    Key("SOLVER.WEIGHT_DECAY_NORM", 0.0005, "of the scales of normalisation layers", _count),
+    Key(
+        "SOLVER.WEIGHT_DECAY_NORM",
+        None,
+        "of the scales of normalisation layers; left out: WEIGHT_DECAY",
+        _count,
+        float,
+    ),
     Key("SOLVER.LR_SCHEDULE", "multistep", "after warm-up", one_of("multistep", "cosine")),
     Key(
         "SOLVER.STEPS",

@@ -48,6 +48,14 @@ def test_fpn_width_is_free():
     assert cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS == 64
 
 
+def test_scales_of_norms_decay_as_weights_unless_told_otherwise():
+    """As in maskrcnn-benchmark, which has no key for them."""
+    decay = ["SOLVER.WEIGHT_DECAY", 1e-4]
+    assert load_config(None, decay).SOLVER.WEIGHT_DECAY_NORM == 1e-4
+    both = [*decay, "SOLVER.WEIGHT_DECAY_NORM", 0]
+    assert load_config(None, both).SOLVER.WEIGHT_DECAY_NORM == 0.0
+
+
 def test_detections_per_image_is_one_number():
     cfg = load_config(None, ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 7])
     assert cfg.TEST.DETECTIONS_PER_IMG == 7

@@ -57,7 +57,9 @@ def test_config_is_frozen():
         ("MODEL:\nSEED: 1", "MODEL is a section with keys such as MODEL."),
         ("MODEL: 3", "MODEL is a section with keys such as MODEL."),
         ("SOLVER: {BASE_LR: {X: 1}}", "SOLVER.BASE_LR is {'X': 1}"),
-        ("_BASE_: [a.yaml]", "_BASE_ is the path of one file"),
+        ("_BASE_: 3", "_BASE_ is the path of a file, or a list of paths, not 3"),
+        ("_BASE_: [a.yaml, 3]", "_BASE_ is the path of a file, or a list of paths, not ['a.yaml'"),
+        ("_BASE_: {a: b.yaml}", "_BASE_ is the path of a file, or a list of paths, not {'a'"),
         ("1: 2", "unknown config key 1"),
     ],
 )
@@ -147,6 +149,23 @@ def test_base_chain_reads_the_most_basic_first(write):
     assert (cfg.SEED, cfg.SOLVER.BASE_LR, cfg.SOLVER.MOMENTUM, cfg.SOLVER.GAMMA) == (
         1, 0.3, 0.2, 0.7,
     )  # fmt: skip
+
+
+def test_later_base_goes_over_an_earlier_one(write):
+    write("SEED: 1\nSOLVER: {BASE_LR: 0.1, GAMMA: 0.1}", "root.yaml")
+    write("_BASE_: root.yaml\nSOLVER: {MOMENTUM: 0.2}", "a.yaml")
+    write("SOLVER: {BASE_LR: 0.3, MOMENTUM: 0.3}", "b.yaml")
+    cfg = load_config(write("_BASE_: [a.yaml, b.yaml]\nSOLVER: {GAMMA: 0.4}"))
+    assert (cfg.SEED, cfg.SOLVER.BASE_LR, cfg.SOLVER.MOMENTUM, cfg.SOLVER.GAMMA) == (
+        1, 0.3, 0.3, 0.4,
+    )  # fmt: skip
+
+
+def test_base_that_two_bases_share(write):
+    write("SEED: 1", "root.yaml")
+    write("_BASE_: root.yaml", "a.yaml")
+    write("_BASE_: root.yaml", "b.yaml")
+    assert load_config(write("_BASE_: [a.yaml, b.yaml]")).SEED == 1
 
 
 def test_base_may_be_absolute(write):

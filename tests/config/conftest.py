@@ -1,0 +1,42 @@
+"""What the tests of whole configs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from yacs.config import CfgNode
+
+_FEW: dict[str, Any] = {
+    "MODEL.DEVICE": "cpu",
+    "MODEL.GROUP_NORM.NUM_GROUPS": 4,
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,
+    "MODEL.RPN.PRE_NMS_TOP_N_TEST": 20,
+    "MODEL.RPN.POST_NMS_TOP_N_TEST": 10,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 10,
+    "MODEL.ROI_HEADS.SCORE_THRESH": 0.0,
+    "MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 5,
+    "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
+    "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM": 16,
+    "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16, 16),
+    "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS": (16, 16),
+}
+
+
+@pytest.fixture(scope="session")
+def narrow() -> Callable[[CfgNode], list[Any]]:
+    """Overrides that make the model of a config small: few channels, few proposals."""
+
+    def overrides(cfg: CfgNode) -> list[Any]:
+        few = dict(_FEW)
+        body = cfg.MODEL.BACKBONE.CONV_BODY
+        if not body.startswith(("R-18", "R-34")):
+            # keeps the number of groups of a ResNeXt
+            few["MODEL.RESNETS.WIDTH_PER_GROUP"] = 8 if cfg.MODEL.RESNETS.NUM_GROUPS == 1 else 1
+        if "-FPN" in body:
+            few["MODEL.RESNETS.BACKBONE_OUT_CHANNELS"] = 16
+        return [item for pair in few.items() for item in pair]
+
+    return overrides

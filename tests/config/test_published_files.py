@@ -1,0 +1,39 @@
+"""maskrcnn-benchmark's own YAML files, where a copy is: they load unchanged, build and detect.
+
+DETLITE_MRB_CONFIGS names the folder; https://github.com/facebookresearch/maskrcnn-benchmark has
+them in `configs`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from detlite.config import load_config
+from detlite.data.builtin import BUILTIN
+from detlite.modeling.rcnn import build_model
+
+_FOLDER = Path(os.environ.get("DETLITE_MRB_CONFIGS") or "no folder is named")
+_FILES = sorted(_FOLDER.rglob("*.yaml"))
+
+pytestmark = pytest.mark.skipif(not _FILES, reason="no YAML files in DETLITE_MRB_CONFIGS")
+_every_file = pytest.mark.parametrize("file", _FILES, ids=lambda f: str(f.relative_to(_FOLDER)))
+
+
+@_every_file
+def test_file_builds_as_it_is(file):
+    cfg = load_config(file, ["MODEL.DEVICE", "meta"])
+    with torch.device("meta"):
+        build_model(cfg)
+    assert {*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST} <= BUILTIN.keys()
+
+
+@_every_file
+def test_file_detects_when_it_is_made_narrow(file, narrow):
+    cfg = load_config(file, narrow(load_config(file)))
+    [found] = build_model(cfg).eval()([torch.rand(3, 64, 96)])
+    assert ("masks" in found) == cfg.MODEL.MASK_ON
+    assert ("keypoints" in found) == cfg.MODEL.KEYPOINT_ON
