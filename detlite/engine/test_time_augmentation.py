@@ -78,7 +78,10 @@ class AugmentedDetector:
             (found,) = model.candidates(features, batch.sizes)
             net_size = batch.sizes[0]
             boxes = box_ops.mirror(found["boxes"], net_size[1]) if view.flip else found["boxes"]
-            candidates.append({**found, "boxes": model.output.boxes(boxes, net_size, size)})
+            boxes = model.output.boxes(boxes, net_size, size)
+            usable = box_ops.at_least(boxes, 0)  # some detectors leave boxes outside the image
+            found = {name: value[usable] for name, value in {**found, "boxes": boxes}.items()}
+            candidates.append(found)
             if model.needs:  # maps are the memory of a view
                 seen.append((view, features, net_size))
         detection = suppress(_joined(candidates), model.limits, len(self.views))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
@@ -115,33 +116,33 @@ def _fuse(
     boxes: Tensor, scores: Tensor, labels: Tensor, iou_thresh: float, views: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Groups as boxes [G, 4], scores [G] in decreasing order and labels [G]."""
-    device, order = boxes.device, scores.argsort(descending=True, stable=True)
-    # One by one, each joining the group whose mean it overlaps most: a chain of small steps.
-    boxes, scores, labels = (t[order].cpu() for t in (boxes, scores, labels))
-    means, sums = torch.zeros_like(boxes), torch.zeros_like(boxes)
-    weights, sizes = torch.zeros_like(scores), torch.zeros_like(scores)
-    group_labels = torch.zeros_like(labels)
+    order = scores.argsort(descending=True, stable=True)
+    # One by one, each joins the group whose mean it overlaps most: a chain of steps so small that
+    # numpy takes a fraction of torch's time.
+    columns = (t[order].double().cpu().numpy() for t in (boxes, scores, labels))
+    means, areas = np.zeros((len(order), 4)), np.zeros(len(order))
+    weights, sizes, group_labels = (np.zeros(len(order)) for _ in range(3))
     groups = 0
-    for box, score, label in zip(boxes, scores, labels, strict=True):
-        group = groups
-        if groups:
-            overlap = box_ops.iou(box[None], means[:groups])[0] * (group_labels[:groups] == label)
-            best = int(overlap.argmax())
-            group = best if overlap[best] > iou_thresh else groups
+    for box, score, label in zip(*columns, strict=True):
+        low = np.maximum(box[:2], means[:groups, :2])
+        both = (np.minimum(box[2:], means[:groups, 2:]) - low).clip(0).prod(axis=1)
+        overlap = both / (areas[:groups] + (box[2:] - box[:2]).prod() - both)
+        overlap[group_labels[:groups] != label] = 0
+        best = int(overlap.argmax()) if groups else 0
+        group = best if groups and overlap[best] > iou_thresh else groups
         groups = max(groups, group + 1)
-        sums[group] += score * box
         weights[group] += score
         sizes[group] += 1
+        means[group] += (box - means[group]) * (score / weights[group])
+        areas[group] = (means[group, 2:] - means[group, :2]).prod()
         group_labels[group] = label
-        means[group] = sums[group] / weights[group]
-    found = sizes[:groups].clamp(max=views) / views
-    fused = weights[:groups] / sizes[:groups] * found
-    order = fused.argsort(descending=True, stable=True)
-    return (
-        means[:groups][order].to(device),
-        fused[order].to(device),
-        group_labels[:groups][order].to(device),
-    )
+    fused = weights / sizes.clip(1) * sizes.clip(max=views) / views
+    order = torch.from_numpy(fused[:groups]).argsort(descending=True, stable=True)
+
+    def tensor(column: np.ndarray, like: Tensor) -> Tensor:
+        return torch.from_numpy(column[:groups])[order].to(like)
+
+    return tensor(means, boxes), tensor(fused, scores), tensor(group_labels, labels)
 
 
 def build_suppression(cfg: CfgNode) -> Suppression:

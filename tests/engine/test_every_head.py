@@ -115,6 +115,15 @@ SHARED = [
     "MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", True,
     "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 28,
 ]  # fmt: skip
+RETINANET = [
+    "MODEL.RETINANET_ON", True, "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET",
+    "MODEL.RETINANET.NUM_CLASSES", 3, "MODEL.RETINANET.ANCHOR_SIZES", (16, 24, 32, 64, 128),
+    "MODEL.RETINANET.NUM_CONVS", 1, "MODEL.RETINANET.PRIOR_PROB", 0.1,
+]  # fmt: skip
+VIEWS = [
+    "TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True, "TEST.BBOX_AUG.SCALES", (80,),
+    "TEST.BBOX_AUG.SCALE_H_FLIP", True, "TEST.NMS.METHOD", "voting",
+]  # fmt: skip
 GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
 
 
@@ -127,9 +136,11 @@ GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
         (["MODEL.CLS_AGNOSTIC_BBOX_REG", True], False),
         (SHARED, True),
         (GIOU + NO_MASKS, False),
+        (RETINANET + NO_MASKS + VIEWS, False),
     ],
-    ids=["cascade", "cascade with all heads", "group norm", "class-agnostic", "C4, shared", "GIoU"],
-)
+    ids=["cascade", "cascade with all heads", "group norm", "class-agnostic", "C4, shared", "GIoU",
+         "RetinaNet in several views"],
+)  # fmt: skip
 def test_trains_and_evaluates(plates_config, opts, c4):
     cfg = plates_config(*opts, c4=c4)
     history, metrics, predictor = run(cfg)
@@ -151,9 +162,7 @@ def test_keypoints_and_masks_are_learnt(plates_config):
     for name in ("loss_keypoint", "loss_mask", "loss_classifier"):
         values = [row[name] for row in history]
         assert sum(values[-10:]) < 0.5 * sum(values[:10]), name
-    views = ["TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True,
-             "TEST.BBOX_AUG.SCALES", (80,), "TEST.BBOX_AUG.SCALE_H_FLIP", True]  # fmt: skip
-    cfg = plates_config("MODEL.KEYPOINT_ON", True, *views)
+    cfg = plates_config("MODEL.KEYPOINT_ON", True, *VIEWS)
     dataset = build_dataset(cfg, "plates", train=False)
     joined = evaluate_dataset(cfg, predictor.model, dataset, Path(cfg.OUTPUT_DIR))
     for kind in ("bbox", "segm", "keypoints"):

@@ -127,6 +127,17 @@ def test_without_further_heads_boxes_alone(tiny_config, picture):
     assert found.keys() == {"boxes", "scores", "labels"}
 
 
+def test_boxes_outside_the_picture_are_dropped(model, picture, monkeypatch):
+    outside = {
+        "boxes": torch.tensor([[-30.0, 5, -10, 25], [2, 2, 40, 40], [90, 50, 120, 90]]),
+        "scores": torch.tensor([0.9, 0.8, 0.7]),
+        "labels": torch.tensor([1, 1, 2]),
+    }
+    monkeypatch.setattr(model, "candidates", lambda features, sizes: [outside])
+    found = detect(model, picture, View(64, 1000))
+    assert found["boxes"].tolist() == [[2, 2, 40, 40], [90, 50, 96, 64]]
+
+
 def test_views_by_config():
     keys = ["INPUT.MIN_SIZE_TEST", 300, "INPUT.MAX_SIZE_TEST", 500, "TEST.BBOX_AUG.MAX_SIZE", 900,
             "TEST.BBOX_AUG.H_FLIP", True, "TEST.BBOX_AUG.SCALES", (200, 400)]  # fmt: skip
