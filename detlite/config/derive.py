@@ -84,7 +84,7 @@ def restate_strides(cfg: CfgNode, strides: Sequence[int]) -> None:
     if not retinanet or model.RPN.ANCHOR_STRIDE is None:
         _restate(model.RPN, "MODEL.RPN", "ANCHOR_STRIDE", tuple(strides), body)
     scales = tuple(1.0 / stride for stride in (strides[:-1] if fpn else strides))
-    if not retinanet or model.ROI_BOX_HEAD.POOLER_SCALES is None:
+    if not (retinanet or model.RPN_ONLY) or model.ROI_BOX_HEAD.POOLER_SCALES is None:
         _restate(model.ROI_BOX_HEAD, "MODEL.ROI_BOX_HEAD", "POOLER_SCALES", scales, body)
     for name, on in (("ROI_MASK_HEAD", model.MASK_ON), ("ROI_KEYPOINT_HEAD", model.KEYPOINT_ON)):
         head = model[name]

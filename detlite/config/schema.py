@@ -241,6 +241,11 @@ KEYS: list[Key] = [
         "in training, count FPN_POST_NMS_TOP_N_TRAIN over the batch instead of per image",
     ),
     # ---- RetinaNet
+    Key(
+        "MODEL.RPN_ONLY",
+        False,
+        "region proposals alone, without heads; beside RETINANET_ON it says nothing more",
+    ),
     Key("MODEL.RETINANET_ON", False, "a one-stage RetinaNet instead of an RPN and heads"),
     Key("MODEL.RETINANET.NUM_CLASSES", 81, "categories + 1 (background)", in_range(2)),
     Key(
@@ -578,7 +583,6 @@ KEYS: list[Key] = [
 
 # Keys of maskrcnn-benchmark that are known and refused: what they belong to, by prefix.
 NOT_BUILT = {
-    "MODEL.RPN_ONLY": "models of region proposals alone",
     "MODEL.FBNET": "FBNet backbones",
     "MODEL.RESNETS.STAGE_WITH_DCN": "deformable convolution",
     "MODEL.RESNETS.WITH_MODULATED_DCN": "deformable convolution",

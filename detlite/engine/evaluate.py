@@ -16,6 +16,7 @@ from ..data import CocoDataset, DataError, build_test_loader
 from ..distributed import all_gather_objects, broadcast_buffers, is_main
 from ..evaluation.coco import evaluate_coco, format_table
 from ..evaluation.expected import check_expected
+from ..evaluation.proposals import evaluate_proposals
 from ..evaluation.results import to_coco_results, write_results
 from ..modeling.detector import Detector
 from .precision import autocast, resolve_dtype
@@ -79,18 +80,26 @@ def evaluate_dataset(
         return {}
     results = [result for part in gathered for result in part]
     write_results(output_dir / f"results_{dataset.name}.json", results)
+    metrics = _score(cfg, dataset, results)
+    logger.info("%s:\n%s", dataset.name, format_table(metrics))
+    check_expected(metrics, cfg.TEST.EXPECTED_RESULTS, cfg.TEST.EXPECTED_RESULTS_SIGMA_TOL)
+    return metrics
+
+
+def _score(
+    cfg: CfgNode, dataset: CocoDataset, results: list[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    if cfg.MODEL.RPN_ONLY and not cfg.MODEL.RETINANET_ON:
+        return {"box_proposal": evaluate_proposals(dataset.coco_gt(), results)}
     heads = {"segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
     iou_types = ("bbox", *(kind for kind, on in heads.items() if on))
-    metrics = evaluate_coco(
+    return evaluate_coco(
         dataset.coco_gt(),
         results,
         iou_types,
         cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG,
         cfg.TEST.KEYPOINT_OKS_SIGMAS,
     )
-    logger.info("%s:\n%s", dataset.name, format_table(metrics))
-    check_expected(metrics, cfg.TEST.EXPECTED_RESULTS, cfg.TEST.EXPECTED_RESULTS_SIGMA_TOL)
-    return metrics
 
 
 def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from .backbone import Backbone, build_backbone
 from .cascade import build_roi_heads
 from .detector import Detector
 from .inputs import InputNormalizer, build_normalizer
+from .proposal_network import build_proposal_network
 from .retinanet import build_retinanet
 from .roi_heads import RoIHeads
 from .rpn import RPN, build_rpn
@@ -83,6 +84,8 @@ class GeneralizedRCNN(Detector):
 def _build_generalized_rcnn(cfg: CfgNode) -> Detector:
     if cfg.MODEL.RETINANET_ON:
         return build_retinanet(cfg)
+    if cfg.MODEL.RPN_ONLY:
+        return build_proposal_network(cfg)
     backbone = build_backbone(cfg)
     # A backbone of the user's own tells its strides only now.
     restate_strides(cfg.clone(), backbone.strides)

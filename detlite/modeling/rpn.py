@@ -125,12 +125,9 @@ class RPN(nn.Module):
             For each image float32 xyxy boxes [P, 4] by decreasing objectness, without gradient;
             and in training `loss_objectness` and `loss_rpn_box`.
         """
-        anchors = self.anchor_generator([(f.shape[-2], f.shape[-1]) for f in features])
-        logits, deltas = self.head(features)
-        # In float32 from here on: coordinates and scores do not fit half precision.
-        logits = [x.permute(0, 2, 3, 1).flatten(1).float() for x in logits]  # (B, N_l)
-        deltas = [per_anchor(x, 4) for x in deltas]  # (B, N_l, 4)
-        proposals = self.propose(image_sizes, anchors, logits, deltas)
+        anchors, logits, deltas = self._predict(features)
+        scored = self._propose(image_sizes, anchors, logits, deltas)
+        proposals = [boxes for boxes, _ in scored]
         if not self.training:
             return proposals, {}
         assert targets is not None
@@ -139,17 +136,31 @@ class RPN(nn.Module):
         )
         return proposals, losses
 
+    def scored_proposals(
+        self, image_sizes: list[tuple[int, int]], features: list[Tensor]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """For each image the proposals [P, 4] as `forward` gives them, and their logits [P]."""
+        return self._propose(image_sizes, *self._predict(features))
+
+    def _predict(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Of each level anchors [N_l, 4], logits [B, N_l] and deltas [B, N_l, 4]."""
+        anchors = self.anchor_generator([(f.shape[-2], f.shape[-1]) for f in features])
+        logits, deltas = self.head(features)
+        # In float32 from here on: coordinates and scores do not fit half precision.
+        logits = [x.permute(0, 2, 3, 1).flatten(1).float() for x in logits]
+        return anchors, logits, [per_anchor(x, 4) for x in deltas]
+
     @torch.no_grad()
-    def propose(
+    def _propose(
         self,
         image_sizes: list[tuple[int, int]],
         anchors: list[Tensor],
         logits: list[Tensor],
         deltas: list[Tensor],
-    ) -> list[Tensor]:
+    ) -> list[tuple[Tensor, Tensor]]:
         """Decodes the most likely anchors of each level and suppresses overlaps within levels."""
         limits = self.train_limits if self.training else self.test_limits
-        kept_boxes, kept_scores = [], []
+        kept = []
         for image, size in enumerate(image_sizes):
             boxes, scores, levels = [], [], []
             for level, level_anchors in enumerate(anchors):
@@ -160,14 +171,12 @@ class RPN(nn.Module):
                 )
                 scores.append(top)
                 levels.append(torch.full_like(index, level))
-            kept = self._suppress(
-                torch.cat(boxes), torch.cat(scores), torch.cat(levels), size, limits
+            kept.append(
+                self._suppress(torch.cat(boxes), torch.cat(scores), torch.cat(levels), size, limits)
             )
-            kept_boxes.append(kept[0])
-            kept_scores.append(kept[1])
         if limits.total_per_batch:
-            return _top_of_batch(kept_boxes, kept_scores, limits.total)
-        return [boxes[: limits.total] for boxes in kept_boxes]
+            return _top_of_batch(kept, limits.total)
+        return [(boxes[: limits.total], scores[: limits.total]) for boxes, scores in kept]
 
     def _suppress(
         self,
@@ -232,13 +241,13 @@ class RPN(nn.Module):
         return {"loss_objectness": objectness / count, "loss_rpn_box": box / count}
 
 
-def _top_of_batch(boxes: list[Tensor], scores: list[Tensor], count: int) -> list[Tensor]:
+def _top_of_batch(kept: list[tuple[Tensor, Tensor]], count: int) -> list[tuple[Tensor, Tensor]]:
     """The `count` best boxes of all images together, given back per image."""
-    all_scores = torch.cat(scores)
+    all_scores = torch.cat([scores for _, scores in kept])
     chosen = torch.zeros_like(all_scores, dtype=torch.bool)
     chosen[all_scores.topk(min(count, len(all_scores))).indices] = True
-    per_image = chosen.split([len(s) for s in scores])
-    return [b[c] for b, c in zip(boxes, per_image, strict=True)]
+    per_image = chosen.split([len(scores) for _, scores in kept])
+    return [(b[own], s[own]) for (b, s), own in zip(kept, per_image, strict=True)]
 
 
 def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:

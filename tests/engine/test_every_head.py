@@ -154,6 +154,15 @@ def test_trains_and_evaluates(plates_config, opts, c4):
     assert ("masks" in found, "keypoints" in found) == (cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON)
 
 
+def test_region_proposals_alone_are_learnt_and_measured(plates_config):
+    cfg = plates_config("MODEL.RPN_ONLY", True, *NO_MASKS, "SOLVER.MAX_ITER", 40)
+    history, metrics, _ = run(cfg)
+    assert history[-1]["loss"] < 0.8 * history[0]["loss"]
+    assert list(metrics) == ["box_proposal"]
+    assert metrics["box_proposal"]["AR@100"] > 0.3
+    assert metrics["box_proposal"]["ARl@1000"] is None
+
+
 def test_keypoints_and_masks_are_learnt(plates_config):
     cfg = plates_config(
         "MODEL.KEYPOINT_ON", True, "SOLVER.MAX_ITER", 150, "SOLVER.IMS_PER_BATCH", 3

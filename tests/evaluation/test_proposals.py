@@ -1,0 +1,100 @@
+"""Average recall of proposals, by hand-made cases and by pycocotools where both agree."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from detlite.evaluation.proposals import evaluate_proposals
+
+
+def ground_truth(*boxes, images: int = 1, crowd: tuple[int, ...] = ()) -> COCO:
+    """Boxes (image, x, y, w, h); those numbered in `crowd` are crowds."""
+    coco = COCO()
+    coco.dataset = {
+        "images": [{"id": i, "width": 500, "height": 500} for i in range(images)],
+        "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}],
+        "annotations": [
+            {"id": n + 1, "image_id": image, "category_id": 1 + n % 2, "bbox": list(box),
+             "area": box[2] * box[3], "iscrowd": int(n in crowd)}
+            for n, (image, *box) in enumerate(boxes)
+        ],
+    }  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco.createIndex()
+    return coco
+
+
+def proposals(*boxes):
+    """Boxes (image, x, y, w, h), best first."""
+    return [
+        {"image_id": image, "category_id": 1, "bbox": list(box), "score": 1 - n / 1e4}
+        for n, (image, *box) in enumerate(boxes)
+    ]
+
+
+def test_exact_boxes_are_all_recalled():
+    truth = [(0, 10, 10, 20, 20), (0, 100, 100, 50, 50), (1, 0, 0, 200, 200)]
+    metrics = evaluate_proposals(ground_truth(*truth, images=2), proposals(*truth))
+    names = [f"AR{letter}@{limit}" for limit in (100, 1000) for letter in ("", "s", "m", "l")]
+    assert metrics == dict.fromkeys(names, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("width", "recall"), [(100, 1.0), (72, 0.5), (66, 0.4), (49, 0.0), (0.001, 0.0)]
+)
+def test_recall_is_the_part_of_the_thresholds_that_the_overlap_passes(width, recall):
+    metrics = evaluate_proposals(
+        ground_truth((0, 0, 0, 100, 100)), proposals((0, 0, 0, width, 100))
+    )
+    assert metrics["AR@100"] == pytest.approx(recall)
+
+
+def test_one_proposal_serves_one_object():
+    truth = ground_truth((0, 0, 0, 100, 100), (0, 0, 0, 100, 80))
+    assert evaluate_proposals(truth, proposals((0, 0, 0, 100, 100)))["AR@100"] == 0.5
+    both = proposals((0, 0, 0, 100, 100), (0, 0, 0, 100, 85))
+    assert evaluate_proposals(truth, both)["AR@100"] == pytest.approx((1 + 0.9) / 2)
+
+
+def test_only_the_best_count():
+    found = proposals(*[(0, 300, 300, 5, 5)] * 100, (0, 0, 0, 100, 100))
+    metrics = evaluate_proposals(ground_truth((0, 0, 0, 100, 100)), found[::-1])
+    assert (metrics["AR@100"], metrics["AR@1000"]) == (0.0, 1.0)
+    assert evaluate_proposals(ground_truth((0, 0, 0, 9, 9)), found, limits=(1,)).keys() == {
+        "AR@1", "ARs@1", "ARm@1", "ARl@1",
+    }  # fmt: skip
+
+
+def test_nothing_to_find_is_none_and_nothing_found_is_0():
+    truth = ground_truth((0, 0, 0, 10, 10), (0, 0, 0, 100, 100), crowd=(1,))
+    metrics = evaluate_proposals(truth, [])
+    assert (metrics["AR@100"], metrics["ARs@100"], metrics["ARl@100"]) == (0.0, 0.0, None)
+    assert evaluate_proposals(ground_truth(), [])["AR@1000"] is None
+
+
+def test_agrees_with_pycocotools_where_no_proposal_is_disputed():
+    rng = np.random.default_rng(0)
+    truth = [
+        (i, 150 * (n % 3), 150 * (n // 3), *rng.uniform(10, 140, 2)) for i in range(4)
+        for n in range(9)
+    ]  # fmt: skip
+    found = [
+        (i, x + rng.normal() * w / 9, y, w * rng.uniform(0.7, 1.3), h) for i, x, y, w, h in truth
+    ]
+    coco, results = ground_truth(*truth, images=4), proposals(*found)
+    with contextlib.redirect_stdout(io.StringIO()):
+        oracle = COCOeval(coco, coco.loadRes(results), "bbox")
+        oracle.params.useCats, oracle.params.maxDets = 0, [100]
+        oracle.evaluate()
+        oracle.accumulate()
+    recall = oracle.eval["recall"][:, 0, :, 0].mean(axis=0)
+    metrics = evaluate_proposals(coco, results)
+    assert [metrics[f"AR{letter}@100"] for letter in ("", "s", "m", "l")] == pytest.approx(
+        list(recall)
+    )
