@@ -30,13 +30,14 @@ def draw_detections(
     min_score: float = 0.5,
     min_side: int = 480,
 ) -> Image.Image:
-    """The picture with a box, a label and, where there is one, a translucent mask per object.
+    """The picture with a box, a label and, where there are, mask and keypoints of each object.
 
     Args:
         image: a PIL image, or uint8 RGB [3, H, W].
         detections: boxes [N, 4] xyxy in pixels of the image, labels [N] in 1..K, and optionally
-            scores [N] in 0..1 and masks ([N, H, W], non-zero inside; or N COCO RLEs). What
-            `Predictor` gives, or a target of a data set.
+            scores [N] in 0..1, masks ([N, H, W], non-zero inside; or N COCO RLEs) and keypoints
+            [N, P, 3], drawn where the third number is not 0. What `Predictor` gives, or a target
+            of a data set.
         categories: the K categories {"id", "name"}. One category: a colour for each object;
             several: a colour for each category.
         min_score: objects with a lower score are left out.
@@ -64,6 +65,8 @@ def draw_detections(
     line = max(1, round(max(picture.size) / 320))
     for i in reversed(shown):
         draw.rectangle(_ordered(boxes[i]), outline=colours[i], width=line)
+        if "keypoints" in detections:
+            _draw_keypoints(draw, detections["keypoints"][i], factor, 2 * line, colours[i])
     font = ImageFont.load_default(max(11, round(max(picture.size) / 48)))
     for i in reversed(shown):
         text = _label(categories[labels[i] - 1]["name"], scores[i], len(categories))
@@ -116,6 +119,16 @@ def _draw_mask(picture: Image.Image, mask: Image.Image, colour: Colour) -> None:
         mask.point(lambda value: value * 2 // 5), edge.point(lambda value: value * 9 // 10)
     )
     picture.paste(colour, window, alpha)
+
+
+def _draw_keypoints(
+    draw: ImageDraw.ImageDraw, keypoints: Tensor, factor: int, radius: int, colour: Colour
+) -> None:
+    for x, y, visibility in keypoints.tolist():
+        if visibility > 0:
+            x, y = x * factor, y * factor
+            corners = (x - radius, y - radius, x + radius, y + radius)
+            draw.ellipse(corners, fill=colour, outline="white")
 
 
 def _draw_label(

@@ -65,6 +65,15 @@ class TestDrawDetections:
         other = draw_detections(grey(), detections(masks=rles), ONE)
         assert (pixels(one) == pixels(other)).all()
 
+    def test_keypoints_are_dots_where_they_are_labelled(self) -> None:
+        points = torch.zeros(2, 2, 3)
+        points[0, 0] = torch.tensor([200.0, 300, 2])
+        points[0, 1] = torch.tensor([260.0, 350, 0])
+        drawn = pixels(draw_detections(grey(), detections(keypoints=points), ONE))
+        assert (drawn[300, 200] != 100).any()
+        assert (drawn[300, 200] == drawn[300, 100]).all()  # the box's colour
+        assert (drawn[350, 260] == 100).all()
+
     def test_low_scores_are_left_out(self) -> None:
         drawn = pixels(draw_detections(grey(), detections(), ONE, min_score=0.7))
         assert (drawn[:, 110:290] != 100).any()

@@ -80,8 +80,9 @@ def predict_files(predictor: Predictor, files: Sequence[Path], output: Path) -> 
         _, height, width = picture.shape
         images.append({"id": image_id, "file_name": str(file), "height": height, "width": width})
         results += coco_results(
-            image_id, found["boxes"], found["scores"], found["category_ids"], found.get("masks")
-        )
+            image_id, found["boxes"], found["scores"], found["category_ids"],
+            found.get("masks"), found.get("keypoints"),
+        )  # fmt: skip
         print(f"{file}: {len(found['names'])} objects")
     index = {
         "info": {},

@@ -101,12 +101,18 @@ def build_train_dataset(cfg: CfgNode) -> JoinedDataset:
 
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> None:
-    """Raises ConfigError if the model's NUM_CLASSES contradicts the data set."""
+    """Raises ConfigError if the model's numbers of classes or keypoints contradict the data set."""
     (key, given), wanted = class_count(cfg), len(dataset.categories) + 1
     if given != wanted:
         raise ConfigError(
             f"{key} is {given}, but the data set {dataset.name} has "
             f"{wanted - 1} categories: with the background that makes {wanted}"
+        )
+    names, points = dataset.keypoint_names, cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES
+    if names and points != len(names):
+        raise ConfigError(
+            f"MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES is {points}, but the data set {dataset.name} "
+            f"has {len(names)} keypoints"
         )
 
 

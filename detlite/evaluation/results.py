@@ -48,13 +48,10 @@ def to_coco_results(
     if "mask_probs" in detections:
         rles = rules.masks(detections["mask_probs"], boxes, orig_size)
     category_ids = [c["id"] for c in categories_of(detections["labels"], categories)]
-    results = coco_results(image_id, boxes, detections["scores"], category_ids, rles)
+    keypoints = None
     if "keypoints" in detections:
         keypoints = rules.keypoints(detections["keypoints"], net_size, orig_size)
-        keypoints = keypoints - keypoints.new_tensor([PIXEL_CENTRE, PIXEL_CENTRE, 0])
-        for result, row in zip(results, keypoints.flatten(1).tolist(), strict=True):
-            result["keypoints"] = row
-    return results
+    return coco_results(image_id, boxes, detections["scores"], category_ids, rles, keypoints)
 
 
 def categories_of(labels: Tensor, categories: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -75,6 +72,7 @@ def coco_results(
     scores: Tensor,
     category_ids: Sequence[int],
     masks: Sequence[RLE] | Tensor | None = None,
+    keypoints: Tensor | None = None,
 ) -> list[dict[str, Any]]:
     """COCO results of one image from detections in the original picture's frame.
 
@@ -83,7 +81,8 @@ def coco_results(
         boxes: [N, 4] xyxy in pixels.
         scores: [N].
         category_ids: N ids of the data set's own.
-        masks: N compressed RLEs with string counts, or bool [N, H, W]; None: boxes alone.
+        masks: N compressed RLEs with string counts, or bool [N, H, W]; None: no masks.
+        keypoints: [N, P, 3] of (x, y, 1) in pixels; None: no keypoints.
     """
     columns = zip(category_ids, box_ops.xyxy_to_xywh(boxes).tolist(), scores.tolist(), strict=True)
     results: list[dict[str, Any]] = [
@@ -94,6 +93,10 @@ def coco_results(
         for result, mask in zip(results, masks, strict=True):
             bitmap = isinstance(mask, Tensor)
             result["segmentation"] = encode_bitmap(mask.cpu().numpy()) if bitmap else mask
+    if keypoints is not None:
+        indices = keypoints - keypoints.new_tensor([PIXEL_CENTRE, PIXEL_CENTRE, 0])
+        for result, row in zip(results, indices.flatten(1).tolist(), strict=True):
+            result["keypoints"] = row
     return results
 
 

@@ -58,8 +58,8 @@ class FPN2MLPFeatureExtractor(nn.Module):
     def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
         """Levels [B, C, H_l, W_l] and boxes of each image -> [R, MLP_HEAD_DIM]."""
         x = self.pooler(features, boxes).flatten(1)  # (R, C S S)
-        x = F.relu(self.norm6(self.fc6(x)))
-        return F.relu(self.norm7(self.fc7(x)))
+        x = F.relu(self.norm6(self.fc6(x)[..., None, None]))  # norms are those of maps
+        return F.relu(self.norm7(self.fc7(x.flatten(1))[..., None, None])).flatten(1)
 
 
 @BOX_EXTRACTORS.register("FPNXconv1fcFeatureExtractor")

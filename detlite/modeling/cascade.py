@@ -134,6 +134,11 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     key = "MODEL.ROI_HEADS.CASCADE_IOUS"
     if len(weights) != len(ious):
         raise ValueError(f"{key} has {len(ious)} stages, CASCADE_BBOX_REG_WEIGHTS {len(weights)}")
+    if ious[0] != heads.FG_IOU_THRESHOLD:
+        raise ValueError(
+            f"{key} begins with {ious[0]}, but MODEL.ROI_HEADS.FG_IOU_THRESHOLD is "
+            f"{heads.FG_IOU_THRESHOLD}: both are the IoU of the first stage"
+        )
     if not cfg.MODEL.CLS_AGNOSTIC_BBOX_REG:
         raise ValueError(f"{key} needs MODEL.CLS_AGNOSTIC_BBOX_REG True: stages share their boxes")
     for name, head in (("ROI_MASK_HEAD", mask), ("ROI_KEYPOINT_HEAD", keypoint)):

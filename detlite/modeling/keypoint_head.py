@@ -92,9 +92,17 @@ class KeypointHead(nn.Module):
             boxes: those proposals, for each image [R_i, 4].
             targets: for each image `matched` [R_i] indices into the ground truth, and `keypoints`
                 [G, P, 3].
+
+        Raises:
+            ValueError: another number of keypoints than the predictor's.
         """
         logits = self.predictor(x).float()
         keypoints = torch.cat([target["keypoints"][target["matched"]] for target in targets])
+        if keypoints.shape[1] != logits.shape[1]:
+            raise ValueError(
+                f"targets have {keypoints.shape[1]} keypoints, but the model "
+                f"{logits.shape[1]}: set MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES"
+            )
         cells, valid = to_heatmap_cells(keypoints, torch.cat(boxes), logits.shape[-1])
         # Not a mean, which is NaN where no keypoint is labelled.
         loss = F.cross_entropy(logits.flatten(2)[valid], cells[valid], reduction="sum")

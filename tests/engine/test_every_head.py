@@ -179,6 +179,12 @@ def test_keypoints_and_masks_are_learnt(plates_config):
         assert joined[kind]["AP50"] > 0.5, (kind, joined[kind])
 
 
+def test_the_head_must_fit_the_keypoints(plates_config):
+    cfg = plates_config("MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 4)
+    with pytest.raises(ConfigError, match=r"NUM_CLASSES is 4, but .* plates has 5 keypoints"):
+        build_train_dataset(cfg)
+
+
 def test_sigmas_must_fit_the_keypoints(plates_config):
     cfg = plates_config("MODEL.KEYPOINT_ON", True, "TEST.KEYPOINT_OKS_SIGMAS", (0.1, 0.1))
     with pytest.raises(ConfigError, match=r"has 2 values, but .*plates\.json has 5 keypoints"):

@@ -99,6 +99,14 @@ def test_bitmaps_become_run_lengths() -> None:
     assert coco_results(1, boxes, scores, [7], [result["segmentation"]]) == [result]
 
 
+def test_keypoints_are_indices_of_pixels():
+    boxes, scores = torch.tensor([[1.0, 2, 5, 9]]), torch.tensor([0.5])
+    keypoints = torch.tensor([[[1.5, 2.5, 1], [4.0, 8.5, 1]]])
+    (result,) = coco_results(1, boxes, scores, [7], keypoints=keypoints)
+    assert result["keypoints"] == [1, 2, 1, 3.5, 8, 1]
+    assert "segmentation" not in result
+
+
 class TestFiles:
     def test_round_trip(self, tmp_path: Path) -> None:
         results: list[dict[str, Any]] = to_coco_results(

@@ -61,6 +61,7 @@ def test_stages_weigh_as_much_as_one_head(tiny_config):
     [
         (["MODEL.CLS_AGNOSTIC_BBOX_REG", False], "needs MODEL.CLS_AGNOSTIC_BBOX_REG True"),
         (["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6)], "has 2 stages"),
+        (["MODEL.ROI_HEADS.FG_IOU_THRESHOLD", 0.6], "begins with 0.5, but .* is 0.6"),
     ],
 )
 def test_contradicting_keys(tiny_config, opts, message):

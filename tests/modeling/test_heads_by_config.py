@@ -17,8 +17,9 @@ from detlite.modeling.rcnn import build_model
          "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM", 8, "MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS", 2],
         ["MODEL.RPN.NUM_CONVS", 2],
         ["MODEL.FPN.NORM", "BN", "MODEL.ROI_BOX_HEAD.NORM", "GN", "MODEL.ROI_MASK_HEAD.NORM", "BN"],
+        ["MODEL.ROI_BOX_HEAD.NORM", "BN"],
     ],
-    ids=["conv head", "two RPN convolutions", "norms"],
+    ids=["conv head", "two RPN convolutions", "norms", "batch norm of vectors"],
 )  # fmt: skip
 def test_trains_and_detects(tiny_config, make_batch, opts):
     images, targets = make_batch(2, 1)

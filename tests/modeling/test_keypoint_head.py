@@ -85,6 +85,13 @@ def test_contradicting_keys(tiny_config, opts, message):
         build_model(tiny_config(*OPTS, *opts))
 
 
+def test_other_numbers_of_keypoints_than_the_models(tiny_config, make_batch):
+    images, targets = make_batch(2)
+    targets[0]["keypoints"] = torch.ones(2, 4, 3)
+    with pytest.raises(ValueError, match=r"targets have 4 keypoints, but the model 5: set MODEL"):
+        build_model(tiny_config(*OPTS))(images, targets)
+
+
 @pytest.mark.parametrize(
     ("keypoints", "message"),
     [(None, "has no keypoints"), (torch.zeros(2, 5, 2), r"must be \[2, P, 3\]")],
