@@ -6,7 +6,7 @@ also reached as `torch.ops.detlite.<name>` and `detlite._C.<name>`.
 """
 
 from .nms import batched_nms, nms
-from .paste_masks import paste_masks_rle
+from .paste_masks import paste_masks
 from .pyramid import assign_levels, pyramid_roi_align, pyramid_roi_pool
 from .roi_align import RoIAlign, roi_align
 from .roi_pool import RoIPool, roi_pool
@@ -17,7 +17,7 @@ __all__ = [
     "assign_levels",
     "batched_nms",
     "nms",
-    "paste_masks_rle",
+    "paste_masks",
     "pyramid_roi_align",
     "pyramid_roi_pool",
     "roi_align",

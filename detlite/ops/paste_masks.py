@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from detlite import _C  # noqa: F401  (loads the kernels)
 
 
-def paste_masks_rle(
+def paste_masks(
     probs: Tensor, boxes: Tensor, size: tuple[int, int], threshold: float = 0.5
-) -> list[str]:
+) -> list[dict[str, Any]]:
     """Resamples masks into their boxes, thresholds them and encodes what is left.
 
-    The masks are those of `detlite.structures.masks.paste_masks`, to the last pixel, but no image
+    The masks are those of `detlite.structures.masks.paste_probabilities`, to the last pixel, but no image
     is ever held: the work and the memory follow the boxes.
 
     Args:
@@ -24,7 +26,8 @@ def paste_masks_rle(
         threshold: above 0; pixels of at least this probability belong to the mask.
 
     Returns:
-        For each mask the compressed run lengths of COCO's RLE, its `counts`.
+        For each mask its RLE in COCO's form, `{"size": [height, width], "counts": str}`, which
+        pycocotools decodes and json takes.
 
     Raises:
         RuntimeError: an argument is wrong; the message names it.
@@ -32,7 +35,10 @@ def paste_masks_rle(
     data, ends = torch.ops.detlite.paste_masks_rle(probs.cpu(), boxes.cpu(), *size, threshold)
     text = data.numpy().tobytes().decode("ascii")
     last = ends.tolist()
-    return [text[begin:end] for begin, end in zip([0, *last], last, strict=False)]
+    return [
+        {"size": list(size), "counts": text[begin:end]}
+        for begin, end in zip([0, *last], last, strict=False)
+    ]
 
 
 @torch.library.register_fake("detlite::paste_masks_rle")

@@ -13,7 +13,7 @@ import torch
 from pycocotools import mask as rle_codec
 from torch import Tensor
 
-from ..ops.paste_masks import paste_masks_rle
+from ..ops.paste_masks import paste_masks
 
 Segmentation = list[Any] | dict[str, Any]
 RLE = dict[str, Any]  # {"size": [height, width], "counts": str}
@@ -41,7 +41,7 @@ def encode_bitmap(bitmap: np.ndarray) -> RLE:
     return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
 
 
-def paste_masks(
+def paste_probabilities(
     probs: Tensor, boxes: Tensor, size: tuple[int, int], whole_pixels: bool = False
 ) -> Tensor:
     """Resamples box masks into the image by bilinear interpolation.
@@ -76,16 +76,13 @@ def paste_masks_to_rle(
     threshold: float = 0.5,
     whole_pixels: bool = False,
 ) -> list[RLE]:
-    """`paste_masks`, thresholded (probability >= threshold, above 0) and encoded.
+    """`paste_probabilities`, thresholded (probability >= threshold, above 0) and encoded.
 
     Holds no image, however many masks there are.
     """
     if whole_pixels:
         boxes = _whole_pixel_boxes(boxes, probs.shape[-1])
-    return [
-        {"size": list(size), "counts": counts}
-        for counts in paste_masks_rle(probs, boxes, size, threshold)
-    ]
+    return paste_masks(probs, boxes, size, threshold)
 
 
 def _paste_window(
@@ -94,7 +91,7 @@ def _paste_window(
     """The part of the image that a mask reaches, and its top left corner.
 
     Bilinear interpolation is separable: first along the rows, then between them. The operator
-    `paste_masks_rle` repeats these operations in this order, so that it rounds alike.
+    `paste_masks` repeats these operations in this order, so that it rounds alike.
     """
     x1, y1, x2, y2 = box.tolist()
     left, columns = _pixel_taps(x1, x2, prob.shape[1], size[1], prob.device)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from . import boxes as box_ops
-from .masks import RLE, paste_masks, paste_masks_to_rle
+from .masks import RLE, paste_masks_to_rle, paste_probabilities
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class OutputRules:
 
     Attributes:
         mask_threshold: probability from which a pixel belongs to a mask.
-        whole_pixels: paste masks into boxes truncated to whole pixels, see `paste_masks`.
+        whole_pixels: paste masks into boxes truncated to whole pixels, see `paste_probabilities`.
         inclusive: x2 and y2 count the last pixel inside. The boxes are continuous all the same,
             so a pixel is taken off before they are scaled, and added again afterwards.
     """
@@ -50,7 +50,7 @@ class OutputRules:
 
     def mask_probs(self, probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
         """The same as probabilities float32 [N, height, width]."""
-        return paste_masks(probs, self._mask_frame(boxes), size, self.whole_pixels)
+        return paste_probabilities(probs, self._mask_frame(boxes), size, self.whole_pixels)
 
     def _mask_frame(self, boxes: Tensor) -> Tensor:
         return box_ops.drop_last_pixel(boxes) if self.inclusive else boxes

@@ -16,7 +16,7 @@ from detlite.modeling.mask_head import crop_masks
 from detlite.modeling.pooler import POOLERS, Pooler
 from detlite.modeling.rcnn import build_model
 from detlite.structures import boxes as box_ops
-from detlite.structures.masks import paste_masks
+from detlite.structures.masks import paste_probabilities
 from detlite.structures.output import OutputRules
 
 RATIOS = (0.5, 1.0, 2.0)
@@ -84,7 +84,9 @@ def test_whole_pixel_paste_is_torchvisions(size):
     )
     probs = torch.rand(len(boxes), 28, 28)
     wanted = paste_masks_in_image(probs[:, None], boxes, size)[:, 0]
-    torch.testing.assert_close(paste_masks(probs, boxes, size, True), wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        paste_probabilities(probs, boxes, size, True), wanted, atol=1e-5, rtol=0
+    )
 
 
 def test_inclusive_boxes_are_scaled_by_their_last_pixel():
@@ -93,7 +95,7 @@ def test_inclusive_boxes_are_scaled_by_their_last_pixel():
     assert rules.boxes(boxes, (100, 100), (200, 200)).tolist() == [[20, 40, 61, 81]]
     assert rules.boxes(boxes, (100, 100), (100, 100)).tolist() == boxes.tolist()
     probs = torch.rand(1, 28, 28)
-    wanted = paste_masks(probs, boxes - torch.tensor([0, 0, 1, 1]), (50, 50))
+    wanted = paste_probabilities(probs, boxes - torch.tensor([0, 0, 1, 1]), (50, 50))
     assert torch.equal(rules.mask_probs(probs, boxes, (50, 50)), wanted)
 
 

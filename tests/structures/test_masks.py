@@ -10,7 +10,12 @@ import torch
 from pycocotools import mask as rle_codec
 from torch.nn import functional as F
 
-from detlite.structures.masks import encode_bitmap, paste_masks, paste_masks_to_rle, to_bitmap
+from detlite.structures.masks import (
+    encode_bitmap,
+    paste_masks_to_rle,
+    paste_probabilities,
+    to_bitmap,
+)
 
 SIZE = (20, 24)  # height, width
 # Inside; across each border; outside; tiny; of fractional sides; without height; the whole image.
@@ -114,7 +119,7 @@ def paste_by_grid_sample(
 def test_paste_is_bilinear_pixel_by_pixel(cells):
     boxes = BOXES[BOXES[:, 3] > BOXES[:, 1]]
     probs = torch.rand(len(boxes), cells, cells)
-    pasted = paste_masks(probs, boxes, SIZE)
+    pasted = paste_probabilities(probs, boxes, SIZE)
     assert pasted.shape == (len(boxes), *SIZE)
     assert pasted.dtype == torch.float32
     for image, prob, box in zip(pasted, probs, boxes, strict=True):
@@ -126,12 +131,12 @@ def test_paste_is_bilinear_pixel_by_pixel(cells):
 def test_paste_is_grid_sample(cells):
     boxes = BOXES[BOXES[:, 3] > BOXES[:, 1]]
     probs = torch.rand(len(boxes), cells, cells)
-    for image, prob, box in zip(paste_masks(probs, boxes, SIZE), probs, boxes, strict=True):
+    for image, prob, box in zip(paste_probabilities(probs, boxes, SIZE), probs, boxes, strict=True):
         torch.testing.assert_close(image, paste_by_grid_sample(prob, box, SIZE), atol=2e-4, rtol=0)
 
 
 def test_full_mask_fills_its_box():
-    pasted = paste_masks(torch.ones(1, 28, 28), torch.tensor([[4.0, 6, 12, 15]]), SIZE)[0]
+    pasted = paste_probabilities(torch.ones(1, 28, 28), torch.tensor([[4.0, 6, 12, 15]]), SIZE)[0]
     inside = torch.zeros(SIZE, dtype=torch.bool)
     inside[6:15, 4:12] = True
     assert (pasted[inside] > 0.5).all()
@@ -139,12 +144,12 @@ def test_full_mask_fills_its_box():
 
 
 def test_boxes_outside_the_image_leave_nothing():
-    assert paste_masks(torch.ones(2, 28, 28), BOXES[3:5], SIZE).sum() == 0
+    assert paste_probabilities(torch.ones(2, 28, 28), BOXES[3:5], SIZE).sum() == 0
 
 
 @pytest.mark.parametrize("box", [[4.0, 7, 12, 7], [4, 7, 4, 12], [4, 7, 4, 7], [9, 9, 3, 3]])
 def test_box_without_area_is_finite_and_small(box):
-    pasted = paste_masks(torch.ones(1, 28, 28), torch.tensor([box]), SIZE)
+    pasted = paste_probabilities(torch.ones(1, 28, 28), torch.tensor([box]), SIZE)
     assert pasted.isfinite().all()
     assert (pasted > 0).sum() <= 24
 
@@ -153,7 +158,7 @@ def test_box_without_area_is_finite_and_small(box):
 def test_rle_is_the_thresholded_paste(threshold):
     probs = torch.rand(len(BOXES), 28, 28)
     rles = paste_masks_to_rle(probs, BOXES, SIZE, threshold)
-    wanted = (paste_masks(probs, BOXES, SIZE) >= threshold).numpy()
+    wanted = (paste_probabilities(probs, BOXES, SIZE) >= threshold).numpy()
     assert wanted.any()
     for rle, mask in zip(rles, wanted, strict=True):
         assert isinstance(rle["counts"], str)
@@ -161,20 +166,20 @@ def test_rle_is_the_thresholded_paste(threshold):
 
 
 def test_paste_without_masks():
-    assert paste_masks(torch.zeros(0, 28, 28), torch.zeros(0, 4), SIZE).shape == (0, *SIZE)
+    assert paste_probabilities(torch.zeros(0, 28, 28), torch.zeros(0, 4), SIZE).shape == (0, *SIZE)
     assert paste_masks_to_rle(torch.zeros(0, 28, 28), torch.zeros(0, 4), SIZE) == []
 
 
 def test_autocast_does_not_move_edges():
     probs = torch.rand(len(BOXES), 28, 28)
-    plain = paste_masks(probs, BOXES, SIZE)
+    plain = paste_probabilities(probs, BOXES, SIZE)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(paste_masks(probs, BOXES, SIZE), plain)
+        assert torch.equal(paste_probabilities(probs, BOXES, SIZE), plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_paste_of_other_types_computes_in_float32(dtype):
     probs = torch.rand(len(BOXES), 14, 14).to(dtype)
-    wanted = paste_masks(probs.float(), BOXES, SIZE)
-    assert torch.equal(paste_masks(probs, BOXES, SIZE), wanted)
+    wanted = paste_probabilities(probs.float(), BOXES, SIZE)
+    assert torch.equal(paste_probabilities(probs, BOXES, SIZE), wanted)
     assert paste_masks_to_rle(probs, BOXES, SIZE) == paste_masks_to_rle(probs.float(), BOXES, SIZE)
