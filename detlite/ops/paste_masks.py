@@ -15,8 +15,8 @@ def paste_masks(
 ) -> list[dict[str, Any]]:
     """Resamples masks into their boxes, thresholds them and encodes what is left.
 
-    The masks are those of `detlite.structures.masks.paste_probabilities`, to the last pixel, but no image
-    is ever held: the work and the memory follow the boxes.
+    The masks are those of `detlite.structures.masks.paste_probabilities`, to the last pixel, but
+    no image is ever held: the work and the memory follow the boxes.
 
     Args:
         probs: `Tensor[N, M, M]`, probabilities of any floating type, computed with in float32.
