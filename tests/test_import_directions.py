@@ -95,7 +95,11 @@ def test_only_distributed_asks_torch_distributed(repo_root):
 
 
 # Of torchvision.ops, what is no kernel that detlite has itself.
-_BORROWED = {"torchvision.ops.generalized_box_iou_loss", "torchvision.ops.sigmoid_focal_loss"}
+_BORROWED = {
+    "torchvision.ops.deform_conv2d",
+    "torchvision.ops.generalized_box_iou_loss",
+    "torchvision.ops.sigmoid_focal_loss",
+}
 
 
 def test_torchvision_kernels_are_never_called(repo_root):

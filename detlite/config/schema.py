@@ -166,6 +166,23 @@ KEYS: list[Key] = [
         _positive,
         int,
     ),
+    Key(
+        "MODEL.RESNETS.STAGE_WITH_DCN",
+        (False,) * 4,
+        "deformable 3x3s in the bottlenecks of res2, res3, res4 and res5",
+        each(one_of(True, False), 4),
+    ),
+    Key(
+        "MODEL.RESNETS.WITH_MODULATED_DCN",
+        False,
+        "deformable convolution, version 2: its taps are weighted as well",
+    ),
+    Key(
+        "MODEL.RESNETS.DEFORMABLE_GROUPS",
+        1,
+        "parts of its channels that have offsets of their own",
+        _positive,
+    ),
     Key("MODEL.FPN.USE_GN", False, "group norm in the FPN: NORM GN"),
     Key("MODEL.FPN.NORM", "", "norm in the FPN; empty: none", one_of("", *NORMS)),
     Key("MODEL.FPN.USE_RELU", False, "ReLU after the FPN's convolutions"),
@@ -584,9 +601,6 @@ KEYS: list[Key] = [
 # Keys of maskrcnn-benchmark that are known and refused: what they belong to, by prefix.
 NOT_BUILT = {
     "MODEL.FBNET": "FBNet backbones",
-    "MODEL.RESNETS.STAGE_WITH_DCN": "deformable convolution",
-    "MODEL.RESNETS.WITH_MODULATED_DCN": "deformable convolution",
-    "MODEL.RESNETS.DEFORMABLE_GROUPS": "deformable convolution",
 }
 
 # Keys of maskrcnn-benchmark that are read and left out, and why they have no effect here.

@@ -77,6 +77,7 @@ def convert(content: Any, source: str) -> Converted:
         if not DROPPED.search(name)
     }
     state = {name: value for name, value in state.items() if not _SHARED.match(name)}
+    _nest_deformable(state)
     if source == "caffe2":
         _add_statistics(state)
     if all(name.startswith("backbone.body.") for name in state):
@@ -138,6 +139,14 @@ def _entries(content: Any) -> dict[str, Any] | None:
     if not arrays or not all(isinstance(name, str) for name in arrays):
         return None
     return {name.removeprefix("module."): value for name, value in arrays.items()}
+
+
+def _nest_deformable(state: dict[str, Tensor]) -> None:
+    """Puts a convolution beside that of its offsets, as detectron2's, under the same layer."""
+    for name in [name for name in state if name.endswith(".conv2.offset.weight")]:
+        layer = name.removesuffix(".offset.weight")
+        if f"{layer}.weight" in state:
+            state[f"{layer}.conv.weight"] = state.pop(f"{layer}.weight")
 
 
 def _background_first(state: dict[str, Tensor]) -> None:

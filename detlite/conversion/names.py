@@ -71,6 +71,7 @@ DETECTRON2: Rules = [
     (r"^backbone\.(stem|res\d)\.", r"backbone.body.\1."),
     (r"^backbone\.bottom_up\.", "backbone.body."),
     (r"((?:stem|res\d\.\d+)\.)conv(\d)\.norm\.", r"\1norm\2."),
+    (r"\.conv2_offset\.", ".conv2.offset."),
     (r"\.shortcut\.weight$", ".downsample.0.weight"),
     (r"\.shortcut\.norm\.", ".downsample.1."),
     (r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.conv\d)\.norm\.", r"\1.1."),

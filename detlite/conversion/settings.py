@@ -111,7 +111,9 @@ def _body(state: State) -> Settings:
             f"depth {sorted(DEPTHS)}"
         )
     fpn = "backbone.neck.output.0.0.weight" in state
-    conv2 = state["backbone.body.res2.0.conv2.weight"]
+    deformable = [f"backbone.body.res{stage}.0.conv2.offset.weight" for stage in range(2, 6)]
+    with_dcn = [name in state for name in deformable]
+    conv2 = state[f"backbone.body.res2.0.conv2.{'conv.' if with_dcn[0] else ''}weight"]
     last = state[f"backbone.body.res2.0.conv{3 if bottleneck else 2}.weight"]
     settings: Settings = {
         "MODEL.BACKBONE.CONV_BODY": f"R-{depth}-{'FPN' if fpn else 'C4'}",
@@ -121,6 +123,11 @@ def _body(state: State) -> Settings:
         "MODEL.RESNETS.STEM_OUT_CHANNELS": len(state["backbone.body.stem.conv1.weight"]),
         "MODEL.RESNETS.RES2_OUT_CHANNELS": len(last),
     }
+    if any(with_dcn):
+        channels = len(state[deformable[with_dcn.index(True)]])  # 9 taps, of 2 or 3 values each
+        settings["MODEL.RESNETS.STAGE_WITH_DCN"] = with_dcn
+        settings["MODEL.RESNETS.WITH_MODULATED_DCN"] = channels % 27 == 0
+        settings["MODEL.RESNETS.DEFORMABLE_GROUPS"] = channels // (27 if channels % 27 == 0 else 18)
     if fpn:
         settings |= {
             "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": len(state["backbone.neck.output.0.0.weight"]),

@@ -35,6 +35,10 @@ _LAST = "last_checkpoint"
 _CLASS_LAYERS = re.compile(r"^roi_heads\..*\.predictor\.")
 
 
+# What a classifier's body lacks: counters of batches, and the offsets of deformable convolutions.
+_FRESH_IN_BODY = re.compile(r"\.num_batches_tracked$|\.conv2\.offset\.")
+
+
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read, or that does not fit the model."""
 
@@ -200,10 +204,11 @@ def _with_fresh_heads(
     filled, used = {}, set()
     for name, value in ours.items():
         source = re.sub(r"^roi_heads\.\w+\.feature_extractor\.res5\.", "backbone.body.res5.", name)
+        source = source.replace(".conv2.conv.", ".conv2.")  # deformable here, plain there
         if source in body:
             filled[name] = body[source]
             used.add(source)
-        elif not name.startswith("backbone.body.") or name.endswith(".num_batches_tracked"):
+        elif not name.startswith("backbone.body.") or _FRESH_IN_BODY.search(name):
             filled[name] = value
     # Without a user the last stage is left out; anything else shows that this is another body.
     unused = body.keys() - used

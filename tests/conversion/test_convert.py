@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -193,6 +194,56 @@ def test_resnext_has_its_stride_in_the_3x3_and_its_own_scale():
     assert settings["MODEL.RESNETS.WIDTH_PER_GROUP"] == RES2 // 4
     assert settings["MODEL.RESNETS.STRIDE_IN_1X1"] is False
     assert settings["INPUT.PIXEL_STD"] == [57.375, 57.12, 58.395]
+
+
+def deformable(state: State, source: str) -> State:
+    """With deformable convolutions in res4 and res5, modulated, under the framework's names."""
+    out = dict(state)
+    for name, value in state.items():
+        if source == "detectron2" and re.search(r"\.res[45]\.\d\.conv2\.weight$", name):
+            offset = name.replace("conv2.", "conv2_offset.")
+        elif source != "detectron2" and re.search(r"\.layer[34]\.\d\.conv2\.weight$", name):
+            offset = name.replace("conv2.", "conv2.offset.")
+            out[name.replace("conv2.", "conv2.conv.")] = out.pop(name)
+        else:
+            continue
+        out[offset] = torch.randn(27, value.shape[1], 3, 3)
+        out[offset.replace("weight", "bias")] = torch.randn(27)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("make", "source"), [(detectron2, "detectron2"), (maskrcnn_benchmark, "maskrcnn-benchmark")]
+)
+def test_deformable_convolution(make, source, tmp_path):
+    plain = make()
+    state = deformable(plain, source)
+    torch.save(state, tmp_path / "w.pth")
+    cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
+    resnets = cfg.MODEL.RESNETS
+    assert resnets.STAGE_WITH_DCN == (False, False, True, True)
+    assert (resnets.WITH_MODULATED_DCN, resnets.DEFORMABLE_GROUPS) == (True, 1)
+    weight = model.state_dict()["backbone.body.res4.1.conv2.conv.weight"]
+    [theirs] = [v for n, v in plain.items() if re.search(r"(res4|layer3)\.1\.conv2\.weight$", n)]
+    assert torch.equal(weight, theirs)
+    assert len(model([torch.rand(3, 64, 64)])) == 1
+
+
+def test_classifier_gives_a_deformable_body_its_weights(tiny_config, tmp_path):
+    narrow = [
+        "MODEL.BACKBONE.CONV_BODY", "R-50-FPN", "MODEL.RESNETS.WIDTH_PER_GROUP", 8,
+    ]  # fmt: skip
+    plain = build_model(tiny_config(*narrow))
+    torch.save(classifier(plain), tmp_path / "resnet50.pth")
+    dcn = ["MODEL.RESNETS.STAGE_WITH_DCN", (False, False, True, True)]
+    model = build_model(tiny_config(*narrow, *dcn))
+    load_weights(model, tmp_path / "resnet50.pth")
+    state = model.state_dict()
+    for block in ("res3.0", "res4.2"):
+        ours = f"backbone.body.{block}.conv2.{'conv.' if block == 'res4.2' else ''}weight"
+        theirs = plain.state_dict()[f"backbone.body.{block}.conv2.weight"] + 1
+        assert torch.equal(state[ours], theirs)
+    assert not state["backbone.body.res4.2.conv2.offset.weight"].any()
 
 
 def test_background_comes_first():

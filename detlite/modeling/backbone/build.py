@@ -63,6 +63,9 @@ def resnet_spec(cfg: CfgNode) -> ResNetSpec:
         groups=resnets.NUM_GROUPS,
         width_per_group=resnets.WIDTH_PER_GROUP,
         stride_in_1x1=resnets.STRIDE_IN_1X1,
+        deformable=resnets.STAGE_WITH_DCN,
+        modulated=resnets.WITH_MODULATED_DCN,
+        offset_groups=resnets.DEFORMABLE_GROUPS,
     )
 
 

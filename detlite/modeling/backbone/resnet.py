@@ -5,11 +5,14 @@ Shapes: B images, C channels, H x W pixels; stage k (2 to 5) has stride 2**k.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor, nn
 
 from ..norm import Norm, freeze_batch_norm
+from .deform import DeformConv3x3
 
 # Blocks in stages res2, res3, res4, res5.
 DEPTHS = {
@@ -33,6 +36,8 @@ class ResNetSpec:
         groups, width_per_group: of the 3x3 in a bottleneck of res2 (ResNeXt); its inner width is
             their product, doubled in each later stage.
         stride_in_1x1: whether a bottleneck halves the map in its first 1x1 or in its 3x3.
+        deformable: for res2 to res5, whether the 3x3s of its bottlenecks are deformable.
+        modulated, offset_groups: of deformable convolutions, see `DeformConv3x3`.
     """
 
     depth: int
@@ -42,8 +47,16 @@ class ResNetSpec:
     groups: int = 1
     width_per_group: int = 64
     stride_in_1x1: bool = False
+    deformable: tuple[bool, ...] = (False,) * 4
+    modulated: bool = False
+    offset_groups: int = 1
 
     def __post_init__(self) -> None:
+        if self.depth < 50 and any(self.deformable):
+            raise ValueError(
+                f"ResNet-{self.depth} has basic blocks: MODEL.RESNETS.STAGE_WITH_DCN applies to "
+                "bottlenecks only"
+            )
         if self.depth < 50 and (self.groups != 1 or self.width_per_group != 64):
             raise ValueError(
                 f"ResNet-{self.depth} has basic blocks: MODEL.RESNETS.NUM_GROUPS and "
@@ -103,12 +116,13 @@ class Bottleneck(nn.Module):
         width: int,
         groups: int,
         stride_in_1x1: bool,
+        conv3x3: Callable[[int, int, int, int, int], nn.Module],
     ) -> None:
         super().__init__()
         stride_1x1, stride_3x3 = (stride, 1) if stride_in_1x1 else (1, stride)
         self.conv1 = nn.Conv2d(in_channels, width, 1, stride=stride_1x1, bias=False)
         self.norm1 = norm(width)
-        self.conv2 = _conv3x3(width, width, stride_3x3, dilation, groups)
+        self.conv2 = conv3x3(width, width, stride_3x3, dilation, groups)
         self.norm2 = norm(width)
         self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
         self.norm3 = norm(out_channels)
@@ -126,6 +140,9 @@ def make_stage(spec: ResNetSpec, stage: int, stride: int, dilation: int = 1) -> 
     """The blocks of stage res2 to res5; the first has the stride, all have the dilation."""
     blocks: list[nn.Module] = []
     in_channels, out_channels = spec.channels(stage - 1), spec.channels(stage)
+    conv3x3: Callable[[int, int, int, int, int], nn.Module] = _conv3x3
+    if spec.deformable[stage - 2]:
+        conv3x3 = partial(DeformConv3x3, modulated=spec.modulated, offset_groups=spec.offset_groups)
     for _ in range(DEPTHS[spec.depth][stage - 2]):
         if spec.depth < 50:
             block: nn.Module = BasicBlock(in_channels, out_channels, spec.norm, stride, dilation)
@@ -139,6 +156,7 @@ def make_stage(spec: ResNetSpec, stage: int, stride: int, dilation: int = 1) -> 
                 width=spec.groups * spec.width_per_group * 2 ** (stage - 2),
                 groups=spec.groups,
                 stride_in_1x1=spec.stride_in_1x1,
+                conv3x3=conv3x3,
             )
         blocks.append(block)
         in_channels, stride = out_channels, 1
@@ -184,11 +202,13 @@ class ResNet(nn.Module):
 
 
 def init_convs(modules: list[nn.Module]) -> None:
-    """He initialisation (fan out) of every convolution inside `modules`."""
-    for module in modules:
-        for layer in module.modules():
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    """He initialisation (fan out) of every convolution inside `modules`, but those of offsets."""
+    for layer in (layer for module in modules for layer in module.modules()):
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    for layer in (layer for module in modules for layer in module.modules()):
+        if isinstance(layer, DeformConv3x3):
+            layer.reset_offsets()
 
 
 def _conv3x3(
