@@ -1,6 +1,7 @@
 # make demo: install, train a small Mask R-CNN on generated pictures, evaluate it
 # make test: install, run the test suite
 # make sanitize: run the operators' tests and 100,000 random inputs under sanitizers
+# make cuda: compile the CUDA kernels, which needs no GPU, and take warnings for errors
 # Other versions: make test VENV=.venv-oldest PYTHON=python3.10 TORCH="torch==2.11.* torchvision"
 PYTHON ?= python3
 TORCH ?= torch>=2.11 torchvision
@@ -10,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 DEMO := output/demo
 KERNELS := setup.py $(shell find csrc -type f)
 
-.PHONY: install demo test sanitize lint format docs clean
+.PHONY: install demo test cuda sanitize lint format docs clean
 
 install: $(INSTALLED)
 
@@ -51,6 +52,10 @@ sanitize: $(INSTALLED)
 	  --build-temp $(SANITIZED)/objects --build-lib $(SANITIZED)
 	$(UNDER_SANITIZERS) $(BIN)/pytest tests/ops -p no:cacheprovider
 	$(UNDER_SANITIZERS) $(BIN)/python tests/ops/fuzz.py --count 100000
+
+cuda: $(INSTALLED)
+	DETLITE_CUDA=1 NVCC_APPEND_FLAGS="-Werror all-warnings -Xcompiler -Werror" CFLAGS=-Werror \
+	$(BIN)/python setup.py --quiet build_ext --build-temp build/cuda --build-lib build/cuda
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
