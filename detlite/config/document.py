@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .schema import KEYS, NO_EFFECT, NOT_BUILT
+from .schema import KEYS, NO_EFFECT
 
 _INTRODUCTION = """\
 # Configuration keys
@@ -33,8 +33,6 @@ def config_page() -> str:
             lines += [f"\n## {section}\n", "| key | default | meaning |", "|---|---|---|"]
         default = "derived" if key.derived_type else f"`{key.default!r}`"
         lines.append(f"| `{key.name}` | {default} | {key.doc} |")
-    lines += ["\n## Keys of maskrcnn-benchmark that are refused\n", "| key | why |", "|---|---|"]
-    lines += [f"| `{name}*` | belongs to {part}, not built |" for name, part in NOT_BUILT.items()]
     lines += ["\n## Keys of maskrcnn-benchmark without effect\n", "| key | why |", "|---|---|"]
     lines += [f"| `{name}` | {reason} |" for name, reason in NO_EFFECT.items()]
     return "\n".join(lines) + "\n"

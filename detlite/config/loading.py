@@ -20,7 +20,7 @@ from yacs.config import CfgNode
 from .derive import derive, forget_restatements
 from .errors import ConfigError
 from .files import read_chain
-from .schema import KEYS, NO_EFFECT, NOT_BUILT, Key
+from .schema import KEYS, NO_EFFECT, Key
 
 logger = logging.getLogger(__name__)
 
@@ -121,9 +121,6 @@ def _assign(cfg: CfgNode, name: str, value: Any, source: str) -> None:
 
 
 def _why_unknown(name: str) -> str:
-    for prefix, part in NOT_BUILT.items():
-        if name.startswith(prefix):
-            return f"{name} belongs to {part}, which detlite does not have; remove the key"
     # A whole section given a plain value is a known name as well.
     inside = [known for known in _BY_NAME if known.startswith(name + ".")]
     if inside:

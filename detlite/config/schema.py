@@ -78,6 +78,25 @@ def _box_loss(part: str, beta: float) -> list[Key]:
     ]
 
 
+def _fbnet_head(head: str, extractor: str, last_scale: float) -> list[Key]:
+    prefix = f"MODEL.FBNET.{head}_HEAD_"
+    return [
+        Key(
+            prefix + "BLOCKS",
+            [],
+            f"numbers of the blocks that {extractor} has; empty: all",
+            each(_count, empty=True),
+        ),
+        Key(prefix + "STRIDE", 0, "of the first; 0: the architecture's", one_of(0, 1, 2)),
+        Key(
+            prefix + "LAST_SCALE",
+            last_scale,
+            "width of a 1x1 after them, relative to the architecture's; negative: to the blocks'; "
+            "0: none",
+        ),
+    ]
+
+
 KEYS: list[Key] = [
     Key("IMPORTS", (), "modules or .py files imported first: your own registered parts", strings),
     Key("OUTPUT_DIR", "output", "where a run leaves its files"),
@@ -121,12 +140,12 @@ KEYS: list[Key] = [
     Key(
         "MODEL.BACKBONE.CONV_BODY",
         "R-50-C4",
-        "R-{18,34,50,101,152}-{C4,C5,FPN,FPN-RETINANET} or a registered name",
+        "R-{18,34,50,101,152}-{C4,C5,FPN,FPN-RETINANET}, FBNet or a registered name",
     ),
     Key(
         "MODEL.BACKBONE.FREEZE_CONV_BODY_AT",
         2,
-        "leading stages (stem first) that are not trained",
+        "leading stages (stem first) of a ResNet that are not trained",
         in_range(0, 5),
     ),
     Key("MODEL.RESNETS.NORM", "FrozenBN", "normalisation of the body", one_of(*NORMS)),
@@ -183,6 +202,23 @@ KEYS: list[Key] = [
         "parts of its channels that have offsets of their own",
         _positive,
     ),
+    Key("MODEL.FBNET.ARCH", "default", "architecture of a CONV_BODY FBNet and of its heads"),
+    Key("MODEL.FBNET.ARCH_DEF", "", "JSON of an architecture of your own, instead of ARCH"),
+    Key("MODEL.FBNET.BN_TYPE", "bn", "norm: batch, group or frozen", one_of("bn", "gn", "af")),
+    Key("MODEL.FBNET.SCALE_FACTOR", 1.0, "of all widths", _positive),
+    Key("MODEL.FBNET.WIDTH_DIVISOR", 1, "widths are rounded to a multiple of it", _positive),
+    Key("MODEL.FBNET.DW_CONV_SKIP_BN", True, "no norm after depthwise convolutions"),
+    Key("MODEL.FBNET.DW_CONV_SKIP_RELU", True, "no ReLU after them"),
+    Key("MODEL.FBNET.RPN_HEAD_BLOCKS", 0, "last blocks that FBNet.rpn_head has; 0: all", _count),
+    Key(
+        "MODEL.FBNET.RPN_BN_TYPE",
+        "",
+        "norm in FBNet.rpn_head; empty: BN_TYPE",
+        one_of("", "bn", "gn", "af"),
+    ),
+    *_fbnet_head("DET", "FBNet.roi_head", 1.0),
+    *_fbnet_head("MASK", "FBNet.roi_head_mask", 0.0),
+    *_fbnet_head("KPTS", "FBNet.roi_head_keypoints", 0.0),
     Key("MODEL.FPN.USE_GN", False, "group norm in the FPN: NORM GN"),
     Key("MODEL.FPN.NORM", "", "norm in the FPN; empty: none", one_of("", *NORMS)),
     Key("MODEL.FPN.USE_RELU", False, "ReLU after the FPN's convolutions"),
@@ -597,11 +633,6 @@ KEYS: list[Key] = [
         _unit,
     ),
 ]
-
-# Keys of maskrcnn-benchmark that are known and refused: what they belong to, by prefix.
-NOT_BUILT = {
-    "MODEL.FBNET": "FBNet backbones",
-}
 
 # Keys of maskrcnn-benchmark that are read and left out, and why they have no effect here.
 NO_EFFECT = {

@@ -83,6 +83,20 @@ class MaskRCNNC4Predictor(nn.Module):
         return self.mask_fcn_logits(F.relu(self.conv5_mask(x)))
 
 
+@MASK_PREDICTORS.register("MaskRCNNConv1x1Predictor")
+class MaskRCNNConv1x1Predictor(nn.Module):
+    """One logit for each class, at the size of the features."""
+
+    def __init__(self, cfg: CfgNode, in_channels: int) -> None:
+        super().__init__()
+        self.mask_fcn_logits = nn.Conv2d(in_channels, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES, 1)
+        init_normal(self.mask_fcn_logits, std=0.001)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, C, S, S] -> [R, K, S, S]."""
+        return self.mask_fcn_logits(x)
+
+
 class MaskHead(nn.Module):
     """Extractor, predictor and their loss.
 

@@ -17,6 +17,7 @@ from ..config.derive import restate_strides
 from ..registry import Registry
 from ..structures.image_batch import ImageBatch
 from ..structures.output import OutputRules
+from . import fbnet_heads  # noqa: F401 (registers them)
 from .backbone import Backbone, build_backbone
 from .cascade import build_roi_heads
 from .detector import Detector

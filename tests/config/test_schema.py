@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from detlite.config import KEYS, ConfigError, load_config
-from detlite.config.schema import NO_EFFECT, NOT_BUILT
+from detlite.config import KEYS, load_config
+from detlite.config.schema import NO_EFFECT
 
 NAMES = [key.name for key in KEYS]
 
@@ -41,15 +41,6 @@ def test_key_is_read_somewhere(key, repo_root):
     assert any(read.search(text) and section.search(text) for text in texts)
 
 
-@pytest.mark.parametrize("prefix", NOT_BUILT)
-def test_key_of_a_part_that_is_not_built_is_refused_by_name(prefix):
-    with pytest.raises(ConfigError) as error:
-        load_config(None, [prefix, 1])
-    assert f"{prefix} belongs to {NOT_BUILT[prefix]}, which detlite does not have" in str(
-        error.value
-    )
-
-
 @pytest.mark.parametrize("name", NO_EFFECT)
 @pytest.mark.parametrize("value", [False, 512, "anything", []])
 def test_key_without_an_effect_is_read_and_left_out_with_the_reason(name, value, caplog):
@@ -58,10 +49,3 @@ def test_key_without_an_effect_is_read_and_left_out_with_the_reason(name, value,
     assert cfg == load_config()
     assert f"command line: {name} has no effect here: {NO_EFFECT[name]}" in caplog.messages
     assert not {key.name for key in KEYS} & {name}
-
-
-def test_refusals_hide_no_key():
-    for name in NAMES:
-        with pytest.raises(ConfigError) as error:
-            load_config(None, [name, object()])
-        assert "does not have" not in str(error.value)

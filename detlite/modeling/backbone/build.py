@@ -10,6 +10,7 @@ from yacs.config import CfgNode
 
 from ...registry import Registry
 from ..norm import build_norm, optional_norm
+from .fbnet import FBNetBody, fbnet_spec
 from .fpn import FPN, P6P7
 from .resnet import DEPTHS, ResNet, ResNetSpec
 
@@ -112,6 +113,12 @@ def _build_resnet_fpn_retinanet(cfg: CfgNode) -> Backbone:
     )
     body = ResNet(spec, stages, freeze_at=cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT)
     return Backbone(body, neck, out_channels, strides=(8, 16, 32, 64, 128), pooled=4)
+
+
+@BACKBONES.register("FBNet")
+def _build_fbnet(cfg: CfgNode) -> Backbone:
+    body = FBNetBody(*fbnet_spec(cfg))
+    return Backbone(body, nn.Identity(), body.out_channels, strides=(body.stride,), pooled=1)
 
 
 for _depth in DEPTHS:

@@ -1,0 +1,131 @@
+"""The architectures that maskrcnn-benchmark's fbnet_modeldef.py defines, and those in its form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# A row of equal blocks: operator, expansion, channels, how many, stride of the first (-2: doubles).
+Row = tuple[str, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Stages of rows of blocks.
+
+    Attributes:
+        first: channels and stride of the 3x3 before them.
+        stages: by number.
+        parts: the numbers of the stages of each part: "backbone", "rpn", "bbox", "mask", "kpts".
+        last: channels of the 1x1 after a head, which its LAST_SCALE multiplies.
+    """
+
+    first: tuple[int, int]
+    stages: tuple[tuple[Row, ...], ...]
+    parts: Mapping[str, tuple[int, ...]]
+    last: int = 0
+
+
+_DEFAULT_BODY: tuple[tuple[Row, ...], ...] = (
+    (("ir_k3", 1, 16, 1, 1),),
+    (("ir_k3", 6, 24, 2, 2),),
+    (("ir_k3", 6, 32, 3, 2),),
+    (("ir_k3", 6, 64, 4, 2), ("ir_k3", 6, 96, 3, 1)),
+)
+_BODY = (0, 1, 2, 3)
+
+ARCHITECTURES = {
+    "default": Architecture(
+        (32, 2),
+        (
+            *_DEFAULT_BODY,
+            (("ir_k3", 4, 160, 1, 2), ("ir_k3", 6, 160, 2, 1), ("ir_k3", 6, 240, 1, 1)),
+            (("ir_k3", 6, 96, 3, 1),),
+            (("ir_k3", 4, 160, 1, 1), ("ir_k3", 6, 160, 3, 1), ("ir_k3", 3, 80, 1, -2)),
+        ),
+        {"backbone": _BODY, "bbox": (4,), "rpn": (5,), "mask": (6,)},
+    ),
+    "xirb16d_dsmask": Architecture(
+        (16, 2),
+        (
+            (("ir_k3", 1, 16, 1, 1),),
+            (("ir_k3", 6, 32, 2, 2),),
+            (("ir_k3", 6, 48, 3, 2),),
+            (("ir_k3", 6, 96, 4, 2), ("ir_k3", 6, 128, 3, 1)),
+            (("ir_k3", 4, 128, 1, 2), ("ir_k3", 6, 128, 2, 1), ("ir_k3", 6, 160, 1, 1)),
+            (
+                ("ir_k3", 4, 128, 1, 2),
+                ("ir_k3", 6, 128, 2, 1),
+                ("ir_k3", 6, 128, 1, -2),
+                ("ir_k3", 3, 64, 1, -2),
+            ),
+            (("ir_k3", 6, 128, 3, 1),),
+        ),
+        {"backbone": _BODY, "bbox": (4,), "mask": (5,), "rpn": (6,)},
+    ),
+    "mobilenet_v2": Architecture(
+        (32, 2),
+        (*_DEFAULT_BODY, (("ir_k3", 6, 160, 3, 1), ("ir_k3", 6, 320, 1, 1))),
+        {"backbone": _BODY, "bbox": (4,)},
+    ),
+    "cham_v1a": Architecture(
+        (32, 2),
+        (
+            (("ir_k3", 1, 24, 1, 1),),
+            (("ir_k7", 4, 48, 2, 2),),
+            (("ir_k3", 7, 64, 5, 2),),
+            (("ir_k5", 12, 56, 7, 2), ("ir_k3", 8, 88, 5, 1)),
+            (("ir_k3", 7, 152, 4, 2), ("ir_k3", 10, 104, 1, 1)),
+            (("ir_k3", 8, 88, 3, 1),),
+        ),
+        {"backbone": _BODY, "bbox": (4,), "rpn": (5,)},
+    ),
+    "cham_v2": Architecture(
+        (32, 2),
+        (
+            (("ir_k3", 1, 24, 1, 1),),
+            (("ir_k5", 8, 32, 4, 2),),
+            (("ir_k7", 5, 48, 6, 2),),
+            (("ir_k5", 9, 56, 3, 2), ("ir_k3", 6, 56, 6, 1)),
+            (("ir_k3", 2, 160, 6, 2), ("ir_k3", 6, 112, 1, 1)),
+            (("ir_k3", 6, 56, 1, 1),),
+        ),
+        {"backbone": _BODY, "bbox": (4,), "rpn": (5,)},
+    ),
+}
+
+
+def parse_architecture(text: str) -> Architecture:
+    """An architecture from JSON in the form of maskrcnn-benchmark's fbnet_modeldef.py."""
+    try:
+        content = json.loads(text)
+        config, operators = content["block_cfg"], content["block_op_type"]
+        stages = []
+        for rows, names in zip(config["stages"], operators, strict=True):
+            expanded = [
+                (expansion, channels, stride if k == 0 else 1)
+                for expansion, channels, count, stride in rows
+                for k in range(count)
+            ]
+            stages.append(
+                tuple(
+                    (name, expansion, channels, 1, stride)
+                    for name, (expansion, channels, stride) in zip(names, expanded, strict=True)
+                )
+            )
+        every = range(len(stages))
+        parts = {
+            part: tuple(every[number] for number in config[part])
+            for part in ("backbone", "rpn", "bbox", "mask", "kpts")
+            if config.get(part)
+        }
+        parts.setdefault("backbone", tuple(every[:-1]))
+        channels, stride = config["first"]
+        return Architecture((channels, stride), tuple(stages), parts, config["last"][0])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ValueError(
+            'MODEL.FBNET.ARCH_DEF is not JSON such as {"block_op_type": [["ir_k3"], ...], '
+            '"block_cfg": {"first": [32, 2], "stages": [[[1, 16, 1, 1]], ...], "last": [0, 0.0], '
+            f'"backbone": [0], "rpn": [1], "bbox": [2]}}}}: {error!r}'
+        ) from error
