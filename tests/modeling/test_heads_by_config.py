@@ -9,6 +9,11 @@ from torch import nn
 from detlite.config import load_config
 from detlite.modeling.rcnn import build_model
 
+_NARROW_X101 = [
+    "MODEL.BACKBONE.CONV_BODY", "R-101-FPN", "MODEL.RESNETS.STRIDE_IN_1X1", False,
+    "MODEL.RESNETS.WIDTH_PER_GROUP", 1,
+]  # fmt: skip
+
 
 @pytest.mark.parametrize(
     "opts",
@@ -18,8 +23,14 @@ from detlite.modeling.rcnn import build_model
         ["MODEL.RPN.NUM_CONVS", 2],
         ["MODEL.FPN.NORM", "BN", "MODEL.ROI_BOX_HEAD.NORM", "GN", "MODEL.ROI_MASK_HEAD.NORM", "BN"],
         ["MODEL.ROI_BOX_HEAD.NORM", "BN"],
+        ["MODEL.FPN.USE_GN", True, "MODEL.ROI_BOX_HEAD.USE_GN", True,
+         "MODEL.ROI_MASK_HEAD.USE_GN", True],
+        *(["MODEL.RESNETS.NORM", norm] for norm in ("FrozenBN", "BN", "SyncBN", "GN")),
+        ["MODEL.BACKBONE.CONV_BODY", "R-34-FPN"],
+        *([*_NARROW_X101, "MODEL.RESNETS.NUM_GROUPS", groups] for groups in (32, 64)),
     ],
-    ids=["conv head", "two RPN convolutions", "norms", "batch norm of vectors"],
+    ids=["conv head", "two RPN convolutions", "norms", "batch norm of vectors", "group norm",
+         "FrozenBN body", "BN body", "SyncBN body", "GN body", "R-34", "32 groups", "64 groups"],
 )  # fmt: skip
 def test_trains_and_detects(tiny_config, make_batch, opts):
     images, targets = make_batch(2, 1)
@@ -57,3 +68,23 @@ def test_c5_body(dilation, stride):
         model = build_model(cfg)
         (level,) = model.backbone(torch.zeros(1, 3, 64, 128))
     assert level.shape == (1, 512, 64 // stride, 128 // stride)
+
+
+def test_dilated_c5_body_trains_and_detects(tiny_config, make_batch):
+    cfg = tiny_config(
+        "MODEL.BACKBONE.CONV_BODY", "R-18-C5", "MODEL.RESNETS.RES5_DILATION", 2,
+        "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 128, "MODEL.MASK_ON", False,
+    )  # fmt: skip
+    images, targets = make_batch(2, 1)
+    model = build_model(cfg)
+    assert model.backbone.strides == (16,)
+    sum(model(images, targets).values()).backward()
+    assert model.backbone.body.res5[1].conv2.weight.grad.abs().sum() > 0
+    assert len(model.eval()(images)) == 2
+
+
+def test_sixth_level_of_a_pyramid_is_every_second_pixel_of_the_fifth(tiny_config):
+    backbone = build_model(tiny_config()).backbone
+    levels = backbone(torch.randn(1, 3, 96, 64))
+    assert backbone.strides == (4, 8, 16, 32, 64)
+    assert torch.equal(levels[4], torch.nn.functional.max_pool2d(levels[3], 1, stride=2))

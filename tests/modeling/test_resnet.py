@@ -8,6 +8,7 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torchvision.models.feature_extraction import create_feature_extractor
 
 from detlite.config import ConfigError
 from detlite.modeling.backbone.resnet import ResNet, ResNetSpec, make_stage
@@ -57,17 +58,43 @@ def test_maps_are_torchvisions(depth, res2, norm):
         torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
 
 
-def test_resnext_has_torchvisions_shapes():
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("resnet34", ResNetSpec(34, res2_channels=64)),
+        ("resnet101", ResNetSpec(101)),
+        ("resnet152", ResNetSpec(152)),
+        ("resnext101_32x8d", ResNetSpec(101, groups=32, width_per_group=8)),
+        ("resnext101_64x4d", ResNetSpec(101, groups=64, width_per_group=4)),
+    ],
+)
+def test_body_has_torchvisions_shapes(name, spec):
     with torch.device("meta"):
-        reference = torchvision.models.resnext101_32x8d(weights=None).state_dict()
-        model = ResNet(ResNetSpec(101, groups=32, width_per_group=8), (2, 3, 4, 5))
+        reference = getattr(torchvision.models, name)(weights=None).state_dict()
+        model = ResNet(spec, (2, 3, 4, 5))
     ours = {torchvision_name(name): value.shape for name, value in model.state_dict().items()}
     assert ours == {k: v.shape for k, v in reference.items() if not k.startswith("fc.")}
 
 
-def test_grouped_bottlenecks_compute_what_torchvisions_do():
-    reference = torchvision.models.resnext50_32x4d(weights=None).eval()
-    spec = ResNetSpec(50, groups=32, width_per_group=4)
+def test_resnet_152_computes_what_torchvisions_does():
+    reference = torchvision_resnet(152)
+    # So deep a body of random statistics would grow its values out of all proportion.
+    for module in reference.modules():
+        if isinstance(module, torchvision.models.resnet.Bottleneck):
+            nn.init.constant_(module.bn3.weight, 0.2)
+    model = ResNet(ResNetSpec(152), (5,)).eval()
+    copy_from(reference, model)
+    x = torch.randn(1, 3, 40, 33)
+    wanted = create_feature_extractor(reference, ["layer4"])(x)["layer4"]
+    torch.testing.assert_close(model(x)[0], wanted, rtol=1e-3, atol=1e-3 * wanted.std().item())
+
+
+@pytest.mark.parametrize(("groups", "width"), [(32, 8), (64, 4)])
+def test_grouped_bottlenecks_compute_what_torchvisions_do(groups, width):
+    reference = torchvision.models.ResNet(
+        torchvision.models.resnet.Bottleneck, [3, 4, 6, 3], groups=groups, width_per_group=width
+    ).eval()
+    spec = ResNetSpec(50, groups=groups, width_per_group=width)
     model = ResNet(spec, (2, 3)).eval()
     copy_from(reference, model)
     x = torch.randn(1, 3, 32, 32)
@@ -84,6 +111,20 @@ def test_stride_lies_in_the_1x1_or_the_3x3(in_1x1):
     assert first.conv2.stride == ((1, 1) if in_1x1 else (2, 2))
     assert second.conv1.stride == second.conv2.stride == (1, 1)
     assert stage(torch.randn(1, 256, 9, 8)).shape == (1, 512, 5, 4)
+
+
+def test_dilated_last_stage_computes_what_torchvisions_does():
+    reference = torchvision.models.resnet50(
+        weights=None, replace_stride_with_dilation=[False, False, True]
+    ).eval()
+    model = ResNet(ResNetSpec(50), (4, 5), res5_dilation=2).eval()
+    copy_from(reference, model)
+    # torchvision's first block of a dilated stage is not dilated itself.
+    model.res5[0].conv2.dilation = model.res5[0].conv2.padding = (1, 1)
+    x = torch.randn(1, 3, 48, 64)
+    wanted = create_feature_extractor(reference, ["layer3", "layer4"])(x)
+    for ours, theirs in zip(model(x), wanted.values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("depth", "res2"), [(18, 64), (50, 256)])
