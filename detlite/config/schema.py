@@ -148,6 +148,12 @@ KEYS: list[Key] = [
         "leading stages (stem first) of a ResNet that are not trained",
         in_range(0, 5),
     ),
+    Key(
+        "MODEL.BACKBONE.FREEZE_NORM",
+        True,
+        "batch norm in stages that are not trained keeps its statistics; False: it goes on with "
+        "those of the batch (torchvision)",
+    ),
     Key("MODEL.RESNETS.NORM", "FrozenBN", "normalisation of the body", one_of(*NORMS)),
     Key(
         "MODEL.RESNETS.BN_EPSILON",

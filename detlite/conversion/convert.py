@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
 import yaml
 from torch import Tensor
 
+from ..modeling.retinanet import RetinaNet
 from .coco_categories import categories_for
 from .names import DROPPED, RULES, TO_TORCHVISION, detect_source, rename
 from .settings import Settings, settings_for
@@ -82,33 +84,44 @@ def convert(content: Any, source: str) -> Converted:
         _add_statistics(state)
     if all(name.startswith("backbone.body.") for name in state):
         return Converted(state, backbone_only=True)
-    for needed in _NEEDED:
+    retinanet = any(name.startswith("head.") for name in state)
+    if retinanet:
+        # maskrcnn-benchmark has its layers in place of the RPN's
+        state = {re.sub(r"^rpn\.head\.", "head.", name): value for name, value in state.items()}
+    state = _from_level_0(state)
+    for needed in _NEEDED + (_NEEDED_RETINANET if retinanet else _NEEDED_RCNN):
         # the heads of a cascade are numbered
         if needed not in state and needed.replace("box.", "box.0.") not in state:
             raise ValueError(
-                f"looks like {source}'s, but is no R-CNN on a ResNet that we have: no {needed}"
+                f"looks like {source}'s, but is no R-CNN or RetinaNet on a ResNet that we have: "
+                f"no {needed}"
             )
     if source in _BACKGROUND_LAST:
         _background_first(state)
         _ratios_slowest(state)
     settings = settings_for(state, source)
-    num_classes = settings["MODEL.ROI_BOX_HEAD.NUM_CLASSES"]
+    if settings.get("MODEL.RETINANET.LOSS_NORMALIZER") == "moving":
+        state["moving_foreground"] = torch.tensor(RetinaNet.START)  # it is not in their files
+    kind = "RETINANET" if retinanet else "ROI_BOX_HEAD"
+    num_classes = settings[f"MODEL.{kind}.NUM_CLASSES"]
     keypoints = any(name.startswith("roi_heads.keypoint.") for name in state)
     return Converted(state, settings, categories_for(num_classes, keypoints))
 
 
 def to_torchvision(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our state dict as torchvision's Faster or Mask R-CNN with a ResNet-FPN loads it, strictly.
+    """Our state dict as torchvision's detectors with a ResNet-FPN load it, strictly.
 
     Raises:
         ValueError: a model that torchvision does not have.
     """
-    needed = ["backbone.neck.output.0.0.weight", "roi_heads.box.feature_extractor.fc6.weight"]
-    for name in needed:
-        if name not in state:
+    for names in (
+        ["backbone.neck.output.0.0.weight"],
+        ["roi_heads.box.feature_extractor.fc6.weight", "head.bbox_pred.weight"],
+    ):
+        if not any(name in state for name in names):
             raise ValueError(
-                "torchvision has R-CNNs on a feature pyramid with a 2-MLP head only; this model "
-                f"has no {name}"
+                "torchvision has R-CNNs with fully connected heads, and RetinaNets, on a feature "
+                f"pyramid only; this model has no {' or '.join(names)}"
             )
     renamed = {rename(name, TO_TORCHVISION): value for name, value in state.items()}
     convs = {name.split(".")[2] for name in renamed if re.match(r"roi_heads\.box_head\.\d", name)}
@@ -118,9 +131,15 @@ def to_torchvision(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-_NEEDED = (
-    "backbone.body.stem.conv1.weight",
-    "backbone.body.res2.0.conv2.weight",
+_NEEDED = ("backbone.body.stem.conv1.weight", "backbone.body.res2.0.conv2.weight")
+_NEEDED_RETINANET = (
+    "backbone.neck.output.0.0.weight",
+    "backbone.neck.top.p6.weight",
+    "head.cls_tower.0.0.weight",
+    "head.cls_logits.weight",
+    "head.bbox_pred.weight",
+)
+_NEEDED_RCNN = (
     "rpn.head.cls_logits.weight",
     "roi_heads.box.predictor.cls_score.weight",
     "roi_heads.box.predictor.bbox_pred.weight",
@@ -149,6 +168,17 @@ def _nest_deformable(state: dict[str, Tensor]) -> None:
             state[f"{layer}.conv.weight"] = state.pop(f"{layer}.weight")
 
 
+def _from_level_0(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Numbers a pyramid's levels from 0, also where its finest is P3."""
+    level = re.compile(r"^(backbone\.neck\.(?:lateral|output)\.)(\d+)")
+    found = [int(match[2]) for match in map(level.match, state) if match]
+    first = min(found, default=0)
+    return {
+        level.sub(lambda match: f"{match[1]}{int(match[2]) - first}", name): value
+        for name, value in state.items()
+    }
+
+
 def _background_first(state: dict[str, Tensor]) -> None:
     """Moves the background, which has scores but neither boxes nor masks, to class 0."""
     rows = {"bbox_pred": 4, "mask_fcn_logits": 1}
@@ -163,9 +193,13 @@ def _background_first(state: dict[str, Tensor]) -> None:
 
 def _ratios_slowest(state: dict[str, Tensor], ratios: int = 3) -> None:
     """Reorders the anchors of a cell: by size, then ratio, becomes by ratio, then size."""
-    for layer, values in (("cls_logits", 1), ("bbox_pred", 4)):
-        for leaf in ("weight", "bias"):
-            name = f"rpn.head.{layer}.{leaf}"
+    for head in ("rpn.head.", "head."):
+        if f"{head}bbox_pred.bias" not in state:
+            continue
+        anchors_per_cell = len(state[f"{head}bbox_pred.bias"]) // 4
+        for layer, leaf in product(("cls_logits", "bbox_pred"), ("weight", "bias")):
+            name = f"{head}{layer}.{leaf}"
+            values = len(state[name]) // anchors_per_cell
             anchors = state[name].unflatten(0, (-1, ratios, values))
             state[name] = anchors.transpose(0, 1).flatten(0, 2)
 

@@ -37,6 +37,13 @@ TORCHVISION: Rules = [
     (r"^roi_heads\.(box|mask|keypoint)_predictor\.", r"roi_heads.\1.predictor."),
     (r"^roi_heads\.box_head\.", "roi_heads.box.feature_extractor."),
     (r"^roi_heads\.mask_head\.", "roi_heads.mask.feature_extractor.convs."),
+    (r"^backbone\.fpn\.extra_blocks\.", "backbone.neck.top."),
+    # before version 0.15 convolutions and ReLUs took turns
+    *((rf"^(head\.\w+_head\.conv)\.{2 * n}\.(weight|bias)$", rf"\1.{n}.0.\2") for n in range(4)),
+    (r"^head\.classification_head\.conv\.", "head.cls_tower."),
+    (r"^head\.classification_head\.", "head."),
+    (r"^head\.regression_head\.conv\.", "head.bbox_tower."),
+    (r"^head\.regression_head\.bbox_reg\.", "head.bbox_pred."),
     # convolutions and ReLUs take turns
     *(
         (rf"^roi_heads\.keypoint_head\.{2 * n}\.",
@@ -58,6 +65,11 @@ TO_TORCHVISION: Rules = [
     (r"^roi_heads\.(box|mask|keypoint)\.predictor\.", r"roi_heads.\1_predictor."),
     (r"^roi_heads\.box\.feature_extractor\.", "roi_heads.box_head."),
     (r"^roi_heads\.mask\.feature_extractor\.convs\.", "roi_heads.mask_head."),
+    (r"^backbone\.neck\.top\.", "backbone.fpn.extra_blocks."),
+    (r"^head\.cls_tower\.", "head.classification_head.conv."),
+    (r"^head\.cls_logits\.", "head.classification_head.cls_logits."),
+    (r"^head\.bbox_tower\.", "head.regression_head.conv."),
+    (r"^head\.bbox_pred\.", "head.regression_head.bbox_reg."),
     *(
         (rf"^roi_heads\.keypoint\.feature_extractor\.convs\.{n}\.0\.",
          f"roi_heads.keypoint_head.{2 * n}.")
@@ -82,6 +94,9 @@ DETECTRON2: Rules = [
     ),
     *((rf"^backbone\.fpn_lateral{n}\.", f"backbone.neck.lateral.{n - 2}.") for n in range(2, 6)),
     *((rf"^backbone\.fpn_output{n}\.", f"backbone.neck.output.{n - 2}.") for n in range(2, 6)),
+    (r"^backbone\.top_block\.", "backbone.neck.top."),
+    *((rf"^head\.(cls|bbox)_subnet\.{2 * n}\.", rf"head.\1_tower.{n}.0.") for n in range(8)),
+    (r"^head\.cls_score\.", "head.cls_logits."),
     (r"^proposal_generator\.rpn_head\.", "rpn.head."),
     (r"^rpn\.head\.objectness_logits\.", "rpn.head.cls_logits."),
     (r"^rpn\.head\.anchor_deltas\.", "rpn.head.bbox_pred."),
@@ -111,6 +126,8 @@ MASKRCNN_BENCHMARK: Rules = [
     (r"(fpn_(?:inner|layer)\d|mask_fcn\d|conv_fcn\d|fc[67])\.(weight|bias)$", r"\1.0.\2"),
     *((rf"^backbone\.fpn\.fpn_inner{n}\.", f"backbone.neck.lateral.{n - 1}.") for n in range(1, 5)),
     *((rf"^backbone\.fpn\.fpn_layer{n}\.", f"backbone.neck.output.{n - 1}.") for n in range(1, 5)),
+    (r"^backbone\.fpn\.top_blocks\.", "backbone.neck.top."),
+    *((rf"^rpn\.head\.(cls|bbox)_tower\.{2 * n}\.", rf"head.\1_tower.{n}.0.") for n in range(8)),
     # published heads of this kind have group norm: convolution, norm, ReLU
     *(
         (rf"\.xconvs\.{3 * n + k}\.", f".convs.{n}.{k}.")

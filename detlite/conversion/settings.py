@@ -60,6 +60,34 @@ DIALECTS: dict[str, Settings] = {
 }
 DIALECTS["caffe2"] = DIALECTS["maskrcnn-benchmark"]
 
+# What they differ in beyond that in a RetinaNet.
+RETINANET_DIALECTS: dict[str, Settings] = {
+    "torchvision": {
+        "MODEL.RETINANET.SCORES_BACKGROUND": True,
+        # the sizes of an octave, cut to whole pixels
+        "MODEL.RETINANET.SCALES_PER_OCTAVE": 1,
+        "MODEL.RETINANET.ANCHOR_SIZES": [
+            [int(size * 2 ** (k / 3)) for k in range(3)] for size in (32, 64, 128, 256, 512)
+        ],
+        "MODEL.RETINANET.LOSS_NORMALIZER": "image",
+        "MODEL.RETINANET.BOX_LOSS": "l1",
+        "MODEL.RETINANET.BBOX_REG_WEIGHT": 1.0,
+        "MODEL.RETINANET.BBOX_REG_WEIGHTS": [1.0] * 4,
+        "MODEL.RETINANET.NMS_TH": 0.5,
+        "MODEL.RETINANET.MIN_SIZE": -1.0,
+        "MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 300,
+    },
+    "detectron2": {
+        "MODEL.RETINANET.LOSS_NORMALIZER": "moving",
+        "MODEL.RETINANET.BBOX_REG_WEIGHT": 1.0,
+        "MODEL.RETINANET.BBOX_REG_WEIGHTS": [1.0] * 4,
+        "MODEL.RETINANET.BBOX_REG_BETA": 0.1,
+        "MODEL.RETINANET.NMS_TH": 0.5,
+        "MODEL.RETINANET.CLIP": "after-nms",
+    },
+    "maskrcnn-benchmark": {},
+}
+
 _POOLERS = {  # type, and samples per bin side of a pyramid's heads
     "torchvision": ("ROIAlign", 2),
     "detectron2": ("ROIAlignV2", 0),
@@ -78,9 +106,14 @@ def settings_for(state: State, source: str) -> Settings:
     Raises:
         ValueError: a body that is no ResNet of a known depth.
     """
-    settings: Settings = {**DIALECTS[source], **_body(state), **_heads(state, source)}
-    if settings["MODEL.RESNETS.NORM"] == "BN":
+    settings: Settings = {**DIALECTS[source], **_body(state, source)}
+    settings |= _retinanet(state, source) if is_retinanet(state) else _heads(state, source)
+    norm = settings["MODEL.RESNETS.NORM"]
+    if norm == "BN":
         settings["MODEL.RESNETS.BN_EPSILON"] = 1e-5
+        settings["MODEL.BACKBONE.FREEZE_NORM"] = source != "torchvision"
+    if norm == "GN":
+        settings["MODEL.RESNETS.STRIDE_IN_1X1"] = False  # as all were trained
     grouped = settings["MODEL.RESNETS.NUM_GROUPS"] > 1
     if grouped:
         # ResNeXt was never trained with the stride in its 1x1.
@@ -90,7 +123,12 @@ def settings_for(state: State, source: str) -> Settings:
     return settings
 
 
-def _body(state: State) -> Settings:
+def is_retinanet(state: State) -> bool:
+    """Whether a detector's entries, by our names, are a RetinaNet's."""
+    return "head.cls_logits.weight" in state
+
+
+def _body(state: State, source: str) -> Settings:
     blocks = {
         stage: 1 + max((int(found[1]) for found in found_in), default=-1)
         for stage in range(2, 6)
@@ -110,13 +148,18 @@ def _body(state: State) -> Settings:
             f"the body has {list(blocks.values())} blocks in its stages, which is no ResNet of "
             f"depth {sorted(DEPTHS)}"
         )
-    fpn = "backbone.neck.output.0.0.weight" in state
     deformable = [f"backbone.body.res{stage}.0.conv2.offset.weight" for stage in range(2, 6)]
     with_dcn = [name in state for name in deformable]
     conv2 = state[f"backbone.body.res2.0.conv2.{'conv.' if with_dcn[0] else ''}weight"]
+    if is_retinanet(state):
+        kind = "FPN-RETINANET"
+    elif "backbone.neck.output.0.0.weight" in state:
+        kind = "FPN"
+    else:
+        kind = "C5" if "backbone.body.res5.0.conv2.weight" in state else "C4"
     last = state[f"backbone.body.res2.0.conv{3 if bottleneck else 2}.weight"]
     settings: Settings = {
-        "MODEL.BACKBONE.CONV_BODY": f"R-{depth}-{'FPN' if fpn else 'C4'}",
+        "MODEL.BACKBONE.CONV_BODY": f"R-{depth}-{kind}",
         "MODEL.RESNETS.NORM": _norm(state, "backbone.body.stem.norm1"),
         "MODEL.RESNETS.NUM_GROUPS": conv2.shape[0] // conv2.shape[1],
         "MODEL.RESNETS.WIDTH_PER_GROUP": conv2.shape[1] if bottleneck else 64,
@@ -128,7 +171,9 @@ def _body(state: State) -> Settings:
         settings["MODEL.RESNETS.STAGE_WITH_DCN"] = with_dcn
         settings["MODEL.RESNETS.WITH_MODULATED_DCN"] = channels % 27 == 0
         settings["MODEL.RESNETS.DEFORMABLE_GROUPS"] = channels // (27 if channels % 27 == 0 else 18)
-    if fpn:
+    if kind == "C5" and source == "detectron2":
+        settings["MODEL.RESNETS.RES5_DILATION"] = 2
+    if kind.startswith("FPN"):
         settings |= {
             "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": len(state["backbone.neck.output.0.0.weight"]),
             "MODEL.FPN.NORM": _norm(state, "backbone.neck.output.0.1"),
@@ -159,9 +204,9 @@ def _heads(state: State, source: str) -> Settings:
     }
     box = f"{head}.feature_extractor"
     convs = _widths(state, f"{box}.convs.")
-    if fpn:
+    if f"{box}.fc6.weight" in state:
         fc6 = state[f"{box}.fc6.weight"]
-        channels = convs[-1] if convs else len(state["backbone.neck.output.0.0.weight"])
+        channels = convs[-1] if convs else state["rpn.head.conv.weight"].shape[1]
         settings |= {
             "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": (
                 "FPNXconv1fcFeatureExtractor" if convs else "FPN2MLPFeatureExtractor"
@@ -190,8 +235,28 @@ def _heads(state: State, source: str) -> Settings:
         settings |= {
             "MODEL.ROI_MASK_HEAD.CONV_LAYERS": _widths(state, mask_convs) or [last],
             "MODEL.ROI_MASK_HEAD.NORM": _norm(state, f"{mask_convs}0.1"),
-            "MODEL.ROI_MASK_HEAD.RESOLUTION": 28 if fpn else 14,
+            "MODEL.ROI_MASK_HEAD.RESOLUTION": 28 if f"{box}.fc6.weight" in state else 14,
         }
+    return settings
+
+
+def _retinanet(state: State, source: str) -> Settings:
+    towers = "head.cls_tower."
+    anchors = len(state["head.bbox_pred.bias"]) // 4
+    scores = len(state["head.cls_logits.bias"]) // anchors
+    p6 = state["backbone.neck.top.p6.weight"]
+    norm = _norm(state, f"{towers}0.1")
+    settings = {
+        **RETINANET_DIALECTS[source],
+        "MODEL.RETINANET_ON": True,
+        "MODEL.RETINANET.USE_C5": p6.shape[0] != p6.shape[1],
+        "MODEL.RETINANET.NUM_CONVS": len(_widths(state, towers)),
+        "MODEL.RETINANET.NORM": norm,
+    }
+    if source == "torchvision" and norm == "GN":  # its second version
+        settings["MODEL.RETINANET.BOX_LOSS"] = "giou"
+    background = settings.get("MODEL.RETINANET.SCORES_BACKGROUND", False)
+    settings["MODEL.RETINANET.NUM_CLASSES"] = scores + (not background)
     return settings
 
 

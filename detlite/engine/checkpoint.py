@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _LAST = "last_checkpoint"
 # The first dimension of a head's last layers counts the classes.
-_CLASS_LAYERS = re.compile(r"^roi_heads\..*\.predictor\.")
+_CLASS_LAYERS = re.compile(r"^roi_heads\..*\.predictor\.|^head\.cls_logits\.")
 
 
 # What a classifier's body lacks: counters of batches, and the offsets of deformable convolutions.

@@ -17,6 +17,8 @@ from ..structures.output import OutputRules
 
 Detections = dict[str, Tensor]
 
+BACKGROUND: dict[str, Any] = {"id": -1, "name": "background"}
+
 
 def to_coco_results(
     detections: Detections,
@@ -55,15 +57,19 @@ def to_coco_results(
 
 
 def categories_of(labels: Tensor, categories: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The category of each of labels [N]; a ValueError where a label has none."""
+    """The category of each of labels [N]; a ValueError where a label has none.
+
+    The background, label 0, is detected by models that score it (torchvision's RetinaNet): it is
+    `BACKGROUND`, whose id no annotation has.
+    """
     numbers = labels.tolist()
     for label in numbers:
-        if not 1 <= label <= len(categories):
+        if not 0 <= label <= len(categories):
             raise ValueError(
                 f"a detection has label {label}, and there are {len(categories)} categories: "
                 "model.categories must name every class of the model"
             )
-    return [categories[label - 1] for label in numbers]
+    return [categories[label - 1] if label else BACKGROUND for label in numbers]
 
 
 def coco_results(

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
+from .precision import at_least_float32
+
 
 class AnchorGenerator(nn.Module):
     """Anchors of every size and aspect ratio at every cell of every level.
@@ -79,7 +81,8 @@ def per_anchor(predictions: Tensor, values: int) -> Tensor:
     """[B, A * values, H, W] -> float32 [B, H * W * A, values], in the order of the anchors."""
     batch, channels, height, width = predictions.shape
     predictions = predictions.view(batch, channels // values, values, height, width)
-    return predictions.permute(0, 3, 4, 1, 2).reshape(batch, -1, values).float()
+    predictions = predictions.permute(0, 3, 4, 1, 2).reshape(batch, -1, values)
+    return at_least_float32(predictions)
 
 
 def build_anchors(

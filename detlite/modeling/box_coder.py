@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .precision import at_least_float32
+
 # Largest dw, dh that is decoded: a box grows at most 1000 / 16 times.
 MAX_LOG_SCALE = math.log(1000.0 / 16)
 
@@ -31,7 +33,7 @@ class BoxCoder:
 
     def decode(self, deltas: Tensor, references: Tensor) -> Tensor:
         """Deltas [N, 4] and references [N, 4] -> float32 xyxy boxes [N, 4]."""
-        deltas = deltas.float() / references.new_tensor(self.weights)
+        deltas = at_least_float32(deltas) / references.new_tensor(self.weights)
         ref_centre, ref_size = _centre_size(references)
         centre = ref_centre + deltas[..., :2] * ref_size
         half = 0.5 * ref_size * deltas[..., 2:].clamp(max=MAX_LOG_SCALE).exp()

@@ -25,6 +25,7 @@ from .box_loss import BoxLoss, build_box_loss
 from .layers import conv_block, init_normal
 from .norm import optional_norm
 from .pooler import build_pooler
+from .precision import at_least_float32
 from .suppression import DetectionLimits, Scored
 
 # Pool regions and turn them into features; attribute `out_channels`.
@@ -183,7 +184,7 @@ class BoxHead(nn.Module):
             proposals: for each image [R_i, 4].
             targets: for each image `labels` [R_i], and `boxes` [R_i, 4] for the foreground.
         """
-        logits, deltas = logits.float(), deltas.float()
+        logits, deltas = at_least_float32(logits), at_least_float32(deltas)
         labels = torch.cat([target["labels"] for target in targets])  # (R,)
         boxes = torch.cat([target["boxes"] for target in targets])
         count = max(len(labels), 1)
@@ -199,7 +200,7 @@ class BoxHead(nn.Module):
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features of R proposals -> float32 probabilities [R, K] and deltas [R, 4 Q]."""
         logits, deltas = self.predictor(x)
-        return logits.float().softmax(dim=1), deltas.float()
+        return at_least_float32(logits).softmax(dim=1), at_least_float32(deltas)
 
     def candidates(
         self,
@@ -230,7 +231,7 @@ class BoxHead(nn.Module):
         self, deltas: Tensor, proposals: list[Tensor], image_sizes: Sequence[tuple[int, int]]
     ) -> list[Tensor]:
         """The proposals [R_i, 4] of each image, moved by class-agnostic deltas [R, 8]."""
-        foreground = deltas.float().unflatten(1, (-1, 4))[:, 1]
+        foreground = at_least_float32(deltas).unflatten(1, (-1, 4))[:, 1]
         moved = self.box_coder.decode(foreground, torch.cat(proposals))
         per_image = moved.split([len(p) for p in proposals])
         return [

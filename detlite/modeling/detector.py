@@ -120,6 +120,7 @@ class Detector(nn.Module, ABC):
                 "masks" in self.needs,
                 self.device,
                 need_keypoints="keypoints" in self.needs,
+                dtype=batch.tensor.dtype,
             )
             return self.losses(batch, truth)
         detections = self.detect(images)

@@ -49,7 +49,7 @@ class InputNormalizer(nn.Module):
     def _normalize(self, image: Tensor) -> Tensor:
         image = image.to(self.pixel_mean.device)
         in_255 = not image.is_floating_point()
-        image = image.float()
+        image = image.to(torch.promote_types(self.pixel_mean.dtype, torch.float32))
         if in_255 != self.bgr255:
             image = image * 255 if self.bgr255 else image / 255
         if self.bgr255:
@@ -92,8 +92,9 @@ def prepare_targets(
     need_masks: bool,
     device: torch.device,
     need_keypoints: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> list[dict[str, Any]]:
-    """Checks training targets and moves them to `device`.
+    """Checks training targets and moves them to `device`, coordinates as `dtype`.
 
     Args:
         targets: for each image `boxes` float [G, 4] xyxy with positive sides, `labels` int64 [G]
@@ -118,7 +119,7 @@ def prepare_targets(
             if not isinstance(target[name], Tensor):
                 found = type(target[name]).__name__
                 raise TypeError(f"{where}['{name}'] must be a tensor, not {found}")
-        boxes = target["boxes"].to(device, torch.float32)
+        boxes = target["boxes"].to(device, dtype)
         labels = target["labels"].to(device, torch.int64)
         if boxes.ndim != 2 or boxes.shape[1] != 4:
             raise ValueError(f"{where}['boxes'] must be [G, 4], not {list(boxes.shape)}")
@@ -144,7 +145,7 @@ def prepare_targets(
                 )
             ready["masks"] = masks.to(device)
         if need_keypoints:
-            keypoints = target["keypoints"].to(device, torch.float32)
+            keypoints = target["keypoints"].to(device, dtype)
             if keypoints.ndim != 3 or (len(keypoints), keypoints.shape[2]) != (len(boxes), 3):
                 raise ValueError(
                     f"{where}['keypoints'] must be [{len(boxes)}, P, 3] for its boxes, not "

@@ -22,6 +22,7 @@ from .backbone import Backbone
 from .layers import conv_block
 from .map_head import build_map_head
 from .pooler import build_pooler
+from .precision import at_least_float32
 
 KEYPOINT_EXTRACTORS: Registry[Callable[[CfgNode, Backbone], nn.Module]] = Registry(
     "keypoint feature extractor"
@@ -96,7 +97,7 @@ class KeypointHead(nn.Module):
         Raises:
             ValueError: another number of keypoints than the predictor's.
         """
-        logits = self.predictor(x).float()
+        logits = at_least_float32(self.predictor(x))
         keypoints = torch.cat([target["keypoints"][target["matched"]] for target in targets])
         if keypoints.shape[1] != logits.shape[1]:
             raise ValueError(
@@ -110,7 +111,7 @@ class KeypointHead(nn.Module):
 
     def predict(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """`keypoint_logits` float32 [R, P, M, M], the same for all labels [R]."""
-        return {"keypoint_logits": self.predictor(x).float()}
+        return {"keypoint_logits": at_least_float32(self.predictor(x))}
 
     def locate(self, logits: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
         """Heat maps [R, P, M, M] of boxes [R, 4] -> keypoints [R, P, 3] and their logits [R, P]."""

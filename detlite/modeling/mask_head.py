@@ -22,6 +22,7 @@ from .layers import conv_block, init_normal
 from .map_head import build_map_head
 from .norm import optional_norm
 from .pooler import build_pooler
+from .precision import at_least_float32
 
 MASK_EXTRACTORS: Registry[Callable[[CfgNode, Backbone], nn.Module]] = Registry(
     "mask feature extractor"
@@ -125,7 +126,7 @@ class MaskHead(nn.Module):
             targets: for each image `labels` [R_i], `matched` [R_i] indices into the ground truth,
                 and `masks` uint8 [G, H, W].
         """
-        logits = self.predictor(x).float()
+        logits = at_least_float32(self.predictor(x))
         labels = torch.cat([target["labels"] for target in targets])
         selected = logits[torch.arange(len(labels), device=labels.device), labels]  # (R, M, M)
         wanted = torch.cat(
@@ -145,7 +146,7 @@ class MaskHead(nn.Module):
 
     def predict(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """`mask_probs` float32 [R, M, M] of the given labels [R]."""
-        logits = self.predictor(x).float()
+        logits = at_least_float32(self.predictor(x))
         chosen = logits[torch.arange(len(labels), device=labels.device), labels]
         return {"mask_probs": chosen.sigmoid()}
 
@@ -172,7 +173,7 @@ def crop_masks(
     rois = torch.cat([position[:, None].to(boxes.dtype), boxes], dim=1)
     size = (resolution, resolution)
     crops = roi_align(masks[used, None].to(boxes.dtype), rois, size, 1.0, 0, aligned=not soft)
-    return crops[:, 0] if soft else (crops[:, 0] >= 0.5).float()
+    return crops[:, 0] if soft else (crops[:, 0] >= 0.5).to(crops.dtype)
 
 
 def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: nn.Module) -> MaskHead:

@@ -107,7 +107,7 @@ class RetinaNet(Detector):
     """
 
     # Foreground anchors of a batch: the average starts high, and moves by a tenth a step.
-    _START, _MOMENTUM = 100.0, 0.9
+    START, MOMENTUM = 100.0, 0.9
     moving_foreground: Tensor
 
     def __init__(
@@ -141,7 +141,7 @@ class RetinaNet(Detector):
         self.first_label = 0 if scores_background else 1
         self.inclusive = inclusive
         if training.normalizer == "moving":
-            self.register_buffer("moving_foreground", torch.tensor(self._START))
+            self.register_buffer("moving_foreground", torch.tensor(self.START))
 
     def losses(self, batch: ImageBatch, targets: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Focal loss over the anchors that are not ignored, box loss over the foreground."""
@@ -157,7 +157,7 @@ class RetinaNet(Detector):
             }
         total = foreground.sum()
         if self.settings.normalizer == "moving":
-            self.moving_foreground.lerp_(total.clamp(min=1), 1 - self._MOMENTUM)
+            self.moving_foreground.lerp_(total.clamp(min=1), 1 - self.MOMENTUM)
             of_scores = of_boxes = self.moving_foreground.clone()
         else:
             of_scores, of_boxes = total + len(sums), total.clamp(min=1)

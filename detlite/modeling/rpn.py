@@ -24,6 +24,7 @@ from .box_coder import BoxCoder
 from .box_loss import BoxLoss, build_box_loss
 from .layers import init_normal
 from .matching import IGNORE, match, sample
+from .precision import at_least_float32
 
 RPN_HEADS: Registry[Callable[[CfgNode, int, int], nn.Module]] = Registry("RPN head")
 
@@ -146,8 +147,8 @@ class RPN(nn.Module):
         """Of each level anchors [N_l, 4], logits [B, N_l] and deltas [B, N_l, 4]."""
         anchors = self.anchor_generator([(f.shape[-2], f.shape[-1]) for f in features])
         logits, deltas = self.head(features)
-        # In float32 from here on: coordinates and scores do not fit half precision.
-        logits = [x.permute(0, 2, 3, 1).flatten(1).float() for x in logits]
+        # Coordinates and scores do not fit half precision.
+        logits = [at_least_float32(x.permute(0, 2, 3, 1).flatten(1)) for x in logits]
         return anchors, logits, [per_anchor(x, 4) for x in deltas]
 
     @torch.no_grad()

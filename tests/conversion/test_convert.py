@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,6 +140,111 @@ def maskrcnn_benchmark(fpn: bool = True) -> State:
     out.layer("roi_heads.mask.predictor.mask_fcn_logits", CLASSES, PYRAMID, 1, 1)
     out.state["rpn.anchor_generator.cell_anchors.0"] = torch.zeros(anchors, 4)
     return {f"module.{n}": v for n, v in out.state.items()}
+
+
+def retinanet(source: str) -> State:
+    """A RetinaNet by a framework's names; torchvision's with P6 from P5, the others' from C5."""
+    full = {"torchvision": torchvision_fpn, "detectron2": detectron2}.get(
+        source, maskrcnn_benchmark
+    )()
+    state = {
+        name.removeprefix("module."): value
+        for name, value in full.items()
+        if not re.search(r"roi_heads|rpn|inner_blocks|layer_blocks|fpn_", name)
+    }
+    out = Writer(lambda: "", lambda: "")
+    lateral, output, top, cls, box, logits, deltas = RETINANET_NAMES[source]
+    for level in range(3):
+        out.layer(lateral(level), PYRAMID, RES2 * 2 ** (level + 1), 1, 1)
+        out.layer(output(level), PYRAMID, PYRAMID, 3, 3)
+    out.layer(f"{top}p6", PYRAMID, PYRAMID if source == "torchvision" else 8 * RES2, 3, 3)
+    out.layer(f"{top}p7", PYRAMID, PYRAMID, 3, 3)
+    for number in range(4):
+        out.layer(cls(number), PYRAMID, PYRAMID, 3, 3)
+        out.layer(box(number), PYRAMID, PYRAMID, 3, 3)
+    scores = CLASSES if source == "torchvision" else CLASSES - 1
+    out.layer(logits, 9 * scores, PYRAMID, 3, 3)
+    out.layer(deltas, 9 * 4, PYRAMID, 3, 3)
+    return state | out.state
+
+
+RETINANET_NAMES: dict[str, tuple[Any, ...]] = {
+    "torchvision": (
+        lambda level: f"backbone.fpn.inner_blocks.{level}.0",
+        lambda level: f"backbone.fpn.layer_blocks.{level}.0",
+        "backbone.fpn.extra_blocks.",
+        lambda number: f"head.classification_head.conv.{2 * number}",  # as before version 0.15
+        lambda number: f"head.regression_head.conv.{number}.0",
+        "head.classification_head.cls_logits",
+        "head.regression_head.bbox_reg",
+    ),
+    "detectron2": (
+        lambda level: f"backbone.fpn_lateral{level + 3}",
+        lambda level: f"backbone.fpn_output{level + 3}",
+        "backbone.top_block.",
+        lambda number: f"head.cls_subnet.{2 * number}",
+        lambda number: f"head.bbox_subnet.{2 * number}",
+        "head.cls_score",
+        "head.bbox_pred",
+    ),
+    "maskrcnn-benchmark": (
+        lambda level: f"backbone.fpn.fpn_inner{level + 2}",
+        lambda level: f"backbone.fpn.fpn_layer{level + 2}",
+        "backbone.fpn.top_blocks.",
+        lambda number: f"rpn.head.cls_tower.{2 * number}",
+        lambda number: f"rpn.head.bbox_tower.{2 * number}",
+        "rpn.head.cls_logits",
+        "rpn.head.bbox_pred",
+    ),
+}
+
+
+def torchvision_fpn() -> State:
+    """A body by torchvision's names."""
+
+    def name(stage: int, block: int, place: int, kind: str) -> str:
+        last = f"{kind}{place}" if place else f"downsample.{int(kind == 'bn')}"
+        return f"backbone.body.layer{stage - 1}.{block}.{last}"
+
+    out = Writer(lambda *at: name(*at, "conv"), lambda *at: name(*at, "bn"))
+    out.body(50, ("backbone.body.conv1", "backbone.body.bn1"), range(2, 6))
+    return out.state
+
+
+@pytest.mark.parametrize("source", RETINANET_NAMES)
+def test_a_retinanet_file_becomes_a_model(source, tmp_path):
+    state = retinanet(source)
+    assert source_of(state) == source
+    torch.save({"model": state}, tmp_path / "w.pth")
+    cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
+    assert cfg.MODEL.BACKBONE.CONV_BODY == "R-50-FPN-RETINANET"
+    assert (source != "torchvision") == cfg.MODEL.RETINANET.USE_C5
+    assert cfg.MODEL.RETINANET.NUM_CLASSES == CLASSES
+    assert cfg.MODEL.RETINANET.NUM_CONVS == 4
+    assert len(model.categories) == CLASSES - 1
+    assert model([torch.rand(3, 64, 64)])[0]["boxes"].shape[1] == 4
+    _, cls, box = RETINANET_NAMES[source][2:5]
+    ours = model.state_dict()
+    for number in range(4):
+        assert torch.equal(
+            ours[f"head.cls_tower.{number}.0.weight"], state[cls(number) + ".weight"]
+        )
+        assert torch.equal(ours[f"head.bbox_tower.{number}.0.bias"], state[box(number) + ".bias"])
+
+
+def test_retinanet_anchors_of_a_cell_are_reordered():
+    state = retinanet("detectron2")
+    model = convert(state, "detectron2").model
+    scores = CLASSES - 1
+    for size, ratio in product(range(3), range(3)):
+        ours, other = ratio * 3 + size, size * 3 + ratio
+        for name, theirs, values in (
+            ("head.cls_logits.weight", "head.cls_score.weight", scores),
+            ("head.bbox_pred.weight", "head.bbox_pred.weight", 4),
+        ):
+            assert torch.equal(
+                model[name][ours * values :][:values], state[theirs][other * values :][:values]
+            )
 
 
 def caffe2() -> State:
@@ -338,7 +445,7 @@ def test_what_cannot_be_converted(tmp_path):
         convert(short, "detectron2")
     with pytest.raises(ValueError, match="holds no state dict"):
         convert([1, 2], "detectron2")
-    with pytest.raises(ValueError, match="torchvision has R-CNNs on a feature pyramid"):
+    with pytest.raises(ValueError, match=r"on a feature pyramid only; this model has no backbone"):
         to_torchvision({})
 
 

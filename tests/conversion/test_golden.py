@@ -17,6 +17,8 @@ def test_detections_are_the_recorded_ones(name, data_root):
     assert found.mask < 1e-3
     assert found.pixels < 1e-3
     assert found.keypoint < 0.02
+    assert found.keypoint_score < 3e-4
+    assert found.ties == 0
 
 
 def test_a_difference_is_found(data_root):

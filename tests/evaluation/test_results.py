@@ -83,7 +83,11 @@ class TestToCocoResults:
         }
         assert to_coco_results(none, 5, (50, 100), (50, 100), CATEGORIES) == []
 
-    @pytest.mark.parametrize("label", [0, 3])
+    def test_the_background_is_of_no_data_set(self) -> None:
+        found = categories_of(torch.tensor([0, 1]), CATEGORIES)
+        assert [category["id"] for category in found] == [-1, 7]
+
+    @pytest.mark.parametrize("label", [-1, 3])
     def test_label_without_category(self, label: int) -> None:
         with pytest.raises(ValueError, match=rf"label {label}, and there are 2 categories"):
             categories_of(torch.tensor([1, label]), CATEGORIES)

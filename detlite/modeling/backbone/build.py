@@ -67,6 +67,7 @@ def resnet_spec(cfg: CfgNode) -> ResNetSpec:
         deformable=resnets.STAGE_WITH_DCN,
         modulated=resnets.WITH_MODULATED_DCN,
         offset_groups=resnets.DEFORMABLE_GROUPS,
+        freeze_norm=cfg.MODEL.BACKBONE.FREEZE_NORM,
     )
 
 

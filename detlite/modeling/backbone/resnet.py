@@ -38,6 +38,7 @@ class ResNetSpec:
         stride_in_1x1: whether a bottleneck halves the map in its first 1x1 or in its 3x3.
         deformable: for res2 to res5, whether the 3x3s of its bottlenecks are deformable.
         modulated, offset_groups: of deformable convolutions, see `DeformConv3x3`.
+        freeze_norm: whether batch norm in parts that are not trained keeps its statistics too.
     """
 
     depth: int
@@ -50,6 +51,7 @@ class ResNetSpec:
     deformable: tuple[bool, ...] = (False,) * 4
     modulated: bool = False
     offset_groups: int = 1
+    freeze_norm: bool = True
 
     def __post_init__(self) -> None:
         if self.depth < 50 and any(self.deformable):
@@ -168,7 +170,7 @@ class ResNet(nn.Module):
     """Stem and stages up to `last_stage`; returns the maps of `out_stages`, finest first.
 
     With `res5_dilation` 2 the last stage dilates its convolutions instead of halving the map (DC5).
-    The first `freeze_at` parts (stem, res2, ...) are not trained; batch norm in them is frozen.
+    The first `freeze_at` parts (stem, res2, ...) are not trained.
     """
 
     def __init__(
@@ -188,7 +190,8 @@ class ResNet(nn.Module):
             self.add_module(f"res{stage}", layers)
         for part in list(self.children())[:freeze_at]:
             part.requires_grad_(False)
-            freeze_batch_norm(part)
+            if spec.freeze_norm:
+                freeze_batch_norm(part)
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """[B, 3, H, W] -> for each stage k in out_stages [B, C_k, H / 2**k, W / 2**k]."""
