@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from yacs.config import CfgNode
 
 _FEW: dict[str, Any] = {
@@ -13,9 +15,12 @@ _FEW: dict[str, Any] = {
     "MODEL.GROUP_NORM.NUM_GROUPS": 4,
     "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
     "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,
+    "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 20,
     "MODEL.RPN.PRE_NMS_TOP_N_TEST": 20,
+    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 32,
     "MODEL.RPN.POST_NMS_TOP_N_TEST": 10,
     "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 10,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 8,
     "MODEL.ROI_HEADS.SCORE_THRESH": 0.0,
     "MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 5,
     "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
@@ -40,3 +45,26 @@ def narrow() -> Callable[[CfgNode], list[Any]]:
         return [item for pair in few.items() for item in pair]
 
     return overrides
+
+
+@pytest.fixture(scope="session")
+def tiny_batch() -> Callable[[CfgNode], tuple[list[Tensor], list[dict[str, Tensor]]]]:
+    """Two pictures, one of them empty, and targets with all that the model of a config needs."""
+
+    def make(cfg: CfgNode) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+        images = [torch.rand(3, 64, 96), torch.rand(3, 96, 64)]
+        boxes = torch.tensor([[8.0, 6, 60, 50], [50, 20, 90, 60]])
+        masks = torch.zeros(2, 64, 96, dtype=torch.uint8)
+        masks[0, 6:50, 8:60] = masks[1, 20:60, 50:90] = 1
+        points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES
+        places = boxes[:, None, :2] + torch.rand(2, points, 2) * 30
+        target = {
+            "boxes": boxes,
+            "labels": torch.tensor([1, 1]),
+            "masks": masks,
+            "keypoints": torch.cat([places, torch.full((2, points, 1), 2.0)], dim=2),
+        }
+        empty = {name: value[:0] for name, value in target.items()}
+        return images, [target, {**empty, "masks": masks[:0].new_zeros(0, 96, 64)}]
+
+    return make

@@ -9,8 +9,10 @@ import pytest
 import torch
 import yaml
 
-from detlite.config import KEYS, load_config
+from detlite.config import KEYS, ConfigError, load_config
 from detlite.config.schema import NO_EFFECT
+from detlite.conversion import weight_file
+from detlite.data.builtin import BUILTIN
 from detlite.modeling.rcnn import build_model
 
 # Where a default differs from maskrcnn-benchmark's on purpose.
@@ -148,23 +150,157 @@ SOLVER:
 TEST:
   IMS_PER_BATCH: 8
 """
-_MASK_RESNEXT = _MASK_FPN.replace(
-    "    BACKBONE_OUT_CHANNELS: 256\n",
-    """    BACKBONE_OUT_CHANNELS: 256
+_RESNEXT = """  RESNETS:
     STRIDE_IN_1X1: False
     NUM_GROUPS: 32
     WIDTH_PER_GROUP: 8
+"""
+# In several files this section is given in two parts.
+_MASK_RESNEXT = _MASK_FPN.replace(_FPN_MASK_HEAD, _FPN_MASK_HEAD + _RESNEXT).replace(
+    "R-50-FPN", "R-101-FPN"
+)
+_CAFFE2 = _MASK_FPN.replace(_SOLVER, "").replace(
+    "ImageNetPretrained/MSRA/R-50", "Caffe2Detectron/COCO/35858933/e2e_mask_rcnn_R-50-FPN_1x"
+)
+_KEYPOINT = _FASTER_FPN.replace(
+    _FPN_BOX_HEAD,
+    _FPN_BOX_HEAD
+    + """    NUM_CLASSES: 2
+  ROI_KEYPOINT_HEAD:
+    POOLER_SCALES: (0.25, 0.125, 0.0625, 0.03125)
+    FEATURE_EXTRACTOR: "KeypointRCNNFeatureExtractor"
+    PREDICTOR: "KeypointRCNNPredictor"
+    POOLER_RESOLUTION: 14
+    POOLER_SAMPLING_RATIO: 2
+    RESOLUTION: 56
+    SHARE_BOX_FEATURE_EXTRACTOR: False
+  KEYPOINT_ON: True
 """,
-).replace("R-50-FPN", "R-101-FPN")
+).replace(
+    _DATA,
+    """
+DATASETS:
+  TRAIN: ("keypoints_coco_2014_train", "keypoints_coco_2014_valminusminival",)
+  TEST: ("keypoints_coco_2014_minival",)
+INPUT:
+  MIN_SIZE_TRAIN: (640, 672, 704, 736, 768, 800)
+""",
+)
+_RPN = _FASTER_FPN.replace(_FPN_BOX_HEAD, "").replace(
+    "  BACKBONE:\n", "  RPN_ONLY: True\n  BACKBONE:\n"
+)
+_RETINANET = (
+    _FASTER_FPN.replace("R-50-FPN", "R-50-FPN-RETINANET")
+    .replace("  BACKBONE:\n", "  RPN_ONLY: True\n  RETINANET_ON: True\n  BACKBONE:\n")
+    .replace(
+        _FPN_BOX_HEAD,
+        _FPN_BOX_HEAD
+        + """  RETINANET:
+    SCALES_PER_OCTAVE: 3
+    STRADDLE_THRESH: -1
+    USE_C5: False
+    FG_IOU_THRESHOLD: 0.5
+    BG_IOU_THRESHOLD: 0.4
+""",
+    )
+)
+_DCN = _MASK_FPN.replace(
+    "    BACKBONE_OUT_CHANNELS: 256\n",
+    """    BACKBONE_OUT_CHANNELS: 256
+    STAGE_WITH_DCN: (False, True, True, True)
+    WITH_MODULATED_DCN: True
+    DEFORMABLE_GROUPS: 1
+""",
+)
+_AUGMENTED = f"""{_MASK_FPN}
+TEST:
+  BBOX_AUG:
+    ENABLED: True
+    H_FLIP: True
+    SCALES: (400, 500)
+    MAX_SIZE: 2000
+    SCALE_H_FLIP: True
+"""
+_CITYSCAPES = _MASK_FPN.replace(_FPN_BOX_HEAD, _FPN_BOX_HEAD + "    NUM_CLASSES: 9\n").replace(
+    _DATA,
+    """
+DATASETS:
+  TRAIN: ("cityscapes_fine_instanceonly_seg_train_cocostyle",)
+  TEST: ("cityscapes_fine_instanceonly_seg_val_cocostyle",)
+""",
+)
+_VOC = f"""
+MODEL:
+  META_ARCHITECTURE: "GeneralizedRCNN"
+  WEIGHT: "catalog://ImageNetPretrained/MSRA/R-50"
+  RPN:
+    PRE_NMS_TOP_N_TEST: 6000
+    POST_NMS_TOP_N_TEST: 300
+    ANCHOR_SIZES: (128, 256, 512)
+  ROI_BOX_HEAD:
+    NUM_CLASSES: 21
+DATASETS:
+  TRAIN: ("voc_2012_train_cocostyle",)
+  TEST: ("voc_2012_val_cocostyle",)
+{_SOLVER}  IMS_PER_BATCH: 1
+TEST:
+  IMS_PER_BATCH: 1
+"""
+_FBNET = f"""
+MODEL:
+  META_ARCHITECTURE: "GeneralizedRCNN"
+  BACKBONE:
+    CONV_BODY: FBNet
+  FBNET:
+    ARCH: "xirb16d_dsmask"
+    BN_TYPE: "bn"
+    WIDTH_DIVISOR: 8
+    DW_CONV_SKIP_BN: True
+    DW_CONV_SKIP_RELU: True
+    DET_HEAD_LAST_SCALE: -1.0
+  RPN:
+    ANCHOR_SIZES: (16, 32, 64, 128, 256)
+    ANCHOR_STRIDE: (16, )
+    RPN_HEAD: FBNet.rpn_head
+  ROI_BOX_HEAD:
+    POOLER_RESOLUTION: 6
+    FEATURE_EXTRACTOR: FBNet.roi_head
+    NUM_CLASSES: 81
+  ROI_MASK_HEAD:
+    POOLER_RESOLUTION: 6
+    FEATURE_EXTRACTOR: FBNet.roi_head_mask
+    PREDICTOR: "MaskRCNNConv1x1Predictor"
+    RESOLUTION: 12
+    SHARE_BOX_FEATURE_EXTRACTOR: False
+  MASK_ON: True
+{_DATA}{_SOLVER}  IMS_PER_BATCH: 128  # for 8GPUs
+# TEST:
+#   IMS_PER_BATCH: 8
+INPUT:
+  MIN_SIZE_TRAIN: (320, )
+  PIXEL_MEAN: [103.53, 116.28, 123.675]
+  PIXEL_STD: [57.375, 57.12, 58.395]
+"""
 
 FILES = {
     "e2e_faster_rcnn_R_50_C4_1x": _FASTER_C4,
     "e2e_mask_rcnn_R_50_C4_1x": _MASK_C4,
     "e2e_faster_rcnn_R_50_FPN_1x": _FASTER_FPN,
     "e2e_mask_rcnn_R_50_FPN_1x": _MASK_FPN,
+    "e2e_keypoint_rcnn_R_50_FPN_1x": _KEYPOINT,
     "scratch_e2e_mask_rcnn_R_50_FPN_3x_gn": _MASK_GN,
     "e2e_mask_rcnn_X_101_32x8d_FPN_1x": _MASK_RESNEXT,
+    "e2e_mask_rcnn_R_50_FPN_1x_caffe2": _CAFFE2,
+    "e2e_mask_rcnn_mdconv_R_50_FPN_1x": _DCN,
+    "e2e_mask_rcnn_R_50_FPN_1x_augmented": _AUGMENTED,
+    "e2e_mask_rcnn_R_50_FPN_1x_cityscapes": _CITYSCAPES,
+    "e2e_faster_rcnn_R_50_C4_1x_voc": _VOC,
+    "e2e_mask_rcnn_fbnet_xirb16d_dsmask": _FBNET,
+    "rpn_R_50_FPN_1x": _RPN,
+    "retinanet_R-50-FPN_P5_1x": _RETINANET,
 }
+_CLASSES = {"e2e_keypoint_rcnn_R_50_FPN_1x": 2, "e2e_mask_rcnn_R_50_FPN_1x_cityscapes": 9,
+            "e2e_faster_rcnn_R_50_C4_1x_voc": 21}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -208,15 +344,41 @@ def test_config_that_states_every_key_loads(reference, tmp_path):
     assert load_config(file) == load_config(None, ["MODEL.DEVICE", "cuda", "OUTPUT_DIR", "."])
 
 
+@pytest.fixture
+def file(name, tmp_path):
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(FILES[name])
+    return path
+
+
 @pytest.mark.parametrize("name", FILES)
-def test_file_loads_unchanged_and_builds(name, tmp_path):
-    file = tmp_path / f"{name}.yaml"
-    file.write_text(FILES[name])
+def test_file_builds_as_it_is(name, file):
     cfg = load_config(file, ["MODEL.DEVICE", "meta"])
     with torch.device("meta"):
         model = build_model(cfg)
-    assert (model.roi_heads.mask is not None) == ("mask" in name)
-    assert model.num_classes == 81
+    assert ("masks" in model.needs) == ("mask" in name)
+    assert ("keypoints" in model.needs) == ("keypoint" in name)
+    assert hasattr(model, "roi_heads") == name.startswith(("e2e", "scratch"))
+    assert model.num_classes == _CLASSES.get(name, 81)
+    assert {*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST} <= BUILTIN.keys()
+    if cfg.MODEL.WEIGHT:
+        with pytest.raises(
+            ConfigError, match=r"no file weights/\S+\.pkl; it is published at https:"
+        ):
+            weight_file(cfg)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_trains_and_detects_when_it_is_made_narrow(file, narrow, tiny_batch):
+    cfg = load_config(file, narrow(load_config(file)))
+    model = build_model(cfg)
+    images, targets = tiny_batch(cfg)
+    losses = model.train()(images, targets)
+    sum(losses.values()).backward()
+    assert all(loss.isfinite() for loss in losses.values())
+    [found, _] = model.eval()(images)
+    assert ("masks" in found) == cfg.MODEL.MASK_ON
+    assert ("keypoints" in found) == cfg.MODEL.KEYPOINT_ON
 
 
 def test_values_of_a_file_arrive(tmp_path):

@@ -32,8 +32,13 @@ def test_file_builds_as_it_is(file):
 
 
 @_every_file
-def test_file_detects_when_it_is_made_narrow(file, narrow):
+def test_file_trains_and_detects_when_it_is_made_narrow(file, narrow, tiny_batch):
     cfg = load_config(file, narrow(load_config(file)))
-    [found] = build_model(cfg).eval()([torch.rand(3, 64, 96)])
+    model = build_model(cfg)
+    images, targets = tiny_batch(cfg)
+    losses = model.train()(images, targets)
+    sum(losses.values()).backward()
+    assert all(loss.isfinite() for loss in losses.values())
+    [found, _] = model.eval()(images)
     assert ("masks" in found) == cfg.MODEL.MASK_ON
     assert ("keypoints" in found) == cfg.MODEL.KEYPOINT_ON

@@ -27,11 +27,14 @@ def test_config_loads_and_builds(file):
 
 
 @_every_leaf
-def test_config_detects_when_it_is_made_narrow(file, narrow):
-    cfg = load_config(file)
-    cfg = load_config(file, narrow(cfg))
-    model = build_model(cfg).eval()
-    [found] = model([torch.rand(3, 64, 96)])
+def test_config_trains_and_detects_when_it_is_made_narrow(file, narrow, tiny_batch):
+    cfg = load_config(file, narrow(load_config(file)))
+    model = build_model(cfg)
+    images, targets = tiny_batch(cfg)
+    losses = model.train()(images, targets)
+    sum(losses.values()).backward()
+    assert all(loss.isfinite() for loss in losses.values())
+    [found, _] = model.eval()(images)
     assert len(found["boxes"]) == len(found["scores"])
     assert ("masks" in found) == cfg.MODEL.MASK_ON
     assert ("keypoints" in found) == cfg.MODEL.KEYPOINT_ON
