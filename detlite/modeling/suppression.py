@@ -109,7 +109,8 @@ def _vote(boxes: Tensor, scores: Tensor, labels: Tensor, keep: Tensor, vote_iou:
     """Means [D, 4] of the candidates around those of indices `keep` [D], weighted by score."""
     near = box_ops.iou(boxes[keep], boxes) >= vote_iou  # (D, N)
     weights = scores * (near & (labels[keep, None] == labels))
-    return weights @ boxes / weights.sum(dim=1, keepdim=True)
+    # Not a matrix product, which autocast would take in half precision.
+    return (weights[:, :, None] * boxes).sum(dim=1) / weights.sum(dim=1, keepdim=True)
 
 
 def _fuse(

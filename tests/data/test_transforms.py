@@ -7,6 +7,7 @@ import torch
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
+from detlite.config import load_config
 from detlite.data.transforms import (
     DetectionTransform,
     RandomShortestSize,
@@ -140,3 +141,13 @@ def test_masks_are_sampled_at_pixel_centres(size):
     assert isinstance(resized, tv_tensors.Mask)
     expected = F.resize_image(masks, list(size), F.InterpolationMode.NEAREST_EXACT)
     assert torch.equal(resized.as_subclass(torch.Tensor), expected)
+
+
+def test_test_time_augmentation_gets_pictures_as_they_are():
+    image = torch.randint(0, 255, (3, 30, 50), dtype=torch.uint8)
+    target = {"boxes": torch.tensor([[2.0, 3, 20, 25]]), "labels": torch.tensor([1])}
+    cfg = load_config(None, ["INPUT.MIN_SIZE_TEST", 60, "TEST.BBOX_AUG.ENABLED", True])
+    same, after = build_transform(cfg, train=False)(image, target)
+    assert torch.equal(same, image)
+    assert torch.equal(after["boxes"], target["boxes"])
+    assert build_transform(cfg, train=True)(image, target)[0].shape != image.shape

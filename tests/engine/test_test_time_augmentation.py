@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from detlite.config import ConfigError, load_config
 from detlite.data.transforms import resize_shortest
+from detlite.engine.checkpoint import save_checkpoint
 from detlite.engine.test_time_augmentation import AugmentedDetector, View, build_views
 from detlite.modeling.rcnn import build_model
 from detlite.modeling.suppression import suppress
@@ -165,3 +168,24 @@ def test_predictor_joins_views(model, picture):
     for name in ("boxes", "scores", "labels", "keypoints"):
         torch.testing.assert_close(found[name], wanted[name])
     assert found["masks"].shape == (len(found["boxes"]), *PICTURE)
+
+
+def test_nothing_found(model, picture):
+    model.limits = replace(model.limits, score_thresh=1.0)
+    found = detect(model, picture, View(64, 1000), View(64, 1000, flip=True))
+    assert found["boxes"].shape == (0, 4)
+    assert found["mask_probs"].shape == (0, 28, 28)
+    assert found["keypoints"].shape == (0, 3, 3)
+
+
+def test_checkpoint_in_several_views(tiny_config, picture, tmp_path):
+    cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
+    model = build_model(cfg)
+    categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
+    content = {"model": model.state_dict(), "categories": categories, "config": cfg.dump()}
+    save_checkpoint(tmp_path / "model.pth", content)
+    keys = ["TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True]
+    predictor = Predictor.from_checkpoint(tmp_path / "model.pth", keys)
+    found = predictor(picture)
+    wanted = detect(model.eval(), picture, View(64, 1333), View(64, 1333, flip=True))
+    torch.testing.assert_close(found["boxes"], wanted["boxes"])

@@ -146,6 +146,15 @@ def test_candidates_are_left_alone(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_mixed_precision_does_not_reach_coordinates(method):
+    candidates, limits = crowd(), limits_for(method)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = suppress(candidates, limits)
+    for name, value in suppress(candidates, limits).items():
+        assert torch.equal(found[name], value)
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_nothing_gives_nothing(method):
     nothing = {name: value[:0] for name, value in crowd().items()}
     found = suppress(nothing, limits_for(method))
