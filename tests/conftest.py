@@ -63,6 +63,14 @@ def fixed_seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Runs a test on each device that there is."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     """The folder that holds pyproject.toml."""

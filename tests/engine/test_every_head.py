@@ -71,14 +71,15 @@ def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plates_config(
-    tiny_config: Callable[..., CfgNode], plates: Path, tmp_path: Path
+    tiny_config: Callable[..., CfgNode], plates: Path, tmp_path: Path, device: str
 ) -> Callable[..., CfgNode]:
     """Loads a config that trains and tests a tiny model on `plates`; takes further overrides."""
 
     def load(*opts: Any, **kinds: Any) -> CfgNode:
         entry = {"name": "plates", "annotations": "plates.json", "images": "."}
         return tiny_config(
-            "OUTPUT_DIR", str(tmp_path), "DATASETS.ROOT", str(plates), "DATASETS.CATALOG", [entry],
+            "MODEL.DEVICE", device, "OUTPUT_DIR", str(tmp_path),
+            "DATASETS.ROOT", str(plates), "DATASETS.CATALOG", [entry],
             "DATASETS.TRAIN", ("plates",), "DATASETS.TEST", ("plates",),
             "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 3, "DATALOADER.NUM_WORKERS", 0,
             "INPUT.MIN_SIZE_TRAIN", (64,), "INPUT.MIN_SIZE_TEST", 64, "SOLVER.OPTIMIZER", "AdamW",

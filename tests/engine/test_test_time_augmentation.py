@@ -77,6 +77,15 @@ def test_a_larger_view_is_brought_back(model, picture):
     assert (small["boxes"] <= torch.tensor([192.0, 128, 192, 128])).all()
 
 
+def test_the_picture_may_be_on_another_device(model, picture, device):
+    views = [View(64, 1000), View(80, 1000, flip=True)]
+    wanted = detect(model, picture, *views)
+    found = detect(model.to(device), picture, *views)
+    assert {value.device.type for value in found.values()} == {device}
+    assert abs(len(found["boxes"]) - len(wanted["boxes"])) <= 2  # two boxes may score the same
+    assert found["keypoints"].shape == (len(found["boxes"]), 3, 3)
+
+
 def test_views_are_suppressed_together_and_their_maps_averaged(model, picture):
     views = [View(64, 1000), View(64, 1000, flip=True), View(96, 1000)]
     found = detect(model, picture, *views)

@@ -94,11 +94,12 @@ def as_list(found: dict[str, torch.Tensor]) -> list[Box]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("per_image", [5, 1000])
 @pytest.mark.parametrize("seed", range(3))
-def test_box_by_box(method, per_image, seed):
+def test_box_by_box(method, per_image, seed, device):
     torch.manual_seed(seed)
     candidates = crowd()
     limits = limits_for(method, per_image)
-    found = suppress(candidates, limits)
+    found = suppress({name: value.to(device) for name, value in candidates.items()}, limits)
+    found = {name: value.cpu() for name, value in found.items()}
     expected = slowly(as_list(candidates), limits)
     assert 0 < len(expected) <= per_image
     assert found["labels"].tolist() == [label for _, label, _ in expected]
