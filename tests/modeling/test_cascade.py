@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from detlite.config import ConfigError
+from detlite.modeling.box_coder import BoxCoder
 from detlite.modeling.cascade import CascadeRoIHeads, _ScaleGradient
 from detlite.modeling.rcnn import build_model
+from detlite.structures import boxes as box_ops
 
 OPTS = [
     "MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True,
@@ -89,3 +92,51 @@ def test_together_the_stages_pull_at_the_backbone_as_one_head(tiny_config, make_
     unscaled = gradients()
     torch.testing.assert_close(found["heads"], unscaled["heads"])
     torch.testing.assert_close(3 * found["backbone"], unscaled["backbone"], rtol=1e-3, atol=1e-6)
+
+
+def test_losses_stage_by_stage(tiny_config, make_batch, monkeypatch):
+    """Each stage by itself, in plain numbers, on the boxes that the one before has moved."""
+    images, targets = make_batch(3)
+    height, width = images[0].shape[1:]
+    model = build_model(tiny_config(*OPTS, "MODEL.MASK_ON", False))
+    heads = model.roi_heads
+    for stage in heads.box:  # so that boxes do move
+        torch.nn.init.normal_(stage.predictor.bbox_pred.weight, std=0.05)
+    truth = targets[0]["boxes"]
+    start = torch.cat([truth + torch.randn(3, 4) * shift for shift in (1, 2, 3, 4, 30)])
+    start = start[(start[:, 2:] > start[:, :2]).all(dim=1)]
+    monkeypatch.setattr(heads, "_sample", lambda proposals, target: (start, rematch(start, 0.5)))
+
+    def rematch(boxes, iou):
+        labels, wanted, matched = [], [], []
+        for box in boxes:
+            overlaps = [box_ops.iou(box[None], other[None]).item() for other in truth]
+            best = max(range(3), key=overlaps.__getitem__)
+            positive = overlaps[best] >= iou
+            labels.append(int(targets[0]["labels"][best]) if positive else 0)
+            wanted.append(truth[best])
+            matched.append(best)
+        columns = torch.tensor(labels), torch.stack(wanted), torch.tensor(matched)
+        return dict(zip(("labels", "boxes", "matched"), columns, strict=True))
+
+    batch = model.normalizer(images)
+    with torch.no_grad():
+        features = model.backbone(batch.tensor)
+        found = heads.losses(features, [start], targets, batch.sizes)
+        boxes = start
+        weights = [(10, 10, 5, 5), (20, 20, 10, 10), (30, 30, 15, 15)]
+        for number, (stage, iou) in enumerate(zip(heads.box, (0.5, 0.6, 0.7), strict=True)):
+            logits, deltas = stage.predictor(stage.feature_extractor(features, [boxes]))
+            target = rematch(boxes, iou)
+            coder, foreground = BoxCoder(weights[number]), target["labels"] > 0
+            assert foreground.any()
+            classifier = F.cross_entropy(logits, target["labels"])
+            wanted = coder.encode(target["boxes"][foreground], boxes[foreground])
+            box = F.smooth_l1_loss(deltas[foreground, 4:], wanted, reduction="sum") / len(boxes)
+            torch.testing.assert_close(found[f"loss_classifier_stage{number}"], classifier)
+            torch.testing.assert_close(found[f"loss_box_stage{number}"], box)
+            moved = coder.decode(deltas[:, 4:], boxes)
+            assert (moved - boxes).abs().mean() > 0.05
+            moved[:, 0::2] = moved[:, 0::2].clamp(0, width)
+            moved[:, 1::2] = moved[:, 1::2].clamp(0, height)
+            boxes = moved[(moved[:, 2:] > moved[:, :2]).all(dim=1)]
