@@ -1,6 +1,6 @@
 """Data sets in COCO form, their transforms, and the loaders that feed training and evaluation."""
 
-from . import shapes  # noqa: F401  (registers its data set type)
+from . import cityscapes, pascal_voc, shapes  # noqa: F401  (register their data set types)
 from .catalog import (
     DATASETS,
     JoinedDataset,

@@ -24,7 +24,12 @@ def _coco_form(name: str, annotations: str, images: str) -> dict[str, Any]:
     return {"name": name, "annotations": annotations, "images": images}
 
 
-_ENTRIES = [
+def _cityscapes(name: str, split: str, form: str, most: int, every: bool) -> dict[str, Any]:
+    entry = {"name": name, "type": "cityscapes", "folder": "cityscapes", "split": split}
+    return {**entry, "form": form, "most": most, "all": every}
+
+
+_ENTRIES: list[dict[str, Any]] = [
     *(
         _coco_form(f"{kind}coco_{split}", f"coco/annotations/{task}_{file}.json", f"coco/{folder}")
         for kind, task in (("", "instances"), ("keypoints_", "person_keypoints"))
@@ -46,6 +51,22 @@ _ENTRIES = [
             "cityscapes/images",
         )
         for split in ("train", "val", "test")
+    ),
+    *(
+        {"name": f"voc_{year}_{split}", "type": "voc", "folder": f"voc/VOC{year}", "split": split}
+        for year in (2007, 2012)
+        for split in ("train", "val", "trainval", "test")
+    ),
+    # maskrcnn-benchmark's names: ten categories
+    *(
+        _cityscapes(f"cityscapes_{form}_instance_{part}{split}", split, form, most, every=True)
+        for form in ("poly", "mask")
+        for part, split, most in (("", "train", 0), ("", "val", 0), ("mini", "val", 10))
+    ),
+    # detectron2's: the eight that are evaluated
+    *(
+        _cityscapes(f"cityscapes_fine_instance_seg_{split}", split, "mask", 0, every=False)
+        for split in ("train", "val")
     ),
 ]
 

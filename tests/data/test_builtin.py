@@ -64,5 +64,5 @@ def test_own_entry_goes_before_a_builtin_one(content, write_set, small_cfg):
 
 def test_no_builtin_entry_reaches_out_of_the_root():
     for entry in BUILTIN.values():
-        paths = [value for field, value in entry.items() if field != "name"]
+        paths = [value for value in entry.values() if isinstance(value, str)]
         assert not [path for path in paths if path.startswith("/") or ".." in path]

@@ -1,0 +1,144 @@
+"""Instances of Cityscapes as it is distributed (https://www.cityscapes-dataset.com)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..config import ConfigError
+from ..structures.masks import encode_bitmap, to_bitmap
+from .catalog import DATASETS, Entry, check_fields
+from .converted import converted_file, existing
+from .errors import DataError
+
+# The labels that have instances, by Cityscapes' numbers.
+CATEGORIES = {
+    24: "person",
+    25: "rider",
+    26: "car",
+    27: "truck",
+    28: "bus",
+    29: "caravan",
+    30: "trailer",
+    31: "train",
+    32: "motorcycle",
+    33: "bicycle",
+}
+# What the official evaluation counts.
+EVALUATED = tuple(number for number in CATEGORIES if number not in (29, 30))
+_ENDINGS = {"poly": "gtFine_polygons.json", "mask": "gtFine_instanceIds.png"}
+
+
+@DATASETS.register("cityscapes")
+def cityscapes_files(entry: Entry, root: Path) -> tuple[Path, Path]:
+    """`{name, type: cityscapes, folder: dir, split: train, form: mask, most: 0, all: False}`.
+
+    `form` says what masks are read from: "poly", the polygons as they were drawn, or "mask", what
+    is visible of each instance. `most` pictures from all over the split are taken; 0: all. `all`
+    keeps caravans and trailers, which the official evaluation does not count.
+    """
+    fields = {"folder": str, "split": str, "form": str, "most": int, "all": bool}
+    check_fields(entry, fields)
+    name, folder, split = entry["name"], root / entry["folder"], entry["split"]
+    if entry["form"] not in _ENDINGS:
+        raise ConfigError(
+            f"DATASETS.CATALOG, {name}: form is {entry['form']!r}, but must be poly or mask"
+        )
+    pictures = existing(folder / "leftImg8bit" / split, name)
+    truth = existing(folder / "gtFine" / split, name)
+    numbers = tuple(CATEGORIES) if entry["all"] else EVALUATED
+    file = converted_file(
+        root, name, lambda: read_cityscapes(pictures, truth, entry["form"], entry["most"], numbers)
+    )
+    return file, pictures
+
+
+def read_cityscapes(
+    pictures: Path,
+    truth: Path,
+    form: str = "mask",
+    most: int = 0,
+    numbers: tuple[int, ...] = EVALUATED,
+) -> dict[str, Any]:
+    """A split of Cityscapes in COCO's form; groups of objects are crowds.
+
+    Args:
+        pictures: leftImg8bit/<split>, with a folder for each city.
+        truth: gtFine/<split>.
+        form: "poly" or "mask".
+        most: so many pictures, evenly chosen; 0: all.
+        numbers: the labels that become categories, numbered from 1 in this order.
+
+    Raises:
+        DataError: no pictures, or a file that is missing or cannot be read.
+    """
+    files = sorted(pictures.glob("*/*_leftImg8bit.png"))
+    if not files:
+        raise DataError(f"{pictures}: has no pictures <city>/*_leftImg8bit.png")
+    if most:
+        files = files[:: len(files) // most + 1]
+    ids = {number: place for place, number in enumerate(numbers, start=1)}
+    content: dict[str, Any] = {
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": ids[number], "name": CATEGORIES[number]} for number in numbers],
+    }
+    for image_id, file in enumerate(files, start=1):
+        name = file.relative_to(pictures)
+        source = truth / str(name).replace("leftImg8bit.png", _ENDINGS[form])
+        try:
+            with Image.open(file) as picture:
+                width, height = picture.size
+            read = _polygons if form == "poly" else _instances
+            found = list(read(source, height, width))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{source}: cannot be read: {error}") from error
+        content["images"].append(
+            {"id": image_id, "file_name": str(name), "height": height, "width": width}
+        )
+        for number, crowd, segmentation, bitmap in found:
+            if number not in ids or not bitmap.any():
+                continue
+            rows, columns = np.where(bitmap.any(axis=1))[0], np.where(bitmap.any(axis=0))[0]
+            x, y = int(columns[0]), int(rows[0])
+            content["annotations"].append(
+                {
+                    "id": len(content["annotations"]) + 1,
+                    "image_id": image_id,
+                    "category_id": ids[number],
+                    "bbox": [x, y, int(columns[-1]) + 1 - x, int(rows[-1]) + 1 - y],
+                    "area": int(bitmap.sum()),
+                    "segmentation": segmentation,
+                    "iscrowd": int(crowd),
+                }
+            )
+    return content
+
+
+def _polygons(file: Path, height: int, width: int) -> Iterator[tuple[int, bool, Any, np.ndarray]]:
+    """Label, whether it is a group, polygons and bitmap of each object that was drawn."""
+    labels = {name: number for number, name in CATEGORIES.items()}
+    for row in json.loads(file.read_text())["objects"]:
+        label = row["label"].removesuffix("group")
+        if label in labels and len(row["polygon"]) > 2 and not row.get("deleted", 0):
+            polygon = [[float(value) for point in row["polygon"] for value in point]]
+            yield labels[label], label != row["label"], polygon, to_bitmap(polygon, height, width)
+
+
+def _instances(file: Path, height: int, width: int) -> Iterator[tuple[int, bool, Any, np.ndarray]]:
+    """The same of each instance in a picture of numbers: label * 1000 + n, or label for a group."""
+    with Image.open(file) as picture:
+        pixels = np.asarray(picture)
+    if pixels.shape != (height, width):
+        raise ValueError(f"its size is {pixels.shape}, that of the picture {(height, width)}")
+    for number in np.unique(pixels).tolist():
+        group = number < 1000
+        label = number if group else number // 1000
+        if label in CATEGORIES:
+            bitmap = pixels == number
+            yield label, group, encode_bitmap(bitmap), bitmap

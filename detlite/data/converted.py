@@ -1,0 +1,57 @@
+"""Annotation files in COCO's form that are made from other forms when they are first asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+def converted_file(root: Path, name: str, make: Callable[[], dict[str, Any]]) -> Path:
+    """`<root>/converted/<name>.json`, made and written unless it is there.
+
+    It appears whole or not at all, also when several processes write it at once. Whoever changes
+    the files that it is made from must delete it.
+
+    Args:
+        root: DATASETS.ROOT.
+        name: of the data set.
+        make: gives the content.
+
+    Raises:
+        DataError: it cannot be written, or whatever `make` raises.
+    """
+    file = root / "converted" / f"{name}.json"
+    if file.is_file():
+        return file
+    content = make()
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    try:
+        file.parent.mkdir(exist_ok=True)
+        temporary.write_text(json.dumps(content))
+        os.replace(temporary, file)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be written ({error.strerror})") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    logger.info("%s: made %s of %d images", name, file, len(content["images"]))
+    return file
+
+
+def existing(path: Path, name: str) -> Path:
+    """`path`; a DataError, that the data set expects it there, if it does not exist."""
+    if not path.exists():
+        raise DataError(
+            f"data set {name}: {path} is missing; put it there, or set DATASETS.ROOT to the folder "
+            "that holds it"
+        )
+    return path
