@@ -509,9 +509,9 @@ KEYS: list[Key] = [
     Key(
         "INPUT.RESIZE",
         "round",
-        "bilinear resizing: antialiased, to the nearest size (detectron2: round) or the size below "
-        "(maskrcnn-benchmark: floor), or neither antialiased nor rounded to 8 bits (torchvision: "
-        "interpolate)",
+        "bilinear resizing: antialiased, as Pillow does, to the nearest size (detectron2: round),"
+        " or the size below (maskrcnn-benchmark: floor), or neither antialiased nor rounded to 8 "
+        "bits (torchvision: interpolate)",
         one_of("round", "floor", "interpolate"),
     ),
     Key(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
@@ -30,6 +32,15 @@ from detlite.data.transforms import (
 )
 def test_get_size(size, wanted):
     assert get_size(size, 800, 1333) == wanted
+
+
+@pytest.mark.parametrize(("size", "min_size"), [((47, 64), 80), ((64, 47), 30)])
+def test_resizing_is_pillows(size, min_size):
+    image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
+    found = resize_shortest(image, min_size, 1000)
+    height, width = found.shape[1:]
+    picture = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((width, height), 2)
+    assert torch.equal(found.permute(1, 2, 0), torch.from_numpy(np.array(picture)))
 
 
 def test_resize_shortest_keeps_type_and_a_picture_of_the_right_size():
