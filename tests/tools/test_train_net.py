@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from detlite import ConfigError
+from detlite.data.shapes import generate_shapes
 from detlite.engine.checkpoint import build_model_from_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +47,33 @@ SOLVER:
   STEPS: []
   LOG_PERIOD: 1
 TEST: {{IMS_PER_BATCH: 1}}
+"""
+
+_QUICK = """
+MODEL:
+  META_ARCHITECTURE: "GeneralizedRCNN"
+  WEIGHT: "catalog://ImageNetPretrained/MSRA/R-50"
+  RPN:
+    PRE_NMS_TOP_N_TEST: 6000
+    POST_NMS_TOP_N_TEST: 1000
+  ROI_HEADS:
+    BATCH_SIZE_PER_IMAGE: 256
+  ROI_BOX_HEAD:
+    NUM_CLASSES: 6
+DATASETS:
+  TRAIN: ("coco_2014_minival",)
+  TEST: ("coco_2014_minival",)
+INPUT:
+  MIN_SIZE_TRAIN: (600,)
+  MAX_SIZE_TRAIN: 1000
+SOLVER:
+  BASE_LR: 0.005
+  WEIGHT_DECAY: 0.0001
+  STEPS: (1500,)
+  MAX_ITER: 2000
+  IMS_PER_BATCH: 2
+TEST:
+  IMS_PER_BATCH: 2
 """
 
 
@@ -146,6 +174,32 @@ def test_the_written_config_gives_the_same_evaluation(monkeypatch, trained, tmp_
     assert written[0] == written[1]
 
 
+def test_weights_are_found_under_their_root(monkeypatch, config, trained, tmp_path):
+    opts = ["MODEL.WEIGHT", "https://host.example/some/where/model_final.pth"]
+    opts += ["MODEL.WEIGHT_ROOT", trained, "OUTPUT_DIR", tmp_path]
+    assert call(monkeypatch, "test_net.py", "--config", config, *opts) == 0
+    assert_same_results(tmp_path, trained)
+
+
+def test_file_of_maskrcnn_benchmark_trains(monkeypatch, tmp_path):
+    """By the name of its option, with its names of data sets and its spelling of values."""
+    folder = generate_shapes(tmp_path / "made", "minival", 4, 1)
+    (tmp_path / "coco" / "annotations").mkdir(parents=True)
+    file = tmp_path / "coco" / "annotations" / "instances_minival2014.json"
+    (folder / "annotations.json").rename(file)
+    (folder / "images").rename(tmp_path / "coco" / "val2014")
+    yaml = tmp_path / "e2e_faster_rcnn_R_50_C4_quick.yaml"
+    yaml.write_text(_QUICK)
+    opts = ["DATASETS.ROOT", tmp_path, "OUTPUT_DIR", tmp_path / "run", "MODEL.DEVICE", "cpu"]
+    opts += ["MODEL.WEIGHT", "", "MODEL.RESNETS.RES2_OUT_CHANNELS", 8, "SOLVER.MAX_ITER", 2]
+    opts += ["MODEL.RESNETS.STEM_OUT_CHANNELS", 8, "MODEL.RESNETS.WIDTH_PER_GROUP", 4]
+    opts += ["INPUT.MIN_SIZE_TRAIN", 64, "INPUT.MIN_SIZE_TEST", 64, "DATALOADER.NUM_WORKERS", 0]
+    opts += ["MODEL.RPN.POST_NMS_TOP_N_TRAIN", 20, "MODEL.RPN.POST_NMS_TOP_N_TEST", 20]
+    assert call(monkeypatch, "train_net.py", "--config-file", yaml, *opts) == 0
+    metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert list(metrics) == ["bbox"]
+
+
 def test_a_checkpoint_alone_gives_config_and_model(trained):
     path = trained / "model_final.pth"
     cfg, model = build_model_from_checkpoint(path, ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 3])
@@ -200,6 +254,14 @@ def test_two_processes_train_one_model(monkeypatch, config, tmp_path):
         ),
         (["SOLVER.BASE_RL", 1], r"did you mean SOLVER.BASE_LR"),
         (["MODEL.WEIGHT", "none.pth"], r"none.pth: cannot be read"),
+        (
+            ["MODEL.WEIGHT", "catalog://ImageNetPretrained/MSRA/R-50"],
+            "no file weights/ImageNetPretrained/MSRA/R-50.pkl; it is published at https://",
+        ),
+        (
+            ["DATASETS.TRAIN", "coco_2014_train"],
+            "coco/annotations/instances_train2014.json; its pictures are expected in",
+        ),
         (
             ["SOLVER.BASE_LR", 1e30, "SOLVER.MAX_ITER", 9, "SOLVER.WARMUP_ITERS", 0],
             r"the loss is not finite",
