@@ -1,4 +1,4 @@
-"""Convert weights of torchvision, detectron2, maskrcnn-benchmark or Caffe2's Detectron, and back.
+"""Convert weights of torchvision, detectron2, maskrcnn-benchmark, Caffe2's Detectron or timm.
 
     python tools/convert_weights.py model_final_f10217.pkl mask_rcnn.pth
     python tools/convert_weights.py mask_rcnn.pth for_torchvision.pth --to torchvision
@@ -32,17 +32,15 @@ def main() -> int:
     parser.add_argument(
         "--from",
         dest="source",
-        choices=[*SOURCES, "timm"],
+        choices=SOURCES,
         help="where the weights come from; by default found by their names",
     )
     parser.add_argument(
         "--to", choices=["torchvision"], help="write a state dict for it, not a checkpoint of ours"
     )
     args = parser.parse_args()
-    # timm's ResNets have torchvision's names.
-    source = "torchvision" if args.source == "timm" else args.source
     try:
-        content = read_checkpoint(args.input, source)
+        content = read_checkpoint(args.input, args.source)
         written = to_torchvision(content["model"]) if args.to else content
     except (CheckpointError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

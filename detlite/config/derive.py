@@ -39,18 +39,20 @@ def derive(cfg: CfgNode, given: Collection[str]) -> None:
     """
     _derive_norm(cfg, given)
     body = re.fullmatch(
-        r"R-(18|34|50|101|152)-(C4|C5|FPN|FPN-RETINANET)", cfg.MODEL.BACKBONE.CONV_BODY
+        r"(?:R-(18|34|50|101|152)|timm/.+)-(C4|C5|FPN|FPN-RETINANET)", cfg.MODEL.BACKBONE.CONV_BODY
     )
     if body:
-        basic, fpn = int(body[1]) < 50, body[2].startswith("FPN")
-        if cfg.MODEL.RESNETS.RES2_OUT_CHANNELS is None:
-            cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = 64 if basic else 256
+        resnet, fpn = body[1], body[2].startswith("FPN")
+        if resnet and cfg.MODEL.RESNETS.RES2_OUT_CHANNELS is None:
+            cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = 64 if int(resnet) < 50 else 256
         if fpn:
             strides: tuple[int, ...] = (4, 8, 16, 32, 64)
             if body[2] == "FPN-RETINANET":
                 strides = (8, 16, 32, 64, 128)
             if cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS is None:
                 cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS = 256
+        elif not resnet:  # how wide its map is, timm knows
+            strides = (32 if body[2] == "C5" else 16,)
         else:
             c5 = body[2] == "C5"
             strides = (32 // cfg.MODEL.RESNETS.RES5_DILATION if c5 else 16,)

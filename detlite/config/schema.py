@@ -140,7 +140,8 @@ KEYS: list[Key] = [
     Key(
         "MODEL.BACKBONE.CONV_BODY",
         "R-50-C4",
-        "R-{18,34,50,101,152}-{C4,C5,FPN,FPN-RETINANET}, FBNet or a registered name",
+        "R-{18,34,50,101,152}-{C4,C5,FPN,FPN-RETINANET}, timm/<model> with the same endings, FBNet "
+        "or a registered name",
     ),
     Key(
         "MODEL.BACKBONE.FREEZE_CONV_BODY_AT",
@@ -225,6 +226,11 @@ KEYS: list[Key] = [
     *_fbnet_head("DET", "FBNet.roi_head", 1.0),
     *_fbnet_head("MASK", "FBNet.roi_head_mask", 0.0),
     *_fbnet_head("KPTS", "FBNet.roi_head_keypoints", 0.0),
+    Key(
+        "MODEL.TIMM.FROZEN_NORM",
+        True,
+        "batch norm of a body of timm keeps its statistics, scale and shift",
+    ),
     Key("MODEL.FPN.USE_GN", False, "group norm in the FPN: NORM GN"),
     Key("MODEL.FPN.NORM", "", "norm in the FPN; empty: none", one_of("", *NORMS)),
     Key("MODEL.FPN.USE_RELU", False, "ReLU after the FPN's convolutions"),

@@ -1,14 +1,26 @@
-"""Weights of torchvision, detectron2, maskrcnn-benchmark and Caffe2's Detectron."""
+"""Weights of torchvision, detectron2, maskrcnn-benchmark, Caffe2's Detectron and timm."""
 
-from .convert import SOURCES, Converted, convert, source_of, to_torchvision
+from .convert import (
+    SOURCES,
+    TIMM_BODY,
+    Converted,
+    convert,
+    convert_timm,
+    is_classifier,
+    source_of,
+    to_torchvision,
+)
 from .pickles import RefusedPickleError, read_pickle
 from .published import weight_file
 
 __all__ = [
     "SOURCES",
+    "TIMM_BODY",
     "Converted",
     "RefusedPickleError",
     "convert",
+    "convert_timm",
+    "is_classifier",
     "read_pickle",
     "source_of",
     "to_torchvision",

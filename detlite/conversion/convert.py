@@ -17,12 +17,15 @@ from .coco_categories import categories_for
 from .names import DROPPED, RULES, TO_TORCHVISION, detect_source, rename
 from .settings import Settings, settings_for
 
-SOURCES = tuple(RULES)
+SOURCES = (*RULES, "timm")
 
 # Frameworks whose last class is the background; ours is the first.
 _BACKGROUND_LAST = ("detectron2",)
 # C4 models of maskrcnn-benchmark list the stage that their heads share once for each head.
 _SHARED = re.compile(r"^roi_heads\.(mask|keypoint)\.feature_extractor\.res5\.")
+
+# Where a detector keeps the entries of a classifier of timm.
+TIMM_BODY = "backbone.body.net."
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,11 @@ def convert(content: Any, source: str) -> Converted:
     entries = _entries(content)
     if entries is None:
         raise ValueError("holds no state dict: names and tensors or arrays")
+    if source == "timm":
+        # Its plain ResNets are torchvision's, which become ours.
+        if "conv1.weight" not in entries or detect_source(list(entries)) != "torchvision":
+            return convert_timm(content)
+        source = "torchvision"
     state = {
         rename(name, RULES[source]): torch.as_tensor(value)
         for name, value in entries.items()
@@ -106,6 +114,25 @@ def convert(content: Any, source: str) -> Converted:
     num_classes = settings[f"MODEL.{kind}.NUM_CLASSES"]
     keypoints = any(name.startswith("roi_heads.keypoint.") for name in state)
     return Converted(state, settings, categories_for(num_classes, keypoints))
+
+
+def is_classifier(content: Any) -> bool:
+    """Whether a file's content can be a classifier: no part of it is called a backbone."""
+    entries = _entries(content)
+    return entries is not None and not any(name.startswith("backbone.") for name in entries)
+
+
+def convert_timm(content: Any) -> Converted:
+    """Converts a classifier of timm, for a `TimmBody` of the same model.
+
+    Raises:
+        ValueError: no state dict.
+    """
+    entries = _entries(content)
+    if entries is None:
+        raise ValueError("holds no state dict: names and tensors or arrays")
+    state = {f"{TIMM_BODY}{name}": torch.as_tensor(value) for name, value in entries.items()}
+    return Converted(state, backbone_only=True)
 
 
 def to_torchvision(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -24,7 +24,16 @@ import yaml
 from yacs.config import CfgNode
 
 from ..config import load_config
-from ..conversion import RefusedPickleError, convert, read_pickle, source_of
+from ..conversion import (
+    TIMM_BODY,
+    Converted,
+    RefusedPickleError,
+    convert,
+    convert_timm,
+    is_classifier,
+    read_pickle,
+    source_of,
+)
 from ..modeling.detector import Detector
 from ..modeling.rcnn import build_model
 
@@ -60,12 +69,15 @@ def last_checkpoint(folder: Path) -> Path | None:
     return folder / note.read_text().strip() if note.exists() else None
 
 
-def read_checkpoint(path: str | Path, source: str | None = None) -> dict[str, Any]:
+def read_checkpoint(
+    path: str | Path, source: str | None = None, timm_body: bool = False
+) -> dict[str, Any]:
     """Reads a checkpoint, or a bare state dict, onto the CPU, executing nothing in it.
 
     Args:
         path: the file; one of another framework is converted.
         source: which framework that is (one of `conversion.SOURCES`); None: found by its names.
+        timm_body: keep a classifier as timm calls it, for a body of timm, whatever its names say.
 
     Returns:
         The checkpoint's dict. `model` is always there, without the `module.` prefixes of
@@ -77,12 +89,11 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> dict[str, An
             framework that cannot be converted.
     """
     content = _read(path)
-    source = source or source_of(content)
-    if source is not None:
-        try:
-            converted = convert(content, source)
-        except ValueError as error:
-            raise CheckpointError(f"{path}: {error}") from error
+    try:
+        source, converted = _convert(content, source, timm_body)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if converted is not None:
         logger.info("%s: converted from %s", path, source)
         content = {
             "model": converted.model,
@@ -106,14 +117,28 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> dict[str, An
     return content
 
 
+def _convert(
+    content: Any, source: str | None, timm_body: bool
+) -> tuple[str | None, Converted | None]:
+    """Where a file's content comes from, and what it is converted; both None for our own."""
+    if timm_body and is_classifier(content):
+        return "timm", convert_timm(content)
+    source = source or source_of(content)
+    return source, None if source is None else convert(content, source)
+
+
 def _read(path: str | Path) -> Any:
     """What a file of torch.save or a pickle of arrays holds."""
     try:
         if Path(path).suffix == ".pkl" and not zipfile.is_zipfile(path):
             return read_pickle(path)
+        if Path(path).suffix == ".safetensors":
+            return _read_safetensors(Path(path))
         return torch.load(path, map_location="cpu", weights_only=True)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    except ImportError as error:
+        raise CheckpointError(f"{path}: needs a package: pip install safetensors") from error
     except RefusedPickleError as error:
         raise CheckpointError(_refusal(path, str(error))) from error
     # Whatever else torch raises depends on where the bytes stop making sense.
@@ -124,6 +149,12 @@ def _read(path: str | Path) -> Any:
         raise CheckpointError(
             f"{path}: is not a checkpoint of torch.save, or is truncated or damaged"
         ) from error
+
+
+def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load
+
+    return load(path.read_bytes())
 
 
 def _refusal(path: str | Path, what: str) -> str:
@@ -151,8 +182,9 @@ def load_weights(model: Detector, path: str | Path, reinit_heads: bool = False) 
         CheckpointError: anything is missing, unexpected or of another shape; the message lists it
             and `model` is unchanged.
     """
-    content = read_checkpoint(path)
-    ours, theirs = model.state_dict(), content["model"]
+    ours = model.state_dict()
+    content = read_checkpoint(path, timm_body=any(name.startswith(TIMM_BODY) for name in ours))
+    theirs = content["model"]
     if content.get("backbone_only"):
         theirs = _with_fresh_heads(theirs, ours)
     # A counter of batches that no frozen norm keeps.
@@ -210,8 +242,9 @@ def _with_fresh_heads(
             used.add(source)
         elif not name.startswith("backbone.body.") or _FRESH_IN_BODY.search(name):
             filled[name] = value
-    # Without a user the last stage is left out; anything else shows that this is another body.
-    unused = body.keys() - used
+    # Without a user the last stage is left out, and of timm's the classifying layers, however each
+    # of its models calls them; anything else shows that this is another body.
+    unused = {name for name in body.keys() - used if not name.startswith(TIMM_BODY)}
     return filled | {n: body[n] for n in unused if not n.startswith("backbone.body.res5.")}
 
 

@@ -13,6 +13,7 @@ from ..norm import build_norm, optional_norm
 from .fbnet import FBNetBody, fbnet_spec
 from .fpn import FPN, P6P7
 from .resnet import DEPTHS, ResNet, ResNetSpec
+from .timm_body import TimmBody
 
 
 class Backbone(nn.Sequential):
@@ -45,8 +46,9 @@ BACKBONES: Registry[Callable[[CfgNode], Backbone]] = Registry("backbone")
 
 def build_backbone(cfg: CfgNode) -> Backbone:
     """The backbone that MODEL.BACKBONE.CONV_BODY names."""
-    key = "MODEL.BACKBONE.CONV_BODY"
-    return BACKBONES.get(cfg.MODEL.BACKBONE.CONV_BODY, key)(cfg)
+    name = cfg.MODEL.BACKBONE.CONV_BODY
+    builder = "timm" if name.startswith("timm/") else name
+    return BACKBONES.get(builder, "MODEL.BACKBONE.CONV_BODY")(cfg)
 
 
 def resnet_spec(cfg: CfgNode) -> ResNetSpec:
@@ -89,31 +91,63 @@ def _build_resnet_c5(cfg: CfgNode) -> Backbone:
 def _build_resnet_fpn(cfg: CfgNode) -> Backbone:
     spec = resnet_spec(cfg)
     stages = (2, 3, 4, 5)
-    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
-    neck = FPN(
-        [spec.channels(stage) for stage in stages],
-        out_channels,
-        norm=optional_norm(cfg, "FPN"),
-        relu=cfg.MODEL.FPN.USE_RELU,
-    )
     body = ResNet(spec, stages, freeze_at=cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT)
-    return Backbone(body, neck, out_channels, strides=(4, 8, 16, 32, 64), pooled=4)
+    return _with_fpn(cfg, body, [spec.channels(stage) for stage in stages])
 
 
 def _build_resnet_fpn_retinanet(cfg: CfgNode) -> Backbone:
     spec = resnet_spec(cfg)
     stages = (3, 4, 5)
+    body = ResNet(spec, stages, freeze_at=cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT)
+    return _with_retinanet_fpn(cfg, body, [spec.channels(stage) for stage in stages])
+
+
+def _with_fpn(cfg: CfgNode, body: nn.Module, channels: list[int]) -> Backbone:
+    """A pyramid of strides 4 to 64 over the body's maps of strides 4 to 32."""
+    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
+    norm = optional_norm(cfg, "FPN")
+    neck = FPN(channels, out_channels, norm=norm, relu=cfg.MODEL.FPN.USE_RELU)
+    return Backbone(body, neck, out_channels, strides=(4, 8, 16, 32, 64), pooled=4)
+
+
+def _with_retinanet_fpn(cfg: CfgNode, body: nn.Module, channels: list[int]) -> Backbone:
+    """A pyramid of strides 8 to 128 over the body's maps of strides 8 to 32."""
     out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
     from_c5 = cfg.MODEL.RETINANET.USE_C5
     neck = FPN(
-        [spec.channels(stage) for stage in stages],
+        channels,
         out_channels,
         norm=optional_norm(cfg, "FPN"),
         relu=cfg.MODEL.FPN.USE_RELU,
-        top=P6P7(spec.channels(5) if from_c5 else out_channels, out_channels, from_c5),
+        top=P6P7(channels[-1] if from_c5 else out_channels, out_channels, from_c5),
     )
-    body = ResNet(spec, stages, freeze_at=cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT)
     return Backbone(body, neck, out_channels, strides=(8, 16, 32, 64, 128), pooled=4)
+
+
+@BACKBONES.register("timm")
+def _build_timm(cfg: CfgNode) -> Backbone:
+    name = cfg.MODEL.BACKBONE.CONV_BODY
+    match = re.fullmatch(r"timm/(.+)-(C4|C5|FPN|FPN-RETINANET)", name)
+    if not match:
+        raise ValueError(
+            f"MODEL.BACKBONE.CONV_BODY is {name!r}; a body of timm is called timm/<model>-FPN, "
+            "-FPN-RETINANET, -C4 or -C5"
+        )
+    ending = match[2]
+    strides = {"C4": (16,), "C5": (32,), "FPN": (4, 8, 16, 32), "FPN-RETINANET": (8, 16, 32)}
+    freeze_at = cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT
+    body = TimmBody(match[1], strides[ending], freeze_at, cfg.MODEL.TIMM.FROZEN_NORM)
+    if ending == "FPN":
+        return _with_fpn(cfg, body, body.channels)
+    if ending == "FPN-RETINANET":
+        return _with_retinanet_fpn(cfg, body, body.channels)
+    (channels,) = body.channels
+    if cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS not in (None, channels):
+        raise ValueError(
+            f"MODEL.RESNETS.BACKBONE_OUT_CHANNELS is {cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS}, "
+            f"but {name} has {channels}: remove the key"
+        )
+    return Backbone(body, nn.Identity(), channels, strides[ending], pooled=1)
 
 
 @BACKBONES.register("FBNet")

@@ -1,0 +1,124 @@
+"""Any model of timm (https://github.com/huggingface/pytorch-image-models) as a body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class TimmBody(nn.Module):
+    """A classifier of timm without its head; returns the maps of the asked strides, finest first.
+
+    Entries of the state dict are called as in timm, behind `net.`.
+
+    Args:
+        name: of the model, as `timm.create_model` takes it.
+        strides: image pixels per cell of the wanted maps, finest first.
+        freeze_at: so many leading parts are not trained, and their batch norm is frozen: 1 is all
+            before the stage of stride 4, 2 ends with that stage, each further one with the next.
+        frozen_norm: freeze all other batch norm as well.
+
+    Attributes:
+        channels: of each map.
+
+    Raises:
+        ValueError: timm is not installed or does not know the model, or the model does not have
+            such maps.
+    """
+
+    def __init__(
+        self, name: str, strides: Sequence[int], freeze_at: int = 0, frozen_norm: bool = False
+    ) -> None:
+        super().__init__()
+        net = _create(name)
+        # Of several maps of a stride the last is the deepest.
+        levels = {info["reduction"]: index for index, info in enumerate(net.feature_info)}
+        if not levels.keys() >= set(strides):
+            raise ValueError(
+                f"timm's {name} gives maps of strides {sorted(levels)}, but "
+                f"MODEL.BACKBONE.CONV_BODY needs {list(strides)}: use another model, or an ending "
+                "such as -C4 that fits"
+            )
+        wanted = [levels[stride] for stride in strides]
+        self.channels = [net.feature_info[index]["num_chs"] for index in wanted]
+        self.padding_multiple = strides[-1]
+        if freeze_at:
+            _freeze(net, name, freeze_at)
+        if frozen_norm:
+            _freeze_norms(net, list(net.named_modules()))
+        self.indices = net.prune_intermediate_layers(wanted, prune_norm=True)
+        self.net = net
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """[B, 3, H, W] -> for each stride [B, C, H' / stride, W' / stride].
+
+        H' and W' are H and W up to the next multiple of the last stride: some models cannot divide
+        other sizes, some round up and some down.
+        """
+        height, width = x.shape[-2:]
+        multiple = self.padding_multiple
+        x = F.pad(x, (0, -width % multiple, 0, -height % multiple))
+        return self.net.forward_intermediates(
+            x, indices=self.indices, output_fmt="NCHW", intermediates_only=True
+        )
+
+
+def _create(name: str) -> Any:
+    try:
+        import timm
+    except ImportError as error:
+        raise ValueError(
+            f"MODEL.BACKBONE.CONV_BODY names timm's {name}, but timm is not installed: "
+            "pip install timm"
+        ) from error
+    if not timm.is_model(name):
+        raise ValueError(
+            f"MODEL.BACKBONE.CONV_BODY: timm {timm.__version__} has no model {name!r}; "
+            "timm.list_models() names them"
+        )
+    # Transformers take one size of image only, unless they are asked by this option.
+    try:
+        return timm.create_model(name, num_classes=0, dynamic_img_size=True)
+    except TypeError:
+        return timm.create_model(name, num_classes=0)
+
+
+def _freeze(net: Any, name: str, freeze_at: int) -> None:
+    """Freezes the leading parts in the order in which the model lists its modules."""
+    finer = [info["module"] for info in net.feature_info if info["reduction"] < 4]
+    stages = {info["reduction"]: info["module"] for info in net.feature_info}
+    coarser = [stages[stride] for stride in sorted(stages) if stride >= 4]
+    if freeze_at == 1:
+        last, whole = (finer[-1], True) if finer else (coarser[0], False)
+    else:
+        last, whole = coarser[min(freeze_at - 2, len(coarser) - 1)], True
+    leading: list[tuple[str, nn.Module]] = []
+    inside = False
+    for path, module in net.named_modules():
+        is_part = path == last or path.startswith(f"{last}.")
+        if (inside or not whole) and is_part != inside:
+            break
+        inside = is_part
+        leading.append((path, module))
+    else:
+        if not inside:
+            raise ValueError(
+                f"MODEL.BACKBONE.FREEZE_CONV_BODY_AT: timm's {name} lists no module {last!r} by "
+                "which its stages could be told apart: set it to 0"
+            )
+    for _, module in leading:
+        for parameter in module.parameters(recurse=False):
+            parameter.requires_grad_(False)
+    _freeze_norms(net, leading)
+
+
+def _freeze_norms(net: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> None:
+    """Replaces those of `modules` that are batch norm, which in timm may include an activation."""
+    from timm.layers import freeze_batch_norm_2d
+
+    for path, module in modules:
+        if isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm)):
+            net.set_submodule(path, freeze_batch_norm_2d(module))

@@ -1,0 +1,137 @@
+"""Models of timm as bodies: their maps, what is frozen, and whole detectors."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from detlite.config import ConfigError, load_config
+from detlite.modeling.backbone.timm_body import TimmBody
+from detlite.modeling.rcnn import build_model
+
+NAME = "test_convnext"  # of timm's own tests: widths of 24 to 96
+
+
+@pytest.fixture
+def timm():
+    return pytest.importorskip("timm", reason="timm is not installed")
+
+
+@pytest.mark.parametrize("name", [NAME, "test_resnet", "test_efficientnet", "resnet10t"])
+def test_maps_are_those_of_timm(timm, name):
+    body = TimmBody(name, (4, 8, 16, 32)).eval()
+    reference = timm.create_model(name, features_only=True, out_indices=(-4, -3, -2, -1)).eval()
+    names = {path.replace(".", "_"): value for path, value in body.net.state_dict().items()}
+    own = {path: names[path.replace(".", "_")] for path in reference.state_dict()}
+    reference.load_state_dict(own)
+    x = torch.randn(2, 3, 64, 96)
+    maps = body(x)
+    assert [(m.shape[1], 64 // m.shape[2], 96 // m.shape[3]) for m in maps] == [
+        (channels, stride, stride)
+        for channels, stride in zip(body.channels, (4, 8, 16, 32), strict=True)
+    ]
+    for ours, theirs in zip(maps, reference(x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [NAME, "test_resnet", "swin_tiny_patch4_window7_224"])
+def test_any_size_is_padded_to_the_coarsest_stride(timm, name):
+    maps = TimmBody(name, (8, 32)).eval()(torch.randn(1, 3, 45, 70))
+    assert [tuple(m.shape[-2:]) for m in maps] == [(8, 12), (2, 3)]
+
+
+def test_every_parameter_is_used(timm):
+    body = TimmBody(NAME, (4, 8, 16, 32))
+    sum(m.sum() for m in body(torch.randn(1, 3, 64, 64))).backward()
+    assert [name for name, p in body.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (NAME, [("stem",), ("stages.0",), ("stages.1",), ("stages.2",), ("stages.3",)]),
+        ("test_resnet", [("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",)]),
+        (
+            "test_efficientnet",
+            [("conv_stem", "bn1", "blocks.0"), ("blocks.1",), ("blocks.2",), ("blocks.3",),
+             ("blocks.4",)],
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("freeze_at", range(6))
+def test_leading_parts_are_frozen(timm, name, parts, freeze_at):
+    body = TimmBody(name, (4, 8, 16, 32), freeze_at)
+    frozen = tuple(f"{path}." for part in parts[:freeze_at] for path in part)
+    for path, parameter in body.net.named_parameters():
+        assert parameter.requires_grad == (not path.startswith(frozen)), path
+    for path, module in body.net.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert not path.startswith(frozen)
+
+
+def test_all_batch_norm_is_frozen_with_its_activation_kept(timm):
+    plain = TimmBody("test_efficientnet", (8, 16)).eval()
+    body = TimmBody("test_efficientnet", (8, 16), frozen_norm=True).train()
+    body.load_state_dict(plain.state_dict(), strict=False)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in body.modules())
+    x = torch.randn(1, 3, 32, 32)
+    for ours, theirs in zip(body(x), plain(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert any(p.requires_grad for p in body.parameters())
+
+
+ENDINGS = {
+    "FPN": ["MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 16],
+    "C4": ["MODEL.RPN.ANCHOR_SIZES", (16, 32), "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", None],
+    "FPN-RETINANET": ["MODEL.RETINANET_ON", True, "MODEL.RETINANET.NUM_CLASSES", 4,
+                      "MODEL.MASK_ON", False],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("freeze_at", [0, 2])
+def test_detector_by_config_trains_and_detects(timm, tiny_config, make_batch, ending, freeze_at):
+    cfg = tiny_config(
+        "MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-{ending}",
+        "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", freeze_at, *ENDINGS[ending],
+    )  # fmt: skip
+    model = build_model(cfg)
+    images, targets = make_batch(2, 1)
+    sum(model(images, targets).values()).backward()
+    stem = model.backbone.body.net.stem[0].weight
+    assert (stem.grad is None) == bool(freeze_at)
+    assert model.backbone.body.net.stages[-1].blocks[0].mlp.fc1.weight.grad.abs().sum() > 0
+    assert len(model.eval()(images)) == 2
+
+
+def test_config_knows_the_levels():
+    cfg = load_config(None, ["MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN"])
+    assert cfg.MODEL.RPN.ANCHOR_STRIDE == (4, 8, 16, 32, 64)
+    assert cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS == 256
+    with pytest.raises(ConfigError, match="ANCHOR_SIZES has 3 levels"):
+        load_config(None, ["MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN",
+                           "MODEL.RPN.ANCHOR_SIZES", (32, 64, 128)])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (f"timm/{NAME}-C4", "BACKBONE_OUT_CHANNELS is 16, but timm/test_convnext-C4 has 48"),
+        ("timm/no_such_model-FPN", "timm .* has no model 'no_such_model'"),
+        (f"timm/{NAME}", "a body of timm is called timm/<model>-FPN"),
+        ("timm/vit_tiny_patch16_224-FPN", r"gives maps of strides \[16\], .* needs \[4, 8"),
+    ],
+)
+def test_what_cannot_be_built(timm, tiny_config, body, message):
+    with pytest.raises(ConfigError, match=message):
+        build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", body))
+
+
+def test_without_timm(tiny_config, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN")
+    with pytest.raises(ConfigError, match=f"timm's {NAME}, but timm is not installed: pip install"):
+        build_model(cfg)
