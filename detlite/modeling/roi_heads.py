@@ -104,23 +104,21 @@ class RoIHeads(nn.Module):
         heads = [head for head in (self.mask, self.keypoint) if head is not None]
         seen: dict[nn.Module, Tensor] = {}  # both heads may share the box head's features
         for head in heads:
-            extractor = head.feature_extractor or self.box.feature_extractor
+            own = head.feature_extractor
+            extractor = self.box.feature_extractor if own is None else own
             if extractor not in seen:
                 seen[extractor] = extractor(features, boxes)
             maps.update(head.predict(seen[extractor], torch.cat(labels)))
-        counts = [len(own) for own in boxes]
+        counts = [len(b) for b in boxes]
         split = {name: value.split(counts) for name, value in maps.items()}
         return [{name: parts[i] for name, parts in split.items()} for i in range(len(boxes))]
 
     def complete(self, detection: Scored, maps: dict[str, Tensor]) -> dict[str, Tensor]:
         """One image's detections with their masks and keypoints, from its `region_maps`."""
-        result = dict(detection)
-        if "mask_probs" in maps:
-            result["mask_probs"] = maps["mask_probs"]
+        result = {**detection, **maps}
         if self.keypoint is not None:
-            result["keypoints"], result["keypoints_scores"] = self.keypoint.locate(
-                maps["keypoint_logits"], detection["boxes"]
-            )
+            logits, boxes = result.pop("keypoint_logits"), detection["boxes"]
+            result["keypoints"], result["keypoints_scores"] = self.keypoint.locate(logits, boxes)
         return result
 
     def _box_losses(
