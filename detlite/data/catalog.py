@@ -67,7 +67,8 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         DataError: the data set is missing or broken.
     """
     entry = _entry(cfg.DATASETS.CATALOG, name)
-    factory = DATASETS.get(entry.get("type", "coco"), key=f"DATASETS.CATALOG, {name}, type")
+    kind = entry.get("type", "coco")
+    factory = DATASETS.get(kind, key=f"DATASETS.CATALOG, {name}, type")
     annotations, images = factory(entry, expand_path(cfg.DATASETS.ROOT))
     if not annotations.is_file():
         raise DataError(
@@ -79,6 +80,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         annotations,
         images,
         name=name,
+        kind=kind,
         train=train,
         masks=cfg.MODEL.MASK_ON,
         keypoints=cfg.MODEL.KEYPOINT_ON,

@@ -43,6 +43,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         annotations: the annotation file.
         images: the folder that the file names of the pictures are relative to.
         name: what the set is called in messages and results.
+        kind: the type of its catalog entry; sets of kind "voc" are also measured as VOC does.
         train: leave out images without a usable annotation.
         masks: every annotation must have a segmentation. It is decoded in training only:
             evaluation compares with `coco_gt()`.
@@ -60,12 +61,14 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         images: Path,
         *,
         name: str = "",
+        kind: str = "coco",
         train: bool = False,
         masks: bool = True,
         keypoints: bool = False,
         skip_bad: bool = False,
     ) -> None:
         self.name = name or annotations.stem
+        self.kind = kind
         self.annotation_file = annotations
         self._folder = images
         self._decode_masks = train and masks

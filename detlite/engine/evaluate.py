@@ -18,6 +18,7 @@ from ..evaluation.coco import evaluate_coco, format_table
 from ..evaluation.expected import check_expected
 from ..evaluation.proposals import evaluate_proposals
 from ..evaluation.results import to_coco_results, write_results
+from ..evaluation.voc import evaluate_voc
 from ..modeling.detector import Detector
 from .precision import autocast, resolve_dtype
 from .test_time_augmentation import AugmentedDetector, build_views
@@ -58,7 +59,8 @@ def evaluate_dataset(
     """Evaluates `model` on one data set; writes `results_<name>.json` and logs the table.
 
     Returns:
-        `{"bbox": {"AP": 0..1, ...}, "segm": {...}}` on rank 0; nothing on the others.
+        `{"bbox": {"AP": 0..1, ...}, "segm": {...}}` on rank 0, of region proposals
+        `{"box_proposal": {"AR@100": ...}}`; nothing on the others.
 
     Raises:
         ConfigError: TEST.KEYPOINT_OKS_SIGMAS does not fit the data set.
@@ -93,13 +95,16 @@ def _score(
         return {"box_proposal": evaluate_proposals(dataset.coco_gt(), results)}
     heads = {"segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
     iou_types = ("bbox", *(kind for kind, on in heads.items() if on))
-    return evaluate_coco(
+    metrics = evaluate_coco(
         dataset.coco_gt(),
         results,
         iou_types,
         cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG,
         cfg.TEST.KEYPOINT_OKS_SIGMAS,
     )
+    if dataset.kind == "voc":
+        metrics["voc"] = evaluate_voc(dataset.coco_gt(), results)
+    return metrics
 
 
 def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from detlite.data import DataError
+from detlite.data.catalog import coco_files
 from detlite.engine.evaluate import evaluate, evaluate_dataset, run_inference
 
 
@@ -45,6 +46,15 @@ def test_expected_results_are_checked(evaluated, caplog):
         "PASS: bbox AP is ",
         "FAIL: segm AP is ",
     ]
+
+
+def test_voc_sets_are_measured_as_voc_does(evaluated, monkeypatch):
+    monkeypatch.setattr("detlite.data.catalog.DATASETS._builders", {"voc": coco_files})
+    entry = {"name": "val", "type": "voc", "annotations": "blocks.json", "images": "."}
+    catalog = [entry, {**entry, "name": "train"}]
+    metrics = evaluated("DATASETS.CATALOG", catalog, "MODEL.MASK_ON", False)["val"]
+    assert list(metrics) == ["bbox", "voc"]
+    assert (metrics["voc"]["AP50"], metrics["voc"]["AP50_07"]) == (1.0, 1.0)
 
 
 def test_boxes_alone_without_a_mask_head(evaluated):

@@ -1,0 +1,163 @@
+"""PASCAL VOC's average precision, by hand and against a slow program of its definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+
+from detlite.evaluation.voc import area_under_curve, eleven_point_mean, evaluate_voc
+
+NAMES = {3: "cat", 5: "dog", 8: "cow"}
+
+
+def ground_truth(*rows) -> COCO:
+    """Objects (image, category, difficult, x, y, w, h)."""
+    coco = COCO()
+    coco.dataset = {
+        "images": [{"id": i} for i in range(10)],
+        "categories": [{"id": number, "name": name} for number, name in NAMES.items()],
+        "annotations": [
+            {"id": n + 1, "image_id": image, "category_id": category, "iscrowd": difficult,
+             "bbox": list(box)}
+            for n, (image, category, difficult, *box) in enumerate(rows)
+        ],
+    }  # fmt: skip
+    return coco
+
+
+def detections(*rows):
+    """Detections (image, category, score, x, y, w, h)."""
+    return [
+        {"image_id": image, "category_id": category, "score": score, "bbox": list(box)}
+        for image, category, score, *box in rows
+    ]
+
+
+ONE = (0, 3, 0, 10, 10, 20, 20)
+
+
+def test_all_found_and_nothing_else_is_1():
+    truth = ground_truth(ONE, (1, 5, 0, 0, 0, 8, 8))
+    found = detections((0, 3, 0.9, 10, 10, 20, 20), (1, 5, 0.2, 0, 0, 8, 8))
+    assert evaluate_voc(truth, found) == {
+        "AP50": 1.0, "AP50_07": 1.0, "per_category": {"cat": 1.0, "dog": 1.0, "cow": None},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "ap"), [(10, 1.0), (9.9, 0.0), (40, 1.0), (40.1, 0.0)])
+def test_half_of_the_union_is_enough(width, ap):
+    metrics = evaluate_voc(ground_truth(ONE), detections((0, 3, 0.9, 10, 10, width, 20)))
+    assert metrics["AP50"] == ap
+
+
+def test_another_image_or_category_finds_nothing():
+    for image, category in ((1, 3), (0, 5)):
+        found = detections((image, category, 0.9, 10, 10, 20, 20))
+        assert evaluate_voc(ground_truth(ONE), found)["per_category"]["cat"] == 0.0
+
+
+def test_second_detection_of_an_object_is_wrong():
+    found = detections((0, 3, 0.9, 10, 10, 20, 20), (0, 3, 0.8, 10, 10, 20, 19))
+    truth = ground_truth(ONE, (1, 3, 0, 0, 0, 9, 9))
+    found += detections((1, 3, 0.7, 0, 0, 9, 9))
+    # precision 1 at recall 1/2, 2/3 at recall 1
+    assert evaluate_voc(truth, found)["AP50"] == pytest.approx(0.5 + 0.5 * 2 / 3)
+    wanted = (6 * 1 + 5 * 2 / 3) / 11
+    assert evaluate_voc(truth, found)["AP50_07"] == pytest.approx(wanted)
+
+
+def test_a_detection_belongs_to_what_it_overlaps_most_even_if_that_is_taken():
+    truth = ground_truth(ONE, (0, 3, 0, 10, 10, 20, 14))
+    found = detections((0, 3, 0.9, 10, 10, 20, 20), (0, 3, 0.8, 10, 10, 20, 19))
+    assert evaluate_voc(truth, found)["AP50"] == 0.5
+
+
+def test_difficult_objects_neither_count_nor_cost():
+    truth = ground_truth(ONE, (0, 3, 1, 50, 50, 20, 20), (2, 5, 1, 0, 0, 9, 9))
+    found = detections((0, 3, 0.9, 50, 50, 20, 20), (0, 3, 0.8, 50, 50, 20, 20))
+    found += detections((0, 3, 0.7, 10, 10, 20, 20))
+    assert evaluate_voc(truth, found)["per_category"] == {"cat": 1.0, "dog": None, "cow": None}
+
+
+def test_nothing_found_and_nothing_to_find():
+    assert evaluate_voc(ground_truth(ONE), [])["AP50"] == 0.0
+    nothing = evaluate_voc(ground_truth(), detections((0, 3, 0.9, 0, 0, 1, 1)))
+    assert (nothing["AP50"], nothing["AP50_07"]) == (None, None)
+
+
+def test_another_overlap_has_another_name():
+    metrics = evaluate_voc(ground_truth(ONE), detections((0, 3, 1, 10, 10, 16, 20)), 0.75)
+    assert (metrics["AP75"], metrics["AP75_07"]) == (1.0, 1.0)
+
+
+def test_curves_by_hand():
+    recall, precision = np.array([0.2, 0.2, 0.4]), np.array([1.0, 0.5, 2 / 3])
+    assert area_under_curve(recall, precision) == pytest.approx(0.2 * 1 + 0.2 * 2 / 3)
+    assert eleven_point_mean(recall, precision) == pytest.approx((3 * 1 + 2 * 2 / 3) / 11)
+    three_tenths = np.cumsum([0.1, 0.1, 0.1])  # 0.30000000000000004 and its like
+    assert eleven_point_mean(three_tenths, np.ones(3)) == pytest.approx(4 / 11)
+
+
+def slow_voc(truth: COCO, found: list[dict], category: int) -> tuple[float, float]:
+    """The definition, spelled out; boxes in whole pixels, the last one inside."""
+    objects = [row for row in truth.dataset["annotations"] if row["category_id"] == category]
+    positives = len([row for row in objects if not row["iscrowd"]])
+    own = sorted((r for r in found if r["category_id"] == category), key=lambda r: -r["score"])
+    used, curve = [], []
+    right = wrong = 0
+    for result in own:
+        best, best_iou = None, -1.0
+        for row in objects:
+            if row["image_id"] != result["image_id"]:
+                continue
+            corners = [
+                (box[0] + 1, box[1] + 1, box[0] + box[2], box[1] + box[3])
+                for box in (row["bbox"], result["bbox"])
+            ]
+            width = min(c[2] for c in corners) - max(c[0] for c in corners) + 1
+            height = min(c[3] for c in corners) - max(c[1] for c in corners) + 1
+            shared = max(width, 0) * max(height, 0)
+            sizes = [(c[2] - c[0] + 1) * (c[3] - c[1] + 1) for c in corners]
+            iou = shared / (sum(sizes) - shared)
+            if iou > best_iou:
+                best, best_iou = row, iou
+        if best_iou >= 0.5:
+            if best["iscrowd"]:
+                continue
+            if best["id"] in used:
+                wrong += 1
+            else:
+                used.append(best["id"])
+                right += 1
+        else:
+            wrong += 1
+        curve.append((right / positives, right / (right + wrong)))
+    area, before = 0.0, 0.0
+    for recall in sorted({r for r, _ in curve}):
+        area += (recall - before) * max(p for r, p in curve if r >= recall)
+        before = recall
+    points = [max((p for r, p in curve if r >= t / 10 - 1e-9), default=0.0) for t in range(11)]
+    return area, sum(points) / 11
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_agrees_with_the_definition(seed):
+    rng = np.random.default_rng(seed)
+    rows = [
+        (int(rng.integers(6)), int(rng.choice([3, 5])), int(rng.random() < 0.2),
+         *rng.integers(0, 40, 2).tolist(), *rng.integers(5, 40, 2).tolist())
+        for _ in range(30)
+    ]  # fmt: skip
+    truth = ground_truth(*rows)
+    found = []
+    for image, category, _, x, y, w, h in rows * 2:
+        x, y = x + int(rng.integers(-4, 5)), y + int(rng.integers(-4, 5))
+        found.append((image, category, float(rng.random()), x, y, w, h))
+    found = detections(*found)
+    metrics = evaluate_voc(truth, found)
+    slow = {NAMES[number]: slow_voc(truth, found, number) for number in (3, 5)}
+    for name, (area, _) in slow.items():
+        assert metrics["per_category"][name] == pytest.approx(area)
+        assert 0.05 < area < 0.95
+    assert metrics["AP50_07"] == pytest.approx(np.mean([eleven for _, eleven in slow.values()]))
