@@ -30,39 +30,44 @@ inline void resample_block(const Tap<T>* row, const Tap<T>* rows_end, const Tap<
   for (int v = 0; v < kVectors; ++v) store(sums[v], target + v * lanes);
 }
 
+// Channels are taken a few vectors at a time through all bins, so that the cells which neighbouring
+// bins share are still in the first-level cache.
 template <bool kAdd, typename F, typename G, typename T>
 void resample(AxisView<T> rows, AxisView<T> columns, Window<const F> source, Window<G> target,
               int64_t channels) {
   constexpr int lanes = kLanes<T>;
-  constexpr int widest = DETLITE_VECTOR_BYTES == 64 ? 16 : 8;  // half of the registers
-  for (int i = 0; i < rows.count; ++i) {
-    const Line& row = rows.lines[i];
-    const Tap<T>* row_begin = rows.taps + row.begin;
-    const Tap<T>* row_end = rows.taps + row.end;
-    for (int j = 0; j < columns.count; ++j) {
-      const Line& column = columns.lines[j];
-      const Tap<T>* column_begin = columns.taps + column.begin;
-      const Tap<T>* column_end = columns.taps + column.end;
-      G* out = target.at(row.to, column.to);
-      int64_t c = 0;
-      const auto run = [&](auto vectors) {
-        constexpr int count = decltype(vectors)::value;
-        for (; c + count * lanes <= channels; c += count * lanes) {
-          resample_block<count, kAdd>(row_begin, row_end, column_begin, column_end, source, c,
-                                      out + c);
+  int64_t c = 0;
+  const auto run = [&](auto vectors) {
+    constexpr int count = decltype(vectors)::value;
+    for (; c + count * lanes <= channels; c += count * lanes) {
+      for (int i = 0; i < rows.count; ++i) {
+        const Line& row = rows.lines[i];
+        for (int j = 0; j < columns.count; ++j) {
+          const Line& column = columns.lines[j];
+          resample_block<count, kAdd>(rows.taps + row.begin, rows.taps + row.end,
+                                      columns.taps + column.begin, columns.taps + column.end,
+                                      source, c, target.at(row.to, column.to) + c);
         }
-      };
-      run(std::integral_constant<int, widest>{});
-      run(std::integral_constant<int, 4>{});
-      run(std::integral_constant<int, 1>{});
-      for (; c < channels; ++c) {
-        T sum = kAdd ? static_cast<T>(out[c]) : T(0);
-        for (const Tap<T>* r = row_begin; r != row_end; ++r) {
-          for (const Tap<T>* k = column_begin; k != column_end; ++k) {
-            sum += r->weight * k->weight * static_cast<T>(source.at(r->from, k->from)[c]);
+      }
+    }
+  };
+  run(std::integral_constant<int, 4>{});
+  run(std::integral_constant<int, 2>{});
+  run(std::integral_constant<int, 1>{});
+  for (; c < channels; ++c) {
+    for (int i = 0; i < rows.count; ++i) {
+      const Line& row = rows.lines[i];
+      for (int j = 0; j < columns.count; ++j) {
+        const Line& column = columns.lines[j];
+        G* out = target.at(row.to, column.to) + c;
+        T sum = kAdd ? static_cast<T>(*out) : T(0);
+        for (int r = row.begin; r < row.end; ++r) {
+          for (int k = column.begin; k < column.end; ++k) {
+            sum += rows.taps[r].weight * columns.taps[k].weight *
+                   static_cast<T>(source.at(rows.taps[r].from, columns.taps[k].from)[c]);
           }
         }
-        out[c] = static_cast<G>(sum);
+        *out = static_cast<G>(sum);
       }
     }
   }

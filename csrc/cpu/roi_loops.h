@@ -1,10 +1,11 @@
 // How RoIAlign and RoIPool on the CPU walk over maps of either layout.
 //
 // The inner loops want channels innermost. A channels-last map is read, and its gradient written,
-// where it lies; of a contiguous one, the cells around some neighbouring RoIs are copied for a few
-// channels at a time into a block that stays in the cache.
+// where it lies; of a contiguous one, the rows around some neighbouring RoIs are packed for a few
+// channels at a time, each row once and shortly before the RoIs that end on it read it.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "loops.h"
@@ -12,8 +13,11 @@
 
 namespace detlite {
 
-// Channels of a block, and its size: half of a usual second-level cache.
+// Channels that are packed, or whose gradient is summed, together.
 constexpr int64_t kBlockChannels = 32;
+// What a thread packs for several RoIs at most. Of that it is the last rows that must be near.
+constexpr int64_t kMostPackedBytes = int64_t{16} << 20;
+// A part of a gradient that stays near: half of a usual second-level cache.
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
 
 // The pooled features of a call: [K, C, height, width].
@@ -31,39 +35,57 @@ Window<T> bins_window(T* data, const PoolShape& pool, int64_t channels) {
   return {data, pool.width * channels, channels};
 }
 
-// RoIs [first, last) of the plan, all on one map, and the smallest rectangle of its cells that
-// holds what they read.
-struct RoiGroup {
-  size_t first, last;
-  CellRange rows, columns;
-
-  int64_t cells() const {
-    return int64_t{rows.end - rows.begin} * (columns.end - columns.begin);
-  }
-};
-
 inline CellRange hull(CellRange a, CellRange b) {
   if (a.begin >= a.end) return b;
   if (b.begin >= b.end) return a;
   return {std::min(a.begin, b.begin), std::max(a.end, b.end)};
 }
 
-// Puts neighbours together for as long as the rectangle fits a block.
+inline int64_t cells_in(CellRange rows, CellRange columns) {
+  return int64_t{rows.end - rows.begin} * (columns.end - columns.begin);
+}
+
+// RoIs [first, last) of the plan, all on one map, and the smallest rectangle of its cells that
+// holds what they read.
+struct RoiGroup {
+  size_t first, last;
+  CellRange rows, columns;
+};
+
+// Halves the RoIs [first, last) of one map until packing their rectangle is no more work than
+// packing each by itself, and not too much for one task.
 template <typename Axis>
-std::vector<RoiGroup> group_rois(const std::vector<PlannedRoi<Axis>>& rois, int64_t most_cells) {
+void split_rois(const std::vector<PlannedRoi<Axis>>& rois, size_t first, size_t last,
+                int64_t most_cells, size_t most_rois, std::vector<RoiGroup>& groups) {
+  RoiGroup group{first, last, {0, 0}, {0, 0}};
+  int64_t cells_read = 0;
+  for (size_t i = first; i < last; ++i) {
+    if (rois[i].touches_nothing()) continue;
+    group.rows = hull(group.rows, rois[i].rows.touched);
+    group.columns = hull(group.columns, rois[i].columns.touched);
+    cells_read += cells_in(rois[i].rows.touched, rois[i].columns.touched);
+  }
+  const int64_t cells = cells_in(group.rows, group.columns);
+  if (last - first == 1 ||
+      (cells <= cells_read && cells <= most_cells && last - first <= most_rois)) {
+    groups.push_back(group);
+    return;
+  }
+  const size_t middle = first + (last - first) / 2;
+  split_rois(rois, first, middle, most_cells, most_rois, groups);
+  split_rois(rois, middle, last, most_cells, most_rois, groups);
+}
+
+template <typename Axis>
+std::vector<RoiGroup> group_rois(const std::vector<PlannedRoi<Axis>>& rois, int64_t most_cells,
+                                 size_t most_rois) {
   std::vector<RoiGroup> groups;
-  for (size_t i = 0; i < rois.size(); ++i) {
-    const PlannedRoi<Axis>& roi = rois[i];
-    if (i > 0 && roi.level == rois[i - 1].level && roi.image == rois[i - 1].image) {
-      RoiGroup& open = groups.back();
-      const RoiGroup wider{open.first, i + 1, hull(open.rows, roi.rows.touched),
-                           hull(open.columns, roi.columns.touched)};
-      if (wider.cells() <= most_cells) {
-        open = wider;
-        continue;
-      }
+  for (size_t first = 0, i = 1; i <= rois.size(); ++i) {
+    if (i < rois.size() && rois[i].level == rois[first].level && rois[i].image == rois[first].image) {
+      continue;
     }
-    groups.push_back({i, i + 1, roi.rows.touched, roi.columns.touched});
+    split_rois(rois, first, i, most_cells, most_rois, groups);
+    first = i;
   }
   return groups;
 }
@@ -92,12 +114,17 @@ void pool_rois(const std::vector<View4d<const F>>& maps, const std::vector<Plann
 
   const Loops& all_loops = loops();
   const FeatureLoops<F>& loops_of = all_loops.of<F>();
-  const std::vector<RoiGroup> groups =
-      group_rois(rois, kBlockBytes / (kBlockChannels * static_cast<int64_t>(sizeof(T))));
   const int64_t blocks = (channels + kBlockChannels - 1) / kBlockChannels;
+  // Few enough RoIs to a group that all threads have work.
+  const size_t tasks_wanted = 4 * torch::stable::get_num_threads();
+  const std::vector<RoiGroup> groups =
+      group_rois(rois, kMostPackedBytes / (kBlockChannels * static_cast<int64_t>(sizeof(T))),
+                 rois.size() * blocks / tasks_wanted + 1);
   const int64_t group_count = static_cast<int64_t>(groups.size());
   torch::stable::parallel_for(0, blocks * group_count, 1, [&](int64_t begin, int64_t end) {
-    std::vector<T> packed, pooled(bins * kBlockChannels);
+    std::unique_ptr<T[]> packed;
+    size_t packed_size = 0;
+    std::vector<T> pooled(bins * kBlockChannels);
     std::vector<int32_t> pooled_places(places ? bins * kBlockChannels : 0);
     for (int64_t task = begin; task < end; ++task) {
       const RoiGroup& group = groups[task % group_count];
@@ -106,17 +133,19 @@ void pool_rois(const std::vector<View4d<const F>>& maps, const std::vector<Plann
       const PlannedRoi<Axis>& any = rois[group.first];
       const View4d<const F>& map = maps[any.level];
       const int64_t width = group.columns.end - group.columns.begin;
-      if (static_cast<int64_t>(packed.size()) < group.cells() * count) {
-        packed.resize(group.cells() * count);
+      const auto needed = static_cast<size_t>(cells_in(group.rows, group.columns) * count);
+      if (packed_size < needed) {
+        packed.reset(new T[needed]);  // without zeros, which a vector would write
+        packed_size = needed;
       }
-      for (int row = group.rows.begin; row < group.rows.end; ++row) {
-        loops_of.gather(map.at(any.image, first_channel, row, group.columns.begin), map.stride_c,
-                        count, width, packed.data() + (row - group.rows.begin) * width * count,
-                        count);
-      }
-      const Window<const T> source{packed.data(), width * count, count, group.rows.begin,
+      const Window<const T> source{packed.get(), width * count, count, group.rows.begin,
                                    group.columns.begin};
+      int row = group.rows.begin;
       for (size_t i = group.first; i < group.last; ++i) {
+        for (; row < std::min(rois[i].rows.touched.end, group.rows.end); ++row) {
+          loops_of.gather(map.at(any.image, first_channel, row, group.columns.begin), map.stride_c,
+                          count, width, &packed[(row - group.rows.begin) * width * count], count);
+        }
         kernel(rois[i], source, bins_window(pooled.data(), shape.pool, count),
                bins_window(pooled_places.data(), shape.pool, count), count);
         const int64_t at = rois[i].number * shape.size() + first_channel * bins;

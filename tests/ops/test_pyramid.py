@@ -249,3 +249,23 @@ def test_bad_sizes_are_named():
     arguments += [False, 224.0, 4]
     with pytest.raises(RuntimeError, match="heights and widths must have one number for each of 4"):
         torch.ops.detlite.pyramid_roi_align_backward(*arguments)
+
+
+@pytest.mark.parametrize("op", [pyramid_roi_align, pyramid_roi_pool])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("count", [3, 300])
+def test_layout_and_threads_do_not_change_results(op, threads, count):
+    # Few RoIs are packed one by one from a contiguous map, many together.
+    maps = [torch.randn(2, 70, 48 // 2**level, 64 // 2**level) for level in range(3)]
+    corner = torch.rand(count, 2) * 160
+    boxes = torch.cat([corner, corner + 8 * 30 ** torch.rand(count, 2)], dim=1)
+    rois = torch.cat([torch.randint(0, 2, (count, 1)), boxes], dim=1)
+    args = (rois, 7, [1 / 4, 1 / 8, 1 / 16])
+    expected = op([x.contiguous(memory_format=torch.channels_last) for x in maps], *args)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        output = op(maps, *args)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
