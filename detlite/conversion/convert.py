@@ -15,7 +15,7 @@ from torch import Tensor
 from ..modeling.retinanet import RetinaNet
 from .coco_categories import categories_for
 from .names import DROPPED, RULES, TO_TORCHVISION, detect_source, rename
-from .settings import Settings, settings_for
+from .settings import Settings, is_rpn_only, settings_for
 
 SOURCES = (*RULES, "timm")
 
@@ -93,16 +93,19 @@ def convert(content: Any, source: str) -> Converted:
     if all(name.startswith("backbone.body.") for name in state):
         return Converted(state, backbone_only=True)
     retinanet = any(name.startswith("head.") for name in state)
+    needed_parts: tuple[str, ...] = _NEEDED_RCNN
     if retinanet:
+        needed_parts = _NEEDED_RETINANET
         # maskrcnn-benchmark has its layers in place of the RPN's
         state = {re.sub(r"^rpn\.head\.", "head.", name): value for name, value in state.items()}
     state = _from_level_0(state)
-    for needed in _NEEDED + (_NEEDED_RETINANET if retinanet else _NEEDED_RCNN):
+    if is_rpn_only(state):
+        needed_parts = _NEEDED_RPN
+    for needed in _NEEDED + needed_parts:
         # the heads of a cascade are numbered
         if needed not in state and needed.replace("box.", "box.0.") not in state:
             raise ValueError(
-                f"looks like {source}'s, but is no R-CNN or RetinaNet on a ResNet that we have: "
-                f"no {needed}"
+                f"looks like {source}'s, but is no R-CNN, RPN or RetinaNet on a ResNet: no {needed}"
             )
     if source in _BACKGROUND_LAST:
         _background_first(state)
@@ -166,8 +169,9 @@ _NEEDED_RETINANET = (
     "head.cls_logits.weight",
     "head.bbox_pred.weight",
 )
+_NEEDED_RPN = ("rpn.head.conv.weight", "rpn.head.cls_logits.weight", "rpn.head.bbox_pred.weight")
 _NEEDED_RCNN = (
-    "rpn.head.cls_logits.weight",
+    *_NEEDED_RPN,
     "roi_heads.box.predictor.cls_score.weight",
     "roi_heads.box.predictor.bbox_pred.weight",
 )

@@ -1,45 +1,135 @@
-"""Pickled weights (.pkl), read without running anything that they hold."""
+"""Pickled weights (.pkl), read without running anything that they hold.
+
+numpy's own functions trust a pickle: a dtype or a buffer that it makes up can point anywhere in
+memory. So arrays are put together here, of numbers and text alone, and what a pickle may call are
+objects without attributes, which it cannot change.
+"""
 
 from __future__ import annotations
 
-import codecs
 import collections
 import pickle
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy._core import multiarray, numeric
 
 
 class RefusedPickleError(ValueError):
     """A pickle that asks for more than arrays and plain containers."""
 
 
-def _encode(text: str, encoding: str = "latin1") -> bytes:
+class _DType:
+    """A dtype, and its byte order once the pickle has told it."""
+
+    __slots__ = ("code", "order")
+
+    def __init__(self, code: str) -> None:
+        self.code, self.order = code, "="
+
+    def __setstate__(self, state: Any) -> None:
+        # version, byte order, then what only structured dtypes have, sizes and flags
+        if not (isinstance(state, tuple) and len(state) >= 5 and state[1] in ("<", ">", "|", "=")):
+            raise RefusedPickleError("numpy.dtype with an unknown state")
+        if any(part is not None for part in state[2:5]):
+            raise RefusedPickleError("numpy.dtype with fields")
+        self.order = state[1]
+
+    def numpy(self) -> np.dtype[Any]:
+        order = "|" if self.code[0] in "bS" else self.order
+        return np.dtype(order + self.code)
+
+
+class _Array(np.ndarray):
+    """An array that is filled by the state that follows it in the pickle."""
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, fortran, data = state
+        checked: Any = (1, shape, _checked(dtype), bool(fortran), bytes(_bytes(data)))
+        super().__setstate__(checked)
+
+
+class _MakeDType:
+    __slots__ = ()
+
+    def __call__(self, code: Any, align: Any = False, copy: Any = True) -> _DType:
+        # bool, integers, floats, complex numbers, and text
+        if not isinstance(code, str) or not re.fullmatch(r"[biufcSU]\d+", code):
+            raise RefusedPickleError(f"numpy.dtype of {code!r}")
+        return _DType(code)
+
+
+class _Reconstruct:
+    __slots__ = ()
+
+    def __call__(self, kind: Any, shape: Any, code: Any) -> _Array:
+        return _Array((0,), dtype=np.uint8)
+
+
+class _FromBuffer:
+    __slots__ = ()
+
+    def __call__(self, data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+        kind = _checked(dtype)
+        array = np.frombuffer(_bytes(data), kind).reshape(shape, order=order)
+        return array.astype(kind.newbyteorder("="))  # as numpy's own __setstate__
+
+
+class _Scalar:
+    __slots__ = ()
+
+    def __call__(self, dtype: Any, data: Any) -> Any:
+        return np.frombuffer(_bytes(data), _checked(dtype), count=1)[0]
+
+
+class _Encode:
     """Python 2's byte strings, which protocol 2 spells as text to be encoded."""
-    if encoding != "latin1":
-        raise RefusedPickleError(f"_codecs.encode to {encoding!r}")
-    return codecs.encode(text, encoding)
+
+    __slots__ = ()
+
+    def __call__(self, text: str, encoding: str = "latin1") -> bytes:
+        if encoding != "latin1":
+            raise RefusedPickleError(f"_codecs.encode to {encoding!r}")
+        return text.encode(encoding)
+
+
+class _ArrayType:
+    """Stands where a pickle names numpy.ndarray, to be passed on but not called."""
+
+    __slots__ = ()
 
 
 # All that arrays, numbers and ordered dicts need. numpy 2 calls its core `_core`.
-_ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
+_ADMITTED: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
-    ("_codecs", "encode"): _encode,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _Encode(),
+    ("numpy", "ndarray"): _ArrayType(),
+    ("numpy", "dtype"): _MakeDType(),
     **{
-        (f"numpy.{core}.{module.__name__.rpartition('.')[2]}", name): getattr(module, name)
+        (f"numpy.{core}.{module}", name): made
         for core in ("core", "_core")
-        for module, name in (
-            (multiarray, "_reconstruct"),
-            (multiarray, "scalar"),
-            (numeric, "_frombuffer"),
+        for module, name, made in (
+            ("multiarray", "_reconstruct", _Reconstruct()),
+            ("multiarray", "scalar", _Scalar()),
+            ("numeric", "_frombuffer", _FromBuffer()),
         )
     },
 }
+
+
+def _checked(dtype: Any) -> np.dtype[Any]:
+    if not isinstance(dtype, _DType):
+        raise RefusedPickleError(f"array of {type(dtype).__name__}")
+    return dtype.numpy()
+
+
+def _bytes(data: Any) -> bytes | bytearray:
+    if isinstance(data, str):  # the byte strings of Python 2
+        return data.encode("latin1")
+    if not isinstance(data, (bytes, bytearray)):
+        raise RefusedPickleError(f"array of {type(data).__name__}")
+    return data
 
 
 class _Unpickler(pickle.Unpickler):

@@ -81,7 +81,7 @@ RETINANET_DIALECTS: dict[str, Settings] = {
         "MODEL.RETINANET.LOSS_NORMALIZER": "moving",
         "MODEL.RETINANET.BBOX_REG_WEIGHT": 1.0,
         "MODEL.RETINANET.BBOX_REG_WEIGHTS": [1.0] * 4,
-        "MODEL.RETINANET.BBOX_REG_BETA": 0.1,
+        "MODEL.RETINANET.BOX_LOSS": "l1",
         "MODEL.RETINANET.NMS_TH": 0.5,
         "MODEL.RETINANET.CLIP": "after-nms",
     },
@@ -107,7 +107,14 @@ def settings_for(state: State, source: str) -> Settings:
         ValueError: a body that is no ResNet of a known depth.
     """
     settings: Settings = {**DIALECTS[source], **_body(state, source)}
-    settings |= _retinanet(state, source) if is_retinanet(state) else _heads(state, source)
+    if is_retinanet(state):
+        settings |= _retinanet(state, source)
+    else:
+        settings |= _rpn(state)
+        if is_rpn_only(state):
+            settings |= _proposals_as_output(state)
+        else:
+            settings |= _heads(state, source)
     norm = settings["MODEL.RESNETS.NORM"]
     if norm == "BN":
         settings["MODEL.RESNETS.BN_EPSILON"] = 1e-5
@@ -128,6 +135,11 @@ def is_retinanet(state: State) -> bool:
     return "head.cls_logits.weight" in state
 
 
+def is_rpn_only(state: State) -> bool:
+    """Whether a detector's entries, by our names, are region proposals alone."""
+    return not is_retinanet(state) and not any(name.startswith("roi_heads.") for name in state)
+
+
 def _body(state: State, source: str) -> Settings:
     blocks = {
         stage: 1 + max((int(found[1]) for found in found_in), default=-1)
@@ -139,7 +151,10 @@ def _body(state: State, source: str) -> Settings:
         (
             depth
             for depth, counts in DEPTHS.items()
-            if counts == tuple(blocks.values()) and bottleneck == (depth >= 50)
+            if bottleneck == (depth >= 50)
+            # proposals alone need no more than C4
+            and tuple(blocks.values())
+            in (counts, (*counts[:3], 0) if is_rpn_only(state) else counts)
         ),
         None,
     )
@@ -182,21 +197,38 @@ def _body(state: State, source: str) -> Settings:
     return settings
 
 
-def _heads(state: State, source: str) -> Settings:
+def _rpn(state: State) -> Settings:
     fpn = "backbone.neck.output.0.0.weight" in state
+    more_convs = sum(name.startswith("rpn.head.more_convs.") for name in state) // 2
+    return {
+        "MODEL.RPN.NUM_CONVS": 1 + more_convs,
+        "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 2000 if fpn else 12000,
+        "MODEL.RPN.PRE_NMS_TOP_N_TEST": 1000 if fpn else 6000,
+    }
+
+
+def _proposals_as_output(state: State) -> Settings:
+    settings: Settings = {
+        "MODEL.RPN_ONLY": True,
+        "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 2,
+        "MODEL.RPN.POST_NMS_TOP_N_TEST": 2000,
+        "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 2000,
+    }
+    if "backbone.neck.output.0.0.weight" not in state:
+        settings["MODEL.RPN.PRE_NMS_TOP_N_TEST"] = 12000
+    return settings
+
+
+def _heads(state: State, source: str) -> Settings:
     cascade = "roi_heads.box.0.predictor.cls_score.weight" in state
     head = "roi_heads.box.0" if cascade else "roi_heads.box"
     num_classes = len(state[f"{head}.predictor.cls_score.weight"])
     regressions = len(state[f"{head}.predictor.bbox_pred.weight"])
     mask = "roi_heads.mask.predictor.mask_fcn_logits.weight" in state
     pooler, sampling = _POOLERS[source]
-    more_convs = sum(name.startswith("rpn.head.more_convs.") for name in state) // 2
     settings: Settings = {
         "MODEL.MASK_ON": mask,
-        "MODEL.RPN.NUM_CONVS": 1 + more_convs,
         "MODEL.CLS_AGNOSTIC_BBOX_REG": cascade or regressions < 4 * num_classes,
-        "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 2000 if fpn else 12000,
-        "MODEL.RPN.PRE_NMS_TOP_N_TEST": 1000 if fpn else 6000,
         "MODEL.ROI_HEADS.CASCADE_IOUS": [0.5, 0.6, 0.7] if cascade else [],
         "MODEL.ROI_BOX_HEAD.NUM_CLASSES": num_classes,
         "MODEL.ROI_BOX_HEAD.POOLER_TYPE": pooler,
@@ -229,6 +261,9 @@ def _heads(state: State, source: str) -> Settings:
         settings |= _keypoint_head(state, pooler, sampling)
         if source == "detectron2":
             settings["MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA"] = 0.5
+            settings["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 1500
+    if cascade:
+        settings["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 2000
     if mask:
         mask_convs = "roi_heads.mask.feature_extractor.convs."
         last = state["roi_heads.mask.predictor.conv5_mask.weight"].shape[1]

@@ -142,6 +142,78 @@ def maskrcnn_benchmark(fpn: bool = True) -> State:
     return {f"module.{n}": v for n, v in out.state.items()}
 
 
+def dilated() -> State:
+    """R_50_DC5: res5 in the body, and fully connected layers on it."""
+    state = detectron2()
+    names = {n: n.replace("backbone.bottom_up.", "backbone.") for n in state if ".fpn_" not in n}
+    state = {new: state[old] for old, new in names.items()}
+    out = Writer(lambda: "", lambda: "")
+    head, channels = "proposal_generator.rpn_head.", 8 * RES2
+    out.layer(head + "conv", channels, channels, 3, 3)
+    out.layer(head + "objectness_logits", 15, channels, 1, 1)
+    out.layer(head + "anchor_deltas", 60, channels, 1, 1)
+    out.layer("roi_heads.box_head.fc1", DIM, channels * 49)
+    out.layer("roi_heads.mask_head.mask_fcn1", PYRAMID, channels, 3, 3)
+    return state | out.state
+
+
+def cascade() -> State:
+    """cascade_mask_rcnn_R_50_FPN: three numbered box heads, class-agnostic."""
+    state = {n: v for n, v in detectron2().items() if ".box_" not in n}
+    out = Writer(lambda: "", lambda: "")
+    for stage in range(3):
+        out.layer(f"roi_heads.box_head.{stage}.fc1", DIM, PYRAMID * 49)
+        out.layer(f"roi_heads.box_head.{stage}.fc2", DIM, DIM)
+        out.layer(f"roi_heads.box_predictor.{stage}.cls_score", CLASSES, DIM)
+        out.layer(f"roi_heads.box_predictor.{stage}.bbox_pred", 4, DIM)
+    return state | out.state
+
+
+def test_dilated_c5():
+    state = dilated()
+    converted = convert(state, "detectron2")
+    settings = converted.settings
+    assert settings["MODEL.BACKBONE.CONV_BODY"] == "R-50-C5"
+    assert settings["MODEL.RESNETS.RES5_DILATION"] == 2
+    assert settings["MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION"] == 7
+    assert settings["MODEL.ROI_MASK_HEAD.RESOLUTION"] == 28
+    assert settings["MODEL.RPN.PRE_NMS_TOP_N_TEST"] == 6000
+    fc1 = state["roi_heads.box_head.fc1.weight"]
+    assert torch.equal(converted.model["roi_heads.box.feature_extractor.fc6.weight"], fc1)
+
+
+def test_stages_of_a_cascade(tmp_path):
+    state = cascade()
+    torch.save(state, tmp_path / "w.pth")
+    cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
+    assert cfg.MODEL.ROI_HEADS.CASCADE_IOUS == (0.5, 0.6, 0.7)
+    assert [coder.weights for coder in (stage.box_coder for stage in model.roi_heads.box)] == [
+        (10, 10, 5, 5), (20, 20, 10, 10), (30, 30, 15, 15),
+    ]  # fmt: skip
+    ours = model.state_dict()
+    for stage in range(3):
+        theirs = state[f"roi_heads.box_predictor.{stage}.cls_score.weight"]
+        assert torch.equal(ours[f"roi_heads.box.{stage}.predictor.cls_score.weight"][1:],
+                           theirs[:-1])  # fmt: skip
+        boxes = ours[f"roi_heads.box.{stage}.predictor.bbox_pred.bias"]
+        assert torch.equal(boxes[4:], state[f"roi_heads.box_predictor.{stage}.bbox_pred.bias"])
+
+
+@pytest.mark.parametrize("source", ["detectron2", "maskrcnn-benchmark"])
+@pytest.mark.parametrize("fpn", [True, False], ids=["FPN", "C4"])
+def test_proposals_alone(source, fpn, tmp_path):
+    full = detectron2(fpn=fpn) if source == "detectron2" else maskrcnn_benchmark(fpn)
+    state = {n: v for n, v in full.items() if "roi_heads." not in n}
+    assert source_of(state) == source
+    torch.save(state, tmp_path / "w.pth")
+    cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
+    assert cfg.MODEL.RPN_ONLY
+    assert f"R-50-{'FPN' if fpn else 'C4'}" == cfg.MODEL.BACKBONE.CONV_BODY
+    assert (1000 if fpn else 12000) == cfg.MODEL.RPN.PRE_NMS_TOP_N_TEST
+    assert [category["name"] for category in model.categories] == ["class 1"]
+    assert set(model([torch.rand(3, 64, 64)])[0]["labels"].tolist()) <= {1}
+
+
 def retinanet(source: str) -> State:
     """A RetinaNet by a framework's names; torchvision's with P6 from P5, the others' from C5."""
     full = {"torchvision": torchvision_fpn, "detectron2": detectron2}.get(
@@ -273,6 +345,8 @@ def caffe2() -> State:
 FILES = {
     "d2 FPN": (detectron2, "detectron2", "R-50-FPN"),
     "d2 ResNeXt": (lambda: detectron2(101, groups=2), "detectron2", "R-101-FPN"),
+    "d2 DC5": (dilated, "detectron2", "R-50-C5"),
+    "d2 cascade": (cascade, "detectron2", "R-50-FPN"),
     "d2 C4": (lambda: detectron2(fpn=False), "detectron2", "R-50-C4"),
     "mrb FPN": (maskrcnn_benchmark, "maskrcnn-benchmark", "R-50-FPN"),
     "mrb C4": (lambda: maskrcnn_benchmark(False), "maskrcnn-benchmark", "R-50-C4"),
