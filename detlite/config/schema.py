@@ -599,6 +599,13 @@ KEYS: list[Key] = [
     Key("TEST.IMS_PER_BATCH", 8, "images in an evaluation batch, over all processes", _positive),
     Key("TEST.DETECTIONS_PER_IMG", None, "restates ROI_HEADS.DETECTIONS_PER_IMG", _positive, int),
     Key(
+        "TEST.COCO_ENGINE",
+        "pycocotools",
+        "who computes COCO's metrics: the numbers are the same, faster-coco-eval is a package to "
+        "install",
+        one_of("pycocotools", "faster-coco-eval"),
+    ),
+    Key(
         "TEST.EXPECTED_RESULTS",
         [],
         "rows such as [bbox, AP, [0.377, 0.002]], a mean and its standard deviation: after an "

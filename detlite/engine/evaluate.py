@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from ..config import ConfigError
 from ..data import CocoDataset, DataError, build_test_loader
 from ..distributed import all_gather_objects, broadcast_buffers, is_main
-from ..evaluation.coco import evaluate_coco, format_table
+from ..evaluation.coco import coco_engine, evaluate_coco, format_table
 from ..evaluation.expected import check_expected
 from ..evaluation.proposals import evaluate_proposals
 from ..evaluation.results import to_coco_results, write_results
@@ -63,7 +63,8 @@ def evaluate_dataset(
         `{"box_proposal": {"AR@100": ...}}`; nothing on the others.
 
     Raises:
-        ConfigError: TEST.KEYPOINT_OKS_SIGMAS does not fit the data set.
+        ConfigError: TEST.KEYPOINT_OKS_SIGMAS does not fit the data set, or TEST.COCO_ENGINE is not
+            installed.
         DataError: the categories of the model are not those of the data set.
     """
     if model.categories and _named(model.categories) != _named(dataset.categories):
@@ -77,6 +78,7 @@ def evaluate_dataset(
             f"TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values, but {dataset.annotation_file} has "
             f"{points} keypoints"
         )
+    coco_engine(cfg.TEST.COCO_ENGINE)  # which may be absent: ask first
     gathered = all_gather_objects(run_inference(cfg, model, dataset))
     if not is_main():
         return {}
@@ -101,7 +103,9 @@ def _score(
         iou_types,
         cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG,
         cfg.TEST.KEYPOINT_OKS_SIGMAS,
+        cfg.TEST.COCO_ENGINE,
     )
+    logger.info("COCO's metrics by %s", cfg.TEST.COCO_ENGINE)
     if dataset.kind == "voc":
         metrics["voc"] = evaluate_voc(dataset.coco_gt(), results)
     return metrics

@@ -1,4 +1,4 @@
-"""COCO average precision and recall, for boxes, masks and keypoints, by pycocotools.
+"""COCO average precision and recall, for boxes, masks and keypoints, by pycocotools or its like.
 
 `COCOeval` matches and accumulates; the summary is made here, because its own fixes the number of
 detections at 100. The numbers are those of cocodataset.org/#detection-eval, as fractions.
@@ -10,16 +10,19 @@ import contextlib
 import io
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval, Params
 
+from ..config import ConfigError
 from ..data.coco import fill_missing
 from ..data.errors import DataError
 
+ENGINES = ("pycocotools", "faster-coco-eval")
 IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}  # type -> its field
 Metrics = dict[str, Any]
 
@@ -30,6 +33,7 @@ def evaluate_coco(
     iou_types: Sequence[str] = ("bbox", "segm"),
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
+    engine: str = "pycocotools",
 ) -> dict[str, Metrics]:
     """Score `results` against `coco_gt`, over all of its images.
 
@@ -42,6 +46,7 @@ def evaluate_coco(
             always take COCO's 20.
         oks_sigmas: how far each keypoint may be off, as a part of the object's size, see
             `keypoint_sigmas`.
+        engine: who matches and accumulates, one of ENGINES; the numbers are the same.
 
     Returns:
         {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR<max_dets>", "ARs",
@@ -53,18 +58,20 @@ def evaluate_coco(
         DataError: a result or annotation lacks a field, or names an unknown image or category.
         ValueError: an unknown IoU type, max_dets below 1, or another number of oks_sigmas than
             of keypoints.
+        ConfigError: `engine` is not installed.
     """
     unknown = [iou_type for iou_type in iou_types if iou_type not in IOU_TYPES]
     if unknown:
         raise ValueError(f"iou_types: unknown {unknown[0]!r}; known: {', '.join(IOU_TYPES)}")
     if max_dets < 1:
         raise ValueError(f"max_dets must be at least 1, got {max_dets}")
+    coco, evaluation = coco_engine(engine)
     metrics = {}
     for iou_type in iou_types:
         _check_results(results, coco_gt, iou_type)
         with contextlib.redirect_stdout(io.StringIO()):  # pycocotools reports progress by print
-            ground_truth = _ground_truth(coco_gt, iou_type)
-            evaluator = COCOeval(
+            ground_truth = _ground_truth(coco_gt, iou_type, coco)
+            evaluator = evaluation(
                 ground_truth, _detections(ground_truth, results, iou_type), iou_type
             )
             if iou_type == "keypoints":
@@ -148,7 +155,32 @@ def _shorten(ids: list[int], most: int = 10) -> str:
     return ", ".join(map(str, ids[:most])) + more
 
 
-def _ground_truth(coco_gt: COCO, iou_type: str) -> COCO:
+def coco_engine(name: str) -> tuple[Callable[[], Any], Callable[..., Any]]:
+    """The classes COCO and COCOeval of one of ENGINES.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if name == "pycocotools":
+        return COCO, COCOeval
+    try:
+        import faster_coco_eval as faster
+    except ImportError as error:
+        raise ConfigError(
+            f"TEST.COCO_ENGINE is {name}, but that package is not installed: "
+            "pip install faster-coco-eval, or use pycocotools"
+        ) from error
+
+    def silent(*_: Any) -> None:
+        pass
+
+    return (
+        partial(faster.COCO, print_function=silent),
+        partial(faster.COCOeval_faster, print_function=silent),
+    )
+
+
+def _ground_truth(coco_gt: COCO, iou_type: str, coco: Callable[[], Any]) -> Any:
     """A copy of `coco_gt` with all that COCOeval reads, for it to write to."""
     field = IOU_TYPES[iou_type]
     annotations = []
@@ -164,22 +196,22 @@ def _ground_truth(coco_gt: COCO, iou_type: str) -> COCO:
         for annotation in annotations:
             visible = [v > 0 for v in annotation["keypoints"][2::3]]
             annotation.setdefault("num_keypoints", sum(visible))
-    return _index(fill_missing({**coco_gt.dataset, "annotations": annotations}))
+    return _index(fill_missing({**coco_gt.dataset, "annotations": annotations}), coco)
 
 
-def _detections(ground_truth: COCO, results: Sequence[dict[str, Any]], iou_type: str) -> COCO:
+def _detections(ground_truth: Any, results: Sequence[dict[str, Any]], iou_type: str) -> Any:
     if not results:  # loadRes looks at the first
-        return _index({**ground_truth.dataset, "annotations": []})
+        return _index({**ground_truth.dataset, "annotations": []}, type(ground_truth))
     # Nothing but the field that is scored: loadRes would take a mask's area from a bbox beside it.
     fields = ("image_id", "category_id", "score", IOU_TYPES[iou_type])
     return ground_truth.loadRes([{field: result[field] for field in fields} for result in results])
 
 
-def _index(dataset: dict[str, Any]) -> COCO:
-    coco = COCO()
-    coco.dataset = dataset
-    coco.createIndex()
-    return coco
+def _index(dataset: dict[str, Any], coco: Callable[[], Any]) -> Any:
+    made = coco()
+    made.dataset = dataset
+    made.createIndex()
+    return made
 
 
 def _summarize(evaluator: COCOeval, max_dets: int) -> Metrics:

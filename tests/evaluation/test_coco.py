@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pycocotools.coco import COCO
 
+from detlite.config import ConfigError
 from detlite.data import DataError
 from detlite.evaluation import evaluate_coco, format_table, read_results
 from detlite.structures.masks import encode_bitmap, to_bitmap
@@ -73,6 +75,56 @@ class TestReference:
         values = {name: value for name, value in metrics[iou_type].items() if name in order}
         assert list(values) == order
         assert list(values.values()) == pytest.approx(expected[iou_type], rel=0, abs=1e-12)
+
+
+class TestFasterEngine:
+    """faster-coco-eval gives pycocotools' numbers."""
+
+    @pytest.fixture(autouse=True)
+    def installed(self) -> None:
+        pytest.importorskip("faster_coco_eval")
+
+    @staticmethod
+    def assert_same(gt: COCO, results: list, *options: object) -> None:
+        one = evaluate_coco(gt, results, *options)
+        other = evaluate_coco(gt, results, *options, engine="faster-coco-eval")
+        assert other.keys() == one.keys()
+        for kind, row in one.items():
+            ours, theirs = ({**own.pop("per_category"), **own} for own in (row, other[kind]))
+            assert theirs.keys() == ours.keys()
+            for name, value in ours.items():
+                if value is None:
+                    assert theirs[name] is None, name
+                else:
+                    assert theirs[name] == pytest.approx(value, rel=0, abs=1e-9), name
+
+    @pytest.mark.parametrize(
+        ("kind", "gt", "results"),
+        [
+            (
+                kind,
+                "annotations/instances_val2014_100.json",
+                f"results/instances_val2014_fake{kind}100_results.json",
+            )
+            for kind in ("bbox", "segm")
+        ]
+        + [("keypoints", "keypoints/gt.json", "keypoints/dt.json")],
+    )
+    @pytest.mark.parametrize("most", [100, 7])
+    def test_on_real_annotations(self, data_root, kind, gt, results, most) -> None:
+        folder = data_root / "data" / "cocoeval_val2014_100"
+        self.assert_same(COCO(folder / gt), read_results(folder / results), (kind,), most)
+
+    def test_on_crowds_and_nothing(self) -> None:
+        rows = [*THREE, square(9, 1, 3, 12, iscrowd=1)]
+        self.assert_same(make_gt(rows), [found(row) for row in rows])
+        self.assert_same(make_gt(THREE), [])
+
+
+def test_engine_that_is_not_installed(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
+    with pytest.raises(ConfigError, match="faster-coco-eval, but that package is not installed"):
+        evaluate_coco(make_gt(THREE), [], engine="faster-coco-eval")
 
 
 class TestScores:
