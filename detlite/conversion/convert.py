@@ -92,6 +92,8 @@ def convert(content: Any, source: str) -> Converted:
         _add_statistics(state)
     if all(name.startswith("backbone.body.") for name in state):
         return Converted(state, backbone_only=True)
+    if any(name.startswith("backbone.body.stages.xif") for name in state):
+        return _fbnet(state)
     retinanet = any(name.startswith("head.") for name in state)
     needed_parts: tuple[str, ...] = _NEEDED_RCNN
     if retinanet:
@@ -233,6 +235,12 @@ def _ratios_slowest(state: dict[str, Tensor], ratios: int = 3) -> None:
             values = len(state[name]) // anchors_per_cell
             anchors = state[name].unflatten(0, (-1, ratios, values))
             state[name] = anchors.transpose(0, 1).flatten(0, 2)
+
+
+def _fbnet(state: dict[str, Tensor]) -> Converted:
+    """An FBNet's shapes do not say its operators, so its config is that which it was built from."""
+    scores = state.get("roi_heads.box.predictor.cls_score.weight")
+    return Converted(state, categories=[] if scores is None else categories_for(len(scores)))
 
 
 def _add_statistics(state: dict[str, Tensor]) -> None:

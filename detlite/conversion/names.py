@@ -121,6 +121,7 @@ DETECTRON2: Rules = [
 
 MASKRCNN_BENCHMARK: Rules = [
     *_STAGES,
+    (r"^rpn\.head\.(?:0\.(?=head\.)|1\.)", "rpn.head."),  # FBNet's: a sequence
     (r"^(roi_heads\.\w+\.feature_extractor)\.head\.", r"\1."),  # the stage res5
     # a layer stands alone, or with its group norm as second
     (r"(fpn_(?:inner|layer)\d|mask_fcn\d|conv_fcn\d|fc[67])\.(weight|bias)$", r"\1.0.\2"),
@@ -194,7 +195,9 @@ RULES = {
 _MARKS = {
     "detectron2": r"^(proposal_generator|backbone\.bottom_up|backbone\.stem|stem\.conv1)\.",
     "torchvision": r"^(backbone\.body\.)?layer1\.0\.conv1\.weight$",
-    "maskrcnn-benchmark": r"^backbone\.body\.layer1\.",
+    "maskrcnn-benchmark": (
+        r"^(backbone\.body\.layer1|rpn\.head\.0\.head|roi_heads\.\w+\.feature_extractor\.head)\."
+    ),
     "caffe2": r"^(conv1_w|res_conv1_bn_s|conv1_gn_s)$",
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import Tensor
 
 from detlite.conversion import convert, source_of, to_torchvision
@@ -21,6 +22,7 @@ from detlite.engine.checkpoint import (
     load_weights,
     read_checkpoint,
 )
+from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
 from detlite.modeling.rcnn import build_model
 
 STEM, RES2, PYRAMID, DIM, CLASSES = 8, 16, 8, 12, 5
@@ -538,3 +540,55 @@ def test_categories_follow_from_their_number():
     assert person["keypoints"][:3] == ["nose", "left_eye", "right_eye"]
     assert (len(person["keypoints"]), person["keypoints"][-1]) == (17, "right_ankle")
     assert categories_for(3) == [{"id": 1, "name": "class 1"}, {"id": 2, "name": "class 2"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("resnet18", ResNetSpec(18, res2_channels=64)),
+        ("resnet34", ResNetSpec(34, res2_channels=64)),
+        ("resnet101", ResNetSpec(101)),
+        ("resnet152", ResNetSpec(152)),
+        ("resnext101_32x8d", ResNetSpec(101, groups=32, width_per_group=8)),
+        ("resnext101_64x4d", ResNetSpec(101, groups=64, width_per_group=4)),
+    ],
+)
+@pytest.mark.parametrize("source", ["torchvision", "timm"])
+def test_every_classifier_of_torchvision_is_a_body(name, spec, source):
+    with torch.device("meta"):
+        classifier = getattr(torchvision.models, name)().state_dict()
+        body = ResNet(spec, (5,)).state_dict()
+    assert source_of(classifier) == "torchvision"
+    converted = convert(classifier, source)
+    assert converted.backbone_only
+    assert {n: v.shape for n, v in converted.model.items()} == {
+        f"backbone.body.{n}": v.shape for n, v in body.items()
+    }
+
+
+def test_fbnet_of_maskrcnn_benchmark(tiny_config, tmp_path):
+    roi = "MODEL.ROI_MASK_HEAD."
+    cfg = tiny_config(
+        "MODEL.BACKBONE.CONV_BODY", "FBNet", "MODEL.FBNET.SCALE_FACTOR", 0.25,
+        "MODEL.RPN.RPN_HEAD", "FBNet.rpn_head", "MODEL.FBNET.DET_HEAD_LAST_SCALE", -1.0,
+        "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FBNet.roi_head",
+        "MODEL.ROI_BOX_HEAD.PREDICTOR", "FastRCNNPredictor", roi + "POOLER_RESOLUTION", 6,
+        roi + "FEATURE_EXTRACTOR", "FBNet.roi_head_mask", roi + "RESOLUTION", 12,
+        roi + "PREDICTOR", "MaskRCNNConv1x1Predictor",
+    )  # fmt: skip
+    model, other = build_model(cfg), build_model(cfg)
+    state = {}
+    for name, value in model.state_dict().items():
+        name = re.sub(r"^rpn\.head\.head\.", "rpn.head.0.head.", name)
+        name = re.sub(r"^rpn\.head\.(cls|bbox)_", r"rpn.head.1.\1_", name)
+        name = re.sub(r"\.feature_extractor\.(blocks|last)\.", r".feature_extractor.head.\1.", name)
+        state[f"module.{name}"] = value
+    torch.save({"model": state}, tmp_path / "fbnet.pth")
+    assert source_of(state) == "maskrcnn-benchmark"
+    load_weights(other, tmp_path / "fbnet.pth")
+    assert len(other.categories) == 3
+    for name, value in other.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name])
+    assert source_of(model.state_dict()) is None  # our own names
+    with pytest.raises(CheckpointError, match=r"has no config.*build the model from its YAML"):
+        build_model_from_checkpoint(tmp_path / "fbnet.pth")
