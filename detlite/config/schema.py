@@ -152,7 +152,7 @@ KEYS: list[Key] = [
     Key(
         "MODEL.BACKBONE.FREEZE_NORM",
         True,
-        "batch norm in stages that are not trained keeps its statistics; False: it goes on with "
+        "batch norm in frozen stages of a ResNet keeps its statistics; False: it goes on with "
         "those of the batch (torchvision)",
     ),
     Key("MODEL.RESNETS.NORM", "FrozenBN", "normalisation of the body", one_of(*NORMS)),

@@ -247,6 +247,7 @@ _GAINS = {
     "roi_heads.box_predictor.cls_score.weight": 1.5,
     "roi_heads.box_predictor.bbox_pred.weight": 0.5,
     "roi_heads.mask_predictor.mask_fcn_logits.weight": 0.5,
+    "head.classification_head.cls_logits.weight": 0.3,
     "head.regression_head.bbox_reg.weight": 0.1,
 }
 _VALUES = {"head.classification_head.cls_logits.bias": -2.0}
@@ -464,7 +465,7 @@ Differences are the largest found: of box corners in pixels; of scores; of mask 
 pasted masks, the pixels that differ over the area of all masks of a picture; of keypoints in
 pixels; of keypoints' scores, logits of torchvision and probabilities of detectron2. A map that is
 as high in two places, up to the rounding of its sums, has its keypoint in either: such *ties* are
-counted and left out.
+counted and left out. A cell is empty where nothing differs, or a model has nothing to compare.
 
 This page is generated: `python tests/conversion/fidelity.py > docs/model_zoo.md`.
 
@@ -491,7 +492,7 @@ def _row(name: str, source: str, what: str, found: Difference) -> str:
     numbers = (found.box, found.score, found.mask, found.pixels, found.keypoint,
                found.keypoint_score)  # fmt: skip
     cells = [name, source, what, str(found.count), str(found.unmatched)]
-    cells += [f"{number:.1g}" for number in numbers]
+    cells += [f"{number:.1g}" if number else "" for number in numbers]
     return "| " + " | ".join([*cells, str(found.ties)]) + " |"
 
 
