@@ -50,6 +50,12 @@ inline const char* dtype_name(ScalarType type) {
   }
 }
 
+inline bool has_shape_of(const Tensor& tensor, const Tensor& other) {
+  bool same = tensor.dim() == other.dim();
+  for (int64_t d = 0; same && d < other.dim(); ++d) same = tensor.size(d) == other.size(d);
+  return same;
+}
+
 inline bool is_floating(ScalarType type) {
   return type == ScalarType::Double || type == ScalarType::Float || type == ScalarType::Half ||
          type == ScalarType::BFloat16;

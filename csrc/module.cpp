@@ -36,6 +36,9 @@ constexpr const char* kSchemas[] = {
     "pyramid_roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, float[] spatial_scales, "
     "int pooled_height, int pooled_width, int batch_size, int channels, int[] heights, "
     "int[] widths, float canonical_size, int canonical_level) -> Tensor[]",
+    "sigmoid_focal_loss_forward(Tensor inputs, Tensor targets, float alpha, float gamma) -> Tensor",
+    "sigmoid_focal_loss_backward(Tensor grad, Tensor inputs, Tensor targets, float alpha, "
+    "float gamma) -> Tensor",
     "paste_masks_rle(Tensor probs, Tensor boxes, int height, int width, float threshold) "
     "-> (Tensor data, Tensor ends)",
 };

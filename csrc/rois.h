@@ -132,9 +132,7 @@ inline void check_pooled_grad(const char* op, const char* name, const Tensor& gr
 inline void check_argmax(const char* op, const Tensor& grad, const Tensor& argmax) {
   check(argmax.scalar_type() == ScalarType::Int, op, ": argmax must be int32, got ",
         dtype_name(argmax.scalar_type()));
-  bool same = argmax.dim() == grad.dim();
-  for (int64_t d = 0; same && d < grad.dim(); ++d) same = argmax.size(d) == grad.size(d);
-  check(same, op, ": argmax must have the shape of grad, ", Shape{grad}, ", got ", Shape{argmax});
+  check(has_shape_of(argmax, grad), op, ": argmax must have the shape of grad, ", Shape{grad}, ", got ", Shape{argmax});
   check_same_device(op, grad, "grad", argmax, "argmax");
 }
 

@@ -98,7 +98,6 @@ def test_only_distributed_asks_torch_distributed(repo_root):
 _BORROWED = {
     "torchvision.ops.deform_conv2d",
     "torchvision.ops.generalized_box_iou_loss",
-    "torchvision.ops.sigmoid_focal_loss",
 }
 
 

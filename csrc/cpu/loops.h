@@ -2,7 +2,9 @@
 #pragma once
 
 #include "dtypes.h"
+#include "focal_loss.h"
 #include "roi_pool_geometry.h"
+#include "vectorisable_math.h"
 
 namespace detlite {
 
@@ -64,6 +66,11 @@ struct FeatureLoops {
   void (*scatter)(const T* source, int64_t source_step, int64_t rows, int64_t columns, F* target,
                   int64_t target_step);
   void (*narrow)(const T* source, int64_t count, F* target);
+  // FocalTerms of each element; gradients are read every grad_step elements.
+  void (*focal_loss)(const F* logits, const F* targets, int64_t count, FocalSettings<T> settings,
+                     T* loss);
+  void (*focal_gradient)(const T* grad, int64_t grad_step, const F* logits, const F* targets,
+                         int64_t count, FocalSettings<T> settings, F* result);
 };
 
 struct Loops {

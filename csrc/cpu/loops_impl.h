@@ -1,6 +1,7 @@
 // The inner loops, written once; see loops.h for what each does and simd.h for how it is included.
 #pragma once
 
+#include "focal_loops_impl.h"
 #include "loops.h"
 #include "simd.h"
 
@@ -201,13 +202,6 @@ void transpose(const From* source, int64_t source_step, int64_t rows, int64_t co
   }
 }
 
-template <typename T, typename F>
-void narrow(const T* source, int64_t count, F* target) {
-  int64_t i = 0;
-  for (; i + kLanes<T> <= count; i += kLanes<T>) store(load(source + i), target + i);
-  for (; i < count; ++i) target[i] = static_cast<F>(source[i]);
-}
-
 // ---- Non-maximum suppression
 
 template <typename V>
@@ -261,7 +255,8 @@ template <typename F>
 constexpr FeatureLoops<F> feature_loops() {
   using T = accumulate_t<F>;
   return {resample<false, F, F, T>, resample<true, F, T, T>, largest<F>,
-          transpose<F, T>,          transpose<T, F>,         narrow<T, F>};
+          transpose<F, T>,          transpose<T, F>,         convert<T, F>,
+          focal_loss<F>,            focal_gradient<F>};
 }
 
 extern const Loops table;

@@ -107,6 +107,14 @@ inline void store(Vec<float> from, c10::Half* to) {
 }
 #endif
 
+template <typename From, typename To>
+void convert(const From* source, int64_t count, To* target) {
+  constexpr int lanes = kLanes<accumulate_t<From>>;
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) store(load(source + i), target + i);
+  for (; i < count; ++i) target[i] = static_cast<To>(source[i]);
+}
+
 // ---- a * b + c, rounded once where the processor can.
 
 #if DETLITE_VECTOR_BYTES == 64

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import sigmoid_focal_loss
 from yacs.config import CfgNode
 
 from ..config.derive import restate_strides
+from ..ops import sigmoid_focal_loss
 from ..structures import boxes as box_ops
 from ..structures.image_batch import ImageBatch
 from ..structures.output import OutputRules

@@ -18,6 +18,8 @@ NAMES = [
     "roi_align_forward",
     "roi_pool_backward",
     "roi_pool_forward",
+    "sigmoid_focal_loss_backward",
+    "sigmoid_focal_loss_forward",
 ]
 
 

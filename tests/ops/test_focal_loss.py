@@ -1,0 +1,170 @@
+import math
+
+import pytest
+import torch
+import torchvision
+
+from detlite.ops import sigmoid_focal_loss
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+# The loss itself is never of a half type; only its gradient rounds to one.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def logits_and_targets(shape=(3, 701), dtype=torch.float32, soft=False):  # blocks and a remainder
+    logits = torch.randn(shape).to(dtype) * 4
+    targets = torch.rand(shape) if soft else (torch.rand(shape) < 0.3).float()
+    return logits, targets.to(dtype)
+
+
+def in_double(logits, targets, alpha, gamma):
+    """torchvision's losses and their sum's gradient, in float64."""
+    logits = logits.detach().cpu().double().requires_grad_()
+    loss = torchvision.ops.sigmoid_focal_loss(logits, targets.cpu().double(), alpha, gamma)
+    (grad,) = torch.autograd.grad(loss.sum(), logits)
+    return loss.detach(), grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize(
+    ("alpha", "gamma"), [(0.25, 2.0), (-1.0, 2.0), (0.7, 1.5), (0.25, 1.0), (0.4, 0.0)]
+)
+def test_matches_torchvision(device, dtype, soft, alpha, gamma):
+    logits, targets = logits_and_targets(dtype=dtype, soft=soft)
+    expected, expected_grad = in_double(logits, targets, alpha, gamma)
+    logits = logits.to(device).requires_grad_()
+    loss = sigmoid_focal_loss(logits, targets.to(device), alpha, gamma)
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    exact = TOLERANCE[loss.dtype]
+    torch.testing.assert_close(loss.cpu().double(), expected, rtol=exact, atol=exact)
+
+    loss.sum().backward()
+    assert logits.grad.dtype == dtype
+    rounded = TOLERANCE[dtype]
+    torch.testing.assert_close(
+        logits.grad.cpu().double(), expected_grad, rtol=rounded, atol=rounded / 10
+    )
+
+
+def test_gradient_of_each_element(device):
+    logits, targets = (x.to(device) for x in logits_and_targets())
+    factors = torch.rand(logits.shape, device=device)
+    logits.requires_grad_()
+    (together,) = torch.autograd.grad(sigmoid_focal_loss(logits, targets).sum(), logits)
+    (apart,) = torch.autograd.grad(sigmoid_focal_loss(logits, targets), logits, factors)
+    torch.testing.assert_close(apart, together * factors)
+
+
+def test_reductions(device):
+    logits, targets = (x.to(device) for x in logits_and_targets())
+    loss = sigmoid_focal_loss(logits, targets)
+    assert torch.equal(sigmoid_focal_loss(logits, targets, reduction="sum"), loss.sum())
+    assert torch.equal(sigmoid_focal_loss(logits, targets, reduction="mean"), loss.mean())
+    with pytest.raises(ValueError, match="reduction must be 'none', 'mean' or 'sum', not 'max'"):
+        sigmoid_focal_loss(logits, targets, reduction="max")
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_extreme_logits(device, dtype, gamma):
+    sizes = [0.0, 1e-30, 15, 80, 90, 150, 800, 1e4, 1e30]
+    logits = torch.tensor([s * x for x in sizes for s in (-1, 1)], dtype=dtype, device=device)
+    for target in (0, 1):
+        right = logits > 0 if target else logits < 0
+        own = logits.clone().requires_grad_()
+        loss = sigmoid_focal_loss(own, torch.full_like(own, target), -1, gamma)
+        (grad,) = torch.autograd.grad(loss.sum(), own)
+        assert loss.isfinite().all()
+        assert grad.isfinite().all()
+        sure = logits.abs() >= 80
+        assert (loss[right & sure] < 1e-15).all()
+        assert (grad[right & sure].abs() < 1e-15).all()
+        torch.testing.assert_close(loss[~right & sure], logits[~right & sure].abs())
+        torch.testing.assert_close(grad[~right & sure].abs(), torch.ones_like(grad[~right & sure]))
+
+
+def test_sure_predictions_keep_their_relative_precision(device):
+    logits = torch.tensor([12.0, 20.0, 30.0], device=device)
+    expected = in_double(logits, torch.ones(3), 0.25, 2.0)[0]
+    # In float64, 1 - p of the last one has three digits left.
+    loss = sigmoid_focal_loss(logits, torch.ones(3, device=device))
+    torch.testing.assert_close(loss.cpu().double()[:2], expected[:2], rtol=1e-5, atol=0)
+    exact = 0.25 * math.exp(-30) ** 3
+    torch.testing.assert_close(loss.cpu().double()[2].item(), exact, rtol=1e-5, atol=0)
+
+
+def test_nan_stays(device):
+    logits = torch.tensor([math.nan, 1.0], device=device).repeat(9)
+    loss = sigmoid_focal_loss(logits, torch.ones_like(logits))
+    assert torch.equal(loss.isnan(), logits.isnan())
+
+
+def test_empty_and_scalar_and_strided(device):
+    empty = torch.zeros(0, 5, device=device, requires_grad=True)
+    sigmoid_focal_loss(empty, torch.zeros(0, 5, device=device)).sum().backward()
+    assert empty.grad.shape == (0, 5)
+    one = torch.tensor(0.0, device=device)
+    torch.testing.assert_close(sigmoid_focal_loss(one, one).item(), 0.75 * 0.25 * math.log(2))
+    logits, targets = (x.to(device) for x in logits_and_targets((6, 8)))
+    expected = sigmoid_focal_loss(logits, targets)
+    turned = sigmoid_focal_loss(logits.t().contiguous().t(), targets.bool())
+    assert torch.equal(turned, expected)
+
+
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.25, 2.0), (-1, 1.5), (0.6, 0.0), (0.6, 1.0)])
+@pytest.mark.parametrize("soft", [False, True])
+def test_gradcheck(device, alpha, gamma, soft):
+    logits, targets = (x.to(device) for x in logits_and_targets((2, 5), torch.float64, soft))
+    logits.requires_grad_()
+
+    def loss(x):
+        return sigmoid_focal_loss(x, targets, alpha, gamma)
+
+    assert torch.autograd.gradcheck(loss, logits)
+    assert torch.autograd.gradgradcheck(loss, logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_opcheck(device, dtype):
+    logits, targets = (x.to(device) for x in logits_and_targets((4, 5), dtype))
+    logits.requires_grad_()
+    grad = torch.rand(4, 5, device=device, requires_grad=True)
+    torch.library.opcheck(
+        torch.ops.detlite.sigmoid_focal_loss_forward, (logits, targets, 0.25, 2.0)
+    )
+    torch.library.opcheck(
+        torch.ops.detlite.sigmoid_focal_loss_backward, (grad, logits, targets, 0.25, 2.0)
+    )
+
+
+def test_traces_to_one_graph(device):
+    logits, targets = (x.to(device) for x in logits_and_targets((4, 5)))
+    traced = torch.compile(sigmoid_focal_loss, fullgraph=True, backend="aot_eager")
+    assert torch.equal(traced(logits, targets), sigmoid_focal_loss(logits, targets))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inputs": torch.zeros(3).long()}, "inputs must be floating point, got int64"),
+        ({"targets": torch.zeros(1)}, r"targets must have the shape of inputs, \[3\], got \[1\]"),
+        ({"alpha": 1.5}, "alpha must be from 0 to 1, or negative .*, got 1.5"),
+        ({"alpha": math.nan}, "alpha must be from 0 to 1"),
+        ({"gamma": -1.0}, "gamma must be zero or more, got -1"),
+        ({"gamma": math.inf}, "gamma must be zero or more"),
+    ],
+)
+def test_bad_arguments_are_named(change, message):
+    good = {"inputs": torch.zeros(3), "targets": torch.zeros(3), "alpha": 0.25, "gamma": 2.0}
+    with pytest.raises(RuntimeError, match=f"sigmoid_focal_loss_forward: {message}"):
+        sigmoid_focal_loss(**{**good, **change})
+
+
+def test_bad_gradients_are_named():
+    backward = torch.ops.detlite.sigmoid_focal_loss_backward
+    x = torch.zeros(3)
+    with pytest.raises(RuntimeError, match=r"grad must have the shape of inputs, \[3\], got \[2\]"):
+        backward(torch.zeros(2), x, x, 0.25, 2.0)
+    with pytest.raises(RuntimeError, match="grad must be float32 for float16 inputs, got float16"):
+        backward(x.half(), x.half(), x.half(), 0.25, 2.0)
