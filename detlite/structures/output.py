@@ -33,7 +33,8 @@ class OutputRules:
         factors = (size[0] / net_size[0], size[1] / net_size[1])
         last_pixel = boxes.new_tensor([0, 0, 1, 1] if self.inclusive else [0, 0, 0, 0])
         scaled = box_ops.scale(boxes - last_pixel, factors) + last_pixel
-        return box_ops.clip(scaled, size)
+        # The pixel added keeps its size: at the border it may reach beyond a smaller picture.
+        return scaled if self.inclusive else box_ops.clip(scaled, size)
 
     def keypoints(
         self, keypoints: Tensor, net_size: tuple[int, int], size: tuple[int, int]

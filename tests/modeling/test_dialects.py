@@ -89,6 +89,15 @@ def test_whole_pixel_paste_is_torchvisions(size):
     )
 
 
+def test_inclusive_boxes_at_the_border_are_not_cut():
+    # the last pixel of 1066 at 0.6 of its size, and one pixel of the picture on top
+    boxes = OutputRules(inclusive=True).boxes(
+        torch.tensor([[0.0, 0, 1066, 800]]), (800, 1066), (480, 640)
+    )
+    wanted = torch.tensor([[0, 0, 1065 * 640 / 1066 + 1, 799 * 480 / 800 + 1]])
+    torch.testing.assert_close(boxes, wanted)
+
+
 def test_inclusive_boxes_are_scaled_by_their_last_pixel():
     boxes = torch.tensor([[10.0, 20, 31, 41]])  # pixels 10 to 30 and 20 to 40
     rules = OutputRules(inclusive=True)
