@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include <cuda_runtime.h>
 
@@ -12,6 +13,10 @@ namespace detlite {
 
 constexpr int kThreads = 256;
 
+#ifdef __CUDACC__
+using torch::stable::accelerator::DeviceGuard;
+#endif
+
 inline cudaStream_t current_stream(const torch::stable::Tensor& tensor) {
   void* stream = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(
@@ -19,10 +24,30 @@ inline cudaStream_t current_stream(const torch::stable::Tensor& tensor) {
   return static_cast<cudaStream_t>(stream);
 }
 
+// Calls a kernel on torch's stream of the tensor's device. A function rather than <<<>>>, so that
+// the sources are plain C++: the tests compile them for the CPU.
+template <typename... Parameters, typename... Arguments>
+void launch(const torch::stable::Tensor& tensor, void (*kernel)(Parameters...), dim3 blocks,
+            int threads, size_t shared_bytes, Arguments&&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = current_stream(tensor);
+  STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+}
+
+// A kernel's shared memory whose size the launch gives.
+#ifdef __CUDACC__
+#define DETLITE_LAUNCHED_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#else
+#define DETLITE_LAUNCHED_SHARED(name) unsigned char* const name = launched_shared_memory()
+#endif
+
 // Blocks for a grid-stride loop over `count` items; zero items still need a valid launch.
-inline int blocks_for(int64_t count) {
+inline unsigned blocks_for(int64_t count) {
   constexpr int64_t most = 1 << 16;
-  return static_cast<int>(std::clamp<int64_t>((count + kThreads - 1) / kThreads, 1, most));
+  return static_cast<unsigned>(std::clamp<int64_t>((count + kThreads - 1) / kThreads, 1, most));
 }
 
 // The items of this thread in a grid-stride loop.

@@ -116,8 +116,7 @@ Tensor order_by_score(const Tensor& scores) {
 Tensor suppress(const Candidates& candidates, double iou_threshold) {
   const int64_t count = candidates.count();
   if (count == 0) return empty_indices(candidates.boxes, 0);
-  const torch::stable::accelerator::DeviceGuard guard(candidates.boxes.get_device_index());
-  const cudaStream_t stream = current_stream(candidates.boxes);
+  const DeviceGuard guard(candidates.boxes.get_device_index());
   const int64_t words = (count + kWord - 1) / kWord;
   check(words <= 65535, "nms: at most ", 65535 * kWord, " boxes fit on CUDA, got ", count);
 
@@ -135,16 +134,15 @@ Tensor suppress(const Candidates& candidates, double iou_threshold) {
     const auto* boxes = static_cast<const Box<T>*>(candidates.boxes.const_data_ptr());
     auto* bits = static_cast<uint64_t*>(mask.mutable_data_ptr());
     const dim3 grid(static_cast<unsigned>(words), static_cast<unsigned>(words));
-    overlap_kernel<T><<<grid, kWord, 0, stream>>>(count, boxes, sorted, idxs,
-                                                  round_down<T>(iou_threshold), bits);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-    gather_kernel<T><<<1, 1024, 0, stream>>>(
-        count, boxes, static_cast<const T*>(candidates.scores.const_data_ptr()), sorted, bits,
-        static_cast<uint64_t*>(removed.mutable_data_ptr()), kept_indices, kept_indices + count);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch(candidates.boxes, overlap_kernel<T>, grid, kWord, 0, count, boxes, sorted, idxs,
+           round_down<T>(iou_threshold), bits);
+    launch(candidates.boxes, gather_kernel<T>, 1, 1024, 0, count, boxes,
+           static_cast<const T*>(candidates.scores.const_data_ptr()), sorted, bits,
+           static_cast<uint64_t*>(removed.mutable_data_ptr()), kept_indices, kept_indices + count);
   });
 
   int64_t kept_count = 0;
+  const cudaStream_t stream = current_stream(candidates.boxes);
   STD_CUDA_CHECK(cudaMemcpyAsync(&kept_count, kept_indices + count, sizeof(kept_count),
                                  cudaMemcpyDeviceToHost, stream));
   STD_CUDA_CHECK(cudaStreamSynchronize(stream));

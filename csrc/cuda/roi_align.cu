@@ -109,7 +109,7 @@ struct AlignGradient {
 Tensor forward(const char* op, const std::vector<Tensor>& inputs, const Tensor& rois,
                const PyramidShape& pyramid, const AlignArguments& align) {
   check_rois(op, inputs[0], "input", rois);
-  const torch::stable::accelerator::DeviceGuard guard(inputs[0].get_device_index());
+  const DeviceGuard guard(inputs[0].get_device_index());
   const bool channels_last = is_channels_last(inputs);
   const Tensor boxes = torch::stable::contiguous(rois);
   Tensor output = empty_4d(inputs[0], inputs[0].scalar_type(), boxes.size(0), pyramid.channels,
@@ -118,11 +118,10 @@ Tensor forward(const char* op, const std::vector<Tensor>& inputs, const Tensor& 
   dispatch_floating(op, "input", inputs[0].scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    forward_kernel<F, T><<<blocks_for(count), kThreads, 0, current_stream(inputs[0])>>>(
-        count, device_pyramid(pyramid, const_views<F>(inputs)),
-        static_cast<const T*>(boxes.const_data_ptr()), align, channels_last,
-        static_cast<F*>(output.mutable_data_ptr()));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch(inputs[0], forward_kernel<F, T>, blocks_for(count), kThreads, 0, count,
+           device_pyramid(pyramid, const_views<F>(inputs)),
+           static_cast<const T*>(boxes.const_data_ptr()), align, channels_last,
+           static_cast<F*>(output.mutable_data_ptr()));
   });
   return output;
 }
@@ -132,7 +131,7 @@ std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& r
   check_features(op, "grad", grad);
   check_rois(op, grad, "grad", rois);
   check_pooled_grad(op, "grad", grad, rois, align.pool, pyramid.batch_size, pyramid.channels);
-  const torch::stable::accelerator::DeviceGuard guard(grad.get_device_index());
+  const DeviceGuard guard(grad.get_device_index());
   const bool channels_last = is_channels_last(grad);
   const Tensor dense = dense_4d(grad, true);
   const Tensor boxes = torch::stable::contiguous(rois);

@@ -83,7 +83,7 @@ template <typename F, typename T, typename Op>
 __global__ void __launch_bounds__(kGatherThreads)
     gather_gradient_kernel(DevicePyramid<F> pyramid, const T* rois, int64_t count, PoolShape pool,
                            Op op) {
-  extern __shared__ unsigned char shared[];
+  DETLITE_LAUNCHED_SHARED(shared);
   T* weights = reinterpret_cast<T*>(shared);  // of the rows, then of the columns
   constexpr int warps = kGatherThreads / 32;
   __shared__ unsigned hits[warps];
@@ -161,10 +161,9 @@ void gather_gradient(const char* name, const PyramidShape& shape, const std::vec
   if (cells == 0 || channel_blocks == 0) return;
   const dim3 grid(static_cast<unsigned>(cells), static_cast<unsigned>(channel_blocks));
   const size_t bytes = (pool.height + size_t(pool.width)) * sizeof(T);
-  gather_gradient_kernel<F, T><<<grid, kGatherThreads, bytes, current_stream(maps[0])>>>(
-      device_pyramid(shape, mutable_views<F>(maps)), static_cast<const T*>(rois.const_data_ptr()),
-      rois.size(0), pool, op);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  launch(maps[0], gather_gradient_kernel<F, T, Op>, grid, kGatherThreads, bytes,
+         device_pyramid(shape, mutable_views<F>(maps)),
+         static_cast<const T*>(rois.const_data_ptr()), rois.size(0), pool, op);
 }
 
 inline std::vector<Tensor> in_format(std::vector<Tensor> maps, bool channels_last) {

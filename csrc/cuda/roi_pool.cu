@@ -70,7 +70,7 @@ std::tuple<Tensor, Tensor> forward(const char* op, const std::vector<Tensor>& in
                                    const Tensor& rois, const PyramidShape& pyramid,
                                    const PoolShape& pool) {
   check_rois(op, inputs[0], "input", rois);
-  const torch::stable::accelerator::DeviceGuard guard(inputs[0].get_device_index());
+  const DeviceGuard guard(inputs[0].get_device_index());
   const bool channels_last = is_channels_last(inputs);
   const Tensor boxes = torch::stable::contiguous(rois);
   const auto result = [&](ScalarType type) {
@@ -82,12 +82,11 @@ std::tuple<Tensor, Tensor> forward(const char* op, const std::vector<Tensor>& in
   dispatch_floating(op, "input", inputs[0].scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    forward_kernel<F, T><<<blocks_for(count), kThreads, 0, current_stream(inputs[0])>>>(
-        count, device_pyramid(pyramid, const_views<F>(inputs)),
-        static_cast<const T*>(boxes.const_data_ptr()), pool, channels_last,
-        static_cast<F*>(output.mutable_data_ptr()),
-        static_cast<int32_t*>(argmax.mutable_data_ptr()));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch(inputs[0], forward_kernel<F, T>, blocks_for(count), kThreads, 0, count,
+           device_pyramid(pyramid, const_views<F>(inputs)),
+           static_cast<const T*>(boxes.const_data_ptr()), pool, channels_last,
+           static_cast<F*>(output.mutable_data_ptr()),
+           static_cast<int32_t*>(argmax.mutable_data_ptr()));
   });
   return {output, argmax};
 }
@@ -99,7 +98,7 @@ std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& r
   check_rois(op, grad, "grad", rois);
   check_pooled_grad(op, "grad", grad, rois, pool, pyramid.batch_size, pyramid.channels);
   check_argmax(op, grad, argmax);
-  const torch::stable::accelerator::DeviceGuard guard(grad.get_device_index());
+  const DeviceGuard guard(grad.get_device_index());
   const bool channels_last = is_channels_last(grad);
   const Tensor dense = dense_4d(grad, true), where = dense_4d(argmax, true);
   const Tensor boxes = torch::stable::contiguous(rois);
