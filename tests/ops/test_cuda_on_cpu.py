@@ -62,18 +62,23 @@ def test_the_copy_is_what_runs(package):
     assert found.stdout.strip() == str(package / "detlite" / "_C.abi3.so"), found.stderr
 
 
-# Left out: what is about the Python side; numeric gradients of whole pyramids, which take minutes.
+# Left out: what is about the Python side. Gradients of whole pyramids take minutes, so two stand for
+# them.
+PYRAMID = (
+    "rule or empty or torchvisions or 2-False-dtype1-channels_last or level[cpu-default-strided"
+)
+
+
 @pytest.mark.parametrize(
-    ("name", "left_out"),
+    ("name", "chosen"),
     [
-        ("nms", "opcheck or traces"),
-        ("roi_align", "opcheck or traces"),
-        ("roi_pool", "opcheck or traces"),
-        ("pyramid", "opcheck or traces or gradients"),
+        ("nms", "not (opcheck or traces)"),
+        ("roi_align", "not (opcheck or traces)"),
+        ("roi_pool", "not (opcheck or traces)"),
+        ("pyramid", PYRAMID),
     ],
 )
-def test_kernels_pass_the_operators_tests(package, name, left_out):
-    chosen = f"cpu-default and not ({left_out})"
-    options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
+def test_kernels_pass_the_operators_tests(package, name, chosen):
+    options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"cpu-default and ({chosen})"]
     tests = run(package, *options, str(HERE / f"test_{name}.py"))
     assert tests.returncode == 0, tests.stdout[-5000:]
