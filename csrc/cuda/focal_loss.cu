@@ -31,18 +31,16 @@ __global__ void backward_kernel(int64_t count, const T* grad, int64_t grad_step,
 Tensor forward(const Tensor& inputs, const Tensor& targets, double alpha, double gamma) {
   constexpr const char* op = "sigmoid_focal_loss_forward";
   const FocalInputs dense = check_focal_loss(op, inputs, targets, alpha, gamma);
-  const torch::stable::accelerator::DeviceGuard guard(inputs.get_device_index());
+  const DeviceGuard guard(inputs.get_device_index());
   const Tensor output = empty_dense(inputs, accumulate_type(inputs.scalar_type()));
   const int64_t count = inputs.numel();
   dispatch_floating(op, "inputs", inputs.scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    forward_kernel<F, T><<<blocks_for(count), kThreads, 0, current_stream(inputs)>>>(
-        count, static_cast<const F*>(dense.logits.const_data_ptr()),
-        static_cast<const F*>(dense.targets.const_data_ptr()),
-        FocalSettings<T>(alpha, gamma),
-        static_cast<T*>(output.mutable_data_ptr()));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch(inputs, forward_kernel<F, T>, blocks_for(count), kThreads, 0, count,
+           static_cast<const F*>(dense.logits.const_data_ptr()),
+           static_cast<const F*>(dense.targets.const_data_ptr()), FocalSettings<T>(alpha, gamma),
+           static_cast<T*>(output.mutable_data_ptr()));
   });
   return output;
 }
@@ -52,19 +50,17 @@ Tensor backward(const Tensor& grad, const Tensor& inputs, const Tensor& targets,
   constexpr const char* op = "sigmoid_focal_loss_backward";
   const FocalInputs dense = check_focal_loss(op, inputs, targets, alpha, gamma);
   const FocalGradient from = check_focal_gradient(op, grad, inputs);
-  const torch::stable::accelerator::DeviceGuard guard(inputs.get_device_index());
+  const DeviceGuard guard(inputs.get_device_index());
   const Tensor output = empty_dense(inputs, inputs.scalar_type());
   const int64_t count = inputs.numel();
   dispatch_floating(op, "inputs", inputs.scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    backward_kernel<F, T><<<blocks_for(count), kThreads, 0, current_stream(inputs)>>>(
-        count, static_cast<const T*>(from.values.const_data_ptr()), from.step,
-        static_cast<const F*>(dense.logits.const_data_ptr()),
-        static_cast<const F*>(dense.targets.const_data_ptr()),
-        FocalSettings<T>(alpha, gamma),
-        static_cast<F*>(output.mutable_data_ptr()));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch(inputs, backward_kernel<F, T>, blocks_for(count), kThreads, 0, count,
+           static_cast<const T*>(from.values.const_data_ptr()), from.step,
+           static_cast<const F*>(dense.logits.const_data_ptr()),
+           static_cast<const F*>(dense.targets.const_data_ptr()), FocalSettings<T>(alpha, gamma),
+           static_cast<F*>(output.mutable_data_ptr()));
   });
   return output;
 }
