@@ -71,14 +71,20 @@ __global__ void gather_kernel(int64_t count, const Box<T>* boxes, const T* score
   __syncthreads();
 
   __shared__ uint64_t survivors;
+  __shared__ uint64_t among_themselves[kWord];  // the word's own candidates, loaded at once
   int64_t total = 0;
   for (int64_t w = 0; w < words; ++w) {
+    if (threadIdx.x < kWord) {
+      const int64_t i = w * kWord + threadIdx.x;
+      among_themselves[threadIdx.x] = i < count ? mask[i * words + w] : 0;
+    }
+    __syncthreads();
     if (threadIdx.x == 0) {
       uint64_t gone = removed[w], alive = 0;
       for (int j = 0; j < kWord; ++j) {
         if (gone >> j & 1) continue;
         alive |= uint64_t{1} << j;
-        gone |= mask[(w * kWord + j) * words + w];
+        gone |= among_themselves[j];
       }
       survivors = alive;
     }

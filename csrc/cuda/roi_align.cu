@@ -1,4 +1,4 @@
-// RoIAlign on CUDA: one thread an element of the pooled features, or of the maps' gradient.
+// RoIAlign on CUDA: one thread some channels of a bin, or an element of the maps' gradient.
 #include <torch/csrc/stable/library.h>
 
 #include "roi_align_geometry.h"
@@ -7,10 +7,11 @@
 namespace detlite {
 namespace {
 
-// Calls body(row, column, weight) for each cell that the bilinear samples of one bin touch.
+// Calls body(row sample, column sample) for each sample of one bin that lies on the map; the weights
+// are those of the bin's average.
 template <typename T, typename Body>
-__device__ void for_each_cell(const T* roi, const AlignArguments& align, T scale, int ph, int pw,
-                              int height, int width, const Body& body) {
+__device__ void for_each_sample(const T* roi, const AlignArguments& align, T scale, int ph, int pw,
+                                int height, int width, const Body& body) {
   const AlignAxis<T> rows = align_axis(roi[2], roi[4], scale, align.pool.height,
                                        align.sampling_ratio, align.aligned);
   const AlignAxis<T> columns = align_axis(roi[1], roi[3], scale, align.pool.width,
@@ -27,29 +28,43 @@ __device__ void for_each_cell(const T* roi, const AlignArguments& align, T scale
       if (!linear_sample(columns.position(pw, ix), width, x)) continue;
       x.low_weight /= columns.samples;
       x.high_weight /= columns.samples;
-      body(y.low, x.low, y.low_weight * x.low_weight);
-      body(y.low, x.high, y.low_weight * x.high_weight);
-      body(y.high, x.low, y.high_weight * x.low_weight);
-      body(y.high, x.high, y.high_weight * x.high_weight);
+      body(y, x);
     }
   }
 }
 
-template <typename F, typename T>
+// Each thread pools V channels of a bin; `count` counts packs.
+template <typename F, typename T, int V>
 __global__ void forward_kernel(int64_t count, DevicePyramid<const F> pyramid, const T* rois,
                                AlignArguments align, bool channels_last, F* output) {
   DETLITE_GRID_STRIDE(i, count) {
-    const Pooled p = pooled_element(i, pyramid.channels, align.pool, channels_last);
+    const Pooled p = pooled_element(i, pyramid.channels / V, align.pool, channels_last);
     const T* roi = rois + p.roi * kRoiSize;
     const DeviceLevel<const F>& level = pyramid.levels[level_of(roi, pyramid.rule)];
-    const F* plane = level.map.at(image_or_trap(roi, pyramid.batch_size), p.channel, 0, 0);
-    T sum = 0;
-    for_each_cell(roi, align, static_cast<T>(level.spatial_scale), p.row, p.column, level.height,
-                  level.width, [&](int y, int x, T weight) {
-                    sum += weight * static_cast<T>(
-                                        plane[y * level.map.stride_h + x * level.map.stride_w]);
-                  });
-    output[i] = static_cast<F>(sum);
+    const View4d<const F>& map = level.map;
+    const F* plane = map.at(image_or_trap(roi, pyramid.batch_size), p.channel * V, 0, 0);
+    T sum[V] = {};
+    for_each_sample(
+        roi, align, static_cast<T>(level.spatial_scale), p.row, p.column, level.height,
+        level.width, [&](const LinearSample<T>& y, const LinearSample<T>& x) {
+          // All four loads are under way before the first is needed.
+          const F* low = plane + y.low * map.stride_h;
+          const F* high = plane + y.high * map.stride_h;
+          const Pack<F, V> corners[4] = {load_pack<F, V>(low + x.low * map.stride_w),
+                                         load_pack<F, V>(low + x.high * map.stride_w),
+                                         load_pack<F, V>(high + x.low * map.stride_w),
+                                         load_pack<F, V>(high + x.high * map.stride_w)};
+          const T weights[4] = {y.low_weight * x.low_weight, y.low_weight * x.high_weight,
+                                y.high_weight * x.low_weight, y.high_weight * x.high_weight};
+          for (int corner = 0; corner < 4; ++corner) {
+            for (int v = 0; v < V; ++v) {
+              sum[v] += weights[corner] * static_cast<T>(corners[corner].values[v]);
+            }
+          }
+        });
+    Pack<F, V> pooled;
+    for (int v = 0; v < V; ++v) pooled.values[v] = static_cast<F>(sum[v]);
+    reinterpret_cast<Pack<F, V>*>(output)[i] = pooled;
   }
 }
 
@@ -118,10 +133,13 @@ Tensor forward(const char* op, const std::vector<Tensor>& inputs, const Tensor& 
   dispatch_floating(op, "input", inputs[0].scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    launch(inputs[0], forward_kernel<F, T>, blocks_for(count), kThreads, 0, count,
-           device_pyramid(pyramid, const_views<F>(inputs)),
-           static_cast<const T*>(boxes.const_data_ptr()), align, channels_last,
-           static_cast<F*>(output.mutable_data_ptr()));
+    with_pack_size<F>(inputs, [&](auto size) {
+      constexpr int V = decltype(size)::value;
+      launch(inputs[0], forward_kernel<F, T, V>, blocks_for(count / V), kThreads, 0, count / V,
+             device_pyramid(pyramid, const_views<F>(inputs)),
+             static_cast<const T*>(boxes.const_data_ptr()), align, channels_last,
+             static_cast<F*>(output.mutable_data_ptr()));
+    });
   });
   return output;
 }

@@ -1,6 +1,8 @@
 // What the CUDA kernels of RoIAlign and RoIPool share.
 #pragma once
 
+#include <type_traits>
+
 #include "launch.h"
 #include "pyramid.h"
 
@@ -33,7 +35,34 @@ DevicePyramid<T> device_pyramid(const PyramidShape& shape, const std::vector<Vie
   return pyramid;
 }
 
-// One element of the pooled features, [K, C, pooled height, pooled width].
+// V neighbouring channels of one cell, which a thread moves at once: 16 bytes are the most that the
+// hardware loads by one instruction.
+template <typename F, int V>
+struct alignas(sizeof(F) * V) Pack {
+  F values[V];
+};
+template <typename F, int V>
+__device__ Pack<F, V> load_pack(const F* from) {
+  return *reinterpret_cast<const Pack<F, V>*>(from);
+}
+
+// Calls body with V as an integral constant: 16 bytes of channels where all maps are channels-last
+// and aligned for it, else one channel. Results, which are fresh and dense, are then aligned too.
+template <typename F, typename Body>
+void with_pack_size(const std::vector<Tensor>& maps, const Body& body) {
+  constexpr int most = 16 / sizeof(F);
+  bool fits = maps[0].size(1) % most == 0 && maps[0].size(1) > 1;
+  for (const Tensor& map : maps) {
+    fits = fits && map.stride(1) == 1 && map.stride(0) % most == 0 && map.stride(2) % most == 0 &&
+           map.stride(3) % most == 0 &&
+           reinterpret_cast<uintptr_t>(map.const_data_ptr()) % (sizeof(F) * most) == 0;
+  }
+  if (fits && is_channels_last(maps)) body(std::integral_constant<int, most>());
+  else body(std::integral_constant<int, 1>());
+}
+
+// One item of the pooled features, [K, C, pooled height, pooled width]: an element, or the pack of
+// channels that `channel` counts.
 struct Pooled {
   int64_t roi, channel;
   int row, column;

@@ -1,4 +1,4 @@
-// RoIPool on CUDA: one thread an element of the pooled features, or of the map's gradient.
+// RoIPool on CUDA: one thread some channels of a bin, or an element of the maps' gradient.
 #include <torch/csrc/stable/library.h>
 
 #include "roi_loops.h"
@@ -7,31 +7,39 @@
 namespace detlite {
 namespace {
 
-template <typename F, typename T>
+// Each thread pools V channels of a bin; `count` counts packs.
+template <typename F, typename T, int V>
 __global__ void forward_kernel(int64_t count, DevicePyramid<const F> pyramid, const T* rois,
                                PoolShape pool, bool channels_last, F* output, int32_t* argmax) {
   DETLITE_GRID_STRIDE(i, count) {
-    const Pooled p = pooled_element(i, pyramid.channels, pool, channels_last);
+    const Pooled p = pooled_element(i, pyramid.channels / V, pool, channels_last);
     const T* roi = rois + p.roi * kRoiSize;
     const DeviceLevel<const F>& level = pyramid.levels[level_of(roi, pyramid.rule)];
-    const F* plane = level.map.at(image_or_trap(roi, pyramid.batch_size), p.channel, 0, 0);
+    const View4d<const F>& map = level.map;
+    const F* plane = map.at(image_or_trap(roi, pyramid.batch_size), p.channel * V, 0, 0);
     const T scale = static_cast<T>(level.spatial_scale);
     const CellRange rows = pool_axis(roi[2], roi[4], scale, pool.height, level.height).cells(p.row);
     const CellRange columns =
         pool_axis(roi[1], roi[3], scale, pool.width, level.width).cells(p.column);
-    T best = 0;
-    int32_t where = -1;
+    T best[V] = {};
+    Pack<int32_t, V> where;
+    for (int v = 0; v < V; ++v) where.values[v] = -1;
     for (int y = rows.begin; y < rows.end; ++y) {
       for (int x = columns.begin; x < columns.end; ++x) {
-        const T value = static_cast<T>(plane[y * level.map.stride_h + x * level.map.stride_w]);
-        if (where < 0 || value > best || value != value) {
-          best = value;
-          where = y * level.width + x;
+        const Pack<F, V> cell = load_pack<F, V>(plane + y * map.stride_h + x * map.stride_w);
+        for (int v = 0; v < V; ++v) {
+          const T value = static_cast<T>(cell.values[v]);
+          if (where.values[v] < 0 || value > best[v] || value != value) {
+            best[v] = value;
+            where.values[v] = y * level.width + x;
+          }
         }
       }
     }
-    output[i] = static_cast<F>(best);
-    argmax[i] = where;
+    Pack<F, V> pooled;
+    for (int v = 0; v < V; ++v) pooled.values[v] = static_cast<F>(best[v]);
+    reinterpret_cast<Pack<F, V>*>(output)[i] = pooled;
+    reinterpret_cast<Pack<int32_t, V>*>(argmax)[i] = where;
   }
 }
 
@@ -82,11 +90,14 @@ std::tuple<Tensor, Tensor> forward(const char* op, const std::vector<Tensor>& in
   dispatch_floating(op, "input", inputs[0].scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    launch(inputs[0], forward_kernel<F, T>, blocks_for(count), kThreads, 0, count,
-           device_pyramid(pyramid, const_views<F>(inputs)),
-           static_cast<const T*>(boxes.const_data_ptr()), pool, channels_last,
-           static_cast<F*>(output.mutable_data_ptr()),
-           static_cast<int32_t*>(argmax.mutable_data_ptr()));
+    with_pack_size<F>(inputs, [&](auto size) {
+      constexpr int V = decltype(size)::value;
+      launch(inputs[0], forward_kernel<F, T, V>, blocks_for(count / V), kThreads, 0, count / V,
+             device_pyramid(pyramid, const_views<F>(inputs)),
+             static_cast<const T*>(boxes.const_data_ptr()), pool, channels_last,
+             static_cast<F*>(output.mutable_data_ptr()),
+             static_cast<int32_t*>(argmax.mutable_data_ptr()));
+    });
   });
   return {output, argmax};
 }

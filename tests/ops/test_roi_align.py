@@ -30,6 +30,20 @@ def test_forward_matches_oracle(device, dtype, layout, sampling_ratio, aligned):
     )
 
 
+@pytest.mark.parametrize("channels", [8, 16, 20, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_vectors_of_channels_match_oracle(device, dtype, channels):
+    input = features(dtype, "channels_last", (2, channels, 11, 13)).to(device)
+    rois = ordinary_rois(12, coordinates(dtype)).to(device)
+    expected = oracle(as_numpy(input), as_numpy(rois), (3, 4), 0.25, 0, True)
+    np.testing.assert_allclose(
+        as_numpy(roi_align(input, rois, (3, 4), 0.25, 0, True)),
+        expected,
+        rtol=TOLERANCE[dtype],
+        atol=TOLERANCE[dtype],
+    )
+
+
 @pytest.mark.parametrize(("sampling_ratio", "aligned"), [*FORMS, (100, False)])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

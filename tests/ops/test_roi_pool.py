@@ -27,6 +27,17 @@ def test_forward_matches_oracle(device, dtype, layout):
     np.testing.assert_array_equal(argmax.cpu().numpy(), cells)
 
 
+@pytest.mark.parametrize("channels", [8, 16, 20, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_vectors_of_channels_match_oracle(device, dtype, channels):
+    input = features(dtype, "channels_last", (2, channels, 11, 13)).to(device)
+    rois = torch.cat([ordinary_rois(8), odd_rois()]).to(device, coordinates(dtype))
+    output, argmax = torch.ops.detlite.roi_pool_forward(input, rois, 0.25, 3, 4)
+    expected, cells = oracle(as_numpy(input), as_numpy(rois), (3, 4), 0.25)
+    np.testing.assert_array_equal(as_numpy(output), expected)
+    np.testing.assert_array_equal(argmax.cpu().numpy(), cells)
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_matches_torchvision_forward_and_backward(device, layout):
     for seed in range(5):
