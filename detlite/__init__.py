@@ -4,7 +4,8 @@ import torch  # noqa: F401  (loads the libraries that _C links to, so it must co
 
 try:
     from . import _C as _C  # registers torch.ops.detlite
-except ImportError as error:
+    from . import ops as ops
+except (ImportError, AttributeError) as error:  # not built, or built from older sources
     raise ImportError(
         f"detlite._C, the compiled kernels, cannot be loaded ({error}): build it with "
         "`pip install --no-build-isolation -e .` in the detlite folder"

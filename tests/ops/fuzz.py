@@ -10,6 +10,7 @@ the seed of a failing input, which `--seed SEED --count 1` repeats.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import sys
@@ -104,6 +105,23 @@ def pasting(rng: random.Random) -> Callable[[], list[Tensor]]:
     return lambda: list(torch.ops.detlite.paste_masks_rle(probs, boxes, *size, 0.5))
 
 
+def focal_loss(rng: random.Random) -> Callable[[], list[Tensor]]:
+    """The loss of logits of any size, with its gradient."""
+    shape = rng.choice([(0,), (1,), (7, 3), (5, 80), (3, 37)])
+    logits = (torch.randn(shape) * rng.choice([1, 10, 1e4])).to(rng.choice(DTYPES))
+    if rng.random() < 0.1 and logits.numel():
+        logits.view(-1)[0] = rng.choice([math.nan, math.inf, -math.inf])
+    targets = torch.randint(0, 2, shape).to(logits.dtype)
+    logits.requires_grad_()
+    alpha, gamma = rng.choice([-1.0, 0.25, 0.5]), rng.choice([0.0, 0.5, 1.0, 2.0, 3.0])
+
+    def run() -> list[Tensor]:
+        loss = ops.sigmoid_focal_loss(logits, targets, alpha, gamma)
+        return [loss, *torch.autograd.grad(loss.sum(), [logits])]
+
+    return run
+
+
 def differ(a: Tensor, b: Tensor, spread: float) -> bool:
     if not a.is_floating_point():
         return not torch.equal(a, b)
@@ -116,7 +134,7 @@ def check(seed: int, names: list[str]) -> None:
     """Raises AssertionError where two sets of loops disagree."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    run = rng.choice([pooling, pooling, suppression, pasting])(rng)
+    run = rng.choice([pooling, pooling, suppression, pasting, focal_loss])(rng)
     os.environ[VARIABLE] = names[0]
     wanted = run()
     for name in names[1:]:

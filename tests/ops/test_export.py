@@ -1,0 +1,48 @@
+"""Every public operator goes through torch.export and gives what it gave."""
+
+import pytest
+import torch
+from roi_cases import ordinary_rois
+
+from detlite import ops
+
+
+def pooled(pool, *arguments):
+    return lambda: (pool, (torch.randn(2, 3, 11, 13), ordinary_rois(6)), arguments)
+
+
+def scored_boxes():
+    corner = torch.rand(30, 2) * 20
+    boxes = torch.cat([corner, corner + torch.rand(30, 2) * 20], dim=1)
+    return boxes, torch.rand(30)
+
+
+CASES = {
+    "roi_align": pooled(ops.roi_align, (3, 4), 0.25, 2, True),
+    "roi_pool": pooled(ops.roi_pool, (3, 4), 0.25),
+    "nms": lambda: (ops.nms, scored_boxes(), (0.5,)),
+    "batched_nms": lambda: (
+        ops.batched_nms,
+        (*scored_boxes(), torch.randint(0, 3, (30,))),
+        (0.5,),
+    ),
+    "sigmoid_focal_loss": lambda: (
+        ops.sigmoid_focal_loss,
+        (torch.randn(5, 4), torch.randint(0, 2, (5, 4)).float()),
+        (0.25, 2.0, "sum"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_exports(name):
+    function, tensors, settings = CASES[name]()
+
+    class Module(torch.nn.Module):
+        def forward(self, *tensors):
+            return function(*tensors, *settings)
+
+    program = torch.export.export(Module(), tensors)
+    calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert any(call.startswith("detlite.") for call in calls)
+    torch.testing.assert_close(program.module()(*tensors), function(*tensors, *settings))
