@@ -118,9 +118,12 @@ def check_num_classes(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> Non
         )
 
 
-@DATASETS.register("coco")
+@DATASETS.register("coco", "lvis")
 def coco_files(entry: Entry, root: Path) -> tuple[Path, Path]:
-    """A set on disk: `{name, annotations: file, images: folder}`, relative to `root`."""
+    """A set on disk: `{name, annotations: file, images: folder}`, relative to `root`.
+
+    LVIS's files are in COCO's form; their type says that they are measured as LVIS does.
+    """
     check_fields(entry, {"annotations": str, "images": str})
     return root / expand_path(entry["annotations"]), root / expand_path(entry["images"])
 

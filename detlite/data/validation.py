@@ -74,6 +74,10 @@ def read_coco_json(file: Path) -> dict[str, Any]:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             what = "has no" if rows is None else "holds something else than a list of objects as"
             raise DataError(f"{file}: is not in COCO form: {what} {key!r}")
+    for image in content["images"]:
+        if "file_name" not in image and isinstance(image.get("coco_url"), str):
+            # LVIS v1 has the address alone, which ends in train2017/<picture> or val2017/<picture>.
+            image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
     _check_rows(file, content, "images", {"file_name": str, "height": int, "width": int})
     _check_rows(file, content, "categories", {"name": str})
     for image in content["images"]:

@@ -16,6 +16,7 @@ from ..data import CocoDataset, DataError, build_test_loader
 from ..distributed import all_gather_objects, broadcast_buffers, is_main
 from ..evaluation.coco import coco_engine, evaluate_coco, format_table
 from ..evaluation.expected import check_expected
+from ..evaluation.lvis import evaluate_lvis, lvis_package
 from ..evaluation.proposals import evaluate_proposals
 from ..evaluation.results import to_coco_results, write_results
 from ..evaluation.voc import evaluate_voc
@@ -63,8 +64,8 @@ def evaluate_dataset(
         `{"box_proposal": {"AR@100": ...}}`; nothing on the others.
 
     Raises:
-        ConfigError: TEST.KEYPOINT_OKS_SIGMAS does not fit the data set, or TEST.COCO_ENGINE is not
-            installed.
+        ConfigError: TEST.KEYPOINT_OKS_SIGMAS does not fit the data set, or TEST.COCO_ENGINE, or
+            for a set of LVIS its package, is not installed.
         DataError: the categories of the model are not those of the data set.
     """
     if model.categories and _named(model.categories) != _named(dataset.categories):
@@ -78,7 +79,10 @@ def evaluate_dataset(
             f"TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values, but {dataset.annotation_file} has "
             f"{points} keypoints"
         )
-    coco_engine(cfg.TEST.COCO_ENGINE)  # which may be absent: ask first
+    # What may be absent is asked for first.
+    coco_engine(cfg.TEST.COCO_ENGINE)
+    if dataset.kind == "lvis":
+        lvis_package()
     gathered = all_gather_objects(run_inference(cfg, model, dataset))
     if not is_main():
         return {}
@@ -97,6 +101,8 @@ def _score(
         return {"box_proposal": evaluate_proposals(dataset.coco_gt(), results)}
     heads = {"segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
     iou_types = ("bbox", *(kind for kind, on in heads.items() if on))
+    if dataset.kind == "lvis":
+        return evaluate_lvis(dataset.coco_gt(), results, [k for k in iou_types if k != "keypoints"])
     metrics = evaluate_coco(
         dataset.coco_gt(),
         results,

@@ -109,6 +109,17 @@ def test_fill_missing_takes_the_area_of_compressed_rle(content):
     assert fill_missing(content)["annotations"][0]["area"] == 4
 
 
+def test_pictures_that_only_an_address_names(content, write_set):
+    """As in LVIS v1."""
+    file, folder = write_set(content)
+    name = content["images"][0].pop("file_name")
+    content["images"][0]["coco_url"] = f"http://images.example.org/train2017/{name}"
+    file.write_text(json.dumps(content))
+    (folder / "train2017").mkdir()
+    (folder / name).rename(folder / "train2017" / name)
+    assert CocoDataset(file, folder).image_path(0) == folder / "train2017" / name
+
+
 def test_dataset_can_be_sent_to_another_process(content, write_set):
     dataset = CocoDataset(*write_set(content), train=True)
     copy = pickle.loads(pickle.dumps(dataset))

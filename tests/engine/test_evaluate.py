@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
 
+from detlite.config import ConfigError
 from detlite.data import DataError
 from detlite.data.catalog import coco_files
 from detlite.engine.evaluate import evaluate, evaluate_dataset, run_inference
@@ -55,6 +57,18 @@ def test_voc_sets_are_measured_as_voc_does(evaluated, monkeypatch):
     metrics = evaluated("DATASETS.CATALOG", catalog, "MODEL.MASK_ON", False)["val"]
     assert list(metrics) == ["bbox", "voc"]
     assert (metrics["voc"]["AP50"], metrics["voc"]["AP50_07"]) == (1.0, 1.0)
+
+
+def test_sets_of_lvis_are_measured_as_lvis_does(evaluated, monkeypatch):
+    entry = {"name": "val", "type": "lvis", "annotations": "blocks.json", "images": "."}
+    catalog = [entry, {**entry, "name": "train"}]
+    monkeypatch.setitem(sys.modules, "lvis", None)
+    with pytest.raises(ConfigError, match=r"a data set of type lvis .* pip install lvis"):
+        evaluated("DATASETS.CATALOG", catalog)
+    monkeypatch.delitem(sys.modules, "lvis")
+    pytest.importorskip("lvis", exc_type=ImportError)
+    with pytest.raises(DataError, match="no 'neg_category_ids'"):
+        evaluated("DATASETS.CATALOG", catalog)
 
 
 def test_boxes_alone_without_a_mask_head(evaluated):

@@ -1,0 +1,131 @@
+"""LVIS's average precision, by the `lvis` package (lvisdataset.org).
+
+LVIS is a federated data set: of each picture only some categories are annotated. What is found of
+the others does not count, nor do false alarms of categories that are not annotated exhaustively.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from pycocotools.coco import COCO
+
+from ..config import ConfigError
+from ..data.errors import DataError
+from .coco import IOU_TYPES
+
+MAX_DETS = 300  # LVIS's own: of a picture, over all categories
+
+# What tells which categories are annotated, and how often they occur: list -> its fields.
+_FIELDS = {
+    "images": ("neg_category_ids", "not_exhaustive_category_ids"),
+    "categories": ("frequency",),
+}
+
+
+def lvis_package() -> ModuleType:
+    """The package `lvis`; a ConfigError if it is not installed."""
+    try:
+        import lvis
+    except ImportError as error:
+        raise ConfigError(
+            f"a data set of type lvis is measured by the package lvis, which cannot be imported "
+            f"({error}): pip install lvis, or give the entry type coco"
+        ) from error
+    return lvis
+
+
+def evaluate_lvis(
+    coco_gt: COCO, results: Sequence[dict[str, Any]], iou_types: Sequence[str] = ("bbox", "segm")
+) -> dict[str, dict[str, Any]]:
+    """Score `results` as LVIS does, the best MAX_DETS of each picture.
+
+    Args:
+        coco_gt: the ground truth, with LVIS's neg_category_ids and not_exhaustive_category_ids of
+            each image and the frequency ("r", "c" or "f") of each category. It is not changed.
+        results: detections in COCO's results form: image_id, category_id, score, and for each of
+            `iou_types` bbox (xywh) or segmentation (compressed RLE). May be empty.
+        iou_types: which of "bbox" and "segm".
+
+    Returns:
+        {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf" (rare, common and
+        frequent categories), "AR@300", "ARs@300", ..., "per_category": {name: AP}}, ...},
+        fractions of 1. None where there is nothing to find.
+
+    Raises:
+        ConfigError: the package `lvis` is not installed.
+        DataError: the ground truth lacks one of LVIS's fields, or a result's image is not in it.
+    """
+    lvis = lvis_package()
+    _check(coco_gt, results)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "truth.json"  # the package reads files only
+        file.write_text(json.dumps(coco_gt.dataset))
+        # Matching writes into the ground truth, so that each type needs its own.
+        return {kind: _evaluate(lvis, str(file), results, kind) for kind in iou_types}
+
+
+def _check(coco_gt: COCO, results: Sequence[dict[str, Any]]) -> None:
+    for key, fields in _FIELDS.items():
+        for row in coco_gt.dataset[key]:
+            for field in fields:
+                if field not in row:
+                    raise DataError(
+                        f"ground truth: {key}, id {row['id']}: no {field!r}, which LVIS's "
+                        "evaluation needs; if this is not an LVIS file, give its entry type coco"
+                    )
+    for number, result in enumerate(results):
+        if result["image_id"] not in coco_gt.imgs:
+            raise DataError(
+                f"result {number}: image_id {result['image_id']!r} is not in the ground truth; "
+                "are these the results of another data set?"
+            )
+
+
+def _evaluate(
+    lvis: ModuleType, file: str, results: Sequence[dict[str, Any]], iou_type: str
+) -> dict[str, Any]:
+    truth = lvis.LVIS(file)
+    # Nothing but the field that is scored: a mask's area would be taken from a bbox beside it.
+    fields = ("image_id", "category_id", "score", IOU_TYPES[iou_type])
+    rows = [{field: result[field] for field in fields} for result in results]
+    if not rows:  # which the package fails on; a detection that covers nothing scores the same
+        first = {"image_id": truth.get_img_ids()[0], "category_id": truth.get_cat_ids()[0]}
+        rows = [{**first, "score": 0.0, "bbox": [0.0, 0.0, 0.0, 0.0]}]
+    evaluator = lvis.LVISEval(truth, lvis.LVISResults(truth, rows, MAX_DETS), iou_type)
+    with _numpy_float():
+        evaluator.run()
+    metrics: dict[str, Any] = {
+        name: _known(value) for name, value in evaluator.get_results().items()
+    }
+    precision = evaluator.eval["precision"]  # (T, R, K, A): IoU, recall, category, area
+    metrics["per_category"] = {
+        row["name"]: _known(precision[:, :, k, 0].mean())
+        for k, row in enumerate(truth.load_cats(evaluator.params.cat_ids))
+    }
+    return metrics
+
+
+def _known(value: float) -> float | None:
+    """-1 stands for nothing to find."""
+    return float(value) if value > -1 else None
+
+
+@contextlib.contextmanager
+def _numpy_float() -> Iterator[None]:
+    """Gives numpy the alias `float`, which lvis 0.5.3 uses and numpy 1.24 took away."""
+    if "float" in vars(np):
+        yield
+        return
+    vars(np)["float"] = float
+    try:
+        yield
+    finally:
+        del vars(np)["float"]
