@@ -29,7 +29,7 @@ ALLOWED = {
     "data": _BASE | {"data"},
     **dict.fromkeys(_TOP - _MIDDLE, _TOP),
     # The package's own face: it only names what is public.
-    "__init__": {"_C", "config", "modeling", "predictor"},
+    "__init__": {"_C", "config", "modeling", "ops", "predictor"},
     "tools": _TOP,
 }
 
