@@ -89,7 +89,9 @@ def convert(content: Any, source: str) -> Converted:
     state = {name: value for name, value in state.items() if not _SHARED.match(name)}
     _nest_deformable(state)
     if source == "caffe2":
-        _add_statistics(state)
+        _give_res5_to_heads(state)
+        if "conv1_gn_s" not in entries:
+            _add_statistics(state)
     if all(name.startswith("backbone.body.") for name in state):
         return Converted(state, backbone_only=True)
     if any(name.startswith("backbone.body.stages.xif") for name in state):
@@ -243,11 +245,22 @@ def _fbnet(state: dict[str, Tensor]) -> Converted:
     return Converted(state, categories=[] if scores is None else categories_for(len(scores)))
 
 
+def _give_res5_to_heads(state: dict[str, Tensor]) -> None:
+    """Moves the last stage to the box head of a C4 model; the names do not say whose it is."""
+    if not (
+        "roi_heads.box.predictor.cls_score.weight" in state
+        and "roi_heads.box.feature_extractor.fc6.weight" not in state
+    ):
+        return
+    body = "backbone.body.res5."
+    for name in [name for name in state if name.startswith(body)]:
+        state[name.replace(body, "roi_heads.box.feature_extractor.res5.")] = state.pop(name)
+
+
 def _add_statistics(state: dict[str, Tensor]) -> None:
-    """Caffe2 folded batch statistics into the scales: what is left are mean 0 and variance 1."""
+    """Where batch statistics are folded into the scales, what is left are mean 0 and variance 1."""
     for name, value in list(state.items()):
         layer, _, leaf = name.rpartition(".")
-        norm = re.search(r"\.(norm\d|downsample\.1)$", layer)
-        if norm and leaf == "weight":
-            state[f"{layer}.running_mean"] = torch.zeros_like(value)
-            state[f"{layer}.running_var"] = torch.ones_like(value)
+        if leaf == "weight" and re.search(r"\.(res\d\.\d+|stem)\.(norm\d|downsample\.1)$", layer):
+            state.setdefault(f"{layer}.running_mean", torch.zeros_like(value))
+            state.setdefault(f"{layer}.running_var", torch.ones_like(value))

@@ -13,6 +13,9 @@ Rules = list[tuple[str, str]]
 DROPPED = re.compile(
     r"(^|\.)(anchor_generator\..*|pixel_mean|pixel_std|lr|weight_order|fc\.(weight|bias)"
     r"|stem\.fc\.(weight|bias)|linear\.(weight|bias))$|_momentum$|^(fc1000|pred)_[wb]$"
+    # Detectron keeps what a file that it started from held: biases under a norm. Its last
+    # enlargement of keypoints is an interpolation written as a convolution.
+    r"|^(conv1|res\d_\d+_branch\d[abc]?)_b$|^kps_score_[wb]$"
 )
 
 _STAGES = [(rf"\.layer{n}\.", f".res{n + 1}.") for n in range(1, 5)] + [
@@ -143,8 +146,11 @@ MASKRCNN_BENCHMARK: Rules = [
 CAFFE2: Rules = [
     (r"_w$", ".weight"),
     (r"_b$", ".bias"),
-    (r"_(bn|gn)_s$", r"_\1.weight"),
-    (r"_(bn|gn)\.bias$", r"_\1.bias"),
+    (r"_(bn|gn)_(?:s|gamma)$", r"_\1.weight"),
+    (r"_(bn|gn)(?:\.bias|_beta)$", r"_\1.bias"),
+    # only where statistics are not folded into the scales
+    (r"_bn_(?:running_mean|rm)$", "_bn.running_mean"),
+    (r"_bn_(?:running_var|riv)$", "_bn.running_var"),
     (r"^conv1\.weight$", "backbone.body.stem.conv1.weight"),
     (r"^(res_conv1_bn|conv1_gn)\.", "backbone.body.stem.norm1."),
     (r"^res(\d)_(\d+)_branch1\.", r"backbone.body.res\1.\2.downsample.0."),
@@ -167,6 +173,14 @@ CAFFE2: Rules = [
     (r"^rpn_(cls_logits|bbox_pred)(?:_fpn\d)?\.", r"rpn.head.\1."),
     (r"^(fc[67])\.", r"roi_heads.box.feature_extractor.\1."),
     (r"^fc([67])_gn\.", r"roi_heads.box.feature_extractor.norm\1."),
+    *(
+        rule
+        for n in range(1, 9)
+        for rule in (
+            (rf"^head_conv{n}\.", f"roi_heads.box.feature_extractor.convs.{n - 1}.0."),
+            (rf"^head_conv{n}_gn\.", f"roi_heads.box.feature_extractor.convs.{n - 1}.1."),
+        )
+    ),
     (r"^(cls_score|bbox_pred)\.", r"roi_heads.box.predictor.\1."),
     (r"^(conv5_mask|mask_fcn_logits)\.", r"roi_heads.mask.predictor.\1."),
     (r"^kps_score_lowres\.", "roi_heads.keypoint.predictor.kps_score_lowres."),

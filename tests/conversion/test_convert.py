@@ -321,12 +321,17 @@ def test_retinanet_anchors_of_a_cell_are_reordered():
             )
 
 
-def caffe2() -> State:
+def caffe2_body(norm: str = "bn") -> Writer:
     def conv(stage: int, block: int, place: int) -> str:
         return f"res{stage}_{block}_branch" + (f"2{'abc'[place - 1]}" if place else "1")
 
-    out = Writer(conv, lambda *place: conv(*place) + "_bn", caffe2=True)
-    out.body(50, ("conv1", "res_conv1_bn"), range(2, 6))
+    out = Writer(conv, lambda *place: f"{conv(*place)}_{norm}", caffe2=True)
+    out.body(50, ("conv1", "res_conv1_bn" if norm == "bn" else "conv1_gn"), range(2, 6))
+    return out
+
+
+def caffe2() -> State:
+    out = caffe2_body()
     for stage, block in zip(range(2, 6), (2, 3, 5, 2), strict=True):
         lateral = "" if stage == 5 else "_lateral"
         width = RES2 * 2 ** (stage - 2)
@@ -341,7 +346,34 @@ def caffe2() -> State:
     out.layer("bbox_pred", 4 * CLASSES, DIM)
     out.state["fc6_w_momentum"] = torch.zeros(1)
     out.state["lr"] = torch.zeros(1)
-    return out.state
+    return out.state | OF_THE_CLASSIFIER
+
+
+# Detectron saves what a file that it started from held, used or not.
+OF_THE_CLASSIFIER = {"conv1_b": torch.zeros(STEM), "fc1000_w": torch.zeros(10, 4),
+                     "fc1000_b": torch.zeros(10), "res2_0_branch2a_b": torch.zeros(4)}  # fmt: skip
+
+
+def caffe2_c4() -> State:
+    out = caffe2_body()
+    out.layer("conv_rpn", 4 * RES2, 4 * RES2, 3, 3)
+    out.layer("rpn_cls_logits", 15, 4 * RES2, 1, 1)
+    out.layer("rpn_bbox_pred", 60, 4 * RES2, 1, 1)
+    out.layer("cls_score", CLASSES, 8 * RES2)
+    out.layer("bbox_pred", 4 * CLASSES, 8 * RES2)
+    out.layer("conv5_mask", 8 * RES2, PYRAMID, 2, 2)
+    out.layer("mask_fcn_logits", CLASSES, PYRAMID, 1, 1)
+    return out.state | OF_THE_CLASSIFIER
+
+
+def caffe2_keypoints() -> State:
+    out = caffe2_body()
+    for number in range(1, 9):
+        out.layer(f"conv_fcn{number}", PYRAMID, PYRAMID, 3, 3)
+    out.layer("kps_score", 17, 17, 4, 4)
+    out.state |= {"kps_score_lowres_w": torch.randn(PYRAMID, 17, 4, 4),
+                  "kps_score_lowres_b": torch.randn(17)}  # fmt: skip
+    return out.state | caffe2()
 
 
 FILES = {
@@ -352,7 +384,9 @@ FILES = {
     "d2 C4": (lambda: detectron2(fpn=False), "detectron2", "R-50-C4"),
     "mrb FPN": (maskrcnn_benchmark, "maskrcnn-benchmark", "R-50-FPN"),
     "mrb C4": (lambda: maskrcnn_benchmark(False), "maskrcnn-benchmark", "R-50-C4"),
-    "caffe2": (caffe2, "caffe2", "R-50-FPN"),
+    "caffe2 FPN": (caffe2, "caffe2", "R-50-FPN"),
+    "caffe2 C4 masks": (caffe2_c4, "caffe2", "R-50-C4"),
+    "caffe2 FPN keypoints": (caffe2_keypoints, "caffe2", "R-50-FPN"),
 }
 
 
@@ -365,7 +399,8 @@ def test_a_file_becomes_a_model(name, tmp_path):
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
     assert body == cfg.MODEL.BACKBONE.CONV_BODY
     assert cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES == CLASSES
-    assert (source != "caffe2") == cfg.MODEL.MASK_ON
+    assert (source != "caffe2" or "masks" in name) == cfg.MODEL.MASK_ON
+    assert ("keypoints" in name) == cfg.MODEL.KEYPOINT_ON
     assert len(model.categories) == CLASSES - 1
     found = model([torch.rand(3, 64, 64)])
     assert found[0]["boxes"].shape[1] == 4
@@ -464,6 +499,37 @@ def test_caffe2_statistics_are_those_of_folded_norms():
     model = convert({"blobs": caffe2()}, "caffe2").model
     assert torch.equal(model["backbone.body.res2.0.norm1.running_mean"], torch.zeros(4))
     assert torch.equal(model["backbone.body.stem.norm1.running_var"], torch.ones(STEM))
+
+
+@pytest.mark.parametrize("norm", ["folded", "whole", "GN"])
+def test_caffe2_classifier_gives_the_body_alone(norm, tiny_config, tmp_path):
+    """MSRA's of Detectron, its copy for detectron2, and that with group norm."""
+    state = caffe2_body("gn" if norm == "GN" else "bn").state | OF_THE_CLASSIFIER
+    if norm == "whole":
+        leaves = {"_bn_s": "_bn_gamma", "_bn_b": "_bn_beta"}
+        state = {re.sub("_bn_[sb]$", lambda m: leaves[m[0]], n): v for n, v in state.items()}
+        gammas = [name for name in state if name.endswith("_bn_gamma")]
+        for name in gammas:
+            state[name.replace("gamma", "running_mean")] = torch.randn_like(state[name])
+            state[name.replace("gamma", "running_var")] = torch.rand_like(state[name])
+    torch.save(state, tmp_path / "R-50.pth")
+    model = build_model(
+        tiny_config(
+            "MODEL.BACKBONE.CONV_BODY", "R-50-FPN",
+            "MODEL.RESNETS.NORM", "GN" if norm == "GN" else "FrozenBN",
+            "MODEL.RESNETS.STEM_OUT_CHANNELS", STEM, "MODEL.RESNETS.RES2_OUT_CHANNELS", RES2,
+            "MODEL.RESNETS.WIDTH_PER_GROUP", RES2 // 4, "MODEL.GROUP_NORM.NUM_GROUPS", 4,
+        )
+    )  # fmt: skip
+    load_weights(model, tmp_path / "R-50.pth")
+    body = model.backbone.body
+    suffix = {"folded": "bn_s", "whole": "bn_gamma", "GN": "gn_s"}[norm]
+    shortcut = body.res3[0].downsample[1]
+    assert torch.equal(shortcut.weight, state[f"res3_0_branch1_{suffix}"])
+    if norm == "whole":
+        assert torch.equal(shortcut.running_var, state["res3_0_branch1_bn_running_var"])
+    if norm == "folded":
+        assert (shortcut.running_var == 1).all()
 
 
 def classifier(model: torch.nn.Module) -> State:
