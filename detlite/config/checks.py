@@ -26,6 +26,11 @@ def above(low: float) -> Check:
     return lambda value: None if value > low else f"greater than {low:g}"
 
 
+positive = above(0)
+not_negative = in_range(0)
+fraction = in_range(0, 1)
+
+
 def each(check: Check, length: int | None = None, empty: bool = False) -> Check:
     """A sequence whose elements all pass `check`, of `length` elements if that is given."""
 

@@ -1,0 +1,57 @@
+"""Keys of the input pictures, the data sets and their loading."""
+
+from __future__ import annotations
+
+from ..checks import catalog, each, fraction, in_range, not_negative, one_of, positive, strings
+from .key import Key
+
+KEYS = (
+    Key(
+        "INPUT.MIN_SIZE_TRAIN",
+        (800,),
+        "short side in pixels, one drawn for each image",
+        each(positive),
+    ),
+    Key("INPUT.MAX_SIZE_TRAIN", 1333, "longest side in training", positive),
+    Key("INPUT.MIN_SIZE_TEST", 800, "short side in evaluation", positive),
+    Key("INPUT.MAX_SIZE_TEST", 1333, "longest side in evaluation", positive),
+    Key(
+        "INPUT.RESIZE",
+        "round",
+        "bilinear resizing: antialiased, as Pillow does, to the nearest size (detectron2: round),"
+        " or the size below (maskrcnn-benchmark: floor), or neither antialiased nor rounded to 8 "
+        "bits (torchvision: interpolate)",
+        one_of("round", "floor", "interpolate"),
+    ),
+    Key(
+        "INPUT.PIXEL_MEAN",
+        [102.9801, 115.9465, 122.7717],
+        "subtracted, in the order and scale that TO_BGR255 sets",
+        each(in_range(0, 255), 3),
+    ),
+    Key("INPUT.PIXEL_STD", [1.0, 1.0, 1.0], "divided by", each(positive, 3)),
+    Key("INPUT.TO_BGR255", True, "feed BGR 0..255 (original weights) or RGB 0..1"),
+    Key("INPUT.BRIGHTNESS", 0.0, "colour jitter: largest relative change", not_negative),
+    Key("INPUT.CONTRAST", 0.0, "colour jitter", not_negative),
+    Key("INPUT.SATURATION", 0.0, "colour jitter", not_negative),
+    Key("INPUT.HUE", 0.0, "colour jitter", in_range(0, 0.5)),
+    Key("INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 0.5, "probability of a left-right flip", fraction),
+    Key("INPUT.VERTICAL_FLIP_PROB_TRAIN", 0.0, "probability of an up-down flip", fraction),
+    Key("DATASETS.TRAIN", (), "training sets, by name in CATALOG or built in", strings),
+    Key("DATASETS.TEST", (), "evaluation sets, by name in CATALOG or built in", strings),
+    Key(
+        "DATASETS.ROOT",
+        "datasets",
+        "folder that the entries' paths are relative to; may hold ${VARIABLE:-default}",
+    ),
+    Key("DATASETS.CATALOG", [], "data sets: {name, annotations, images}", catalog),
+    Key(
+        "DATASETS.ON_BAD_ANNOTATION",
+        "error",
+        "bad annotations: stop, or log, count and skip",
+        one_of("error", "skip"),
+    ),
+    Key("DATALOADER.NUM_WORKERS", 4, "loader processes; 0: load in the main process", not_negative),
+    Key("DATALOADER.SIZE_DIVISIBILITY", 0, "batches are padded to a multiple of it", not_negative),
+    Key("DATALOADER.ASPECT_RATIO_GROUPING", True, "batches of only wide or only tall images"),
+)

@@ -1,0 +1,47 @@
+"""Keys of the run and of the detector as a whole."""
+
+from __future__ import annotations
+
+from ..checks import not_negative, one_of, strings
+from .key import Key
+
+KEYS = (
+    Key("IMPORTS", (), "modules or .py files imported first: your own registered parts", strings),
+    Key("OUTPUT_DIR", "output", "where a run leaves its files"),
+    Key("SEED", 0, "seed of sampling, augmentation and initialisation", not_negative),
+    Key(
+        "DTYPE",
+        "float32",
+        "arithmetic of the forward pass (torch.amp); auto: bfloat16 where the processor (AMX or "
+        "AVX512-BF16) or the GPU is fast at it, else float32",
+        one_of("auto", "float32", "float16", "bfloat16"),
+    ),
+    Key("MODEL.META_ARCHITECTURE", "GeneralizedRCNN", "the detector"),
+    Key("MODEL.DEVICE", "auto", "'cpu', 'cuda', 'cuda:1'; auto: CUDA when there is one"),
+    Key(
+        "MODEL.WEIGHT",
+        "",
+        "checkpoint to start from: a path, or catalog://, detectron2:// or https:// for a file "
+        "under WEIGHT_ROOT; empty: from scratch",
+    ),
+    Key(
+        "MODEL.WEIGHT_ROOT",
+        "weights",
+        "folder of downloaded weights; may hold ${VARIABLE:-default}",
+    ),
+    Key(
+        "MODEL.REINIT_HEADS",
+        False,
+        "re-initialise the class-dependent layers of MODEL.WEIGHT "
+        "when its classes differ, instead of refusing it",
+    ),
+    Key("MODEL.MASK_ON", False, "predict instance masks"),
+    Key("MODEL.KEYPOINT_ON", False, "predict keypoints"),
+    Key("MODEL.CLS_AGNOSTIC_BBOX_REG", False, "one box regression for all classes"),
+    Key(
+        "MODEL.INCLUSIVE_BOXES",
+        False,
+        "x2 and y2 count the last pixel inside where regions are pooled, clipped, scaled and "
+        "pasted (maskrcnn-benchmark)",
+    ),
+)

@@ -1,0 +1,41 @@
+"""One row of the schema, and rows that several sections have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..checks import Check, not_negative, one_of
+
+NORMS = ("FrozenBN", "BN", "SyncBN", "GN")
+
+
+@dataclass(frozen=True)
+class Key:
+    """One row of the schema; `check` returns None or says what the value should be."""
+
+    name: str
+    default: Any
+    doc: str
+    check: Check | None = None
+    derived_type: type | None = None  # the type of a key whose default is None
+
+
+def box_loss(part: str, beta: float) -> list[Key]:
+    """The loss of the boxes that `part` regresses; `beta` is the default of SMOOTH_L1_BETA."""
+    prefix = f"MODEL.{part}."
+    return [
+        Key(
+            prefix + "BOX_LOSS",
+            "smooth_l1",
+            "loss of the regressed boxes: of their deltas, or 1 - GIoU of the boxes",
+            one_of("smooth_l1", "l1", "giou"),
+        ),
+        Key(prefix + "BOX_LOSS_WEIGHT", 1.0, "its factor", not_negative),
+        Key(
+            prefix + "SMOOTH_L1_BETA",
+            beta,
+            "smooth_l1: width of its quadratic part; 0: L1",
+            not_negative,
+        ),
+    ]
