@@ -85,6 +85,7 @@ class Predictor:
         opts: Sequence[Any] = (),
         score_thresh: float = 0.0,
         rle: bool = False,
+        config: str | Path | None = None,
     ) -> Predictor:
         """The predictor of a checkpoint that training wrote, by the config stored in it.
 
@@ -93,12 +94,13 @@ class Predictor:
                 is converted and brings the config that its weights need.
             opts: overrides of its config, alternating keys and values.
             score_thresh, rle: as above.
+            config: YAML file of the model, for weights that bring no config.
 
         Raises:
             CheckpointError: a file that is no checkpoint, or that has no config.
             ConfigError: an override that cannot be used.
         """
-        cfg, model = build_model_from_checkpoint(path, opts)
+        cfg, model = build_model_from_checkpoint(path, opts, config)
         sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
         return cls(
             model,
@@ -168,18 +170,21 @@ class Predictor:
         return prediction
 
 
-def load_checkpoint(path: str | Path, opts: Sequence[Any] = ()) -> Predictor:
+def load_checkpoint(
+    path: str | Path, opts: Sequence[Any] = (), config: str | Path | None = None
+) -> Predictor:
     """A ready predictor from a checkpoint of detlite, torchvision, detectron2 or
     maskrcnn-benchmark.
 
     Args:
         path: the file, `.pth` or `.pkl`; nothing in it is executed.
         opts: overrides of its config, alternating keys and values.
+        config: YAML file of the model, for weights that bring no config, such as an FBNet's.
 
     Raises:
         CheckpointError, ConfigError: see `Predictor.from_checkpoint`.
     """
-    return Predictor.from_checkpoint(path, opts)
+    return Predictor.from_checkpoint(path, opts, config=config)
 
 
 def _size(image: Tensor) -> tuple[int, int]:

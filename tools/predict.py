@@ -36,7 +36,7 @@ def main() -> int:
     try:
         files = list_pictures(args.input)
         predictor = Predictor.from_checkpoint(
-            args.weights, args.opts, score_thresh=args.threshold, rle=True
+            args.weights, args.opts, args.threshold, rle=True, config=args.config
         )
         unreadable = predict_files(predictor, files, args.output)
     except (CheckpointError, ConfigError, DataError) as error:
@@ -100,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--weights", required=True, help="checkpoint that training wrote")
+    parser.add_argument(
+        "--config", "--config-file", help="YAML file of the model, for weights without a config"
+    )
     parser.add_argument(
         "--input", required=True, nargs="+", type=Path, help="pictures, or folders of pictures"
     )

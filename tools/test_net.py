@@ -14,11 +14,11 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from detlite import ConfigError, build_model, load_config
+from detlite import ConfigError, build_model
 from detlite.conversion import weight_file
 from detlite.data import DataError, build_dataset, check_num_classes
 from detlite.distributed import process_group
-from detlite.engine.checkpoint import CheckpointError, load_weights
+from detlite.engine.checkpoint import CheckpointError, load_config_for_weights, load_weights
 from detlite.engine.evaluate import evaluate
 from detlite.engine.metrics import setup_logging
 
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
     args = parser.parse_intermixed_args()
     try:
-        cfg = load_config(args.config, args.opts)
+        cfg = load_config_for_weights(args.config, args.opts)
         with process_group(cfg.MODEL.DEVICE):
             run(cfg)
     except (ConfigError, DataError, CheckpointError) as error:

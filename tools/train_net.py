@@ -15,7 +15,7 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from detlite import ConfigError, Predictor, build_model, load_config
+from detlite import ConfigError, Predictor, build_model
 from detlite.conversion import weight_file
 from detlite.data import (
     CocoDataset,
@@ -25,7 +25,7 @@ from detlite.data import (
     check_num_classes,
 )
 from detlite.distributed import barrier, is_main, process_group, rank
-from detlite.engine.checkpoint import CheckpointError, load_weights
+from detlite.engine.checkpoint import CheckpointError, load_config_for_weights, load_weights
 from detlite.engine.metrics import METRICS_FILE, setup_logging
 from detlite.engine.seeding import seed_all
 from detlite.engine.train import NonFiniteLossError, check_output_dir, train
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
     args = parser.parse_intermixed_args()
     try:
-        cfg = load_config(args.config, args.opts)
+        cfg = load_config_for_weights(args.config, args.opts)
         with process_group(cfg.MODEL.DEVICE):
             run(cfg, args.resume)
     except (ConfigError, DataError, CheckpointError, NonFiniteLossError) as error:

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,18 @@ def default_config() -> CfgNode:
     return cfg
 
 
-def load_config(path: str | Path | None = None, opts: Sequence[Any] = ()) -> CfgNode:
+def load_config(
+    path: str | Path | None = None,
+    opts: Sequence[Any] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> CfgNode:
     """Reads a config file, applies overrides, derives what follows, checks everything.
 
     Args:
         path: YAML file; its `_BASE_` (one or more paths relative to it) is read first. None:
             defaults.
         opts: alternating keys and values, `["SOLVER.BASE_LR", 0.01]`; strings are parsed.
+        defaults: keys and values in place of the schema's defaults.
 
     Returns:
         A frozen config.
@@ -53,6 +58,8 @@ def load_config(path: str | Path | None = None, opts: Sequence[Any] = ()) -> Cfg
             range, or one that contradicts another.
     """
     cfg = default_config()
+    for name, value in (defaults or {}).items():
+        _assign(cfg, name, value, "defaults")
     sources: dict[str, str] = {}
     if path is not None:
         for file, content in read_chain(Path(path)):

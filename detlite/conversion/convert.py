@@ -15,7 +15,7 @@ from torch import Tensor
 from ..modeling.retinanet import RetinaNet
 from .coco_categories import categories_for
 from .names import DROPPED, RULES, TO_TORCHVISION, detect_source, rename
-from .settings import Settings, is_rpn_only, settings_for
+from .settings import Settings, is_rpn_only, settings_for, unstated
 
 SOURCES = (*RULES, "timm")
 
@@ -35,12 +35,14 @@ class Converted:
     Attributes:
         model: the state dict by our names.
         settings: config keys and values that these weights need; none for a backbone alone.
+        unstated: the part of them that a YAML file of their framework, read here, does not state.
         categories: the categories {"id", "name"} of labels 1, 2, ...
         backbone_only: whether it is an ImageNet classifier, of which the body is used.
     """
 
     model: dict[str, Tensor]
     settings: Settings = field(default_factory=dict)
+    unstated: Settings = field(default_factory=dict)
     categories: list[dict[str, Any]] = field(default_factory=list)
     backbone_only: bool = False
 
@@ -95,7 +97,7 @@ def convert(content: Any, source: str) -> Converted:
     if all(name.startswith("backbone.body.") for name in state):
         return Converted(state, backbone_only=True)
     if any(name.startswith("backbone.body.stages.xif") for name in state):
-        return _fbnet(state)
+        return _fbnet(state, source)
     retinanet = any(name.startswith("head.") for name in state)
     needed_parts: tuple[str, ...] = _NEEDED_RCNN
     if retinanet:
@@ -120,7 +122,9 @@ def convert(content: Any, source: str) -> Converted:
     kind = "RETINANET" if retinanet else "ROI_BOX_HEAD"
     num_classes = settings[f"MODEL.{kind}.NUM_CLASSES"]
     keypoints = any(name.startswith("roi_heads.keypoint.") for name in state)
-    return Converted(state, settings, categories_for(num_classes, keypoints))
+    return Converted(
+        state, settings, unstated(state, source), categories_for(num_classes, keypoints)
+    )
 
 
 def is_classifier(content: Any) -> bool:
@@ -239,10 +243,11 @@ def _ratios_slowest(state: dict[str, Tensor], ratios: int = 3) -> None:
             state[name] = anchors.transpose(0, 1).flatten(0, 2)
 
 
-def _fbnet(state: dict[str, Tensor]) -> Converted:
+def _fbnet(state: dict[str, Tensor], source: str) -> Converted:
     """An FBNet's shapes do not say its operators, so its config is that which it was built from."""
     scores = state.get("roi_heads.box.predictor.cls_score.weight")
-    return Converted(state, categories=[] if scores is None else categories_for(len(scores)))
+    categories = [] if scores is None else categories_for(len(scores))
+    return Converted(state, unstated=unstated(state, source), categories=categories)
 
 
 def _give_res5_to_heads(state: dict[str, Tensor]) -> None:

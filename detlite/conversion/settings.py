@@ -60,6 +60,15 @@ DIALECTS: dict[str, Settings] = {
 }
 DIALECTS["caffe2"] = DIALECTS["maskrcnn-benchmark"]
 
+# What of it a YAML file of maskrcnn-benchmark leaves to its code.
+_UNSTATED = (
+    "MODEL.INCLUSIVE_BOXES",
+    "MODEL.RESNETS.BN_EPSILON",
+    "MODEL.RPN.ANCHOR_ROUNDING",
+    "MODEL.ROI_MASK_HEAD.PASTE",
+    "INPUT.RESIZE",
+)
+
 # What they differ in beyond that in a RetinaNet.
 RETINANET_DIALECTS: dict[str, Settings] = {
     "torchvision": {
@@ -128,6 +137,23 @@ def settings_for(state: State, source: str) -> Settings:
         if source == "detectron2":
             settings["INPUT.PIXEL_STD"] = [57.375, 57.12, 58.395]
     return settings
+
+
+def unstated(state: State, source: str) -> Settings:
+    """The keys and values of a detector that a YAML file of its framework does not state.
+
+    None but for maskrcnn-benchmark and Caffe2, whose YAML files are read here too.
+
+    Args:
+        state: its entries, by our names.
+        source: a key of DIALECTS.
+    """
+    if DIALECTS[source] is not DIALECTS["maskrcnn-benchmark"]:
+        return {}
+    dialect = {key: DIALECTS[source][key] for key in _UNSTATED}
+    if any(name.endswith(".num_batches_tracked") for name in state):  # not frozen
+        dialect["MODEL.RESNETS.BN_EPSILON"] = 1e-5
+    return dialect
 
 
 def is_retinanet(state: State) -> bool:

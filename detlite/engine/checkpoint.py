@@ -5,7 +5,8 @@ A checkpoint is one dict that `torch.load(weights_only=True)` reads: `model` (st
 and, to go on with the training, `optimizer`, `scheduler`, `scaler`, `sampler` and `rng`.
 
 Files of torchvision, detectron2, maskrcnn-benchmark and Caffe2's Detectron are converted as they
-are read: `config` then says what their weights need, `backbone_only` that a classifier wrote them.
+are read: `config` then says what their weights need, `unstated` which part of it a YAML file of
+maskrcnn-benchmark leaves to its code, and `backbone_only` that a classifier wrote them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 import yaml
 from yacs.config import CfgNode
 
-from ..config import load_config
+from ..config import ConfigError, load_config
 from ..conversion import (
     TIMM_BODY,
     Converted,
@@ -33,6 +34,7 @@ from ..conversion import (
     is_classifier,
     read_pickle,
     source_of,
+    weight_file,
 )
 from ..modeling.detector import Detector
 from ..modeling.rcnn import build_model
@@ -98,6 +100,7 @@ def read_checkpoint(
         content = {
             "model": converted.model,
             "categories": converted.categories,
+            "unstated": converted.unstated,
             "backbone_only": converted.backbone_only,
         }
         if converted.settings:
@@ -248,8 +251,27 @@ def _with_fresh_heads(
     return filled | {n: body[n] for n in unused if not n.startswith("backbone.body.res5.")}
 
 
+def load_config_for_weights(path: str | Path, opts: Sequence[Any] = ()) -> CfgNode:
+    """`load_config` of a YAML file whose MODEL.WEIGHT may be a detector of maskrcnn-benchmark.
+
+    Its YAML files do not say how it counts pixels. Where MODEL.WEIGHT names weights that it, or
+    Caffe2's Detectron, trained, the keys for that default to its ways instead of ours.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    cfg = load_config(path, opts)
+    if not cfg.MODEL.WEIGHT:
+        return cfg
+    try:
+        unstated = read_checkpoint(weight_file(cfg)).get("unstated")
+    except (CheckpointError, ConfigError):  # whoever loads the weights will say so
+        return cfg
+    return load_config(path, opts, unstated) if unstated else cfg
+
+
 def build_model_from_checkpoint(
-    path: str | Path, opts: Sequence[Any] = ()
+    path: str | Path, opts: Sequence[Any] = (), config: str | Path | None = None
 ) -> tuple[CfgNode, Detector]:
     """The model of a checkpoint, by the config that is stored in it, with its weights.
 
@@ -257,6 +279,7 @@ def build_model_from_checkpoint(
         path: a checkpoint that training wrote, or one of another framework.
         opts: overrides of its config, alternating keys and values. A model with parts of your
             own needs `["IMPORTS", "my_parts.py"]`: those that the file names are not imported.
+        config: YAML file to build the model from instead; for weights that have no config.
 
     Returns:
         The config and the model in evaluation mode.
@@ -265,22 +288,29 @@ def build_model_from_checkpoint(
         CheckpointError: a file that cannot be read or has no config.
         ConfigError: overrides that cannot be used.
     """
+    if config is None:
+        cfg = _stored_config(path, opts)
+    else:
+        cfg = load_config_for_weights(config, [*opts, "MODEL.WEIGHT", str(path)])
+    model = build_model(cfg)
+    load_weights(model, path)
+    return cfg, model.eval()
+
+
+def _stored_config(path: str | Path, opts: Sequence[Any]) -> CfgNode:
     text = read_checkpoint(path).get("config")
     config = yaml.safe_load(text) if isinstance(text, str) else None
     if not isinstance(config, dict):
         raise CheckpointError(
-            f"{path}: has no config, so it does not say which model it is; build the model from "
-            "its YAML file and name these weights as MODEL.WEIGHT"
+            f"{path}: has no config, so it does not say which model it is: name the YAML file "
+            "that it was built from as well (`config`, or --config)"
         )
     # Weights must not run code: what a model needs imported is named by who loads it.
     config.pop("IMPORTS", None)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(yaml.safe_dump(config))
-        cfg = load_config(file, opts)
-    model = build_model(cfg)
-    load_weights(model, path)
-    return cfg, model.eval()
+        return load_config(file, opts)
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

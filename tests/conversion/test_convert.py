@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any
 
@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+import yaml
 from torch import Tensor
+from yacs.config import CfgNode
 
+from detlite.config import load_config
 from detlite.conversion import convert, source_of, to_torchvision
 from detlite.conversion.coco_categories import categories_for
 from detlite.conversion.names import TO_TORCHVISION, rename
 from detlite.engine.checkpoint import (
     CheckpointError,
     build_model_from_checkpoint,
+    load_config_for_weights,
     load_weights,
     read_checkpoint,
 )
@@ -656,5 +660,66 @@ def test_fbnet_of_maskrcnn_benchmark(tiny_config, tmp_path):
     for name, value in other.state_dict().items():
         assert torch.equal(value, model.state_dict()[name])
     assert source_of(model.state_dict()) is None  # our own names
-    with pytest.raises(CheckpointError, match=r"has no config.*build the model from its YAML"):
+    with pytest.raises(CheckpointError, match=r"has no config.*name the YAML file"):
         build_model_from_checkpoint(tmp_path / "fbnet.pth")
+    (tmp_path / "fbnet.yaml").write_text(_without(cfg, UNSTATED))
+    built, _ = build_model_from_checkpoint(tmp_path / "fbnet.pth", (), tmp_path / "fbnet.yaml")
+    assert built.MODEL.INCLUSIVE_BOXES
+    assert built.MODEL.RESNETS.BN_EPSILON == 1e-5  # its norm is not frozen
+
+
+UNSTATED = {
+    "MODEL.INCLUSIVE_BOXES": True,
+    "MODEL.RESNETS.BN_EPSILON": 0.0,
+    "MODEL.RPN.ANCHOR_ROUNDING": "cell",
+    "MODEL.ROI_MASK_HEAD.PASTE": "whole-pixels",
+    "INPUT.RESIZE": "floor",
+}
+
+
+def _without(cfg: CfgNode, names: Iterable[str]) -> str:
+    """A config as a file that leaves out some keys."""
+    tree = yaml.safe_load(cfg.dump())
+    for name in names:
+        *sections, leaf = name.split(".")
+        node = tree
+        for section in sections:
+            node = node[section]
+        del node[leaf]
+    return yaml.safe_dump(tree)
+
+
+def _value(cfg: CfgNode, name: str) -> Any:
+    for part in name.split("."):
+        cfg = cfg[part]
+    return cfg
+
+
+def test_file_of_maskrcnn_benchmark_follows_its_weights(tmp_path):
+    weights, file = tmp_path / "w.pth", tmp_path / "e2e.yaml"
+    torch.save(maskrcnn_benchmark(), weights)
+    cfg, model = build_model_from_checkpoint(weights, ["MODEL.DEVICE", "cpu"])
+    file.write_text(_without(cfg, UNSTATED))
+    found, other = build_model_from_checkpoint(weights, (), file)
+    assert {name: _value(found, name) for name in UNSTATED} == UNSTATED
+    image = torch.rand(3, 64, 80)
+    [wanted], [ours] = model.detect([image]), other.detect([image])
+    assert {name: value.tolist() for name, value in ours.items()} == {
+        name: value.tolist() for name, value in wanted.items()
+    }
+    # without the weights, or with what the file or an override says, nothing changes
+    assert not load_config_for_weights(file).MODEL.INCLUSIVE_BOXES
+    options = ["MODEL.WEIGHT", str(weights), "INPUT.RESIZE", "round"]
+    assert load_config_for_weights(file, options).INPUT.RESIZE == "round"
+    file.write_text(_without(cfg, UNSTATED.keys() - {"MODEL.RPN.ANCHOR_ROUNDING"}))
+    file.write_text(file.read_text().replace("ANCHOR_ROUNDING: cell", "ANCHOR_ROUNDING: none"))
+    cfg = load_config_for_weights(file, options)
+    assert (cfg.MODEL.RPN.ANCHOR_ROUNDING, cfg.MODEL.INCLUSIVE_BOXES) == ("none", True)
+
+
+def test_file_does_not_follow_other_weights(tiny_config, tmp_path):
+    (tmp_path / "d2.yaml").write_text(_without(tiny_config(), UNSTATED))
+    torch.save(detectron2(), tmp_path / "w.pth")
+    options = ["MODEL.WEIGHT", str(tmp_path / "w.pth")]
+    plain = load_config(tmp_path / "d2.yaml", options)
+    assert load_config_for_weights(tmp_path / "d2.yaml", options) == plain

@@ -165,7 +165,7 @@ def test_other_class_count_is_initialised_anew_when_asked(toy, tmp_path, caplog)
 
 def test_weights_without_a_config_do_not_make_a_model(toy, tmp_path):
     torch.save(toy.state_dict(), tmp_path / "w.pth")
-    with pytest.raises(CheckpointError, match=r"w\.pth: has no config.*MODEL\.WEIGHT"):
+    with pytest.raises(CheckpointError, match=r"w\.pth: has no config.*name the YAML file"):
         build_model_from_checkpoint(tmp_path / "w.pth")
 
 
