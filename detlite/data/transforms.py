@@ -68,13 +68,24 @@ def resize_shortest(image: Tensor, min_size: int, max_size: int, resize: str = "
 
 
 class RandomShortestSize(v2.Transform):
-    """Resizes to a short side drawn from `min_sizes`, see `get_size`."""
+    """Resizes to a short side drawn from `min_sizes`, see `get_size`.
 
-    def __init__(self, min_sizes: Sequence[int], max_size: int, resize: str = "round") -> None:
+    Where x2 and y2 of boxes count the last pixel inside (`inclusive`), that pixel keeps its size,
+    as in `OutputRules.boxes`.
+    """
+
+    def __init__(
+        self,
+        min_sizes: Sequence[int],
+        max_size: int,
+        resize: str = "round",
+        inclusive: bool = False,
+    ) -> None:
         super().__init__()
         self.min_sizes = tuple(min_sizes)
         self.max_size = max_size
         self.resize = resize
+        self.inclusive = inclusive
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         height, width = v2.query_size(flat_inputs)
@@ -91,6 +102,11 @@ class RandomShortestSize(v2.Transform):
             return tv_tensors.wrap(
                 _resize_image(inpt.as_subclass(Tensor), params["size"], self.resize), like=inpt
             )
+        if self.inclusive and isinstance(inpt, tv_tensors.BoundingBoxes):
+            last_pixel = torch.tensor([0.0, 0.0, 1.0, 1.0])
+            boxes = tv_tensors.wrap(inpt.as_subclass(Tensor) - last_pixel, like=inpt)
+            resized = F.resize(boxes, list(params["size"]))
+            return tv_tensors.wrap(resized.as_subclass(Tensor) + last_pixel, like=resized)
         return F.resize(inpt, list(params["size"]))
 
 
@@ -143,12 +159,16 @@ def build_transform(
 
     Test-time augmentation resizes by itself, and is given pictures as they are.
     """
-    inputs = cfg.INPUT
+    inputs, inclusive = cfg.INPUT, cfg.MODEL.INCLUSIVE_BOXES
     if not train and cfg.TEST.BBOX_AUG.ENABLED:
         return DetectionTransform([])
     if not train:
         return DetectionTransform(
-            [RandomShortestSize([inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST, inputs.RESIZE)]
+            [
+                RandomShortestSize(
+                    [inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST, inputs.RESIZE, inclusive
+                )
+            ]
         )
     transforms: list[v2.Transform] = []
     jitter = [inputs.BRIGHTNESS, inputs.CONTRAST, inputs.SATURATION, inputs.HUE]
@@ -160,7 +180,7 @@ def build_transform(
         transforms.append(v2.RandomVerticalFlip(inputs.VERTICAL_FLIP_PROB_TRAIN))
     # The resize comes last: it mostly enlarges.
     transforms.append(
-        RandomShortestSize(inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, inputs.RESIZE)
+        RandomShortestSize(inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, inputs.RESIZE, inclusive)
     )
     return DetectionTransform(transforms, keypoint_names)
 

@@ -1,6 +1,6 @@
 """Test-time augmentation: one set of detections from several views of a picture.
 
-As in Detectron: the scored boxes of all views are brought into the picture's frame and suppressed
+As in Detectron: the scored boxes of all views are brought into the first one's frame and suppressed
 together. Then the mask and keypoint heads look at the boxes that are left in each view again, and
 their maps are averaged.
 """
@@ -71,20 +71,24 @@ class AugmentedDetector:
     def _detect(self, picture: Tensor) -> dict[str, Tensor]:
         size = (picture.shape[-2], picture.shape[-1])
         model, seen, candidates = self.model, [], []
+        first: tuple[int, int] | None = None
         for view in self.views:
             image = resize_shortest(picture, view.min_size, view.max_size, self.resize)
             batch = model.normalizer([image.flip(-1) if view.flip else image])
             features = model.backbone(batch.tensor)
             (found,) = model.candidates(features, batch.sizes)
             net_size = batch.sizes[0]
+            first = first or net_size
             boxes = box_ops.mirror(found["boxes"], net_size[1]) if view.flip else found["boxes"]
-            boxes = model.output.boxes(boxes, net_size, size)
+            boxes = model.output.boxes(boxes, net_size, first)
             usable = box_ops.at_least(boxes, 0)  # some detectors leave boxes outside the image
             found = {name: value[usable] for name, value in {**found, "boxes": boxes}.items()}
             candidates.append(found)
             if model.needs:  # maps are the memory of a view
                 seen.append((view, features, net_size))
+        assert first is not None
         detection = suppress(_joined(candidates), model.limits, len(self.views))
+        detection["boxes"] = model.output.boxes(detection["boxes"], first, size)
         maps: dict[str, Tensor] = {}
         for view, features, net_size in seen:
             boxes = model.output.boxes(detection["boxes"], size, net_size)

@@ -104,7 +104,8 @@ class KeypointHead(nn.Module):
                 f"targets have {keypoints.shape[1]} keypoints, but the model "
                 f"{logits.shape[1]}: set MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES"
             )
-        cells, valid = to_heatmap_cells(keypoints, torch.cat(boxes), logits.shape[-1])
+        frames = self._frame(torch.cat(boxes))
+        cells, valid = to_heatmap_cells(keypoints, frames, logits.shape[-1])
         # Not a mean, which is NaN where no keypoint is labelled.
         loss = F.cross_entropy(logits.flatten(2)[valid], cells[valid], reduction="sum")
         return {"loss_keypoint": loss / valid.sum().clamp(min=1)}
@@ -115,7 +116,11 @@ class KeypointHead(nn.Module):
 
     def locate(self, logits: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
         """Heat maps [R, P, M, M] of boxes [R, 4] -> keypoints [R, P, 3] and their logits [R, P]."""
-        return from_heatmaps(logits, box_ops.drop_last_pixel(boxes) if self.inclusive else boxes)
+        return from_heatmaps(logits, self._frame(boxes))
+
+    def _frame(self, boxes: Tensor) -> Tensor:
+        """What the maps of boxes [R, 4] cover."""
+        return box_ops.drop_last_pixel(boxes) if self.inclusive else boxes
 
 
 def build_keypoint_head(cfg: CfgNode, backbone: Backbone, box_extractor: nn.Module) -> KeypointHead:

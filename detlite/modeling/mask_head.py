@@ -16,6 +16,7 @@ from yacs.config import CfgNode
 
 from ..ops.roi_align import roi_align
 from ..registry import Registry
+from ..structures import boxes as box_ops
 from .backbone import Backbone
 from .box_head import ResNetConv5ROIFeatureExtractor
 from .layers import conv_block, init_normal
@@ -105,15 +106,21 @@ class MaskHead(nn.Module):
         extractor: None to share the box head's.
         predictor: one of MASK_PREDICTORS.
         soft_targets: train on the cropped masks as they are, see `crop_masks`.
+        inclusive: x2 and y2 of a box count the last pixel inside.
     """
 
     def __init__(
-        self, extractor: nn.Module | None, predictor: nn.Module, soft_targets: bool = False
+        self,
+        extractor: nn.Module | None,
+        predictor: nn.Module,
+        soft_targets: bool = False,
+        inclusive: bool = False,
     ) -> None:
         super().__init__()
         self.feature_extractor = extractor
         self.predictor = predictor
         self.soft_targets = soft_targets
+        self.inclusive = inclusive
 
     def loss(
         self, x: Tensor, boxes: list[Tensor], targets: list[dict[str, Any]]
@@ -134,7 +141,8 @@ class MaskHead(nn.Module):
                 crop_masks(
                     target["masks"],
                     target["matched"],
-                    own_boxes,
+                    # as masks are pasted
+                    box_ops.drop_last_pixel(own_boxes) if self.inclusive else own_boxes,
                     logits.shape[-1],
                     soft=self.soft_targets,
                 )
@@ -187,4 +195,4 @@ def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: nn.Module) 
         cfg, "ROI_MASK_HEAD", backbone, box_extractor, MASK_EXTRACTORS, MASK_PREDICTORS
     )
     soft = cfg.MODEL.ROI_MASK_HEAD.TARGETS == "soft"
-    return MaskHead(extractor, predictor, soft_targets=soft)
+    return MaskHead(extractor, predictor, soft, inclusive=cfg.MODEL.INCLUSIVE_BOXES)

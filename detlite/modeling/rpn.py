@@ -219,7 +219,8 @@ class RPN(nn.Module):
                 keep_best=True,
             )
             if settings.straddle >= 0:
-                matched[~box_ops.inside(anchors, size, settings.straddle)] = IGNORE
+                seen = box_ops.inside(anchors, size, settings.straddle, self.inclusive)
+                matched[~seen] = IGNORE
             positive, negative = sample(
                 matched, settings.anchors_per_image, settings.positive_fraction
             )

@@ -67,11 +67,17 @@ def at_least(boxes: Tensor, min_size: float) -> Tensor:
     return ((sides > 0) & (sides >= min_size)).all(dim=1)
 
 
-def inside(boxes: Tensor, size: tuple[int, int], margin: float) -> Tensor:
-    """Bool [N]: boxes that stay within `margin` pixels of an image of (height, width)."""
+def inside(boxes: Tensor, size: tuple[int, int], margin: float, inclusive: bool = False) -> Tensor:
+    """Bool [N]: boxes that stay within `margin` pixels of an image of (height, width).
+
+    Where x2 and y2 count the last pixel inside (`inclusive`), it is enough that this pixel begins
+    there.
+    """
     height, width = size
     limits = boxes.new_tensor([width, height]) + margin
-    return (boxes[:, :2] >= -margin).all(1) & (boxes[:, 2:] <= limits).all(1)
+    high = boxes[:, 2:]
+    within = high - 1 < limits if inclusive else high <= limits
+    return (boxes[:, :2] >= -margin).all(1) & within.all(1)
 
 
 def xyxy_to_xywh(boxes: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ def to_heatmap_cells(keypoints: Tensor, boxes: Tensor, resolution: int) -> tuple
     """
     low, high = boxes[:, None, :2], boxes[:, None, 2:]
     xy = keypoints[..., :2]
-    cell = ((xy - low) * (resolution / (high - low))).floor().long()
+    sides = (high - low).clamp(min=1e-6)  # what is infinite has no integer
+    cell = ((xy - low) * (resolution / sides)).floor().long()
     cell[xy == high.expand_as(xy)] = resolution - 1  # the far edge belongs to the last cell
     valid = ((cell >= 0) & (cell < resolution)).all(-1) & (keypoints[..., 2] > 0)
     return (cell[..., 1] * resolution + cell[..., 0]) * valid, valid

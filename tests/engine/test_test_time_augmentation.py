@@ -7,6 +7,7 @@ import torch
 
 from detlite.config import ConfigError, load_config
 from detlite.data.transforms import resize_shortest
+from detlite.engine import test_time_augmentation
 from detlite.engine.checkpoint import save_checkpoint
 from detlite.engine.test_time_augmentation import AugmentedDetector, View, build_views
 from detlite.modeling.rcnn import build_model
@@ -63,6 +64,26 @@ def test_a_mirrored_view_is_brought_back(model, picture):
     mirrored[..., 0] = width - mirrored[..., 0]
     # The highest place is found up to a pixel, counted from the left.
     torch.testing.assert_close(found["keypoints"], mirrored, atol=1.0, rtol=0)
+
+
+def test_overlaps_are_measured_in_the_first_view(model, picture, monkeypatch):
+    """Where the last pixel counts, they depend on the scale."""
+    joined = []
+
+    def recorded(candidates, *options):
+        joined.append(candidates["boxes"])
+        return suppress(candidates, *options)
+
+    monkeypatch.setattr(test_time_augmentation, "suppress", recorded)
+    views = View(96, 1000), View(128, 1000)
+    found = detect(model, picture, *views)
+    image = resize_shortest(picture, 96, 1000)
+    batch = model.normalizer([image])
+    (first,) = model.candidates(model.backbone(batch.tensor), batch.sizes)
+    count = len(first["boxes"])
+    assert 0 < count < len(joined[0])
+    torch.testing.assert_close(joined[0][:count], first["boxes"])
+    assert found["boxes"][:, 2].max() <= PICTURE[1]
 
 
 def test_a_larger_view_is_brought_back(model, picture):

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 from torchvision.models.detection.anchor_utils import AnchorGenerator as TorchvisionAnchors
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import paste_masks_in_image, project_masks_on_boxes
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
-from detlite.data.transforms import get_size, resize_shortest
+from detlite.data.transforms import (
+    DetectionTransform,
+    RandomShortestSize,
+    get_size,
+    resize_shortest,
+)
 from detlite.modeling.anchors import AnchorGenerator
-from detlite.modeling.mask_head import crop_masks
+from detlite.modeling.keypoint_head import KeypointHead
+from detlite.modeling.mask_head import MaskHead, crop_masks
 from detlite.modeling.pooler import POOLERS, Pooler
 from detlite.modeling.rcnn import build_model
 from detlite.structures import boxes as box_ops
+from detlite.structures.keypoints import to_heatmap_cells
 from detlite.structures.masks import paste_probabilities
 from detlite.structures.output import OutputRules
 
@@ -175,3 +184,50 @@ def test_small_detections_are_dropped(tiny_config, make_batch):
         boxes = model.detect(images)[0]["boxes"]
         sides = boxes[:, 2:] - boxes[:, :2]
         assert not len(boxes) or sides.min() >= smallest
+
+
+def test_inclusive_anchors_straddle_by_their_last_pixel():
+    # over 20 pixels: the last pixel of the second begins inside, that of the third at the border
+    anchors = torch.tensor([[0.0, 0, 20, 20], [2, 2, 20.5, 9], [2, 2, 21, 9], [-0.5, 2, 9, 9]])
+    assert box_ops.inside(anchors, (20, 20), 0).tolist() == [True, False, False, False]
+    inclusive = box_ops.inside(anchors, (20, 20), 0, inclusive=True)
+    assert inclusive.tolist() == [True, True, False, False]
+
+
+def test_inclusive_boxes_are_resized_to_train_as_they_are_brought_back():
+    boxes = torch.tensor([[3.0, 4, 30, 17], [10, 0, 61, 40], [5, 5, 6, 6.5]])
+    resize = RandomShortestSize([100], 1000, "floor", inclusive=True)
+    target = {"boxes": boxes, "labels": torch.ones(3, dtype=torch.int64)}
+    image, after = DetectionTransform([resize])(torch.zeros(3, 45, 70, dtype=torch.uint8), target)
+    net = (image.shape[1], image.shape[2])
+    assert net == (100, 155)
+    first = (after["boxes"][0] * torch.tensor([70 / 155, 0.45, 70 / 155, 0.45])).tolist()
+    assert first[2] < 30  # the last pixel was not enlarged
+    rules = OutputRules(inclusive=True)
+    torch.testing.assert_close(rules.boxes(after["boxes"], net, (45, 70)), boxes)
+
+
+def test_inclusive_maps_are_trained_on_the_frame_they_are_decoded_in():
+    boxes = torch.tensor([[10.0, 20, 67, 77], [5, 5, 5.5, 30]])  # the second has no width left
+    shorter = torch.tensor([[10.0, 20, 66, 76], [5, 5, 5, 29]])
+    keypoints = torch.tensor([[[66.0, 76, 2], [10, 20, 2], [38, 48.5, 1]]]).repeat(2, 1, 1)
+    target = {"matched": torch.tensor([0, 1]), "keypoints": keypoints}
+    maps = torch.randn(2, 3, 8, 8)
+    head = KeypointHead(nn.Identity(), nn.Identity(), inclusive=True)
+    cells, valid = to_heatmap_cells(keypoints, shorter, 8)
+    assert cells[0].tolist() == [63, 0, 4 * 8 + 4]
+    assert valid.tolist() == [[True] * 3, [False] * 3]
+    wanted = F.cross_entropy(maps.flatten(2)[valid], cells[valid])
+    loss = head.loss(maps, [boxes], [target])["loss_keypoint"]
+    torch.testing.assert_close(loss, wanted)
+
+
+def test_inclusive_masks_are_trained_on_the_frame_they_are_pasted_into():
+    masks = torch.zeros(1, 40, 40, dtype=torch.uint8)
+    masks[0, 8:24, 8:24] = 1
+    logits = torch.randn(1, 2, 16, 16)
+    target = {"labels": torch.tensor([1]), "matched": torch.tensor([0]), "masks": masks}
+    head = MaskHead(nn.Identity(), nn.Identity(), inclusive=True)
+    loss = head.loss(logits, [torch.tensor([[8.0, 8, 25, 25]])], [target])["loss_mask"]
+    everywhere = F.binary_cross_entropy_with_logits(logits[:, 1], torch.ones(1, 16, 16))
+    torch.testing.assert_close(loss, everywhere)

@@ -190,7 +190,9 @@ def make_last(
         scale: of them; negative: of `in_channels` instead.
         in_channels: of the head.
     """
-    width = int(channels * max(spec.scale, 1.0) * scale) if scale > 0 else int(-scale * in_channels)
+    width = int(-scale * in_channels)
+    if scale > 0:
+        width = int(int(channels * max(spec.scale, 1.0)) * scale)
     if width == 0:
         return nn.Identity(), in_channels
     width = spec.divisible(width)
