@@ -36,6 +36,7 @@ DIALECTS: dict[str, Settings] = {
         "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 1.0 / 9,
         "MODEL.ROI_MASK_HEAD.TARGETS": "soft",
         "MODEL.ROI_MASK_HEAD.PASTE": "whole-pixels",
+        "MODEL.ROI_KEYPOINT_HEAD.PIXEL_CENTRE": 0.0,
         "INPUT.RESIZE": "interpolate",
         "INPUT.TO_BGR255": False,
         "INPUT.PIXEL_MEAN": [0.485, 0.456, 0.406],
@@ -55,6 +56,7 @@ DIALECTS: dict[str, Settings] = {
         "MODEL.RPN.ANCHOR_ROUNDING": "cell",
         "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000,
         "MODEL.ROI_MASK_HEAD.PASTE": "whole-pixels",
+        "MODEL.ROI_KEYPOINT_HEAD.PIXEL_CENTRE": 0.0,
         "INPUT.RESIZE": "floor",
     },
 }
@@ -66,6 +68,7 @@ _UNSTATED = (
     "MODEL.RESNETS.BN_EPSILON",
     "MODEL.RPN.ANCHOR_ROUNDING",
     "MODEL.ROI_MASK_HEAD.PASTE",
+    "MODEL.ROI_KEYPOINT_HEAD.PIXEL_CENTRE",
     "INPUT.RESIZE",
 )
 

@@ -17,15 +17,13 @@ from pycocotools.coco import COCO
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.masks import to_bitmap
 from .errors import DataError
 from .images import image_problem, read_image
 from .validation import Problems, annotation_problem, read_coco_json
 
 Target = dict[str, Any]
-
-# COCO gives keypoints as indices of pixels, but boxes and masks in continuous coordinates.
-PIXEL_CENTRE = 0.5
 
 
 class CocoDataset(Dataset[tuple[Tensor, Target]]):

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 from yacs.config import CfgNode
 
-from ..structures.keypoints import flip_order
+from ..structures.keypoints import PIXEL_CENTRE, flip_order
 
 Target = dict[str, Any]
 _MIN_BOX_SIDE = 1.0  # pixels
@@ -120,13 +120,19 @@ class DetectionTransform:
     Args:
         transforms: flips and resizes among them move keypoints too; nothing else may move pixels.
         keypoint_names: "left_..." and "right_..." change places in a mirrored picture.
+        keypoint_centre: where in the pixel of that index a keypoint that comes out lies; those that
+            go in lie at its centre.
     """
 
     def __init__(
-        self, transforms: Sequence[v2.Transform], keypoint_names: Sequence[str] = ()
+        self,
+        transforms: Sequence[v2.Transform],
+        keypoint_names: Sequence[str] = (),
+        keypoint_centre: float = PIXEL_CENTRE,
     ) -> None:
         self._transform = v2.Compose([*transforms, v2.ClampBoundingBoxes()])
         self._flip_order = flip_order(keypoint_names)
+        self._keypoint_centre = keypoint_centre
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         height, width = image.shape[-2:]
@@ -143,7 +149,11 @@ class DetectionTransform:
         image, target, corner = self._transform(tv_tensors.Image(image), target, corner)
         if "keypoints" in target:
             target["keypoints"] = _move_keypoints(
-                target["keypoints"], (height, width), corner, self._flip_order
+                target["keypoints"],
+                (height, width),
+                corner,
+                self._flip_order,
+                self._keypoint_centre,
             )
         plain = {
             key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value
@@ -182,18 +192,23 @@ def build_transform(
     transforms.append(
         RandomShortestSize(inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, inputs.RESIZE, inclusive)
     )
-    return DetectionTransform(transforms, keypoint_names)
+    return DetectionTransform(transforms, keypoint_names, cfg.MODEL.ROI_KEYPOINT_HEAD.PIXEL_CENTRE)
 
 
 def _move_keypoints(
-    keypoints: Tensor, size: tuple[int, int], corner: tv_tensors.BoundingBoxes, order: list[int]
+    keypoints: Tensor,
+    size: tuple[int, int],
+    corner: tv_tensors.BoundingBoxes,
+    order: list[int],
+    centre: float,
 ) -> Tensor:
     """Keypoints [N, P, 3] of a picture of (height, width) after what moved `corner`."""
     new_height, new_width = corner.canvas_size
-    x = keypoints[..., 0] * (new_width / size[1])
-    y = keypoints[..., 1] * (new_height / size[0])
+    x = (keypoints[..., 0] + centre - PIXEL_CENTRE) * (new_width / size[1])
+    y = (keypoints[..., 1] + centre - PIXEL_CENTRE) * (new_height / size[0])
     left_right, up_down = (corner.as_subclass(Tensor)[0, :2] > 0).tolist()
-    x, y = new_width - x if left_right else x, new_height - y if up_down else y
+    last = 1 - 2 * centre  # mirrored indices are counted from the last pixel
+    x, y = new_width - last - x if left_right else x, new_height - last - y if up_down else y
     moved = torch.stack([x, y, keypoints[..., 2]], dim=-1)
     # Both flips together turn the picture without mirroring it.
     return moved[:, order] if left_right != up_down else moved

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..data.coco import PIXEL_CENTRE
 from ..data.errors import DataError
 from ..structures import boxes as box_ops
+from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.masks import RLE, encode_bitmap
 from ..structures.output import OutputRules
 
@@ -53,7 +53,15 @@ def to_coco_results(
     keypoints = None
     if "keypoints" in detections:
         keypoints = rules.keypoints(detections["keypoints"], net_size, orig_size)
-    return coco_results(image_id, boxes, detections["scores"], category_ids, rles, keypoints)
+    return coco_results(
+        image_id,
+        boxes,
+        detections["scores"],
+        category_ids,
+        rles,
+        keypoints,
+        keypoint_centre=rules.keypoint_centre,
+    )
 
 
 def categories_of(labels: Tensor, categories: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -79,6 +87,7 @@ def coco_results(
     category_ids: Sequence[int],
     masks: Sequence[RLE] | Tensor | None = None,
     keypoints: Tensor | None = None,
+    keypoint_centre: float = PIXEL_CENTRE,
 ) -> list[dict[str, Any]]:
     """COCO results of one image from detections in the original picture's frame.
 
@@ -89,6 +98,7 @@ def coco_results(
         category_ids: N ids of the data set's own.
         masks: N compressed RLEs with string counts, or bool [N, H, W]; None: no masks.
         keypoints: [N, P, 3] of (x, y, 1) in pixels; None: no keypoints.
+        keypoint_centre: where in the pixel of that index a keypoint lies, see `OutputRules`.
     """
     columns = zip(category_ids, box_ops.xyxy_to_xywh(boxes).tolist(), scores.tolist(), strict=True)
     results: list[dict[str, Any]] = [
@@ -100,7 +110,7 @@ def coco_results(
             bitmap = isinstance(mask, Tensor)
             result["segmentation"] = encode_bitmap(mask.cpu().numpy()) if bitmap else mask
     if keypoints is not None:
-        indices = keypoints - keypoints.new_tensor([PIXEL_CENTRE, PIXEL_CENTRE, 0])
+        indices = keypoints - keypoints.new_tensor([keypoint_centre, keypoint_centre, 0])
         for result, row in zip(results, indices.flatten(1).tolist(), strict=True):
             result["keypoints"] = row
     return results

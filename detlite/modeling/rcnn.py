@@ -101,6 +101,7 @@ def _build_generalized_rcnn(cfg: CfgNode) -> Detector:
             mask_threshold=cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD,
             whole_pixels=cfg.MODEL.ROI_MASK_HEAD.PASTE == "whole-pixels",
             inclusive=cfg.MODEL.INCLUSIVE_BOXES,
+            keypoint_centre=cfg.MODEL.ROI_KEYPOINT_HEAD.PIXEL_CENTRE,
         ),
     )
 

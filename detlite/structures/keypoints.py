@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+# COCO gives keypoints as indices of pixels, but boxes and masks in continuous coordinates.
+PIXEL_CENTRE = 0.5
+
 
 def to_heatmap_cells(keypoints: Tensor, boxes: Tensor, resolution: int) -> tuple[Tensor, Tensor]:
     """The cell of its box's heat map that each keypoint lies in.

@@ -19,11 +19,13 @@ class OutputRules:
         whole_pixels: paste masks into boxes truncated to whole pixels, see `paste_probabilities`.
         inclusive: x2 and y2 count the last pixel inside. The boxes are continuous all the same,
             so a pixel is taken off before they are scaled, and added again afterwards.
+        keypoint_centre: where in the pixel of that index a keypoint lies: 0.5, or 0.
     """
 
     mask_threshold: float = 0.5
     whole_pixels: bool = False
     inclusive: bool = False
+    keypoint_centre: float = 0.5
 
     def boxes(self, boxes: Tensor, net_size: tuple[int, int], size: tuple[int, int]) -> Tensor:
         """Boxes [N, 4] xyxy from the frame of the network's input to that of the picture.

@@ -136,6 +136,13 @@ KEYS = (
         positive,
     ),
     Key(
+        "MODEL.ROI_KEYPOINT_HEAD.PIXEL_CENTRE",
+        0.5,
+        "where in the pixel that COCO names a keypoint lies: at its centre, or 0, at its index "
+        "(maskrcnn-benchmark, torchvision)",
+        one_of(0.0, 0.5),
+    ),
+    Key(
         "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR",
         True,
         "reuse the box head's features",
