@@ -87,14 +87,15 @@ def test_nms_is_torchvisions(seed, count, extent, spread, threshold):
 @settings(max_examples=100, deadline=None)
 @given(
     seed=seeds,
-    count=st.integers(0, 150),
+    count=st.integers(0, 300),
+    groups=st.integers(1, 4),
     size=st.sampled_from([1e-25, 1e-19, 1.0, 1e18, 1e25]),  # areas that round, or are no numbers
     threshold=st.floats(0, 1),
 )
-def test_nms_of_extreme_sizes_is_the_oracles(seed, count, size, threshold):
+def test_nms_of_extreme_sizes_is_the_oracles(seed, count, groups, size, threshold):
     generator = torch.Generator().manual_seed(seed)
     boxes = boxes_of(generator, count, 50, 1) * size
     scores = torch.randint(0, 20, (count,), generator=generator).float()
-    idxs = torch.randint(-2, 2, (count,), generator=generator)
+    idxs = torch.randint(-1, groups - 1, (count,), generator=generator)
     wanted = nms_oracle(boxes.numpy(), scores.numpy(), idxs.numpy(), np.float64(threshold))
     assert batched_nms(boxes, scores, idxs, threshold).tolist() == wanted
