@@ -17,7 +17,7 @@ constexpr const char* kSchemas[] = {
     "int pooled_width, int batch_size, int channels, int height, int width, int sampling_ratio, "
     "bool aligned=False) -> Tensor",
     "roi_pool_forward(Tensor input, Tensor rois, float spatial_scale, int pooled_height, "
-    "int pooled_width) -> (Tensor output, Tensor argmax)",
+    "int pooled_width, bool need_argmax=True) -> (Tensor output, Tensor argmax)",
     "roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, float spatial_scale, "
     "int pooled_height, int pooled_width, int batch_size, int channels, int height, int width) "
     "-> Tensor",
@@ -31,8 +31,8 @@ constexpr const char* kSchemas[] = {
     "int[] widths, int sampling_ratio, bool aligned, float canonical_size, "
     "int canonical_level) -> Tensor[]",
     "pyramid_roi_pool_forward(Tensor[] inputs, Tensor rois, float[] spatial_scales, "
-    "int pooled_height, int pooled_width, float canonical_size, int canonical_level) "
-    "-> (Tensor output, Tensor argmax)",
+    "int pooled_height, int pooled_width, float canonical_size, int canonical_level, "
+    "bool need_argmax) -> (Tensor output, Tensor argmax)",
     "pyramid_roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, float[] spatial_scales, "
     "int pooled_height, int pooled_width, int batch_size, int channels, int[] heights, "
     "int[] widths, float canonical_size, int canonical_level) -> Tensor[]",

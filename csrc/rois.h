@@ -129,6 +129,12 @@ inline void check_pooled_grad(const char* op, const char* name, const Tensor& gr
         pool.width, "], got ", Shape{grad});
 }
 
+// What stands for the places of the maxima where nobody asked for them.
+inline Tensor no_argmax(const Tensor& like) {
+  const int64_t none = 0;
+  return torch::stable::empty({&none, 1}, ScalarType::Int, std::nullopt, like.device());
+}
+
 inline void check_argmax(const char* op, const Tensor& grad, const Tensor& argmax) {
   check(argmax.scalar_type() == ScalarType::Int, op, ": argmax must be int32, got ",
         dtype_name(argmax.scalar_type()));

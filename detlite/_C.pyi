@@ -27,7 +27,12 @@ def roi_align_backward(
     aligned: bool = False,
 ) -> Tensor: ...
 def roi_pool_forward(
-    input: Tensor, rois: Tensor, spatial_scale: float, pooled_height: int, pooled_width: int
+    input: Tensor,
+    rois: Tensor,
+    spatial_scale: float,
+    pooled_height: int,
+    pooled_width: int,
+    need_argmax: bool = True,
 ) -> tuple[Tensor, Tensor]: ...
 def roi_pool_backward(
     grad: Tensor,
@@ -75,6 +80,7 @@ def pyramid_roi_pool_forward(
     pooled_width: int,
     canonical_size: float,
     canonical_level: int,
+    need_argmax: bool,
 ) -> tuple[Tensor, Tensor]: ...
 def pyramid_roi_pool_backward(
     grad: Tensor,

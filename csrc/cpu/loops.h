@@ -56,7 +56,8 @@ struct FeatureLoops {
   void (*resample_add)(AxisView<T> rows, AxisView<T> columns, Window<const F> source,
                        Window<T> target, int64_t channels);
   // The largest of each bin's cells, and its place row * width + column in the map. NaN is above
-  // all numbers; the first of equals wins; an empty bin gives 0 and place -1.
+  // all numbers; the first of equals wins; an empty bin gives 0 and place -1. No places are left
+  // where `place` has no data.
   void (*largest)(const CellRange* rows, int row_count, const CellRange* columns, int column_count,
                   int width, Window<const F> source, Window<F> target, Window<int32_t> place,
                   int64_t channels);

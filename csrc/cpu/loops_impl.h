@@ -83,52 +83,52 @@ inline void store_places(Vec<int64_t> places, int32_t* to) {
 
 // Starts below every number, so that the first cell wins whatever it holds: no number is larger
 // than NaN, and place -1 marks that nothing was seen.
-template <int kVectors, typename F>
+template <int kVectors, bool kPlaces, typename F>
 inline void largest_block(CellRange rows, CellRange columns, int width,
                           const Window<const F>& source, int64_t channel, F* target,
-                          int32_t* place) {
+                          [[maybe_unused]] int32_t* place) {
   using T = accumulate_t<F>;
   using I = Index<T>;
   constexpr int lanes = kLanes<T>;
   Vec<T> best[kVectors];
-  Vec<I> places[kVectors];
+  [[maybe_unused]] Vec<I> places[kVectors];
   const F* first = source.at(rows.begin, columns.begin) + channel;
   for (int v = 0; v < kVectors; ++v) {
     best[v] = load(first + v * lanes);
-    places[v] = broadcast(I(rows.begin * width + columns.begin));
+    if constexpr (kPlaces) places[v] = broadcast(I(rows.begin * width + columns.begin));
   }
   for (int y = rows.begin; y < rows.end; ++y) {
     const F* cell = source.at(y, columns.begin) + channel;
     for (int x = columns.begin; x < columns.end; ++x, cell += source.column_step) {
-      const Vec<I> here = broadcast(I(y * width + x));
+      [[maybe_unused]] const Vec<I> here = broadcast(I(y * width + x));
       for (int v = 0; v < kVectors; ++v) {
         const Vec<T> value = load(cell + v * lanes);
         const auto larger = (value > best[v]) | (value != value);
         best[v] = larger ? value : best[v];
-        places[v] = larger ? here : places[v];
+        if constexpr (kPlaces) places[v] = larger ? here : places[v];
       }
     }
   }
   for (int v = 0; v < kVectors; ++v) {
     store(best[v], target + v * lanes);
-    store_places(places[v], place + v * lanes);
+    if constexpr (kPlaces) store_places(places[v], place + v * lanes);
   }
 }
 
-template <typename F>
-void largest(const CellRange* rows, int row_count, const CellRange* columns, int column_count,
-             int width, Window<const F> source, Window<F> target, Window<int32_t> place,
-             int64_t channels) {
+template <bool kPlaces, typename F>
+void largest_of_bins(const CellRange* rows, int row_count, const CellRange* columns,
+                     int column_count, int width, Window<const F> source, Window<F> target,
+                     Window<int32_t> place, int64_t channels) {
   using T = accumulate_t<F>;
   constexpr int lanes = kLanes<T>;
   for (int i = 0; i < row_count; ++i) {
     for (int j = 0; j < column_count; ++j) {
       F* out = target.at(i, j);
-      int32_t* where = place.at(i, j);
+      [[maybe_unused]] int32_t* where = kPlaces ? place.at(i, j) : nullptr;
       if (rows[i].begin >= rows[i].end || columns[j].begin >= columns[j].end) {
         for (int64_t c = 0; c < channels; ++c) {
           out[c] = static_cast<F>(0.0f);
-          where[c] = -1;
+          if constexpr (kPlaces) where[c] = -1;
         }
         continue;
       }
@@ -136,26 +136,36 @@ void largest(const CellRange* rows, int row_count, const CellRange* columns, int
       const auto run = [&](auto vectors) {
         constexpr int count = decltype(vectors)::value;
         for (; c + count * lanes <= channels; c += count * lanes) {
-          largest_block<count>(rows[i], columns[j], width, source, c, out + c, where + c);
+          largest_block<count, kPlaces>(rows[i], columns[j], width, source, c, out + c,
+                                        kPlaces ? where + c : nullptr);
         }
       };
       run(std::integral_constant<int, DETLITE_VECTOR_BYTES == 64 ? 8 : 4>{});
       run(std::integral_constant<int, 1>{});
       for (; c < channels; ++c) {
         T best = static_cast<T>(source.at(rows[i].begin, columns[j].begin)[c]);
-        where[c] = rows[i].begin * width + columns[j].begin;
+        [[maybe_unused]] int32_t place_of_best = rows[i].begin * width + columns[j].begin;
         for (int y = rows[i].begin; y < rows[i].end; ++y) {
           for (int x = columns[j].begin; x < columns[j].end; ++x) {
             const T value = static_cast<T>(source.at(y, x)[c]);
             if (!(value > best || value != value)) continue;
             best = value;
-            where[c] = y * width + x;
+            place_of_best = y * width + x;
           }
         }
         out[c] = static_cast<F>(best);
+        if constexpr (kPlaces) where[c] = place_of_best;
       }
     }
   }
+}
+
+template <typename F>
+void largest(const CellRange* rows, int row_count, const CellRange* columns, int column_count,
+             int width, Window<const F> source, Window<F> target, Window<int32_t> place,
+             int64_t channels) {
+  const auto run = place.data ? largest_of_bins<true, F> : largest_of_bins<false, F>;
+  run(rows, row_count, columns, column_count, width, source, target, place, channels);
 }
 
 // ---- Layouts

@@ -29,7 +29,7 @@ BinCells bin_cells(const PoolAxis<T>& axis, int bins) {
 
 std::tuple<Tensor, Tensor> forward(const char* op, const std::vector<Tensor>& inputs,
                                    const Tensor& rois, const PyramidShape& pyramid,
-                                   const PoolShape& pool) {
+                                   const PoolShape& pool, bool need_argmax) {
   check_rois(op, inputs[0], "input", rois);
   const bool channels_last = is_channels_last(inputs);
   const Tensor boxes = torch::stable::contiguous(rois);
@@ -40,7 +40,8 @@ std::tuple<Tensor, Tensor> forward(const char* op, const std::vector<Tensor>& in
     prefer_large_pages(tensor);
     return tensor;
   };
-  const Tensor output = result(inputs[0].scalar_type()), argmax = result(ScalarType::Int);
+  const Tensor output = result(inputs[0].scalar_type());
+  const Tensor argmax = need_argmax ? result(ScalarType::Int) : no_argmax(inputs[0]);
   dispatch_floating(op, "input", inputs[0].scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
@@ -55,7 +56,7 @@ std::tuple<Tensor, Tensor> forward(const char* op, const std::vector<Tensor>& in
     std::vector<Tensor> maps;
     for (const Tensor& input : inputs) maps.push_back(cells_in_rows(input, channels_last));
     pool_rois(const_views<F>(maps), planned, shape, static_cast<F*>(output.mutable_data_ptr()),
-              static_cast<int32_t*>(argmax.mutable_data_ptr()),
+              need_argmax ? static_cast<int32_t*>(argmax.mutable_data_ptr()) : nullptr,
               [&, &all = loops()](const PlannedRoi<BinCells>& roi, auto source, auto values,
                                   Window<int32_t> places, int64_t channels) {
                 using X = std::remove_pointer_t<decltype(values.data)>;
@@ -141,10 +142,10 @@ std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& r
 
 std::tuple<Tensor, Tensor> roi_pool_forward(const Tensor& input, const Tensor& rois,
                                             double spatial_scale, int64_t pooled_height,
-                                            int64_t pooled_width) {
+                                            int64_t pooled_width, bool need_argmax) {
   constexpr const char* op = "roi_pool_forward";
   const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
-  return forward(op, {input}, rois, check_single_map(op, input, spatial_scale), pool);
+  return forward(op, {input}, rois, check_single_map(op, input, spatial_scale), pool, need_argmax);
 }
 
 Tensor roi_pool_backward(const Tensor& grad, const Tensor& rois, const Tensor& argmax,
@@ -162,11 +163,12 @@ std::tuple<Tensor, Tensor> pyramid_roi_pool_forward(const std::vector<Tensor>& i
                                                     const std::vector<double>& spatial_scales,
                                                     int64_t pooled_height, int64_t pooled_width,
                                                     double canonical_size,
-                                                    int64_t canonical_level) {
+                                                    int64_t canonical_level, bool need_argmax) {
   constexpr const char* op = "pyramid_roi_pool_forward";
   const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
   return forward(op, inputs, rois,
-                 check_pyramid(op, inputs, spatial_scales, canonical_size, canonical_level), pool);
+                 check_pyramid(op, inputs, spatial_scales, canonical_size, canonical_level), pool,
+                 need_argmax);
 }
 
 std::vector<Tensor> pyramid_roi_pool_backward(

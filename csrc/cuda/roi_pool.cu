@@ -39,7 +39,7 @@ __global__ void forward_kernel(int64_t count, DevicePyramid<const F> pyramid, co
     Pack<F, V> pooled;
     for (int v = 0; v < V; ++v) pooled.values[v] = static_cast<F>(best[v]);
     reinterpret_cast<Pack<F, V>*>(output)[i] = pooled;
-    reinterpret_cast<Pack<int32_t, V>*>(argmax)[i] = where;
+    if (argmax) reinterpret_cast<Pack<int32_t, V>*>(argmax)[i] = where;
   }
 }
 
@@ -76,7 +76,7 @@ struct PoolGradient {
 
 std::tuple<Tensor, Tensor> forward(const char* op, const std::vector<Tensor>& inputs,
                                    const Tensor& rois, const PyramidShape& pyramid,
-                                   const PoolShape& pool) {
+                                   const PoolShape& pool, bool need_argmax) {
   check_rois(op, inputs[0], "input", rois);
   const DeviceGuard guard(inputs[0].get_device_index());
   const bool channels_last = is_channels_last(inputs);
@@ -85,7 +85,8 @@ std::tuple<Tensor, Tensor> forward(const char* op, const std::vector<Tensor>& in
     return empty_4d(inputs[0], type, boxes.size(0), pyramid.channels, pool.height, pool.width,
                     channels_last);
   };
-  const Tensor output = result(inputs[0].scalar_type()), argmax = result(ScalarType::Int);
+  const Tensor output = result(inputs[0].scalar_type());
+  const Tensor argmax = need_argmax ? result(ScalarType::Int) : no_argmax(inputs[0]);
   const int64_t count = output.numel();
   dispatch_floating(op, "input", inputs[0].scalar_type(), [&](auto feature) {
     using F = decltype(feature);
@@ -96,7 +97,7 @@ std::tuple<Tensor, Tensor> forward(const char* op, const std::vector<Tensor>& in
              device_pyramid(pyramid, const_views<F>(inputs)),
              static_cast<const T*>(boxes.const_data_ptr()), pool, channels_last,
              static_cast<F*>(output.mutable_data_ptr()),
-             static_cast<int32_t*>(argmax.mutable_data_ptr()));
+             need_argmax ? static_cast<int32_t*>(argmax.mutable_data_ptr()) : nullptr);
     });
   });
   return {output, argmax};
@@ -127,10 +128,10 @@ std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& r
 
 std::tuple<Tensor, Tensor> roi_pool_forward(const Tensor& input, const Tensor& rois,
                                             double spatial_scale, int64_t pooled_height,
-                                            int64_t pooled_width) {
+                                            int64_t pooled_width, bool need_argmax) {
   constexpr const char* op = "roi_pool_forward";
   const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
-  return forward(op, {input}, rois, check_single_map(op, input, spatial_scale), pool);
+  return forward(op, {input}, rois, check_single_map(op, input, spatial_scale), pool, need_argmax);
 }
 
 Tensor roi_pool_backward(const Tensor& grad, const Tensor& rois, const Tensor& argmax,
@@ -148,11 +149,12 @@ std::tuple<Tensor, Tensor> pyramid_roi_pool_forward(const std::vector<Tensor>& i
                                                     const std::vector<double>& spatial_scales,
                                                     int64_t pooled_height, int64_t pooled_width,
                                                     double canonical_size,
-                                                    int64_t canonical_level) {
+                                                    int64_t canonical_level, bool need_argmax) {
   constexpr const char* op = "pyramid_roi_pool_forward";
   const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
   return forward(op, inputs, rois,
-                 check_pyramid(op, inputs, spatial_scales, canonical_size, canonical_level), pool);
+                 check_pyramid(op, inputs, spatial_scales, canonical_size, canonical_level), pool,
+                 need_argmax);
 }
 
 std::vector<Tensor> pyramid_roi_pool_backward(

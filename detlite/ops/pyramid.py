@@ -19,10 +19,12 @@ from .rois import (
     OutputSize,
     as_pair,
     as_rois,
+    empty_argmax,
     empty_map,
     empty_pooled,
     in_format_of,
     is_channels_last,
+    needs_gradient,
     read_argmax,
 )
 
@@ -95,6 +97,7 @@ def pyramid_roi_pool(
         width,
         canonical_size,
         canonical_level,
+        needs_gradient(*inputs),
     )
     return output
 
@@ -174,9 +177,10 @@ def _(
     pooled_width: int,
     canonical_size: float,
     canonical_level: int,
+    need_argmax: bool,
 ) -> tuple[Tensor, Tensor]:
     shape = (rois.shape[0], inputs[0].shape[1], pooled_height, pooled_width)
-    return empty_pooled(inputs, shape), empty_pooled(inputs, shape, torch.int32)
+    return empty_pooled(inputs, shape), empty_argmax(inputs, shape, need_argmax)
 
 
 @torch.library.register_fake("detlite::pyramid_roi_pool_backward")
@@ -235,7 +239,7 @@ def _differentiate_align_backward(ctx: Any, grad_grads: list[Tensor]) -> tuple[A
 
 
 def _setup_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    maps, rois, *ctx.args = inputs
+    maps, rois, *ctx.args, _ = inputs
     ctx.save_for_backward(rois, output[1])
     ctx.sizes = _sizes(maps)
     ctx.channels_last = is_channels_last(*maps)
@@ -246,7 +250,7 @@ def _differentiate_pool(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, 
     scales, height, width, *rule = ctx.args
     dense = in_format_of(grad, ctx.channels_last)
     grads = _pool_backward(dense, rois, argmax, scales, height, width, *ctx.sizes, *rule)
-    return grads, *[None] * 6
+    return grads, *[None] * 7
 
 
 def _setup_pool_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:

@@ -14,10 +14,12 @@ from .rois import (
     OutputSize,
     as_pair,
     as_rois,
+    empty_argmax,
     empty_map,
     empty_pooled,
     in_format_of,
     is_channels_last,
+    needs_gradient,
     read_argmax,
 )
 
@@ -48,7 +50,9 @@ def roi_pool(
         RuntimeError: any other argument is refused by the kernel; the message names it.
     """
     height, width = as_pair(output_size)
-    output, _ = _forward(input, as_rois(boxes, input), spatial_scale, height, width)
+    output, _ = _forward(
+        input, as_rois(boxes, input), spatial_scale, height, width, needs_gradient(input)
+    )
     return output
 
 
@@ -74,9 +78,10 @@ def _(
     spatial_scale: float,
     pooled_height: int,
     pooled_width: int,
+    need_argmax: bool = True,
 ) -> tuple[Tensor, Tensor]:
     shape = (rois.shape[0], input.shape[1], pooled_height, pooled_width)
-    return empty_pooled([input], shape), empty_pooled([input], shape, torch.int32)
+    return empty_pooled([input], shape), empty_argmax([input], shape, need_argmax)
 
 
 @torch.library.register_fake("detlite::roi_pool_backward")
@@ -96,7 +101,7 @@ def _(
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    input, rois, *ctx.args = inputs
+    input, rois, *ctx.args, _ = inputs
     ctx.save_for_backward(rois, output[1])
     ctx.shape = input.shape
     ctx.channels_last = is_channels_last(input)
@@ -105,7 +110,7 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _differentiate_forward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     rois, argmax = ctx.saved_tensors
     dense = in_format_of(grad, ctx.channels_last)
-    return _backward(dense, rois, argmax, *ctx.args, *ctx.shape), None, None, None, None
+    return _backward(dense, rois, argmax, *ctx.args, *ctx.shape), *[None] * 5
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -66,6 +66,11 @@ def as_pair(output_size: OutputSize) -> tuple[int, int]:
     return output_size[0], output_size[1]
 
 
+def needs_gradient(*maps: Tensor) -> bool:
+    """Whether autograd will ask where the maxima were."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in maps)
+
+
 def is_channels_last(*maps: Tensor) -> bool:
     """Whether channels lie innermost in any of the maps `[N, C, H, W]`: the kernels' own rule."""
     return any(x.shape[1] > 1 and x.stride(1) == 1 and not x.is_contiguous() for x in maps)
@@ -81,6 +86,13 @@ def empty_pooled(
         device=inputs[0].device,
         memory_format=memory_format(is_channels_last(*inputs)),
     )
+
+
+def empty_argmax(inputs: Sequence[Tensor], shape: Sequence[int], needed: bool) -> Tensor:
+    """Where RoIPool's fake kernels say the maxima were; without elements where nobody asked."""
+    if needed:
+        return empty_pooled(inputs, shape, torch.int32)
+    return inputs[0].new_empty((0,), dtype=torch.int32)
 
 
 def empty_map(like: Tensor, shape: Sequence[int]) -> Tensor:

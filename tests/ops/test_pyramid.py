@@ -174,9 +174,11 @@ def test_opcheck(device, layout):
         kernels.pyramid_roi_align_backward,
         (grad, rois, SCALES, 3, 2, 2, 3, heights, widths, 2, True, 224.0, 4),
     )
-    torch.library.opcheck(kernels.pyramid_roi_pool_forward, (maps, rois, SCALES, 3, 2, 224.0, 4))
+    pool = kernels.pyramid_roi_pool_forward
+    torch.library.opcheck(pool, (maps, rois, SCALES, 3, 2, 224.0, 4, True))
     detached = [x.detach() for x in maps]
-    _, argmax = kernels.pyramid_roi_pool_forward(detached, rois, SCALES, 3, 2, 224.0, 4)
+    torch.library.opcheck(pool, (detached, rois, SCALES, 3, 2, 224.0, 4, False))
+    _, argmax = pool(detached, rois, SCALES, 3, 2, 224.0, 4, True)
     torch.library.opcheck(
         kernels.pyramid_roi_pool_backward,
         (grad, rois, argmax, SCALES, 3, 2, 2, 3, heights, widths, 224.0, 4),

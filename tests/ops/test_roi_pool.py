@@ -4,6 +4,7 @@ import torch
 import torchvision
 from oracles import roi_pool as oracle
 from roi_cases import DTYPES, LAYOUTS, as_numpy, features, odd_rois, ordinary_rois
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from detlite.ops import RoIPool, roi_pool
 
@@ -36,6 +37,39 @@ def test_vectors_of_channels_match_oracle(device, dtype, channels):
     expected, cells = oracle(as_numpy(input), as_numpy(rois), (3, 4), 0.25)
     np.testing.assert_array_equal(as_numpy(output), expected)
     np.testing.assert_array_equal(argmax.cpu().numpy(), cells)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_maxima_are_the_same_where_nobody_asks_for_their_places(device, dtype, layout):
+    input = features(dtype, layout, (2, 19, 11, 13)).to(device)
+    rois = torch.cat([ordinary_rois(8), odd_rois()]).to(device, coordinates(dtype))
+    forward = torch.ops.detlite.roi_pool_forward
+    expected, _ = forward(input, rois, 0.25, 3, 4)
+    output, argmax = forward(input, rois, 0.25, 3, 4, need_argmax=False)
+    assert torch.equal(output, expected)
+    assert argmax.shape == (0,)
+    assert argmax.dtype == torch.int32
+
+
+def test_places_are_kept_only_for_a_gradient(device):
+    places = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.detlite.roi_pool_forward.default:
+                places.append(result[1].numel())
+            return result
+
+    rois = ordinary_rois(5).to(device)
+    plain, differentiated = features().to(device), features().to(device).requires_grad_()
+    with Watch():
+        roi_pool(plain, rois, 3, 0.25)
+        with torch.no_grad():
+            roi_pool(differentiated, rois, 3, 0.25)
+        output = roi_pool(differentiated, rois, 3, 0.25)
+    assert places == [0, 0, output.numel()]
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
@@ -129,6 +163,7 @@ def test_opcheck(device, layout):
     rois = ordinary_rois(5).to(device)
     forward = torch.ops.detlite.roi_pool_forward
     torch.library.opcheck(forward, (input, rois, 0.25, 3, 2))
+    torch.library.opcheck(forward, (input.detach(), rois, 0.25, 3, 2, False))
     _, argmax = forward(input.detach(), rois, 0.25, 3, 2)
     grad = torch.randn(5, 3, 3, 2, device=device).requires_grad_()
     torch.library.opcheck(
