@@ -14,9 +14,9 @@ from torch import Tensor
 from .data.coco import keypoint_names
 from .data.images import read_image
 from .data.transforms import resize_shortest
-from .engine.checkpoint import build_model_from_checkpoint
 from .engine.precision import autocast
 from .engine.test_time_augmentation import AugmentedDetector, View, build_views
+from .engine.weights import build_model_from_checkpoint
 from .evaluation.results import categories_of
 from .modeling.detector import Detector
 from .structures.masks import to_bitmap

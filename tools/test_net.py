@@ -18,9 +18,10 @@ from detlite import ConfigError, build_model
 from detlite.conversion import weight_file
 from detlite.data import DataError, build_dataset, check_num_classes
 from detlite.distributed import process_group
-from detlite.engine.checkpoint import CheckpointError, load_config_for_weights, load_weights
+from detlite.engine.checkpoint import CheckpointError
 from detlite.engine.evaluate import evaluate
 from detlite.engine.metrics import setup_logging
+from detlite.engine.weights import load_config_for_weights, load_weights
 
 
 def main() -> int:

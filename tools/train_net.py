@@ -25,10 +25,11 @@ from detlite.data import (
     check_num_classes,
 )
 from detlite.distributed import barrier, is_main, process_group, rank
-from detlite.engine.checkpoint import CheckpointError, load_config_for_weights, load_weights
+from detlite.engine.checkpoint import CheckpointError
 from detlite.engine.metrics import METRICS_FILE, setup_logging
 from detlite.engine.seeding import seed_all
 from detlite.engine.train import NonFiniteLossError, check_output_dir, train
+from detlite.engine.weights import load_config_for_weights, load_weights
 from detlite.visualization import contact_sheet, draw_detections, plot_metrics
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import torch
@@ -14,8 +13,17 @@ from torch import Tensor
 
 from ..modeling.retinanet import RetinaNet
 from .coco_categories import categories_for
+from .dialects import Settings
+from .layout import (
+    add_statistics,
+    background_first,
+    from_level_0,
+    give_res5_to_heads,
+    nest_deformable,
+    ratios_slowest,
+)
 from .names import DROPPED, RULES, TO_TORCHVISION, detect_source, rename
-from .settings import Settings, is_rpn_only, settings_for, unstated
+from .settings import is_rpn_only, settings_for, unstated
 
 SOURCES = (*RULES, "timm")
 
@@ -89,11 +97,11 @@ def convert(content: Any, source: str) -> Converted:
         if not DROPPED.search(name)
     }
     state = {name: value for name, value in state.items() if not _SHARED.match(name)}
-    _nest_deformable(state)
+    nest_deformable(state)
     if source == "caffe2":
-        _give_res5_to_heads(state)
+        give_res5_to_heads(state)
         if "conv1_gn_s" not in entries:
-            _add_statistics(state)
+            add_statistics(state)
     if all(name.startswith("backbone.body.") for name in state):
         return Converted(state, backbone_only=True)
     if any(name.startswith("backbone.body.stages.xif") for name in state):
@@ -104,7 +112,7 @@ def convert(content: Any, source: str) -> Converted:
         needed_parts = _NEEDED_RETINANET
         # maskrcnn-benchmark has its layers in place of the RPN's
         state = {re.sub(r"^rpn\.head\.", "head.", name): value for name, value in state.items()}
-    state = _from_level_0(state)
+    state = from_level_0(state)
     if is_rpn_only(state):
         needed_parts = _NEEDED_RPN
     for needed in _NEEDED + needed_parts:
@@ -114,8 +122,8 @@ def convert(content: Any, source: str) -> Converted:
                 f"looks like {source}'s, but is no R-CNN, RPN or RetinaNet on a ResNet: no {needed}"
             )
     if source in _BACKGROUND_LAST:
-        _background_first(state)
-        _ratios_slowest(state)
+        background_first(state)
+        ratios_slowest(state)
     settings = settings_for(state, source)
     if settings.get("MODEL.RETINANET.LOSS_NORMALIZER") == "moving":
         state["moving_foreground"] = torch.tensor(RetinaNet.START)  # it is not in their files
@@ -199,73 +207,8 @@ def _entries(content: Any) -> dict[str, Any] | None:
     return {name.removeprefix("module."): value for name, value in arrays.items()}
 
 
-def _nest_deformable(state: dict[str, Tensor]) -> None:
-    """Puts a convolution beside that of its offsets, as detectron2's, under the same layer."""
-    for name in [name for name in state if name.endswith(".conv2.offset.weight")]:
-        layer = name.removesuffix(".offset.weight")
-        if f"{layer}.weight" in state:
-            state[f"{layer}.conv.weight"] = state.pop(f"{layer}.weight")
-
-
-def _from_level_0(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Numbers a pyramid's levels from 0, also where its finest is P3."""
-    level = re.compile(r"^(backbone\.neck\.(?:lateral|output)\.)(\d+)")
-    found = [int(match[2]) for match in map(level.match, state) if match]
-    first = min(found, default=0)
-    return {
-        level.sub(lambda match: f"{match[1]}{int(match[2]) - first}", name): value
-        for name, value in state.items()
-    }
-
-
-def _background_first(state: dict[str, Tensor]) -> None:
-    """Moves the background, which has scores but neither boxes nor masks, to class 0."""
-    rows = {"bbox_pred": 4, "mask_fcn_logits": 1}
-    for name, value in state.items():
-        layer = name.split(".")[-2]
-        if layer == "cls_score":
-            state[name] = value.roll(1, dims=0)
-        elif layer in rows and name.startswith("roi_heads."):
-            background = value.new_zeros((rows[layer], *value.shape[1:]))
-            state[name] = torch.cat([background, value])
-
-
-def _ratios_slowest(state: dict[str, Tensor], ratios: int = 3) -> None:
-    """Reorders the anchors of a cell: by size, then ratio, becomes by ratio, then size."""
-    for head in ("rpn.head.", "head."):
-        if f"{head}bbox_pred.bias" not in state:
-            continue
-        anchors_per_cell = len(state[f"{head}bbox_pred.bias"]) // 4
-        for layer, leaf in product(("cls_logits", "bbox_pred"), ("weight", "bias")):
-            name = f"{head}{layer}.{leaf}"
-            values = len(state[name]) // anchors_per_cell
-            anchors = state[name].unflatten(0, (-1, ratios, values))
-            state[name] = anchors.transpose(0, 1).flatten(0, 2)
-
-
 def _fbnet(state: dict[str, Tensor], source: str) -> Converted:
     """An FBNet's shapes do not say its operators, so its config is that which it was built from."""
     scores = state.get("roi_heads.box.predictor.cls_score.weight")
     categories = [] if scores is None else categories_for(len(scores))
     return Converted(state, unstated=unstated(state, source), categories=categories)
-
-
-def _give_res5_to_heads(state: dict[str, Tensor]) -> None:
-    """Moves the last stage to the box head of a C4 model; the names do not say whose it is."""
-    if not (
-        "roi_heads.box.predictor.cls_score.weight" in state
-        and "roi_heads.box.feature_extractor.fc6.weight" not in state
-    ):
-        return
-    body = "backbone.body.res5."
-    for name in [name for name in state if name.startswith(body)]:
-        state[name.replace(body, "roi_heads.box.feature_extractor.res5.")] = state.pop(name)
-
-
-def _add_statistics(state: dict[str, Tensor]) -> None:
-    """Where batch statistics are folded into the scales, what is left are mean 0 and variance 1."""
-    for name, value in list(state.items()):
-        layer, _, leaf = name.rpartition(".")
-        if leaf == "weight" and re.search(r"\.(res\d\.\d+|stem)\.(norm\d|downsample\.1)$", layer):
-            state.setdefault(f"{layer}.running_mean", torch.zeros_like(value))
-            state.setdefault(f"{layer}.running_var", torch.ones_like(value))

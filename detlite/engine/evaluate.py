@@ -14,11 +14,12 @@ from yacs.config import CfgNode
 from ..config import ConfigError
 from ..data import CocoDataset, DataError, build_test_loader
 from ..distributed import all_gather_objects, broadcast_buffers, is_main
-from ..evaluation.coco import coco_engine, evaluate_coco, format_table
+from ..evaluation.coco import coco_engine, evaluate_coco
 from ..evaluation.expected import check_expected
 from ..evaluation.lvis import evaluate_lvis, lvis_package
 from ..evaluation.proposals import evaluate_proposals
 from ..evaluation.results import to_coco_results, write_results
+from ..evaluation.table import format_table
 from ..evaluation.voc import evaluate_voc
 from ..modeling.detector import Detector
 from .precision import autocast, resolve_dtype

@@ -13,8 +13,9 @@ from yacs.config import CfgNode
 
 from ..distributed import all_gather_objects, barrier, is_main, rank, world_size
 from ..modeling.detector import Detector
-from .checkpoint import CheckpointError, load_weights, save_checkpoint
+from .checkpoint import CheckpointError, save_checkpoint
 from .seeding import rng_state, set_rng_state
+from .weights import load_weights
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Evaluation: detections as COCO results, and COCO's average precision of them."""
 
-from .coco import evaluate_coco, format_table
+from .coco import evaluate_coco
 from .results import (
     categories_of,
     coco_results,
@@ -8,6 +8,7 @@ from .results import (
     to_coco_results,
     write_results,
 )
+from .table import format_table
 
 __all__ = [
     "categories_of",

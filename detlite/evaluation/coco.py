@@ -259,38 +259,3 @@ def _unique_names(categories: list[dict[str, Any]]) -> list[str]:
         name if times[name] == 1 else f"{name} (id {category['id']})"
         for name, category in zip(names, categories, strict=True)
     ]
-
-
-def format_table(metrics: dict[str, Metrics], per_category: bool = False) -> str:
-    """Lay out what `evaluate_coco` returns, in percent, one row for each IoU type.
-
-    With `per_category`, a second table has one row for each category. "n/a" stands for None.
-    """
-    names = [name for row in metrics.values() for name in row if name != "per_category"]
-    columns = list(dict.fromkeys(names))
-    rows = [
-        [iou_type, *(_percent(row, name) for name in columns)] for iou_type, row in metrics.items()
-    ]
-    table = _align([["", *columns], *rows])
-    if not per_category:
-        return table
-    categories = dict.fromkeys(name for row in metrics.values() for name in row["per_category"])
-    rows = [
-        [category, *(_percent(row["per_category"], category) for row in metrics.values())]
-        for category in categories
-    ]
-    return table + "\n\n" + _align([["AP", *metrics], *rows])
-
-
-def _percent(row: dict[str, Any], name: str) -> str:
-    if name not in row:
-        return ""
-    return "n/a" if row[name] is None else f"{100 * row[name]:.1f}"
-
-
-def _align(rows: list[list[str]]) -> str:
-    first = max(len(row[0]) for row in rows)
-    others = max((len(cell) for row in rows for cell in row[1:]), default=0)
-    return "\n".join(
-        "  ".join([row[0].ljust(first), *(cell.rjust(others) for cell in row[1:])]) for row in rows
-    )

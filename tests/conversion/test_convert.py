@@ -19,12 +19,11 @@ from detlite.config import load_config
 from detlite.conversion import convert, source_of, to_torchvision
 from detlite.conversion.coco_categories import categories_for
 from detlite.conversion.names import TO_TORCHVISION, rename
-from detlite.engine.checkpoint import (
-    CheckpointError,
+from detlite.engine.checkpoint import CheckpointError, read_checkpoint
+from detlite.engine.weights import (
     build_model_from_checkpoint,
     load_config_for_weights,
     load_weights,
-    read_checkpoint,
 )
 from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
 from detlite.modeling.rcnn import build_model

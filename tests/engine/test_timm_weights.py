@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from detlite.engine.checkpoint import CheckpointError, load_weights, read_checkpoint
+from detlite.engine.checkpoint import CheckpointError, read_checkpoint
+from detlite.engine.weights import load_weights
 from detlite.modeling.rcnn import build_model
 
 timm = pytest.importorskip("timm", reason="timm is not installed")

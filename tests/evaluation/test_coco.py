@@ -14,7 +14,7 @@ from pycocotools.coco import COCO
 
 from detlite.config import ConfigError
 from detlite.data import DataError
-from detlite.evaluation import evaluate_coco, format_table, read_results
+from detlite.evaluation import evaluate_coco, read_results
 from detlite.structures.masks import encode_bitmap, to_bitmap
 
 Json = dict[str, Any]
@@ -298,30 +298,3 @@ class TestBadInput:
     def test_unknown_iou_type(self) -> None:
         with pytest.raises(ValueError, match="unknown 'mask'; known: bbox, segm, keypoints"):
             evaluate_coco(make_gt(THREE), [], ("mask",))
-
-
-class TestTable:
-    def test_rows_and_columns(self) -> None:
-        metrics = evaluate_coco(make_gt(THREE), [found(THREE[0]), found(THREE[2])])
-        header, *rows = (line.split() for line in format_table(metrics).splitlines())
-        assert header[:4] == ["AP", "AP50", "AP75", "APs"]
-        assert [row[0] for row in rows] == ["bbox", "segm"]
-        assert rows[0][1:5] == ["50.0", "50.0", "50.0", "n/a"]
-        assert len({len(line) for line in format_table(metrics).splitlines()}) == 1
-
-    def test_per_category(self) -> None:
-        metrics = evaluate_coco(make_gt([THREE[0]]), [found(THREE[0])])
-        lines = format_table(metrics, per_category=True).split("\n\n")[1].splitlines()
-        assert [line.split() for line in lines] == [
-            ["AP", "bbox", "segm"],
-            ["cat", "100.0", "100.0"],
-            ["dog", "n/a", "n/a"],
-        ]
-
-    def test_kinds_with_other_columns(self) -> None:
-        metrics = {"bbox": {"AP": 0.5, "AR1": 0.25}, "keypoints": {"AP": None, "AR": 1.0}}
-        assert format_table(metrics).splitlines() == [
-            "              AP    AR1     AR",
-            "bbox        50.0   25.0       ",
-            "keypoints    n/a         100.0",
-        ]

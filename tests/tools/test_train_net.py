@@ -14,7 +14,7 @@ import torch
 
 from detlite import ConfigError
 from detlite.data.shapes import generate_shapes
-from detlite.engine.checkpoint import build_model_from_checkpoint
+from detlite.engine.weights import build_model_from_checkpoint
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """

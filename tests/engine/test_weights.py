@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+
+from detlite.engine.checkpoint import CheckpointError, save_checkpoint
+from detlite.engine.weights import build_model_from_checkpoint, load_weights
+from detlite.modeling.rcnn import build_model
+
+CATEGORIES = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
+
+
+def other_classes(toy, num_classes):
+    return type(toy)(num_classes)
+
+
+def test_round_trip_brings_weights_and_categories(toy, tmp_path):
+    path = tmp_path / "model_0000002.pth"
+    content = {"model": toy.state_dict(), "categories": CATEGORIES, "iteration": 2}
+    save_checkpoint(path, content)
+    other = other_classes(toy, 3)
+    read = load_weights(other, path)
+    assert read["iteration"] == 2
+    assert other.categories == CATEGORIES
+    for name, value in toy.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=0)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["last_checkpoint", path.name]
+
+
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"model": state}])
+def test_bare_state_dict_with_ddp_prefixes(toy, tmp_path, wrap):
+    state = OrderedDict((f"module.{name}", value) for name, value in toy.state_dict().items())
+    torch.save(wrap(state), tmp_path / "w.pth")
+    toy.categories = CATEGORIES
+    other = other_classes(toy, 3)
+    read = load_weights(other, tmp_path / "w.pth")
+    torch.testing.assert_close(other.body.weight, toy.body.weight, rtol=0, atol=0)
+    assert read["categories"] == []
+
+
+def test_table_of_what_does_not_fit(toy, tmp_path):
+    state = toy.state_dict()
+    state["body.extra"] = torch.zeros(2)
+    del state["norm.bias"]
+    state["body.weight"] = torch.zeros(4, 3, 5, 5)
+    torch.save(state, tmp_path / "w.pth")
+    before = {name: value.clone() for name, value in toy.state_dict().items()}
+    with pytest.raises(CheckpointError) as error:
+        load_weights(toy, tmp_path / "w.pth", reinit_heads=True)
+    lines = [" ".join(line.split()) for line in str(error.value).splitlines()]
+    assert lines[0].endswith("does not fit the model: 9 of its 11 entries do")
+    assert lines[1:] == [
+        "entry in the file in the model",
+        "missing in the file norm.bias [4]",
+        "other shape body.weight [4, 3, 5, 5] [4, 3, 3, 3]",
+        "unknown to the model body.extra [2]",
+    ]
+    for name, value in before.items():
+        torch.testing.assert_close(toy.state_dict()[name], value, rtol=0, atol=0)
+
+
+def test_long_tables_are_cut(toy, tmp_path):
+    torch.save({f"x{number}": torch.zeros(1) for number in range(100)}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"\.\.\. and 71 more"):
+        load_weights(toy, tmp_path / "w.pth")
+
+
+def test_other_class_count_is_refused_with_the_remedy(toy, tmp_path):
+    torch.save(other_classes(toy, 5).state_dict(), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"MODEL\.REINIT_HEADS True") as error:
+        load_weights(toy, tmp_path / "w.pth")
+    assert "roi_heads.box.predictor.cls_score.weight  [5, 4]" in str(error.value)
+
+
+def test_other_class_count_is_initialised_anew_when_asked(toy, tmp_path, caplog):
+    source = other_classes(toy, 5)
+    save_checkpoint(
+        tmp_path / "w.pth", {"model": source.state_dict(), "categories": CATEGORIES * 2}
+    )
+    fresh = toy.roi_heads["box"]["predictor"]["cls_score"].weight.detach().clone()
+    toy.categories = CATEGORIES
+    load_weights(toy, tmp_path / "w.pth", reinit_heads=True)
+    predictor = toy.roi_heads["box"]["predictor"]
+    torch.testing.assert_close(predictor["cls_score"].weight, fresh, rtol=0, atol=0)
+    bbox_weight = source.roi_heads["box"]["predictor"]["bbox_pred"].weight
+    torch.testing.assert_close(predictor["bbox_pred"].weight, bbox_weight, rtol=0, atol=0)
+    torch.testing.assert_close(toy.body.weight, source.body.weight, rtol=0, atol=0)
+    assert toy.categories == CATEGORIES
+    assert "roi_heads.box.predictor.cls_score.bias" in caplog.text
+
+
+def test_weights_without_a_config_do_not_make_a_model(toy, tmp_path):
+    torch.save(toy.state_dict(), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"w\.pth: has no config.*name the YAML file"):
+        build_model_from_checkpoint(tmp_path / "w.pth")
+
+
+def test_other_width_is_an_error_even_when_heads_may_be_new(toy, tmp_path):
+    torch.save(type(toy)(3, width=6).state_dict(), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"body\.weight") as error:
+        load_weights(toy, tmp_path / "w.pth", reinit_heads=True)
+    assert "MODEL.REINIT_HEADS" not in str(error.value)
+
+
+def test_a_checkpoint_cannot_make_its_loader_import_anything(tmp_path, tiny_config):
+    marker, extension = tmp_path / "ran", tmp_path / "extension.py"
+    extension.write_text(f"open({str(marker)!r}, 'w')\n")
+    cfg = tiny_config()
+    text = f"{cfg.dump()}\nIMPORTS: [{extension}]\n"
+    path = tmp_path / "weights.pth"
+    torch.save({"model": build_model(cfg).state_dict(), "config": text}, path)
+    build_model_from_checkpoint(path)
+    assert not marker.exists()
+    build_model_from_checkpoint(path, ["IMPORTS", str(extension)])
+    assert marker.exists()
