@@ -135,11 +135,16 @@ def _body(state: State, source: str) -> Settings:
 def _rpn(state: State) -> Settings:
     fpn = "backbone.neck.output.0.0.weight" in state
     more_convs = sum(name.startswith("rpn.head.more_convs.") for name in state) // 2
-    return {
+    settings: Settings = {
         "MODEL.RPN.NUM_CONVS": 1 + more_convs,
         "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 2000 if fpn else 12000,
         "MODEL.RPN.PRE_NMS_TOP_N_TEST": 1000 if fpn else 6000,
     }
+    if not fpn and len(state["rpn.head.cls_logits.weight"]) == 9:
+        # those of the Faster R-CNN paper, and of maskrcnn-benchmark for PASCAL VOC
+        settings["MODEL.RPN.ANCHOR_SIZES"] = [128, 256, 512]
+        settings["MODEL.RPN.POST_NMS_TOP_N_TEST"] = 300
+    return settings
 
 
 def _proposals_as_output(state: State) -> Settings:

@@ -85,6 +85,13 @@ def load_weights(model: Detector, path: str | Path, reinit_heads: bool = False) 
             )
         raise CheckpointError(message + "\n" + _table(sorted(rows)))
     model.load_state_dict({**theirs, **{name: ours[name] for name in fresh}})
+    inclusive = content.get("unstated", {}).get("MODEL.INCLUSIVE_BOXES", False)
+    if inclusive and not model.output.inclusive:
+        logger.warning(
+            "%s comes from a framework that counts pixels in another way than this model: build "
+            "it by load_config_for_weights, or with the keys that docs/migrating.md lists",
+            path,
+        )
     if fresh:
         logger.warning("%s has other classes; initialised anew: %s", path, ", ".join(fresh))
     elif content["categories"]:

@@ -717,6 +717,29 @@ def test_file_of_maskrcnn_benchmark_follows_its_weights(tmp_path):
     assert (cfg.MODEL.RPN.ANCHOR_ROUNDING, cfg.MODEL.INCLUSIVE_BOXES) == ("none", True)
 
 
+def test_weights_in_a_model_that_counts_otherwise_are_a_warning(tmp_path, caplog):
+    torch.save(maskrcnn_benchmark(), tmp_path / "w.pth")
+    options = ["MODEL.DEVICE", "cpu", "MODEL.INCLUSIVE_BOXES", False]
+    build_model_from_checkpoint(tmp_path / "w.pth", options)
+    assert "counts pixels in another way" in caplog.text
+    caplog.clear()
+    build_model_from_checkpoint(tmp_path / "w.pth", options[:2])
+    assert not caplog.text
+
+
+def test_nine_anchors_of_a_c4_model():
+    state = maskrcnn_benchmark(fpn=False)
+    for name in state:
+        for layer, kept in (("rpn.head.cls_logits", 9), ("rpn.head.bbox_pred", 36)):
+            if layer in name:
+                state[name] = state[name][:kept]
+    settings = convert(state, "maskrcnn-benchmark").settings
+    assert settings["MODEL.RPN.ANCHOR_SIZES"] == [128, 256, 512]
+    assert settings["MODEL.RPN.POST_NMS_TOP_N_TEST"] == 300
+    five = convert(maskrcnn_benchmark(fpn=False), "maskrcnn-benchmark").settings
+    assert "MODEL.RPN.ANCHOR_SIZES" not in five
+
+
 def test_file_does_not_follow_other_weights(tiny_config, tmp_path):
     (tmp_path / "d2.yaml").write_text(_without(tiny_config(), UNSTATED))
     torch.save(detectron2(), tmp_path / "w.pth")
