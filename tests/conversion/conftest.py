@@ -1,4 +1,4 @@
-"""The comparisons with other frameworks are in fidelity.py, beside the tests."""
+"""The tests share their comparisons with fidelity.py, which writes the page of results."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fidelity import GOLDEN, Golden, compare
+from differences import compare
+from recordings import GOLDEN, Golden
 
 
 @pytest.mark.parametrize("name", GOLDEN)

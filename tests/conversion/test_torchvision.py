@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fidelity import (
+from recordings import load_recipe
+from torchvision_models import (
     TORCHVISION,
     compare_step,
     compare_torchvision,
-    load_recipe,
     predictor_of,
     torchvision_model,
     training_batch,
