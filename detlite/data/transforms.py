@@ -45,9 +45,18 @@ def get_size(
             min_size = round(max_size * short / long)
         height, width = (max(1, min_size * side // short) for side in size)
         return height, width
-    scale = min(min_size / min(size), max_size / max(size))
-    up = 0.0 if resize == "interpolate" else 0.5
-    height, width = (max(1, int(side * scale + up)) for side in size)
+    if resize == "interpolate":
+        scale = min(min_size / min(size), max_size / max(size))
+        height, width = (max(1, int(side * scale)) for side in size)
+        return height, width
+    # In these steps: where a side falls halfway between two pixels, as that of 88 x 44 does, the
+    # last bit decides.
+    short = min(size)
+    sides = [min_size if side == short else min_size / short * side for side in size]
+    if max(sides) > max_size:
+        shrink = max_size / max(sides)
+        sides = [side * shrink for side in sides]
+    height, width = (max(1, int(side + 0.5)) for side in sides)
     return height, width
 
 

@@ -28,6 +28,10 @@ from detlite.data.transforms import (
         ((300, 900), (444, 1333)),  # the long side decides
         ((800, 800), (800, 800)),
         ((1, 5000), (1, 1333)),
+        # halfway between two pixels: 666.5, of which the last bit is the framework's
+        ((320, 640), (667, 1333)),
+        ((44, 88), (666, 1333)),
+        ((161, 434), (495, 1333)),
     ],
 )
 def test_get_size(size, wanted):
