@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..modeling.retinanet import RetinaNet
 from .coco_categories import categories_for
+from .detectron2_zoo import pixel_settings
 from .dialects import Settings
 from .layout import (
     add_statistics,
@@ -125,6 +126,8 @@ def convert(content: Any, source: str) -> Converted:
         background_first(state)
         ratios_slowest(state)
     settings = settings_for(state, source)
+    if source == "detectron2":
+        settings |= pixel_settings(entries)
     if settings.get("MODEL.RETINANET.LOSS_NORMALIZER") == "moving":
         state["moving_foreground"] = torch.tensor(RetinaNet.START)  # it is not in their files
     kind = "RETINANET" if retinanet else "ROI_BOX_HEAD"

@@ -16,6 +16,8 @@ DROPPED = re.compile(
     # Detectron keeps what a file that it started from held: biases under a norm. Its last
     # enlargement of keypoints is an interpolation written as a convolution.
     r"|^(conv1|res\d_\d+_branch\d[abc]?)_b$|^kps_score_[wb]$"
+    # What a panoptic model of detectron2 has beside its instances.
+    r"|^sem_seg_head\."
 )
 
 _STAGES = [(rf"\.layer{n}\.", f".res{n + 1}.") for n in range(1, 5)] + [
@@ -89,8 +91,11 @@ DETECTRON2: Rules = [
     (r"\.conv2_offset\.", ".conv2.offset."),
     (r"\.shortcut\.weight$", ".downsample.0.weight"),
     (r"\.shortcut\.norm\.", ".downsample.1."),
-    (r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.conv\d)\.norm\.", r"\1.1."),
-    (r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.conv\d)\.(weight|bias)$", r"\1.0.\2"),
+    (r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.(?:\d\.)?conv\d)\.norm\.", r"\1.1."),
+    (
+        r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.(?:\d\.)?conv\d)\.(weight|bias)$",
+        r"\1.0.\2",
+    ),
     *(
         (rf"^roi_heads\.box_head\.conv{n}\.", f"roi_heads.box.feature_extractor.convs.{n - 1}.")
         for n in range(1, 9)
@@ -103,10 +108,18 @@ DETECTRON2: Rules = [
     (r"^proposal_generator\.rpn_head\.", "rpn.head."),
     (r"^rpn\.head\.objectness_logits\.", "rpn.head.cls_logits."),
     (r"^rpn\.head\.anchor_deltas\.", "rpn.head.bbox_pred."),
+    # several convolutions are numbered
+    (r"^rpn\.head\.conv\.conv0\.", "rpn.head.conv."),
+    *((rf"^rpn\.head\.conv\.conv{n}\.", f"rpn.head.more_convs.{n - 1}.") for n in range(1, 4)),
     # the stages of a cascade are numbered
     (r"^roi_heads\.box_predictor\.(\d)\.", r"roi_heads.box.\1.predictor."),
     (r"^roi_heads\.box_head\.(\d)\.fc1\.", r"roi_heads.box.\1.feature_extractor.fc6."),
     (r"^roi_heads\.box_head\.(\d)\.fc2\.", r"roi_heads.box.\1.feature_extractor.fc7."),
+    *(
+        (rf"^roi_heads\.box_head\.(\d)\.conv{n}\.",
+         rf"roi_heads.box.\1.feature_extractor.convs.{n - 1}.")
+        for n in range(1, 9)
+    ),
     (r"^roi_heads\.box_predictor\.", "roi_heads.box.predictor."),
     (r"^roi_heads\.res5\.", "roi_heads.box.feature_extractor.res5."),
     (r"^roi_heads\.box_head\.fc1\.", "roi_heads.box.feature_extractor.fc6."),

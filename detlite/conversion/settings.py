@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ..modeling.backbone.resnet import DEPTHS
+from .detectron2_zoo import unsaid_settings
 from .dialects import DIALECTS, POOLERS, RETINANET_DIALECTS, UNSTATED, Settings
 
 State = Mapping[str, Tensor]
@@ -37,14 +38,11 @@ def settings_for(state: State, source: str) -> Settings:
     if norm == "BN":
         settings["MODEL.RESNETS.BN_EPSILON"] = 1e-5
         settings["MODEL.BACKBONE.FREEZE_NORM"] = source != "torchvision"
-    if norm == "GN":
-        settings["MODEL.RESNETS.STRIDE_IN_1X1"] = False  # as all were trained
-    grouped = settings["MODEL.RESNETS.NUM_GROUPS"] > 1
-    if grouped:
-        # ResNeXt was never trained with the stride in its 1x1.
+    if norm == "GN" or settings["MODEL.RESNETS.NUM_GROUPS"] > 1:
+        # Neither group norm nor ResNeXt was ever trained with the stride in its 1x1.
         settings["MODEL.RESNETS.STRIDE_IN_1X1"] = False
-        if source == "detectron2":
-            settings["INPUT.PIXEL_STD"] = [57.375, 57.12, 58.395]
+    if source == "detectron2":
+        settings |= unsaid_settings(settings)
     return settings
 
 

@@ -110,7 +110,6 @@ def detectron2(depth: int = 50, fpn: bool = True, groups: int = 1) -> State:
     out.layer("roi_heads.box_predictor.bbox_pred", 4 * (CLASSES - 1), last)
     out.layer("roi_heads.mask_head.deconv", PYRAMID if fpn else last, PYRAMID, 2, 2)
     out.layer("roi_heads.mask_head.predictor", CLASSES - 1, PYRAMID, 1, 1)
-    out.state["pixel_mean"] = torch.zeros(3, 1, 1)
     return out.state
 
 
@@ -172,6 +171,32 @@ def cascade() -> State:
         out.layer(f"roi_heads.box_predictor.{stage}.cls_score", CLASSES, DIM)
         out.layer(f"roi_heads.box_predictor.{stage}.bbox_pred", 4, DIM)
     return state | out.state
+
+
+def cascade_of_convolutions() -> State:
+    """As in cascade_mask_rcnn_X_152_32x8d_FPN_IN5k_gn_dconv: 4conv1fc box heads in a cascade."""
+    state = {n: v for n, v in cascade().items() if ".fc2." not in n}
+    out = Writer(lambda: "", lambda: "")
+    for stage, number in product(range(3), range(1, 5)):
+        out.layer(f"roi_heads.box_head.{stage}.conv{number}", PYRAMID, PYRAMID, 3, 3)
+    return state | out.state
+
+
+def long_rpn() -> State:
+    """As in new_baselines/mask_rcnn_R_50_FPN_100ep_LSJ: two convolutions in the RPN."""
+    state = {n: v for n, v in detectron2().items() if ".rpn_head.conv." not in n}
+    out = Writer(lambda: "", lambda: "")
+    for number in range(2):
+        out.layer(f"proposal_generator.rpn_head.conv.conv{number}", PYRAMID, PYRAMID, 3, 3)
+    return state | out.state
+
+
+def panoptic() -> State:
+    """panoptic_fpn_R_50: a Mask R-CNN, and a head that is not taken over."""
+    out = Writer(lambda: "", lambda: "")
+    out.layer("sem_seg_head.p2.0", PYRAMID, PYRAMID, 3, 3)
+    out.layer("sem_seg_head.predictor", 54, PYRAMID, 1, 1)
+    return detectron2() | out.state
 
 
 def test_dilated_c5():
@@ -384,6 +409,9 @@ FILES = {
     "d2 ResNeXt": (lambda: detectron2(101, groups=2), "detectron2", "R-101-FPN"),
     "d2 DC5": (dilated, "detectron2", "R-50-C5"),
     "d2 cascade": (cascade, "detectron2", "R-50-FPN"),
+    "d2 cascade of convolutions": (cascade_of_convolutions, "detectron2", "R-50-FPN"),
+    "d2 long RPN": (long_rpn, "detectron2", "R-50-FPN"),
+    "d2 panoptic": (panoptic, "detectron2", "R-50-FPN"),
     "d2 C4": (lambda: detectron2(fpn=False), "detectron2", "R-50-C4"),
     "mrb FPN": (maskrcnn_benchmark, "maskrcnn-benchmark", "R-50-FPN"),
     "mrb C4": (lambda: maskrcnn_benchmark(False), "maskrcnn-benchmark", "R-50-C4"),
@@ -415,6 +443,16 @@ def test_resnext_has_its_stride_in_the_3x3_and_its_own_scale():
     assert settings["MODEL.RESNETS.WIDTH_PER_GROUP"] == RES2 // 4
     assert settings["MODEL.RESNETS.STRIDE_IN_1X1"] is False
     assert settings["INPUT.PIXEL_STD"] == [57.375, 57.12, 58.395]
+
+
+def test_pixels_that_a_file_keeps():
+    kept = {
+        "pixel_mean": torch.tensor([100.0, 110.5, 120.25]).view(3, 1, 1),
+        "pixel_std": torch.tensor([50.0, 51.0, 52.0]).view(3, 1, 1),
+    }
+    settings = convert(detectron2() | kept, "detectron2").settings
+    assert settings["INPUT.PIXEL_MEAN"] == [100.0, 110.5, 120.25]
+    assert settings["INPUT.PIXEL_STD"] == [50.0, 51.0, 52.0]
 
 
 def deformable(state: State, source: str) -> State:

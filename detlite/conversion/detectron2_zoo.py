@@ -1,0 +1,59 @@
+"""How the published models of detectron2 differ where the entries of their files do not say it.
+
+Facts from its configs/ and MODEL_ZOO.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .dialects import Settings
+
+# Classes of LVIS 0.5 and 1.0 with background: so many that each scores low.
+_LVIS = (1231, 1204)
+
+
+def unsaid_settings(settings: Settings) -> Settings:
+    """What a model needs beyond the settings that follow from its entries."""
+    found: Settings = {}
+    # Batch norm that was trained along. Models with a longer RPN head came later, by other configs.
+    trained_norm = (
+        "BN" in settings.get("MODEL.FPN.NORM", "") and settings.get("MODEL.RPN.NUM_CONVS", 1) == 1
+    )
+    from_scratch = trained_norm and settings["MODEL.RESNETS.NORM"] == "BN"
+    depth_101 = settings["MODEL.BACKBONE.CONV_BODY"].startswith("R-101-")
+    resnext_101 = depth_101 and settings["MODEL.RESNETS.NUM_GROUPS"] > 1
+    if trained_norm:
+        found["MODEL.RESNETS.STRIDE_IN_1X1"] = False
+    if from_scratch or resnext_101:
+        # elsewhere the first convolution has taken the division up
+        found["INPUT.PIXEL_STD"] = [57.375, 57.12, 58.395]
+    if settings.get("MODEL.ROI_BOX_HEAD.NUM_CLASSES") in _LVIS:
+        found["MODEL.ROI_HEADS.SCORE_THRESH"] = 1e-4
+        found["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] = 300
+    return found
+
+
+def pixel_settings(entries: Mapping[str, Any]) -> Settings:
+    """INPUT's keys from the mean and deviation that some files hold.
+
+    Args:
+        entries: by detectron2's names; `pixel_mean` and `pixel_std` [3, 1, 1] count, in 0..255.
+    """
+    if not {"pixel_mean", "pixel_std"} <= entries.keys():
+        return {}
+    mean, std = (
+        # the shortest decimals that are the same float32
+        [float(str(value)) for value in np.asarray(entries[name], np.float32).flatten()]
+        for name in ("pixel_mean", "pixel_std")
+    )
+    if mean[0] <= mean[-1]:  # pictures have more red than blue
+        return {"INPUT.PIXEL_MEAN": mean, "INPUT.PIXEL_STD": std}
+    return {
+        "INPUT.TO_BGR255": False,
+        "INPUT.PIXEL_MEAN": [value / 255 for value in mean],
+        "INPUT.PIXEL_STD": [value / 255 for value in std],
+    }

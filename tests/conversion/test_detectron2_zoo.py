@@ -1,0 +1,104 @@
+"""How published models of detectron2 differ where their entries do not say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from yacs.config import CfgNode
+
+from detlite.conversion.detectron2_zoo import pixel_settings
+from detlite.conversion.dialects import Settings
+from detlite.conversion.settings import settings_for
+from detlite.modeling.inputs import InputNormalizer
+from detlite.modeling.rcnn import build_model
+
+DIVIDED = [57.375, 57.12, 58.395]
+
+
+@pytest.fixture
+def found(tiny_config: Callable[..., CfgNode]) -> Callable[..., Settings]:
+    """`found(*opts)`: the settings of a file of detectron2 that holds such a model."""
+
+    def settings(*opts: Any) -> Settings:
+        state = build_model(tiny_config(*opts)).state_dict()
+        return settings_for(state, "detectron2")
+
+    return settings
+
+
+def _resnext(depth: int) -> list[Any]:
+    return [
+        "MODEL.BACKBONE.CONV_BODY", f"R-{depth}-FPN", "MODEL.RESNETS.NORM", "FrozenBN",
+        "MODEL.RESNETS.NUM_GROUPS", 4, "MODEL.RESNETS.WIDTH_PER_GROUP", 2,
+    ]  # fmt: skip
+
+
+def test_only_resnext_101_divides_pixels(found):
+    settings = found(*_resnext(101))
+    assert settings["INPUT.PIXEL_STD"] == DIVIDED
+    assert settings["MODEL.RESNETS.STRIDE_IN_1X1"] is False
+    # that of 152 layers began with weights that had taken the division up
+    settings = found(*_resnext(152))
+    assert "INPUT.PIXEL_STD" not in settings
+    assert settings["MODEL.RESNETS.STRIDE_IN_1X1"] is False
+
+
+@pytest.mark.parametrize(
+    ("body", "pyramid", "convs", "stride_in_1x1", "divided"),
+    [
+        ("FrozenBN", "", 1, None, False),
+        ("FrozenBN", "BN", 1, False, False),  # mask_rcnn_R_50_FPN_3x_syncbn
+        ("BN", "BN", 1, False, True),  # scratch_mask_rcnn_R_50_FPN_9x_syncbn
+        ("BN", "BN", 2, None, False),  # mask_rcnn_R_50_FPN_100ep_LSJ
+        ("GN", "GN", 1, False, False),  # mask_rcnn_R_50_FPN_3x_gn
+    ],
+)
+def test_norms_tell_models_apart(found, body, pyramid, convs, stride_in_1x1, divided):
+    settings = found(
+        "MODEL.RESNETS.NORM", body, "MODEL.FPN.NORM", pyramid, "MODEL.RPN.NUM_CONVS", convs
+    )  # fmt: skip
+    assert settings.get("MODEL.RESNETS.STRIDE_IN_1X1") is stride_in_1x1
+    assert ("INPUT.PIXEL_STD" in settings) == divided
+
+
+@pytest.mark.parametrize(
+    ("classes", "thresh", "count"), [(1231, 1e-4, 300), (1204, 1e-4, 300), (81, None, None)]
+)
+def test_many_classes_score_low(found, classes, thresh, count):
+    settings = found("MODEL.ROI_BOX_HEAD.NUM_CLASSES", classes)
+    assert settings.get("MODEL.ROI_HEADS.SCORE_THRESH") == thresh
+    assert settings.get("MODEL.ROI_HEADS.DETECTIONS_PER_IMG") == count
+
+
+def _kept(mean: list[float], std: list[float]) -> dict[str, Tensor]:
+    return {
+        name: torch.tensor(values).view(3, 1, 1)
+        for name, values in (("pixel_mean", mean), ("pixel_std", std))
+    }
+
+
+def test_pixels_of_a_file():
+    kept = _kept([103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
+    assert pixel_settings(kept) == {
+        "INPUT.PIXEL_MEAN": [103.53, 116.28, 123.675],
+        "INPUT.PIXEL_STD": [1.0, 1.0, 1.0],
+    }
+    assert pixel_settings({"pixel_mean": kept["pixel_mean"]}) == {}
+
+
+def test_pixels_of_a_file_in_rgb():
+    kept = _kept([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+    settings = pixel_settings({name: value.numpy() for name, value in kept.items()})
+    normalizer = InputNormalizer(
+        settings["INPUT.PIXEL_MEAN"],
+        settings["INPUT.PIXEL_STD"],
+        bgr255=settings["INPUT.TO_BGR255"],
+        divisibility=1,
+    )
+    image = torch.randint(0, 256, (3, 4, 5), dtype=torch.uint8)
+    wanted = (image.float() - kept["pixel_mean"]) / kept["pixel_std"]
+    torch.testing.assert_close(normalizer([image]).tensor[0], wanted, atol=1e-5, rtol=0)
