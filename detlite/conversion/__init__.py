@@ -10,6 +10,7 @@ from .convert import (
     source_of,
     to_torchvision,
 )
+from .detectron2_zoo import named_settings
 from .pickles import RefusedPickleError, read_pickle
 from .published import weight_file
 
@@ -21,6 +22,7 @@ __all__ = [
     "convert",
     "convert_timm",
     "is_classifier",
+    "named_settings",
     "read_pickle",
     "source_of",
     "to_torchvision",

@@ -12,7 +12,7 @@ import yaml
 from torch import Tensor
 
 from ..modeling.retinanet import RetinaNet
-from .coco_categories import categories_for
+from .categories import categories_for
 from .detectron2_zoo import pixel_settings
 from .dialects import Settings
 from .layout import (
@@ -116,6 +116,11 @@ def convert(content: Any, source: str) -> Converted:
     state = from_level_0(state)
     if is_rpn_only(state):
         needed_parts = _NEEDED_RPN
+    elif not retinanet and not any(name.startswith("rpn.") for name in state):
+        raise ValueError(
+            f"looks like {source}'s Fast R-CNN: it proposes no regions, and no model here takes "
+            "them from elsewhere"
+        )
     for needed in _NEEDED + needed_parts:
         # the heads of a cascade are numbered
         if needed not in state and needed.replace("box.", "box.0.") not in state:

@@ -5,7 +5,9 @@ Facts from its configs/ and MODEL_ZOO.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,44 @@ from .dialects import Settings
 
 # Classes of LVIS 0.5 and 1.0 with background: so many that each scores low.
 _LVIS = (1231, 1204)
+
+# Of ImageNet's pixels. Elsewhere the first convolution has taken the division up.
+_PIXEL_STD = (57.375, 57.12, 58.395)
+
+# Models whose entries are those of another: the names of their configs, or of their files.
+_NAMED: list[tuple[str, Settings]] = [
+    (
+        r"scratch_mask_rcnn_R_50_FPN_9x_|model_final_(da7b4c|5ce33e)\.",
+        {"INPUT.PIXEL_STD": list(_PIXEL_STD)},
+    ),
+    (
+        r"Cityscapes/mask_rcnn_R_50_FPN|model_final_af9cf5\.",
+        {"INPUT.MIN_SIZE_TEST": 1024, "INPUT.MAX_SIZE_TEST": 2048},
+    ),
+    (
+        r"Detectron1-Comparisons/|_noaug_1x|model_final_(7ab50c|62ca52|cce136)\.",
+        {
+            "MODEL.RPN.SMOOTH_L1_BETA": 0.1111,
+            "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 1.0,
+            **{
+                f"MODEL.ROI_{head}_HEAD.{key}": value
+                for head in ("BOX", "MASK", "KEYPOINT")
+                for key, value in (("POOLER_TYPE", "ROIAlign"), ("POOLER_SAMPLING_RATIO", 2))
+            },
+        },
+    ),
+]
+
+
+def named_settings(path: str | Path) -> Settings:
+    """What a model needs that only its name tells: the path of its file as it was published."""
+    name = Path(path).as_posix()
+    return {
+        key: value
+        for pattern, settings in _NAMED
+        if re.search(pattern, name)
+        for key, value in settings.items()
+    }
 
 
 def unsaid_settings(settings: Settings) -> Settings:
@@ -29,8 +69,7 @@ def unsaid_settings(settings: Settings) -> Settings:
     if trained_norm:
         found["MODEL.RESNETS.STRIDE_IN_1X1"] = False
     if from_scratch or resnext_101:
-        # elsewhere the first convolution has taken the division up
-        found["INPUT.PIXEL_STD"] = [57.375, 57.12, 58.395]
+        found["INPUT.PIXEL_STD"] = list(_PIXEL_STD)
     if settings.get("MODEL.ROI_BOX_HEAD.NUM_CLASSES") in _LVIS:
         found["MODEL.ROI_HEADS.SCORE_THRESH"] = 1e-4
         found["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] = 300

@@ -27,6 +27,7 @@ from ..conversion import (
     convert,
     convert_timm,
     is_classifier,
+    named_settings,
     read_pickle,
     source_of,
 )
@@ -90,6 +91,8 @@ def read_checkpoint(
             "backbone_only": converted.backbone_only,
         }
         if converted.settings:
+            if source == "detectron2":
+                converted.settings.update(named_settings(path))
             content["config"] = converted.config_text()
         return content
     if isinstance(content, dict) and "model" not in content:

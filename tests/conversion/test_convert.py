@@ -17,7 +17,7 @@ from yacs.config import CfgNode
 
 from detlite.config import load_config
 from detlite.conversion import convert, source_of, to_torchvision
-from detlite.conversion.coco_categories import categories_for
+from detlite.conversion.categories import categories_for
 from detlite.conversion.names import TO_TORCHVISION, rename
 from detlite.engine.checkpoint import CheckpointError, read_checkpoint
 from detlite.engine.weights import (
@@ -623,6 +623,9 @@ def test_what_cannot_be_converted(tmp_path):
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"w\.pth: looks like detectron2's, but .*cls_score"):
         read_checkpoint(tmp_path / "w.pth")
+    fast = {n: v for n, v in detectron2().items() if "proposal_generator." not in n}
+    with pytest.raises(ValueError, match="detectron2's Fast R-CNN: it proposes no regions"):
+        convert(fast, "detectron2")
     short = {n: v for n, v in detectron2().items() if ".res3.3." not in n}
     with pytest.raises(ValueError, match=r"\[3, 3, 6, 3\] blocks"):
         convert(short, "detectron2")
@@ -642,6 +645,7 @@ def test_categories_follow_from_their_number():
     assert [c["id"] for c in categories_for(81)][10:13] == [11, 13, 14]
     assert categories_for(91)[11] == {"id": 12, "name": "N/A"}
     assert categories_for(91)[89] == {"id": 90, "name": "toothbrush"}
+    assert categories_for(21)[19] == {"id": 20, "name": "tvmonitor"}
     (person,) = categories_for(2, keypoints=True)
     assert (person["id"], person["name"]) == (1, "person")
     assert person["keypoints"][:3] == ["nose", "left_eye", "right_eye"]

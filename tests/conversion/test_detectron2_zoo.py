@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.conversion.detectron2_zoo import pixel_settings
+from detlite.conversion.detectron2_zoo import named_settings, pixel_settings
 from detlite.conversion.dialects import Settings
 from detlite.conversion.settings import settings_for
+from detlite.engine.checkpoint import read_checkpoint
 from detlite.modeling.inputs import InputNormalizer
 from detlite.modeling.rcnn import build_model
 
@@ -72,6 +75,35 @@ def test_many_classes_score_low(found, classes, thresh, count):
     settings = found("MODEL.ROI_BOX_HEAD.NUM_CLASSES", classes)
     assert settings.get("MODEL.ROI_HEADS.SCORE_THRESH") == thresh
     assert settings.get("MODEL.ROI_HEADS.DETECTIONS_PER_IMG") == count
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "value"),
+    [
+        ("weights/model_final_da7b4c.pkl", "INPUT.PIXEL_STD", DIVIDED),
+        ("Misc/scratch_mask_rcnn_R_50_FPN_9x_gn/183808979/x.pkl", "INPUT.PIXEL_STD", DIVIDED),
+        ("Misc/scratch_mask_rcnn_R_50_FPN_3x_gn/138602908/x.pkl", "INPUT.PIXEL_STD", None),
+        ("a/model_final_af9cf5.pkl", "INPUT.MIN_SIZE_TEST", 1024),
+        ("Cityscapes/mask_rcnn_R_50_FPN/142423278/x.pkl", "INPUT.MAX_SIZE_TEST", 2048),
+        ("mask_rcnn_R_50_FPN_noaug_1x.pkl", "MODEL.ROI_MASK_HEAD.POOLER_TYPE", "ROIAlign"),
+        ("model_final_cce136.pkl", "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO", 2),
+        ("model_final_f10217.pkl", "MODEL.ROI_BOX_HEAD.POOLER_TYPE", None),
+    ],
+)
+def test_names_of_published_files(path, key, value):
+    assert named_settings(path).get(key) == value
+
+
+def test_a_file_by_its_published_name(tiny_config, tmp_path):
+    model = build_model(tiny_config("MODEL.RESNETS.NORM", "FrozenBN"))
+    state = {
+        re.sub(r"^backbone\.body\.", "backbone.bottom_up.", name): value
+        for name, value in model.state_dict().items()
+    }
+    for name, sampling in (("model_final_62ca52.pth", 2), ("model_final_f10217.pth", 0)):
+        torch.save({"model": state}, tmp_path / name)
+        config = yaml.safe_load(read_checkpoint(tmp_path / name)["config"])
+        assert config["MODEL"]["ROI_BOX_HEAD"]["POOLER_SAMPLING_RATIO"] == sampling
 
 
 def _kept(mean: list[float], std: list[float]) -> dict[str, Tensor]:

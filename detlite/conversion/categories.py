@@ -1,9 +1,12 @@
-"""The 80 categories of COCO (https://cocodataset.org), whose ids run to 90 with gaps."""
+"""What the labels of published models mean: COCO's and PASCAL VOC's categories."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..data.pascal_voc import CATEGORIES as VOC
+
+# Of COCO (https://cocodataset.org) by id; its 80 categories leave gaps.
 _NAMES = """\
 person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light,
 fire hydrant, , stop sign, parking meter, bench, bird, cat, dog, horse, sheep,
@@ -24,7 +27,8 @@ def categories_for(num_classes: int, keypoints: bool = False) -> list[dict[str, 
 
     Args:
         num_classes: classes with background. 81 are COCO's categories; 91 its ids, where those of
-            the gaps are called "N/A", as torchvision counts them; of others nothing is known.
+            the gaps are called "N/A", as torchvision counts them; 21 are PASCAL VOC's; of others
+            nothing is known.
         keypoints: the model predicts keypoints: its one category is the person.
 
     Returns:
@@ -37,6 +41,8 @@ def categories_for(num_classes: int, keypoints: bool = False) -> list[dict[str, 
         return [{**category, "name": category["name"] or "N/A"} for category in ids]
     if num_classes == 81:
         return [category for category in ids if category["name"]]
+    if num_classes == len(VOC) + 1:
+        return [{"id": label, "name": name} for label, name in enumerate(VOC, start=1)]
     if num_classes == 2 and keypoints:
         return [{**ids[0], "keypoints": _KEYPOINTS}]
     return [{"id": label, "name": f"class {label}"} for label in range(1, num_classes)]
