@@ -84,6 +84,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         train=train,
         masks=cfg.MODEL.MASK_ON,
         keypoints=cfg.MODEL.KEYPOINT_ON,
+        min_keypoints=cfg.DATASETS.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
         skip_bad=cfg.DATASETS.ON_BAD_ANNOTATION == "skip",
     )
 

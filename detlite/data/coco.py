@@ -47,6 +47,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         masks: every annotation must have a segmentation. It is decoded in training only:
             evaluation compares with `coco_gt()`.
         keypoints: every annotation must have keypoints, and a category name them.
+        min_keypoints: leave out images with fewer labelled keypoints, too, if `train`.
         skip_bad: log, count and leave out bad annotations and pictures, instead of an error.
 
     Raises:
@@ -64,6 +65,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         train: bool = False,
         masks: bool = True,
         keypoints: bool = False,
+        min_keypoints: int = 0,
         skip_bad: bool = False,
     ) -> None:
         self.name = name or annotations.stem
@@ -91,10 +93,11 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         kept = [
             row
             for row in content["images"]
-            if row["id"] not in broken and (usable[row["id"]] or not train)
+            if row["id"] not in broken and (not train or _teaches(usable[row["id"]], min_keypoints))
         ]
         if not kept:
-            raise DataError(f"{annotations}: no image has a usable annotation to train on")
+            needed = f" and {min_keypoints} keypoints" if min_keypoints else ""
+            raise DataError(f"{annotations}: no image has a usable annotation{needed} to train on")
         self.image_ids: list[int] = [row["id"] for row in kept]
         self._file_names: list[str] = [row["file_name"] for row in kept]
         self._sizes = [(row["height"], row["width"]) for row in kept]
@@ -205,9 +208,18 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         keypoints = None
         if self.keypoint_names:
             points = [row["keypoints"] for row in annotations]
-            keypoints = np.array(points, np.float32).reshape(len(points), -1, 3)
+            shape = (len(points), len(self.keypoint_names), 3)
+            keypoints = np.array(points, np.float32).reshape(shape)
             keypoints[..., :2] += PIXEL_CENTRE
         return pickle.dumps((boxes, labels, segmentations, keypoints), protocol=5)
+
+
+def _teaches(annotations: list[dict[str, Any]], min_keypoints: int) -> bool:
+    """Whether an image with these annotations has anything to train on."""
+    if min_keypoints == 0:
+        return bool(annotations)
+    labelled = sum(v > 0 for row in annotations for v in row["keypoints"][2::3])
+    return labelled >= min_keypoints
 
 
 def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:

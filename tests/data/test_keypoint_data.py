@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from detlite.data import CocoDataset, DataError
+from detlite.data import CocoDataset, DataError, build_dataset
 from detlite.data.transforms import DetectionTransform, RandomShortestSize
 from detlite.evaluation import to_coco_results
 from detlite.structures.output import OutputRules
@@ -33,9 +33,39 @@ def test_keypoints_are_pixel_centres(keypoint_content, write_set):
     assert target["keypoints"][0].tolist() == [[6.5, 8.5, 2], [5.5, 7.5, 1], [0.5, 0.5, 0]]
 
 
+def test_an_image_without_objects_is_evaluated(keypoint_content, write_set):
+    dataset = CocoDataset(*write_set(keypoint_content), keypoints=True)
+    _, target = dataset[dataset.image_ids.index(12)]
+    assert target["keypoints"].shape == (0, 3, 3)
+
+
 def test_without_a_keypoint_head_categories_are_plain(keypoint_content, write_set):
     dataset = CocoDataset(*write_set(keypoint_content), train=True)
     assert {tuple(category) for category in dataset.categories} == {("id", "name")}
+
+
+@pytest.mark.parametrize(("least", "kept"), [(0, [10, 11]), (2, [10, 11]), (3, [10]), (4, [10])])
+def test_images_with_few_keypoints_do_not_train(keypoint_content, write_set, least, kept):
+    files = write_set(keypoint_content)  # two labelled keypoints an object, and two objects in 10
+    dataset = CocoDataset(*files, train=True, keypoints=True, min_keypoints=least)
+    assert dataset.image_ids == kept
+    evaluated = CocoDataset(*files, keypoints=True, min_keypoints=least)
+    assert evaluated.image_ids == [10, 11, 12, 13]
+
+
+def test_no_image_with_as_many_keypoints(keypoint_content, write_set):
+    files = write_set(keypoint_content)
+    with pytest.raises(DataError, match="no image has a usable annotation and 5 keypoints"):
+        CocoDataset(*files, train=True, keypoints=True, min_keypoints=5)
+
+
+def test_the_config_says_how_many_keypoints_train(keypoint_content, write_set, small_cfg):
+    write_set(keypoint_content, "few")
+    entry = {"name": "few", "annotations": "few/annotations.json", "images": "few/images"}
+    few = ["DATASETS.CATALOG", [entry], "DATASETS.MIN_KEYPOINTS_PER_IMAGE", 3]
+    points = ["MODEL.KEYPOINT_ON", True]
+    assert build_dataset(small_cfg(*few, *points), "few", train=True).image_ids == [10]
+    assert build_dataset(small_cfg(*few), "few", train=True).image_ids == [10, 11]
 
 
 @pytest.mark.parametrize(

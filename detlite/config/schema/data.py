@@ -51,6 +51,13 @@ KEYS = (
         "bad annotations: stop, or log, count and skip",
         one_of("error", "skip"),
     ),
+    Key(
+        "DATASETS.MIN_KEYPOINTS_PER_IMAGE",
+        0,
+        "training leaves out images with fewer labelled keypoints (maskrcnn-benchmark: 10, "
+        "detectron2: 1)",
+        not_negative,
+    ),
     Key("DATALOADER.NUM_WORKERS", 4, "loader processes; 0: load in the main process", not_negative),
     Key("DATALOADER.SIZE_DIVISIBILITY", 0, "batches are padded to a multiple of it", not_negative),
     Key("DATALOADER.ASPECT_RATIO_GROUPING", True, "batches of only wide or only tall images"),
