@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from yacs.config import CfgNode
 
 from .data.coco import keypoint_names
 from .data.images import read_image
@@ -78,9 +79,8 @@ class Predictor:
             names = keypoint_names(self.categories)
             self.augmented = AugmentedDetector(self.model, views, resize, names)
 
-    @classmethod
+    @staticmethod
     def from_checkpoint(
-        cls,
         path: str | Path,
         opts: Sequence[Any] = (),
         score_thresh: float = 0.0,
@@ -101,16 +101,7 @@ class Predictor:
             ConfigError: an override that cannot be used.
         """
         cfg, model = build_model_from_checkpoint(path, opts, config)
-        sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
-        return cls(
-            model,
-            *sizes,
-            score_thresh=score_thresh,
-            rle=rle,
-            dtype=cfg.DTYPE,
-            resize=cfg.INPUT.RESIZE,
-            views=build_views(cfg),
-        )
+        return build_predictor(cfg, model, score_thresh, rle)
 
     @property
     def categories(self) -> list[dict[str, Any]]:
@@ -168,6 +159,27 @@ class Predictor:
             prediction["keypoints"] = rules.keypoints(kept["keypoints"], net_size, size)
             prediction["keypoints_scores"] = kept["keypoints_scores"]
         return prediction
+
+
+def build_predictor(
+    cfg: CfgNode, model: Detector, score_thresh: float = 0.0, rle: bool = False
+) -> Predictor:
+    """The predictor that looks at pictures as evaluation does: by INPUT, DTYPE and TEST.BBOX_AUG.
+
+    Args:
+        cfg: the config that `model` was built from.
+        model, score_thresh, rle: see `Predictor`.
+    """
+    return Predictor(
+        model,
+        cfg.INPUT.MIN_SIZE_TEST,
+        cfg.INPUT.MAX_SIZE_TEST,
+        score_thresh,
+        rle,
+        dtype=cfg.DTYPE,
+        resize=cfg.INPUT.RESIZE,
+        views=build_views(cfg),
+    )
 
 
 def load_checkpoint(

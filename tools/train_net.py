@@ -30,6 +30,7 @@ from detlite.engine.metrics import METRICS_FILE, setup_logging
 from detlite.engine.seeding import seed_all
 from detlite.engine.train import NonFiniteLossError, check_output_dir, train
 from detlite.engine.weights import load_config_for_weights, load_weights
+from detlite.predictor import build_predictor
 from detlite.visualization import contact_sheet, draw_detections, plot_metrics
 
 
@@ -77,9 +78,7 @@ def run(cfg: CfgNode, resume: bool) -> None:
     if is_main():
         plot_metrics(output_dir / METRICS_FILE, output_dir / "curves.png")
         if test_sets:
-            sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
-            predictor = Predictor(model, *sizes, resize=cfg.INPUT.RESIZE)
-            draw_sheet(predictor, test_sets[0], output_dir / "detections.png")
+            draw_sheet(build_predictor(cfg, model), test_sets[0], output_dir / "detections.png")
 
 
 def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path, most: int = 12) -> None:

@@ -86,7 +86,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 '"keypoints": ["nose", "left_eye", ...]'
             )
         problems = Problems(annotations, skip_bad)
-        usable = self._usable_annotations(content, problems, masks)
+        usable, self._bad = self._usable_annotations(content, problems, masks)
         broken = self._broken_images(content["images"], problems)
         problems.finish()
 
@@ -157,13 +157,16 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
     def _usable_annotations(
         self, content: dict[str, Any], problems: Problems, masks: bool
-    ) -> dict[int, list[dict[str, Any]]]:
-        """Sound annotations that are not crowd, by image id; the unsound go to `self._bad`."""
+    ) -> tuple[dict[int, list[dict[str, Any]]], set[int]]:
+        """Sound annotations that are not crowd, by image id; and where in the file the unsound are.
+
+        By position, as their ids may be what is wrong.
+        """
         sizes = {row["id"]: (row["height"], row["width"]) for row in content["images"]}
         category_ids = {category["id"] for category in self.categories}
         usable: dict[int, list[dict[str, Any]]] = {image_id: [] for image_id in sizes}
         seen: set[int] = set()
-        self._bad: set[int] = set()  # positions in the file, as ids may be what is wrong
+        bad: set[int] = set()
         for position, annotation in enumerate(content["annotations"]):
             problem = annotation_problem(
                 annotation, sizes, category_ids, masks, len(self.keypoint_names) or None
@@ -171,14 +174,14 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             if problem is None and annotation["id"] in seen:
                 problem = "the id occurs twice"
             if problem is not None:
-                self._bad.add(position)
+                bad.add(position)
                 where = f"annotation {annotation.get('id', f'at position {position}')}"
                 problems.add(f"{where} (image {annotation.get('image_id')}): {problem}")
                 continue
             seen.add(annotation["id"])
             if not annotation.get("iscrowd", 0):
                 usable[annotation["image_id"]].append(annotation)
-        return usable
+        return usable, bad
 
     def _broken_images(self, rows: list[dict[str, Any]], problems: Problems) -> set[int]:
         if not self._folder.is_dir():

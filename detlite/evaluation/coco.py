@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,9 +20,9 @@ from pycocotools.cocoeval import COCOeval, Params
 from ..config import ConfigError
 from ..data.coco import fill_missing
 from ..data.errors import DataError
+from .results import IOU_TYPES, check_results
 
 ENGINES = ("pycocotools", "faster-coco-eval")
-IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}  # type -> its field
 Metrics = dict[str, Any]
 
 
@@ -68,7 +67,7 @@ def evaluate_coco(
     coco, evaluation = coco_engine(engine)
     metrics = {}
     for iou_type in iou_types:
-        _check_results(results, coco_gt, iou_type)
+        check_results(results, coco_gt, iou_type)
         with contextlib.redirect_stdout(io.StringIO()):  # pycocotools reports progress by print
             ground_truth = _ground_truth(coco_gt, iou_type, coco)
             evaluator = evaluation(
@@ -111,48 +110,6 @@ def keypoint_sigmas(ground_truth: COCO, given: Sequence[float] = ()) -> np.ndarr
     if given:
         return np.array(given)
     return coco if count == len(coco) else np.full(count, coco.mean())
-
-
-def _check_results(results: Sequence[dict[str, Any]], coco_gt: COCO, iou_type: str) -> None:
-    """Refuse what pycocotools would crash on or pass over in silence."""
-    field = IOU_TYPES[iou_type]
-    for number, result in enumerate(results):
-        missing = {"image_id", "category_id", "score", field} - result.keys()
-        if missing:
-            raise DataError(
-                f"result {number} has no {sorted(missing)[0]!r}, which {iou_type} needs"
-            )
-        image = coco_gt.imgs.get(result["image_id"])
-        if image is None:
-            raise DataError(
-                f"result {number}: image_id {result['image_id']!r} is not in the ground truth; "
-                "are these the results of another data set?"
-            )
-        if result["category_id"] not in coco_gt.cats:
-            raise DataError(
-                f"result {number}: category_id {result['category_id']!r} is not in the ground "
-                f"truth, whose ids are {_shorten(sorted(coco_gt.cats))}"
-            )
-        if not math.isfinite(result["score"]):
-            raise DataError(f"result {number}: the score is {result['score']}")
-        if iou_type == "segm":
-            _check_rle(result["segmentation"], image, number)
-
-
-def _check_rle(rle: Any, image: dict[str, Any], number: int) -> None:
-    if not isinstance(rle, dict) or not isinstance(rle.get("counts"), str | bytes):
-        raise DataError(f"result {number}: 'segmentation' must be a compressed RLE")
-    size = [image["height"], image["width"]]
-    if list(rle.get("size", ())) != size:
-        raise DataError(
-            f"result {number}: the mask's size is {rle.get('size')}, that of image {image['id']} "
-            f"is {size} (height, width)"
-        )
-
-
-def _shorten(ids: list[int], most: int = 10) -> str:
-    more = ", ..." if len(ids) > most else ""
-    return ", ".join(map(str, ids[:most])) + more
 
 
 def coco_engine(name: str) -> tuple[Callable[[], Any], Callable[..., Any]]:

@@ -19,7 +19,7 @@ from pycocotools.coco import COCO
 
 from ..config import ConfigError
 from ..data.errors import DataError
-from .coco import IOU_TYPES
+from .results import IOU_TYPES, check_results
 
 MAX_DETS = 300  # LVIS's own: of a picture, over all categories
 
@@ -61,10 +61,13 @@ def evaluate_lvis(
 
     Raises:
         ConfigError: the package `lvis` is not installed.
-        DataError: the ground truth lacks one of LVIS's fields, or a result's image is not in it.
+        DataError: the ground truth lacks one of LVIS's fields, or a result a field that is scored,
+            or names an unknown image or category.
     """
     lvis = lvis_package()
-    _check(coco_gt, results)
+    _check_ground_truth(coco_gt)
+    for iou_type in iou_types:
+        check_results(results, coco_gt, iou_type)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "truth.json"  # the package reads files only
         file.write_text(json.dumps(coco_gt.dataset))
@@ -72,7 +75,7 @@ def evaluate_lvis(
         return {kind: _evaluate(lvis, str(file), results, kind) for kind in iou_types}
 
 
-def _check(coco_gt: COCO, results: Sequence[dict[str, Any]]) -> None:
+def _check_ground_truth(coco_gt: COCO) -> None:
     for key, fields in _FIELDS.items():
         for row in coco_gt.dataset[key]:
             for field in fields:
@@ -81,12 +84,6 @@ def _check(coco_gt: COCO, results: Sequence[dict[str, Any]]) -> None:
                         f"ground truth: {key}, id {row['id']}: no {field!r}, which LVIS's "
                         "evaluation needs; if this is not an LVIS file, give its entry type coco"
                     )
-    for number, result in enumerate(results):
-        if result["image_id"] not in coco_gt.imgs:
-            raise DataError(
-                f"result {number}: image_id {result['image_id']!r} is not in the ground truth; "
-                "are these the results of another data set?"
-            )
 
 
 def _evaluate(

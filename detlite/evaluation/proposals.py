@@ -59,8 +59,7 @@ def evaluate_proposals(
 
 
 def _xyxy(boxes: list[list[float]]) -> torch.Tensor:
-    tensor = torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4)
-    return torch.cat([tensor[:, :2], tensor[:, :2] + tensor[:, 2:]], dim=1)
+    return box_ops.xywh_to_xyxy(torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4))
 
 
 def _best_overlaps(truth: torch.Tensor, boxes: torch.Tensor) -> list[float]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pycocotools.coco import COCO
 from torch import Tensor
 
 from ..data.errors import DataError
@@ -16,6 +18,8 @@ from ..structures.masks import RLE, encode_bitmap
 from ..structures.output import OutputRules
 
 Detections = dict[str, Tensor]
+
+IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}  # type -> its field
 
 BACKGROUND: dict[str, Any] = {"id": -1, "name": "background"}
 
@@ -132,3 +136,54 @@ def read_results(path: str | Path) -> list[dict[str, Any]]:
     if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
         raise DataError(f"{path}: not a COCO results file, which is a list of objects")
     return results
+
+
+def check_results(results: Sequence[dict[str, Any]], coco_gt: COCO, iou_type: str) -> None:
+    """Refuses what pycocotools would crash on or pass over in silence.
+
+    Args:
+        results: detections in COCO's results form.
+        coco_gt: the ground truth that they are about.
+        iou_type: a key of IOU_TYPES: what is scored.
+
+    Raises:
+        DataError: naming the result by its place in the list.
+    """
+    field = IOU_TYPES[iou_type]
+    for number, result in enumerate(results):
+        missing = {"image_id", "category_id", "score", field} - result.keys()
+        if missing:
+            raise DataError(
+                f"result {number} has no {sorted(missing)[0]!r}, which {iou_type} needs"
+            )
+        image = coco_gt.imgs.get(result["image_id"])
+        if image is None:
+            raise DataError(
+                f"result {number}: image_id {result['image_id']!r} is not in the ground truth; "
+                "are these the results of another data set?"
+            )
+        if result["category_id"] not in coco_gt.cats:
+            raise DataError(
+                f"result {number}: category_id {result['category_id']!r} is not in the ground "
+                f"truth, whose ids are {_shorten(sorted(coco_gt.cats))}"
+            )
+        if not math.isfinite(result["score"]):
+            raise DataError(f"result {number}: the score is {result['score']}")
+        if iou_type == "segm":
+            _check_rle(result["segmentation"], image, number)
+
+
+def _check_rle(rle: Any, image: dict[str, Any], number: int) -> None:
+    if not isinstance(rle, dict) or not isinstance(rle.get("counts"), str | bytes):
+        raise DataError(f"result {number}: 'segmentation' must be a compressed RLE")
+    size = [image["height"], image["width"]]
+    if list(rle.get("size", ())) != size:
+        raise DataError(
+            f"result {number}: the mask's size is {rle.get('size')}, that of image {image['id']} "
+            f"is {size} (height, width)"
+        )
+
+
+def _shorten(ids: list[int], most: int = 10) -> str:
+    more = ", ..." if len(ids) > most else ""
+    return ", ".join(map(str, ids[:most])) + more

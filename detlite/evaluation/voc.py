@@ -71,7 +71,7 @@ def _hits(
         best = None
         if rows:
             boxes = torch.tensor([row["bbox"] for row in (result, *rows)], dtype=torch.float64)
-            boxes = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1)
+            boxes = box_ops.xywh_to_xyxy(boxes)
             overlap = box_ops.iou(boxes[:1], boxes[1:])[0]
             if overlap.max() >= min_iou:
                 best = rows[int(overlap.argmax())]

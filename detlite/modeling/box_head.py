@@ -22,7 +22,7 @@ from .backbone.build import resnet_spec
 from .backbone.resnet import make_stage
 from .box_coder import BoxCoder
 from .box_loss import BoxLoss, build_box_loss
-from .layers import conv_block, init_normal
+from .layers import conv_block, init_normal, init_xavier
 from .norm import optional_norm
 from .pooler import build_pooler
 from .precision import at_least_float32
@@ -52,9 +52,7 @@ class FPN2MLPFeatureExtractor(nn.Module):
         self.norm6 = norm(head.MLP_HEAD_DIM) if norm else nn.Identity()
         self.norm7 = norm(head.MLP_HEAD_DIM) if norm else nn.Identity()
         for layer in (self.fc6, self.fc7):
-            nn.init.kaiming_uniform_(layer.weight, a=1)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+            init_xavier(layer)
 
     def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
         """Levels [B, C, H_l, W_l] and boxes of each image -> [R, MLP_HEAD_DIM]."""
@@ -81,8 +79,7 @@ class FPNXconv1fcFeatureExtractor(nn.Module):
         )
         self.out_channels = head.MLP_HEAD_DIM
         self.fc6 = nn.Linear(widths[-1] * head.POOLER_RESOLUTION**2, head.MLP_HEAD_DIM)
-        nn.init.kaiming_uniform_(self.fc6.weight, a=1)
-        nn.init.zeros_(self.fc6.bias)
+        init_xavier(self.fc6)
 
     def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
         """Levels [B, C, H_l, W_l] and boxes of each image -> [R, MLP_HEAD_DIM]."""

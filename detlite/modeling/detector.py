@@ -117,9 +117,8 @@ class Detector(nn.Module, ABC):
                 targets,
                 images,
                 self.num_classes,
-                "masks" in self.needs,
                 self.device,
-                need_keypoints="keypoints" in self.needs,
+                self.needs,
                 dtype=batch.tensor.dtype,
             )
             return self.losses(batch, truth)

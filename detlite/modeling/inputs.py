@@ -89,9 +89,8 @@ def prepare_targets(
     targets: Sequence[dict[str, Any]] | None,
     images: Sequence[Tensor],
     num_classes: int,
-    need_masks: bool,
     device: torch.device,
-    need_keypoints: bool = False,
+    needs: Sequence[str] = (),
     dtype: torch.dtype = torch.float32,
 ) -> list[dict[str, Any]]:
     """Checks training targets and moves them to `device`, coordinates as `dtype`.
@@ -99,6 +98,14 @@ def prepare_targets(
     Args:
         targets: for each image `boxes` float [G, 4] xyxy with positive sides, `labels` int64 [G]
             in 1..num_classes - 1 and, if needed, `masks` [G, H, W] and `keypoints` [G, P, 3].
+        images: [3, H, W] each.
+        num_classes: with background.
+        device: where the model is.
+        needs: "masks", "keypoints", both or neither: what there must be beside boxes and labels.
+        dtype: the model's.
+
+    Returns:
+        The targets, with nothing in them but what is needed.
 
     Raises:
         TypeError, ValueError: naming the image and the field that does not fit.
@@ -110,8 +117,7 @@ def prepare_targets(
     prepared = []
     for index, (target, image) in enumerate(zip(targets, images, strict=True)):
         where = f"targets[{index}]"
-        needed = ["boxes", "labels"]
-        needed += ["masks"] * need_masks + ["keypoints"] * need_keypoints
+        needed = ["boxes", "labels", *needs]
         missing = [name for name in needed if name not in target]
         if missing:
             raise ValueError(f"{where} has no {' and no '.join(missing)}")
@@ -136,7 +142,7 @@ def prepare_targets(
                 f"(NUM_CLASSES is {num_classes} with background)"
             )
         ready = {"boxes": boxes, "labels": labels}
-        if need_masks:
+        if "masks" in needs:
             masks = target["masks"]
             if masks.shape != (len(boxes), *image.shape[1:]):
                 raise ValueError(
@@ -144,7 +150,7 @@ def prepare_targets(
                     f"and image, not {list(masks.shape)}"
                 )
             ready["masks"] = masks.to(device)
-        if need_keypoints:
+        if "keypoints" in needs:
             keypoints = target["keypoints"].to(device, dtype)
             if keypoints.ndim != 3 or (len(keypoints), keypoints.shape[2]) != (len(boxes), 3):
                 raise ValueError(

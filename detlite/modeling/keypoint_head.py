@@ -19,7 +19,7 @@ from ..registry import Registry
 from ..structures import boxes as box_ops
 from ..structures.keypoints import from_heatmaps, to_heatmap_cells
 from .backbone import Backbone
-from .layers import conv_block
+from .layers import conv_block, init_he
 from .map_head import build_map_head
 from .pooler import build_pooler
 from .precision import at_least_float32
@@ -57,9 +57,7 @@ class KeypointRCNNPredictor(nn.Module):
         super().__init__()
         keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES
         self.kps_score_lowres = nn.ConvTranspose2d(in_channels, keypoints, 4, stride=2, padding=1)
-        nn.init.kaiming_normal_(self.kps_score_lowres.weight, mode="fan_out", nonlinearity="relu")
-        assert self.kps_score_lowres.bias is not None
-        nn.init.zeros_(self.kps_score_lowres.bias)
+        init_he(self.kps_score_lowres)
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, C, S, S] -> [R, P, 4 S, 4 S]."""

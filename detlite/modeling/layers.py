@@ -26,11 +26,9 @@ def conv_block(
         bias=norm is None,
     )
     if relu:
-        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+        init_he(conv)
     else:
-        nn.init.kaiming_uniform_(conv.weight, a=1)  # variance 1 / fan_in ("Xavier" of Caffe2)
-    if conv.bias is not None:
-        nn.init.zeros_(conv.bias)
+        init_xavier(conv)
     layers: list[nn.Module] = [conv]
     if norm is not None:
         layers.append(norm(out_channels))
@@ -39,8 +37,27 @@ def conv_block(
     return nn.Sequential(*layers)
 
 
-def init_normal(layer: nn.Linear | nn.Conv2d, std: float) -> None:
+Layer = nn.Linear | nn.Conv2d | nn.ConvTranspose2d
+
+
+def init_normal(layer: Layer, std: float) -> None:
     """Gaussian weights, zero bias: how prediction layers start."""
     nn.init.normal_(layer.weight, std=std)
+    _zero_bias(layer)
+
+
+def init_he(layer: Layer) -> None:
+    """Gaussian weights of variance 2 / fan-out, zero bias: for layers that a ReLU follows."""
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    _zero_bias(layer)
+
+
+def init_xavier(layer: Layer) -> None:
+    """Uniform weights of variance 1 / fan-in (what Caffe2 calls Xavier), zero bias."""
+    nn.init.kaiming_uniform_(layer.weight, a=1)
+    _zero_bias(layer)
+
+
+def _zero_bias(layer: Layer) -> None:
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

@@ -7,6 +7,7 @@ class 0. G ground-truth instances in an image of H x W pixels.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ..registry import Registry
 from ..structures import boxes as box_ops
 from .backbone import Backbone
 from .box_head import ResNetConv5ROIFeatureExtractor
-from .layers import conv_block, init_normal
+from .layers import conv_block, init_he, init_normal
 from .map_head import build_map_head
 from .norm import optional_norm
 from .pooler import build_pooler
@@ -41,15 +42,14 @@ class MaskRCNNFPNFeatureExtractor(nn.Module):
         head = cfg.MODEL.ROI_MASK_HEAD
         self.pooler = build_pooler(cfg, "ROI_MASK_HEAD", backbone.strides[: backbone.pooled])
         norm = optional_norm(cfg, "ROI_MASK_HEAD")
-        layers = []
-        channels = backbone.out_channels
-        for width in head.CONV_LAYERS:
-            layers.append(
-                conv_block(channels, width, 3, norm=norm, relu=True, dilation=head.DILATION)
+        widths = [backbone.out_channels, *head.CONV_LAYERS]
+        self.convs = nn.Sequential(
+            *(
+                conv_block(a, b, 3, norm=norm, relu=True, dilation=head.DILATION)
+                for a, b in pairwise(widths)
             )
-            channels = width
-        self.convs = nn.Sequential(*layers)
-        self.out_channels = channels
+        )
+        self.out_channels = widths[-1]
         self.out_resolution = head.POOLER_RESOLUTION
 
     def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
@@ -75,9 +75,7 @@ class MaskRCNNC4Predictor(nn.Module):
         width = cfg.MODEL.ROI_MASK_HEAD.CONV_LAYERS[-1]
         self.conv5_mask = nn.ConvTranspose2d(in_channels, width, 2, stride=2)
         self.mask_fcn_logits = nn.Conv2d(width, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES, 1)
-        nn.init.kaiming_normal_(self.conv5_mask.weight, mode="fan_out", nonlinearity="relu")
-        assert self.conv5_mask.bias is not None
-        nn.init.zeros_(self.conv5_mask.bias)
+        init_he(self.conv5_mask)
         init_normal(self.mask_fcn_logits, std=0.001)
 
     def forward(self, x: Tensor) -> Tensor:

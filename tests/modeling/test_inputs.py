@@ -18,7 +18,7 @@ def target(count: int = 2, size: tuple[int, int] = (8, 9)) -> dict[str, torch.Te
 
 def prepare(targets, images=None, masks=True):
     images = [torch.zeros(3, 8, 9)] if images is None else images
-    return prepare_targets(targets, images, 4, masks, torch.device("cpu"))
+    return prepare_targets(targets, images, 4, torch.device("cpu"), ("masks",) if masks else ())
 
 
 # ---- images

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..layers import conv_block
+from ..layers import conv_block, init_xavier
 from ..norm import Norm
 
 
@@ -24,9 +24,7 @@ class P6P7(nn.Module):
         self.p6 = nn.Conv2d(in_channels, out_channels, 3, stride=2, padding=1)
         self.p7 = nn.Conv2d(out_channels, out_channels, 3, stride=2, padding=1)
         for layer in (self.p6, self.p7):
-            nn.init.kaiming_uniform_(layer.weight, a=1)
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
+            init_xavier(layer)
 
     def forward(self, c5: Tensor, p5: Tensor) -> list[Tensor]:
         """C5 [B, C_5, H, W] and P5 [B, C, H, W] -> P6 and P7 of a half and a quarter."""
