@@ -20,6 +20,7 @@ _COMMON: Settings = {
 DIALECTS: dict[str, Settings] = {
     "torchvision": {
         **_COMMON,
+        "MODEL.MEMORY_FORMAT": "contiguous",
         "MODEL.RESNETS.BN_EPSILON": 0.0,  # of the frozen norm in published detectors
         "MODEL.RESNETS.STRIDE_IN_1X1": False,
         "MODEL.RPN.ANCHOR_OFFSET": 0.0,

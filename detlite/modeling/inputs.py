@@ -19,6 +19,7 @@ class InputNormalizer(nn.Module):
         pixel_mean, pixel_std: per channel, in the order and scale that `bgr255` sets.
         bgr255: feed BGR in 0..255 instead of RGB in 0..1.
         divisibility: pad height and width to a multiple of this.
+        memory_format: of the batch.
     """
 
     pixel_mean: Tensor
@@ -30,12 +31,14 @@ class InputNormalizer(nn.Module):
         pixel_std: Sequence[float],
         bgr255: bool,
         divisibility: int,
+        memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
         super().__init__()
         self.register_buffer("pixel_mean", torch.tensor(pixel_mean).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(pixel_std).view(3, 1, 1), persistent=False)
         self.bgr255 = bgr255
         self.divisibility = divisibility
+        self.memory_format = memory_format
 
     def forward(self, images: Sequence[Tensor]) -> ImageBatch:
         """Images [3, h, w], uint8 in 0..255 or float in 0..1 -> a batch [B, 3, H, W].
@@ -44,7 +47,8 @@ class InputNormalizer(nn.Module):
             TypeError, ValueError: an image of another type or shape, or none at all.
         """
         check_images(images)
-        return batch_images([self._normalize(image) for image in images], self.divisibility)
+        normalized = [self._normalize(image) for image in images]
+        return batch_images(normalized, self.divisibility, self.memory_format)
 
     def _normalize(self, image: Tensor) -> Tensor:
         image = image.to(self.pixel_mean.device)
@@ -64,7 +68,14 @@ def build_normalizer(cfg: CfgNode) -> InputNormalizer:
         cfg.INPUT.PIXEL_STD,
         cfg.INPUT.TO_BGR255,
         cfg.DATALOADER.SIZE_DIVISIBILITY,
+        memory_format(cfg),
     )
+
+
+def memory_format(cfg: CfgNode) -> torch.memory_format:
+    """The order of a model's tensors that MODEL.MEMORY_FORMAT names."""
+    formats = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
+    return formats[cfg.MODEL.MEMORY_FORMAT]
 
 
 def check_images(images: Sequence[Tensor]) -> None:

@@ -33,8 +33,13 @@ class FrozenBatchNorm2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> the same shape."""
-        # One fused kernel; spelled out as a multiply and an add it takes three times as long. Not
-        # F.batch_norm, which in torch 2.11 refuses the epsilon 0 of torchvision's old weights.
+        if x.dtype == self.weight.dtype:
+            # Rounded as torchvision rounds it; in training faster than torch's batch norm.
+            scale = self.weight * (self.running_var + self.eps).rsqrt()
+            shift = self.bias - self.running_mean * scale
+            return (x * scale[:, None, None]).add_(shift[:, None, None])
+        # Half types stay what they are, with sums in float32. Not F.batch_norm, which in torch 2.11
+        # refuses the epsilon 0 of torchvision's old weights.
         return torch.batch_norm(
             x,
             self.weight,

@@ -21,7 +21,7 @@ from . import fbnet_heads  # noqa: F401 (registers them)
 from .backbone import Backbone, build_backbone
 from .cascade import build_roi_heads
 from .detector import Detector
-from .inputs import InputNormalizer, build_normalizer
+from .inputs import InputNormalizer, build_normalizer, memory_format
 from .proposal_network import build_proposal_network
 from .retinanet import build_retinanet
 from .roi_heads import RoIHeads
@@ -120,7 +120,7 @@ def build_model(cfg: CfgNode) -> Detector:
         raise
     except ValueError as error:  # a module that was given arguments that do not fit
         raise ConfigError(str(error)) from error
-    return model.to(device).to(memory_format=torch.channels_last)
+    return model.to(device).to(memory_format=memory_format(cfg))
 
 
 def torch_device(name: str) -> torch.device:

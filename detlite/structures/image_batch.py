@@ -21,10 +21,14 @@ class ImageBatch:
     sizes: list[tuple[int, int]]
 
 
-def batch_images(images: list[Tensor], divisibility: int = 0) -> ImageBatch:
+def batch_images(
+    images: list[Tensor],
+    divisibility: int = 0,
+    memory_format: torch.memory_format = torch.channels_last,
+) -> ImageBatch:
     """Pads images [C, h, w] to the largest height and width, each a multiple of `divisibility`.
 
-    The batch is channels-last: convolutions run about a third faster on it.
+    Convolutions are faster on a channels-last batch.
     """
     sizes = [(image.shape[-2], image.shape[-1]) for image in images]
     step = max(divisibility, 1)
@@ -34,7 +38,7 @@ def batch_images(images: list[Tensor], divisibility: int = 0) -> ImageBatch:
         (len(images), images[0].shape[0], height, width),
         dtype=images[0].dtype,
         device=images[0].device,
-    ).contiguous(memory_format=torch.channels_last)
+    ).contiguous(memory_format=memory_format)
     for padded, image, (h, w) in zip(tensor, images, sizes, strict=True):
         padded[:, :h, :w] = image
     return ImageBatch(tensor, sizes)

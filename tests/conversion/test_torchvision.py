@@ -58,10 +58,14 @@ def test_losses_and_gradients_of_a_step(models, recipe):
     if name.startswith("fasterrcnn"):
         pytest.skip("a part of the Mask R-CNN, which is compared")
     batch = training_batch(recipe, SIZES, classes=2 if "keypoint" in name else 91)
-    step = compare_step(reference, predictor, *batch, torch.float64)
-    assert step.parameters > 70
-    assert step.losses < 1e-6
-    assert step.gradients < 1e-6
+    exact = compare_step(reference, predictor, *batch, torch.float64)
+    assert exact.parameters > 70
+    assert exact.losses < 1e-6
+    assert exact.gradients < 1e-6
+    step = compare_step(reference, predictor, *batch, torch.float32)
+    assert step.losses < 1e-5
+    # Behind batch norm, a few ReLUs are open in one and shut in the other.
+    assert step.gradients < (1e-2 if name.endswith("_v2") else 1e-3)
 
 
 def test_weights_go_back_strictly(models):

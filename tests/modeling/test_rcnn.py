@@ -257,12 +257,18 @@ def test_strided_images_are_taken(tiny_config):
 
 
 def test_memory_format_does_not_change_the_result(tiny_config, make_batch):
-    model = build_model(tiny_config(*EVERY_SCORE)).eval()
-    weights = [p for p in model.parameters() if p.ndim == 4 and p.shape[1] > 1 and p.shape[2] > 1]
-    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
+    formats = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
     images, _ = make_batch(2)
-    (last,) = model(images)
-    (first,) = model.to(memory_format=torch.contiguous_format)(images)
+    results = []
+    for name, memory_format in formats.items():
+        torch.manual_seed(0)
+        model = build_model(tiny_config(*EVERY_SCORE, "MODEL.MEMORY_FORMAT", name)).eval()
+        tensors = [p for p in model.parameters() if p.ndim == 4 and min(p.shape) > 1]
+        batch = model.normalizer(images).tensor
+        tensors += [batch, model.backbone(batch)[0]]
+        assert all(x.is_contiguous(memory_format=memory_format) for x in tensors)
+        results += model(images)
+    last, first = results
     torch.testing.assert_close(last["boxes"], first["boxes"], atol=1e-2, rtol=1e-3)
     torch.testing.assert_close(last["scores"], first["scores"], atol=1e-4, rtol=1e-3)
 

@@ -30,3 +30,8 @@ def test_batch_is_channels_last_and_keeps_the_type():
     batch = batch_images([torch.zeros(3, 4, 5, dtype=torch.float64)])
     assert batch.tensor.dtype == torch.float64
     assert batch.tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_batch_is_contiguous_where_asked():
+    batch = batch_images([torch.zeros(3, 4, 5)], memory_format=torch.contiguous_format)
+    assert batch.tensor.is_contiguous()
