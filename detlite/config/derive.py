@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from yacs.config import CfgNode
 
 from .errors import ConfigError
 from .schema import KEYS
+
+logger = logging.getLogger(__name__)
 
 _NORM_FUNCTIONS = {
     "TRANS_FUNC": {
@@ -62,8 +65,7 @@ def derive(cfg: CfgNode, given: Collection[str]) -> None:
         restate_strides(cfg, strides)
     if cfg.SOLVER.WEIGHT_DECAY_NORM is None:
         cfg.SOLVER.WEIGHT_DECAY_NORM = cfg.SOLVER.WEIGHT_DECAY
-    _restate(cfg.TEST, "TEST", "DETECTIONS_PER_IMG", cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG,
-             "MODEL.ROI_HEADS.DETECTIONS_PER_IMG")  # fmt: skip
+    _derive_detections(cfg, given)
 
 
 def restate_strides(cfg: CfgNode, strides: Sequence[int]) -> None:
@@ -78,15 +80,17 @@ def restate_strides(cfg: CfgNode, strides: Sequence[int]) -> None:
     body = "MODEL.BACKBONE.CONV_BODY"
     model = cfg.MODEL
     _restate(model.RPN, "MODEL.RPN", "USE_FPN", fpn, body)
-    _restate(model.ROI_HEADS, "MODEL.ROI_HEADS", "USE_FPN", fpn, body)
-    # Files of the one kind of detector leave the strides of the other's parts at any value.
+    # Files of the one kind of detector leave what the other's parts restate at any value.
+    heads = not (retinanet or model.RPN_ONLY)
+    if heads or model.ROI_HEADS.USE_FPN is None:
+        _restate(model.ROI_HEADS, "MODEL.ROI_HEADS", "USE_FPN", fpn, body)
     if not retinanet:
         model.RETINANET["ANCHOR_STRIDES"] = None
     _restate(model.RETINANET, "MODEL.RETINANET", "ANCHOR_STRIDES", tuple(strides), body)
     if not retinanet or model.RPN.ANCHOR_STRIDE is None:
         _restate(model.RPN, "MODEL.RPN", "ANCHOR_STRIDE", tuple(strides), body)
     scales = tuple(1.0 / stride for stride in (strides[:-1] if fpn else strides))
-    if not (retinanet or model.RPN_ONLY) or model.ROI_BOX_HEAD.POOLER_SCALES is None:
+    if heads or model.ROI_BOX_HEAD.POOLER_SCALES is None:
         _restate(model.ROI_BOX_HEAD, "MODEL.ROI_BOX_HEAD", "POOLER_SCALES", scales, body)
     for name, on in (("ROI_MASK_HEAD", model.MASK_ON), ("ROI_KEYPOINT_HEAD", model.KEYPOINT_ON)):
         head = model[name]
@@ -109,6 +113,17 @@ def class_count(cfg: CfgNode) -> tuple[str, int]:
     if cfg.MODEL.RETINANET_ON:
         return "MODEL.RETINANET.NUM_CLASSES", cfg.MODEL.RETINANET.NUM_CLASSES
     return "MODEL.ROI_BOX_HEAD.NUM_CLASSES", cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
+
+
+def _derive_detections(cfg: CfgNode, given: Collection[str]) -> None:
+    """In maskrcnn-benchmark one key counts for RetinaNet, the other for all else."""
+    key, heads, test = "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", cfg.MODEL.ROI_HEADS, cfg.TEST
+    if cfg.MODEL.RETINANET_ON and test.DETECTIONS_PER_IMG is not None:
+        heads.DETECTIONS_PER_IMG = test.DETECTIONS_PER_IMG
+    elif key in given and test.DETECTIONS_PER_IMG not in (None, heads.DETECTIONS_PER_IMG):
+        logger.warning("TEST.DETECTIONS_PER_IMG has no effect beside %s", key)
+        test.DETECTIONS_PER_IMG = heads.DETECTIONS_PER_IMG
+    _restate(test, "TEST", "DETECTIONS_PER_IMG", heads.DETECTIONS_PER_IMG, key)
 
 
 def _derive_norm(cfg: CfgNode, given: Collection[str]) -> None:

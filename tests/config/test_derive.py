@@ -61,6 +61,29 @@ def test_detections_per_image_is_one_number():
     assert cfg.TEST.DETECTIONS_PER_IMG == 7
 
 
+RETINANET = ["MODEL.BACKBONE.CONV_BODY", "R-50-FPN-RETINANET", "MODEL.RETINANET_ON", True]
+
+
+@pytest.mark.parametrize(
+    ("opts", "number"),
+    [
+        ((*RETINANET, "TEST.DETECTIONS_PER_IMG", 7), 7),
+        ((*RETINANET, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 9), 9),
+        ((*RETINANET, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 9, "TEST.DETECTIONS_PER_IMG", 7), 7),
+        (("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 9, "TEST.DETECTIONS_PER_IMG", 7), 9),
+    ],
+)
+def test_detections_per_image_by_the_key_that_counts_in_maskrcnn_benchmark(opts, number):
+    cfg = load_config(None, opts)
+    assert cfg.TEST.DETECTIONS_PER_IMG == cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG == number
+
+
+@pytest.mark.parametrize("opts", [[*RETINANET], [*FPN, "MODEL.RPN_ONLY", True]])
+def test_detectors_without_heads_say_nothing_about_their_levels(opts):
+    cfg = load_config(None, [*opts, "MODEL.ROI_HEADS.USE_FPN", False])
+    assert cfg.MODEL.RPN.USE_FPN
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

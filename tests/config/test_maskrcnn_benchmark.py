@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from detlite.config import KEYS, ConfigError, load_config
+from detlite.config.files import read_chain
 from detlite.config.schema import NO_EFFECT
 from detlite.conversion import weight_file
 from detlite.data.builtin import BUILTIN
@@ -330,17 +331,22 @@ def test_defaults_are_the_same_but_for_the_deliberate_ones(reference):
     assert differing == DELIBERATE
 
 
-def test_config_that_states_every_key_loads(reference, tmp_path):
-    """As maskrcnn-benchmark's training leaves one behind."""
+def every_key(reference: dict[str, Any], stated: dict[str, Any]) -> str:
+    """A config that states every key, as maskrcnn-benchmark's training leaves one behind."""
     tree: dict[str, Any] = {"PATHS_CATALOG": "maskrcnn_benchmark/config/paths_catalog.py"}
-    for name, value in reference.items():
+    for name, default in reference.items():
         *sections, leaf = name.split(".")
-        node = tree
+        node, own = tree, stated
         for section in sections:
-            node = node.setdefault(section, {})
+            node, own = node.setdefault(section, {}), own.get(section, {})
+        value = own.get(leaf, default)
         node[leaf] = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(tree)
+
+
+def test_config_that_states_every_key_loads(reference, tmp_path):
     file = tmp_path / "config.yml"
-    file.write_text(yaml.safe_dump(tree))
+    file.write_text(every_key(reference, {}))
     assert load_config(file) == load_config(None, ["MODEL.DEVICE", "cuda", "OUTPUT_DIR", "."])
 
 
@@ -366,6 +372,17 @@ def test_file_builds_as_it_is(name, file):
             ConfigError, match=r"no file weights/\S+\.pkl; it is published at https:"
         ):
             weight_file(cfg)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_a_run_of_a_file_leaves_builds_the_same(name, file, reference, tmp_path):
+    [(_, stated)] = read_chain(file)
+    (tmp_path / "config.yml").write_text(every_key(reference, stated))
+    meta = ["MODEL.DEVICE", "meta"]
+    with torch.device("meta"):
+        left = build_model(load_config(tmp_path / "config.yml", meta)).state_dict()
+        own = build_model(load_config(file, meta)).state_dict()
+    assert {n: v.shape for n, v in left.items()} == {n: v.shape for n, v in own.items()}
 
 
 @pytest.mark.parametrize("name", FILES)
