@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..modeling.retinanet import RetinaNet
 from .categories import categories_for
-from .detectron2_zoo import pixel_settings
+from .detectron2_zoo import anchor_settings, pixel_settings
 from .dialects import Settings
 from .layout import (
     add_statistics,
@@ -28,8 +28,6 @@ from .settings import is_rpn_only, settings_for, unstated
 
 SOURCES = (*RULES, "timm")
 
-# Frameworks whose last class is the background; ours is the first.
-_BACKGROUND_LAST = ("detectron2",)
 # C4 models of maskrcnn-benchmark list the stage that their heads share once for each head.
 _SHARED = re.compile(r"^roi_heads\.(mask|keypoint)\.feature_extractor\.res5\.")
 
@@ -127,12 +125,13 @@ def convert(content: Any, source: str) -> Converted:
             raise ValueError(
                 f"looks like {source}'s, but is no R-CNN, RPN or RetinaNet on a ResNet: no {needed}"
             )
-    if source in _BACKGROUND_LAST:
-        background_first(state)
-        ratios_slowest(state)
-    settings = settings_for(state, source)
+    kept: Settings = {}
     if source == "detectron2":
-        settings |= pixel_settings(entries)
+        part = "MODEL.RETINANET" if retinanet else "MODEL.RPN"
+        kept = pixel_settings(entries) | anchor_settings(entries, part)
+        background_first(state)
+        ratios_slowest(state, len(kept.get(f"{part}.ASPECT_RATIOS", ())) or None)
+    settings = settings_for(state, source) | kept
     if settings.get("MODEL.RETINANET.LOSS_NORMALIZER") == "moving":
         state["moving_foreground"] = torch.tensor(RetinaNet.START)  # it is not in their files
     kind = "RETINANET" if retinanet else "ROI_BOX_HEAD"

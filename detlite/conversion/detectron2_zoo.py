@@ -45,6 +45,10 @@ _NAMED: list[tuple[str, Settings]] = [
 ]
 
 
+# What older files call the anchors of a level.
+_CELL_ANCHORS = re.compile(r"(?:^|\.)anchor_generator\.cell_anchors\.(\d+)$")
+
+
 def named_settings(path: str | Path) -> Settings:
     """What a model needs that only its name tells: the path of its file as it was published."""
     name = Path(path).as_posix()
@@ -95,4 +99,32 @@ def pixel_settings(entries: Mapping[str, Any]) -> Settings:
         "INPUT.TO_BGR255": False,
         "INPUT.PIXEL_MEAN": [value / 255 for value in mean],
         "INPUT.PIXEL_STD": [value / 255 for value in std],
+    }
+
+
+def anchor_settings(entries: Mapping[str, Any], part: str) -> Settings:
+    """Sizes and aspect ratios of the anchors that older files hold, where they are not the usual.
+
+    Args:
+        entries: by detectron2's names; `...cell_anchors.<level>` [A, 4] count, xyxy around the
+            origin, by size, then by aspect ratio.
+        part: "MODEL.RPN" or "MODEL.RETINANET", whose anchors they are.
+    """
+    found = {match[1]: name for name in entries if (match := _CELL_ANCHORS.search(name))}
+    if not found:
+        return {}
+    cells = np.stack([np.asarray(entries[found[level]], np.float64) for level in sorted(found)])
+    width, height = np.moveaxis(cells[..., 2:] - cells[..., :2], -1, 0)  # (levels, A)
+    sizes, ratios = np.sqrt(width * height).round(4), (height / width).round(4)
+    count = int((sizes[0] == sizes[0, 0]).sum())
+    sizes, ratios = sizes[:, ::count], ratios[0, :count]
+    retinanet = part == "MODEL.RETINANET"
+    usual = np.outer([32, 64, 128, 256, 512], 2 ** (np.arange(3 if retinanet else 1) / 3))
+    as_usual = sizes.size == usual.size and np.allclose(sizes.ravel(), usual.ravel(), atol=1e-3)
+    if as_usual and ratios.tolist() == [0.5, 1.0, 2.0]:
+        return {}
+    return {
+        f"{part}.ANCHOR_SIZES": sizes.tolist(),
+        f"{part}.ASPECT_RATIOS": ratios.tolist(),
+        **({f"{part}.SCALES_PER_OCTAVE": 1} if retinanet else {}),
     }

@@ -40,16 +40,22 @@ def background_first(state: dict[str, Tensor]) -> None:
             state[name] = torch.cat([background, value])
 
 
-def ratios_slowest(state: dict[str, Tensor], ratios: int = 3) -> None:
-    """Reorders the anchors of a cell: by size, then ratio, becomes by ratio, then size."""
+def ratios_slowest(state: dict[str, Tensor], ratios: int | None = None) -> None:
+    """Reorders the anchors of a cell: by size, then ratio, becomes by ratio, then size.
+
+    Args:
+        state: changed in place.
+        ratios: how many; None: 3, or as many as anchors where these are not a multiple of 3.
+    """
     for head in ("rpn.head.", "head."):
         if f"{head}bbox_pred.bias" not in state:
             continue
         anchors_per_cell = len(state[f"{head}bbox_pred.bias"]) // 4
+        count = ratios or (anchors_per_cell if anchors_per_cell % 3 else 3)
         for layer, leaf in product(("cls_logits", "bbox_pred"), ("weight", "bias")):
             name = f"{head}{layer}.{leaf}"
             values = len(state[name]) // anchors_per_cell
-            anchors = state[name].unflatten(0, (-1, ratios, values))
+            anchors = state[name].unflatten(0, (-1, count, values))
             state[name] = anchors.transpose(0, 1).flatten(0, 2)
 
 

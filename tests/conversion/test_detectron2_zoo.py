@@ -12,7 +12,7 @@ import yaml
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.conversion.detectron2_zoo import named_settings, pixel_settings
+from detlite.conversion.detectron2_zoo import anchor_settings, named_settings, pixel_settings
 from detlite.conversion.dialects import Settings
 from detlite.conversion.settings import settings_for
 from detlite.engine.checkpoint import read_checkpoint
@@ -134,3 +134,59 @@ def test_pixels_of_a_file_in_rgb():
     image = torch.randint(0, 256, (3, 4, 5), dtype=torch.uint8)
     wanted = (image.float() - kept["pixel_mean"]) / kept["pixel_std"]
     torch.testing.assert_close(normalizer([image]).tensor[0], wanted, atol=1e-5, rtol=0)
+
+
+def _cells(levels: list[list[float]], ratios: list[float]) -> dict[str, Tensor]:
+    """Anchors as older files keep them."""
+    return {
+        f"proposal_generator.anchor_generator.cell_anchors.{level}": torch.tensor(
+            [
+                [-size / ratio**0.5 / 2, -size * ratio**0.5 / 2,
+                 size / ratio**0.5 / 2, size * ratio**0.5 / 2]
+                for size in sizes
+                for ratio in ratios
+            ]
+        )
+        for level, sizes in enumerate(levels)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "levels"),
+    [
+        ("MODEL.RPN", [[32], [64], [128], [256], [512]]),
+        ("MODEL.RPN", [[32, 64, 128, 256, 512]]),
+        (
+            "MODEL.RETINANET",
+            [[s * 2 ** (k / 3) for k in range(3)] for s in (32, 64, 128, 256, 512)],
+        ),
+    ],
+)
+def test_usual_anchors_say_nothing(part, levels):
+    assert anchor_settings(_cells(levels, [0.5, 1.0, 2.0]), part) == {}
+    assert anchor_settings({}, part) == {}
+
+
+def test_anchors_of_a_file():
+    levels = [[8.0, 10.0], [16.0, 20.0]]
+    assert anchor_settings(_cells(levels, [0.25, 1.0, 2.5, 4.0]), "MODEL.RETINANET") == {
+        "MODEL.RETINANET.ANCHOR_SIZES": levels,
+        "MODEL.RETINANET.ASPECT_RATIOS": [0.25, 1.0, 2.5, 4.0],
+        "MODEL.RETINANET.SCALES_PER_OCTAVE": 1,
+    }
+
+
+def test_anchors_of_a_model(tiny_config, tmp_path):
+    levels, ratios = [[8.0], [16.0], [32.0], [64.0], [128.0]], [0.2, 0.5, 1.0, 2.0, 5.0]
+    asked = ["MODEL.RESNETS.NORM", "FrozenBN", "MODEL.RPN.ASPECT_RATIOS", ratios]
+    model = build_model(tiny_config(*asked))
+    state = {
+        re.sub(r"^backbone\.body\.", "backbone.bottom_up.", name): value
+        for name, value in model.state_dict().items()
+    }
+    torch.save(state | _cells(levels, ratios), tmp_path / "model_final.pth")
+    content = read_checkpoint(tmp_path / "model_final.pth")
+    rpn = yaml.safe_load(content["config"])["MODEL"]["RPN"]
+    assert (rpn["ANCHOR_SIZES"], rpn["ASPECT_RATIOS"]) == (levels, ratios)
+    bias = "rpn.head.cls_logits.bias"  # of one size: nothing to reorder
+    assert torch.equal(content["model"][bias], state[bias])
