@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from ..config import ConfigError
 from ..structures.masks import encode_bitmap, to_bitmap
@@ -31,7 +30,28 @@ CATEGORIES = {
 }
 # What the official evaluation counts.
 EVALUATED = tuple(number for number in CATEGORIES if number not in (29, 30))
+# What it leaves out: of pixels of these labels nothing is known. A number of two digits stands for
+# a group where the label has instances.
+VOID = {
+    0: "unlabeled",
+    1: "ego vehicle",
+    2: "rectification border",
+    3: "out of roi",
+    4: "static",
+    5: "dynamic",
+    6: "ground",
+    9: "parking",
+    10: "rail track",
+    14: "guard rail",
+    15: "bridge",
+    16: "tunnel",
+    18: "polegroup",
+    29: "caravangroup",
+    30: "trailergroup",
+}
 _ENDINGS = {"poly": "gtFine_polygons.json", "mask": "gtFine_instanceIds.png"}
+# Label, whether it is a group, segmentation and bitmap of an object
+_Found = tuple[int, bool, Any, np.ndarray]
 
 
 @DATASETS.register("cityscapes")
@@ -67,6 +87,9 @@ def read_cityscapes(
 ) -> dict[str, Any]:
     """A split of Cityscapes in COCO's form; groups of objects are crowds.
 
+    Each image has a field more: `void`, the RLE of the pixels that the official evaluation leaves
+    out, which `evaluate_cityscapes` reads.
+
     Args:
         pictures: leftImg8bit/<split>, with a folder for each city.
         truth: gtFine/<split>.
@@ -95,11 +118,17 @@ def read_cityscapes(
             with Image.open(file) as picture:
                 width, height = picture.size
             read = _polygons if form == "poly" else _instances
-            found = list(read(source, height, width))
+            found, void = read(source, height, width)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{source}: cannot be read: {error}") from error
         content["images"].append(
-            {"id": image_id, "file_name": str(name), "height": height, "width": width}
+            {
+                "id": image_id,
+                "file_name": str(name),
+                "height": height,
+                "width": width,
+                "void": encode_bitmap(void),
+            }
         )
         for number, crowd, segmentation, bitmap in found:
             if number not in ids or not bitmap.any():
@@ -120,25 +149,36 @@ def read_cityscapes(
     return content
 
 
-def _polygons(file: Path, height: int, width: int) -> Iterator[tuple[int, bool, Any, np.ndarray]]:
-    """Label, whether it is a group, polygons and bitmap of each object that was drawn."""
+def _polygons(file: Path, height: int, width: int) -> tuple[list[_Found], np.ndarray]:
+    """The objects as they were drawn, and a bitmap of the void that is left to see."""
     labels = {name: number for number, name in CATEGORIES.items()}
+    void = Image.new("1", (width, height), 1)
+    canvas = ImageDraw.Draw(void)
+    found: list[_Found] = []
     for row in json.loads(file.read_text())["objects"]:
+        # Licence plates are part of the cars behind them.
+        if row.get("deleted", 0) or len(row["polygon"]) < 3 or row["label"] == "license plate":
+            continue
+        polygon = [float(value) for point in row["polygon"] for value in point]
+        canvas.polygon(polygon, fill=int(row["label"] in VOID.values()))
         label = row["label"].removesuffix("group")
-        if label in labels and len(row["polygon"]) > 2 and not row.get("deleted", 0):
-            polygon = [[float(value) for point in row["polygon"] for value in point]]
-            yield labels[label], label != row["label"], polygon, to_bitmap(polygon, height, width)
+        if label in labels:
+            bitmap = to_bitmap([polygon], height, width)
+            found.append((labels[label], label != row["label"], [polygon], bitmap))
+    return found, np.asarray(void)
 
 
-def _instances(file: Path, height: int, width: int) -> Iterator[tuple[int, bool, Any, np.ndarray]]:
-    """The same of each instance in a picture of numbers: label * 1000 + n, or label for a group."""
+def _instances(file: Path, height: int, width: int) -> tuple[list[_Found], np.ndarray]:
+    """The same from a picture of numbers: label * 1000 + n, or label for a group and the rest."""
     with Image.open(file) as picture:
         pixels = np.asarray(picture)
     if pixels.shape != (height, width):
         raise ValueError(f"its size is {pixels.shape}, that of the picture {(height, width)}")
+    found: list[_Found] = []
     for number in np.unique(pixels).tolist():
         group = number < 1000
         label = number if group else number // 1000
         if label in CATEGORIES:
             bitmap = pixels == number
-            yield label, group, encode_bitmap(bitmap), bitmap
+            found.append((label, group, encode_bitmap(bitmap), bitmap))
+    return found, np.isin(pixels, list(VOID))

@@ -41,8 +41,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         annotations: the annotation file.
         images: the folder that the file names of the pictures are relative to.
         name: what the set is called in messages and results.
-        kind: the type of its catalog entry; sets of kind "voc" are also measured as VOC does,
-            those of kind "lvis" as LVIS does instead of COCO.
+        kind: the type of its catalog entry; sets of kind "voc" and "cityscapes" are also
+            measured as VOC and Cityscapes do, those of kind "lvis" as LVIS does instead of COCO.
         train: leave out images without a usable annotation.
         masks: every annotation must have a segmentation. It is decoded in training only:
             evaluation compares with `coco_gt()`.

@@ -168,18 +168,26 @@ def segmentation_problem(segmentation: Any, height: int, width: int) -> str | No
         return _polygon_problem(segmentation, height, width)
     if not isinstance(segmentation, dict):
         return f"segmentation is a {type(segmentation).__name__}, not polygons or RLE"
-    size, counts = segmentation.get("size"), segmentation.get("counts")
+    problem = rle_problem(segmentation, height, width)
+    return None if problem is None else f"segmentation {problem}"
+
+
+def rle_problem(
+    rle: Mapping[str, Any], height: int, width: int, may_be_empty: bool = False
+) -> str | None:
+    """What is wrong with an RLE (compressed or not) of an image of that size, or None."""
+    size, counts = rle.get("size"), rle.get("counts")
     if size != [height, width]:
-        return f"segmentation has size {size} [height, width], its image [{height}, {width}]"
+        return f"has size {size} [height, width], its image [{height}, {width}]"
     if isinstance(counts, str):
         # pycocotools trusts such a string, to the point of writing outside its memory.
         counts = _run_lengths(counts)
     if not isinstance(counts, list) or any(type(run) is not int or run < 0 for run in counts):
-        return "segmentation has RLE counts that are not run lengths"
+        return "has RLE counts that are not run lengths"
     if sum(counts) != height * width:
-        return f"segmentation has RLE counts over {sum(counts)} of {height * width} pixels"
+        return f"has RLE counts over {sum(counts)} of {height * width} pixels"
     # Runs alternate, background first.
-    return None if any(counts[1::2]) else "segmentation is empty: no pixel is set"
+    return None if may_be_empty or any(counts[1::2]) else "is empty: no pixel is set"
 
 
 def keypoints_problem(keypoints: Any, count: int) -> str | None:

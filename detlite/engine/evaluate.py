@@ -14,6 +14,7 @@ from yacs.config import CfgNode
 from ..config import ConfigError
 from ..data import CocoDataset, DataError, build_test_loader
 from ..distributed import all_gather_objects, broadcast_buffers, is_main
+from ..evaluation.cityscapes import check_void, evaluate_cityscapes
 from ..evaluation.coco import coco_engine, evaluate_coco
 from ..evaluation.expected import check_expected
 from ..evaluation.lvis import evaluate_lvis, lvis_package
@@ -67,7 +68,8 @@ def evaluate_dataset(
     Raises:
         ConfigError: TEST.KEYPOINT_OKS_SIGMAS does not fit the data set, or TEST.COCO_ENGINE, or
             for a set of LVIS its package, is not installed.
-        DataError: the categories of the model are not those of the data set.
+        DataError: the categories of the model are not those of the data set, or a set of
+            Cityscapes does not say where it is void.
     """
     if model.categories and _named(model.categories) != _named(dataset.categories):
         raise DataError(
@@ -84,6 +86,8 @@ def evaluate_dataset(
     coco_engine(cfg.TEST.COCO_ENGINE)
     if dataset.kind == "lvis":
         lvis_package()
+    if dataset.kind == "cityscapes" and cfg.MODEL.MASK_ON:
+        check_void(dataset.coco_gt())
     gathered = all_gather_objects(run_inference(cfg, model, dataset))
     if not is_main():
         return {}
@@ -115,6 +119,8 @@ def _score(
     logger.info("COCO's metrics by %s", cfg.TEST.COCO_ENGINE)
     if dataset.kind == "voc":
         metrics["voc"] = evaluate_voc(dataset.coco_gt(), results)
+    if dataset.kind == "cityscapes" and cfg.MODEL.MASK_ON:
+        metrics["cityscapes"] = evaluate_cityscapes(dataset.coco_gt(), results)
     return metrics
 
 

@@ -10,8 +10,14 @@ def format_table(metrics: dict[str, dict[str, Any]], per_category: bool = False)
 
     With `per_category`, a second table has one row for each category. "n/a" stands for None.
     """
-    names = [name for row in metrics.values() for name in row if name != "per_category"]
-    columns = list(dict.fromkeys(names))
+    columns = list(
+        dict.fromkeys(
+            name
+            for row in metrics.values()
+            for name, value in row.items()
+            if not isinstance(value, dict)
+        )
+    )
     rows = [
         [iou_type, *(_percent(row, name) for name in columns)] for iou_type, row in metrics.items()
     ]

@@ -11,11 +11,12 @@ from PIL import Image
 from detlite.config import ConfigError
 from detlite.data.catalog import build_dataset
 from detlite.data.errors import DataError
+from detlite.structures.masks import to_bitmap
 
 
 @pytest.fixture
 def city(tmp_path):
-    """Two cities with a picture each of 24 x 40 in val: cars, a group, a caravan, a road."""
+    """Two cities with a picture each of 24 x 40 in val: cars, a group, a caravan, a road, void."""
     folder = tmp_path / "cityscapes"
     for number, name in enumerate(["bonn", "ulm"]):
         stem = f"{name}_000000_{number:06d}"
@@ -28,13 +29,21 @@ def city(tmp_path):
         ids[6:10, 10:30] = 26001  # in front of the first
         ids[14:20, 0:8] = 26  # a group
         ids[14:20, 10:16] = 29000
+        ids[14:20, 20:25] = 29  # a group, which is void
+        ids[21:24] = 1  # the own car
         Image.fromarray(ids).save(truth / f"{stem}_gtFine_instanceIds.png")
         objects = [
-            {"label": "road", "polygon": [[0, 0], [39, 0], [39, 23]]},
+            {"label": "road", "polygon": [[0, 0], [39, 0], [39, 23], [0, 23]]},
             {"label": "car", "polygon": [[4, 2], [20, 2], [20, 12], [4, 12]]},
             {"label": "car", "polygon": [[10, 6], [30, 6], [30, 10], [10, 10]]},
             {"label": "cargroup", "polygon": [[0, 14], [8, 14], [8, 20], [0, 20]]},
             {"label": "caravan", "polygon": [[10, 14], [16, 14], [16, 20], [10, 20]]},
+            {"label": "caravangroup", "polygon": [[20, 14], [24, 14], [24, 19], [20, 19]]},
+            {"label": "static", "polygon": [[0, 14], [4, 14], [4, 19], [0, 19]]},
+            {"label": "license plate", "polygon": [[0, 14], [1, 14], [1, 15], [0, 15]]},
+            {"label": "static", "polygon": [[30, 0], [34, 0], [34, 4], [30, 4]]},
+            {"label": "sky", "polygon": [[30, 0], [34, 0], [34, 4], [30, 4]]},
+            {"label": "ego vehicle", "polygon": [[0, 21], [39, 21], [39, 23], [0, 23]]},
             {"label": "person", "polygon": [[1, 1], [2, 2]]},
             {"label": "bus", "deleted": 1, "polygon": [[0, 0], [9, 0], [9, 9]]},
         ]
@@ -65,10 +74,31 @@ def test_names_that_configs_use(city, small_cfg, name, categories, found, first_
 
 
 def test_groups_are_crowds_in_evaluation(city, small_cfg):
-    for form in ("poly", "mask"):
+    for form, caravans in (("poly", [20, 14, 4, 5]), ("mask", [20, 14, 5, 6])):
         dataset = build_dataset(small_cfg(), f"cityscapes_{form}_instance_val", train=False)
         crowds = [row["bbox"] for row in dataset.coco_gt().dataset["annotations"] if row["iscrowd"]]
-        assert crowds == [[0, 14, 8, 6]] * 2
+        assert crowds == [[0, 14, 8, 6], caravans] * 2
+
+
+def test_images_tell_where_they_are_void(city, small_cfg):
+    wanted = np.zeros((24, 40), bool)
+    wanted[14:20, 20:25] = wanted[21:24] = True
+    for form in ("mask", "poly"):
+        if form == "poly":  # in front of the group of cars, unlike what is behind the sky
+            wanted[14:20, 0:5] = True
+        dataset = build_dataset(small_cfg(), f"cityscapes_{form}_instance_val", train=False)
+        for image in dataset.coco_gt().dataset["images"]:
+            assert (to_bitmap(image["void"], 24, 40) == wanted).all()
+
+
+def test_what_is_not_labelled_is_void(city, small_cfg):
+    for file in city.glob("gtFine/val/*/*.json"):
+        car = {"label": "car", "polygon": [[4, 2], [19, 2], [19, 11], [4, 11]]}
+        file.write_text(json.dumps({"objects": [car]}))
+    dataset = build_dataset(small_cfg(), "cityscapes_poly_instance_val", train=False)
+    void = to_bitmap(dataset.coco_gt().dataset["images"][0]["void"], 24, 40)
+    assert void.sum() == 24 * 40 - 160
+    assert not void[2:12, 4:20].any()
 
 
 def test_a_part_of_the_pictures(city, small_cfg):

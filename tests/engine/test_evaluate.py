@@ -59,6 +59,29 @@ def test_voc_sets_are_measured_as_voc_does(evaluated, monkeypatch):
     assert (metrics["voc"]["AP50"], metrics["voc"]["AP50_07"]) == (1.0, 1.0)
 
 
+def test_sets_of_cityscapes_are_measured_as_cityscapes_does(evaluated, blocks, monkeypatch):
+    monkeypatch.setattr("detlite.data.catalog.DATASETS._builders", {"cityscapes": coco_files})
+    file = blocks / "blocks.json"
+    entry = {"name": "val", "type": "cityscapes", "annotations": file.name, "images": "."}
+    catalog = ["DATASETS.CATALOG", [entry, {**entry, "name": "train"}]]
+    assert list(evaluated(*catalog, "MODEL.MASK_ON", False)["val"]) == ["bbox"]
+
+    with monkeypatch.context() as context:
+        context.setattr("detlite.engine.evaluate.run_inference", None)  # it is asked for before
+        with pytest.raises(DataError, match=r"image 100: 'void', .* is missing"):
+            evaluated(*catalog)
+
+    content = json.loads(file.read_text())
+    content["categories"] = [{"id": 7, "name": "car"}, {"id": 9, "name": "person"}]
+    for image in content["images"]:
+        size = [image["height"], image["width"]]
+        image["void"] = {"size": size, "counts": [size[0] * size[1]]}
+    file.write_text(json.dumps(content))
+    metrics = evaluated(*catalog)["val"]
+    assert list(metrics) == ["bbox", "segm", "cityscapes"]
+    assert metrics["cityscapes"]["AP50"] == 1.0
+
+
 def test_sets_of_lvis_are_measured_as_lvis_does(evaluated, monkeypatch):
     entry = {"name": "val", "type": "lvis", "annotations": "blocks.json", "images": "."}
     catalog = [entry, {**entry, "name": "train"}]

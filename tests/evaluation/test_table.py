@@ -33,3 +33,8 @@ def test_kinds_with_other_columns() -> None:
         "bbox        50.0   25.0       ",
         "keypoints    n/a         100.0",
     ]
+
+
+def test_numbers_by_category_are_no_columns() -> None:
+    metrics = {"cityscapes": {"AP": 0.5, "per_category": {}, "per_category_AP50": {"car": 1.0}}}
+    assert format_table(metrics).splitlines() == ["              AP", "cityscapes  50.0"]
