@@ -86,9 +86,9 @@ Losses and gradients on two small pictures, with what is drawn at random fixed (
 `torch.arange`). Differences are relative: the largest of a loss, and the largest over parameters of
 the norm of the gradient's difference over the gradient's norm.
 
-torchvision's weights run on contiguous maps here (`MODEL.MEMORY_FORMAT`), where backbone and pyramid
-are equal to the last bit. RoIAlign adds in another order: in float32, behind it, a ReLU may be open
-in one and shut in the other. In float64 hardly any is that close to its corner.
+torchvision's weights run on contiguous maps here (`MODEL.MEMORY_FORMAT`), where backbone and
+pyramid are equal to the last bit. RoIAlign adds in another order: in float32, behind it, a ReLU may
+be open in one and shut in the other. In float64 hardly any is that close to its corner.
 
 | model | arithmetic | parameters | losses | gradients |
 |---|---|---|---|---|
