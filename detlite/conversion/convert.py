@@ -20,6 +20,7 @@ from .layout import (
     background_first,
     from_level_0,
     give_res5_to_heads,
+    join_shared_stage,
     nest_deformable,
     ratios_slowest,
 )
@@ -27,9 +28,6 @@ from .names import DROPPED, RULES, TO_TORCHVISION, detect_source, rename
 from .settings import is_rpn_only, settings_for, unstated
 
 SOURCES = (*RULES, "timm")
-
-# C4 models of maskrcnn-benchmark list the stage that their heads share once for each head.
-_SHARED = re.compile(r"^roi_heads\.(mask|keypoint)\.feature_extractor\.res5\.")
 
 # Where a detector keeps the entries of a classifier of timm.
 TIMM_BODY = "backbone.body.net."
@@ -95,8 +93,8 @@ def convert(content: Any, source: str) -> Converted:
         for name, value in entries.items()
         if not DROPPED.search(name)
     }
-    state = {name: value for name, value in state.items() if not _SHARED.match(name)}
     nest_deformable(state)
+    join_shared_stage(state)
     if source == "caffe2":
         give_res5_to_heads(state)
         if "conv1_gn_s" not in entries:

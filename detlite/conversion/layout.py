@@ -17,6 +17,18 @@ def nest_deformable(state: dict[str, Tensor]) -> None:
             state[f"{layer}.conv.weight"] = state.pop(f"{layer}.weight")
 
 
+def join_shared_stage(state: dict[str, Tensor]) -> None:
+    """Gives the box head the last stage of a body that the heads of a C4 model share.
+
+    maskrcnn-benchmark lists it once for each head. Loading them there in turn, the last head's
+    values stay; in files that it wrote they are all the same.
+    """
+    for head in ("mask", "keypoint"):
+        own = f"roi_heads.{head}.feature_extractor.res5."
+        for name in [name for name in state if name.startswith(own)]:
+            state[name.replace(own, "roi_heads.box.feature_extractor.res5.")] = state.pop(name)
+
+
 def from_level_0(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Numbers a pyramid's levels from 0, also where its finest is P3."""
     level = re.compile(r"^(backbone\.neck\.(?:lateral|output)\.)(\d+)")

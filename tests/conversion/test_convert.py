@@ -769,6 +769,16 @@ def test_weights_in_a_model_that_counts_otherwise_are_a_warning(tmp_path, caplog
     assert not caplog.text
 
 
+def test_the_last_head_says_what_the_shared_stage_is():
+    """As when maskrcnn-benchmark loads the entries of all heads into the one stage."""
+    state = maskrcnn_benchmark(fpn=False)
+    [last] = [n for n in state if "mask.feature_extractor" in n and "layer4.2.conv3.weight" in n]
+    state[last] = state[last] + 1
+    model = convert(state, "maskrcnn-benchmark").model
+    assert torch.equal(model["roi_heads.box.feature_extractor.res5.2.conv3.weight"], state[last])
+    assert not any(name.startswith("roi_heads.mask.feature_extractor.") for name in model)
+
+
 def test_nine_anchors_of_a_c4_model():
     state = maskrcnn_benchmark(fpn=False)
     for name in state:
