@@ -94,6 +94,15 @@ def test_only_distributed_asks_torch_distributed(repo_root):
             assert "DistributedDataParallel(" not in file.read_text(), file
 
 
+def test_modules_do_not_read_the_config(repo_root):
+    """Functions build modules from a config; a class of `modeling` is never given one."""
+    for file in (repo_root / "detlite" / "modeling").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(), str(file))):
+            if isinstance(node, ast.ClassDef):
+                names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+                assert not names & {"cfg", "CfgNode"}, f"{file}: {node.name}"
+
+
 # Of torchvision.ops, what is no kernel that detlite has itself.
 _BORROWED = {
     "torchvision.ops.deform_conv2d",

@@ -7,7 +7,6 @@ regressions a proposal: K, or 2 when they are class-agnostic.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,11 +17,14 @@ from yacs.config import CfgNode
 from ..registry import Registry
 from ..structures import boxes as box_ops
 from .backbone import Backbone
-from .backbone.build import resnet_spec
-from .backbone.resnet import make_stage
 from .box_coder import BoxCoder
 from .box_loss import BoxLoss, build_box_loss
-from .layers import conv_block, init_normal, init_xavier
+from .extractors import (
+    FPN2MLPFeatureExtractor,
+    FPNXconv1fcFeatureExtractor,
+    build_conv5_extractor,
+)
+from .layers import init_normal
 from .norm import optional_norm
 from .pooler import build_pooler
 from .precision import at_least_float32
@@ -37,54 +39,26 @@ BOX_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("box pr
 
 
 @BOX_EXTRACTORS.register("FPN2MLPFeatureExtractor")
-class FPN2MLPFeatureExtractor(nn.Module):
-    """Pools and applies two fully connected layers."""
-
-    def __init__(self, cfg: CfgNode, backbone: Backbone) -> None:
-        super().__init__()
-        head = cfg.MODEL.ROI_BOX_HEAD
-        self.pooler = build_pooler(cfg, "ROI_BOX_HEAD", backbone.strides[: backbone.pooled])
-        self.out_channels = head.MLP_HEAD_DIM
-        in_features = backbone.out_channels * head.POOLER_RESOLUTION**2
-        norm = optional_norm(cfg, "ROI_BOX_HEAD")
-        self.fc6 = nn.Linear(in_features, head.MLP_HEAD_DIM, bias=norm is None)
-        self.fc7 = nn.Linear(head.MLP_HEAD_DIM, head.MLP_HEAD_DIM, bias=norm is None)
-        self.norm6 = norm(head.MLP_HEAD_DIM) if norm else nn.Identity()
-        self.norm7 = norm(head.MLP_HEAD_DIM) if norm else nn.Identity()
-        for layer in (self.fc6, self.fc7):
-            init_xavier(layer)
-
-    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, MLP_HEAD_DIM]."""
-        x = self.pooler(features, boxes).flatten(1)  # (R, C S S)
-        x = F.relu(self.norm6(self.fc6(x)[..., None, None]))  # norms are those of maps
-        return F.relu(self.norm7(self.fc7(x.flatten(1))[..., None, None])).flatten(1)
+def _build_two_layers(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+    return FPN2MLPFeatureExtractor(
+        build_pooler(cfg, "ROI_BOX_HEAD", backbone),
+        backbone.out_channels,
+        cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM,
+        optional_norm(cfg, "ROI_BOX_HEAD"),
+    )
 
 
 @BOX_EXTRACTORS.register("FPNXconv1fcFeatureExtractor")
-class FPNXconv1fcFeatureExtractor(nn.Module):
-    """Pools and applies a row of 3x3 convolutions, then one fully connected layer."""
-
-    def __init__(self, cfg: CfgNode, backbone: Backbone) -> None:
-        super().__init__()
-        head = cfg.MODEL.ROI_BOX_HEAD
-        self.pooler = build_pooler(cfg, "ROI_BOX_HEAD", backbone.strides[: backbone.pooled])
-        norm = optional_norm(cfg, "ROI_BOX_HEAD")
-        widths = [backbone.out_channels] + [head.CONV_HEAD_DIM] * head.NUM_STACKED_CONVS
-        self.convs = nn.Sequential(
-            *(
-                conv_block(a, b, 3, norm=norm, relu=True, dilation=head.DILATION)
-                for a, b in pairwise(widths)
-            )
-        )
-        self.out_channels = head.MLP_HEAD_DIM
-        self.fc6 = nn.Linear(widths[-1] * head.POOLER_RESOLUTION**2, head.MLP_HEAD_DIM)
-        init_xavier(self.fc6)
-
-    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, MLP_HEAD_DIM]."""
-        x = self.convs(self.pooler(features, boxes))  # (R, CONV_HEAD_DIM, S, S)
-        return F.relu(self.fc6(x.flatten(1)))
+def _build_convs(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+    head = cfg.MODEL.ROI_BOX_HEAD
+    return FPNXconv1fcFeatureExtractor(
+        build_pooler(cfg, "ROI_BOX_HEAD", backbone),
+        backbone.out_channels,
+        [head.CONV_HEAD_DIM] * head.NUM_STACKED_CONVS,
+        head.MLP_HEAD_DIM,
+        optional_norm(cfg, "ROI_BOX_HEAD"),
+        head.DILATION,
+    )
 
 
 @BOX_EXTRACTORS.register(
@@ -92,36 +66,21 @@ class FPNXconv1fcFeatureExtractor(nn.Module):
     "ResNet50Conv5ROIFeatureExtractor",
     "ResNet101Conv5ROIFeatureExtractor",
 )
-class ResNetConv5ROIFeatureExtractor(nn.Module):
-    """Pools from a C4 map and applies the body's last stage, as deep as CONV_BODY says."""
+def _build_conv5(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+    return build_conv5_extractor(cfg, backbone, "ROI_BOX_HEAD")
 
-    def __init__(self, cfg: CfgNode, backbone: Backbone, head: str = "ROI_BOX_HEAD") -> None:
+
+class FPNPredictor(nn.Module):
+    """Class logits and box deltas, for extractors that end in a vector.
+
+    Args:
+        in_channels: D.
+        num_classes: K.
+        num_regressions: Q.
+    """
+
+    def __init__(self, in_channels: int, num_classes: int, num_regressions: int) -> None:
         super().__init__()
-        self.pooler = build_pooler(cfg, head, backbone.strides[: backbone.pooled])
-        spec = resnet_spec(cfg)
-        if backbone.out_channels != spec.channels(4):
-            raise ValueError(
-                f"MODEL.{head}.FEATURE_EXTRACTOR applies the stage res5 to {spec.channels(4)} "
-                f"channels, but {cfg.MODEL.BACKBONE.CONV_BODY} gives {backbone.out_channels}: "
-                "use a C4 body, or an FPN head such as FPN2MLPFeatureExtractor"
-            )
-        dilation = cfg.MODEL.RESNETS.RES5_DILATION
-        self.res5 = make_stage(spec, 5, stride=2 // dilation, dilation=dilation)
-        self.out_channels = spec.channels(5)
-        self.out_resolution = -(-cfg.MODEL[head].POOLER_RESOLUTION * dilation // 2)
-
-    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """One map [B, C, H, W] and boxes of each image -> [R, 2 C, S / 2, S / 2]."""
-        return self.res5(self.pooler(features, boxes))
-
-
-class _Predictor(nn.Module):
-    """Class logits and box deltas from a vector for each proposal."""
-
-    def __init__(self, cfg: CfgNode, in_channels: int) -> None:
-        super().__init__()
-        num_classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
-        num_regressions = 2 if cfg.MODEL.CLS_AGNOSTIC_BBOX_REG else num_classes
         self.cls_score = nn.Linear(in_channels, num_classes)
         self.bbox_pred = nn.Linear(in_channels, num_regressions * 4)
         init_normal(self.cls_score, std=0.01)
@@ -132,18 +91,28 @@ class _Predictor(nn.Module):
         return self.cls_score(x), self.bbox_pred(x)
 
 
-@BOX_PREDICTORS.register("FPNPredictor")
-class FPNPredictor(_Predictor):
-    """For extractors that end in a vector."""
-
-
-@BOX_PREDICTORS.register("FastRCNNPredictor")
-class FastRCNNPredictor(_Predictor):
-    """For extractors that end in a map, which is averaged."""
+class FastRCNNPredictor(FPNPredictor):
+    """The same for extractors that end in a map, which is averaged."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[R, D, S, S] -> logits [R, K], deltas [R, 4 Q]."""
         return super().forward(x.mean(dim=(2, 3)))
+
+
+@BOX_PREDICTORS.register("FPNPredictor")
+def _build_fpn_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
+    return FPNPredictor(in_channels, *_outputs(cfg))
+
+
+@BOX_PREDICTORS.register("FastRCNNPredictor")
+def _build_fast_rcnn_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
+    return FastRCNNPredictor(in_channels, *_outputs(cfg))
+
+
+def _outputs(cfg: CfgNode) -> tuple[int, int]:
+    """K and Q."""
+    num_classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
+    return num_classes, 2 if cfg.MODEL.CLS_AGNOSTIC_BBOX_REG else num_classes
 
 
 class BoxHead(nn.Module):

@@ -7,7 +7,6 @@ ground-truth instances in an image.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +18,8 @@ from ..registry import Registry
 from ..structures import boxes as box_ops
 from ..structures.keypoints import from_heatmaps, to_heatmap_cells
 from .backbone import Backbone
-from .layers import conv_block, init_he
+from .extractors import ConvFeatureExtractor
+from .layers import init_he
 from .map_head import build_map_head
 from .pooler import build_pooler
 from .precision import at_least_float32
@@ -32,36 +32,32 @@ KEYPOINT_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("k
 
 
 @KEYPOINT_EXTRACTORS.register("KeypointRCNNFeatureExtractor")
-class KeypointRCNNFeatureExtractor(nn.Module):
-    """Pools and applies a row of 3x3 convolutions."""
-
-    def __init__(self, cfg: CfgNode, backbone: Backbone) -> None:
-        super().__init__()
-        head = cfg.MODEL.ROI_KEYPOINT_HEAD
-        self.pooler = build_pooler(cfg, "ROI_KEYPOINT_HEAD", backbone.strides[: backbone.pooled])
-        widths = [backbone.out_channels, *head.CONV_LAYERS]
-        self.convs = nn.Sequential(*(conv_block(a, b, 3, relu=True) for a, b in pairwise(widths)))
-        self.out_channels = widths[-1]
-        self.out_resolution = head.POOLER_RESOLUTION
-
-    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, CONV_LAYERS[-1], S, S]."""
-        return self.convs(self.pooler(features, boxes))
+def _build_convs(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+    return ConvFeatureExtractor(
+        build_pooler(cfg, "ROI_KEYPOINT_HEAD", backbone),
+        backbone.out_channels,
+        cfg.MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS,
+    )
 
 
-@KEYPOINT_PREDICTORS.register("KeypointRCNNPredictor")
 class KeypointRCNNPredictor(nn.Module):
     """Doubles the map by a 4x4 transposed convolution, and again by interpolation."""
 
-    def __init__(self, cfg: CfgNode, in_channels: int) -> None:
+    def __init__(self, in_channels: int, num_keypoints: int) -> None:
         super().__init__()
-        keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES
-        self.kps_score_lowres = nn.ConvTranspose2d(in_channels, keypoints, 4, stride=2, padding=1)
+        self.kps_score_lowres = nn.ConvTranspose2d(
+            in_channels, num_keypoints, 4, stride=2, padding=1
+        )
         init_he(self.kps_score_lowres)
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, C, S, S] -> [R, P, 4 S, 4 S]."""
         return F.interpolate(self.kps_score_lowres(x), scale_factor=2.0, mode="bilinear")
+
+
+@KEYPOINT_PREDICTORS.register("KeypointRCNNPredictor")
+def _build_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
+    return KeypointRCNNPredictor(in_channels, cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES)
 
 
 class KeypointHead(nn.Module):

@@ -7,7 +7,6 @@ class 0. G ground-truth instances in an image of H x W pixels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from ..ops.roi_align import roi_align
 from ..registry import Registry
 from ..structures import boxes as box_ops
 from .backbone import Backbone
-from .box_head import ResNetConv5ROIFeatureExtractor
-from .layers import conv_block, init_he, init_normal
+from .extractors import ConvFeatureExtractor, build_conv5_extractor
+from .layers import init_he, init_normal
 from .map_head import build_map_head
 from .norm import optional_norm
 from .pooler import build_pooler
@@ -34,27 +33,15 @@ MASK_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("mask 
 
 
 @MASK_EXTRACTORS.register("MaskRCNNFPNFeatureExtractor")
-class MaskRCNNFPNFeatureExtractor(nn.Module):
-    """Pools and applies a row of 3x3 convolutions."""
-
-    def __init__(self, cfg: CfgNode, backbone: Backbone) -> None:
-        super().__init__()
-        head = cfg.MODEL.ROI_MASK_HEAD
-        self.pooler = build_pooler(cfg, "ROI_MASK_HEAD", backbone.strides[: backbone.pooled])
-        norm = optional_norm(cfg, "ROI_MASK_HEAD")
-        widths = [backbone.out_channels, *head.CONV_LAYERS]
-        self.convs = nn.Sequential(
-            *(
-                conv_block(a, b, 3, norm=norm, relu=True, dilation=head.DILATION)
-                for a, b in pairwise(widths)
-            )
-        )
-        self.out_channels = widths[-1]
-        self.out_resolution = head.POOLER_RESOLUTION
-
-    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, CONV_LAYERS[-1], S, S]."""
-        return self.convs(self.pooler(features, boxes))
+def _build_convs(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+    head = cfg.MODEL.ROI_MASK_HEAD
+    return ConvFeatureExtractor(
+        build_pooler(cfg, "ROI_MASK_HEAD", backbone),
+        backbone.out_channels,
+        head.CONV_LAYERS,
+        optional_norm(cfg, "ROI_MASK_HEAD"),
+        head.DILATION,
+    )
 
 
 @MASK_EXTRACTORS.register(
@@ -62,19 +49,23 @@ class MaskRCNNFPNFeatureExtractor(nn.Module):
     "ResNet50Conv5ROIFeatureExtractor",
     "ResNet101Conv5ROIFeatureExtractor",
 )
-def _conv5_extractor(cfg: CfgNode, backbone: Backbone) -> nn.Module:
-    return ResNetConv5ROIFeatureExtractor(cfg, backbone, head="ROI_MASK_HEAD")
+def _build_conv5(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+    return build_conv5_extractor(cfg, backbone, "ROI_MASK_HEAD")
 
 
-@MASK_PREDICTORS.register("MaskRCNNC4Predictor")
 class MaskRCNNC4Predictor(nn.Module):
-    """Doubles the map by a 2x2 transposed convolution, then one logit for each class."""
+    """Doubles the map by a 2x2 transposed convolution, then one logit for each class.
 
-    def __init__(self, cfg: CfgNode, in_channels: int) -> None:
+    Args:
+        in_channels: C.
+        width: channels in between.
+        num_classes: K.
+    """
+
+    def __init__(self, in_channels: int, width: int, num_classes: int) -> None:
         super().__init__()
-        width = cfg.MODEL.ROI_MASK_HEAD.CONV_LAYERS[-1]
         self.conv5_mask = nn.ConvTranspose2d(in_channels, width, 2, stride=2)
-        self.mask_fcn_logits = nn.Conv2d(width, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES, 1)
+        self.mask_fcn_logits = nn.Conv2d(width, num_classes, 1)
         init_he(self.conv5_mask)
         init_normal(self.mask_fcn_logits, std=0.001)
 
@@ -83,18 +74,28 @@ class MaskRCNNC4Predictor(nn.Module):
         return self.mask_fcn_logits(F.relu(self.conv5_mask(x)))
 
 
-@MASK_PREDICTORS.register("MaskRCNNConv1x1Predictor")
 class MaskRCNNConv1x1Predictor(nn.Module):
-    """One logit for each class, at the size of the features."""
+    """One logit for each of K classes, at the size of the features."""
 
-    def __init__(self, cfg: CfgNode, in_channels: int) -> None:
+    def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__()
-        self.mask_fcn_logits = nn.Conv2d(in_channels, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES, 1)
+        self.mask_fcn_logits = nn.Conv2d(in_channels, num_classes, 1)
         init_normal(self.mask_fcn_logits, std=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, C, S, S] -> [R, K, S, S]."""
         return self.mask_fcn_logits(x)
+
+
+@MASK_PREDICTORS.register("MaskRCNNC4Predictor")
+def _build_c4_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
+    width = cfg.MODEL.ROI_MASK_HEAD.CONV_LAYERS[-1]
+    return MaskRCNNC4Predictor(in_channels, width, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
+
+
+@MASK_PREDICTORS.register("MaskRCNNConv1x1Predictor")
+def _build_1x1_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
+    return MaskRCNNConv1x1Predictor(in_channels, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
 
 
 class MaskHead(nn.Module):

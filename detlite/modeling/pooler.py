@@ -14,6 +14,7 @@ from yacs.config import CfgNode
 from ..ops.pyramid import assign_levels, pyramid_roi_align, pyramid_roi_pool
 from ..registry import Registry
 from ..structures import boxes as box_ops
+from .backbone import Backbone
 
 # Pools regions [R, 5] of (batch index, x1, y1, x2, y2) in image pixels to S x S, each from the map
 # [B, C, H_l, W_l] that fits its size: (maps, regions, S, 1 / stride of each map, sampling ratio).
@@ -102,11 +103,11 @@ def to_rois(boxes: list[Tensor]) -> Tensor:
     return torch.cat([index, torch.cat(boxes)], dim=1)
 
 
-def build_pooler(cfg: CfgNode, head: str, strides: Sequence[int]) -> Pooler:
-    """The pooler of `head` ("ROI_BOX_HEAD", ...) for maps of the given strides."""
+def build_pooler(cfg: CfgNode, head: str, backbone: Backbone) -> Pooler:
+    """The pooler of `head` ("ROI_BOX_HEAD", ...) for the levels of `backbone` that are pooled."""
     node = cfg.MODEL[head]
     pool = POOLERS.get(node.POOLER_TYPE, f"MODEL.{head}.POOLER_TYPE")
-    scales = [1.0 / stride for stride in strides]
+    scales = [1.0 / stride for stride in backbone.strides[: backbone.pooled]]
     return Pooler(
         pool,
         node.POOLER_RESOLUTION,

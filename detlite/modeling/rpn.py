@@ -29,17 +29,18 @@ from .precision import at_least_float32
 RPN_HEADS: Registry[Callable[[CfgNode, int, int], nn.Module]] = Registry("RPN head")
 
 
-@RPN_HEADS.register("SingleConvRPNHead")
 class SingleConvRPNHead(nn.Module):
     """A 3x3 shared by all levels, then objectness and box deltas for each anchor of a cell.
 
-    MODEL.RPN.NUM_CONVS puts more of them in a row.
+    Args:
+        in_channels: C.
+        anchors_per_cell: A.
+        num_convs: how many 3x3s in a row.
     """
 
-    def __init__(self, cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> None:
+    def __init__(self, in_channels: int, anchors_per_cell: int, num_convs: int = 1) -> None:
         super().__init__()
-        count = cfg.MODEL.RPN.NUM_CONVS
-        convs = [nn.Conv2d(in_channels, in_channels, 3, padding=1) for _ in range(count)]
+        convs = [nn.Conv2d(in_channels, in_channels, 3, padding=1) for _ in range(num_convs)]
         self.conv = convs[0]
         self.more_convs = nn.ModuleList(convs[1:])
         self.cls_logits = nn.Conv2d(in_channels, anchors_per_cell, 1)
@@ -57,6 +58,11 @@ class SingleConvRPNHead(nn.Module):
             logits.append(self.cls_logits(hidden))
             deltas.append(self.bbox_pred(hidden))
         return logits, deltas
+
+
+@RPN_HEADS.register("SingleConvRPNHead")
+def _build_conv_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
+    return SingleConvRPNHead(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torchvision.ops import MultiScaleRoIAlign, roi_align, roi_pool
 
 from detlite.config import ConfigError
+from detlite.modeling.backbone import Backbone
 from detlite.modeling.pooler import POOLERS, Pooler, build_pooler, to_rois
 from detlite.modeling.rcnn import build_model
 from detlite.ops import assign_levels
@@ -91,10 +93,11 @@ def test_keys_reach_the_pooler(tiny_config):
     prefix = "MODEL.ROI_BOX_HEAD."
     cfg = tiny_config(prefix + "POOLER_TYPE", "ROIPool", prefix + "POOLER_RESOLUTION", 3,
                       prefix + "POOLER_SAMPLING_RATIO", 1)  # fmt: skip
-    box = build_pooler(cfg, "ROI_BOX_HEAD", (4, 8))
+    backbone = Backbone(nn.Identity(), nn.Identity(), 4, strides=(4, 8, 16), pooled=2)
+    box = build_pooler(cfg, "ROI_BOX_HEAD", backbone)
     assert (box.resolution, box.scales, box.sampling_ratio) == (3, (0.25, 0.125), 1)
     assert box.pool is POOLERS.get("ROIPool", "")
-    assert build_pooler(cfg, "ROI_MASK_HEAD", (4, 8)).pool is POOLERS.get("ROIAlign", "")
+    assert build_pooler(cfg, "ROI_MASK_HEAD", backbone).pool is POOLERS.get("ROIAlign", "")
 
 
 @pytest.mark.parametrize("head", ["ROI_BOX_HEAD", "ROI_MASK_HEAD"])

@@ -310,8 +310,8 @@ def test_losses_without_ground_truth_are_connected():
 # ---- head
 
 
-def test_head_shares_its_layers_over_levels(tiny_config):
-    head = SingleConvRPNHead(tiny_config(), in_channels=4, anchors_per_cell=3)
+def test_head_shares_its_layers_over_levels():
+    head = SingleConvRPNHead(in_channels=4, anchors_per_cell=3)
     maps = [torch.randn(2, 4, 6, 5), torch.randn(2, 4, 3, 3)]
     logits, deltas = head(maps)
     assert [x.shape for x in logits] == [(2, 3, 6, 5), (2, 3, 3, 3)]

@@ -1,0 +1,157 @@
+"""Feature extractors of the heads: they pool regions and turn what they see into features.
+
+Shapes: R regions over all images, C channels, S x S pooled. An extractor has the attribute
+`out_channels` and, if it gives maps, `out_resolution`, their side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from yacs.config import CfgNode
+
+from .backbone import Backbone
+from .backbone.build import resnet_spec
+from .backbone.resnet import ResNetSpec, make_stage
+from .layers import conv_block, init_xavier
+from .norm import Norm
+from .pooler import Pooler, build_pooler
+
+
+class FPN2MLPFeatureExtractor(nn.Module):
+    """Pools and applies two fully connected layers.
+
+    Args:
+        pooler: what pools the regions.
+        in_channels: of every level.
+        width: of both layers.
+        norm: optional norm after each of them.
+    """
+
+    def __init__(
+        self, pooler: Pooler, in_channels: int, width: int, norm: Norm | None = None
+    ) -> None:
+        super().__init__()
+        self.pooler = pooler
+        self.out_channels = width
+        self.fc6 = nn.Linear(in_channels * pooler.resolution**2, width, bias=norm is None)
+        self.fc7 = nn.Linear(width, width, bias=norm is None)
+        self.norm6 = norm(width) if norm else nn.Identity()
+        self.norm7 = norm(width) if norm else nn.Identity()
+        for layer in (self.fc6, self.fc7):
+            init_xavier(layer)
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, width]."""
+        x = self.pooler(features, boxes).flatten(1)  # (R, C S S)
+        x = F.relu(self.norm6(self.fc6(x)[..., None, None]))  # norms are those of maps
+        return F.relu(self.norm7(self.fc7(x.flatten(1))[..., None, None])).flatten(1)
+
+
+class ConvFeatureExtractor(nn.Module):
+    """Pools and applies a row of 3x3 convolutions.
+
+    Args:
+        pooler: what pools the regions.
+        in_channels: of every level.
+        widths: channels after each convolution.
+        norm: optional norm after each of them.
+        dilation: of them all.
+    """
+
+    def __init__(
+        self,
+        pooler: Pooler,
+        in_channels: int,
+        widths: Sequence[int],
+        norm: Norm | None = None,
+        dilation: int = 1,
+    ) -> None:
+        super().__init__()
+        self.pooler = pooler
+        channels = [in_channels, *widths]
+        self.convs = nn.Sequential(
+            *(
+                conv_block(a, b, 3, norm=norm, relu=True, dilation=dilation)
+                for a, b in pairwise(channels)
+            )
+        )
+        self.out_channels = channels[-1]
+        self.out_resolution = pooler.resolution
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, widths[-1], S, S]."""
+        return self.convs(self.pooler(features, boxes))
+
+
+class FPNXconv1fcFeatureExtractor(nn.Module):
+    """Pools and applies a row of 3x3 convolutions, then one fully connected layer.
+
+    Args:
+        pooler, in_channels, widths, norm, dilation: see `ConvFeatureExtractor`.
+        out_channels: of the fully connected layer.
+    """
+
+    def __init__(
+        self,
+        pooler: Pooler,
+        in_channels: int,
+        widths: Sequence[int],
+        out_channels: int,
+        norm: Norm | None = None,
+        dilation: int = 1,
+    ) -> None:
+        super().__init__()
+        rows = ConvFeatureExtractor(pooler, in_channels, widths, norm, dilation)
+        self.pooler, self.convs = rows.pooler, rows.convs
+        self.out_channels = out_channels
+        self.fc6 = nn.Linear(rows.out_channels * pooler.resolution**2, out_channels)
+        init_xavier(self.fc6)
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, out_channels]."""
+        x = self.convs(self.pooler(features, boxes))  # (R, widths[-1], S, S)
+        return F.relu(self.fc6(x.flatten(1)))
+
+
+class ResNetConv5ROIFeatureExtractor(nn.Module):
+    """Pools from a C4 map and applies the last stage of a ResNet.
+
+    Args:
+        pooler: what pools the regions.
+        spec: the ResNet.
+        dilation: 1; or 2, and the stage keeps the size of what is pooled.
+    """
+
+    def __init__(self, pooler: Pooler, spec: ResNetSpec, dilation: int = 1) -> None:
+        super().__init__()
+        self.pooler = pooler
+        self.res5 = make_stage(spec, 5, stride=2 // dilation, dilation=dilation)
+        self.out_channels = spec.channels(5)
+        self.out_resolution = -(-pooler.resolution * dilation // 2)
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        """One map [B, C, H, W] and boxes of each image -> [R, 2 C, S / 2, S / 2]."""
+        return self.res5(self.pooler(features, boxes))
+
+
+def build_conv5_extractor(
+    cfg: CfgNode, backbone: Backbone, head: str
+) -> ResNetConv5ROIFeatureExtractor:
+    """Pools as `head` ("ROI_BOX_HEAD", ...) says and applies a stage as deep as CONV_BODY says.
+
+    Raises:
+        ValueError: the backbone does not give what the stage follows.
+    """
+    spec = resnet_spec(cfg)
+    if backbone.out_channels != spec.channels(4):
+        raise ValueError(
+            f"MODEL.{head}.FEATURE_EXTRACTOR applies the stage res5 to {spec.channels(4)} "
+            f"channels, but {cfg.MODEL.BACKBONE.CONV_BODY} gives {backbone.out_channels}: "
+            "use a C4 body, or an FPN head such as FPN2MLPFeatureExtractor"
+        )
+    pooler = build_pooler(cfg, head, backbone)
+    return ResNetConv5ROIFeatureExtractor(pooler, spec, cfg.MODEL.RESNETS.RES5_DILATION)
