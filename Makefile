@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 DEMO := output/demo
 KERNELS := setup.py $(shell find csrc -type f)
 
-.PHONY: install demo test cuda sanitize lint format docs clean
+.PHONY: install demo test cuda sanitize lint format clean
 
 install: $(INSTALLED)
 
