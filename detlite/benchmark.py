@@ -157,14 +157,18 @@ def pyramid_cases(device: str) -> Iterator[Case]:
     named = OrderedDict((str(level), x) for level, x in enumerate(maps))
     reference = torchvision.ops.MultiScaleRoIAlign(list(named), 7, 2)
     scales = [1 / s for s in STRIDES]
-    for name, inputs in (("pyramid_roi_align_7", maps), ("pyramid_roi_align_7_cl", last)):
-        yield Case(
+
+    def case(name: str, inputs: Sequence[Tensor]) -> Case:
+        return Case(
             name,
             "float32",
-            lambda inputs=inputs: ops.pyramid_roi_align(inputs, [boxes], 7, scales, 2),  # type: ignore[misc]
+            lambda: ops.pyramid_roi_align(inputs, [boxes], 7, scales, 2),
             lambda: reference(named, [boxes], [IMAGE]),
             _bytes(*maps) + _pooled_bytes(7, 4),
         )
+
+    yield case("pyramid_roi_align_7", maps)
+    yield case("pyramid_roi_align_7_cl", last)
 
 
 def nms_cases(device: str) -> Iterator[Case]:

@@ -16,7 +16,6 @@ _COMMON: Settings = {
     "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000,
 }
 
-# How each framework counts where the weights do not tell; its own defaults for published models.
 DIALECTS: dict[str, Settings] = {
     "torchvision": {
         **_COMMON,
@@ -68,7 +67,7 @@ UNSTATED = (
     "INPUT.RESIZE",
 )
 
-# What they differ in beyond that in a RetinaNet.
+# What more there is to a RetinaNet.
 RETINANET_DIALECTS: dict[str, Settings] = {
     "torchvision": {
         "MODEL.RETINANET.SCORES_BACKGROUND": True,

@@ -9,14 +9,12 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from .backbone import Backbone
-from .backbone.fbnet import (
+from .backbone.fbnet import fbnet_norm, fbnet_spec, part_blocks
+from .backbone.fbnet_blocks import (
     BlockSpec,
     FBNetSpec,
-    fbnet_norm,
-    fbnet_spec,
     make_blocks,
     make_last,
-    part_blocks,
     side_after,
     with_stride,
 )

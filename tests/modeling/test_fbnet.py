@@ -11,14 +11,14 @@ from torchvision.models.mobilenetv2 import InvertedResidual as TorchvisionBlock
 
 from detlite.config import ConfigError
 from detlite.modeling.backbone import build_backbone
-from detlite.modeling.backbone.fbnet import (
+from detlite.modeling.backbone.fbnet import part_blocks
+from detlite.modeling.backbone.fbnet_architectures import ARCHITECTURES, parse_architecture
+from detlite.modeling.backbone.fbnet_blocks import (
     BlockSpec,
     FBNetSpec,
     InvertedResidual,
-    part_blocks,
     side_after,
 )
-from detlite.modeling.backbone.fbnet_architectures import ARCHITECTURES, parse_architecture
 from detlite.modeling.rcnn import build_model
 
 PLAIN = FBNetSpec(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=False, no_depthwise_relu=False)

@@ -27,8 +27,3 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     except RuntimeError as error:
         pytest.skip(str(error))
     return name
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)

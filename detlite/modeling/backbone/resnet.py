@@ -6,7 +6,7 @@ Shapes: B images, C channels, H x W pixels; stage k (2 to 5) has stride 2**k.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ class ResNetSpec:
     """
 
     depth: int
-    norm: Norm = field(default=nn.BatchNorm2d)
+    norm: Norm = nn.BatchNorm2d
     stem_channels: int = 64
     res2_channels: int = 256
     groups: int = 1
