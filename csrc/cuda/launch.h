@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/macros.h>
 #include <torch/csrc/stable/ops.h>
 
 namespace detlite {
@@ -19,7 +20,7 @@ using torch::stable::accelerator::DeviceGuard;
 
 inline cudaStream_t current_stream(const torch::stable::Tensor& tensor) {
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
+  TORCH_ERROR_CODE_CHECK(
       aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
   return static_cast<cudaStream_t>(stream);
 }

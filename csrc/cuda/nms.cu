@@ -113,7 +113,7 @@ Tensor order_by_score(const Tensor& scores) {
   using torch::stable::detail::from;
   std::array<StableIValue, 4> stack{from(scores), from(std::optional<bool>(true)), from(int64_t{0}),
                                     from(true)};
-  STABLE_TORCH_ERROR_CODE_CHECK(
+  TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("aten::sort", "stable", stack.data(), TORCH_ABI_VERSION));
   torch::stable::detail::to<Tensor>(stack[0]);  // takes the sorted scores, to free them
   return torch::stable::detail::to<Tensor>(stack[1]);

@@ -178,9 +178,11 @@ using std::min;
 
 // What torch offers CUDA sources.
 #include <torch/csrc/stable/c/shim.h>
-#include <torch/csrc/stable/macros.h>
-#undef STD_CUDA_CHECK
-#define STD_CUDA_CHECK(call) static_cast<void>(call)
+inline AOTITorchError torch_c10_cuda_check_msg(int32_t, const char*, const char*, uint32_t, bool,
+                                               char**) {
+  return 0;
+}
+inline void torch_c10_cuda_free_error_msg(char*) {}
 inline AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void** stream) {
   *stream = nullptr;
   return 0;
