@@ -178,7 +178,7 @@ def contact_sheet(
 
 
 def plot_metrics(metrics_file: str | Path, picture_file: str | Path) -> None:
-    """Draw a run's losses and AP over its iterations into one picture of two panels.
+    """Draws a run's losses and AP over its iterations into one picture of two panels.
 
     Args:
         metrics_file: the run's metrics.jsonl, of lines {"iteration", "loss", "loss_...", ...} and

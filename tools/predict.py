@@ -63,7 +63,7 @@ def list_pictures(inputs: Sequence[Path]) -> list[Path]:
 
 
 def predict_files(predictor: Predictor, files: Sequence[Path], output: Path) -> int:
-    """Draw and write the detections in `files`; returns how many could not be read."""
+    """Draws and writes the detections in `files`; returns how many could not be read."""
     output.mkdir(parents=True, exist_ok=True)
     images, results = [], []
     unreadable = 0

@@ -89,6 +89,7 @@ class _Rounds:
         self._permutation = lru_cache(maxsize=2)(self._permute)
 
     def sample(self, position: int) -> Sample:
+        """The image at a position of the stream, from 0, and the round that it belongs to."""
         number, place = divmod(position, len(self._images))
         return Sample(number, self._permutation(number)[place])
 

@@ -97,12 +97,14 @@ class RandomShortestSize(v2.Transform):
         self.inclusive = inclusive
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        """What is drawn for a picture and its target: their new size."""
         height, width = v2.query_size(flat_inputs)
         drawn = int(torch.randint(len(self.min_sizes), ())) if len(self.min_sizes) > 1 else 0
         min_size = self.min_sizes[drawn]
         return {"size": get_size((height, width), min_size, self.max_size, self.resize)}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        """The picture, its boxes or its masks in that size."""
         if isinstance(inpt, tv_tensors.Mask):
             return tv_tensors.wrap(
                 _resize_masks(inpt.as_subclass(Tensor), params["size"]), like=inpt

@@ -34,7 +34,7 @@ def evaluate_coco(
     oks_sigmas: Sequence[float] = (),
     engine: str = "pycocotools",
 ) -> dict[str, Metrics]:
-    """Score `results` against `coco_gt`, over all of its images.
+    """Scores `results` against `coco_gt`, over all of its images.
 
     Args:
         coco_gt: the ground truth; it is not changed, and may lack info, area and iscrowd.

@@ -45,7 +45,7 @@ def lvis_package() -> ModuleType:
 def evaluate_lvis(
     coco_gt: COCO, results: Sequence[dict[str, Any]], iou_types: Sequence[str] = ("bbox", "segm")
 ) -> dict[str, dict[str, Any]]:
-    """Score `results` as LVIS does, the best MAX_DETS of each picture.
+    """Scores `results` as LVIS does, the best MAX_DETS of each picture.
 
     Args:
         coco_gt: the ground truth, with LVIS's neg_category_ids and not_exhaustive_category_ids of

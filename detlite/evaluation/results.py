@@ -121,12 +121,12 @@ def coco_results(
 
 
 def write_results(path: str | Path, results: Sequence[dict[str, Any]]) -> None:
-    """Write COCO results as one json list."""
+    """Writes COCO results as one json list."""
     Path(path).write_text(json.dumps(list(results)), encoding="utf-8")
 
 
 def read_results(path: str | Path) -> list[dict[str, Any]]:
-    """Read a COCO results file; a DataError says why it is none."""
+    """Reads a COCO results file; a DataError says why it is none."""
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

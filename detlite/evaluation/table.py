@@ -6,7 +6,7 @@ from typing import Any
 
 
 def format_table(metrics: dict[str, dict[str, Any]], per_category: bool = False) -> str:
-    """Lay out what `evaluate_coco` returns, in percent, one row for each IoU type.
+    """Lays out what evaluations return, in percent, one row for each kind of metric.
 
     With `per_category`, a second table has one row for each category. "n/a" stands for None.
     """

@@ -101,6 +101,7 @@ def empty_map(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def memory_format(channels_last: bool) -> torch.memory_format:
+    """What torch calls the one layout and the other."""
     return torch.channels_last if channels_last else torch.contiguous_format
 
 

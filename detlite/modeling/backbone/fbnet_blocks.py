@@ -131,6 +131,7 @@ class SqueezeExcitation(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> the same shape."""
         return x * self.op(x)
 
 
@@ -144,6 +145,7 @@ def conv_norm_relu(
     norm: Norm | None,
     relu: bool,
 ) -> nn.Sequential:
+    """A convolution without bias, padded by half its kernel, then the optional norm and ReLU."""
     layers: dict[str, nn.Module] = {
         "conv": nn.Conv2d(
             in_channels, out_channels, kernel_size, stride, kernel_size // 2, groups=groups,

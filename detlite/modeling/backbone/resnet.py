@@ -71,7 +71,7 @@ class ResNetSpec:
 
 
 class Stem(nn.Module):
-    """7x7 stride 2 and a 3x3 max pool: [B, 3, H, W] -> [B, C, H/4, W/4]."""
+    """7x7 of stride 2, then a 3x3 max pool of stride 2."""
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
@@ -81,6 +81,7 @@ class Stem(nn.Module):
         self.pool = nn.MaxPool2d(3, stride=2, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, 3, H, W] -> [B, C, H / 4, W / 4]."""
         return self.pool(self.relu(self.norm1(self.conv1(x))))
 
 
@@ -99,6 +100,7 @@ class BasicBlock(nn.Module):
         self.downsample = _downsample(in_channels, out_channels, norm, stride)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, out_channels, H / stride, W / stride]."""
         out = self.relu(self.norm1(self.conv1(x)))
         out = self.norm2(self.conv2(out))
         return self.relu(out + self.downsample(x))
@@ -132,6 +134,7 @@ class Bottleneck(nn.Module):
         self.downsample = _downsample(in_channels, out_channels, norm, stride)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, out_channels, H / stride, W / stride]."""
         out = self.relu(self.norm1(self.conv1(x)))
         out = self.relu(self.norm2(self.conv2(out)))
         out = self.norm3(self.conv3(out))
