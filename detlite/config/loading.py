@@ -20,6 +20,7 @@ from yacs.config import CfgNode
 from .derive import derive, forget_restatements
 from .errors import ConfigError
 from .files import read_chain
+from .maskrcnn_benchmark import COUNTING, is_left_by_its_training
 from .schema import KEYS, NO_EFFECT, Key
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def load_config(
 
     Args:
         path: YAML file; its `_BASE_` (one or more paths relative to it) is read first. None:
-            defaults.
+            defaults. One that maskrcnn-benchmark's training left also means how that counts.
         opts: alternating keys and values, `["SOLVER.BASE_LR", 0.01]`; strings are parsed.
         defaults: keys and values in place of the schema's defaults.
 
@@ -58,14 +59,15 @@ def load_config(
             range, or one that contradicts another.
     """
     cfg = default_config()
-    for name, value in (defaults or {}).items():
+    chain = [] if path is None else read_chain(Path(path))
+    counting = COUNTING if is_left_by_its_training(chain) else {}
+    for name, value in {**counting, **(defaults or {})}.items():
         _assign(cfg, name, value, "defaults")
     sources: dict[str, str] = {}
-    if path is not None:
-        for file, content in read_chain(Path(path)):
-            for name, value in _flatten(content):
-                _assign(cfg, name, value, str(file))
-                sources[name] = str(file)
+    for file, content in chain:
+        for name, value in _flatten(content):
+            _assign(cfg, name, value, str(file))
+            sources[name] = str(file)
     if len(opts) % 2:
         raise ConfigError(f"overrides come in pairs KEY VALUE; {opts[-1]!r} stands alone")
     if opts:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..config.maskrcnn_benchmark import COUNTING
+
 Settings = dict[str, Any]  # config keys and values
 
 _COMMON: Settings = {
@@ -46,26 +48,11 @@ DIALECTS: dict[str, Settings] = {
         "INPUT.PIXEL_MEAN": [103.53, 116.28, 123.675],
     },
     "maskrcnn-benchmark": {
-        "MODEL.INCLUSIVE_BOXES": True,
-        "MODEL.RESNETS.BN_EPSILON": 0.0,
-        "MODEL.RPN.ANCHOR_ROUNDING": "cell",
+        **COUNTING,
         "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000,
-        "MODEL.ROI_MASK_HEAD.PASTE": "whole-pixels",
-        "MODEL.ROI_KEYPOINT_HEAD.PIXEL_CENTRE": 0.0,
-        "INPUT.RESIZE": "floor",
     },
 }
 DIALECTS["caffe2"] = DIALECTS["maskrcnn-benchmark"]
-
-# What of it a YAML file of maskrcnn-benchmark leaves to its code.
-UNSTATED = (
-    "MODEL.INCLUSIVE_BOXES",
-    "MODEL.RESNETS.BN_EPSILON",
-    "MODEL.RPN.ANCHOR_ROUNDING",
-    "MODEL.ROI_MASK_HEAD.PASTE",
-    "MODEL.ROI_KEYPOINT_HEAD.PIXEL_CENTRE",
-    "INPUT.RESIZE",
-)
 
 # What more there is to a RetinaNet.
 RETINANET_DIALECTS: dict[str, Settings] = {

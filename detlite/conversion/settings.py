@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from ..config.maskrcnn_benchmark import COUNTING
 from ..modeling.backbone.resnet import DEPTHS
 from .detectron2_zoo import unsaid_settings
-from .dialects import DIALECTS, POOLERS, RETINANET_DIALECTS, UNSTATED, Settings
+from .dialects import DIALECTS, POOLERS, RETINANET_DIALECTS, Settings
 
 State = Mapping[str, Tensor]
 
@@ -57,8 +58,8 @@ def unstated(state: State, source: str) -> Settings:
     """
     if DIALECTS[source] is not DIALECTS["maskrcnn-benchmark"]:
         return {}
-    dialect = {key: DIALECTS[source][key] for key in UNSTATED}
-    if any(name.endswith(".num_batches_tracked") for name in state):  # not frozen
+    dialect = dict(COUNTING)
+    if "backbone.body.stem.norm1.num_batches_tracked" in state:  # not frozen
         dialect["MODEL.RESNETS.BN_EPSILON"] = 1e-5
     return dialect
 

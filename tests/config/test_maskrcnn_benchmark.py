@@ -11,6 +11,7 @@ import yaml
 
 from detlite.config import KEYS, ConfigError, load_config
 from detlite.config.files import read_chain
+from detlite.config.maskrcnn_benchmark import COUNTING
 from detlite.config.schema import NO_EFFECT
 from detlite.conversion import weight_file
 from detlite.data.builtin import BUILTIN
@@ -347,7 +348,20 @@ def every_key(reference: dict[str, Any], stated: dict[str, Any]) -> str:
 def test_config_that_states_every_key_loads(reference, tmp_path):
     file = tmp_path / "config.yml"
     file.write_text(every_key(reference, {}))
-    assert load_config(file) == load_config(None, ["MODEL.DEVICE", "cuda", "OUTPUT_DIR", "."])
+    counting = [item for pair in COUNTING.items() for item in pair]
+    assert load_config(file) == load_config(
+        None, ["MODEL.DEVICE", "cuda", "OUTPUT_DIR", ".", *counting]
+    )
+
+
+def test_what_its_training_leaves_counts_as_it_does_but_for_what_is_stated(tmp_path):
+    left, fine_tuned = tmp_path / "config.yml", tmp_path / "fine_tuned.yaml"
+    left.write_text("PATHS_CATALOG: x/paths_catalog.py\nMODEL: {WEIGHT: ''}")
+    assert load_config(left).MODEL.INCLUSIVE_BOXES
+    assert not load_config(left, ["MODEL.INCLUSIVE_BOXES", False]).MODEL.INCLUSIVE_BOXES
+    fine_tuned.write_text("_BASE_: config.yml\nINPUT: {RESIZE: round}")
+    cfg = load_config(fine_tuned)
+    assert (cfg.INPUT.RESIZE, cfg.MODEL.RPN.ANCHOR_ROUNDING) == ("round", "cell")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.config import load_config
+from detlite.config.maskrcnn_benchmark import COUNTING
 from detlite.conversion import convert, source_of, to_torchvision
 from detlite.conversion.categories import categories_for
 from detlite.conversion.names import TO_TORCHVISION, rename
@@ -703,20 +704,10 @@ def test_fbnet_of_maskrcnn_benchmark(tiny_config, tmp_path):
     assert source_of(model.state_dict()) is None  # our own names
     with pytest.raises(CheckpointError, match=r"has no config.*name the YAML file"):
         build_model_from_checkpoint(tmp_path / "fbnet.pth")
-    (tmp_path / "fbnet.yaml").write_text(_without(cfg, UNSTATED))
-    built, _ = build_model_from_checkpoint(tmp_path / "fbnet.pth", (), tmp_path / "fbnet.yaml")
+    (tmp_path / "fbnet.yaml").write_text(_without(cfg, COUNTING))
+    built, other = build_model_from_checkpoint(tmp_path / "fbnet.pth", (), tmp_path / "fbnet.yaml")
     assert built.MODEL.INCLUSIVE_BOXES
-    assert built.MODEL.RESNETS.BN_EPSILON == 1e-5  # its norm is not frozen
-
-
-UNSTATED = {
-    "MODEL.INCLUSIVE_BOXES": True,
-    "MODEL.RESNETS.BN_EPSILON": 0.0,
-    "MODEL.RPN.ANCHOR_ROUNDING": "cell",
-    "MODEL.ROI_MASK_HEAD.PASTE": "whole-pixels",
-    "MODEL.ROI_KEYPOINT_HEAD.PIXEL_CENTRE": 0.0,
-    "INPUT.RESIZE": "floor",
-}
+    assert other.backbone.body.first.bn.eps == 1e-5  # its norm is not frozen
 
 
 def _without(cfg: CfgNode, names: Iterable[str]) -> str:
@@ -741,9 +732,9 @@ def test_file_of_maskrcnn_benchmark_follows_its_weights(tmp_path):
     weights, file = tmp_path / "w.pth", tmp_path / "e2e.yaml"
     torch.save(maskrcnn_benchmark(), weights)
     cfg, model = build_model_from_checkpoint(weights, ["MODEL.DEVICE", "cpu"])
-    file.write_text(_without(cfg, UNSTATED))
+    file.write_text(_without(cfg, COUNTING))
     found, other = build_model_from_checkpoint(weights, (), file)
-    assert {name: _value(found, name) for name in UNSTATED} == UNSTATED
+    assert {name: _value(found, name) for name in COUNTING} == COUNTING
     image = torch.rand(3, 64, 80)
     [wanted], [ours] = model.detect([image]), other.detect([image])
     assert {name: value.tolist() for name, value in ours.items()} == {
@@ -753,7 +744,7 @@ def test_file_of_maskrcnn_benchmark_follows_its_weights(tmp_path):
     assert not load_config_for_weights(file).MODEL.INCLUSIVE_BOXES
     options = ["MODEL.WEIGHT", str(weights), "INPUT.RESIZE", "round"]
     assert load_config_for_weights(file, options).INPUT.RESIZE == "round"
-    file.write_text(_without(cfg, UNSTATED.keys() - {"MODEL.RPN.ANCHOR_ROUNDING"}))
+    file.write_text(_without(cfg, COUNTING.keys() - {"MODEL.RPN.ANCHOR_ROUNDING"}))
     file.write_text(file.read_text().replace("ANCHOR_ROUNDING: cell", "ANCHOR_ROUNDING: none"))
     cfg = load_config_for_weights(file, options)
     assert (cfg.MODEL.RPN.ANCHOR_ROUNDING, cfg.MODEL.INCLUSIVE_BOXES) == ("none", True)
@@ -793,7 +784,7 @@ def test_nine_anchors_of_a_c4_model():
 
 
 def test_file_does_not_follow_other_weights(tiny_config, tmp_path):
-    (tmp_path / "d2.yaml").write_text(_without(tiny_config(), UNSTATED))
+    (tmp_path / "d2.yaml").write_text(_without(tiny_config(), COUNTING))
     torch.save(detectron2(), tmp_path / "w.pth")
     options = ["MODEL.WEIGHT", str(tmp_path / "w.pth")]
     plain = load_config(tmp_path / "d2.yaml", options)

@@ -71,7 +71,8 @@ def fbnet_spec(cfg: CfgNode) -> tuple[FBNetSpec, Architecture]:
 
 def fbnet_norm(cfg: CfgNode, kind: str) -> Norm:
     """The norm that BN_TYPE calls bn, gn or af (frozen batch norm)."""
-    return build_norm(cfg, {"bn": "BN", "gn": "GN", "af": "FrozenBN"}[kind])
+    # RESNETS.BN_EPSILON is not of this body's own batch norm, only of the frozen one.
+    return nn.BatchNorm2d if kind == "bn" else build_norm(cfg, {"gn": "GN", "af": "FrozenBN"}[kind])
 
 
 class FBNetBody(nn.Module):
