@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 from detlite.config import load_config
-from detlite.modeling.norm import FrozenBatchNorm2d, build_norm, group_norm
+from detlite.modeling.norm import FrozenBatchNorm2d, GroupNorm, build_norm, group_norm
 
 
 def randomize(norm: nn.Module) -> nn.Module:
     for name, tensor in norm.state_dict().items():
         if tensor.is_floating_point():
-            tensor.copy_(torch.rand_like(tensor) + (0.5 if name == "running_var" else -0.5))
+            tensor.data.copy_(torch.rand_like(tensor) + (0.5 if name == "running_var" else -0.5))
     return norm
 
 
@@ -58,10 +58,32 @@ def test_group_norm_must_divide(groups):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("FrozenBN", FrozenBatchNorm2d), ("BN", nn.BatchNorm2d), ("GN", nn.GroupNorm)],
+    [("FrozenBN", FrozenBatchNorm2d), ("BN", nn.BatchNorm2d), ("GN", GroupNorm)],
 )
 def test_norm_by_name(name, kind):
     assert isinstance(build_norm(load_config(), name)(64), kind)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [(7, 5), (1, 1), (81, 64)])
+@pytest.mark.parametrize("training", [False, True])
+def test_group_norm_is_torchs(memory_format, training, size):
+    norm = GroupNorm(4, 12, eps=1e-3)
+    randomize(norm)
+    x = torch.randn(2, 12, *size).contiguous(memory_format=memory_format)
+    wanted = nn.functional.group_norm(x.double(), 4, norm.weight.double(), norm.bias.double(), 1e-3)
+    with torch.set_grad_enabled(training):
+        found = norm(x)
+    assert found.is_contiguous(memory_format=memory_format)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=0)
+
+
+def test_group_norm_keeps_its_digits():
+    x = torch.randn(1, 32, 200, 304).relu().contiguous(memory_format=torch.channels_last)
+    norm = GroupNorm(32, 32)
+    wanted = nn.functional.group_norm(x.double(), 32)
+    with torch.no_grad():
+        torch.testing.assert_close(norm(x).double(), wanted, atol=3e-6, rtol=0)
 
 
 def test_group_norm_reads_its_keys():
