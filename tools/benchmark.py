@@ -65,6 +65,9 @@ def main() -> int:
     for row in benchmark_ops(args.device, args.only, args.seconds, clock):
         print(formatted(row), flush=True)
         rows.append(dataclasses.asdict(row))
+    if not rows:
+        print(f"error: --only {' '.join(args.only)}: no case has that in its name", file=sys.stderr)
+        return 2
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
     return 0

@@ -39,6 +39,9 @@ def main() -> int:
         "--to", choices=["torchvision"], help="write a state dict for it, not a checkpoint of ours"
     )
     args = parser.parse_args()
+    if not args.output.parent.is_dir():
+        print(f"error: {args.output}: no such folder {args.output.parent}", file=sys.stderr)
+        return 2
     try:
         content = read_checkpoint(args.input, args.source)
         written = to_torchvision(content["model"]) if args.to else content

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import runpy
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +21,9 @@ Run = Callable[..., int]
 
 
 @pytest.fixture
-def run(repo_root: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(run_tool: Run) -> Run:
     """Runs the program with the given arguments; returns its exit status."""
-
-    def call(*arguments: str | Path) -> int:
-        program = str(repo_root / "tools" / "predict.py")
-        monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_info:
-            runpy.run_path(program, run_name="__main__")
-        return int(exit_info.value.code or 0)
-
-    return call
+    return partial(run_tool, "predict.py")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -77,15 +76,6 @@ TEST:
 """
 
 
-def call(monkeypatch, program, *args):
-    """Runs a program in this process; returns its exit status."""
-    monkeypatch.setattr(sys, "argv", [program, *map(str, args)])
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(SystemExit) as exit_:
-        runpy.run_path(str(ROOT / "tools" / program), run_name="__main__")
-    return exit_.value.code
-
-
 def torchrun(program, *args):
     """Runs a program in two processes of one thread; returns what they printed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -125,11 +115,10 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained(config):
+def trained(run_tool, config):
     """The folder of a finished run."""
     output = config.parent / "run"
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        assert call(monkeypatch, "train_net.py", "--config", config, "OUTPUT_DIR", output) == 0
+    assert run_tool("train_net.py", "--config", config, "OUTPUT_DIR", output) == 0
     return output
 
 
@@ -149,39 +138,39 @@ def test_training_leaves_every_file(trained):
     assert "AP50" in (trained / "log.txt").read_text()
 
 
-def test_a_second_run_into_the_folder_is_refused(monkeypatch, config, trained, capsys):
+def test_a_second_run_into_the_folder_is_refused(run_tool, config, trained, capsys):
     before = (trained / "config.yaml").read_text()
     opts = ["OUTPUT_DIR", trained, "SEED", 3]
-    assert call(monkeypatch, "train_net.py", "--config", config, *opts) == 2
+    assert run_tool("train_net.py", "--config", config, *opts) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: OUTPUT_DIR")
     assert len(error.splitlines()) == 1
     assert (trained / "config.yaml").read_text() == before
 
 
-def test_resuming_a_finished_run_only_evaluates(monkeypatch, config, trained):
+def test_resuming_a_finished_run_only_evaluates(run_tool, config, trained):
     before = results(trained), (trained / "model_final.pth").read_bytes()
     opts = ["OUTPUT_DIR", trained]
-    assert call(monkeypatch, "train_net.py", "--config-file", config, "--resume", *opts) == 0
+    assert run_tool("train_net.py", "--config-file", config, "--resume", *opts) == 0
     assert (results(trained), (trained / "model_final.pth").read_bytes()) == before
 
 
-def test_the_written_config_gives_the_same_evaluation(monkeypatch, trained, tmp_path):
+def test_the_written_config_gives_the_same_evaluation(run_tool, trained, tmp_path):
     opts = ["MODEL.WEIGHT", trained / "model_final.pth", "OUTPUT_DIR", tmp_path]
-    assert call(monkeypatch, "test_net.py", "--config", trained / "config.yaml", *opts) == 0
+    assert run_tool("test_net.py", "--config", trained / "config.yaml", *opts) == 0
     assert results(tmp_path) == results(trained)
     written = [json.loads((f / "evaluation.json").read_text()) for f in (tmp_path, trained)]
     assert written[0] == written[1]
 
 
-def test_weights_are_found_under_their_root(monkeypatch, config, trained, tmp_path):
+def test_weights_are_found_under_their_root(run_tool, config, trained, tmp_path):
     opts = ["MODEL.WEIGHT", "https://host.example/some/where/model_final.pth"]
     opts += ["MODEL.WEIGHT_ROOT", trained, "OUTPUT_DIR", tmp_path]
-    assert call(monkeypatch, "test_net.py", "--config", config, *opts) == 0
+    assert run_tool("test_net.py", "--config", config, *opts) == 0
     assert_same_results(tmp_path, trained)
 
 
-def test_file_of_maskrcnn_benchmark_trains(monkeypatch, tmp_path):
+def test_file_of_maskrcnn_benchmark_trains(run_tool, tmp_path):
     """By the name of its option, with its names of data sets and its spelling of values."""
     folder = generate_shapes(tmp_path / "made", "minival", 4, 1)
     (tmp_path / "coco" / "annotations").mkdir(parents=True)
@@ -195,7 +184,7 @@ def test_file_of_maskrcnn_benchmark_trains(monkeypatch, tmp_path):
     opts += ["MODEL.RESNETS.STEM_OUT_CHANNELS", 8, "MODEL.RESNETS.WIDTH_PER_GROUP", 4]
     opts += ["INPUT.MIN_SIZE_TRAIN", 64, "INPUT.MIN_SIZE_TEST", 64, "DATALOADER.NUM_WORKERS", 0]
     opts += ["MODEL.RPN.POST_NMS_TOP_N_TRAIN", 20, "MODEL.RPN.POST_NMS_TOP_N_TEST", 20]
-    assert call(monkeypatch, "train_net.py", "--config-file", yaml, *opts) == 0
+    assert run_tool("train_net.py", "--config-file", yaml, *opts) == 0
     metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert list(metrics) == ["bbox"]
 
@@ -228,7 +217,7 @@ def test_two_processes_evaluate_as_one(config, trained, tmp_path):
         assert metrics[kind]["AP"] == pytest.approx(expected[kind]["AP"], abs=1e-6)
 
 
-def test_two_processes_train_one_model(monkeypatch, config, tmp_path):
+def test_two_processes_train_one_model(run_tool, config, tmp_path):
     output = tmp_path / "run"
     opts = ["OUTPUT_DIR", output, "TEST.IMS_PER_BATCH", 2]
     printed = torchrun("train_net.py", "--config", config, *opts)
@@ -238,7 +227,7 @@ def test_two_processes_train_one_model(monkeypatch, config, tmp_path):
     assert len(torch.load(output / "model_final.pth", weights_only=True)["rng"]) == 2
     # Both processes evaluated the model that was saved, batch statistics included.
     opts = ["MODEL.WEIGHT", output / "model_final.pth", "OUTPUT_DIR", tmp_path / "again"]
-    assert call(monkeypatch, "test_net.py", "--config", config, *opts) == 0
+    assert run_tool("test_net.py", "--config", config, *opts) == 0
     assert_same_results(tmp_path / "again", output)
 
 
@@ -268,9 +257,9 @@ def test_two_processes_train_one_model(monkeypatch, config, tmp_path):
         ),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(monkeypatch, config, tmp_path, capsys, opts, message):
+def test_bad_input_is_one_line_and_status_2(run_tool, config, tmp_path, capsys, opts, message):
     opts = ["OUTPUT_DIR", tmp_path, *opts]
-    assert call(monkeypatch, "train_net.py", "--config", config, *opts) == 2
+    assert run_tool("train_net.py", "--config", config, *opts) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith("error: ")
     assert message in lines[-1]
@@ -285,15 +274,15 @@ def test_bad_input_is_one_line_and_status_2(monkeypatch, config, tmp_path, capsy
         (["MODEL.WEIGHT", "x.pth"], "x.pth: cannot be read"),
     ],
 )
-def test_bad_input_of_test_net(monkeypatch, config, tmp_path, capsys, opts, message):
-    assert call(monkeypatch, "test_net.py", "--config", config, "OUTPUT_DIR", tmp_path, *opts) == 2
+def test_bad_input_of_test_net(run_tool, config, tmp_path, capsys, opts, message):
+    assert run_tool("test_net.py", "--config", config, "OUTPUT_DIR", tmp_path, *opts) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
-def test_weights_that_do_not_fit_are_listed(monkeypatch, config, trained, tmp_path, capsys):
+def test_weights_that_do_not_fit_are_listed(run_tool, config, trained, tmp_path, capsys):
     opts = ["MODEL.WEIGHT", trained / "model_final.pth", "OUTPUT_DIR", tmp_path]
     opts += ["MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 24]
-    assert call(monkeypatch, "test_net.py", "--config", config, *opts) == 2
+    assert run_tool("test_net.py", "--config", config, *opts) == 2
     error = capsys.readouterr().err
     assert "does not fit the model" in error
     assert "roi_heads.box.feature_extractor.fc6.weight" in error

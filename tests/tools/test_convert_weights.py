@@ -1,0 +1,71 @@
+"""tools/convert_weights.py, from its command line to its file."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from detlite import build_model, load_checkpoint
+from detlite.engine.checkpoint import read_checkpoint, save_checkpoint
+
+
+@pytest.fixture
+def model(tiny_config):
+    return build_model(tiny_config())
+
+
+@pytest.fixture
+def weights(tiny_config, model, tmp_path):
+    """A checkpoint of our own."""
+    content = {"model": model.state_dict(), "categories": [], "config": tiny_config().dump()}
+    save_checkpoint(tmp_path / "ours.pth", content)
+    return tmp_path / "ours.pth"
+
+
+def test_there_and_back(run_tool, model, weights, tmp_path, capsys):
+    theirs, back = tmp_path / "theirs.pth", tmp_path / "back.pth"
+    assert run_tool("convert_weights.py", weights, theirs, "--to", "torchvision") == 0
+    state = torch.load(theirs, weights_only=True)
+    assert "backbone.fpn.inner_blocks.0.0.weight" in state
+    assert run_tool("convert_weights.py", theirs, back) == 0
+    assert f"{back}: {len(model.state_dict())} entries" in capsys.readouterr().out
+    content = read_checkpoint(back)
+    assert content["model"].keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(content["model"][name], value), name
+    assert len(content["categories"]) == 3
+    opts = ["MODEL.DEVICE", "cpu", "MODEL.GROUP_NORM.NUM_GROUPS", 4]  # which no shape tells
+    assert load_checkpoint(back, opts).model.roi_heads.mask is not None
+
+
+def test_named_source_goes_before_what_is_found(run_tool, weights, tmp_path, capsys):
+    theirs = tmp_path / "theirs.pth"
+    run_tool("convert_weights.py", weights, theirs, "--to", "torchvision")
+    options = (theirs, tmp_path / "out.pth", "--from", "detectron2")
+    assert run_tool("convert_weights.py", *options) == 2
+    assert "looks like detectron2's, but" in capsys.readouterr().err
+    assert not (tmp_path / "out.pth").exists()
+
+
+def test_model_that_torchvision_lacks(run_tool, tiny_config, tmp_path, capsys):
+    save_checkpoint(tmp_path / "c4.pth", {"model": build_model(tiny_config(c4=True)).state_dict()})
+    options = (tmp_path / "c4.pth", tmp_path / "out.pth", "--to", "torchvision")
+    assert run_tool("convert_weights.py", *options) == 2
+    assert "on a feature pyramid only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "written", "message"),
+    [
+        ("none.pth", "out.pth", "none.pth: cannot be read (No such file"),
+        ("ours.pth", "no/such/folder/out.pth", "no such folder"),
+    ],
+)
+def test_bad_paths_are_one_line_and_status_2(
+    run_tool, weights, tmp_path, capsys, given, written, message
+):
+    assert run_tool("convert_weights.py", tmp_path / given, tmp_path / written) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
