@@ -47,7 +47,8 @@ def test_conv_head_by_its_keys(tiny_config):
         keys + "NUM_STACKED_CONVS", 3, keys + "USE_GN", True, keys + "DILATION", 2,
     )  # fmt: skip
     head = build_model(cfg).roi_heads.box.feature_extractor
-    assert [type(block[1]) for block in head.convs] == [nn.GroupNorm] * 3
+    assert all(isinstance(block[1], nn.GroupNorm) for block in head.convs)
+    assert len(head.convs) == 3
     assert {block[0].dilation for block in head.convs} == {(2, 2)}
     assert head.fc6.in_features == 8 * 7 * 7
     x = head([torch.randn(1, 16, 16, 16)] * 4, [torch.tensor([[0.0, 0, 30, 30]])])
