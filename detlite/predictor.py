@@ -40,7 +40,8 @@ class Predictor:
     - with a keypoint head `keypoints` float32 [N, P, 3] of (x, y, 1) and `keypoints_scores`
       [N, P], their logits.
 
-    A list of pictures is run as one batch and gives a list. Pixels are taken as stored: an EXIF
+    A list of pictures is run as one batch and gives a list. A Fast R-CNN also takes, for each
+    picture, `proposals` float [R, 4], xyxy in its pixels. Pixels are taken as stored: an EXIF
     orientation is not followed. A DataError names a file that cannot be read; a TypeError or
     ValueError says what is wrong with any other picture.
 
@@ -109,20 +110,27 @@ class Predictor:
         return self.model.categories
 
     @overload
-    def __call__(self, pictures: Picture) -> Prediction: ...
+    def __call__(self, pictures: Picture, proposals: Tensor | None = None) -> Prediction: ...
 
     @overload
-    def __call__(self, pictures: list[Any] | tuple[Any, ...]) -> list[Prediction]: ...
+    def __call__(
+        self,
+        pictures: list[Any] | tuple[Any, ...],
+        proposals: Sequence[Tensor] | None = None,
+    ) -> list[Prediction]: ...
 
     def __call__(
-        self, pictures: Picture | list[Any] | tuple[Any, ...]
+        self,
+        pictures: Picture | list[Any] | tuple[Any, ...],
+        proposals: Tensor | Sequence[Tensor] | None = None,
     ) -> Prediction | list[Prediction]:
         if not isinstance(pictures, list | tuple):
-            return self._predict([pictures])[0]
-        return self._predict(pictures) if pictures else []
+            given = None if proposals is None else [proposals]
+            return self._predict([pictures], given)[0]
+        return self._predict(pictures, proposals) if pictures else []
 
     @torch.no_grad()
-    def _predict(self, pictures: Sequence[Picture]) -> list[Prediction]:
+    def _predict(self, pictures: Sequence[Picture], proposals: Any) -> list[Prediction]:
         images = [_to_tensor(picture) for picture in pictures]
         inputs, detector = images, self.augmented or self.model
         if detector is self.model:
@@ -130,8 +138,14 @@ class Predictor:
                 resize_shortest(image, self.min_size, self.max_size, self.resize)
                 for image in images
             ]
+        given = {}
+        if proposals is not None:
+            given["proposals"] = [
+                self.model.output.boxes(torch.as_tensor(boxes), _size(image), _size(resized))
+                for boxes, image, resized in zip(proposals, images, inputs, strict=True)
+            ]
         with autocast(self.dtype, self.model.device):
-            batch = detector.detect(inputs)
+            batch = detector.detect(inputs, **given)
         return [
             self._in_picture(detections, _size(resized), _size(image))
             for detections, resized, image in zip(batch, inputs, images, strict=True)

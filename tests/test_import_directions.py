@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 # Each part of detlite, and which other parts it may import.
-_BASE = {"config", "structures", "ops", "distributed", "registry"}
+_BASE = {"config", "structures", "ops", "distributed", "pickles", "registry"}
 _MIDDLE = _BASE | {"modeling", "data"}
 _TOP = _MIDDLE | {
     "benchmark",

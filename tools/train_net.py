@@ -84,8 +84,11 @@ def run(cfg: CfgNode, resume: bool) -> None:
 def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path, most: int = 12) -> None:
     """Draws the detections on images from all over the data set, on one sheet."""
     step = max(len(dataset) // most, 1)
-    images = [dataset[index][0] for index in range(0, len(dataset), step)][:most]
-    drawn = [draw_detections(image, predictor(image), dataset.categories) for image in images]
+    samples = [dataset[index] for index in range(0, len(dataset), step)][:most]
+    drawn = [
+        draw_detections(image, predictor(image, target.get("proposals")), dataset.categories)
+        for image, target in samples
+    ]
     contact_sheet(drawn).save(path)
 
 

@@ -11,19 +11,16 @@ from .convert import (
     to_torchvision,
 )
 from .detectron2_zoo import named_settings
-from .pickles import RefusedPickleError, read_pickle
 from .published import weight_file
 
 __all__ = [
     "SOURCES",
     "TIMM_BODY",
     "Converted",
-    "RefusedPickleError",
     "convert",
     "convert_timm",
     "is_classifier",
     "named_settings",
-    "read_pickle",
     "source_of",
     "to_torchvision",
     "weight_file",

@@ -63,7 +63,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         train: for training: with masks (if MODEL.MASK_ON), without images that teach nothing.
 
     Raises:
-        ConfigError: no or no sound entry of that name.
+        ConfigError: no or no sound entry of that name, or no file of its proposals.
         DataError: the data set is missing or broken.
     """
     entry = _entry(cfg.DATASETS.CATALOG, name)
@@ -86,6 +86,12 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         keypoints=cfg.MODEL.KEYPOINT_ON,
         min_keypoints=cfg.DATASETS.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
         skip_bad=cfg.DATASETS.ON_BAD_ANNOTATION == "skip",
+        proposals=_proposal_file(cfg, name, train) if cfg.MODEL.LOAD_PROPOSALS else None,
+        most_proposals=(
+            cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN
+            if train
+            else cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST
+        ),
     )
 
 
@@ -167,6 +173,19 @@ def _entry(catalog: Sequence[Entry], name: str) -> Entry:
         f"DATASETS.CATALOG: no data set is called {name!r}{hint} ({listed}, and the built-in names "
         "in docs/data.md)"
     )
+
+
+def _proposal_file(cfg: CfgNode, name: str, train: bool) -> Path:
+    """The file that belongs to a set of DATASETS.TRAIN or DATASETS.TEST."""
+    datasets, phase = cfg.DATASETS, "TRAIN" if train else "TEST"
+    paths = datasets.PROPOSAL_FILES_TRAIN if train else datasets.PROPOSAL_FILES_TEST
+    names = datasets[phase]
+    if name not in names or len(names) != len(paths):
+        raise ConfigError(
+            f"DATASETS.PROPOSAL_FILES_{phase} is {paths!r} and DATASETS.{phase} {names!r}: "
+            f"MODEL.LOAD_PROPOSALS needs one file for each set, and one for {name}"
+        )
+    return expand_path(datasets.ROOT) / expand_path(paths[names.index(name)])
 
 
 def _difference(one: CocoDataset, other: CocoDataset) -> str:

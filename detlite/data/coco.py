@@ -21,6 +21,7 @@ from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.masks import to_bitmap
 from .errors import DataError
 from .images import image_problem, read_image
+from .proposals import load_proposals
 from .validation import Problems, annotation_problem, read_coco_json
 
 Target = dict[str, Any]
@@ -49,6 +50,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         keypoints: every annotation must have keypoints, and a category name them.
         min_keypoints: leave out images with fewer labelled keypoints, too, if `train`.
         skip_bad: log, count and leave out bad annotations and pictures, instead of an error.
+        proposals: a file of regions, see `load_proposals`: `proposals` float32 [P, 4] of targets.
+        most_proposals: how many of an image.
 
     Raises:
         DataError: naming file and annotation or image id; from `dataset[i]` too, where a picture
@@ -67,6 +70,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         keypoints: bool = False,
         min_keypoints: int = 0,
         skip_bad: bool = False,
+        proposals: Path | None = None,
+        most_proposals: int = 1000,
     ) -> None:
         self.name = name or annotations.stem
         self.kind = kind
@@ -106,6 +111,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         # One bytes object an image: a fraction of the memory of parsed lists, and not copied
         # page by page into the loader's processes as their reference counts change.
         self._targets = [self._pack(usable[row["id"]], row) for row in kept]
+        self._proposals = None
+        if proposals:
+            self._proposals = load_proposals(proposals, self.image_ids, self._sizes, most_proposals)
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -130,6 +138,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             target["masks"] = torch.from_numpy(masks)
         if self.keypoint_names:
             target["keypoints"] = torch.from_numpy(keypoints)
+        if self._proposals is not None:
+            target["proposals"] = self._proposals[index]
         return image, target
 
     def image_path(self, index: int) -> Path:

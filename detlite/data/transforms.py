@@ -125,8 +125,8 @@ class DetectionTransform:
     """Applies v2 transforms to an image and its target, then drops boxes smaller than a pixel.
 
     In and out are plain tensors: image uint8 [3, H, W], and a target with `boxes` [N, 4] xyxy,
-    `labels` [N] and perhaps `masks` [N, H, W] and `keypoints` [N, P, 3]; other entries of the
-    target pass unchanged.
+    `labels` [N] and perhaps `masks` [N, H, W], `keypoints` [N, P, 3] and `proposals` [R, 4] xyxy,
+    of which all stay; other entries of the target pass unchanged.
 
     Args:
         transforms: flips and resizes among them move keypoints too; nothing else may move pixels.
@@ -148,9 +148,10 @@ class DetectionTransform:
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         height, width = image.shape[-2:]
         target = dict(target)
-        target["boxes"] = tv_tensors.BoundingBoxes(
-            target["boxes"], format="XYXY", canvas_size=(height, width)
-        )
+        for name in target.keys() & {"boxes", "proposals"}:
+            target[name] = tv_tensors.BoundingBoxes(
+                target[name], format="XYXY", canvas_size=(height, width)
+            )
         if "masks" in target:
             target["masks"] = tv_tensors.Mask(target["masks"])
         # Where this box in the top left corner ends up tells what happened to the picture.

@@ -23,14 +23,13 @@ import torch
 
 from ..conversion import (
     Converted,
-    RefusedPickleError,
     convert,
     convert_timm,
     is_classifier,
     named_settings,
-    read_pickle,
     source_of,
 )
+from ..pickles import RefusedPickleError, read_pickle
 
 logger = logging.getLogger(__name__)
 

@@ -140,8 +140,11 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
     done, start = 0, time.perf_counter()
     reported = start
     for images, targets in loader:
+        given = {}
+        if cfg.MODEL.LOAD_PROPOSALS:
+            given["proposals"] = [target["proposals"] for target in targets]
         with autocast(cfg.DTYPE, model.device):
-            batch = detector.detect(images)
+            batch = detector.detect(images, **given)
         for image, target, detections in zip(images, targets, batch, strict=True):
             results += to_coco_results(
                 detections,

@@ -64,20 +64,27 @@ class AugmentedDetector:
         self.flip_order = flip_order(keypoint_names)
 
     @torch.no_grad()
-    def detect(self, pictures: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    def detect(
+        self, pictures: Sequence[Tensor], proposals: Sequence[Tensor] | None = None
+    ) -> list[dict[str, Tensor]]:
         """Detections of pictures uint8 [3, H, W], each in its own frame, as `Detector.detect`."""
-        return [self._detect(picture) for picture in pictures]
+        given = [None] * len(pictures) if proposals is None else proposals
+        return [self._detect(*pair) for pair in zip(pictures, given, strict=True)]
 
-    def _detect(self, picture: Tensor) -> dict[str, Tensor]:
+    def _detect(self, picture: Tensor, proposals: Tensor | None) -> dict[str, Tensor]:
         size = (picture.shape[-2], picture.shape[-1])
         model, seen, candidates = self.model, [], []
         first: tuple[int, int] | None = None
         for view in self.views:
             image = resize_shortest(picture, view.min_size, view.max_size, self.resize)
-            batch = model.normalizer([image.flip(-1) if view.flip else image])
+            net_size = (image.shape[-2], image.shape[-1])
+            given = None
+            if proposals is not None:
+                moved = model.output.boxes(proposals, size, net_size)
+                given = [box_ops.mirror(moved, net_size[1]) if view.flip else moved]
+            batch = model.batch([image.flip(-1) if view.flip else image], given)
             features = model.backbone(batch.tensor)
-            (found,) = model.candidates(features, batch.sizes)
-            net_size = batch.sizes[0]
+            (found,) = model.candidates(features, batch)
             first = first or net_size
             boxes = box_ops.mirror(found["boxes"], net_size[1]) if view.flip else found["boxes"]
             boxes = model.output.boxes(boxes, net_size, first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from ..structures.image_batch import ImageBatch
 from ..structures.output import OutputRules
 from .backbone import Backbone
-from .inputs import InputNormalizer, prepare_targets
+from .inputs import InputNormalizer, prepare_proposals, prepare_targets
 from .suppression import DetectionLimits, Scored, suppress
 
 
@@ -26,9 +27,11 @@ class Detector(nn.Module, ABC):
             categories[k - 1]. Empty until training or a checkpoint sets it.
         output: how detections are mapped from the network's input to a picture.
         needs: what targets must hold beside `boxes` and `labels`.
+        takes_proposals: whether regions must be given with each image.
     """
 
     needs: tuple[str, ...] = ()
+    takes_proposals = False
 
     def __init__(
         self,
@@ -52,14 +55,12 @@ class Detector(nn.Module, ABC):
         """Scalar losses of a batch with its checked targets."""
 
     @abstractmethod
-    def candidates(
-        self, features: list[Tensor], image_sizes: list[tuple[int, int]]
-    ) -> list[Scored]:
+    def candidates(self, features: list[Tensor], batch: ImageBatch) -> list[Scored]:
         """Scored boxes of each image of a batch, before any is suppressed.
 
         Args:
-            features: the backbone's levels [B, C, H_l, W_l].
-            image_sizes: (height, width) of each image without padding.
+            features: the backbone's levels [B, C, H_l, W_l] of the batch.
+            batch: the images.
 
         Returns:
             For each image `boxes` float32 [N, 4] xyxy, `scores` [N] and `labels` [N].
@@ -99,7 +100,8 @@ class Detector(nn.Module, ABC):
             images: list of RGB tensors [3, H, W], uint8 in 0..255 or float in 0..1, of any sizes.
             targets: in training, for each image a dict of `boxes` float [G, 4] (xyxy in pixels),
                 `labels` int64 [G] in 1..num_classes - 1 and, with such a head, `masks` uint8
-                [G, H, W] and `keypoints` float [G, P, 3] of (x, y, visibility).
+                [G, H, W] and `keypoints` float [G, P, 3] of (x, y, visibility). Of a model that
+                takes proposals also `proposals` float [R, 4] xyxy, and these in eval mode too.
 
         Returns:
             In training a dict of scalar losses, which each model names.
@@ -111,8 +113,11 @@ class Detector(nn.Module, ABC):
         Raises:
             TypeError, ValueError: images or targets that do not fit this description.
         """
+        given = None
+        if targets is not None and self.takes_proposals:
+            given = [target.get("proposals") for target in targets]
         if self.training:
-            batch = self.normalizer(images)
+            batch = self.batch(images, given)
             truth = prepare_targets(
                 targets,
                 images,
@@ -122,7 +127,7 @@ class Detector(nn.Module, ABC):
                 dtype=batch.tensor.dtype,
             )
             return self.losses(batch, truth)
-        detections = self.detect(images)
+        detections = self.detect(images, given)
         for detection, image in zip(detections, images, strict=True):
             if "mask_probs" in detection:
                 size = (image.shape[-2], image.shape[-1])
@@ -131,9 +136,37 @@ class Detector(nn.Module, ABC):
                 detection["masks"] = pasted[:, None]
         return detections
 
+    def batch(
+        self, images: Sequence[Tensor], proposals: Sequence[Tensor | None] | None = None
+    ) -> ImageBatch:
+        """Images as the network sees them, with the regions given for them.
+
+        Args:
+            images: as in `forward`.
+            proposals: of a model that takes them, and of no other: float xyxy [R_i, 4] in each.
+
+        Raises:
+            TypeError, ValueError: images or proposals that do not fit this description.
+        """
+        batch = self.normalizer(images)
+        if not self.takes_proposals:
+            if proposals is not None:
+                raise ValueError(
+                    "proposals are given, but the model finds its regions itself; a Fast R-CNN "
+                    "takes them: MODEL.LOAD_PROPOSALS"
+                )
+            return batch
+        given = prepare_proposals(proposals, len(images), self.device, batch.tensor.dtype)
+        return replace(batch, proposals=given)
+
     @torch.no_grad()
-    def detect(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    def detect(
+        self, images: Sequence[Tensor], proposals: Sequence[Tensor | None] | None = None
+    ) -> list[dict[str, Tensor]]:
         """Detections before their masks are pasted: the compact form.
+
+        Args:
+            images, proposals: see `batch`.
 
         Returns:
             For each image `boxes`, `scores`, `labels` and keypoints as in `forward` and, with a
@@ -141,13 +174,13 @@ class Detector(nn.Module, ABC):
 
         Raises:
             RuntimeError: the model is in training mode.
-            TypeError, ValueError: images that do not fit the description in `forward`.
+            TypeError, ValueError: images or proposals that do not fit the description in `batch`.
         """
         if self.training:
             raise RuntimeError("the model is in training mode: call model.eval() first")
-        batch = self.normalizer(images)
+        batch = self.batch(images, proposals)
         features = self.backbone(batch.tensor)
-        found = [suppress(c, self.limits) for c in self.candidates(features, batch.sizes)]
+        found = [suppress(c, self.limits) for c in self.candidates(features, batch)]
         boxes, labels = ([own[name] for own in found] for name in ("boxes", "labels"))
         maps = self.region_maps(features, boxes, labels)
         return [self.complete(*pair) for pair in zip(found, maps, strict=True)]

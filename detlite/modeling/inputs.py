@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
+from ..structures import boxes as box_ops
 from ..structures.image_batch import ImageBatch, batch_images
 
 
@@ -94,6 +95,47 @@ def check_images(images: Sequence[Tensor]) -> None:
             raise ValueError(
                 f"images[{index}] must be [3, H, W] (RGB) with H, W > 0, not {list(image.shape)}"
             )
+
+
+def prepare_proposals(
+    proposals: Sequence[Tensor | None] | None,
+    count: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> list[Tensor]:
+    """Checks the regions given with images and moves them to `device`.
+
+    Args:
+        proposals: float xyxy [R_i, 4] in each image; there may be none in it.
+        count: how many images.
+        device: where the model is.
+        dtype: the model's.
+
+    Returns:
+        Those with an extent: resizing may have left others without.
+
+    Raises:
+        TypeError, ValueError: naming the image whose regions are missing or do not fit.
+    """
+    if proposals is None:
+        raise ValueError(
+            "the model has no RPN and needs regions: `proposals` in each target, or "
+            "model.detect(images, proposals)"
+        )
+    if len(proposals) != count:
+        raise ValueError(f"{count} images, but proposals of {len(proposals)}")
+    prepared = []
+    for index, boxes in enumerate(proposals):
+        if not isinstance(boxes, Tensor):
+            found = "missing" if boxes is None else type(boxes).__name__
+            raise TypeError(f"proposals of image {index} must be a tensor [R, 4], not {found}")
+        boxes = boxes.to(device, dtype)
+        if boxes.ndim != 2 or boxes.shape[1] != 4:
+            raise ValueError(f"proposals of image {index} must be [R, 4], not {list(boxes.shape)}")
+        if not boxes.isfinite().all():
+            raise ValueError(f"proposals of image {index} must be finite")
+        prepared.append(boxes[box_ops.at_least(boxes, 0)])
+    return prepared
 
 
 def prepare_targets(

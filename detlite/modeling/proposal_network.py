@@ -47,11 +47,9 @@ class ProposalNetwork(Detector):
         _, losses = self.rpn(batch.sizes, self.backbone(batch.tensor), targets)
         return losses
 
-    def candidates(
-        self, features: list[Tensor], image_sizes: list[tuple[int, int]]
-    ) -> list[Scored]:
+    def candidates(self, features: list[Tensor], batch: ImageBatch) -> list[Scored]:
         """The RPN's proposals."""
-        proposals = self.rpn.scored_proposals(image_sizes, features)
+        proposals = self.rpn.scored_proposals(batch.sizes, features)
         return [
             {"boxes": boxes, "scores": logits.sigmoid(), "labels": _ones(logits)}
             for boxes, logits in proposals

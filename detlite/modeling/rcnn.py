@@ -35,14 +35,15 @@ class GeneralizedRCNN(Detector):
     """A two-stage detector (Mask R-CNN, https://arxiv.org/abs/1703.06870).
 
     Its losses are `loss_objectness`, `loss_rpn_box`, `loss_classifier`, `loss_box` and, with such
-    a head, `loss_mask`, `loss_keypoint`.
+    a head, `loss_mask`, `loss_keypoint`. Without an RPN it is a Fast R-CNN
+    (https://arxiv.org/abs/1504.08083), which takes its regions with each image.
     """
 
     def __init__(
         self,
         normalizer: InputNormalizer,
         backbone: Backbone,
-        rpn: RPN,
+        rpn: RPN | None,
         roi_heads: RoIHeads,
         *,
         num_classes: int,
@@ -53,6 +54,7 @@ class GeneralizedRCNN(Detector):
             normalizer, backbone, num_classes=num_classes, limits=limits, output=output
         )
         self.rpn = rpn
+        self.takes_proposals = rpn is None
         self.roi_heads = roi_heads
         heads = {"masks": roi_heads.mask, "keypoints": roi_heads.keypoint}
         self.needs = tuple(name for name, head in heads.items() if head is not None)
@@ -60,15 +62,13 @@ class GeneralizedRCNN(Detector):
     def losses(self, batch: ImageBatch, targets: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Losses of the RPN and of every head."""
         features = self.backbone(batch.tensor)
-        proposals, losses = self.rpn(batch.sizes, features, targets)
+        proposals, losses = self._propose(features, batch, targets)
         return losses | self.roi_heads.losses(features, proposals, targets, batch.sizes)
 
-    def candidates(
-        self, features: list[Tensor], image_sizes: list[tuple[int, int]]
-    ) -> list[Scored]:
-        """What the box head makes of the RPN's proposals."""
-        proposals, _ = self.rpn(image_sizes, features)
-        return self.roi_heads.candidates(features, proposals, image_sizes, self.limits)
+    def candidates(self, features: list[Tensor], batch: ImageBatch) -> list[Scored]:
+        """What the box head makes of the proposals."""
+        proposals, _ = self._propose(features, batch)
+        return self.roi_heads.candidates(features, proposals, batch.sizes, self.limits)
 
     def region_maps(
         self, features: list[Tensor], boxes: list[Tensor], labels: list[Tensor]
@@ -80,9 +80,27 @@ class GeneralizedRCNN(Detector):
         """Masks as they are, keypoints found in their maps."""
         return self.roi_heads.complete(detection, maps)
 
+    def _propose(
+        self,
+        features: list[Tensor],
+        batch: ImageBatch,
+        targets: list[dict[str, Any]] | None = None,
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """The RPN's proposals and losses, or those that the batch brings."""
+        if self.rpn is None:
+            assert batch.proposals is not None
+            return batch.proposals, {}
+        return self.rpn(batch.sizes, features, targets)
+
 
 @META_ARCHITECTURES.register("GeneralizedRCNN")
 def _build_generalized_rcnn(cfg: CfgNode) -> Detector:
+    one_stage = next((k for k in ("RETINANET_ON", "RPN_ONLY") if cfg.MODEL[k]), None)
+    if one_stage and cfg.MODEL.LOAD_PROPOSALS:
+        raise ValueError(
+            f"MODEL.{one_stage} leaves out the heads that MODEL.LOAD_PROPOSALS gives regions to: "
+            "one of them must be False"
+        )
     if cfg.MODEL.RETINANET_ON:
         return build_retinanet(cfg)
     if cfg.MODEL.RPN_ONLY:
@@ -93,7 +111,7 @@ def _build_generalized_rcnn(cfg: CfgNode) -> Detector:
     return GeneralizedRCNN(
         normalizer=build_normalizer(cfg),
         backbone=backbone,
-        rpn=build_rpn(cfg, backbone),
+        rpn=None if cfg.MODEL.LOAD_PROPOSALS else build_rpn(cfg, backbone),
         roi_heads=build_roi_heads(cfg, backbone),
         num_classes=cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES,
         limits=build_detection_limits(cfg),

@@ -163,21 +163,21 @@ class RetinaNet(Detector):
             of_scores, of_boxes = total + len(sums), total.clamp(min=1)
         return {"loss_classifier": classifier.sum() / of_scores, "loss_box": box.sum() / of_boxes}
 
-    def candidates(
-        self, features: list[Tensor], image_sizes: list[tuple[int, int]]
-    ) -> list[Scored]:
+    def candidates(self, features: list[Tensor], batch: ImageBatch) -> list[Scored]:
         """The best scores of each level, and the boxes that their anchors are moved to."""
         anchors, logits, deltas = self._predict(features)
         found = []
-        for image, size in enumerate(image_sizes):
+        for image, size in enumerate(batch.sizes):
             own = self._decode(anchors, [x[image] for x in logits], [x[image] for x in deltas])
             found.append(self._clip(own, size) if self.clip_first else own)
         return found
 
     @torch.no_grad()
-    def detect(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    def detect(
+        self, images: Sequence[Tensor], proposals: Sequence[Tensor | None] | None = None
+    ) -> list[dict[str, Tensor]]:
         """As every detector's, of boxes alone."""
-        found = super().detect(images)
+        found = super().detect(images, proposals)
         if self.clip_first:
             return found
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]

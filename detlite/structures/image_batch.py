@@ -15,10 +15,12 @@ class ImageBatch:
     Attributes:
         tensor: [B, C, H, W], images at the top left, zeros (the pixel mean) around them.
         sizes: (height, width) of each image without its padding.
+        proposals: the regions [P_i, 4] that came with each image; None where none are taken.
     """
 
     tensor: Tensor
     sizes: list[tuple[int, int]]
+    proposals: list[Tensor] | None = None
 
 
 def batch_images(

@@ -63,6 +63,7 @@ def tiny_batch() -> Callable[[CfgNode], tuple[list[Tensor], list[dict[str, Tenso
             "labels": torch.tensor([1, 1]),
             "masks": masks,
             "keypoints": torch.cat([places, torch.full((2, points, 1), 2.0)], dim=2),
+            "proposals": boxes + torch.tensor([2.0, -1, 3, 2]),
         }
         empty = {name: value[:0] for name, value in target.items()}
         return images, [target, {**empty, "masks": masks[:0].new_zeros(0, 96, 64)}]

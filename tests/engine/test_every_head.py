@@ -166,6 +166,36 @@ def test_region_proposals_alone_are_learnt_and_measured(plates_config):
     assert metrics["box_proposal"]["ARl@1000"] is None
 
 
+def test_fast_rcnn_learns_on_what_region_proposals_alone_left(plates_config, tmp_path):
+    proposing = plates_config("MODEL.RPN_ONLY", True, *NO_MASKS, "SOLVER.MAX_ITER", 24)
+    run(proposing)
+    files = (str(tmp_path / "results_plates.json"),)
+    cfg = plates_config(
+        "MODEL.LOAD_PROPOSALS", True, "DATASETS.PROPOSAL_FILES_TRAIN", files,
+        "DATASETS.PROPOSAL_FILES_TEST", files, "SOLVER.MAX_ITER", 60, "SOLVER.IMS_PER_BATCH", 3,
+        "OUTPUT_DIR", str(tmp_path / "fast"),
+    )  # fmt: skip
+    (tmp_path / "fast").mkdir()
+    history, metrics, predictor = run(cfg)
+    assert not {"loss_objectness", "loss_rpn_box"} & history[-1].keys()
+    for name in ("loss_classifier", "loss_box", "loss_mask"):
+        values = [row[name] for row in history]
+        assert sum(values[-10:]) < 0.7 * sum(values[:10]), name
+    assert metrics["bbox"]["AP50"] > 0.5
+    assert metrics["segm"]["AP50"] > 0.5
+    dataset = build_dataset(cfg, "plates", train=False)
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.TEST.BBOX_AUG.update(ENABLED=True, H_FLIP=True, SCALES=(80,), SCALE_H_FLIP=True)
+    joined = evaluate_dataset(cfg, predictor.model, dataset, Path(cfg.OUTPUT_DIR))
+    assert joined["bbox"]["AP50"] > 0.5
+    image, target = dataset[0]
+    [found] = predictor([image], [target["proposals"]])
+    assert len(found["boxes"]) == len(predictor(image, target["proposals"])["boxes"]) > 0
+    with pytest.raises(ValueError, match="has no RPN and needs regions"):
+        predictor(image)
+
+
 def test_keypoints_and_masks_are_learnt(plates_config):
     cfg = plates_config(
         "MODEL.KEYPOINT_ON", True, "SOLVER.MAX_ITER", 150, "SOLVER.IMS_PER_BATCH", 3

@@ -79,7 +79,7 @@ def test_overlaps_are_measured_in_the_first_view(model, picture, monkeypatch):
     found = detect(model, picture, *views)
     image = resize_shortest(picture, 96, 1000)
     batch = model.normalizer([image])
-    (first,) = model.candidates(model.backbone(batch.tensor), batch.sizes)
+    (first,) = model.candidates(model.backbone(batch.tensor), batch)
     count = len(first["boxes"])
     assert 0 < count < len(joined[0])
     torch.testing.assert_close(joined[0][:count], first["boxes"])
@@ -118,7 +118,7 @@ def test_views_are_suppressed_together_and_their_maps_averaged(model, picture):
         with torch.no_grad():
             batch = model.normalizer([image])
             features = model.backbone(batch.tensor)
-            (own,) = model.candidates(features, batch.sizes)
+            (own,) = model.candidates(features, batch)
         scale = 64 / view.min_size
         width = image.shape[-1]
         moved = box_ops.mirror(own["boxes"], width) if view.flip else own["boxes"]
@@ -219,3 +219,17 @@ def test_checkpoint_in_several_views(tiny_config, picture, tmp_path):
     found = predictor(picture)
     wanted = detect(model.eval(), picture, View(64, 1333), View(64, 1333, flip=True))
     torch.testing.assert_close(found["boxes"], wanted["boxes"])
+
+
+def test_given_regions_move_with_the_picture(tiny_config, picture):
+    given = torch.tensor([[8.0, 6, 40, 30], [60.0, 20, 90, 60]])
+    model = build_model(tiny_config("MODEL.LOAD_PROPOSALS", True)).eval()
+    seen = []
+    model.roi_heads.box.feature_extractor.register_forward_hook(
+        lambda _, inputs, output: seen.append(inputs[1][0])
+    )
+    views = [View(64, 1000), View(128, 1000), View(64, 1000, flip=True)]
+    AugmentedDetector(model, views).detect([picture], [given])
+    width = picture.shape[-1]
+    for boxes, wanted in zip(seen, (given, 2 * given, box_ops.mirror(given, width)), strict=True):
+        torch.testing.assert_close(boxes, wanted)

@@ -169,7 +169,7 @@ def test_candidates_are_the_best_scores_of_each_level():
     model = raw_scores(make(PRE_NMS_TOP_N=7, INFERENCE_TH=0.05))
     batch = model.normalizer(pictures())
     features = model.backbone(batch.tensor)
-    found = model.candidates(features, batch.sizes)
+    found = model.candidates(features, batch)
     anchors = model.anchor_generator([f.shape[-2:] for f in features])
     logits, deltas = model.head(features)
     for image, own in enumerate(found):

@@ -58,6 +58,21 @@ KEYS = (
         "detectron2: 1)",
         not_negative,
     ),
+    Key(
+        "DATASETS.PROPOSAL_FILES_TRAIN",
+        (),
+        "under MODEL.LOAD_PROPOSALS: for each set of TRAIN the file of its proposals, relative to "
+        "ROOT: detectron2's .pkl, or a .json of COCO results",
+        strings,
+    ),
+    Key("DATASETS.PROPOSAL_FILES_TEST", (), "the same for each set of TEST", strings),
+    Key(
+        "DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN",
+        2000,
+        "how many of an image's are used, the best, in training",
+        positive,
+    ),
+    Key("DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST", 1000, "the same in evaluation", positive),
     Key("DATALOADER.NUM_WORKERS", 4, "loader processes; 0: load in the main process", not_negative),
     Key("DATALOADER.SIZE_DIVISIBILITY", 0, "batches are padded to a multiple of it", not_negative),
     Key("DATALOADER.ASPECT_RATIO_GROUPING", True, "batches of only wide or only tall images"),

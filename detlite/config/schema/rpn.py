@@ -6,6 +6,11 @@ from ..checks import anchor_sizes, each, fraction, not_negative, one_of, positiv
 from .key import Key, box_loss
 
 KEYS = (
+    Key(
+        "MODEL.LOAD_PROPOSALS",
+        False,
+        "Fast R-CNN: no RPN; regions come from DATASETS.PROPOSAL_FILES_TRAIN and _TEST",
+    ),
     Key("MODEL.RPN.RPN_HEAD", "SingleConvRPNHead", "registered RPN head"),
     Key("MODEL.RPN.NUM_CONVS", 1, "3x3s before its predictions", positive),
     Key("MODEL.RPN.USE_FPN", None, "restates BACKBONE.CONV_BODY", None, bool),

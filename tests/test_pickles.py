@@ -10,8 +10,8 @@ import pickle
 import numpy as np
 import pytest
 
-from detlite.conversion import RefusedPickleError, read_pickle
 from detlite.engine.checkpoint import CheckpointError, read_checkpoint
+from detlite.pickles import RefusedPickleError, read_pickle
 
 
 class RunsCode:

@@ -1,4 +1,4 @@
-"""Pickled weights (.pkl), read without running anything that they hold.
+"""Pickles (.pkl) of weights and proposals, read without running anything that they hold.
 
 numpy's own functions trust a pickle: a dtype or a buffer that it makes up can point anywhere in
 memory. So arrays are put together here, of numbers and text alone, and what a pickle may call are
