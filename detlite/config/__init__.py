@@ -1,7 +1,15 @@
 """Configuration: one schema, one loader, one error type."""
 
 from .errors import ConfigError
-from .loading import default_config, expand_path, load_config
+from .loading import config_from, default_config, expand_path, load_config
 from .schema import KEYS, Key
 
-__all__ = ["KEYS", "ConfigError", "Key", "default_config", "expand_path", "load_config"]
+__all__ = [
+    "KEYS",
+    "ConfigError",
+    "Key",
+    "config_from",
+    "default_config",
+    "expand_path",
+    "load_config",
+]

@@ -58,10 +58,35 @@ def load_config(
         ConfigError: a file that cannot be read, an unknown key, a value of the wrong type or
             range, or one that contradicts another.
     """
+    if path is None:
+        return _resolve([], opts, defaults or {}, Path())
+    return _resolve(read_chain(Path(path)), opts, defaults or {}, Path(path).parent)
+
+
+def config_from(content: dict[str, Any], source: Path, opts: Sequence[Any] = ()) -> CfgNode:
+    """`load_config` of a config that is not in a file of its own, such as a checkpoint's.
+
+    Args:
+        content: what the YAML file would hold, without `_BASE_`.
+        source: what holds it, for messages.
+        opts: overrides as for `load_config`.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    return _resolve([(source, content)], opts, {}, Path())
+
+
+def _resolve(
+    chain: list[tuple[Path, dict[str, Any]]],
+    opts: Sequence[Any],
+    defaults: Mapping[str, Any],
+    folder: Path,
+) -> CfgNode:
+    """The config of files and overrides; IMPORTS are relative to `folder`."""
     cfg = default_config()
-    chain = [] if path is None else read_chain(Path(path))
     counting = COUNTING if is_left_by_its_training(chain) else {}
-    for name, value in {**counting, **(defaults or {})}.items():
+    for name, value in {**counting, **defaults}.items():
         _assign(cfg, name, value, "defaults")
     sources: dict[str, str] = {}
     for file, content in chain:
@@ -76,7 +101,7 @@ def load_config(
         _assign(cfg, str(name), value, COMMAND_LINE)
         sources[str(name)] = COMMAND_LINE
     derive(cfg, sources)
-    _import_extensions(cfg.IMPORTS, Path(path).parent if path is not None else Path())
+    _import_extensions(cfg.IMPORTS, folder)
     cfg.freeze()
     return cfg
 

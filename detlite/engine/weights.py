@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 import yaml
 from yacs.config import CfgNode
 
-from ..config import ConfigError, load_config
+from ..config import ConfigError, config_from, load_config
 from ..conversion import TIMM_BODY, weight_file
 from ..modeling.detector import Detector
 from ..modeling.rcnn import build_model
@@ -166,7 +165,10 @@ def build_model_from_checkpoint(
 
 def _stored_config(path: str | Path, opts: Sequence[Any]) -> CfgNode:
     text = read_checkpoint(path).get("config")
-    config = yaml.safe_load(text) if isinstance(text, str) else None
+    try:
+        config = yaml.safe_load(text) if isinstance(text, str) else None
+    except yaml.YAMLError as error:
+        raise CheckpointError(f"{path}: its config is not YAML: {error}") from error
     if not isinstance(config, dict):
         raise CheckpointError(
             f"{path}: has no config, so it does not say which model it is: name the YAML file "
@@ -174,10 +176,7 @@ def _stored_config(path: str | Path, opts: Sequence[Any]) -> CfgNode:
         )
     # Weights must not run code: what a model needs imported is named by who loads it.
     config.pop("IMPORTS", None)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "config.yaml"
-        file.write_text(yaml.safe_dump(config))
-        return load_config(file, opts)
+    return config_from(config, Path(path), opts)
 
 
 def _shape(tensor: torch.Tensor) -> str:

@@ -5,6 +5,7 @@ from collections import OrderedDict
 import pytest
 import torch
 
+from detlite.config import ConfigError
 from detlite.engine.checkpoint import CheckpointError, save_checkpoint
 from detlite.engine.weights import build_model_from_checkpoint, load_weights
 from detlite.modeling.rcnn import build_model
@@ -115,3 +116,13 @@ def test_a_checkpoint_cannot_make_its_loader_import_anything(tmp_path, tiny_conf
     assert not marker.exists()
     build_model_from_checkpoint(path, ["IMPORTS", str(extension)])
     assert marker.exists()
+
+
+def test_errors_in_a_stored_config_name_the_checkpoint(tmp_path, toy):
+    path = tmp_path / "weights.pth"
+    torch.save({"model": toy.state_dict(), "config": "SOLVER: {BASE_LRR: 1.0}"}, path)
+    with pytest.raises(ConfigError, match=r"weights\.pth: unknown config key SOLVER\.BASE_LRR"):
+        build_model_from_checkpoint(path)
+    torch.save({"model": toy.state_dict(), "config": "SOLVER: ["}, path)
+    with pytest.raises(CheckpointError, match=r"weights\.pth: its config is not YAML"):
+        build_model_from_checkpoint(path)
