@@ -30,8 +30,8 @@ def models(request, recipe):
     """Both models; few boxes, as their heads take most of the time."""
     few, opts = {}, []
     if "rcnn" in request.param:
-        few = {"box_batch_size_per_image": 16, "box_detections_per_img": 30}
-        opts = ["MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 16]
+        few = {"box_batch_size_per_image": 8, "box_detections_per_img": 30}
+        opts = ["MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 8]
         opts += ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 30]
     reference = torchvision_model(request.param, recipe, min_size=SHORT_SIDE, **few)
     return request.param, reference, predictor_of(reference, opts)
