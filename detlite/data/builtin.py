@@ -53,6 +53,14 @@ _ENTRIES: list[dict[str, Any]] = [
         for split in ("train", "val", "test")
     ),
     *(
+        {**_coco_form(f"lvis_{part}", f"lvis/lvis_{part}.json", "coco"), "type": "lvis"}
+        for part in (
+            *("v0.5_train", "v0.5_val", "v0.5_val_rand_100"),
+            *("v0.5_train_cocofied", "v0.5_val_cocofied"),
+            *("v1_train", "v1_val"),
+        )
+    ),
+    *(
         {"name": f"voc_{year}_{split}", "type": "voc", "folder": f"voc/VOC{year}", "split": split}
         for year in (2007, 2012)
         for split in ("train", "val", "trainval", "test")

@@ -78,7 +78,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         self.annotation_file = annotations
         self._folder = images
         self._decode_masks = train and masks
-        content = read_coco_json(annotations)
+        # LVIS v0.5 has file names as well, without the folder, and some that COCO gave up.
+        content = read_coco_json(annotations, by_url=kind == "lvis")
         known = ("id", "name", "keypoints") if keypoints else ("id", "name")
         self.categories: list[dict[str, Any]] = sorted(
             ({key: row[key] for key in known if key in row} for row in content["categories"]),

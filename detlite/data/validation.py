@@ -50,11 +50,16 @@ class Problems:
         _logger.warning("%s: skipped %d bad entries in all", self.file, self.count)
 
 
-def read_coco_json(file: Path) -> dict[str, Any]:
+def read_coco_json(file: Path, by_url: bool = False) -> dict[str, Any]:
     """Reads an annotation file and checks its lists, image entries and category entries.
 
+    Args:
+        file: the annotation file.
+        by_url: pictures are called as `coco_url` ends, where it is given: `val2017/<picture>`.
+
     Returns:
-        The file's content; `annotations` is a list of mappings, not looked into yet.
+        The file's content; `annotations` is a list of mappings, not looked into yet, and each of
+        `images` has a `file_name`.
 
     Raises:
         DataError: missing, not JSON, not COCO, or ids of images or categories that occur twice.
@@ -75,8 +80,8 @@ def read_coco_json(file: Path) -> dict[str, Any]:
             what = "has no" if rows is None else "holds something else than a list of objects as"
             raise DataError(f"{file}: is not in COCO form: {what} {key!r}")
     for image in content["images"]:
-        if "file_name" not in image and isinstance(image.get("coco_url"), str):
-            # LVIS v1 has the address alone, which ends in train2017/<picture> or val2017/<picture>.
+        # LVIS v1 has the address alone, which ends in train2017/<picture> or val2017/<picture>.
+        if (by_url or "file_name" not in image) and isinstance(image.get("coco_url"), str):
             image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
     _check_rows(file, content, "images", {"file_name": str, "height": int, "width": int})
     _check_rows(file, content, "categories", {"name": str})

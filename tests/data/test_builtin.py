@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from PIL import Image
+
+from detlite.data import DataError
 from detlite.data.builtin import BUILTIN
 from detlite.data.catalog import build_dataset, build_train_dataset
 
@@ -52,6 +56,37 @@ def test_name_is_found_where_it_is_expected(
     dataset = build_dataset(small_cfg(), name, train=True)
     assert dataset.name == name
     assert len(dataset[0][1]["boxes"]) == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["lvis_v0.5_train", "lvis_v0.5_val", "lvis_v0.5_val_cocofied", "lvis_v1_val"]
+)
+def test_lvis_is_found_beside_the_pictures_of_coco(name, content, write_set, small_cfg, tmp_path):
+    for number, image in enumerate(content["images"]):
+        image["coco_url"] = f"http://images.example.org/val2017/{image['file_name']}"
+        if number and "v0.5" in name:
+            image["file_name"] = f"COCO_val2014_{number}.png"
+        elif number:
+            del image["file_name"]
+    names = [image["coco_url"].rpartition("/")[2] for image in content["images"]]
+    file, folder = write_set({**content, "images": []})
+    file.write_text(json.dumps(content))
+    (tmp_path / "lvis").mkdir()
+    file.rename(tmp_path / "lvis" / f"{name}.json")
+    (tmp_path / "coco").mkdir()
+    for picture, image in zip(names, content["images"], strict=True):
+        Image.new("RGB", (image["width"], image["height"])).save(folder / picture)
+    folder.rename(tmp_path / "coco" / "val2017")
+    dataset = build_dataset(small_cfg(), name, train=False)
+    assert (dataset.name, dataset.kind) == (name, "lvis")
+    assert [dataset.image_path(i).name for i in range(len(dataset))] == names
+    assert dataset[0][0].shape == (3, 30, 40)
+
+
+def test_missing_lvis_says_where_it_is_expected(small_cfg, tmp_path):
+    expected = rf"no annotation file {tmp_path}/lvis/lvis_v1_train\.json; .* in {tmp_path}/coco\."
+    with pytest.raises(DataError, match=expected):
+        build_dataset(small_cfg(), "lvis_v1_train", train=True)
 
 
 def test_own_entry_goes_before_a_builtin_one(content, write_set, small_cfg):
