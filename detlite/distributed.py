@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .config import ConfigError
+
 # Rank 0 computes COCO metrics alone while the others wait, longer than NCCL's ten minutes at worst.
 _TIMEOUT = timedelta(hours=1)
 
@@ -94,9 +96,19 @@ def reduce_mean(values: dict[str, float]) -> dict[str, float]:
 
 
 def data_parallel(model: nn.Module) -> nn.Module:
-    """The model whose gradients are averaged over the processes; alone, the model itself."""
+    """The model whose gradients are averaged over the processes; alone, the model itself.
+
+    Raises:
+        ConfigError: it has synchronised batch norm, which torch has for GPUs only, on the CPU.
+    """
     if world_size() == 1:
         return model
+    synchronised = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
+    if any(buffer.device.type == "cpu" for module in synchronised for buffer in module.buffers()):
+        raise ConfigError(
+            "SyncBN in several processes needs GPUs: torch has no synchronised batch norm for the "
+            "CPU. Use NORM BN (each process has statistics of its own) or GN, or one process"
+        )
     return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 

@@ -25,6 +25,7 @@ from detlite.distributed import (
 TWO_PROCESSES = """
     import json, sys, torch
     from torch import nn
+    from detlite.config import ConfigError
     from detlite.distributed import *
     from detlite.distributed import process_group
 
@@ -34,6 +35,10 @@ TWO_PROCESSES = """
         nn.init.constant_(layer.weight, 10.0 + r)
         parallel = data_parallel(layer)
         parallel(torch.tensor([[float(1 + 2 * r)]])).sum().backward()
+        try:
+            refused = str(data_parallel(nn.Sequential(nn.SyncBatchNorm(1))))
+        except ConfigError as error:
+            refused = str(error)
         norm = nn.BatchNorm1d(1)
         norm.running_mean.fill_(r + 3.0)
         broadcast_buffers(norm)
@@ -47,6 +52,7 @@ TWO_PROCESSES = """
             "weight": layer.weight.item(),
             "gradient": layer.weight.grad.item(),
             "running_mean": norm.running_mean.item(),
+            "refused": refused[:46],
             "threads": torch.get_num_threads(),
         }))
     assert world_size() == 1
@@ -69,6 +75,9 @@ def test_one_process_needs_no_initialisation(monkeypatch):
         assert data_parallel(layer) is layer
         broadcast_buffers(layer)
         barrier()
+    synchronised = nn.SyncBatchNorm(2)
+    with process_group("auto"):
+        assert data_parallel(synchronised) is synchronised
     assert torch.equal(layer.running_mean, torch.zeros(2))
 
 
@@ -99,5 +108,6 @@ def test_two_processes(tmp_path):
             "weight": 10.0,  # rank 0's, everywhere
             "gradient": 2.0,  # the mean of 1 and 3
             "running_mean": 3.0,
+            "refused": "SyncBN in several processes needs GPUs: torch ",
             "threads": (1, min(2, os.cpu_count() or 1))[number],
         }

@@ -44,7 +44,12 @@ KEYS = (
         "batch norm in frozen stages of a ResNet keeps its statistics; False: it goes on with "
         "those of the batch (torchvision)",
     ),
-    Key("MODEL.RESNETS.NORM", "FrozenBN", "normalisation of the body", one_of(*NORMS)),
+    Key(
+        "MODEL.RESNETS.NORM",
+        "FrozenBN",
+        "norm of the body; SyncBN in several processes needs GPUs",
+        one_of(*NORMS),
+    ),
     Key(
         "MODEL.RESNETS.BN_EPSILON",
         1e-5,
