@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from detlite.config import load_config
 from detlite.engine.precision import autocast, resolve_dtype
+from detlite.modeling.rcnn import torch_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -60,6 +62,15 @@ def test_arithmetic_is_what_was_resolved(dtype, able, wanted, hardware):
     hardware(amx=able)
     x = torch.ones(2, 2)
     with autocast(dtype, CPU):
+        assert (x @ x).dtype == wanted
+
+
+@pytest.mark.parametrize(("able", "wanted"), [({}, torch.float32), ({"avx": True}, torch.bfloat16)])
+def test_a_config_with_auto_is_float32_where_the_processor_has_no_bfloat16(able, wanted, hardware):
+    hardware(**able)
+    cfg = load_config(None, ["DTYPE", "auto", "MODEL.DEVICE", "cpu"])
+    x = torch.ones(2, 2)
+    with autocast(cfg.DTYPE, torch_device(cfg.MODEL.DEVICE)):
         assert (x @ x).dtype == wanted
 
 
