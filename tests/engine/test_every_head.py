@@ -136,11 +136,12 @@ GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
         (GROUP_NORM_HEAD, False),
         (["MODEL.CLS_AGNOSTIC_BBOX_REG", True], False),
         (SHARED, True),
+        (["MODEL.KEYPOINT_ON", True, *NO_MASKS], True),
         (GIOU + NO_MASKS, False),
         (RETINANET + NO_MASKS + VIEWS, False),
     ],
-    ids=["cascade", "cascade with all heads", "group norm", "class-agnostic", "C4, shared", "GIoU",
-         "RetinaNet in several views"],
+    ids=["cascade", "cascade with all heads", "group norm", "class-agnostic", "C4, shared",
+         "C4, keypoints pooled apart", "GIoU", "RetinaNet in several views"],
 )  # fmt: skip
 def test_trains_and_evaluates(plates_config, opts, c4):
     cfg = plates_config(*opts, c4=c4)

@@ -51,6 +51,14 @@ def test_model_learns_and_predicts_keypoints(tiny_config, make_batch):
         assert image.shape[0] == 3
 
 
+def test_it_pools_from_the_one_map_of_a_c4_body(tiny_config):
+    model = build_model(tiny_config(*OPTS, c4=True))
+    extractor = model.roi_heads.keypoint.feature_extractor
+    assert extractor.pooler.scales == (1 / 16,)
+    level = torch.rand(1, model.backbone.out_channels, 6, 6)
+    assert extractor([level], [torch.tensor([[0.0, 0, 50, 40]])]).shape == (1, 8, 14, 14)
+
+
 def test_loss_is_the_mean_over_labelled_keypoints():
     boxes = torch.tensor([[0.0, 0, 40, 40], [10, 10, 50, 50]])
     keypoints = torch.rand(3, 4, 3) * 60
