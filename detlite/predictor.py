@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 
 from .data.coco import keypoint_names
 from .data.images import read_image
-from .data.transforms import resize_shortest
+from .data.resize import resize_shortest
 from .engine.precision import autocast
 from .engine.test_time_augmentation import AugmentedDetector, View, build_views
 from .engine.weights import build_model_from_checkpoint

@@ -15,7 +15,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from ..config import ConfigError
-from ..data.transforms import resize_shortest
+from ..data.resize import resize_shortest
 from ..modeling.detector import Detector
 from ..modeling.suppression import Scored, suppress
 from ..structures import boxes as box_ops

@@ -7,7 +7,8 @@ import torch
 from torchvision.transforms import v2
 
 from detlite.data import CocoDataset, DataError, build_dataset
-from detlite.data.transforms import DetectionTransform, RandomShortestSize
+from detlite.data.resize import RandomShortestSize
+from detlite.data.transforms import DetectionTransform
 from detlite.evaluation import to_coco_results
 from detlite.structures.output import OutputRules
 

@@ -1,57 +1,13 @@
-"""Resizing and augmentation keep image, boxes, labels and masks together."""
+"""Augmentation and resizing keep image, boxes, labels and masks together."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torchvision import tv_tensors
-from torchvision.transforms.v2 import functional as F
 
 from detlite.config import load_config
-from detlite.data.transforms import (
-    DetectionTransform,
-    RandomShortestSize,
-    build_transform,
-    get_size,
-    resize_shortest,
-)
-
-
-@pytest.mark.parametrize(
-    ("size", "wanted"),
-    [
-        ((480, 640), (800, 1067)),
-        ((640, 480), (1067, 800)),
-        ((427, 640), (800, 1199)),
-        ((300, 900), (444, 1333)),  # the long side decides
-        ((800, 800), (800, 800)),
-        ((1, 5000), (1, 1333)),
-        # halfway between two pixels: 666.5, of which the last bit is the framework's
-        ((320, 640), (667, 1333)),
-        ((44, 88), (666, 1333)),
-        ((161, 434), (495, 1333)),
-    ],
-)
-def test_get_size(size, wanted):
-    assert get_size(size, 800, 1333) == wanted
-
-
-@pytest.mark.parametrize(("size", "min_size"), [((47, 64), 80), ((64, 47), 30)])
-def test_resizing_is_pillows(size, min_size):
-    image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
-    found = resize_shortest(image, min_size, 1000)
-    height, width = found.shape[1:]
-    picture = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((width, height), 2)
-    assert torch.equal(found.permute(1, 2, 0), torch.from_numpy(np.array(picture)))
-
-
-def test_resize_shortest_keeps_type_and_a_picture_of_the_right_size():
-    image = torch.randint(0, 256, (3, 20, 30), dtype=torch.uint8)
-    assert resize_shortest(image, 40, 100).shape == (3, 40, 60)
-    assert resize_shortest(image, 40, 100).dtype == torch.uint8
-    assert torch.equal(resize_shortest(image, 20, 100), image)
+from detlite.data.resize import resize_shortest
+from detlite.data.transforms import DetectionTransform, build_transform
 
 
 def scene():
@@ -122,13 +78,6 @@ def test_targets_may_be_empty_and_without_masks(small_cfg):
         assert resized.shape[1] in ((24, 32) if train else (20,))
 
 
-def test_every_short_side_is_drawn():
-    transform = RandomShortestSize([16, 24, 32], 100)
-    torch.manual_seed(0)
-    seen = {DetectionTransform([transform])(*scene())[0].shape[1] for _ in range(30)}
-    assert seen == {16, 24, 32}
-
-
 def test_evaluation_is_a_resize_alone(small_cfg):
     image, target = scene()
     resized, after = build_transform(small_cfg(), train=False)(image, target)
@@ -147,15 +96,6 @@ def test_colour_jitter_changes_pixels_only(small_cfg):
     assert jittered.dtype == torch.uint8
     assert not torch.equal(jittered, image)
     assert torch.equal(after["masks"], target["masks"])
-
-
-@pytest.mark.parametrize("size", [(31, 17), (7, 90), (20, 30), (1, 1)])
-def test_masks_are_sampled_at_pixel_centres(size):
-    masks = torch.randint(0, 2, (3, 20, 30), dtype=torch.uint8)
-    resized = RandomShortestSize([1], 1).transform(tv_tensors.Mask(masks), {"size": size})
-    assert isinstance(resized, tv_tensors.Mask)
-    expected = F.resize_image(masks, list(size), F.InterpolationMode.NEAREST_EXACT)
-    assert torch.equal(resized.as_subclass(torch.Tensor), expected)
 
 
 def test_test_time_augmentation_gets_pictures_as_they_are():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from detlite.config import ConfigError, load_config
-from detlite.data.transforms import resize_shortest
+from detlite.data.resize import resize_shortest
 from detlite.engine import test_time_augmentation
 from detlite.engine.checkpoint import save_checkpoint
 from detlite.engine.test_time_augmentation import AugmentedDetector, View, build_views

@@ -12,12 +12,8 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image, project
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
-from detlite.data.transforms import (
-    DetectionTransform,
-    RandomShortestSize,
-    get_size,
-    resize_shortest,
-)
+from detlite.data.resize import RandomShortestSize, get_size, resize_shortest
+from detlite.data.transforms import DetectionTransform
 from detlite.modeling.anchors import AnchorGenerator
 from detlite.modeling.keypoint_head import KeypointHead
 from detlite.modeling.mask_head import MaskHead, crop_masks

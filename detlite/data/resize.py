@@ -1,0 +1,139 @@
+"""Pictures, boxes and masks at the size at which the network sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+
+def get_size(
+    size: tuple[int, int], min_size: int, max_size: int, resize: str = "round"
+) -> tuple[int, int]:
+    """The size at which the network sees a picture.
+
+    The short side becomes `min_size`, unless the long side would exceed `max_size`: then that
+    becomes `max_size`. The aspect ratio is kept up to rounding to whole pixels.
+
+    Args:
+        size: (height, width) of the picture.
+        min_size: wanted short side in pixels.
+        max_size: largest long side in pixels.
+        resize: how sides are rounded, see INPUT.RESIZE.
+
+    Returns:
+        (height, width), each at least 1.
+    """
+    if resize == "floor":
+        # In whole numbers, so that the short side is met exactly and no product falls just short.
+        short, long = min(size), max(size)
+        if long * min_size > max_size * short:
+            min_size = round(max_size * short / long)
+        height, width = (max(1, min_size * side // short) for side in size)
+        return height, width
+    if resize == "interpolate":
+        scale = min(min_size / min(size), max_size / max(size))
+        height, width = (max(1, int(side * scale)) for side in size)
+        return height, width
+    # In these steps: where a side falls halfway between two pixels, as that of 88 x 44 does, the
+    # last bit decides.
+    short = min(size)
+    sides = [min_size if side == short else min_size / short * side for side in size]
+    if max(sides) > max_size:
+        shrink = max_size / max(sides)
+        sides = [side * shrink for side in sides]
+    height, width = (max(1, int(side + 0.5)) for side in sides)
+    return height, width
+
+
+def resize_shortest(image: Tensor, min_size: int, max_size: int, resize: str = "round") -> Tensor:
+    """Resizes a picture as in evaluation, bilinearly, see `get_size`.
+
+    Args:
+        image: uint8 [3, H, W].
+        min_size: wanted short side in pixels.
+        max_size: largest long side in pixels.
+        resize: how, see INPUT.RESIZE.
+
+    Returns:
+        uint8 [3, h, w]; with "interpolate" float32 in 0..1.
+    """
+    size = get_size((image.shape[-2], image.shape[-1]), min_size, max_size, resize)
+    return _resize_image(image, size, resize)
+
+
+class RandomShortestSize(v2.Transform):
+    """Resizes to a short side drawn from `min_sizes`, see `get_size`.
+
+    Where x2 and y2 of boxes count the last pixel inside (`inclusive`), that pixel keeps its size,
+    as in `OutputRules.boxes`.
+    """
+
+    def __init__(
+        self,
+        min_sizes: Sequence[int],
+        max_size: int,
+        resize: str = "round",
+        inclusive: bool = False,
+    ) -> None:
+        super().__init__()
+        self.min_sizes = tuple(min_sizes)
+        self.max_size = max_size
+        self.resize = resize
+        self.inclusive = inclusive
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        """What is drawn for a picture and its target: their new size."""
+        height, width = v2.query_size(flat_inputs)
+        drawn = int(torch.randint(len(self.min_sizes), ())) if len(self.min_sizes) > 1 else 0
+        min_size = self.min_sizes[drawn]
+        return {"size": get_size((height, width), min_size, self.max_size, self.resize)}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        """The picture, its boxes or its masks in that size."""
+        if isinstance(inpt, tv_tensors.Mask):
+            return tv_tensors.wrap(
+                _resize_masks(inpt.as_subclass(Tensor), params["size"]), like=inpt
+            )
+        if isinstance(inpt, tv_tensors.Image):
+            return tv_tensors.wrap(
+                _resize_image(inpt.as_subclass(Tensor), params["size"], self.resize), like=inpt
+            )
+        if self.inclusive and isinstance(inpt, tv_tensors.BoundingBoxes):
+            last_pixel = torch.tensor([0.0, 0.0, 1.0, 1.0])
+            boxes = tv_tensors.wrap(inpt.as_subclass(Tensor) - last_pixel, like=inpt)
+            resized = F.resize(boxes, list(params["size"]))
+            return tv_tensors.wrap(resized.as_subclass(Tensor) + last_pixel, like=resized)
+        return F.resize(inpt, list(params["size"]))
+
+
+def _resize_image(image: Tensor, size: tuple[int, int], resize: str) -> Tensor:
+    if resize == "interpolate":
+        # Not rounded to uint8 again: the model takes float images as well.
+        return interpolate(image[None].float() / 255, size=size, mode="bilinear")[0]
+    # By Pillow, as the other frameworks do it: torch's own is one level off in a few pixels, which
+    # is enough to move a box by a fifth of a pixel.
+    picture = Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
+    resized = np.array(picture.resize(size[::-1], Image.Resampling.BILINEAR))
+    return torch.from_numpy(resized).permute(2, 0, 1).contiguous().to(image.device)
+
+
+def _resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """Takes the pixel at each new pixel's centre, as bilinear resizing of the image does.
+
+    v2's own choice, NEAREST, takes that at its corner: half a pixel off the image.
+    """
+    # numpy copies bytes twice as fast as interpolate, which matters with a hundred masks.
+    columns, rows = (
+        (2 * np.arange(new) + 1) * old // (2 * new)
+        for new, old in zip(reversed(size), reversed(masks.shape[-2:]), strict=True)
+    )
+    return torch.from_numpy(masks.numpy().take(columns, axis=2).take(rows, axis=1))
