@@ -25,7 +25,7 @@ from .layout import (
     ratios_slowest,
 )
 from .names import DROPPED, RULES, TO_TORCHVISION, detect_source, rename
-from .settings import is_rpn_only, settings_for, unstated
+from .settings import is_fast_rcnn, is_rpn_only, settings_for, unstated
 
 SOURCES = (*RULES, "timm")
 
@@ -112,11 +112,8 @@ def convert(content: Any, source: str) -> Converted:
     state = from_level_0(state)
     if is_rpn_only(state):
         needed_parts = _NEEDED_RPN
-    elif not retinanet and not any(name.startswith("rpn.") for name in state):
-        raise ValueError(
-            f"looks like {source}'s Fast R-CNN: it proposes no regions, and no model here takes "
-            "them from elsewhere"
-        )
+    elif is_fast_rcnn(state):
+        needed_parts = _NEEDED_HEADS
     for needed in _NEEDED + needed_parts:
         # the heads of a cascade are numbered
         if needed not in state and needed.replace("box.", "box.0.") not in state:
@@ -191,11 +188,11 @@ _NEEDED_RETINANET = (
     "head.bbox_pred.weight",
 )
 _NEEDED_RPN = ("rpn.head.conv.weight", "rpn.head.cls_logits.weight", "rpn.head.bbox_pred.weight")
-_NEEDED_RCNN = (
-    *_NEEDED_RPN,
+_NEEDED_HEADS = (
     "roi_heads.box.predictor.cls_score.weight",
     "roi_heads.box.predictor.bbox_pred.weight",
 )
+_NEEDED_RCNN = (*_NEEDED_RPN, *_NEEDED_HEADS)
 
 
 def _entries(content: Any) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ def settings_for(state: State, source: str) -> Settings:
     if is_retinanet(state):
         settings |= _retinanet(state, source)
     else:
-        settings |= _rpn(state)
+        settings |= {"MODEL.LOAD_PROPOSALS": True} if is_fast_rcnn(state) else _rpn(state)
         if is_rpn_only(state):
             settings |= _proposals_as_output(state)
         else:
@@ -72,6 +72,11 @@ def is_retinanet(state: State) -> bool:
 def is_rpn_only(state: State) -> bool:
     """Whether a detector's entries, by our names, are region proposals alone."""
     return not is_retinanet(state) and not any(name.startswith("roi_heads.") for name in state)
+
+
+def is_fast_rcnn(state: State) -> bool:
+    """Whether a detector's entries, by our names, are heads without region proposals."""
+    return not is_retinanet(state) and not any(name.startswith("rpn.") for name in state)
 
 
 def _body(state: State, source: str) -> Settings:
@@ -177,7 +182,7 @@ def _heads(state: State, source: str) -> Settings:
     convs = _widths(state, f"{box}.convs.")
     if f"{box}.fc6.weight" in state:
         fc6 = state[f"{box}.fc6.weight"]
-        channels = convs[-1] if convs else state["rpn.head.conv.weight"].shape[1]
+        channels = convs[-1] if convs else _pooled_channels(state)
         settings |= {
             "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": (
                 "FPNXconv1fcFeatureExtractor" if convs else "FPN2MLPFeatureExtractor"
@@ -246,6 +251,13 @@ def _keypoint_head(state: State, pooler: str, sampling: int) -> Settings:
         "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION": 56,
         "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
     }
+
+
+def _pooled_channels(state: State) -> int:
+    """Channels of the maps that heads pool from: the pyramid's, or those of the last stage."""
+    stages = (f"backbone.body.res{stage}.0.conv{n}.weight" for stage in (5, 4) for n in (3, 2))
+    names = ("backbone.neck.output.0.0.weight", *stages)
+    return next(len(state[name]) for name in names if name in state)
 
 
 def _widths(state: State, convs: str) -> list[int]:

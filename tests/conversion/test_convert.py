@@ -619,14 +619,35 @@ def test_numpy_arrays_and_tensors_are_the_same():
     assert all(torch.equal(ours.model[n], other.model[n]) for n in other.model)
 
 
+@pytest.mark.parametrize("fpn", [True, False], ids=["FPN", "C4"])
+@torch.no_grad()
+def test_fast_rcnn_has_no_proposals_of_its_own(fpn, tmp_path):
+    state = detectron2(fpn=fpn)
+    fast = {name: v for name, v in state.items() if not name.startswith("proposal_generator.")}
+    models = []
+    for number, entries in enumerate((state, fast)):
+        torch.save({"model": entries}, tmp_path / f"{number}.pth")
+        models.append(build_model_from_checkpoint(tmp_path / f"{number}.pth")[1].eval())
+    image = torch.rand(3, 64, 96)
+    [wanted], [found] = (
+        model.roi_heads.candidates(
+            model.backbone(model.normalizer([image]).tensor),
+            [torch.tensor([[5.0, 5, 50, 50], [10, 20, 90, 60]])],
+            [(64, 96)],
+            model.limits,
+        )
+        for model in models
+    )
+    assert models[1].takes_proposals
+    assert torch.equal(found["boxes"], wanted["boxes"])
+    assert torch.equal(found["scores"], wanted["scores"])
+
+
 def test_what_cannot_be_converted(tmp_path):
     state = {n: v for n, v in detectron2().items() if "cls_score" not in n}
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"w\.pth: looks like detectron2's, but .*cls_score"):
         read_checkpoint(tmp_path / "w.pth")
-    fast = {n: v for n, v in detectron2().items() if "proposal_generator." not in n}
-    with pytest.raises(ValueError, match="detectron2's Fast R-CNN: it proposes no regions"):
-        convert(fast, "detectron2")
     short = {n: v for n, v in detectron2().items() if ".res3.3." not in n}
     with pytest.raises(ValueError, match=r"\[3, 3, 6, 3\] blocks"):
         convert(short, "detectron2")
