@@ -67,6 +67,9 @@ _HEAD = """\
 Weights of other frameworks, converted, against what those frameworks make of them. All weights are
 made from parameter names, so that nothing needs to be downloaded; detections are matched one to
 one. Of detectron2 and maskrcnn-benchmark the outputs were recorded, torchvision runs beside.
+Of detectron2's other models, whose outputs are not recorded, a second implementation runs beside in
+`tests/conversion/test_detectron2_models.py`, in float64 and narrow: its boxes are the same to 1e-3
+pixel.
 
 Differences are the largest found: of box corners in pixels; of scores; of mask probabilities; of
 pasted masks, the pixels that differ over the area of all masks of a picture; of keypoints in

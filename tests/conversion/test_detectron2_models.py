@@ -1,0 +1,81 @@
+"""Converted models of detectron2 beside a second implementation, where no outputs are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from detectron2_reference import Reference
+from differences import compare
+from test_convert import (
+    State,
+    cascade_of_convolutions,
+    deformable,
+    detectron2,
+    dilated,
+    long_rpn,
+    retinanet,
+)
+from torch import Tensor
+from torch.nn import functional as F
+
+import detlite
+
+_SCORE = 0.02
+# What makes the file, and what its config would say.
+MODELS: dict[str, tuple[Callable[[], State], dict[str, Any]]] = {
+    "mask_rcnn_R_50_FPN": (detectron2, {}),
+    "mask_rcnn_R_50_C4": (lambda: detectron2(fpn=False), {"body": "C4", "pre_nms": 6000}),
+    "mask_rcnn_R_50_DC5": (dilated, {"body": "DC5", "pre_nms": 6000}),
+    "mask_rcnn_X_101_FPN": (
+        lambda: detectron2(101, groups=2),
+        {"stride_in_1x1": False, "pixel_std": (57.375, 57.12, 58.395)},
+    ),
+    "mask_rcnn_R_50_FPN_dconv": (lambda: deformable(detectron2(), "detectron2"), {}),
+    "cascade of 4conv1fc heads": (cascade_of_convolutions, {}),
+    "two convolutions in the RPN": (long_rpn, {}),
+    "retinanet_R_50_FPN": (lambda: retinanet("detectron2"), {}),
+}
+
+
+@pytest.fixture
+def exact() -> Iterator[None]:
+    """In float64 no detection is lost to the order of a sum."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def _calm(name: str, value: Tensor) -> Tensor:
+    """Weights that neither grow nor drown what they are given, whose rows sum to 0."""
+    layer, leaf = name.rsplit(".", 2)[-2:]
+    if value.ndim == 1:
+        if leaf == "running_var" or (layer, leaf) == ("norm", "weight"):
+            return value * 0.2 + (0.3 if "conv3.norm" in name else 0.9)
+        return value * 0.1
+    fan_in = len(value) if layer == "deconv" else value[0].numel()
+    gain = 0.005 if "stem" in name else 0.2 if "pred" in layer or "offset" in layer else 1.0
+    rows = value.flatten(1) - value.flatten(1).mean(dim=1, keepdim=True)
+    return (rows * gain * (2 / fan_in) ** 0.5).view(value.shape)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("exact")
+def test_detections_are_those_of_a_second_implementation(name, tmp_path):
+    make, said = MODELS[name]
+    state = {key: _calm(key, value) for key, value in make().items()}
+    torch.save(state, tmp_path / "w.pth")
+    low = ["MODEL.ROI_HEADS.SCORE_THRESH", _SCORE, "MODEL.RETINANET.INFERENCE_TH", _SCORE]
+    model = detlite.load_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu", *low]).model
+    coarse = [torch.randint(0, 256, (1, 3, h, w)).double() for h, w in ((9, 12), (12, 7))]
+    images = [F.interpolate(x, scale_factor=10.5, mode="bilinear")[0].byte() for x in coarse]
+    theirs = Reference(state, score_thresh=_SCORE, **said)(images)
+    for ours, wanted in zip(model.double().detect(images), theirs, strict=True):
+        found = compare(ours, wanted)
+        assert found.count >= 20
+        assert found.unmatched == 0
+        assert found.box < 1e-3
+        assert found.score < 1e-5
+        assert found.mask < 1e-4
