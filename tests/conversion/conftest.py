@@ -1,4 +1,4 @@
-"""The tests share their comparisons with fidelity.py, which writes the page of results."""
+"""What the tests share is in states.py; their comparisons are those of fidelity.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,321 @@
+"""Whole state dicts of small widths, named as each framework names them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+STEM, RES2, PYRAMID, DIM, CLASSES = 8, 16, 8, 12, 5
+DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
+State = dict[str, Tensor]
+
+
+class Writer:
+    """Collects layers under one framework's names.
+
+    Args:
+        conv: name of a convolution in a block, from (stage, block, place); place 0: the shortcut.
+        norm: that of its norm.
+        scale, shift: leaves of a norm; statistics are left out where they are Caffe2's.
+    """
+
+    def __init__(
+        self, conv: Callable[..., str], norm: Callable[..., str], caffe2: bool = False
+    ) -> None:
+        self.conv, self.norm, self.caffe2 = conv, norm, caffe2
+        self.state: State = {}
+
+    def layer(self, name: str, *shape: int, bias: bool = True) -> None:
+        weight, shift = ("_w", "_b") if self.caffe2 else (".weight", ".bias")
+        self.state[name + weight] = torch.randn(*shape)
+        if bias:
+            transposed = name.endswith(("conv5_mask", "deconv"))
+            self.state[name + shift] = torch.randn(shape[1 if transposed else 0])
+
+    def add_norm(self, name: str, channels: int) -> None:
+        if self.caffe2:
+            leaves = ["_s", "_b"]
+        else:
+            leaves = [".weight", ".bias", ".running_mean", ".running_var"]
+        for leaf in leaves:
+            self.state[name + leaf] = torch.rand(channels)
+
+    def body(self, depth: int, stem: tuple[str, str], stages: range, groups: int = 1) -> None:
+        if 2 in stages:
+            self.layer(stem[0], STEM, 3, 7, 7, bias=False)
+            self.add_norm(stem[1], STEM)
+        for stage in stages:
+            out = RES2 * 2 ** (stage - 2)
+            width = out // 4 if groups == 1 else out // 2
+            for block in range(DEPTHS[depth][stage - 2]):
+                before = out if block else (STEM if stage == 2 else out // 2)
+                shapes = {
+                    1: (width, before, 1, 1),
+                    2: (width, width // groups, 3, 3),
+                    3: (out, width, 1, 1),
+                }
+                if block == 0:
+                    shapes[0] = (out, before, 1, 1)
+                for place, shape in shapes.items():
+                    self.layer(self.conv(stage, block, place), *shape, bias=False)
+                    self.add_norm(self.norm(stage, block, place), shape[0])
+
+
+def detectron2(depth: int = 50, fpn: bool = True, groups: int = 1) -> State:
+    def conv(stage: int, block: int, place: int) -> str:
+        where = "backbone.bottom_up." if fpn else "backbone."
+        where = "roi_heads." if stage == 5 and not fpn else where
+        return f"{where}res{stage}.{block}." + (f"conv{place}" if place else "shortcut")
+
+    stem = "backbone.bottom_up.stem.conv1" if fpn else "backbone.stem.conv1"
+    out = Writer(conv, lambda *place: conv(*place) + ".norm")
+    out.body(depth, (stem, stem + ".norm"), range(2, 6), groups)
+    anchors, channels, last = (3, PYRAMID, DIM) if fpn else (15, 4 * RES2, 8 * RES2)
+    if fpn:
+        for level in range(2, 6):
+            out.layer(f"backbone.fpn_lateral{level}", PYRAMID, RES2 * 2 ** (level - 2), 1, 1)
+            out.layer(f"backbone.fpn_output{level}", PYRAMID, PYRAMID, 3, 3)
+        out.layer("roi_heads.box_head.fc1", DIM, PYRAMID * 49)
+        out.layer("roi_heads.box_head.fc2", DIM, DIM)
+        for number in range(1, 5):
+            out.layer(f"roi_heads.mask_head.mask_fcn{number}", PYRAMID, PYRAMID, 3, 3)
+    head = "proposal_generator.rpn_head."
+    out.layer(head + "conv", channels, channels, 3, 3)
+    out.layer(head + "objectness_logits", anchors, channels, 1, 1)
+    out.layer(head + "anchor_deltas", anchors * 4, channels, 1, 1)
+    out.layer("roi_heads.box_predictor.cls_score", CLASSES, last)
+    out.layer("roi_heads.box_predictor.bbox_pred", 4 * (CLASSES - 1), last)
+    out.layer("roi_heads.mask_head.deconv", PYRAMID if fpn else last, PYRAMID, 2, 2)
+    out.layer("roi_heads.mask_head.predictor", CLASSES - 1, PYRAMID, 1, 1)
+    return out.state
+
+
+def maskrcnn_benchmark(fpn: bool = True) -> State:
+    def name(stage: int, block: int, place: int, kind: str) -> str:
+        box = "roi_heads.box.feature_extractor.head."
+        where = box if stage == 5 and not fpn else "backbone.body."
+        last = f"{kind}{place}" if place else f"downsample.{int(kind == 'bn')}"
+        return f"{where}layer{stage - 1}.{block}.{last}"
+
+    out = Writer(lambda *at: name(*at, "conv"), lambda *at: name(*at, "bn"))
+    out.body(50, ("backbone.body.stem.conv1", "backbone.body.stem.bn1"), range(2, 6))
+    anchors, channels, last = (3, PYRAMID, DIM) if fpn else (15, 4 * RES2, 8 * RES2)
+    if fpn:
+        for level in range(1, 5):
+            out.layer(f"backbone.fpn.fpn_inner{level}", PYRAMID, RES2 * 2 ** (level - 1), 1, 1)
+            out.layer(f"backbone.fpn.fpn_layer{level}", PYRAMID, PYRAMID, 3, 3)
+        out.layer("roi_heads.box.feature_extractor.fc6", DIM, PYRAMID * 49)
+        out.layer("roi_heads.box.feature_extractor.fc7", DIM, DIM)
+        for number in range(1, 5):
+            out.layer(f"roi_heads.mask.feature_extractor.mask_fcn{number}", PYRAMID, PYRAMID, 3, 3)
+    else:  # the shared stage once more
+        box = "roi_heads.box."
+        shared = {n: v for n, v in out.state.items() if n.startswith(box)}
+        out.state |= {n.replace(box, "roi_heads.mask."): v for n, v in shared.items()}
+    out.layer("rpn.head.conv", channels, channels, 3, 3)
+    out.layer("rpn.head.cls_logits", anchors, channels, 1, 1)
+    out.layer("rpn.head.bbox_pred", anchors * 4, channels, 1, 1)
+    out.layer("roi_heads.box.predictor.cls_score", CLASSES, last)
+    out.layer("roi_heads.box.predictor.bbox_pred", 4 * CLASSES, last)
+    out.layer("roi_heads.mask.predictor.conv5_mask", PYRAMID if fpn else last, PYRAMID, 2, 2)
+    out.layer("roi_heads.mask.predictor.mask_fcn_logits", CLASSES, PYRAMID, 1, 1)
+    out.state["rpn.anchor_generator.cell_anchors.0"] = torch.zeros(anchors, 4)
+    return {f"module.{n}": v for n, v in out.state.items()}
+
+
+def dilated() -> State:
+    """R_50_DC5: res5 in the body, and fully connected layers on it."""
+    state = detectron2()
+    names = {n: n.replace("backbone.bottom_up.", "backbone.") for n in state if ".fpn_" not in n}
+    state = {new: state[old] for old, new in names.items()}
+    out = Writer(lambda: "", lambda: "")
+    head, channels = "proposal_generator.rpn_head.", 8 * RES2
+    out.layer(head + "conv", channels, channels, 3, 3)
+    out.layer(head + "objectness_logits", 15, channels, 1, 1)
+    out.layer(head + "anchor_deltas", 60, channels, 1, 1)
+    out.layer("roi_heads.box_head.fc1", DIM, channels * 49)
+    out.layer("roi_heads.mask_head.mask_fcn1", PYRAMID, channels, 3, 3)
+    return state | out.state
+
+
+def cascade() -> State:
+    """cascade_mask_rcnn_R_50_FPN: three numbered box heads, class-agnostic."""
+    state = {n: v for n, v in detectron2().items() if ".box_" not in n}
+    out = Writer(lambda: "", lambda: "")
+    for stage in range(3):
+        out.layer(f"roi_heads.box_head.{stage}.fc1", DIM, PYRAMID * 49)
+        out.layer(f"roi_heads.box_head.{stage}.fc2", DIM, DIM)
+        out.layer(f"roi_heads.box_predictor.{stage}.cls_score", CLASSES, DIM)
+        out.layer(f"roi_heads.box_predictor.{stage}.bbox_pred", 4, DIM)
+    return state | out.state
+
+
+def cascade_of_convolutions() -> State:
+    """As in cascade_mask_rcnn_X_152_32x8d_FPN_IN5k_gn_dconv: 4conv1fc box heads in a cascade."""
+    state = {n: v for n, v in cascade().items() if ".fc2." not in n}
+    out = Writer(lambda: "", lambda: "")
+    for stage, number in product(range(3), range(1, 5)):
+        out.layer(f"roi_heads.box_head.{stage}.conv{number}", PYRAMID, PYRAMID, 3, 3)
+    return state | out.state
+
+
+def long_rpn() -> State:
+    """As in new_baselines/mask_rcnn_R_50_FPN_100ep_LSJ: two convolutions in the RPN."""
+    state = {n: v for n, v in detectron2().items() if ".rpn_head.conv." not in n}
+    out = Writer(lambda: "", lambda: "")
+    for number in range(2):
+        out.layer(f"proposal_generator.rpn_head.conv.conv{number}", PYRAMID, PYRAMID, 3, 3)
+    return state | out.state
+
+
+def panoptic() -> State:
+    """panoptic_fpn_R_50: a Mask R-CNN, and a head that is not taken over."""
+    out = Writer(lambda: "", lambda: "")
+    out.layer("sem_seg_head.p2.0", PYRAMID, PYRAMID, 3, 3)
+    out.layer("sem_seg_head.predictor", 54, PYRAMID, 1, 1)
+    return detectron2() | out.state
+
+
+def retinanet(source: str) -> State:
+    """A RetinaNet by a framework's names; torchvision's with P6 from P5, the others' from C5."""
+    full = {"torchvision": torchvision_fpn, "detectron2": detectron2}.get(
+        source, maskrcnn_benchmark
+    )()
+    state = {
+        name.removeprefix("module."): value
+        for name, value in full.items()
+        if not re.search(r"roi_heads|rpn|inner_blocks|layer_blocks|fpn_", name)
+    }
+    out = Writer(lambda: "", lambda: "")
+    lateral, output, top, cls, box, logits, deltas = RETINANET_NAMES[source]
+    for level in range(3):
+        out.layer(lateral(level), PYRAMID, RES2 * 2 ** (level + 1), 1, 1)
+        out.layer(output(level), PYRAMID, PYRAMID, 3, 3)
+    out.layer(f"{top}p6", PYRAMID, PYRAMID if source == "torchvision" else 8 * RES2, 3, 3)
+    out.layer(f"{top}p7", PYRAMID, PYRAMID, 3, 3)
+    for number in range(4):
+        out.layer(cls(number), PYRAMID, PYRAMID, 3, 3)
+        out.layer(box(number), PYRAMID, PYRAMID, 3, 3)
+    scores = CLASSES if source == "torchvision" else CLASSES - 1
+    out.layer(logits, 9 * scores, PYRAMID, 3, 3)
+    out.layer(deltas, 9 * 4, PYRAMID, 3, 3)
+    return state | out.state
+
+
+RETINANET_NAMES: dict[str, tuple[Any, ...]] = {
+    "torchvision": (
+        lambda level: f"backbone.fpn.inner_blocks.{level}.0",
+        lambda level: f"backbone.fpn.layer_blocks.{level}.0",
+        "backbone.fpn.extra_blocks.",
+        lambda number: f"head.classification_head.conv.{2 * number}",  # as before version 0.15
+        lambda number: f"head.regression_head.conv.{number}.0",
+        "head.classification_head.cls_logits",
+        "head.regression_head.bbox_reg",
+    ),
+    "detectron2": (
+        lambda level: f"backbone.fpn_lateral{level + 3}",
+        lambda level: f"backbone.fpn_output{level + 3}",
+        "backbone.top_block.",
+        lambda number: f"head.cls_subnet.{2 * number}",
+        lambda number: f"head.bbox_subnet.{2 * number}",
+        "head.cls_score",
+        "head.bbox_pred",
+    ),
+    "maskrcnn-benchmark": (
+        lambda level: f"backbone.fpn.fpn_inner{level + 2}",
+        lambda level: f"backbone.fpn.fpn_layer{level + 2}",
+        "backbone.fpn.top_blocks.",
+        lambda number: f"rpn.head.cls_tower.{2 * number}",
+        lambda number: f"rpn.head.bbox_tower.{2 * number}",
+        "rpn.head.cls_logits",
+        "rpn.head.bbox_pred",
+    ),
+}
+
+
+def torchvision_fpn() -> State:
+    """A body by torchvision's names."""
+
+    def name(stage: int, block: int, place: int, kind: str) -> str:
+        last = f"{kind}{place}" if place else f"downsample.{int(kind == 'bn')}"
+        return f"backbone.body.layer{stage - 1}.{block}.{last}"
+
+    out = Writer(lambda *at: name(*at, "conv"), lambda *at: name(*at, "bn"))
+    out.body(50, ("backbone.body.conv1", "backbone.body.bn1"), range(2, 6))
+    return out.state
+
+
+def caffe2_body(norm: str = "bn") -> Writer:
+    def conv(stage: int, block: int, place: int) -> str:
+        return f"res{stage}_{block}_branch" + (f"2{'abc'[place - 1]}" if place else "1")
+
+    out = Writer(conv, lambda *place: f"{conv(*place)}_{norm}", caffe2=True)
+    out.body(50, ("conv1", "res_conv1_bn" if norm == "bn" else "conv1_gn"), range(2, 6))
+    return out
+
+
+def caffe2() -> State:
+    out = caffe2_body()
+    for stage, block in zip(range(2, 6), (2, 3, 5, 2), strict=True):
+        lateral = "" if stage == 5 else "_lateral"
+        width = RES2 * 2 ** (stage - 2)
+        out.layer(f"fpn_inner_res{stage}_{block}_sum{lateral}", PYRAMID, width, 1, 1)
+        out.layer(f"fpn_res{stage}_{block}_sum", PYRAMID, PYRAMID, 3, 3)
+    out.layer("conv_rpn_fpn2", PYRAMID, PYRAMID, 3, 3)
+    out.layer("rpn_cls_logits_fpn2", 3, PYRAMID, 1, 1)
+    out.layer("rpn_bbox_pred_fpn2", 12, PYRAMID, 1, 1)
+    out.layer("fc6", DIM, PYRAMID * 49)
+    out.layer("fc7", DIM, DIM)
+    out.layer("cls_score", CLASSES, DIM)
+    out.layer("bbox_pred", 4 * CLASSES, DIM)
+    out.state["fc6_w_momentum"] = torch.zeros(1)
+    out.state["lr"] = torch.zeros(1)
+    return out.state | OF_THE_CLASSIFIER
+
+
+# Detectron saves what a file that it started from held, used or not.
+OF_THE_CLASSIFIER = {"conv1_b": torch.zeros(STEM), "fc1000_w": torch.zeros(10, 4),
+                     "fc1000_b": torch.zeros(10), "res2_0_branch2a_b": torch.zeros(4)}  # fmt: skip
+
+
+def caffe2_c4() -> State:
+    out = caffe2_body()
+    out.layer("conv_rpn", 4 * RES2, 4 * RES2, 3, 3)
+    out.layer("rpn_cls_logits", 15, 4 * RES2, 1, 1)
+    out.layer("rpn_bbox_pred", 60, 4 * RES2, 1, 1)
+    out.layer("cls_score", CLASSES, 8 * RES2)
+    out.layer("bbox_pred", 4 * CLASSES, 8 * RES2)
+    out.layer("conv5_mask", 8 * RES2, PYRAMID, 2, 2)
+    out.layer("mask_fcn_logits", CLASSES, PYRAMID, 1, 1)
+    return out.state | OF_THE_CLASSIFIER
+
+
+def caffe2_keypoints() -> State:
+    out = caffe2_body()
+    for number in range(1, 9):
+        out.layer(f"conv_fcn{number}", PYRAMID, PYRAMID, 3, 3)
+    out.layer("kps_score", 17, 17, 4, 4)
+    out.state |= {"kps_score_lowres_w": torch.randn(PYRAMID, 17, 4, 4),
+                  "kps_score_lowres_b": torch.randn(17)}  # fmt: skip
+    return out.state | caffe2()
+
+
+def deformable(state: State, source: str) -> State:
+    """With deformable convolutions in res4 and res5, modulated, under the framework's names."""
+    out = dict(state)
+    for name, value in state.items():
+        if source == "detectron2" and re.search(r"\.res[45]\.\d\.conv2\.weight$", name):
+            offset = name.replace("conv2.", "conv2_offset.")
+        elif source != "detectron2" and re.search(r"\.layer[34]\.\d\.conv2\.weight$", name):
+            offset = name.replace("conv2.", "conv2.offset.")
+            out[name.replace("conv2.", "conv2.conv.")] = out.pop(name)
+        else:
+            continue
+        out[offset] = torch.randn(27, value.shape[1], 3, 3)
+        out[offset.replace("weight", "bias")] = torch.randn(27)
+    return out

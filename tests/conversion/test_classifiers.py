@@ -1,0 +1,134 @@
+"""Classifiers give bodies their weights."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torchvision
+from states import (
+    OF_THE_CLASSIFIER,
+    RES2,
+    STEM,
+    State,
+    caffe2_body,
+)
+
+from detlite.conversion import convert, source_of
+from detlite.conversion.names import TO_TORCHVISION, rename
+from detlite.engine.checkpoint import CheckpointError, read_checkpoint
+from detlite.engine.weights import (
+    build_model_from_checkpoint,
+    load_weights,
+)
+from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
+from detlite.modeling.rcnn import build_model
+
+
+def test_classifier_gives_a_deformable_body_its_weights(tiny_config, tmp_path):
+    narrow = [
+        "MODEL.BACKBONE.CONV_BODY", "R-50-FPN", "MODEL.RESNETS.WIDTH_PER_GROUP", 8,
+    ]  # fmt: skip
+    plain = build_model(tiny_config(*narrow))
+    torch.save(classifier(plain), tmp_path / "resnet50.pth")
+    dcn = ["MODEL.RESNETS.STAGE_WITH_DCN", (False, False, True, True)]
+    model = build_model(tiny_config(*narrow, *dcn))
+    load_weights(model, tmp_path / "resnet50.pth")
+    state = model.state_dict()
+    for block in ("res3.0", "res4.2"):
+        ours = f"backbone.body.{block}.conv2.{'conv.' if block == 'res4.2' else ''}weight"
+        theirs = plain.state_dict()[f"backbone.body.{block}.conv2.weight"] + 1
+        assert torch.equal(state[ours], theirs)
+    assert not state["backbone.body.res4.2.conv2.offset.weight"].any()
+
+
+@pytest.mark.parametrize("norm", ["folded", "whole", "GN"])
+def test_caffe2_classifier_gives_the_body_alone(norm, tiny_config, tmp_path):
+    """MSRA's of Detectron, its copy for detectron2, and that with group norm."""
+    state = caffe2_body("gn" if norm == "GN" else "bn").state | OF_THE_CLASSIFIER
+    if norm == "whole":
+        leaves = {"_bn_s": "_bn_gamma", "_bn_b": "_bn_beta"}
+        state = {re.sub("_bn_[sb]$", lambda m: leaves[m[0]], n): v for n, v in state.items()}
+        gammas = [name for name in state if name.endswith("_bn_gamma")]
+        for name in gammas:
+            state[name.replace("gamma", "running_mean")] = torch.randn_like(state[name])
+            state[name.replace("gamma", "running_var")] = torch.rand_like(state[name])
+    torch.save(state, tmp_path / "R-50.pth")
+    model = build_model(
+        tiny_config(
+            "MODEL.BACKBONE.CONV_BODY", "R-50-FPN",
+            "MODEL.RESNETS.NORM", "GN" if norm == "GN" else "FrozenBN",
+            "MODEL.RESNETS.STEM_OUT_CHANNELS", STEM, "MODEL.RESNETS.RES2_OUT_CHANNELS", RES2,
+            "MODEL.RESNETS.WIDTH_PER_GROUP", RES2 // 4, "MODEL.GROUP_NORM.NUM_GROUPS", 4,
+        )
+    )  # fmt: skip
+    load_weights(model, tmp_path / "R-50.pth")
+    body = model.backbone.body
+    suffix = {"folded": "bn_s", "whole": "bn_gamma", "GN": "gn_s"}[norm]
+    shortcut = body.res3[0].downsample[1]
+    assert torch.equal(shortcut.weight, state[f"res3_0_branch1_{suffix}"])
+    if norm == "whole":
+        assert torch.equal(shortcut.running_var, state["res3_0_branch1_bn_running_var"])
+    if norm == "folded":
+        assert (shortcut.running_var == 1).all()
+
+
+def classifier(model: torch.nn.Module) -> State:
+    """The body of `model` as torchvision's classifiers name it."""
+    body = {n: v for n, v in model.state_dict().items() if n.startswith("backbone.body.")}
+    names = {n: rename(n, TO_TORCHVISION).removeprefix("backbone.body.") for n in body}
+    return {names[n]: v + 1 for n, v in body.items()} | {"fc.weight": torch.zeros(10, 4)}
+
+
+def test_classifier_gives_the_body_alone(tiny_config, tmp_path):
+    model = build_model(tiny_config())
+    before = {n: v.clone() for n, v in model.state_dict().items()}
+    torch.save(classifier(model), tmp_path / "resnet18.pth")
+    load_weights(model, tmp_path / "resnet18.pth")
+    for name, value in model.state_dict().items():
+        moved = name.startswith("backbone.body.")
+        assert torch.equal(value, before[name] + 1 if moved else before[name]), name
+    with pytest.raises(CheckpointError, match="has no config"):
+        build_model_from_checkpoint(tmp_path / "resnet18.pth")
+
+
+def test_classifiers_last_stage_goes_into_a_c4_head(tiny_config, tmp_path):
+    torch.save(classifier(build_model(tiny_config())), tmp_path / "resnet18.pth")
+    content = read_checkpoint(tmp_path / "resnet18.pth")
+    model = build_model(tiny_config(c4=True))
+    load_weights(model, tmp_path / "resnet18.pth")
+    name = "res5.1.conv2.weight"
+    found = model.state_dict()[f"roi_heads.box.feature_extractor.{name}"]
+    assert torch.equal(found, content["model"][f"backbone.body.{name}"])
+
+
+def test_classifier_of_another_depth_is_refused(tiny_config, tmp_path):
+    state = classifier(build_model(tiny_config()))
+    torch.save(state | {"layer1.2.conv1.weight": torch.zeros(1)}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"unknown to the model +backbone.body.res2.2.conv1"):
+        load_weights(build_model(tiny_config()), tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("resnet18", ResNetSpec(18, res2_channels=64)),
+        ("resnet34", ResNetSpec(34, res2_channels=64)),
+        ("resnet101", ResNetSpec(101)),
+        ("resnet152", ResNetSpec(152)),
+        ("resnext101_32x8d", ResNetSpec(101, groups=32, width_per_group=8)),
+        ("resnext101_64x4d", ResNetSpec(101, groups=64, width_per_group=4)),
+    ],
+)
+@pytest.mark.parametrize("source", ["torchvision", "timm"])
+def test_every_classifier_of_torchvision_is_a_body(name, spec, source):
+    with torch.device("meta"):
+        classifier = getattr(torchvision.models, name)().state_dict()
+        body = ResNet(spec, (5,)).state_dict()
+    assert source_of(classifier) == "torchvision"
+    converted = convert(classifier, source)
+    assert converted.backbone_only
+    assert {n: v.shape for n, v in converted.model.items()} == {
+        f"backbone.body.{n}": v.shape for n, v in body.items()
+    }
