@@ -38,6 +38,11 @@ def main() -> int:
         predictor = Predictor.from_checkpoint(
             args.weights, args.opts, args.threshold, rle=True, config=args.config
         )
+        if predictor.model.takes_proposals:
+            raise ConfigError(
+                f"{args.weights}: a Fast R-CNN needs proposals for each picture: call a Predictor "
+                "with them, or evaluate a data set that has them (tools/test_net.py)"
+            )
         unreadable = predict_files(predictor, files, args.output)
     except (CheckpointError, ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)

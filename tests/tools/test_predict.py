@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,15 +30,19 @@ def run(run_tool: Run) -> Run:
 @pytest.fixture
 def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
     """The checkpoint of an untrained model that finds something everywhere."""
-    cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
+    return write_weights(tiny_config, tmp_path / "model.pth")
+
+
+def write_weights(tiny_config: Callable[..., CfgNode], path: Path, *opts: Any) -> Path:
+    cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, *opts)
     content = {
         "model": build_model(cfg).state_dict(),
         "categories": [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)],
         "config": cfg.dump(),
         "iteration": 0,
     }
-    save_checkpoint(tmp_path / "model.pth", content)
-    return tmp_path / "model.pth"
+    save_checkpoint(path, content)
+    return path
 
 
 @pytest.fixture
@@ -112,3 +117,15 @@ def test_errors_are_one_line(
         assert error.startswith("error: ")
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_a_model_that_needs_proposals_is_refused(
+    run: Run, tiny_config: Callable[..., CfgNode], photos: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    weights = write_weights(tiny_config, tmp_path / "fast.pth", "MODEL.LOAD_PROPOSALS", True)
+    assert run("--weights", weights, "--input", photos, "--output", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {weights}: a Fast R-CNN needs proposals")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
