@@ -177,8 +177,12 @@ def contact_sheet(
 # ---- curves
 
 
+# Every kind has two of them: of COCO and LVIS, of VOC, of region proposals.
+_DRAWN = ("AP", "AP50", "AP50_07", "AR@100", "AR@1000")
+
+
 def plot_metrics(metrics_file: str | Path, picture_file: str | Path) -> None:
-    """Draws a run's losses and AP over its iterations into one picture of two panels.
+    """Draws a run's losses and AP, or recall, over its iterations into one picture of two panels.
 
     Args:
         metrics_file: the run's metrics.jsonl, of lines {"iteration", "loss", "loss_...", ...} and
@@ -200,10 +204,10 @@ def plot_metrics(metrics_file: str | Path, picture_file: str | Path) -> None:
         )
         left.plot(*zip(*curve, strict=True), label=name.removeprefix("loss_"), **style)
     for number, (name, curve) in enumerate(precisions.items()):
-        style = {"color": f"C{number // 2}", "linestyle": "--" if number % 2 else "-"}  # AP, AP50
+        style = {"color": f"C{number // 2}", "linestyle": "--" if number % 2 else "-"}
         right.plot(*zip(*curve, strict=True), label=name, marker="o", markersize=4, **style)
     left.set(title="Training loss", ylim=(0, None))
-    right.set(title="Average precision (%)", ylim=(0, 100))
+    right.set(title="Average precision, or recall (%)", ylim=(0, 100))
     for panel, curves in ((left, losses), (right, precisions)):
         panel.set_xlabel("iteration")
         panel.grid(alpha=0.3)
@@ -233,7 +237,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _curves(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
-    """The losses, and AP and AP50 in percent, in pairs, as (iteration, value) lists by name."""
+    """The losses, and in percent and pairs the metrics, as (iteration, value) lists by name."""
     losses: Curves = defaultdict(list)
     precisions: Curves = defaultdict(list)
     several = len({name for line in lines for name in line.get("evaluation", {})}) > 1
@@ -243,8 +247,8 @@ def _curves(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
                 losses[name].append((line["iteration"], value))
         for dataset, kinds in line.get("evaluation", {}).items():
             for kind, metrics in kinds.items():
-                for metric in ("AP", "AP50"):
+                for metric in _DRAWN:
                     name = f"{dataset} {kind} {metric}" if several else f"{kind} {metric}"
-                    if metrics[metric] is not None:
+                    if metrics.get(metric) is not None:
                         precisions[name].append((line["iteration"], 100 * metrics[metric]))
     return losses, precisions

@@ -186,6 +186,26 @@ class TestPlotMetrics:
         assert "val bbox AP" in drawn
         assert "other bbox AP50" in drawn
 
+    def test_kinds_without_cocos_average_precision(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        drawn: dict[str, list[float]] = {}
+        monkeypatch.setattr(
+            Axes, "plot", lambda self, x, y, label, **style: drawn.update({label: list(y)})
+        )
+        kinds = {
+            "voc": {"AP50": 0.5, "AP50_07": 0.25},
+            "box_proposal": {"AR@100": 0.75, "ARl@100": None, "AR@1000": 1.0},
+        }
+        lines = [{"iteration": 2, "evaluation": {"val": kinds}}]
+        plot_metrics(self.write(tmp_path, lines), tmp_path / "curves.png")
+        assert drawn == {
+            "voc AP50": [50.0],
+            "voc AP50_07": [25.0],
+            "box_proposal AR@100": [75.0],
+            "box_proposal AR@1000": [100.0],
+        }
+
     def test_no_lines_yet(self, tmp_path: Path) -> None:
         plot_metrics(self.write(tmp_path, []), tmp_path / "curves.png")
         assert Image.open(tmp_path / "curves.png").width > 0

@@ -163,6 +163,30 @@ def test_the_written_config_gives_the_same_evaluation(run_tool, trained, tmp_pat
     assert written[0] == written[1]
 
 
+def test_fast_rcnn_from_the_proposals_of_another_run(run_tool, config, tmp_path, capsys):
+    proposing = [
+        "MODEL.RPN_ONLY", True, "MODEL.MASK_ON", False, "SOLVER.MAX_ITER", 1,
+        "DATASETS.TEST", ["shapes_train", "shapes_val"], "OUTPUT_DIR", tmp_path / "rpn",
+    ]  # fmt: skip
+    assert run_tool("train_net.py", "--config", config, *proposing) == 0
+    files = {
+        part: [str(tmp_path / "rpn" / f"results_shapes_{part}.json")] for part in ("train", "val")
+    }
+    opts = [
+        "MODEL.LOAD_PROPOSALS", True, "DATASETS.PROPOSAL_FILES_TRAIN", files["train"],
+        "DATASETS.PROPOSAL_FILES_TEST", files["val"], "SOLVER.MAX_ITER", 1,
+        "OUTPUT_DIR", tmp_path / "fast",
+    ]  # fmt: skip
+    assert run_tool("train_net.py", "--config", config, *opts) == 0
+    assert (tmp_path / "fast" / "detections.png").exists()
+    log = (tmp_path / "fast" / "log.txt").read_text()
+    assert "results_shapes_val.json: 150 proposals of 5 images; kept the best 150" in log
+    capsys.readouterr()
+    wrong = [*opts, "DATASETS.PROPOSAL_FILES_TRAIN", files["val"], "OUTPUT_DIR", tmp_path / "bad"]
+    assert run_tool("train_net.py", "--config", config, *wrong) == 2
+    assert "results_shapes_val.json: has no proposals of" in capsys.readouterr().err
+
+
 def test_weights_are_found_under_their_root(run_tool, config, trained, tmp_path):
     opts = ["MODEL.WEIGHT", "https://host.example/some/where/model_final.pth"]
     opts += ["MODEL.WEIGHT_ROOT", trained, "OUTPUT_DIR", tmp_path]
