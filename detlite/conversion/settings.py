@@ -242,12 +242,18 @@ def _retinanet(state: State, source: str) -> Settings:
 def _keypoint_head(state: State, pooler: str, sampling: int) -> Settings:
     prefix = "roi_heads.keypoint.feature_extractor.convs."
     deconv = state["roi_heads.keypoint.predictor.kps_score_lowres.weight"]
-    return {
+    widths = _widths(state, prefix)
+    settings: Settings = {
         "MODEL.KEYPOINT_ON": True,
+        "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES": deconv.shape[1],
+    }
+    if not widths:  # it shares the last stage of a C4 model's box head
+        return {**settings, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION": 28}
+    return {
+        **settings,
         "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE": pooler,
         "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": sampling,
-        "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS": _widths(state, prefix),
-        "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES": deconv.shape[1],
+        "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS": widths,
         "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION": 56,
         "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
     }

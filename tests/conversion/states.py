@@ -128,6 +128,22 @@ def maskrcnn_benchmark(fpn: bool = True) -> State:
     return {f"module.{n}": v for n, v in out.state.items()}
 
 
+def c4_keypoints(shared: bool) -> State:
+    """maskrcnn-benchmark's, whose keypoint head shares a stage with the box head, or pools."""
+    out = Writer(lambda: "", lambda: "")
+    head = "roi_heads.keypoint."
+    if not shared:
+        out.layer(f"{head}feature_extractor.conv_fcn1", PYRAMID, 4 * RES2, 3, 3)
+        out.layer(f"{head}feature_extractor.conv_fcn2", PYRAMID, PYRAMID, 3, 3)
+    out.state |= {
+        f"{head}predictor.kps_score_lowres.weight": torch.randn(
+            8 * RES2 if shared else PYRAMID, 17, 4, 4
+        ),
+        f"{head}predictor.kps_score_lowres.bias": torch.randn(17),
+    }
+    return maskrcnn_benchmark(fpn=False) | {f"module.{n}": v for n, v in out.state.items()}
+
+
 def dilated() -> State:
     """R_50_DC5: res5 in the body, and fully connected layers on it."""
     state = detectron2()
