@@ -9,7 +9,7 @@ import pytest
 import torch
 from detectron2_reference import Reference
 from differences import compare
-from test_convert import (
+from states import (
     State,
     cascade_of_convolutions,
     deformable,
