@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,9 @@ def load_proposals(
     return proposals
 
 
+# Both forms are keyed by text: files spell the same ids as numbers or as strings.
+
+
 def _read_pickle(path: Path) -> tuple[str, dict[str, Found]]:
     try:
         content = read_pickle(path)
@@ -106,18 +109,12 @@ def _read_pickle(path: Path) -> tuple[str, dict[str, Found]]:
             f"{path}: {len(ids)} ids, {len(boxes)} boxes and {len(scores)} scores: there must be "
             "one of each for an image"
         )
-    images = ((image_id, pair) for image_id, *pair in zip(ids, boxes, scores, strict=True))
-    return _BOX_MODES[mode], _by_image(path, images)
-
-
-def _by_image(path: Path, images: Iterable[tuple[Any, Sequence[Any]]]) -> dict[str, Found]:
-    """Keyed by text: files spell the same ids as numbers or as strings."""
     found: dict[str, Found] = {}
-    for image_id, (boxes, scores) in images:
+    for image_id, *pair in zip(ids, boxes, scores, strict=True):
         if str(image_id) in found:
             raise DataError(f"{path}: image {image_id} occurs twice")
-        found[str(image_id)] = boxes, scores
-    return found
+        found[str(image_id)] = pair[0], pair[1]
+    return _BOX_MODES[mode], found
 
 
 def _read_results(path: Path) -> tuple[str, dict[str, Found]]:
