@@ -19,14 +19,16 @@ struct Keyed {
 template <typename Key>
 void radix_sort(std::vector<Keyed<Key>>& items) {
   constexpr int digit_bits = 11, digits = 1 << digit_bits;
+  Key differing = 0;
+  for (const auto& item : items) differing |= item.key ^ items[0].key;
   std::vector<Keyed<Key>> sorted(items.size());
   std::vector<uint32_t> places(digits);
   for (int shift = 0; shift < int{sizeof(Key)} * 8; shift += digit_bits) {
     const auto digit = [shift](Key key) { return (key >> shift) & (digits - 1); };
+    // All keys may share this digit, as those of small integers share their upper ones.
+    if (digit(differing) == 0) continue;
     places.assign(digits, 0);
     for (const auto& item : items) ++places[digit(item.key)];
-    // All keys may share this digit, as those of small integers share their upper ones.
-    if (items.empty() || places[digit(items[0].key)] == items.size()) continue;
     uint32_t place = 0;
     for (uint32_t& count : places) {
       const uint32_t next = place + count;
