@@ -21,7 +21,8 @@ class Difference:
     pixels: float = 0.0  # of a picture's pasted masks, as a fraction of their area
     keypoint: float = 0.0  # pixels, of those with one highest cell
     keypoint_score: float = 0.0  # logits of torchvision, probabilities of detectron2
-    ties: int = 0  # keypoints elsewhere in the box, where their map is as high
+    # keypoints elsewhere in the box, where their map is as high, or on a map of another size
+    ties: int = 0
 
     def merge(self, other: Difference) -> None:
         """Takes the larger of each."""
@@ -36,7 +37,7 @@ def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference:
     """Matches each of their detections to the nearest of ours with its label.
 
     Both hold `boxes` [N, 4], `scores`, `labels`, and perhaps `mask_probs` [N, M, M] or [N, H, W],
-    `rles` and `keypoints` [N, P, 3].
+    `rles` and `keypoints` [N, P, 3], with `map_sizes` [N, 2] to which their maps were enlarged.
     """
     result = Difference(count=len(theirs["boxes"]))
     distance = (ours["boxes"][None] - theirs["boxes"][:, None]).abs().amax(2)
@@ -62,9 +63,14 @@ def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference:
         result.mask = largest("mask_probs")
     if "keypoints" in theirs:
         moved = (ours["keypoints"][our] - theirs["keypoints"][their])[..., :2].abs().amax(-1)
-        result.keypoint_score = largest("keypoints_scores")
+        scores = (ours["keypoints_scores"][our] - theirs["keypoints_scores"][their]).abs()
+        # Sides are rounded up to whole pixels: one may be whole up to the rounding of its sums.
+        resized = torch.zeros(len(pairs), dtype=torch.bool)
+        if "map_sizes" in theirs:
+            resized = (ours["map_sizes"][our] != theirs["map_sizes"][their]).any(1)
+        result.keypoint_score = scores[~resized].max().item()
         # A map may be as high elsewhere, up to the rounding of its sums.
-        tie = moved > 0.5
+        tie = (moved > 0.5) | resized[:, None]
         result.ties = int(tie.sum())
         result.keypoint = moved[~tie].max().item()
     if "rles" in theirs:

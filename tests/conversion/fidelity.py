@@ -74,8 +74,10 @@ pixel.
 Differences are the largest found: of box corners in pixels; of scores; of mask probabilities; of
 pasted masks, the pixels that differ over the area of all masks of a picture; of keypoints in
 pixels; of keypoints' scores, logits of torchvision and probabilities of detectron2. A map that is
-as high in two places, up to the rounding of its sums, has its keypoint in either: such *ties* are
-counted and left out. A cell is empty where nothing differs, or a model has nothing to compare.
+as high in two places, up to the rounding of its sums, has its keypoint in either, and a box whose
+side is a whole number of pixels, up to that rounding, has all its maps enlarged to either size: such
+*ties* are counted and left out. A cell is empty where nothing differs, or a model has nothing to
+compare.
 
 This page is generated: `python tests/conversion/fidelity.py > docs/model_zoo.md`.
 

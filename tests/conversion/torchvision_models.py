@@ -181,7 +181,16 @@ def compare_torchvision(
     (ours,) = predictor_outputs(predictor, [image])
     if "masks" in theirs:
         theirs["mask_probs"] = theirs.pop("masks")[:, 0]
+    if "keypoints" in theirs:
+        (seen,) = reference.transform([image / 255])[0].image_sizes
+        height, width = (a / b for a, b in zip(seen, image.shape[1:], strict=True))
+        theirs["map_sizes"] = _map_sizes(theirs["boxes"] * torch.tensor([width, height] * 2))
     return compare(ours, theirs)
+
+
+def _map_sizes(boxes: Tensor) -> Tensor:
+    """The sides, in whole pixels, to which keypoints' maps are enlarged."""
+    return (boxes[:, 2:] - boxes[:, :2]).clamp(min=1).ceil()
 
 
 def predictor_outputs(predictor: detlite.Predictor, images: list[Tensor]) -> list[dict[str, Any]]:
@@ -196,6 +205,7 @@ def predictor_outputs(predictor: detlite.Predictor, images: list[Tensor]) -> lis
     rules = predictor.model.output
     for detections, resized, image in zip(found, inputs, images, strict=True):
         net, size = tuple(resized.shape[1:]), tuple(image.shape[1:])
+        detections["map_sizes"] = _map_sizes(detections["boxes"])
         detections["boxes"] = rules.boxes(detections["boxes"], net, size)
         if "mask_probs" in detections:
             detections["mask_probs"] = rules.mask_probs(
