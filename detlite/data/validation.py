@@ -135,6 +135,9 @@ def annotation_problem(
         return f"category_id {annotation['category_id']} is not declared in 'categories'"
     if annotation.get("iscrowd", 0) not in (0, 1):
         return f"iscrowd is {annotation['iscrowd']!r}, not 0 or 1"
+    area = annotation.get("area")
+    if area is not None and not (_finite([area]) and area >= 0):
+        return f"area is {area!r}, not a number of square pixels"
     height, width = sizes[annotation["image_id"]]
     problem = box_problem(annotation.get("bbox"), height, width)
     if problem is None and masks:
