@@ -66,6 +66,25 @@ def evaluate_dataset(
         `{"box_proposal": {"AR@100": ...}}`; nothing on the others.
 
     Raises:
+        ConfigError: see `check_evaluation`,
+        DataError: as well.
+    """
+    check_evaluation(cfg, model, dataset)
+    gathered = all_gather_objects(run_inference(cfg, model, dataset))
+    if not is_main():
+        return {}
+    results = [result for part in gathered for result in part]
+    write_results(output_dir / f"results_{dataset.name}.json", results)
+    metrics = _score(cfg, dataset, results)
+    logger.info("%s:\n%s", dataset.name, format_table(metrics))
+    check_expected(metrics, cfg.TEST.EXPECTED_RESULTS, cfg.TEST.EXPECTED_RESULTS_SIGMA_TOL)
+    return metrics
+
+
+def check_evaluation(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> None:
+    """Checks, before anything is computed, that `model` can be measured on a data set.
+
+    Raises:
         ConfigError: TEST.KEYPOINT_OKS_SIGMAS does not fit the data set, or TEST.COCO_ENGINE, or
             for a set of LVIS its package, is not installed.
         DataError: the categories of the model are not those of the data set, or a set of
@@ -82,21 +101,11 @@ def evaluate_dataset(
             f"TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values, but {dataset.annotation_file} has "
             f"{points} keypoints"
         )
-    # What may be absent is asked for first.
     coco_engine(cfg.TEST.COCO_ENGINE)
     if dataset.kind == "lvis":
         lvis_package()
     if dataset.kind == "cityscapes" and cfg.MODEL.MASK_ON:
         check_void(dataset.coco_gt())
-    gathered = all_gather_objects(run_inference(cfg, model, dataset))
-    if not is_main():
-        return {}
-    results = [result for part in gathered for result in part]
-    write_results(output_dir / f"results_{dataset.name}.json", results)
-    metrics = _score(cfg, dataset, results)
-    logger.info("%s:\n%s", dataset.name, format_table(metrics))
-    check_expected(metrics, cfg.TEST.EXPECTED_RESULTS, cfg.TEST.EXPECTED_RESULTS_SIGMA_TOL)
-    return metrics
 
 
 def _score(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from yacs.config import CfgNode
@@ -53,9 +55,17 @@ class TrainingState:
         """Puts back all that `save` wrote and returns the number of finished iterations.
 
         Raises:
-            CheckpointError: the file cannot be read, is not of a training run or does not fit.
+            CheckpointError: the file cannot be read, is not of a training run or does not fit, or
+                another optimizer wrote it. Other keys that changed since are logged.
         """
         content = load_weights(self.model, path)
+        changed = _changed_keys(content.get("config", ""), self.cfg)
+        if "SOLVER.OPTIMIZER" in changed:
+            before, now = changed["SOLVER.OPTIMIZER"]
+            raise CheckpointError(
+                f"{path}: was trained by SOLVER.OPTIMIZER {before}, now it is {now}; resume with "
+                "the optimizer it was saved with, or name it as MODEL.WEIGHT in another OUTPUT_DIR"
+            )
         try:
             self.optimizer.load_state_dict(content["optimizer"])
             self.scheduler.load_state_dict(content["scheduler"])
@@ -71,6 +81,12 @@ class TrainingState:
                 f"{path}: its optimizer state does not fit the config ({error}); resume with the "
                 "config it was saved with"
             ) from error
+        if changed:
+            logger.warning(
+                "%s was saved with another config: %s. Learning rate, momentum and weight decay "
+                "stay those it was saved with",
+                path, "; ".join(f"{key} {a}, now {b}" for key, (a, b) in changed.items()),
+            )  # fmt: skip
         if sampler != self._sampler(iteration):
             logger.warning(
                 "%s drew its batches with %s, now it is %s: the order of the images changes",
@@ -93,3 +109,22 @@ class TrainingState:
             "seed": self.cfg.SEED,
             "images_per_batch": self.cfg.SOLVER.IMS_PER_BATCH,
         }
+
+
+def _changed_keys(saved: str, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
+    """(value in the config text `saved`, value now) by key, where they differ."""
+    # Both as YAML gives them, which knows no tuples.
+    before, now = _flat(yaml.safe_load(saved) or {}), _flat(yaml.safe_load(cfg.dump()))
+    return {
+        key: (before[key], now[key])
+        for key in sorted(before.keys() & now)
+        if before[key] != now[key] and key != "OUTPUT_DIR"
+    }
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in config.items():
+        nested = isinstance(value, dict)
+        flat.update(_flat(value, f"{prefix}{key}.") if nested else {prefix + key: value})
+    return flat

@@ -20,7 +20,7 @@ from ..distributed import data_parallel, world_size
 from ..modeling.detector import Detector
 from ..solver import build_optimizer, build_scheduler
 from .checkpoint import last_checkpoint
-from .evaluate import evaluate
+from .evaluate import check_evaluation, evaluate
 from .metrics import METRICS_FILE, Meters, MetricsWriter, max_memory_mib
 from .precision import autocast, resolve_dtype, to_device
 from .state import TrainingState
@@ -72,11 +72,14 @@ def train(
         The final metrics of each test set by its name on rank 0; nothing on the others.
 
     Raises:
-        ConfigError: SOLVER keys that cannot be used.
+        ConfigError: SOLVER keys that cannot be used, or those of `check_evaluation`.
+        DataError: a test set that the model cannot be measured on.
         CheckpointError: the last checkpoint cannot be read or does not fit.
         NonFiniteLossError: training diverged.
     """
     solver, device, output_dir = cfg.SOLVER, model.device, Path(cfg.OUTPUT_DIR)
+    for test_set in test_sets:
+        check_evaluation(cfg, model, test_set)
     optimizer = build_optimizer(cfg, model)
     scheduler = build_scheduler(cfg, optimizer)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.DTYPE == "float16")
@@ -91,6 +94,8 @@ def train(
     state = TrainingState(cfg, model, optimizer, scheduler, scaler)
     checkpoint = last_checkpoint(output_dir) if resume else None
     start = state.resume(checkpoint) if checkpoint else 0
+    if resume and not checkpoint:
+        logger.warning("%s holds no checkpoint to resume: starting anew", output_dir)
     batches = iter(build_train_loader(cfg, train_set, start))
     parallel_model = data_parallel(model)
     meters = Meters(solver.MAX_ITER)

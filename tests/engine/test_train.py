@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from detlite.config import ConfigError, load_config
+from detlite.data import DataError
 from detlite.engine.checkpoint import CheckpointError, last_checkpoint, read_checkpoint
 from detlite.engine.seeding import seed_all
 from detlite.engine.train import NonFiniteLossError, check_output_dir, finite_losses, train
@@ -137,6 +138,27 @@ def test_resume_with_another_seed_warns(run, caplog):
     run()
     run("SEED", 5, resume=True)
     assert "the order of the images changes" in caplog.text
+
+
+def test_resume_with_another_optimizer(run):
+    run()
+    with pytest.raises(CheckpointError, match=r"was trained by SOLVER.OPTIMIZER SGD, now .* AdamW"):
+        run("SOLVER.OPTIMIZER", "AdamW", "SOLVER.MAX_ITER", 6, resume=True)
+
+
+def test_resume_tells_which_keys_changed(run, caplog):
+    run()
+    run("SOLVER.BASE_LR", 7.0, resume=True)
+    assert "another config: SOLVER.BASE_LR 0.1, now 7.0. Learning rate" in caplog.text
+
+
+def test_test_set_of_other_categories_is_refused_before_training(make_cfg, make_sets, toy):
+    cfg = make_cfg()
+    train_set, test_sets = make_sets(cfg)
+    toy.categories = [{"id": 1, "name": "red"}, {"id": 2, "name": "blue"}]
+    with pytest.raises(DataError, match="are not those that the model was trained on"):
+        train(cfg, toy, train_set, test_sets)
+    assert not (Path(cfg.OUTPUT_DIR) / "metrics.jsonl").exists()
 
 
 def test_resume_from_a_truncated_checkpoint(run):
