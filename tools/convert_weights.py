@@ -16,10 +16,8 @@ import argparse
 import sys
 from pathlib import Path
 
-import torch
-
 from detlite.conversion import SOURCES, to_torchvision
-from detlite.engine.checkpoint import CheckpointError, read_checkpoint
+from detlite.engine.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 
 
 def main() -> int:
@@ -45,10 +43,10 @@ def main() -> int:
     try:
         content = read_checkpoint(args.input, args.source)
         written = to_torchvision(content["model"]) if args.to else content
+        write_checkpoint(args.output, written)
     except (CheckpointError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    torch.save(written, args.output)
     print(f"{args.output}: {len(content['model'])} entries")
     return 0
 

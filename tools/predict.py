@@ -47,6 +47,9 @@ def main() -> int:
     except (CheckpointError, ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # pictures and weights have errors of their own
+        print(f"error: --output {args.output}: cannot be written to ({error})", file=sys.stderr)
+        return 2
     print(f"{len(files) - unreadable} pictures done, {unreadable} unreadable: see {args.output}")
     return 1 if unreadable else 0
 

@@ -34,7 +34,8 @@ def main() -> int:
         cfg = load_config_for_weights(args.config, args.opts)
         with process_group(cfg.MODEL.DEVICE):
             run(cfg)
-    except (ConfigError, DataError, CheckpointError) as error:
+    # OSError: such as a disk that is full while results are written.
+    except (ConfigError, DataError, CheckpointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -47,7 +47,8 @@ def main() -> int:
         cfg = load_config_for_weights(args.config, args.opts)
         with process_group(cfg.MODEL.DEVICE):
             run(cfg, args.resume)
-    except (ConfigError, DataError, CheckpointError, NonFiniteLossError) as error:
+    # OSError: such as a disk that is full while results are written.
+    except (ConfigError, DataError, CheckpointError, NonFiniteLossError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

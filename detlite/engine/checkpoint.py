@@ -46,15 +46,35 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     Args:
         path: the file; its folder must exist.
         content: the dict that the head of this file describes.
+
+    Raises:
+        CheckpointError: a folder that cannot be written to, or a full disk.
     """
-    _replace(path, lambda temporary: torch.save(content, temporary))
+    write_checkpoint(path, content)
     _replace(path.with_name(_LAST), lambda temporary: temporary.write_text(path.name + "\n"))
 
 
+def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Writes a checkpoint, whole or not at all, without noting it; see `save_checkpoint`."""
+    _replace(path, lambda temporary: torch.save(content, temporary))
+
+
 def last_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that a run in `folder` saved last, or None when it saved none."""
+    """The checkpoint that a run in `folder` saved last, or None when it saved none.
+
+    Raises:
+        CheckpointError: the folder's note of it names no file that is there.
+    """
     note = folder / _LAST
-    return folder / note.read_text().strip() if note.exists() else None
+    if not note.exists():
+        return None
+    name = note.read_text().strip()
+    if not name or not (folder / name).is_file():
+        raise CheckpointError(
+            f"{note}: names {name!r}, and there is no such file: write the name of another "
+            "checkpoint of this folder into it, or remove it to start anew"
+        )
+    return folder / name
 
 
 def read_checkpoint(
@@ -160,5 +180,11 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(temporary)
         os.replace(temporary, path)
+    # torch's own writer raises RuntimeError.
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be written ({str(error).splitlines()[0]}); the disk may be full, or "
+            "the folder closed to you. What was saved before is as it was"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)

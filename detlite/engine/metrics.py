@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..config import ConfigError
 from ..distributed import is_main, reduce_mean
 
 logger = logging.getLogger(__name__)
@@ -23,11 +24,20 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def setup_logging(output_dir: Path) -> None:
-    """Logs to the console and, appending, to `output_dir`/log.txt; other ranks only warnings."""
+    """Logs to the console and, appending, to `output_dir`/log.txt; other ranks only warnings.
+
+    Raises:
+        ConfigError: OUTPUT_DIR cannot be made or written to.
+    """
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
     if is_main():
-        output_dir.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(output_dir / "log.txt"))
+        try:
+            output_dir.mkdir(parents=True, exist_ok=True)
+            handlers.append(logging.FileHandler(output_dir / "log.txt"))
+        except OSError as error:
+            raise ConfigError(
+                f"OUTPUT_DIR {output_dir}: cannot be written to ({error.strerror})"
+            ) from error
     logging.basicConfig(
         level=logging.INFO if is_main() else logging.WARNING,
         format="%(asctime)s %(levelname).1s %(message)s",

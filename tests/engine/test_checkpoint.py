@@ -45,6 +45,21 @@ def test_failed_save_leaves_the_last_one(toy, tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_a_place_that_cannot_be_written_to(toy, tmp_path):
+    (tmp_path / "folder.pth").mkdir()
+    for path in (tmp_path / "none" / "model.pth", tmp_path / "folder.pth"):
+        with pytest.raises(CheckpointError, match=f"{path.name}: cannot be written"):
+            save_checkpoint(path, {"model": toy.state_dict()})
+    assert [file.name for file in tmp_path.iterdir()] == ["folder.pth"]
+
+
+@pytest.mark.parametrize("note", ["", "gone.pth\n"])
+def test_a_note_of_no_checkpoint(tmp_path, note):
+    (tmp_path / "last_checkpoint").write_text(note)
+    with pytest.raises(CheckpointError, match=r"last_checkpoint: names .*no such file"):
+        last_checkpoint(tmp_path)
+
+
 def test_objects_are_refused_and_nothing_runs(toy, tmp_path):
     ran = tmp_path / "ran"
     torch.save({"model": toy.state_dict(), "x": RunsCode(ran)}, tmp_path / "evil.pth")

@@ -59,6 +59,7 @@ def test_model_that_torchvision_lacks(run_tool, tiny_config, tmp_path, capsys):
     [
         ("none.pth", "out.pth", "none.pth: cannot be read (No such file"),
         ("ours.pth", "no/such/folder/out.pth", "no such folder"),
+        ("ours.pth", ".", "cannot be written ("),
     ],
 )
 def test_bad_paths_are_one_line_and_status_2(

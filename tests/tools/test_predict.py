@@ -119,6 +119,16 @@ def test_errors_are_one_line(
         assert error.count("\n") == 1
 
 
+def test_output_that_is_a_file_is_one_line_and_status_2(
+    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").touch()
+    assert run("--weights", weights, "--input", photos, "--output", tmp_path / "taken") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --output {tmp_path / 'taken'}: cannot be written to")
+    assert error.count("\n") == 1
+
+
 def test_a_model_that_needs_proposals_is_refused(
     run: Run, tiny_config: Callable[..., CfgNode], photos: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

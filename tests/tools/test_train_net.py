@@ -303,6 +303,16 @@ def test_bad_input_of_test_net(run_tool, config, tmp_path, capsys, opts, message
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
+@pytest.mark.parametrize("program", ["train_net.py", "test_net.py"])
+def test_output_folder_that_cannot_be_made(run_tool, config, tmp_path, capsys, program):
+    (tmp_path / "taken").touch()
+    opts = ["MODEL.WEIGHT", "x.pth", "OUTPUT_DIR", tmp_path / "taken"]
+    assert run_tool(program, "--config", config, *opts) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: OUTPUT_DIR {tmp_path / 'taken'}: cannot be written to")
+    assert error.count("\n") == 1
+
+
 def test_weights_that_do_not_fit_are_listed(run_tool, config, trained, tmp_path, capsys):
     opts = ["MODEL.WEIGHT", trained / "model_final.pth", "OUTPUT_DIR", tmp_path]
     opts += ["MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 24]
