@@ -52,6 +52,15 @@ def main() -> int:
     if args.cpu_time and args.device == "cuda":
         print("error: --cpu-time says nothing of --device cuda", file=sys.stderr)
         return 2
+    if args.threads is not None and args.threads < 1:
+        print(f"error: --threads {args.threads}: at least one is needed", file=sys.stderr)
+        return 2
+    if args.json:
+        try:  # before what takes minutes
+            args.json.touch()
+        except OSError as error:
+            print(f"error: --json {args.json}: {error.strerror}", file=sys.stderr)
+            return 2
     if args.threads or args.cpu_time:
         torch.set_num_threads(1 if args.cpu_time else args.threads)
 

@@ -39,3 +39,17 @@ def test_rows_are_printed_and_written(run_tool, tmp_path, capsys):
 def test_bad_options_are_one_line_and_status_2(run_tool, capsys, options, message):
     assert run_tool("benchmark.py", "ops", *options) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("opts", "message"),
+    [
+        (["--threads", "0"], "--threads 0: at least one"),
+        (["--json", "no/such/rows.json"], "--json no/such/rows.json: No such file"),
+    ],
+)
+def test_options_that_cannot_be_followed(run_tool, capsys, opts, message):
+    assert run_tool("benchmark.py", "ops", *opts) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {message}")
+    assert not captured.out
