@@ -42,6 +42,11 @@ def main() -> int:
         return 2
     try:
         content = read_checkpoint(args.input, args.source)
+        if not args.to and not {"config", "backbone_only"} & content.keys():  # nothing converted
+            raise CheckpointError(
+                f"{args.input}: its entries are none that a known framework has; if they come from "
+                f"one, name it by --from ({', '.join(SOURCES)})"
+            )
         written = to_torchvision(content["model"]) if args.to else content
         write_checkpoint(args.output, written)
     except (CheckpointError, ValueError) as error:

@@ -123,6 +123,8 @@ def read_checkpoint(
         raise CheckpointError(
             f"{path}: holds neither a state dict (names and tensors) nor {{'model': state dict}}"
         )
+    if not state:
+        raise CheckpointError(f"{path}: holds no entries")
     content["model"] = {name.removeprefix("module."): value for name, value in state.items()}
     content.setdefault("categories", [])
     return content

@@ -47,6 +47,16 @@ def test_named_source_goes_before_what_is_found(run_tool, weights, tmp_path, cap
     assert not (tmp_path / "out.pth").exists()
 
 
+def test_entries_of_no_framework(run_tool, tmp_path, capsys):
+    torch.save({"layer.weight": torch.zeros(3)}, tmp_path / "unknown.pth")
+    assert run_tool("convert_weights.py", tmp_path / "unknown.pth", tmp_path / "out.pth") == 2
+    assert "unknown.pth: its entries are none that a known framework" in capsys.readouterr().err
+    torch.save({}, tmp_path / "empty.pth")
+    assert run_tool("convert_weights.py", tmp_path / "empty.pth", tmp_path / "out.pth") == 2
+    assert "empty.pth: holds no entries" in capsys.readouterr().err
+    assert not (tmp_path / "out.pth").exists()
+
+
 def test_model_that_torchvision_lacks(run_tool, tiny_config, tmp_path, capsys):
     save_checkpoint(tmp_path / "c4.pth", {"model": build_model(tiny_config(c4=True)).state_dict()})
     options = (tmp_path / "c4.pth", tmp_path / "out.pth", "--to", "torchvision")
