@@ -25,12 +25,13 @@ void check(bool ok, const Parts&... parts) {
   throw std::runtime_error(message.str());
 }
 
-// A tensor's shape, printed as [2, 3].
+// A tensor's shape, or its first dimensions, printed as [2, 3].
 struct Shape {
   const Tensor& tensor;
+  int64_t dims = tensor.dim();
   friend std::ostream& operator<<(std::ostream& out, const Shape& shape) {
     out << '[';
-    for (int64_t d = 0; d < shape.tensor.dim(); ++d) {
+    for (int64_t d = 0; d < shape.dims; ++d) {
       out << (d ? ", " : "") << shape.tensor.size(d);
     }
     return out << ']';
@@ -46,6 +47,7 @@ inline const char* dtype_name(ScalarType type) {
     case ScalarType::BFloat16: return "bfloat16";
     case ScalarType::Long: return "int64";
     case ScalarType::Int: return "int32";
+    case ScalarType::Bool: return "bool";
     default: return torch::headeronly::toString(type);
   }
 }

@@ -2,15 +2,22 @@
 #include <Python.h>
 
 #include <string>
+#include <vector>
 
 #include <torch/csrc/stable/library.h>
 
 namespace {
 
-// Single-map operators take the arguments of maskrcnn-benchmark's and torchvision's _C.
+// Operators on RoIs are two schemas of one name. `name.maps` is the kernel, over the maps of a
+// pyramid. The other takes one map and the arguments of maskrcnn-benchmark's and torchvision's _C;
+// it has no kernel of its own, detlite/ops registers it as a call of the first.
 constexpr const char* kSchemas[] = {
     "nms(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor",
     "batched_nms(Tensor boxes, Tensor scores, Tensor idxs, float iou_threshold) -> Tensor",
+    "padded_nms(Tensor boxes, Tensor scores, Tensor groups, Tensor valid, float iou_threshold, "
+    "int limit) -> (Tensor index, Tensor kept)",
+    "match_boxes(Tensor truth, Tensor valid, Tensor candidates) "
+    "-> (Tensor index, Tensor iou, Tensor best)",
     "roi_align_forward(Tensor input, Tensor rois, float spatial_scale, int pooled_height, "
     "int pooled_width, int sampling_ratio, bool aligned=False) -> Tensor",
     "roi_align_backward(Tensor grad, Tensor rois, float spatial_scale, int pooled_height, "
@@ -23,27 +30,37 @@ constexpr const char* kSchemas[] = {
     "-> Tensor",
     // Without default values: torch 2.11 drops arguments that equal them before an autograd rule sees
     // them, and then finds too many gradients for an operator that takes a list of tensors.
-    "pyramid_roi_align_forward(Tensor[] inputs, Tensor rois, float[] spatial_scales, "
-    "int pooled_height, int pooled_width, int sampling_ratio, bool aligned, "
-    "float canonical_size, int canonical_level) -> Tensor",
-    "pyramid_roi_align_backward(Tensor grad, Tensor rois, float[] spatial_scales, "
+    "roi_align_forward.maps(Tensor[] inputs, Tensor rois, Tensor levels, float[] spatial_scales, "
+    "int pooled_height, int pooled_width, int sampling_ratio, bool aligned) -> Tensor",
+    "roi_align_backward.maps(Tensor grad, Tensor rois, Tensor levels, float[] spatial_scales, "
     "int pooled_height, int pooled_width, int batch_size, int channels, int[] heights, "
-    "int[] widths, int sampling_ratio, bool aligned, float canonical_size, "
-    "int canonical_level) -> Tensor[]",
-    "pyramid_roi_pool_forward(Tensor[] inputs, Tensor rois, float[] spatial_scales, "
-    "int pooled_height, int pooled_width, float canonical_size, int canonical_level, "
-    "bool need_argmax) -> (Tensor output, Tensor argmax)",
-    "pyramid_roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, float[] spatial_scales, "
-    "int pooled_height, int pooled_width, int batch_size, int channels, int[] heights, "
-    "int[] widths, float canonical_size, int canonical_level) -> Tensor[]",
+    "int[] widths, int sampling_ratio, bool aligned) -> Tensor[]",
+    "roi_pool_forward.maps(Tensor[] inputs, Tensor rois, Tensor levels, float[] spatial_scales, "
+    "int pooled_height, int pooled_width, bool need_argmax) -> (Tensor output, Tensor argmax)",
+    "roi_pool_backward.maps(Tensor grad, Tensor rois, Tensor levels, Tensor argmax, "
+    "float[] spatial_scales, int pooled_height, int pooled_width, int batch_size, int channels, "
+    "int[] heights, int[] widths) -> Tensor[]",
     "sigmoid_focal_loss_forward(Tensor inputs, Tensor targets, float alpha, float gamma) -> Tensor",
     "sigmoid_focal_loss_backward(Tensor grad, Tensor inputs, Tensor targets, float alpha, "
     "float gamma) -> Tensor",
     "paste_masks_rle(Tensor probs, Tensor boxes, int height, int width, float threshold) "
     "-> (Tensor data, Tensor ends)",
+    "crop_masks(Tensor values, Tensor pieces, Tensor instances, Tensor frames, Tensor index, "
+    "Tensor boxes, int resolution, bool soft) -> Tensor",
+    "heatmap_peaks(Tensor maps, Tensor boxes) -> (Tensor keypoints, Tensor scores)",
 };
 
 std::string name_of(const std::string& schema) { return schema.substr(0, schema.find('(')); }
+
+// The names that the module has. Torch finds an overload, "name.overload", by the plain name.
+std::vector<std::string> names() {
+  std::vector<std::string> result;
+  for (const char* schema : kSchemas) {
+    const std::string name = name_of(schema);
+    if (name.find('.') == std::string::npos) result.push_back(name);
+  }
+  return result;
+}
 
 // Module attributes are looked up here when they are not in the module's own dictionary (PEP 562).
 PyObject* module_getattr(PyObject* module, PyObject* name) {
@@ -53,8 +70,7 @@ PyObject* module_getattr(PyObject* module, PyObject* name) {
   Py_DECREF(utf8);
 
   std::string known;
-  for (const char* schema : kSchemas) {
-    const std::string op = name_of(schema);
+  for (const std::string& op : names()) {
     if (op == wanted) {
       PyObject* torch = PyImport_ImportModule("torch");
       PyObject* ops = torch ? PyObject_GetAttrString(torch, "ops") : nullptr;
@@ -75,13 +91,13 @@ PyObject* module_getattr(PyObject* module, PyObject* name) {
 }
 
 PyObject* module_dir(PyObject* /*module*/, PyObject* /*unused*/) {
-  PyObject* names = PyList_New(0);
-  for (const char* schema : kSchemas) {
-    PyObject* name = names ? PyUnicode_FromString(name_of(schema).c_str()) : nullptr;
-    if (!name || PyList_Append(names, name) < 0) Py_CLEAR(names);
+  PyObject* list = PyList_New(0);
+  for (const std::string& op : names()) {
+    PyObject* name = list ? PyUnicode_FromString(op.c_str()) : nullptr;
+    if (!name || PyList_Append(list, name) < 0) Py_CLEAR(list);
     Py_XDECREF(name);
   }
-  return names;
+  return list;
 }
 
 PyMethodDef methods[] = {

@@ -73,11 +73,6 @@ inline PoolShape check_pool_shape(const char* op, int64_t pooled_height, int64_t
   return {static_cast<int>(pooled_height), static_cast<int>(pooled_width)};
 }
 
-inline void check_spatial_scale(const char* op, double spatial_scale) {
-  check(std::isfinite(spatial_scale) && spatial_scale > 0, op,
-        ": spatial_scale must be a positive number, got ", spatial_scale);
-}
-
 struct AlignArguments {
   PoolShape pool;
   int sampling_ratio;
@@ -108,24 +103,26 @@ inline void check_map_size(const char* op, int64_t height, int64_t width) {
 
 // RoIs must be float32 whatever half type the features have, so that coordinates never round.
 inline void check_rois(const char* op, const Tensor& features, const char* name,
-                       const Tensor& rois) {
+                       const Tensor& rois, const Tensor& levels) {
   check(rois.dim() == 2 && rois.size(1) == kRoiSize, op,
         ": rois must have shape [K, 5] (batch index, x1, y1, x2, y2), got ", Shape{rois});
   const ScalarType expected = accumulate_type(features.scalar_type());
   check(rois.scalar_type() == expected, op, ": rois must be ", dtype_name(expected), " for ",
         dtype_name(features.scalar_type()), ' ', name, ", got ", dtype_name(rois.scalar_type()));
+  check(levels.dim() == 1 && levels.size(0) == rois.size(0), op, ": levels must have shape [",
+        rois.size(0), "], got ", Shape{levels});
+  check(levels.scalar_type() == ScalarType::Long, op, ": levels must be int64, got ",
+        dtype_name(levels.scalar_type()));
   check_same_device(op, features, name, rois, "rois");
+  check_same_device(op, features, name, levels, "levels");
 }
 
 // A gradient of pooled features, [K, C, pooled height, pooled width], must fit the other arguments.
-inline void check_pooled_grad(const char* op, const char* name, const Tensor& grad,
-                              const Tensor& rois, const PoolShape& pool, int64_t batch_size,
-                              int64_t channels) {
-  check_count(op, "batch_size", batch_size, 0);
-  check_count(op, "channels", channels, 0);
+inline void check_pooled_grad(const char* op, const Tensor& grad, const Tensor& rois,
+                              const PoolShape& pool, int64_t channels) {
   check(grad.dim() == 4 && grad.size(0) == rois.size(0) && grad.size(1) == channels &&
             grad.size(2) == pool.height && grad.size(3) == pool.width,
-        op, ": ", name, " must have shape [", rois.size(0), ", ", channels, ", ", pool.height, ", ",
+        op, ": grad must have shape [", rois.size(0), ", ", channels, ", ", pool.height, ", ",
         pool.width, "], got ", Shape{grad});
 }
 
@@ -142,10 +139,15 @@ inline void check_argmax(const char* op, const Tensor& grad, const Tensor& argma
   check_same_device(op, grad, "grad", argmax, "argmax");
 }
 
-// The batch index of a contiguous row of `rois`, or -1 where it names no image of the batch.
+// A RoI of image -1 is padding: it pools to zeros, and no gradient passes through it.
+constexpr int64_t kPadding = -1;
+constexpr int64_t kNoImage = -2;
+
+// The image of a contiguous row of `rois`, kPadding, or kNoImage for any other number.
 template <typename T>
-C10_HOST_DEVICE int64_t batch_index(const T* roi, int64_t batch_size) {
-  return roi[0] >= 0 && roi[0] < static_cast<T>(batch_size) ? static_cast<int64_t>(roi[0]) : -1;
+C10_HOST_DEVICE int64_t image_of(const T* roi, int64_t batch_size) {
+  if (roi[0] >= 0 && roi[0] < static_cast<T>(batch_size)) return static_cast<int64_t>(roi[0]);
+  return roi[0] == T(-1) ? kPadding : kNoImage;
 }
 
 }  // namespace detlite

@@ -1,9 +1,18 @@
-"""The compiled kernels; every name here is the operator `torch.ops.detlite.<name>` itself."""
+"""The compiled kernels; every name here is the operator `torch.ops.detlite.<name>` itself.
+
+The operators on RoIs are declared for one map; their overload `maps` takes those of a pyramid.
+"""
 
 from torch import Tensor
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor: ...
 def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor: ...
+def padded_nms(
+    boxes: Tensor, scores: Tensor, groups: Tensor, valid: Tensor, iou_threshold: float, limit: int
+) -> tuple[Tensor, Tensor]: ...
+def match_boxes(
+    truth: Tensor, valid: Tensor, candidates: Tensor
+) -> tuple[Tensor, Tensor, Tensor]: ...
 def roi_align_forward(
     input: Tensor,
     rois: Tensor,
@@ -46,56 +55,6 @@ def roi_pool_backward(
     height: int,
     width: int,
 ) -> Tensor: ...
-def pyramid_roi_align_forward(
-    inputs: list[Tensor],
-    rois: Tensor,
-    spatial_scales: list[float],
-    pooled_height: int,
-    pooled_width: int,
-    sampling_ratio: int,
-    aligned: bool,
-    canonical_size: float,
-    canonical_level: int,
-) -> Tensor: ...
-def pyramid_roi_align_backward(
-    grad: Tensor,
-    rois: Tensor,
-    spatial_scales: list[float],
-    pooled_height: int,
-    pooled_width: int,
-    batch_size: int,
-    channels: int,
-    heights: list[int],
-    widths: list[int],
-    sampling_ratio: int,
-    aligned: bool,
-    canonical_size: float,
-    canonical_level: int,
-) -> list[Tensor]: ...
-def pyramid_roi_pool_forward(
-    inputs: list[Tensor],
-    rois: Tensor,
-    spatial_scales: list[float],
-    pooled_height: int,
-    pooled_width: int,
-    canonical_size: float,
-    canonical_level: int,
-    need_argmax: bool,
-) -> tuple[Tensor, Tensor]: ...
-def pyramid_roi_pool_backward(
-    grad: Tensor,
-    rois: Tensor,
-    argmax: Tensor,
-    spatial_scales: list[float],
-    pooled_height: int,
-    pooled_width: int,
-    batch_size: int,
-    channels: int,
-    heights: list[int],
-    widths: list[int],
-    canonical_size: float,
-    canonical_level: int,
-) -> list[Tensor]: ...
 def sigmoid_focal_loss_forward(
     inputs: Tensor, targets: Tensor, alpha: float, gamma: float
 ) -> Tensor: ...
@@ -105,3 +64,14 @@ def sigmoid_focal_loss_backward(
 def paste_masks_rle(
     probs: Tensor, boxes: Tensor, height: int, width: int, threshold: float
 ) -> tuple[Tensor, Tensor]: ...
+def crop_masks(
+    values: Tensor,
+    pieces: Tensor,
+    instances: Tensor,
+    frames: Tensor,
+    index: Tensor,
+    boxes: Tensor,
+    resolution: int,
+    soft: bool,
+) -> Tensor: ...
+def heatmap_peaks(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]: ...

@@ -12,8 +12,9 @@ except (ImportError, AttributeError) as error:  # not built, or built from older
     ) from error
 
 from .config import ConfigError, load_config
-from .modeling.rcnn import GeneralizedRCNN, build_model
-from .predictor import Predictor, load_checkpoint
+from .inference.predictor import Predictor, load_checkpoint
+from .modeling import build_model
+from .modeling.rcnn import GeneralizedRCNN
 
 __version__ = "0.1.0"
 __all__ = [

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from .config import ConfigError
 
 T = TypeVar("T")
+
+# Packages that are imported, and register their parts, when a name that begins so is asked for.
+_ON_DEMAND = {"FBNet": "detlite.modeling.fbnet"}
 
 
 class Registry(Generic[T]):
@@ -32,6 +36,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str, key: str) -> T:
         """The builder called `name`; `key` is the config key that named it, for the error."""
+        if package := _ON_DEMAND.get(name.partition(".")[0]):
+            importlib.import_module(package)
         if name in self._builders:
             return self._builders[name]
         close = difflib.get_close_matches(name, self._builders, n=1)

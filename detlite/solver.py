@@ -88,7 +88,7 @@ def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
             if name.endswith("bias"):
                 lr, decay = lr * solver.BIAS_LR_FACTOR, solver.WEIGHT_DECAY_BIAS
             elif isinstance(module, _NORM_LAYERS):
-                decay = solver.WEIGHT_DECAY_NORM
+                decay = decay if solver.WEIGHT_DECAY_NORM is None else solver.WEIGHT_DECAY_NORM
             groups.setdefault((lr, decay), []).append(parameter)
     return [
         {"params": parameters, "lr": lr, "weight_decay": decay}

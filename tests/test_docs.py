@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from detlite.config import KEYS, load_config
-from detlite.config.schema import NO_EFFECT
+from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "configs" / "README.md", *(ROOT / "docs").glob("*.md")])
-_NAMES = {key.name for key in KEYS} | NO_EFFECT.keys()
+_NAMES = {key.name for key in KEYS} | NO_EFFECT.keys() | RESTATING.keys()
 _SECTIONS = {name.rpartition(".")[0] for name in _NAMES}
 
 

@@ -14,10 +14,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from detlite.conversion import SOURCES, to_torchvision
-from detlite.engine.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from detlite.engine.checkpoint import (
+    CheckpointError,
+    read_checkpoint,
+    write_checkpoint,
+    write_content,
+)
 
 
 def main() -> int:
@@ -41,18 +47,21 @@ def main() -> int:
         print(f"error: {args.output}: no such folder {args.output.parent}", file=sys.stderr)
         return 2
     try:
-        content = read_checkpoint(args.input, args.source)
-        if not args.to and not {"config", "backbone_only"} & content.keys():  # nothing converted
+        checkpoint = read_checkpoint(args.input, args.source)
+        known = checkpoint.config or checkpoint.convention or checkpoint.backbone_only
+        if not args.to and not known:  # nothing converted
             raise CheckpointError(
                 f"{args.input}: its entries are none that a known framework has; if they come from "
                 f"one, name it by --from ({', '.join(SOURCES)})"
             )
-        written = to_torchvision(content["model"]) if args.to else content
-        write_checkpoint(args.output, written)
+        if args.to:
+            write_content(args.output, to_torchvision(checkpoint.model))
+        else:
+            write_checkpoint(replace(checkpoint, path=args.output))
     except (CheckpointError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{args.output}: {len(content['model'])} entries")
+    print(f"{args.output}: {len(checkpoint.model)} entries")
     return 0
 
 

@@ -89,7 +89,7 @@ def predict_files(predictor: Predictor, files: Sequence[Path], output: Path) -> 
         images.append({"id": image_id, "file_name": str(file), "height": height, "width": width})
         results += coco_results(
             image_id, found["boxes"], found["scores"], found["category_ids"],
-            found.get("masks"), found.get("keypoints"), predictor.model.output.keypoint_centre,
+            found.get("masks"), found.get("keypoints"), predictor.model.convention.keypoint_center,
         )  # fmt: skip
         print(f"{file}: {len(found['names'])} objects")
     index = {

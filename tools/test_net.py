@@ -15,13 +15,13 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from detlite import ConfigError, build_model
-from detlite.conversion import weight_file
+from detlite.config import load_config
 from detlite.data import DataError, build_dataset, check_num_classes
 from detlite.distributed import process_group
 from detlite.engine.checkpoint import CheckpointError
 from detlite.engine.evaluate import evaluate
 from detlite.engine.metrics import setup_logging
-from detlite.engine.weights import load_config_for_weights, load_weights
+from detlite.engine.weights import load_weights, read_weights
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
     args = parser.parse_intermixed_args()
     try:
-        cfg = load_config_for_weights(args.config, args.opts)
+        cfg = load_config(args.config, args.opts)
         with process_group(cfg.MODEL.DEVICE):
             run(cfg)
     # OSError: such as a disk that is full while results are written.
@@ -43,17 +43,19 @@ def main() -> int:
 
 def run(cfg: CfgNode) -> None:
     """Evaluates into OUTPUT_DIR."""
-    if not cfg.MODEL.WEIGHT:
-        raise ConfigError("MODEL.WEIGHT is empty: name the checkpoint to evaluate")
     if not cfg.DATASETS.TEST:
         raise ConfigError("DATASETS.TEST is empty: name at least one entry of DATASETS.CATALOG")
     output_dir = Path(cfg.OUTPUT_DIR)
     setup_logging(output_dir)
+    cfg, weights = read_weights(cfg)
+    if weights is None:
+        raise ConfigError("MODEL.WEIGHT is empty: name the checkpoint to evaluate")
     datasets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
     for dataset in datasets:
         check_num_classes(cfg, dataset)
     model = build_model(cfg)
-    load_weights(model, weight_file(cfg))
+    load_weights(model, weights)
+    del weights  # its memory
     evaluate(cfg, model, datasets, output_dir)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from detlite import ConfigError, Predictor, build_model
-from detlite.conversion import weight_file
+from detlite.config import load_config
 from detlite.data import (
     CocoDataset,
     DataError,
@@ -26,11 +26,11 @@ from detlite.data import (
 )
 from detlite.distributed import barrier, is_main, process_group, rank
 from detlite.engine.checkpoint import CheckpointError
-from detlite.engine.metrics import METRICS_FILE, setup_logging
+from detlite.engine.metrics import METRICS_FILE, NonFiniteLossError, setup_logging
 from detlite.engine.seeding import seed_all
-from detlite.engine.train import NonFiniteLossError, check_output_dir, train
-from detlite.engine.weights import load_config_for_weights, load_weights
-from detlite.predictor import build_predictor
+from detlite.engine.train import check_output_dir, train
+from detlite.engine.weights import load_weights, read_weights
+from detlite.inference.predictor import build_predictor
 from detlite.visualization import contact_sheet, draw_detections, plot_metrics
 
 
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
     args = parser.parse_intermixed_args()
     try:
-        cfg = load_config_for_weights(args.config, args.opts)
+        cfg = load_config(args.config, args.opts)
         with process_group(cfg.MODEL.DEVICE):
             run(cfg, args.resume)
     # OSError: such as a disk that is full while results are written.
@@ -63,7 +63,7 @@ def run(cfg: CfgNode, resume: bool) -> None:
     check_output_dir(output_dir, resume)
     barrier()  # before rank 0 writes what the others look for
     setup_logging(output_dir)
-    weights = weight_file(cfg) if cfg.MODEL.WEIGHT else None  # which may be absent: ask first
+    cfg, weights = read_weights(cfg)  # which may be absent: ask first
     seed_all(cfg.SEED + rank())
     train_set = build_train_dataset(cfg)
     test_sets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
@@ -72,6 +72,7 @@ def run(cfg: CfgNode, resume: bool) -> None:
     model = build_model(cfg)
     if weights:
         load_weights(model, weights, cfg.MODEL.REINIT_HEADS)
+    del weights  # its memory
     model.categories = train_set.categories
     if is_main():
         (output_dir / "config.yaml").write_text(cfg.dump())

@@ -37,9 +37,11 @@ struct AxisView {
   const Tap<T>* taps;
 };
 
-// Kept boxes of non-maximum suppression, coordinate by coordinate. Arrays are padded to a multiple
-// of kBoxPadding with boxes that overlap nothing.
+// Boxes, coordinate by coordinate. Arrays are padded to a multiple of kBoxPadding with boxes that
+// overlap nothing.
 constexpr int kBoxPadding = 16;
+// Candidates that are matched at a time, few enough to lie close together where anchors do.
+constexpr int kMatchBlock = 64;
 struct BoxArrays {
   const float *x1, *y1, *x2, *y2, *area;
 };
@@ -84,9 +86,21 @@ struct Loops {
                           int64_t columns, int32_t* target, int64_t target_step);
   // Whether any of the first `count` boxes overlaps (x1, y1, x2, y2) by more than the threshold.
   bool (*overlaps_any)(const BoxArrays& boxes, int64_t count, const float* box, float threshold);
+  // For each of kMatchBlock candidates, where any of the first `count` boxes of the truth overlaps it
+  // by more than iou: that overlap and the first box that has the most. For each of the truth, where
+  // any candidate overlaps it by more than highest: the most. NaN overlaps nothing.
+  void (*match_block)(const BoxArrays& candidates, const BoxArrays& truth, int64_t count,
+                      float* iou, int32_t* index, float* highest);
+  // Sets marks[i], i < count, where candidate i overlaps the box by exactly iou, which is not zero.
+  void (*mark_equal)(const BoxArrays& candidates, int64_t count, const BoxArrays& box, float iou,
+                     bool* marks);
   // Bit x of the result is upper[x] * upper_weight + lower[x] * lower_weight >= threshold; x < 64.
   uint64_t (*threshold_row)(const float* upper, float upper_weight, const float* lower,
                             float lower_weight, float threshold);
+  // result[i] = ((w[0] rows[0][i] + w[1] rows[1][i]) + w[2] rows[2][i]) + w[3] rows[3][i], and the
+  // highest of them. No value may be NaN.
+  float (*blend_rows)(const float* const* rows, const float* weights, int64_t count,
+                      float* result);
 
   template <typename F>
   const FeatureLoops<F>& of() const {

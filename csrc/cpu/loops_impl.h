@@ -245,6 +245,89 @@ bool overlaps_any(const BoxArrays& boxes, int64_t count, const float* box, float
   return false;
 }
 
+// ---- Matching
+
+// One of the truth in all lanes.
+struct SameBox {
+  Vec<float> x1, y1, x2, y2, area;
+
+  SameBox(const BoxArrays& boxes, int64_t at)
+      : x1(broadcast(boxes.x1[at])),
+        y1(broadcast(boxes.y1[at])),
+        x2(broadcast(boxes.x2[at])),
+        y2(broadcast(boxes.y2[at])),
+        area(broadcast(boxes.area[at])) {}
+
+  // Calls body with the overlaps of the boxes from `first` on, unless none of them has any. Where
+  // there is none, or NaN, the overlap compares as zero or NaN does.
+  template <typename Body>
+  void overlaps(const BoxArrays& boxes, int64_t first, Body&& body) const {
+    const Vec<float> zero{};
+    const Vec<float> width =
+        smaller_of(load(boxes.x2 + first), x2) - larger_of(load(boxes.x1 + first), x1);
+    const Vec<float> height =
+        smaller_of(load(boxes.y2 + first), y2) - larger_of(load(boxes.y1 + first), y1);
+    if (!lane_bits((width > zero) & (height > zero))) return;
+    const Vec<float> intersection = larger_of(width, zero) * larger_of(height, zero);
+    body(intersection / (area + load(boxes.area + first) - intersection));
+  }
+};
+
+// The smallest and largest of kMatchBlock numbers, NaN left out.
+inline float smallest(const float* values) {
+  float result = std::numeric_limits<float>::infinity();
+  for (int i = 0; i < kMatchBlock; ++i) result = values[i] < result ? values[i] : result;
+  return result;
+}
+inline float largest_number(const float* values) {
+  float result = -std::numeric_limits<float>::infinity();
+  for (int i = 0; i < kMatchBlock; ++i) result = values[i] > result ? values[i] : result;
+  return result;
+}
+
+void match_block(const BoxArrays& candidates, const BoxArrays& truth, int64_t count, float* iou,
+                 int32_t* index, float* highest) {
+  using V = Vec<float>;
+  constexpr int lanes = kLanes<float>;
+  // Only what meets the smallest box around all candidates can overlap any.
+  const V x1 = broadcast(smallest(candidates.x1)), y1 = broadcast(smallest(candidates.y1));
+  const V x2 = broadcast(largest_number(candidates.x2));
+  const V y2 = broadcast(largest_number(candidates.y2));
+  for (int64_t first = 0; first < count; first += lanes) {
+    const auto meets = (load(truth.x1 + first) < x2) & (load(truth.x2 + first) > x1) &
+                       (load(truth.y1 + first) < y2) & (load(truth.y2 + first) > y1);
+    for (uint32_t left = lane_bits(meets); left; left &= left - 1) {
+      const int64_t g = first + __builtin_ctz(left);
+      const SameBox box(truth, g);
+      const Vec<int32_t> number = broadcast(static_cast<int32_t>(g));
+      for (int c = 0; c < kMatchBlock; c += lanes) {
+        box.overlaps(candidates, c, [&](V overlap) {
+          const V before = load(iou + c);
+          const auto better = overlap > before;
+          store(better ? overlap : before, iou + c);
+          store(better ? number : load(index + c), index + c);
+          if (!lane_bits(overlap > broadcast(highest[g]))) return;
+          for (int i = 0; i < lanes; ++i) {
+            if (overlap[i] > highest[g]) highest[g] = overlap[i];
+          }
+        });
+      }
+    }
+  }
+}
+
+void mark_equal(const BoxArrays& candidates, int64_t count, const BoxArrays& box, float iou,
+                bool* marks) {
+  const SameBox same(box, 0);
+  for (int64_t c = 0; c < count; c += kLanes<float>) {
+    same.overlaps(candidates, c, [&](Vec<float> overlap) {
+      for (uint32_t left = lane_bits(overlap == broadcast(iou)); left; left &= left - 1) {
+        marks[c + __builtin_ctz(left)] = true;
+      }
+    });
+  }
+}
+
 // ---- Pasting masks
 
 uint64_t threshold_row(const float* upper, float upper_weight, const float* lower,
@@ -257,6 +340,31 @@ uint64_t threshold_row(const float* upper, float upper_weight, const float* lowe
     bits |= static_cast<uint64_t>(lane_bits(value >= limit)) << x;
   }
   return bits;
+}
+
+// ---- Enlarging heat maps
+
+float blend_rows(const float* const* rows, const float* weights, int64_t count, float* result) {
+  using V = Vec<float>;
+  constexpr int lanes = kLanes<float>;
+  const auto blend = [&](auto at) {
+    return ((weights[0] * at(rows[0]) + weights[1] * at(rows[1])) + weights[2] * at(rows[2])) +
+           weights[3] * at(rows[3]);
+  };
+  float highest = -std::numeric_limits<float>::infinity();
+  V highest_lanes = broadcast(highest);
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const V value = blend([i](const float* row) { return load(row + i); });
+    store(value, result + i);
+    highest_lanes = larger_of(value, highest_lanes);
+  }
+  for (int lane = 0; lane < lanes; ++lane) highest = larger_of(highest, highest_lanes[lane]);
+  for (; i < count; ++i) {
+    result[i] = blend([i](const float* row) { return row[i]; });
+    highest = larger_of(highest, result[i]);
+  }
+  return highest;
 }
 
 // ---- All together
@@ -273,7 +381,8 @@ extern const Loops table;
 const Loops table = {
     feature_loops<double>(),     feature_loops<float>(),         feature_loops<c10::Half>(),
     feature_loops<c10::BFloat16>(), transpose<int32_t, int32_t>, overlaps_any,
-    threshold_row,
+    match_block,                 mark_equal,                     threshold_row,
+    blend_rows,
 };
 
 }  // namespace detlite::DETLITE_ISA

@@ -2,10 +2,12 @@
 // far. A candidate with a NaN in its score or box is never kept; equal scores keep the lower index.
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include <torch/csrc/stable/library.h>
 
+#include "box_columns.h"
 #include "iou.h"
 #include "loops.h"
 #include "nms.h"
@@ -62,14 +64,9 @@ class KeptBoxes {
     cells_.reserve(sizes.size());
     for (const int64_t size : sizes) {
       cells_.push_back({capacity, 0});
-      capacity += (size + kBoxPadding - 1) / kBoxPadding * kBoxPadding;
+      capacity += round_up(size, kBoxPadding);
     }
-    constexpr float infinity = std::numeric_limits<float>::infinity();
-    x1_.assign(capacity, infinity);
-    y1_.assign(capacity, infinity);
-    x2_.assign(capacity, -infinity);
-    y2_.assign(capacity, -infinity);
-    area_.assign(capacity, 1);
+    kept_.reset(capacity);
   }
 
   bool suppress(const Box<float>& box) const {
@@ -95,12 +92,7 @@ class KeptBoxes {
 
   void add(const Box<float>& box) {
     Cell& cell = cells_[cell_of(box)];
-    const int64_t at = cell.begin + cell.size++;
-    x1_[at] = box.x1;
-    y1_[at] = box.y1;
-    x2_[at] = box.x2;
-    y2_[at] = box.y2;
-    area_[at] = box.area();
+    kept_.set(cell.begin + cell.size++, box, box.area());
   }
 
  private:
@@ -120,9 +112,7 @@ class KeptBoxes {
   bool overlaps_any(int index, const Box<float>& box) const {
     const Cell& cell = cells_[index];
     if (cell.size == 0) return false;
-    const int64_t at = cell.begin;
-    const BoxArrays kept{&x1_[at], &y1_[at], &x2_[at], &y2_[at], &area_[at]};
-    return loops_.overlaps_any(kept, cell.size, &box.x1, threshold_);
+    return loops_.overlaps_any(kept_.from(cell.begin), cell.size, &box.x1, threshold_);
   }
 
   // Cells as large as a box is on average, and no more than hold a vector of boxes each.
@@ -152,7 +142,7 @@ class KeptBoxes {
   double reach_;
   GridAxis columns_{0, 0, 1, 1}, rows_{0, 0, 1, 1};
   std::vector<Cell> cells_;
-  std::vector<float> x1_, y1_, x2_, y2_, area_;
+  BoxColumns kept_;
 };
 
 // The same without a grid or vectors: double is for checking, not for speed.
@@ -187,94 +177,145 @@ void suppress_group(const Box<T>* boxes, int64_t count, T threshold, uint8_t* ke
   }
 }
 
-// The candidates without NaN, best first.
+// One image's candidates without NaN, sorted so that each group lies together, best first.
 template <typename T>
-std::vector<int32_t> order_by_score(const Box<T>* boxes, const T* scores, int64_t count) {
-  std::vector<Keyed<decltype(descending_key(T{}))>> items;
-  items.reserve(count);
-  for (int64_t i = 0; i < count; ++i) {
-    if (!std::isnan(scores[i]) && !boxes[i].has_nan()) {
-      items.push_back({descending_key(scores[i]), static_cast<int32_t>(i)});
+class Groups {
+ public:
+  void sort(const CandidateView<T>& image, int64_t count) {
+    order_by_score(image, count);
+    if (image.groups) {
+      order_by_group(image.groups);
+    } else {
+      if (!order_.empty()) starts_.push_back(0);
+      places_.resize(order_.size());
+      std::iota(places_.begin(), places_.end(), 0);
+    }
+    starts_.push_back(static_cast<int64_t>(places_.size()));
+    members_.reserve(places_.size());
+    for (const int32_t place : places_) members_.push_back(image.boxes[order_[place]]);
+    keep_.resize(places_.size());
+  }
+
+  int64_t size() const { return static_cast<int64_t>(members_.size()); }
+  int count() const { return static_cast<int>(starts_.size()) - 1; }
+
+  void suppress(int group, T threshold) {
+    const int64_t begin = starts_[group];
+    suppress_group(&members_[begin], starts_[group + 1] - begin, threshold, &keep_[begin]);
+  }
+
+  // What suppress() left of all groups, best first.
+  std::vector<int32_t> survivors() const {
+    std::vector<uint8_t> keep(keep_.size());
+    for (size_t i = 0; i < keep_.size(); ++i) keep[places_[i]] = keep_[i];
+    std::vector<int32_t> result;
+    for (size_t i = 0; i < keep.size(); ++i) {
+      if (keep[i]) result.push_back(order_[i]);
+    }
+    return result;
+  }
+
+ private:
+  void order_by_score(const CandidateView<T>& image, int64_t count) {
+    std::vector<Keyed<decltype(descending_key(T{}))>> items;
+    items.reserve(count);
+    for (int64_t i = 0; i < count; ++i) {
+      if (image.takes_part(i)) {
+        items.push_back({descending_key(image.scores[i]), static_cast<int32_t>(i)});
+      }
+    }
+    radix_sort(items);
+    order_.reserve(items.size());
+    for (const auto& item : items) order_.push_back(item.item);
+  }
+
+  void order_by_group(const int64_t* groups) {
+    std::vector<Keyed<uint64_t>> items;
+    items.reserve(order_.size());
+    for (size_t i = 0; i < order_.size(); ++i) {
+      items.push_back({static_cast<uint64_t>(groups[order_[i]]), static_cast<int32_t>(i)});
+    }
+    radix_sort(items);
+    places_.reserve(items.size());
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (i == 0 || items[i].key != items[i - 1].key) starts_.push_back(static_cast<int64_t>(i));
+      places_.push_back(items[i].item);
     }
   }
-  radix_sort(items);
-  std::vector<int32_t> order;
-  order.reserve(items.size());
-  for (const auto& item : items) order.push_back(item.item);
-  return order;
-}
 
-// The survivors of each group among the boxes, `idxs` naming theirs, best first.
-template <typename T>
-void suppress_groups(const std::vector<Box<T>>& boxes, const std::vector<int64_t>& idxs,
-                     T threshold, uint8_t* keep) {
-  std::vector<Keyed<uint64_t>> items;
-  items.reserve(boxes.size());
-  for (size_t i = 0; i < boxes.size(); ++i) {
-    items.push_back({static_cast<uint64_t>(idxs[i]), static_cast<int32_t>(i)});
-  }
-  radix_sort(items);
-  std::vector<Box<T>> members;
-  std::vector<int64_t> starts;
-  members.reserve(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
-    if (i == 0 || items[i].key != items[i - 1].key) starts.push_back(static_cast<int64_t>(i));
-    members.push_back(boxes[items[i].item]);
-  }
-  const int64_t groups = static_cast<int64_t>(starts.size());
-  starts.push_back(static_cast<int64_t>(items.size()));
-  constexpr int64_t boxes_per_thread = 2048;
-  const int64_t grain =
-      std::max<int64_t>(1, groups * boxes_per_thread / std::max<int64_t>(1, starts.back()));
-  std::vector<uint8_t> kept(items.size());
-  torch::stable::parallel_for(0, groups, grain, [&](int64_t first, int64_t last) {
-    for (int64_t g = first; g < last; ++g) {
-      suppress_group(&members[starts[g]], starts[g + 1] - starts[g], threshold, &kept[starts[g]]);
-    }
-  });
-  for (size_t i = 0; i < items.size(); ++i) keep[items[i].item] = kept[i];
-}
+  std::vector<int32_t> order_;   // best first
+  std::vector<int32_t> places_;  // in order_, group by group; the next two lie as these
+  std::vector<Box<T>> members_;
+  std::vector<uint8_t> keep_;
+  std::vector<int64_t> starts_;  // each group's first place, and the end
+};
 
-Tensor suppress(const Candidates& candidates, double iou_threshold) {
-  Tensor result;
+// The survivors of each image, best first. Threads share the images, then all images' groups.
+std::vector<std::vector<int32_t>> suppress(const Candidates& candidates, double iou_threshold) {
+  const int64_t images = candidates.images, count = candidates.count;
+  std::vector<std::vector<int32_t>> result(images);
   dispatch_accumulate(candidates.boxes.scalar_type(), [&](auto scalar) {
     using T = decltype(scalar);
-    const auto* boxes = static_cast<const Box<T>*>(candidates.boxes.const_data_ptr());
-    const auto* scores = static_cast<const T*>(candidates.scores.const_data_ptr());
+    const CandidateView<T> all(candidates);
     const T threshold = round_down<T>(iou_threshold);
-    const std::vector<int32_t> order = order_by_score(boxes, scores, candidates.count());
-    const auto in_order = [&order](const auto* values) {
-      std::vector<std::decay_t<decltype(*values)>> ordered;
-      ordered.reserve(order.size());
-      for (const int32_t i : order) ordered.push_back(values[i]);
-      return ordered;
-    };
-    const std::vector<Box<T>> ordered = in_order(boxes);
-    std::vector<uint8_t> keep(order.size());
-    if (candidates.idxs) {
-      const auto* idxs = static_cast<const int64_t*>(candidates.idxs->const_data_ptr());
-      suppress_groups(ordered, in_order(idxs), threshold, keep.data());
-    } else {
-      suppress_group(ordered.data(), static_cast<int64_t>(ordered.size()), threshold, keep.data());
+    std::vector<Groups<T>> sorted(images);
+    torch::stable::parallel_for(0, images, 1, [&](int64_t first, int64_t last) {
+      for (int64_t b = first; b < last; ++b) sorted[b].sort(all.from(b * count), count);
+    });
+
+    std::vector<std::pair<Groups<T>*, int>> groups;
+    int64_t boxes = 0;
+    for (Groups<T>& image : sorted) {
+      for (int g = 0; g < image.count(); ++g) groups.emplace_back(&image, g);
+      boxes += image.size();
     }
-    result = empty_indices(candidates.boxes, std::count(keep.begin(), keep.end(), 1));
-    auto* kept = static_cast<int64_t*>(result.mutable_data_ptr());
-    for (size_t i = 0; i < keep.size(); ++i) {
-      if (keep[i]) *kept++ = order[i];
-    }
+    constexpr int64_t boxes_per_thread = 2048;
+    const auto group_count = static_cast<int64_t>(groups.size());
+    const int64_t grain =
+        std::max<int64_t>(1, group_count * boxes_per_thread / std::max<int64_t>(1, boxes));
+    torch::stable::parallel_for(0, group_count, grain, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) groups[i].first->suppress(groups[i].second, threshold);
+    });
+    for (int64_t b = 0; b < images; ++b) result[b] = sorted[b].survivors();
   });
   return result;
 }
 
+Tensor suppress_one_image(const Candidates& candidates, double iou_threshold) {
+  const std::vector<int32_t> kept = suppress(candidates, iou_threshold).front();
+  const Tensor result = empty_of(ScalarType::Long, candidates, {static_cast<int64_t>(kept.size())});
+  std::copy(kept.begin(), kept.end(), static_cast<int64_t*>(result.mutable_data_ptr()));
+  return result;
+}
+
 Tensor nms(const Tensor& boxes, const Tensor& scores, double iou_threshold) {
-  return suppress(check_candidates("nms", boxes, scores, std::nullopt, iou_threshold),
-                  iou_threshold);
+  return suppress_one_image(check_candidates("nms", boxes, scores, iou_threshold), iou_threshold);
 }
 
 Tensor batched_nms(const Tensor& boxes, const Tensor& scores, const Tensor& idxs,
                    double iou_threshold) {
-  return suppress(check_candidates("batched_nms", boxes, scores, idxs, iou_threshold),
-                  iou_threshold);
+  return suppress_one_image(check_candidates("batched_nms", boxes, scores, iou_threshold, idxs),
+                            iou_threshold);
+}
+
+std::tuple<Tensor, Tensor> padded_nms(const Tensor& boxes, const Tensor& scores,
+                                      const Tensor& groups, const Tensor& valid,
+                                      double iou_threshold, int64_t limit) {
+  const Candidates candidates =
+      check_candidates("padded_nms", boxes, scores, iou_threshold, groups, valid);
+  check_count("padded_nms", "limit", limit, 0);
+  const Tensor index = empty_of(ScalarType::Long, candidates, {candidates.images, limit});
+  const Tensor kept = empty_of(ScalarType::Bool, candidates, {candidates.images, limit});
+  auto* to = static_cast<int64_t*>(index.mutable_data_ptr());
+  auto* flag = static_cast<bool*>(kept.mutable_data_ptr());
+  for (const std::vector<int32_t>& survivors : suppress(candidates, iou_threshold)) {
+    const int64_t count = std::min(limit, static_cast<int64_t>(survivors.size()));
+    std::fill_n(std::copy_n(survivors.begin(), count, to), limit - count, 0);
+    std::fill_n(std::fill_n(flag, count, true), limit - count, false);
+    to += limit;
+    flag += limit;
+  }
+  return {index, kept};
 }
 
 }  // namespace
@@ -283,4 +324,5 @@ Tensor batched_nms(const Tensor& boxes, const Tensor& scores, const Tensor& idxs
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("nms", TORCH_BOX(&detlite::nms));
   m.impl("batched_nms", TORCH_BOX(&detlite::batched_nms));
+  m.impl("padded_nms", TORCH_BOX(&detlite::padded_nms));
 }

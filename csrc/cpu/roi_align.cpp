@@ -9,13 +9,11 @@ namespace detlite {
 namespace {
 
 template <typename T>
-using Plan = std::vector<PlannedRoi<AxisOperator<T>>>;
-
-template <typename T>
-Plan<T> plan(const char* op, const Tensor& rois, const PyramidShape& pyramid,
-             const AlignArguments& align, bool transposed) {
+RoiPlan<AxisOperator<T>> plan(const char* op, const Tensor& rois, const Tensor& levels,
+                              const PyramidShape& pyramid, const AlignArguments& align,
+                              bool transposed) {
   return plan_rois<AxisOperator<T>, T>(
-      op, rois, pyramid,
+      op, rois, levels, pyramid,
       [&](const T* roi, const LevelShape& level, PlannedRoi<AxisOperator<T>>& planned) {
         const auto axis = [&](T low, T high, int bins, int size) {
           const AxisOperator<T> forward = bins_from_cells(
@@ -29,19 +27,24 @@ Plan<T> plan(const char* op, const Tensor& rois, const PyramidShape& pyramid,
       });
 }
 
-Tensor forward(const char* op, const std::vector<Tensor>& inputs, const Tensor& rois,
-               const PyramidShape& pyramid, const AlignArguments& align) {
-  check_rois(op, inputs[0], "input", rois);
+Tensor roi_align_forward(const std::vector<Tensor>& inputs, const Tensor& rois,
+                         const Tensor& levels, const std::vector<double>& spatial_scales,
+                         int64_t pooled_height, int64_t pooled_width, int64_t sampling_ratio,
+                         bool aligned) {
+  constexpr const char* op = "roi_align_forward";
+  const AlignArguments align =
+      check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
+  const PyramidShape pyramid = check_pyramid(op, inputs, spatial_scales);
+  check_rois(op, inputs[0], "input", rois, levels);
   const bool channels_last = is_channels_last(inputs);
-  const Tensor boxes = torch::stable::contiguous(rois);
   const PooledShape shape{align.pool, pyramid.channels, channels_last};
-  Tensor output = empty_4d(inputs[0], inputs[0].scalar_type(), boxes.size(0), pyramid.channels,
+  Tensor output = empty_4d(inputs[0], inputs[0].scalar_type(), rois.size(0), pyramid.channels,
                            align.pool.height, align.pool.width, channels_last);
   prefer_large_pages(output);
   dispatch_floating(op, "input", inputs[0].scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    const Plan<T> planned = plan<T>(op, boxes, pyramid, align, false);
+    const auto planned = plan<T>(op, rois, levels, pyramid, align, false);
     std::vector<Tensor> maps;
     for (const Tensor& input : inputs) maps.push_back(cells_in_rows(input, channels_last));
     pool_rois(const_views<F>(maps), planned, shape, static_cast<F*>(output.mutable_data_ptr()),
@@ -54,25 +57,32 @@ Tensor forward(const char* op, const std::vector<Tensor>& inputs, const Tensor& 
   return output;
 }
 
-std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& rois,
-                             const PyramidShape& pyramid, const AlignArguments& align) {
+std::vector<Tensor> roi_align_backward(
+    const Tensor& grad, const Tensor& rois, const Tensor& levels,
+    const std::vector<double>& spatial_scales, int64_t pooled_height, int64_t pooled_width,
+    int64_t batch_size, int64_t channels, const std::vector<int64_t>& heights,
+    const std::vector<int64_t>& widths, int64_t sampling_ratio, bool aligned) {
+  constexpr const char* op = "roi_align_backward";
+  const AlignArguments align =
+      check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
+  const PyramidShape pyramid =
+      check_pyramid_sizes(op, spatial_scales, batch_size, channels, heights, widths);
   check_features(op, "grad", grad);
-  check_rois(op, grad, "grad", rois);
-  check_pooled_grad(op, "grad", grad, rois, align.pool, pyramid.batch_size, pyramid.channels);
+  check_rois(op, grad, "grad", rois, levels);
+  check_pooled_grad(op, grad, rois, align.pool, channels);
   const bool channels_last = is_channels_last(grad);
   const Tensor dense = dense_4d(grad, channels_last);
-  const Tensor boxes = torch::stable::contiguous(rois);
   const PooledShape shape{align.pool, pyramid.channels, channels_last};
   const std::vector<Tensor> maps = empty_levels(grad, grad.scalar_type(), pyramid, channels_last);
   for (const Tensor& map : maps) prefer_large_pages(map);
   dispatch_floating(op, "grad", grad.scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    const Plan<T> planned = plan<T>(op, boxes, pyramid, align, true);
+    const auto planned = plan<T>(op, rois, levels, pyramid, align, true);
     const F* pooled = static_cast<const F*>(dense.const_data_ptr());
     const int64_t bins = align.pool.bins();
     sum_gradients(
-        pyramid, planned, channels_last, mutable_views<F>(maps),
+        pyramid, planned.rois, channels_last, mutable_views<F>(maps),
         [&, &all = loops()](const auto& roi, Window<T> tile, CellRange rows, int64_t first_channel,
                             int64_t count) {
           const F* grads = pooled + roi.number * shape.size();
@@ -94,54 +104,10 @@ std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& r
   return maps;
 }
 
-Tensor roi_align_forward(const Tensor& input, const Tensor& rois, double spatial_scale,
-                         int64_t pooled_height, int64_t pooled_width, int64_t sampling_ratio,
-                         bool aligned) {
-  constexpr const char* op = "roi_align_forward";
-  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
-  return forward(op, {input}, rois, check_single_map(op, input, spatial_scale), align);
-}
-
-Tensor roi_align_backward(const Tensor& grad, const Tensor& rois, double spatial_scale,
-                          int64_t pooled_height, int64_t pooled_width, int64_t batch_size,
-                          int64_t channels, int64_t height, int64_t width, int64_t sampling_ratio,
-                          bool aligned) {
-  constexpr const char* op = "roi_align_backward";
-  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
-  return backward(op, grad, rois,
-                  check_single_size(op, spatial_scale, batch_size, channels, height, width),
-                  align)[0];
-}
-
-Tensor pyramid_roi_align_forward(const std::vector<Tensor>& inputs, const Tensor& rois,
-                                 const std::vector<double>& spatial_scales, int64_t pooled_height,
-                                 int64_t pooled_width, int64_t sampling_ratio, bool aligned,
-                                 double canonical_size, int64_t canonical_level) {
-  constexpr const char* op = "pyramid_roi_align_forward";
-  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
-  return forward(op, inputs, rois,
-                 check_pyramid(op, inputs, spatial_scales, canonical_size, canonical_level), align);
-}
-
-std::vector<Tensor> pyramid_roi_align_backward(
-    const Tensor& grad, const Tensor& rois, const std::vector<double>& spatial_scales,
-    int64_t pooled_height, int64_t pooled_width, int64_t batch_size, int64_t channels,
-    const std::vector<int64_t>& heights, const std::vector<int64_t>& widths, int64_t sampling_ratio,
-    bool aligned, double canonical_size, int64_t canonical_level) {
-  constexpr const char* op = "pyramid_roi_align_backward";
-  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
-  return backward(op, grad, rois,
-                  check_pyramid_sizes(op, spatial_scales, canonical_size, canonical_level,
-                                      batch_size, channels, heights, widths),
-                  align);
-}
-
 }  // namespace
 }  // namespace detlite
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
-  m.impl("roi_align_forward", TORCH_BOX(&detlite::roi_align_forward));
-  m.impl("roi_align_backward", TORCH_BOX(&detlite::roi_align_backward));
-  m.impl("pyramid_roi_align_forward", TORCH_BOX(&detlite::pyramid_roi_align_forward));
-  m.impl("pyramid_roi_align_backward", TORCH_BOX(&detlite::pyramid_roi_align_backward));
+  m.impl("roi_align_forward.maps", TORCH_BOX(&detlite::roi_align_forward));
+  m.impl("roi_align_backward.maps", TORCH_BOX(&detlite::roi_align_backward));
 }

@@ -92,12 +92,20 @@ std::vector<RoiGroup> group_rois(const std::vector<PlannedRoi<Axis>>& rois, int6
 
 // Calls kernel(roi, source, values, places, channels) for every RoI, with windows of F where the
 // map is channels-last and of the accumulating type where it is packed, and leaves the results in
-// `values` and, unless null, `places`.
+// `values` and, unless null, `places`. Padding gets zeros, and places of -1.
 template <typename F, typename Axis, typename Kernel>
-void pool_rois(const std::vector<View4d<const F>>& maps, const std::vector<PlannedRoi<Axis>>& rois,
+void pool_rois(const std::vector<View4d<const F>>& maps, const RoiPlan<Axis>& plan,
                const PooledShape& shape, F* values, int32_t* places, const Kernel& kernel) {
   using T = accumulate_t<F>;
   const int64_t channels = shape.channels, bins = shape.pool.bins();
+  const std::vector<PlannedRoi<Axis>>& rois = plan.rois;
+  torch::stable::parallel_for(0, plan.padding.size(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t at = plan.padding[i] * shape.size();
+      std::fill_n(values + at, shape.size(), static_cast<F>(0));
+      if (places) std::fill_n(places + at, shape.size(), -1);
+    }
+  });
   if (shape.channels_last) {
     torch::stable::parallel_for(0, rois.size(), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -172,7 +180,7 @@ std::vector<GradientBand> gradient_bands(const PyramidShape& pyramid,
                                          int64_t bytes_per_cell) {
   std::vector<GradientBand> bands;
   size_t first = 0;
-  for (int level = 0; level < pyramid.rule.levels; ++level) {
+  for (int level = 0; level < pyramid.level_count(); ++level) {
     const LevelShape& shape = pyramid.levels[level];
     const int64_t row_bytes = std::max<int64_t>(1, shape.width * bytes_per_cell);
     const int height = static_cast<int>(std::max<int64_t>(1, kBlockBytes / row_bytes));

@@ -27,14 +27,11 @@ struct PlannedRoi {
   }
 };
 
-template <typename T>
-void check_batch_indices(const char* op, const Tensor& rois, int64_t batch_size) {
-  const T* roi = static_cast<const T*>(rois.const_data_ptr());
-  for (int64_t k = 0; k < rois.size(0); ++k, roi += kRoiSize) {
-    check(batch_index(roi, batch_size) >= 0, op, ": rois[", k, ", 0] is batch index ", roi[0],
-          ", but the batch has ", batch_size, " images");
-  }
-}
+template <typename Axis>
+struct RoiPlan {
+  std::vector<PlannedRoi<Axis>> rois;
+  std::vector<int64_t> padding;  // the numbers of the others
+};
 
 // Neighbours follow each other, so that cells are still in the cache when the next RoI reads them:
 // by level, by image, by bands of rows, and along each band.
@@ -48,31 +45,44 @@ uint64_t position_key(const PlannedRoi<Axis>& roi) {
          bits(roi.rows.touched.begin / band, 16) << 16 | bits(roi.columns.touched.begin, 16);
 }
 
-// build(const T* roi, int number, const LevelShape&, PlannedRoi<Axis>&) fills the axes.
+// build(const T* roi, const LevelShape&, PlannedRoi<Axis>&) fills the axes. Refuses an image or a
+// level that there is not; the level of padding does not matter.
 template <typename Axis, typename T, typename Build>
-std::vector<PlannedRoi<Axis>> plan_rois(const char* op, const Tensor& rois,
-                                        const PyramidShape& pyramid, const Build& build) {
-  check_batch_indices<T>(op, rois, pyramid.batch_size);
+RoiPlan<Axis> plan_rois(const char* op, const Tensor& rois, const Tensor& levels,
+                        const PyramidShape& pyramid, const Build& build) {
+  const Tensor boxes = torch::stable::contiguous(rois);
+  const Tensor numbers = torch::stable::contiguous(levels);
+  const T* all = static_cast<const T*>(boxes.const_data_ptr());
+  const int64_t* level_of = static_cast<const int64_t*>(numbers.const_data_ptr());
+  RoiPlan<Axis> plan;
+  std::vector<PlannedRoi<Axis>> planned;
+  planned.reserve(rois.size(0));
+  for (int64_t k = 0; k < rois.size(0); ++k) {
+    const int64_t image = image_of(all + k * kRoiSize, pyramid.batch_size);
+    if (image == kPadding) {
+      plan.padding.push_back(k);
+      continue;
+    }
+    check(image >= 0, op, ": rois[", k, ", 0] is batch index ", all[k * kRoiSize],
+          ", but the batch has ", pyramid.batch_size, " images");
+    check(level_of[k] >= 0 && level_of[k] < pyramid.level_count(), op, ": levels[", k, "] is ",
+          level_of[k], ", but there are ", pyramid.level_count(), " maps");
+    planned.push_back({k, image, static_cast<int>(level_of[k]), {}, {}});
+  }
+
   constexpr int64_t grain = 64;
-  const T* all = static_cast<const T*>(rois.const_data_ptr());
-  std::vector<PlannedRoi<Axis>> planned(rois.size(0));
-  std::vector<std::pair<uint64_t, int64_t>> order(rois.size(0));
-  torch::stable::parallel_for(0, rois.size(0), grain, [&](int64_t first, int64_t last) {
-    for (int64_t k = first; k < last; ++k) {
-      const T* roi = all + k * kRoiSize;
-      PlannedRoi<Axis>& plan = planned[k];
-      plan.number = k;
-      plan.image = batch_index(roi, pyramid.batch_size);
-      plan.level = level_of(roi, pyramid.rule);
-      build(roi, pyramid.levels[plan.level], plan);
-      order[k] = {position_key(plan), k};
+  std::vector<std::pair<uint64_t, size_t>> order(planned.size());
+  torch::stable::parallel_for(0, planned.size(), grain, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      PlannedRoi<Axis>& roi = planned[i];
+      build(all + roi.number * kRoiSize, pyramid.levels[roi.level], roi);
+      order[i] = {position_key(roi), i};
     }
   });
   std::sort(order.begin(), order.end());
-  std::vector<PlannedRoi<Axis>> sorted;
-  sorted.reserve(planned.size());
-  for (const auto& entry : order) sorted.push_back(std::move(planned[entry.second]));
-  return sorted;
+  plan.rois.reserve(planned.size());
+  for (const auto& entry : order) plan.rois.push_back(std::move(planned[entry.second]));
+  return plan;
 }
 
 // Asks for large pages under a result that has yet to be written. Its first touch then costs one

@@ -27,15 +27,19 @@ BinCells bin_cells(const PoolAxis<T>& axis, int bins) {
   return result;
 }
 
-std::tuple<Tensor, Tensor> forward(const char* op, const std::vector<Tensor>& inputs,
-                                   const Tensor& rois, const PyramidShape& pyramid,
-                                   const PoolShape& pool, bool need_argmax) {
-  check_rois(op, inputs[0], "input", rois);
+std::tuple<Tensor, Tensor> roi_pool_forward(const std::vector<Tensor>& inputs, const Tensor& rois,
+                                            const Tensor& levels,
+                                            const std::vector<double>& spatial_scales,
+                                            int64_t pooled_height, int64_t pooled_width,
+                                            bool need_argmax) {
+  constexpr const char* op = "roi_pool_forward";
+  const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
+  const PyramidShape pyramid = check_pyramid(op, inputs, spatial_scales);
+  check_rois(op, inputs[0], "input", rois, levels);
   const bool channels_last = is_channels_last(inputs);
-  const Tensor boxes = torch::stable::contiguous(rois);
   const PooledShape shape{pool, pyramid.channels, channels_last};
   const auto result = [&](ScalarType type) {
-    Tensor tensor = empty_4d(inputs[0], type, boxes.size(0), pyramid.channels, pool.height,
+    Tensor tensor = empty_4d(inputs[0], type, rois.size(0), pyramid.channels, pool.height,
                              pool.width, channels_last);
     prefer_large_pages(tensor);
     return tensor;
@@ -46,7 +50,8 @@ std::tuple<Tensor, Tensor> forward(const char* op, const std::vector<Tensor>& in
     using F = decltype(feature);
     using T = accumulate_t<F>;
     const auto planned = plan_rois<BinCells, T>(
-        op, boxes, pyramid, [&](const T* roi, const LevelShape& level, PlannedRoi<BinCells>& plan) {
+        op, rois, levels, pyramid,
+        [&](const T* roi, const LevelShape& level, PlannedRoi<BinCells>& plan) {
           const T scale = static_cast<T>(level.spatial_scale);
           plan.rows = bin_cells(pool_axis(roi[2], roi[4], scale, pool.height, level.height),
                                 pool.height);
@@ -88,17 +93,24 @@ ArgmaxRows rows_of_cells(const int32_t* cells, int64_t count, int width) {
   return result;
 }
 
-std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& rois,
-                             const Tensor& argmax, const PyramidShape& pyramid,
-                             const PoolShape& pool) {
+std::vector<Tensor> roi_pool_backward(const Tensor& grad, const Tensor& rois, const Tensor& levels,
+                                      const Tensor& argmax,
+                                      const std::vector<double>& spatial_scales,
+                                      int64_t pooled_height, int64_t pooled_width,
+                                      int64_t batch_size, int64_t channels,
+                                      const std::vector<int64_t>& heights,
+                                      const std::vector<int64_t>& widths) {
+  constexpr const char* op = "roi_pool_backward";
+  const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
+  const PyramidShape pyramid =
+      check_pyramid_sizes(op, spatial_scales, batch_size, channels, heights, widths);
   check_features(op, "grad", grad);
-  check_rois(op, grad, "grad", rois);
-  check_pooled_grad(op, "grad", grad, rois, pool, pyramid.batch_size, pyramid.channels);
+  check_rois(op, grad, "grad", rois, levels);
+  check_pooled_grad(op, grad, rois, pool, channels);
   check_argmax(op, grad, argmax);
   const bool channels_last = is_channels_last(grad);
   const Tensor dense = dense_4d(grad, channels_last);
   const Tensor where = dense_4d(argmax, channels_last);
-  const Tensor boxes = torch::stable::contiguous(rois);
   const PooledShape shape{pool, pyramid.channels, channels_last};
   const std::vector<Tensor> maps = empty_levels(grad, grad.scalar_type(), pyramid, channels_last);
   for (const Tensor& map : maps) prefer_large_pages(map);
@@ -108,11 +120,12 @@ std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& r
     const F* grads = static_cast<const F*>(dense.const_data_ptr());
     const int32_t* cells = static_cast<const int32_t*>(where.const_data_ptr());
     const auto planned = plan_rois<ArgmaxRows, T>(
-        op, boxes, pyramid, [&](const T*, const LevelShape& level, PlannedRoi<ArgmaxRows>& plan) {
+        op, rois, levels, pyramid,
+        [&](const T*, const LevelShape& level, PlannedRoi<ArgmaxRows>& plan) {
           plan.rows =
               rows_of_cells(cells + plan.number * shape.size(), shape.size(), level.width);
         });
-    for (const auto& roi : planned) {
+    for (const auto& roi : planned.rois) {
       const int32_t wrong = roi.rows.lowest < -1 ? roi.rows.lowest : roi.rows.highest;
       check(wrong >= -1 && wrong < pyramid.cells(roi.level), op, ": argmax must be from -1 to ",
             pyramid.cells(roi.level) - 1, ", got ", wrong);
@@ -120,7 +133,7 @@ std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& r
     const int64_t bins = pool.bins();
     const int64_t channel_step = channels_last ? 1 : bins;
     const int64_t bin_step = channels_last ? shape.channels : 1;
-    sum_gradients(pyramid, planned, channels_last, mutable_views<F>(maps),
+    sum_gradients(pyramid, planned.rois, channels_last, mutable_views<F>(maps),
                   [&](const PlannedRoi<ArgmaxRows>& roi, Window<T> tile, CellRange rows,
                       int64_t first_channel, int64_t count) {
                     const int32_t width = pyramid.levels[roi.level].width;
@@ -140,56 +153,10 @@ std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& r
   return maps;
 }
 
-std::tuple<Tensor, Tensor> roi_pool_forward(const Tensor& input, const Tensor& rois,
-                                            double spatial_scale, int64_t pooled_height,
-                                            int64_t pooled_width, bool need_argmax) {
-  constexpr const char* op = "roi_pool_forward";
-  const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
-  return forward(op, {input}, rois, check_single_map(op, input, spatial_scale), pool, need_argmax);
-}
-
-Tensor roi_pool_backward(const Tensor& grad, const Tensor& rois, const Tensor& argmax,
-                         double spatial_scale, int64_t pooled_height, int64_t pooled_width,
-                         int64_t batch_size, int64_t channels, int64_t height, int64_t width) {
-  constexpr const char* op = "roi_pool_backward";
-  const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
-  return backward(op, grad, rois, argmax,
-                  check_single_size(op, spatial_scale, batch_size, channels, height, width),
-                  pool)[0];
-}
-
-std::tuple<Tensor, Tensor> pyramid_roi_pool_forward(const std::vector<Tensor>& inputs,
-                                                    const Tensor& rois,
-                                                    const std::vector<double>& spatial_scales,
-                                                    int64_t pooled_height, int64_t pooled_width,
-                                                    double canonical_size,
-                                                    int64_t canonical_level, bool need_argmax) {
-  constexpr const char* op = "pyramid_roi_pool_forward";
-  const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
-  return forward(op, inputs, rois,
-                 check_pyramid(op, inputs, spatial_scales, canonical_size, canonical_level), pool,
-                 need_argmax);
-}
-
-std::vector<Tensor> pyramid_roi_pool_backward(
-    const Tensor& grad, const Tensor& rois, const Tensor& argmax,
-    const std::vector<double>& spatial_scales, int64_t pooled_height, int64_t pooled_width,
-    int64_t batch_size, int64_t channels, const std::vector<int64_t>& heights,
-    const std::vector<int64_t>& widths, double canonical_size, int64_t canonical_level) {
-  constexpr const char* op = "pyramid_roi_pool_backward";
-  const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
-  return backward(op, grad, rois, argmax,
-                  check_pyramid_sizes(op, spatial_scales, canonical_size, canonical_level,
-                                      batch_size, channels, heights, widths),
-                  pool);
-}
-
 }  // namespace
 }  // namespace detlite
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
-  m.impl("roi_pool_forward", TORCH_BOX(&detlite::roi_pool_forward));
-  m.impl("roi_pool_backward", TORCH_BOX(&detlite::roi_pool_backward));
-  m.impl("pyramid_roi_pool_forward", TORCH_BOX(&detlite::pyramid_roi_pool_forward));
-  m.impl("pyramid_roi_pool_backward", TORCH_BOX(&detlite::pyramid_roi_pool_backward));
+  m.impl("roi_pool_forward.maps", TORCH_BOX(&detlite::roi_pool_forward));
+  m.impl("roi_pool_backward.maps", TORCH_BOX(&detlite::roi_pool_backward));
 }

@@ -36,32 +36,37 @@ __device__ void for_each_sample(const T* roi, const AlignArguments& align, T sca
 // Each thread pools V channels of a bin; `count` counts packs.
 template <typename F, typename T, int V>
 __global__ void forward_kernel(int64_t count, DevicePyramid<const F> pyramid, const T* rois,
-                               AlignArguments align, bool channels_last, F* output) {
+                               const int64_t* levels, AlignArguments align, bool channels_last,
+                               F* output) {
   DETLITE_GRID_STRIDE(i, count) {
     const Pooled p = pooled_element(i, pyramid.channels / V, align.pool, channels_last);
     const T* roi = rois + p.roi * kRoiSize;
-    const DeviceLevel<const F>& level = pyramid.levels[level_of(roi, pyramid.rule)];
-    const View4d<const F>& map = level.map;
-    const F* plane = map.at(image_or_trap(roi, pyramid.batch_size), p.channel * V, 0, 0);
+    const int64_t image = image_or_trap(roi, pyramid.batch_size);
     T sum[V] = {};
-    for_each_sample(
-        roi, align, static_cast<T>(level.spatial_scale), p.row, p.column, level.height,
-        level.width, [&](const LinearSample<T>& y, const LinearSample<T>& x) {
-          // All four loads are under way before the first is needed.
-          const F* low = plane + y.low * map.stride_h;
-          const F* high = plane + y.high * map.stride_h;
-          const Pack<F, V> corners[4] = {load_pack<F, V>(low + x.low * map.stride_w),
-                                         load_pack<F, V>(low + x.high * map.stride_w),
-                                         load_pack<F, V>(high + x.low * map.stride_w),
-                                         load_pack<F, V>(high + x.high * map.stride_w)};
-          const T weights[4] = {y.low_weight * x.low_weight, y.low_weight * x.high_weight,
-                                y.high_weight * x.low_weight, y.high_weight * x.high_weight};
-          for (int corner = 0; corner < 4; ++corner) {
-            for (int v = 0; v < V; ++v) {
-              sum[v] += weights[corner] * static_cast<T>(corners[corner].values[v]);
+    if (image != kPadding) {
+      const DeviceLevel<const F>& level =
+          pyramid.levels[level_or_trap(levels[p.roi], pyramid.level_count)];
+      const View4d<const F>& map = level.map;
+      const F* plane = map.at(image, p.channel * V, 0, 0);
+      for_each_sample(
+          roi, align, static_cast<T>(level.spatial_scale), p.row, p.column, level.height,
+          level.width, [&](const LinearSample<T>& y, const LinearSample<T>& x) {
+            // All four loads are under way before the first is needed.
+            const F* low = plane + y.low * map.stride_h;
+            const F* high = plane + y.high * map.stride_h;
+            const Pack<F, V> corners[4] = {load_pack<F, V>(low + x.low * map.stride_w),
+                                           load_pack<F, V>(low + x.high * map.stride_w),
+                                           load_pack<F, V>(high + x.low * map.stride_w),
+                                           load_pack<F, V>(high + x.high * map.stride_w)};
+            const T weights[4] = {y.low_weight * x.low_weight, y.low_weight * x.high_weight,
+                                  y.high_weight * x.low_weight, y.high_weight * x.high_weight};
+            for (int corner = 0; corner < 4; ++corner) {
+              for (int v = 0; v < V; ++v) {
+                sum[v] += weights[corner] * static_cast<T>(corners[corner].values[v]);
+              }
             }
-          }
-        });
+          });
+    }
     Pack<F, V> pooled;
     for (int v = 0; v < V; ++v) pooled.values[v] = static_cast<F>(sum[v]);
     reinterpret_cast<Pack<F, V>*>(output)[i] = pooled;
@@ -121,12 +126,19 @@ struct AlignGradient {
   }
 };
 
-Tensor forward(const char* op, const std::vector<Tensor>& inputs, const Tensor& rois,
-               const PyramidShape& pyramid, const AlignArguments& align) {
-  check_rois(op, inputs[0], "input", rois);
+Tensor roi_align_forward(const std::vector<Tensor>& inputs, const Tensor& rois,
+                         const Tensor& levels, const std::vector<double>& spatial_scales,
+                         int64_t pooled_height, int64_t pooled_width, int64_t sampling_ratio,
+                         bool aligned) {
+  constexpr const char* op = "roi_align_forward";
+  const AlignArguments align =
+      check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
+  const PyramidShape pyramid = check_pyramid(op, inputs, spatial_scales);
+  check_rois(op, inputs[0], "input", rois, levels);
   const DeviceGuard guard(inputs[0].get_device_index());
   const bool channels_last = is_channels_last(inputs);
   const Tensor boxes = torch::stable::contiguous(rois);
+  const Tensor numbers = torch::stable::contiguous(levels);
   Tensor output = empty_4d(inputs[0], inputs[0].scalar_type(), boxes.size(0), pyramid.channels,
                            align.pool.height, align.pool.width, channels_last);
   const int64_t count = output.numel();
@@ -137,81 +149,45 @@ Tensor forward(const char* op, const std::vector<Tensor>& inputs, const Tensor& 
       constexpr int V = decltype(size)::value;
       launch(inputs[0], forward_kernel<F, T, V>, blocks_for(count / V), kThreads, 0, count / V,
              device_pyramid(pyramid, const_views<F>(inputs)),
-             static_cast<const T*>(boxes.const_data_ptr()), align, channels_last,
+             static_cast<const T*>(boxes.const_data_ptr()),
+             static_cast<const int64_t*>(numbers.const_data_ptr()), align, channels_last,
              static_cast<F*>(output.mutable_data_ptr()));
     });
   });
   return output;
 }
 
-std::vector<Tensor> backward(const char* op, const Tensor& grad, const Tensor& rois,
-                             const PyramidShape& pyramid, const AlignArguments& align) {
+std::vector<Tensor> roi_align_backward(
+    const Tensor& grad, const Tensor& rois, const Tensor& levels,
+    const std::vector<double>& spatial_scales, int64_t pooled_height, int64_t pooled_width,
+    int64_t batch_size, int64_t channels, const std::vector<int64_t>& heights,
+    const std::vector<int64_t>& widths, int64_t sampling_ratio, bool aligned) {
+  constexpr const char* op = "roi_align_backward";
+  const AlignArguments align =
+      check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
+  const PyramidShape pyramid =
+      check_pyramid_sizes(op, spatial_scales, batch_size, channels, heights, widths);
   check_features(op, "grad", grad);
-  check_rois(op, grad, "grad", rois);
-  check_pooled_grad(op, "grad", grad, rois, align.pool, pyramid.batch_size, pyramid.channels);
+  check_rois(op, grad, "grad", rois, levels);
+  check_pooled_grad(op, grad, rois, align.pool, channels);
   const DeviceGuard guard(grad.get_device_index());
   const bool channels_last = is_channels_last(grad);
   const Tensor dense = dense_4d(grad, true);
-  const Tensor boxes = torch::stable::contiguous(rois);
   const std::vector<Tensor> maps = empty_levels(grad, grad.scalar_type(), pyramid, true);
   dispatch_floating(op, "grad", grad.scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
     gather_gradient<F, T>(
-        op, pyramid, maps, boxes, align.pool,
+        op, pyramid, maps, rois, levels, align.pool,
         AlignGradient<F, T>{align, static_cast<const F*>(dense.const_data_ptr())});
   });
   return in_format(maps, channels_last);
-}
-
-Tensor roi_align_forward(const Tensor& input, const Tensor& rois, double spatial_scale,
-                         int64_t pooled_height, int64_t pooled_width, int64_t sampling_ratio,
-                         bool aligned) {
-  constexpr const char* op = "roi_align_forward";
-  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
-  return forward(op, {input}, rois, check_single_map(op, input, spatial_scale), align);
-}
-
-Tensor roi_align_backward(const Tensor& grad, const Tensor& rois, double spatial_scale,
-                          int64_t pooled_height, int64_t pooled_width, int64_t batch_size,
-                          int64_t channels, int64_t height, int64_t width, int64_t sampling_ratio,
-                          bool aligned) {
-  constexpr const char* op = "roi_align_backward";
-  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
-  return backward(op, grad, rois,
-                  check_single_size(op, spatial_scale, batch_size, channels, height, width),
-                  align)[0];
-}
-
-Tensor pyramid_roi_align_forward(const std::vector<Tensor>& inputs, const Tensor& rois,
-                                 const std::vector<double>& spatial_scales, int64_t pooled_height,
-                                 int64_t pooled_width, int64_t sampling_ratio, bool aligned,
-                                 double canonical_size, int64_t canonical_level) {
-  constexpr const char* op = "pyramid_roi_align_forward";
-  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
-  return forward(op, inputs, rois,
-                 check_pyramid(op, inputs, spatial_scales, canonical_size, canonical_level), align);
-}
-
-std::vector<Tensor> pyramid_roi_align_backward(
-    const Tensor& grad, const Tensor& rois, const std::vector<double>& spatial_scales,
-    int64_t pooled_height, int64_t pooled_width, int64_t batch_size, int64_t channels,
-    const std::vector<int64_t>& heights, const std::vector<int64_t>& widths, int64_t sampling_ratio,
-    bool aligned, double canonical_size, int64_t canonical_level) {
-  constexpr const char* op = "pyramid_roi_align_backward";
-  const AlignArguments align = check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
-  return backward(op, grad, rois,
-                  check_pyramid_sizes(op, spatial_scales, canonical_size, canonical_level,
-                                      batch_size, channels, heights, widths),
-                  align);
 }
 
 }  // namespace
 }  // namespace detlite
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CUDA, m) {
-  m.impl("roi_align_forward", TORCH_BOX(&detlite::roi_align_forward));
-  m.impl("roi_align_backward", TORCH_BOX(&detlite::roi_align_backward));
-  m.impl("pyramid_roi_align_forward", TORCH_BOX(&detlite::pyramid_roi_align_forward));
-  m.impl("pyramid_roi_align_backward", TORCH_BOX(&detlite::pyramid_roi_align_backward));
+  m.impl("roi_align_forward.maps", TORCH_BOX(&detlite::roi_align_forward));
+  m.impl("roi_align_backward.maps", TORCH_BOX(&detlite::roi_align_backward));
 }

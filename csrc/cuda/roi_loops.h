@@ -18,18 +18,18 @@ struct DeviceLevel {
 template <typename T>
 struct DevicePyramid {
   DeviceLevel<T> levels[kMostLevels];
-  LevelRule rule;
+  int level_count;
   int64_t batch_size, channels;
 };
 
 template <typename T>
 DevicePyramid<T> device_pyramid(const PyramidShape& shape, const std::vector<View4d<T>>& maps) {
   DevicePyramid<T> pyramid{};
-  for (int level = 0; level < shape.rule.levels; ++level) {
+  pyramid.level_count = shape.level_count();
+  for (int level = 0; level < pyramid.level_count; ++level) {
     const LevelShape& from = shape.levels[level];
     pyramid.levels[level] = {maps[level], from.height, from.width, from.spatial_scale};
   }
-  pyramid.rule = shape.rule;
   pyramid.batch_size = shape.batch_size;
   pyramid.channels = shape.channels;
   return pyramid;
@@ -88,13 +88,20 @@ __device__ inline Pooled pooled_element(int64_t i, int64_t channels, const PoolS
   return p;
 }
 
-// The image of a RoI. An index outside the batch ends the kernel with an error that torch reports
-// at the next synchronisation, as its own indexing does: asking first would stall the stream.
+// The image of a RoI, or kPadding. Any other index outside the batch ends the kernel with an error
+// that torch reports at the next synchronisation, as its own indexing does: asking first would
+// stall the stream.
 template <typename T>
 __device__ int64_t image_or_trap(const T* roi, int64_t batch_size) {
-  const int64_t image = batch_index(roi, batch_size);
-  if (image < 0) __trap();
+  const int64_t image = image_of(roi, batch_size);
+  if (image == kNoImage) __trap();
   return image;
+}
+
+// A level that there is not ends the kernel likewise.
+__device__ inline int64_t level_or_trap(int64_t level, int level_count) {
+  if (level < 0 || level >= level_count) __trap();
+  return level;
 }
 
 // The gradient of the maps, [N, H, W, C] in memory: each thread sums one channel of one cell over
@@ -110,8 +117,8 @@ constexpr int kGatherThreads = 128;
 
 template <typename F, typename T, typename Op>
 __global__ void __launch_bounds__(kGatherThreads)
-    gather_gradient_kernel(DevicePyramid<F> pyramid, const T* rois, int64_t count, PoolShape pool,
-                           Op op) {
+    gather_gradient_kernel(DevicePyramid<F> pyramid, const T* rois, const int64_t* levels,
+                           int64_t count, PoolShape pool, Op op) {
   DETLITE_LAUNCHED_SHARED(shared);
   T* weights = reinterpret_cast<T*>(shared);  // of the rows, then of the columns
   constexpr int warps = kGatherThreads / 32;
@@ -138,7 +145,8 @@ __global__ void __launch_bounds__(kGatherThreads)
     if (base + thread < count) {
       const T* roi = rois + (base + thread) * kRoiSize;
       hit = image_or_trap(roi, pyramid.batch_size) == image &&
-            level_of(roi, pyramid.rule) == number && op.touches(roi, level, y, x);
+            level_or_trap(levels[base + thread], pyramid.level_count) == number &&
+            op.touches(roi, level, y, x);
     }
     const unsigned word = __ballot_sync(0xffffffffu, hit);
     if (thread % 32 == 0) hits[thread / 32] = word;
@@ -176,9 +184,10 @@ __global__ void __launch_bounds__(kGatherThreads)
 // `maps` are channels-last.
 template <typename F, typename T, typename Op>
 void gather_gradient(const char* name, const PyramidShape& shape, const std::vector<Tensor>& maps,
-                     const Tensor& rois, const PoolShape& pool, const Op& op) {
+                     const Tensor& rois, const Tensor& levels, const PoolShape& pool,
+                     const Op& op) {
   int64_t cells = 0;
-  for (int level = 0; level < shape.rule.levels; ++level) {
+  for (int level = 0; level < shape.level_count(); ++level) {
     cells += shape.batch_size * shape.cells(level);
   }
   constexpr int64_t most_bins = 4096;
@@ -190,9 +199,12 @@ void gather_gradient(const char* name, const PyramidShape& shape, const std::vec
   if (cells == 0 || channel_blocks == 0) return;
   const dim3 grid(static_cast<unsigned>(cells), static_cast<unsigned>(channel_blocks));
   const size_t bytes = (pool.height + size_t(pool.width)) * sizeof(T);
+  const Tensor boxes = torch::stable::contiguous(rois);
+  const Tensor numbers = torch::stable::contiguous(levels);
   launch(maps[0], gather_gradient_kernel<F, T, Op>, grid, kGatherThreads, bytes,
          device_pyramid(shape, mutable_views<F>(maps)),
-         static_cast<const T*>(rois.const_data_ptr()), rois.size(0), pool, op);
+         static_cast<const T*>(boxes.const_data_ptr()),
+         static_cast<const int64_t*>(numbers.const_data_ptr()), boxes.size(0), pool, op);
 }
 
 inline std::vector<Tensor> in_format(std::vector<Tensor> maps, bool channels_last) {

@@ -1,7 +1,8 @@
 """Configuration: one schema, one loader, one error type."""
 
 from .errors import ConfigError
-from .loading import config_from, default_config, expand_path, load_config
+from .files import expand_path
+from .loading import config_from, default_config, follow_weights, load_config
 from .schema import KEYS, Key
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "config_from",
     "default_config",
     "expand_path",
+    "follow_weights",
     "load_config",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..convention import CONVENTIONS
+
 Check = Callable[[Any], "str | None"]
 
 
@@ -54,6 +56,17 @@ def each(check: Check, length: int | None = None, empty: bool = False) -> Check:
 def strings(value: Any) -> str | None:
     """A sequence of strings."""
     return None if all(isinstance(item, str) for item in value) else "a sequence of strings"
+
+
+def convention_fields(value: Any) -> str | None:
+    """Assignments to fields of a convention, such as ("resize=floor",)."""
+    if wanted := strings(value):
+        return wanted
+    try:
+        CONVENTIONS["detlite"].overridden(value)
+    except ValueError as error:
+        return f"fields and their values: {error}"
+    return None
 
 
 def anchor_sizes(value: Any) -> str | None:

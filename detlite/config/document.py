@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from .schema import KEYS, NO_EFFECT
+from .maskrcnn_benchmark import NO_EFFECT, RESTATING
+from .schema import KEYS
 
 _INTRODUCTION = """\
 # Configuration keys
@@ -15,10 +16,17 @@ list of such paths (relative to the file; later ones go over earlier ones), is r
 `KEY VALUE` pairs on the command line come last. Unknown keys, values given twice, wrong types and
 impossible values are refused, with the file, the key and the nearest valid key.
 
-Names follow maskrcnn-benchmark. A *derived* key may be left out; given, it must agree with the key
-that it restates.
+Names follow maskrcnn-benchmark. Its keys that only restate others are at the end: its files may
+state them.
 
 This page is generated: `python -m detlite.config.document > docs/config.md`.
+"""
+
+_RESTATING = """\
+A file or an override may state them; a resolved config has none of them. One that contradicts the
+key that it restates is refused. Beside `META_ARCHITECTURE: GeneralizedRCNN`, `RETINANET_ON` and
+`RPN_ONLY` name the detector; `TRANS_FUNC`, `STEM_FUNC` and `USE_GN` name a norm that is not stated.
+`TEST.DETECTIONS_PER_IMG` counts for a RetinaNet alone.
 """
 
 
@@ -31,8 +39,11 @@ def config_page() -> str:
         if found != section:
             section = found
             lines += [f"\n## {section}\n", "| key | default | meaning |", "|---|---|---|"]
-        default = "derived" if key.derived_type else f"`{key.default!r}`"
+        default = "left out" if key.optional_type else f"`{key.default!r}`"
         lines.append(f"| `{key.name}` | {default} | {key.doc} |")
+    lines += ["\n## Keys of maskrcnn-benchmark that restate others\n", _RESTATING]
+    lines += ["| key | restates |", "|---|---|"]
+    lines += [f"| `{key.name}` | `{key.origin}` |" for key in RESTATING.values()]
     lines += ["\n## Keys of maskrcnn-benchmark without effect\n", "| key | why |", "|---|---|"]
     lines += [f"| `{name}` | {reason} |" for name, reason in NO_EFFECT.items()]
     return "\n".join(lines) + "\n"

@@ -1,8 +1,10 @@
-"""YAML files and the files that they inherit from by `_BASE_`."""
+"""YAML files and the files that they inherit from by `_BASE_`, and paths with variables."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +92,22 @@ def _join_sections(node: yaml.Node, path: Path, prefix: str = "") -> None:
     node.value = list(found.values())
     for name, (_, value) in found.items():
         _join_sections(value, path, f"{prefix}{name}.")
+
+
+def expand_path(text: str) -> Path:
+    """Expands `~`, `$NAME` and `${NAME:-default}` (as a shell does) in a path.
+
+    Raises:
+        ConfigError: a variable that is not set and has no default.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name, default = match["name"] or match["plain"], match["default"]
+        # As in a shell, `:-` also stands in for a variable that is set but empty.
+        found = os.environ.get(name) or default
+        if found is None:
+            raise ConfigError(f"the path {text!r} needs the environment variable {name}")
+        return found
+
+    pattern = r"\$\{(?P<name>\w+)(:-(?P<default>[^}]*))?\}|\$(?P<plain>\w+)"
+    return Path(re.sub(pattern, value, text)).expanduser()

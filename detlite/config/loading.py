@@ -8,20 +8,17 @@ import difflib
 import importlib
 import importlib.util
 import logging
-import os
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
 
-from .derive import derive, forget_restatements
 from .errors import ConfigError
-from .files import read_chain
-from .maskrcnn_benchmark import COUNTING, is_left_by_its_training
-from .schema import KEYS, NO_EFFECT, Key
+from .files import expand_path, read_chain
+from .maskrcnn_benchmark import NO_EFFECT, RESTATING, translate
+from .schema import KEYS, Key
 
 logger = logging.getLogger(__name__)
 
@@ -31,25 +28,20 @@ _BY_NAME = {key.name: key for key in KEYS}
 
 
 def default_config() -> CfgNode:
-    """The schema's defaults as a mutable yacs node; derived keys are still None."""
+    """The schema's defaults as a mutable yacs node."""
     cfg = CfgNode()
     for key in KEYS:
         _set(cfg, key.name, key.default)
     return cfg
 
 
-def load_config(
-    path: str | Path | None = None,
-    opts: Sequence[Any] = (),
-    defaults: Mapping[str, Any] | None = None,
-) -> CfgNode:
-    """Reads a config file, applies overrides, derives what follows, checks everything.
+def load_config(path: str | Path | None = None, opts: Sequence[Any] = ()) -> CfgNode:
+    """Reads a config file, applies overrides, checks everything.
 
     Args:
         path: YAML file; its `_BASE_` (one or more paths relative to it) is read first. None:
-            defaults. One that maskrcnn-benchmark's training left also means how that counts.
+            defaults.
         opts: alternating keys and values, `["SOLVER.BASE_LR", 0.01]`; strings are parsed.
-        defaults: keys and values in place of the schema's defaults.
 
     Returns:
         A frozen config.
@@ -59,8 +51,8 @@ def load_config(
             range, or one that contradicts another.
     """
     if path is None:
-        return _resolve([], opts, defaults or {}, Path())
-    return _resolve(read_chain(Path(path)), opts, defaults or {}, Path(path).parent)
+        return _resolve([], opts, Path())
+    return _resolve(read_chain(Path(path)), opts, Path(path).parent)
 
 
 def config_from(content: dict[str, Any], source: Path, opts: Sequence[Any] = ()) -> CfgNode:
@@ -74,55 +66,66 @@ def config_from(content: dict[str, Any], source: Path, opts: Sequence[Any] = ())
     Raises:
         ConfigError: see `load_config`.
     """
-    return _resolve([(source, content)], opts, {}, Path())
+    return _resolve([(source, content)], opts, Path())
 
 
-def _resolve(
-    chain: list[tuple[Path, dict[str, Any]]],
-    opts: Sequence[Any],
-    defaults: Mapping[str, Any],
-    folder: Path,
-) -> CfgNode:
-    """The config of files and overrides; IMPORTS are relative to `folder`."""
-    cfg = default_config()
-    counting = COUNTING if is_left_by_its_training(chain) else {}
-    for name, value in {**counting, **defaults}.items():
-        _assign(cfg, name, value, "defaults")
-    sources: dict[str, str] = {}
-    for file, content in chain:
-        for name, value in _flatten(content):
-            _assign(cfg, name, value, str(file))
-            sources[name] = str(file)
-    if len(opts) % 2:
-        raise ConfigError(f"overrides come in pairs KEY VALUE; {opts[-1]!r} stands alone")
-    if opts:
-        forget_restatements(cfg, sources)
-    for name, value in zip(opts[::2], opts[1::2], strict=True):
-        _assign(cfg, str(name), value, COMMAND_LINE)
-        sources[str(name)] = COMMAND_LINE
-    derive(cfg, sources)
-    _import_extensions(cfg.IMPORTS, folder)
+def follow_weights(cfg: CfgNode, convention: str, override: Sequence[str], file: str) -> CfgNode:
+    """The config with the convention of the weights that it is used with.
+
+    Args:
+        cfg: a config.
+        convention: that of the weights, a name in CONVENTIONS.
+        override: the single fields that they replace; what `cfg` replaces goes before.
+        file: the weights, for messages.
+
+    Raises:
+        ConfigError: `cfg` states another convention.
+    """
+    if cfg.MODEL.CONVENTION not in ("", convention):
+        raise ConfigError(
+            f"MODEL.CONVENTION is {cfg.MODEL.CONVENTION}, but the weights in {file} follow that of "
+            f"{convention}: remove the key, and replace single fields by MODEL.CONVENTION_OVERRIDE"
+        )
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.CONVENTION = convention
+    if not cfg.MODEL.CONVENTION_OVERRIDE:
+        cfg.MODEL.CONVENTION_OVERRIDE = tuple(override)
     cfg.freeze()
     return cfg
 
 
-def expand_path(text: str) -> Path:
-    """Expands `~`, `$NAME` and `${NAME:-default}` (as a shell does) in a path.
-
-    Raises:
-        ConfigError: a variable that is not set and has no default.
-    """
-
-    def value(match: re.Match[str]) -> str:
-        name, default = match["name"] or match["plain"], match["default"]
-        # As in a shell, `:-` also stands in for a variable that is set but empty.
-        found = os.environ.get(name) or default
-        if found is None:
-            raise ConfigError(f"the path {text!r} needs the environment variable {name}")
-        return found
-
-    pattern = r"\$\{(?P<name>\w+)(:-(?P<default>[^}]*))?\}|\$(?P<plain>\w+)"
-    return Path(re.sub(pattern, value, text)).expanduser()
+def _resolve(
+    chain: list[tuple[Path, dict[str, Any]]], opts: Sequence[Any], folder: Path
+) -> CfgNode:
+    """The config of files and overrides; IMPORTS are relative to `folder`."""
+    if len(opts) % 2:
+        raise ConfigError(f"overrides come in pairs KEY VALUE; {opts[-1]!r} stands alone")
+    cfg = default_config()
+    given: set[str] = set()
+    restating: dict[str, Any] = {}
+    sources = [(str(file), _flatten(content)) for file, content in chain]
+    overrides = [(str(name), value) for name, value in zip(opts[::2], opts[1::2], strict=True)]
+    for source, rows in (*sources, (COMMAND_LINE, overrides)):
+        # What this source states goes before what earlier ones restate of it.
+        stated = {name for name, _ in rows}
+        restating = {n: v for n, v in restating.items() if RESTATING[n].origin not in stated}
+        for name, value in rows:
+            if name in NO_EFFECT:
+                logger.info("%s: %s has no effect here: %s", source, name, NO_EFFECT[name])
+            elif name in RESTATING:
+                restating[name] = _checked(RESTATING[name], value, source)
+            elif name in _BY_NAME:
+                key = _BY_NAME[name]
+                left_out = value is None and key.optional_type
+                _set(cfg, name, None if left_out else _checked(key, value, source))
+                given.add(name)
+            else:
+                raise ConfigError(f"{source}: {_why_unknown(name)}")
+    translate(cfg, restating, given)
+    _import_extensions(cfg.IMPORTS, folder)
+    cfg.freeze()
+    return cfg
 
 
 def _flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -138,20 +141,13 @@ def _flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def _assign(cfg: CfgNode, name: str, value: Any, source: str) -> None:
-    if name in NO_EFFECT:
-        logger.info("%s: %s has no effect here: %s", source, name, NO_EFFECT[name])
-        return
-    key = _BY_NAME.get(name)
-    if key is None:
-        raise ConfigError(f"{source}: {_why_unknown(name)}")
-    # A resolved config writes null for what only a user's own backbone could tell.
-    if value is not None or key.derived_type is None:
-        value = _coerce(key, value, source)
-        wanted = key.check(value) if key.check else None
-        if wanted:
-            raise ConfigError(f"{source}: {name} is {value!r}, but must be {wanted} ({key.doc})")
-    _set(cfg, name, value)
+def _checked(key: Key, value: Any, source: str) -> Any:
+    """The value in the key's type, if the key may have it."""
+    value = _coerce(key, value, source)
+    wanted = key.check(value) if key.check else None
+    if wanted:
+        raise ConfigError(f"{source}: {key.name} is {value!r}, but must be {wanted} ({key.doc})")
+    return value
 
 
 def _why_unknown(name: str) -> str:
@@ -166,7 +162,7 @@ def _why_unknown(name: str) -> str:
 
 def _coerce(key: Key, value: Any, source: str) -> Any:
     """The value in the type of the key's default: literals parsed, int to float, list to tuple."""
-    wanted = key.derived_type or type(key.default)
+    wanted = key.optional_type or type(key.default)
     if isinstance(value, str) and wanted is not str:
         # What is no literal stays a string and fails below, unless a boolean in YAML's spelling.
         with contextlib.suppress(ValueError, SyntaxError):

@@ -1,26 +1,18 @@
-"""Weights of torchvision, detectron2, maskrcnn-benchmark, Caffe2's Detectron and timm."""
+"""Weights of torchvision, detectron2, maskrcnn-benchmark, Caffe2's Detectron and timm.
 
-from .convert import (
-    SOURCES,
-    TIMM_BODY,
-    Converted,
-    convert,
-    convert_timm,
-    is_classifier,
-    source_of,
-    to_torchvision,
-)
-from .detectron2_zoo import named_settings
+A file for each framework says how its files are recognised, renamed, brought into our layout and
+which config they need (`source.Source`); `convert` drives them.
+"""
+
+from .convert import SOURCES, Converted, convert, entries_of, source_of
 from .published import weight_file
+from .torchvision import to_torchvision
 
 __all__ = [
     "SOURCES",
-    "TIMM_BODY",
     "Converted",
     "convert",
-    "convert_timm",
-    "is_classifier",
-    "named_settings",
+    "entries_of",
     "source_of",
     "to_torchvision",
     "weight_file",

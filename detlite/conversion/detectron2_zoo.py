@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .dialects import Settings
+from .source import Config
 
 # Classes of LVIS 0.5 and 1.0 with background: so many that each scores low.
 _LVIS = (1231, 1204)
@@ -21,7 +21,7 @@ _LVIS = (1231, 1204)
 _PIXEL_STD = (57.375, 57.12, 58.395)
 
 # Models whose entries are those of another: the names of their configs, or of their files.
-_NAMED: list[tuple[str, Settings]] = [
+_NAMED: list[tuple[str, Config]] = [
     (
         r"scratch_mask_rcnn_R_50_FPN_9x_|model_final_(da7b4c|5ce33e)\.",
         {"INPUT.PIXEL_STD": list(_PIXEL_STD)},
@@ -49,38 +49,37 @@ _NAMED: list[tuple[str, Settings]] = [
 _CELL_ANCHORS = re.compile(r"(?:^|\.)anchor_generator\.cell_anchors\.(\d+)$")
 
 
-def named_settings(path: str | Path) -> Settings:
+def config_by_name(path: Path) -> Config:
     """What a model needs that only its name tells: the path of its file as it was published."""
-    name = Path(path).as_posix()
     return {
         key: value
-        for pattern, settings in _NAMED
-        if re.search(pattern, name)
-        for key, value in settings.items()
+        for pattern, config in _NAMED
+        if re.search(pattern, path.as_posix())
+        for key, value in config.items()
     }
 
 
-def unsaid_settings(settings: Settings) -> Settings:
-    """What a model needs beyond the settings that follow from its entries."""
-    found: Settings = {}
+def config_by_shape(config: Config) -> Config:
+    """What a model needs beyond the config that follows from its entries."""
+    found: Config = {}
     # Batch norm that was trained along. Models with a longer RPN head came later, by other configs.
     trained_norm = (
-        "BN" in settings.get("MODEL.FPN.NORM", "") and settings.get("MODEL.RPN.NUM_CONVS", 1) == 1
+        "BN" in config.get("MODEL.FPN.NORM", "") and config.get("MODEL.RPN.NUM_CONVS", 1) == 1
     )
-    from_scratch = trained_norm and settings["MODEL.RESNETS.NORM"] == "BN"
-    depth_101 = settings["MODEL.BACKBONE.CONV_BODY"].startswith("R-101-")
-    resnext_101 = depth_101 and settings["MODEL.RESNETS.NUM_GROUPS"] > 1
+    from_scratch = trained_norm and config["MODEL.RESNETS.NORM"] == "BN"
+    depth_101 = config["MODEL.BACKBONE.CONV_BODY"].startswith("R-101-")
+    resnext_101 = depth_101 and config["MODEL.RESNETS.NUM_GROUPS"] > 1
     if trained_norm:
         found["MODEL.RESNETS.STRIDE_IN_1X1"] = False
     if from_scratch or resnext_101:
         found["INPUT.PIXEL_STD"] = list(_PIXEL_STD)
-    if settings.get("MODEL.ROI_BOX_HEAD.NUM_CLASSES") in _LVIS:
+    if config.get("MODEL.ROI_BOX_HEAD.NUM_CLASSES") in _LVIS:
         found["MODEL.ROI_HEADS.SCORE_THRESH"] = 1e-4
         found["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] = 300
     return found
 
 
-def pixel_settings(entries: Mapping[str, Any]) -> Settings:
+def pixel_config(entries: Mapping[str, Any]) -> Config:
     """INPUT's keys from the mean and deviation that some files hold.
 
     Args:
@@ -102,7 +101,7 @@ def pixel_settings(entries: Mapping[str, Any]) -> Settings:
     }
 
 
-def anchor_settings(entries: Mapping[str, Any], part: str) -> Settings:
+def anchor_config(entries: Mapping[str, Any], part: str) -> Config:
     """Sizes and aspect ratios of the anchors that older files hold, where they are not the usual.
 
     Args:

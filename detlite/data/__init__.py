@@ -8,8 +8,9 @@ from .catalog import (
     build_train_dataset,
     check_num_classes,
 )
-from .coco import CocoDataset, fill_missing
+from .coco import CocoDataset
 from .errors import DataError
+from .ground_truth import fill_missing
 from .loader import build_test_loader, build_train_loader
 
 __all__ = [

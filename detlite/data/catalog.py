@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset
 from yacs.config import CfgNode
 
 from ..config import ConfigError, expand_path
-from ..config.derive import class_count
+from ..convention import convention_of
 from ..registry import Registry
 from .builtin import BUILTIN
 from .coco import CocoDataset, Target
@@ -83,6 +83,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         kind=kind,
         train=train,
         masks=cfg.MODEL.MASK_ON,
+        masks_as_runs=convention_of(cfg).mask_targets == "soft",
         keypoints=cfg.MODEL.KEYPOINT_ON,
         min_keypoints=cfg.DATASETS.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
         skip_bad=cfg.DATASETS.ON_BAD_ANNOTATION == "skip",
@@ -111,7 +112,7 @@ def build_train_dataset(cfg: CfgNode) -> JoinedDataset:
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> None:
     """Raises ConfigError if the model's numbers of classes or keypoints contradict the data set."""
-    (key, given), wanted = class_count(cfg), len(dataset.categories) + 1
+    (key, given), wanted = _class_count(cfg), len(dataset.categories) + 1
     if given != wanted:
         raise ConfigError(
             f"{key} is {given}, but the data set {dataset.name} has "
@@ -139,7 +140,7 @@ def check_fields(entry: Entry, fields: dict[str, type]) -> None:
     """Raises ConfigError if a catalog entry lacks a field, has one too many or of a wrong type.
 
     Args:
-        entry: the entry; `name` and `type` are always allowed.
+        entry: the entry; `name`, `type` and `evaluators` are always allowed.
         fields: the needed fields and their types.
     """
     where = f"DATASETS.CATALOG, {entry['name']}"
@@ -151,7 +152,7 @@ def check_fields(entry: Entry, fields: dict[str, type]) -> None:
                 f"{where}: {field!r} is {entry[field]!r}, but must be a {kind.__name__}"
             )
     for field in entry:
-        if field not in ("name", "type", *fields):
+        if field not in ("name", "type", "evaluators", *fields):
             close = difflib.get_close_matches(field, fields, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"{where}: unknown field {field!r}{hint}")
@@ -192,3 +193,9 @@ def _difference(one: CocoDataset, other: CocoDataset) -> str:
     pairs = [{(row["id"], row["name"]) for row in dataset.categories} for dataset in (one, other)]
     number, name = min(pairs[0] ^ pairs[1])
     return f"{number} ({name!r}) is in one of the two only"
+
+
+def _class_count(cfg: CfgNode) -> tuple[str, int]:
+    """The key that says how many classes, with background, the detector has, and its value."""
+    part = "RETINANET" if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else "ROI_BOX_HEAD"
+    return f"MODEL.{part}.NUM_CLASSES", cfg.MODEL[part].NUM_CLASSES

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..structures.keypoints import PIXEL_CENTRE
-from ..structures.masks import to_bitmap
+from ..structures.packed_masks import PackedMasks
 from .errors import DataError
+from .ground_truth import ground_truth
 from .images import image_problem, read_image
 from .proposals import load_proposals
 from .validation import Problems, annotation_problem, read_coco_json
@@ -32,8 +30,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
     `dataset[i]` is `(image, target)`: image uint8 RGB [3, H, W]; target as in torchvision:
     `boxes` float32 [N, 4] xyxy, `labels` int64 [N] in 1..K, `image_id` int, `size` (H, W), and
-    `masks` uint8 [N, H, W] if `train` and `masks` are set, `keypoints` float32 [N, P, 3] of
-    (x, y, visibility) if `keypoints` is. Crowd annotations are left out of it.
+    `masks`, `PackedMasks` of N instances, if `train` and `masks` are set, `keypoints` float32
+    [N, P, 3] of (x, y, visibility) if `keypoints` is. Crowd annotations are left out of it.
 
     The whole set is checked here, so that training does not stop at its last image: every entry
     of the annotation file, and that every picture exists, is complete and has the stated size.
@@ -45,8 +43,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         kind: the type of its catalog entry; sets of kind "voc" and "cityscapes" are also
             measured as VOC and Cityscapes do, those of kind "lvis" as LVIS does instead of COCO.
         train: leave out images without a usable annotation.
-        masks: every annotation must have a segmentation. It is decoded in training only:
+        masks: every annotation must have a segmentation. Only training has it in its targets:
             evaluation compares with `coco_gt()`.
+        masks_as_runs: draw polygons at the picture's size: what torchvision trains on.
         keypoints: every annotation must have keypoints, and a category name them.
         min_keypoints: leave out images with fewer labelled keypoints, too, if `train`.
         skip_bad: log, count and leave out bad annotations and pictures, instead of an error.
@@ -67,6 +66,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         kind: str = "coco",
         train: bool = False,
         masks: bool = True,
+        masks_as_runs: bool = False,
         keypoints: bool = False,
         min_keypoints: int = 0,
         skip_bad: bool = False,
@@ -77,7 +77,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         self.kind = kind
         self.annotation_file = annotations
         self._folder = images
-        self._decode_masks = train and masks
+        self._with_masks = train and masks
+        self._masks_as_runs = masks_as_runs
         # LVIS v0.5 has file names as well, without the folder, and some that COCO gave up.
         content = read_coco_json(annotations, by_url=kind == "lvis")
         known = ("id", "name", "keypoints") if keypoints else ("id", "name")
@@ -132,11 +133,10 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             "image_id": self.image_ids[index],
             "size": (height, width),
         }
-        if self._decode_masks:
-            masks = np.zeros((len(labels), height, width), np.uint8)
-            for mask, segmentation in zip(masks, segmentations, strict=True):
-                mask[:] = to_bitmap(segmentation, height, width)
-            target["masks"] = torch.from_numpy(masks)
+        if self._with_masks:
+            target["masks"] = PackedMasks.from_segmentations(
+                segmentations, height, width, self._masks_as_runs
+            )
         if self.keypoint_names:
             target["keypoints"] = torch.from_numpy(keypoints)
         if self._proposals is not None:
@@ -152,19 +152,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
         The annotation file is read again, as evaluation alone needs all of it.
         """
-        content = read_coco_json(self.annotation_file)
-        kept = set(self.image_ids)
-        content["images"] = [row for row in content["images"] if row["id"] in kept]
-        content["annotations"] = [
-            row
-            for position, row in enumerate(content["annotations"])
-            if position not in self._bad and row["image_id"] in kept
-        ]
-        coco = COCO()
-        coco.dataset = fill_missing(content)
-        with contextlib.redirect_stdout(io.StringIO()):
-            coco.createIndex()
-        return coco
+        return ground_truth(self.annotation_file, set(self.image_ids), self._bad)
 
     def _usable_annotations(
         self, content: dict[str, Any], problems: Problems, masks: bool
@@ -217,7 +205,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         boxes = boxes.clip(0, [image["width"], image["height"]] * 2).astype(np.float32)
         labels = np.array([label[row["category_id"]] for row in annotations], np.int64)
         segmentations = None
-        if self._decode_masks:
+        if self._with_masks:
             segmentations = [row["segmentation"] for row in annotations]
         keypoints = None
         if self.keypoint_names:
@@ -239,36 +227,3 @@ def _teaches(annotations: list[dict[str, Any]], min_keypoints: int) -> bool:
 def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:
     """Those of the first category that has keypoints; all categories share them."""
     return next((row["keypoints"] for row in categories if row.get("keypoints")), [])
-
-
-def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
-    """Fills in place what pycocotools needs and many writers leave out; returns `content`.
-
-    `info`, `licenses`, and of each annotation `iscrowd` (0) and `area` (that of the segmentation,
-    or of the box). An annotation with id 0 gets a new id, because pycocotools' evaluation takes
-    a match with it for none.
-
-    Args:
-        content: an annotation file in COCO form, whose annotations are sound.
-    """
-    content.setdefault("info", {})
-    content.setdefault("licenses", [])
-    sizes = {row["id"]: (row["height"], row["width"]) for row in content["images"]}
-    free_id = max((row["id"] for row in content["annotations"]), default=0) + 1
-    for row in content["annotations"]:
-        row.setdefault("iscrowd", 0)
-        if row["id"] == 0:
-            row["id"] = free_id
-        if row.get("area") is None:
-            row["area"] = _area(row, *sizes[row["image_id"]])
-    return content
-
-
-def _area(annotation: dict[str, Any], height: int, width: int) -> float:
-    segmentation = annotation.get("segmentation")
-    if not segmentation:
-        return float(annotation["bbox"][2] * annotation["bbox"][3])
-    if isinstance(segmentation, dict) and isinstance(segmentation["counts"], str):
-        return float(mask_utils.area(segmentation))
-    rles = mask_utils.frPyObjects(segmentation, height, width)
-    return float(mask_utils.area(mask_utils.merge(rles) if isinstance(rles, list) else rles))

@@ -1,4 +1,4 @@
-"""Pictures, boxes and masks at the size at which the network sees them."""
+"""Pictures and boxes at the size at which the network sees them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from ..convention import CONVENTIONS, Convention
+
 
 def get_size(
     size: tuple[int, int], min_size: int, max_size: int, resize: str = "round"
@@ -27,7 +29,7 @@ def get_size(
         size: (height, width) of the picture.
         min_size: wanted short side in pixels.
         max_size: largest long side in pixels.
-        resize: how sides are rounded, see INPUT.RESIZE.
+        resize: how sides are rounded, see `Convention.resize`.
 
     Returns:
         (height, width), each at least 1.
@@ -61,7 +63,7 @@ def resize_shortest(image: Tensor, min_size: int, max_size: int, resize: str = "
         image: uint8 [3, H, W].
         min_size: wanted short side in pixels.
         max_size: largest long side in pixels.
-        resize: how, see INPUT.RESIZE.
+        resize: how, see `Convention.resize`.
 
     Returns:
         uint8 [3, h, w]; with "interpolate" float32 in 0..1.
@@ -73,41 +75,35 @@ def resize_shortest(image: Tensor, min_size: int, max_size: int, resize: str = "
 class RandomShortestSize(v2.Transform):
     """Resizes to a short side drawn from `min_sizes`, see `get_size`.
 
-    Where x2 and y2 of boxes count the last pixel inside (`inclusive`), that pixel keeps its size,
-    as in `OutputRules.boxes`.
+    Boxes are moved as `Convention.rescale_boxes` moves them.
     """
 
     def __init__(
         self,
         min_sizes: Sequence[int],
         max_size: int,
-        resize: str = "round",
-        inclusive: bool = False,
+        convention: Convention = CONVENTIONS["detlite"],
     ) -> None:
         super().__init__()
         self.min_sizes = tuple(min_sizes)
         self.max_size = max_size
-        self.resize = resize
-        self.inclusive = inclusive
+        self.convention = convention
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         """What is drawn for a picture and its target: their new size."""
         height, width = v2.query_size(flat_inputs)
         drawn = int(torch.randint(len(self.min_sizes), ())) if len(self.min_sizes) > 1 else 0
         min_size = self.min_sizes[drawn]
-        return {"size": get_size((height, width), min_size, self.max_size, self.resize)}
+        return {"size": get_size((height, width), min_size, self.max_size, self.convention.resize)}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        """The picture, its boxes or its masks in that size."""
-        if isinstance(inpt, tv_tensors.Mask):
-            return tv_tensors.wrap(
-                _resize_masks(inpt.as_subclass(Tensor), params["size"]), like=inpt
-            )
+        """The picture or its boxes in that size."""
         if isinstance(inpt, tv_tensors.Image):
             return tv_tensors.wrap(
-                _resize_image(inpt.as_subclass(Tensor), params["size"], self.resize), like=inpt
+                _resize_image(inpt.as_subclass(Tensor), params["size"], self.convention.resize),
+                like=inpt,
             )
-        if self.inclusive and isinstance(inpt, tv_tensors.BoundingBoxes):
+        if self.convention.inclusive_boxes and isinstance(inpt, tv_tensors.BoundingBoxes):
             last_pixel = torch.tensor([0.0, 0.0, 1.0, 1.0])
             boxes = tv_tensors.wrap(inpt.as_subclass(Tensor) - last_pixel, like=inpt)
             resized = F.resize(boxes, list(params["size"]))
@@ -124,16 +120,3 @@ def _resize_image(image: Tensor, size: tuple[int, int], resize: str) -> Tensor:
     picture = Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
     resized = np.array(picture.resize(size[::-1], Image.Resampling.BILINEAR))
     return torch.from_numpy(resized).permute(2, 0, 1).contiguous().to(image.device)
-
-
-def _resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """Takes the pixel at each new pixel's centre, as bilinear resizing of the image does.
-
-    v2's own choice, NEAREST, takes that at its corner: half a pixel off the image.
-    """
-    # numpy copies bytes twice as fast as interpolate, which matters with a hundred masks.
-    columns, rows = (
-        (2 * np.arange(new) + 1) * old // (2 * new)
-        for new, old in zip(reversed(size), reversed(masks.shape[-2:]), strict=True)
-    )
-    return torch.from_numpy(masks.numpy().take(columns, axis=2).take(rows, axis=1))

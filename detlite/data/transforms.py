@@ -11,7 +11,9 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from yacs.config import CfgNode
 
+from ..convention import convention_of
 from ..structures.keypoints import PIXEL_CENTRE, flip_order
+from ..structures.packed_masks import PackedMasks
 from .resize import RandomShortestSize
 
 Target = dict[str, Any]
@@ -22,13 +24,14 @@ class DetectionTransform:
     """Applies v2 transforms to an image and its target, then drops boxes smaller than a pixel.
 
     In and out are plain tensors: image uint8 [3, H, W], and a target with `boxes` [N, 4] xyxy,
-    `labels` [N] and perhaps `masks` [N, H, W], `keypoints` [N, P, 3] and `proposals` [R, 4] xyxy,
-    of which all stay; other entries of the target pass unchanged.
+    `labels` [N] and perhaps `masks` (`PackedMasks`), `keypoints` [N, P, 3] and `proposals` [R, 4]
+    xyxy, of which all stay; other entries of the target pass unchanged.
 
     Args:
-        transforms: flips and resizes among them move keypoints too; nothing else may move pixels.
+        transforms: flips and then resizes among them move masks and keypoints too; nothing else may
+            move pixels.
         keypoint_names: "left_..." and "right_..." change places in a mirrored picture.
-        keypoint_centre: where in the pixel of that index a keypoint that comes out lies; those that
+        keypoint_center: where in the pixel of that index a keypoint that comes out lies; those that
             go in lie at its centre.
     """
 
@@ -36,11 +39,11 @@ class DetectionTransform:
         self,
         transforms: Sequence[v2.Transform],
         keypoint_names: Sequence[str] = (),
-        keypoint_centre: float = PIXEL_CENTRE,
+        keypoint_center: float = PIXEL_CENTRE,
     ) -> None:
         self._transform = v2.Compose([*transforms, v2.ClampBoundingBoxes()])
         self._flip_order = flip_order(keypoint_names)
-        self._keypoint_centre = keypoint_centre
+        self._keypoint_center = keypoint_center
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         height, width = image.shape[-2:]
@@ -49,21 +52,21 @@ class DetectionTransform:
             target[name] = tv_tensors.BoundingBoxes(
                 target[name], format="XYXY", canvas_size=(height, width)
             )
-        if "masks" in target:
-            target["masks"] = tv_tensors.Mask(target["masks"])
+        # v2 would look into it for tensors.
+        masks: PackedMasks | None = target.pop("masks", None)
         # Where this box in the top left corner ends up tells what happened to the picture.
         corner = tv_tensors.BoundingBoxes(
             [[0.0, 0.0, width / 2, height / 2]], format="XYXY", canvas_size=(height, width)
         )
         image, target, corner = self._transform(tv_tensors.Image(image), target, corner)
+        flip_x, flip_y = (corner.as_subclass(Tensor)[0, :2] > 0).tolist()
+        motion = (flip_x, flip_y, (height, width), corner.canvas_size)
+        if masks is not None:
+            target["masks"] = masks.transformed(*motion)
         if "keypoints" in target:
-            target["keypoints"] = _move_keypoints(
-                target["keypoints"],
-                (height, width),
-                corner,
-                self._flip_order,
-                self._keypoint_centre,
-            )
+            moved = _move_keypoints(target["keypoints"], *motion, self._keypoint_center)
+            # Both flips together turn the picture without mirroring it.
+            target["keypoints"] = moved[:, self._flip_order] if flip_x != flip_y else moved
         plain = {
             key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value
             for key, value in target.items()
@@ -78,16 +81,12 @@ def build_transform(
 
     Test-time augmentation resizes by itself, and is given pictures as they are.
     """
-    inputs, inclusive = cfg.INPUT, cfg.MODEL.INCLUSIVE_BOXES
+    inputs, convention = cfg.INPUT, convention_of(cfg)
     if not train and cfg.TEST.BBOX_AUG.ENABLED:
         return DetectionTransform([])
     if not train:
         return DetectionTransform(
-            [
-                RandomShortestSize(
-                    [inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST, inputs.RESIZE, inclusive
-                )
-            ]
+            [RandomShortestSize([inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST, convention)]
         )
     transforms: list[v2.Transform] = []
     jitter = [inputs.BRIGHTNESS, inputs.CONTRAST, inputs.SATURATION, inputs.HUE]
@@ -98,37 +97,33 @@ def build_transform(
     if inputs.VERTICAL_FLIP_PROB_TRAIN > 0:
         transforms.append(v2.RandomVerticalFlip(inputs.VERTICAL_FLIP_PROB_TRAIN))
     # The resize comes last: it mostly enlarges.
-    transforms.append(
-        RandomShortestSize(inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, inputs.RESIZE, inclusive)
-    )
-    return DetectionTransform(transforms, keypoint_names, cfg.MODEL.ROI_KEYPOINT_HEAD.PIXEL_CENTRE)
+    transforms.append(RandomShortestSize(inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, convention))
+    return DetectionTransform(transforms, keypoint_names, convention.keypoint_center)
 
 
 def _move_keypoints(
     keypoints: Tensor,
-    size: tuple[int, int],
-    corner: tv_tensors.BoundingBoxes,
-    order: list[int],
-    centre: float,
+    flip_x: bool,
+    flip_y: bool,
+    in_size: tuple[int, int],
+    out_size: tuple[int, int],
+    center: float,
 ) -> Tensor:
-    """Keypoints [N, P, 3] of a picture of (height, width) after what moved `corner`."""
-    new_height, new_width = corner.canvas_size
-    x = (keypoints[..., 0] + centre - PIXEL_CENTRE) * (new_width / size[1])
-    y = (keypoints[..., 1] + centre - PIXEL_CENTRE) * (new_height / size[0])
-    left_right, up_down = (corner.as_subclass(Tensor)[0, :2] > 0).tolist()
-    last = 1 - 2 * centre  # mirrored indices are counted from the last pixel
-    x, y = new_width - last - x if left_right else x, new_height - last - y if up_down else y
-    moved = torch.stack([x, y, keypoints[..., 2]], dim=-1)
-    # Both flips together turn the picture without mirroring it.
-    return moved[:, order] if left_right != up_down else moved
+    """Keypoints [N, P, 3] of a picture that was flipped and resized; sizes are (height, width)."""
+    height, width = out_size
+    x = (keypoints[..., 0] + center - PIXEL_CENTRE) * (width / in_size[1])
+    y = (keypoints[..., 1] + center - PIXEL_CENTRE) * (height / in_size[0])
+    last = 1 - 2 * center  # mirrored indices are counted from the last pixel
+    x, y = width - last - x if flip_x else x, height - last - y if flip_y else y
+    return torch.stack([x, y, keypoints[..., 2]], dim=-1)
 
 
 def _drop_small(target: Target) -> Target:
     boxes = target["boxes"]
     keep = (boxes[:, 2:] - boxes[:, :2] >= _MIN_BOX_SIDE).all(dim=1)
-    if keep.all():  # nearly always, and masks are large
+    if keep.all():
         return target
-    return {
-        key: value[keep] if key in ("boxes", "labels", "masks", "keypoints") else value
-        for key, value in target.items()
-    }
+    kept = {name: target[name][keep] for name in target.keys() & {"boxes", "labels", "keypoints"}}
+    if "masks" in target:
+        kept["masks"] = target["masks"].select(keep)
+    return {**target, **kept}

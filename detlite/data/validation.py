@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..structures.run_lengths import run_lengths
 from .errors import DataError
 
 # Annotation tools round outwards, so a box may overhang the image by so much and is clipped;
@@ -187,15 +190,27 @@ def rle_problem(
     size, counts = rle.get("size"), rle.get("counts")
     if size != [height, width]:
         return f"has size {size} [height, width], its image [{height}, {width}]"
-    if isinstance(counts, str):
-        # pycocotools trusts such a string, to the point of writing outside its memory.
-        counts = _run_lengths(counts)
-    if not isinstance(counts, list) or any(type(run) is not int or run < 0 for run in counts):
+    # pycocotools trusts a string, to the point of writing outside its memory.
+    runs = _sound_runs(counts)
+    if runs is None:
         return "has RLE counts that are not run lengths"
-    if sum(counts) != height * width:
-        return f"has RLE counts over {sum(counts)} of {height * width} pixels"
+    covered = runs.sum(dtype=np.float64)  # cannot overflow
+    if covered != height * width:
+        return f"has RLE counts over {covered:.0f} of {height * width} pixels"
     # Runs alternate, background first.
-    return None if may_be_empty or any(counts[1::2]) else "is empty: no pixel is set"
+    return None if may_be_empty or runs[1::2].any() else "is empty: no pixel is set"
+
+
+def _sound_runs(counts: Any) -> np.ndarray | None:
+    """The runs that counts stand for, or None."""
+    whole = isinstance(counts, list) and all(type(run) is int for run in counts)
+    if not whole and not isinstance(counts, str):
+        return None
+    try:
+        runs = run_lengths(counts)
+    except (ValueError, OverflowError):
+        return None
+    return None if (runs < 0).any() else runs
 
 
 def keypoints_problem(keypoints: Any, count: int) -> str | None:
@@ -209,29 +224,6 @@ def keypoints_problem(keypoints: Any, count: int) -> str | None:
     if any(v not in (0, 1, 2) for v in keypoints[2::3]):
         return "keypoints has a visibility that is not 0, 1 or 2"
     return None
-
-
-def _run_lengths(counts: str) -> list[int] | None:
-    """The runs that a compressed RLE stands for; None if it ends within a number or is no RLE.
-
-    Five bits to a character from '0' on, lowest first, a sixth bit while more follow; signed, and
-    from the fourth number on the difference to the last but one (cocoapi, rleToString).
-    """
-    runs: list[int] = []
-    value = shift = 0
-    for character in counts:
-        code = ord(character) - ord("0")
-        if not 0 <= code < 64:
-            return None
-        value |= (code & 0x1F) << shift
-        shift += 5
-        if code & 0x20:
-            continue
-        if code & 0x10:
-            value -= 1 << shift
-        runs.append(value + runs[-2] if len(runs) > 2 else value)
-        value = shift = 0
-    return runs if shift == 0 else None
 
 
 def _polygon_problem(polygons: list[Any], height: int, width: int) -> str | None:

@@ -1,12 +1,8 @@
-"""Checkpoints: read, checked against a model, written.
+"""Checkpoints: read once, written atomically.
 
-A checkpoint is one dict that `torch.load(weights_only=True)` reads: `model` (state dict),
-`categories` (COCO categories; label k is categories[k - 1]), `config` (YAML text), `iteration`,
-and, to go on with the training, `optimizer`, `scheduler`, `scaler`, `sampler` and `rng`.
-
-Files of torchvision, detectron2, maskrcnn-benchmark and Caffe2's Detectron are converted as they
-are read: `config` then says what their weights need, `unstated` which part of it a YAML file of
-maskrcnn-benchmark leaves to its code, and `backbone_only` that a classifier wrote them.
+On disk a checkpoint is one dict that `torch.load(weights_only=True)` reads: those fields of
+`Checkpoint` that `_ON_DISK` lists. A bare state dict is one too. Files of other frameworks are
+converted as they are read.
 """
 
 from __future__ import annotations
@@ -16,46 +12,82 @@ import os
 import re
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
+from torch import Tensor
 
-from ..conversion import (
-    Converted,
-    convert,
-    convert_timm,
-    is_classifier,
-    named_settings,
-    source_of,
-)
+from ..conversion import convert, entries_of, source_of
+from ..conversion.timm import timm_body
 from ..pickles import RefusedPickleError, read_pickle
 
 logger = logging.getLogger(__name__)
 
 _LAST = "last_checkpoint"
+_ON_DISK = {
+    "model": dict,
+    "categories": list,
+    "config": str,
+    "convention": str,
+    "override": list,
+    "backbone_only": bool,
+    "training": dict,
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights, and what is known about them.
+
+    Attributes:
+        path: the file.
+        model: the state dict, by our names, on the CPU.
+        categories: COCO categories {"id", "name"}; label k is categories[k - 1]. Empty: unknown.
+        config: YAML text of the config that the weights need; "" where it is unknown.
+        convention: name of the convention that they were trained by; "" where it is unknown.
+        override: the single fields in which they differ from it, as MODEL.CONVENTION_OVERRIDE.
+        backbone_only: a classifier, of which detectors take the body.
+        training: what `TrainingState` needs to go on; empty in files that are weights alone.
+        timm_body: the same weights for a detector with a body of timm, whatever their names look
+            like; empty where they cannot be a classifier's.
+    """
+
+    path: Path
+    model: dict[str, Tensor]
+    categories: list[dict[str, Any]] = field(default_factory=list)
+    config: str = ""
+    convention: str = ""
+    override: list[str] = field(default_factory=list)
+    backbone_only: bool = False
+    training: dict[str, Any] = field(default_factory=dict)
+    timm_body: dict[str, Tensor] = field(default_factory=dict)
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read, or that does not fit the model."""
 
 
-def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Writes a checkpoint and notes it as the folder's last; both appear whole or not at all.
-
-    Args:
-        path: the file; its folder must exist.
-        content: the dict that the head of this file describes.
+def save_checkpoint(checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint to its path, and notes it as the folder's last; both atomically.
 
     Raises:
         CheckpointError: a folder that cannot be written to, or a full disk.
     """
-    write_checkpoint(path, content)
+    write_checkpoint(checkpoint)
+    path = checkpoint.path
     _replace(path.with_name(_LAST), lambda temporary: temporary.write_text(path.name + "\n"))
 
 
-def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Writes a checkpoint, whole or not at all, without noting it; see `save_checkpoint`."""
+def write_checkpoint(checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint to its path, atomically, without noting it; see `save_checkpoint`."""
+    write_content(checkpoint.path, {name: getattr(checkpoint, name) for name in _ON_DISK})
+
+
+def write_content(path: Path, content: dict[str, Any]) -> None:
+    """`torch.save`, atomic; see `save_checkpoint`."""
     _replace(path, lambda temporary: torch.save(content, temporary))
 
 
@@ -77,76 +109,66 @@ def last_checkpoint(folder: Path) -> Path | None:
     return folder / name
 
 
-def read_checkpoint(
-    path: str | Path, source: str | None = None, timm_body: bool = False
-) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
     """Reads a checkpoint, or a bare state dict, onto the CPU, executing nothing in it.
 
     Args:
         path: the file; one of another framework is converted.
-        source: which framework that is (one of `conversion.SOURCES`); None: found by its names.
-        timm_body: keep a classifier as timm calls it, for a body of timm, whatever its names say.
-
-    Returns:
-        The checkpoint's dict. `model` is always there, without the `module.` prefixes of
-        DistributedDataParallel; `categories` too, empty when unknown.
+        source: which framework that is, a key of `conversion.SOURCES`; None: found by its names.
 
     Raises:
         CheckpointError: a file that is missing, truncated or not a checkpoint, that holds pickled
             objects other than tensors, arrays and plain containers, or a model of another
             framework that cannot be converted.
     """
+    path = Path(path)
     content = _read(path)
+    source = source or source_of(content)
+    body = timm_body(entries_of(content))
+    if source is None:
+        return Checkpoint(path, timm_body=body, **_fields(path, content))
     try:
-        source, converted = _convert(content, source, timm_body)
+        converted = convert(content, source, path)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    if converted is not None:
-        logger.info("%s: converted from %s", path, source)
-        content = {
-            "model": converted.model,
-            "categories": converted.categories,
-            "unstated": converted.unstated,
-            "backbone_only": converted.backbone_only,
-        }
-        if converted.settings:
-            if source == "detectron2":
-                converted.settings.update(named_settings(path))
-            content["config"] = converted.config_text()
-        return content
+    logger.info("%s: converted from %s", path, source)
+    return Checkpoint(
+        path,
+        converted.model,
+        converted.categories,
+        yaml.safe_dump(converted.config) if converted.config else "",
+        converted.convention,
+        backbone_only=converted.backbone_only,
+        timm_body=body,
+    )
+
+
+def _fields(path: Path, content: Any) -> dict[str, Any]:
+    """What a file of ours, or a bare state dict, holds: the fields `_ON_DISK`."""
     if isinstance(content, dict) and "model" not in content:
         content = {"model": content}
     state = content["model"] if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(
-        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
     ):
         raise CheckpointError(
             f"{path}: holds neither a state dict (names and tensors) nor {{'model': state dict}}"
         )
     if not state:
         raise CheckpointError(f"{path}: holds no entries")
-    content["model"] = {name.removeprefix("module."): value for name, value in state.items()}
-    content.setdefault("categories", [])
-    return content
+    # DistributedDataParallel puts a prefix before each name.
+    state = {name.removeprefix("module."): value for name, value in state.items()}
+    found = {n: content[n] for n, kind in _ON_DISK.items() if isinstance(content.get(n), kind)}
+    return {**found, "model": state}
 
 
-def _convert(
-    content: Any, source: str | None, timm_body: bool
-) -> tuple[str | None, Converted | None]:
-    """Where a file's content comes from, and what it is converted; both None for our own."""
-    if timm_body and is_classifier(content):
-        return "timm", convert_timm(content)
-    source = source or source_of(content)
-    return source, None if source is None else convert(content, source)
-
-
-def _read(path: str | Path) -> Any:
+def _read(path: Path) -> Any:
     """What a file of torch.save or a pickle of arrays holds."""
     try:
-        if Path(path).suffix == ".pkl" and not zipfile.is_zipfile(path):
+        if path.suffix == ".pkl" and not zipfile.is_zipfile(path):
             return read_pickle(path)
-        if Path(path).suffix == ".safetensors":
-            return _read_safetensors(Path(path))
+        if path.suffix == ".safetensors":
+            return _read_safetensors(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
@@ -164,13 +186,13 @@ def _read(path: str | Path) -> Any:
         ) from error
 
 
-def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load
 
     return load(path.read_bytes())
 
 
-def _refusal(path: str | Path, what: str) -> str:
+def _refusal(path: Path, what: str) -> str:
     return (
         f"{path}: holds a pickled {what}, and unpickling objects can run any code; nothing was "
         "executed. Save tensors and plain containers alone, such as model.state_dict()"

@@ -1,4 +1,4 @@
-"""Evaluation: inference over whole data sets, COCO results, COCO metrics."""
+"""Evaluation: inference over whole data sets, COCO results, and what evaluators make of them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,15 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from ..config import ConfigError
 from ..data import CocoDataset, DataError, build_test_loader
 from ..distributed import all_gather_objects, broadcast_buffers, is_main
-from ..evaluation.cityscapes import check_void, evaluate_cityscapes
-from ..evaluation.coco import coco_engine, evaluate_coco
+from ..evaluation.evaluators import build_evaluators
 from ..evaluation.expected import check_expected
-from ..evaluation.lvis import evaluate_lvis, lvis_package
-from ..evaluation.proposals import evaluate_proposals
 from ..evaluation.results import to_coco_results, write_results
 from ..evaluation.table import format_table
-from ..evaluation.voc import evaluate_voc
+from ..inference.test_time_augmentation import AugmentedDetector, build_views
 from ..modeling.detector import Detector
 from .precision import autocast, resolve_dtype
-from .test_time_augmentation import AugmentedDetector, build_views
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +57,9 @@ def evaluate_dataset(
     """Evaluates `model` on one data set; writes `results_<name>.json` and logs the table.
 
     Returns:
-        `{"bbox": {"AP": 0..1, ...}, "segm": {...}}` on rank 0, of region proposals
-        `{"box_proposal": {"AR@100": ...}}`; nothing on the others.
+        What all evaluators of the data set return, on rank 0: `{"bbox": {"AP": 0..1, ...}, "segm":
+        {...}}`; nothing on the others. Where two evaluators measure the same, the name of the
+        second goes before: "lvis bbox".
 
     Raises:
         ConfigError: see `check_evaluation`,
@@ -75,7 +71,10 @@ def evaluate_dataset(
         return {}
     results = [result for part in gathered for result in part]
     write_results(output_dir / f"results_{dataset.name}.json", results)
-    metrics = _score(cfg, dataset, results)
+    metrics: dict[str, Any] = {}
+    for name, evaluator in build_evaluators(cfg, dataset).items():
+        for kind, row in evaluator.evaluate(cfg, dataset, results).items():
+            metrics[f"{name} {kind}" if kind in metrics else kind] = row
     logger.info("%s:\n%s", dataset.name, format_table(metrics))
     check_expected(metrics, cfg.TEST.EXPECTED_RESULTS, cfg.TEST.EXPECTED_RESULTS_SIGMA_TOL)
     return metrics
@@ -85,52 +84,17 @@ def check_evaluation(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> Non
     """Checks, before anything is computed, that `model` can be measured on a data set.
 
     Raises:
-        ConfigError: TEST.KEYPOINT_OKS_SIGMAS does not fit the data set, or TEST.COCO_ENGINE, or
-            for a set of LVIS its package, is not installed.
-        DataError: the categories of the model are not those of the data set, or a set of
-            Cityscapes does not say where it is void.
+        ConfigError: an evaluator of the data set cannot be used, see their `check`.
+        DataError: the categories of the model are not those of the data set, or its ground truth
+            lacks what an evaluator needs.
     """
     if model.categories and _named(model.categories) != _named(dataset.categories):
         raise DataError(
             f"{dataset.annotation_file}: its categories ({_listed(dataset.categories)}) are not "
             f"those that the model was trained on ({_listed(model.categories)})"
         )
-    sigmas, points = len(cfg.TEST.KEYPOINT_OKS_SIGMAS), len(dataset.keypoint_names)
-    if points and sigmas not in (0, points):
-        raise ConfigError(
-            f"TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values, but {dataset.annotation_file} has "
-            f"{points} keypoints"
-        )
-    coco_engine(cfg.TEST.COCO_ENGINE)
-    if dataset.kind == "lvis":
-        lvis_package()
-    if dataset.kind == "cityscapes" and cfg.MODEL.MASK_ON:
-        check_void(dataset.coco_gt())
-
-
-def _score(
-    cfg: CfgNode, dataset: CocoDataset, results: list[dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    if cfg.MODEL.RPN_ONLY and not cfg.MODEL.RETINANET_ON:
-        return {"box_proposal": evaluate_proposals(dataset.coco_gt(), results)}
-    heads = {"segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
-    iou_types = ("bbox", *(kind for kind, on in heads.items() if on))
-    if dataset.kind == "lvis":
-        return evaluate_lvis(dataset.coco_gt(), results, [k for k in iou_types if k != "keypoints"])
-    metrics = evaluate_coco(
-        dataset.coco_gt(),
-        results,
-        iou_types,
-        cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG,
-        cfg.TEST.KEYPOINT_OKS_SIGMAS,
-        cfg.TEST.COCO_ENGINE,
-    )
-    logger.info("COCO's metrics by %s", cfg.TEST.COCO_ENGINE)
-    if dataset.kind == "voc":
-        metrics["voc"] = evaluate_voc(dataset.coco_gt(), results)
-    if dataset.kind == "cityscapes" and cfg.MODEL.MASK_ON:
-        metrics["cityscapes"] = evaluate_cityscapes(dataset.coco_gt(), results)
-    return metrics
+    for evaluator in build_evaluators(cfg, dataset).values():
+        evaluator.check(cfg, dataset)
 
 
 def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[dict[str, Any]]:
@@ -144,16 +108,16 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
     model.eval()
     detector: Detector | AugmentedDetector = model
     if views := build_views(cfg):
-        detector = AugmentedDetector(model, views, cfg.INPUT.RESIZE, dataset.keypoint_names)
+        detector = AugmentedDetector(model, views, dataset.keypoint_names)
     results: list[dict[str, Any]] = []
     done, start = 0, time.perf_counter()
     reported = start
     for images, targets in loader:
-        given = {}
-        if cfg.MODEL.LOAD_PROPOSALS:
-            given["proposals"] = [target["proposals"] for target in targets]
+        given = None
+        if model.takes_proposals:
+            given = [target["proposals"] for target in targets]
         with autocast(cfg.DTYPE, model.device):
-            batch = detector.detect(images, **given)
+            batch = detector.detect(images, given)
         for image, target, detections in zip(images, targets, batch, strict=True):
             results += to_coco_results(
                 detections,
@@ -161,7 +125,8 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
                 (image.shape[-2], image.shape[-1]),
                 target["size"],
                 dataset.categories,
-                model.output,
+                model.convention,
+                model.mask_threshold,
             )
         done += len(images)
         now = time.perf_counter()

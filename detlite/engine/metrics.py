@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
 from collections import defaultdict
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..config import ConfigError
 from ..distributed import is_main, reduce_mean
@@ -48,13 +50,23 @@ def setup_logging(output_dir: Path) -> None:
     logging.captureWarnings(True)
 
 
+class NonFiniteLossError(RuntimeError):
+    """A loss became infinite or NaN; nothing was saved after it."""
+
+
 class Meters:
-    """Means of named numbers, and the time that a step takes, since they were last read."""
+    """Means of losses, and the time that a step takes, since they were last read.
+
+    Losses are added up where they are: no step waits for a device. One that is not finite is
+    noticed there, and reported when they are read.
+    """
 
     def __init__(self, max_iter: int) -> None:
         self._max_iter = max_iter
-        self._sums: dict[str, float] = defaultdict(float)
-        self._steps = 0
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._names: list[str] = []
+        self._losses: list[Tensor] = []  # [L] of each step
+        self._steps: list[tuple[int, list[Any]]] = []  # iteration and image ids
         self._all_steps, self._all_seconds = 0, 0.0
 
     @contextmanager
@@ -62,23 +74,48 @@ class Meters:
         """Adds the seconds that the `with` block takes."""
         start = time.perf_counter()
         yield
-        self._sums[name] += time.perf_counter() - start
+        self._seconds[name] += time.perf_counter() - start
 
-    def update(self, values: dict[str, float]) -> None:
-        """Adds the numbers of one step."""
-        for name, value in values.items():
-            self._sums[name] += value
-        self._steps += 1
+    def update(self, iteration: int, losses: dict[str, Tensor], image_ids: list[Any]) -> None:
+        """Adds the scalar losses of one step on some images."""
+        self._names = list(losses)
+        self._losses.append(torch.stack([loss.detach().float() for loss in losses.values()]))
+        self._steps.append((iteration, image_ids))
+
+    def check(self) -> list[list[float]]:
+        """The losses of each step since the last `read`, in one transfer from the device.
+
+        Raises:
+            NonFiniteLossError: one is infinite or NaN; the message names iteration and images.
+        """
+        rows = torch.stack(self._losses).tolist() if self._losses else []
+        for row, (iteration, image_ids) in zip(rows, self._steps, strict=True):
+            if not all(map(math.isfinite, row)):
+                named = zip(self._names, row, strict=True)
+                listed = ", ".join(f"{name} {value:.4g}" for name, value in named)
+                raise NonFiniteLossError(
+                    f"iteration {iteration}: the loss is not finite ({listed}) on images "
+                    f"{image_ids}. Lower SOLVER.BASE_LR, warm up longer (SOLVER.WARMUP_ITERS), "
+                    "clip gradients (SOLVER.CLIP_GRAD_NORM) or use DTYPE bfloat16"
+                )
+        return rows
 
     def read(self, iteration: int) -> dict[str, float]:
-        """The means over the steps since the last call and over all processes, with `eta_s`."""
-        means = reduce_mean({name: total / self._steps for name, total in self._sums.items()})
+        """The means over the steps since the last call and over all processes, with `eta_s`.
+
+        Raises:
+            NonFiniteLossError: see `check`.
+        """
+        rows, steps = self.check(), len(self._steps)
+        sums = [sum(column) for column in zip(*rows, strict=True)]
+        totals = {"loss": sum(sums), **dict(zip(self._names, sums, strict=True)), **self._seconds}
+        means = reduce_mean({name: total / steps for name, total in totals.items()})
         # The estimate uses every step so far: single windows differ by their image sizes.
-        self._all_steps += self._steps
-        self._all_seconds += means["time"] * self._steps
+        self._all_steps += steps
+        self._all_seconds += means["time"] * steps
         means["eta_s"] = (self._max_iter - iteration) * self._all_seconds / self._all_steps
-        self._sums.clear()
-        self._steps = 0
+        self._seconds.clear()
+        self._losses, self._steps = [], []
         return means
 
 

@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from yacs.config import CfgNode
 
+from ..convention import convention_of
 from ..distributed import all_gather_objects, barrier, is_main, rank, world_size
 from ..modeling.detector import Detector
-from .checkpoint import CheckpointError, save_checkpoint
+from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, save_checkpoint
 from .seeding import rng_state, set_rng_state
 from .weights import load_weights
 
@@ -36,10 +37,7 @@ class TrainingState:
         """Writes the checkpoint of `iteration` finished iterations; every process calls it."""
         rng = all_gather_objects(rng_state(self.model.device))
         if is_main():
-            content = {
-                "model": self.model.state_dict(),
-                "categories": self.model.categories,
-                "config": self.cfg.dump(),
+            training = {
                 "iteration": iteration,
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": self.scheduler.state_dict(),
@@ -47,7 +45,16 @@ class TrainingState:
                 "sampler": self._sampler(iteration),
                 "rng": rng,
             }
-            save_checkpoint(path, content)
+            checkpoint = Checkpoint(
+                path,
+                self.model.state_dict(),
+                self.model.categories,
+                self.cfg.dump(),
+                convention_of(self.cfg).name,
+                list(self.cfg.MODEL.CONVENTION_OVERRIDE),
+                training=training,
+            )
+            save_checkpoint(checkpoint)
             logger.info("saved %s", path)
         barrier()
 
@@ -57,9 +64,11 @@ class TrainingState:
         Raises:
             CheckpointError: the file cannot be read, is not of a training run or does not fit, or
                 another optimizer wrote it. Other keys that changed since are logged.
+            ConfigError: it was trained by another convention.
         """
-        content = load_weights(self.model, path)
-        changed = _changed_keys(content.get("config", ""), self.cfg)
+        checkpoint = read_checkpoint(path)
+        load_weights(self.model, checkpoint)
+        training, changed = checkpoint.training, _changed_keys(checkpoint.config, self.cfg)
         if "SOLVER.OPTIMIZER" in changed:
             before, now = changed["SOLVER.OPTIMIZER"]
             raise CheckpointError(
@@ -67,10 +76,10 @@ class TrainingState:
                 "the optimizer it was saved with, or name it as MODEL.WEIGHT in another OUTPUT_DIR"
             )
         try:
-            self.optimizer.load_state_dict(content["optimizer"])
-            self.scheduler.load_state_dict(content["scheduler"])
-            self.scaler.load_state_dict(content["scaler"])
-            iteration, sampler, rng = content["iteration"], content["sampler"], content["rng"]
+            self.optimizer.load_state_dict(training["optimizer"])
+            self.scheduler.load_state_dict(training["scheduler"])
+            self.scaler.load_state_dict(training["scaler"])
+            iteration, sampler, rng = training["iteration"], training["sampler"], training["rng"]
         except KeyError as error:
             raise CheckpointError(
                 f"{path}: has no {error}, so training cannot go on from it; to start anew from its "

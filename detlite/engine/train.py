@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from yacs.config import CfgNode
 
@@ -22,16 +20,12 @@ from ..solver import build_optimizer, build_scheduler
 from .checkpoint import last_checkpoint
 from .evaluate import check_evaluation, evaluate
 from .metrics import METRICS_FILE, Meters, MetricsWriter, max_memory_mib
-from .precision import autocast, resolve_dtype, to_device
+from .precision import autocast, resolve_dtype
 from .state import TrainingState
 
 logger = logging.getLogger(__name__)
 
 FINAL_CHECKPOINT = "model_final.pth"
-
-
-class NonFiniteLossError(RuntimeError):
-    """A loss became infinite or NaN; the step was not taken and nothing was saved after it."""
 
 
 def check_output_dir(output_dir: Path, resume: bool) -> None:
@@ -75,7 +69,7 @@ def train(
         ConfigError: SOLVER keys that cannot be used, or those of `check_evaluation`.
         DataError: a test set that the model cannot be measured on.
         CheckpointError: the last checkpoint cannot be read or does not fit.
-        NonFiniteLossError: training diverged.
+        NonFiniteLossError: training diverged; what was saved before is as it was.
     """
     solver, device, output_dir = cfg.SOLVER, model.device, Path(cfg.OUTPUT_DIR)
     for test_set in test_sets:
@@ -110,10 +104,10 @@ def train(
     for iteration in range(start + 1, solver.MAX_ITER + 1):
         with meters.timed("time"):
             with meters.timed("data_time"):
-                images, targets = to_device(*next(batches), device)
+                images, targets = next(batches)
             with autocast(cfg.DTYPE, device):
                 losses = parallel_model(images, targets)
-            meters.update(finite_losses(losses, iteration, targets))
+            meters.update(iteration, losses, [target["image_id"] for target in targets])
             optimizer.zero_grad()
             scaler.scale(torch.stack(list(losses.values())).sum()).backward()
             if solver.CLIP_GRAD_NORM > 0:
@@ -123,15 +117,18 @@ def train(
             scaler.update()
 
         last = iteration == solver.MAX_ITER
+        saves = last or _due(iteration, solver.CHECKPOINT_PERIOD)
+        tests = not last and test_sets and _due(iteration, solver.TEST_PERIOD)
+        if saves or tests:
+            meters.check()  # nothing is saved or measured after a loss that is not finite
         if last or iteration % solver.LOG_PERIOD == 0:
             lr = {"lr": float(scheduler.get_last_lr()[0])}
             writer.training(iteration, meters.read(iteration) | lr | max_memory_mib(device))
         scheduler.step()
-        if last:
-            state.save(output_dir / FINAL_CHECKPOINT, iteration)
-        elif _due(iteration, solver.CHECKPOINT_PERIOD):
-            state.save(output_dir / f"model_{iteration:07d}.pth", iteration)
-        if not last and test_sets and _due(iteration, solver.TEST_PERIOD):
+        if saves:
+            name = FINAL_CHECKPOINT if last else f"model_{iteration:07d}.pth"
+            state.save(output_dir / name, iteration)
+        if tests:
             writer.evaluation(iteration, evaluate(cfg, model, test_sets, output_dir))
 
     metrics = evaluate(cfg, model, test_sets, output_dir)
@@ -143,24 +140,3 @@ def train(
 
 def _due(iteration: int, period: int) -> bool:
     return period > 0 and iteration % period == 0
-
-
-def finite_losses(
-    losses: dict[str, Tensor], iteration: int, targets: Sequence[dict[str, Any]]
-) -> dict[str, float]:
-    """The losses and their sum, `loss`, as numbers.
-
-    Raises:
-        NonFiniteLossError: one is infinite or NaN; the message names iteration, losses and images.
-    """
-    # One transfer from the device for all of them.
-    numbers = torch.stack([loss.detach().float() for loss in losses.values()]).tolist()
-    values = dict(zip(losses, numbers, strict=True))
-    if not all(math.isfinite(value) for value in numbers):
-        listed = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        raise NonFiniteLossError(
-            f"iteration {iteration}: the loss is not finite ({listed}) on images "
-            f"{[target['image_id'] for target in targets]}. Lower SOLVER.BASE_LR, warm up longer "
-            "(SOLVER.WARMUP_ITERS), clip gradients (SOLVER.CLIP_GRAD_NORM) or use DTYPE bfloat16"
-        )
-    return {"loss": sum(numbers), **values}

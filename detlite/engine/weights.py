@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
+from torch import Tensor
 from yacs.config import CfgNode
 
-from ..config import ConfigError, config_from, load_config
-from ..conversion import TIMM_BODY, weight_file
+from ..config import ConfigError, config_from, follow_weights, load_config
+from ..conversion import weight_file
+from ..conversion.timm import BODY as TIMM_BODY
+from ..modeling import build_model
 from ..modeling.detector import Detector
-from ..modeling.rcnn import build_model
-from .checkpoint import CheckpointError, read_checkpoint
+from .checkpoint import Checkpoint, CheckpointError, read_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -24,37 +25,32 @@ logger = logging.getLogger(__name__)
 _CLASS_LAYERS = re.compile(r"^roi_heads\..*\.predictor\.|^head\.cls_logits\.")
 # What a classifier's body lacks: counters of batches, and the offsets of deformable convolutions.
 _FRESH_IN_BODY = re.compile(r"\.num_batches_tracked$|\.conv2\.offset\.")
+# RetinaNet's average of foreground anchors, which detectron2 does not save.
+_MOVING_AVERAGE = "moving_foreground"
 
 
-def load_weights(model: Detector, path: str | Path, reinit_heads: bool = False) -> dict[str, Any]:
+def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = False) -> None:
     """Loads a checkpoint's weights and categories into `model`.
 
     Args:
         model: a model with an attribute `categories`.
-        path: a checkpoint or a bare state dict, also of another framework. Of a classifier only
-            the body is taken; the rest of `model` stays as it is.
+        checkpoint: of a classifier only the body is taken; the rest of `model` stays as it is.
         reinit_heads: leave the class-dependent layers (class scores, box regression and mask
             logits), and the categories, as they are in `model` when the file's are of another
             class count; a warning lists them.
 
-    Returns:
-        The checkpoint's dict, as `read_checkpoint` gives it.
-
     Raises:
         CheckpointError: anything is missing, unexpected or of another shape; the message lists it
             and `model` is unchanged.
+        ConfigError: the weights were trained by another convention than the model's.
     """
+    if checkpoint.convention not in ("", model.convention.name):
+        raise ConfigError(
+            f"MODEL.CONVENTION is {model.convention.name}, but the weights in {checkpoint.path} "
+            f"follow that of {checkpoint.convention}: build the model by it"
+        )
     ours = model.state_dict()
-    content = read_checkpoint(path, timm_body=any(name.startswith(TIMM_BODY) for name in ours))
-    theirs = content["model"]
-    if content.get("backbone_only"):
-        theirs = _with_fresh_heads(theirs, ours)
-    # A counter of batches that no frozen norm keeps.
-    theirs = {
-        name: value
-        for name, value in theirs.items()
-        if name in ours or not name.endswith(".num_batches_tracked")
-    }
+    theirs = _entries_for(ours, checkpoint)
     differs = [name for name in ours if name in theirs and ours[name].shape != theirs[name].shape]
     by_class = [
         name
@@ -76,7 +72,9 @@ def load_weights(model: Detector, path: str | Path, reinit_heads: bool = False) 
     ]
     if rows:
         fitted = len(ours.keys() & theirs) - len(differs)
-        message = f"{path} does not fit the model: {fitted} of its {len(ours)} entries do"
+        message = (
+            f"{checkpoint.path} does not fit the model: {fitted} of its {len(ours)} entries do"
+        )
         if len(rows) == len(by_class):
             message += (
                 ". Only the number of classes differs: MODEL.REINIT_HEADS True takes the rest "
@@ -84,23 +82,31 @@ def load_weights(model: Detector, path: str | Path, reinit_heads: bool = False) 
             )
         raise CheckpointError(message + "\n" + _table(sorted(rows)))
     model.load_state_dict({**theirs, **{name: ours[name] for name in fresh}})
-    inclusive = content.get("unstated", {}).get("MODEL.INCLUSIVE_BOXES", False)
-    if inclusive and not model.output.inclusive:
-        logger.warning(
-            "%s comes from a framework that counts pixels in another way than this model: build "
-            "it by load_config_for_weights, or with the keys that docs/migrating.md lists",
-            path,
-        )
     if fresh:
-        logger.warning("%s has other classes; initialised anew: %s", path, ", ".join(fresh))
-    elif content["categories"]:
-        model.categories = content["categories"]
-    return content
+        names = ", ".join(fresh)
+        logger.warning("%s has other classes; initialised anew: %s", checkpoint.path, names)
+    elif checkpoint.categories:
+        model.categories = checkpoint.categories
 
 
-def _with_fresh_heads(
-    body: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def _entries_for(ours: Mapping[str, Tensor], checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """A checkpoint's entries for a model that has the entries `ours`."""
+    theirs, backbone_only = checkpoint.model, checkpoint.backbone_only
+    if checkpoint.timm_body and any(name.startswith(TIMM_BODY) for name in ours):
+        theirs, backbone_only = checkpoint.timm_body, True
+    if backbone_only:
+        theirs = _with_fresh_heads(theirs, ours)
+    if _MOVING_AVERAGE in ours:
+        theirs = {_MOVING_AVERAGE: ours[_MOVING_AVERAGE], **theirs}
+    # Counters of batches are left out where the norm is frozen.
+    return {
+        name: value
+        for name, value in theirs.items()
+        if name in ours or not name.endswith(".num_batches_tracked")
+    }
+
+
+def _with_fresh_heads(body: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A classifier's body, also for heads that apply its last stage; all else from `ours`."""
     filled, used = {}, set()
     for name, value in ours.items():
@@ -117,23 +123,29 @@ def _with_fresh_heads(
     return filled | {n: body[n] for n in unused if not n.startswith("backbone.body.res5.")}
 
 
-def load_config_for_weights(path: str | Path, opts: Sequence[Any] = ()) -> CfgNode:
-    """`load_config` of a YAML file whose MODEL.WEIGHT may be a detector of maskrcnn-benchmark.
+def read_weights(cfg: CfgNode) -> tuple[CfgNode, Checkpoint | None]:
+    """Reads the checkpoint that MODEL.WEIGHT names.
 
-    Its YAML files do not say how it counts pixels. Where MODEL.WEIGHT names weights that it, or
-    Caffe2's Detectron, trained, the keys for that default to its ways instead of ours.
+    Returns:
+        The config with the convention of the weights (`with_convention`), and the checkpoint; None
+        where MODEL.WEIGHT is empty.
 
     Raises:
-        ConfigError: see `load_config`.
+        CheckpointError: a file that cannot be read.
+        ConfigError: a name without its file, or another convention than that of the weights.
     """
-    cfg = load_config(path, opts)
     if not cfg.MODEL.WEIGHT:
+        return cfg, None
+    checkpoint = read_checkpoint(weight_file(cfg))
+    return with_convention(cfg, checkpoint), checkpoint
+
+
+def with_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
+    """A config for the weights of a checkpoint: see `follow_weights`."""
+    if not checkpoint.convention:
         return cfg
-    try:
-        unstated = read_checkpoint(weight_file(cfg)).get("unstated")
-    except (CheckpointError, ConfigError):  # whoever loads the weights will say so
-        return cfg
-    return load_config(path, opts, unstated) if unstated else cfg
+    convention, override = checkpoint.convention, checkpoint.override
+    return follow_weights(cfg, convention, override, str(checkpoint.path))
 
 
 def build_model_from_checkpoint(
@@ -152,21 +164,20 @@ def build_model_from_checkpoint(
 
     Raises:
         CheckpointError: a file that cannot be read or has no config.
-        ConfigError: overrides that cannot be used.
+        ConfigError: overrides that cannot be used, or another convention than that of the weights.
     """
-    if config is None:
-        cfg = _stored_config(path, opts)
-    else:
-        cfg = load_config_for_weights(config, [*opts, "MODEL.WEIGHT", str(path)])
+    checkpoint = read_checkpoint(path)
+    cfg = load_config(config, opts) if config else _stored_config(checkpoint, opts)
+    cfg = with_convention(cfg, checkpoint)
     model = build_model(cfg)
-    load_weights(model, path)
+    load_weights(model, checkpoint)
     return cfg, model.eval()
 
 
-def _stored_config(path: str | Path, opts: Sequence[Any]) -> CfgNode:
-    text = read_checkpoint(path).get("config")
+def _stored_config(checkpoint: Checkpoint, opts: Sequence[Any]) -> CfgNode:
+    path = checkpoint.path
     try:
-        config = yaml.safe_load(text) if isinstance(text, str) else None
+        config = yaml.safe_load(checkpoint.config)
     except yaml.YAMLError as error:
         raise CheckpointError(f"{path}: its config is not YAML: {error}") from error
     if not isinstance(config, dict):
@@ -176,10 +187,10 @@ def _stored_config(path: str | Path, opts: Sequence[Any]) -> CfgNode:
         )
     # Weights must not run code: what a model needs imported is named by who loads it.
     config.pop("IMPORTS", None)
-    return config_from(config, Path(path), opts)
+    return config_from(config, path, opts)
 
 
-def _shape(tensor: torch.Tensor) -> str:
+def _shape(tensor: Tensor) -> str:
     return str(list(tensor.shape))
 
 

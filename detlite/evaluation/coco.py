@@ -18,8 +18,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval, Params
 
 from ..config import ConfigError
-from ..data.coco import fill_missing
 from ..data.errors import DataError
+from ..data.ground_truth import fill_missing
 from .results import IOU_TYPES, check_results
 
 ENGINES = ("pycocotools", "faster-coco-eval")

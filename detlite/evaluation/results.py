@@ -11,13 +11,12 @@ from typing import Any
 from pycocotools.coco import COCO
 from torch import Tensor
 
+from ..convention import CONVENTIONS, Convention
 from ..data.errors import DataError
 from ..structures import boxes as box_ops
+from ..structures.instances import Detections
 from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.masks import RLE, encode_bitmap
-from ..structures.output import OutputRules
-
-Detections = dict[str, Tensor]
 
 IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}  # type -> its field
 
@@ -30,41 +29,40 @@ def to_coco_results(
     net_size: tuple[int, int],
     orig_size: tuple[int, int],
     categories: Sequence[dict[str, Any]],
-    rules: OutputRules = OutputRules(),  # noqa: B008 (frozen)
+    convention: Convention = CONVENTIONS["detlite"],
+    mask_threshold: float = 0.5,
 ) -> list[dict[str, Any]]:
     """One image's detections as COCO results in the frame of the original picture.
 
     Args:
-        detections: what `model.detect` gives for the image: boxes [N, 4] xyxy in the frame of the
-            network's input, labels [N] in 1..K, scores [N] and, with a mask head, mask_probs
-            [N, M, M], with a keypoint head keypoints [N, P, 3].
+        detections: what `model.detect` gives for the image, N of them in the frame of the
+            network's input.
         image_id: the id that the results carry.
         net_size: (height, width) of the image as the network got it, without padding.
         orig_size: (height, width) of the original picture.
         categories: the K categories {"id", "name"}; label k is categories[k - 1].
-        rules: the model's own, `model.output`.
+        convention, mask_threshold: the model's own.
 
     Returns:
         One dict for each detection, in their order: image_id, category_id, bbox (xywh in pixels),
         score and, with such a head, segmentation (compressed RLE of the original size) and
         keypoints [x1, y1, 1, ...] as indices of pixels.
     """
-    boxes = rules.boxes(detections["boxes"], net_size, orig_size)
-    rles = None
-    if "mask_probs" in detections:
-        rles = rules.masks(detections["mask_probs"], boxes, orig_size)
-    category_ids = [c["id"] for c in categories_of(detections["labels"], categories)]
-    keypoints = None
-    if "keypoints" in detections:
-        keypoints = rules.keypoints(detections["keypoints"], net_size, orig_size)
+    boxes = convention.rescale_boxes(detections.boxes, net_size, orig_size)
+    rles = keypoints = None
+    if detections.mask_probs is not None:
+        rles = convention.paste_rle(detections.mask_probs, boxes, orig_size, mask_threshold)
+    if detections.keypoints is not None:
+        keypoints = convention.rescale_keypoints(detections.keypoints, net_size, orig_size)
+    category_ids = [c["id"] for c in categories_of(detections.labels, categories)]
     return coco_results(
         image_id,
         boxes,
-        detections["scores"],
+        detections.scores,
         category_ids,
         rles,
         keypoints,
-        keypoint_centre=rules.keypoint_centre,
+        keypoint_center=convention.keypoint_center,
     )
 
 
@@ -91,7 +89,7 @@ def coco_results(
     category_ids: Sequence[int],
     masks: Sequence[RLE] | Tensor | None = None,
     keypoints: Tensor | None = None,
-    keypoint_centre: float = PIXEL_CENTRE,
+    keypoint_center: float = PIXEL_CENTRE,
 ) -> list[dict[str, Any]]:
     """COCO results of one image from detections in the original picture's frame.
 
@@ -102,7 +100,7 @@ def coco_results(
         category_ids: N ids of the data set's own.
         masks: N compressed RLEs with string counts, or bool [N, H, W]; None: no masks.
         keypoints: [N, P, 3] of (x, y, 1) in pixels; None: no keypoints.
-        keypoint_centre: where in the pixel of that index a keypoint lies, see `OutputRules`.
+        keypoint_center: where in the pixel of that index a keypoint lies, see `Convention`.
     """
     columns = zip(category_ids, box_ops.xyxy_to_xywh(boxes).tolist(), scores.tolist(), strict=True)
     results: list[dict[str, Any]] = [
@@ -114,7 +112,7 @@ def coco_results(
             bitmap = isinstance(mask, Tensor)
             result["segmentation"] = encode_bitmap(mask.cpu().numpy()) if bitmap else mask
     if keypoints is not None:
-        indices = keypoints - keypoints.new_tensor([keypoint_centre, keypoint_centre, 0])
+        indices = keypoints - keypoints.new_tensor([keypoint_center, keypoint_center, 0])
         for result, row in zip(results, indices.flatten(1).tolist(), strict=True):
             result["keypoints"] = row
     return results
@@ -123,19 +121,6 @@ def coco_results(
 def write_results(path: str | Path, results: Sequence[dict[str, Any]]) -> None:
     """Writes COCO results as one json list."""
     Path(path).write_text(json.dumps(list(results)), encoding="utf-8")
-
-
-def read_results(path: str | Path) -> list[dict[str, Any]]:
-    """Reads a COCO results file; a DataError says why it is none."""
-    try:
-        results = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise DataError(f"{path}: not a json file ({error})") from error
-    if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
-        raise DataError(f"{path}: not a COCO results file, which is a list of objects")
-    return results
 
 
 def check_results(results: Sequence[dict[str, Any]], coco_gt: COCO, iou_type: str) -> None:

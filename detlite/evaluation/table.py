@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 
-def format_table(metrics: dict[str, dict[str, Any]], per_category: bool = False) -> str:
-    """Lays out what evaluations return, in percent, one row for each kind of metric.
-
-    With `per_category`, a second table has one row for each category. "n/a" stands for None.
-    """
+def format_table(metrics: dict[str, dict[str, Any]]) -> str:
+    """Metrics {kind: {name: value}} in percent, one row for each kind; "n/a" stands for None."""
     columns = list(
         dict.fromkeys(
             name
@@ -21,15 +18,7 @@ def format_table(metrics: dict[str, dict[str, Any]], per_category: bool = False)
     rows = [
         [iou_type, *(_percent(row, name) for name in columns)] for iou_type, row in metrics.items()
     ]
-    table = _align([["", *columns], *rows])
-    if not per_category:
-        return table
-    categories = dict.fromkeys(name for row in metrics.values() for name in row["per_category"])
-    rows = [
-        [category, *(_percent(row["per_category"], category) for row in metrics.values())]
-        for category in categories
-    ]
-    return table + "\n\n" + _align([["AP", *metrics], *rows])
+    return _align([["", *columns], *rows])
 
 
 def _percent(row: dict[str, Any], name: str) -> str:

@@ -1,1 +1,6 @@
-"""The detector: start reading at `rcnn.py`."""
+"""The detectors: start reading at `rcnn.py`."""
+
+from . import proposal_network, rcnn, retinanet
+from .build import build_model
+
+__all__ = ["build_model", "proposal_network", "rcnn", "retinanet"]

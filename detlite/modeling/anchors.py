@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
+from ..convention import convention_of
 from .precision import at_least_float32
 
 
@@ -91,7 +92,7 @@ def build_anchors(
     """The anchors that ANCHOR_SIZES and ASPECT_RATIOS of a part of the config describe.
 
     Args:
-        cfg: the config; how anchors are centred and rounded is in MODEL.RPN.
+        cfg: the config.
         strides: of the levels; a single one takes all sizes.
         part: "MODEL.RPN" or "MODEL.RETINANET".
         octaves: factors that each size is repeated by.
@@ -99,17 +100,23 @@ def build_anchors(
     Raises:
         ValueError: sizes for another number of levels, or not as many for each.
     """
-    node, rpn = cfg.MODEL[part.removeprefix("MODEL.")], cfg.MODEL.RPN
+    node, convention = cfg.MODEL[part.removeprefix("MODEL.")], convention_of(cfg)
     levels = [size if isinstance(size, (tuple, list)) else (size,) for size in node.ANCHOR_SIZES]
     if len(strides) == 1:
         levels = [tuple(side for level in levels for side in level)]
+    if len(levels) != len(strides):
+        raise ValueError(
+            f"{part}.ANCHOR_SIZES has {len(levels)} levels, but MODEL.BACKBONE.CONV_BODY "
+            f"({cfg.MODEL.BACKBONE.CONV_BODY}) gives {len(strides)}: one size, or one tuple of "
+            "sizes, for each"
+        )
     generator = AnchorGenerator(
         [tuple(side * factor for side in level for factor in octaves) for level in levels],
         node.ASPECT_RATIOS,
         strides,
-        rpn.ANCHOR_OFFSET,
-        rounding=rpn.ANCHOR_ROUNDING,
-        spacing=rpn.ANCHOR_SPACING,
+        convention.anchor_offset,
+        rounding=convention.anchor_rounding,
+        spacing=convention.anchor_spacing,
     )
     if len(set(generator.per_cell)) > 1:
         raise ValueError(

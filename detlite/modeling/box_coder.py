@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .precision import at_least_float32
 
@@ -14,26 +14,30 @@ from .precision import at_least_float32
 MAX_LOG_SCALE = math.log(1000.0 / 16)
 
 
-class BoxCoder:
+class BoxCoder(nn.Module):
     """Encodes boxes relative to references and back.
 
     (dx, dy) are the shift of the centre in units of the reference's sides, (dw, dh) the logarithm
     of the ratio of the sides; each is multiplied by its weight.
     """
 
+    weights: Tensor
+
     def __init__(self, weights: Sequence[float]) -> None:
-        self.weights = tuple(weights)
+        super().__init__()
+        # A buffer, because a tensor made of numbers in the forward pass waits for the device.
+        self.register_buffer("weights", torch.tensor(tuple(weights)), persistent=False)
 
     def encode(self, boxes: Tensor, references: Tensor) -> Tensor:
-        """Boxes [N, 4] and references [N, 4], xyxy with positive sides -> deltas [N, 4]."""
+        """Boxes [..., 4] and references [..., 4], xyxy with positive sides -> deltas [..., 4]."""
         centre, size = _centre_size(boxes)
         ref_centre, ref_size = _centre_size(references)
         deltas = torch.cat([(centre - ref_centre) / ref_size, (size / ref_size).log()], dim=-1)
-        return deltas * deltas.new_tensor(self.weights)
+        return deltas * self.weights
 
     def decode(self, deltas: Tensor, references: Tensor) -> Tensor:
-        """Deltas [N, 4] and references [N, 4] -> float32 xyxy boxes [N, 4]."""
-        deltas = at_least_float32(deltas) / references.new_tensor(self.weights)
+        """Deltas [..., 4] and references [..., 4] -> float32 xyxy boxes [..., 4]."""
+        deltas = at_least_float32(deltas) / self.weights
         ref_centre, ref_size = _centre_size(references)
         centre = ref_centre + deltas[..., :2] * ref_size
         half = 0.5 * ref_size * deltas[..., 2:].clamp(max=MAX_LOG_SCALE).exp()

@@ -1,45 +1,46 @@
 """Box head (Fast R-CNN, https://arxiv.org/abs/1504.08083): classifies and refines proposals.
 
-Shapes: R proposals over all images, S x S pooled, K classes with background as class 0, and Q box
-regressions a proposal: K, or 2 when they are class-agnostic.
+Shapes: B images; P proposals, S samples or N predicted boxes in an image, padded; R rows that are
+computed (see `structures.rows`); K classes with background as class 0, and Q box regressions a row:
+K, or 2 when they are class-agnostic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
+from ..convention import Convention, convention_of
 from ..registry import Registry
-from ..structures import boxes as box_ops
+from ..structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
+from ..structures.rows import Rows, gather, leading
 from .backbone import Backbone
 from .box_coder import BoxCoder
 from .box_loss import BoxLoss, build_box_loss
+from .box_predictors import BOX_PREDICTORS
 from .extractors import (
+    BuildExtractor,
+    Extractor,
     FPN2MLPFeatureExtractor,
     FPNXconv1fcFeatureExtractor,
     build_conv5_extractor,
 )
-from .layers import init_normal
 from .norm import optional_norm
 from .pooler import build_pooler
 from .precision import at_least_float32
-from .suppression import DetectionLimits, Scored
 
-# Pool regions and turn them into features; attribute `out_channels`.
-BOX_EXTRACTORS: Registry[Callable[[CfgNode, Backbone], nn.Module]] = Registry(
-    "box feature extractor"
-)
-# Features -> (class logits [R, K], box deltas [R, 4 Q]).
-BOX_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("box predictor")
+BOX_EXTRACTORS: Registry[BuildExtractor] = Registry("box feature extractor")
 
 
 @BOX_EXTRACTORS.register("FPN2MLPFeatureExtractor")
-def _build_two_layers(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+def _build_two_layers(cfg: CfgNode, backbone: Backbone) -> Extractor:
     return FPN2MLPFeatureExtractor(
         build_pooler(cfg, "ROI_BOX_HEAD", backbone),
         backbone.out_channels,
@@ -49,7 +50,7 @@ def _build_two_layers(cfg: CfgNode, backbone: Backbone) -> nn.Module:
 
 
 @BOX_EXTRACTORS.register("FPNXconv1fcFeatureExtractor")
-def _build_convs(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+def _build_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
     head = cfg.MODEL.ROI_BOX_HEAD
     return FPNXconv1fcFeatureExtractor(
         build_pooler(cfg, "ROI_BOX_HEAD", backbone),
@@ -66,67 +67,79 @@ def _build_convs(cfg: CfgNode, backbone: Backbone) -> nn.Module:
     "ResNet50Conv5ROIFeatureExtractor",
     "ResNet101Conv5ROIFeatureExtractor",
 )
-def _build_conv5(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+def _build_conv5(cfg: CfgNode, backbone: Backbone) -> Extractor:
     return build_conv5_extractor(cfg, backbone, "ROI_BOX_HEAD")
 
 
-class FPNPredictor(nn.Module):
-    """Class logits and box deltas, for extractors that end in a vector.
+@dataclass(frozen=True)
+class BoxPredictions:
+    """What a box head says of the rows that it computed.
 
-    Args:
-        in_channels: D.
-        num_classes: K.
-        num_regressions: Q.
+    Attributes:
+        rows: which entries of the batch they are.
+        features: [R, ...], what the extractor gives for them.
+        logits: float32 [R, K].
+        deltas: float32 [R, Q, 4].
     """
 
-    def __init__(self, in_channels: int, num_classes: int, num_regressions: int) -> None:
-        super().__init__()
-        self.cls_score = nn.Linear(in_channels, num_classes)
-        self.bbox_pred = nn.Linear(in_channels, num_regressions * 4)
-        init_normal(self.cls_score, std=0.01)
-        init_normal(self.bbox_pred, std=0.001)
+    rows: Rows
+    features: Tensor
+    logits: Tensor
+    deltas: Tensor
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, D] -> logits [R, K], deltas [R, 4 Q]."""
-        return self.cls_score(x), self.bbox_pred(x)
+    def features_of(self, rows: Rows, count: int) -> Tensor:
+        """The features of `rows`, all of them among the first `count` entries of an image."""
+        return self.features[rows.pack(self.rows.position()[:, :count])]
 
 
-class FastRCNNPredictor(FPNPredictor):
-    """The same for extractors that end in a map, which is averaged."""
+class BoxStage(nn.Module, ABC):
+    """The second stage as the pipeline sees it: a box head, or a cascade of them."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, D, S, S] -> logits [R, K], deltas [R, 4 Q]."""
-        return super().forward(x.mean(dim=(2, 3)))
+    @property
+    @abstractmethod
+    def shared_extractor(self) -> Extractor:
+        """What mask and keypoint heads without their own use."""
+
+    @abstractmethod
+    def losses(
+        self, features: list[Tensor], samples: Samples, truth: GroundTruth, sizes: Tensor
+    ) -> tuple[dict[str, Tensor], BoxPredictions]:
+        """Cross entropy and box regression, averaged over the samples; and the first predictions.
+
+        Args:
+            features: levels [B, C, H_l, W_l].
+            samples, truth: [B, S] and [B, G].
+            sizes: int64 [B, 2], (height, width) of each image.
+        """
+
+    @abstractmethod
+    def predict(
+        self, features: list[Tensor], proposals: Proposals, sizes: Tensor
+    ) -> PredictedBoxes:
+        """The refined boxes of every class that scores above the threshold; see `losses`."""
 
 
-@BOX_PREDICTORS.register("FPNPredictor")
-def _build_fpn_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
-    return FPNPredictor(in_channels, *_outputs(cfg))
+class BoxHead(BoxStage):
+    """Extractor and predictor.
 
-
-@BOX_PREDICTORS.register("FastRCNNPredictor")
-def _build_fast_rcnn_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
-    return FastRCNNPredictor(in_channels, *_outputs(cfg))
-
-
-def _outputs(cfg: CfgNode) -> tuple[int, int]:
-    """K and Q."""
-    num_classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
-    return num_classes, 2 if cfg.MODEL.CLS_AGNOSTIC_BBOX_REG else num_classes
-
-
-class BoxHead(nn.Module):
-    """Extractor, predictor, their losses, and the scored boxes that they predict."""
+    Args:
+        extractor, predictor: from BOX_EXTRACTORS and BOX_PREDICTORS.
+        box_coder: what the deltas are encoded by.
+        box_loss: of the foreground samples.
+        class_agnostic: one box regression for all classes.
+        score_thresh: predicted boxes need a higher score.
+    """
 
     def __init__(
         self,
-        extractor: nn.Module,
+        extractor: Extractor,
         predictor: nn.Module,
         box_coder: BoxCoder,
         *,
         box_loss: BoxLoss,
         class_agnostic: bool,
-        inclusive: bool = False,
+        score_thresh: float,
+        convention: Convention,
     ) -> None:
         super().__init__()
         self.feature_extractor = extractor
@@ -134,110 +147,97 @@ class BoxHead(nn.Module):
         self.box_coder = box_coder
         self.box_loss = box_loss
         self.class_agnostic = class_agnostic
-        self.inclusive = inclusive
+        self.score_thresh = score_thresh
+        self.convention = convention
+
+    @property
+    def shared_extractor(self) -> Extractor:
+        """The head's own."""
+        return self.feature_extractor
 
     def losses(
-        self,
-        logits: Tensor,
-        deltas: Tensor,
-        proposals: list[Tensor],
-        targets: list[dict[str, Any]],
-    ) -> dict[str, Tensor]:
-        """Cross entropy and box regression, averaged over the sampled proposals.
+        self, features: list[Tensor], samples: Samples, truth: GroundTruth, sizes: Tensor
+    ) -> tuple[dict[str, Tensor], BoxPredictions]:
+        """`loss_classifier` and `loss_box`, see `BoxStage.losses`."""
+        predictions = self(features, samples.boxes, samples.labels >= 0)
+        return self.losses_of(predictions, samples, truth), predictions
 
-        Args:
-            logits, deltas: [R, K] and [R, 4 Q], as the predictor gives them.
-            proposals: for each image [R_i, 4].
-            targets: for each image `labels` [R_i], and `boxes` [R_i, 4] for the foreground.
-        """
-        logits, deltas = at_least_float32(logits), at_least_float32(deltas)
-        labels = torch.cat([target["labels"] for target in targets])  # (R,)
-        boxes = torch.cat([target["boxes"] for target in targets])
-        count = max(len(labels), 1)
-        foreground = torch.where(labels > 0)[0]
-        column = torch.ones_like(foreground) if self.class_agnostic else labels[foreground]
-        predicted = deltas.unflatten(1, (-1, 4))[foreground, column]
-        box = self.box_loss(
-            self.box_coder, predicted, boxes[foreground], torch.cat(proposals)[foreground]
-        )
-        classifier = F.cross_entropy(logits, labels, reduction="sum")
-        return {"loss_classifier": classifier / count, "loss_box": box / count}
+    def predict(
+        self, features: list[Tensor], proposals: Proposals, sizes: Tensor
+    ) -> PredictedBoxes:
+        """See `BoxStage.predict`."""
+        predictions = self(features, proposals.boxes, proposals.valid)
+        return self.decode(predictions, predictions.logits.softmax(dim=1), proposals)
 
-    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of R proposals -> float32 probabilities [R, K] and deltas [R, 4 Q]."""
+    def forward(self, features: list[Tensor], boxes: Tensor, valid: Tensor) -> BoxPredictions:
+        """Predictions for boxes [B, N, 4] that are valid [B, N]."""
+        rows = Rows(valid)
+        x = self.feature_extractor(features, rows.rois(boxes))
         logits, deltas = self.predictor(x)
-        return at_least_float32(logits).softmax(dim=1), at_least_float32(deltas)
+        deltas = at_least_float32(deltas).unflatten(1, (-1, 4))
+        return BoxPredictions(rows, x, at_least_float32(logits), deltas)
 
-    def candidates(
-        self,
-        scores: Tensor,
-        deltas: Tensor,
-        proposals: list[Tensor],
-        image_sizes: Sequence[tuple[int, int]],
-        limits: DetectionLimits,
-    ) -> list[Scored]:
-        """The refined boxes that `limits` allow, before any is suppressed.
+    def losses_of(
+        self, predictions: BoxPredictions, samples: Samples, truth: GroundTruth
+    ) -> dict[str, Tensor]:
+        """`loss_classifier` and `loss_box` of predictions for samples [B, S]."""
+        rows = predictions.rows
+        labels = rows.pack(samples.labels)  # (R,), -1 at padding
+        count = (labels >= 0).sum().clamp(min=1)
+        classifier = F.cross_entropy(predictions.logits, labels, reduction="sum", ignore_index=-1)
+        foreground = Rows(labels[None] > 0)  # rows of rows
+        index = foreground.index
+        labels = labels[index].clamp(min=0)
+        column = torch.ones_like(labels) if self.class_agnostic else labels
+        box = self.box_loss(
+            self.box_coder,
+            predictions.deltas[index, column],
+            rows.pack(gather(truth.boxes, samples.gt_index))[index],
+            rows.pack(samples.boxes)[index],
+            foreground.valid,
+        )
+        return {"loss_classifier": classifier / count, "loss_box": box.sum() / count}
 
-        Args:
-            scores, deltas: as `predict` gives them.
-            proposals: for each image [R_i, 4].
-            image_sizes: (height, width) of each image without padding.
-            limits: of which `score_thresh` and `min_size` count here.
+    def decode(
+        self, predictions: BoxPredictions, scores: Tensor, proposals: Proposals
+    ) -> PredictedBoxes:
+        """The boxes that proposals [B, P] are moved to, for each class that scores enough.
 
-        Returns:
-            For each image `boxes` [N, 4], `scores` [N] and `labels` [N].
+        `predictions` are of those proposals, `scores` float32 [R, K] their probabilities.
         """
-        counts = [len(p) for p in proposals]
-        per_image = deltas.unflatten(1, (-1, 4)).split(counts)
-        images = zip(scores.split(counts), per_image, proposals, image_sizes, strict=True)
-        return [self._candidates(*image, limits) for image in images]
+        rows, classes = predictions.rows, scores.shape[1] - 1
+        wanted = rows.unpack(scores[:, 1:]).flatten(1)  # (B, P (K - 1)), 0 at padding
+        most = proposals.valid.shape[1] * self._most_classes(classes)
+        index, valid = leading(wanted > self.score_thresh, most)
+        row, label = index // classes, index % classes + 1
+        # Only what passes the threshold is decoded: a small part of P x K.
+        deltas = rows.unpack(predictions.deltas)  # (B, P, Q, 4)
+        column = torch.ones_like(label) if self.class_agnostic else label
+        deltas = gather(deltas.flatten(1, 2), row * deltas.shape[2] + column)
+        boxes = self.box_coder.decode(deltas, gather(proposals.boxes, row))
+        return PredictedBoxes(boxes, wanted.gather(1, index), label, valid)
 
     @torch.no_grad()
-    def refine(
-        self, deltas: Tensor, proposals: list[Tensor], image_sizes: Sequence[tuple[int, int]]
-    ) -> list[Tensor]:
-        """The proposals [R_i, 4] of each image, moved by class-agnostic deltas [R, 8]."""
-        foreground = at_least_float32(deltas).unflatten(1, (-1, 4))[:, 1]
-        moved = self.box_coder.decode(foreground, torch.cat(proposals))
-        per_image = moved.split([len(p) for p in proposals])
-        return [
-            box_ops.clip(boxes, size, self.inclusive)
-            for boxes, size in zip(per_image, image_sizes, strict=True)
-        ]
+    def refine(self, predictions: BoxPredictions, boxes: Tensor, sizes: Tensor) -> Tensor:
+        """Boxes [B, N, 4] moved by class-agnostic deltas, and clipped."""
+        deltas = predictions.rows.unpack(predictions.deltas[:, 1])
+        return self.convention.clip(self.box_coder.decode(deltas, boxes), sizes)
 
-    def _candidates(
-        self,
-        scores: Tensor,
-        deltas: Tensor,
-        proposals: Tensor,
-        size: tuple[int, int],
-        limits: DetectionLimits,
-    ) -> Scored:
-        """One image: scores [R, K], deltas [R, Q, 4], proposals [R, 4]."""
-        # Only what passes the threshold is decoded: a small part of R x K.
-        row, column = torch.where(scores[:, 1:] > limits.score_thresh)
-        labels = column + 1
-        scores = scores[row, labels]
-        regression = deltas[row, torch.ones_like(labels) if self.class_agnostic else labels]
-        boxes = self.box_coder.decode(regression, proposals[row])
-        boxes = box_ops.clip(boxes, size, self.inclusive)
-        usable = box_ops.at_least(boxes, limits.min_size)
-        return {"boxes": boxes[usable], "scores": scores[usable], "labels": labels[usable]}
+    def _most_classes(self, classes: int) -> int:
+        """How many classes of a row can pass the threshold: their scores add up to 1 at most."""
+        if self.score_thresh <= 0:
+            return classes
+        return min(classes, math.ceil(1 / self.score_thresh) - 1)
 
 
 def build_box_head(
     cfg: CfgNode, backbone: Backbone, reg_weights: Sequence[float] | None = None
 ) -> BoxHead:
-    """The box head that MODEL.ROI_BOX_HEAD describes.
-
-    Args:
-        cfg, backbone: the config, and what the head pools from.
-        reg_weights: scale of its deltas; None: MODEL.ROI_HEADS.BBOX_REG_WEIGHTS.
-    """
+    """The box head that MODEL.ROI_BOX_HEAD describes; `reg_weights` scale its deltas, if not
+    MODEL.ROI_HEADS.BBOX_REG_WEIGHTS."""
     head = cfg.MODEL.ROI_BOX_HEAD
-    extractor: Any = BOX_EXTRACTORS.get(
-        head.FEATURE_EXTRACTOR, "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR"
-    )(cfg, backbone)
+    build = BOX_EXTRACTORS.get(head.FEATURE_EXTRACTOR, "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR")
+    extractor = build(cfg, backbone)
     predictor = BOX_PREDICTORS.get(head.PREDICTOR, "MODEL.ROI_BOX_HEAD.PREDICTOR")
     return BoxHead(
         extractor,
@@ -245,5 +245,6 @@ def build_box_head(
         BoxCoder(reg_weights or cfg.MODEL.ROI_HEADS.BBOX_REG_WEIGHTS),
         box_loss=build_box_loss(cfg, "ROI_BOX_HEAD"),
         class_agnostic=cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,
-        inclusive=cfg.MODEL.INCLUSIVE_BOXES,
+        score_thresh=cfg.MODEL.ROI_HEADS.SCORE_THRESH,
+        convention=convention_of(cfg),
     )

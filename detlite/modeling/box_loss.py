@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.ops import generalized_box_iou_loss
 from yacs.config import CfgNode
 
 from .box_coder import BoxCoder
@@ -28,22 +28,54 @@ class BoxLoss:
     weight: float = 1.0
 
     def __call__(
-        self, coder: BoxCoder, deltas: Tensor, boxes: Tensor, references: Tensor
+        self,
+        coder: BoxCoder,
+        deltas: Tensor,
+        boxes: Tensor,
+        references: Tensor,
+        counted: Tensor,
     ) -> Tensor:
-        """The sum over N boxes.
+        """The loss of each box [...]; 0 where it is not counted.
 
         Args:
             coder: what the deltas are encoded by.
-            deltas: [N, 4], predicted.
-            boxes: [N, 4] xyxy, the ground truth of each.
-            references: [N, 4] xyxy, the anchors or proposals that the deltas refer to.
+            deltas: [..., 4], predicted.
+            boxes: [..., 4] xyxy, the ground truth of each.
+            references: [..., 4] xyxy, the anchors or proposals that the deltas refer to.
+            counted: bool [...]; the boxes of the others may be anything, such as padding.
         """
+        # Before anything is computed: a NaN times zero is a NaN, in the gradient as well.
+        deltas = torch.where(counted[..., None], deltas, 0)
+        boxes, references = (
+            torch.where(counted[..., None], b, self._unit(b)) for b in (boxes, references)
+        )
         if self.kind == "giou":
-            decoded = coder.decode(deltas, references)
-            return self.weight * generalized_box_iou_loss(decoded, boxes, reduction="sum")
-        beta = self.beta if self.kind == "smooth_l1" else 0.0
-        wanted = coder.encode(boxes, references)
-        return self.weight * F.smooth_l1_loss(deltas, wanted, beta=beta, reduction="sum")
+            loss = 1 - generalized_iou(coder.decode(deltas, references), boxes)
+        else:
+            beta = self.beta if self.kind == "smooth_l1" else 0.0
+            wanted = coder.encode(boxes, references)
+            loss = F.smooth_l1_loss(deltas, wanted, beta=beta, reduction="none").sum(dim=-1)
+        return self.weight * torch.where(counted, loss, 0)
+
+    @staticmethod
+    def _unit(like: Tensor) -> Tensor:
+        """The box (0, 0, 1, 1), made on the device."""
+        return (torch.arange(4, device=like.device) >= 2).to(like.dtype)
+
+
+def generalized_iou(a: Tensor, b: Tensor) -> Tensor:
+    """GIoU [...] in -1..1 of pairs of boxes [..., 4] (https://arxiv.org/abs/1902.09630).
+
+    torchvision's, without its masks: an index of bools, and the gradient of `prod`, wait for the
+    device.
+    """
+    shared = torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])
+    around = torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])
+    both = torch.where((shared > 0).all(dim=-1), shared[..., 0] * shared[..., 1], 0)
+    hull = around[..., 0] * around[..., 1]
+    sides_a, sides_b = a[..., 2:] - a[..., :2], b[..., 2:] - b[..., :2]
+    union = sides_a[..., 0] * sides_a[..., 1] + sides_b[..., 0] * sides_b[..., 1] - both
+    return both / (union + 1e-7) - (hull - union) / (hull + 1e-7)
 
 
 def build_box_loss(cfg: CfgNode, part: str) -> BoxLoss:

@@ -2,89 +2,83 @@
 
 Box heads in a row, each trained at a higher overlap on the boxes that the one before refined.
 
-Shapes: K classes with background as class 0, S stages; R proposals over all images.
+Shapes: B images; P proposals and S samples in an image; K classes with background as class 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from yacs.config import CfgNode
 
 from ..structures import boxes as box_ops
+from ..structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
 from .backbone import Backbone
-from .box_head import BoxHead, build_box_head
-from .keypoint_head import KeypointHead, build_keypoint_head
-from .mask_head import MaskHead, build_mask_head
-from .matching import match
-from .roi_heads import ProposalSampling, RoIHeads
-from .suppression import DetectionLimits, Scored
+from .box_head import BoxHead, BoxPredictions, BoxStage, build_box_head
+from .extractors import Extractor
+from .matcher import Matcher
+from .sampler import label_samples
 
 
-class CascadeRoIHeads(RoIHeads):
-    """S box heads, and a mask head and a keypoint head or None.
+class CascadeBoxHead(BoxStage):
+    """Class-agnostic box heads, each on the boxes of the one before.
 
     Args:
-        stages: class-agnostic box heads.
-        ious: the overlap from which a box is foreground in each stage; the first is that of
-            `sampling`.
+        stages: the heads.
+        ious: the overlap from which a box is foreground in each stage; the first one's samples
+            are drawn by it.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[BoxHead],
-        ious: Sequence[float],
-        mask: MaskHead | None,
-        keypoint: KeypointHead | None,
-        *,
-        sampling: ProposalSampling,
-    ) -> None:
-        super().__init__(nn.ModuleList(stages), mask, keypoint, sampling=sampling)
-        self.ious = tuple(ious)
+    def __init__(self, stages: Sequence[BoxHead], ious: Sequence[float]) -> None:
+        super().__init__()
+        for number, stage in enumerate(stages):
+            self.add_module(str(number), stage)
+        self.matchers = [Matcher(iou, iou) for iou in ious]
 
-    def _box_losses(
-        self,
-        features: list[Tensor],
-        boxes: list[Tensor],
-        matched: list[dict[str, Tensor]],
-        targets: list[dict[str, Any]],
-        image_sizes: list[tuple[int, int]],
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        losses: dict[str, Tensor] = {}
-        stages: Any = self.box
+    @property
+    def stages(self) -> list[BoxHead]:
+        """The heads in order."""
+        return [stage for stage in self.children() if isinstance(stage, BoxHead)]
+
+    @property
+    def shared_extractor(self) -> Extractor:
+        """The first stage's, whose samples the other heads have."""
+        return self.stages[0].feature_extractor
+
+    def losses(
+        self, features: list[Tensor], samples: Samples, truth: GroundTruth, sizes: Tensor
+    ) -> tuple[dict[str, Tensor], BoxPredictions]:
+        """`loss_classifier_stage0`, `loss_box_stage0`, ...; see `BoxStage.losses`."""
         # The stages share the backbone: together they weigh as much on it as a single head.
-        features = [_ScaleGradient.apply(level, 1 / len(stages)) for level in features]
-        for number, (stage, iou) in enumerate(zip(stages, self.ious, strict=True)):
+        features = [_ScaleGradient.apply(level, 1 / len(self.stages)) for level in features]
+        losses: dict[str, Tensor] = {}
+        predictions: list[BoxPredictions] = []
+        for number, (stage, matcher) in enumerate(zip(self.stages, self.matchers, strict=True)):
             if number:
-                matched = [_rematch(*pair, iou) for pair in zip(boxes, targets, strict=True)]
-            x = stage.feature_extractor(features, boxes)
-            logits, deltas = stage.predictor(x)
-            for name, loss in stage.losses(logits, deltas, boxes, matched).items():
-                losses[f"{name}_stage{number}"] = loss
-            boxes = stage.refine(deltas, boxes, image_sizes)
-            boxes = [own[box_ops.at_least(own, 0)] for own in boxes]
-        return losses, x
+                boxes = self.stages[number - 1].refine(predictions[-1], samples.boxes, sizes)
+                valid = (samples.labels >= 0) & box_ops.at_least(boxes, 0)
+                samples = label_samples(boxes, matcher(truth, boxes, valid), valid, truth)
+            stage_losses, own = stage.losses(features, samples, truth, sizes)
+            losses |= {f"{name}_stage{number}": loss for name, loss in stage_losses.items()}
+            predictions.append(own)
+        return losses, predictions[0]
 
-    def candidates(
-        self,
-        features: list[Tensor],
-        proposals: list[Tensor],
-        image_sizes: list[tuple[int, int]],
-        limits: DetectionLimits,
-    ) -> list[Scored]:
+    def predict(
+        self, features: list[Tensor], proposals: Proposals, sizes: Tensor
+    ) -> PredictedBoxes:
         """Boxes of the last stage, with the mean of all stages' scores."""
-        stages: Any = self.box
-        scores = []
-        for number, stage in enumerate(stages, start=1):
-            stage_scores, deltas = stage.predict(stage.feature_extractor(features, proposals))
-            scores.append(stage_scores)
-            if number < len(stages):
-                proposals = stage.refine(deltas, proposals, image_sizes)
-        mean = torch.stack(scores).mean(dim=0)
-        return stages[-1].candidates(mean, deltas, proposals, image_sizes, limits)
+        predictions: list[BoxPredictions] = []
+        for number, stage in enumerate(self.stages):
+            if number:
+                boxes = self.stages[number - 1].refine(predictions[-1], proposals.boxes, sizes)
+                proposals = replace(proposals, boxes=boxes)
+            predictions.append(stage(features, proposals.boxes, proposals.valid))
+        scores = torch.stack([own.logits.softmax(dim=1) for own in predictions]).mean(dim=0)
+        return self.stages[-1].decode(predictions[-1], scores, proposals)
 
 
 class _ScaleGradient(torch.autograd.Function):
@@ -100,38 +94,16 @@ class _ScaleGradient(torch.autograd.Function):
         return gradients[0] * ctx.factor, None
 
 
-def _rematch(boxes: Tensor, target: dict[str, Any], iou: float) -> dict[str, Tensor]:
-    """`labels`, `boxes` and `matched` of all boxes [R, 4] of an image; none is sampled away."""
-    truth = target["boxes"]
-    matched = match(box_ops.iou(truth, boxes), iou, iou)
-    foreground = matched >= 0
-    labels, wanted = torch.zeros_like(matched), torch.zeros_like(boxes)
-    labels[foreground] = target["labels"][matched[foreground]]
-    wanted[foreground] = truth[matched[foreground]]
-    return {"labels": labels, "boxes": wanted, "matched": matched}
-
-
-def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
-    """The heads that the config asks for: one box head, or a cascade of them.
+def build_box_stage(cfg: CfgNode, backbone: Backbone) -> BoxStage:
+    """The box head that the config asks for, or the cascade of them.
 
     Raises:
         ValueError: keys of a cascade that do not fit together.
     """
-    heads = cfg.MODEL.ROI_HEADS
+    heads, key = cfg.MODEL.ROI_HEADS, "MODEL.ROI_HEADS.CASCADE_IOUS"
     ious, weights = heads.CASCADE_IOUS, heads.CASCADE_BBOX_REG_WEIGHTS
-    sampling = ProposalSampling(
-        foreground=heads.FG_IOU_THRESHOLD,
-        background=heads.BG_IOU_THRESHOLD,
-        per_image=heads.BATCH_SIZE_PER_IMAGE,
-        positive_fraction=heads.POSITIVE_FRACTION,
-    )
-    boxes = [build_box_head(cfg, backbone, own) for own in (weights if ious else [None])]
-    extractor = boxes[0].feature_extractor
-    mask = build_mask_head(cfg, backbone, extractor) if cfg.MODEL.MASK_ON else None
-    keypoint = build_keypoint_head(cfg, backbone, extractor) if cfg.MODEL.KEYPOINT_ON else None
     if not ious:
-        return RoIHeads(boxes[0], mask, keypoint, sampling=sampling)
-    key = "MODEL.ROI_HEADS.CASCADE_IOUS"
+        return build_box_head(cfg, backbone)
     if len(weights) != len(ious):
         raise ValueError(f"{key} has {len(ious)} stages, CASCADE_BBOX_REG_WEIGHTS {len(weights)}")
     if ious[0] != heads.FG_IOU_THRESHOLD:
@@ -141,7 +113,7 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
         )
     if not cfg.MODEL.CLS_AGNOSTIC_BBOX_REG:
         raise ValueError(f"{key} needs MODEL.CLS_AGNOSTIC_BBOX_REG True: stages share their boxes")
-    for name, head in (("ROI_MASK_HEAD", mask), ("ROI_KEYPOINT_HEAD", keypoint)):
-        if head is not None and head.feature_extractor is None:
-            raise ValueError(f"{key} needs MODEL.{name}.SHARE_BOX_FEATURE_EXTRACTOR False")
-    return CascadeRoIHeads(boxes, ious, mask, keypoint, sampling=sampling)
+    for name, on in (("MASK", cfg.MODEL.MASK_ON), ("KEYPOINT", cfg.MODEL.KEYPOINT_ON)):
+        if on and cfg.MODEL[f"ROI_{name}_HEAD"].SHARE_BOX_FEATURE_EXTRACTOR:
+            raise ValueError(f"{key} needs MODEL.ROI_{name}_HEAD.SHARE_BOX_FEATURE_EXTRACTOR False")
+    return CascadeBoxHead([build_box_head(cfg, backbone, own) for own in weights], ious)

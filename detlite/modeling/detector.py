@@ -1,33 +1,36 @@
-"""What every detector shares: images in, losses or detections out."""
+"""What every detector shares: the public edge, lists of images in, losses or lists of dicts out."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..structures.image_batch import ImageBatch
-from ..structures.output import OutputRules
+from ..convention import Convention
+from ..structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
+from ..structures.rows import Rows, varying_shapes
 from .backbone import Backbone
-from .inputs import InputNormalizer, prepare_proposals, prepare_targets
-from .suppression import DetectionLimits, Scored, suppress
+from .postprocess import Postprocess
+from .prepare import Normalizer, prepare_proposals, prepare_targets
+from .roi_heads import Maps
 
 
 class Detector(nn.Module, ABC):
-    """Batches and checks what a model is given; `losses` and `candidates` are the model itself.
+    """Checks and batches what a model is given. `losses` and `predict` are the model itself:
+    records in, records out, of fixed shapes, so that torch.compile and torch.export take them.
 
     Attributes:
-        limits: which candidates become detections.
+        postprocess: which predicted boxes become detections.
+        convention: how boxes are counted, clipped, scaled and pasted.
         num_classes: with background, which is 0.
+        mask_threshold: the probability from which a pixel belongs to a mask.
         categories: the data set's categories [{"id": 7, "name": "cell"}, ...]; label k is
             categories[k - 1]. Empty until training or a checkpoint sets it.
-        output: how detections are mapped from the network's input to a picture.
         needs: what targets must hold beside `boxes` and `labels`.
-        takes_proposals: whether regions must be given with each image.
+        takes_proposals: whether proposals must be given with each image.
     """
 
     needs: tuple[str, ...] = ()
@@ -35,56 +38,63 @@ class Detector(nn.Module, ABC):
 
     def __init__(
         self,
-        normalizer: InputNormalizer,
+        normalizer: Normalizer,
         backbone: Backbone,
+        postprocess: Postprocess,
         *,
         num_classes: int,
-        limits: DetectionLimits,
-        output: OutputRules,
+        mask_threshold: float = 0.5,
     ) -> None:
         super().__init__()
         self.normalizer = normalizer
         self.backbone = backbone
-        self.limits = limits
+        self.postprocess = postprocess
         self.num_classes = num_classes
-        self.output = output
+        self.mask_threshold = mask_threshold
         self.categories: list[dict[str, Any]] = []
 
     @abstractmethod
-    def losses(self, batch: ImageBatch, targets: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Scalar losses of a batch with its checked targets."""
-
-    @abstractmethod
-    def candidates(self, features: list[Tensor], batch: ImageBatch) -> list[Scored]:
-        """Scored boxes of each image of a batch, before any is suppressed.
+    def losses(
+        self, images: Images, truth: GroundTruth, given: Proposals | None = None
+    ) -> dict[str, Tensor]:
+        """Scalar losses of a batch.
 
         Args:
-            features: the backbone's levels [B, C, H_l, W_l] of the batch.
-            batch: the images.
-
-        Returns:
-            For each image `boxes` float32 [N, 4] xyxy, `scores` [N] and `labels` [N].
+            images: [B, 3, H, W].
+            truth: [B, G].
+            given: of a model that takes proposals, [B, P].
         """
 
-    def region_maps(
-        self, features: list[Tensor], boxes: list[Tensor], labels: list[Tensor]
-    ) -> list[dict[str, Tensor]]:
-        """What further heads see in given boxes; nothing where there are none.
+    @abstractmethod
+    def predict(self, images: Images, given: Proposals | None = None) -> Detections:
+        """Detections [B, D] in the frame of the network's input; arguments as for `losses`."""
+
+    @abstractmethod
+    def predict_boxes(
+        self, features: list[Tensor], images: Images, given: Proposals | None = None
+    ) -> PredictedBoxes:
+        """Scored boxes [B, N] before any is suppressed.
 
         Args:
             features: the backbone's levels [B, C, H_l, W_l].
-            boxes: for each image xyxy [D_i, 4].
-            labels: for each image [D_i].
-
-        Returns:
-            For each image, with such a head, `mask_probs` float32 [D_i, M, M] and
-            `keypoint_logits` float32 [D_i, P, M, M].
+            images, given: as for `losses`.
         """
-        return [{} for _ in boxes]
 
-    def complete(self, detection: Scored, maps: dict[str, Tensor]) -> dict[str, Tensor]:
-        """One image's detections with what its `region_maps` say about them."""
-        return {**detection, **maps}
+    def predict_maps(
+        self, features: list[Tensor], rows: Rows, boxes: Tensor, labels: Tensor
+    ) -> Maps:
+        """What mask and keypoint heads see in boxes [B, D, 4] with labels [B, D]; nothing without
+        such a head."""
+        return {}
+
+    def with_maps(self, detections: Detections, rows: Rows, maps: Maps) -> Detections:
+        """Detections [B, D] with what such maps of them say."""
+        return detections
+
+    @property
+    def convention(self) -> Convention:
+        """That of `postprocess`."""
+        return self.postprocess.convention
 
     @property
     def device(self) -> torch.device:
@@ -94,21 +104,22 @@ class Detector(nn.Module, ABC):
     def forward(
         self, images: Sequence[Tensor], targets: Sequence[dict[str, Any]] | None = None
     ) -> Any:
-        """Losses in training, detections otherwise.
+        """Losses in training, detections otherwise, as torchvision's detectors.
 
         Args:
             images: list of RGB tensors [3, H, W], uint8 in 0..255 or float in 0..1, of any sizes.
             targets: in training, for each image a dict of `boxes` float [G, 4] (xyxy in pixels),
-                `labels` int64 [G] in 1..num_classes - 1 and, with such a head, `masks` uint8
-                [G, H, W] and `keypoints` float [G, P, 3] of (x, y, visibility). Of a model that
-                takes proposals also `proposals` float [R, 4] xyxy, and these in eval mode too.
+                `labels` int64 [G] in 1..num_classes - 1 and, with such a head, `masks`
+                (`PackedMasks`, or bitmaps uint8 [G, H, W]) and `keypoints` float [G, K, 3] of
+                (x, y, visibility). Of a model that takes proposals also `proposals` float [P, 4]
+                xyxy, and these in eval mode too. They are checked on the CPU: leave them there.
 
         Returns:
             In training a dict of scalar losses, which each model names.
             In eval mode for each image a dict of `boxes` float32 [D, 4], `scores` [D] in
             decreasing order, `labels` [D] and, with such a head, `masks` float32 [D, 1, H, W],
-            probabilities, or `keypoints` float32 [D, P, 3] of (x, y, 1) and their logits
-            `keypoints_scores` [D, P].
+            probabilities, or `keypoints` float32 [D, K, 3] of (x, y, 1) and their logits
+            `keypoints_scores` [D, K].
 
         Raises:
             TypeError, ValueError: images or targets that do not fit this description.
@@ -117,70 +128,68 @@ class Detector(nn.Module, ABC):
         if targets is not None and self.takes_proposals:
             given = [target.get("proposals") for target in targets]
         if self.training:
-            batch = self.batch(images, given)
+            batch, proposals = self.prepare(images, given)
             truth = prepare_targets(
                 targets,
                 images,
                 self.num_classes,
-                self.device,
                 self.needs,
-                dtype=batch.tensor.dtype,
+                self.convention.mask_targets == "soft",
+                self.normalizer.dtype,
             )
-            return self.losses(batch, truth)
+            return self.losses(batch, truth.to(self.device, non_blocking=True), proposals)
         detections = self.detect(images, given)
-        for detection, image in zip(detections, images, strict=True):
-            if "mask_probs" in detection:
-                size = (image.shape[-2], image.shape[-1])
-                probs = detection.pop("mask_probs")
-                pasted = self.output.mask_probs(probs, detection["boxes"], size)
-                detection["masks"] = pasted[:, None]
-        return detections
+        return [self._as_dict(*pair) for pair in zip(detections, images, strict=True)]
 
-    def batch(
-        self, images: Sequence[Tensor], proposals: Sequence[Tensor | None] | None = None
-    ) -> ImageBatch:
-        """Images as the network sees them, with the regions given for them.
+    def prepare(
+        self, images: Sequence[Tensor], given: Sequence[Tensor | None] | None = None
+    ) -> tuple[Images, Proposals | None]:
+        """Images as the network sees them, with the proposals given for them.
 
         Args:
             images: as in `forward`.
-            proposals: of a model that takes them, and of no other: float xyxy [R_i, 4] in each.
+            given: of a model that takes them, and of no other: float xyxy [P_i, 4] in each.
 
         Raises:
             TypeError, ValueError: images or proposals that do not fit this description.
         """
-        batch = self.normalizer(images)
         if not self.takes_proposals:
-            if proposals is not None:
+            if given is not None:
                 raise ValueError(
-                    "proposals are given, but the model finds its regions itself; a Fast R-CNN "
-                    "takes them: MODEL.LOAD_PROPOSALS"
+                    "proposals are given, but the model finds its own; a Fast R-CNN takes them: "
+                    "MODEL.LOAD_PROPOSALS"
                 )
-            return batch
-        given = prepare_proposals(proposals, len(images), self.device, batch.tensor.dtype)
-        return replace(batch, proposals=given)
+            return self.normalizer(images), None
+        batch = self.normalizer(images)
+        proposals = prepare_proposals(given, len(images), self.normalizer.dtype)
+        return batch, proposals.to(self.device, non_blocking=True)
 
     @torch.no_grad()
     def detect(
-        self, images: Sequence[Tensor], proposals: Sequence[Tensor | None] | None = None
-    ) -> list[dict[str, Tensor]]:
-        """Detections before their masks are pasted: the compact form.
+        self, images: Sequence[Tensor], given: Sequence[Tensor | None] | None = None
+    ) -> list[Detections]:
+        """Each image's detections in its own frame, without padding; masks are not pasted.
 
         Args:
-            images, proposals: see `batch`.
-
-        Returns:
-            For each image `boxes`, `scores`, `labels` and keypoints as in `forward` and, with a
-            mask head, `mask_probs` float32 [D, M, M], the mask of each box.
+            images, given: see `prepare`.
 
         Raises:
             RuntimeError: the model is in training mode.
-            TypeError, ValueError: images or proposals that do not fit the description in `batch`.
+            TypeError, ValueError: images or proposals that do not fit the description there.
         """
         if self.training:
             raise RuntimeError("the model is in training mode: call model.eval() first")
-        batch = self.batch(images, proposals)
-        features = self.backbone(batch.tensor)
-        found = [suppress(c, self.limits) for c in self.candidates(features, batch)]
-        boxes, labels = ([own[name] for own in found] for name in ("boxes", "labels"))
-        maps = self.region_maps(features, boxes, labels)
-        return [self.complete(*pair) for pair in zip(found, maps, strict=True)]
+        with varying_shapes():
+            return self.predict(*self.prepare(images, given)).per_image()
+
+    def _as_dict(self, found: Detections, image: Tensor) -> dict[str, Tensor]:
+        """One image's detections without padding, by torchvision's names."""
+        result = {"boxes": found.boxes, "scores": found.scores, "labels": found.labels}
+        if found.mask_probs is not None:
+            size = (image.shape[-2], image.shape[-1])
+            result["masks"] = self.convention.paste_probs(found.mask_probs, found.boxes, size)[
+                :, None
+            ]
+        if found.keypoints is not None and found.keypoint_scores is not None:
+            result |= {"keypoints": found.keypoints, "keypoints_scores": found.keypoint_scores}
+        return result

@@ -1,12 +1,11 @@
-"""Feature extractors of the heads: they pool regions and turn what they see into features.
+"""Feature extractors of the heads: they pool RoIs and turn what they see into features.
 
-Shapes: R regions over all images, C channels, S x S pooled. An extractor has the attribute
-`out_channels` and, if it gives maps, `out_resolution`, their side.
+Shapes: R RoIs over all images, C channels, S x S pooled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -21,11 +20,27 @@ from .norm import Norm
 from .pooler import Pooler, build_pooler
 
 
-class FPN2MLPFeatureExtractor(nn.Module):
+class Extractor(nn.Module):
+    """Called with levels [B, C, H_l, W_l] and RoIs [R, 5], see `Pooler`; gives [R, out_channels]
+    or maps [R, out_channels, out_resolution, out_resolution].
+
+    Attributes:
+        out_channels: of its features.
+        out_resolution: their side; None: they are vectors.
+    """
+
+    out_channels: int
+    out_resolution: int | None = None
+
+
+BuildExtractor = Callable[[CfgNode, Backbone], Extractor]
+
+
+class FPN2MLPFeatureExtractor(Extractor):
     """Pools and applies two fully connected layers.
 
     Args:
-        pooler: what pools the regions.
+        pooler: what pools the RoIs.
         in_channels: of every level.
         width: of both layers.
         norm: optional norm after each of them.
@@ -44,18 +59,18 @@ class FPN2MLPFeatureExtractor(nn.Module):
         for layer in (self.fc6, self.fc7):
             init_xavier(layer)
 
-    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, width]."""
-        x = self.pooler(features, boxes).flatten(1)  # (R, C S S)
+    def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
+        """Levels [B, C, H_l, W_l] and RoIs [R, 5] -> [R, width]."""
+        x = self.pooler(features, rois).flatten(1)  # (R, C S S)
         x = F.relu(self.norm6(self.fc6(x)[..., None, None]))  # norms are those of maps
         return F.relu(self.norm7(self.fc7(x.flatten(1))[..., None, None])).flatten(1)
 
 
-class ConvFeatureExtractor(nn.Module):
+class ConvFeatureExtractor(Extractor):
     """Pools and applies a row of 3x3 convolutions.
 
     Args:
-        pooler: what pools the regions.
+        pooler: what pools the RoIs.
         in_channels: of every level.
         widths: channels after each convolution.
         norm: optional norm after each of them.
@@ -82,12 +97,12 @@ class ConvFeatureExtractor(nn.Module):
         self.out_channels = channels[-1]
         self.out_resolution = pooler.resolution
 
-    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, widths[-1], S, S]."""
-        return self.convs(self.pooler(features, boxes))
+    def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
+        """Levels [B, C, H_l, W_l] and RoIs [R, 5] -> [R, widths[-1], S, S]."""
+        return self.convs(self.pooler(features, rois))
 
 
-class FPNXconv1fcFeatureExtractor(nn.Module):
+class FPNXconv1fcFeatureExtractor(Extractor):
     """Pools and applies a row of 3x3 convolutions, then one fully connected layer.
 
     Args:
@@ -111,17 +126,17 @@ class FPNXconv1fcFeatureExtractor(nn.Module):
         self.fc6 = nn.Linear(rows.out_channels * pooler.resolution**2, out_channels)
         init_xavier(self.fc6)
 
-    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """Levels [B, C, H_l, W_l] and boxes of each image -> [R, out_channels]."""
-        x = self.convs(self.pooler(features, boxes))  # (R, widths[-1], S, S)
+    def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
+        """Levels [B, C, H_l, W_l] and RoIs [R, 5] -> [R, out_channels]."""
+        x = self.convs(self.pooler(features, rois))  # (R, widths[-1], S, S)
         return F.relu(self.fc6(x.flatten(1)))
 
 
-class ResNetConv5ROIFeatureExtractor(nn.Module):
+class ResNetConv5ROIFeatureExtractor(Extractor):
     """Pools from a C4 map and applies the last stage of a ResNet.
 
     Args:
-        pooler: what pools the regions.
+        pooler: what pools the RoIs.
         spec: the ResNet.
         dilation: 1; or 2, and the stage keeps the size of what is pooled.
     """
@@ -133,9 +148,9 @@ class ResNetConv5ROIFeatureExtractor(nn.Module):
         self.out_channels = spec.channels(5)
         self.out_resolution = -(-pooler.resolution * dilation // 2)
 
-    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """One map [B, C, H, W] and boxes of each image -> [R, 2 C, S / 2, S / 2]."""
-        return self.res5(self.pooler(features, boxes))
+    def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
+        """One map [B, C, H, W] and RoIs [R, 5] -> [R, 2 C, S / 2, S / 2]."""
+        return self.res5(self.pooler(features, rois))
 
 
 def build_conv5_extractor(

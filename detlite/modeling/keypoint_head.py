@@ -1,38 +1,37 @@
 """Keypoint head (Mask R-CNN, https://arxiv.org/abs/1703.06870, section 5).
 
-Shapes: R regions over all images, S x S pooled, P keypoints an instance, M x M heat maps. G
-ground-truth instances in an image.
+Shapes: R rows that are computed (see `structures.rows`), S x S pooled, K keypoints an instance,
+heat maps of M x M cells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
+from ..convention import convention_of
+from ..ops import heatmap_peaks
 from ..registry import Registry
-from ..structures import boxes as box_ops
-from ..structures.keypoints import from_heatmaps, to_heatmap_cells
+from ..structures.instances import GroundTruth, Samples
+from ..structures.keypoints import to_heatmap_cells
+from ..structures.rows import Rows, gather
 from .backbone import Backbone
-from .extractors import ConvFeatureExtractor
+from .extractors import BuildExtractor, ConvFeatureExtractor, Extractor
 from .layers import init_he
-from .map_head import build_map_head
+from .map_head import MapHead, build_map_head
 from .pooler import build_pooler
-from .precision import at_least_float32
 
-KEYPOINT_EXTRACTORS: Registry[Callable[[CfgNode, Backbone], nn.Module]] = Registry(
-    "keypoint feature extractor"
-)
-# Features [R, C, S, S] -> heat map logits [R, P, M, M].
+KEYPOINT_EXTRACTORS: Registry[BuildExtractor] = Registry("keypoint feature extractor")
+# Features [R, C, S, S] -> heat map logits [R, K, M, M].
 KEYPOINT_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("keypoint predictor")
 
 
 @KEYPOINT_EXTRACTORS.register("KeypointRCNNFeatureExtractor")
-def _build_convs(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+def _build_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
     return ConvFeatureExtractor(
         build_pooler(cfg, "ROI_KEYPOINT_HEAD", backbone),
         backbone.out_channels,
@@ -51,7 +50,7 @@ class KeypointRCNNPredictor(nn.Module):
         init_he(self.kps_score_lowres)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, C, S, S] -> [R, P, 4 S, 4 S]."""
+        """[R, C, S, S] -> [R, K, 4 S, 4 S]."""
         return F.interpolate(self.kps_score_lowres(x), scale_factor=2.0, mode="bilinear")
 
 
@@ -60,71 +59,54 @@ def _build_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
     return KeypointRCNNPredictor(in_channels, cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES)
 
 
-class KeypointHead(nn.Module):
-    """Extractor, predictor and their loss.
+class KeypointHead(MapHead):
+    """A heat map for each keypoint, the same for all classes."""
 
-    Args:
-        extractor: one of KEYPOINT_EXTRACTORS; None to share the box head's.
-        predictor: one of KEYPOINT_PREDICTORS.
-        inclusive: x2 and y2 of a box count the last pixel inside.
-    """
-
-    def __init__(
-        self, extractor: nn.Module | None, predictor: nn.Module, inclusive: bool = False
-    ) -> None:
-        super().__init__()
-        self.feature_extractor = extractor
-        self.predictor = predictor
-        self.inclusive = inclusive
-
-    def loss(
-        self, x: Tensor, boxes: list[Tensor], targets: list[dict[str, Any]]
+    def losses(
+        self, logits: Tensor, rows: Rows, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
-        """Cross entropy over the cells of each map, averaged over the labelled keypoints.
+        """`loss_keypoint`: cross entropy over the cells of each map of a labelled keypoint, mean.
 
         Args:
-            x: features of the foreground proposals.
-            boxes: those proposals, for each image [R_i, 4].
-            targets: for each image `matched` [R_i] indices into the ground truth, and `keypoints`
-                [G, P, 3].
+            logits: [R, K, M, M].
+            rows, samples, truth: see `MapHead.losses`.
 
         Raises:
             ValueError: another number of keypoints than the predictor's.
         """
-        logits = at_least_float32(self.predictor(x))
-        keypoints = torch.cat([target["keypoints"][target["matched"]] for target in targets])
-        if keypoints.shape[1] != logits.shape[1]:
+        assert truth.keypoints is not None
+        if truth.keypoints.shape[2] != logits.shape[1]:
             raise ValueError(
-                f"targets have {keypoints.shape[1]} keypoints, but the model "
+                f"targets have {truth.keypoints.shape[2]} keypoints, but the model "
                 f"{logits.shape[1]}: set MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES"
             )
-        frames = self._frame(torch.cat(boxes))
-        cells, valid = to_heatmap_cells(keypoints, frames, logits.shape[-1])
+        keypoints = rows.pack(gather(truth.keypoints, samples.gt_index))  # (R, K, 3)
+        covered = self.convention.pooled(rows.pack(samples.boxes))
+        cells, labelled = to_heatmap_cells(keypoints, covered, logits.shape[-1])
+        labelled = labelled & rows.valid[:, None]
+        wanted = torch.where(labelled, cells, _NONE).flatten()
+        loss = F.cross_entropy(
+            logits.flatten(0, 1).flatten(1), wanted, reduction="sum", ignore_index=_NONE
+        )
         # Not a mean, which is NaN where no keypoint is labelled.
-        loss = F.cross_entropy(logits.flatten(2)[valid], cells[valid], reduction="sum")
-        return {"loss_keypoint": loss / valid.sum().clamp(min=1)}
-
-    def predict(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """`keypoint_logits` float32 [R, P, M, M], the same for all labels [R]."""
-        return {"keypoint_logits": at_least_float32(self.predictor(x))}
+        return {"loss_keypoint": loss / labelled.sum().clamp(min=1)}
 
     def locate(self, logits: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-        """Heat maps [R, P, M, M] of boxes [R, 4] -> keypoints [R, P, 3] and their logits [R, P]."""
-        return from_heatmaps(logits, self._frame(boxes))
-
-    def _frame(self, boxes: Tensor) -> Tensor:
-        """What the maps of boxes [R, 4] cover."""
-        return box_ops.drop_last_pixel(boxes) if self.inclusive else boxes
+        """Heat maps [R, K, M, M] of boxes [R, 4] -> keypoints [R, K, 3] and their logits [R, K]."""
+        return heatmap_peaks(logits, self.convention.pooled(boxes))
 
 
-def build_keypoint_head(cfg: CfgNode, backbone: Backbone, box_extractor: nn.Module) -> KeypointHead:
+_NONE = -1  # no cell
+
+
+def build_keypoint_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extractor) -> KeypointHead:
     """The keypoint head that MODEL.ROI_KEYPOINT_HEAD describes.
 
     Raises:
         ValueError: a RESOLUTION that is not what the head gives, or a box head without maps to
             share.
     """
-    extractor, predictor = build_map_head(
+    parts = build_map_head(
         cfg, "ROI_KEYPOINT_HEAD", backbone, box_extractor, KEYPOINT_EXTRACTORS, KEYPOINT_PREDICTORS
     )
-    return KeypointHead(extractor, predictor, inclusive=cfg.MODEL.INCLUSIVE_BOXES)
+    return KeypointHead(*parts, convention_of(cfg))

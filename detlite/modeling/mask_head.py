@@ -1,39 +1,37 @@
 """Mask head (Mask R-CNN, https://arxiv.org/abs/1703.06870): a mask for each detection.
 
-Shapes: R regions over all images, S x S pooled, M x M predicted, K classes with background as
-class 0. G ground-truth instances in an image of H x W pixels.
+Shapes: R rows that are computed (see `structures.rows`), S x S pooled, M x M predicted, K classes
+with background as class 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
-from ..ops.roi_align import roi_align
+from ..convention import convention_of
+from ..ops import crop_masks
 from ..registry import Registry
-from ..structures import boxes as box_ops
+from ..structures.instances import GroundTruth, Samples
+from ..structures.rows import Rows
 from .backbone import Backbone
-from .extractors import ConvFeatureExtractor, build_conv5_extractor
+from .extractors import BuildExtractor, ConvFeatureExtractor, Extractor, build_conv5_extractor
 from .layers import init_he, init_normal
-from .map_head import build_map_head
+from .map_head import MapHead, build_map_head
 from .norm import optional_norm
 from .pooler import build_pooler
-from .precision import at_least_float32
 
-MASK_EXTRACTORS: Registry[Callable[[CfgNode, Backbone], nn.Module]] = Registry(
-    "mask feature extractor"
-)
+MASK_EXTRACTORS: Registry[BuildExtractor] = Registry("mask feature extractor")
 # Features [R, C, S, S] -> mask logits [R, K, M, M].
 MASK_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("mask predictor")
 
 
 @MASK_EXTRACTORS.register("MaskRCNNFPNFeatureExtractor")
-def _build_convs(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+def _build_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
     head = cfg.MODEL.ROI_MASK_HEAD
     return ConvFeatureExtractor(
         build_pooler(cfg, "ROI_MASK_HEAD", backbone),
@@ -49,7 +47,7 @@ def _build_convs(cfg: CfgNode, backbone: Backbone) -> nn.Module:
     "ResNet50Conv5ROIFeatureExtractor",
     "ResNet101Conv5ROIFeatureExtractor",
 )
-def _build_conv5(cfg: CfgNode, backbone: Backbone) -> nn.Module:
+def _build_conv5(cfg: CfgNode, backbone: Backbone) -> Extractor:
     return build_conv5_extractor(cfg, backbone, "ROI_MASK_HEAD")
 
 
@@ -98,100 +96,54 @@ def _build_1x1_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
     return MaskRCNNConv1x1Predictor(in_channels, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
 
 
-class MaskHead(nn.Module):
-    """Extractor, predictor and their loss.
+class MaskHead(MapHead):
+    """Masks of every class, of which that of the true or the detected class is used."""
 
-    Args:
-        extractor: None to share the box head's.
-        predictor: one of MASK_PREDICTORS.
-        soft_targets: train on the cropped masks as they are, see `crop_masks`.
-        inclusive: x2 and y2 of a box count the last pixel inside.
-    """
-
-    def __init__(
-        self,
-        extractor: nn.Module | None,
-        predictor: nn.Module,
-        soft_targets: bool = False,
-        inclusive: bool = False,
-    ) -> None:
-        super().__init__()
-        self.feature_extractor = extractor
-        self.predictor = predictor
-        self.soft_targets = soft_targets
-        self.inclusive = inclusive
-
-    def loss(
-        self, x: Tensor, boxes: list[Tensor], targets: list[dict[str, Any]]
+    def losses(
+        self, logits: Tensor, rows: Rows, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
-        """Mean binary cross entropy of the mask of the true class, over foreground proposals.
+        """`loss_mask`: mean binary cross entropy of the mask of the true class.
 
         Args:
-            x: features of the foreground proposals.
-            boxes: those proposals, for each image [R_i, 4].
-            targets: for each image `labels` [R_i], `matched` [R_i] indices into the ground truth,
-                and `masks` uint8 [G, H, W].
+            logits: [R, K, M, M].
+            rows, samples, truth: see `MapHead.losses`.
         """
-        logits = at_least_float32(self.predictor(x))
-        labels = torch.cat([target["labels"] for target in targets])
-        selected = logits[torch.arange(len(labels), device=labels.device), labels]  # (R, M, M)
-        wanted = torch.cat(
-            [
-                crop_masks(
-                    target["masks"],
-                    target["matched"],
-                    # as masks are pasted
-                    box_ops.drop_last_pixel(own_boxes) if self.inclusive else own_boxes,
-                    logits.shape[-1],
-                    soft=self.soft_targets,
-                )
-                for target, own_boxes in zip(targets, boxes, strict=True)
-            ]
-        )
-        loss = F.binary_cross_entropy_with_logits(selected, wanted, reduction="sum")
-        return {"loss_mask": loss / max(wanted.numel(), 1)}
+        assert truth.masks is not None
+        selected = _of_labels(logits, rows.pack(samples.labels).clamp(min=0))  # (R, M, M)
+        instance = rows.image * truth.labels.shape[1] + rows.pack(samples.gt_index)
+        masks = truth.masks
+        wanted = crop_masks(
+            masks.values,
+            masks.pieces,
+            masks.instances,
+            masks.frames,
+            torch.where(rows.valid, instance, -1),
+            self.convention.pooled(rows.pack(samples.boxes)).float(),  # as masks are pasted
+            logits.shape[-1],
+            self.convention.mask_targets == "soft",
+        ).to(logits.dtype)
+        loss = F.binary_cross_entropy_with_logits(selected, wanted, reduction="none")
+        count = rows.valid.sum() * wanted.shape[1:].numel()
+        loss = torch.where(rows.valid[:, None, None], loss, 0).sum()
+        return {"loss_mask": loss / count.clamp(min=1)}
 
-    def predict(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """`mask_probs` float32 [R, M, M] of the given labels [R]."""
-        logits = at_least_float32(self.predictor(x))
-        chosen = logits[torch.arange(len(labels), device=labels.device), labels]
-        return {"mask_probs": chosen.sigmoid()}
+    def probabilities(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """float32 [R, M, M] in 0..1, from logits [R, K, M, M] and labels [R]."""
+        return _of_labels(logits, labels).sigmoid()
 
 
-def crop_masks(
-    masks: Tensor, index: Tensor, boxes: Tensor, resolution: int, soft: bool = False
-) -> Tensor:
-    """Resamples ground-truth masks into boxes, by the same average that pools features.
-
-    Args:
-        masks: uint8 or bool [G, H, W].
-        index: [R], which mask belongs to each box.
-        boxes: [R, 4] xyxy.
-        resolution: M.
-        soft: do not threshold the average, nor shift it by half a pixel (torchvision).
-
-    Returns:
-        float32 [R, M, M] of 0 and 1; if `soft`, of 0..1.
-    """
-    if len(index) == 0:
-        return boxes.new_zeros((0, resolution, resolution))
-    # Only instances that some box stands for are turned into floats.
-    used, position = index.unique(return_inverse=True)
-    rois = torch.cat([position[:, None].to(boxes.dtype), boxes], dim=1)
-    size = (resolution, resolution)
-    crops = roi_align(masks[used, None].to(boxes.dtype), rois, size, 1.0, 0, aligned=not soft)
-    return crops[:, 0] if soft else (crops[:, 0] >= 0.5).to(crops.dtype)
+def _of_labels(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits[torch.arange(labels.shape[0], device=labels.device), labels]
 
 
-def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: nn.Module) -> MaskHead:
+def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extractor) -> MaskHead:
     """The mask head that MODEL.ROI_MASK_HEAD describes.
 
     Raises:
         ValueError: a RESOLUTION that is not what the head gives, or a box head without maps to
             share.
     """
-    extractor, predictor = build_map_head(
+    parts = build_map_head(
         cfg, "ROI_MASK_HEAD", backbone, box_extractor, MASK_EXTRACTORS, MASK_PREDICTORS
     )
-    soft = cfg.MODEL.ROI_MASK_HEAD.TARGETS == "soft"
-    return MaskHead(extractor, predictor, soft, inclusive=cfg.MODEL.INCLUSIVE_BOXES)
+    return MaskHead(*parts, convention_of(cfg))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
+from ..convention import convention_of
+
 Norm = Callable[[int], nn.Module]
 
 
@@ -121,14 +123,13 @@ def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -
 
 
 def optional_norm(cfg: CfgNode, part: str) -> Norm | None:
-    """The norm that NORM, or USE_GN, of a part asks for; None for neither.
+    """The norm that NORM of a part asks for, or None.
 
     Args:
         cfg: the config.
         part: FPN, ROI_BOX_HEAD or ROI_MASK_HEAD.
     """
-    node = cfg.MODEL[part]
-    name = "GN" if node.USE_GN else node.NORM
+    name = cfg.MODEL[part].NORM
     return build_norm(cfg, name) if name else None
 
 
@@ -139,9 +140,6 @@ def build_norm(cfg: CfgNode, name: str) -> Norm:
         return partial(
             group_norm, num_groups=gn.NUM_GROUPS, dim_per_group=gn.DIM_PER_GP, eps=gn.EPSILON
         )
-    kinds: dict[str, Callable[..., nn.Module]] = {
-        "FrozenBN": FrozenBatchNorm2d,
-        "BN": nn.BatchNorm2d,
-        "SyncBN": nn.SyncBatchNorm,
-    }
-    return partial(kinds[name], eps=cfg.MODEL.RESNETS.BN_EPSILON)
+    if name == "FrozenBN":
+        return partial(FrozenBatchNorm2d, eps=convention_of(cfg).frozen_norm_eps)
+    return {"BN": nn.BatchNorm2d, "SyncBN": nn.SyncBatchNorm}[name]

@@ -1,21 +1,20 @@
-"""A detector of regions alone: backbone and RPN."""
+"""A detector of proposals alone: backbone and RPN."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from ..config.derive import restate_strides
-from ..structures.image_batch import ImageBatch
-from ..structures.output import OutputRules
+from ..convention import convention_of
+from ..structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
 from .backbone import Backbone, build_backbone
+from .build import META_ARCHITECTURES
 from .detector import Detector
-from .inputs import InputNormalizer, build_normalizer
+from .postprocess import Postprocess
+from .prepare import Normalizer, build_normalizer
 from .rpn import RPN, build_rpn
-from .suppression import DetectionLimits, Scored
+from .suppression import Suppression
 
 
 class ProposalNetwork(Detector):
@@ -26,55 +25,58 @@ class ProposalNetwork(Detector):
 
     def __init__(
         self,
-        normalizer: InputNormalizer,
+        normalizer: Normalizer,
         backbone: Backbone,
         rpn: RPN,
+        postprocess: Postprocess,
         *,
         num_classes: int,
-        output: OutputRules,
     ) -> None:
-        # The RPN has suppressed overlaps already, level by level.
-        limits = DetectionLimits(
-            score_thresh=0.0, nms_thresh=1.0, per_image=rpn.test_limits.total, min_size=rpn.min_size
-        )
-        super().__init__(
-            normalizer, backbone, num_classes=num_classes, limits=limits, output=output
-        )
+        super().__init__(normalizer, backbone, postprocess, num_classes=num_classes)
         self.rpn = rpn
 
-    def losses(self, batch: ImageBatch, targets: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Losses of the RPN."""
-        _, losses = self.rpn(batch.sizes, self.backbone(batch.tensor), targets)
-        return losses
+    def losses(
+        self, images: Images, truth: GroundTruth, given: Proposals | None = None
+    ) -> dict[str, Tensor]:
+        """Losses of the RPN; see `Detector.losses`."""
+        predictions = self.rpn(self.backbone(images.pixels))
+        return self.rpn.losses(predictions, images, truth)
 
-    def candidates(self, features: list[Tensor], batch: ImageBatch) -> list[Scored]:
-        """The RPN's proposals."""
-        proposals = self.rpn.scored_proposals(batch.sizes, features)
-        return [
-            {"boxes": boxes, "scores": logits.sigmoid(), "labels": _ones(logits)}
-            for boxes, logits in proposals
-        ]
+    def predict(self, images: Images, given: Proposals | None = None) -> Detections:
+        """The best proposals; see `Detector.predict`."""
+        features = self.backbone(images.pixels)
+        return self.postprocess(self.predict_boxes(features, images), images.sizes)
+
+    def predict_boxes(
+        self, features: list[Tensor], images: Images, given: Proposals | None = None
+    ) -> PredictedBoxes:
+        """The proposals; see `Detector.predict_boxes`."""
+        proposals = self.rpn.propose(self.rpn(features), images)
+        labels = torch.ones_like(proposals.scores, dtype=torch.int64)
+        scores = proposals.scores.sigmoid()
+        return PredictedBoxes(proposals.boxes, scores, labels, proposals.valid)
 
 
-def _ones(like: Tensor) -> Tensor:
-    return torch.ones_like(like, dtype=torch.int64)
-
-
+@META_ARCHITECTURES.register("ProposalNetwork")
 def build_proposal_network(cfg: CfgNode) -> ProposalNetwork:
     """The model that MODEL.RPN describes.
 
     Raises:
         ValueError: heads that it does not have.
     """
-    for key in ("MASK_ON", "KEYPOINT_ON"):
+    for key in ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"):
         if cfg.MODEL[key]:
-            raise ValueError(f"MODEL.RPN_ONLY leaves out all heads: MODEL.{key} must be False")
+            raise ValueError(f"a ProposalNetwork has no heads: MODEL.{key} must be False")
     backbone = build_backbone(cfg)
-    restate_strides(cfg.clone(), backbone.strides)
+    rpn = build_rpn(cfg, backbone)
+    # The RPN has suppressed overlaps already, level by level.
+    postprocess = Postprocess(
+        convention_of(cfg), Suppression(1.0), rpn.test_limits.total, rpn.min_size
+    )
     return ProposalNetwork(
-        normalizer=build_normalizer(cfg),
-        backbone=backbone,
-        rpn=build_rpn(cfg, backbone),
+        build_normalizer(cfg),
+        backbone,
+        rpn,
+        postprocess,
         num_classes=cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES,
-        output=OutputRules(inclusive=cfg.MODEL.INCLUSIVE_BOXES),
     )

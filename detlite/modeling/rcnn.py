@@ -1,34 +1,20 @@
-"""The two-stage detector, whole: read this file first.
-
-images -> backbone -> RPN -> heads -> losses (training) or detections.
-"""
+"""The two-stage detector, whole: read this file first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from ..config import ConfigError
-from ..config.derive import restate_strides
-from ..registry import Registry
-from ..structures.image_batch import ImageBatch
-from ..structures.output import OutputRules
-from . import fbnet_heads  # noqa: F401 (registers them)
+from ..structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
+from ..structures.rows import Rows
 from .backbone import Backbone, build_backbone
-from .cascade import build_roi_heads
+from .build import META_ARCHITECTURES
 from .detector import Detector
-from .inputs import InputNormalizer, build_normalizer, memory_format
-from .proposal_network import build_proposal_network
-from .retinanet import build_retinanet
-from .roi_heads import RoIHeads
+from .postprocess import Postprocess, build_postprocess
+from .prepare import Normalizer, build_normalizer
+from .roi_heads import Maps, RoIHeads, build_roi_heads
 from .rpn import RPN, build_rpn
-from .suppression import DetectionLimits, Scored, build_detection_limits
-
-META_ARCHITECTURES: Registry[Callable[[CfgNode], Detector]] = Registry("detector")
+from .sampler import ProposalSampler, build_proposal_sampler
 
 
 class GeneralizedRCNN(Detector):
@@ -36,126 +22,100 @@ class GeneralizedRCNN(Detector):
 
     Its losses are `loss_objectness`, `loss_rpn_box`, `loss_classifier`, `loss_box` and, with such
     a head, `loss_mask`, `loss_keypoint`. Without an RPN it is a Fast R-CNN
-    (https://arxiv.org/abs/1504.08083), which takes its regions with each image.
+    (https://arxiv.org/abs/1504.08083), which takes its proposals with each image.
     """
 
     def __init__(
         self,
-        normalizer: InputNormalizer,
+        normalizer: Normalizer,
         backbone: Backbone,
         rpn: RPN | None,
+        sampler: ProposalSampler,
         roi_heads: RoIHeads,
+        postprocess: Postprocess,
         *,
         num_classes: int,
-        limits: DetectionLimits,
-        output: OutputRules,
+        mask_threshold: float,
     ) -> None:
         super().__init__(
-            normalizer, backbone, num_classes=num_classes, limits=limits, output=output
+            normalizer,
+            backbone,
+            postprocess,
+            num_classes=num_classes,
+            mask_threshold=mask_threshold,
         )
         self.rpn = rpn
         self.takes_proposals = rpn is None
+        self.sampler = sampler
         self.roi_heads = roi_heads
         heads = {"masks": roi_heads.mask, "keypoints": roi_heads.keypoint}
         self.needs = tuple(name for name, head in heads.items() if head is not None)
 
-    def losses(self, batch: ImageBatch, targets: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Losses of the RPN and of every head."""
-        features = self.backbone(batch.tensor)
-        proposals, losses = self._propose(features, batch, targets)
-        return losses | self.roi_heads.losses(features, proposals, targets, batch.sizes)
+    def losses(
+        self, images: Images, truth: GroundTruth, given: Proposals | None = None
+    ) -> dict[str, Tensor]:
+        """Losses of the RPN and of every head; see `Detector.losses`."""
+        features = self.backbone(images.pixels)
+        proposals, losses = self.propose(features, images, given, truth)
+        samples = self.sampler(proposals, truth)
+        box_losses, predictions = self.roi_heads.box.losses(features, samples, truth, images.sizes)
+        foreground = samples[:, : self.sampler.most_positive]
+        map_losses = self.roi_heads.map_losses(features, foreground, truth, predictions)
+        return losses | box_losses | map_losses
 
-    def candidates(self, features: list[Tensor], batch: ImageBatch) -> list[Scored]:
-        """What the box head makes of the proposals."""
-        proposals, _ = self._propose(features, batch)
-        return self.roi_heads.candidates(features, proposals, batch.sizes, self.limits)
+    def predict(self, images: Images, given: Proposals | None = None) -> Detections:
+        """Boxes, and masks and keypoints in them; see `Detector.predict`."""
+        features = self.backbone(images.pixels)
+        predicted = self.predict_boxes(features, images, given)
+        detections = self.postprocess(predicted, images.sizes)
+        rows = Rows(detections.valid)
+        maps = self.predict_maps(features, rows, detections.boxes, detections.labels)
+        return self.with_maps(detections, rows, maps)
 
-    def region_maps(
-        self, features: list[Tensor], boxes: list[Tensor], labels: list[Tensor]
-    ) -> list[dict[str, Tensor]]:
-        """What the mask and keypoint heads see."""
-        return self.roi_heads.region_maps(features, boxes, labels)
+    def predict_boxes(
+        self, features: list[Tensor], images: Images, given: Proposals | None = None
+    ) -> PredictedBoxes:
+        """What the box head makes of the proposals; see `Detector.predict_boxes`."""
+        proposals, _ = self.propose(features, images, given)
+        return self.roi_heads.box.predict(features, proposals, images.sizes)
 
-    def complete(self, detection: Scored, maps: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Masks as they are, keypoints found in their maps."""
-        return self.roi_heads.complete(detection, maps)
-
-    def _propose(
+    def propose(
         self,
         features: list[Tensor],
-        batch: ImageBatch,
-        targets: list[dict[str, Any]] | None = None,
-    ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """The RPN's proposals and losses, or those that the batch brings."""
+        images: Images,
+        given: Proposals | None,
+        truth: GroundTruth | None = None,
+    ) -> tuple[Proposals, dict[str, Tensor]]:
+        """The RPN's proposals and, with ground truth, its losses; or the proposals given."""
         if self.rpn is None:
-            assert batch.proposals is not None
-            return batch.proposals, {}
-        return self.rpn(batch.sizes, features, targets)
+            assert given is not None
+            return given, {}
+        predictions = self.rpn(features)
+        losses = {} if truth is None else self.rpn.losses(predictions, images, truth)
+        return self.rpn.propose(predictions, images), losses
+
+    def predict_maps(
+        self, features: list[Tensor], rows: Rows, boxes: Tensor, labels: Tensor
+    ) -> Maps:
+        """See `Detector.predict_maps`."""
+        return self.roi_heads.maps(features, rows, boxes, labels)
+
+    def with_maps(self, detections: Detections, rows: Rows, maps: Maps) -> Detections:
+        """See `Detector.with_maps`."""
+        return self.roi_heads.with_maps(detections, rows, maps)
 
 
 @META_ARCHITECTURES.register("GeneralizedRCNN")
-def _build_generalized_rcnn(cfg: CfgNode) -> Detector:
-    one_stage = next((k for k in ("RETINANET_ON", "RPN_ONLY") if cfg.MODEL[k]), None)
-    if one_stage and cfg.MODEL.LOAD_PROPOSALS:
-        raise ValueError(
-            f"MODEL.{one_stage} leaves out the heads that MODEL.LOAD_PROPOSALS gives regions to: "
-            "one of them must be False"
-        )
-    if cfg.MODEL.RETINANET_ON:
-        return build_retinanet(cfg)
-    if cfg.MODEL.RPN_ONLY:
-        return build_proposal_network(cfg)
+def build_generalized_rcnn(cfg: CfgNode) -> GeneralizedRCNN:
+    """The two-stage detector that the config describes."""
     backbone = build_backbone(cfg)
-    # A backbone of the user's own tells its strides only now.
-    restate_strides(cfg.clone(), backbone.strides)
     return GeneralizedRCNN(
-        normalizer=build_normalizer(cfg),
-        backbone=backbone,
-        rpn=None if cfg.MODEL.LOAD_PROPOSALS else build_rpn(cfg, backbone),
-        roi_heads=build_roi_heads(cfg, backbone),
+        build_normalizer(cfg),
+        backbone,
+        None if cfg.MODEL.LOAD_PROPOSALS else build_rpn(cfg, backbone),
+        build_proposal_sampler(cfg),
+        build_roi_heads(cfg, backbone),
+        build_postprocess(cfg),
         num_classes=cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES,
-        limits=build_detection_limits(cfg),
-        output=OutputRules(
-            mask_threshold=cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD,
-            whole_pixels=cfg.MODEL.ROI_MASK_HEAD.PASTE == "whole-pixels",
-            inclusive=cfg.MODEL.INCLUSIVE_BOXES,
-            keypoint_centre=cfg.MODEL.ROI_KEYPOINT_HEAD.PIXEL_CENTRE,
-        ),
+        mask_threshold=cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD,
     )
-
-
-def build_model(cfg: CfgNode) -> Detector:
-    """The model that a config describes, with fresh weights, on MODEL.DEVICE.
-
-    Raises:
-        ConfigError: a part that is not registered, or parts that do not fit together.
-    """
-    build = META_ARCHITECTURES.get(cfg.MODEL.META_ARCHITECTURE, "MODEL.META_ARCHITECTURE")
-    device = torch_device(cfg.MODEL.DEVICE)
-    try:
-        model = build(cfg)
-    except ConfigError:
-        raise
-    except ValueError as error:  # a module that was given arguments that do not fit
-        raise ConfigError(str(error)) from error
-    return model.to(device).to(memory_format=memory_format(cfg))
-
-
-def torch_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is CUDA where there is one, else the CPU.
-
-    Raises:
-        ConfigError: a name that torch does not know, or CUDA where there is none.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"MODEL.DEVICE: {name!r} is not a device of torch") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"MODEL.DEVICE is {name!r}, but torch finds {torch.cuda.device_count()} CUDA "
-            "devices: use auto or cpu"
-        )
-    return device

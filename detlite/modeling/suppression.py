@@ -1,21 +1,21 @@
-"""From scored boxes to detections: several boxes of one object become one.
+"""Several boxes of one object become one.
 
-Shapes: N candidates and D detections in an image.
+Shapes: B images, N predicted boxes and D detections in an image, padded.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from ..ops import batched_nms
+from ..ops import padded_nms
 from ..structures import boxes as box_ops
-
-Scored = dict[str, Tensor]  # boxes [N, 4], scores [N], labels [N]
+from ..structures.instances import Detections, PredictedBoxes
+from ..structures.rows import gather, shapes_vary
 
 
 @dataclass(frozen=True)
@@ -23,100 +23,117 @@ class Suppression:
     """What happens to boxes of the same label that overlap.
 
     Attributes:
+        iou_thresh: the overlap above which two boxes show the same object.
         method: "nms" keeps the best. "soft-linear" and "soft-gaussian" lower the scores of the
             others instead (soft-NMS, https://arxiv.org/abs/1704.04503). "voting" is "nms", then
             moves each box kept to the mean of its neighbours, weighted by their scores
             (https://arxiv.org/abs/1505.01749, section 4). "fusion" replaces each group of boxes by
             that mean and their mean score (weighted boxes fusion,
-            https://arxiv.org/abs/1910.13302).
+            https://arxiv.org/abs/1910.13302): a box found in only some of the views gets a lower
+            score.
         sigma: of "soft-gaussian", a score is multiplied by exp(-IoU^2 / sigma).
         vote_iou: of "voting", the least overlap of a neighbour.
         min_score: where scores are lowered, those not above it are dropped.
     """
 
+    iou_thresh: float
     method: str = "nms"
     sigma: float = 0.5
     vote_iou: float = 0.8
     min_score: float = 0.001
 
 
-@dataclass(frozen=True)
-class DetectionLimits:
-    """Which scored boxes become detections."""
-
-    score_thresh: float
-    nms_thresh: float
-    per_image: int
-    min_size: float = 0.0  # of a side, in pixels of the network's input
-    suppression: Suppression = Suppression()
-
-
-def suppress(candidates: Scored, limits: DetectionLimits, views: int = 1) -> Scored:
-    """The detections of an image.
+def suppress(predicted: PredictedBoxes, rule: Suppression, most: int, views: int = 1) -> Detections:
+    """The detections of each image.
 
     Args:
-        candidates: `boxes` float32 [N, 4] xyxy, `scores` [N] and `labels` [N], all usable: what
-            `limits.score_thresh` and `min_size` leave.
-        limits: overlaps above `nms_thresh` are suppressed as `suppression` says; the `per_image`
-            best stay.
-        views: how many views of the image the candidates come from: "fusion" trusts a box less
-            that fewer of them found.
+        predicted: [B, N].
+        rule: how overlaps are suppressed.
+        most: how many of an image are kept, the best.
+        views: how many views of an image the boxes come from.
 
     Returns:
-        `boxes` [D, 4], `scores` [D] in decreasing order and `labels` [D].
+        [B, D] by decreasing score. D is `most` (or N, if that is less), or what the fullest image
+        has where shapes vary.
     """
-    boxes, scores, labels = (candidates[name] for name in ("boxes", "scores", "labels"))
-    rule = limits.suppression
+    most = min(most, predicted.valid.shape[1])
     if rule.method == "fusion":
-        boxes, scores, labels = _fuse(boxes, scores, labels, limits.nms_thresh, views)
-        keep = torch.where(scores > rule.min_score)[0][: limits.per_image]
+        found = _fused(predicted, rule, most, views)
     elif rule.method.startswith("soft"):
-        keep, lowered = _soft_nms(boxes, scores, labels, limits)
-        above = lowered > rule.min_score
-        keep = keep[above]
-        scores = scores.index_copy(0, keep, lowered[above])
+        found = _soft_nms(predicted, rule, most)
     else:
-        keep = batched_nms(boxes, scores, labels, limits.nms_thresh)[: limits.per_image]
+        boxes, scores, labels = predicted.boxes, predicted.scores, predicted.labels
+        index, valid = padded_nms(boxes, scores, labels, predicted.valid, rule.iou_thresh, most)
+        found = Detections(
+            gather(boxes, index), scores.gather(1, index), labels.gather(1, index), valid
+        )
         if rule.method == "voting":
-            boxes = boxes.index_copy(0, keep, _vote(boxes, scores, labels, keep, rule.vote_iou))
-    return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
+            found = replace(found, boxes=_votes(predicted, found, rule.vote_iou))
+    return found[:, : int(found.valid.sum(dim=1).max())] if shapes_vary(found.valid) else found
 
 
-def _soft_nms(
-    boxes: Tensor, scores: Tensor, labels: Tensor, limits: DetectionLimits
-) -> tuple[Tensor, Tensor]:
-    """The `per_image` best by lowered score: their indices [D] and those scores [D]."""
-    gaussian = limits.suppression.method == "soft-gaussian"
-    scores = scores.clone()
+def _soft_nms(predicted: PredictedBoxes, rule: Suppression, most: int) -> Detections:
+    """Picks the best `most` times, each time lowering the scores of what overlaps it."""
+    boxes, labels = predicted.boxes, predicted.labels
+    scores = torch.where(predicted.valid, predicted.scores, -1.0)
     picked, lowered = [], []
     # Scores only fall, so boxes are picked in decreasing order, and no more than are wanted.
-    for _ in range(min(limits.per_image, len(scores))):
-        score, best = scores.max(dim=0, keepdim=True)
+    for _ in range(most):
+        score, best = scores.max(dim=1, keepdim=True)  # (B, 1)
         picked.append(best)
         lowered.append(score)
-        overlap = box_ops.iou(boxes[best], boxes)[0] * (labels == labels[best])
-        if gaussian:
-            scores *= torch.exp(-overlap.square() / limits.suppression.sigma)
+        overlap = box_ops.iou(gather(boxes, best), boxes)[:, 0] * (labels == labels.gather(1, best))
+        if rule.method == "soft-gaussian":
+            scores = scores * torch.exp(-overlap.square() / rule.sigma)
         else:
-            scores *= torch.where(overlap > limits.nms_thresh, 1 - overlap, 1.0)
-        scores.index_fill_(0, best, -1.0)  # never again
+            scores = scores * torch.where(overlap > rule.iou_thresh, 1 - overlap, 1.0)
+        scores = scores.scatter(1, best, -1.0)  # never again
     if not picked:
-        return torch.zeros_like(labels), scores
-    return torch.cat(picked), torch.cat(lowered)
+        none = predicted[:, :0]
+        return Detections(none.boxes, none.scores, none.labels, none.valid)
+    index, kept_scores = torch.cat(picked, dim=1), torch.cat(lowered, dim=1)
+    return Detections(
+        gather(boxes, index), kept_scores, labels.gather(1, index), kept_scores > rule.min_score
+    )
 
 
-def _vote(boxes: Tensor, scores: Tensor, labels: Tensor, keep: Tensor, vote_iou: float) -> Tensor:
-    """Means [D, 4] of the candidates around those of indices `keep` [D], weighted by score."""
-    near = box_ops.iou(boxes[keep], boxes) >= vote_iou  # (D, N)
-    weights = scores * (near & (labels[keep, None] == labels))
+def _votes(predicted: PredictedBoxes, found: Detections, vote_iou: float) -> Tensor:
+    """Means [B, D, 4] of the predicted boxes around each detection, weighted by score."""
+    near = box_ops.iou(found.boxes, predicted.boxes) >= vote_iou  # (B, D, N)
+    near = near & (found.labels[:, :, None] == predicted.labels[:, None])
+    near = near & predicted.valid[:, None]
+    # Chosen, not multiplied by 0: a box that is no number would make all means so.
+    weights = torch.where(near, predicted.scores[:, None], 0)
     # Not a matrix product, which autocast would take in half precision.
-    return (weights[:, :, None] * boxes).sum(dim=1) / weights.sum(dim=1, keepdim=True)
+    moments = weights[..., None] * predicted.boxes[:, None]
+    sums = torch.where(near[..., None], moments, 0).sum(dim=2)
+    total = weights.sum(dim=2)[..., None]
+    return torch.where(total > 0, sums / total, found.boxes)
+
+
+def _fused(predicted: PredictedBoxes, rule: Suppression, most: int, views: int) -> Detections:
+    """Weighted boxes fusion, image by image on the host."""
+    boxes, scores, labels = predicted.boxes, predicted.scores, predicted.labels
+    fused = Detections(
+        boxes.new_zeros((len(boxes), most, 4)),
+        scores.new_zeros((len(boxes), most)),
+        labels.new_zeros((len(boxes), most)),
+        predicted.valid.new_zeros((len(boxes), most)),
+    )
+    for image, valid in enumerate(predicted.valid):
+        own = predicted[image][valid]
+        groups = _fuse(own.boxes, own.scores, own.labels, rule.iou_thresh, views)
+        count = min(most, int((groups[1] > rule.min_score).sum()))
+        for to, values in zip((fused.boxes, fused.scores, fused.labels), groups, strict=True):
+            to[image, :count] = values[:count]
+        fused.valid[image, :count] = True
+    return fused
 
 
 def _fuse(
     boxes: Tensor, scores: Tensor, labels: Tensor, iou_thresh: float, views: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups as boxes [G, 4], scores [G] in decreasing order and labels [G]."""
+    """Groups of an image as boxes [G, 4], scores [G] in decreasing order and labels [G]."""
     order = scores.argsort(descending=True, stable=True)
     # One by one, each joins the group whose mean it overlaps most: a chain of steps so small that
     # numpy takes a fraction of torch's time.
@@ -146,19 +163,7 @@ def _fuse(
     return tensor(means, boxes), tensor(fused, scores), tensor(group_labels, labels)
 
 
-def build_suppression(cfg: CfgNode) -> Suppression:
-    """What TEST.NMS says."""
+def build_suppression(cfg: CfgNode, iou_thresh: float) -> Suppression:
+    """What TEST.NMS says, at an overlap."""
     nms = cfg.TEST.NMS
-    return Suppression(nms.METHOD, nms.SIGMA, nms.VOTE_THRESH, nms.MIN_SCORE)
-
-
-def build_detection_limits(cfg: CfgNode) -> DetectionLimits:
-    """Those of the box head: MODEL.ROI_HEADS and TEST.NMS."""
-    heads = cfg.MODEL.ROI_HEADS
-    return DetectionLimits(
-        heads.SCORE_THRESH,
-        heads.NMS,
-        heads.DETECTIONS_PER_IMG,
-        heads.MIN_SIZE,
-        build_suppression(cfg),
-    )
+    return Suppression(iou_thresh, nms.METHOD, nms.SIGMA, nms.VOTE_THRESH, nms.MIN_SCORE)

@@ -1,23 +1,31 @@
 """The compiled operators: RoIAlign and RoIPool on one map or a pyramid, non-maximum suppression,
-the focal loss, and the encoding of pasted masks.
+matching of boxes, the focal loss, the encoding of pasted masks, the cropping of true ones, and
+keypoints from heat maps.
 
 The functions that torchvision has too take its arguments in its order. The kernels beneath them are
 also reached as `torch.ops.detlite.<name>` and `detlite._C.<name>`.
 """
 
+from .crop_masks import crop_masks
 from .focal_loss import sigmoid_focal_loss
-from .nms import batched_nms, nms
+from .heatmap_peaks import heatmap_peaks
+from .match_boxes import match_boxes
+from .nms import batched_nms, nms, padded_nms
 from .paste_masks import paste_masks
-from .pyramid import assign_levels, pyramid_roi_align, pyramid_roi_pool
-from .roi_align import RoIAlign, roi_align
-from .roi_pool import RoIPool, roi_pool
+from .roi_align import RoIAlign, pyramid_roi_align, roi_align
+from .roi_pool import RoIPool, pyramid_roi_pool, roi_pool
+from .rois import assign_levels
 
 __all__ = [
     "RoIAlign",
     "RoIPool",
     "assign_levels",
     "batched_nms",
+    "crop_masks",
+    "heatmap_peaks",
+    "match_boxes",
     "nms",
+    "padded_nms",
     "paste_masks",
     "pyramid_roi_align",
     "pyramid_roi_pool",

@@ -44,6 +44,37 @@ def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: floa
     return torch.ops.detlite.batched_nms(boxes, scores, idxs, iou_threshold)
 
 
+def padded_nms(
+    boxes: Tensor,
+    scores: Tensor,
+    groups: Tensor,
+    valid: Tensor,
+    iou_threshold: float,
+    limit: int,
+) -> tuple[Tensor, Tensor]:
+    """`batched_nms` of each image by itself, with results of a fixed size.
+
+    On CUDA the host never waits, and a CUDA graph can capture the call.
+
+    Args:
+        boxes: `Tensor[B, N, 4]` of (x1, y1, x2, y2), as for `nms`.
+        scores: `Tensor[B, N]` of any numbers, negative and infinite ones too.
+        groups: `Tensor[B, N]` of integers, as `idxs` for `batched_nms`.
+        valid: bool `Tensor[B, N]`; where it is False, the box is never kept and suppresses nothing.
+        iou_threshold: as for `nms`.
+        limit: D, how many boxes of each image to keep at most, zero or more; may be more than N.
+
+    Returns:
+        index: int64 `Tensor[B, D]`, the boxes kept of each image, by decreasing score; 0 where
+            fewer than D are left.
+        kept: bool `Tensor[B, D]`; False where nothing is left. The True ones come first.
+
+    Raises:
+        RuntimeError: a shape, type, device or number is wrong; the message names the argument.
+    """
+    return torch.ops.detlite.padded_nms(boxes, scores, groups, valid, iou_threshold, limit)
+
+
 @torch.library.register_fake("detlite::nms")
 def _(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     kept = torch.library.get_ctx().new_dynamic_size()
@@ -54,3 +85,16 @@ def _(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 def _(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
     kept = torch.library.get_ctx().new_dynamic_size()
     return boxes.new_empty((kept,), dtype=torch.int64)
+
+
+@torch.library.register_fake("detlite::padded_nms")
+def _(
+    boxes: Tensor,
+    scores: Tensor,
+    groups: Tensor,
+    valid: Tensor,
+    iou_threshold: float,
+    limit: int,
+) -> tuple[Tensor, Tensor]:
+    shape = (boxes.shape[0], limit)
+    return boxes.new_empty(shape, dtype=torch.int64), boxes.new_empty(shape, dtype=torch.bool)

@@ -1,7 +1,8 @@
-"""RoIAlign (He et al., Mask R-CNN, 2017, section 3)."""
+"""RoIAlign (He et al., Mask R-CNN, 2017, section 3) on one map or over a feature pyramid."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,18 +11,23 @@ from torch import Tensor, nn
 from detlite import _C  # noqa: F401  (loads the kernels)
 
 from .rois import (
+    CANONICAL_LEVEL,
+    CANONICAL_SIZE,
     Boxes,
     OutputSize,
     as_pair,
     as_rois,
-    empty_map,
+    assign_levels,
+    empty_maps,
     empty_pooled,
     in_format_of,
     is_channels_last,
+    map_sizes,
+    on_one_level,
 )
 
-_forward = torch.ops.detlite.roi_align_forward
-_backward = torch.ops.detlite.roi_align_backward
+_forward = torch.ops.detlite.roi_align_forward.maps
+_backward = torch.ops.detlite.roi_align_backward.maps
 
 
 def roi_align(
@@ -37,7 +43,7 @@ def roi_align(
     Args:
         input: `Tensor[N, C, H, W]`, features; see `detlite.ops.rois` on precision.
         boxes: `Tensor[K, 5]` of (batch index, x1, y1, x2, y2), or a list with a `Tensor[L, 4]`
-            for each image, in the coordinates of the input image.
+            for each image, in the coordinates of the input image. Batch index -1 is padding.
         output_size: height and width of the pooled features, or one number for both.
         spatial_scale: feature cells a box unit; 1 / 4 for features of stride 4.
         sampling_ratio: samples a bin along each axis; zero or less takes one for each cell begun.
@@ -47,15 +53,56 @@ def roi_align(
 
     Returns:
         `Tensor[K, C, height, width]` in the type and memory format of `input`. Samples off the map,
-        and boxes with a coordinate that is NaN or infinite, count as 0. Boxes get no gradient.
+        padding, and boxes with a coordinate that is NaN or infinite, count as 0. Boxes get no
+        gradient.
 
     Raises:
         ValueError: `boxes` or `output_size` has the wrong shape.
         RuntimeError: any other argument is refused by the kernel; the message names it.
     """
+    return pyramid_roi_align([input], boxes, output_size, [spatial_scale], sampling_ratio, aligned)
+
+
+def pyramid_roi_align(
+    inputs: Sequence[Tensor],
+    boxes: Boxes,
+    output_size: OutputSize,
+    spatial_scales: Sequence[float],
+    sampling_ratio: int = -1,
+    aligned: bool = False,
+    canonical_size: float = CANONICAL_SIZE,
+    canonical_level: int = CANONICAL_LEVEL,
+    levels: Tensor | None = None,
+) -> Tensor:
+    """`roi_align` of each box on its own level of a pyramid, in one call.
+
+    Args:
+        inputs: one `Tensor[N, C, H_l, W_l]` for each level, at most 8, of one type, batch size and
+            number of channels.
+        boxes: as for `roi_align`.
+        output_size: as for `roi_align`.
+        spatial_scales: feature cells a box unit, for each level: 1 / stride.
+        sampling_ratio: as for `roi_align`.
+        aligned: as for `roi_align`.
+        canonical_size: as for `assign_levels`.
+        canonical_level: as for `assign_levels`.
+        levels: int64 `Tensor[K]`, the index of each box's map, any number for padding. None: what
+            `assign_levels` gives, for which the maps must lie in its order.
+
+    Returns:
+        `Tensor[K, C, height, width]`, as `roi_align` returns, in the boxes' order.
+
+    Raises:
+        ValueError: `boxes` or `output_size` has the wrong shape, or from `assign_levels`.
+        RuntimeError: any other argument is refused by the kernel; the message names it. A level
+            that there is not is refused as a batch index is, see `detlite.ops.rois`.
+    """
     height, width = as_pair(output_size)
-    rois = as_rois(boxes, input)
-    return _forward(input, rois, spatial_scale, height, width, sampling_ratio, aligned)
+    rois = as_rois(boxes, inputs[0])
+    if levels is None:
+        levels = assign_levels(rois[:, 1:], spatial_scales, canonical_size, canonical_level)
+    scales = list(spatial_scales)
+    return _forward(list(inputs), rois, levels, scales, height, width, sampling_ratio, aligned)
 
 
 class RoIAlign(nn.Module):
@@ -91,20 +138,21 @@ class RoIAlign(nn.Module):
         )
 
 
-@torch.library.register_fake("detlite::roi_align_forward")
+@torch.library.impl("detlite::roi_align_forward", "CompositeImplicitAutograd")
 def _(
     input: Tensor,
     rois: Tensor,
     spatial_scale: float,
-    pooled_height: int,
-    pooled_width: int,
+    height: int,
+    width: int,
     sampling_ratio: int,
     aligned: bool = False,
 ) -> Tensor:
-    return empty_pooled([input], (rois.shape[0], input.shape[1], pooled_height, pooled_width))
+    levels, scales = on_one_level(rois), [spatial_scale]
+    return _forward([input], rois, levels, scales, height, width, sampling_ratio, aligned)
 
 
-@torch.library.register_fake("detlite::roi_align_backward")
+@torch.library.impl("detlite::roi_align_backward", "CompositeImplicitAutograd")
 def _(
     grad: Tensor,
     rois: Tensor,
@@ -118,60 +166,59 @@ def _(
     sampling_ratio: int,
     aligned: bool = False,
 ) -> Tensor:
-    return empty_map(grad, (batch_size, channels, height, width))
+    pool = [spatial_scale], pooled_height, pooled_width
+    sizes = batch_size, channels, [height], [width]
+    return _backward(grad, rois, on_one_level(rois), *pool, *sizes, sampling_ratio, aligned)[0]
+
+
+@torch.library.register_fake("detlite::roi_align_forward.maps")
+def _(
+    inputs: list[Tensor],
+    rois: Tensor,
+    _levels: Tensor,
+    _scales: Any,
+    height: int,
+    width: int,
+    *_: Any,
+) -> Tensor:
+    return empty_pooled(inputs, (rois.shape[0], inputs[0].shape[1], height, width))
+
+
+@torch.library.register_fake("detlite::roi_align_backward.maps")
+def _(grad: Tensor, *args: Any) -> list[Tensor]:
+    return empty_maps(grad, *args[5:9])
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    input, rois, *ctx.args = inputs
-    ctx.save_for_backward(rois)
-    ctx.shape = input.shape
-    ctx.channels_last = is_channels_last(input)
+    maps, rois, levels, *ctx.args = inputs
+    ctx.save_for_backward(rois, levels)
+    ctx.sizes = map_sizes(maps)
+    ctx.channels_last = is_channels_last(*maps)
 
 
 def _differentiate_forward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    (rois,) = ctx.saved_tensors
-    spatial_scale, pooled_height, pooled_width, sampling_ratio, aligned = ctx.args
-    grad_input = _backward(
-        in_format_of(grad, ctx.channels_last),
-        rois,
-        spatial_scale,
-        pooled_height,
-        pooled_width,
-        *ctx.shape,
-        sampling_ratio,
-        aligned,
-    )
-    return grad_input, None, None, None, None, None, None
+    scales, height, width, *sampling = ctx.args
+    dense = in_format_of(grad, ctx.channels_last)
+    grads = _backward(dense, *ctx.saved_tensors, scales, height, width, *ctx.sizes, *sampling)
+    return grads, *[None] * 7
 
 
-def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    (
-        grad,
-        rois,
-        spatial_scale,
-        pooled_height,
-        pooled_width,
-        *_,
-        sampling_ratio,
-        aligned,
-    ) = inputs
-    ctx.save_for_backward(rois)
-    ctx.args = spatial_scale, pooled_height, pooled_width, sampling_ratio, aligned
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    grad, rois, levels, scales, height, width, _, _, _, _, *sampling = inputs
+    ctx.save_for_backward(rois, levels)
+    ctx.args = scales, height, width, *sampling
     ctx.channels_last = is_channels_last(grad)
 
 
-def _differentiate_backward(ctx: Any, grad_grad: Tensor) -> tuple[Any, ...]:
+def _differentiate_backward(ctx: Any, grad_grads: list[Tensor]) -> tuple[Any, ...]:
     # Pooling is linear in the features: the derivative of its transpose is pooling itself.
-    (rois,) = ctx.saved_tensors
-    pooled = _forward(in_format_of(grad_grad, ctx.channels_last), rois, *ctx.args)
-    return pooled, *[None] * 10
+    dense = [in_format_of(x, ctx.channels_last) for x in grad_grads]
+    return _forward(dense, *ctx.saved_tensors, *ctx.args), *[None] * 11
 
 
 torch.library.register_autograd(
-    "detlite::roi_align_forward", _differentiate_forward, setup_context=_setup_forward
+    "detlite::roi_align_forward.maps", _differentiate_forward, setup_context=_setup_forward
 )
 torch.library.register_autograd(
-    "detlite::roi_align_backward",
-    _differentiate_backward,
-    setup_context=_setup_backward,
+    "detlite::roi_align_backward.maps", _differentiate_backward, setup_context=_setup_backward
 )

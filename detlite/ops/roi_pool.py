@@ -1,7 +1,8 @@
-"""RoIPool (Girshick, Fast R-CNN, 2015, section 2.1)."""
+"""RoIPool (Girshick, Fast R-CNN, 2015, section 2.1) on one map or over a feature pyramid."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,21 +11,26 @@ from torch import Tensor, nn
 from detlite import _C  # noqa: F401  (loads the kernels)
 
 from .rois import (
+    CANONICAL_LEVEL,
+    CANONICAL_SIZE,
     Boxes,
     OutputSize,
     as_pair,
     as_rois,
+    assign_levels,
     empty_argmax,
-    empty_map,
+    empty_maps,
     empty_pooled,
     in_format_of,
     is_channels_last,
+    map_sizes,
     needs_gradient,
+    on_one_level,
     read_argmax,
 )
 
-_forward = torch.ops.detlite.roi_pool_forward
-_backward = torch.ops.detlite.roi_pool_backward
+_forward = torch.ops.detlite.roi_pool_forward.maps
+_backward = torch.ops.detlite.roi_pool_backward.maps
 
 
 def roi_pool(
@@ -35,24 +41,39 @@ def roi_pool(
     Args:
         input: `Tensor[N, C, H, W]`, features; see `detlite.ops.rois` on precision.
         boxes: `Tensor[K, 5]` of (batch index, x1, y1, x2, y2), or a list with a `Tensor[L, 4]`
-            for each image, in the coordinates of the input image. Scaled boxes are rounded to
-            whole cells, the last one included.
+            for each image, in the coordinates of the input image. Batch index -1 is padding.
+            Scaled boxes are rounded to whole cells, the last one included.
         output_size: height and width of the pooled features, or one number for both.
         spatial_scale: feature cells a box unit; 1 / 16 for features of stride 16.
 
     Returns:
         `Tensor[K, C, height, width]` in the type and memory format of `input`. A bin with no cell
-        on the map is 0, and so is every bin of a box with a coordinate that is NaN or infinite; a
-        NaN feature wins its bin. Boxes get no gradient.
+        on the map is 0, and so is every bin of padding and of a box with a coordinate that is NaN
+        or infinite; a NaN feature wins its bin. Boxes get no gradient.
 
     Raises:
         ValueError: `boxes` or `output_size` has the wrong shape.
         RuntimeError: any other argument is refused by the kernel; the message names it.
     """
+    return pyramid_roi_pool([input], boxes, output_size, [spatial_scale])
+
+
+def pyramid_roi_pool(
+    inputs: Sequence[Tensor],
+    boxes: Boxes,
+    output_size: OutputSize,
+    spatial_scales: Sequence[float],
+    canonical_size: float = CANONICAL_SIZE,
+    canonical_level: int = CANONICAL_LEVEL,
+    levels: Tensor | None = None,
+) -> Tensor:
+    """`roi_pool` of each box on its own level of a pyramid; arguments as `pyramid_roi_align`."""
     height, width = as_pair(output_size)
-    output, _ = _forward(
-        input, as_rois(boxes, input), spatial_scale, height, width, needs_gradient(input)
-    )
+    rois = as_rois(boxes, inputs[0])
+    if levels is None:
+        levels = assign_levels(rois[:, 1:], spatial_scales, canonical_size, canonical_level)
+    scales, need_argmax = list(spatial_scales), needs_gradient(*inputs)
+    output, _ = _forward(list(inputs), rois, levels, scales, height, width, need_argmax)
     return output
 
 
@@ -71,20 +92,19 @@ class RoIPool(nn.Module):
         return f"output_size={self.output_size}, spatial_scale={self.spatial_scale}"
 
 
-@torch.library.register_fake("detlite::roi_pool_forward")
+@torch.library.impl("detlite::roi_pool_forward", "CompositeImplicitAutograd")
 def _(
     input: Tensor,
     rois: Tensor,
     spatial_scale: float,
-    pooled_height: int,
-    pooled_width: int,
+    height: int,
+    width: int,
     need_argmax: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    shape = (rois.shape[0], input.shape[1], pooled_height, pooled_width)
-    return empty_pooled([input], shape), empty_argmax([input], shape, need_argmax)
+    return _forward([input], rois, on_one_level(rois), [spatial_scale], height, width, need_argmax)
 
 
-@torch.library.register_fake("detlite::roi_pool_backward")
+@torch.library.impl("detlite::roi_pool_backward", "CompositeImplicitAutograd")
 def _(
     grad: Tensor,
     rois: Tensor,
@@ -97,36 +117,54 @@ def _(
     height: int,
     width: int,
 ) -> Tensor:
-    return empty_map(grad, (batch_size, channels, height, width))
+    pool = [spatial_scale], pooled_height, pooled_width
+    sizes = batch_size, channels, [height], [width]
+    return _backward(grad, rois, on_one_level(rois), argmax, *pool, *sizes)[0]
+
+
+@torch.library.register_fake("detlite::roi_pool_forward.maps")
+def _(
+    inputs: list[Tensor],
+    rois: Tensor,
+    levels: Tensor,
+    spatial_scales: list[float],
+    height: int,
+    width: int,
+    need_argmax: bool,
+) -> tuple[Tensor, Tensor]:
+    shape = (rois.shape[0], inputs[0].shape[1], height, width)
+    return empty_pooled(inputs, shape), empty_argmax(inputs, shape, need_argmax)
+
+
+@torch.library.register_fake("detlite::roi_pool_backward.maps")
+def _(grad: Tensor, *args: Any) -> list[Tensor]:
+    return empty_maps(grad, *args[-4:])
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    input, rois, *ctx.args, _ = inputs
-    ctx.save_for_backward(rois, output[1])
-    ctx.shape = input.shape
-    ctx.channels_last = is_channels_last(input)
+    maps, rois, levels, *ctx.args, _ = inputs
+    ctx.save_for_backward(rois, levels, output[1])
+    ctx.sizes = map_sizes(maps)
+    ctx.channels_last = is_channels_last(*maps)
 
 
 def _differentiate_forward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    rois, argmax = ctx.saved_tensors
     dense = in_format_of(grad, ctx.channels_last)
-    return _backward(dense, rois, argmax, *ctx.args, *ctx.shape), *[None] * 5
+    return _backward(dense, *ctx.saved_tensors, *ctx.args, *ctx.sizes), *[None] * 6
 
 
-def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, rois, argmax, *_ = inputs
-    ctx.save_for_backward(rois, argmax)
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.save_for_backward(*inputs[1:4])
 
 
-def _differentiate_backward(ctx: Any, grad_grad: Tensor) -> tuple[Any, ...]:
+def _differentiate_backward(ctx: Any, grad_grads: list[Tensor]) -> tuple[Any, ...]:
     # The gradient moves each pooled value to its argmax cell; its derivative reads them back.
-    rois, argmax = ctx.saved_tensors
-    return read_argmax(grad_grad, rois, argmax), *[None] * 9
+    return read_argmax(grad_grads, *ctx.saved_tensors), *[None] * 10
 
 
 torch.library.register_autograd(
-    "detlite::roi_pool_forward", _differentiate_forward, setup_context=_setup_forward
+    "detlite::roi_pool_forward.maps", _differentiate_forward, setup_context=_setup_forward
 )
 torch.library.register_autograd(
-    "detlite::roi_pool_backward", _differentiate_backward, setup_context=_setup_backward
+    "detlite::roi_pool_backward.maps", _differentiate_backward, setup_context=_setup_backward
 )

@@ -1,18 +1,20 @@
-"""What RoIAlign and RoIPool share: how boxes become RoIs, and in what precision.
+"""What RoIAlign and RoIPool share: how boxes become RoIs, in what precision, and on which level.
 
 The precision contract. Features are float64, float32, float16 or bfloat16, and the pooled features
 have their type. Box coordinates are float32 whatever half type the features have (float64 for
 float64 features), and sums are taken in that type too. So the operators need no cast inside
 autocast, and coordinates never round to half: at 1000 pixels bfloat16 is 4 pixels coarse.
 
-A RoI is `[batch index, x1, y1, x2, y2]`. A batch index outside the batch is an error and never a
-read. On the CPU it is a RuntimeError; on CUDA, where looking would stall the stream, the kernel
-itself traps, as torch's own indexing does, and the error surfaces at the next synchronisation.
-Boxes given as a list, one tensor an image, cannot be wrong in this way.
+A RoI is `[batch index, x1, y1, x2, y2]`. Batch index -1 is padding: the RoI pools to zeros and
+passes no gradient. Any other index outside the batch, or a level that there is not, is an error and
+never a read. On the CPU it is a RuntimeError; on CUDA, where looking would stall the stream, the
+kernel itself traps, as torch's own indexing does, and the error surfaces at the next
+synchronisation. Boxes given as a list, one tensor an image, cannot name a wrong image.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +22,10 @@ from torch import Tensor
 
 Boxes = Tensor | Sequence[Tensor]
 OutputSize = int | Sequence[int]
+
+# A box of the side of an ImageNet crop is pooled from the level of stride 2^4.
+CANONICAL_SIZE = 224.0
+CANONICAL_LEVEL = 4
 
 
 def as_rois(boxes: Boxes, features: Tensor) -> Tensor:
@@ -55,6 +61,48 @@ def as_rois(boxes: Boxes, features: Tensor) -> Tensor:
         for i, image_boxes in enumerate(boxes)
     ]
     return torch.cat([torch.cat(indices), torch.cat([b.to(dtype) for b in boxes])], dim=1)
+
+
+def assign_levels(
+    boxes: Tensor,
+    spatial_scales: Sequence[float],
+    canonical_size: float = CANONICAL_SIZE,
+    canonical_level: int = CANONICAL_LEVEL,
+) -> Tensor:
+    """Which level of a pyramid a box is pooled from: FPN (Lin et al., 2017), equation 1.
+
+    Args:
+        boxes: `Tensor[K, 4]` of (x1, y1, x2, y2).
+        spatial_scales: 1 / stride of each level, finest first, each half of the one before.
+        canonical_size: a box of this side belongs to `canonical_level`.
+        canonical_level: the binary logarithm of a level's stride; a box of twice the side belongs
+            to the next.
+
+    Returns:
+        int64 `Tensor[K]`: indices into `spatial_scales`; 0 where the area is negative or NaN.
+
+    Raises:
+        ValueError: a scale, or `canonical_size`, is not a positive number.
+    """
+    if len(spatial_scales) < 2:
+        return on_one_level(boxes)
+    for value in (canonical_size, *spatial_scales):
+        if not 0 < value < math.inf:
+            raise ValueError(f"spatial_scales and canonical_size must be positive, got {value}")
+    finest = round(-math.log2(spatial_scales[0]))
+    x1, y1, x2, y2 = boxes.unbind(dim=1)
+    side = ((x2 - x1) * (y2 - y1)).sqrt()
+    # The small addend is part of the rule's usual implementation: a box of exactly a level's size
+    # belongs to it in spite of rounding.
+    size = (side / canonical_size).nan_to_num(0.0) + 1e-6
+    # frexp is exact where log2 rounds: size = mantissa * 2^exponent, with mantissa in [0.5, 1).
+    level = torch.frexp(size).exponent + (canonical_level - finest - 1)
+    return level.clamp(0, len(spatial_scales) - 1).long()
+
+
+def on_one_level(boxes: Tensor) -> Tensor:
+    """The levels [K] of `Tensor[K, ...]` boxes where there is one map: all 0."""
+    return boxes.new_zeros(boxes.shape[:1], dtype=torch.int64)
 
 
 def as_pair(output_size: OutputSize) -> tuple[int, int]:
@@ -95,9 +143,20 @@ def empty_argmax(inputs: Sequence[Tensor], shape: Sequence[int], needed: bool) -
     return inputs[0].new_empty((0,), dtype=torch.int32)
 
 
-def empty_map(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """An empty gradient of a map, in the type and memory format of the pooled gradient."""
-    return empty_pooled([like], shape)
+def map_sizes(maps: Sequence[Tensor]) -> tuple[int, int, list[int], list[int]]:
+    """Batch size, channels, heights and widths: what a backward kernel must know of the maps."""
+    batch_size, channels = maps[0].shape[:2]
+    return batch_size, channels, [x.shape[2] for x in maps], [x.shape[3] for x in maps]
+
+
+def empty_maps(
+    like: Tensor, batch_size: int, channels: int, heights: list[int], widths: list[int]
+) -> list[Tensor]:
+    """Empty gradients of the maps, in the type and memory format of the pooled gradient."""
+    return [
+        empty_pooled([like], (batch_size, channels, height, width))
+        for height, width in zip(heights, widths, strict=True)
+    ]
 
 
 def memory_format(channels_last: bool) -> torch.memory_format:
@@ -110,18 +169,25 @@ def in_format_of(grad: Tensor, channels_last: bool) -> Tensor:
     return grad.contiguous(memory_format=memory_format(channels_last))
 
 
-def read_argmax(features: Tensor, rois: Tensor, argmax: Tensor) -> Tensor:
+def read_argmax(maps: Sequence[Tensor], rois: Tensor, levels: Tensor, argmax: Tensor) -> Tensor:
     """The features at the cells that won, 0 where none did.
 
     Args:
-        features: `Tensor[N, C, H, W]`.
+        maps: one `Tensor[N, C, H_l, W_l]` for each level.
         rois: `Tensor[K, 5]`, of which the batch index counts.
-        argmax: int32 `Tensor[K, C, height, width]` of cells row * W + column, or -1.
+        levels: int64 `Tensor[K]`, the index of each RoI's map.
+        argmax: int32 `Tensor[K, C, height, width]` of cells row * W_l + column, or -1.
     """
     image = rois[:, 0].long()[:, None, None, None]
     channel = torch.arange(argmax.shape[1], device=argmax.device)[None, :, None, None]
-    width = features.shape[3]
-    if features.shape[2] * width == 0:
-        return features.new_zeros(argmax.shape)
-    cell = argmax.clamp(min=0, max=features.shape[2] * width - 1).long()
-    return torch.where(argmax >= 0, features[image, channel, cell // width, cell % width], 0)
+    pooled = maps[0].new_zeros(argmax.shape)
+    for level, features in enumerate(maps):
+        if features.numel() == 0:
+            continue
+        width = features.shape[3]
+        here = (levels == level)[:, None, None, None] & (argmax >= 0)
+        # Padding, of image -1, reads the last image, and what it reads is left out.
+        cell = torch.where(here, argmax, 0).long()
+        values = features[image, channel, cell // width, cell % width]
+        pooled = torch.where(here, values, pooled)
+    return pooled

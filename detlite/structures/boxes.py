@@ -11,39 +11,30 @@ from torch import Tensor
 
 
 def area(boxes: Tensor) -> Tensor:
-    """Areas [N] in square pixels; a reversed side counts as zero."""
-    return (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1)
+    """Areas [...] of boxes [..., 4] in square pixels; a reversed side counts as zero."""
+    return (boxes[..., 2:] - boxes[..., :2]).clamp(min=0).prod(dim=-1)
 
 
 def iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union [N, M] of boxes a [N, 4] and b [M, 4]; 0 where both are empty."""
+    """Intersection over union [..., N, M] of boxes a [..., N, 4] and b [..., M, 4]; 0 where both
+    are empty."""
     # Axis by axis and in place: the tables have millions of entries, and memory sets the pace.
-    width = torch.minimum(a[:, None, 2], b[None, :, 2])  # (N, M)
-    width.sub_(torch.maximum(a[:, None, 0], b[None, :, 0])).clamp_(min=0)
-    height = torch.minimum(a[:, None, 3], b[None, :, 3])
-    height.sub_(torch.maximum(a[:, None, 1], b[None, :, 1])).clamp_(min=0)
+    a, b = a[..., :, None, :], b[..., None, :, :]
+    width = torch.minimum(a[..., 2], b[..., 2])  # (..., N, M)
+    width.sub_(torch.maximum(a[..., 0], b[..., 0])).clamp_(min=0)
+    height = torch.minimum(a[..., 3], b[..., 3])
+    height.sub_(torch.maximum(a[..., 1], b[..., 1])).clamp_(min=0)
     intersection = width.mul_(height)
-    union = area(a)[:, None] + area(b)[None, :] - intersection
+    union = area(a) + area(b) - intersection
     return torch.where(union > 0, intersection / union, 0.0)
 
 
-def clip(boxes: Tensor, size: tuple[int, int], inclusive: bool = False) -> Tensor:
-    """Boxes [..., 4] cut to an image of size (height, width).
-
-    Where x2 and y2 count the last pixel inside (`inclusive`), a box beyond the border keeps the
-    pixel at the border instead of becoming empty.
-    """
+def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Boxes [..., 4] cut to an image of size (height, width); see also `Convention.clip`."""
     height, width = size
-    lowest = boxes.new_tensor([0, 0, 1, 1] if inclusive else [0, 0, 0, 0])
-    highest = lowest + boxes.new_tensor([width, height, width, height])
-    highest -= 1 if inclusive else 0
-    return torch.minimum(torch.maximum(boxes, lowest), highest)
-
-
-def scale(boxes: Tensor, factors: tuple[float, float]) -> Tensor:
-    """Boxes [..., 4] with y multiplied by factors[0] and x by factors[1]."""
-    y, x = factors
-    return boxes * boxes.new_tensor([x, y, x, y])
+    x1, y1, x2, y2 = boxes.unbind(-1)
+    x1, x2 = x1.clamp(0, width), x2.clamp(0, width)
+    return torch.stack([x1, y1.clamp(0, height), x2, y2.clamp(0, height)], dim=-1)
 
 
 def mirror(boxes: Tensor, width: float) -> Tensor:
@@ -52,32 +43,10 @@ def mirror(boxes: Tensor, width: float) -> Tensor:
     return torch.stack([width - x2, y1, width - x1, y2], dim=-1)
 
 
-def drop_last_pixel(boxes: Tensor) -> Tensor:
-    """Boxes [..., 4] one pixel shorter at x2 and y2, but never reversed.
-
-    The form of frameworks whose x2, y2 are the last pixel inside, where they forget the pixel's
-    own extent.
-    """
-    return torch.cat([boxes[..., :2], torch.maximum(boxes[..., 2:] - 1, boxes[..., :2])], dim=-1)
-
-
 def at_least(boxes: Tensor, min_size: float) -> Tensor:
-    """Bool [N]: both sides positive and at least `min_size` pixels."""
-    sides = boxes[:, 2:] - boxes[:, :2]
-    return ((sides > 0) & (sides >= min_size)).all(dim=1)
-
-
-def inside(boxes: Tensor, size: tuple[int, int], margin: float, inclusive: bool = False) -> Tensor:
-    """Bool [N]: boxes that stay within `margin` pixels of an image of (height, width).
-
-    Where x2 and y2 count the last pixel inside (`inclusive`), it is enough that this pixel begins
-    there.
-    """
-    height, width = size
-    limits = boxes.new_tensor([width, height]) + margin
-    high = boxes[:, 2:]
-    within = high - 1 < limits if inclusive else high <= limits
-    return (boxes[:, :2] >= -margin).all(1) & within.all(1)
+    """Bool [...]: both sides of boxes [..., 4] positive and at least `min_size` pixels."""
+    sides = boxes[..., 2:] - boxes[..., :2]
+    return ((sides > 0) & (sides >= min_size)).all(dim=-1)
 
 
 def xyxy_to_xywh(boxes: Tensor) -> Tensor:

@@ -11,17 +11,17 @@ import yaml
 
 from detlite.config import KEYS, ConfigError, load_config
 from detlite.config.files import read_chain
-from detlite.config.maskrcnn_benchmark import COUNTING
-from detlite.config.schema import NO_EFFECT
+from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
 from detlite.conversion import weight_file
 from detlite.data.builtin import BUILTIN
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
 
 # Where a default differs from maskrcnn-benchmark's on purpose.
 DELIBERATE = {
     "MODEL.DEVICE": "auto",  # works without a GPU as well
     "OUTPUT_DIR": "output",  # never among the user's sources
-    "MODEL.RETINANET.ANCHOR_STRIDES": (16,),  # follows from CONV_BODY, of which C4 is the default
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": None,  # by the depth, which there is 50 or more
+    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": None,  # by the body, of which C4 is the default
 }
 
 _DATA = """
@@ -317,7 +317,7 @@ def reference(data_root):
 
 def test_every_key_is_taken(reference):
     assert len(reference) > 150
-    assert not reference.keys() - {key.name for key in KEYS} - NO_EFFECT.keys()
+    assert not reference.keys() - {key.name for key in KEYS} - NO_EFFECT.keys() - RESTATING.keys()
 
 
 def test_defaults_are_the_same_but_for_the_deliberate_ones(reference):
@@ -348,20 +348,16 @@ def every_key(reference: dict[str, Any], stated: dict[str, Any]) -> str:
 def test_config_that_states_every_key_loads(reference, tmp_path):
     file = tmp_path / "config.yml"
     file.write_text(every_key(reference, {}))
-    counting = [item for pair in COUNTING.items() for item in pair]
+    widths = ["MODEL.RESNETS.RES2_OUT_CHANNELS", 256, "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 1024]
     assert load_config(file) == load_config(
-        None, ["MODEL.DEVICE", "cuda", "OUTPUT_DIR", ".", *counting]
+        None, ["MODEL.DEVICE", "cuda", "OUTPUT_DIR", ".", *widths]
     )
 
 
-def test_what_its_training_leaves_counts_as_it_does_but_for_what_is_stated(tmp_path):
-    left, fine_tuned = tmp_path / "config.yml", tmp_path / "fine_tuned.yaml"
+def test_what_its_training_leaves_says_nothing_about_the_convention(tmp_path):
+    left = tmp_path / "config.yml"
     left.write_text("PATHS_CATALOG: x/paths_catalog.py\nMODEL: {WEIGHT: ''}")
-    assert load_config(left).MODEL.INCLUSIVE_BOXES
-    assert not load_config(left, ["MODEL.INCLUSIVE_BOXES", False]).MODEL.INCLUSIVE_BOXES
-    fine_tuned.write_text("_BASE_: config.yml\nINPUT: {RESIZE: round}")
-    cfg = load_config(fine_tuned)
-    assert (cfg.INPUT.RESIZE, cfg.MODEL.RPN.ANCHOR_ROUNDING) == ("round", "cell")
+    assert load_config(left).MODEL.CONVENTION == ""
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 
 from detlite.config import load_config
 from detlite.data.builtin import BUILTIN
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
 
 _FOLDER = Path(os.environ.get("DETLITE_MRB_CONFIGS") or "no folder is named")
 _FILES = sorted(_FOLDER.rglob("*.yaml"))

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from detlite.config import KEYS, load_config
-from detlite.config.schema import NO_EFFECT
+from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
 
 NAMES = [key.name for key in KEYS]
 
@@ -21,7 +21,7 @@ def test_names_are_unique():
 @pytest.mark.parametrize("key", KEYS, ids=NAMES)
 def test_key_is_documented_and_its_default_passes_its_own_check(key):
     assert key.doc
-    assert (key.default is None) == (key.derived_type is not None)
+    assert (key.default is None) == (key.optional_type is not None)
     if key.default is not None and key.check is not None:
         assert key.check(key.default) is None
 
@@ -49,3 +49,8 @@ def test_key_without_an_effect_is_read_and_left_out_with_the_reason(name, value,
     assert cfg == load_config()
     assert f"command line: {name} has no effect here: {NO_EFFECT[name]}" in caplog.messages
     assert not {key.name for key in KEYS} & {name}
+
+
+def test_keys_that_restate_others_are_no_keys_of_the_schema():
+    assert not RESTATING.keys() & {*NAMES}
+    assert {key.origin for key in RESTATING.values()} <= {*NAMES}

@@ -11,7 +11,7 @@ import yaml
 
 from detlite.config import load_config
 from detlite.data.builtin import BUILTIN
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(_CONFIGS.rglob("*.yaml"))

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from pycocotools import mask as rle_codec
+from torch import Tensor
+
+from detlite.structures.instances import Detections
 
 
 @dataclass
@@ -31,6 +34,19 @@ class Difference:
         self.ties += other.ties
         for name in ("box", "score", "mask", "pixels", "keypoint", "keypoint_score"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
+
+
+def as_dict(found: Detections) -> dict[str, Tensor]:
+    """An image's detections as `compare` takes them."""
+    fields = {
+        "boxes": found.boxes,
+        "scores": found.scores,
+        "labels": found.labels,
+        "mask_probs": found.mask_probs,
+        "keypoints": found.keypoints,
+        "keypoints_scores": found.keypoint_scores,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference:

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from differences import Difference, compare
+from differences import Difference, as_dict, compare
 from torch import Tensor
 
 import detlite
+from detlite.data.resize import resize_shortest
+from detlite.structures.rows import Rows
 
 GOLDEN = {
     "d2_mask_rcnn_R_50_FPN_3x": "detectron2",
@@ -98,23 +100,26 @@ class Golden:
         ]
         sizes = [tuple(size) for size in about.get("input_sizes", about.get("image_sizes"))]
         if case == "A":  # through our own resize
-            resized = detlite.predictor.resize_shortest(images[0], 800, 1333, predictor.resize)
+            resize = predictor.model.convention.resize
+            resized = resize_shortest(images[0], 800, 1333, resize)
             assert tuple(resized.shape[1:]) == sizes[0]
             images = [resized]
         total = Difference()
         model = predictor.model
-        every = model.detect(images)
+        every = [as_dict(found) for found in model.detect(images)]
         if "keypoints" in every[0]:
             _scores_as_probabilities(model, images, every)
         for index, detections in enumerate(every):
             output_size = tuple(about["output_sizes"][index])
             keep = detections["scores"] > about["score_thresh"]
             ours: dict[str, Any] = {name: value[keep] for name, value in detections.items()}
-            ours["boxes"] = model.output.boxes(ours["boxes"], sizes[index], output_size)
+            ours["boxes"] = model.convention.rescale_boxes(ours["boxes"], sizes[index], output_size)
             if "mask_probs" in ours:
-                ours["rles"] = model.output.masks(ours["mask_probs"], ours["boxes"], output_size)
+                ours["rles"] = model.convention.paste_rle(
+                    ours["mask_probs"], ours["boxes"], output_size, model.mask_threshold
+                )
             if "keypoints" in ours:
-                ours["keypoints"] = model.output.keypoints(
+                ours["keypoints"] = model.convention.rescale_keypoints(
                     ours["keypoints"], sizes[index], output_size
                 )
             total.merge(compare(ours, self.outputs(case, index)))
@@ -126,10 +131,12 @@ def _scores_as_probabilities(
     model: Any, images: list[Tensor], detections: list[dict[str, Tensor]]
 ) -> None:
     """detectron2's scores of keypoints: the softmax of a map, at its enlarged maximum."""
-    features = model.backbone(model.normalizer(images).tensor)
-    boxes, labels = ([found[name] for found in detections] for name in ("boxes", "labels"))
-    for found, maps in zip(detections, model.region_maps(features, boxes, labels), strict=True):
-        total = maps["keypoint_logits"].flatten(2).logsumexp(dim=2)
+    features = model.backbone(model.normalizer(images).pixels)
+    for index, found in enumerate(detections):
+        boxes, labels = found["boxes"][None], found["labels"][None]
+        own = [level[index : index + 1] for level in features]
+        maps = model.predict_maps(own, Rows(labels > 0), boxes, labels)["keypoint_logits"]
+        total = maps.flatten(2).logsumexp(dim=2)
         found["keypoints_scores"] = (found["keypoints_scores"] - total).exp()
 
 

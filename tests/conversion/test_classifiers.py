@@ -16,14 +16,15 @@ from states import (
 )
 
 from detlite.conversion import convert, source_of
-from detlite.conversion.names import TO_TORCHVISION, rename
+from detlite.conversion.source import rename
+from detlite.conversion.torchvision import RULES_BACK
 from detlite.engine.checkpoint import CheckpointError, read_checkpoint
 from detlite.engine.weights import (
     build_model_from_checkpoint,
     load_weights,
 )
 from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
 
 
 def test_classifier_gives_a_deformable_body_its_weights(tiny_config, tmp_path):
@@ -34,7 +35,7 @@ def test_classifier_gives_a_deformable_body_its_weights(tiny_config, tmp_path):
     torch.save(classifier(plain), tmp_path / "resnet50.pth")
     dcn = ["MODEL.RESNETS.STAGE_WITH_DCN", (False, False, True, True)]
     model = build_model(tiny_config(*narrow, *dcn))
-    load_weights(model, tmp_path / "resnet50.pth")
+    load_weights(model, read_checkpoint(tmp_path / "resnet50.pth"))
     state = model.state_dict()
     for block in ("res3.0", "res4.2"):
         ours = f"backbone.body.{block}.conv2.{'conv.' if block == 'res4.2' else ''}weight"
@@ -63,7 +64,7 @@ def test_caffe2_classifier_gives_the_body_alone(norm, tiny_config, tmp_path):
             "MODEL.RESNETS.WIDTH_PER_GROUP", RES2 // 4, "MODEL.GROUP_NORM.NUM_GROUPS", 4,
         )
     )  # fmt: skip
-    load_weights(model, tmp_path / "R-50.pth")
+    load_weights(model, read_checkpoint(tmp_path / "R-50.pth"))
     body = model.backbone.body
     suffix = {"folded": "bn_s", "whole": "bn_gamma", "GN": "gn_s"}[norm]
     shortcut = body.res3[0].downsample[1]
@@ -77,7 +78,7 @@ def test_caffe2_classifier_gives_the_body_alone(norm, tiny_config, tmp_path):
 def classifier(model: torch.nn.Module) -> State:
     """The body of `model` as torchvision's classifiers name it."""
     body = {n: v for n, v in model.state_dict().items() if n.startswith("backbone.body.")}
-    names = {n: rename(n, TO_TORCHVISION).removeprefix("backbone.body.") for n in body}
+    names = {n: rename(n, RULES_BACK).removeprefix("backbone.body.") for n in body}
     return {names[n]: v + 1 for n, v in body.items()} | {"fc.weight": torch.zeros(10, 4)}
 
 
@@ -85,7 +86,7 @@ def test_classifier_gives_the_body_alone(tiny_config, tmp_path):
     model = build_model(tiny_config())
     before = {n: v.clone() for n, v in model.state_dict().items()}
     torch.save(classifier(model), tmp_path / "resnet18.pth")
-    load_weights(model, tmp_path / "resnet18.pth")
+    load_weights(model, read_checkpoint(tmp_path / "resnet18.pth"))
     for name, value in model.state_dict().items():
         moved = name.startswith("backbone.body.")
         assert torch.equal(value, before[name] + 1 if moved else before[name]), name
@@ -95,19 +96,19 @@ def test_classifier_gives_the_body_alone(tiny_config, tmp_path):
 
 def test_classifiers_last_stage_goes_into_a_c4_head(tiny_config, tmp_path):
     torch.save(classifier(build_model(tiny_config())), tmp_path / "resnet18.pth")
-    content = read_checkpoint(tmp_path / "resnet18.pth")
+    checkpoint = read_checkpoint(tmp_path / "resnet18.pth")
     model = build_model(tiny_config(c4=True))
-    load_weights(model, tmp_path / "resnet18.pth")
+    load_weights(model, checkpoint)
     name = "res5.1.conv2.weight"
     found = model.state_dict()[f"roi_heads.box.feature_extractor.{name}"]
-    assert torch.equal(found, content["model"][f"backbone.body.{name}"])
+    assert torch.equal(found, checkpoint.model[f"backbone.body.{name}"])
 
 
 def test_classifier_of_another_depth_is_refused(tiny_config, tmp_path):
     state = classifier(build_model(tiny_config()))
     torch.save(state | {"layer1.2.conv1.weight": torch.zeros(1)}, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"unknown to the model +backbone.body.res2.2.conv1"):
-        load_weights(build_model(tiny_config()), tmp_path / "w.pth")
+        load_weights(build_model(tiny_config()), read_checkpoint(tmp_path / "w.pth"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from detectron2_reference import Reference
-from differences import compare
+from differences import as_dict, compare
 from states import (
     State,
     cascade_of_convolutions,
@@ -73,7 +73,7 @@ def test_detections_are_those_of_a_second_implementation(name, tmp_path):
     images = [F.interpolate(x, scale_factor=10.5, mode="bilinear")[0].byte() for x in coarse]
     theirs = Reference(state, score_thresh=_SCORE, **said)(images)
     for ours, wanted in zip(model.double().detect(images), theirs, strict=True):
-        found = compare(ours, wanted)
+        found = compare(as_dict(ours), wanted)
         assert found.count >= 20
         assert found.unmatched == 0
         assert found.box < 1e-3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +13,25 @@ import yaml
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.conversion.detectron2_zoo import anchor_settings, named_settings, pixel_settings
-from detlite.conversion.dialects import Settings
-from detlite.conversion.settings import settings_for
+from detlite.conversion.detectron2 import DETECTRON2
+from detlite.conversion.detectron2_zoo import anchor_config, config_by_name, pixel_config
+from detlite.conversion.source import Config
 from detlite.engine.checkpoint import read_checkpoint
-from detlite.modeling.inputs import InputNormalizer
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
+from detlite.modeling.prepare import Normalizer
 
 DIVIDED = [57.375, 57.12, 58.395]
 
 
 @pytest.fixture
-def found(tiny_config: Callable[..., CfgNode]) -> Callable[..., Settings]:
-    """`found(*opts)`: the settings of a file of detectron2 that holds such a model."""
+def found(tiny_config: Callable[..., CfgNode]) -> Callable[..., Config]:
+    """`found(*opts)`: the config of a file of detectron2 that holds such a model."""
 
-    def settings(*opts: Any) -> Settings:
+    def config(*opts: Any) -> Config:
         state = build_model(tiny_config(*opts)).state_dict()
-        return settings_for(state, "detectron2")
+        return DETECTRON2.configure(state, {}, Path())
 
-    return settings
+    return config
 
 
 def _resnext(depth: int) -> list[Any]:
@@ -41,13 +42,13 @@ def _resnext(depth: int) -> list[Any]:
 
 
 def test_only_resnext_101_divides_pixels(found):
-    settings = found(*_resnext(101))
-    assert settings["INPUT.PIXEL_STD"] == DIVIDED
-    assert settings["MODEL.RESNETS.STRIDE_IN_1X1"] is False
+    config = found(*_resnext(101))
+    assert config["INPUT.PIXEL_STD"] == DIVIDED
+    assert config["MODEL.RESNETS.STRIDE_IN_1X1"] is False
     # that of 152 layers began with weights that had taken the division up
-    settings = found(*_resnext(152))
-    assert "INPUT.PIXEL_STD" not in settings
-    assert settings["MODEL.RESNETS.STRIDE_IN_1X1"] is False
+    config = found(*_resnext(152))
+    assert "INPUT.PIXEL_STD" not in config
+    assert config["MODEL.RESNETS.STRIDE_IN_1X1"] is False
 
 
 @pytest.mark.parametrize(
@@ -61,20 +62,20 @@ def test_only_resnext_101_divides_pixels(found):
     ],
 )
 def test_norms_tell_models_apart(found, body, pyramid, convs, stride_in_1x1, divided):
-    settings = found(
+    config = found(
         "MODEL.RESNETS.NORM", body, "MODEL.FPN.NORM", pyramid, "MODEL.RPN.NUM_CONVS", convs
     )  # fmt: skip
-    assert settings.get("MODEL.RESNETS.STRIDE_IN_1X1") is stride_in_1x1
-    assert ("INPUT.PIXEL_STD" in settings) == divided
+    assert config.get("MODEL.RESNETS.STRIDE_IN_1X1") is stride_in_1x1
+    assert ("INPUT.PIXEL_STD" in config) == divided
 
 
 @pytest.mark.parametrize(
     ("classes", "thresh", "count"), [(1231, 1e-4, 300), (1204, 1e-4, 300), (81, None, None)]
 )
 def test_many_classes_score_low(found, classes, thresh, count):
-    settings = found("MODEL.ROI_BOX_HEAD.NUM_CLASSES", classes)
-    assert settings.get("MODEL.ROI_HEADS.SCORE_THRESH") == thresh
-    assert settings.get("MODEL.ROI_HEADS.DETECTIONS_PER_IMG") == count
+    config = found("MODEL.ROI_BOX_HEAD.NUM_CLASSES", classes)
+    assert config.get("MODEL.ROI_HEADS.SCORE_THRESH") == thresh
+    assert config.get("MODEL.ROI_HEADS.DETECTIONS_PER_IMG") == count
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_many_classes_score_low(found, classes, thresh, count):
     ],
 )
 def test_names_of_published_files(path, key, value):
-    assert named_settings(path).get(key) == value
+    assert config_by_name(Path(path)).get(key) == value
 
 
 def test_a_file_by_its_published_name(tiny_config, tmp_path):
@@ -102,8 +103,8 @@ def test_a_file_by_its_published_name(tiny_config, tmp_path):
     }
     for name, sampling in (("model_final_62ca52.pth", 2), ("model_final_f10217.pth", 0)):
         torch.save({"model": state}, tmp_path / name)
-        config = yaml.safe_load(read_checkpoint(tmp_path / name)["config"])
-        assert config["MODEL"]["ROI_BOX_HEAD"]["POOLER_SAMPLING_RATIO"] == sampling
+        config = yaml.safe_load(read_checkpoint(tmp_path / name).config)
+        assert config["MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO"] == sampling
 
 
 def _kept(mean: list[float], std: list[float]) -> dict[str, Tensor]:
@@ -115,25 +116,25 @@ def _kept(mean: list[float], std: list[float]) -> dict[str, Tensor]:
 
 def test_pixels_of_a_file():
     kept = _kept([103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
-    assert pixel_settings(kept) == {
+    assert pixel_config(kept) == {
         "INPUT.PIXEL_MEAN": [103.53, 116.28, 123.675],
         "INPUT.PIXEL_STD": [1.0, 1.0, 1.0],
     }
-    assert pixel_settings({"pixel_mean": kept["pixel_mean"]}) == {}
+    assert pixel_config({"pixel_mean": kept["pixel_mean"]}) == {}
 
 
 def test_pixels_of_a_file_in_rgb():
     kept = _kept([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
-    settings = pixel_settings({name: value.numpy() for name, value in kept.items()})
-    normalizer = InputNormalizer(
-        settings["INPUT.PIXEL_MEAN"],
-        settings["INPUT.PIXEL_STD"],
-        bgr255=settings["INPUT.TO_BGR255"],
+    config = pixel_config({name: value.numpy() for name, value in kept.items()})
+    normalizer = Normalizer(
+        config["INPUT.PIXEL_MEAN"],
+        config["INPUT.PIXEL_STD"],
+        bgr255=config["INPUT.TO_BGR255"],
         divisibility=1,
     )
     image = torch.randint(0, 256, (3, 4, 5), dtype=torch.uint8)
     wanted = (image.float() - kept["pixel_mean"]) / kept["pixel_std"]
-    torch.testing.assert_close(normalizer([image]).tensor[0], wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(normalizer([image]).pixels[0], wanted, atol=1e-5, rtol=0)
 
 
 def _cells(levels: list[list[float]], ratios: list[float]) -> dict[str, Tensor]:
@@ -163,13 +164,13 @@ def _cells(levels: list[list[float]], ratios: list[float]) -> dict[str, Tensor]:
     ],
 )
 def test_usual_anchors_say_nothing(part, levels):
-    assert anchor_settings(_cells(levels, [0.5, 1.0, 2.0]), part) == {}
-    assert anchor_settings({}, part) == {}
+    assert anchor_config(_cells(levels, [0.5, 1.0, 2.0]), part) == {}
+    assert anchor_config({}, part) == {}
 
 
 def test_anchors_of_a_file():
     levels = [[8.0, 10.0], [16.0, 20.0]]
-    assert anchor_settings(_cells(levels, [0.25, 1.0, 2.5, 4.0]), "MODEL.RETINANET") == {
+    assert anchor_config(_cells(levels, [0.25, 1.0, 2.5, 4.0]), "MODEL.RETINANET") == {
         "MODEL.RETINANET.ANCHOR_SIZES": levels,
         "MODEL.RETINANET.ASPECT_RATIOS": [0.25, 1.0, 2.5, 4.0],
         "MODEL.RETINANET.SCALES_PER_OCTAVE": 1,
@@ -185,8 +186,9 @@ def test_anchors_of_a_model(tiny_config, tmp_path):
         for name, value in model.state_dict().items()
     }
     torch.save(state | _cells(levels, ratios), tmp_path / "model_final.pth")
-    content = read_checkpoint(tmp_path / "model_final.pth")
-    rpn = yaml.safe_load(content["config"])["MODEL"]["RPN"]
-    assert (rpn["ANCHOR_SIZES"], rpn["ASPECT_RATIOS"]) == (levels, ratios)
+    checkpoint = read_checkpoint(tmp_path / "model_final.pth")
+    config = yaml.safe_load(checkpoint.config)
+    assert config["MODEL.RPN.ANCHOR_SIZES"] == levels
+    assert config["MODEL.RPN.ASPECT_RATIOS"] == ratios
     bias = "rpn.head.cls_logits.bias"  # of one size: nothing to reorder
-    assert torch.equal(content["model"][bias], state[bias])
+    assert torch.equal(checkpoint.model[bias], state[bias])

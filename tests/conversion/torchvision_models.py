@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from differences import Difference, compare
+from differences import Difference, as_dict, compare
 from torch import Tensor
 from torchvision.models import detection
 from torchvision.ops import FrozenBatchNorm2d
 
 import detlite
 from detlite.conversion import to_torchvision
+from detlite.data.resize import resize_shortest
 
 # The detectors that have published weights, and which norm those were made with: frozen with an
 # epsilon of 0, or batch norm.
@@ -115,12 +117,17 @@ def compare_step(
     floating = [
         {k: v.to(dtype) if k == "boxes" else v for k, v in target.items()} for target in targets
     ]
-    drawn, torch.randperm = torch.randperm, lambda n, **_: torch.arange(n)  # type: ignore
-    try:
+
+    def falling_keys(shape: Sequence[int], **_: Any) -> Tensor:
+        return torch.linspace(1, 0, shape[-1]).expand(shape)
+
+    # Both take the first of what there is.
+    with (
+        patch.object(torch, "randperm", lambda n, **_: torch.arange(n)),
+        patch.object(torch, "rand", falling_keys),
+    ):
         found = model.train()(images, targets)
         wanted = theirs([image.to(dtype) / 255 for image in images], floating)
-    finally:
-        torch.randperm = drawn
     wanted = {_LOSSES.get(name, name): loss for name, loss in wanted.items()}
     assert found.keys() == wanted.keys()
     sum(found.values()).backward()
@@ -196,21 +203,23 @@ def _map_sizes(boxes: Tensor) -> Tensor:
 def predictor_outputs(predictor: detlite.Predictor, images: list[Tensor]) -> list[dict[str, Any]]:
     """Detections in the pictures' frame, with masks as probabilities."""
     inputs = [
-        detlite.predictor.resize_shortest(
-            image, predictor.min_size, predictor.max_size, predictor.resize
+        resize_shortest(
+            image, predictor.min_size, predictor.max_size, predictor.model.convention.resize
         )
         for image in images
     ]
-    found = predictor.model.detect(inputs)
-    rules = predictor.model.output
+    found = [as_dict(one) for one in predictor.model.detect(inputs)]
+    convention = predictor.model.convention
     for detections, resized, image in zip(found, inputs, images, strict=True):
         net, size = tuple(resized.shape[1:]), tuple(image.shape[1:])
         detections["map_sizes"] = _map_sizes(detections["boxes"])
-        detections["boxes"] = rules.boxes(detections["boxes"], net, size)
+        detections["boxes"] = convention.rescale_boxes(detections["boxes"], net, size)
         if "mask_probs" in detections:
-            detections["mask_probs"] = rules.mask_probs(
+            detections["mask_probs"] = convention.paste_probs(
                 detections["mask_probs"], detections["boxes"], size
             )
         if "keypoints" in detections:
-            detections["keypoints"] = rules.keypoints(detections["keypoints"], net, size)
+            detections["keypoints"] = convention.rescale_keypoints(
+                detections["keypoints"], net, size
+            )
     return found

@@ -25,6 +25,16 @@ def test_entry_is_found_by_name(content, write_set, small_cfg):
     assert "masks" not in boxes_only[0][1]
 
 
+@pytest.mark.parametrize(("name", "as_runs"), [("detectron2", False), ("torchvision", True)])
+def test_the_convention_says_what_masks_train_on(content, write_set, small_cfg, name, as_runs):
+    write_set(content)
+    dataset = build_dataset(small_cfg("MODEL.CONVENTION", name), "small", train=True)
+    assert (dataset[0][1]["masks"].frames[:, 0] > 0).tolist() == [as_runs] * 2
+    override = ["MODEL.CONVENTION_OVERRIDE", ("mask_targets=soft",)]
+    dataset = build_dataset(small_cfg("MODEL.CONVENTION", name, *override), "small", train=True)
+    assert (dataset[0][1]["masks"].frames[:, 0] > 0).all()
+
+
 def test_root_may_name_an_environment_variable(content, write_set, small_cfg, monkeypatch):
     file, _ = write_set(content)
     monkeypatch.setenv("SOME_FOLDER", str(file.parents[1]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pycocotools.cocoeval import COCOeval
 
-from detlite.data.coco import CocoDataset, fill_missing
+from detlite.data import CocoDataset, fill_missing
 
 
 def test_target_has_contiguous_labels_xyxy_boxes_and_masks(content, write_set):
@@ -28,14 +28,25 @@ def test_target_has_contiguous_labels_xyxy_boxes_and_masks(content, write_set):
     expected = torch.zeros(2, 30, 40, dtype=torch.uint8)
     expected[0, 6:14, 4:14] = 1
     expected[1, 10:20, 20:30] = 1
-    assert torch.equal(target["masks"], expected)
+    assert torch.equal(target["masks"].bitmaps(30, 40), expected)
 
 
 def test_uncompressed_rle_is_decoded_column_by_column(content, write_set):
     _, target = CocoDataset(*write_set(content), train=True)[1]
-    assert target["masks"].shape == (1, 40, 20)
-    assert target["masks"][0, :, :10].all()
-    assert not target["masks"][0, :, 10:].any()
+    masks = target["masks"].bitmaps(40, 20)
+    assert masks.shape == (1, 40, 20)
+    assert masks[0, :, :10].all()
+    assert not masks[0, :, 10:].any()
+
+
+@pytest.mark.parametrize("as_runs", [False, True])
+def test_polygons_stay_unless_the_convention_trains_on_pixels(content, write_set, as_runs):
+    dataset = CocoDataset(*write_set(content), train=True, masks_as_runs=as_runs)
+    polygons, runs = (dataset[index][1]["masks"] for index in (0, 1))
+    assert (polygons.frames[:, 0] > 0).tolist() == [as_runs] * 2
+    assert runs.frames.tolist() == [[40, 20, 0, 0, 40, 20]]
+    if not as_runs:
+        assert polygons.values[:8].tolist() == [4, 6, 14, 6, 14, 14, 4, 14]
 
 
 def test_training_drops_empty_and_crowd_only_images(content, write_set):
@@ -123,7 +134,7 @@ def test_pictures_that_only_an_address_names(content, write_set):
 def test_dataset_can_be_sent_to_another_process(content, write_set):
     dataset = CocoDataset(*write_set(content), train=True)
     copy = pickle.loads(pickle.dumps(dataset))
-    assert torch.equal(copy[0][1]["masks"], dataset[0][1]["masks"])
+    assert torch.equal(copy[0][1]["masks"].values, dataset[0][1]["masks"].values)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +177,9 @@ def test_real_sparse_ids_crowd_and_grey_picture(real_data):
     # Masks and boxes agree up to the few pixels that COCO's are off.
     off = []
     for _, target in targets:
-        for box, mask in zip(target["boxes"], target["masks"], strict=True):
+        for box, mask in zip(
+            target["boxes"], target["masks"].bitmaps(*target["size"]), strict=True
+        ):
             rows_set, columns_set = np.nonzero(mask.numpy())
             if len(rows_set):
                 tight = [columns_set.min(), rows_set.min(), columns_set.max(), rows_set.max()]

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
+from detlite.convention import CONVENTIONS
 from detlite.data import CocoDataset, DataError, build_dataset
 from detlite.data.resize import RandomShortestSize
 from detlite.data.transforms import DetectionTransform
 from detlite.evaluation import to_coco_results
-from detlite.structures.output import OutputRules
+from detlite.structures.instances import Detections
 
 NAMES = ["nose", "left_ear", "right_ear"]
 POINTS = [6, 8, 2, 5, 7, 1, 0, 0, 0]
@@ -118,29 +119,37 @@ def test_keypoints_may_be_moved_as_indices(flip):
     resize = RandomShortestSize([60], 1000)
     image = torch.zeros(3, 30, 40, dtype=torch.uint8)  # enlarged to 60 x 80
     given = target_of([[6.5, 8.5, 2], [5.5, 7.5, 1], [20.5, 25.5, 2]])  # indices and a half
-    _, plain = DetectionTransform([resize], NAMES, keypoint_centre=0.0)(image, given)
+    _, plain = DetectionTransform([resize], NAMES, keypoint_center=0.0)(image, given)
     assert plain["keypoints"].tolist() == [[[12, 16, 2], [10, 14, 1], [40, 50, 2]]]
-    _, mirrored = DetectionTransform([resize, flip(1.0)], NAMES, keypoint_centre=0.0)(image, given)
+    _, mirrored = DetectionTransform([resize, flip(1.0)], NAMES, keypoint_center=0.0)(image, given)
     wide = flip is v2.RandomHorizontalFlip
     first = [79 - 12, 16, 2] if wide else [12, 59 - 16, 2]
     assert mirrored["keypoints"][0, 0].tolist() == first
 
 
+def detected(keypoints):
+    """A person with such keypoints, in an image of 10 x 20."""
+    return Detections(
+        boxes=torch.tensor([[0.0, 0, 20, 10]]),
+        scores=torch.tensor([0.5]),
+        labels=torch.tensor([1]),
+        valid=torch.tensor([True]),
+        keypoints=torch.tensor([keypoints]),
+        keypoint_scores=torch.zeros(1, len(keypoints)),
+    )
+
+
+PERSON = [{"id": 3, "name": "person"}]
+
+
 def test_indices_stay_indices_in_results():
-    detections = {
-        "boxes": torch.tensor([[0.0, 0, 20, 10]]), "labels": torch.tensor([1]),
-        "scores": torch.tensor([0.5]), "keypoints": torch.tensor([[[6.0, 8.5, 1]]]),
-    }  # fmt: skip
-    rules = OutputRules(keypoint_centre=0.0)
-    person = [{"id": 3, "name": "person"}]
-    (result,) = to_coco_results(detections, 5, (10, 20), (20, 20), person, rules)
+    corner = CONVENTIONS["torchvision"]
+    found = detected([[6.0, 8.5, 1]])
+    (result,) = to_coco_results(found, 5, (10, 20), (20, 20), PERSON, corner)
     assert result["keypoints"] == [6, 17, 1]
 
 
 def test_results_are_pixel_indices_again():
-    detections = {
-        "boxes": torch.tensor([[0.0, 0, 20, 10]]), "labels": torch.tensor([1]),
-        "scores": torch.tensor([0.5]), "keypoints": torch.tensor([[[6.5, 8.5, 1], [1, 2, 1]]]),
-    }  # fmt: skip
-    (result,) = to_coco_results(detections, 5, (10, 20), (20, 20), [{"id": 3, "name": "person"}])
+    found = detected([[6.5, 8.5, 1], [1, 2, 1]])
+    (result,) = to_coco_results(found, 5, (10, 20), (20, 20), PERSON)
     assert result["keypoints"] == [6, 16.5, 1, 0.5, 3.5, 1]

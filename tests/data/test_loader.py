@@ -6,17 +6,21 @@ import itertools
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from detlite import distributed
 from detlite.config import ConfigError
 from detlite.data.catalog import build_dataset, build_train_dataset
 from detlite.data.errors import DataError
 from detlite.data.loader import build_test_loader, build_train_loader
+from detlite.structures.packed_masks import PackedMasks
 
 
 def equal(one, other):
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
+    if isinstance(one, PackedMasks):
+        return equal(tree_leaves(one), tree_leaves(other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
@@ -45,7 +49,8 @@ def test_training_batches_are_lists_of_images_and_targets(training):
     assert len(images) == len(targets) == 2
     assert all(image.dtype == torch.uint8 and image.shape[0] == 3 for image in images)
     for image, target in zip(images, targets, strict=True):
-        assert target["masks"].shape[1:] == image.shape[1:]
+        assert len(target["masks"]) == len(target["boxes"])
+        assert target["masks"].bitmaps(*image.shape[1:]).any()
 
 
 def test_resuming_gives_the_same_pixels(training):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 from torchvision import tv_tensors
-from torchvision.transforms.v2 import functional as F
 
 from detlite.data.resize import RandomShortestSize, get_size, resize_shortest
 
@@ -53,12 +52,3 @@ def test_every_short_side_is_drawn():
     picture = tv_tensors.Image(torch.zeros(3, 32, 48, dtype=torch.uint8))
     seen = {transform(picture).shape[1] for _ in range(30)}
     assert seen == {16, 24, 32}
-
-
-@pytest.mark.parametrize("size", [(31, 17), (7, 90), (20, 30), (1, 1)])
-def test_masks_are_sampled_at_pixel_centres(size):
-    masks = torch.randint(0, 2, (3, 20, 30), dtype=torch.uint8)
-    resized = RandomShortestSize([1], 1).transform(tv_tensors.Mask(masks), {"size": size})
-    assert isinstance(resized, tv_tensors.Mask)
-    expected = F.resize_image(masks, list(size), F.InterpolationMode.NEAREST_EXACT)
-    assert torch.equal(resized.as_subclass(torch.Tensor), expected)

@@ -115,8 +115,9 @@ def test_shapes_are_visible(folder):
     contrasts = []
     for index in range(len(dataset)):
         image, target = dataset[index]
-        background = image[:, ~target["masks"].any(0).bool()].float().mean(1)
-        for mask in target["masks"].bool():
+        masks = target["masks"].bitmaps(*target["size"]).bool()
+        background = image[:, ~masks.any(0)].float().mean(1)
+        for mask in masks:
             contrasts.append((image[:, mask].float().mean(1) - background).norm().item())
     assert np.percentile(contrasts, 5) > 40
 

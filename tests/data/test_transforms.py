@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 from detlite.config import load_config
-from detlite.data.resize import resize_shortest
+from detlite.data.resize import RandomShortestSize, resize_shortest
 from detlite.data.transforms import DetectionTransform, build_transform
+from detlite.structures.packed_masks import PackedMasks
 
 
 def scene():
@@ -18,7 +21,8 @@ def scene():
     for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
         mask[y1:y2, x1:x2] = 1
         image[:, y1:y2, x1:x2] = 255
-    target = {"boxes": boxes, "labels": torch.tensor([1, 2]), "masks": masks}
+    labels = torch.tensor([1, 2])
+    target = {"boxes": boxes, "labels": labels, "masks": PackedMasks.from_bitmaps(masks)}
     return image, {**target, "image_id": 5, "size": (32, 48)}
 
 
@@ -35,20 +39,70 @@ def test_boxes_masks_and_pixels_move_together(small_cfg, short_side, flips):
     assert type(image) is torch.Tensor
     assert type(target["boxes"]) is torch.Tensor
     assert target["boxes"].dtype == torch.float32
-    assert target["masks"].dtype == torch.uint8
+    masks = target["masks"].bitmaps(*image.shape[1:])
     assert target["image_id"] == 5
     assert target["size"] == (32, 48)
     assert target["labels"].tolist() == [1, 2]
-    for box, mask in zip(target["boxes"].int().tolist(), target["masks"], strict=True):
+    for box, mask in zip(target["boxes"].int().tolist(), masks, strict=True):
         expected = torch.zeros_like(mask)
         expected[box[1] : box[3], box[0] : box[2]] = 1
         assert torch.equal(mask, expected)
-    assert torch.equal(target["masks"].any(0), image[0] > 127)
+    assert torch.equal(masks.any(0), image[0] > 127)
     # The first box was at the left and at the top.
     scale = short_side / 32
     x1 = (48 - 12 if flips[0] else 2) * scale
     y1 = (32 - 20 if flips[1] else 4) * scale
     assert target["boxes"][0, :2].tolist() == [x1, y1]
+
+
+@pytest.mark.parametrize("flips", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+@pytest.mark.parametrize("short_side", [32, 41, 75, 17])
+def test_run_lengths_move_as_bitmaps_do_in_v2(flips, short_side):
+    """The oracle flips bitmaps by v2, and takes the pixel at each new pixel's centre."""
+    image, target = scene()
+    bitmaps = torch.rand(2, 32, 48, generator=torch.Generator().manual_seed(0)) > 0.5
+    target["masks"] = PackedMasks.from_bitmaps(bitmaps)
+    moves = [v2.RandomHorizontalFlip(flips[0]), v2.RandomVerticalFlip(flips[1])]
+    transform = DetectionTransform([*moves, RandomShortestSize([short_side], 1000)])
+    image, target = transform(image, target)
+    expected = v2.Compose(moves)(tv_tensors.Mask(bitmaps.to(torch.uint8)))
+    height, width = image.shape[1:]
+    rows = (2 * torch.arange(height) + 1) * 32 // (2 * height)
+    columns = (2 * torch.arange(width) + 1) * 48 // (2 * width)
+    expected = expected.as_subclass(torch.Tensor)[:, rows][:, :, columns]
+    assert torch.equal(target["masks"].bitmaps(height, width), expected)
+
+
+def test_polygons_may_be_resized_before_they_are_flipped():
+    image, target = scene()
+    polygons = [[[2, 4, 12, 4, 12, 20, 2, 20]], [[30, 8, 46, 8, 46, 16, 30, 16]]]
+    target["masks"] = PackedMasks.from_segmentations(polygons, 32, 48, as_runs=False)
+    transform = DetectionTransform([RandomShortestSize([64], 1000), v2.RandomHorizontalFlip(1.0)])
+    image, target = transform(image, target)
+    masks = target["masks"].bitmaps(64, 96)
+    assert torch.equal(masks.any(0), image[0] > 127)
+    assert target["masks"].values[:2].tolist() == [92, 8]
+
+
+@pytest.mark.parametrize(
+    ("convention", "size", "dtype"),
+    [
+        ("detlite", (20, 33), torch.uint8),
+        ("maskrcnn-benchmark", (20, 32), torch.uint8),
+        ("torchvision", (20, 32), torch.float32),
+    ],
+)
+@pytest.mark.parametrize("train", [False, True])
+def test_pictures_are_resized_as_the_convention_does(small_cfg, convention, size, dtype, train):
+    cfg = small_cfg("MODEL.CONVENTION", convention, "INPUT.MIN_SIZE_TRAIN", 20)
+    image = torch.zeros(3, 31, 51, dtype=torch.uint8)
+    target = {"boxes": torch.tensor([[10.0, 10, 31, 20]]), "labels": torch.tensor([1])}
+    resized, after = build_transform(cfg, train)(image, target)
+    assert resized.shape[1:] == size
+    assert resized.dtype == dtype
+    if convention == "maskrcnn-benchmark":  # the last pixel keeps its size
+        width = after["boxes"][0, 2] - after["boxes"][0, 0]
+        torch.testing.assert_close(width, torch.tensor(20 * 32 / 51 + 1))
 
 
 def test_the_given_target_is_left_alone(small_cfg):
@@ -65,7 +119,8 @@ def test_boxes_below_a_pixel_are_dropped_with_labels_and_masks():
     _, after = DetectionTransform([])(image, target)
     assert after["boxes"].tolist() == [[30, 8, 46, 16]]
     assert after["labels"].tolist() == [2]
-    assert torch.equal(after["masks"], target["masks"][1:])
+    masks = target["masks"].bitmaps(32, 48)
+    assert torch.equal(after["masks"].bitmaps(32, 48), masks[1:])
 
 
 def test_targets_may_be_empty_and_without_masks(small_cfg):
@@ -95,7 +150,7 @@ def test_colour_jitter_changes_pixels_only(small_cfg):
     jittered, after = build_transform(cfg, train=True)(image, target)
     assert jittered.dtype == torch.uint8
     assert not torch.equal(jittered, image)
-    assert torch.equal(after["masks"], target["masks"])
+    assert after["masks"] is target["masks"]
 
 
 def test_test_time_augmentation_gets_pictures_as_they_are():

@@ -110,6 +110,12 @@ BAD_ANNOTATIONS = [
     ({"segmentation": {"size": [30, 40], "counts": [1300, -100]}}, "not run lengths"),
     ({"segmentation": {"size": [30, 40], "counts": [1200]}}, "empty: no pixel"),
     ({"segmentation": {"size": [30, 40], "counts": 5}}, "not run lengths"),
+    ({"segmentation": {"size": [30, 40], "counts": None}}, "not run lengths"),
+    ({"segmentation": {"size": [30, 40], "counts": [0, 1200.0]}}, "not run lengths"),
+    ({"segmentation": {"size": [30, 40], "counts": [0, 2**64]}}, "not run lengths"),
+    # sums that would come round to 1200 in 64 bits
+    ({"segmentation": {"size": [30, 40], "counts": [2**62] * 4 + [1200]}}, "of 1200 pixels"),
+    ({"segmentation": {"size": [30, 40], "counts": "P" * 12 + "0"}}, "not run lengths"),
     ({"segmentation": {"size": [30, 40]}}, "not run lengths"),
     ({"segmentation": {"size": [30, 40], "counts": "`U1"}}, "empty: no pixel"),
     ({"segmentation": {"size": [30, 40], "counts": "0`U1o"}}, "not run lengths"),

@@ -1,4 +1,4 @@
-"""A detector that can be computed by hand, and pictures on which it is right."""
+"""A detector that can be computed by hand, pictures on which it is right, and harder ones."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from torch.nn import functional as F
+from yacs.config import CfgNode
 
 from detlite.config import load_config
+from detlite.convention import CONVENTIONS
 from detlite.data import build_dataset, build_train_dataset
-from detlite.structures.output import OutputRules
+from detlite.structures.instances import Detections
+
+KEYPOINT_NAMES = ["left_top", "right_top", "middle", "left_bottom", "right_bottom"]
+KEYPOINT_COLOURS = [(255, 60, 60), (60, 255, 60), (250, 250, 250), (60, 60, 255), (250, 250, 0)]
 
 
 class ToyDetector(nn.Module):
-    """Has the interface of GeneralizedRCNN. Detects the one red (1) or green (2) block exactly."""
+    """Has the interface of a `Detector`. Detects the one red (1) or green (2) block exactly."""
+
+    takes_proposals = False
+    needs = ("masks",)
 
     def __init__(self, num_classes: int = 3, width: int = 4) -> None:
         super().__init__()
@@ -31,7 +39,8 @@ class ToyDetector(nn.Module):
         )
         self.roi_heads = nn.ModuleDict({"box": nn.ModuleDict({"predictor": predictor})})
         self.categories: list[dict[str, Any]] = []
-        self.output = OutputRules()
+        self.convention = CONVENTIONS["detlite"]
+        self.mask_threshold = 0.5
 
     @property
     def device(self) -> torch.device:
@@ -51,20 +60,22 @@ class ToyDetector(nn.Module):
         }
 
     @torch.no_grad()
-    def detect(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+    def detect(self, images: list[Tensor], given: None = None) -> list[Detections]:
         assert not self.training
+        assert given is None
         return [self._detect(image) for image in images]
 
-    def _detect(self, image: Tensor) -> dict[str, Tensor]:
+    def _detect(self, image: Tensor) -> Detections:
         ys, xs = torch.where(image.amax(0) > 127)
         box = torch.stack([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
         label = 1 if image[0].sum() > image[1].sum() else 2
-        return {
-            "boxes": box[None].float(),
-            "labels": torch.tensor([label]),
-            "scores": torch.tensor([0.9]),
-            "mask_probs": torch.ones(1, 8, 8),
-        }
+        return Detections(
+            boxes=box[None].float(),
+            labels=torch.tensor([label]),
+            scores=torch.tensor([0.9]),
+            valid=torch.tensor([True]),
+            mask_probs=torch.ones(1, 8, 8),
+        )
 
 
 @pytest.fixture
@@ -136,3 +147,72 @@ def make_sets() -> Callable[[Any], tuple[Any, list[Any]]]:
         return build_train_dataset(cfg), tests
 
     return make
+
+
+@pytest.fixture(scope="session")
+def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of grey plates of two shades, with a dot of its own colour for each keypoint."""
+    folder = tmp_path_factory.mktemp("plates")
+    rng = np.random.default_rng(0)
+    images, annotations = [], []
+    for number in range(1, 7):
+        picture = Image.fromarray(rng.integers(0, 40, (64, 80, 3), np.uint8))
+        draw = ImageDraw.Draw(picture)
+        for half in range(2):
+            x, y = 40 * half + int(rng.integers(1, 8)), int(rng.integers(2, 28))
+            width, height = int(rng.integers(24, 31)), int(rng.integers(24, 33))
+            category = int(rng.integers(2))
+            draw.rectangle((x, y, x + width - 1, y + height - 1), fill=(110 + 60 * category,) * 3)
+            keypoints = []
+            places = [(0.2, 0.2), (0.8, 0.2), (0.5, 0.5), (0.2, 0.8), (0.8, 0.8)]
+            for (across, down), colour in zip(places, KEYPOINT_COLOURS, strict=True):
+                point = int(x + across * width), int(y + down * height)
+                draw.rectangle((*(p - 2 for p in point), *(p + 2 for p in point)), fill=colour)
+                keypoints += [*point, 2]
+            right, bottom = x + width, y + height
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": 1 + category,
+                    "bbox": [x, y, width, height],
+                    "area": width * height,
+                    "segmentation": [[x, y, right, y, right, bottom, x, bottom]],
+                    "keypoints": keypoints,
+                    "num_keypoints": len(places),
+                    "iscrowd": 0,
+                }
+            )
+        picture.save(folder / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "height": 64, "width": 80})
+    categories = [
+        {"id": number, "name": name, "keypoints": KEYPOINT_NAMES, "skeleton": []}
+        for number, name in ((1, "dark"), (2, "light"))
+    ]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (folder / "plates.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture
+def plates_config(
+    tiny_config: Callable[..., CfgNode], plates: Path, tmp_path: Path, device: str
+) -> Callable[..., CfgNode]:
+    """Loads a config that trains and tests a tiny model on `plates`; takes further overrides."""
+
+    def load(*opts: Any, **kinds: Any) -> CfgNode:
+        entry = {"name": "plates", "annotations": "plates.json", "images": "."}
+        return tiny_config(
+            "MODEL.DEVICE", device, "OUTPUT_DIR", str(tmp_path),
+            "DATASETS.ROOT", str(plates), "DATASETS.CATALOG", [entry],
+            "DATASETS.TRAIN", ("plates",), "DATASETS.TEST", ("plates",),
+            "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 3, "DATALOADER.NUM_WORKERS", 0,
+            "INPUT.MIN_SIZE_TRAIN", (64,), "INPUT.MIN_SIZE_TEST", 64, "SOLVER.OPTIMIZER", "AdamW",
+            "SOLVER.BASE_LR", 2e-3, "SOLVER.WARMUP_ITERS", 4, "SOLVER.STEPS", (),
+            "SOLVER.IMS_PER_BATCH", 2, "SOLVER.MAX_ITER", 16, "SOLVER.LOG_PERIOD", 1,
+            "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 5, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
+            "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
+            "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (16, 16), *opts, **kinds,
+        )  # fmt: skip
+
+    return load

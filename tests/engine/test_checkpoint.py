@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
 from detlite.engine.checkpoint import (
+    Checkpoint,
     CheckpointError,
     last_checkpoint,
     read_checkpoint,
@@ -31,17 +33,35 @@ def test_last_checkpoint_follows_the_newest_and_the_folder(toy, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     for number in (1, 2):
-        save_checkpoint(run / f"model_{number}.pth", {"model": toy.state_dict()})
+        save_checkpoint(Checkpoint(run / f"model_{number}.pth", toy.state_dict()))
     run.rename(tmp_path / "moved")
     assert last_checkpoint(tmp_path / "moved") == tmp_path / "moved" / "model_2.pth"
 
 
+def test_every_field_comes_back(toy, tmp_path):
+    written = Checkpoint(
+        tmp_path / "w.pth",
+        {"weight": torch.arange(3.0)},
+        [{"id": 7, "name": "red"}],
+        "MODEL: {DEVICE: cpu}",
+        "detectron2",
+        backbone_only=True,
+        training={"iteration": 2, "rng": [torch.zeros(1)]},
+    )
+    save_checkpoint(written)
+    read = read_checkpoint(tmp_path / "w.pth")
+    for field in fields(Checkpoint):
+        if field.name not in ("model", "timm_body"):
+            assert getattr(read, field.name) == getattr(written, field.name), field.name
+    assert torch.equal(read.model["weight"], written.model["weight"])
+
+
 def test_failed_save_leaves_the_last_one(toy, tmp_path):
     path = tmp_path / "model_final.pth"
-    save_checkpoint(path, {"model": toy.state_dict()})
+    save_checkpoint(Checkpoint(path, toy.state_dict()))
     with pytest.raises(Exception, match="pickle"):
-        save_checkpoint(path, {"model": toy.state_dict(), "bad": lambda: None})
-    load_weights(toy, path)
+        save_checkpoint(Checkpoint(path, toy.state_dict(), training={"bad": lambda: None}))
+    load_weights(toy, read_checkpoint(path))
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -49,7 +69,7 @@ def test_a_place_that_cannot_be_written_to(toy, tmp_path):
     (tmp_path / "folder.pth").mkdir()
     for path in (tmp_path / "none" / "model.pth", tmp_path / "folder.pth"):
         with pytest.raises(CheckpointError, match=f"{path.name}: cannot be written"):
-            save_checkpoint(path, {"model": toy.state_dict()})
+            save_checkpoint(Checkpoint(path, toy.state_dict()))
     assert [file.name for file in tmp_path.iterdir()] == ["folder.pth"]
 
 
@@ -92,3 +112,10 @@ def test_files_that_are_no_checkpoint(tmp_path):
         torch.save(content, tmp_path / "odd.pth")
         with pytest.raises(CheckpointError, match=r"odd\.pth: holds neither a state dict"):
             read_checkpoint(tmp_path / "odd.pth")
+
+
+def test_fields_of_another_kind_are_left_out(toy, tmp_path):
+    content = {"model": toy.state_dict(), "config": {"model": "other"}, "training": 3}
+    torch.save(content, tmp_path / "w.pth")
+    checkpoint = read_checkpoint(tmp_path / "w.pth")
+    assert (checkpoint.config, checkpoint.training) == ("", {})

@@ -10,6 +10,7 @@ from detlite.config import ConfigError
 from detlite.data import DataError
 from detlite.data.catalog import coco_files
 from detlite.engine.evaluate import evaluate, evaluate_dataset, run_inference
+from detlite.evaluation import EVALUATORS, Evaluator
 
 
 @pytest.fixture
@@ -94,18 +95,50 @@ def test_sets_of_lvis_are_measured_as_lvis_does(evaluated, monkeypatch):
         evaluated("DATASETS.CATALOG", catalog)
 
 
+def named(*evaluators):
+    """Overrides that name the evaluators of the test set."""
+    entry = {"annotations": "blocks.json", "images": "."}
+    return (
+        "DATASETS.CATALOG",
+        [{"name": "train", **entry}, {"name": "val", **entry, "evaluators": [*evaluators]}],
+    )
+
+
+def test_an_entry_names_its_evaluators(evaluated, tmp_path):
+    metrics = evaluated(*named("coco", "proposals"))["val"]
+    assert list(metrics) == ["bbox", "segm", "box_proposal"]
+    assert metrics["box_proposal"]["AR@100"] > 0.9
+    assert evaluated(*named())["val"] == {}
+    assert len(json.loads((tmp_path / "results_val.json").read_text())) == 7
+
+
+def test_the_same_kind_twice_is_told_apart_by_evaluator(evaluated, monkeypatch):
+    monkeypatch.setattr(EVALUATORS, "_builders", dict(EVALUATORS._builders))
+
+    @EVALUATORS.register("mine")
+    class Mine(Evaluator):
+        def evaluate(self, cfg, dataset, results):
+            return {"bbox": {"AP": len(results) / 10}, "mine": {"right": None}}
+
+    metrics = evaluated(*named("mine", "coco"))["val"]
+    assert list(metrics) == ["bbox", "mine", "coco bbox", "segm"]
+    assert metrics["bbox"] == {"AP": 0.7}
+    assert metrics["coco bbox"]["AP"] > 0.9
+
+
+def test_checks_come_before_inference(evaluated, monkeypatch):
+    monkeypatch.setattr("detlite.engine.evaluate.run_inference", None)
+    with pytest.raises(ConfigError, match="'cityscapes' measures 'segm'"):
+        evaluated(*named("cityscapes"), "MODEL.MASK_ON", False)
+
+
 def test_boxes_alone_without_a_mask_head(evaluated):
     assert list(evaluated("MODEL.MASK_ON", False)["val"]) == ["bbox"]
 
 
 def test_nothing_detected_is_ap_0(evaluated, toy, tmp_path):
-    nothing = {
-        "boxes": torch.zeros(0, 4),
-        "labels": torch.zeros(0, dtype=torch.int64),
-        "scores": torch.zeros(0),
-        "mask_probs": torch.zeros(0, 8, 8),
-    }
-    toy._detect = lambda image: nothing
+    detect = toy._detect
+    toy._detect = lambda image: detect(image)[:0]
     metrics = evaluated()["val"]
     assert metrics["bbox"]["AP"] == metrics["segm"]["AP"] == 0
     assert json.loads((tmp_path / "results_val.json").read_text()) == []

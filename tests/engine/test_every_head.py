@@ -3,94 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data import build_dataset, build_train_dataset
 from detlite.engine.evaluate import evaluate_dataset
 from detlite.engine.train import train
-from detlite.modeling.rcnn import build_model
-from detlite.predictor import Predictor
-
-KEYPOINT_NAMES = ["left_top", "right_top", "middle", "left_bottom", "right_bottom"]
-KEYPOINT_COLOURS = [(255, 60, 60), (60, 255, 60), (250, 250, 250), (60, 60, 255), (250, 250, 0)]
-
-
-@pytest.fixture(scope="session")
-def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures of grey plates of two shades, with a dot of its own colour for each keypoint."""
-    folder = tmp_path_factory.mktemp("plates")
-    rng = np.random.default_rng(0)
-    images, annotations = [], []
-    for number in range(1, 7):
-        picture = Image.fromarray(rng.integers(0, 40, (64, 80, 3), np.uint8))
-        draw = ImageDraw.Draw(picture)
-        for half in range(2):
-            x, y = 40 * half + int(rng.integers(1, 8)), int(rng.integers(2, 28))
-            width, height = int(rng.integers(24, 31)), int(rng.integers(24, 33))
-            category = int(rng.integers(2))
-            draw.rectangle((x, y, x + width - 1, y + height - 1), fill=(110 + 60 * category,) * 3)
-            keypoints = []
-            places = [(0.2, 0.2), (0.8, 0.2), (0.5, 0.5), (0.2, 0.8), (0.8, 0.8)]
-            for (across, down), colour in zip(places, KEYPOINT_COLOURS, strict=True):
-                point = int(x + across * width), int(y + down * height)
-                draw.rectangle((*(p - 2 for p in point), *(p + 2 for p in point)), fill=colour)
-                keypoints += [*point, 2]
-            right, bottom = x + width, y + height
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": number,
-                    "category_id": 1 + category,
-                    "bbox": [x, y, width, height],
-                    "area": width * height,
-                    "segmentation": [[x, y, right, y, right, bottom, x, bottom]],
-                    "keypoints": keypoints,
-                    "num_keypoints": len(places),
-                    "iscrowd": 0,
-                }
-            )
-        picture.save(folder / f"{number}.png")
-        images.append({"id": number, "file_name": f"{number}.png", "height": 64, "width": 80})
-    categories = [
-        {"id": number, "name": name, "keypoints": KEYPOINT_NAMES, "skeleton": []}
-        for number, name in ((1, "dark"), (2, "light"))
-    ]
-    content = {"images": images, "annotations": annotations, "categories": categories}
-    (folder / "plates.json").write_text(json.dumps(content))
-    return folder
-
-
-@pytest.fixture
-def plates_config(
-    tiny_config: Callable[..., CfgNode], plates: Path, tmp_path: Path, device: str
-) -> Callable[..., CfgNode]:
-    """Loads a config that trains and tests a tiny model on `plates`; takes further overrides."""
-
-    def load(*opts: Any, **kinds: Any) -> CfgNode:
-        entry = {"name": "plates", "annotations": "plates.json", "images": "."}
-        return tiny_config(
-            "MODEL.DEVICE", device, "OUTPUT_DIR", str(tmp_path),
-            "DATASETS.ROOT", str(plates), "DATASETS.CATALOG", [entry],
-            "DATASETS.TRAIN", ("plates",), "DATASETS.TEST", ("plates",),
-            "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 3, "DATALOADER.NUM_WORKERS", 0,
-            "INPUT.MIN_SIZE_TRAIN", (64,), "INPUT.MIN_SIZE_TEST", 64, "SOLVER.OPTIMIZER", "AdamW",
-            "SOLVER.BASE_LR", 2e-3, "SOLVER.WARMUP_ITERS", 4, "SOLVER.STEPS", (),
-            "SOLVER.IMS_PER_BATCH", 2, "SOLVER.MAX_ITER", 16, "SOLVER.LOG_PERIOD", 1,
-            "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 5, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
-            "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
-            "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (16, 16), *opts, **kinds,
-        )  # fmt: skip
-
-    return load
+from detlite.inference.predictor import Predictor
+from detlite.modeling.build import build_model
 
 
 def run(cfg: CfgNode) -> tuple[list[dict[str, float]], dict[str, Any], Predictor]:
@@ -109,15 +35,16 @@ CASCADE = ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_
 GROUP_NORM_HEAD = [
     "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FPNXconv1fcFeatureExtractor",
     "MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS", 2, "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM", 16,
-    "MODEL.ROI_BOX_HEAD.USE_GN", True, "MODEL.ROI_MASK_HEAD.USE_GN", True, "MODEL.FPN.USE_GN", True,
+    "MODEL.ROI_BOX_HEAD.NORM", "GN", "MODEL.ROI_MASK_HEAD.NORM", "GN", "MODEL.FPN.NORM", "GN",
 ]  # fmt: skip
 NO_MASKS = ["MODEL.MASK_ON", False]
+PROPOSING = ["MODEL.META_ARCHITECTURE", "ProposalNetwork", *NO_MASKS]
 SHARED = [
     "MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", True,
     "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 28,
 ]  # fmt: skip
 RETINANET = [
-    "MODEL.RETINANET_ON", True, "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET",
+    "MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET",
     "MODEL.RETINANET.NUM_CLASSES", 3, "MODEL.RETINANET.ANCHOR_SIZES", (16, 24, 32, 64, 128),
     "MODEL.RETINANET.NUM_CONVS", 1, "MODEL.RETINANET.PRIOR_PROB", 0.1,
 ]  # fmt: skip
@@ -157,7 +84,7 @@ def test_trains_and_evaluates(plates_config, opts, c4):
 
 
 def test_region_proposals_alone_are_learnt_and_measured(plates_config):
-    cfg = plates_config("MODEL.RPN_ONLY", True, *NO_MASKS, "SOLVER.MAX_ITER", 40)
+    cfg = plates_config(*PROPOSING, "SOLVER.MAX_ITER", 40)
     dataset = build_dataset(cfg, "plates", train=False)
     untrained = evaluate_dataset(cfg, build_model(cfg), dataset, Path(cfg.OUTPUT_DIR))
     history, metrics, _ = run(cfg)
@@ -168,7 +95,7 @@ def test_region_proposals_alone_are_learnt_and_measured(plates_config):
 
 
 def test_fast_rcnn_learns_on_what_region_proposals_alone_left(plates_config, tmp_path):
-    proposing = plates_config("MODEL.RPN_ONLY", True, *NO_MASKS, "SOLVER.MAX_ITER", 24)
+    proposing = plates_config(*PROPOSING, "SOLVER.MAX_ITER", 24)
     run(proposing)
     files = (str(tmp_path / "results_plates.json"),)
     cfg = plates_config(
@@ -193,7 +120,7 @@ def test_fast_rcnn_learns_on_what_region_proposals_alone_left(plates_config, tmp
     image, target = dataset[0]
     [found] = predictor([image], [target["proposals"]])
     assert len(found["boxes"]) == len(predictor(image, target["proposals"])["boxes"]) > 0
-    with pytest.raises(ValueError, match="has no RPN and needs regions"):
+    with pytest.raises(ValueError, match="has no RPN and needs proposals"):
         predictor(image)
 
 

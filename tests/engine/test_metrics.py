@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
+import weakref
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from detlite.engine.metrics import Meters, MetricsWriter, setup_logging
+from detlite.engine.metrics import Meters, MetricsWriter, NonFiniteLossError, setup_logging
 
 STEP = {"loss": 1.5, "loss_a": 1.0, "lr": 0.02, "time": 0.5, "data_time": 0.1, "eta_s": 61.0}
 
@@ -37,22 +40,64 @@ def iterations(folder):
     return [json.loads(line)["iteration"] for line in lines]
 
 
-def test_meters_give_means_since_the_last_reading():
+def test_meters_give_means_since_the_last_reading(monkeypatch):
+    clock = iter([0.0, 2.0, 10.0, 12.0, 20.0, 25.0])
+    monkeypatch.setattr("detlite.engine.metrics.time.perf_counter", lambda: next(clock))
     meters = Meters(max_iter=10)
-    for loss in (1.0, 3.0):
-        meters.update({"loss": loss, "time": 2.0})
-    assert meters.read(2) == {"loss": 2.0, "time": 2.0, "eta_s": 16.0}
-    meters.update({"loss": 5.0, "time": 5.0})
-    assert meters.read(3) == {"loss": 5.0, "time": 5.0, "eta_s": 21.0}
+
+    def step(iteration, a, b):
+        with meters.timed("time"):
+            losses = {"loss_a": torch.tensor(a), "loss_b": torch.tensor(b, dtype=torch.bfloat16)}
+            meters.update(iteration, losses, [])
+
+    step(1, 0.5, 0.5)
+    step(2, 2.5, 0.5)
+    wanted = {"loss": 2.0, "loss_a": 1.5, "loss_b": 0.5, "time": 2.0, "eta_s": 16.0}
+    assert meters.read(2) == wanted
+    step(3, 4.0, 1.0)
+    wanted = {"loss": 5.0, "loss_a": 4.0, "loss_b": 1.0, "time": 5.0, "eta_s": 21.0}
+    assert meters.read(3) == wanted
 
 
 def test_meters_measure_time():
     meters = Meters(max_iter=2)
-    for _ in range(2):
+    for iteration in (1, 2):
         with meters.timed("time"):
             time.sleep(0.01)
-        meters.update({})
+        meters.update(iteration, {"loss_a": torch.tensor(1.0)}, [])
     assert 0.01 <= meters.read(2)["time"] < 0.1
+
+
+def test_meters_hold_no_graph():
+    weight = torch.ones((), requires_grad=True)
+    graph = weight * 2
+    gone = weakref.ref(graph)
+    meters = Meters(max_iter=2)
+    meters.update(1, {"loss_a": graph}, [])
+    del graph
+    assert gone() is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_meters_name_the_first_loss_that_is_not_finite(value):
+    meters = Meters(max_iter=9)
+    assert meters.check() == []
+    for iteration, loss in enumerate([1.0, value, math.nan], start=4):
+        losses = {"loss_a": torch.tensor(0.5), "loss_b": torch.tensor(loss)}
+        meters.update(iteration, losses, [10 * iteration, 7])
+    message = rf"iteration 5: .*loss_a 0\.5, loss_b {value:.4g}\) on images \[50, 7\]"
+    for read in (meters.check, lambda: meters.read(6)):
+        with pytest.raises(NonFiniteLossError, match=message):
+            read()
+
+
+def test_checking_keeps_what_is_to_be_read():
+    meters = Meters(max_iter=2)
+    with meters.timed("time"):
+        meters.update(1, {"loss_a": torch.tensor(3.0)}, [])
+    assert meters.check() == meters.check() == [[3.0]]
+    assert meters.read(1)["loss"] == 3.0
+    assert meters.check() == []
 
 
 def test_lines_and_events(tmp_path, caplog):

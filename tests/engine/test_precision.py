@@ -7,7 +7,7 @@ import torch
 
 from detlite.config import load_config
 from detlite.engine.precision import autocast, resolve_dtype
-from detlite.modeling.rcnn import torch_device
+from detlite.modeling.build import torch_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

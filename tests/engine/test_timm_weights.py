@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
-from detlite.engine.checkpoint import CheckpointError, read_checkpoint
+from detlite.engine.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from detlite.engine.weights import load_weights
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
 
 timm = pytest.importorskip("timm", reason="timm is not installed")
 
@@ -32,7 +33,7 @@ def test_body_takes_its_weights_and_leaves_out_the_head(
         pytest.importorskip("safetensors.torch").save_file(state, file)
     model = detector(tiny_config, name, "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", freeze_at)
     before = {n: v.clone() for n, v in model.state_dict().items()}
-    load_weights(model, file)
+    load_weights(model, read_checkpoint(file))
     for path, value in model.backbone.body.net.state_dict().items():
         assert torch.equal(value, state[path]), path
     for path, value in model.state_dict().items():
@@ -43,7 +44,7 @@ def test_body_takes_its_weights_and_leaves_out_the_head(
 def test_own_checkpoint_of_a_timm_body_loads(tiny_config, tmp_path):
     model, other = detector(tiny_config), detector(tiny_config)
     torch.save({"model": model.state_dict()}, tmp_path / "model.pth")
-    load_weights(other, tmp_path / "model.pth")
+    load_weights(other, read_checkpoint(tmp_path / "model.pth"))
     for path, value in other.state_dict().items():
         assert torch.equal(value, model.state_dict()[path])
 
@@ -51,25 +52,25 @@ def test_own_checkpoint_of_a_timm_body_loads(tiny_config, tmp_path):
 def test_weights_of_another_model_are_refused(tiny_config, tmp_path):
     torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"missing in the file +backbone\.body\.net\.stages"):
-        load_weights(detector(tiny_config), tmp_path / "w.pth")
+        load_weights(detector(tiny_config), read_checkpoint(tmp_path / "w.pth"))
 
 
 def test_plain_resnets_become_ours_unless_the_body_is_timms(tmp_path):
     torch.save(timm.create_model("resnet18").state_dict(), tmp_path / "w.pth")
     for source in (None, "timm"):
-        content = read_checkpoint(tmp_path / "w.pth", source)
-        assert content["backbone_only"]
-        assert "backbone.body.res5.1.conv2.weight" in content["model"]
-    kept = read_checkpoint(tmp_path / "w.pth", timm_body=True)["model"]
-    assert "backbone.body.net.layer4.1.conv2.weight" in kept
+        checkpoint = read_checkpoint(tmp_path / "w.pth", source)
+        assert checkpoint.backbone_only
+        assert "backbone.body.res5.1.conv2.weight" in checkpoint.model
+        assert "backbone.body.net.layer4.1.conv2.weight" in checkpoint.timm_body
 
 
 def test_converted_file_is_read_like_the_original(tiny_config, tmp_path):
     torch.save(timm.create_model("test_convnext").state_dict(), tmp_path / "w.pth")
-    torch.save(read_checkpoint(tmp_path / "w.pth", "timm"), tmp_path / "converted.pth")
+    converted = read_checkpoint(tmp_path / "w.pth", "timm")
+    write_checkpoint(replace(converted, path=tmp_path / "converted.pth"))
     first, second = detector(tiny_config), detector(tiny_config)
-    load_weights(first, tmp_path / "w.pth")
-    load_weights(second, tmp_path / "converted.pth")
+    load_weights(first, read_checkpoint(tmp_path / "w.pth"))
+    load_weights(second, read_checkpoint(tmp_path / "converted.pth"))
     for path, value in first.backbone.body.state_dict().items():
         assert torch.equal(value, second.backbone.body.state_dict()[path])
 

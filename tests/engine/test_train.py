@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from detlite.config import ConfigError, load_config
+from detlite.convention import convention_of
 from detlite.data import DataError
 from detlite.engine.checkpoint import CheckpointError, last_checkpoint, read_checkpoint
+from detlite.engine.metrics import NonFiniteLossError
 from detlite.engine.seeding import seed_all
-from detlite.engine.train import NonFiniteLossError, check_output_dir, finite_losses, train
+from detlite.engine.train import check_output_dir, train
 
 
 @pytest.fixture
@@ -22,6 +24,7 @@ def run(make_cfg, make_sets, toy):
         cfg = make_cfg(*opts)
         train_set, test_sets = make_sets(cfg)
         model.categories = train_set.categories
+        model.convention = convention_of(cfg)
         seed_all(seed)
         return cfg, train(cfg, model, train_set, test_sets, resume)
 
@@ -52,6 +55,21 @@ def test_a_run_leaves_its_files_and_metrics(run):
         assert row["loss"] == pytest.approx(row["loss_classifier"] + row["loss_box"])
         assert row["time"] >= row["data_time"] > 0
     assert [row["lr"] for row in rows(cfg)] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.01])
+
+
+@pytest.mark.parametrize("save_period", [0, 1])
+def test_reports_are_means_since_the_last_one(run, tmp_path, toy, save_period):
+    """Saving in between reads the losses, and takes none away."""
+    single, _ = run("OUTPUT_DIR", str(tmp_path / "single"), "SOLVER.MAX_ITER", 5)
+    torch.manual_seed(0)
+    cfg, _ = run(
+        "SOLVER.MAX_ITER", 5, "SOLVER.LOG_PERIOD", 3, "SOLVER.CHECKPOINT_PERIOD", save_period,
+        model=type(toy)(),
+    )  # fmt: skip
+    each = [row["loss"] for row in rows(single)]
+    assert [row["iteration"] for row in rows(cfg)] == [3, 5]
+    means = [sum(each[:3]) / 3, sum(each[3:]) / 2]
+    assert [row["loss"] for row in rows(cfg)] == pytest.approx(means)
 
 
 def test_training_learns(run):
@@ -89,12 +107,13 @@ def test_resumed_training_equals_straight_training_bit_for_bit(
     resumed_cfg, resumed_metrics = run(*opts, model=type(toy)(), resume=True, seed=99)
     resumed = read_checkpoint(tmp_path / "resumed" / "model_final.pth")
 
-    assert resumed["iteration"] == straight["iteration"] == 4
-    for name, value in straight["model"].items():
-        torch.testing.assert_close(resumed["model"][name], value, rtol=0, atol=0)
+    assert resumed.training["iteration"] == straight.training["iteration"] == 4
+    for name, value in straight.model.items():
+        torch.testing.assert_close(resumed.model[name], value, rtol=0, atol=0)
     for key in ("optimizer", "scheduler", "scaler", "sampler"):
-        torch.testing.assert_close(resumed[key], straight[key], rtol=0, atol=0)
-    torch.testing.assert_close(resumed["rng"][0]["torch"], straight["rng"][0]["torch"])
+        torch.testing.assert_close(resumed.training[key], straight.training[key], rtol=0, atol=0)
+    (drawn,), (wanted,) = resumed.training["rng"], straight.training["rng"]
+    assert torch.equal(drawn["torch"], wanted["torch"])
     assert resumed_metrics == straight_metrics
     assert list(map(timeless, rows(resumed_cfg))) == list(map(timeless, rows(straight_cfg)))
 
@@ -146,6 +165,13 @@ def test_resume_with_another_optimizer(run):
         run("SOLVER.OPTIMIZER", "AdamW", "SOLVER.MAX_ITER", 6, resume=True)
 
 
+def test_resume_under_another_convention(run):
+    run()
+    with pytest.raises(ConfigError, match=r"CONVENTION is torchvision, but .* that of detlite"):
+        run("MODEL.CONVENTION", "torchvision", resume=True)
+    run("MODEL.CONVENTION", "detlite", resume=True)  # what it was
+
+
 def test_resume_tells_which_keys_changed(run, caplog):
     run()
     run("SOLVER.BASE_LR", 7.0, resume=True)
@@ -171,14 +197,17 @@ def test_resume_from_a_truncated_checkpoint(run):
 
 def test_checkpoint_holds_config_and_categories(run):
     cfg, _ = run()
-    content = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
+    checkpoint = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
     file = Path(cfg.OUTPUT_DIR) / "again.yaml"
-    file.write_text(content["config"])
+    file.write_text(checkpoint.config)
     assert load_config(file) == cfg
-    assert content["categories"] == [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
+    assert checkpoint.convention == "detlite"
+    assert checkpoint.categories == [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
 
 
-def test_non_finite_loss_stops_before_the_step(run, toy):
+@pytest.fixture
+def diverging(toy):
+    """The toy detector, whose third step has a NaN; and the ids of the images of each step."""
     forward, calls = toy.forward, []
 
     def diverge(images, targets):
@@ -189,17 +218,39 @@ def test_non_finite_loss_stops_before_the_step(run, toy):
         return losses
 
     toy.forward = diverge
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("log_period", "noticed"), [(1, 3), (5, 5), (100, 6)], ids=["in its step", "logging", "saving"]
+)
+def test_a_non_finite_loss_is_reported_when_it_is_read(run, diverging, log_period, noticed):
+    keys = ["SOLVER.MAX_ITER", 8, "SOLVER.LOG_PERIOD", log_period, "SOLVER.CHECKPOINT_PERIOD", 6]
     with pytest.raises(NonFiniteLossError, match=r"iteration 3: .*loss_box nan") as error:
-        run("SOLVER.CHECKPOINT_PERIOD", 2)
-    assert str(calls[2]) in str(error.value)
-    assert all(value.isfinite().all() for value in toy.state_dict().values())
+        run(*keys)
+    assert str(diverging[2]) in str(error.value)
+    assert len(diverging) == noticed
 
 
-def test_finite_losses_are_numbers_with_their_sum():
-    losses = {"loss_a": torch.tensor(1.5), "loss_b": torch.tensor(2.0, dtype=torch.bfloat16)}
-    assert finite_losses(losses, 1, []) == {"loss": 3.5, "loss_a": 1.5, "loss_b": 2.0}
-    with pytest.raises(NonFiniteLossError, match=r"\[7\]"):
-        finite_losses({"loss_a": torch.tensor(math.inf)}, 1, [{"image_id": 7}])
+@pytest.mark.parametrize("period", ["CHECKPOINT_PERIOD", "TEST_PERIOD"])
+def test_after_a_non_finite_loss_nothing_is_saved_or_measured(
+    run, make_cfg, toy, diverging, period
+):
+    """Not even what is due long before the losses are reported."""
+    with pytest.raises(NonFiniteLossError, match="iteration 3"):
+        run("SOLVER.MAX_ITER", 8, "SOLVER.LOG_PERIOD", 100, f"SOLVER.{period}", 2)
+    assert len(diverging) == 4
+    assert any(value.isnan().any() for value in toy.state_dict().values())
+    output = Path(make_cfg().OUTPUT_DIR)
+    saved = sorted(file.name for file in output.glob("*.pth"))
+    if period == "TEST_PERIOD":
+        assert saved == []
+        assert [row["iteration"] for row in rows(make_cfg(), "evaluation")] == [2]
+        return
+    assert saved == ["model_0000002.pth"]
+    last = last_checkpoint(output)
+    assert last is not None
+    assert all(value.isfinite().all() for value in read_checkpoint(last).model.values())
 
 
 def test_gradients_are_clipped(run, toy):

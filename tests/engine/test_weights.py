@@ -6,9 +6,14 @@ import pytest
 import torch
 
 from detlite.config import ConfigError
-from detlite.engine.checkpoint import CheckpointError, save_checkpoint
+from detlite.engine.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    read_checkpoint,
+    save_checkpoint,
+)
 from detlite.engine.weights import build_model_from_checkpoint, load_weights
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
 
 CATEGORIES = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
 
@@ -19,11 +24,9 @@ def other_classes(toy, num_classes):
 
 def test_round_trip_brings_weights_and_categories(toy, tmp_path):
     path = tmp_path / "model_0000002.pth"
-    content = {"model": toy.state_dict(), "categories": CATEGORIES, "iteration": 2}
-    save_checkpoint(path, content)
+    save_checkpoint(Checkpoint(path, toy.state_dict(), CATEGORIES))
     other = other_classes(toy, 3)
-    read = load_weights(other, path)
-    assert read["iteration"] == 2
+    load_weights(other, read_checkpoint(path))
     assert other.categories == CATEGORIES
     for name, value in toy.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=0)
@@ -36,9 +39,9 @@ def test_bare_state_dict_with_ddp_prefixes(toy, tmp_path, wrap):
     torch.save(wrap(state), tmp_path / "w.pth")
     toy.categories = CATEGORIES
     other = other_classes(toy, 3)
-    read = load_weights(other, tmp_path / "w.pth")
+    load_weights(other, read_checkpoint(tmp_path / "w.pth"))
     torch.testing.assert_close(other.body.weight, toy.body.weight, rtol=0, atol=0)
-    assert read["categories"] == []
+    assert other.categories == []
 
 
 def test_table_of_what_does_not_fit(toy, tmp_path):
@@ -49,7 +52,7 @@ def test_table_of_what_does_not_fit(toy, tmp_path):
     torch.save(state, tmp_path / "w.pth")
     before = {name: value.clone() for name, value in toy.state_dict().items()}
     with pytest.raises(CheckpointError) as error:
-        load_weights(toy, tmp_path / "w.pth", reinit_heads=True)
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
     lines = [" ".join(line.split()) for line in str(error.value).splitlines()]
     assert lines[0].endswith("does not fit the model: 9 of its 11 entries do")
     assert lines[1:] == [
@@ -65,24 +68,22 @@ def test_table_of_what_does_not_fit(toy, tmp_path):
 def test_long_tables_are_cut(toy, tmp_path):
     torch.save({f"x{number}": torch.zeros(1) for number in range(100)}, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"\.\.\. and 71 more"):
-        load_weights(toy, tmp_path / "w.pth")
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
 
 
 def test_other_class_count_is_refused_with_the_remedy(toy, tmp_path):
     torch.save(other_classes(toy, 5).state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"MODEL\.REINIT_HEADS True") as error:
-        load_weights(toy, tmp_path / "w.pth")
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
     assert "roi_heads.box.predictor.cls_score.weight  [5, 4]" in str(error.value)
 
 
 def test_other_class_count_is_initialised_anew_when_asked(toy, tmp_path, caplog):
     source = other_classes(toy, 5)
-    save_checkpoint(
-        tmp_path / "w.pth", {"model": source.state_dict(), "categories": CATEGORIES * 2}
-    )
+    save_checkpoint(Checkpoint(tmp_path / "w.pth", source.state_dict(), CATEGORIES * 2))
     fresh = toy.roi_heads["box"]["predictor"]["cls_score"].weight.detach().clone()
     toy.categories = CATEGORIES
-    load_weights(toy, tmp_path / "w.pth", reinit_heads=True)
+    load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
     predictor = toy.roi_heads["box"]["predictor"]
     torch.testing.assert_close(predictor["cls_score"].weight, fresh, rtol=0, atol=0)
     bbox_weight = source.roi_heads["box"]["predictor"]["bbox_pred"].weight
@@ -101,7 +102,7 @@ def test_weights_without_a_config_do_not_make_a_model(toy, tmp_path):
 def test_other_width_is_an_error_even_when_heads_may_be_new(toy, tmp_path):
     torch.save(type(toy)(3, width=6).state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"body\.weight") as error:
-        load_weights(toy, tmp_path / "w.pth", reinit_heads=True)
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
     assert "MODEL.REINIT_HEADS" not in str(error.value)
 
 
@@ -126,3 +127,25 @@ def test_errors_in_a_stored_config_name_the_checkpoint(tmp_path, toy):
     torch.save({"model": toy.state_dict(), "config": "SOLVER: ["}, path)
     with pytest.raises(CheckpointError, match=r"weights\.pth: its config is not YAML"):
         build_model_from_checkpoint(path)
+
+
+def test_a_moving_average_that_the_file_lacks_stays(toy, tmp_path):
+    torch.save(toy.state_dict(), tmp_path / "without.pth")
+    toy.register_buffer("moving_foreground", torch.tensor(100.0))
+    load_weights(toy, read_checkpoint(tmp_path / "without.pth"))
+    assert toy.moving_foreground == 100
+    torch.save(toy.state_dict() | {"moving_foreground": torch.tensor(7.0)}, tmp_path / "with.pth")
+    load_weights(toy, read_checkpoint(tmp_path / "with.pth"))
+    assert toy.moving_foreground == 7
+
+
+@pytest.mark.parametrize("with_file", [False, True])
+def test_a_checkpoint_is_read_once(tiny_config, tmp_path, monkeypatch, with_file):
+    cfg = tiny_config()
+    path = tmp_path / "w.pth"
+    save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), [], cfg.dump(), "detlite"))
+    (tmp_path / "model.yaml").write_text(cfg.dump())
+    read, loaded = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda *a, **k: read.append(a) or loaded(*a, **k))
+    build_model_from_checkpoint(path, (), tmp_path / "model.yaml" if with_file else None)
+    assert len(read) == 1

@@ -14,10 +14,14 @@ from pycocotools.coco import COCO
 
 from detlite.config import ConfigError
 from detlite.data import DataError
-from detlite.evaluation import evaluate_coco, read_results
+from detlite.evaluation import evaluate_coco
 from detlite.structures.masks import encode_bitmap, to_bitmap
 
 Json = dict[str, Any]
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
 
 
 def make_gt(annotations: list[Json], images: int = 2, **fields: Any) -> COCO:
@@ -69,9 +73,9 @@ class TestReference:
     )
     def test_expected_values(self, data_root: Path, iou_type: str, gt: str, results: str) -> None:
         folder = data_root / "data" / "cocoeval_val2014_100"
-        expected = json.loads((folder / "expected.json").read_text())
+        expected = read(folder / "expected.json")
         order = expected["keypoints_order" if iou_type == "keypoints" else "order"]
-        metrics = evaluate_coco(COCO(folder / gt), read_results(folder / results), (iou_type,))
+        metrics = evaluate_coco(COCO(folder / gt), read(folder / results), (iou_type,))
         values = {name: value for name, value in metrics[iou_type].items() if name in order}
         assert list(values) == order
         assert list(values.values()) == pytest.approx(expected[iou_type], rel=0, abs=1e-12)
@@ -113,7 +117,7 @@ class TestFasterEngine:
     @pytest.mark.parametrize("most", [100, 7])
     def test_on_real_annotations(self, data_root, kind, gt, results, most) -> None:
         folder = data_root / "data" / "cocoeval_val2014_100"
-        self.assert_same(COCO(folder / gt), read_results(folder / results), (kind,), most)
+        self.assert_same(COCO(folder / gt), read(folder / results), (kind,), most)
 
     def test_on_crowds_and_nothing(self) -> None:
         rows = [*THREE, square(9, 1, 3, 12, iscrowd=1)]

@@ -18,14 +18,6 @@ def test_rows_and_columns() -> None:
     ]
 
 
-def test_per_category() -> None:
-    assert format_table(METRICS, per_category=True).split("\n\n")[1].splitlines() == [
-        "AP    bbox   segm",
-        "cat  100.0   25.0",
-        "dog    n/a    n/a",
-    ]
-
-
 def test_kinds_with_other_columns() -> None:
     metrics = {"bbox": {"AP": 0.5, "AR1": 0.25}, "keypoints": {"AP": None, "AR": 1.0}}
     assert format_table(metrics).splitlines() == [

@@ -7,7 +7,7 @@ from torchvision.models.detection.image_list import ImageList
 
 from detlite.config import ConfigError
 from detlite.modeling.anchors import AnchorGenerator
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
 
 
 def test_anchors_by_hand():

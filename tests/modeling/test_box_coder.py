@@ -57,3 +57,13 @@ def test_half_precision_deltas_decode_in_float32():
 def test_no_boxes():
     coder, none = BoxCoder(WEIGHTS), torch.zeros(0, 4)
     assert coder.encode(none, none).shape == coder.decode(none, none).shape == (0, 4)
+
+
+def test_boxes_of_a_batch():
+    boxes, references = random_boxes(12), random_boxes(12)
+    coder = BoxCoder(WEIGHTS)
+    deltas = coder.encode(boxes, references)
+    batched = coder.encode(boxes.view(3, 4, 4), references.view(3, 4, 4))
+    assert torch.equal(batched, deltas.view(3, 4, 4))
+    decoded = coder.decode(deltas, references)
+    assert torch.equal(coder.decode(batched, references.view(3, 4, 4)), decoded.view(3, 4, 4))

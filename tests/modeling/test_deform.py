@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from detlite.config import ConfigError
 from detlite.modeling.backbone.deform import DeformConv3x3
 from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
 
 
 @pytest.mark.parametrize("modulated", [False, True])

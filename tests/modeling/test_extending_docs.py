@@ -1,6 +1,9 @@
 """The Python examples of docs/extending.md run as they stand."""
 
+import importlib
+import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,13 +11,16 @@ import torch
 from PIL import Image
 
 from detlite import build_model
+from detlite.config import ConfigError
 from detlite.data import build_dataset
+from detlite.evaluation.evaluators import build_evaluators
+from detlite.registry import Registry
+from detlite.structures.rows import fixed_shapes
 
-BLOCKS = re.findall(
-    r"```python\n(.*?)```",
-    (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8"),
-    re.DOTALL,
-)
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+# Module, registry and config key of each row of the table.
+ROWS = re.findall(r"\| `(detlite[\w.]*)\.([A-Z_]+)` \| .*?`([\w.*:]+)`", PAGE)
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
@@ -31,7 +37,24 @@ def run_block(tmp_path):
 
 
 def test_every_block_is_tested_here():
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
+
+
+def test_table_lists_every_registry(tiny_config):
+    listed = {}
+    for module, name, key in ROWS:
+        listed[id(getattr(importlib.import_module(module), name))] = name
+        node = tiny_config()
+        for part in key.replace("ROI_*", "ROI_BOX").split(".") if key.isupper() else ():
+            node = getattr(node, part)
+    there = {
+        id(value): name
+        for module, content in list(sys.modules.items())
+        if module.split(".")[0] == "detlite"
+        for name, value in vars(content).items()
+        if isinstance(value, Registry)
+    }
+    assert listed == there
 
 
 @pytest.mark.parametrize(
@@ -48,6 +71,9 @@ def test_example_trains_a_step_and_detects(run_block, tiny_config, make_batch, t
     losses = model(images, targets)
     sum(losses.values()).backward()
     assert all(torch.isfinite(loss) for loss in losses.values())
+    with fixed_shapes():  # with rows of padding
+        padded = model(images, targets)
+    assert all(torch.isfinite(loss) for loss in padded.values())
     assert len(model.eval()(images)) == 2
 
 
@@ -62,3 +88,32 @@ def test_data_set_of_a_table(run_block, tiny_config, tmp_path):
     _, target = dataset[0]
     assert target["boxes"].tolist() == [[1, 2, 11, 22], [5, 5, 9, 9]]
     assert [row["name"] for row in dataset.categories] == ["cat", "dog"]
+
+
+def test_evaluator_of_counts(run_block, tiny_config, tmp_path):
+    box, size = {"bbox": [1, 2, 10, 20], "category_id": 1}, {"height": 30, "width": 40}
+    content = {
+        "images": [{"id": n, "file_name": "a.png", **size} for n in (1, 2, 3, 4)],
+        "annotations": [{"id": n, "image_id": n, **box} for n in (1, 2)],
+        "categories": [{"id": 1, "name": "cat"}],
+    }
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    file = tmp_path / "val.json"
+    entry = {"name": "val", "annotations": file.name, "images": ".", "evaluators": ["counts"]}
+    options = ["DATASETS.ROOT", str(tmp_path), "DATASETS.CATALOG", [entry], "MODEL.MASK_ON", False]
+    cfg = tiny_config("IMPORTS", run_block('"counts"'), *options)
+
+    def prepared():
+        file.write_text(json.dumps(content))
+        dataset = build_dataset(cfg, "val", train=False)
+        (evaluator,) = build_evaluators(cfg, dataset).values()
+        evaluator.check(cfg, dataset)
+        return evaluator, dataset
+
+    evaluator, dataset = prepared()
+    scores = [(1, 0.9), (1, 0.2), (2, 0.4), (4, 0.5)]
+    results = [{"image_id": image, "score": score, **box} for image, score in scores]
+    assert evaluator.evaluate(cfg, dataset, results) == {"counts": {"right": 0.5}}
+    content["categories"].append({"id": 2, "name": "dog"})
+    with pytest.raises(ConfigError, match="val: objects of one category are counted"):
+        prepared()

@@ -1,4 +1,4 @@
-"""A detector without an RPN, whose regions come with the images."""
+"""A detector without an RPN, whose proposals come with the images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from detlite.config import ConfigError
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
 
 LOAD = ["MODEL.LOAD_PROPOSALS", True]
 CASCADE = ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True]
@@ -24,7 +24,7 @@ def proposed(make_batch):
     return images, targets
 
 
-def regions(targets):
+def given(targets):
     return [target["proposals"] for target in targets]
 
 
@@ -41,68 +41,77 @@ def test_trains_and_detects(tiny_config, proposed, opts, c4):
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
     found = model.eval()(images, targets)
     assert [set(own) for own in found] == [{"boxes", "labels", "scores", "masks"}] * 2
-    for own, other in zip(found, model.detect(images, regions(targets)), strict=True):
-        assert torch.equal(own["boxes"], other["boxes"])
+    for own, other in zip(found, model.detect(images, given(targets)), strict=True):
+        assert torch.equal(own["boxes"], other.boxes)
 
 
 @pytest.mark.parametrize("c4", [False, True])
-def test_it_is_faster_rcnn_on_the_same_regions(tiny_config, make_batch, c4):
+def test_it_is_faster_rcnn_on_the_same_proposals(tiny_config, make_batch, monkeypatch, c4):
+    # Both draw the proposals that come first.
+    monkeypatch.setattr(
+        torch, "rand", lambda shape, device=None: torch.linspace(1, 0, shape[-1]).expand(shape)
+    )
     images, targets = make_batch(2, 1)
-    faster, fast = (build_model(tiny_config(*opts, c4=c4)) for opts in ([], LOAD))
+    faster, fast = (
+        build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0, *opts, c4=c4))
+        for opts in ([], LOAD)
+    )
     state = faster.state_dict()
     fast.load_state_dict({name: state[name] for name in fast.state_dict()})
-    given = []
-    faster.rpn.register_forward_hook(lambda _, inputs, output: given.append(output[0]))
-    torch.manual_seed(1)
+    original, proposed = faster.rpn.propose, []
+
+    def propose(*args):
+        proposals = original(*args)
+        pairs = zip(proposals.boxes, proposals.valid, strict=True)
+        proposed.append([boxes[valid] for boxes, valid in pairs])
+        return proposals
+
+    monkeypatch.setattr(faster.rpn, "propose", propose)
     wanted = faster(images, targets)
-    targets = [{**t, "proposals": own} for t, own in zip(targets, given.pop(), strict=True)]
-    torch.manual_seed(1)
-    # The RPN draws its own samples first.
-    sizes = [image.shape[-2:] for image in images]
-    with torch.no_grad():
-        features = faster.backbone(faster.normalizer(images).tensor)
-        faster.rpn(sizes, features, targets)
+    targets = [{**t, "proposals": own} for t, own in zip(targets, proposed.pop(), strict=True)]
     losses = fast(images, targets)
+    assert losses.keys() == {"loss_classifier", "loss_box", "loss_mask"}
     for name, loss in losses.items():
         torch.testing.assert_close(loss, wanted[name])
-    given.clear()
-    wanted = faster.eval()(images)
-    for own, other in zip(wanted, fast.eval().detect(images, given[0]), strict=True):
-        torch.testing.assert_close(own["boxes"], other["boxes"])
-        torch.testing.assert_close(own["scores"], other["scores"])
+    wanted = faster.eval().detect(images)
+    for own, other in zip(wanted, fast.eval().detect(images, proposed[0]), strict=True):
+        assert len(own.boxes) == 20
+        torch.testing.assert_close(own.boxes, other.boxes)
+        torch.testing.assert_close(own.scores, other.scores)
 
 
-def test_images_without_regions(tiny_config, make_batch):
+def test_images_without_proposals(tiny_config, make_batch):
     images, targets = make_batch(2, 0)
     targets = [{**target, "proposals": torch.zeros(0, 4)} for target in targets]
     model = build_model(tiny_config(*LOAD))
-    losses = model(images, targets)  # ground truth is among the regions
+    losses = model(images, targets)  # ground truth is among the proposals
     assert all(loss.isfinite() for loss in losses.values())
     assert [len(own["boxes"]) for own in model.eval()(images, targets)] == [0, 0]
 
 
-def test_regions_without_extent_are_left_out(tiny_config, proposed):
+def test_proposals_without_extent_are_left_out(tiny_config, proposed):
     images, targets = proposed
-    model = build_model(tiny_config(*LOAD)).eval()
+    model = build_model(tiny_config(*LOAD, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()
     flat = torch.tensor([[5.0, 5, 5, 9], [9, 9, 4, 12]])
-    more = [torch.cat([flat, own]) for own in regions(targets)]
-    pairs = zip(model.detect(images, more), model.detect(images, regions(targets)), strict=True)
+    more = [torch.cat([flat, own]) for own in given(targets)]
+    pairs = zip(model.detect(images, more), model.detect(images, given(targets)), strict=True)
     for own, other in pairs:
-        assert torch.equal(own["boxes"], other["boxes"])
+        assert len(own.boxes) > 0
+        assert torch.equal(own.boxes, other.boxes)
 
 
 @pytest.mark.parametrize(
     ("proposals", "error", "message"),
     [
-        (None, ValueError, r"has no RPN and needs regions: `proposals` in each target, or"),
+        (None, ValueError, r"has no RPN and needs proposals: `proposals` in each target, or"),
         ([torch.zeros(0, 4)], ValueError, "2 images, but proposals of 1"),
-        ([torch.zeros(0, 4), None], TypeError, r"image 1 must be a tensor \[R, 4\], not missing"),
+        ([torch.zeros(0, 4), None], TypeError, r"image 1 must be a tensor \[P, 4\], not missing"),
         ([torch.zeros(0, 4), [1]], TypeError, "image 1 must be a tensor .* not list"),
-        ([torch.zeros(3, 5), torch.zeros(0, 4)], ValueError, r"image 0 must be \[R, 4\], not"),
+        ([torch.zeros(3, 5), torch.zeros(0, 4)], ValueError, r"image 0 must be \[P, 4\], not"),
         ([torch.full((1, 4), torch.nan)] * 2, ValueError, "image 0 must be finite"),
     ],
 )
-def test_bad_regions(tiny_config, make_batch, proposals, error, message):
+def test_bad_proposals(tiny_config, make_batch, proposals, error, message):
     images, targets = make_batch(1, 1)
     model = build_model(tiny_config(*LOAD))
     with pytest.raises(error, match=message):
@@ -115,18 +124,18 @@ def test_bad_regions(tiny_config, make_batch, proposals, error, message):
 
 
 @pytest.mark.parametrize(
-    "opts", [[], ["MODEL.RPN_ONLY", True, "MODEL.MASK_ON", False]], ids=["Mask R-CNN", "RPN"]
+    "opts",
+    [[], ["MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False]],
+    ids=["Mask R-CNN", "RPN"],
 )
-def test_regions_for_a_model_that_proposes_itself(tiny_config, make_batch, opts):
+def test_proposals_for_a_model_that_proposes_itself(tiny_config, make_batch, opts):
     images, _ = make_batch(1)
-    with pytest.raises(ValueError, match="the model finds its regions itself"):
+    with pytest.raises(ValueError, match="proposals are given, but the model finds its own"):
         build_model(tiny_config(*opts)).eval().detect(images, [torch.zeros(0, 4)])
 
 
-@pytest.mark.parametrize("key", ["RPN_ONLY", "RETINANET_ON"])
-def test_detectors_without_heads(tiny_config, key):
-    cfg = tiny_config("MODEL.MASK_ON", False, f"MODEL.{key}", True)
-    cfg.defrost()
-    cfg.MODEL.LOAD_PROPOSALS = True
-    with pytest.raises(ConfigError, match=f"MODEL.{key} leaves out the heads"):
+@pytest.mark.parametrize("detector", ["ProposalNetwork", "RetinaNet"])
+def test_detectors_without_heads(tiny_config, detector):
+    cfg = tiny_config("MODEL.MASK_ON", False, "MODEL.META_ARCHITECTURE", detector, *LOAD)
+    with pytest.raises(ConfigError, match=f"{detector} has no heads.*: MODEL.LOAD_PROPOSALS must"):
         build_model(cfg)

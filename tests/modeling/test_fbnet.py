@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,15 +13,15 @@ from torchvision.models.mobilenetv2 import InvertedResidual as TorchvisionBlock
 
 from detlite.config import ConfigError
 from detlite.modeling.backbone import build_backbone
-from detlite.modeling.backbone.fbnet import part_blocks
-from detlite.modeling.backbone.fbnet_architectures import ARCHITECTURES, parse_architecture
-from detlite.modeling.backbone.fbnet_blocks import (
+from detlite.modeling.build import build_model
+from detlite.modeling.fbnet.architectures import ARCHITECTURES, parse_architecture
+from detlite.modeling.fbnet.blocks import (
     BlockSpec,
     FBNetSpec,
     InvertedResidual,
     side_after,
 )
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.fbnet.body import part_blocks
 
 PLAIN = FBNetSpec(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=False, no_depthwise_relu=False)
 FBNET = ["MODEL.BACKBONE.CONV_BODY", "FBNet", "MODEL.RPN.RPN_HEAD", "FBNet.rpn_head",
@@ -169,8 +171,8 @@ def test_head_takes_chosen_blocks_with_another_stride_and_a_last_layer(tiny_conf
     assert (list(head.blocks._modules), head.out_resolution) == (["xif4_0", "xif4_3"], 6)
     assert head.last.conv.in_channels == 60  # 240 / 4
     assert head.out_channels == 32  # half of it, as a multiple of 4
-    features, boxes = [torch.randn(1, 24, 8, 8)], [torch.tensor([[0.0, 0, 99, 99]])]
-    assert head(features, boxes).shape == (1, 32, 6, 6)
+    features, rois = [torch.randn(1, 24, 8, 8)], torch.tensor([[0.0, 0, 0, 99, 99]])
+    assert head(features, rois).shape == (1, 32, 6, 6)
 
 
 def test_rpn_head_takes_its_last_blocks_and_a_norm_of_its_own(tiny_config):
@@ -231,3 +233,14 @@ def test_keypoint_head_by_a_definition(tiny_config):
 def test_what_cannot_be_built(tiny_config, opts, message):
     with pytest.raises(ConfigError, match=message):
         build_model(tiny_config(*FBNET, "MODEL.MASK_ON", False, *opts))
+
+
+def test_package_is_imported_when_a_config_names_it():
+    code = (
+        "import sys, detlite.inference.predictor, detlite.engine.train\n"
+        "from detlite.modeling.backbone import BACKBONES\n"
+        "BACKBONES.get('R-50-FPN', '')\n"
+        "assert 'detlite.modeling.fbnet' not in sys.modules\n"
+        "BACKBONES.get('FBNet', '')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

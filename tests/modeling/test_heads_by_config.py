@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from detlite.config import load_config
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
 
 _NARROW_X101 = [
     "MODEL.BACKBONE.CONV_BODY", "R-101-FPN", "MODEL.RESNETS.STRIDE_IN_1X1", False,
@@ -23,8 +23,8 @@ _NARROW_X101 = [
         ["MODEL.RPN.NUM_CONVS", 2],
         ["MODEL.FPN.NORM", "BN", "MODEL.ROI_BOX_HEAD.NORM", "GN", "MODEL.ROI_MASK_HEAD.NORM", "BN"],
         ["MODEL.ROI_BOX_HEAD.NORM", "BN"],
-        ["MODEL.FPN.USE_GN", True, "MODEL.ROI_BOX_HEAD.USE_GN", True,
-         "MODEL.ROI_MASK_HEAD.USE_GN", True],
+        ["MODEL.FPN.NORM", "GN", "MODEL.ROI_BOX_HEAD.NORM", "GN",
+         "MODEL.ROI_MASK_HEAD.NORM", "GN"],
         *(["MODEL.RESNETS.NORM", norm] for norm in ("FrozenBN", "BN", "SyncBN", "GN")),
         ["MODEL.BACKBONE.CONV_BODY", "R-34-FPN"],
         *([*_NARROW_X101, "MODEL.RESNETS.NUM_GROUPS", groups] for groups in (32, 64)),
@@ -44,14 +44,14 @@ def test_conv_head_by_its_keys(tiny_config):
     keys = "MODEL.ROI_BOX_HEAD."
     cfg = tiny_config(
         keys + "FEATURE_EXTRACTOR", "FPNXconv1fcFeatureExtractor", keys + "CONV_HEAD_DIM", 8,
-        keys + "NUM_STACKED_CONVS", 3, keys + "USE_GN", True, keys + "DILATION", 2,
+        keys + "NUM_STACKED_CONVS", 3, keys + "NORM", "GN", keys + "DILATION", 2,
     )  # fmt: skip
     head = build_model(cfg).roi_heads.box.feature_extractor
     assert all(isinstance(block[1], nn.GroupNorm) for block in head.convs)
     assert len(head.convs) == 3
     assert {block[0].dilation for block in head.convs} == {(2, 2)}
     assert head.fc6.in_features == 8 * 7 * 7
-    x = head([torch.randn(1, 16, 16, 16)] * 4, [torch.tensor([[0.0, 0, 30, 30]])])
+    x = head([torch.randn(1, 16, 16, 16)] * 4, torch.tensor([[0.0, 0, 0, 30, 30]]))
     assert x.shape == (1, 32)
 
 
@@ -64,10 +64,10 @@ def test_c5_body(dilation, stride):
          "MODEL.ROI_BOX_HEAD.PREDICTOR", "FPNPredictor", "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", 7,
          "MODEL.DEVICE", "meta"],
     )  # fmt: skip
-    assert (stride,) == cfg.MODEL.RPN.ANCHOR_STRIDE
     with torch.device("meta"):
         model = build_model(cfg)
         (level,) = model.backbone(torch.zeros(1, 3, 64, 128))
+    assert model.backbone.strides == (stride,)
     assert level.shape == (1, 512, 64 // stride, 128 // stride)
 
 

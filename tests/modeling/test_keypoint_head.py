@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from detlite.config import ConfigError
+from detlite.convention import CONVENTIONS
+from detlite.modeling.build import build_model
 from detlite.modeling.keypoint_head import KeypointHead
-from detlite.modeling.rcnn import build_model
-from detlite.modeling.suppression import DetectionLimits
+from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
+from detlite.structures.rows import Rows, fixed_shapes
 
 OPTS = [
     "MODEL.KEYPOINT_ON", True, "MODEL.MASK_ON", False,
@@ -18,6 +22,11 @@ OPTS = [
     "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 5,
     "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
 ]  # fmt: skip
+
+HEAD = KeypointHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
+
+# Rows of valid entries alone, or of padding too.
+SHAPES = pytest.mark.parametrize("shapes", [nullcontext, fixed_shapes], ids=["varying", "fixed"])
 
 
 def with_keypoints(targets):
@@ -32,16 +41,17 @@ def with_keypoints(targets):
 
 def test_model_learns_and_predicts_keypoints(tiny_config, make_batch):
     images, targets = make_batch(2, 0, 1)
-    model = build_model(tiny_config(*OPTS))
+    limits = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 7)
+    model = build_model(tiny_config(*OPTS, *limits))
     losses = model(images, with_keypoints(targets))
     assert "loss_mask" not in losses
     assert losses["loss_keypoint"] > 1
     losses["loss_keypoint"].backward()
     head = model.roi_heads.keypoint
     assert head.predictor.kps_score_lowres.weight.grad.abs().sum() > 0
-    model.eval().limits = DetectionLimits(0.0, 0.5, 7)
-    for found, image in zip(model(images), images, strict=True):
+    for found, image in zip(model.eval()(images), images, strict=True):
         count = len(found["boxes"])
+        assert count == 7
         assert found["keypoints"].shape == (count, 5, 3)
         assert found["keypoints_scores"].shape == (count, 5)
         assert (found["keypoints"][..., 2] == 1).all()
@@ -56,29 +66,60 @@ def test_it_pools_from_the_one_map_of_a_c4_body(tiny_config):
     extractor = model.roi_heads.keypoint.feature_extractor
     assert extractor.pooler.scales == (1 / 16,)
     level = torch.rand(1, model.backbone.out_channels, 6, 6)
-    assert extractor([level], [torch.tensor([[0.0, 0, 50, 40]])]).shape == (1, 8, 14, 14)
+    assert extractor([level], torch.tensor([[0.0, 0, 0, 50, 40]])).shape == (1, 8, 14, 14)
 
 
-def test_loss_is_the_mean_over_labelled_keypoints():
-    boxes = torch.tensor([[0.0, 0, 40, 40], [10, 10, 50, 50]])
-    keypoints = torch.rand(3, 4, 3) * 60
+@SHAPES
+def test_loss_is_the_mean_over_labelled_keypoints(shapes):
+    """Of three foreground samples in two images, beside background and padding."""
+    boxes = torch.tensor([[[0.0, 0, 40, 40], [10, 10, 50, 50], [0, 0, 9, 9]],
+                          [[5, 5, 60, 60], [0, 0, 9, 9], [0, 0, 0, 0]]])  # fmt: skip
+    samples = Samples(
+        boxes, torch.tensor([[1, 1, 0], [1, 0, -1]]), torch.tensor([[2, 0, 0], [1, 0, 0]])
+    )
+    keypoints = torch.rand(2, 3, 4, 3) * 60
     keypoints[..., 2] = torch.tensor([2, 1, 0, 2])
-    target = {"matched": torch.tensor([2, 0]), "keypoints": keypoints}
-    maps = torch.randn(2, 4, 8, 8)
-    loss = KeypointHead(nn.Identity(), nn.Identity()).loss(maps, [boxes], [target])
-    cells, valid = to_heatmap_cells(keypoints[[2, 0]], boxes, 8)
-    wanted = F.cross_entropy(maps.flatten(2)[valid], cells[valid])
-    torch.testing.assert_close(loss["loss_keypoint"], wanted)
+    truth = GroundTruth(torch.zeros(2, 3, 4), torch.ones(2, 3, dtype=torch.int64), None, keypoints)
+    with shapes():
+        rows = Rows(samples.labels > 0)
+        maps = torch.randn(len(rows.index), 4, 8, 8)
+        loss = HEAD.losses(maps, rows, samples, truth)["loss_keypoint"]
+    own = torch.stack([keypoints[0, 2], keypoints[0, 0], keypoints[1, 1]])
+    cells, valid = to_heatmap_cells(own, torch.cat([boxes[0, :2], boxes[1, :1]]), 8)
+    assert 0 < valid.sum() < valid.numel()
+    torch.testing.assert_close(
+        loss, F.cross_entropy(maps[rows.valid].flatten(2)[valid], cells[valid])
+    )
 
 
-def test_nothing_labelled_is_no_loss():
-    maps = torch.randn(1, 4, 8, 8, requires_grad=True)
-    target = {"matched": torch.tensor([0]), "keypoints": torch.zeros(1, 4, 3)}
-    head = KeypointHead(nn.Identity(), nn.Identity())
-    loss = head.loss(maps, [torch.tensor([[0.0, 0, 9, 9]])], [target])["loss_keypoint"]
+@SHAPES
+@pytest.mark.parametrize("label", [1, 0])
+def test_nothing_labelled_is_no_loss(shapes, label):
+    samples = Samples(
+        torch.tensor([[[0.0, 0, 9, 9]]]), torch.tensor([[label]]), torch.tensor([[0]])
+    )
+    truth = GroundTruth(torch.zeros(1, 1, 4), torch.ones(1, 1, dtype=torch.int64), None,
+                        torch.zeros(1, 1, 4, 3))  # fmt: skip
+    with shapes():
+        rows = Rows(samples.labels > 0)
+        maps = torch.randn(len(rows.index), 4, 8, 8, requires_grad=True)
+        loss = HEAD.losses(maps, rows, samples, truth)["loss_keypoint"]
     loss.backward()
     assert loss == 0
     assert maps.grad.abs().sum() == 0
+
+
+def test_fixed_shapes_change_no_step(tiny_config, make_batch):
+    everything = ("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 1000,
+                  "MODEL.RPN.BATCH_SIZE_PER_IMAGE", 10**5)  # fmt: skip
+    model = build_model(tiny_config(*OPTS, *everything))
+    images, targets = make_batch(3, 0, 1)
+    with_keypoints(targets)
+    wanted = model(images, targets)
+    with fixed_shapes():
+        found = model(images, targets)
+    assert wanted["loss_keypoint"] > 0
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +143,7 @@ def test_other_numbers_of_keypoints_than_the_models(tiny_config, make_batch):
 
 @pytest.mark.parametrize(
     ("keypoints", "message"),
-    [(None, "has no keypoints"), (torch.zeros(2, 5, 2), r"must be \[2, P, 3\]")],
+    [(None, "has no keypoints"), (torch.zeros(2, 5, 2), r"must be \[2, K, 3\]")],
 )
 def test_bad_targets(tiny_config, make_batch, keypoints, message):
     images, targets = make_batch(2)

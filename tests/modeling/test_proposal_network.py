@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from detlite.config import ConfigError
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
+from detlite.structures.rows import fixed_shapes
 
-ALONE = ["MODEL.RPN_ONLY", True, "MODEL.MASK_ON", False]
+ALONE = ["MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False]
 
 
 @pytest.fixture
@@ -37,11 +38,13 @@ def test_detections_are_the_proposals_of_the_rpn(network, make_batch):
     found = network(images)
     batch = network.normalizer(images)
     with torch.no_grad():
-        proposals, _ = network.rpn(batch.sizes, network.backbone(batch.tensor))
-    for detection, boxes in zip(found, proposals, strict=True):
+        proposals = network.rpn.propose(network.rpn(network.backbone(batch.pixels)), batch)
+    for index, detection in enumerate(found):
         assert set(detection) == {"boxes", "scores", "labels"}
-        torch.testing.assert_close(detection["boxes"], boxes)
-        assert len(boxes) == 50  # FPN_POST_NMS_TOP_N_TEST
+        own = proposals[index][proposals.valid[index]]
+        torch.testing.assert_close(detection["boxes"], own.boxes)
+        torch.testing.assert_close(detection["scores"], own.scores.sigmoid())
+        assert len(own.boxes) == 50  # FPN_POST_NMS_TOP_N_TEST
         assert (detection["labels"] == 1).all()
         assert (detection["scores"].diff() <= 0).all()
         assert ((detection["scores"] > 0) & (detection["scores"] < 1)).all()
@@ -53,13 +56,33 @@ def test_one_map_keeps_its_own_number_of_proposals(tiny_config, make_batch):
     assert len(found["boxes"]) == 7
 
 
-@pytest.mark.parametrize("key", ["MASK_ON", "KEYPOINT_ON"])
+def test_fixed_and_varying_shapes_agree(tiny_config, make_batch):
+    # min_size leaves each image another number of proposals
+    network = build_model(tiny_config(*ALONE, "MODEL.RPN.MIN_SIZE", 12)).eval()
+    images, _ = make_batch(2, 1)
+    batch, _ = network.prepare(images)
+    varying = network.detect(images)
+    with torch.no_grad(), fixed_shapes():
+        fixed = network.predict(batch)
+    assert fixed.valid.shape == (2, 50)
+    for index, own in enumerate(varying):
+        assert 0 < len(own.boxes) == fixed.valid[index].sum()
+        alone = fixed[index][fixed.valid[index]]
+        assert torch.equal(alone.boxes, own.boxes)
+        assert torch.equal(alone.scores, own.scores)
+
+
+def test_an_image_is_the_same_beside_another(network, make_batch):
+    images, _ = make_batch(2, 0)
+    both = [images[0], torch.rand_like(images[0], dtype=torch.float32)]  # padded alike
+    network.eval()
+    for alone, together in zip(network.detect(both[:1]), network.detect(both), strict=False):
+        torch.testing.assert_close(alone.boxes, together.boxes, atol=1e-3, rtol=1e-4)
+        torch.testing.assert_close(alone.scores, together.scores)
+
+
+@pytest.mark.parametrize("key", ["MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"])
 def test_it_has_no_heads(tiny_config, key):
-    opts = ["MODEL.RPN_ONLY", True, "MODEL.MASK_ON", False, f"MODEL.{key}", True]
-    with pytest.raises(ConfigError, match=f"leaves out all heads: MODEL.{key} must be False"):
+    opts = [*ALONE, f"MODEL.{key}", True]
+    with pytest.raises(ConfigError, match=f"has no heads: MODEL.{key} must be False"):
         build_model(tiny_config(*opts))
-
-
-def test_keys_of_the_missing_heads_are_free(tiny_config):
-    cfg = tiny_config(*ALONE, "MODEL.ROI_BOX_HEAD.POOLER_SCALES", (0.0625,))
-    assert not hasattr(build_model(cfg), "roi_heads")

@@ -12,8 +12,8 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 from detlite.config import ConfigError
 from detlite.modeling.backbone.resnet import ResNet, ResNetSpec, make_stage
+from detlite.modeling.build import build_model
 from detlite.modeling.norm import FrozenBatchNorm2d
-from detlite.modeling.rcnn import build_model
 
 
 def torchvision_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,13 +12,16 @@ from torch.nn import functional as F
 
 from detlite.config import ConfigError, load_config
 from detlite.modeling.backbone.fpn import FPN, P6P7
-from detlite.modeling.rcnn import build_model
-from detlite.modeling.retinanet import RetinaNet, RetinaNetHead
+from detlite.modeling.build import build_model
+from detlite.modeling.prepare import prepare_targets
+from detlite.modeling.retinanet import RetinaNet
+from detlite.modeling.retinanet_head import RetinaNetHead
 from detlite.structures import boxes as box_ops
+from detlite.structures.rows import fixed_shapes
 
 TINY = {
     "MODEL.DEVICE": "cpu",
-    "MODEL.RETINANET_ON": True,
+    "MODEL.META_ARCHITECTURE": "RetinaNet",
     "MODEL.BACKBONE.CONV_BODY": "R-18-FPN-RETINANET",
     "MODEL.BACKBONE.FREEZE_CONV_BODY_AT": 0,
     "MODEL.RESNETS.NORM": "GN",
@@ -33,8 +37,9 @@ TINY = {
 SIZES = [(64, 96), (60, 80)]
 
 
-def make(**changes) -> RetinaNet:
+def make(*override: str, **changes) -> RetinaNet:
     named = {f"MODEL.RETINANET.{name}": value for name, value in changes.items()}
+    named["MODEL.CONVENTION_OVERRIDE"] = override
     opts = [item for pair in {**TINY, **named}.items() for item in pair]
     model = build_model(load_config(None, opts))
     assert isinstance(model, RetinaNet)
@@ -74,7 +79,8 @@ def focal(logit: float, positive: bool, alpha: float, gamma: float) -> float:
 @pytest.mark.parametrize("scores_background", [False, True])
 def test_losses_are_those_of_a_loop_over_anchors(normalizer, scores_background):
     model = make(
-        LOSS_NORMALIZER=normalizer, SCORES_BACKGROUND=scores_background, LOSS_ALPHA=0.3,
+        f"retinanet_loss_normalizer={normalizer}",
+        f"retinanet_scores_background={scores_background}", LOSS_ALPHA=0.3,
         LOSS_GAMMA=1.5, BBOX_REG_BETA=0.2, BBOX_REG_WEIGHT=3.0, BBOX_REG_WEIGHTS=(2, 2, 1, 1),
     ).train()  # fmt: skip
     nn.init.normal_(model.head.cls_logits.weight, std=0.5)
@@ -83,7 +89,7 @@ def test_losses_are_those_of_a_loop_over_anchors(normalizer, scores_background):
     found = model(images, targets)
 
     batch = model.normalizer(images)
-    features = model.backbone(batch.tensor)
+    features = model.backbone(batch.pixels)
     anchors = torch.cat(model.anchor_generator([f.shape[-2:] for f in features]))
     logits, deltas = (torch.cat(x, dim=1).detach() for x in model.head(features))
     classifier, box, counts = [], [], []
@@ -124,7 +130,7 @@ def test_losses_are_those_of_a_loop_over_anchors(normalizer, scores_background):
 @pytest.mark.parametrize("normalizer", ["batch", "image", "moving"])
 @pytest.mark.parametrize("box_loss", ["smooth_l1", "giou"])
 def test_losses_without_ground_truth_are_finite(normalizer, box_loss):
-    model = make(LOSS_NORMALIZER=normalizer, BOX_LOSS=box_loss).train()
+    model = make(f"retinanet_loss_normalizer={normalizer}", BOX_LOSS=box_loss).train()
     losses = model(pictures(), [truth()[1]] * 2)
     assert losses["loss_box"] == 0
     sum(losses.values()).backward()
@@ -133,8 +139,57 @@ def test_losses_without_ground_truth_are_finite(normalizer, box_loss):
         assert parameter.grad.isfinite().all(), name
 
 
+@pytest.mark.parametrize("normalizer", ["batch", "image", "moving"])
+@pytest.mark.parametrize("scores_background", [False, True])
+def test_losses_of_fixed_and_varying_shapes_agree(normalizer, scores_background):
+    """As do those of ground truth that is padded further."""
+    override = (f"retinanet_loss_normalizer={normalizer}",
+                f"retinanet_scores_background={scores_background}")  # fmt: skip
+    model = make(*override).train()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    images, targets = pictures(), truth()
+    batch, _ = model.prepare(images)
+    padded = prepare_targets(targets, images, 4)
+    further = replace(
+        padded, boxes=F.pad(padded.boxes, (0, 0, 0, 5)), labels=F.pad(padded.labels, (0, 5))
+    )
+    wanted = model(images, targets)
+    sum(wanted.values()).backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    for given in (padded, further):
+        model.load_state_dict(state)
+        model.zero_grad()
+        with fixed_shapes():
+            found = model.losses(batch, given)
+        torch.testing.assert_close(found, wanted)
+        sum(found.values()).backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter.grad, gradients[name], msg=name)
+
+
+@torch.no_grad()
+def test_detections_of_fixed_and_varying_shapes_agree():
+    model, images = raw_scores(make("retinanet_min_size=12")), pictures()
+    with fixed_shapes():
+        fixed = model.predict(model.normalizer(images))
+    assert fixed.valid.shape == (2, 100)
+    for index, own in enumerate(model.detect(images)):
+        alone = fixed[index][fixed.valid[index]]
+        assert len(own.boxes) > 0
+        assert torch.equal(alone.boxes, own.boxes)
+        assert torch.equal(alone.scores, own.scores)
+        assert torch.equal(alone.labels, own.labels)
+
+
+def test_nothing_is_found_where_nothing_scores():
+    model = make(INFERENCE_TH=0.9).eval()
+    for found in model(pictures()):
+        assert found["boxes"].shape == (0, 4)
+        assert found["scores"].shape == found["labels"].shape == (0,)
+
+
 def test_the_moving_count_is_kept_in_checkpoints():
-    model = make(LOSS_NORMALIZER="moving").train()
+    model = make("retinanet_loss_normalizer=moving").train()
     model(pictures(), truth())
     assert 80 < model.state_dict()["moving_foreground"] < 100
     assert "moving_foreground" not in make().state_dict()
@@ -168,11 +223,14 @@ def raw_scores(model: RetinaNet) -> RetinaNet:
 def test_candidates_are_the_best_scores_of_each_level():
     model = raw_scores(make(PRE_NMS_TOP_N=7, INFERENCE_TH=0.05))
     batch = model.normalizer(pictures())
-    features = model.backbone(batch.tensor)
-    found = model.candidates(features, batch)
+    features = model.backbone(batch.pixels)
+    candidates = model.predict_boxes(features, batch)
+    # Usable: in the image, and not empty.
+    candidates = model.postprocess.usable(candidates, batch.sizes)
     anchors = model.anchor_generator([f.shape[-2:] for f in features])
     logits, deltas = model.head(features)
-    for image, own in enumerate(found):
+    for image in range(2):
+        own = candidates[image][candidates.valid[image]]
         rows = []
         for level, scores in enumerate(logits):
             every = scores[image].sigmoid()
@@ -184,16 +242,16 @@ def test_candidates_are_the_best_scores_of_each_level():
                     rows.append((box_ops.clip(box, SIZES[image]), every[n, k], k + 1))
         rows = [row for row in rows if box_ops.at_least(row[0][None], 0)]
         assert len(rows) > 5
-        torch.testing.assert_close(own["boxes"], torch.stack([row[0] for row in rows]))
-        torch.testing.assert_close(own["scores"], torch.stack([row[1] for row in rows]))
-        assert own["labels"].tolist() == [row[2] for row in rows]
+        torch.testing.assert_close(own.boxes, torch.stack([row[0] for row in rows]))
+        torch.testing.assert_close(own.scores, torch.stack([row[1] for row in rows]))
+        assert own.labels.tolist() == [row[2] for row in rows]
 
 
 @pytest.mark.parametrize(("min_size", "empty"), [(-1.0, True), (0.0, False), (5.0, False)])
 @pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
 def test_small_detections_are_dropped(min_size, empty, clip):
     torch.manual_seed(3)
-    model = raw_scores(make(MIN_SIZE=min_size, CLIP=clip))
+    model = raw_scores(make(f"retinanet_min_size={min_size}", f"retinanet_clip={clip}"))
     nn.init.constant_(model.head.bbox_pred.bias, 0)
     with torch.no_grad():
         model.head.bbox_pred.bias[0::4] = 30.0  # far to the right
@@ -204,11 +262,13 @@ def test_small_detections_are_dropped(min_size, empty, clip):
         assert len(sides) > 0
         assert bool((sides <= 0).any()) == empty
         assert (sides.min() >= min_size) or empty
-        torch.testing.assert_close(box_ops.clip(detections["boxes"], size), detections["boxes"])
+        torch.testing.assert_close(
+            model.convention.clip(detections["boxes"], size), detections["boxes"]
+        )
 
 
 def test_the_background_is_label_0_where_it_is_scored():
-    labels = raw_scores(make(SCORES_BACKGROUND=True))(pictures())[0]["labels"]
+    labels = raw_scores(make("retinanet_scores_background=True"))(pictures())[0]["labels"]
     assert set(labels.tolist()) == {0, 1, 2, 3}
     labels = raw_scores(make())(pictures())[0]["labels"]
     assert set(labels.tolist()) == {1, 2, 3}
@@ -237,13 +297,10 @@ def test_what_does_not_fit():
         make(ANCHOR_SIZES=(8, 16))
     with pytest.raises(ConfigError, match=r"RETINANET.ANCHOR_SIZES: every level needs the same"):
         make(ANCHOR_SIZES=((8, 9), 16, 32, 64, 128))
-    with pytest.raises(ConfigError, match=r"ANCHOR_STRIDES is \(4, 8\), but"):
-        make(ANCHOR_STRIDES=(4, 8))
 
 
-def test_files_leave_the_strides_of_a_two_stage_detector_at_any_value():
-    keys = ["MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64), "MODEL.ROI_BOX_HEAD.POOLER_SCALES",
-            (0.25, 0.125, 0.0625, 0.03125)]  # fmt: skip
-    cfg = load_config(None, [item for pair in TINY.items() for item in pair] + keys)
-    assert cfg.MODEL.RETINANET.ANCHOR_STRIDES == (8, 16, 32, 64, 128)
-    assert cfg.MODEL.RPN.ANCHOR_STRIDE == (4, 8, 16, 32, 64)
+@pytest.mark.parametrize("key", ["MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"])
+def test_it_has_boxes_alone(key):
+    opts = [item for pair in {**TINY, f"MODEL.{key}": True}.items() for item in pair]
+    with pytest.raises(ConfigError, match=f"no heads of that kind: MODEL.{key} must be False"):
+        build_model(load_config(None, opts))

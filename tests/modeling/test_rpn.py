@@ -8,25 +8,24 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from detlite.convention import CONVENTIONS
 from detlite.modeling.anchors import AnchorGenerator, per_anchor
 from detlite.modeling.box_coder import BoxCoder
 from detlite.modeling.box_loss import BoxLoss
-from detlite.modeling.rcnn import build_model
-from detlite.modeling.rpn import (
-    RPN,
-    ProposalLimits,
-    RPNTraining,
-    SingleConvRPNHead,
-)
+from detlite.modeling.build import build_model
+from detlite.modeling.matcher import Matcher
+from detlite.modeling.rpn import RPN, ProposalLimits, RPNTraining
+from detlite.modeling.rpn_head import SingleConvRPNHead
+from detlite.modeling.sampler import Sampler
 from detlite.structures import boxes as box_ops
+from detlite.structures.instances import GroundTruth, Images, Proposals
+from detlite.structures.rows import fixed_shapes, varying_shapes
 
 SIZE = (32, 48)
 MAPS = [(8, 12), (4, 6)]  # strides 4 and 8, one anchor a cell
 EVERYTHING = ProposalLimits(pre_nms=10**6, post_nms=10**6, total=10**6, total_per_batch=False)
-TRAINING = RPNTraining(
-    foreground=0.5, background=0.3, straddle=-1, anchors_per_image=10**6, positive_fraction=0.5,
-    box_loss=BoxLoss(beta=1 / 9), by_capacity=False,
-)  # fmt: skip
+MATCHER = Matcher(0.5, 0.3, keep_best=True)
+TRAINING = RPNTraining(MATCHER, Sampler(10**6, 0.5), straddle=-1, box_loss=BoxLoss(beta=1 / 9))
 
 
 class GivenHead(nn.Module):
@@ -43,21 +42,40 @@ class GivenHead(nn.Module):
 def make_rpn(batch: int = 1, limits: ProposalLimits = EVERYTHING, **changes) -> RPN:
     logits = [torch.randn(batch, 1, *size) for size in MAPS]
     deltas = [torch.randn(batch, 4, *size) * 0.3 for size in MAPS]
-    settings = {"nms_thresh": 1.0, "min_size": 0.0, "training": TRAINING, **changes}
+    settings = {"nms_thresh": 1.0, "min_size": 0.0, "training": TRAINING,
+                "convention": CONVENTIONS["detlite"], **changes}  # fmt: skip
     anchors = AnchorGenerator([(8,), (16,)], (1.0,), (4, 8), offset=0.5)
     coder = BoxCoder((1.0, 1.0, 1.0, 1.0))
     return RPN(GivenHead(logits, deltas), anchors, coder, train_limits=limits, test_limits=limits,
                **settings)  # fmt: skip
 
 
+def images_of(*sizes: tuple[int, int]) -> Images:
+    return Images(torch.zeros(len(sizes), 3, *SIZE), torch.tensor(sizes))
+
+
+def truth_of(*boxes: torch.Tensor) -> GroundTruth:
+    """The boxes of each image, padded."""
+    most = max(1, *map(len, boxes))
+    labels = [torch.arange(most) < len(own) for own in boxes]
+    padded = [F.pad(own, (0, 0, 0, most - len(own))) for own in boxes]
+    return GroundTruth(torch.stack(padded), torch.stack(labels).long())
+
+
 def features(batch: int = 1) -> list[torch.Tensor]:
     return [torch.zeros(batch, 1, *size) for size in MAPS]
 
 
+def per_image(proposals: Proposals) -> list[torch.Tensor]:
+    return [own[valid] for own, valid in zip(proposals.boxes, proposals.valid, strict=True)]
+
+
 def propose(rpn: RPN, batch: int = 1, size: tuple[int, int] = SIZE) -> list[torch.Tensor]:
-    proposals, losses = rpn.eval()([size] * batch, features(batch))
-    assert losses == {}
-    return proposals
+    return per_image(rpn.eval().propose(rpn(features(batch)), images_of(*[size] * batch)))
+
+
+def losses_of(rpn: RPN, images: Images, truth: GroundTruth) -> dict[str, torch.Tensor]:
+    return rpn.train().losses(rpn(features(len(truth.labels))), images, truth)
 
 
 def all_candidates(rpn: RPN, image: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -198,12 +216,66 @@ def test_proposals_carry_no_gradient():
     assert not propose(rpn)[0].requires_grad
 
 
+@pytest.mark.parametrize("limits", [{}, {"total": 70}, {"post_nms": 9}, {"pre_nms": 11},
+                                    {"total": 30, "total_per_batch": True}])  # fmt: skip
+def test_proposals_of_fixed_and_varying_shapes_agree(limits):
+    rpn = make_rpn(batch=2, limits=replace(EVERYTHING, **limits), nms_thresh=0.3).eval()
+    rpn.head.predictions[0][0][1] += 2
+    images = images_of(SIZE, (20, 24))
+    with fixed_shapes():
+        fixed = rpn.propose(rpn(features(2)), images)
+    with varying_shapes():
+        varying = rpn.propose(rpn(features(2)), images)
+    candidates = sum(min(rows * columns, limits.get("pre_nms", 10**6)) for rows, columns in MAPS)
+    assert fixed.valid.shape == (2, min(candidates, limits.get("total", 10**6)))
+    fullest = int(fixed.valid.sum(dim=1).max())
+    assert varying.valid.shape == (2, fullest)
+    assert 0 < fullest < fixed.valid.shape[1]
+    assert torch.equal(varying.valid, fixed.valid[:, :fullest])
+    for name in ("boxes", "scores"):
+        fixed_own, own = getattr(fixed, name), getattr(varying, name)
+        assert torch.equal(fixed_own[fixed.valid], own[varying.valid])
+    assert (fixed.valid.int().diff(dim=1) <= 0).all()  # padding last
+    for scores, valid in zip(fixed.scores, fixed.valid, strict=True):
+        assert (scores[valid].diff() <= 0).all()
+
+
+def test_an_image_beside_another_keeps_its_proposals():
+    rpn = make_rpn(batch=2, nms_thresh=0.3).eval()
+    together = per_image(rpn.propose(rpn(features(2)), images_of((20, 24), SIZE)))
+    logits, deltas = rpn.head.predictions
+    for image, size in enumerate(((20, 24), SIZE)):
+        rpn.head.predictions = (
+            [x[image : image + 1] for x in logits],
+            [x[image : image + 1] for x in deltas],
+        )
+        (alone,) = propose(rpn, size=size)
+        assert torch.equal(alone, together[image])
+
+
+@pytest.mark.parametrize("total_per_batch", [False, True])
+def test_images_without_proposals(total_per_batch):
+    limits = replace(EVERYTHING, total=9, total_per_batch=total_per_batch)
+    rpn = make_rpn(batch=2, limits=limits, min_size=14)
+    images = images_of(SIZE, (10, 10))
+    rpn.eval()
+    some, none = per_image(rpn.propose(rpn(features(2)), images))
+    assert 0 < len(some) <= 9
+    assert len(none) == 0
+    rpn.min_size = 100
+    assert rpn.propose(rpn(features(2)), images).boxes.shape == (2, 0, 4)
+    with fixed_shapes():
+        fixed = rpn.propose(rpn(features(2)), images)
+    assert fixed.boxes.shape == (2, 9, 4)
+    assert not fixed.valid.any()
+
+
 # ---- losses
 
 
 def losses_slowly(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple[float, float]:
     """Every anchor of the first image by itself; all of them are sampled."""
-    settings, (logits, deltas) = rpn.settings, rpn.head.predictions
+    settings, (logits, deltas) = rpn.anchor_training, rpn.head.predictions
     anchors = torch.cat(rpn.anchor_generator(MAPS))
     logits = torch.cat([x[0].flatten() for x in logits])
     deltas = torch.cat([x[0].permute(1, 2, 0).reshape(-1, 4) for x in deltas])
@@ -219,14 +291,14 @@ def losses_slowly(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple
         best = overlap[:, n].max().item() if len(truth) else 0.0
         is_best = any(row[n] == row.max() > 0 for row in overlap)
         probability = 1 / (1 + math.exp(-logits[n].item()))
-        if best >= settings.foreground or is_best:
+        if best >= settings.matcher.foreground or is_best:
             wanted = truth[overlap[:, n].argmax()]
             delta = rpn.box_coder.encode(wanted[None], anchors[n][None])[0]
             box += F.smooth_l1_loss(
                 deltas[n], delta, beta=settings.box_loss.beta, reduction="sum"
             ).item()
             objectness -= math.log(probability)
-        elif best < settings.background:
+        elif best < settings.matcher.background:
             objectness -= math.log(1 - probability)
         else:
             continue
@@ -238,34 +310,21 @@ def losses_slowly(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple
 @pytest.mark.parametrize("beta", [0.0, 1 / 9])
 def test_losses_anchor_by_anchor(straddle, beta):
     truth = torch.tensor([[3.0, 4, 12, 11], [20, 10, 37, 24], [40, 24, 48, 32]])
-    settings = replace(
-        TRAINING, straddle=straddle, box_loss=BoxLoss(beta=beta), positive_fraction=1.0
-    )
-    rpn = make_rpn(training=settings).train()
-    _, losses = rpn([SIZE], features(), [{"boxes": truth}])
+    settings = RPNTraining(MATCHER, Sampler(10**6, 1.0), straddle, BoxLoss(beta=beta))
+    rpn = make_rpn(training=settings)
+    losses = losses_of(rpn, images_of(SIZE), truth_of(truth))
     objectness, box = losses_slowly(rpn, SIZE, truth)
     assert losses["loss_objectness"].item() == pytest.approx(objectness, rel=1e-4)
     assert losses["loss_rpn_box"].item() == pytest.approx(box, rel=1e-4)
 
 
-def test_anchors_may_touch_all_four_borders_alike():
-    anchors = torch.tensor(
-        [[0.0, 0, 48, 32], [-2, 5, 9, 9], [5, -2, 9, 9], [5, 5, 50, 9], [5, 5, 9, 34]]
-    )
-    assert box_ops.inside(anchors, SIZE, 0).tolist() == [True, False, False, False, False]
-    assert box_ops.inside(anchors, SIZE, 1.9).tolist() == [True, False, False, False, False]
-    assert box_ops.inside(anchors, SIZE, 2).all()
-
-
 @pytest.mark.parametrize("fraction", [0.25, 0.5])
 def test_sampling_counts_enter_the_losses(fraction):
-    settings = replace(TRAINING, anchors_per_image=8, positive_fraction=fraction, foreground=0.01,
-                       background=0.01)  # fmt: skip
-    rpn = make_rpn(training=settings).train()
+    settings = replace(TRAINING, matcher=Matcher(0.01, 0.01), sampler=Sampler(8, fraction))
+    rpn = make_rpn(training=settings)
     for logits in rpn.head.predictions[0]:
         logits.fill_(1.0)
-    truth = [{"boxes": torch.tensor([[0.0, 0, 32, 32]])}]
-    _, losses = rpn([SIZE], features(), truth)
+    losses = losses_of(rpn, images_of(SIZE), truth_of(torch.tensor([[0.0, 0, 32, 32]])))
     positive = -math.log(1 / (1 + math.exp(-1)))
     negative = -math.log(1 - 1 / (1 + math.exp(-1)))
     wanted = fraction * positive + (1 - fraction) * negative
@@ -273,33 +332,75 @@ def test_sampling_counts_enter_the_losses(fraction):
 
 
 def test_losses_of_a_batch_average_over_all_anchors():
-    rpn = make_rpn(batch=2).train()
-    truth = [{"boxes": torch.tensor([[3.0, 4, 12, 11]])}, {"boxes": torch.zeros(0, 4)}]
-    _, together = rpn([SIZE] * 2, features(2), truth)
+    rpn = make_rpn(batch=2)
+    truth = [torch.tensor([[3.0, 4, 12, 11]]), torch.zeros(0, 4)]
+    together = losses_of(rpn, images_of(SIZE, SIZE), truth_of(*truth))
     parts = []
     for image in range(2):
-        single = make_rpn().train()
+        single = make_rpn()
         logits, deltas = rpn.head.predictions
         single.head.predictions = (
             [x[image : image + 1] for x in logits],
             [x[image : image + 1] for x in deltas],
         )
-        overlap = box_ops.iou(truth[image]["boxes"], torch.cat(single.anchor_generator(MAPS)))
+        overlap = box_ops.iou(truth[image], torch.cat(single.anchor_generator(MAPS)))
         best = overlap.max(0).values if len(overlap) else torch.zeros(120)
         kept = (best >= 0.5) | (best < 0.3)
         if len(overlap):
             kept |= (overlap == overlap.max()).any(0)
-        parts.append((single([SIZE], features(), [truth[image]])[1], int(kept.sum())))
+        losses = losses_of(single, images_of(SIZE), truth_of(truth[image]))
+        parts.append((losses, int(kept.sum())))
     for name, value in together.items():
         mean = sum(p[name] * n for p, n in parts) / sum(n for _, n in parts)
         torch.testing.assert_close(value, mean)
 
 
+def test_padded_ground_truth_changes_nothing():
+    rpn = make_rpn()
+    truth = truth_of(torch.tensor([[3.0, 4, 12, 11], [20, 10, 37, 24]]))
+    padded = GroundTruth(F.pad(truth.boxes, (0, 0, 0, 4)), F.pad(truth.labels, (0, 4)))
+    padded.boxes[0, 2:] = torch.tensor([1.0, 1, 9, 9])
+    wanted = losses_of(rpn, images_of(SIZE), truth)
+    torch.testing.assert_close(losses_of(rpn, images_of(SIZE), padded), wanted)
+    with fixed_shapes():
+        torch.testing.assert_close(losses_of(rpn, images_of(SIZE), padded), wanted)
+
+
+@pytest.mark.parametrize("count", [8, 1000])
+def test_what_losses_are_divided_by(count):
+    settings = replace(TRAINING, sampler=Sampler(count, 0.5))
+    truth = truth_of(torch.tensor([[3.0, 4, 12, 11]]), torch.zeros(0, 4))
+    losses = []
+    for normalizer in ("sampled", "capacity"):
+        torch.manual_seed(0)
+        convention = replace(CONVENTIONS["detlite"], rpn_loss_normalizer=normalizer)
+        rpn = make_rpn(batch=2, training=settings, convention=convention)
+        torch.manual_seed(0)
+        losses.append(losses_of(rpn, images_of(SIZE, SIZE), truth))
+    matched = MATCHER(truth, torch.cat(rpn.anchor_generator(MAPS)))
+    most = (matched >= -1).sum(dim=1).clamp(max=count).sum()
+    for name, value in losses[0].items():
+        torch.testing.assert_close(value * most / (2 * count), losses[1][name])
+
+
+def test_images_whose_anchors_are_all_left_out_have_no_loss():
+    settings = replace(TRAINING, straddle=0)
+    rpn = make_rpn(training=settings)
+    for tensor in rpn.head.predictions[0]:
+        tensor.requires_grad_()
+    losses = losses_of(rpn, images_of((2, 2)), truth_of(torch.tensor([[0.0, 0, 2, 2]])))
+    assert {name: value.item() for name, value in losses.items()} == {
+        "loss_objectness": 0,
+        "loss_rpn_box": 0,
+    }
+    losses["loss_objectness"].backward()
+
+
 def test_losses_without_ground_truth_are_connected():
-    rpn = make_rpn().train()
+    rpn = make_rpn()
     for tensor in (*rpn.head.predictions[0], *rpn.head.predictions[1]):
         tensor.requires_grad_()
-    _, losses = rpn([SIZE], features(), [{"boxes": torch.zeros(0, 4)}])
+    losses = losses_of(rpn, images_of(SIZE), truth_of(torch.zeros(0, 4)))
     assert losses["loss_rpn_box"].item() == 0
     assert losses["loss_objectness"].item() > 0
     sum(losses.values()).backward()

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from detlite.modeling.rcnn import build_model
-from detlite.modeling.suppression import DetectionLimits, Suppression, suppress
+from detlite.modeling.build import build_model
+from detlite.modeling.suppression import Suppression, build_suppression, suppress
+from detlite.structures.instances import Detections, PredictedBoxes
+from detlite.structures.rows import fixed_shapes, varying_shapes
 
 METHODS = ["nms", "soft-linear", "soft-gaussian", "voting", "fusion"]
 Box = tuple[float, int, list[float]]  # score, label, xyxy
 
 
-def crowd(objects: int = 8, around: int = 6, labels: int = 2) -> dict[str, torch.Tensor]:
-    """Boxes in clusters, with scores that all differ."""
+def crowd(objects: int = 8, around: int = 6, labels: int = 2) -> PredictedBoxes:
+    """Boxes of one image in clusters, with scores that all differ."""
     corner = torch.rand(objects, 2) * 80
     true = torch.cat([corner, corner + 10 + torch.rand(objects, 2) * 30], dim=1)
     boxes = true.repeat(around, 1) + torch.randn(objects * around, 4) * 2.5
     count = len(boxes)
-    return {
-        "boxes": boxes,
-        "scores": (torch.randperm(count) + 1) / (count + 2),
-        "labels": torch.randint(1, labels + 1, (objects,)).repeat(around),
-    }
+    return PredictedBoxes(
+        boxes[None],
+        ((torch.randperm(count) + 1) / (count + 2))[None],
+        torch.randint(1, labels + 1, (objects,)).repeat(around)[None],
+        torch.ones(1, count, dtype=torch.bool),
+    )
 
 
-def limits_for(method: str, per_image: int = 100, **rule) -> DetectionLimits:
-    return DetectionLimits(0.0, 0.5, per_image, suppression=Suppression(method, **rule))
+def rule_of(method: str, **rule) -> Suppression:
+    return Suppression(0.5, method, **rule)
 
 
 def iou(a: list[float], b: list[float]) -> float:
@@ -43,8 +47,8 @@ def mean(boxes: list[Box]) -> list[float]:
     return [sum(score * box[side] for score, _, box in boxes) / total for side in range(4)]
 
 
-def slowly(boxes: list[Box], limits: DetectionLimits, views: int = 1) -> list[Box]:
-    rule, thresh = limits.suppression, limits.nms_thresh
+def slowly(boxes: list[Box], rule: Suppression, most: int = 1000, views: int = 1) -> list[Box]:
+    thresh = rule.iou_thresh
     result: list[Box] = []
     for wanted in {label for _, label, _ in boxes}:
         everything = sorted((b for b in boxes if b[1] == wanted), reverse=True)
@@ -84,27 +88,80 @@ def slowly(boxes: list[Box], limits: DetectionLimits, views: int = 1) -> list[Bo
                 left = [box for box in left if iou(box[2], best[2]) <= thresh]
     if rule.method.startswith("soft") or rule.method == "fusion":
         result = [box for box in result if box[0] > rule.min_score]
-    return sorted(result, reverse=True)[: limits.per_image]
+    return sorted(result, reverse=True)[:most]
 
 
-def as_list(found: dict[str, torch.Tensor]) -> list[Box]:
-    return list(zip(*(found[name].tolist() for name in ("scores", "labels", "boxes")), strict=True))
+def as_list(record: PredictedBoxes | Detections, image: int = 0) -> list[Box]:
+    own = record[image][record.valid[image]]
+    columns = (own.scores.tolist(), own.labels.tolist(), own.boxes.tolist())
+    return list(zip(*columns, strict=True))
+
+
+def assert_close(found: list[Box], expected: list[Box]) -> None:
+    assert [label for _, label, _ in found] == [label for _, label, _ in expected]
+    for column in (0, 2):
+        torch.testing.assert_close(
+            torch.tensor([box[column] for box in found]),
+            torch.tensor([box[column] for box in expected]),
+        )
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("per_image", [5, 1000])
+@pytest.mark.parametrize("most", [5, 1000])
 @pytest.mark.parametrize("seed", range(3))
-def test_box_by_box(method, per_image, seed, device):
+def test_box_by_box(method, most, seed, device):
     torch.manual_seed(seed)
-    candidates = crowd()
-    limits = limits_for(method, per_image)
-    found = suppress({name: value.to(device) for name, value in candidates.items()}, limits)
-    found = {name: value.cpu() for name, value in found.items()}
-    expected = slowly(as_list(candidates), limits)
-    assert 0 < len(expected) <= per_image
-    assert found["labels"].tolist() == [label for _, label, _ in expected]
-    torch.testing.assert_close(found["scores"], torch.tensor([score for score, _, _ in expected]))
-    torch.testing.assert_close(found["boxes"], torch.tensor([box for _, _, box in expected]))
+    candidates, rule = crowd(), rule_of(method)
+    found = suppress(candidates.to(device), rule, most).to("cpu")
+    expected = slowly(as_list(candidates), rule, most)
+    assert 0 < len(expected) <= most
+    assert_close(as_list(found), expected)
+
+
+def batch_of(*images: PredictedBoxes, padding: float = 0.0) -> PredictedBoxes:
+    """Several images in one batch, padded to one more than the fullest has."""
+    most = 1 + max(one.valid.shape[1] for one in images)
+    columns = []
+    for name, value in (("boxes", padding), ("scores", padding), ("labels", 1), ("valid", False)):
+        rows = [getattr(one, name)[0] for one in images]
+        columns.append(
+            torch.stack(
+                [
+                    F.pad(row, [0, 0] * (row.ndim - 1) + [0, most - len(row)], value=value)
+                    for row in rows
+                ]
+            )
+        )
+    return PredictedBoxes(*columns)
+
+
+@pytest.mark.parametrize("padding", [0.0, 1e6, float("inf"), float("nan")])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bigger_image_beside_it_changes_nothing(method, padding):
+    images = [crowd(2), crowd(8), crowd(1)]
+    rule = rule_of(method)
+    together = suppress(batch_of(*images, padding=padding), rule, 100)
+    for index, image in enumerate(images):
+        alone = suppress(image, rule, 100)
+        assert as_list(together, index) == as_list(alone)
+        assert len(as_list(alone)) > 0
+
+
+@pytest.mark.parametrize("most", [3, 20, 1000])
+@pytest.mark.parametrize("method", METHODS)
+def test_fixed_and_varying_shapes_agree(method, most):
+    candidates, rule = batch_of(crowd(3), crowd(7)), rule_of(method)
+    with fixed_shapes():
+        fixed = suppress(candidates, rule, most)
+    with varying_shapes():
+        varying = suppress(candidates, rule, most)
+    assert fixed.valid.shape == (2, min(most, 43))
+    fullest = int(fixed.valid.sum(dim=1).max())
+    assert varying.valid.shape == (2, fullest)
+    assert torch.equal(fixed.valid[:, :fullest], varying.valid)
+    for image in range(2):
+        assert as_list(fixed, image) == as_list(varying, image)
+    assert (fixed.valid.int().diff(dim=1) <= 0).all()  # padding last
 
 
 @pytest.mark.parametrize(
@@ -113,69 +170,74 @@ def test_box_by_box(method, per_image, seed, device):
     ids=["narrow", "wide", "least score"],
 )
 def test_parameters_of_soft_nms(rule):
-    candidates, limits = crowd(), limits_for("soft-gaussian", **rule)
-    found, expected = suppress(candidates, limits), slowly(as_list(candidates), limits)
-    torch.testing.assert_close(found["scores"], torch.tensor([score for score, _, _ in expected]))
+    candidates, rule = crowd(), rule_of("soft-gaussian", **rule)
+    assert_close(as_list(suppress(candidates, rule, 1000)), slowly(as_list(candidates), rule))
 
 
 @pytest.mark.parametrize("vote_iou", [0.3, 1.0])
 def test_parameter_of_voting(vote_iou):
-    candidates, limits = crowd(), limits_for("voting", vote_iou=vote_iou)
-    found, expected = suppress(candidates, limits), slowly(as_list(candidates), limits)
-    torch.testing.assert_close(found["boxes"], torch.tensor([box for _, _, box in expected]))
-    plain = suppress(candidates, limits_for("nms"))
-    assert torch.equal(found["scores"], plain["scores"])
+    candidates, rule = crowd(), rule_of("voting", vote_iou=vote_iou)
+    found = suppress(candidates, rule, 1000)
+    assert_close(as_list(found), slowly(as_list(candidates), rule))
+    plain = suppress(candidates, rule_of("nms"), 1000)
+    assert torch.equal(found.scores, plain.scores)
     if vote_iou == 1.0:  # no neighbour but the box itself
-        torch.testing.assert_close(found["boxes"], plain["boxes"])
+        torch.testing.assert_close(found.boxes, plain.boxes)
 
 
 @pytest.mark.parametrize("views", [2, 4, 10])
 def test_fusion_trusts_what_many_views_show(views):
-    candidates, limits = crowd(), limits_for("fusion", min_score=0.0)
-    found = suppress(candidates, limits, views)
-    expected = slowly(as_list(candidates), limits, views)
-    torch.testing.assert_close(found["scores"], torch.tensor([score for score, _, _ in expected]))
+    candidates, rule = crowd(), rule_of("fusion", min_score=0.0)
+    found = suppress(candidates, rule, 1000, views)
+    assert_close(as_list(found), slowly(as_list(candidates), rule, views=views))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_candidates_are_left_alone(method):
     candidates = crowd()
-    before = {name: value.clone() for name, value in candidates.items()}
-    suppress(candidates, limits_for(method))
-    for name, value in before.items():
-        assert torch.equal(candidates[name], value)
+    before = candidates.map(torch.Tensor.clone)
+    suppress(candidates, rule_of(method), 100)
+    for field in fields(before):
+        assert torch.equal(getattr(candidates, field.name), getattr(before, field.name))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_mixed_precision_does_not_reach_coordinates(method):
-    candidates, limits = crowd(), limits_for(method)
+    candidates, rule = crowd(), rule_of(method)
     with torch.autocast("cpu", torch.bfloat16):
-        found = suppress(candidates, limits)
-    for name, value in suppress(candidates, limits).items():
-        assert torch.equal(found[name], value)
+        found = suppress(candidates, rule, 100)
+    assert as_list(found) == as_list(suppress(candidates, rule, 100))
 
 
+@pytest.mark.parametrize("shapes", [fixed_shapes, varying_shapes])
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_gives_nothing(method):
-    nothing = {name: value[:0] for name, value in crowd().items()}
-    found = suppress(nothing, limits_for(method))
-    assert found["boxes"].shape == (0, 4)
-    assert found["scores"].shape == found["labels"].shape == (0,)
-    assert found["labels"].dtype == torch.int64
+def test_nothing_gives_nothing(method, shapes):
+    candidates, rule = crowd(), rule_of(method)
+    nobody = replace(candidates, valid=torch.zeros_like(candidates.valid))
+    with shapes():
+        for nothing in (candidates[:, :0], nobody):
+            found = suppress(nothing, rule, 20)
+            assert not found.valid.any()
+            count = 20 if shapes is fixed_shapes and nothing is nobody else 0
+            assert found.boxes.shape == (1, count, 4)
+            assert found.scores.shape == found.labels.shape == found.valid.shape == (1, count)
+            assert found.labels.dtype == torch.int64
+    assert suppress(candidates, rule, 0).boxes.shape == (1, 0, 4)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_box_many_times(method):
-    box = torch.tensor([[3.0, 4.0, 20.0, 30.0]])
-    same = {
-        "boxes": box.repeat(7, 1),
-        "scores": torch.full((7,), 0.5),
-        "labels": torch.ones(7, dtype=torch.int64),
-    }
-    found = suppress(same, limits_for(method))
-    torch.testing.assert_close(found["boxes"][:1], box)
-    assert found["scores"][0].item() == pytest.approx(0.5)
-    assert len(found["scores"]) == (4 if method == "soft-gaussian" else 1)
+    box = torch.tensor([3.0, 4.0, 20.0, 30.0])
+    same = PredictedBoxes(
+        box.expand(1, 7, 4),
+        torch.full((1, 7), 0.5),
+        torch.ones(1, 7, dtype=torch.int64),
+        torch.ones(1, 7, dtype=torch.bool),
+    )
+    found = suppress(same, rule_of(method), 100)
+    torch.testing.assert_close(found.boxes[0, 0], box)
+    assert found.scores[0, 0].item() == pytest.approx(0.5)
+    assert found.valid.sum() == (4 if method == "soft-gaussian" else 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -185,13 +247,14 @@ def test_by_config(tiny_config, make_batch, method):
             "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 500,
             "TEST.NMS.METHOD", method, "TEST.NMS.SIGMA", 0.7, "TEST.NMS.VOTE_THRESH", 0.2,
             "TEST.NMS.MIN_SCORE", 0.01]  # fmt: skip
-    model = build_model(tiny_config(*keys)).eval()
-    assert model.limits.suppression == Suppression(method, 0.7, 0.2, 0.01)
+    cfg = tiny_config(*keys)
+    rule = Suppression(0.1, method, 0.7, 0.2, 0.01)
+    assert build_suppression(cfg, 0.1) == rule
+    model = build_model(cfg).eval()
+    assert model.postprocess.suppression == rule
     (found,) = model.detect(images)
-    assert len(found["boxes"]) > 0
-    model.limits = replace(model.limits, suppression=Suppression())
+    assert len(found.boxes) > 0
+    model.postprocess = replace(model.postprocess, suppression=Suppression(0.1))
     (plain,) = model.detect(images)
-    same = found["boxes"].shape == plain["boxes"].shape and torch.equal(
-        found["boxes"], plain["boxes"]
-    )
+    same = found.boxes.shape == plain.boxes.shape and torch.equal(found.boxes, plain.boxes)
     assert same == (method == "nms")

@@ -10,7 +10,7 @@ from torch import nn
 
 from detlite.config import ConfigError, load_config
 from detlite.modeling.backbone.timm_body import TimmBody
-from detlite.modeling.rcnn import build_model
+from detlite.modeling.build import build_model
 
 NAME = "test_convnext"  # of timm's own tests: widths of 24 to 96
 
@@ -86,7 +86,7 @@ def test_all_batch_norm_is_frozen_with_its_activation_kept(timm):
 ENDINGS = {
     "FPN": ["MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 16],
     "C4": ["MODEL.RPN.ANCHOR_SIZES", (16, 32), "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", None],
-    "FPN-RETINANET": ["MODEL.RETINANET_ON", True, "MODEL.RETINANET.NUM_CLASSES", 4,
+    "FPN-RETINANET": ["MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.RETINANET.NUM_CLASSES", 4,
                       "MODEL.MASK_ON", False],
 }  # fmt: skip
 
@@ -107,13 +107,14 @@ def test_detector_by_config_trains_and_detects(timm, tiny_config, make_batch, en
     assert len(model.eval()(images)) == 2
 
 
-def test_config_knows_the_levels():
-    cfg = load_config(None, ["MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN"])
-    assert cfg.MODEL.RPN.ANCHOR_STRIDE == (4, 8, 16, 32, 64)
-    assert cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS == 256
-    with pytest.raises(ConfigError, match="ANCHOR_SIZES has 3 levels"):
-        load_config(None, ["MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN",
-                           "MODEL.RPN.ANCHOR_SIZES", (32, 64, 128)])  # fmt: skip
+def test_levels_are_those_of_any_pyramid(timm, tiny_config):
+    pyramid = ["MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN"]
+    assert build_model(tiny_config(*pyramid)).backbone.strides == (4, 8, 16, 32, 64)
+    with pytest.raises(ConfigError, match=r"ANCHOR_SIZES has 3 levels.* gives 5"):
+        build_model(tiny_config(*pyramid, "MODEL.RPN.ANCHOR_SIZES", (32, 64, 128)))
+    load_config(None, [*pyramid, "MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64)])
+    with pytest.raises(ConfigError, match=r"USE_FPN is False, but MODEL.BACKBONE.CONV_BODY makes"):
+        load_config(None, [*pyramid, "MODEL.RPN.USE_FPN", False])
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,26 @@ def suppression(rng: random.Random) -> Callable[[], list[Tensor]]:
     scores = torch.randint(0, rng.choice([3, 1000]), (count,)).float()
     idxs = torch.randint(-3, rng.choice([-2, 1, 40]), (count,))
     threshold = rng.choice([0.0, 1e-4, 0.1, 0.5, 0.7, 1.0, 1.5])
+    valid, limit = torch.rand(count) > rng.choice([0, 0.3, 1]), rng.choice([0, 3, 50, 400])
+    one_image = [x[None] for x in (boxes, scores, idxs, valid)]
     return lambda: [
         ops.nms(boxes, scores, threshold),
         ops.batched_nms(boxes, scores, idxs, threshold),
+        *ops.padded_nms(*one_image, threshold, limit),
     ]
+
+
+def matching(rng: random.Random) -> Callable[[], list[Tensor]]:
+    images, truths, count = (
+        rng.randrange(3),
+        rng.choice([0, 1, 5, 40]),
+        rng.choice([0, 1, 70, 1200]),
+    )
+    extent = rng.choice([1e-18, 1.0, 30, 1000])
+    truth = random_boxes(rng, images * truths, extent).view(images, truths, 4)
+    valid = torch.rand(images, truths) > rng.choice([0, 0.3, 1])
+    candidates = random_boxes(rng, count, extent)
+    return lambda: list(ops.match_boxes(truth, valid, candidates))
 
 
 def pasting(rng: random.Random) -> Callable[[], list[Tensor]]:
@@ -103,6 +119,32 @@ def pasting(rng: random.Random) -> Callable[[], list[Tensor]]:
     boxes = random_boxes(rng, count, rng.choice([1, 30, 300]))
     probs = torch.rand(count, rng.randrange(1, 30), rng.randrange(1, 30))
     return lambda: list(torch.ops.detlite.paste_masks_rle(probs, boxes, *size, 0.5))
+
+
+def cropping(rng: random.Random) -> Callable[[], list[Tensor]]:
+    """Masks of polygons or of run lengths, which need not lie in their frames."""
+    count, extent = rng.choice([0, 1, 7]), rng.choice([1, 30, 300, 1e5])
+    boxes = random_boxes(rng, count, extent)
+    if rng.random() < 0.5:
+        values, frame = torch.randn(60, dtype=torch.float64) * extent, [0] * 6
+        if rng.random() < 0.2:
+            values[rng.randrange(60)] = rng.choice([*ODD, float("nan")])
+    else:
+        sides = [rng.randrange(1, 150) for _ in range(4)]
+        frame = [*sides[:2], rng.randrange(2), rng.randrange(2), *sides[2:]]
+        values = torch.randint(-10, sides[0] * sides[1] + 10, (60,)).double()
+        if rng.random() < 0.8:
+            values = values.sort().values
+    offsets = torch.tensor([0, 0, 10, 60]), torch.tensor([0, 0, 1, 2, 3])
+    frames, index = torch.tensor([frame] * 4), torch.randint(-1, 4, (count,))
+    resolution = rng.choice([1, 7, 28, 65])
+    return lambda: [ops.crop_masks(values, *offsets, frames, index, boxes, resolution, False)]
+
+
+def keypoints(rng: random.Random) -> Callable[[], list[Tensor]]:
+    boxes = random_boxes(rng, rng.choice([0, 1, 3]), rng.choice([1, 30, 300]))
+    maps = torch.randn(len(boxes), 2, rng.randrange(1, 60), rng.randrange(1, 60))
+    return lambda: list(ops.heatmap_peaks(maps, boxes))
 
 
 def focal_loss(rng: random.Random) -> Callable[[], list[Tensor]]:
@@ -134,7 +176,8 @@ def check(seed: int, names: list[str]) -> None:
     """Raises AssertionError where two sets of loops disagree."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    run = rng.choice([pooling, pooling, suppression, pasting, focal_loss])(rng)
+    kinds = [pooling, pooling, suppression, matching, pasting, cropping, keypoints, focal_loss]
+    run = rng.choice(kinds)(rng)
     os.environ[VARIABLE] = names[0]
     wanted = run()
     for name in names[1:]:

@@ -8,12 +8,12 @@ from detlite import _C, ops
 
 NAMES = [
     "batched_nms",
+    "crop_masks",
+    "heatmap_peaks",
+    "match_boxes",
     "nms",
+    "padded_nms",
     "paste_masks_rle",
-    "pyramid_roi_align_backward",
-    "pyramid_roi_align_forward",
-    "pyramid_roi_pool_backward",
-    "pyramid_roi_pool_forward",
     "roi_align_backward",
     "roi_align_forward",
     "roi_pool_backward",
@@ -53,6 +53,23 @@ def test_results_are_those_of_the_functions():
     assert torch.equal(pooled, ops.roi_pool(input, rois, 7, 0.25))
     grad = _C.roi_pool_backward(pooled, rois, argmax, 0.25, 7, 7, *input.shape)
     torch.testing.assert_close((grad * input).sum(), pooled.square().sum())
+
+
+def test_operators_on_one_map_are_differentiable_and_trace_to_one_graph():
+    input, rois = features().requires_grad_(), ordinary_rois()
+
+    def pool(input, rois):
+        aligned = _C.roi_align_forward(input, rois, 0.25, 7, 7, 2, aligned=True)
+        largest, _ = _C.roi_pool_forward(input, rois, 0.25, 7, 7)
+        return aligned + largest
+
+    expected = ops.roi_align(input, rois, 7, 0.25, 2, True) + ops.roi_pool(input, rois, 7, 0.25)
+    (wanted,) = torch.autograd.grad(expected.square().sum(), input)
+    for function in (pool, torch.compile(pool, fullgraph=True, backend="aot_eager")):
+        output = function(input, rois)
+        assert torch.equal(output, expected)
+        (grad,) = torch.autograd.grad(output.square().sum(), input)
+        torch.testing.assert_close(grad, wanted)
 
 
 def test_unknown_capability_is_refused(monkeypatch):

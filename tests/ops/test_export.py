@@ -26,6 +26,20 @@ CASES = {
         (*scored_boxes(), torch.randint(0, 3, (30,))),
         (0.5,),
     ),
+    "padded_nms": lambda: (
+        ops.padded_nms,
+        (
+            *(x[None] for x in scored_boxes()),
+            torch.randint(0, 3, (1, 30)),
+            torch.ones(1, 30, dtype=torch.bool),
+        ),
+        (0.5, 20),
+    ),
+    "match_boxes": lambda: (
+        ops.match_boxes,
+        (scored_boxes()[0][None], torch.ones(1, 30, dtype=torch.bool), scored_boxes()[0]),
+        (),
+    ),
     "sigmoid_focal_loss": lambda: (
         ops.sigmoid_focal_loss,
         (torch.randn(5, 4), torch.randint(0, 2, (5, 4)).float()),

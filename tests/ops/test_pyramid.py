@@ -1,10 +1,9 @@
-import math
-
 import pytest
 import torch
 from roi_cases import DTYPES, odd_rois
 from torchvision.ops import MultiScaleRoIAlign
 
+from detlite import _C
 from detlite.ops import (
     assign_levels,
     pyramid_roi_align,
@@ -39,49 +38,6 @@ def level_by_level(pool, maps, rois):
     for k, level in enumerate(levels.tolist()):
         output[k] = pool(maps[level], rois[k : k + 1], SCALES[level])
     return torch.cat(output)
-
-
-# ---- the rule
-
-
-@pytest.mark.parametrize("side", [1e-3, 55, 111.9, 112, 224, 447.9, 448, 895, 896, 5000, 1e15])
-def test_level_of_a_square(side):
-    wanted = min(max(4 + math.floor(math.log2(side / 224) + 1e-9), 2), 5) - 2
-    assert assign_levels(torch.tensor([[0.0, 0, side, side]]), SCALES).tolist() == [wanted]
-
-
-def test_level_follows_from_the_area():
-    boxes = torch.tensor([[0.0, 0, 56, 896], [0, 0, 0, 50], [0, 0, 1e30, 1e30], [9, 0, 0, 9]])
-    assert assign_levels(boxes, SCALES).tolist() == [2, 0, 3, 0]
-
-
-def test_rule_has_two_parameters():
-    box = torch.tensor([[0.0, 0, 100, 100]])
-    assert assign_levels(box, SCALES, canonical_size=100, canonical_level=3).tolist() == [1]
-    assert assign_levels(box, SCALES, canonical_size=50, canonical_level=3).tolist() == [2]
-
-
-def test_rule_is_the_published_one():
-    boxes = rois_of_all_sizes(2000)[:, 1:]
-    side = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).sqrt()
-    published = (4 + (side / 224 + 1e-6).log2()).floor().clamp(2, 5).long() - 2
-    assert torch.equal(assign_levels(boxes, SCALES), published)
-
-
-def test_kernels_follow_the_rule(device):
-    # Each map holds its own number.
-    maps = [torch.full((1, 1, 64, 64), float(level), device=device) for level in range(4)]
-    sides = torch.cat([2 ** torch.linspace(-3, 12, 500), torch.tensor([0, 56, 112, 224, 448.0])])
-    boxes = torch.stack([-sides / 2, -sides / 2, sides / 2, sides / 2], dim=1) + 1
-    rois = torch.cat([torch.zeros(len(boxes), 1), boxes], dim=1).to(device)
-    for parameters in ((224.0, 4), (100.0, 3)):
-        # A single bin of a single sample, at the centre.
-        pooled = pyramid_roi_align(maps, rois, 1, SCALES, 1, True, *parameters)
-        wanted = assign_levels(boxes, SCALES, *parameters)
-        assert torch.equal(pooled.flatten().cpu().round().long(), wanted)
-
-
-# ---- the operators
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
@@ -164,25 +120,17 @@ def test_gradients(device, layout):
 def test_opcheck(device, layout):
     maps = [x.to(device).requires_grad_() for x in pyramid(layout=layout, channels=3)]
     rois = rois_of_all_sizes(5).to(device)
-    kernels = torch.ops.detlite
+    levels = assign_levels(rois[:, 1:], SCALES)
     heights, widths = [x.shape[2] for x in maps], [x.shape[3] for x in maps]
     grad = torch.randn(5, 3, 3, 2, device=device).requires_grad_()
-    torch.library.opcheck(
-        kernels.pyramid_roi_align_forward, (maps, rois, SCALES, 3, 2, 2, True, 224.0, 4)
-    )
-    torch.library.opcheck(
-        kernels.pyramid_roi_align_backward,
-        (grad, rois, SCALES, 3, 2, 2, 3, heights, widths, 2, True, 224.0, 4),
-    )
-    pool = kernels.pyramid_roi_pool_forward
-    torch.library.opcheck(pool, (maps, rois, SCALES, 3, 2, 224.0, 4, True))
+    where, pool, sizes = (rois, levels), (SCALES, 3, 2), (2, 3, heights, widths)
+    torch.library.opcheck(_C.roi_align_forward.maps, (maps, *where, *pool, 2, True))
+    torch.library.opcheck(_C.roi_align_backward.maps, (grad, *where, *pool, *sizes, 2, True))
     detached = [x.detach() for x in maps]
-    torch.library.opcheck(pool, (detached, rois, SCALES, 3, 2, 224.0, 4, False))
-    _, argmax = pool(detached, rois, SCALES, 3, 2, 224.0, 4, True)
-    torch.library.opcheck(
-        kernels.pyramid_roi_pool_backward,
-        (grad, rois, argmax, SCALES, 3, 2, 2, 3, heights, widths, 224.0, 4),
-    )
+    torch.library.opcheck(_C.roi_pool_forward.maps, (maps, *where, *pool, True))
+    torch.library.opcheck(_C.roi_pool_forward.maps, (detached, *where, *pool, False))
+    _, argmax = _C.roi_pool_forward.maps(detached, *where, *pool, True)
+    torch.library.opcheck(_C.roi_pool_backward.maps, (grad, *where, argmax, *pool, *sizes))
 
 
 def test_traces_to_one_graph(device):
@@ -225,12 +173,17 @@ def test_empty(device, pool):
         ({"inputs": pyramid()[:3]}, "inputs must have one map for each of 4 spatial_scales, got 3"),
         ({"spatial_scales": []}, "spatial_scales must have from 1 to 8 levels, got 0"),
         ({"spatial_scales": [0.25] * 9}, "spatial_scales must have from 1 to 8 levels, got 9"),
-        ({"spatial_scales": [0.25, 0.1, 0.0, 1]}, "spatial_scale must be a positive number, got 0"),
+        (
+            {"spatial_scales": [0.25, 0.1, 0.0, 1], "levels": torch.zeros(2).long()},
+            "spatial_scale must be a positive number, got 0",
+        ),
         ({"inputs": [*pyramid()[:3], torch.zeros(2, 36, 5, 6)]}, r"inputs\[3\] must have the type"),
         ({"inputs": [*pyramid()[:3], torch.zeros(2, 37, 5)]}, "input must have 4 dimensions"),
         ({"inputs": [*pyramid()[:3], pyramid()[3].double()]}, r"inputs\[3\] must have the type"),
-        ({"canonical_size": 0.0}, "canonical_size must be a positive number, got 0"),
-        ({"canonical_level": 1000}, "canonical_level must be from -64 to 64, got 1000"),
+        ({"levels": torch.zeros(2)}, "levels must be int64, got float32"),
+        ({"levels": torch.zeros(3).long()}, r"levels must have shape \[2\], got \[3\]"),
+        ({"levels": torch.tensor([0, 4])}, r"levels\[1\] is 4, but there are 4 maps"),
+        ({"levels": torch.tensor([-1, 0])}, r"levels\[0\] is -1, but there are 4 maps"),
         ({"boxes": torch.full((1, 5), 2.0)}, r"rois\[0, 0\] is batch index 2"),
     ],
 )
@@ -247,10 +200,10 @@ def test_bad_arguments_are_named(pool, change, message):
 
 
 def test_bad_sizes_are_named():
-    arguments = [torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), SCALES, 7, 7, 1, 3, [5], [5], 2]
-    arguments += [False, 224.0, 4]
+    sizes = 1, 3, [5], [5]
+    arguments = torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), torch.zeros(2).long(), SCALES, 7, 7
     with pytest.raises(RuntimeError, match="heights and widths must have one number for each of 4"):
-        torch.ops.detlite.pyramid_roi_align_backward(*arguments)
+        _C.roi_align_backward.maps(*arguments, *sizes, 2, False)
 
 
 @pytest.mark.parametrize("op", [pyramid_roi_align, pyramid_roi_pool])

@@ -5,6 +5,7 @@ import torchvision
 from oracles import roi_align as oracle
 from roi_cases import DTYPES, LAYOUTS, TOLERANCE, as_numpy, features, odd_rois, ordinary_rois
 
+from detlite import _C
 from detlite.ops import RoIAlign, roi_align
 
 FORMS = [(2, False), (2, True), (-1, False), (0, True), (3, True)]  # sampling ratio, aligned
@@ -161,11 +162,11 @@ def test_gradients(device, layout, sampling_ratio, aligned):
 def test_opcheck(device, layout, dtype):
     input = features(dtype, layout, (2, 3, 11, 13)).to(device).requires_grad_()
     rois = ordinary_rois(5).to(device)
-    torch.library.opcheck(torch.ops.detlite.roi_align_forward, (input, rois, 0.25, 3, 2, 2, True))
+    levels = torch.zeros(5, dtype=torch.int64, device=device)
+    forward, backward = _C.roi_align_forward.maps, _C.roi_align_backward.maps
+    torch.library.opcheck(forward, ([input], rois, levels, [0.25], 3, 2, 2, True))
     grad = torch.randn(5, 3, 3, 2, dtype=dtype, device=device).requires_grad_()
-    torch.library.opcheck(
-        torch.ops.detlite.roi_align_backward, (grad, rois, 0.25, 3, 2, 2, 3, 11, 13, 0, False)
-    )
+    torch.library.opcheck(backward, (grad, rois, levels, [0.25], 3, 2, 2, 3, [11], [13], 0, False))
 
 
 def test_autocast_needs_no_cast(device):
@@ -219,7 +220,8 @@ def test_list_of_boxes_and_module(device):
         ({"boxes": [torch.zeros(2, 4)] * 2}, ValueError, "each of 1 images, got 2"),
         ({"boxes": [torch.zeros(2, 5)]}, ValueError, r"boxes\[0\] must have shape"),
         ({"boxes": torch.ones(2, 5)}, RuntimeError, r"rois\[0, 0\] is batch index 1"),
-        ({"boxes": torch.tensor([[-1.0, 0, 0, 1, 1]])}, RuntimeError, "batch index -1"),
+        ({"boxes": torch.tensor([[-2.0, 0, 0, 1, 1]])}, RuntimeError, "batch index -2"),
+        ({"boxes": torch.tensor([[-0.5, 0, 0, 1, 1]])}, RuntimeError, "batch index -0.5"),
         ({"boxes": torch.full((1, 5), torch.nan)}, RuntimeError, "batch index nan"),
         ({"output_size": (0, 7)}, RuntimeError, "pooled_height must be from 1"),
         ({"output_size": (7, -1)}, RuntimeError, "pooled_width must be from 1"),

@@ -6,6 +6,7 @@ from oracles import roi_pool as oracle
 from roi_cases import DTYPES, LAYOUTS, as_numpy, features, odd_rois, ordinary_rois
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from detlite import _C
 from detlite.ops import RoIPool, roi_pool
 
 
@@ -58,7 +59,7 @@ def test_places_are_kept_only_for_a_gradient(device):
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
-            if func is torch.ops.detlite.roi_pool_forward.default:
+            if func is torch.ops.detlite.roi_pool_forward.maps:
                 places.append(result[1].numel())
             return result
 
@@ -161,14 +162,14 @@ def test_gradients(device, layout):
 def test_opcheck(device, layout):
     input = features(torch.float32, layout, (2, 3, 11, 13)).to(device).requires_grad_()
     rois = ordinary_rois(5).to(device)
-    forward = torch.ops.detlite.roi_pool_forward
-    torch.library.opcheck(forward, (input, rois, 0.25, 3, 2))
-    torch.library.opcheck(forward, (input.detach(), rois, 0.25, 3, 2, False))
-    _, argmax = forward(input.detach(), rois, 0.25, 3, 2)
+    levels = torch.zeros(5, dtype=torch.int64, device=device)
+    forward, backward = _C.roi_pool_forward.maps, _C.roi_pool_backward.maps
+    pool = [0.25], 3, 2
+    torch.library.opcheck(forward, ([input], rois, levels, *pool, True))
+    torch.library.opcheck(forward, ([input.detach()], rois, levels, *pool, False))
+    _, argmax = forward([input.detach()], rois, levels, *pool, True)
     grad = torch.randn(5, 3, 3, 2, device=device).requires_grad_()
-    torch.library.opcheck(
-        torch.ops.detlite.roi_pool_backward, (grad, rois, argmax, 0.25, 3, 2, 2, 3, 11, 13)
-    )
+    torch.library.opcheck(backward, (grad, rois, levels, argmax, *pool, 2, 3, [11], [13]))
 
 
 def test_list_of_boxes_and_module(device):

@@ -42,6 +42,29 @@ def test_iou_without_boxes(n, m):
     assert box_ops.iou(random_boxes(n), random_boxes(m)).shape == (n, m)
 
 
+def test_batches_are_images_one_by_one():
+    a, b = random_boxes(6).view(2, 3, 4), random_boxes(8).view(2, 4, 4)
+    found = box_ops.iou(a, b)
+    for image in range(2):
+        assert torch.equal(found[image], box_ops.iou(a[image], b[image]))
+    for function in (
+        box_ops.area,
+        box_ops.xyxy_to_xywh,
+        lambda boxes: box_ops.clip(boxes, (50, 60)),
+        lambda boxes: box_ops.mirror(boxes, 60),
+        lambda boxes: box_ops.at_least(boxes, 20),
+    ):
+        assert torch.equal(function(a), torch.stack([function(one) for one in a]))
+
+
+def test_iou_leaves_its_boxes_alone():
+    a, b = random_boxes(3), random_boxes(3)
+    before = a.clone(), b.clone()
+    box_ops.iou(a, b)
+    assert torch.equal(a, before[0])
+    assert torch.equal(b, before[1])
+
+
 def test_clip_takes_height_first():
     boxes = torch.tensor([[-3.0, -4, 50, 60], [5, 6, 7, 8], [30, 30, 40, 40]])
     assert box_ops.clip(boxes, (10, 20)).tolist() == [
@@ -49,10 +72,6 @@ def test_clip_takes_height_first():
         [5, 6, 7, 8],
         [20, 10, 20, 10],
     ]
-
-
-def test_scale_takes_the_factor_of_y_first():
-    assert box_ops.scale(torch.tensor([[1.0, 2, 3, 4]]), (10, 100)).tolist() == [[100, 20, 300, 40]]
 
 
 def test_at_least():
@@ -81,7 +100,6 @@ def test_results_keep_the_type():
         box_ops.area(boxes),
         box_ops.iou(boxes, boxes),
         box_ops.clip(boxes, (9, 9)),
-        box_ops.scale(boxes, (2, 2)),
         box_ops.xyxy_to_xywh(boxes),
     ):
         assert result.dtype == torch.float64

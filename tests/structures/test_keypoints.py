@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import torch
-from torchvision.models.detection.roi_heads import heatmaps_to_keypoints, keypoints_to_heatmap
+from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 
-from detlite.structures.keypoints import flip_order, from_heatmaps, to_heatmap_cells
+from detlite.ops import heatmap_peaks
+from detlite.structures.keypoints import flip_order, to_heatmap_cells
 
 
 def boxes(count: int) -> torch.Tensor:
@@ -32,28 +33,16 @@ def test_far_edge_belongs_to_the_last_cell():
     assert valid.tolist() == [[True, True, True, False]]
 
 
-def test_decoding_is_torchvisions():
-    regions = boxes(12)
-    maps = torch.randn(12, 17, 56, 56)
-    wanted, scores = heatmaps_to_keypoints(maps, regions)
-    keypoints, found = from_heatmaps(maps, regions)
-    torch.testing.assert_close(keypoints, wanted, atol=1e-4, rtol=0)
-    torch.testing.assert_close(found, scores)
-
-
 def test_round_trip_through_a_map():
     region = torch.tensor([[100.0, 50, 212, 162]])
     points = torch.tensor([[[130.0, 60, 2], [200, 160, 2]]])
     cells, _ = to_heatmap_cells(points, region, 56)
     maps = torch.zeros(1, 2, 56 * 56).scatter(2, cells[..., None], 10.0).view(1, 2, 56, 56)
-    found, _ = from_heatmaps(maps, region)
+    found, _ = heatmap_peaks(maps, region)
     assert (found[..., :2] - points[..., :2]).abs().max() <= 1.5  # a cell is two pixels
 
 
 def test_no_regions():
-    keypoints, scores = from_heatmaps(torch.zeros(0, 17, 56, 56), torch.zeros(0, 4))
-    assert keypoints.shape == (0, 17, 3)
-    assert scores.shape == (0, 17)
     cells, valid = to_heatmap_cells(torch.zeros(0, 17, 3), torch.zeros(0, 4), 56)
     assert cells.shape == valid.shape == (0, 17)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from detlite import build_model, load_checkpoint
-from detlite.engine.checkpoint import read_checkpoint, save_checkpoint
+from detlite.engine.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
 
 
 @pytest.fixture
@@ -17,9 +17,9 @@ def model(tiny_config):
 @pytest.fixture
 def weights(tiny_config, model, tmp_path):
     """A checkpoint of our own."""
-    content = {"model": model.state_dict(), "categories": [], "config": tiny_config().dump()}
-    save_checkpoint(tmp_path / "ours.pth", content)
-    return tmp_path / "ours.pth"
+    path = tmp_path / "ours.pth"
+    save_checkpoint(Checkpoint(path, model.state_dict(), config=tiny_config().dump()))
+    return path
 
 
 def test_there_and_back(run_tool, model, weights, tmp_path, capsys):
@@ -29,11 +29,11 @@ def test_there_and_back(run_tool, model, weights, tmp_path, capsys):
     assert "backbone.fpn.inner_blocks.0.0.weight" in state
     assert run_tool("convert_weights.py", theirs, back) == 0
     assert f"{back}: {len(model.state_dict())} entries" in capsys.readouterr().out
-    content = read_checkpoint(back)
-    assert content["model"].keys() == model.state_dict().keys()
+    checkpoint = read_checkpoint(back)
+    assert checkpoint.model.keys() == model.state_dict().keys()
     for name, value in model.state_dict().items():
-        assert torch.equal(content["model"][name], value), name
-    assert len(content["categories"]) == 3
+        assert torch.equal(checkpoint.model[name], value), name
+    assert len(checkpoint.categories) == 3
     opts = ["MODEL.DEVICE", "cpu", "MODEL.GROUP_NORM.NUM_GROUPS", 4]  # which no shape tells
     assert load_checkpoint(back, opts).model.roi_heads.mask is not None
 
@@ -58,7 +58,8 @@ def test_entries_of_no_framework(run_tool, tmp_path, capsys):
 
 
 def test_model_that_torchvision_lacks(run_tool, tiny_config, tmp_path, capsys):
-    save_checkpoint(tmp_path / "c4.pth", {"model": build_model(tiny_config(c4=True)).state_dict()})
+    state = build_model(tiny_config(c4=True)).state_dict()
+    save_checkpoint(Checkpoint(tmp_path / "c4.pth", state))
     options = (tmp_path / "c4.pth", tmp_path / "out.pth", "--to", "torchvision")
     assert run_tool("convert_weights.py", *options) == 2
     assert "on a feature pyramid only" in capsys.readouterr().err

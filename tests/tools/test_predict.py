@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
-from detlite import build_model
-from detlite.engine.checkpoint import save_checkpoint
-from detlite.evaluation import read_results
+from detlite import build_model, load_checkpoint
+from detlite.engine.checkpoint import Checkpoint, save_checkpoint
 
 Run = Callable[..., int]
 
@@ -35,13 +35,9 @@ def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
 
 def write_weights(tiny_config: Callable[..., CfgNode], path: Path, *opts: Any) -> Path:
     cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, *opts)
-    content = {
-        "model": build_model(cfg).state_dict(),
-        "categories": [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)],
-        "config": cfg.dump(),
-        "iteration": 0,
-    }
-    save_checkpoint(path, content)
+    names = {"keypoints": ["head", "tail"]} if cfg.MODEL.KEYPOINT_ON else {}
+    categories = [{"id": 10 * k, "name": f"kind {k}", **names} for k in (1, 2, 3)]
+    save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), categories, cfg.dump()))
     return path
 
 
@@ -83,9 +79,35 @@ def test_threshold_and_overrides(run: Run, weights: Path, photos: Path, tmp_path
     found = []
     for more in (("0",), ("1.1",), ("0", "MODEL.ROI_HEADS.SCORE_THRESH", "1.0")):
         assert run(*arguments, "--threshold", *more) == 0
-        found.append(len(read_results(tmp_path / "results.json")))
+        found.append(len(json.loads((tmp_path / "results.json").read_text())))
     assert found[0] > 0
     assert found[1:] == [0, 0]
+
+
+KEYPOINTS = [
+    "MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
+    "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 2, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
+    "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (8,),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("convention", "center"), [("detlite", 0.5), ("torchvision", 0.0)])
+def test_keypoints_are_indices_of_pixels(
+    run: Run, tiny_config: Callable[..., CfgNode], photos: Path, tmp_path: Path, convention: str,
+    center: float,
+) -> None:  # fmt: skip
+    keys = [*KEYPOINTS, "MODEL.CONVENTION", convention]
+    weights = write_weights(tiny_config, tmp_path / "points.pth", *keys)
+    out = tmp_path / "out"
+    arguments = ("--weights", weights, "--input", photos / "a.png", "--output", out)
+    assert run(*arguments, "--threshold", "0") == 0
+    results = json.loads((out / "results.json").read_text())
+    found = load_checkpoint(weights)(photos / "a.png")["keypoints"]
+    assert len(results) == len(found) > 0
+    wanted = found - torch.tensor([center, center, 0])
+    torch.testing.assert_close(
+        torch.tensor([result["keypoints"] for result in results]), wanted.flatten(1)
+    )
 
 
 def test_unreadable_pictures_are_named_and_skipped(

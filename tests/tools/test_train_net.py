@@ -165,7 +165,7 @@ def test_the_written_config_gives_the_same_evaluation(run_tool, trained, tmp_pat
 
 def test_fast_rcnn_from_the_proposals_of_another_run(run_tool, config, tmp_path, capsys):
     proposing = [
-        "MODEL.RPN_ONLY", True, "MODEL.MASK_ON", False, "SOLVER.MAX_ITER", 1,
+        "MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False, "SOLVER.MAX_ITER", 1,
         "DATASETS.TEST", ["shapes_train", "shapes_val"], "OUTPUT_DIR", tmp_path / "rpn",
     ]  # fmt: skip
     assert run_tool("train_net.py", "--config", config, *proposing) == 0
@@ -221,7 +221,7 @@ def test_a_checkpoint_alone_gives_config_and_model(trained):
     assert model.categories[0] == {"id": 2, "name": "ring"}
     saved = torch.load(path, weights_only=True)["model"]
     torch.testing.assert_close(dict(model.state_dict()), dict(saved), rtol=0, atol=0)
-    assert len(model.detect([torch.zeros(3, 96, 96, dtype=torch.uint8)])[0]["scores"]) <= 3
+    assert len(model.detect([torch.zeros(3, 96, 96, dtype=torch.uint8)])[0].scores) <= 3
     with pytest.raises(ConfigError, match="unknown config key"):
         build_model_from_checkpoint(path, ["MODEL.NONE", 3])
 
@@ -248,7 +248,8 @@ def test_two_processes_train_one_model(run_tool, config, tmp_path):
     assert printed.count("iteration 2") == 1
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [1, 2, 2]
-    assert len(torch.load(output / "model_final.pth", weights_only=True)["rng"]) == 2
+    saved = torch.load(output / "model_final.pth", weights_only=True)
+    assert len(saved["training"]["rng"]) == 2
     # Both processes evaluated the model that was saved, batch statistics included.
     opts = ["MODEL.WEIGHT", output / "model_final.pth", "OUTPUT_DIR", tmp_path / "again"]
     assert run_tool("test_net.py", "--config", config, *opts) == 0

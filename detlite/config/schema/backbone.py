@@ -39,25 +39,11 @@ KEYS = (
         in_range(0, 5),
     ),
     Key(
-        "MODEL.BACKBONE.FREEZE_NORM",
-        True,
-        "batch norm in frozen stages of a ResNet keeps its statistics; False: it goes on with "
-        "those of the batch (torchvision)",
-    ),
-    Key(
         "MODEL.RESNETS.NORM",
         "FrozenBN",
         "norm of the body; SyncBN in several processes needs GPUs",
         one_of(*NORMS),
     ),
-    Key(
-        "MODEL.RESNETS.BN_EPSILON",
-        1e-5,
-        "added to the variance of batch norm (0 in maskrcnn-benchmark)",
-        not_negative,
-    ),
-    Key("MODEL.RESNETS.TRANS_FUNC", None, "restates RESNETS.NORM for the blocks", None, str),
-    Key("MODEL.RESNETS.STEM_FUNC", None, "restates RESNETS.NORM for the stem", None, str),
     Key("MODEL.RESNETS.NUM_GROUPS", 1, "groups of the 3x3 (ResNeXt)", positive),
     Key("MODEL.RESNETS.WIDTH_PER_GROUP", 64, "channels per group in the first stage", positive),
     Key(
@@ -75,14 +61,14 @@ KEYS = (
     Key(
         "MODEL.RESNETS.RES2_OUT_CHANNELS",
         None,
-        "channels of the first stage; 256 for bottlenecks, 64 for basic blocks",
+        "channels of the first stage; left out: 256 with bottlenecks, 64 with basic blocks",
         positive,
         int,
     ),
     Key(
         "MODEL.RESNETS.BACKBONE_OUT_CHANNELS",
         None,
-        "channels of the backbone's output: the FPN width (256), or restating the C4 width",
+        "channels of the FPN; left out: 256",
         positive,
         int,
     ),
@@ -130,7 +116,6 @@ KEYS = (
         True,
         "batch norm of a body of timm keeps its statistics, scale and shift",
     ),
-    Key("MODEL.FPN.USE_GN", False, "group norm in the FPN: NORM GN"),
     Key("MODEL.FPN.NORM", "", "norm in the FPN; empty: none", one_of("", *NORMS)),
     Key("MODEL.FPN.USE_RELU", False, "ReLU after the FPN's convolutions"),
     Key("MODEL.GROUP_NORM.DIM_PER_GP", -1, "channels per group; -1: by NUM_GROUPS"),

@@ -16,14 +16,6 @@ KEYS = (
     Key("INPUT.MIN_SIZE_TEST", 800, "short side in evaluation", positive),
     Key("INPUT.MAX_SIZE_TEST", 1333, "longest side in evaluation", positive),
     Key(
-        "INPUT.RESIZE",
-        "round",
-        "bilinear resizing: antialiased, as Pillow does, to the nearest size (detectron2: round),"
-        " or the size below (maskrcnn-benchmark: floor), or neither antialiased nor rounded to 8 "
-        "bits (torchvision: interpolate)",
-        one_of("round", "floor", "interpolate"),
-    ),
-    Key(
         "INPUT.PIXEL_MEAN",
         [102.9801, 115.9465, 122.7717],
         "subtracted, in the order and scale that TO_BGR255 sets",

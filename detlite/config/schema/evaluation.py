@@ -8,13 +8,6 @@ from .key import Key
 KEYS = (
     Key("TEST.IMS_PER_BATCH", 8, "images in an evaluation batch, over all processes", positive),
     Key(
-        "TEST.DETECTIONS_PER_IMG",
-        None,
-        "restates ROI_HEADS.DETECTIONS_PER_IMG; goes before it for a RetinaNet",
-        positive,
-        int,
-    ),
-    Key(
         "TEST.COCO_ENGINE",
         "pycocotools",
         "who computes COCO's metrics: the numbers are the same, faster-coco-eval is a package to "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..checks import not_negative, one_of, strings
+from ...convention import CONVENTIONS
+from ..checks import convention_fields, not_negative, one_of, strings
 from .key import Key
 
 KEYS = (
@@ -16,7 +17,12 @@ KEYS = (
         "AVX512-BF16) or the GPU is fast at it, else float32",
         one_of("auto", "float32", "float16", "bfloat16"),
     ),
-    Key("MODEL.META_ARCHITECTURE", "GeneralizedRCNN", "the detector"),
+    Key(
+        "MODEL.META_ARCHITECTURE",
+        "GeneralizedRCNN",
+        "GeneralizedRCNN, RetinaNet, ProposalNetwork (an RPN without heads) or a registered "
+        "detector",
+    ),
     Key("MODEL.DEVICE", "auto", "'cpu', 'cuda', 'cuda:1'; auto: CUDA when there is one"),
     Key(
         "MODEL.MEMORY_FORMAT",
@@ -46,9 +52,16 @@ KEYS = (
     Key("MODEL.KEYPOINT_ON", False, "predict keypoints"),
     Key("MODEL.CLS_AGNOSTIC_BBOX_REG", False, "one box regression for all classes"),
     Key(
-        "MODEL.INCLUSIVE_BOXES",
-        False,
-        "x2 and y2 count the last pixel inside where regions are pooled, clipped, scaled and "
-        "pasted (maskrcnn-benchmark)",
+        "MODEL.CONVENTION",
+        "",
+        "the framework whose ways of counting the detector follows; empty: that which trained "
+        "MODEL.WEIGHT, or detlite",
+        one_of("", *CONVENTIONS),
+    ),
+    Key(
+        "MODEL.CONVENTION_OVERRIDE",
+        (),
+        "single fields of it, for experiments: [resize=floor, anchor_offset=0.5]",
+        convention_fields,
     ),
 )

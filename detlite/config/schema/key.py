@@ -18,7 +18,7 @@ class Key:
     default: Any
     doc: str
     check: Check | None = None
-    derived_type: type | None = None  # the type of a key whose default is None
+    optional_type: type | None = None  # of a key whose default is None: may be left out
 
 
 def box_loss(part: str, beta: float) -> list[Key]:

@@ -1,4 +1,4 @@
-"""Keys of the detectors without heads: RetinaNet, and region proposals alone."""
+"""Keys of RetinaNet."""
 
 from __future__ import annotations
 
@@ -6,18 +6,7 @@ from ..checks import above, anchor_sizes, each, fraction, in_range, not_negative
 from .key import NORMS, Key
 
 KEYS = (
-    Key(
-        "MODEL.RPN_ONLY",
-        False,
-        "region proposals alone, without heads; beside RETINANET_ON it says nothing more",
-    ),
-    Key("MODEL.RETINANET_ON", False, "a one-stage RetinaNet instead of an RPN and heads"),
     Key("MODEL.RETINANET.NUM_CLASSES", 81, "categories + 1 (background)", in_range(2)),
-    Key(
-        "MODEL.RETINANET.SCORES_BACKGROUND",
-        False,
-        "score the background as well, as label 0 (torchvision)",
-    ),
     Key(
         "MODEL.RETINANET.ANCHOR_SIZES",
         (32, 64, 128, 256, 512),
@@ -27,13 +16,6 @@ KEYS = (
     Key("MODEL.RETINANET.OCTAVE", 2.0, "factor from each size to the next in line", above(1)),
     Key("MODEL.RETINANET.SCALES_PER_OCTAVE", 3, "sizes on the way there", positive),
     Key("MODEL.RETINANET.ASPECT_RATIOS", (0.5, 1.0, 2.0), "height / width", each(positive)),
-    Key(
-        "MODEL.RETINANET.ANCHOR_STRIDES",
-        None,
-        "strides of the levels; restates BACKBONE.CONV_BODY",
-        each(positive),
-        tuple,
-    ),
     Key(
         "MODEL.RETINANET.USE_C5",
         True,
@@ -58,13 +40,6 @@ KEYS = (
         "MODEL.RETINANET.LOSS_GAMMA", 2.0, "focal loss: how little easy anchors count", not_negative
     ),
     Key(
-        "MODEL.RETINANET.LOSS_NORMALIZER",
-        "batch",
-        "losses are divided by the foreground anchors of the batch, of each image (torchvision), "
-        "or by their moving average (detectron2)",
-        one_of("batch", "image", "moving"),
-    ),
-    Key(
         "MODEL.RETINANET.BOX_LOSS",
         "smooth_l1",
         "loss of the regressed boxes: of their deltas, or 1 - GIoU of the boxes",
@@ -86,16 +61,4 @@ KEYS = (
     Key("MODEL.RETINANET.INFERENCE_TH", 0.05, "detections need a higher score", fraction),
     Key("MODEL.RETINANET.PRE_NMS_TOP_N", 1000, "scores per level, before NMS", positive),
     Key("MODEL.RETINANET.NMS_TH", 0.4, "IoU above which a detection is suppressed", fraction),
-    Key(
-        "MODEL.RETINANET.CLIP",
-        "before-nms",
-        "when boxes are clipped to the image (detectron2: after-nms)",
-        one_of("before-nms", "after-nms"),
-    ),
-    Key(
-        "MODEL.RETINANET.MIN_SIZE",
-        0.0,
-        "detections with a smaller side are then dropped; negative: even empty ones stay "
-        "(torchvision)",
-    ),
 )

@@ -16,18 +16,10 @@ def _head_pooler(head: str) -> list[Key]:
         ),
         Key(prefix + "POOLER_RESOLUTION", 14, "side of a pooled region", positive),
         Key(prefix + "POOLER_SAMPLING_RATIO", 0, "samples per bin side; 0: adaptive", not_negative),
-        Key(
-            prefix + "POOLER_SCALES",
-            None,
-            "1 / stride of the pooled levels; restates BACKBONE.CONV_BODY",
-            each(positive),
-            tuple,
-        ),
     ]
 
 
 KEYS = (
-    Key("MODEL.ROI_HEADS.USE_FPN", None, "restates BACKBONE.CONV_BODY", None, bool),
     Key(
         "MODEL.ROI_HEADS.FG_IOU_THRESHOLD", 0.5, "IoU from which a proposal is foreground", fraction
     ),
@@ -54,9 +46,6 @@ KEYS = (
     Key("MODEL.ROI_HEADS.POSITIVE_FRACTION", 0.25, "most foreground among them", fraction),
     Key("MODEL.ROI_HEADS.SCORE_THRESH", 0.05, "detections need a higher score", fraction),
     Key("MODEL.ROI_HEADS.NMS", 0.5, "IoU above which a detection is suppressed", fraction),
-    Key(
-        "MODEL.ROI_HEADS.MIN_SIZE", 0.0, "detections with a smaller side are dropped", not_negative
-    ),
     Key("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 100, "detections kept per image", positive),
     Key(
         "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR",
@@ -70,7 +59,6 @@ KEYS = (
     Key("MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS", 4, "convolutions of the conv head", not_negative),
     Key("MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM", 256, "their channels", positive),
     Key("MODEL.ROI_BOX_HEAD.DILATION", 1, "their dilation", positive),
-    Key("MODEL.ROI_BOX_HEAD.USE_GN", False, "group norm in the box head: NORM GN"),
     Key("MODEL.ROI_BOX_HEAD.NORM", "", "norm in the box head; empty: none", one_of("", *NORMS)),
     *box_loss("ROI_BOX_HEAD", beta=1.0),
     Key(
@@ -87,7 +75,6 @@ KEYS = (
         each(positive),
     ),
     Key("MODEL.ROI_MASK_HEAD.DILATION", 1, "dilation of its 3x3s", positive),
-    Key("MODEL.ROI_MASK_HEAD.USE_GN", False, "group norm in the mask head: NORM GN"),
     Key("MODEL.ROI_MASK_HEAD.NORM", "", "norm in the mask head; empty: none", one_of("", *NORMS)),
     Key(
         "MODEL.ROI_MASK_HEAD.RESOLUTION",
@@ -101,19 +88,6 @@ KEYS = (
         0.5,
         "probability from which a pixel belongs to a mask",
         fraction,
-    ),
-    Key(
-        "MODEL.ROI_MASK_HEAD.TARGETS",
-        "binary",
-        "what masks are trained on: crops of 0 and 1, or averages as they are (torchvision)",
-        one_of("binary", "soft"),
-    ),
-    Key(
-        "MODEL.ROI_MASK_HEAD.PASTE",
-        "continuous",
-        "how masks are pasted: into the box itself, or into one truncated to whole pixels "
-        "(torchvision, maskrcnn-benchmark)",
-        one_of("continuous", "whole-pixels"),
     ),
     Key(
         "MODEL.ROI_KEYPOINT_HEAD.FEATURE_EXTRACTOR",
@@ -134,13 +108,6 @@ KEYS = (
         14,
         "side of the heat maps; must be what the head gives",
         positive,
-    ),
-    Key(
-        "MODEL.ROI_KEYPOINT_HEAD.PIXEL_CENTRE",
-        0.5,
-        "where in the pixel that COCO names a keypoint lies: at its centre, or 0, at its index "
-        "(maskrcnn-benchmark, torchvision)",
-        one_of(0.0, 0.5),
     ),
     Key(
         "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..checks import anchor_sizes, each, fraction, not_negative, one_of, positive
+from ..checks import anchor_sizes, each, fraction, not_negative, positive
 from .key import Key, box_loss
 
 KEYS = (
@@ -13,39 +13,11 @@ KEYS = (
     ),
     Key("MODEL.RPN.RPN_HEAD", "SingleConvRPNHead", "registered RPN head"),
     Key("MODEL.RPN.NUM_CONVS", 1, "3x3s before its predictions", positive),
-    Key("MODEL.RPN.USE_FPN", None, "restates BACKBONE.CONV_BODY", None, bool),
     Key(
         "MODEL.RPN.ANCHOR_SIZES",
         (32, 64, 128, 256, 512),
         "side of the anchors in pixels: all on a C4 map; one (or a tuple) for each FPN level",
         anchor_sizes,
-    ),
-    Key(
-        "MODEL.RPN.ANCHOR_STRIDE",
-        None,
-        "strides of the RPN's levels; restates BACKBONE.CONV_BODY",
-        each(positive),
-        tuple,
-    ),
-    Key(
-        "MODEL.RPN.ANCHOR_OFFSET",
-        0.5,
-        "anchor centre in its cell, as a fraction of the stride",
-        fraction,
-    ),
-    Key(
-        "MODEL.RPN.ANCHOR_ROUNDING",
-        "none",
-        "rounding of anchors: none, their corners (torchvision) or one as large as a cell, which "
-        "is then scaled (maskrcnn-benchmark)",
-        one_of("none", "corners", "cell"),
-    ),
-    Key(
-        "MODEL.RPN.ANCHOR_SPACING",
-        "stride",
-        "pixels between anchors: the stride, or what fits into the padded image as often as the "
-        "map has cells (torchvision)",
-        one_of("stride", "fit"),
     ),
     Key("MODEL.RPN.ASPECT_RATIOS", (0.5, 1.0, 2.0), "height / width", each(positive)),
     Key(
@@ -58,13 +30,6 @@ KEYS = (
     Key("MODEL.RPN.BATCH_SIZE_PER_IMAGE", 256, "anchors sampled per image", positive),
     Key("MODEL.RPN.POSITIVE_FRACTION", 0.5, "most foreground among them", fraction),
     *box_loss("RPN", beta=1.0 / 9),
-    Key(
-        "MODEL.RPN.LOSS_NORMALIZER",
-        "sampled",
-        "losses are averaged over the anchors sampled, or over BATCH_SIZE_PER_IMAGE for each "
-        "image (detectron2)",
-        one_of("sampled", "capacity"),
-    ),
     Key("MODEL.RPN.PRE_NMS_TOP_N_TRAIN", 12000, "per level, before NMS, training", positive),
     Key("MODEL.RPN.PRE_NMS_TOP_N_TEST", 6000, "per level, before NMS, test", positive),
     Key("MODEL.RPN.POST_NMS_TOP_N_TRAIN", 2000, "per level, after NMS, training", positive),

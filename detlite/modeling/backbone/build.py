@@ -8,9 +8,9 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
+from ...convention import convention_of
 from ...registry import Registry
 from ..norm import build_norm, optional_norm
-from .fbnet import FBNetBody, fbnet_spec
 from .fpn import FPN, P6P7
 from .resnet import DEPTHS, ResNet, ResNetSpec
 from .timm_body import TimmBody
@@ -57,26 +57,26 @@ def resnet_spec(cfg: CfgNode) -> ResNetSpec:
     match = re.match(r"R-(\d+)-", name)
     if not match or int(match[1]) not in DEPTHS:
         raise ValueError(f"{name} does not name a ResNet of depth {sorted(DEPTHS)}")
-    resnets = cfg.MODEL.RESNETS
+    resnets, depth = cfg.MODEL.RESNETS, int(match[1])
     return ResNetSpec(
-        depth=int(match[1]),
+        depth=depth,
         norm=build_norm(cfg, resnets.NORM),
         stem_channels=resnets.STEM_OUT_CHANNELS,
-        res2_channels=resnets.RES2_OUT_CHANNELS,
+        res2_channels=resnets.RES2_OUT_CHANNELS or (64 if depth < 50 else 256),
         groups=resnets.NUM_GROUPS,
         width_per_group=resnets.WIDTH_PER_GROUP,
         stride_in_1x1=resnets.STRIDE_IN_1X1,
         deformable=resnets.STAGE_WITH_DCN,
         modulated=resnets.WITH_MODULATED_DCN,
         offset_groups=resnets.DEFORMABLE_GROUPS,
-        freeze_norm=cfg.MODEL.BACKBONE.FREEZE_NORM,
+        freeze_norm=convention_of(cfg).freeze_batch_statistics,
     )
 
 
 def _build_resnet_c4(cfg: CfgNode) -> Backbone:
     spec = resnet_spec(cfg)
     body = ResNet(spec, out_stages=(4,), freeze_at=min(cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT, 4))
-    return Backbone(body, nn.Identity(), spec.channels(4), strides=(16,), pooled=1)
+    return _single_map(cfg, body, spec.channels(4), stride=16)
 
 
 def _build_resnet_c5(cfg: CfgNode) -> Backbone:
@@ -84,8 +84,18 @@ def _build_resnet_c5(cfg: CfgNode) -> Backbone:
     dilation = cfg.MODEL.RESNETS.RES5_DILATION
     freeze_at = cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT
     body = ResNet(spec, out_stages=(5,), freeze_at=freeze_at, res5_dilation=dilation)
-    strides = (32 // dilation,)
-    return Backbone(body, nn.Identity(), spec.channels(5), strides, pooled=1)
+    return _single_map(cfg, body, spec.channels(5), stride=32 // dilation)
+
+
+def _single_map(cfg: CfgNode, body: nn.Module, channels: int, stride: int) -> Backbone:
+    """The body's one map; BACKBONE_OUT_CHANNELS can only say what it is."""
+    stated = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
+    if stated not in (None, channels):
+        raise ValueError(
+            f"MODEL.RESNETS.BACKBONE_OUT_CHANNELS is {stated}, but "
+            f"{cfg.MODEL.BACKBONE.CONV_BODY} has {channels}: remove the key"
+        )
+    return Backbone(body, nn.Identity(), channels, strides=(stride,), pooled=1)
 
 
 def _build_resnet_fpn(cfg: CfgNode) -> Backbone:
@@ -104,7 +114,7 @@ def _build_resnet_fpn_retinanet(cfg: CfgNode) -> Backbone:
 
 def _with_fpn(cfg: CfgNode, body: nn.Module, channels: list[int]) -> Backbone:
     """A pyramid of strides 4 to 64 over the body's maps of strides 4 to 32."""
-    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
+    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
     norm = optional_norm(cfg, "FPN")
     neck = FPN(channels, out_channels, norm=norm, relu=cfg.MODEL.FPN.USE_RELU)
     return Backbone(body, neck, out_channels, strides=(4, 8, 16, 32, 64), pooled=4)
@@ -112,7 +122,7 @@ def _with_fpn(cfg: CfgNode, body: nn.Module, channels: list[int]) -> Backbone:
 
 def _with_retinanet_fpn(cfg: CfgNode, body: nn.Module, channels: list[int]) -> Backbone:
     """A pyramid of strides 8 to 128 over the body's maps of strides 8 to 32."""
-    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
+    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
     from_c5 = cfg.MODEL.RETINANET.USE_C5
     neck = FPN(
         channels,
@@ -142,18 +152,7 @@ def _build_timm(cfg: CfgNode) -> Backbone:
     if ending == "FPN-RETINANET":
         return _with_retinanet_fpn(cfg, body, body.channels)
     (channels,) = body.channels
-    if cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS not in (None, channels):
-        raise ValueError(
-            f"MODEL.RESNETS.BACKBONE_OUT_CHANNELS is {cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS}, "
-            f"but {name} has {channels}: remove the key"
-        )
-    return Backbone(body, nn.Identity(), channels, strides[ending], pooled=1)
-
-
-@BACKBONES.register("FBNet")
-def _build_fbnet(cfg: CfgNode) -> Backbone:
-    body = FBNetBody(*fbnet_spec(cfg))
-    return Backbone(body, nn.Identity(), body.out_channels, strides=(body.stride,), pooled=1)
+    return _single_map(cfg, body, channels, strides[ending][0])
 
 
 for _depth in DEPTHS:

@@ -162,7 +162,14 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   return word;
 }
 
+inline unsigned atomicXor(unsigned* at, unsigned bits) { return std::exchange(*at, *at ^ bits); }
 inline int __popcll(unsigned long long word) { return __builtin_popcountll(word); }
+inline int __float_as_int(float value) {
+  int bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+inline int atomicMax(int* at, int value) { return std::exchange(*at, std::max(*at, value)); }
 inline int __ffs(int word) { return __builtin_ffs(word); }
 inline int __ffsll(long long word) { return __builtin_ffsll(word); }
 [[noreturn]] inline void __trap() { throw std::runtime_error("a kernel trapped"); }

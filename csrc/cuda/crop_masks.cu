@@ -1,0 +1,188 @@
+// Crops ground-truth masks to boxes on CUDA: a block draws one crop. Offsets are clamped to what they
+// count, since nobody has checked them.
+#include <torch/csrc/stable/library.h>
+
+#include "crop_masks.h"
+#include "launch.h"
+
+namespace detlite {
+namespace {
+
+constexpr int kWord = 32;
+
+struct Range {
+  int64_t begin, end;
+};
+__device__ Range clamped_range(const int64_t* offsets, int64_t i, int64_t most) {
+  const auto clamp = [most](int64_t value, int64_t least) {
+    return value < least ? least : value < most ? value : most;
+  };
+  const int64_t begin = clamp(offsets[i], 0);
+  return {begin, clamp(offsets[i + 1], begin)};
+}
+
+// ---- Polygons
+
+// `edges` and `mask` hold a bit for each cell, column by column, in whole words. The threads of the
+// block share the edges of each polygon, then the columns.
+__device__ void crop_polygons(const MaskArrays& masks, Range pieces, const float* box,
+                              int resolution, unsigned* edges, unsigned* mask, float* cells) {
+  const FineGrid grid(box, resolution);
+  const int words = (resolution + kWord - 1) / kWord, thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < resolution * words; i += kThreads) edges[i] = mask[i] = 0;
+  __syncthreads();
+  for (int64_t piece = pieces.begin; piece < pieces.end; ++piece) {
+    const Range range = clamped_range(masks.pieces, piece, masks.value_count);
+    const double* xy = masks.values + range.begin;
+    const int64_t corners = (range.end - range.begin) / 2;
+    for (int64_t i = thread; i < corners; i += kThreads) {
+      const FinePoint from(xy + 2 * (i ? i - 1 : corners - 1), grid), to(xy + 2 * i, grid);
+      cross_columns(from, to, resolution, [&](int column, int row) {
+        if (row < resolution) {
+          atomicXor(edges + column * words + row / kWord, 1u << (row % kWord));
+        }
+      });
+    }
+    __syncthreads();
+    for (int x = thread; x < resolution; x += kThreads) {
+      unsigned above = 0;
+      for (int w = x * words; w < (x + 1) * words; ++w) {
+        unsigned bits = edges[w];
+        for (int shift = 1; shift < kWord; shift *= 2) bits ^= bits << shift;
+        bits ^= above;
+        above = bits >> (kWord - 1) ? ~0u : 0;
+        mask[w] |= bits;
+        edges[w] = 0;
+      }
+    }
+    __syncthreads();
+  }
+  for (int i = thread; i < resolution * resolution; i += kThreads) {
+    const int y = i / resolution, x = i % resolution;
+    cells[i] = static_cast<float>(mask[x * words + y / kWord] >> (y % kWord) & 1);
+  }
+}
+
+// ---- Run lengths
+
+// The first place in [begin, end) of a sorted array that holds more than the value.
+__device__ int64_t first_above(const double* sorted, Range range, int64_t value) {
+  while (range.begin < range.end) {
+    const int64_t middle = range.begin + (range.end - range.begin) / 2;
+    if (sorted[middle] <= static_cast<double>(value)) range.begin = middle + 1;
+    else range.end = middle;
+  }
+  return range.begin;
+}
+
+// The cell at or below a position, of those there are.
+__device__ int cell_below(float position, int64_t size) {
+  const auto last = static_cast<float>(size - 1);
+  return static_cast<int>(position > 0 ? (position < last ? position : last) : 0.0f);
+}
+
+// The mask's average over one bin, summed as RoIAlign's own kernel does.
+__device__ float bin_of_runs(const double* toggles, int64_t count, const NearestAxis& high,
+                             const NearestAxis& wide, const AlignAxis<float>& rows, int row,
+                             const AlignAxis<float>& columns, int column) {
+  const int height = static_cast<int>(high.target), width = static_cast<int>(wide.target);
+  const SampleRange ys = samples_near_map(rows, row, height);
+  const SampleRange xs = samples_near_map(columns, column, width);
+  if (xs.begin >= xs.end) return 0;
+  // Only what changes in the bin's columns is searched.
+  const int64_t left = wide(cell_below(columns.position(column, xs.begin), width));
+  const int64_t right = wide(cell_below(columns.position(column, xs.end - 1) + 1, width));
+  const int64_t first = left < right ? left : right, last = left < right ? right : left;
+  const Range near{first_above(toggles, {0, count}, first * high.source - 1),
+                   first_above(toggles, {0, count}, (last + 1) * high.source - 1)};
+  float value = 0;
+  for (int iy = ys.begin; iy < ys.end; ++iy) {
+    LinearSample<float> y;
+    if (!linear_sample(rows.position(row, iy), height, y)) continue;
+    const int64_t down[2] = {high(y.low), high(y.high)};
+    const float down_weights[2] = {y.low_weight / rows.samples, y.high_weight / rows.samples};
+    for (int ix = xs.begin; ix < xs.end; ++ix) {
+      LinearSample<float> x;
+      if (!linear_sample(columns.position(column, ix), width, x)) continue;
+      const int64_t along[2] = {wide(x.low) * high.source, wide(x.high) * high.source};
+      const float along_weights[2] = {x.low_weight / columns.samples,
+                                      x.high_weight / columns.samples};
+      for (int corner = 0; corner < 4; ++corner) {
+        const int r = corner / 2, k = corner % 2;
+        if (first_above(toggles, near, along[k] + down[r]) % 2) {
+          value += rounded_product(down_weights[r], along_weights[k]);
+        }
+      }
+    }
+  }
+  return value;
+}
+
+__device__ void crop_runs(const double* toggles, int64_t count, const NearestAxis& high,
+                          const NearestAxis& wide, const float* box, int resolution, bool soft,
+                          float* cells) {
+  const auto rows = align_axis(box[1], box[3], 1.0f, resolution, 0, !soft);
+  const auto columns = align_axis(box[0], box[2], 1.0f, resolution, 0, !soft);
+  for (int i = static_cast<int>(threadIdx.x); i < resolution * resolution; i += kThreads) {
+    const float value = bin_of_runs(toggles, count, high, wide, rows, i / resolution, columns,
+                                    i % resolution);
+    cells[i] = soft ? value : static_cast<float>(value >= 0.5f);
+  }
+}
+
+// An index outside the instances, or polygons where soft masks need run lengths, end the kernel with
+// an error that torch reports at the next synchronisation: asking first would stall the stream.
+__global__ void __launch_bounds__(kThreads)
+    crop_kernel(MaskArrays masks, const int64_t* index, const float* boxes, int resolution,
+                bool soft, float* crops) {
+  DETLITE_LAUNCHED_SHARED(shared);
+  auto* edges = reinterpret_cast<unsigned*>(shared);
+  unsigned* mask = edges + resolution * ((resolution + kWord - 1) / kWord);
+  const int64_t row = blockIdx.x, instance = index[row];
+  const float* box = boxes + row * 4;
+  float* cells = crops + row * resolution * resolution;
+  if (instance < -1 || instance >= masks.instance_count) __trap();
+  const Range pieces =
+      instance < 0 ? Range{0, 0} : clamped_range(masks.instances, instance, masks.piece_count);
+  if (pieces.begin < pieces.end) {
+    const int64_t* frame = masks.frames + instance * kFrameSize;
+    if (frame[0] == 0) {
+      if (soft) __trap();
+      crop_polygons(masks, pieces, box, resolution, edges, mask, cells);
+      return;
+    }
+    if (rows_of(frame).usable() && columns_of(frame).usable()) {
+      const Range range = clamped_range(masks.pieces, pieces.begin, masks.value_count);
+      crop_runs(masks.values + range.begin, range.end - range.begin, rows_of(frame),
+                columns_of(frame), box, resolution, soft, cells);
+      return;
+    }
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < resolution * resolution; i += kThreads) {
+    cells[i] = 0;
+  }
+}
+
+Tensor crop_masks(const Tensor& values, const Tensor& pieces, const Tensor& instances,
+                  const Tensor& frames, const Tensor& index, const Tensor& boxes,
+                  int64_t resolution, bool soft) {
+  const CropArguments arguments =
+      check_crop("crop_masks", values, pieces, instances, frames, index, boxes, resolution, soft);
+  const DeviceGuard guard(arguments.boxes.get_device_index());
+  Tensor crops = empty_crops(arguments);
+  if (arguments.count() == 0) return crops;
+  const size_t words = (arguments.resolution + kWord - 1) / kWord;
+  launch(arguments.boxes, crop_kernel, dim3(static_cast<unsigned>(arguments.count())), kThreads,
+         2 * arguments.resolution * words * sizeof(unsigned), arguments.masks(),
+         static_cast<const int64_t*>(arguments.index.const_data_ptr()),
+         static_cast<const float*>(arguments.boxes.const_data_ptr()), arguments.resolution, soft,
+         static_cast<float*>(crops.mutable_data_ptr()));
+  return crops;
+}
+
+}  // namespace
+}  // namespace detlite
+
+STABLE_TORCH_LIBRARY_IMPL(detlite, CUDA, m) {
+  m.impl("crop_masks", TORCH_BOX(&detlite::crop_masks));
+}

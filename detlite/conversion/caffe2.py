@@ -1,0 +1,93 @@
+"""Caffe2's Detectron, and classifiers in its format, with which most published models began."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from .maskrcnn_benchmark import configure
+from .source import Entries, Rules, Source, State
+
+_RULES: Rules = [
+    (r"_w$", ".weight"),
+    (r"_b$", ".bias"),
+    (r"_(bn|gn)_(?:s|gamma)$", r"_\1.weight"),
+    (r"_(bn|gn)(?:\.bias|_beta)$", r"_\1.bias"),
+    # only where statistics are not folded into the scales
+    (r"_bn_(?:running_mean|rm)$", "_bn.running_mean"),
+    (r"_bn_(?:running_var|riv)$", "_bn.running_var"),
+    (r"^conv1\.weight$", "backbone.body.stem.conv1.weight"),
+    (r"^(res_conv1_bn|conv1_gn)\.", "backbone.body.stem.norm1."),
+    (r"^res(\d)_(\d+)_branch1\.", r"backbone.body.res\1.\2.downsample.0."),
+    (r"^res(\d)_(\d+)_branch1_[bg]n\.", r"backbone.body.res\1.\2.downsample.1."),
+    *(
+        rule
+        for n, letter in enumerate("abc", start=1)
+        for rule in (
+            (rf"^res(\d)_(\d+)_branch2{letter}\.", rf"backbone.body.res\1.\2.conv{n}."),
+            (rf"^res(\d)_(\d+)_branch2{letter}_[bg]n\.", rf"backbone.body.res\1.\2.norm{n}."),
+        )
+    ),
+    (r"^fpn_inner_res(\d)_\d+_sum(?:_lateral)?\.", r"fpn_inner\1.0."),
+    (r"^fpn_inner_res(\d)_\d+_sum(?:_lateral)?_gn\.", r"fpn_inner\1.1."),
+    (r"^fpn_res(\d)_\d+_sum\.", r"fpn_layer\1.0."),
+    (r"^fpn_res(\d)_\d+_sum_gn\.", r"fpn_layer\1.1."),
+    *((rf"^fpn_inner{n}\.", f"backbone.neck.lateral.{n - 2}.") for n in range(2, 6)),
+    *((rf"^fpn_layer{n}\.", f"backbone.neck.output.{n - 2}.") for n in range(2, 6)),
+    (r"^conv_rpn(?:_fpn\d)?\.", "rpn.head.conv."),
+    (r"^rpn_(cls_logits|bbox_pred)(?:_fpn\d)?\.", r"rpn.head.\1."),
+    (r"^(fc[67])\.", r"roi_heads.box.feature_extractor.\1."),
+    (r"^fc([67])_gn\.", r"roi_heads.box.feature_extractor.norm\1."),
+    (r"^(cls_score|bbox_pred)\.", r"roi_heads.box.predictor.\1."),
+    (r"^(conv5_mask|mask_fcn_logits)\.", r"roi_heads.mask.predictor.\1."),
+    (r"^kps_score_lowres\.", "roi_heads.keypoint.predictor.kps_score_lowres."),
+    *(
+        rule
+        for n in range(1, 9)
+        for theirs, head in ((r"head_conv", "box"), (r"_\[mask\]_fcn", "mask"),
+                             (r"conv_fcn", "keypoint"))
+        for rule in (
+            (rf"^{theirs}{n}\.", f"roi_heads.{head}.feature_extractor.convs.{n - 1}.0."),
+            (rf"^{theirs}{n}_gn\.", f"roi_heads.{head}.feature_extractor.convs.{n - 1}.1."),
+        )
+    ),
+]  # fmt: skip
+
+# Detectron keeps what a file that it started from held: a classifier's last layer, and biases under
+# a norm. Its last enlargement of keypoints is an interpolation written as a convolution.
+_UNUSED = (
+    r"_momentum$|^lr$|^weight_order$|^(fc1000|pred)_[wb]$"
+    r"|^(conv1|res\d_\d+_branch\d[abc]?)_b$|^kps_score_[wb]$"
+)
+
+
+def _adapt(state: State, entries: Entries) -> State:
+    c4 = "roi_heads.box.feature_extractor.fc6.weight" not in state
+    if c4 and "roi_heads.box.predictor.cls_score.weight" in state:
+        # The names do not say that the last stage is the box head's.
+        body, head = r"^backbone\.body\.res5\.", "roi_heads.box.feature_extractor.res5."
+        state = {re.sub(body, head, name): value for name, value in state.items()}
+    if "conv1_gn_s" not in entries:
+        _add_statistics(state)
+    return state
+
+
+def _add_statistics(state: State) -> None:
+    """Where batch statistics are folded into the scales, what is left are mean 0 and variance 1."""
+    for name, value in list(state.items()):
+        layer, _, leaf = name.rpartition(".")
+        if leaf == "weight" and re.search(r"\.(res\d\.\d+|stem)\.(norm\d|downsample\.1)$", layer):
+            state.setdefault(f"{layer}.running_mean", torch.zeros_like(value))
+            state.setdefault(f"{layer}.running_var", torch.ones_like(value))
+
+
+CAFFE2 = Source(
+    name="caffe2",
+    convention="maskrcnn-benchmark",
+    recognise=lambda names: "conv1_w" in names,
+    rules=_RULES,
+    unused=_UNUSED,
+    adapt=_adapt,
+    configure=configure,
+)

@@ -1,0 +1,171 @@
+"""detectron2: the detectors of its model zoo, and its ResNet classifiers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from .detectron2_zoo import anchor_config, config_by_name, config_by_shape, pixel_config
+from .shapes import is_retinanet, read_config
+from .source import Config, Entries, Rules, Source, State, levels_from_0
+
+
+def _recognise(names: Collection[str]) -> bool:
+    own = re.compile(r"(proposal_generator|backbone\.bottom_up|backbone\.stem|stem\.conv1)\.")
+    return any(own.match(name) for name in names)
+
+
+_RULES: Rules = [
+    # a body alone, that of a C4 model, that of a pyramid
+    (r"^(stem|res\d)\.", r"backbone.\1."),
+    (r"^backbone\.(stem|res\d)\.", r"backbone.body.\1."),
+    (r"^backbone\.bottom_up\.", "backbone.body."),
+    (r"((?:stem|res\d\.\d+)\.)conv(\d)\.norm\.", r"\1norm\2."),
+    (r"\.conv2_offset\.", ".conv2.offset."),
+    (r"\.shortcut\.weight$", ".downsample.0.weight"),
+    (r"\.shortcut\.norm\.", ".downsample.1."),
+    (r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.(?:\d\.)?conv\d)\.norm\.", r"\1.1."),
+    (
+        r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.(?:\d\.)?conv\d)\.(weight|bias)$",
+        r"\1.0.\2",
+    ),
+    *((rf"^backbone\.fpn_lateral{n}\.", f"backbone.neck.lateral.{n - 2}.") for n in range(2, 6)),
+    *((rf"^backbone\.fpn_output{n}\.", f"backbone.neck.output.{n - 2}.") for n in range(2, 6)),
+    (r"^backbone\.top_block\.", "backbone.neck.top."),
+    *((rf"^head\.(cls|bbox)_subnet\.{2 * n}\.", rf"head.\1_tower.{n}.0.") for n in range(8)),
+    (r"^head\.cls_score\.", "head.cls_logits."),
+    (r"^proposal_generator\.rpn_head\.", "rpn.head."),
+    (r"^rpn\.head\.objectness_logits\.", "rpn.head.cls_logits."),
+    (r"^rpn\.head\.anchor_deltas\.", "rpn.head.bbox_pred."),
+    # several convolutions are numbered
+    (r"^rpn\.head\.conv\.conv0\.", "rpn.head.conv."),
+    *((rf"^rpn\.head\.conv\.conv{n}\.", f"rpn.head.more_convs.{n - 1}.") for n in range(1, 4)),
+    # the stages of a cascade are numbered
+    (r"^roi_heads\.box_predictor\.(\d\.)?", r"roi_heads.box.\1predictor."),
+    (r"^roi_heads\.box_head\.(\d\.)?fc1\.", r"roi_heads.box.\1feature_extractor.fc6."),
+    (r"^roi_heads\.box_head\.(\d\.)?fc2\.", r"roi_heads.box.\1feature_extractor.fc7."),
+    *(
+        (rf"^roi_heads\.box_head\.(\d\.)?conv{n}\.",
+         rf"roi_heads.box.\1feature_extractor.convs.{n - 1}.")
+        for n in range(1, 9)
+    ),
+    (r"^roi_heads\.res5\.", "roi_heads.box.feature_extractor.res5."),
+    (r"^roi_heads\.mask_head\.deconv\.", "roi_heads.mask.predictor.conv5_mask."),
+    (r"^roi_heads\.mask_head\.predictor\.", "roi_heads.mask.predictor.mask_fcn_logits."),
+    (r"^roi_heads\.keypoint_head\.score_lowres\.",
+     "roi_heads.keypoint.predictor.kps_score_lowres."),
+    *(
+        (rf"^roi_heads\.(mask|keypoint)_head\.\w+_?fcn{n}\.",
+         rf"roi_heads.\1.feature_extractor.convs.{n - 1}.")
+        for n in range(1, 9)
+    ),
+]  # fmt: skip
+
+# What a classifier scores by, and what a panoptic model has beside its instances.
+_UNUSED = r"(^|\.)(anchor_generator\.|pixel_mean$|pixel_std$)|^(stem\.fc|linear)\.|^sem_seg_head\."
+
+
+def _adapt(state: State, entries: Entries) -> State:
+    state = levels_from_0(state)
+    _nest_deformable(state)
+    background_first(state)
+    ratios = anchor_config(entries, _part(state)).get(f"{_part(state)}.ASPECT_RATIOS", ())
+    ratios_slowest(state, len(ratios) or None)
+    return state
+
+
+def _nest_deformable(state: State) -> None:
+    """Puts a convolution beside that of its offsets, under the same layer."""
+    for name in [name for name in state if name.endswith(".conv2.offset.weight")]:
+        layer = name.removesuffix(".offset.weight")
+        if f"{layer}.weight" in state:
+            state[f"{layer}.conv.weight"] = state.pop(f"{layer}.weight")
+
+
+def background_first(state: State) -> None:
+    """Moves the background, which has scores but neither boxes nor masks, to class 0."""
+    rows = {"bbox_pred": 4, "mask_fcn_logits": 1}
+    for name, value in state.items():
+        layer = name.rpartition(".")[0].rpartition(".")[2]
+        if layer == "cls_score":
+            state[name] = value.roll(1, dims=0)
+        elif layer in rows and name.startswith("roi_heads."):
+            background = value.new_zeros((rows[layer], *value.shape[1:]))
+            state[name] = torch.cat([background, value])
+
+
+def ratios_slowest(state: State, ratios: int | None = None) -> None:
+    """Reorders the anchors of a cell: by size, then ratio, becomes by ratio, then size.
+
+    Args:
+        state: changed in place.
+        ratios: how many; None: 3, or as many as anchors where these are not a multiple of 3.
+    """
+    for head in ("rpn.head.", "head."):
+        if f"{head}bbox_pred.bias" not in state:
+            continue
+        anchors_per_cell = len(state[f"{head}bbox_pred.bias"]) // 4
+        count = ratios or (anchors_per_cell if anchors_per_cell % 3 else 3)
+        for layer, leaf in product(("cls_logits", "bbox_pred"), ("weight", "bias")):
+            name = f"{head}{layer}.{leaf}"
+            if name in state:
+                values = len(state[name]) // anchors_per_cell
+                anchors = state[name].unflatten(0, (-1, count, values))
+                state[name] = anchors.transpose(0, 1).flatten(0, 2)
+
+
+# The defaults of its published models.
+_CONFIG: Config = {
+    "MODEL.RPN.STRADDLE_THRESH": -1,
+    "MODEL.RPN.FPN_POST_NMS_PER_BATCH": False,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 1000,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000,
+    "MODEL.RPN.SMOOTH_L1_BETA": 0.0,
+    "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.0,
+    "INPUT.PIXEL_MEAN": [103.53, 116.28, 123.675],
+}
+_RETINANET_CONFIG: Config = {
+    "MODEL.RETINANET.BBOX_REG_WEIGHT": 1.0,
+    "MODEL.RETINANET.BBOX_REG_WEIGHTS": [1.0] * 4,
+    "MODEL.RETINANET.BOX_LOSS": "l1",
+    "MODEL.RETINANET.NMS_TH": 0.5,
+}
+_KEYPOINT_CONFIG: Config = {
+    "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.5,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 1500,
+}
+
+
+def _configure(state: State, entries: Entries, path: Path) -> Config:
+    config = _CONFIG | read_config(state, "ROIAlignV2", 0)
+    if config["MODEL.BACKBONE.CONV_BODY"].endswith("-C5"):
+        config["MODEL.RESNETS.RES5_DILATION"] = 2
+    if is_retinanet(state):
+        config |= _RETINANET_CONFIG
+    if config.get("MODEL.KEYPOINT_ON"):
+        config |= _KEYPOINT_CONFIG
+    if config.get("MODEL.ROI_HEADS.CASCADE_IOUS"):
+        config["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 2000
+    config |= config_by_shape(config)
+    return (
+        config | pixel_config(entries) | anchor_config(entries, _part(state)) | config_by_name(path)
+    )
+
+
+def _part(state: State) -> str:
+    return "MODEL.RETINANET" if is_retinanet(state) else "MODEL.RPN"
+
+
+DETECTRON2 = Source(
+    name="detectron2",
+    convention="detectron2",
+    recognise=_recognise,
+    rules=_RULES,
+    unused=_UNUSED,
+    adapt=_adapt,
+    configure=_configure,
+)

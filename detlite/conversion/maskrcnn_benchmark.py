@@ -1,0 +1,78 @@
+"""maskrcnn-benchmark: its R-CNNs, RPNs and RetinaNets on ResNets and FBNets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from .shapes import read_config
+from .source import Config, Entries, Rules, Source, State, levels_from_0
+
+
+def _recognise(names: Collection[str]) -> bool:
+    own = r"rpn\.head\.0\.head\.|roi_heads\.\w+\.feature_extractor\.head\."
+    return "backbone.body.stem.bn1.weight" in names or any(re.match(own, name) for name in names)
+
+
+_RULES: Rules = [
+    *((rf"\.layer{n}\.", f".res{n + 1}.") for n in range(1, 5)),
+    (r"\.bn(\d)\.", r".norm\1."),
+    (r"^rpn\.head\.(?:0\.(?=head\.)|1\.)", "rpn.head."),  # FBNet's: a sequence
+    (r"^(roi_heads\.\w+\.feature_extractor)\.head\.", r"\1."),  # the stage res5
+    # a layer stands alone, or with its group norm as second
+    (r"(fpn_(?:inner|layer)\d|mask_fcn\d|conv_fcn\d|fc[67])\.(weight|bias)$", r"\1.0.\2"),
+    *((rf"^backbone\.fpn\.fpn_inner{n}\.", f"backbone.neck.lateral.{n - 1}.") for n in range(1, 5)),
+    *((rf"^backbone\.fpn\.fpn_layer{n}\.", f"backbone.neck.output.{n - 1}.") for n in range(1, 5)),
+    (r"^backbone\.fpn\.top_blocks\.", "backbone.neck.top."),
+    *((rf"^rpn\.head\.(cls|bbox)_tower\.{2 * n}\.", rf"head.\1_tower.{n}.0.") for n in range(8)),
+    # published heads of this kind have group norm: convolution, norm, ReLU
+    *(
+        (rf"\.xconvs\.{3 * n + k}\.", f".convs.{n}.{k}.")
+        for n in range(8)
+        for k in range(2)
+    ),
+    (r"\.fc([67])\.0\.", r".fc\1."),
+    (r"\.fc([67])\.1\.", r".norm\1."),
+    *((rf"\.(mask|conv)_fcn{n}\.", f".convs.{n - 1}.") for n in range(1, 9)),
+]  # fmt: skip
+
+
+def _adapt(state: State, _entries: Entries) -> State:
+    _join_shared_stage(state)
+    if any(name.startswith("head.") for name in state):  # its layers are in place of the RPN's
+        state = {re.sub(r"^rpn\.head\.", "head.", name): value for name, value in state.items()}
+    return levels_from_0(state)
+
+
+def _join_shared_stage(state: State) -> None:
+    """Gives the box head the last stage of a body that the heads of a C4 model share.
+
+    maskrcnn-benchmark lists it once for each head. Loading them there in turn, the last head's
+    values stay; in files that it wrote they are all the same.
+    """
+    for head in ("mask", "keypoint"):
+        own = f"roi_heads.{head}.feature_extractor.res5."
+        for name in [name for name in state if name.startswith(own)]:
+            state[name.replace(own, "roi_heads.box.feature_extractor.res5.")] = state.pop(name)
+
+
+def configure(state: State, _entries: Entries, _path: Path) -> Config:
+    """The config of a detector of maskrcnn-benchmark or Caffe2; empty for an FBNet.
+
+    An FBNet's shapes do not say its operators: its config is that which it was built from.
+    """
+    if any(name.startswith("backbone.body.stages.xif") for name in state):
+        return {}
+    return {"MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000, **read_config(state, "ROIAlign", 2)}
+
+
+MASKRCNN_BENCHMARK = Source(
+    name="maskrcnn-benchmark",
+    convention="maskrcnn-benchmark",
+    recognise=_recognise,
+    rules=_RULES,
+    unused=r"(^|\.)anchor_generator\.",
+    adapt=_adapt,
+    configure=configure,
+)

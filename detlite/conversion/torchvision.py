@@ -1,0 +1,152 @@
+"""torchvision: its detectors with a ResNet and a feature pyramid, and its ResNet classifiers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from .shapes import is_retinanet, read_config
+from .source import Config, Entries, Rules, Source, State, rename
+
+
+def _recognise(names: Collection[str]) -> bool:
+    return any(
+        f"{body}conv1.weight" in names and f"{body}layer1.0.conv1.weight" in names
+        for body in ("backbone.body.", "")
+    )
+
+
+_RULES: Rules = [
+    # an ImageNet classifier is a body alone; timm's have the same names
+    (r"^(conv1|bn1|layer\d)\.", r"backbone.body.\1."),
+    (r"^backbone\.body\.(conv1|bn1)\.", r"backbone.body.stem.\1."),
+    *((rf"\.layer{n}\.", f".res{n + 1}.") for n in range(1, 5)),
+    (r"\.bn(\d)\.", r".norm\1."),
+    # before version 0.13 the layers below stood alone, not as the first of a block
+    (r"_blocks\.(\d)\.(weight|bias)$", r"_blocks.\1.0.\2"),
+    (r"^rpn\.head\.conv\.(weight|bias)$", r"rpn.head.conv.0.0.\1"),
+    *((rf"mask_head\.mask_fcn{n}\.", f"mask_head.{n - 1}.0.") for n in range(1, 9)),
+    (r"^backbone\.fpn\.inner_blocks\.", "backbone.neck.lateral."),
+    (r"^backbone\.fpn\.layer_blocks\.", "backbone.neck.output."),
+    (r"^rpn\.head\.conv\.0\.0\.", "rpn.head.conv."),
+    *((rf"^rpn\.head\.conv\.{n}\.0\.", f"rpn.head.more_convs.{n - 1}.") for n in range(1, 4)),
+    (r"^roi_heads\.box_head\.(\d)\.([01])\.", r"roi_heads.box.feature_extractor.convs.\1.\2."),
+    (r"^roi_heads\.box_head\.\d\.(weight|bias)$", r"roi_heads.box.feature_extractor.fc6.\1"),
+    (r"^roi_heads\.(box|mask|keypoint)_predictor\.", r"roi_heads.\1.predictor."),
+    (r"^roi_heads\.box_head\.", "roi_heads.box.feature_extractor."),
+    (r"^roi_heads\.mask_head\.", "roi_heads.mask.feature_extractor.convs."),
+    (r"^backbone\.fpn\.extra_blocks\.", "backbone.neck.top."),
+    # before version 0.15 convolutions and ReLUs took turns
+    *((rf"^(head\.\w+_head\.conv)\.{2 * n}\.(weight|bias)$", rf"\1.{n}.0.\2") for n in range(4)),
+    (r"^head\.classification_head\.conv\.", "head.cls_tower."),
+    (r"^head\.classification_head\.", "head."),
+    (r"^head\.regression_head\.conv\.", "head.bbox_tower."),
+    (r"^head\.regression_head\.bbox_reg\.", "head.bbox_pred."),
+    # convolutions and ReLUs take turns
+    *(
+        (rf"^roi_heads\.keypoint_head\.{2 * n}\.",
+         f"roi_heads.keypoint.feature_extractor.convs.{n}.0.")
+        for n in range(8)
+    ),
+]  # fmt: skip
+
+# The defaults of its constructors, with which its published models were trained.
+_CONFIG: Config = {
+    "MODEL.MEMORY_FORMAT": "contiguous",
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    "MODEL.RPN.STRADDLE_THRESH": -1,
+    "MODEL.RPN.MIN_SIZE": 1e-3,
+    "MODEL.RPN.FPN_POST_NMS_PER_BATCH": False,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 2000,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000,
+    "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 1.0 / 9,
+    "INPUT.TO_BGR255": False,
+    "INPUT.PIXEL_MEAN": [0.485, 0.456, 0.406],
+    "INPUT.PIXEL_STD": [0.229, 0.224, 0.225],
+}
+_RETINANET_CONFIG: Config = {
+    # the sizes of an octave, cut to whole pixels
+    "MODEL.RETINANET.SCALES_PER_OCTAVE": 1,
+    "MODEL.RETINANET.ANCHOR_SIZES": [
+        [int(size * 2 ** (k / 3)) for k in range(3)] for size in (32, 64, 128, 256, 512)
+    ],
+    "MODEL.RETINANET.BOX_LOSS": "l1",
+    "MODEL.RETINANET.BBOX_REG_WEIGHT": 1.0,
+    "MODEL.RETINANET.BBOX_REG_WEIGHTS": [1.0] * 4,
+    "MODEL.RETINANET.NMS_TH": 0.5,
+    "MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 300,
+}
+
+
+def _configure(state: State, _entries: Entries, _path: Path) -> Config:
+    config = _CONFIG | read_config(state, "ROIAlign", 2)
+    if not is_retinanet(state):
+        return config
+    config |= _RETINANET_CONFIG
+    config["MODEL.RETINANET.NUM_CLASSES"] -= 1  # the background is among the scores
+    if config["MODEL.RETINANET.NORM"] == "GN":  # its second version
+        config["MODEL.RETINANET.BOX_LOSS"] = "giou"
+    return config
+
+
+TORCHVISION = Source(
+    name="torchvision",
+    convention="torchvision",
+    recognise=_recognise,
+    rules=_RULES,
+    unused=r"^fc\.",
+    adapt=lambda state, _entries: state,
+    configure=_configure,
+)
+
+
+# From ours, for models that torchvision has.
+RULES_BACK: Rules = [
+    (r"^backbone\.body\.stem\.(conv1|norm1)\.", r"backbone.body.\1."),
+    *((rf"\.res{n + 1}\.", f".layer{n}.") for n in range(1, 5)),
+    (r"^(backbone\.body\..*)\bnorm(\d)\.", r"\1bn\2."),
+    (r"^backbone\.neck\.lateral\.", "backbone.fpn.inner_blocks."),
+    (r"^backbone\.neck\.output\.", "backbone.fpn.layer_blocks."),
+    (r"^rpn\.head\.conv\.", "rpn.head.conv.0.0."),
+    *((rf"^rpn\.head\.more_convs\.{n - 1}\.", f"rpn.head.conv.{n}.0.") for n in range(1, 4)),
+    (r"^roi_heads\.box\.feature_extractor\.convs\.", "roi_heads.box_head."),
+    (r"^roi_heads\.(box|mask|keypoint)\.predictor\.", r"roi_heads.\1_predictor."),
+    (r"^roi_heads\.box\.feature_extractor\.", "roi_heads.box_head."),
+    (r"^roi_heads\.mask\.feature_extractor\.convs\.", "roi_heads.mask_head."),
+    (r"^backbone\.neck\.top\.", "backbone.fpn.extra_blocks."),
+    (r"^head\.cls_tower\.", "head.classification_head.conv."),
+    (r"^head\.cls_logits\.", "head.classification_head.cls_logits."),
+    (r"^head\.bbox_tower\.", "head.regression_head.conv."),
+    (r"^head\.bbox_pred\.", "head.regression_head.bbox_reg."),
+    *(
+        (rf"^roi_heads\.keypoint\.feature_extractor\.convs\.{n}\.0\.",
+         f"roi_heads.keypoint_head.{2 * n}.")
+        for n in range(8)
+    ),
+]  # fmt: skip
+
+
+def to_torchvision(state: Mapping[str, Tensor]) -> State:
+    """Our state dict as torchvision's detectors with a ResNet-FPN load it, strictly.
+
+    Raises:
+        ValueError: a model that torchvision does not have.
+    """
+    for names in (
+        ["backbone.neck.output.0.0.weight"],
+        ["roi_heads.box.feature_extractor.fc6.weight", "head.bbox_pred.weight"],
+    ):
+        if not any(name in state for name in names):
+            raise ValueError(
+                "torchvision has R-CNNs with fully connected heads, and RetinaNets, on a feature "
+                f"pyramid only; this model has no {' or '.join(names)}"
+            )
+    renamed = {rename(name, RULES_BACK): value for name, value in state.items()}
+    convs = {name.split(".")[2] for name in renamed if re.match(r"roi_heads\.box_head\.\d", name)}
+    if convs:  # a sequence: the convolutions, a flattening, the fully connected layer
+        place = f"roi_heads.box_head.{len(convs) + 1}."
+        renamed = {n.replace("roi_heads.box_head.fc6.", place): v for n, v in renamed.items()}
+    return renamed

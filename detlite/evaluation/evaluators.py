@@ -1,0 +1,174 @@
+"""Which evaluators measure a data set, and how each is called."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from yacs.config import CfgNode
+
+from ..config import ConfigError
+from ..data import CocoDataset
+from ..registry import Registry
+from .cityscapes import check_void, evaluate_cityscapes
+from .coco import coco_engine, evaluate_coco
+from .lvis import evaluate_lvis, lvis_package
+from .proposals import evaluate_proposals
+from .voc import evaluate_voc
+
+logger = logging.getLogger(__name__)
+
+Results = Sequence[dict[str, Any]]
+Metrics = dict[str, dict[str, Any]]
+
+
+class Evaluator(ABC):
+    """Measures detections on a data set. A subclass is registered with `@EVALUATORS.register`."""
+
+    def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:  # noqa: B027 (optional)
+        """Called before training and before inference; raises what would fail after it.
+
+        Raises:
+            ConfigError: a package is not installed, or the config does not fit.
+            DataError: the ground truth lacks what is needed.
+        """
+
+    @abstractmethod
+    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
+        """Measures the detections of all images of `dataset`.
+
+        Args:
+            cfg: the config.
+            dataset: `dataset.coco_gt()` is its ground truth.
+            results: COCO results, see `coco_results`. May be empty.
+
+        Returns:
+            {kind: {metric: value}}, such as {"bbox": {"AP": 0.4}}: fractions of 1, None where the
+            ground truth holds nothing to find.
+        """
+
+
+EVALUATORS: Registry[type[Evaluator]] = Registry("evaluator")
+
+
+def predicted_kinds(cfg: CfgNode) -> tuple[str, ...]:
+    """What the model predicts: "box_proposal" alone, or "bbox" with "segm" and "keypoints"."""
+    if cfg.MODEL.META_ARCHITECTURE == "ProposalNetwork":
+        return ("box_proposal",)
+    heads = {"segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
+    return ("bbox", *(kind for kind, on in heads.items() if on))
+
+
+def default_evaluators(dataset_type: str, predicted: Sequence[str]) -> tuple[str, ...]:
+    """The evaluators of a data set whose catalog entry names none.
+
+    Args:
+        dataset_type: `type` of the entry.
+        predicted: see `predicted_kinds`.
+    """
+    if "box_proposal" in predicted:
+        return ("proposals",)
+    if dataset_type == "lvis":
+        return ("lvis",)
+    if dataset_type == "voc":
+        return ("coco", "voc")
+    if dataset_type == "cityscapes" and "segm" in predicted:
+        return ("coco", "cityscapes")
+    return ("coco",)
+
+
+def build_evaluators(cfg: CfgNode, dataset: CocoDataset) -> dict[str, Evaluator]:
+    """The evaluators of a data set by name: `evaluators` of its entry in DATASETS.CATALOG, or else
+    `default_evaluators`.
+
+    Raises:
+        ConfigError: the entry names one that is not registered.
+    """
+    names: Any = default_evaluators(dataset.kind, predicted_kinds(cfg))
+    where = f"DATASETS.CATALOG, {dataset.name}, evaluators"
+    for entry in cfg.DATASETS.CATALOG:
+        if entry["name"] == dataset.name and "evaluators" in entry:
+            names = entry["evaluators"]
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise ConfigError(f"{where} is {names!r}, but must be a list of names")
+    return {name: EVALUATORS.get(name, where)() for name in names}
+
+
+def _require(cfg: CfgNode, evaluator: str, kind: str) -> None:
+    if kind not in (predicted := predicted_kinds(cfg)):
+        raise ConfigError(
+            f"the evaluator {evaluator!r} measures {kind!r}, but the model predicts "
+            f"{', '.join(map(repr, predicted))} only"
+        )
+
+
+@EVALUATORS.register("coco")
+class CocoEvaluator(Evaluator):
+    """COCO's AP of boxes, masks and keypoints: "bbox", "segm", "keypoints"."""
+
+    def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
+        _require(cfg, "coco", "bbox")
+        sigmas, points = len(cfg.TEST.KEYPOINT_OKS_SIGMAS), len(dataset.keypoint_names)
+        if points and sigmas not in (0, points):
+            raise ConfigError(
+                f"TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values, but {dataset.annotation_file} has "
+                f"{points} keypoints"
+            )
+        coco_engine(cfg.TEST.COCO_ENGINE)
+
+    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
+        logger.info("COCO's metrics by %s", cfg.TEST.COCO_ENGINE)
+        return evaluate_coco(
+            dataset.coco_gt(),
+            results,
+            predicted_kinds(cfg),
+            cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG,
+            cfg.TEST.KEYPOINT_OKS_SIGMAS,
+            cfg.TEST.COCO_ENGINE,
+        )
+
+
+@EVALUATORS.register("lvis")
+class LvisEvaluator(Evaluator):
+    """LVIS's AP of boxes and masks: "bbox", "segm"."""
+
+    def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
+        _require(cfg, "lvis", "bbox")
+        lvis_package()
+
+    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
+        kinds = [kind for kind in predicted_kinds(cfg) if kind != "keypoints"]
+        return evaluate_lvis(dataset.coco_gt(), results, kinds)
+
+
+@EVALUATORS.register("voc")
+class VocEvaluator(Evaluator):
+    """PASCAL VOC's AP of boxes: "voc"."""
+
+    def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
+        _require(cfg, "voc", "bbox")
+
+    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
+        return {"voc": evaluate_voc(dataset.coco_gt(), results)}
+
+
+@EVALUATORS.register("cityscapes")
+class CityscapesEvaluator(Evaluator):
+    """Cityscapes' AP of masks: "cityscapes"."""
+
+    def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
+        _require(cfg, "cityscapes", "segm")
+        check_void(dataset.coco_gt())
+
+    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
+        return {"cityscapes": evaluate_cityscapes(dataset.coco_gt(), results)}
+
+
+@EVALUATORS.register("proposals")
+class ProposalEvaluator(Evaluator):
+    """Average recall of boxes of any category: "box_proposal"."""
+
+    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
+        return {"box_proposal": evaluate_proposals(dataset.coco_gt(), results)}

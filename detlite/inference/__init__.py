@@ -1,0 +1,1 @@
+"""From pictures to detections: `predictor.py`, with test-time augmentation."""

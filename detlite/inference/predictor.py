@@ -1,0 +1,216 @@
+"""Detection on pictures as they are: read, resize, detect, and map back to the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from yacs.config import CfgNode
+
+from ..data.coco import keypoint_names
+from ..data.resize import resize_shortest
+from ..engine.precision import autocast
+from ..engine.weights import build_model_from_checkpoint
+from ..evaluation.results import categories_of
+from ..modeling.detector import Detector
+from ..structures.instances import Detections
+from ..structures.masks import to_bitmap
+from .pictures import Picture, size_of, to_tensor
+from .test_time_augmentation import AugmentedDetector, View, build_views
+
+Prediction = dict[str, Any]
+
+
+class Predictor:
+    """Calls a model on pictures of any size, resized as in evaluation.
+
+    A call takes a picture: a file's path, a PIL image, or uint8 RGB as an array [H, W, 3] or a
+    tensor [3, H, W]. It returns, in the picture's frame and sorted by decreasing score, on the
+    CPU, a dict of
+
+    - `boxes` float32 [N, 4], xyxy in pixels,
+    - `labels` int64 [N] in 1..K, and `scores` float32 [N] in 0..1,
+    - `category_ids` and `names`: lists of N, what the data set calls the labels,
+    - with a mask head `masks`, bool [N, H, W] (or COCO RLEs, see `rle`),
+    - with a keypoint head `keypoints` float32 [N, P, 3] of (x, y, 1) and `keypoints_scores`
+      [N, P], their logits.
+
+    A list of pictures is run as one batch and gives a list. A Fast R-CNN also takes, for each
+    picture, `proposals` float [R, 4], xyxy in its pixels. Pixels are taken as stored: an EXIF
+    orientation is not followed. A DataError names a file that cannot be read; a TypeError or
+    ValueError says what is wrong with any other picture.
+
+    Args:
+        model: a detector as `build_model` gives it; it is put in evaluation mode.
+        min_size: the short side in pixels at which the model sees a picture,
+        max_size: unless the long side would exceed this.
+        score_thresh: detections with a lower score are left out.
+        rle: give masks as a list of COCO RLEs, not as bitmaps, which take H x W bytes each.
+        dtype: arithmetic of the forward pass: float32, float16 or bfloat16.
+        views: look at each picture in all of these views and join what is found (test-time
+            augmentation), instead of in one of `min_size` and `max_size`.
+    """
+
+    def __init__(
+        self,
+        model: Detector,
+        min_size: int = 800,
+        max_size: int = 1333,
+        score_thresh: float = 0.0,
+        rle: bool = False,
+        dtype: str = "float32",
+        views: Sequence[View] = (),
+    ) -> None:
+        self.model = model.eval()
+        self.min_size = min_size
+        self.max_size = max_size
+        self.score_thresh = score_thresh
+        self.rle = rle
+        self.dtype = dtype
+        self.augmented = None
+        if views:
+            names = keypoint_names(self.categories)
+            self.augmented = AugmentedDetector(self.model, views, names)
+
+    @staticmethod
+    def from_checkpoint(
+        path: str | Path,
+        opts: Sequence[Any] = (),
+        score_thresh: float = 0.0,
+        rle: bool = False,
+        config: str | Path | None = None,
+    ) -> Predictor:
+        """The predictor of a checkpoint that training wrote, by the config stored in it.
+
+        Args:
+            path: the checkpoint, or one of torchvision, detectron2 or maskrcnn-benchmark, which
+                is converted and brings the config that its weights need.
+            opts: overrides of its config, alternating keys and values.
+            score_thresh, rle: as above.
+            config: YAML file of the model, for weights that bring no config.
+
+        Raises:
+            CheckpointError: a file that is no checkpoint, or that has no config.
+            ConfigError: an override that cannot be used.
+        """
+        cfg, model = build_model_from_checkpoint(path, opts, config)
+        return build_predictor(cfg, model, score_thresh, rle)
+
+    @property
+    def categories(self) -> list[dict[str, Any]]:
+        """The categories {"id", "name"}; label k is categories[k - 1]."""
+        return self.model.categories
+
+    @overload
+    def __call__(self, pictures: Picture, proposals: Tensor | None = None) -> Prediction: ...
+
+    @overload
+    def __call__(
+        self,
+        pictures: list[Any] | tuple[Any, ...],
+        proposals: Sequence[Tensor] | None = None,
+    ) -> list[Prediction]: ...
+
+    def __call__(
+        self,
+        pictures: Picture | list[Any] | tuple[Any, ...],
+        proposals: Tensor | Sequence[Tensor] | None = None,
+    ) -> Prediction | list[Prediction]:
+        if not isinstance(pictures, list | tuple):
+            given = None if proposals is None else [proposals]
+            return self._predict([pictures], given)[0]
+        return self._predict(pictures, proposals) if pictures else []
+
+    @torch.no_grad()
+    def _predict(self, pictures: Sequence[Picture], proposals: Any) -> list[Prediction]:
+        images = [to_tensor(picture) for picture in pictures]
+        inputs, detector = images, self.augmented or self.model
+        convention = self.model.convention
+        if detector is self.model:
+            inputs = [
+                resize_shortest(image, self.min_size, self.max_size, convention.resize)
+                for image in images
+            ]
+        given = None
+        if proposals is not None:
+            if len(proposals) != len(pictures):
+                raise ValueError(f"{len(pictures)} pictures, but proposals of {len(proposals)}")
+            given = [
+                convention.rescale_boxes(torch.as_tensor(boxes), size_of(image), size_of(resized))
+                for boxes, image, resized in zip(proposals, images, inputs, strict=True)
+            ]
+        with autocast(self.dtype, self.model.device):
+            batch = detector.detect(inputs, given)
+        return [
+            self._in_picture(found, size_of(resized), size_of(image))
+            for found, resized, image in zip(batch, inputs, images, strict=True)
+        ]
+
+    def _in_picture(
+        self, found: Detections, net_size: tuple[int, int], size: tuple[int, int]
+    ) -> Prediction:
+        kept = found[found.scores >= self.score_thresh].to("cpu")
+        convention = self.model.convention
+        boxes = convention.rescale_boxes(kept.boxes.float(), net_size, size)
+        categories = categories_of(kept.labels, self.categories)
+        prediction: Prediction = {
+            "boxes": boxes,
+            "labels": kept.labels,
+            "scores": kept.scores.float(),
+            "category_ids": [category["id"] for category in categories],
+            "names": [category["name"] for category in categories],
+        }
+        if kept.mask_probs is not None:
+            rles = convention.paste_rle(kept.mask_probs, boxes, size, self.model.mask_threshold)
+            prediction["masks"] = rles if self.rle else _bitmaps(rles, size)
+        if kept.keypoints is not None:
+            prediction["keypoints"] = convention.rescale_keypoints(kept.keypoints, net_size, size)
+            prediction["keypoints_scores"] = kept.keypoint_scores
+        return prediction
+
+
+def build_predictor(
+    cfg: CfgNode, model: Detector, score_thresh: float = 0.0, rle: bool = False
+) -> Predictor:
+    """The predictor that looks at pictures as evaluation does: by INPUT, DTYPE and TEST.BBOX_AUG.
+
+    Args:
+        cfg: the config that `model` was built from.
+        model, score_thresh, rle: see `Predictor`.
+    """
+    return Predictor(
+        model,
+        cfg.INPUT.MIN_SIZE_TEST,
+        cfg.INPUT.MAX_SIZE_TEST,
+        score_thresh,
+        rle,
+        dtype=cfg.DTYPE,
+        views=build_views(cfg),
+    )
+
+
+def load_checkpoint(
+    path: str | Path, opts: Sequence[Any] = (), config: str | Path | None = None
+) -> Predictor:
+    """A ready predictor from a checkpoint of detlite, torchvision, detectron2 or
+    maskrcnn-benchmark.
+
+    Args:
+        path: the file, `.pth` or `.pkl`; nothing in it is executed.
+        opts: overrides of its config, alternating keys and values.
+        config: YAML file of the model, for weights that bring no config, such as an FBNet's.
+
+    Raises:
+        CheckpointError, ConfigError: see `Predictor.from_checkpoint`.
+    """
+    return Predictor.from_checkpoint(path, opts, config=config)
+
+
+def _bitmaps(rles: Sequence[dict[str, Any]], size: tuple[int, int]) -> Tensor:
+    bitmaps = torch.zeros((len(rles), *size), dtype=torch.bool)
+    for bitmap, rle in zip(bitmaps, rles, strict=True):
+        bitmap.copy_(torch.from_numpy(to_bitmap(rle, *size)))
+    return bitmaps

@@ -1,0 +1,55 @@
+"""Detectors by name, from the config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from yacs.config import CfgNode
+
+from ..config import ConfigError
+from ..registry import Registry
+from .prepare import memory_format
+
+if TYPE_CHECKING:
+    from .detector import Detector
+
+META_ARCHITECTURES: Registry[Callable[[CfgNode], Detector]] = Registry("detector")
+
+
+def build_model(cfg: CfgNode) -> Detector:
+    """The model that a config describes, with fresh weights, on MODEL.DEVICE.
+
+    Raises:
+        ConfigError: a part that is not registered, or parts that do not fit together.
+    """
+    build = META_ARCHITECTURES.get(cfg.MODEL.META_ARCHITECTURE, "MODEL.META_ARCHITECTURE")
+    device = torch_device(cfg.MODEL.DEVICE)
+    try:
+        model = build(cfg)
+    except ConfigError:
+        raise
+    except ValueError as error:  # a module that was given arguments that do not fit
+        raise ConfigError(str(error)) from error
+    return model.to(device).to(memory_format=memory_format(cfg))
+
+
+def torch_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is CUDA where there is one, else the CPU.
+
+    Raises:
+        ConfigError: a name that torch does not know, or CUDA where there is none.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"MODEL.DEVICE: {name!r} is not a device of torch") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"MODEL.DEVICE is {name!r}, but torch finds {torch.cuda.device_count()} CUDA "
+            "devices: use auto or cpu"
+        )
+    return device

@@ -1,0 +1,248 @@
+"""Ground-truth masks as polygons and run lengths in four flat tensors: never as full bitmaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from pycocotools import mask as rle_codec
+from torch import Tensor
+
+from .masks import Segmentation, to_bitmap
+from .run_lengths import read_frame, toggles_of_bitmap, toggles_of_counts
+
+
+@dataclass(frozen=True, eq=False)
+class PackedMasks:
+    """The masks of the I instances of one image, or of a batch.
+
+    An instance is the union of its polygons, or one RLE. Its pieces are the rings of its polygons,
+    or one piece with all toggles of its RLE. A toggle is a cumulated run end: the mask is 1 at the
+    flat position p = x * height + y of the RLE's own frame (column by column, as COCO counts) if
+    and only if an odd number of toggles is <= p.
+
+    In a batch of B images with G instances each, instance b * G + g is the g-th of image b. Padding
+    has no pieces.
+
+    Attributes:
+        values: float64 [V]. Of a polygon x1, y1, x2, y2, ... in pixels of the network's input; of
+            an RLE its toggles.
+        pieces: int64 [Q + 1]. Piece q is `values[pieces[q] : pieces[q + 1]]`.
+        instances: int64 [I + 1]. Instance i has the pieces `instances[i]` to
+            `instances[i + 1] - 1`.
+        frames: int64 [I, 6] of (height, width, flip_x, flip_y, out_height, out_width), all 0 for
+            polygons. An RLE lies in a frame of height x width. The pixel (x, y) of the network's
+            input, out_height x out_width, reads column s = (2x + 1) * width // (2 * out_width), or
+            width - 1 - s where flip_x is 1; rows alike. This is nearest resizing by pixel centres,
+            after the flips.
+    """
+
+    values: Tensor
+    pieces: Tensor
+    instances: Tensor
+    frames: Tensor
+
+    @classmethod
+    def from_segmentations(
+        cls, segmentations: Sequence[Segmentation], height: int, width: int, as_runs: bool
+    ) -> PackedMasks:
+        """COCO segmentations of one picture: polygons, or RLEs whose counts are a list or a string.
+
+        Args:
+            segmentations: I of them, sound (see `detlite.data.validation`).
+            height, width: the picture's size in pixels.
+            as_runs: make run lengths of polygons as well, exactly as pycocotools draws them at the
+                picture's size.
+
+        Raises:
+            ValueError: an RLE of another size, or a polygon of fewer than three points.
+        """
+        pieces: list[list[np.ndarray]] = []
+        is_rle: list[bool] = []
+        for segmentation in segmentations:
+            if isinstance(segmentation, dict):
+                size = list(segmentation["size"])
+                if size != [height, width]:
+                    raise ValueError(f"an RLE of size {size} in a picture of {[height, width]}")
+                pieces.append([toggles_of_counts(segmentation["counts"], height * width)])
+                is_rle.append(True)
+                continue
+            if any(len(ring) < 6 or len(ring) % 2 for ring in segmentation):
+                raise ValueError("a polygon needs x and y of at least three points")
+            if as_runs:
+                rings = rle_codec.frPyObjects(segmentation, height, width)
+                counts = rle_codec.merge(rings)["counts"]
+                pieces.append([toggles_of_counts(counts, height * width)])
+            else:
+                pieces.append([np.asarray(ring, np.float64) for ring in segmentation])
+            is_rle.append(as_runs)
+        return _pack(pieces, is_rle, height, width)
+
+    @classmethod
+    def from_bitmaps(cls, masks: Tensor) -> PackedMasks:
+        """Masks uint8 or bool [I, H, W], not 0 inside, as run lengths on the CPU.
+
+        Raises:
+            TypeError, ValueError: a tensor of another type or shape.
+        """
+        if masks.dtype not in (torch.uint8, torch.bool):
+            raise TypeError(f"masks must be uint8 or bool, not {masks.dtype}")
+        if masks.ndim != 3:
+            raise ValueError(f"masks must be [I, H, W], not {list(masks.shape)}")
+        height, width = masks.shape[1:]
+        # As bytes, which numpy compares several times as fast as bools.
+        bitmaps = masks.view(torch.uint8).numpy(force=True)
+        toggles = [[toggles_of_bitmap(bitmap != 0)] for bitmap in bitmaps]
+        return _pack(toggles, [True] * len(toggles), height, width)
+
+    @classmethod
+    def collate(cls, masks: Sequence[PackedMasks], count: int) -> PackedMasks:
+        """The masks of one or more images as a batch, each image padded to `count` instances.
+
+        Raises:
+            ValueError: an image has more instances.
+        """
+        values, pieces, instances, frames = [], [], [], []
+        first_value = first_piece = 0
+        for one in masks:
+            missing = count - len(one)
+            if missing < 0:
+                raise ValueError(f"{len(one)} masks of an image do not fit into {count}")
+            values.append(one.values)
+            pieces.append(one.pieces[:-1] + first_value)
+            frames.append(torch.nn.functional.pad(one.frames, (0, 0, 0, missing)))
+            first_value += len(one.values)
+            # Padding starts where the next image does: it has no pieces.
+            end = first_piece + len(one.pieces) - 1
+            instances += [one.instances[:-1] + first_piece, one.instances.new_full((missing,), end)]
+            first_piece = end
+        pieces.append(masks[0].pieces.new_tensor([first_value]))
+        instances.append(masks[0].instances.new_tensor([first_piece]))
+        return cls(*map(torch.cat, (values, pieces, instances, frames)))
+
+    def __len__(self) -> int:
+        """I, with padding."""
+        return len(self.instances) - 1
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedMasks:
+        """The same on another device."""
+        return PackedMasks(*(t.to(device, non_blocking=non_blocking) for t in self._tensors()))
+
+    def pin_memory(self) -> PackedMasks:
+        """The same in page-locked memory; torch's DataLoader calls it."""
+        return PackedMasks(*(t.pin_memory() for t in self._tensors()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As arrays through the pipe of a loader process: every tensor would take one of the few
+        # file descriptors that a process may have open.
+        return _from_arrays, tuple(t.numpy(force=True) for t in self._tensors())
+
+    def select(self, keep: Tensor) -> PackedMasks:
+        """Some instances of one image: `keep` is bool [I], or int64 indices of instances."""
+        if keep.dtype == torch.bool:
+            keep = keep.nonzero()[:, 0]
+        chosen, instances = _ranges(self.instances, keep)
+        index, pieces = _ranges(self.pieces, chosen)
+        return PackedMasks(self.values[index], pieces, instances, self.frames[keep])
+
+    def transformed(
+        self, flip_x: bool, flip_y: bool, in_size: tuple[int, int], out_size: tuple[int, int]
+    ) -> PackedMasks:
+        """What they are after their image was flipped, and then resized.
+
+        Polygons move by their coordinates, run lengths by their frame.
+
+        Args:
+            flip_x, flip_y: left and right, or top and bottom change places.
+            in_size, out_size: (height, width) of the image before and after.
+
+        Raises:
+            ValueError: run lengths that do not belong to an image of `in_size`, or that were
+                resized before: nearest resizing twice is not nearest resizing once.
+        """
+        if not (flip_x or flip_y) and in_size == out_size:
+            return self
+        is_rle = self.frames[:, 0] > 0
+        frames = self.frames[is_rle]
+        if (frames[:, 4:] != torch.tensor(in_size)).any():
+            raise ValueError(f"masks that do not belong to an image of size {in_size}")
+        if (frames[:, :2] != frames[:, 4:]).any():
+            raise ValueError("masks of run lengths were resized before; flip first, resize once")
+        flips = frames[:, 2:4] ^ torch.tensor([flip_x, flip_y], dtype=torch.int64)
+        frames = torch.cat([frames[:, :2], flips, torch.tensor(out_size).expand_as(flips)], dim=1)
+
+        in_piece = self.pieces.diff()
+        owner = torch.arange(len(self)).repeat_interleave(self.instances.diff())
+        moves = ~is_rle[owner].repeat_interleave(in_piece)
+        place = torch.arange(len(self.values)) - self.pieces[:-1].repeat_interleave(in_piece)
+        values = self.values.clone()
+        for axis, flip in ((0, flip_x), (1, flip_y)):
+            own = moves & (place % 2 == axis)
+            size, new_size = in_size[1 - axis], out_size[1 - axis]
+            coordinates = size - values[own] if flip else values[own]
+            values[own] = coordinates * (new_size / size)
+        all_frames = self.frames.clone()
+        all_frames[is_rle] = frames
+        return PackedMasks(values, self.pieces, self.instances, all_frames)
+
+    def bitmaps(self, height: int, width: int) -> Tensor:
+        """uint8 [I, height, width] of 0 and 1, for drawing and tests: training needs none.
+
+        Args:
+            height, width: the size of the image that the masks belong to.
+
+        Raises:
+            ValueError: run lengths that belong to an image of another size.
+        """
+        values, frames = self.values.numpy(force=True), self.frames.tolist()
+        pieces, instances = self.pieces.tolist(), self.instances.tolist()
+        bitmaps = np.zeros((len(self), height, width), np.uint8)
+        for index, frame in enumerate(frames):
+            first, end = instances[index], instances[index + 1]
+            own = [values[pieces[q] : pieces[q + 1]] for q in range(first, end)]
+            if frame[0] > 0:
+                if frame[4:] != [height, width]:
+                    raise ValueError(f"mask {index} has size {frame[4:]}, not {[height, width]}")
+                bitmaps[index] = read_frame(own[0], frame)
+            elif own:
+                bitmaps[index] = to_bitmap([ring.tolist() for ring in own], height, width)
+        return torch.from_numpy(bitmaps)
+
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.values, self.pieces, self.instances, self.frames
+
+
+torch.export.register_dataclass(PackedMasks, serialized_type_name="detlite.PackedMasks")
+
+
+def _from_arrays(*arrays: np.ndarray) -> PackedMasks:
+    return PackedMasks(*map(torch.from_numpy, arrays))
+
+
+def _pack(
+    pieces: list[list[np.ndarray]], is_rle: list[bool], height: int, width: int
+) -> PackedMasks:
+    """The pieces of each instance of one picture, not transformed yet."""
+    flat = [piece for own in pieces for piece in own]
+    frame = np.array([height, width, 0, 0, height, width], np.int64)
+    return _from_arrays(
+        np.concatenate([np.empty(0), *flat]),
+        _offsets([len(piece) for piece in flat]),
+        _offsets([len(own) for own in pieces]),
+        np.array(is_rle, np.int64)[:, None] * frame,
+    )
+
+
+def _offsets(lengths: list[int]) -> np.ndarray:
+    return np.array([0, *lengths], np.int64).cumsum()
+
+
+def _ranges(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices in the chosen ranges, one range after the other, and the new offsets."""
+    lengths = offsets.diff()[chosen]
+    new = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    shift = (offsets[:-1][chosen] - new[:-1]).repeat_interleave(lengths)
+    return torch.arange(len(shift), device=shift.device) + shift, new

@@ -1,0 +1,264 @@
+"""Keys of maskrcnn-benchmark that restate others: checked, given their meaning, and dropped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from detlite.config import ConfigError, load_config
+from detlite.modeling.backbone import build_backbone
+
+FPN = ("MODEL.BACKBONE.CONV_BODY", "R-50-FPN")
+META = "MODEL.META_ARCHITECTURE"
+RETINANET = ("MODEL.BACKBONE.CONV_BODY", "R-50-FPN-RETINANET", META, "RetinaNet")
+ON = ("MODEL.RETINANET_ON", True)
+ALONE = ("MODEL.RPN_ONLY", True)
+
+
+@pytest.mark.parametrize(
+    ("opts", "detector"),
+    [
+        ((), "GeneralizedRCNN"),
+        (ON, "RetinaNet"),
+        (ALONE, "ProposalNetwork"),
+        ((*ALONE, *ON), "RetinaNet"),
+        ((META, "GeneralizedRCNN", *ON), "RetinaNet"),
+        ((META, "RetinaNet", *ON), "RetinaNet"),
+        ((META, "RetinaNet", *ALONE), "RetinaNet"),
+        ((*ON, "MODEL.RETINANET_ON", False), "GeneralizedRCNN"),
+    ],
+)
+def test_flags_name_the_detector(opts, detector):
+    assert detector == load_config(None, opts).MODEL.META_ARCHITECTURE
+
+
+@pytest.mark.parametrize(
+    ("opts", "number"),
+    [
+        ((*RETINANET, "TEST.DETECTIONS_PER_IMG", 7), 7),
+        ((*RETINANET, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 9), 9),
+        ((*RETINANET, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 9, "TEST.DETECTIONS_PER_IMG", 7), 7),
+        (("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 9, "TEST.DETECTIONS_PER_IMG", 7), 9),
+    ],
+)
+def test_detections_per_image_by_the_key_that_counts_in_maskrcnn_benchmark(opts, number, caplog):
+    assert number == load_config(None, opts).MODEL.ROI_HEADS.DETECTIONS_PER_IMG
+    assert ("TEST.DETECTIONS_PER_IMG has no effect" in caplog.text) == ("RetinaNet" not in opts)
+
+
+@pytest.mark.parametrize("opts", [RETINANET, (*FPN, *ALONE)])
+def test_detectors_without_heads_say_nothing_about_their_levels(opts):
+    keys = ("MODEL.ROI_HEADS.USE_FPN", False, "MODEL.ROI_BOX_HEAD.POOLER_SCALES", (0.0625,))
+    assert load_config(None, [*opts, *keys]) == load_config(None, opts)
+
+
+def test_retinanet_leaves_the_strides_of_other_detectors_at_any_value():
+    strides = ("MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64))
+    assert load_config(None, [*RETINANET, *strides]) == load_config(None, RETINANET)
+    strides = ("MODEL.RETINANET.ANCHOR_STRIDES", (8, 16, 32, 64, 128))
+    assert load_config(None, [*FPN, *strides]) == load_config(None, FPN)
+
+
+def test_nothing_is_known_about_other_backbones():
+    body = ("MODEL.BACKBONE.CONV_BODY", "FBNet")
+    assert load_config(None, [*body, "MODEL.RPN.USE_FPN", True]) == load_config(None, body)
+
+
+@pytest.mark.parametrize("part", ["FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD"])
+def test_group_norm_of_a_part(part):
+    key, norm = f"MODEL.{part}.USE_GN", f"MODEL.{part}.NORM"
+    assert load_config(None, [key, True]).MODEL[part].NORM == "GN"
+    assert load_config(None, [key, True, norm, "GN"]).MODEL[part].NORM == "GN"
+    assert load_config(None, [key, False, norm, "BN"]).MODEL[part].NORM == "BN"
+    assert load_config(None, [key, True, key, False]).MODEL[part].NORM == ""
+    with pytest.raises(ConfigError, match=rf"^{key} is True, but {norm} makes it False"):
+        load_config(None, [key, True, norm, "BN"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("MODEL.RPN.USE_FPN", True),
+        ("MODEL.ROI_HEADS.USE_FPN", True),
+        ("MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64)),
+        ("MODEL.ROI_BOX_HEAD.POOLER_SCALES", (0.25, 0.125, 0.0625, 0.03125)),
+        ("MODEL.ROI_MASK_HEAD.POOLER_SCALES", (0.25, 0.125, 0.0625, 0.03125)),
+        ("MODEL.RETINANET_ON", False),
+        ("TEST.DETECTIONS_PER_IMG", 100),
+        ("MODEL.RESNETS.STEM_FUNC", "StemWithFixedBatchNorm"),
+    ],
+)
+def test_restating_what_follows_changes_nothing(key, value):
+    assert load_config(None, [*FPN, key, value]) == load_config(None, FPN)
+
+
+@pytest.mark.parametrize(
+    ("opts", "key", "origin"),
+    [
+        ((*FPN, "MODEL.RPN.USE_FPN", False), "MODEL.RPN.USE_FPN", "MODEL.BACKBONE.CONV_BODY"),
+        (("MODEL.RPN.USE_FPN", True), "MODEL.RPN.USE_FPN", "MODEL.BACKBONE.CONV_BODY"),
+        (
+            ("MODEL.ROI_HEADS.USE_FPN", True),
+            "MODEL.ROI_HEADS.USE_FPN",
+            "MODEL.BACKBONE.CONV_BODY",
+        ),
+        (
+            (*FPN, "MODEL.RPN.ANCHOR_STRIDE", (16,)),
+            "MODEL.RPN.ANCHOR_STRIDE",
+            "MODEL.BACKBONE.CONV_BODY",
+        ),
+        (
+            (*FPN, "MODEL.ROI_BOX_HEAD.POOLER_SCALES", (0.0625,)),
+            "MODEL.ROI_BOX_HEAD.POOLER_SCALES",
+            "MODEL.BACKBONE.CONV_BODY",
+        ),
+        (
+            (
+                *FPN, "MODEL.MASK_ON", True,
+                "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
+                "MODEL.ROI_MASK_HEAD.POOLER_SCALES", (0.0625,),
+            ),
+            "MODEL.ROI_MASK_HEAD.POOLER_SCALES",
+            "MODEL.BACKBONE.CONV_BODY",
+        ),
+        ((*RETINANET, "MODEL.RETINANET_ON", False), "MODEL.RETINANET_ON", META),
+        ((META, "ProposalNetwork", *ON), "MODEL.RETINANET_ON", META),
+        (
+            (*RETINANET, "MODEL.RETINANET.ANCHOR_STRIDES", (4, 8)),
+            "MODEL.RETINANET.ANCHOR_STRIDES",
+            "MODEL.BACKBONE.CONV_BODY",
+        ),
+        (
+            ("TEST.DETECTIONS_PER_IMG", 50),
+            "TEST.DETECTIONS_PER_IMG",
+            "MODEL.ROI_HEADS.DETECTIONS_PER_IMG",
+        ),
+        (
+            ("MODEL.RESNETS.NORM", "BN", "MODEL.RESNETS.TRANS_FUNC", "BottleneckWithGN"),
+            "MODEL.RESNETS.TRANS_FUNC",
+            "MODEL.RESNETS.NORM",
+        ),
+        (
+            (
+                "MODEL.RESNETS.TRANS_FUNC", "BottleneckWithGN",
+                "MODEL.RESNETS.STEM_FUNC", "StemWithBatchNorm",
+            ),
+            "MODEL.RESNETS.STEM_FUNC",
+            "MODEL.RESNETS.NORM",
+        ),
+    ],
+)  # fmt: skip
+def test_contradiction_names_both_keys(opts, key, origin):
+    with pytest.raises(ConfigError) as error:
+        load_config(None, opts)
+    assert str(error.value).startswith(f"{key} is ")
+    assert origin in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("opts", "norm"),
+    [
+        ((), "FrozenBN"),
+        (("MODEL.RESNETS.TRANS_FUNC", "BottleneckWithGN"), "GN"),
+        (("MODEL.RESNETS.STEM_FUNC", "StemWithBatchNorm"), "BN"),
+        (
+            (
+                "MODEL.RESNETS.TRANS_FUNC",
+                "BottleneckWithGN",
+                "MODEL.RESNETS.STEM_FUNC",
+                "StemWithGN",
+            ),
+            "GN",
+        ),
+        (("MODEL.RESNETS.NORM", "BN"), "BN"),
+    ],
+)
+def test_norm_follows_from_the_old_functions(opts, norm):
+    assert norm == load_config(None, opts).MODEL.RESNETS.NORM
+
+
+def test_unknown_trans_func():
+    with pytest.raises(ConfigError, match="TRANS_FUNC is 'BottleneckWithLN', but must be one of"):
+        load_config(None, ["MODEL.RESNETS.TRANS_FUNC", "BottleneckWithLN"])
+
+
+@pytest.mark.parametrize(
+    ("stated", "overrides", "wanted"),
+    [
+        ("RPN: {USE_FPN: True, ANCHOR_STRIDE: [4, 8, 16, 32, 64]}", FPN, FPN),
+        ("RPN: {USE_FPN: False, ANCHOR_STRIDE: [16]}", FPN, FPN),
+        ("ROI_BOX_HEAD: {POOLER_SCALES: [0.0625]}", FPN, FPN),
+        ("RESNETS: {TRANS_FUNC: BottleneckWithGN}", ("MODEL.RESNETS.NORM", "BN"), None),
+        ("RETINANET_ON: True", (META, "ProposalNetwork"), None),
+        ("FPN: {USE_GN: True}", ("MODEL.FPN.NORM", "BN"), None),
+        ("FPN: {USE_GN: True}", ("MODEL.FPN.USE_GN", False), ()),
+        ("RPN_ONLY: True", (*ON, "MODEL.RETINANET_ON", False), ALONE),
+    ],
+)
+def test_override_goes_before_what_a_file_restates_of_its_key(tmp_path, stated, overrides, wanted):
+    file = tmp_path / "config.yaml"
+    file.write_text("MODEL:\n  " + stated)
+    assert load_config(file, overrides) == load_config(
+        None, overrides if wanted is None else wanted
+    )
+
+
+def test_heir_goes_before_what_its_base_restates(tmp_path):
+    (tmp_path / "base.yaml").write_text("MODEL: {RPN: {USE_FPN: False}}")
+    (tmp_path / "heir.yaml").write_text(
+        "_BASE_: base.yaml\nMODEL: {BACKBONE: {CONV_BODY: R-50-FPN}}"
+    )
+    assert load_config(tmp_path / "heir.yaml") == load_config(None, FPN)
+
+
+def test_file_that_contradicts_itself_is_mended_by_an_override(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("MODEL: {RPN: {USE_FPN: True}}")
+    with pytest.raises(ConfigError, match=r"^MODEL\.RPN\.USE_FPN is True"):
+        load_config(file)
+    assert load_config(file, ["MODEL.RPN.USE_FPN", False]) == load_config()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [(), FPN, RETINANET, ("MODEL.RESNETS.RES2_OUT_CHANNELS", 32)],
+    ids=["C4", "FPN", "RetinaNet", "narrow"],
+)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 50),
+        ("MODEL.RESNETS.NORM", "BN"),
+        ("MODEL.BACKBONE.CONV_BODY", "R-18-FPN"),
+        ("MODEL.BACKBONE.CONV_BODY", "R-18-C4"),
+    ],
+)
+def test_overrides_of_a_resolved_config_act_as_on_what_it_came_from(tmp_path, first, overrides):
+    file = tmp_path / "config.yaml"
+    file.write_text(load_config(None, first).dump())
+    assert load_config(file, overrides) == load_config(None, [*first, *overrides])
+
+
+@pytest.mark.parametrize(
+    ("body", "opts", "channels"),
+    [
+        ("R-18-C4", (), 256),
+        ("R-34-FPN", (), 256),
+        ("R-101-C4", (), 1024),
+        ("R-50-C5", (), 2048),
+        ("R-50-C4", ("MODEL.RESNETS.RES2_OUT_CHANNELS", 32), 128),
+        ("R-50-FPN", ("MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 64), 64),
+        ("R-50-C4", ("MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 1024), 1024),
+    ],
+)
+def test_widths_follow_from_the_body(body, opts, channels):
+    with torch.device("meta"):
+        backbone = build_backbone(load_config(None, ["MODEL.BACKBONE.CONV_BODY", body, *opts]))
+    assert backbone.out_channels == channels
+
+
+def test_width_of_a_single_map_cannot_be_chosen():
+    cfg = load_config(None, ["MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 256])
+    message = "BACKBONE_OUT_CHANNELS is 256, but R-50-C4 has 1024: remove the key"
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        build_backbone(cfg)

@@ -1,0 +1,31 @@
+"""State dicts of maskrcnn-benchmark: brought into our layout, and the config that they need."""
+
+from __future__ import annotations
+
+import torch
+from states import maskrcnn_benchmark
+
+from detlite.conversion import convert
+
+
+def test_the_last_head_says_what_the_shared_stage_is():
+    """As when maskrcnn-benchmark loads the entries of all heads into the one stage."""
+    state = maskrcnn_benchmark(fpn=False)
+    [last] = [n for n in state if "mask.feature_extractor" in n and "layer4.2.conv3.weight" in n]
+    state[last] = state[last] + 1
+    model = convert(state, "maskrcnn-benchmark").model
+    assert torch.equal(model["roi_heads.box.feature_extractor.res5.2.conv3.weight"], state[last])
+    assert not any(name.startswith("roi_heads.mask.feature_extractor.") for name in model)
+
+
+def test_nine_anchors_of_a_c4_model():
+    state = maskrcnn_benchmark(fpn=False)
+    for name in state:
+        for layer, kept in (("rpn.head.cls_logits", 9), ("rpn.head.bbox_pred", 36)):
+            if layer in name:
+                state[name] = state[name][:kept]
+    config = convert(state, "maskrcnn-benchmark").config
+    assert config["MODEL.RPN.ANCHOR_SIZES"] == [128, 256, 512]
+    assert config["MODEL.RPN.POST_NMS_TOP_N_TEST"] == 300
+    five = convert(maskrcnn_benchmark(fpn=False), "maskrcnn-benchmark").config
+    assert "MODEL.RPN.ANCHOR_SIZES" not in five

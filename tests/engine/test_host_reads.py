@@ -1,0 +1,163 @@
+"""Training waits for the device only where it reports or saves: no step reads a value back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from detlite.data import build_train_dataset
+from detlite.engine import train as training
+from detlite.modeling import detector
+from detlite.modeling.build import build_model
+from detlite.structures.rows import fixed_shapes
+
+aten = torch.ops.aten
+# Their results, or the shapes of these, are needed on the host. item, float, int and bool are
+# _local_scalar_dense.
+_WAIT = {
+    aten._local_scalar_dense, aten.equal, aten.is_nonzero, aten.masked_select, aten.nonzero,
+    aten.repeat_interleave, aten.unique_consecutive, aten._unique2,
+}  # fmt: skip
+_INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+_METHODS = ("tolist", "numpy", "cpu", "__array__")
+
+
+class HostReads(TorchDispatchMode):
+    """Notes in which iteration of training a value is read, and how.
+
+    Batches and ground truth are checked on the host before they are moved, so what reads them
+    there is `on_host`.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.iteration = 0
+        self.found: list[tuple[int, str]] = []
+        self._pauses = 0
+        for name in _METHODS:
+            patch.setattr(Tensor, name, self._noted(name, getattr(Tensor, name)))
+        for name in ("prepare_targets", "prepare_proposals"):
+            patch.setattr(detector, name, self._on_host(getattr(detector, name)))
+        build_loader = training.build_train_loader
+        patch.setattr(training, "build_train_loader", lambda *a: self._batches(build_loader(*a)))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func.overloadpacket
+        masks = packet in _INDEXING and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        if packet in _WAIT or masks:
+            self._note(str(func))
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, how: str) -> None:
+        if not self._pauses:
+            self.found.append((self.iteration, how))
+
+    def _noted(self, name: str, method: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._note(name)
+            with self.on_host():  # once
+                return method(*args, **kwargs)
+
+        return noted
+
+    def _on_host(self, function: Any) -> Any:
+        def paused(*args: Any, **kwargs: Any) -> Any:
+            with self.on_host():
+                return function(*args, **kwargs)
+
+        return paused
+
+    def _batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        batches = iter(loader)
+        while True:
+            self.iteration += 1
+            with self.on_host():
+                batch = next(batches)
+            yield batch
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        self._pauses += 1
+        yield
+        self._pauses -= 1
+
+
+KEYPOINTS = ["MODEL.KEYPOINT_ON", True]
+CASCADE = ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True]
+C4 = ["MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", True,
+      "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 28]  # fmt: skip
+RETINANET = [
+    "MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET",
+    "MODEL.RETINANET.NUM_CLASSES", 3, "MODEL.RETINANET.ANCHOR_SIZES", (16, 24, 32, 64, 128),
+    "MODEL.RETINANET.NUM_CONVS", 1, "MODEL.MASK_ON", False,
+]  # fmt: skip
+PROPOSING = ["MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False]
+
+
+@pytest.fixture
+def reads_of(plates_config, monkeypatch):
+    """Trains for 8 iterations by a config, without evaluating; gives the host reads."""
+
+    def start(*opts, **kinds):
+        cfg = plates_config(
+            "SOLVER.OPTIMIZER", "SGD", "SOLVER.BASE_LR", 1e-3, "SOLVER.CLIP_GRAD_NORM", 1.0,
+            "DATASETS.TEST", (), "SOLVER.MAX_ITER", 8, "SOLVER.LOG_PERIOD", 3,
+            "SOLVER.CHECKPOINT_PERIOD", 4, *opts, **kinds,
+        )  # fmt: skip
+        model, train_set = build_model(cfg), build_train_dataset(cfg)
+        with monkeypatch.context() as patch:
+            reads = HostReads(patch)
+            with reads:
+                training.train(cfg, model, train_set, [])
+        return reads.found
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("opts", "c4"),
+    [
+        (KEYPOINTS, False),
+        ([*KEYPOINTS, *C4], True),
+        (["MODEL.CONVENTION", "maskrcnn-benchmark", *CASCADE], False),
+        (["MODEL.CONVENTION", "torchvision", *KEYPOINTS], False),
+        (["MODEL.CONVENTION", "detectron2", *RETINANET], False),
+        (["MODEL.CONVENTION", "torchvision", *RETINANET], False),
+        (PROPOSING, False),
+        (["MODEL.RPN.BOX_LOSS", "giou", "MODEL.RPN.FPN_POST_NMS_PER_BATCH", True,
+          "DTYPE", "bfloat16"], False),
+    ],
+    ids=["all heads", "C4, shared", "inclusive cascade", "soft masks", "moving RetinaNet",
+         "RetinaNet by image", "proposals", "GIoU"],
+)  # fmt: skip
+def test_steps_read_nothing_but_to_report_and_save(reads_of, opts, c4):
+    with fixed_shapes():
+        found = reads_of(*opts, c4=c4)
+    assert {iteration for iteration, _ in found} <= {3, 4, 6, 8}, found
+    # All losses since the last report in one transfer.
+    assert [how for iteration, how in found if iteration in (3, 6)] == ["tolist", "tolist"]
+    assert next(how for iteration, how in found if iteration == 4) == "tolist"  # before it saves
+
+
+def test_varying_shapes_are_noticed(reads_of):
+    """What the test above would see if a shape followed from values."""
+    found = reads_of()
+    assert {iteration for iteration, _ in found} == set(range(1, 9))
+    assert {"aten.nonzero.default", "aten._local_scalar_dense.default"} < {how for _, how in found}
+
+
+def test_float16_asks_once_a_step_whether_gradients_overflowed(reads_of):
+    """torch's GradScaler skips the optimizer's step on the host; bfloat16 needs no scaler."""
+    with fixed_shapes():
+        found = reads_of("DTYPE", "float16", "MODEL.MASK_ON", False)
+    assert [how for iteration, how in found if iteration in (1, 2, 5, 7)] == [
+        "aten._local_scalar_dense.default"
+    ] * 4

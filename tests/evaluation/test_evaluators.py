@@ -1,0 +1,147 @@
+"""Which evaluators a data set has, and what each checks before anything is computed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from detlite.config import ConfigError, load_config
+from detlite.evaluation.evaluators import (
+    EVALUATORS,
+    Evaluator,
+    build_evaluators,
+    default_evaluators,
+    predicted_kinds,
+)
+
+
+def make_dataset(kind="coco", keypoint_names=()):
+    return SimpleNamespace(
+        name="val", kind=kind, keypoint_names=keypoint_names, annotation_file=Path("val.json")
+    )
+
+
+def make_cfg(*opts, evaluators=None):
+    entry = {"name": "val", "annotations": "val.json", "images": "."}
+    if evaluators is not None:
+        entry["evaluators"] = evaluators
+    return load_config(None, ["DATASETS.CATALOG", [{"name": "train"}, entry], *opts])
+
+
+PROPOSALS = ("MODEL.RPN_ONLY", True)
+MASKS = ("MODEL.MASK_ON", True)
+
+
+@pytest.mark.parametrize(
+    ("opts", "kinds"),
+    [
+        ((), ("bbox",)),
+        (MASKS, ("bbox", "segm")),
+        ((*MASKS, "MODEL.KEYPOINT_ON", True), ("bbox", "segm", "keypoints")),
+        (PROPOSALS, ("box_proposal",)),
+        ((*PROPOSALS, "MODEL.RETINANET_ON", True), ("bbox",)),
+    ],
+)
+def test_what_a_model_predicts(opts, kinds):
+    assert predicted_kinds(make_cfg(*opts)) == kinds
+
+
+@pytest.mark.parametrize(
+    ("dataset_type", "boxes", "masks"),
+    [
+        ("coco", ["coco"], ["coco"]),
+        ("shapes", ["coco"], ["coco"]),
+        ("mine", ["coco"], ["coco"]),
+        ("lvis", ["lvis"], ["lvis"]),
+        ("voc", ["coco", "voc"], ["coco", "voc"]),
+        ("cityscapes", ["coco"], ["coco", "cityscapes"]),
+    ],
+)
+def test_evaluators_of_a_data_set(dataset_type, boxes, masks):
+    dataset = make_dataset(dataset_type)
+    assert list(build_evaluators(make_cfg(), dataset)) == boxes
+    assert list(build_evaluators(make_cfg(*MASKS), dataset)) == masks
+    assert list(build_evaluators(make_cfg(*PROPOSALS), dataset)) == ["proposals"]
+
+
+def test_every_default_is_registered():
+    for dataset_type in ("coco", "lvis", "voc", "cityscapes"):
+        for predicted in (("bbox", "segm"), ("box_proposal",)):
+            assert {*default_evaluators(dataset_type, predicted)} <= {*EVALUATORS.names()}
+
+
+@pytest.mark.parametrize("names", [["proposals", "coco"], []])
+def test_an_entry_names_its_evaluators(names):
+    evaluators = build_evaluators(make_cfg(evaluators=names), make_dataset("voc"))
+    assert list(evaluators) == names
+    assert all(isinstance(evaluator, Evaluator) for evaluator in evaluators.values())
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["coc"], r"DATASETS\.CATALOG, val, evaluators: no evaluator .* did you mean 'coco'"),
+        ("coco", r"DATASETS\.CATALOG, val, evaluators is 'coco', but must be a list of names"),
+        ([1], r"evaluators is \[1\], but must be a list of names"),
+    ],
+)
+def test_bad_names(names, message):
+    with pytest.raises(ConfigError, match=message):
+        build_evaluators(make_cfg(evaluators=names), make_dataset())
+
+
+def check(cfg, dataset):
+    for evaluator in build_evaluators(cfg, dataset).values():
+        evaluator.check(cfg, dataset)
+
+
+@pytest.mark.parametrize(
+    ("name", "opts", "kind"),
+    [
+        ("coco", PROPOSALS, "bbox"),
+        ("lvis", PROPOSALS, "bbox"),
+        ("voc", PROPOSALS, "bbox"),
+        ("cityscapes", (), "segm"),
+    ],
+)
+def test_what_is_measured_must_be_predicted(name, opts, kind):
+    with pytest.raises(ConfigError, match=f"the evaluator '{name}' measures '{kind}', but"):
+        check(make_cfg(*opts, evaluators=[name]), make_dataset())
+
+
+def test_proposals_are_measured_of_any_model():
+    check(make_cfg(evaluators=["proposals"]), make_dataset())
+
+
+def test_sigmas_must_fit_the_keypoints():
+    opts = ("MODEL.KEYPOINT_ON", True, "TEST.KEYPOINT_OKS_SIGMAS", (0.1, 0.1))
+    check(make_cfg(*opts), make_dataset(keypoint_names=("left", "right")))
+    with pytest.raises(ConfigError, match=r"has 2 values, but val\.json has 1 keypoints"):
+        check(make_cfg(*opts), make_dataset(keypoint_names=("left",)))
+
+
+@pytest.mark.parametrize(
+    ("dataset_type", "package", "opts"),
+    [
+        ("lvis", "lvis", ()),
+        ("voc", "faster_coco_eval", ("TEST.COCO_ENGINE", "faster-coco-eval")),
+    ],
+)
+def test_packages_must_be_installed(monkeypatch, dataset_type, package, opts):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=r"pip install"):
+        check(make_cfg(*opts), make_dataset(dataset_type))
+
+
+def test_lvis_measures_no_keypoints(monkeypatch):
+    monkeypatch.setattr(
+        "detlite.evaluation.evaluators.evaluate_lvis",
+        lambda truth, results, kinds: {kind: {"AP": 1.0} for kind in kinds},
+    )
+    cfg, dataset = make_cfg(*MASKS, "MODEL.KEYPOINT_ON", True), make_dataset("lvis")
+    dataset.coco_gt = lambda: None
+    (evaluator,) = build_evaluators(cfg, dataset).values()
+    assert list(evaluator.evaluate(cfg, dataset, [])) == ["bbox", "segm"]

@@ -1,0 +1,204 @@
+"""The numeric choices in which frameworks differ, each against its own framework or formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torchvision.models.detection.anchor_utils import AnchorGenerator as TorchvisionAnchors
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.roi_heads import paste_masks_in_image, project_masks_on_boxes
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.ops import roi_align
+
+from detlite.convention import CONVENTIONS
+from detlite.data.resize import RandomShortestSize, get_size, resize_shortest
+from detlite.data.transforms import DetectionTransform
+from detlite.modeling.anchors import AnchorGenerator
+from detlite.modeling.build import build_model
+from detlite.modeling.keypoint_head import KeypointHead
+from detlite.modeling.mask_head import MaskHead
+from detlite.modeling.pooler import POOLERS, Pooler
+from detlite.ops import crop_masks
+from detlite.structures.instances import GroundTruth, Samples
+from detlite.structures.keypoints import to_heatmap_cells
+from detlite.structures.masks import paste_probabilities
+from detlite.structures.packed_masks import PackedMasks
+from detlite.structures.rows import Rows
+
+INCLUSIVE = CONVENTIONS["maskrcnn-benchmark"]
+RATIOS = (0.5, 1.0, 2.0)
+
+
+def test_anchors_as_torchvision_places_them():
+    sizes = ((32,), (64,), (128,), (256,), (512,))
+    # 5 x 3 cells of stride 64 over 288 x 160 pixels
+    shapes = [(72, 40), (36, 20), (18, 10), (9, 5), (5, 3)]
+    images = ImageList(torch.zeros(1, 3, 288, 160), [(280, 150)])
+    wanted = TorchvisionAnchors(sizes, (RATIOS,) * 5)(
+        images, [torch.zeros(1, 1, *shape) for shape in shapes]
+    )[0]
+    ours = AnchorGenerator(
+        sizes, RATIOS, (4, 8, 16, 32, 64), 0.0, rounding="corners", spacing="fit"
+    )(shapes)
+    assert torch.equal(torch.cat(ours), wanted)
+    assert not torch.equal(
+        ours[-1], AnchorGenerator(sizes[-1:], RATIOS, (64,), 0.0, "corners")(shapes[-1:])[0]
+    )
+
+
+def test_anchors_rounded_as_large_as_a_cell():
+    (anchors,) = AnchorGenerator([(32, 64)], RATIOS, (16,), 0.5, rounding="cell")([(1, 1)])
+    # 16 x 16 at ratio 0.5 is 23 x 12 (22.6 x 11.5), at ratio 2 is 11 x 22 (11.3 x 22)
+    sides = anchors[:, 2:] - anchors[:, :2]
+    assert sides.tolist() == [[46, 24], [92, 48], [32, 32], [64, 64], [22, 44], [44, 88]]
+    assert ((anchors[:, :2] + anchors[:, 2:]) / 2 == 8).all()
+
+
+def test_inclusive_pooling_is_one_pixel_shorter():
+    features = torch.randn(1, 3, 16, 16)
+    boxes = torch.tensor([[4.0, 8, 100, 60], [10, 10, 10.4, 50]])
+    pooler = Pooler(POOLERS.get("ROIAlign", ""), 7, [8], 2, INCLUSIVE)
+    shorter = torch.tensor([[4.0, 8, 99, 59], [10, 10, 10, 49]])
+    wanted = roi_align(features, [shorter], (7, 7), 1 / 8, 2)
+    torch.testing.assert_close(pooler([features], F.pad(boxes, (1, 0))), wanted)
+
+
+def test_inclusive_boxes_keep_their_level():
+    boxes = torch.tensor([[0.0, 0, 0, 112, 112]])  # exactly the first size of its level
+    features = [torch.full((1, 1, 64, 64), 1.0), torch.full((1, 1, 32, 32), 2.0)]
+    pooler = Pooler(POOLERS.get("ROIAlign", ""), 2, [4, 8], 2, INCLUSIVE)
+    assert pooler(features, boxes).unique().tolist() == [2]
+
+
+@pytest.mark.parametrize("size", [(40, 60), (97, 31)])
+def test_whole_pixel_paste_is_torchvisions(size):
+    boxes = torch.tensor(
+        [[3.2, 4.7, 20.1, 30.9], [0, 0, 31, 40], [10.5, 2, 11, 39], [-0.4, 5, 8.2, 12.6]]
+    )
+    probs = torch.rand(len(boxes), 28, 28)
+    wanted = paste_masks_in_image(probs[:, None], boxes, size)[:, 0]
+    torch.testing.assert_close(
+        paste_probabilities(probs, boxes, size, True), wanted, atol=1e-5, rtol=0
+    )
+
+
+def test_soft_mask_targets_are_torchvisions():
+    masks = torch.zeros(2, 40, 50, dtype=torch.uint8)
+    masks[0, 5:30, 7:33], masks[1, 12:14, 20:45] = 1, 1
+    boxes, index = torch.rand(6, 4) * 12, torch.tensor([0, 1, 1, 0, 0, 1])
+    boxes[:, 2:] += 20
+    wanted = project_masks_on_boxes(masks.float(), boxes, index, 28)
+    packed = PackedMasks.from_bitmaps(masks)
+    found = crop_masks(
+        packed.values, packed.pieces, packed.instances, packed.frames, index, boxes, 28, True
+    )
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("size", [(480, 640), (427, 500), (500, 333), (300, 1000), (7, 7)])
+def test_interpolated_resize_is_torchvisions(size):
+    image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
+    transform = GeneralizedRCNNTransform(80, 133, [0.0] * 3, [1.0] * 3)
+    wanted = transform.resize(image.float() / 255, None)[0]
+    torch.testing.assert_close(resize_shortest(image, 80, 133, "interpolate"), wanted)
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [((480, 640), (800, 1066)), ((640, 480), (1066, 800)), ((427, 500), (800, 936)),
+     ((300, 1000), (400, 1333)), ((333, 500), (800, 1201))],
+)  # fmt: skip
+def test_floor_sizes(size, wanted):
+    assert get_size(size, 800, 1333, "floor") == wanted
+
+
+def test_rpn_loss_over_its_capacity(tiny_config, make_batch):
+    images, targets = make_batch(2)
+    losses = {}
+    for kind in ("sampled", "capacity"):
+        torch.manual_seed(0)
+        cfg = tiny_config(
+            "MODEL.CONVENTION_OVERRIDE",
+            f"rpn_loss_normalizer={kind}",
+            "MODEL.RPN.BATCH_SIZE_PER_IMAGE",
+            10**6,
+        )
+        losses[kind] = build_model(cfg)(images, targets)
+    ratio = losses["capacity"]["loss_objectness"] / losses["sampled"]["loss_objectness"]
+    assert 0 < ratio < 0.1
+    torch.testing.assert_close(
+        losses["capacity"]["loss_rpn_box"] / losses["sampled"]["loss_rpn_box"], ratio
+    )
+
+
+def test_epsilon_of_frozen_batch_norm(tiny_config):
+    trained = tiny_config("MODEL.RESNETS.NORM", "BN", "MODEL.CONVENTION", "torchvision")
+    assert build_model(trained).backbone.body.stem.norm1.eps == 1e-5
+    cfg = tiny_config("MODEL.RESNETS.NORM", "FrozenBN", "MODEL.CONVENTION", "torchvision")
+    norm = build_model(cfg).backbone.body.stem.norm1
+    assert norm.eps == 0
+    norm.running_var.fill_(0.25)
+    x = torch.randn(1, 16, 4, 4)
+    torch.testing.assert_close(norm(x), 2 * x)
+
+
+def test_small_detections_are_dropped(tiny_config, make_batch):
+    images, _ = make_batch(1)
+    opts = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 1000)
+    wide = build_model(tiny_config(*opts)).eval()
+
+    def shorter_sides(model):
+        (found,) = model.detect(images)
+        return (found.boxes[:, 2:] - found.boxes[:, :2]).amin(dim=1)
+
+    limit = shorter_sides(wide).median().item()
+    assert shorter_sides(wide).min() < limit
+    override = ("MODEL.CONVENTION_OVERRIDE", f"detection_min_size={limit}")
+    narrow = build_model(tiny_config(*opts, *override)).eval()
+    narrow.load_state_dict(wide.state_dict())
+    assert len(shorter_sides(narrow)) > 0
+    assert shorter_sides(narrow).min() >= limit
+
+
+def test_inclusive_boxes_are_resized_to_train_as_they_are_brought_back():
+    boxes = torch.tensor([[3.0, 4, 30, 17], [10, 0, 61, 40], [5, 5, 6, 6.5]])
+    resize = RandomShortestSize([100], 1000, INCLUSIVE)
+    target = {"boxes": boxes, "labels": torch.ones(3, dtype=torch.int64)}
+    image, after = DetectionTransform([resize])(torch.zeros(3, 45, 70, dtype=torch.uint8), target)
+    net = (image.shape[1], image.shape[2])
+    assert net == (100, 155)
+    first = (after["boxes"][0] * torch.tensor([70 / 155, 0.45, 70 / 155, 0.45])).tolist()
+    assert first[2] < 30  # the last pixel was not enlarged
+    torch.testing.assert_close(INCLUSIVE.rescale_boxes(after["boxes"], net, (45, 70)), boxes)
+
+
+def test_inclusive_maps_are_trained_on_the_frame_they_are_decoded_in():
+    boxes = torch.tensor([[10.0, 20, 67, 77], [5, 5, 5.5, 30]])  # the second has no width left
+    shorter = torch.tensor([[10.0, 20, 66, 76], [5, 5, 5, 29]])
+    keypoints = torch.tensor([[[66.0, 76, 2], [10, 20, 2], [38, 48.5, 1]]]).repeat(2, 1, 1)
+    labels, index = torch.tensor([[1, 1]]), torch.tensor([[0, 1]])
+    samples = Samples(boxes[None], labels, index)
+    truth = GroundTruth(boxes[None], labels, None, keypoints[None])
+    maps = torch.randn(2, 3, 8, 8)
+    head = KeypointHead(nn.Identity(), nn.Identity(), INCLUSIVE)
+    cells, valid = to_heatmap_cells(keypoints, shorter, 8)
+    assert cells[0].tolist() == [63, 0, 4 * 8 + 4]
+    assert valid.tolist() == [[True] * 3, [False] * 3]
+    wanted = F.cross_entropy(maps.flatten(2)[valid], cells[valid])
+    loss = head.losses(maps, Rows(labels > 0), samples, truth)["loss_keypoint"]
+    torch.testing.assert_close(loss, wanted)
+
+
+def test_inclusive_masks_are_trained_on_the_frame_they_are_pasted_into():
+    masks = torch.zeros(1, 40, 40, dtype=torch.uint8)
+    masks[0, 8:24, 8:24] = 1
+    logits = torch.randn(1, 2, 16, 16)
+    boxes, labels = torch.tensor([[[8.0, 8, 25, 25]]]), torch.tensor([[1]])
+    truth = GroundTruth(boxes, labels, PackedMasks.from_bitmaps(masks))
+    head = MaskHead(nn.Identity(), nn.Identity(), INCLUSIVE)
+    samples = Samples(boxes, labels, torch.tensor([[0]]))
+    loss = head.losses(logits, Rows(labels > 0), samples, truth)["loss_mask"]
+    everywhere = F.binary_cross_entropy_with_logits(logits[:, 1], torch.ones(1, 16, 16))
+    torch.testing.assert_close(loss, everywhere)

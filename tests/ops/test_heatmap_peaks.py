@@ -1,0 +1,200 @@
+"""heatmap_peaks against torch's interpolation of each map."""
+
+import math
+import time
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torchvision.models.detection.roi_heads import heatmaps_to_keypoints
+
+from detlite.ops import heatmap_peaks
+
+
+def enlarge(maps, boxes):
+    """The definition: every map enlarged, its highest pixel's centre scaled back to the box."""
+    keypoints = maps.new_ones((*maps.shape[:2], 3))
+    scores = maps.new_zeros(maps.shape[:2])
+    sides = (boxes[:, 2:] - boxes[:, :2]).clamp(min=1)
+    for i, (width, height) in enumerate(sides.ceil().int().tolist()):
+        enlarged = F.interpolate(maps[i, None], size=(height, width), mode="bicubic")[0]
+        scores[i], highest = enlarged.flatten(1).max(dim=1)
+        pixels = torch.stack([highest % width, highest // width], dim=1) + 0.5
+        keypoints[i, :, :2] = boxes[i, :2] + pixels * (sides[i] / sides[i].ceil())
+    return keypoints, scores
+
+
+def peaks(maps, boxes, device):
+    return tuple(x.cpu() for x in heatmap_peaks(maps.to(device), boxes.to(device)))
+
+
+def random_boxes(count, extent=60.0):
+    low = torch.rand(count, 2) * 50
+    return torch.cat([low, low + 0.3 + torch.rand(count, 2) * extent], dim=1)
+
+
+def heights(maps, boxes, keypoints):
+    """The enlarged maps' values at keypoints in their boxes."""
+    values = maps.new_zeros(maps.shape[:2])
+    sides = (boxes[:, 2:] - boxes[:, :2]).clamp(min=1)
+    for i, (width, height) in enumerate(sides.ceil().int().tolist()):
+        enlarged = F.interpolate(maps[i, None], size=(height, width), mode="bicubic")[0]
+        pixels = (keypoints[i, :, :2] - boxes[i, :2]) / (sides[i] / sides[i].ceil())
+        column, row = pixels.floor().long().unbind(1)
+        values[i] = enlarged[torch.arange(len(row)), row, column]
+    return values
+
+
+def check(maps, boxes, device):
+    keypoints, scores = peaks(maps, boxes, device)
+    wanted_keypoints, wanted_scores = enlarge(maps, boxes)
+    torch.testing.assert_close(scores, wanted_scores, atol=1e-5, rtol=1e-5)
+    # Where a summit lies halfway between two pixels, rounding decides which it is. Of maps with few
+    # cells, that can be all in a box.
+    assert (keypoints == wanted_keypoints).all(-1).float().mean() > 0.8
+    found = heights(maps, boxes, keypoints)
+    torch.testing.assert_close(found, wanted_scores, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(2, 2), (2, 3), (7, 7), (56, 56), (65, 40)])
+@pytest.mark.parametrize("extent", [1.0, 20.0, 300.0])
+def test_is_the_enlarged_maps_highest_point(device, size, extent):
+    torch.manual_seed(0)
+    check(torch.randn(6, 5, *size), random_boxes(6, extent), device)
+
+
+def test_is_torchvisions(device):
+    boxes, maps = random_boxes(12), torch.randn(12, 17, 56, 56)
+    wanted, wanted_scores = heatmaps_to_keypoints(maps, boxes)
+    keypoints, scores = peaks(maps, boxes, device)
+    torch.testing.assert_close(keypoints, wanted, atol=1e-4, rtol=0)
+    torch.testing.assert_close(scores, wanted_scores, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cell", [(0, 0), (0, 55), (55, 0), (55, 55), (20, 31)])
+def test_peaks_at_the_edges(device, cell):
+    maps = torch.zeros(1, 1, 56, 56)
+    maps[(0, 0, *cell)] = 5
+    for side in (17.5, 56, 100.25):
+        check(maps, torch.tensor([[3.0, 4, 3 + side, 4 + side]]), device)
+
+
+def test_the_first_of_equals_wins(device):
+    maps = torch.zeros(1, 3, 4, 4)
+    maps[0, 1, 1, 3] = maps[0, 1, 2, 0] = 1  # a later column of an earlier row
+    maps[0, 2, 3, 1] = maps[0, 2, 3, 2] = 1
+    keypoints, scores = peaks(maps, torch.tensor([[0.0, 0, 4, 4]]), device)
+    assert keypoints[0, :, :2].tolist() == [[0.5, 0.5], [3.5, 1.5], [1.5, 3.5]]
+    assert scores.tolist() == [[0, 1, 1]]
+
+
+def test_small_and_inverted_boxes_are_one_pixel(device):
+    boxes = torch.tensor([[5.0, 6, 5, 6], [5, 6, 5.3, 6.9], [5, 6, 2, 1]])
+    check(torch.randn(3, 2, 8, 8), boxes, device)
+
+
+def test_neither_maps_nor_boxes(device):
+    for shape in ((0, 17, 56, 56), (3, 0, 56, 56)):
+        keypoints, scores = peaks(torch.zeros(shape), torch.zeros(shape[0], 4), device)
+        assert keypoints.shape == (*shape[:2], 3)
+        assert scores.shape == shape[:2]
+
+
+def test_one_cell_is_everywhere(device):
+    # Pixels differ by rounding alone.
+    maps, boxes = torch.randn(5, 2, 1, 1), random_boxes(5)
+    keypoints, scores = peaks(maps, boxes, device)
+    torch.testing.assert_close(scores, maps[..., 0, 0])
+    assert (keypoints[..., :2] > boxes[:, None, :2]).all()
+    assert (keypoints[..., :2] < boxes[:, None, 2:].maximum(boxes[:, None, :2] + 1)).all()
+
+
+def test_gigantic_boxes_end(device):
+    maps = torch.randn(1, 1, 3, 3)
+    wanted, wanted_scores = enlarge(maps, torch.tensor([[0.0, 0, 4096, 10]]))
+    begin = time.perf_counter()
+    for far in (4097.0, 1e5, 1e9, 3e38):
+        keypoints, scores = peaks(maps, torch.tensor([[0.0, 0, far, 10]]), device)
+        torch.testing.assert_close(scores, wanted_scores)
+        torch.testing.assert_close(
+            keypoints[0, 0] / torch.tensor([far / 4096, 1, 1]), wanted[0, 0], rtol=1e-3, atol=0
+        )
+    assert time.perf_counter() - begin < 10
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("column", range(4))
+def test_odd_boxes_harm_their_own_axis_alone(device, value, column):
+    boxes = torch.tensor([[2.0, 3, 20, 30]]).repeat(2, 1)
+    maps = torch.randn(2, 3, 9, 9)
+    wanted, _ = peaks(maps, boxes, device)
+    boxes[1, column] = value
+    keypoints, scores = peaks(maps, boxes, device)
+    assert torch.equal(keypoints[0], wanted[0])
+    # Inside out it is one pixel, like any inverted box.
+    inverted = (column < 2) == (value > 0)
+    finite = keypoints[1, :, column % 2].isfinite()
+    assert not finite.any() or (inverted and column >= 2)
+    assert keypoints[1, :, 1 - column % 2].isfinite().all()
+    assert scores.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_odd_maps_have_no_score(device, value):
+    maps = torch.randn(1, 3, 9, 9)
+    maps[0, 1, 4, 8] = value
+    boxes = torch.tensor([[2.0, 3, 12, 23]])
+    keypoints, scores = peaks(maps, boxes, device)
+    wanted, wanted_scores = peaks(maps.nan_to_num(0, 0, 0), boxes, device)
+    assert keypoints[0, 1].tolist() == [2.5, 3.5, 1]
+    assert scores[0, 1].isnan()
+    assert torch.equal(keypoints[0, ::2], wanted[0, ::2])
+    assert torch.equal(scores[0, ::2], wanted_scores[0, ::2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_computes_in_float32(device, dtype):
+    maps, boxes = torch.randn(2, 3, 9, 9).to(dtype), random_boxes(2).to(dtype)
+    found, wanted = peaks(maps, boxes, device), peaks(maps.float(), boxes.float(), device)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_maps_of_any_strides(device):
+    maps, boxes = torch.randn(2, 3, 9, 12), random_boxes(2)
+    last = maps.contiguous(memory_format=torch.channels_last)
+    found, wanted = peaks(last, boxes, device), peaks(maps, boxes, device)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"maps": torch.zeros(2, 9, 9)}, r"maps must have shape \[R, N, M, M\], got \[2, 9, 9\]"),
+        ({"maps": torch.zeros(2, 3, 0, 9)}, r"maps must have sides from 1 to 1024, got"),
+        ({"maps": torch.zeros(2, 1, 1, 1025)}, r"maps must have sides from 1 to 1024, got"),
+        ({"maps": torch.zeros(2, 3, 9, 9).int()}, "maps must be floating point, got int32"),
+        ({"boxes": torch.zeros(3, 4)}, r"boxes must have shape \[2, 4\], one for each of maps"),
+        ({"boxes": torch.zeros(2, 4).long()}, "boxes must be floating point, got int64"),
+    ],
+)
+def test_bad_arguments_are_named(device, change, message):
+    good = {"maps": torch.zeros(2, 3, 9, 9), "boxes": torch.zeros(2, 4), **change}
+    with pytest.raises(RuntimeError, match=message):
+        heatmap_peaks(good["maps"].to(device), good["boxes"].to(device))
+
+
+def test_opcheck():
+    arguments = torch.randn(2, 3, 9, 9), random_boxes(2)
+    torch.library.opcheck(torch.ops.detlite.heatmap_peaks, arguments)
+
+
+def test_compiles_whole():
+    arguments = torch.randn(2, 3, 9, 9), random_boxes(2)
+    compiled = torch.compile(heatmap_peaks, fullgraph=True, backend="aot_eager")
+    found, wanted = compiled(*arguments), heatmap_peaks(*arguments)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_no_gradient_flows():
+    maps = torch.randn(2, 3, 9, 9, requires_grad=True)
+    assert not any(x.requires_grad for x in heatmap_peaks(maps, random_boxes(2)))

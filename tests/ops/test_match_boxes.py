@@ -1,0 +1,230 @@
+import numpy as np
+import pytest
+import torch
+from oracles import match_boxes as oracle
+
+from detlite.ops import match_boxes
+from detlite.structures import boxes as box_ops
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def random_boxes(*shape, extent=60.0, whole=False):
+    """Boxes [..., 4]; with whole coordinates many overlaps are equal."""
+    corner = torch.rand(*shape, 2) * extent
+    boxes = torch.cat([corner, corner + torch.rand(*shape, 2) * 30 - 2], -1)
+    return boxes.round() if whole else boxes
+
+
+def anchors(rows, columns, stride=8, sizes=(16, 32)):
+    """Boxes [N, 4] as anchors lie, row by row: neighbours overlap the same by the same."""
+    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    centre = torch.stack([x, y], -1).reshape(-1, 1, 2) * float(stride)
+    half = torch.tensor(sizes)[:, None] / 2
+    return torch.cat([centre - half, centre + half], -1).reshape(-1, 4)
+
+
+def from_table(truth, valid, candidates):
+    """One image's result by way of the table of overlaps."""
+    table = box_ops.iou(truth[valid], candidates)
+    most, which = table.max(0)
+    marked = (table == table.max(1, keepdim=True).values) & (table > 0)
+    return valid.nonzero()[which, 0], most, marked.any(0)
+
+
+def assert_matches_oracle(truth, valid, candidates, device):
+    found = match_boxes(truth.to(device), valid.to(device), candidates.to(device))
+    assert [x.dtype for x in found] == [torch.int64, torch.float32, torch.bool]
+    per_image = candidates.expand(len(truth), -1, -1) if candidates.dim() == 2 else candidates
+    for b in range(len(truth)):
+        arrays = (x.float().numpy() for x in (truth[b], valid[b], per_image[b]))
+        for result, wanted in zip(found, oracle(*arrays), strict=True):
+            assert result[b].tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    ("images", "truths", "count"),
+    [(1, 1, 1), (2, 3, 17), (3, 16, 64), (2, 17, 65), (1, 300, 20), (2, 5, 130)],
+)
+def test_matches_oracle(device, images, truths, count, whole, shared):
+    truth = random_boxes(images, truths, whole=whole)
+    valid = torch.rand(images, truths) > 0.3
+    leading = () if shared else (images,)
+    candidates = random_boxes(*leading, count, whole=whole)
+    assert_matches_oracle(truth, valid, candidates, device)
+
+
+@pytest.mark.parametrize("truths", [1, 40, 1100])
+def test_equals_the_table_of_overlaps(device, truths):
+    candidates = anchors(30, 33)  # of two tiles
+    truth = random_boxes(2, truths, extent=250.0)
+    valid = torch.rand(2, truths) > 0.1
+    valid[:, 0] = True
+    found = match_boxes(truth.to(device), valid.to(device), candidates.to(device))
+    for b in range(2):
+        for result, wanted in zip(found, from_table(truth[b], valid[b], candidates), strict=True):
+            assert torch.equal(result[b].cpu(), wanted)
+
+
+def test_order_of_candidates_does_not_matter(device):
+    candidates, truth = anchors(25, 25).to(device), random_boxes(1, 30, extent=200).to(device)
+    valid = torch.ones(1, 30, dtype=torch.bool, device=device)
+    order = torch.randperm(len(candidates), device=device)
+    expected = match_boxes(truth, valid, candidates)
+    for result, wanted in zip(match_boxes(truth, valid, candidates[order]), expected, strict=True):
+        assert torch.equal(result, wanted[:, order])
+
+
+def test_equal_overlaps_take_the_lowest_valid_index(device):
+    truth = torch.tensor([[[0.0, 0, 10, 10]] * 4], device=device)
+    valid = torch.tensor([[False, True, True, True]], device=device)
+    candidates = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 5], [50, 50, 60, 60]], device=device)
+    index, iou, best = match_boxes(truth, valid, candidates)
+    assert index.tolist() == [[1, 1, 1]]
+    assert iou.tolist() == [[1.0, 0.5, 0.0]]
+    assert best.tolist() == [[True, False, False]]
+
+
+def test_all_equally_good_candidates_are_marked(device):
+    # The object lies within every candidate of one row but the last, which is the farthest.
+    candidates = torch.tensor([[0.0, 0, 40, 40]], device=device).repeat(70, 1)
+    candidates[:69] += torch.arange(69, device=device)[:, None] / 16
+    candidates[69] += 30
+    truth = torch.tensor([[[20.0, 20, 30, 30], [500, 500, 510, 510]]], device=device)
+    valid = torch.ones(1, 2, dtype=torch.bool, device=device)
+    index, iou, best = match_boxes(truth, valid, candidates)
+    assert index.tolist() == [[0] * 70]
+    assert iou[0, :69].tolist() == [1 / np.float32(16)] * 69
+    # The second object overlaps none, and nothing is best for it.
+    assert best.tolist() == [[True] * 69 + [False]]
+
+
+def test_images_without_ground_truth(device):
+    candidates = anchors(4, 5).to(device)
+    truth = random_boxes(3, 2, extent=20.0).to(device)
+    valid = torch.tensor([[False, False], [False, True], [False, False]], device=device)
+    index, iou, best = match_boxes(truth, valid, candidates)
+    assert (index[[0, 2]] == -1).all()
+    assert (index[1] == 1).all()
+    assert not iou[[0, 2]].any()
+    assert not best[[0, 2]].any()
+    assert iou[1].any()
+    assert best[1].any()
+
+
+@pytest.mark.parametrize(
+    ("images", "truths", "count"), [(0, 3, 5), (2, 0, 5), (2, 3, 0), (1, 0, 0), (0, 0, 0)]
+)
+@pytest.mark.parametrize("shared", [True, False])
+def test_nothing_to_match(device, images, truths, count, shared):
+    truth = torch.zeros(images, truths, 4, device=device)
+    valid = torch.ones(images, truths, dtype=torch.bool, device=device)
+    shape = (count, 4) if shared else (images, count, 4)
+    index, iou, best = match_boxes(truth, valid, torch.zeros(shape, device=device))
+    assert index.shape == iou.shape == best.shape == (images, count)
+    assert (index == (0 if truths else -1)).all()
+    assert not iou.any()
+    assert not best.any()
+
+
+@pytest.mark.parametrize("column", range(4))
+def test_nan_overlaps_nothing(device, column):
+    box = torch.tensor([0.0, 0, 10, 10])
+    bad = box.clone()
+    bad[column] = torch.nan
+    truth, candidates = torch.stack([bad, box])[None], torch.stack([bad, box, bad, box])
+    valid = torch.ones(1, 2, dtype=torch.bool)
+    assert_matches_oracle(truth, valid, candidates, device)
+    index, iou, best = match_boxes(truth.to(device), valid.to(device), candidates.to(device))
+    assert index.tolist() == [[0, 1, 0, 1]]
+    assert iou.tolist() == [[0.0, 1.0, 0.0, 1.0]]
+    assert best.tolist() == [[False, True, False, True]]
+    # Alone, it is still the image's only object.
+    index, iou, best = match_boxes(bad[None, None].to(device), valid[:, :1].to(device), truth[0])
+    assert index.tolist() == [[0, 0]]
+    assert not iou.any()
+    assert not best.any()
+
+
+def test_degenerate_and_infinite_boxes(device):
+    inf = torch.inf
+    odd = [[-inf, -inf, inf, inf], [5, 5, 5, 5], [9, 9, 1, 1], [9, 0, 1, 10], [0, 0, 10, 10]]
+    odd += [[0, 0, inf, 10], [inf, inf, inf, inf], [0, 0, 3e38, 3e38], [0, 0, 1e-30, 1e-30]]
+    boxes = torch.tensor([*odd, [-0.0, 2, 7, 9]])
+    valid = torch.ones(1, len(boxes), dtype=torch.bool)
+    assert_matches_oracle(boxes[None], valid, boxes, device)
+    for result, wanted in zip(
+        match_boxes(boxes[None].to(device), valid.to(device), boxes.to(device)),
+        from_table(boxes, valid[0], boxes),
+        strict=True,
+    ):
+        assert torch.equal(result[0].cpu(), wanted)
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float64])
+def test_other_types_and_layouts(device, dtype):
+    truth, candidates = random_boxes(2, 9).to(device, dtype), random_boxes(2, 40).to(device, dtype)
+    valid = torch.rand(2, 9, device=device) > 0.3
+    expected = match_boxes(truth.float(), valid, candidates.float())
+    turned = candidates.transpose(1, 2).contiguous().transpose(1, 2)
+    spread = torch.stack([valid, ~valid], -1)[..., 0]
+    for result, wanted in zip(match_boxes(truth, spread, turned), expected, strict=True):
+        assert torch.equal(result, wanted)
+
+
+def test_many_threads_agree_with_one():
+    candidates, truth = anchors(60, 61), random_boxes(2, 50, extent=400.0)
+    valid = torch.rand(2, 50) > 0.2
+    threads = torch.get_num_threads()
+    results = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append(match_boxes(truth, valid, candidates))
+    torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(other, results[0], strict=True))
+
+
+def test_opcheck(device):
+    truth, valid = random_boxes(2, 5).to(device), torch.ones(2, 5, dtype=torch.bool, device=device)
+    for candidates in (random_boxes(20).to(device), random_boxes(2, 20).to(device)):
+        torch.library.opcheck(torch.ops.detlite.match_boxes, (truth, valid, candidates))
+
+
+def test_traces_to_one_graph(device):
+    truth, valid = random_boxes(2, 5).to(device), torch.ones(2, 5, dtype=torch.bool, device=device)
+    candidates = random_boxes(20).to(device)
+
+    def overlaps(truth, valid, candidates):
+        index, iou, best = match_boxes(truth, valid, candidates)
+        return torch.where(best | (iou > 0.5), index, -1) * 2
+
+    traced = torch.compile(overlaps, fullgraph=True, backend="aot_eager")
+    assert torch.equal(traced(truth, valid, candidates), overlaps(truth, valid, candidates))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"truth": torch.zeros(3, 4)}, r"truth must have shape \[B, G, 4\], got \[3, 4\]"),
+        ({"truth": torch.zeros(2, 3, 5)}, r"truth must have shape \[B, G, 4\], got \[2, 3, 5\]"),
+        ({"truth": torch.zeros(2, 3, 4).int()}, "truth must be floating point, got int32"),
+        ({"valid": torch.ones(3).bool()}, r"valid must have shape \[2, 3\], one for each box"),
+        ({"valid": torch.ones(2, 4).bool()}, r"valid must have shape \[2, 3\], .*got \[2, 4\]"),
+        ({"valid": torch.ones(2, 3)}, "valid must be bool, got float32"),
+        ({"candidates": torch.zeros(4)}, r"candidates must have shape \[N, 4\] or \[2, N, 4\]"),
+        ({"candidates": torch.zeros(5, 3)}, r"candidates must have shape .*, got \[5, 3\]"),
+        ({"candidates": torch.zeros(3, 5, 4)}, r"candidates must have shape .*\[3, 5, 4\]"),
+        ({"candidates": torch.zeros(5, 4).long()}, "candidates must be floating point, got int64"),
+    ],
+)
+def test_bad_arguments_are_named(change, message):
+    good = {
+        "truth": torch.zeros(2, 3, 4),
+        "valid": torch.ones(2, 3, dtype=torch.bool),
+        "candidates": torch.zeros(5, 4),
+    }
+    with pytest.raises(RuntimeError, match=f"match_boxes: {message}"):
+        match_boxes(**{**good, **change})

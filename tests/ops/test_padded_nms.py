@@ -1,0 +1,178 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import padded_nms as oracle
+
+from detlite.ops import batched_nms, padded_nms
+
+
+def random_boxes(*shape, extent=60.0):
+    corner = torch.rand(*shape, 2) * extent
+    return torch.cat([corner, corner + torch.rand(*shape, 2) * 40], -1)
+
+
+def random_case(images, count, groups=3, dtype=torch.float32):
+    """Boxes, scores (some equal, some negative), groups and which are valid."""
+    scores = torch.randint(-20, 20, (images, count)).to(dtype) / 8
+    labels = torch.randint(-groups, groups, (images, count))
+    return random_boxes(images, count).to(dtype), scores, labels, torch.rand(images, count) > 0.2
+
+
+def assert_matches_oracle(case, threshold, limit, device):
+    index, kept = padded_nms(*(x.to(device) for x in case), threshold, limit)
+    assert index.dtype == torch.int64
+    assert kept.dtype == torch.bool
+    boxes, scores, groups, valid = case
+    wide = torch.float64 if boxes.dtype == torch.float64 else torch.float32
+    arrays = (x.numpy() for x in (boxes.to(wide), scores.to(wide), groups, valid))
+    wanted_index, wanted_kept = oracle(*arrays, np.float64(threshold), limit)
+    assert index.tolist() == wanted_index
+    assert kept.tolist() == wanted_kept
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize(("images", "count"), [(1, 1), (3, 17), (2, 64), (4, 65), (2, 200)])
+def test_matches_oracle(device, images, count, threshold):
+    assert_matches_oracle(random_case(images, count), threshold, 50, device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_types_match_oracle(device, dtype):
+    assert_matches_oracle(random_case(2, 90, dtype=dtype), 0.4, 60, device)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 63, 64, 65, 130, 300])
+def test_limits_below_and_above_the_number_of_boxes(device, limit):
+    boxes, scores, groups, valid = random_case(2, 130, groups=100)
+    assert_matches_oracle((boxes, scores, groups, valid), 0.9, limit, device)
+
+
+@pytest.mark.parametrize("groups", [1, 80])
+def test_equals_batched_nms_of_each_image(device, groups):
+    boxes, scores = random_boxes(2, 2500, extent=400.0).to(device), torch.rand(2, 2500).to(device)
+    labels = torch.randint(0, groups, (2, 2500), device=device)
+    valid = torch.rand(2, 2500, device=device) > 0.1
+    index, kept = padded_nms(boxes, scores, labels, valid, 0.5, 2500)
+    for b in range(2):
+        (chosen,) = torch.where(valid[b])
+        expected = batched_nms(boxes[b, chosen], scores[b, chosen], labels[b, chosen], 0.5)
+        assert torch.equal(index[b, kept[b]], chosen[expected])
+        assert kept[b].tolist() == [True] * len(expected) + [False] * (2500 - len(expected))
+        assert not index[b, ~kept[b]].any()
+
+
+def test_any_score_may_be_kept_but_nan(device):
+    inf = math.inf
+    scores = torch.tensor([[-inf, 0.0, -3, math.nan, inf, -inf, -0.0]], device=device)
+    boxes = torch.tensor([[[0.0, 0, 10, 10]]], device=device).repeat(1, 7, 1)
+    boxes += 100 * torch.arange(7, device=device)[None, :, None]
+    groups, valid = torch.zeros(1, 7).long().to(device), torch.ones(1, 7).bool().to(device)
+    index, kept = padded_nms(boxes, scores, groups, valid, 0.5, 8)
+    assert index.tolist() == [[4, 1, 6, 2, 0, 5, 0, 0]]
+    assert kept.tolist() == [[True] * 6 + [False] * 2]
+
+
+@pytest.mark.parametrize("column", [None, 0, 1, 2, 3])
+def test_padding_and_nan_suppress_nothing(device, column):
+    boxes = torch.tensor([[[0.0, 0, 10, 10]] * 3], device=device)
+    valid = torch.tensor([[True, True, False]], device=device)
+    scores = torch.tensor([[0.9, 0.5, 1.0]], device=device)
+    if column is None:
+        scores[0, 0] = torch.nan
+    else:
+        boxes[0, 0, column] = torch.nan
+    groups = torch.full((1, 3), -(10**15), device=device)
+    index, kept = padded_nms(boxes, scores, groups, valid, 0.0, 2)
+    assert index.tolist() == [[1, 0]]
+    assert kept.tolist() == [[True, False]]
+
+
+def test_images_of_padding_alone(device):
+    boxes, scores, groups, valid = (x.to(device) for x in random_case(3, 70))
+    valid[0] = valid[2] = False
+    index, kept = padded_nms(boxes, scores, groups, valid, 0.5, 5)
+    assert kept[1].all()
+    assert not kept[[0, 2]].any()
+    assert not index[[0, 2]].any()
+
+
+@pytest.mark.parametrize(("images", "count", "limit"), [(0, 5, 3), (2, 0, 3), (2, 5, 0), (0, 0, 0)])
+def test_nothing_to_suppress(device, images, count, limit):
+    case = (x.to(device) for x in random_case(images, count))
+    index, kept = padded_nms(*case, 0.5, limit)
+    assert index.shape == kept.shape == (images, limit)
+    assert not kept.any()
+    assert not index.any()
+
+
+def test_strided_inputs_and_other_integers(device):
+    boxes, scores, groups, valid = (x.to(device) for x in random_case(2, 50))
+    expected = padded_nms(boxes, scores, groups, valid, 0.3, 40)
+    turned = boxes.transpose(1, 2).contiguous().transpose(1, 2)
+    spread = torch.stack([valid, ~valid], -1)[..., 0]
+    found = padded_nms(turned, scores.double(), groups.to(torch.int8), spread, 0.3, 40)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+def test_many_threads_agree_with_one():
+    boxes, scores = random_boxes(3, 3000, extent=300.0), torch.rand(3, 3000)
+    groups, valid = torch.randint(0, 9, (3, 3000)), torch.rand(3, 3000) > 0.1
+    threads = torch.get_num_threads()
+    results = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append(padded_nms(boxes, scores, groups, valid, 0.5, 2000))
+    torch.set_num_threads(threads)
+    for index, kept in results[1:]:
+        assert torch.equal(index, results[0][0])
+        assert torch.equal(kept, results[0][1])
+
+
+def test_opcheck(device):
+    case = tuple(x.to(device) for x in random_case(2, 20))
+    torch.library.opcheck(torch.ops.detlite.padded_nms, (*case, 0.5, 12))
+
+
+def test_traces_to_one_graph(device):
+    case = tuple(x.to(device) for x in random_case(2, 20))
+
+    def best(boxes, scores, groups, valid):
+        index, kept = padded_nms(boxes, scores, groups, valid, 0.5, 12)
+        return torch.where(kept, scores.gather(1, index), 0) * 2
+
+    traced = torch.compile(best, fullgraph=True, backend="aot_eager")
+    assert torch.equal(traced(*case), best(*case))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"boxes": torch.zeros(3, 4)}, r"boxes must have shape \[B, N, 4\], got \[3, 4\]"),
+        ({"boxes": torch.zeros(2, 3, 5)}, r"boxes must have shape \[B, N, 4\], got \[2, 3, 5\]"),
+        ({"boxes": torch.zeros(2, 3, 4).int()}, "boxes must be floating point, got int32"),
+        ({"scores": torch.zeros(3)}, r"scores must have shape \[2, 3\], .*, got \[3\]"),
+        ({"scores": torch.zeros(2, 4)}, r"scores must have shape \[2, 3\], .*, got \[2, 4\]"),
+        ({"scores": torch.zeros(2, 3).long()}, "scores must be floating point, got int64"),
+        ({"groups": torch.zeros(1, 3).long()}, r"groups must have shape \[2, 3\]"),
+        ({"groups": torch.zeros(2, 3)}, "groups must be integers, got float32"),
+        ({"valid": torch.zeros(2).bool()}, r"valid must have shape \[2, 3\]"),
+        ({"valid": torch.zeros(2, 3).byte()}, "valid must be bool"),
+        ({"iou_threshold": -0.1}, "iou_threshold must be zero or more"),
+        ({"iou_threshold": math.nan}, "iou_threshold must be zero or more"),
+        ({"limit": -1}, "limit must be from 0 to .*, got -1"),
+    ],
+)
+def test_bad_arguments_are_named(change, message):
+    good = {
+        "boxes": torch.zeros(2, 3, 4),
+        "scores": torch.zeros(2, 3),
+        "groups": torch.zeros(2, 3).long(),
+        "valid": torch.ones(2, 3, dtype=torch.bool),
+        "iou_threshold": 0.5,
+        "limit": 4,
+    }
+    with pytest.raises(RuntimeError, match=f"padded_nms: {message}"):
+        padded_nms(**{**good, **change})

@@ -1,0 +1,164 @@
+"""Records: all fields are indexed and moved together, and torch takes them as pytrees."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from detlite.structures.instances import (
+    Detections,
+    GroundTruth,
+    Images,
+    PredictedBoxes,
+    Proposals,
+    Samples,
+)
+from detlite.structures.packed_masks import PackedMasks
+
+B, N = 2, 5
+
+
+def boxes() -> torch.Tensor:
+    return torch.rand(B, N, 4)
+
+
+def integers(high: int = 4) -> torch.Tensor:
+    return torch.randint(0, high, (B, N))
+
+
+def some_valid() -> torch.Tensor:
+    return torch.tensor([[True, True, True, False, False], [True, False, False, False, False]])
+
+
+def detections(maps: bool = True) -> Detections:
+    found = Detections(boxes(), torch.rand(B, N), integers(), some_valid())
+    if not maps:
+        return found
+    return Detections(
+        found.boxes, found.scores, found.labels, found.valid,
+        torch.rand(B, N, 7, 7), torch.rand(B, N, 3, 3), torch.rand(B, N, 3),
+    )  # fmt: skip
+
+
+def ground_truth() -> GroundTruth:
+    masks = PackedMasks.from_bitmaps(torch.randint(0, 2, (B * N, 6, 8), dtype=torch.uint8))
+    return GroundTruth(boxes(), integers(), masks, torch.rand(B, N, 3, 3))
+
+
+RECORDS = {
+    "images": lambda: Images(torch.rand(B, 3, 8, 8), torch.tensor([[8, 8], [5, 6]])),
+    "truth": ground_truth,
+    "truth of boxes": lambda: GroundTruth(boxes(), integers()),
+    "proposals": lambda: Proposals(boxes(), torch.rand(B, N), some_valid()),
+    "samples": lambda: Samples(boxes(), integers(), integers()),
+    "candidates": lambda: PredictedBoxes(boxes(), torch.rand(B, N), integers(), some_valid()),
+    "detections": detections,
+    "detections of boxes": lambda: detections(maps=False),
+}
+each_record = pytest.mark.parametrize("make", RECORDS.values(), ids=RECORDS)
+
+
+def same(a, b) -> bool:
+    pairs = zip(pytree.tree_leaves(a), pytree.tree_leaves(b), strict=True)
+    return type(a) is type(b) and all(
+        x is y is None or (x.dtype == y.dtype and torch.equal(x, y)) for x, y in pairs
+    )
+
+
+@pytest.mark.parametrize(
+    "index",
+    [0, -1, slice(1), (slice(None), slice(3)), torch.tensor([1, 0]), (slice(None), slice(0))],
+)
+def test_fields_are_indexed_alike(index):
+    for maps in (True, False):
+        every = detections(maps)
+        some = every[index]
+        for field in fields(every):
+            before, after = getattr(every, field.name), getattr(some, field.name)
+            assert (before is None) == (after is None)
+            assert before is None or torch.equal(after, before[index])
+
+
+def test_fields_are_chosen_by_a_mask():
+    every = detections()
+    some = every[1][every.valid[1]]
+    assert len(some.boxes) == len(some.mask_probs) == len(some.keypoint_scores) == 1
+    none = every[0][torch.zeros(N, dtype=torch.bool)]
+    assert none.boxes.shape == (0, 4)
+    assert none.mask_probs.shape == (0, 7, 7)
+
+
+@each_record
+def test_records_move_whole(make):
+    record = make()
+    moved = record.to("meta")
+    assert {leaf.device.type for leaf in pytree.tree_leaves(moved) if leaf is not None} == {"meta"}
+    assert same(record.to("cpu", non_blocking=True), record)
+
+
+def test_records_move_to_the_device(device):
+    truth = ground_truth().to(device)
+    assert {leaf.device.type for leaf in pytree.tree_leaves(truth)} == {device}
+
+
+@each_record
+def test_records_are_pytrees(make):
+    record = make()
+    leaves, spec = pytree.tree_flatten({"record": record, "beside": 3})
+    assert sum(isinstance(leaf, torch.Tensor) for leaf in leaves) >= 2
+    assert same(pytree.tree_unflatten(leaves, spec)["record"], record)
+    flipped = pytree.tree_map_only(torch.Tensor, lambda x: x.flip(0), record)
+    assert type(flipped) is type(record)
+    assert torch.equal(pytree.tree_leaves(flipped)[0], pytree.tree_leaves(record)[0].flip(0))
+
+
+@each_record
+def test_records_are_exported(make):
+    record = make()
+
+    class Double(torch.nn.Module):
+        def forward(self, given):
+            return pytree.tree_map_only(torch.Tensor, lambda x: x * 2, given)
+
+    program = torch.export.export(Double(), (record,))
+    assert same(program.module()(record), Double()(record))
+
+
+def test_map_leaves_out_what_is_not_there():
+    mapped = detections(maps=False).map(lambda field: field[:, :2])
+    assert mapped.scores.shape == (B, 2)
+    assert mapped.mask_probs is mapped.keypoints is mapped.keypoint_scores is None
+
+
+def test_records_are_not_changed():
+    with pytest.raises(FrozenInstanceError):
+        detections().boxes = boxes()
+
+
+def test_packed_masks_are_of_the_whole_batch():
+    with pytest.raises(TypeError, match="PackedMasks"):
+        ground_truth()[0]
+
+
+def test_labels_say_which_ground_truth_is_padding():
+    truth = GroundTruth(torch.zeros(2, 3, 4), torch.tensor([[2, 1, 0], [0, 0, 0]]))
+    assert truth.valid.tolist() == [[True, True, False], [False, False, False]]
+
+
+def test_each_image_without_padding():
+    found = detections()
+    first, second = found.per_image()
+    assert (len(first.boxes), len(second.boxes)) == (3, 1)
+    assert same(first, found[0][:3])
+    assert same(second, found[1][:1])
+
+
+def test_images_without_detections():
+    empty = detections()[:, :0]
+    for one in empty.per_image():
+        assert one.boxes.shape == (0, 4)
+        assert one.mask_probs.shape == (0, 7, 7)
+    assert detections(maps=False)[:0].per_image() == []
