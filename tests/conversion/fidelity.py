@@ -87,13 +87,15 @@ This page is generated: `python tests/conversion/fidelity.py > docs/model_zoo.md
 _STEPS_HEAD = """
 ## A training step beside torchvision's
 
-Losses and gradients on two small pictures, with what is drawn at random fixed (`torch.randperm` as
-`torch.arange`). Differences are relative: the largest of a loss, and the largest over parameters of
-the norm of the gradient's difference over the gradient's norm.
+Losses and gradients on two small pictures, with what is drawn at random fixed: torchvision's
+`torch.randperm` is `torch.arange`, and detlite's random keys fall from the first to the last, so
+that both take the first of what there is. Differences are relative: the largest of a loss, and the
+largest over parameters of the norm of the gradient's difference over the gradient's norm.
 
 torchvision's weights run on contiguous maps here (`MODEL.MEMORY_FORMAT`), where backbone and
 pyramid are equal to the last bit. RoIAlign adds in another order: in float32, behind it, a ReLU may
-be open in one and shut in the other. In float64 hardly any is that close to its corner.
+be open in one and shut in the other. In float64 hardly any is that close to its corner. The targets
+that masks are trained on are made in float32, of a float64 model as well.
 
 | model | arithmetic | parameters | losses | gradients |
 |---|---|---|---|---|
