@@ -7,8 +7,6 @@ ground-truth boxes in an image, padded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
@@ -31,26 +29,13 @@ from .retinanet_head import RetinaNetHead
 from .suppression import build_suppression
 
 
-@dataclass(frozen=True)
-class RetinaNetTraining:
-    """What anchors are trained to be.
-
-    Attributes:
-        matcher: which are foreground.
-        alpha, gamma: of the focal loss.
-        box_loss: of the foreground.
-    """
-
-    matcher: Matcher
-    alpha: float
-    gamma: float
-    box_loss: BoxLoss
-
-
 class RetinaNet(Detector):
     """A one-stage detector of boxes. Its losses are `loss_classifier` and `loss_box`.
 
     Args:
+        matcher: which anchors are foreground.
+        alpha, gamma: of the focal loss.
+        box_loss: of the foreground.
         score_thresh: predicted boxes need a higher score.
         pre_nms: how many of a level's scores are considered, the best.
     """
@@ -69,7 +54,10 @@ class RetinaNet(Detector):
         postprocess: Postprocess,
         *,
         num_classes: int,
-        training: RetinaNetTraining,
+        matcher: Matcher,
+        alpha: float,
+        gamma: float,
+        box_loss: BoxLoss,
         score_thresh: float,
         pre_nms: int,
     ) -> None:
@@ -77,7 +65,9 @@ class RetinaNet(Detector):
         self.head = head
         self.anchor_generator = anchor_generator
         self.box_coder = box_coder
-        self.anchor_training = training
+        self.matcher = matcher
+        self.alpha, self.gamma = alpha, gamma
+        self.box_loss = box_loss
         self.score_thresh = score_thresh
         self.pre_nms = pre_nms
         self.first_label = 0 if self.convention.retinanet_scores_background else 1
@@ -91,18 +81,17 @@ class RetinaNet(Detector):
         anchors, all_logits, all_deltas = self._predict(self.backbone(images.pixels))
         references = torch.cat(anchors)
         logits, deltas = torch.cat(all_logits, 1), torch.cat(all_deltas, 1)
-        rules = self.anchor_training
-        matched = rules.matcher(truth, references)  # (B, N)
+        matched = self.matcher(truth, references)  # (B, N)
         foreground, gt_index = matched >= 0, matched.clamp(min=0)
         labels = truth.labels.gather(1, gt_index) - self.first_label
         # An anchor that is not foreground writes a 0.
         wanted = torch.zeros_like(logits).scatter_(
             2, labels.clamp(min=0)[:, :, None], foreground[:, :, None].to(logits.dtype)
         )
-        classifier = sigmoid_focal_loss(logits, wanted, rules.alpha, rules.gamma)
+        classifier = sigmoid_focal_loss(logits, wanted, self.alpha, self.gamma)
         classifier = torch.where(matched[:, :, None] == IGNORE, 0, classifier).sum(dim=(1, 2))
         rows = Rows(foreground)
-        box = rules.box_loss(
+        box = self.box_loss(
             self.box_coder,
             rows.pack(deltas),
             rows.pack(gather(truth.boxes, gt_index)),
@@ -193,12 +182,10 @@ def build_retinanet(cfg: CfgNode) -> RetinaNet:
             convention.retinanet_clip,
         ),
         num_classes=node.NUM_CLASSES,
-        training=RetinaNetTraining(
-            Matcher(node.FG_IOU_THRESHOLD, node.BG_IOU_THRESHOLD, keep_best=True),
-            node.LOSS_ALPHA,
-            node.LOSS_GAMMA,
-            BoxLoss(node.BOX_LOSS, node.BBOX_REG_BETA, 1 / node.BBOX_REG_WEIGHT),
-        ),
+        matcher=Matcher(node.FG_IOU_THRESHOLD, node.BG_IOU_THRESHOLD, keep_best=True),
+        alpha=node.LOSS_ALPHA,
+        gamma=node.LOSS_GAMMA,
+        box_loss=BoxLoss(node.BOX_LOSS, node.BBOX_REG_BETA, 1 / node.BBOX_REG_WEIGHT),
         score_thresh=node.INFERENCE_TH,
         pre_nms=node.PRE_NMS_TOP_N,
     )

@@ -39,16 +39,6 @@ class ProposalLimits:
 
 
 @dataclass(frozen=True)
-class RPNTraining:
-    """Which anchors are trained on."""
-
-    matcher: Matcher
-    sampler: Sampler
-    straddle: float  # pixels an anchor may cross the border; negative: any
-    box_loss: BoxLoss
-
-
-@dataclass(frozen=True)
 class AnchorPredictions:
     """What the head says of every anchor, level by level."""
 
@@ -58,7 +48,12 @@ class AnchorPredictions:
 
 
 class RPN(nn.Module):
-    """Proposes boxes, class-agnostic, from every level of the backbone."""
+    """Proposes boxes, class-agnostic, from every level of the backbone.
+
+    Args:
+        matcher, sampler, box_loss: which anchors are trained on, and how.
+        straddle: pixels that these may cross the border of their image; negative: any.
+    """
 
     def __init__(
         self,
@@ -70,7 +65,10 @@ class RPN(nn.Module):
         test_limits: ProposalLimits,
         nms_thresh: float,
         min_size: float,
-        training: RPNTraining,
+        matcher: Matcher,
+        sampler: Sampler,
+        straddle: float,
+        box_loss: BoxLoss,
         convention: Convention,
     ) -> None:
         super().__init__()
@@ -81,7 +79,10 @@ class RPN(nn.Module):
         self.test_limits = test_limits
         self.nms_thresh = nms_thresh
         self.min_size = min_size
-        self.anchor_training = training
+        self.matcher = matcher
+        self.sampler = sampler
+        self.straddle = straddle
+        self.box_loss = box_loss
         self.convention = convention
 
     def forward(self, features: list[Tensor]) -> AnchorPredictions:
@@ -142,21 +143,20 @@ class RPN(nn.Module):
         self, predictions: AnchorPredictions, images: Images, truth: GroundTruth
     ) -> dict[str, Tensor]:
         """`loss_objectness` and `loss_rpn_box` over sampled anchors, averaged over their number."""
-        rules = self.anchor_training
         anchors = torch.cat(predictions.anchors)
         logits, deltas = torch.cat(predictions.logits, 1), torch.cat(predictions.deltas, 1)
         with torch.no_grad():
-            matched = rules.matcher(truth, anchors)  # (B, N)
-            if rules.straddle >= 0:
-                seen = self.convention.inside(anchors, images.sizes, rules.straddle)
+            matched = self.matcher(truth, anchors)  # (B, N)
+            if self.straddle >= 0:
+                seen = self.convention.inside(anchors, images.sizes, self.straddle)
                 matched = torch.where(seen, matched, IGNORE)
-            index, drawn = rules.sampler.draw(matched)
+            index, drawn = self.sampler.draw(matched)
             matched = matched.gather(1, index)
         labels = (matched >= 0).to(logits.dtype)
         objectness = F.binary_cross_entropy_with_logits(
             gather(logits, index), labels, reduction="none"
         )
-        box = rules.box_loss(
+        box = self.box_loss(
             self.box_coder,
             gather(deltas, index),
             gather(truth.boxes, matched.clamp(min=0)),
@@ -164,7 +164,7 @@ class RPN(nn.Module):
             drawn & (matched >= 0),
         )
         if self.convention.rpn_loss_normalizer == "capacity":
-            count = drawn.new_full((), rules.sampler.count * drawn.shape[0], dtype=torch.int64)
+            count = drawn.new_full((), self.sampler.count * drawn.shape[0], dtype=torch.int64)
         else:
             count = drawn.sum().clamp(min=1)
         objectness = torch.where(drawn, objectness, 0).sum()
@@ -203,11 +203,9 @@ def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
         ),
         nms_thresh=rpn.NMS_THRESH,
         min_size=rpn.MIN_SIZE,
-        training=RPNTraining(
-            Matcher(rpn.FG_IOU_THRESHOLD, rpn.BG_IOU_THRESHOLD, keep_best=True),
-            Sampler(rpn.BATCH_SIZE_PER_IMAGE, rpn.POSITIVE_FRACTION),
-            straddle=rpn.STRADDLE_THRESH,
-            box_loss=build_box_loss(cfg, "RPN"),
-        ),
+        matcher=Matcher(rpn.FG_IOU_THRESHOLD, rpn.BG_IOU_THRESHOLD, keep_best=True),
+        sampler=Sampler(rpn.BATCH_SIZE_PER_IMAGE, rpn.POSITIVE_FRACTION),
+        straddle=rpn.STRADDLE_THRESH,
+        box_loss=build_box_loss(cfg, "RPN"),
         convention=convention_of(cfg),
     )

@@ -14,7 +14,7 @@ from detlite.modeling.box_coder import BoxCoder
 from detlite.modeling.box_loss import BoxLoss
 from detlite.modeling.build import build_model
 from detlite.modeling.matcher import Matcher
-from detlite.modeling.rpn import RPN, ProposalLimits, RPNTraining
+from detlite.modeling.rpn import RPN, ProposalLimits
 from detlite.modeling.rpn_head import SingleConvRPNHead
 from detlite.modeling.sampler import Sampler
 from detlite.structures import boxes as box_ops
@@ -25,7 +25,8 @@ SIZE = (32, 48)
 MAPS = [(8, 12), (4, 6)]  # strides 4 and 8, one anchor a cell
 EVERYTHING = ProposalLimits(pre_nms=10**6, post_nms=10**6, total=10**6, total_per_batch=False)
 MATCHER = Matcher(0.5, 0.3, keep_best=True)
-TRAINING = RPNTraining(MATCHER, Sampler(10**6, 0.5), straddle=-1, box_loss=BoxLoss(beta=1 / 9))
+TRAINING = {"matcher": MATCHER, "sampler": Sampler(10**6, 0.5), "straddle": -1,
+            "box_loss": BoxLoss(beta=1 / 9)}  # fmt: skip
 
 
 class GivenHead(nn.Module):
@@ -42,8 +43,8 @@ class GivenHead(nn.Module):
 def make_rpn(batch: int = 1, limits: ProposalLimits = EVERYTHING, **changes) -> RPN:
     logits = [torch.randn(batch, 1, *size) for size in MAPS]
     deltas = [torch.randn(batch, 4, *size) * 0.3 for size in MAPS]
-    settings = {"nms_thresh": 1.0, "min_size": 0.0, "training": TRAINING,
-                "convention": CONVENTIONS["detlite"], **changes}  # fmt: skip
+    settings = {"nms_thresh": 1.0, "min_size": 0.0, "convention": CONVENTIONS["detlite"],
+                **TRAINING, **changes}  # fmt: skip
     anchors = AnchorGenerator([(8,), (16,)], (1.0,), (4, 8), offset=0.5)
     coder = BoxCoder((1.0, 1.0, 1.0, 1.0))
     return RPN(GivenHead(logits, deltas), anchors, coder, train_limits=limits, test_limits=limits,
@@ -275,7 +276,7 @@ def test_images_without_proposals(total_per_batch):
 
 def losses_slowly(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple[float, float]:
     """Every anchor of the first image by itself; all of them are sampled."""
-    settings, (logits, deltas) = rpn.anchor_training, rpn.head.predictions
+    logits, deltas = rpn.head.predictions
     anchors = torch.cat(rpn.anchor_generator(MAPS))
     logits = torch.cat([x[0].flatten() for x in logits])
     deltas = torch.cat([x[0].permute(1, 2, 0).reshape(-1, 4) for x in deltas])
@@ -283,7 +284,7 @@ def losses_slowly(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple
     objectness = box = 0.0
     count = 0
     for n, (x1, y1, x2, y2) in enumerate(anchors.tolist()):
-        margin = settings.straddle
+        margin = rpn.straddle
         if margin >= 0 and not (
             x1 >= -margin and y1 >= -margin and x2 <= size[1] + margin and y2 <= size[0] + margin
         ):
@@ -291,14 +292,14 @@ def losses_slowly(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple
         best = overlap[:, n].max().item() if len(truth) else 0.0
         is_best = any(row[n] == row.max() > 0 for row in overlap)
         probability = 1 / (1 + math.exp(-logits[n].item()))
-        if best >= settings.matcher.foreground or is_best:
+        if best >= rpn.matcher.foreground or is_best:
             wanted = truth[overlap[:, n].argmax()]
             delta = rpn.box_coder.encode(wanted[None], anchors[n][None])[0]
             box += F.smooth_l1_loss(
-                deltas[n], delta, beta=settings.box_loss.beta, reduction="sum"
+                deltas[n], delta, beta=rpn.box_loss.beta, reduction="sum"
             ).item()
             objectness -= math.log(probability)
-        elif best < settings.matcher.background:
+        elif best < rpn.matcher.background:
             objectness -= math.log(1 - probability)
         else:
             continue
@@ -310,8 +311,8 @@ def losses_slowly(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple
 @pytest.mark.parametrize("beta", [0.0, 1 / 9])
 def test_losses_anchor_by_anchor(straddle, beta):
     truth = torch.tensor([[3.0, 4, 12, 11], [20, 10, 37, 24], [40, 24, 48, 32]])
-    settings = RPNTraining(MATCHER, Sampler(10**6, 1.0), straddle, BoxLoss(beta=beta))
-    rpn = make_rpn(training=settings)
+    sampler = Sampler(10**6, 1.0)
+    rpn = make_rpn(sampler=sampler, straddle=straddle, box_loss=BoxLoss(beta=beta))
     losses = losses_of(rpn, images_of(SIZE), truth_of(truth))
     objectness, box = losses_slowly(rpn, SIZE, truth)
     assert losses["loss_objectness"].item() == pytest.approx(objectness, rel=1e-4)
@@ -320,8 +321,7 @@ def test_losses_anchor_by_anchor(straddle, beta):
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5])
 def test_sampling_counts_enter_the_losses(fraction):
-    settings = replace(TRAINING, matcher=Matcher(0.01, 0.01), sampler=Sampler(8, fraction))
-    rpn = make_rpn(training=settings)
+    rpn = make_rpn(matcher=Matcher(0.01, 0.01), sampler=Sampler(8, fraction))
     for logits in rpn.head.predictions[0]:
         logits.fill_(1.0)
     losses = losses_of(rpn, images_of(SIZE), truth_of(torch.tensor([[0.0, 0, 32, 32]])))
@@ -368,13 +368,12 @@ def test_padded_ground_truth_changes_nothing():
 
 @pytest.mark.parametrize("count", [8, 1000])
 def test_what_losses_are_divided_by(count):
-    settings = replace(TRAINING, sampler=Sampler(count, 0.5))
     truth = truth_of(torch.tensor([[3.0, 4, 12, 11]]), torch.zeros(0, 4))
     losses = []
     for normalizer in ("sampled", "capacity"):
         torch.manual_seed(0)
         convention = replace(CONVENTIONS["detlite"], rpn_loss_normalizer=normalizer)
-        rpn = make_rpn(batch=2, training=settings, convention=convention)
+        rpn = make_rpn(batch=2, sampler=Sampler(count, 0.5), convention=convention)
         torch.manual_seed(0)
         losses.append(losses_of(rpn, images_of(SIZE, SIZE), truth))
     matched = MATCHER(truth, torch.cat(rpn.anchor_generator(MAPS)))
@@ -384,8 +383,7 @@ def test_what_losses_are_divided_by(count):
 
 
 def test_images_whose_anchors_are_all_left_out_have_no_loss():
-    settings = replace(TRAINING, straddle=0)
-    rpn = make_rpn(training=settings)
+    rpn = make_rpn(straddle=0)
     for tensor in rpn.head.predictions[0]:
         tensor.requires_grad_()
     losses = losses_of(rpn, images_of((2, 2)), truth_of(torch.tensor([[0.0, 0, 2, 2]])))

@@ -8,7 +8,6 @@ trained on averages.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -226,12 +225,7 @@ def test_training_step_on_samples_is_torchvisions(models, monkeypatch):
     for part, own in (("rpn", Sampler(64, 0.25)), ("roi_heads", Sampler(32, 0.25))):
         theirs = BalancedPositiveNegativeSampler(own.count, own.positive_fraction)
         monkeypatch.setattr(getattr(reference, part), "fg_bg_sampler", theirs)
-        if part == "rpn":
-            monkeypatch.setattr(
-                ours.rpn, "anchor_training", replace(ours.rpn.anchor_training, sampler=own)
-            )
-        else:
-            monkeypatch.setattr(ours.sampler, "sampler", own)
+        monkeypatch.setattr(ours.rpn if part == "rpn" else ours.sampler, "sampler", own)
 
     images, targets = pictures(), ground_truth()
 
