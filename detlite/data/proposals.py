@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.ops import box_convert, clip_boxes_to_image
 
 from ..pickles import RefusedPickleError, read_pickle
 from ..structures import boxes as box_ops
@@ -61,8 +62,8 @@ def load_proposals(
         boxes, scores = _checked(path, image_id, *found[str(image_id)])
         given += len(boxes)
         if form == "xywh":
-            boxes = box_ops.xywh_to_xyxy(boxes)
-        boxes = box_ops.clip(boxes, size).float()
+            boxes = box_convert(boxes, "xywh", "xyxy")
+        boxes = clip_boxes_to_image(boxes, size).float()
         usable = box_ops.at_least(boxes, 0)
         order = scores[usable].argsort(descending=True, stable=True)[:most]
         proposals.append(boxes[usable][order])

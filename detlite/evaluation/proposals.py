@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from pycocotools.coco import COCO
+from torchvision.ops import box_convert
 
 from ..structures import boxes as box_ops
 
@@ -59,7 +60,7 @@ def evaluate_proposals(
 
 
 def _xyxy(boxes: list[list[float]]) -> torch.Tensor:
-    return box_ops.xywh_to_xyxy(torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4))
+    return box_convert(torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4), "xywh", "xyxy")
 
 
 def _best_overlaps(truth: torch.Tensor, boxes: torch.Tensor) -> list[float]:

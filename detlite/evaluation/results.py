@@ -10,10 +10,10 @@ from typing import Any
 
 from pycocotools.coco import COCO
 from torch import Tensor
+from torchvision.ops import box_convert
 
 from ..convention import CONVENTIONS, Convention
 from ..data.errors import DataError
-from ..structures import boxes as box_ops
 from ..structures.instances import Detections
 from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.masks import RLE, encode_bitmap
@@ -102,10 +102,10 @@ def coco_results(
         keypoints: [N, P, 3] of (x, y, 1) in pixels; None: no keypoints.
         keypoint_center: where in the pixel of that index a keypoint lies, see `Convention`.
     """
-    columns = zip(category_ids, box_ops.xyxy_to_xywh(boxes).tolist(), scores.tolist(), strict=True)
+    rows = box_convert(boxes, "xyxy", "xywh").tolist()
     results: list[dict[str, Any]] = [
         {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
-        for category_id, box, score in columns
+        for category_id, box, score in zip(category_ids, rows, scores.tolist(), strict=True)
     ]
     if masks is not None:
         for result, mask in zip(results, masks, strict=True):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from pycocotools.coco import COCO
+from torchvision.ops import box_convert
 
 from ..structures import boxes as box_ops
 
@@ -71,7 +72,7 @@ def _hits(
         best = None
         if rows:
             boxes = torch.tensor([row["bbox"] for row in (result, *rows)], dtype=torch.float64)
-            boxes = box_ops.xywh_to_xyxy(boxes)
+            boxes = box_convert(boxes, "xywh", "xyxy")
             overlap = box_ops.iou(boxes[:1], boxes[1:])[0]
             if overlap.max() >= min_iou:
                 best = rows[int(overlap.argmax())]

@@ -6,6 +6,7 @@ Shapes: R RoIs, C channels, S the side of a pooled RoI, L levels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,43 +18,21 @@ from ..registry import Registry
 from .backbone import Backbone
 
 # Pools RoIs [R, 5] of (image index, x1, y1, x2, y2) to S x S, each from the map [B, C, H_l, W_l] of
-# its level: (maps, rois, levels int64 [R], S, 1 / stride of each map, sampling ratio).
-PoolFunction = Callable[[Sequence[Tensor], Tensor, Tensor, int, Sequence[float], int], Tensor]
+# its level: (maps, rois, S, 1 / stride of each map, sampling ratio, levels=int64 [R]).
+PoolFunction = Callable[..., Tensor]
 POOLERS: Registry[PoolFunction] = Registry("pooler")
-
-
-@POOLERS.register("ROIAlign")
-def _align(
-    maps: Sequence[Tensor],
-    rois: Tensor,
-    levels: Tensor,
-    size: int,
-    scales: Sequence[float],
-    sampling: int,
-) -> Tensor:
-    return pyramid_roi_align(maps, rois, size, scales, sampling, aligned=False, levels=levels)
-
-
-@POOLERS.register("ROIAlignV2")
-def _align_half_pixel(
-    maps: Sequence[Tensor],
-    rois: Tensor,
-    levels: Tensor,
-    size: int,
-    scales: Sequence[float],
-    sampling: int,
-) -> Tensor:
-    return pyramid_roi_align(maps, rois, size, scales, sampling, aligned=True, levels=levels)
+POOLERS.register("ROIAlign")(partial(pyramid_roi_align, aligned=False))
+POOLERS.register("ROIAlignV2")(partial(pyramid_roi_align, aligned=True))
 
 
 @POOLERS.register("ROIPool")
 def _max_pool(
     maps: Sequence[Tensor],
     rois: Tensor,
-    levels: Tensor,
     size: int,
     scales: Sequence[float],
-    sampling: int,
+    _sampling: int,
+    levels: Tensor,
 ) -> Tensor:
     return pyramid_roi_pool(maps, rois, size, scales, levels=levels)
 
@@ -100,7 +79,8 @@ class Pooler(nn.Module):
         levels = assign_levels(rois[:, 1:], self.scales)
         pooled = torch.cat([rois[:, :1], self.convention.pooled(rois[:, 1:])], dim=1)
         maps = features[: len(self.scales)]
-        return self.pool(maps, pooled, levels, self.resolution, self.scales, self.sampling_ratio)
+        size, scales, sampling = self.resolution, self.scales, self.sampling_ratio
+        return self.pool(maps, pooled, size, scales, sampling, levels=levels)
 
 
 def build_pooler(cfg: CfgNode, head: str, backbone: Backbone) -> Pooler:

@@ -29,14 +29,6 @@ def iou(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(union > 0, intersection / union, 0.0)
 
 
-def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Boxes [..., 4] cut to an image of size (height, width); see also `Convention.clip`."""
-    height, width = size
-    x1, y1, x2, y2 = boxes.unbind(-1)
-    x1, x2 = x1.clamp(0, width), x2.clamp(0, width)
-    return torch.stack([x1, y1.clamp(0, height), x2, y2.clamp(0, height)], dim=-1)
-
-
 def mirror(boxes: Tensor, width: float) -> Tensor:
     """Boxes [..., 4] of an image of that width, left and right exchanged."""
     x1, y1, x2, y2 = boxes.unbind(-1)
@@ -47,13 +39,3 @@ def at_least(boxes: Tensor, min_size: float) -> Tensor:
     """Bool [...]: both sides of boxes [..., 4] positive and at least `min_size` pixels."""
     sides = boxes[..., 2:] - boxes[..., :2]
     return ((sides > 0) & (sides >= min_size)).all(dim=-1)
-
-
-def xyxy_to_xywh(boxes: Tensor) -> Tensor:
-    """Boxes [..., 4] as (x1, y1, width, height), the form of COCO's json."""
-    return torch.cat([boxes[..., :2], boxes[..., 2:] - boxes[..., :2]], dim=-1)
-
-
-def xywh_to_xyxy(boxes: Tensor) -> Tensor:
-    """The inverse of `xyxy_to_xywh`."""
-    return torch.cat([boxes[..., :2], boxes[..., :2] + boxes[..., 2:]], dim=-1)

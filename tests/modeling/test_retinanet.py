@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.ops import clip_boxes_to_image
 
 from detlite.config import ConfigError, load_config
 from detlite.modeling.backbone.fpn import FPN, P6P7
@@ -239,7 +240,7 @@ def test_candidates_are_the_best_scores_of_each_level():
                 n, k = divmod(place, 3)
                 if every[n, k] > 0.05:
                     box = model.box_coder.decode(deltas[level][image, n], anchors[level][n])
-                    rows.append((box_ops.clip(box, SIZES[image]), every[n, k], k + 1))
+                    rows.append((clip_boxes_to_image(box, SIZES[image]), every[n, k], k + 1))
         rows = [row for row in rows if box_ops.at_least(row[0][None], 0)]
         assert len(rows) > 5
         torch.testing.assert_close(own.boxes, torch.stack([row[0] for row in rows]))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torchvision.ops import clip_boxes_to_image
 
 from detlite.convention import CONVENTIONS
 from detlite.modeling.anchors import AnchorGenerator, per_anchor
@@ -101,7 +102,7 @@ def all_candidates(rpn: RPN, image: int = 0) -> tuple[torch.Tensor, torch.Tensor
 def test_without_limits_every_anchor_proposes_by_decreasing_score():
     rpn = make_rpn()
     boxes, scores, _ = all_candidates(rpn)
-    boxes = box_ops.clip(boxes, SIZE)
+    boxes = clip_boxes_to_image(boxes, SIZE)
     usable = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(1)
     order = scores[usable].argsort(descending=True)
     (proposals,) = propose(rpn)
@@ -124,7 +125,7 @@ def test_pre_nms_limit_counts_on_each_level():
     )
     kept = kept[scores[kept].argsort(descending=True)]
     (proposals,) = propose(rpn)
-    torch.testing.assert_close(proposals, box_ops.clip(boxes[kept], SIZE))
+    torch.testing.assert_close(proposals, clip_boxes_to_image(boxes[kept], SIZE))
 
 
 def test_post_nms_limit_counts_on_each_level_after_suppression():
@@ -132,7 +133,7 @@ def test_post_nms_limit_counts_on_each_level_after_suppression():
     unlimited = make_rpn(nms_thresh=0.2)
     unlimited.head = limited.head
     boxes, _, levels = all_candidates(limited)
-    boxes = box_ops.clip(boxes, SIZE)
+    boxes = clip_boxes_to_image(boxes, SIZE)
     (every,) = propose(unlimited)
     level_of = levels[(every[:, None] == boxes[None]).all(2).float().argmax(1)]
     rank = torch.stack([(level_of[: i + 1] == level_of[i]).sum() for i in range(len(every))])
@@ -179,7 +180,7 @@ def test_suppression_stays_within_a_level():
         deltas.zero_()
     (proposals,) = propose(rpn)
     boxes, _, levels = all_candidates(rpn)
-    boxes = box_ops.clip(boxes, SIZE)
+    boxes = clip_boxes_to_image(boxes, SIZE)
     level_of = levels[(proposals[:, None] == boxes[None]).all(2).float().argmax(1)]
     for level in (0, 1):
         own = proposals[level_of == level]

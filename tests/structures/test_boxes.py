@@ -49,8 +49,6 @@ def test_batches_are_images_one_by_one():
         assert torch.equal(found[image], box_ops.iou(a[image], b[image]))
     for function in (
         box_ops.area,
-        box_ops.xyxy_to_xywh,
-        lambda boxes: box_ops.clip(boxes, (50, 60)),
         lambda boxes: box_ops.mirror(boxes, 60),
         lambda boxes: box_ops.at_least(boxes, 20),
     ):
@@ -63,15 +61,6 @@ def test_iou_leaves_its_boxes_alone():
     box_ops.iou(a, b)
     assert torch.equal(a, before[0])
     assert torch.equal(b, before[1])
-
-
-def test_clip_takes_height_first():
-    boxes = torch.tensor([[-3.0, -4, 50, 60], [5, 6, 7, 8], [30, 30, 40, 40]])
-    assert box_ops.clip(boxes, (10, 20)).tolist() == [
-        [0, 0, 20, 10],
-        [5, 6, 7, 8],
-        [20, 10, 20, 10],
-    ]
 
 
 def test_at_least():
@@ -87,19 +76,7 @@ def test_mirror():
     assert torch.equal(box_ops.mirror(box_ops.mirror(boxes, 10), 10), boxes)
 
 
-def test_xywh_round_trip():
-    boxes = torch.tensor([[1.0, 2, 4, 8]])
-    assert box_ops.xyxy_to_xywh(boxes).tolist() == [[1, 2, 3, 6]]
-    assert box_ops.xywh_to_xyxy(torch.tensor([[1.0, 2, 3, 6]])).tolist() == boxes.tolist()
-    assert box_ops.xyxy_to_xywh(torch.zeros(0, 4)).shape == (0, 4)
-
-
 def test_results_keep_the_type():
     boxes = random_boxes(3).double()
-    for result in (
-        box_ops.area(boxes),
-        box_ops.iou(boxes, boxes),
-        box_ops.clip(boxes, (9, 9)),
-        box_ops.xyxy_to_xywh(boxes),
-    ):
+    for result in (box_ops.area(boxes), box_ops.iou(boxes, boxes)):
         assert result.dtype == torch.float64
