@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from .structures.masks import RLE, paste_masks_to_rle, paste_probabilities
+from .ops.paste_masks import paste_masks
+from .structures.masks import RLE, paste_probabilities, whole_pixel_boxes
 
 # (height, width) in pixels: of one image, or int [B, 2] of a batch.
 Sizes = tuple[int, int] | Tensor
@@ -133,13 +134,16 @@ class Convention:
         self, probs: Tensor, boxes: Tensor, size: tuple[int, int], threshold: float
     ) -> list[RLE]:
         """Masks of probabilities [N, M, M] in a picture, in its boxes [N, 4], as COCO's RLEs."""
-        whole_pixels = self.mask_paste == "whole-pixels"
-        return paste_masks_to_rle(probs, self.pooled(boxes), size, threshold, whole_pixels)
+        return paste_masks(probs, self._filled(boxes, probs.shape[-1]), size, threshold)
 
     def paste_probs(self, probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
         """The same as probabilities float32 [N, height, width]."""
-        whole_pixels = self.mask_paste == "whole-pixels"
-        return paste_probabilities(probs, self.pooled(boxes), size, whole_pixels)
+        return paste_probabilities(probs, self._filled(boxes, probs.shape[-1]), size)
+
+    def _filled(self, boxes: Tensor, cells: int) -> Tensor:
+        """What masks of cells x cells fill of pictures, in boxes [N, 4]."""
+        boxes = self.pooled(boxes)
+        return whole_pixel_boxes(boxes, cells) if self.mask_paste == "whole-pixels" else boxes
 
     def overridden(self, assignments: Sequence[str]) -> Convention:
         """This convention with single fields replaced.

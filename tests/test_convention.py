@@ -9,7 +9,8 @@ import torch
 
 from detlite.config import ConfigError, load_config
 from detlite.convention import CONVENTIONS, Convention, convention_of
-from detlite.structures.masks import paste_masks_to_rle, paste_probabilities
+from detlite.ops import paste_masks
+from detlite.structures.masks import paste_probabilities, whole_pixel_boxes
 
 OURS = CONVENTIONS["detlite"]
 INCLUSIVE = CONVENTIONS["maskrcnn-benchmark"]
@@ -127,14 +128,12 @@ def test_keypoints_are_scaled_side_by_side():
 def test_masks_are_pasted(convention):
     boxes = torch.tensor([[3.2, 4.7, 20.1, 30.9], [5, 2, 31, 40]])
     probs, size = torch.rand(2, 28, 28), (50, 40)
-    whole = convention.mask_paste == "whole-pixels"
     frames = boxes - torch.tensor([0, 0, 1, 1]) if convention.inclusive_boxes else boxes
-    assert torch.equal(
-        convention.paste_probs(probs, boxes, size), paste_probabilities(probs, frames, size, whole)
-    )
-    assert convention.paste_rle(probs, boxes, size, 0.3) == paste_masks_to_rle(
-        probs, frames, size, 0.3, whole
-    )
+    if convention.mask_paste == "whole-pixels":
+        frames = whole_pixel_boxes(frames, 28)
+    wanted = paste_probabilities(probs, frames, size)
+    assert torch.equal(convention.paste_probs(probs, boxes, size), wanted)
+    assert convention.paste_rle(probs, boxes, size, 0.3) == paste_masks(probs, frames, size, 0.3)
 
 
 def test_config_names_a_convention():

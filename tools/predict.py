@@ -36,7 +36,7 @@ def main() -> int:
     try:
         files = list_pictures(args.input)
         predictor = Predictor.from_checkpoint(
-            args.weights, args.opts, args.threshold, rle=True, config=args.config
+            args.weights, args.opts, args.config, args.threshold, rle=True
         )
         if predictor.model.takes_proposals:
             raise ConfigError(

@@ -10,7 +10,7 @@ from pycocotools import mask as rle_codec
 from torch.nn import functional as F
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
-from ..structures.masks import paste_masks_to_rle
+from .. import ops
 from .case import Case, cases
 from .inputs import IMAGE, boxes_between
 
@@ -29,6 +29,6 @@ def mask_cases(device: str) -> Iterator[Case]:
     yield Case(
         "paste_100_rle",
         "float32",
-        lambda: paste_masks_to_rle(probs[:, 0], boxes, IMAGE),
+        lambda: ops.paste_masks(probs[:, 0], boxes, IMAGE),
         reference,
     )

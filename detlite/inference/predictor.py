@@ -79,18 +79,19 @@ class Predictor:
     def from_checkpoint(
         path: str | Path,
         opts: Sequence[Any] = (),
+        config: str | Path | None = None,
         score_thresh: float = 0.0,
         rle: bool = False,
-        config: str | Path | None = None,
     ) -> Predictor:
         """The predictor of a checkpoint that training wrote, by the config stored in it.
 
         Args:
-            path: the checkpoint, or one of torchvision, detectron2 or maskrcnn-benchmark, which
-                is converted and brings the config that its weights need.
+            path: the checkpoint, `.pth` or `.pkl`, or one of torchvision, detectron2 or
+                maskrcnn-benchmark, which is converted and brings the config that its weights need.
+                Nothing in it is executed.
             opts: overrides of its config, alternating keys and values.
+            config: YAML file of the model, for weights that bring no config, such as an FBNet's.
             score_thresh, rle: as above.
-            config: YAML file of the model, for weights that bring no config.
 
         Raises:
             CheckpointError: a file that is no checkpoint, or that has no config.
@@ -192,21 +193,7 @@ def build_predictor(
     )
 
 
-def load_checkpoint(
-    path: str | Path, opts: Sequence[Any] = (), config: str | Path | None = None
-) -> Predictor:
-    """A ready predictor from a checkpoint of detlite, torchvision, detectron2 or
-    maskrcnn-benchmark.
-
-    Args:
-        path: the file, `.pth` or `.pkl`; nothing in it is executed.
-        opts: overrides of its config, alternating keys and values.
-        config: YAML file of the model, for weights that bring no config, such as an FBNet's.
-
-    Raises:
-        CheckpointError, ConfigError: see `Predictor.from_checkpoint`.
-    """
-    return Predictor.from_checkpoint(path, opts, config=config)
+load_checkpoint = Predictor.from_checkpoint
 
 
 def _bitmaps(rles: Sequence[dict[str, Any]], size: tuple[int, int]) -> Tensor:

@@ -13,8 +13,6 @@ import torch
 from pycocotools import mask as rle_codec
 from torch import Tensor
 
-from ..ops.paste_masks import paste_masks
-
 Segmentation = list[Any] | dict[str, Any]
 RLE = dict[str, Any]  # {"size": [height, width], "counts": str}
 
@@ -41,9 +39,7 @@ def encode_bitmap(bitmap: np.ndarray) -> RLE:
     return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
 
 
-def paste_probabilities(
-    probs: Tensor, boxes: Tensor, size: tuple[int, int], whole_pixels: bool = False
-) -> Tensor:
+def paste_probabilities(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Resamples box masks into the image by bilinear interpolation.
 
     A mask's M x M cells tile its box; a pixel takes the value interpolated between cell centres at
@@ -53,36 +49,16 @@ def paste_probabilities(
         probs: [N, M, M] probabilities.
         boxes: [N, 4] xyxy boxes in pixels of the image.
         size: (height, width) of the image.
-        whole_pixels: the older way of torchvision and maskrcnn-benchmark: the mask grows by a ring
-            of zeros, and the box that this fills is truncated to whole pixels, the last inside.
 
     Returns:
         float32 [N, height, width].
     """
-    if whole_pixels:
-        boxes = _whole_pixel_boxes(boxes, probs.shape[-1])
     pasted = torch.zeros((len(probs), *size), dtype=torch.float32, device=probs.device)
     for index, (prob, box) in enumerate(zip(probs, boxes, strict=True)):
         window, (top, left) = _paste_window(prob, box, size)
         height, width = window.shape
         pasted[index, top : top + height, left : left + width] = window
     return pasted
-
-
-def paste_masks_to_rle(
-    probs: Tensor,
-    boxes: Tensor,
-    size: tuple[int, int],
-    threshold: float = 0.5,
-    whole_pixels: bool = False,
-) -> list[RLE]:
-    """`paste_probabilities`, thresholded (probability >= threshold, above 0) and encoded.
-
-    Holds no image, however many masks there are.
-    """
-    if whole_pixels:
-        boxes = _whole_pixel_boxes(boxes, probs.shape[-1])
-    return paste_masks(probs, boxes, size, threshold)
 
 
 def _paste_window(
@@ -104,8 +80,16 @@ def _paste_window(
     return window, (top, left)
 
 
-def _whole_pixel_boxes(boxes: Tensor, cells: int) -> Tensor:
-    """The boxes [N, 4] that masks fill when they and a ring of zeros around fill whole pixels."""
+def whole_pixel_boxes(boxes: Tensor, cells: int) -> Tensor:
+    """The boxes that masks fill in the older way of torchvision and maskrcnn-benchmark.
+
+    A mask grows by a ring of zeros; the box that this fills is truncated to whole pixels, the last
+    inside.
+
+    Args:
+        boxes: [N, 4] that the masks are of.
+        cells: M.
+    """
     low, high = boxes[:, :2], boxes[:, 2:]
     centre, half = (low + high) / 2, (high - low) / 2
     grown = half * ((cells + 2) / cells)

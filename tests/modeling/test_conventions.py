@@ -23,7 +23,7 @@ from detlite.modeling.pooler import POOLERS, Pooler
 from detlite.ops import crop_masks
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
-from detlite.structures.masks import paste_probabilities
+from detlite.structures.masks import paste_probabilities, whole_pixel_boxes
 from detlite.structures.packed_masks import PackedMasks
 from detlite.structures.rows import Rows
 
@@ -79,9 +79,8 @@ def test_whole_pixel_paste_is_torchvisions(size):
     )
     probs = torch.rand(len(boxes), 28, 28)
     wanted = paste_masks_in_image(probs[:, None], boxes, size)[:, 0]
-    torch.testing.assert_close(
-        paste_probabilities(probs, boxes, size, True), wanted, atol=1e-5, rtol=0
-    )
+    found = paste_probabilities(probs, whole_pixel_boxes(boxes, 28), size)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
 
 
 def test_soft_mask_targets_are_torchvisions():

@@ -10,9 +10,9 @@ import torch
 from pycocotools import mask as rle_codec
 from torch.nn import functional as F
 
+from detlite.ops import paste_masks
 from detlite.structures.masks import (
     encode_bitmap,
-    paste_masks_to_rle,
     paste_probabilities,
     to_bitmap,
 )
@@ -157,7 +157,7 @@ def test_box_without_area_is_finite_and_small(box):
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.9])
 def test_rle_is_the_thresholded_paste(threshold):
     probs = torch.rand(len(BOXES), 28, 28)
-    rles = paste_masks_to_rle(probs, BOXES, SIZE, threshold)
+    rles = paste_masks(probs, BOXES, SIZE, threshold)
     wanted = (paste_probabilities(probs, BOXES, SIZE) >= threshold).numpy()
     assert wanted.any()
     for rle, mask in zip(rles, wanted, strict=True):
@@ -167,7 +167,7 @@ def test_rle_is_the_thresholded_paste(threshold):
 
 def test_paste_without_masks():
     assert paste_probabilities(torch.zeros(0, 28, 28), torch.zeros(0, 4), SIZE).shape == (0, *SIZE)
-    assert paste_masks_to_rle(torch.zeros(0, 28, 28), torch.zeros(0, 4), SIZE) == []
+    assert paste_masks(torch.zeros(0, 28, 28), torch.zeros(0, 4), SIZE) == []
 
 
 def test_autocast_does_not_move_edges():
@@ -182,4 +182,4 @@ def test_paste_of_other_types_computes_in_float32(dtype):
     probs = torch.rand(len(BOXES), 14, 14).to(dtype)
     wanted = paste_probabilities(probs.float(), BOXES, SIZE)
     assert torch.equal(paste_probabilities(probs, BOXES, SIZE), wanted)
-    assert paste_masks_to_rle(probs, BOXES, SIZE) == paste_masks_to_rle(probs.float(), BOXES, SIZE)
+    assert paste_masks(probs, BOXES, SIZE) == paste_masks(probs.float(), BOXES, SIZE)
