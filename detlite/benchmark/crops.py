@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from pycocotools import mask as rle_codec
 from torch import Tensor
-from torch.nn import functional as F
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
 from .. import ops
+from ..structures.packed_masks import PackedMasks
 from .case import Case, cases
 from .inputs import IMAGE, boxes_between
 
@@ -25,16 +25,6 @@ def _polygons(boxes: Tensor, corners: int) -> list[Tensor]:
     around = radii * torch.stack([angles.cos(), angles.sin()], dim=1)
     low, high = boxes.double()[:, None].split(2, dim=2)
     return list((low + (0.5 + around) * (high - low)).flatten(1))
-
-
-def _packed(
-    values: Sequence[Tensor], frame: Sequence[int], device: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The fields of PackedMasks, of one piece an instance."""
-    ends = torch.tensor([0, *map(len, values)]).cumsum(0)
-    instances, frames = torch.arange(OBJECTS + 1), torch.tensor([frame]).repeat(OBJECTS, 1)
-    joined = torch.cat(list(values))
-    return joined.to(device), ends.to(device), instances.to(device), frames.to(device)
 
 
 @cases
@@ -58,23 +48,22 @@ def crop_cases(device: str) -> Iterator[Case]:
             masks.append(rle_codec.decode(rle))
         return masks
 
-    drawn = _packed(polygons, [0] * 6, device)
+    segmentations = [[polygon.tolist()] for polygon in polygons]
+    drawn, encoded = (
+        PackedMasks.from_segmentations(segmentations, height, width, as_runs).to(device)
+        for as_runs in (False, True)
+    )
     yield Case(
         "crop_256_polygons",
         "float64",
-        lambda: ops.crop_masks(*drawn, index, boxes, 28, False),
+        lambda: ops.crop_masks(*drawn.tensors(), index, boxes, 28, False),
         rasterize,
     )
 
-    rles = [rle_codec.frPyObjects([p.numpy()], height, width)[0] for p in polygons]
-    bitmaps = torch.from_numpy(rle_codec.decode(rles)).permute(2, 0, 1).contiguous()
-    flat = F.pad(bitmaps.transpose(1, 2).flatten(1), (1, 0))
-    toggles = [changes.nonzero()[:, 0].double() for changes in flat.diff() != 0]
-    encoded = _packed(toggles, [height, width, 0, 0, height, width], device)
-    bitmaps = bitmaps.to(device)
+    bitmaps = encoded.bitmaps(height, width).to(device)
     yield Case(
         "crop_256_rle",
         "float64",
-        lambda: ops.crop_masks(*encoded, index, boxes, 28, True),
+        lambda: ops.crop_masks(*encoded.tensors(), index, boxes, 28, True),
         lambda: project_masks_on_boxes(bitmaps, boxes, index, 28),
     )

@@ -98,7 +98,10 @@ class AugmentedDetector:
         detections = model.postprocess.suppress(_joined(predicted), len(self.views))
         detections = model.postprocess.finish(detections, first.sizes)
         boxes = convention.rescale_boxes(detections.boxes, first.sizes, size)
-        return self._with_maps(replace(detections, boxes=boxes), seen, size)
+        detections = replace(detections, boxes=boxes)
+        if model.needs:
+            detections = self._with_maps(detections, seen, size)
+        return detections.per_image()[0]
 
     def _with_maps(
         self,
@@ -111,11 +114,11 @@ class AugmentedDetector:
         for view, features, net_size in seen:
             boxes = self.model.convention.rescale_boxes(detections.boxes, size, net_size)
             boxes = box_ops.mirror(boxes, net_size[1]) if view.flip else boxes
-            own = self.model.predict_maps(features, rows, boxes, detections.labels)
+            own = self.model.roi_heads.maps(features, rows, boxes, detections.labels)
             for name, value in own.items():
                 value = self._unmirrored(name, value) if view.flip else value
                 maps[name] = maps.get(name, 0) + value / len(self.views)
-        return self.model.with_maps(detections, rows, maps).per_image()[0]
+        return self.model.roi_heads.with_maps(detections, rows, maps)
 
     def _unmirrored(self, name: str, maps: Tensor) -> Tensor:
         """The maps [..., M, M] that a box has in the picture, from those of a mirrored view."""

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from ..convention import Convention
 from ..structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
-from ..structures.rows import Rows, varying_shapes
+from ..structures.rows import varying_shapes
 from .backbone import Backbone
 from .postprocess import Postprocess
 from .prepare import Normalizer, prepare_proposals, prepare_targets
-from .roi_heads import Maps
+from .roi_heads import RoIHeads
 
 
 class Detector(nn.Module, ABC):
@@ -31,8 +31,10 @@ class Detector(nn.Module, ABC):
             categories[k - 1]. Empty until training or a checkpoint sets it.
         needs: what targets must hold beside `boxes` and `labels`.
         takes_proposals: whether proposals must be given with each image.
+        roi_heads: of a model that needs masks or keypoints; others may have none.
     """
 
+    roi_heads: RoIHeads
     needs: tuple[str, ...] = ()
     takes_proposals = False
 
@@ -79,17 +81,6 @@ class Detector(nn.Module, ABC):
             features: the backbone's levels [B, C, H_l, W_l].
             images, given: as for `losses`.
         """
-
-    def predict_maps(
-        self, features: list[Tensor], rows: Rows, boxes: Tensor, labels: Tensor
-    ) -> Maps:
-        """What mask and keypoint heads see in boxes [B, D, 4] with labels [B, D]; nothing without
-        such a head."""
-        return {}
-
-    def with_maps(self, detections: Detections, rows: Rows, maps: Maps) -> Detections:
-        """Detections [B, D] with what such maps of them say."""
-        return detections
 
     @property
     def convention(self) -> Convention:

@@ -103,8 +103,7 @@ def build_keypoint_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extract
     """The keypoint head that MODEL.ROI_KEYPOINT_HEAD describes.
 
     Raises:
-        ValueError: a RESOLUTION that is not what the head gives, or a box head without maps to
-            share.
+        ValueError: see `build_map_head`.
     """
     parts = build_map_head(
         cfg, "ROI_KEYPOINT_HEAD", backbone, box_extractor, KEYPOINT_EXTRACTORS, KEYPOINT_PREDICTORS

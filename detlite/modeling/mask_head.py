@@ -111,12 +111,8 @@ class MaskHead(MapHead):
         assert truth.masks is not None
         selected = _of_labels(logits, rows.pack(samples.labels).clamp(min=0))  # (R, M, M)
         instance = rows.image * truth.labels.shape[1] + rows.pack(samples.gt_index)
-        masks = truth.masks
         wanted = crop_masks(
-            masks.values,
-            masks.pieces,
-            masks.instances,
-            masks.frames,
+            *truth.masks.tensors(),
             torch.where(rows.valid, instance, -1),
             self.convention.pooled(rows.pack(samples.boxes)).float(),  # as masks are pasted
             logits.shape[-1],
@@ -140,8 +136,7 @@ def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extractor) 
     """The mask head that MODEL.ROI_MASK_HEAD describes.
 
     Raises:
-        ValueError: a RESOLUTION that is not what the head gives, or a box head without maps to
-            share.
+        ValueError: see `build_map_head`.
     """
     parts = build_map_head(
         cfg, "ROI_MASK_HEAD", backbone, box_extractor, MASK_EXTRACTORS, MASK_PREDICTORS

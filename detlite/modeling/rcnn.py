@@ -12,7 +12,7 @@ from .build import META_ARCHITECTURES
 from .detector import Detector
 from .postprocess import Postprocess, build_postprocess
 from .prepare import Normalizer, build_normalizer
-from .roi_heads import Maps, RoIHeads, build_roi_heads
+from .roi_heads import RoIHeads, build_roi_heads
 from .rpn import RPN, build_rpn
 from .sampler import ProposalSampler, build_proposal_sampler
 
@@ -69,8 +69,8 @@ class GeneralizedRCNN(Detector):
         predicted = self.predict_boxes(features, images, given)
         detections = self.postprocess(predicted, images.sizes)
         rows = Rows(detections.valid)
-        maps = self.predict_maps(features, rows, detections.boxes, detections.labels)
-        return self.with_maps(detections, rows, maps)
+        maps = self.roi_heads.maps(features, rows, detections.boxes, detections.labels)
+        return self.roi_heads.with_maps(detections, rows, maps)
 
     def predict_boxes(
         self, features: list[Tensor], images: Images, given: Proposals | None = None
@@ -93,16 +93,6 @@ class GeneralizedRCNN(Detector):
         predictions = self.rpn(features)
         losses = {} if truth is None else self.rpn.losses(predictions, images, truth)
         return self.rpn.propose(predictions, images), losses
-
-    def predict_maps(
-        self, features: list[Tensor], rows: Rows, boxes: Tensor, labels: Tensor
-    ) -> Maps:
-        """See `Detector.predict_maps`."""
-        return self.roi_heads.maps(features, rows, boxes, labels)
-
-    def with_maps(self, detections: Detections, rows: Rows, maps: Maps) -> Detections:
-        """See `Detector.with_maps`."""
-        return self.roi_heads.with_maps(detections, rows, maps)
 
 
 @META_ARCHITECTURES.register("GeneralizedRCNN")

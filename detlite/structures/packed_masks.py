@@ -129,16 +129,16 @@ class PackedMasks:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedMasks:
         """The same on another device."""
-        return PackedMasks(*(t.to(device, non_blocking=non_blocking) for t in self._tensors()))
+        return PackedMasks(*(t.to(device, non_blocking=non_blocking) for t in self.tensors()))
 
     def pin_memory(self) -> PackedMasks:
         """The same in page-locked memory; torch's DataLoader calls it."""
-        return PackedMasks(*(t.pin_memory() for t in self._tensors()))
+        return PackedMasks(*(t.pin_memory() for t in self.tensors()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As arrays through the pipe of a loader process: every tensor would take one of the few
         # file descriptors that a process may have open.
-        return _from_arrays, tuple(t.numpy(force=True) for t in self._tensors())
+        return _from_arrays, tuple(t.numpy(force=True) for t in self.tensors())
 
     def select(self, keep: Tensor) -> PackedMasks:
         """Some instances of one image: `keep` is bool [I], or int64 indices of instances."""
@@ -211,7 +211,8 @@ class PackedMasks:
                 bitmaps[index] = to_bitmap([ring.tolist() for ring in own], height, width)
         return torch.from_numpy(bitmaps)
 
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The fields, in the order in which `crop_masks` takes them."""
         return self.values, self.pieces, self.instances, self.frames
 
 

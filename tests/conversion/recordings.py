@@ -135,7 +135,7 @@ def _scores_as_probabilities(
     for index, found in enumerate(detections):
         boxes, labels = found["boxes"][None], found["labels"][None]
         own = [level[index : index + 1] for level in features]
-        maps = model.predict_maps(own, Rows(labels > 0), boxes, labels)["keypoint_logits"]
+        maps = model.roi_heads.maps(own, Rows(labels > 0), boxes, labels)["keypoint_logits"]
         total = maps.flatten(2).logsumexp(dim=2)
         found["keypoints_scores"] = (found["keypoints_scores"] - total).exp()
 

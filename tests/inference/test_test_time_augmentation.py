@@ -225,7 +225,7 @@ def test_views_are_suppressed_together_and_their_maps_averaged(model, picture):
         regions = wanted.boxes / scale
         regions = box_ops.mirror(regions, width) if view.flip else regions
         with torch.no_grad():
-            maps = model.predict_maps(features, Rows(wanted.valid), regions, wanted.labels)
+            maps = model.roi_heads.maps(features, Rows(wanted.valid), regions, wanted.labels)
         probs.append(maps["mask_probs"].flip(-1) if view.flip else maps["mask_probs"])
     torch.testing.assert_close(found.mask_probs, torch.stack(probs).mean(0))
 

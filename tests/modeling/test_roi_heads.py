@@ -110,11 +110,11 @@ def test_every_head_adds_its_fields(tiny_config, make_batch):
     valid = torch.ones(1, 2, dtype=torch.bool)
     labels, scores = torch.tensor([[1, 2]]), torch.tensor([[0.9, 0.8]])
     rows, found = Rows(valid), Detections(TRUTH[None], scores, labels, valid)
-    maps = model.predict_maps(features, rows, found.boxes, found.labels)
+    maps = model.roi_heads.maps(features, rows, found.boxes, found.labels)
     assert {name: tuple(map_.shape) for name, map_ in maps.items()} == {
         "mask_probs": (2, 28, 28), "keypoint_logits": (2, 5, 56, 56),
     }  # fmt: skip
-    found = model.with_maps(found, rows, maps)
+    found = model.roi_heads.with_maps(found, rows, maps)
     assert found.mask_probs.shape == (1, 2, 28, 28)
     assert found.keypoints.shape == (1, 2, 5, 3)
     assert found.keypoint_scores.shape == (1, 2, 5)
@@ -130,5 +130,5 @@ def test_without_map_heads_there_is_nothing_to_add(tiny_config, make_batch):
     valid = torch.ones(1, 2, dtype=torch.bool)
     found = Detections(TRUTH[None], torch.rand(1, 2), torch.tensor([[1, 2]]), valid)
     rows = Rows(valid)
-    assert model.predict_maps([], rows, found.boxes, found.labels) == {}
-    assert model.with_maps(found, rows, {}) is found
+    assert model.roi_heads.maps([], rows, found.boxes, found.labels) == {}
+    assert model.roi_heads.with_maps(found, rows, {}) is found
