@@ -47,7 +47,3 @@ class Registry(Generic[T]):
             f"known: {', '.join(sorted(self._builders))}. Your own file is registered by naming "
             "it in IMPORTS"
         )
-
-    def names(self) -> list[str]:
-        """All names, sorted."""
-        return sorted(self._builders)

@@ -67,9 +67,10 @@ class Detector(nn.Module, ABC):
             given: of a model that takes proposals, [B, P].
         """
 
-    @abstractmethod
     def predict(self, images: Images, given: Proposals | None = None) -> Detections:
         """Detections [B, D] in the frame of the network's input; arguments as for `losses`."""
+        features = self.backbone(images.pixels)
+        return self.postprocess(self.predict_boxes(features, images, given), images.sizes)
 
     @abstractmethod
     def predict_boxes(

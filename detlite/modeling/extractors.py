@@ -102,7 +102,7 @@ class ConvFeatureExtractor(Extractor):
         return self.convs(self.pooler(features, rois))
 
 
-class FPNXconv1fcFeatureExtractor(Extractor):
+class FPNXconv1fcFeatureExtractor(ConvFeatureExtractor):
     """Pools and applies a row of 3x3 convolutions, then one fully connected layer.
 
     Args:
@@ -119,17 +119,14 @@ class FPNXconv1fcFeatureExtractor(Extractor):
         norm: Norm | None = None,
         dilation: int = 1,
     ) -> None:
-        super().__init__()
-        rows = ConvFeatureExtractor(pooler, in_channels, widths, norm, dilation)
-        self.pooler, self.convs = rows.pooler, rows.convs
-        self.out_channels = out_channels
-        self.fc6 = nn.Linear(rows.out_channels * pooler.resolution**2, out_channels)
+        super().__init__(pooler, in_channels, widths, norm, dilation)
+        self.fc6 = nn.Linear(self.out_channels * pooler.resolution**2, out_channels)
+        self.out_channels, self.out_resolution = out_channels, None
         init_xavier(self.fc6)
 
     def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
         """Levels [B, C, H_l, W_l] and RoIs [R, 5] -> [R, out_channels]."""
-        x = self.convs(self.pooler(features, rois))  # (R, widths[-1], S, S)
-        return F.relu(self.fc6(x.flatten(1)))
+        return F.relu(self.fc6(super().forward(features, rois).flatten(1)))
 
 
 class ResNetConv5ROIFeatureExtractor(Extractor):

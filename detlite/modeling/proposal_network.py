@@ -7,7 +7,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from ..convention import convention_of
-from ..structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
+from ..structures.instances import GroundTruth, Images, PredictedBoxes, Proposals
 from .backbone import Backbone, build_backbone
 from .build import META_ARCHITECTURES
 from .detector import Detector
@@ -41,11 +41,6 @@ class ProposalNetwork(Detector):
         """Losses of the RPN; see `Detector.losses`."""
         predictions = self.rpn(self.backbone(images.pixels))
         return self.rpn.losses(predictions, images, truth)
-
-    def predict(self, images: Images, given: Proposals | None = None) -> Detections:
-        """The best proposals; see `Detector.predict`."""
-        features = self.backbone(images.pixels)
-        return self.postprocess(self.predict_boxes(features, images), images.sizes)
 
     def predict_boxes(
         self, features: list[Tensor], images: Images, given: Proposals | None = None

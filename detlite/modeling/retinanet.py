@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 
 from ..convention import convention_of
 from ..ops import sigmoid_focal_loss
-from ..structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
+from ..structures.instances import GroundTruth, Images, PredictedBoxes, Proposals
 from ..structures.rows import Rows, gather
 from .anchors import AnchorGenerator, build_anchors
 from .backbone import Backbone, build_backbone
@@ -108,11 +108,6 @@ class RetinaNet(Detector):
             }
         of_scores, of_boxes = self._normalizers(count)
         return {"loss_classifier": classifier.sum() / of_scores, "loss_box": box.sum() / of_boxes}
-
-    def predict(self, images: Images, given: Proposals | None = None) -> Detections:
-        """Boxes; see `Detector.predict`."""
-        features = self.backbone(images.pixels)
-        return self.postprocess(self.predict_boxes(features, images), images.sizes)
 
     def predict_boxes(
         self, features: list[Tensor], images: Images, given: Proposals | None = None

@@ -70,7 +70,8 @@ def test_evaluators_of_a_data_set(dataset_type, boxes, masks):
 def test_every_default_is_registered():
     for dataset_type in ("coco", "lvis", "voc", "cityscapes"):
         for predicted in (("bbox", "segm"), ("box_proposal",)):
-            assert {*default_evaluators(dataset_type, predicted)} <= {*EVALUATORS.names()}
+            for name in default_evaluators(dataset_type, predicted):
+                assert EVALUATORS.get(name, "evaluators")
 
 
 @pytest.mark.parametrize("names", [["proposals", "coco"], []])
