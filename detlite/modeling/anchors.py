@@ -19,13 +19,8 @@ class AnchorGenerator(nn.Module):
         sizes: for each level, the sides in pixels of its square anchors.
         aspect_ratios: height / width; the area stays size squared.
         strides: image pixels per cell of each level.
-        offset: where in its cell an anchor is centred, as a fraction of the stride.
-        rounding: "none"; "corners" rounds those around the origin to whole pixels (torchvision);
-            "cell" rounds the sides of an anchor as large as a cell, which is then scaled up
-            (maskrcnn-benchmark).
-        spacing: "stride"; "fit" spaces the cells of a level by the whole pixels that fit, as many
-            times as it has cells, into the padded image (torchvision): less than the stride where
-            the map was rounded up. Images must be padded to multiples of the finest stride.
+        offset, rounding, spacing: `anchor_offset`, `anchor_rounding` and `anchor_spacing` of
+            `Convention`. For "fit" images must be padded to multiples of the finest stride.
     """
 
     def __init__(
