@@ -32,7 +32,7 @@ from .extractors import (
     FPNXconv1fcFeatureExtractor,
     build_conv5_extractor,
 )
-from .norm import optional_norm
+from .norm import optional_norm, takes_batch_statistics
 from .pooler import build_pooler
 from .precision import at_least_float32
 
@@ -171,7 +171,7 @@ class BoxHead(BoxStage):
 
     def forward(self, features: list[Tensor], boxes: Tensor, valid: Tensor) -> BoxPredictions:
         """Predictions for boxes [B, N, 4] that are valid [B, N]."""
-        rows = Rows(valid)
+        rows = Rows(valid, unpadded=takes_batch_statistics(self))
         x = self.feature_extractor(features, rows.rois(boxes))
         logits, deltas = self.predictor(x)
         deltas = at_least_float32(deltas).unflatten(1, (-1, 4))

@@ -67,6 +67,12 @@ def freeze_batch_norm(module: nn.Module) -> None:
             freeze_batch_norm(child)
 
 
+def takes_batch_statistics(module: nn.Module) -> bool:
+    """Whether a norm inside `module` normalises by its batch: what is in it changes the digits."""
+    kinds = (nn.BatchNorm2d, nn.SyncBatchNorm)
+    return any(isinstance(child, kinds) and child.training for child in module.modules())
+
+
 _CACHED = 2**18  # numbers that are still in the cache when they are read again
 _LONG = 2**12  # pixels whose naive sum in float32 is exact to a millionth
 

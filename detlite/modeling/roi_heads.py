@@ -18,6 +18,7 @@ from .cascade import build_box_stage
 from .keypoint_head import KeypointHead, build_keypoint_head
 from .map_head import MapHead
 from .mask_head import MaskHead, build_mask_head
+from .norm import takes_batch_statistics
 
 # Maps of the rows that were computed: "mask_probs" [R, M, M], "keypoint_logits" [R, K, M, M].
 Maps = dict[str, Tensor]
@@ -65,7 +66,8 @@ class RoIHeads(nn.Module):
         losses: dict[str, Tensor] = {}
         if not self.map_heads:
             return losses
-        rows = Rows(foreground.labels > 0)
+        unpadded = any(map(takes_batch_statistics, self.map_heads))
+        rows = Rows(foreground.labels > 0, unpadded)
         rois = rows.rois(foreground.boxes)
         shared = predictions.features_of(rows, foreground.labels.shape[1]) if self.shares else None
         for head in self.map_heads:

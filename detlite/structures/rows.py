@@ -46,12 +46,15 @@ def _setting(vary: bool | None) -> Iterator[None]:
         _vary.reset(token)
 
 
-def shapes_vary(like: Tensor) -> bool:
-    """Whether a shape may follow from values: by default on the CPU alone, where nothing waits."""
+def shapes_vary(like: Tensor, unpadded: bool = False) -> bool:
+    """Whether a shape may follow from values.
+
+    By default on the CPU alone, where nothing waits; with `unpadded` on every device.
+    """
     if torch.compiler.is_compiling():
         return False
     vary = _vary.get()
-    return like.device.type == "cpu" if vary is None else vary
+    return (unpadded or like.device.type == "cpu") if vary is None else vary
 
 
 class Rows:
@@ -59,16 +62,17 @@ class Rows:
 
     Args:
         valid: bool [B, N].
+        unpadded: leave padding out on a device that must wait for it too, unless shapes are fixed.
 
     Attributes:
         index: int64 [R], the entry (image * N + place) of each row.
         valid: bool [R]; False where a row is padding, which only fixed shapes have.
     """
 
-    def __init__(self, valid: Tensor) -> None:
+    def __init__(self, valid: Tensor, unpadded: bool = False) -> None:
         self._shape = valid.shape
         flat = valid.flatten()
-        if shapes_vary(valid):
+        if shapes_vary(valid, unpadded):
             self.index = flat.nonzero()[:, 0]
             self.valid = torch.ones_like(self.index, dtype=torch.bool)
         else:

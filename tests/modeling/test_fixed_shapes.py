@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from yacs.config import CfgNode
 
 from detlite.modeling.build import META_ARCHITECTURES, build_model
 from detlite.modeling.detector import Detector
+from detlite.structures import rows
 from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
 from detlite.structures.rows import fixed_shapes
 
@@ -99,6 +101,31 @@ def test_padding_changes_neither_losses_nor_gradients(case):
     torch.testing.assert_close(packed, padded, rtol=1e-5, atol=1e-6)
     assert len(packed_grads) == len(padded_grads) > 0
     torch.testing.assert_close(packed_grads, padded_grads, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "opts"),
+    [
+        ("mask", ["MODEL.ROI_MASK_HEAD.NORM", "BN"]),
+        ("mask", ["MODEL.ROI_BOX_HEAD.NORM", "BN"]),
+        ("cascade", ["MODEL.ROI_BOX_HEAD.NORM", "BN"]),
+        ("c4", ["MODEL.RESNETS.NORM", "BN", "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 0]),
+    ],
+    ids=["mask head", "box head", "cascade", "shared stage"],
+)
+def test_padding_is_in_no_batch_statistics(tiny_config, monkeypatch, name, opts):
+    cfg = family_config(name, tiny_config)
+    cfg.defrost()
+    cfg.merge_from_list(opts)
+    torch.manual_seed(0)
+    model = build_model(cfg)
+    twin = deepcopy(model)
+    batch = family_batch(model)
+    losses = model.losses(*batch)
+    # As on a GPU, which leaves padding in unless it is told.
+    monkeypatch.setattr(rows, "shapes_vary", lambda like, unpadded=False: unpadded)
+    torch.testing.assert_close(twin.losses(*batch), losses, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 def test_detections_compile_whole(compiled_case):

@@ -55,6 +55,13 @@ def test_the_outer_choice_of_fixed_shapes_goes_before():
     assert shapes_vary(cpu)
 
 
+def test_padding_is_left_out_on_every_device_where_it_must_be():
+    other = torch.zeros(1, device="meta")
+    assert shapes_vary(other, unpadded=True)
+    with fixed_shapes():
+        assert not shapes_vary(other, unpadded=True)
+
+
 def test_an_error_ends_the_choice():
     with pytest.raises(KeyError), fixed_shapes():
         raise KeyError
