@@ -69,10 +69,18 @@ def check_targets(
         raise ValueError("training needs targets: model(images, targets)")
     if len(targets) != len(images):
         raise ValueError(f"{len(images)} images, but {len(targets)} targets")
-    return [
+    checked = [
         _checked(f"targets[{index}]", target, image, num_classes, needs, soft_masks)
         for index, (target, image) in enumerate(zip(targets, images, strict=True))
     ]
+    for index, target in enumerate(checked if "keypoints" in needs else []):
+        first, own = checked[0]["keypoints"].shape[1], target["keypoints"].shape[1]
+        if own != first:
+            raise ValueError(
+                f"targets[{index}]['keypoints'] has {own} keypoints an instance, but targets[0] "
+                f"has {first}"
+            )
+    return checked
 
 
 def _checked(
@@ -97,8 +105,12 @@ def _checked(
         raise ValueError(f"{where}['boxes'] must be [G, 4], not {list(boxes.shape)}")
     if labels.shape != boxes.shape[:1]:
         raise ValueError(f"{where}: {len(boxes)} boxes, but labels of shape {list(labels.shape)}")
+    integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if len(labels) and not integers:  # torch.tensor([]) is float32
+        raise TypeError(f"{where}['labels'] must be integers, not {labels.dtype}")
+    corners = boxes.float()  # as the model has them: a thin side of float64 may have no extent
     # NaN fails the comparison as well.
-    if not (boxes[:, 2:] > boxes[:, :2]).all() or not boxes.isfinite().all():
+    if not (corners[:, 2:] > corners[:, :2]).all() or not corners.isfinite().all():
         raise ValueError(f"{where}['boxes'] must be finite xyxy with x2 > x1 and y2 > y1")
     if len(labels) and not (int(labels.min()) >= 1 and int(labels.max()) < num_classes):
         raise ValueError(
@@ -122,7 +134,7 @@ def _checked(
 def _packed(
     where: str, masks: Tensor | PackedMasks, count: int, image: Tensor, soft: bool
 ) -> PackedMasks:
-    """The masks of an image as run lengths or polygons."""
+    """The masks of an image as run lengths or polygons, on the CPU."""
     size = list(image.shape[1:])
     if isinstance(masks, Tensor):
         if masks.shape != (count, *size):
@@ -131,6 +143,7 @@ def _packed(
                 f"{list(masks.shape)}"
             )
         return PackedMasks.from_bitmaps(masks if masks.dtype == torch.bool else masks != 0)
+    masks = masks.to("cpu")
     if len(masks) != count:
         raise ValueError(f"{where}['masks'] has {len(masks)} masks for {count} boxes")
     runs = masks.frames[:, 0] > 0

@@ -255,7 +255,34 @@ def test_keypoints_that_do_not_fit(shape):
         prepare([{**target(), "keypoints": torch.zeros(shape)}], needs=("keypoints",))
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_images_with_different_keypoints(count):
+    targets = [{**target(n), "keypoints": torch.zeros(n, k, 3)} for n, k in ((1, 5), (count, 4))]
+    with pytest.raises(
+        ValueError, match=r"targets\[1\]\['keypoints'\] has 4 .* but targets\[0\] has 5"
+    ):
+        prepare(targets, [torch.zeros(3, 8, 9)] * 2, needs=("keypoints",))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex64])
+def test_labels_are_integers(dtype):
+    with pytest.raises(TypeError, match=rf"targets\[0\]\['labels'\] .* not {dtype}"):
+        prepare([{**target(), "labels": torch.ones(2, dtype=dtype)}])
+    none = prepare([{**target(0), "labels": torch.ones(0, dtype=dtype)}])
+    assert none.labels.tolist() == [[0]]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_targets_may_be_on_a_device():
+    masks = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_runs=True)
+    given = {**target(), "masks": masks}
+    truth = prepare([{name: value.to("cuda") for name, value in given.items()}])
+    assert truth.boxes.device.type == "cpu"
+    assert torch.equal(truth.masks.bitmaps(8, 9), masks.bitmaps(8, 9))
+
+
 NAN, INF = float("nan"), float("inf")
+THIN = [1000.0, 1, 1000.00001, 5]  # nothing is left of it in float32
 
 
 @pytest.mark.parametrize(
@@ -272,6 +299,8 @@ NAN, INF = float("nan"), float("inf")
         ({"boxes": torch.tensor([[1.0, 1, 5, 5], [5, 5, 1, 1]])}, "x2 > x1 and y2 > y1"),
         ({"boxes": torch.tensor([[1.0, 1, 5, 5], [1, 1, NAN, 5]])}, "must be finite"),
         ({"boxes": torch.tensor([[1.0, 1, 5, 5], [1, 1, INF, 5]])}, "must be finite"),
+        ({"boxes": torch.tensor([THIN] * 2, dtype=torch.float64)}, "x2 > x1 and y2 > y1"),
+        ({"boxes": torch.full((2, 4), 1e300, dtype=torch.float64)}, "must be finite"),
         ({"labels": torch.tensor([0, 1])}, r"must lie in 1\.\.3 .*NUM_CLASSES is 4"),
         ({"labels": torch.tensor([1, 4])}, r"must lie in 1\.\.3"),
         ({"masks": torch.ones(2, 8, 8)}, r"must be \[2, 8, 9\] .* not \[2, 8, 8\]"),
@@ -295,7 +324,7 @@ def test_targets_are_tensors(name):
 def test_the_wrong_one_of_several_is_named():
     images = [torch.zeros(3, 8, 9)] * 2
     with pytest.raises(ValueError, match=r"targets\[1\]\['labels'\]"):
-        prepare([target(), {**target(), "labels": torch.zeros(2)}], images)
+        prepare([target(), {**target(), "labels": torch.zeros(2).long()}], images)
 
 
 def test_training_needs_targets():
