@@ -34,6 +34,7 @@ class Suppression:
         sigma: of "soft-gaussian", a score is multiplied by exp(-IoU^2 / sigma).
         vote_iou: of "voting", the least overlap of a neighbour.
         min_score: where scores are lowered, those not above it are dropped.
+        views_iou_thresh: `iou_thresh` of several views together, where it is another one.
     """
 
     iou_thresh: float
@@ -41,6 +42,7 @@ class Suppression:
     sigma: float = 0.5
     vote_iou: float = 0.8
     min_score: float = 0.001
+    views_iou_thresh: float | None = None
 
 
 def suppress(predicted: PredictedBoxes, rule: Suppression, most: int, views: int = 1) -> Detections:
@@ -56,6 +58,8 @@ def suppress(predicted: PredictedBoxes, rule: Suppression, most: int, views: int
         [B, D] by decreasing score. D is `most` (or N, if that is less), or what the fullest image
         has where shapes vary.
     """
+    if views > 1 and rule.views_iou_thresh is not None:
+        rule = replace(rule, iou_thresh=rule.views_iou_thresh)
     most = min(most, predicted.valid.shape[1])
     if rule.method == "fusion":
         found = _fused(predicted, rule, most, views)

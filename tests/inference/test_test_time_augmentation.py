@@ -230,6 +230,15 @@ def test_views_are_suppressed_together_and_their_maps_averaged(model, picture):
     torch.testing.assert_close(found.mask_probs, torch.stack(probs).mean(0))
 
 
+def test_proposals_of_all_views_are_suppressed_together(tiny_config, picture):
+    opts = ["MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False]
+    network = build_model(tiny_config(*opts)).eval()
+    once = detect(network, picture, View(64, 96))
+    assert len(once.boxes) == 50  # FPN_POST_NMS_TOP_N_TEST
+    overlaps = box_ops.iou(*[detect(network, picture, *[View(64, 96)] * 2).boxes] * 2)
+    assert overlaps.fill_diagonal_(0).max() <= network.rpn.nms_thresh
+
+
 def test_fusion_knows_the_number_of_views(model, picture, suppressed):
     detect(model, picture, View(64, 1000), View(64, 1000, flip=True))
     assert [views for _, views in suppressed] == [2]
