@@ -64,7 +64,7 @@ def build_proposal_network(cfg: CfgNode) -> ProposalNetwork:
             raise ValueError(f"a ProposalNetwork has no heads: MODEL.{key} must be False")
     backbone = build_backbone(cfg)
     rpn = build_rpn(cfg, backbone)
-    # The RPN has suppressed overlaps already, level by level: what is left are those of other views.
+    # The RPN has suppressed the overlaps of a level already, but not those between views.
     suppression = Suppression(1.0, views_iou_thresh=rpn.nms_thresh)
     postprocess = Postprocess(convention_of(cfg), suppression, rpn.test_limits.total, rpn.min_size)
     return ProposalNetwork(
