@@ -121,10 +121,9 @@ def _name_norms(model: CfgNode, stated: Mapping[str, Any], given: Collection[str
         _check(stated, _NORM, {key: function})
     for key, origin in _GROUP_NORMS.items():
         part = model[origin.split(".")[1]]
-        if stated.get(key):
-            if part.NORM not in ("", "GN"):
-                _check(stated, origin, {key: False})
+        if stated.get(key) and not part.NORM:
             part.NORM = "GN"
+        _check(stated, origin, {key: part.NORM == "GN"})
 
 
 def _count_detections(cfg: CfgNode, stated: Mapping[str, Any], given: Collection[str]) -> None:

@@ -73,6 +73,8 @@ def test_group_norm_of_a_part(part):
     assert load_config(None, [key, True, key, False]).MODEL[part].NORM == ""
     with pytest.raises(ConfigError, match=rf"^{key} is True, but {norm} makes it False"):
         load_config(None, [key, True, norm, "BN"])
+    with pytest.raises(ConfigError, match=rf"^{key} is False, but {norm} makes it True"):
+        load_config(None, [key, False, norm, "GN"])
 
 
 @pytest.mark.parametrize(
