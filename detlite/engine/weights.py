@@ -13,6 +13,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from ..config import ConfigError, config_from, follow_weights, load_config
+from ..convention import CONVENTIONS
 from ..conversion import weight_file
 from ..conversion.timm import BODY as TIMM_BODY
 from ..modeling import build_model
@@ -141,9 +142,19 @@ def read_weights(cfg: CfgNode) -> tuple[CfgNode, Checkpoint | None]:
 
 
 def with_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
-    """A config for the weights of a checkpoint: see `follow_weights`."""
+    """A config for the weights of a checkpoint: see `follow_weights`.
+
+    Raises:
+        CheckpointError: weights of a convention that is not known.
+        ConfigError: another convention than that of the weights.
+    """
     if not checkpoint.convention:
         return cfg
+    if checkpoint.convention not in CONVENTIONS:
+        raise CheckpointError(
+            f"{checkpoint.path}: follows the convention {checkpoint.convention!r}, but there are "
+            f"{', '.join(CONVENTIONS)}"
+        )
     convention, override = checkpoint.convention, checkpoint.override
     return follow_weights(cfg, convention, override, str(checkpoint.path))
 

@@ -129,6 +129,14 @@ def test_errors_in_a_stored_config_name_the_checkpoint(tmp_path, toy):
         build_model_from_checkpoint(path)
 
 
+def test_an_unknown_convention_is_named(tmp_path, tiny_config):
+    cfg, path = tiny_config(), tmp_path / "w.pth"
+    state = build_model(cfg).state_dict()
+    save_checkpoint(Checkpoint(path, state, config=cfg.dump(), convention="mmdetection"))
+    with pytest.raises(CheckpointError, match=r"w\.pth: follows the convention 'mmdetection'"):
+        build_model_from_checkpoint(path)
+
+
 def test_a_moving_average_that_the_file_lacks_stays(toy, tmp_path):
     torch.save(toy.state_dict(), tmp_path / "without.pth")
     toy.register_buffer("moving_foreground", torch.tensor(100.0))
