@@ -148,7 +148,8 @@ def _fuse(
     for box, score, label in zip(*columns, strict=True):
         low = np.maximum(box[:2], means[:groups, :2])
         both = (np.minimum(box[2:], means[:groups, 2:]) - low).clip(0).prod(axis=1)
-        overlap = both / (areas[:groups] + (box[2:] - box[:2]).prod() - both)
+        union = areas[:groups] + (box[2:] - box[:2]).prod() - both
+        overlap = both / np.maximum(union, 1e-300)  # torchvision's RetinaNet keeps empty boxes
         overlap[group_labels[:groups] != label] = 0
         best = int(overlap.argmax()) if groups else 0
         group = best if groups and overlap[best] > iou_thresh else groups

@@ -185,6 +185,16 @@ def test_parameter_of_voting(vote_iou):
         torch.testing.assert_close(found.boxes, plain.boxes)
 
 
+@pytest.mark.filterwarnings("error")
+def test_fusion_leaves_empty_boxes_alone():
+    boxes = torch.tensor([[[5.0, 5, 5, 5], [0, 0, 10, 10], [0, 0, 10, 10], [7, 7, 7, 7]]])
+    scores, ones = torch.tensor([[0.9, 0.8, 0.6, 0.5]]), torch.ones(1, 4)
+    predicted = PredictedBoxes(boxes, scores, ones.long(), ones.bool())
+    found = suppress(predicted, Suppression(0.5, "fusion"), 9)
+    torch.testing.assert_close(found.boxes[0], boxes[0, [0, 1, 3]])
+    torch.testing.assert_close(found.scores[0], torch.tensor([0.9, 0.7, 0.5]))
+
+
 @pytest.mark.parametrize("views", [2, 4, 10])
 def test_fusion_trusts_what_many_views_show(views):
     candidates, rule = crowd(), rule_of("fusion", min_score=0.0)
