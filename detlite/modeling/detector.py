@@ -13,6 +13,7 @@ from ..convention import Convention
 from ..structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
 from ..structures.rows import varying_shapes
 from .backbone import Backbone
+from .input_checks import check_images
 from .postprocess import Postprocess
 from .prepare import Normalizer, prepare_proposals, prepare_targets
 from .roi_heads import RoIHeads
@@ -120,7 +121,7 @@ class Detector(nn.Module, ABC):
         if targets is not None and self.takes_proposals:
             given = [target.get("proposals") for target in targets]
         if self.training:
-            batch, proposals = self.prepare(images, given)
+            check_images(images)  # all checks come before the first copy to the device
             truth = prepare_targets(
                 targets,
                 images,
@@ -129,6 +130,7 @@ class Detector(nn.Module, ABC):
                 self.convention.mask_targets == "soft",
                 self.normalizer.dtype,
             )
+            batch, proposals = self.prepare(images, given)
             return self.losses(batch, truth.to(self.device, non_blocking=True), proposals)
         detections = self.detect(images, given)
         return [self._as_dict(*pair) for pair in zip(detections, images, strict=True)]

@@ -84,7 +84,7 @@ class Proposals(Record):
 @_record
 @dataclass(frozen=True)
 class Samples(Record):
-    """The proposals that heads are trained on, foreground first, padding last."""
+    """The proposals that heads are trained on: as drawn, foreground first and padding last."""
 
     boxes: Tensor  # [B, S, 4]
     labels: Tensor  # int64 [B, S]; 0: background, -1: padding
