@@ -1,8 +1,7 @@
 """Box head (Fast R-CNN, https://arxiv.org/abs/1504.08083): classifies and refines proposals.
 
-Shapes: B images; P proposals, S samples or N predicted boxes in an image, padded; R rows that are
-computed (see `structures.rows`); K classes with background as class 0, and Q box regressions a row:
-K, or 2 when they are class-agnostic.
+Shapes: B images; P proposals, S samples or N predicted boxes in an image, padded; R rows computed
+(see `structures.rows`); K classes, 0 the background; Q box regressions a row: K, or 2 for all.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class BoxStage(nn.Module, ABC):
     @property
     @abstractmethod
     def shared_extractor(self) -> Extractor:
-        """What mask and keypoint heads without their own use."""
+        """The one of mask and keypoint heads that have none of their own."""
 
     @abstractmethod
     def losses(
@@ -128,6 +127,7 @@ class BoxHead(BoxStage):
         box_loss: of the foreground samples.
         class_agnostic: one box regression for all classes.
         score_thresh: predicted boxes need a higher score.
+        convention: how refined boxes are clipped.
     """
 
     def __init__(

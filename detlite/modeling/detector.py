@@ -181,9 +181,8 @@ class Detector(nn.Module, ABC):
         result = {"boxes": found.boxes, "scores": found.scores, "labels": found.labels}
         if found.mask_probs is not None:
             size = (image.shape[-2], image.shape[-1])
-            result["masks"] = self.convention.paste_probs(found.mask_probs, found.boxes, size)[
-                :, None
-            ]
+            masks = self.convention.paste_probs(found.mask_probs, found.boxes, size)
+            result["masks"] = masks[:, None]
         if found.keypoints is not None and found.keypoint_scores is not None:
             result |= {"keypoints": found.keypoints, "keypoints_scores": found.keypoint_scores}
         return result

@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from ..convention import convention_of
 from ..ops import sigmoid_focal_loss
 from ..structures.instances import GroundTruth, Images, PredictedBoxes, Proposals
-from ..structures.rows import Rows, gather
+from ..structures.rows import Rows, gather, highest
 from .anchors import AnchorGenerator, build_anchors
 from .backbone import Backbone, build_backbone
 from .box_coder import BoxCoder
@@ -134,11 +134,10 @@ class RetinaNet(Detector):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One level: boxes [B, N, 4], scores [B, N], labels [B, N] and which are valid [B, N]."""
         scores = logits.flatten(1).sigmoid()
-        above = torch.where(scores > self.score_thresh, scores, -1.0)
-        best, index = above.topk(min(self.pre_nms, scores.shape[1]), dim=1)
+        best, index, valid = highest(scores, self.score_thresh, self.pre_nms)
         anchor, label = index // logits.shape[2], index % logits.shape[2] + self.first_label
         boxes = self.box_coder.decode(gather(deltas, anchor), anchors[anchor])
-        return boxes, best, label, best >= 0
+        return boxes, best, label, valid
 
 
 @META_ARCHITECTURES.register("RetinaNet")

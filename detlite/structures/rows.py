@@ -15,6 +15,7 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 # None: as the device has it, see `shapes_vary`.
 _vary: ContextVar[bool | None] = ContextVar("shapes_vary", default=None)
@@ -130,6 +131,32 @@ def leading(valid: Tensor, most: int) -> tuple[Tensor, Tensor]:
     index = index.scatter(1, slot, place)[:, :most]
     kept = torch.arange(most, device=valid.device) < count[:, None]
     return torch.where(kept, index, 0), kept
+
+
+def highest(scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The highest scores of each image above a threshold.
+
+    Args:
+        scores: [B, N], each at least 0.
+        threshold: at least 0; scores must be higher.
+        most: how many of an image are kept.
+
+    Returns:
+        Scores [B, M] in decreasing order, their places int64 [B, M], and bool [B, M], False for
+        padding. M is `most` (or N, if that is less), or what the fullest image has where shapes
+        vary.
+    """
+    if shapes_vary(scores):
+        # Few of millions are above it: they alone are sorted.
+        places = [(own > threshold).nonzero()[:, 0] for own in scores]
+        found = zip(scores, places, strict=True)
+        tops = [own[place].topk(min(most, len(place))) for own, place in found]
+        index = [place[top.indices] for place, top in zip(places, tops, strict=True)]
+        best = pad_sequence([top.values for top in tops], batch_first=True, padding_value=-1.0)
+        return best, pad_sequence(index, batch_first=True), best >= 0
+    above = torch.where(scores > threshold, scores, -1.0)
+    best, place = above.topk(min(most, scores.shape[1]), dim=1)
+    return best, place, best >= 0
 
 
 def gather(entries: Tensor, index: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from detlite.structures.rows import (
     Rows,
     fixed_shapes,
     gather,
+    highest,
     leading,
     shapes_vary,
     varying_shapes,
@@ -185,6 +186,24 @@ def test_leading_of_nothing(valid):
     assert fixed.shape == (valid.shape[0], min(2, valid.shape[1]))
     assert not fixed_kept.any()
     assert index.shape == kept.shape == (valid.shape[0], 0)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.7, 2.0])
+@pytest.mark.parametrize("most", [1, 5, 100])
+def test_highest_image_by_image(threshold, most):
+    scores = torch.rand(3, 40)
+    scores[1] *= 0.6  # nothing above 0.7
+    scores[2, ::3] = torch.nan
+    for best, place, valid in both(lambda: highest(scores, threshold, most)):
+        assert best.shape == place.shape == valid.shape
+        for own, top, index, kept in zip(scores, best, place, valid, strict=True):
+            wanted = own[own > threshold].sort(descending=True).values[:most]
+            assert torch.equal(top[kept], wanted)
+            assert torch.equal(own[index[kept]], wanted)
+            assert kept.tolist() == sorted(kept.tolist(), reverse=True)
+    fixed, varying = both(lambda: highest(scores, threshold, most)[0].shape[1])
+    assert fixed == min(most, 40)
+    assert varying == min(most, int((scores > threshold).sum(dim=1).max()))
 
 
 @pytest.mark.parametrize("trailing", [(), (4,), (2, 3)])
