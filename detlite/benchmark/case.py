@@ -1,9 +1,16 @@
-"""What a comparison is, and the list of all of them."""
+"""What a comparison is, and random inputs of the sizes that a detector on COCO has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Height and width of the image, and of its map at each stride.
+IMAGE = (800, 1216)
+LEVELS = {4: (200, 304), 8: (100, 152), 16: (50, 76), 32: (25, 38), 64: (13, 19)}
 
 
 @dataclass(frozen=True)
@@ -12,27 +19,35 @@ class Case:
 
     Args:
         name: as in the results.
-        dtype: of detlite's input.
         run: detlite's call.
         reference: torchvision's, or where it has none, what else does the same job.
         traffic: the bytes that any implementation must read and write at least; 0 where the time
             goes elsewhere.
+        dtype: of detlite's input.
     """
 
     name: str
-    dtype: str
     run: Callable[[], object]
     reference: Callable[[], object]
     traffic: int = 0
+    dtype: str = "float32"
 
 
-Group = Callable[[str], Iterator[Case]]
+def boxes_between(count: int, smallest: float, largest: float, device: str) -> Tensor:
+    """Boxes [count, 4] anywhere in the image with sides between the two; where these are far
+    apart, small ones more often."""
+    limit = torch.tensor(IMAGE[::-1], dtype=torch.float32)
+    sides = torch.rand(count, 2)
+    if largest > 20 * smallest:
+        sides = smallest * (largest / smallest) ** sides
+    else:
+        sides = smallest + (largest - smallest) * sides
+    sides = sides.minimum(limit)
+    corner = torch.rand(count, 2) * (limit - sides)
+    return torch.cat([corner, corner + sides], dim=1).to(device)
 
-GROUPS: list[Group] = []
-"""Functions that make the inputs on a device ("cpu" or "cuda") and yield the cases of them."""
 
-
-def cases(group: Group) -> Group:
-    """Decorator that adds a function to GROUPS. It is called with torch's generator seeded by 0."""
-    GROUPS.append(group)
-    return group
+def shifted(boxes: Tensor) -> Tensor:
+    """Boxes [N, 4] off by a tenth of their sides, as proposals lie around objects."""
+    sides = (boxes[:, 2:] - boxes[:, :2]).repeat(1, 2)
+    return boxes + torch.randn_like(boxes) / 10 * sides

@@ -9,7 +9,21 @@ from dataclasses import dataclass
 
 import torch
 
-from .case import GROUPS, Case
+from .boxes import match_cases, nms_cases
+from .case import Case
+from .masks import crop_cases, keypoint_cases, paste_cases
+from .roi import pool_cases, pyramid_cases
+
+# Each makes its inputs on a device ("cpu" or "cuda") and yields the cases of them.
+GROUPS = (
+    crop_cases,
+    keypoint_cases,
+    paste_cases,
+    match_cases,
+    nms_cases,
+    pool_cases,
+    pyramid_cases,
+)
 
 Clock = Callable[[], float]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from detlite.benchmark import benchmark_ops
-from detlite.benchmark.case import GROUPS, Case, cases
+from detlite.benchmark.case import Case
 
 
 class Clock:
@@ -24,26 +24,23 @@ class Clock:
 def clock(monkeypatch):
     """Two groups with three cases instead of the real ones."""
     monkeypatch.setattr("detlite.benchmark.measure._copy_rate", lambda *args: 7.0)
-    clock, kept = Clock(), GROUPS[:]
-    GROUPS.clear()
+    clock = Clock()
 
     def case(name, ours, theirs, traffic=0):
-        return Case(name, "float32", lambda: clock.take(ours), lambda: clock.take(theirs), traffic)
+        return Case(name, lambda: clock.take(ours), lambda: clock.take(theirs), traffic)
 
-    @cases
     def first(device):
         yield case(f"slow_{device}_{torch.rand(()):.3f}", 4, 1)
 
-    @cases
     def second(device):
         yield case(f"fast_{device}_{torch.rand(()):.3f}", 1, 20)
         yield case("copied", 2, 2, traffic=4_000_000)
 
-    yield clock
-    GROUPS[:] = kept
+    monkeypatch.setattr("detlite.benchmark.measure.GROUPS", (first, second))
+    return clock
 
 
-def test_every_registered_case_is_a_row(clock):
+def test_every_case_of_the_groups_is_a_row(clock):
     rows = list(benchmark_ops("cpu", seconds=0.1, clock=clock))
     torch.manual_seed(0)
     drawn = f"{torch.rand(()):.3f}"  # each group starts from the same seed
