@@ -26,7 +26,7 @@ from detlite import ConfigError, Predictor
 from detlite.data import DataError
 from detlite.data.images import read_image
 from detlite.engine.checkpoint import CheckpointError
-from detlite.evaluation import coco_results, write_results
+from detlite.evaluation import coco_results
 from detlite.visualization import draw_detections
 
 
@@ -99,7 +99,7 @@ def predict_files(predictor: Predictor, files: Sequence[Path], output: Path) -> 
         "categories": predictor.categories,
     }
     (output / "images.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
-    write_results(output / "results.json", results)
+    (output / "results.json").write_text(json.dumps(results), encoding="utf-8")
     return unreadable
 
 

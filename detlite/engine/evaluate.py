@@ -14,9 +14,8 @@ from yacs.config import CfgNode
 from ..data import CocoDataset, DataError, build_test_loader
 from ..distributed import all_gather_objects, broadcast_buffers, is_main
 from ..evaluation.evaluators import build_evaluators
-from ..evaluation.expected import check_expected
-from ..evaluation.results import to_coco_results, write_results
-from ..evaluation.table import format_table
+from ..evaluation.metrics import check_expected, format_table
+from ..evaluation.results import to_coco_results
 from ..inference.test_time_augmentation import AugmentedDetector, build_views
 from ..modeling.detector import Detector
 from .precision import autocast, resolve_dtype
@@ -70,7 +69,7 @@ def evaluate_dataset(
     if not is_main():
         return {}
     results = [result for part in gathered for result in part]
-    write_results(output_dir / f"results_{dataset.name}.json", results)
+    (output_dir / f"results_{dataset.name}.json").write_text(json.dumps(results))
     metrics: dict[str, Any] = {}
     for name, evaluator in build_evaluators(cfg, dataset).items():
         for kind, row in evaluator.evaluate(cfg, dataset, results).items():

@@ -2,16 +2,6 @@
 
 from .coco import evaluate_coco
 from .evaluators import EVALUATORS, Evaluator
-from .results import categories_of, coco_results, to_coco_results, write_results
-from .table import format_table
+from .results import coco_results, to_coco_results
 
-__all__ = [
-    "EVALUATORS",
-    "Evaluator",
-    "categories_of",
-    "coco_results",
-    "evaluate_coco",
-    "format_table",
-    "to_coco_results",
-    "write_results",
-]
+__all__ = ["EVALUATORS", "Evaluator", "coco_results", "evaluate_coco", "to_coco_results"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pycocotools.coco import COCO
@@ -116,11 +114,6 @@ def coco_results(
         for result, row in zip(results, indices.flatten(1).tolist(), strict=True):
             result["keypoints"] = row
     return results
-
-
-def write_results(path: str | Path, results: Sequence[dict[str, Any]]) -> None:
-    """Writes COCO results as one json list."""
-    Path(path).write_text(json.dumps(list(results)), encoding="utf-8")
 
 
 def check_results(results: Sequence[dict[str, Any]], coco_gt: COCO, iou_type: str) -> None:

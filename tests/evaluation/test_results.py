@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from detlite.evaluation import (
-    categories_of,
-    coco_results,
-    to_coco_results,
-    write_results,
-)
+from detlite.evaluation import coco_results, to_coco_results
+from detlite.evaluation.results import categories_of
 from detlite.structures.instances import Detections
 from detlite.structures.masks import to_bitmap
 
@@ -103,11 +97,3 @@ def test_keypoints_are_indices_of_pixels():
     (result,) = coco_results(1, boxes, scores, [7], keypoints=keypoints)
     assert result["keypoints"] == [1, 2, 1, 3.5, 8, 1]
     assert "segmentation" not in result
-
-
-def test_written_results_are_json(tmp_path: Path) -> None:
-    results: list[dict[str, Any]] = to_coco_results(
-        detections(), 5, (50, 100), (70, 30), CATEGORIES
-    )
-    write_results(tmp_path / "results.json", results)
-    assert json.loads((tmp_path / "results.json").read_text()) == results
