@@ -6,7 +6,7 @@ The rules are those of cityscapesscripts 2.3, evalInstanceLevelSemanticLabeling,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..data.cityscapes import CATEGORIES, EVALUATED
 from ..data.errors import DataError
 from ..data.validation import rle_problem
 from ..structures.masks import RLE
+from .metrics import mean_known
 from .results import check_results
 
 OVERLAPS = np.arange(0.5, 1.0, 0.05)  # to be exceeded
@@ -49,31 +50,30 @@ def evaluate_cityscapes(coco_gt: COCO, results: Sequence[dict[str, Any]]) -> dic
     """
     check_void(coco_gt)
     check_results(results, coco_gt, "segm")
-    found = defaultdict(list)
+    found, truth = defaultdict(list), defaultdict(list)
     for result in results:
         found[result["image_id"], result["category_id"]].append(result)
+    for row in coco_gt.dataset["annotations"]:
+        truth[row["image_id"], row["category_id"]].append(row)
     names = [CATEGORIES[number] for number in EVALUATED]
     categories = {
         row["id"]: row["name"] for row in coco_gt.dataset["categories"] if row["name"] in names
     }
     pictures: dict[int, list[_Picture]] = {category: [] for category in categories}
     for image in coco_gt.dataset["images"]:
-        truth = defaultdict(list)
-        for row in coco_gt.imgToAnns[image["id"]]:
-            truth[row["category_id"]].append(row)
         void = coco_gt.annToRLE({"image_id": image["id"], "segmentation": image["void"]})
         for category in categories:
-            own = found[image["id"], category]
-            pictures[category].append(_compare(coco_gt, own, truth[category], void))
+            key = image["id"], category
+            pictures[category].append(_compare(coco_gt, found[key], truth[key], void))
     table = {
         name: [_average_precision(pictures[category], overlap) for overlap in OVERLAPS]
         for category, name in categories.items()
     }
-    per_category = {name: _mean_known(row) for name, row in table.items()}
+    per_category = {name: mean_known(row) for name, row in table.items()}
     per_category_50 = {name: row[0] for name, row in table.items()}
     return {
-        "AP": _mean_known(per_category.values()),
-        "AP50": _mean_known(per_category_50.values()),
+        "AP": mean_known(per_category.values()),
+        "AP50": mean_known(per_category_50.values()),
         "per_category": per_category,
         "per_category_AP50": per_category_50,
     }
@@ -169,8 +169,3 @@ def area_under_curve(right: np.ndarray, wrong: np.ndarray, positives: int) -> fl
     precision, recall = hits / (hits + alarms), hits / positives
     recall, precision = np.append(0.0, recall), np.append(1.0, precision)
     return float(np.diff(recall) @ (precision[1:] + precision[:-1]) / 2)
-
-
-def _mean_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None

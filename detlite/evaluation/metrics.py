@@ -1,12 +1,20 @@
-"""Metrics as text, and compared with those that a config expects."""
+"""Metrics: their means, as text, and beside those that a config expects."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 logger = logging.getLogger(__name__)
+
+
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are not None; None if there are none."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def format_table(metrics: dict[str, dict[str, Any]]) -> str:

@@ -12,69 +12,65 @@ from pycocotools.coco import COCO
 from torchvision.ops import box_convert
 
 from ..structures import boxes as box_ops
+from .metrics import mean_known
+
+MIN_IOU = 0.5
 
 
-def evaluate_voc(
-    coco_gt: COCO, results: Sequence[dict[str, Any]], min_iou: float = 0.5
-) -> dict[str, Any]:
-    """Average precision at one overlap, over all categories that occur.
+def evaluate_voc(coco_gt: COCO, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Average precision at an overlap of one half, over all categories that occur.
 
     In each picture a detection belongs to the object of its category that it overlaps most, and
-    finds it if it overlaps by `min_iou` and is the first, by score, to do so. Difficult objects,
+    finds it if it overlaps by `MIN_IOU` and is the first, by score, to do so. Difficult objects,
     `iscrowd` here, need not be found, and what finds them does not count.
 
     Args:
         coco_gt: the ground truth.
         results: detections in COCO's results form: image_id, category_id, score and bbox (xywh).
             May be empty.
-        min_iou: VOC's is 0.5.
 
     Returns:
         {"AP50": area under the curve of precision over recall, as since 2010, "AP50_07": the mean
         at recalls of 0, 0.1, ..., 1, as until 2009, "per_category": {name: AP50}}, fractions of 1.
-        None where there is nothing to find. The number is `min_iou` in percent.
+        None where there is nothing to find.
     """
-    truth, found = defaultdict(list), defaultdict(list)
+    truth: defaultdict[int, Any] = defaultdict(lambda: defaultdict(list))
+    found = defaultdict(list)
     for row in coco_gt.dataset.get("annotations", []):
-        truth[row["category_id"], row["image_id"]].append(row)
+        truth[row["category_id"]][row["image_id"]].append(row)
     for result in results:
         found[result["category_id"]].append(result)
     areas: dict[str, float | None] = {}
-    eleven: list[float] = []
+    eleven = []
     for category in coco_gt.dataset["categories"]:
-        number = category["id"]
-        own = {image: rows for (kind, image), rows in truth.items() if kind == number}
+        name, own = category["name"], truth[category["id"]]
         positives = sum(not row.get("iscrowd", 0) for rows in own.values() for row in rows)
         if not positives:
-            areas[category["name"]] = None
+            areas[name] = None
             continue
-        hits = _hits(own, found[number], min_iou)
-        recall, precision = _curve(hits, positives)
-        areas[category["name"]] = area_under_curve(recall, precision)
+        hits = _hits(own, found[category["id"]])
+        right = np.cumsum(hits)
+        recall, precision = right / positives, right / np.arange(1, len(hits) + 1)
+        areas[name] = area_under_curve(recall, precision)
         eleven.append(eleven_point_mean(recall, precision))
-    known = [area for area in areas.values() if area is not None]
-    name = f"AP{round(100 * min_iou)}"
     return {
-        name: float(np.mean(known)) if known else None,
-        f"{name}_07": float(np.mean(eleven)) if eleven else None,
+        "AP50": mean_known(areas.values()),
+        "AP50_07": mean_known(eleven),
         "per_category": areas,
     }
 
 
-def _hits(
-    truth: dict[int, list[dict[str, Any]]], results: list[dict[str, Any]], min_iou: float
-) -> np.ndarray:
+def _hits(truth: dict[int, list[dict[str, Any]]], results: list[dict[str, Any]]) -> np.ndarray:
     """Of the detections of a category that count, by decreasing score: whether each is right."""
     taken: set[int] = set()
     hits = []
     for result in sorted(results, key=lambda result: -result["score"]):
-        rows = truth.get(result["image_id"], [])
         best = None
-        if rows:
+        if rows := truth.get(result["image_id"]):
             boxes = torch.tensor([row["bbox"] for row in (result, *rows)], dtype=torch.float64)
             boxes = box_convert(boxes, "xywh", "xyxy")
             overlap = box_ops.iou(boxes[:1], boxes[1:])[0]
-            if overlap.max() >= min_iou:
+            if overlap.max() >= MIN_IOU:
                 best = rows[int(overlap.argmax())]
         if best is None:
             hits.append(False)
@@ -82,12 +78,6 @@ def _hits(
             hits.append(best["id"] not in taken)
             taken.add(best["id"])
     return np.array(hits, dtype=bool)
-
-
-def _curve(hits: np.ndarray, positives: int) -> tuple[np.ndarray, np.ndarray]:
-    """Recall and precision after each detection."""
-    right = np.cumsum(hits)
-    return right / positives, right / np.arange(1, len(hits) + 1)
 
 
 def area_under_curve(recall: np.ndarray, precision: np.ndarray) -> float:
