@@ -22,7 +22,6 @@ from ..data.errors import DataError
 from ..data.ground_truth import fill_missing
 from .results import IOU_TYPES, check_results
 
-ENGINES = ("pycocotools", "faster-coco-eval")
 Metrics = dict[str, Any]
 
 
@@ -43,9 +42,12 @@ def evaluate_coco(
         iou_types: which of "bbox", "segm" and "keypoints".
         max_dets: the detections of one image and category that count, best first. Keypoints
             always take COCO's 20.
-        oks_sigmas: how far each keypoint may be off, as a part of the object's size, see
-            `keypoint_sigmas`.
-        engine: who matches and accumulates, one of ENGINES; the numbers are the same.
+        oks_sigmas: how far each keypoint may be off, as a part of the object's size: the
+            standard deviation of its place over the square root of the area, see
+            cocodataset.org/#keypoints-eval. Empty: COCO's own for its 17 keypoints; for others, of
+            which nothing is known, the mean of COCO's.
+        engine: who matches and accumulates: "pycocotools" or "faster-coco-eval"; the numbers are
+            the same.
 
     Returns:
         {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR<max_dets>", "ARs",
@@ -67,14 +69,16 @@ def evaluate_coco(
     coco, evaluation = coco_engine(engine)
     metrics = {}
     for iou_type in iou_types:
-        check_results(results, coco_gt, iou_type)
+        scored = check_results(results, coco_gt, iou_type)
         with contextlib.redirect_stdout(io.StringIO()):  # pycocotools reports progress by print
             ground_truth = _ground_truth(coco_gt, iou_type, coco)
-            evaluator = evaluation(
-                ground_truth, _detections(ground_truth, results, iou_type), iou_type
-            )
+            if scored:
+                detections = ground_truth.loadRes(scored)
+            else:  # loadRes looks at the first
+                detections = _index({**ground_truth.dataset, "annotations": []}, coco)
+            evaluator = evaluation(ground_truth, detections, iou_type)
             if iou_type == "keypoints":
-                evaluator.params.kpt_oks_sigmas = keypoint_sigmas(ground_truth, oks_sigmas)
+                evaluator.params.kpt_oks_sigmas = _sigmas(ground_truth, oks_sigmas)
             else:  # keypoints have one limit, which is COCO's
                 evaluator.params.maxDets = sorted({1, 10, max_dets})
             evaluator.evaluate()
@@ -83,23 +87,8 @@ def evaluate_coco(
     return metrics
 
 
-def keypoint_sigmas(ground_truth: COCO, given: Sequence[float] = ()) -> np.ndarray:
-    """The standard deviation of each keypoint's place, over the square root of the object's area.
-
-    It sets how much of the object keypoint similarity (OKS) an error costs, see
-    cocodataset.org/#keypoints-eval.
-
-    Args:
-        ground_truth: whose annotations with keypoints tell how many there are, P.
-        given: P numbers. Empty: COCO's own for its 17 keypoints; for others, of which nothing is
-            known, the mean of COCO's.
-
-    Returns:
-        float64 [P].
-
-    Raises:
-        ValueError: `given` are not P.
-    """
+def _sigmas(ground_truth: COCO, given: Sequence[float]) -> np.ndarray:
+    """float64 [P] for the P keypoints of the annotations, see `evaluate_coco`."""
     rows = (row["keypoints"] for row in ground_truth.anns.values() if row.get("keypoints"))
     count = len(next(rows, [])) // 3
     coco = Params("keypoints").kpt_oks_sigmas
@@ -113,11 +102,7 @@ def keypoint_sigmas(ground_truth: COCO, given: Sequence[float] = ()) -> np.ndarr
 
 
 def coco_engine(name: str) -> tuple[Callable[[], Any], Callable[..., Any]]:
-    """The classes COCO and COCOeval of one of ENGINES.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The classes COCO and COCOeval of an engine; a ConfigError if it is not installed."""
     if name == "pycocotools":
         return COCO, COCOeval
     try:
@@ -127,13 +112,10 @@ def coco_engine(name: str) -> tuple[Callable[[], Any], Callable[..., Any]]:
             f"TEST.COCO_ENGINE is {name}, but that package is not installed: "
             "pip install faster-coco-eval, or use pycocotools"
         ) from error
-
-    def silent(*_: Any) -> None:
-        pass
-
+    # What is printed is left out, unlike what is logged.
     return (
-        partial(faster.COCO, print_function=silent),
-        partial(faster.COCOeval_faster, print_function=silent),
+        partial(faster.COCO, print_function=print),
+        partial(faster.COCOeval_faster, print_function=print),
     )
 
 
@@ -156,14 +138,6 @@ def _ground_truth(coco_gt: COCO, iou_type: str, coco: Callable[[], Any]) -> Any:
     return _index(fill_missing({**coco_gt.dataset, "annotations": annotations}), coco)
 
 
-def _detections(ground_truth: Any, results: Sequence[dict[str, Any]], iou_type: str) -> Any:
-    if not results:  # loadRes looks at the first
-        return _index({**ground_truth.dataset, "annotations": []}, type(ground_truth))
-    # Nothing but the field that is scored: loadRes would take a mask's area from a bbox beside it.
-    fields = ("image_id", "category_id", "score", IOU_TYPES[iou_type])
-    return ground_truth.loadRes([{field: result[field] for field in fields} for result in results])
-
-
 def _index(dataset: dict[str, Any], coco: Callable[[], Any]) -> Any:
     made = coco()
     made.dataset = dataset
@@ -178,22 +152,19 @@ def _summarize(evaluator: COCOeval, max_dets: int) -> Metrics:
     recall = evaluator.eval["recall"]  # (T, K, A, M)
     last = 0 if params.iouType == "keypoints" else params.maxDets.index(max_dets)
     everything = slice(None)
+    at_50, at_75 = 0, 5  # places in params.iouThrs: 0.5, 0.55, ..., 0.95
 
-    def iou(threshold: float) -> slice:
-        t = int(np.argmin(np.abs(params.iouThrs - threshold)))
-        return slice(t, t + 1)
-
-    def ap(t: slice = everything, area: str = "all", category: Any = everything) -> float | None:
+    def ap(t: Any = everything, area: str = "all", category: Any = everything) -> float | None:
         return _mean(precision[t, :, category, params.areaRngLbl.index(area), last])
 
-    def ar(t: slice = everything, area: str = "all", most: int = last) -> float | None:
+    def ar(t: Any = everything, area: str = "all", most: int = last) -> float | None:
         return _mean(recall[t, :, params.areaRngLbl.index(area), most])
 
     areas = {area[0]: area for area in params.areaRngLbl[1:]}  # s, m, l
-    metrics: Metrics = {"AP": ap(), "AP50": ap(iou(0.5)), "AP75": ap(iou(0.75))}
+    metrics: Metrics = {"AP": ap(), "AP50": ap(at_50), "AP75": ap(at_75)}
     metrics |= {f"AP{letter}": ap(area=area) for letter, area in areas.items()}
     if params.iouType == "keypoints":
-        metrics |= {"AR": ar(), "AR50": ar(iou(0.5)), "AR75": ar(iou(0.75))}
+        metrics |= {"AR": ar(), "AR50": ar(at_50), "AR75": ar(at_75)}
     else:
         metrics |= {f"AR{most}": ar(most=m) for m, most in enumerate(params.maxDets)}
     metrics |= {f"AR{letter}": ar(area=area) for letter, area in areas.items()}

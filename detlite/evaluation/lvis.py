@@ -6,28 +6,29 @@ the others does not count, nor do false alarms of categories that are not annota
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from pycocotools.coco import COCO
 
 from ..config import ConfigError
 from ..data.errors import DataError
-from .results import IOU_TYPES, check_results
+from .results import check_results
 
 MAX_DETS = 300  # LVIS's own: of a picture, over all categories
 
-# What tells which categories are annotated, and how often they occur: list -> its fields.
-_FIELDS = {
-    "images": ("neg_category_ids", "not_exhaustive_category_ids"),
-    "categories": ("frequency",),
-}
+# What tells which categories are annotated, and how often they occur: a list and its field.
+_FIELDS = (
+    ("images", "neg_category_ids"),
+    ("images", "not_exhaustive_category_ids"),
+    ("categories", "frequency"),
+)
 
 
 def lvis_package() -> ModuleType:
@@ -65,39 +66,31 @@ def evaluate_lvis(
             or names an unknown image or category.
     """
     lvis = lvis_package()
-    _check_ground_truth(coco_gt)
-    for iou_type in iou_types:
-        check_results(results, coco_gt, iou_type)
+    for key, field in _FIELDS:
+        for row in coco_gt.dataset[key]:
+            if field not in row:
+                raise DataError(
+                    f"ground truth: {key}, id {row['id']}: no {field!r}, which LVIS's evaluation "
+                    "needs; if this is not an LVIS file, give its entry type coco"
+                )
+    scored = {kind: check_results(results, coco_gt, kind) for kind in iou_types}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "truth.json"  # the package reads files only
         file.write_text(json.dumps(coco_gt.dataset))
         # Matching writes into the ground truth, so that each type needs its own.
-        return {kind: _evaluate(lvis, str(file), results, kind) for kind in iou_types}
-
-
-def _check_ground_truth(coco_gt: COCO) -> None:
-    for key, fields in _FIELDS.items():
-        for row in coco_gt.dataset[key]:
-            for field in fields:
-                if field not in row:
-                    raise DataError(
-                        f"ground truth: {key}, id {row['id']}: no {field!r}, which LVIS's "
-                        "evaluation needs; if this is not an LVIS file, give its entry type coco"
-                    )
+        return {kind: _evaluate(lvis, str(file), rows, kind) for kind, rows in scored.items()}
 
 
 def _evaluate(
-    lvis: ModuleType, file: str, results: Sequence[dict[str, Any]], iou_type: str
+    lvis: ModuleType, file: str, rows: list[dict[str, Any]], iou_type: str
 ) -> dict[str, Any]:
     truth = lvis.LVIS(file)
-    # Nothing but the field that is scored: a mask's area would be taken from a bbox beside it.
-    fields = ("image_id", "category_id", "score", IOU_TYPES[iou_type])
-    rows = [{field: result[field] for field in fields} for result in results]
     if not rows:  # which the package fails on; a detection that covers nothing scores the same
         first = {"image_id": truth.get_img_ids()[0], "category_id": truth.get_cat_ids()[0]}
         rows = [{**first, "score": 0.0, "bbox": [0.0, 0.0, 0.0, 0.0]}]
     evaluator = lvis.LVISEval(truth, lvis.LVISResults(truth, rows, MAX_DETS), iou_type)
-    with _numpy_float():
+    # lvis 0.5.3 uses an alias that numpy 1.24 took away.
+    with mock.patch.object(np, "float", float, create=True):
         evaluator.run()
     metrics: dict[str, Any] = {
         name: _known(value) for name, value in evaluator.get_results().items()
@@ -113,16 +106,3 @@ def _evaluate(
 def _known(value: float) -> float | None:
     """-1 stands for nothing to find."""
     return float(value) if value > -1 else None
-
-
-@contextlib.contextmanager
-def _numpy_float() -> Iterator[None]:
-    """Gives numpy the alias `float`, which lvis 0.5.3 uses and numpy 1.24 took away."""
-    if "float" in vars(np):
-        yield
-        return
-    vars(np)["float"] = float
-    try:
-        yield
-    finally:
-        del vars(np)["float"]

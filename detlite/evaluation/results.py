@@ -52,15 +52,9 @@ def to_coco_results(
         rles = convention.paste_rle(detections.mask_probs, boxes, orig_size, mask_threshold)
     if detections.keypoints is not None:
         keypoints = convention.rescale_keypoints(detections.keypoints, net_size, orig_size)
-    category_ids = [c["id"] for c in categories_of(detections.labels, categories)]
+    ids = [category["id"] for category in categories_of(detections.labels, categories)]
     return coco_results(
-        image_id,
-        boxes,
-        detections.scores,
-        category_ids,
-        rles,
-        keypoints,
-        keypoint_center=convention.keypoint_center,
+        image_id, boxes, detections.scores, ids, rles, keypoints, convention.keypoint_center
     )
 
 
@@ -116,7 +110,9 @@ def coco_results(
     return results
 
 
-def check_results(results: Sequence[dict[str, Any]], coco_gt: COCO, iou_type: str) -> None:
+def check_results(
+    results: Sequence[dict[str, Any]], coco_gt: COCO, iou_type: str
+) -> list[dict[str, Any]]:
     """Refuses what pycocotools would crash on or pass over in silence.
 
     Args:
@@ -124,16 +120,18 @@ def check_results(results: Sequence[dict[str, Any]], coco_gt: COCO, iou_type: st
         coco_gt: the ground truth that they are about.
         iou_type: a key of IOU_TYPES: what is scored.
 
+    Returns:
+        The results with nothing but what is scored, because pycocotools and its like would take a
+        mask's area from a bbox beside it.
+
     Raises:
         DataError: naming the result by its place in the list.
     """
-    field = IOU_TYPES[iou_type]
+    fields = ("image_id", "category_id", "score", IOU_TYPES[iou_type])
     for number, result in enumerate(results):
-        missing = {"image_id", "category_id", "score", field} - result.keys()
-        if missing:
-            raise DataError(
-                f"result {number} has no {sorted(missing)[0]!r}, which {iou_type} needs"
-            )
+        for field in fields:
+            if field not in result:
+                raise DataError(f"result {number} has no {field!r}, which {iou_type} needs")
         image = coco_gt.imgs.get(result["image_id"])
         if image is None:
             raise DataError(
@@ -141,14 +139,17 @@ def check_results(results: Sequence[dict[str, Any]], coco_gt: COCO, iou_type: st
                 "are these the results of another data set?"
             )
         if result["category_id"] not in coco_gt.cats:
+            ids = ", ".join(map(str, sorted(coco_gt.cats)[:10]))
+            more = ", ..." if len(coco_gt.cats) > 10 else ""
             raise DataError(
                 f"result {number}: category_id {result['category_id']!r} is not in the ground "
-                f"truth, whose ids are {_shorten(sorted(coco_gt.cats))}"
+                f"truth, whose ids are {ids}{more}"
             )
         if not math.isfinite(result["score"]):
             raise DataError(f"result {number}: the score is {result['score']}")
         if iou_type == "segm":
             _check_rle(result["segmentation"], image, number)
+    return [{field: result[field] for field in fields} for result in results]
 
 
 def _check_rle(rle: Any, image: dict[str, Any], number: int) -> None:
@@ -160,8 +161,3 @@ def _check_rle(rle: Any, image: dict[str, Any], number: int) -> None:
             f"result {number}: the mask's size is {rle.get('size')}, that of image {image['id']} "
             f"is {size} (height, width)"
         )
-
-
-def _shorten(ids: list[int], most: int = 10) -> str:
-    more = ", ..." if len(ids) > most else ""
-    return ", ".join(map(str, ids[:most])) + more
