@@ -56,21 +56,19 @@ def evaluate_cityscapes(coco_gt: COCO, results: Sequence[dict[str, Any]]) -> dic
     for row in coco_gt.dataset["annotations"]:
         truth[row["image_id"], row["category_id"]].append(row)
     names = [CATEGORIES[number] for number in EVALUATED]
-    categories = {
-        row["id"]: row["name"] for row in coco_gt.dataset["categories"] if row["name"] in names
-    }
-    pictures: dict[int, list[_Picture]] = {category: [] for category in categories}
-    for image in coco_gt.dataset["images"]:
-        void = coco_gt.annToRLE({"image_id": image["id"], "segmentation": image["void"]})
-        for category in categories:
-            key = image["id"], category
-            pictures[category].append(_compare(coco_gt, found[key], truth[key], void))
-    table = {
-        name: [_average_precision(pictures[category], overlap) for overlap in OVERLAPS]
-        for category, name in categories.items()
-    }
-    per_category = {name: mean_known(row) for name, row in table.items()}
-    per_category_50 = {name: row[0] for name, row in table.items()}
+    per_category: dict[str, float | None] = {}
+    per_category_50: dict[str, float | None] = {}
+    for category in coco_gt.dataset["categories"]:
+        name = category["name"]
+        if name not in names:
+            continue
+        pictures = []
+        for image in coco_gt.dataset["images"]:
+            key = image["id"], category["id"]
+            pictures.append(_compare(coco_gt, image, found[key], truth[key]))
+        averages = [_average_precision(pictures, overlap) for overlap in OVERLAPS]
+        per_category[name] = mean_known(averages)
+        per_category_50[name] = averages[0]
     return {
         "AP": mean_known(per_category.values()),
         "AP50": mean_known(per_category_50.values()),
@@ -105,13 +103,12 @@ class _Picture:
 
 
 def _compare(
-    coco_gt: COCO, results: list[dict[str, Any]], rows: list[dict[str, Any]], void: RLE
+    coco_gt: COCO, image: dict[str, Any], results: list[dict[str, Any]], rows: list[dict[str, Any]]
 ) -> _Picture:
+    results = [result for result in results if rle_codec.area(result["segmentation"])]
     masks = [result["segmentation"] for result in results]
     areas = rle_codec.area(masks).astype(np.float64)  # [P]
-    masks = [mask for mask, area in zip(masks, areas, strict=True) if area]
-    scores = np.array([result["score"] for result in results], dtype=np.float64)[areas > 0]
-    areas = areas[areas > 0]
+    void = coco_gt.annToRLE({"image_id": image["id"], "segmentation": image["void"]})
     instances = [coco_gt.annToRLE(row) for row in rows]
     sizes = rle_codec.area(instances).astype(np.float64)  # [G]
     shared = _intersections(masks, areas, instances)  # [P, G]
@@ -121,7 +118,7 @@ def _compare(
     ignored = shared[:, groups].sum(axis=1) + shared[:, small].sum(axis=1)
     ignored += _intersections(masks, areas, [void])[:, 0]
     return _Picture(
-        scores=scores,
+        scores=np.array([result["score"] for result in results], dtype=np.float64),
         iou=shared / (areas[:, None] + sizes - shared),
         ignored=ignored / areas,
         counted=~groups & ~small,
