@@ -61,13 +61,8 @@ def predicted_kinds(cfg: CfgNode) -> tuple[str, ...]:
     return ("bbox", *(kind for kind, on in heads.items() if on))
 
 
-def default_evaluators(dataset_type: str, predicted: Sequence[str]) -> tuple[str, ...]:
-    """The evaluators of a data set whose catalog entry names none.
-
-    Args:
-        dataset_type: `type` of the entry.
-        predicted: see `predicted_kinds`.
-    """
+def _default_evaluators(dataset_type: str, predicted: Sequence[str]) -> tuple[str, ...]:
+    """Those of a data set whose catalog entry, of that `type`, names none."""
     if "box_proposal" in predicted:
         return ("proposals",)
     if dataset_type == "lvis":
@@ -81,12 +76,12 @@ def default_evaluators(dataset_type: str, predicted: Sequence[str]) -> tuple[str
 
 def build_evaluators(cfg: CfgNode, dataset: CocoDataset) -> dict[str, Evaluator]:
     """The evaluators of a data set by name: `evaluators` of its entry in DATASETS.CATALOG, or else
-    `default_evaluators`.
+    what suits its type and what the model predicts.
 
     Raises:
         ConfigError: the entry names one that is not registered.
     """
-    names: Any = default_evaluators(dataset.kind, predicted_kinds(cfg))
+    names: Any = _default_evaluators(dataset.kind, predicted_kinds(cfg))
     where = f"DATASETS.CATALOG, {dataset.name}, evaluators"
     for entry in cfg.DATASETS.CATALOG:
         if entry["name"] == dataset.name and "evaluators" in entry:

@@ -9,13 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from detlite.config import ConfigError, load_config
-from detlite.evaluation.evaluators import (
-    EVALUATORS,
-    Evaluator,
-    build_evaluators,
-    default_evaluators,
-    predicted_kinds,
-)
+from detlite.evaluation.evaluators import Evaluator, build_evaluators, predicted_kinds
 
 
 def make_dataset(kind="coco", keypoint_names=()):
@@ -65,13 +59,6 @@ def test_evaluators_of_a_data_set(dataset_type, boxes, masks):
     assert list(build_evaluators(make_cfg(), dataset)) == boxes
     assert list(build_evaluators(make_cfg(*MASKS), dataset)) == masks
     assert list(build_evaluators(make_cfg(*PROPOSALS), dataset)) == ["proposals"]
-
-
-def test_every_default_is_registered():
-    for dataset_type in ("coco", "lvis", "voc", "cityscapes"):
-        for predicted in (("bbox", "segm"), ("box_proposal",)):
-            for name in default_evaluators(dataset_type, predicted):
-                assert EVALUATORS.get(name, "evaluators")
 
 
 @pytest.mark.parametrize("names", [["proposals", "coco"], []])
