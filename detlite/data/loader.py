@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..config import ConfigError
 from .catalog import JoinedDataset
 from .coco import CocoDataset, Target
 from .errors import DataError
-from .samplers import Sample, ShardSampler, TrainingBatchSampler
+from .samplers import Sample, TrainingBatchSampler
 from .transforms import DetectionTransform, build_transform
 
 Batch = tuple[list[Tensor], list[Target]]
@@ -30,10 +30,12 @@ class BatchLoader(DataLoader[Any]):
     """
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        for batch in super().__iter__():
-            if isinstance(batch, DataError):
-                raise batch
-            yield batch
+        for samples in super().__iter__():
+            for sample in samples:
+                if isinstance(sample, DataError):
+                    raise sample
+            images, targets = zip(*samples, strict=True)
+            yield list(images), list(targets)
 
 
 class TransformedDataset(Dataset[Any]):
@@ -45,10 +47,7 @@ class TransformedDataset(Dataset[Any]):
     """
 
     def __init__(
-        self,
-        dataset: CocoDataset | JoinedDataset,
-        transform: DetectionTransform,
-        seed: int = 0,
+        self, dataset: CocoDataset | JoinedDataset, transform: DetectionTransform, seed: int
     ) -> None:
         self._dataset = dataset
         self._transform = transform
@@ -105,8 +104,9 @@ def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
         ConfigError: TEST.IMS_PER_BATCH cannot be shared among the processes.
     """
     size = _per_process(cfg.TEST.IMS_PER_BATCH, "TEST.IMS_PER_BATCH")
-    shard = ShardSampler(len(dataset), distributed.rank(), distributed.world_size())
-    samples = TransformedDataset(dataset, build_transform(cfg, train=False))
+    # Shares that differ by at most one image: nothing is repeated to even them out.
+    shard = range(distributed.rank(), len(dataset), distributed.world_size())
+    samples = TransformedDataset(dataset, build_transform(cfg, train=False), cfg.SEED)
     return _loader(cfg, samples, BatchSampler(shard, size, drop_last=False))
 
 
@@ -119,22 +119,11 @@ def _loader(
         batch_sampler=batches,
         num_workers=workers,
         persistent_workers=workers > 0,
-        collate_fn=collate,
+        collate_fn=list,
         pin_memory=torch.cuda.is_available() and cfg.MODEL.DEVICE != "cpu",
         # Its own generator: else each new iterator draws from the global one, the model's.
         generator=torch.Generator(),
     )
-
-
-def collate(samples: Sequence[tuple[Tensor, Target] | DataError]) -> Batch | DataError:
-    """Samples to `(images, targets)`; a DataError among them takes the place of the batch."""
-    images, targets = [], []
-    for sample in samples:
-        if isinstance(sample, DataError):
-            return sample
-        images.append(sample[0])
-        targets.append(sample[1])
-    return images, targets
 
 
 def _per_process(batch_size: int, key: str) -> int:

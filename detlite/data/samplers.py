@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -30,8 +31,7 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
         batch_size: images in a batch, over all processes; a multiple of `world_size`.
         seed: of the permutations.
         start_iter: the iteration of the first batch.
-        rank: this process.
-        world_size: number of processes.
+        rank, world_size: this process, and how many there are.
     """
 
     def __init__(
@@ -43,10 +43,6 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        if len(wide) == 0:
-            raise ValueError("there is no image to sample")
-        if batch_size < 1 or batch_size % world_size:
-            raise ValueError(f"batch_size {batch_size} is no multiple of world_size {world_size}")
         is_wide = np.asarray(wide, bool)
         self._wide = _Rounds(np.flatnonzero(is_wide), (seed, 0))
         self._tall = _Rounds(np.flatnonzero(~is_wide), (seed, 1))
@@ -58,21 +54,15 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
         self._world_size = world_size
 
     def __iter__(self) -> Iterator[list[Sample]]:
-        iteration = self._start_iter
-        while True:
-            yield self.batch(iteration)
-            iteration += 1
-
-    def batch(self, iteration: int) -> list[Sample]:
-        """This process's part of the batch of an iteration."""
-        wide_before = self._wide_turns(iteration)
-        if self._wide_turns(iteration + 1) > wide_before:
-            rounds, turn = self._wide, wide_before
-        else:
-            rounds, turn = self._tall, iteration - wide_before
         size = self._batch_size // self._world_size
-        start = turn * self._batch_size + self._rank * size
-        return [rounds.sample(position) for position in range(start, start + size)]
+        for iteration in itertools.count(self._start_iter):
+            wide_before = self._wide_turns(iteration)
+            if self._wide_turns(iteration + 1) > wide_before:
+                rounds, turn = self._wide, wide_before
+            else:
+                rounds, turn = self._tall, iteration - wide_before
+            start = turn * self._batch_size + self._rank * size
+            yield [rounds.sample(position) for position in range(start, start + size)]
 
     def _wide_turns(self, iteration: int) -> int:
         """How many of the first `iteration` batches are wide: evenly spread, never random."""
@@ -95,19 +85,3 @@ class _Rounds:
 
     def _permute(self, number: int) -> list[int]:
         return np.random.default_rng((*self._seed, number)).permutation(self._images).tolist()
-
-
-class ShardSampler(Sampler[int]):
-    """This process's share of a set, in order: over all processes each index exactly once.
-
-    The shares differ by at most one image; nothing is repeated to even them out.
-    """
-
-    def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
-        self._share = range(rank, length, world_size)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._share)
-
-    def __len__(self) -> int:
-        return len(self._share)

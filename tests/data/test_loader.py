@@ -100,17 +100,30 @@ def test_evaluation_sees_each_image_once_in_order(content, write_set, small_cfg,
 def test_processes_share_training_and_evaluation(training, monkeypatch):
     cfg, dataset = training()
     alone = take(build_train_loader(cfg, dataset), 4)
-    test_set = build_dataset(cfg, "small", train=False)
-    seen, shares = [], []
+    shares = []
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     for rank in (0, 1):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
         shares.append(take(build_train_loader(cfg, dataset), 4))
-        seen += [t["image_id"] for _, batch in build_test_loader(cfg, test_set) for t in batch]
     for whole, first, second in zip(alone, *shares, strict=True):
         assert equal(whole[0], first[0] + second[0])
         assert equal(whole[1], first[1] + second[1])
-    assert sorted(seen) == [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_processes_share_evaluation_evenly(training, monkeypatch, processes):
+    cfg, _ = training("TEST.IMS_PER_BATCH", processes)
+    test_set = build_dataset(cfg, "small", train=False)
+    shares = []
+    monkeypatch.setattr(distributed, "world_size", lambda: processes)
+    for rank in range(processes):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        loader = build_test_loader(cfg, test_set)
+        shares.append([target["image_id"] for _, batch in loader for target in batch])
+        assert len(loader) == len(shares[-1])
+    assert sorted(itertools.chain(*shares)) == [10, 11, 12, 13]
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,14 @@
-"""Batches are a pure function of seed and iteration; evaluation sees each image once."""
+"""Batches of training are a pure function of seed and iteration."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detlite.data.samplers import ShardSampler, TrainingBatchSampler
+from detlite.data.samplers import TrainingBatchSampler
 
 
 def batches(count, wide, batch_size, seed=0, **options):
@@ -67,21 +66,3 @@ def test_processes_share_the_batches_of_one():
 def test_far_iterations_are_open_at_once():
     (batch,) = batches(1, [False] * 10, 2, start_iter=10**9)
     assert batch[0].round == 2 * 10**8
-
-
-def test_what_cannot_be_sampled_is_refused():
-    with pytest.raises(ValueError, match="no image"):
-        TrainingBatchSampler([], 2, 0)
-    with pytest.raises(ValueError, match="batch_size 3 is no multiple of world_size 2"):
-        TrainingBatchSampler([True], 3, 0, world_size=2)
-    with pytest.raises(ValueError, match="batch_size 0"):
-        TrainingBatchSampler([True], 0, 0)
-
-
-@given(length=st.integers(0, 40), world_size=st.integers(1, 6))
-def test_shards_hold_each_image_once(length, world_size):
-    shards = [ShardSampler(length, rank, world_size) for rank in range(world_size)]
-    assert sorted(itertools.chain(*shards)) == list(range(length))
-    sizes = [len(shard) for shard in shards]
-    assert sizes == [len(list(shard)) for shard in shards]
-    assert max(sizes) - min(sizes) <= 1
