@@ -34,36 +34,30 @@ def get_size(
     Returns:
         (height, width), each at least 1.
     """
+    short, long = min(size), max(size)
+    sides: list[float]
     if resize == "floor":
         # In whole numbers, so that the short side is met exactly and no product falls just short.
-        short, long = min(size), max(size)
         if long * min_size > max_size * short:
             min_size = round(max_size * short / long)
-        height, width = (max(1, min_size * side // short) for side in size)
-        return height, width
-    if resize == "interpolate":
-        scale = min(min_size / min(size), max_size / max(size))
-        height, width = (max(1, int(side * scale)) for side in size)
-        return height, width
-    # In these steps: where a side falls halfway between two pixels, as that of 88 x 44 does, the
-    # last bit decides.
-    short = min(size)
-    sides = [min_size if side == short else min_size / short * side for side in size]
-    if max(sides) > max_size:
-        shrink = max_size / max(sides)
-        sides = [side * shrink for side in sides]
-    height, width = (max(1, int(side + 0.5)) for side in sides)
+        sides = [min_size * side // short for side in size]
+    elif resize == "interpolate":
+        scale = min(min_size / short, max_size / long)
+        sides = [side * scale for side in size]
+    else:
+        # In these steps: where a side falls halfway between two pixels, as that of 88 x 44 does,
+        # the last bit decides.
+        sides = [min_size if side == short else min_size / short * side for side in size]
+        if max(sides) > max_size:
+            shrink = max_size / max(sides)
+            sides = [side * shrink for side in sides]
+        sides = [side + 0.5 for side in sides]
+    height, width = (max(1, int(side)) for side in sides)
     return height, width
 
 
 def resize_shortest(image: Tensor, min_size: int, max_size: int, resize: str = "round") -> Tensor:
-    """Resizes a picture as in evaluation, bilinearly, see `get_size`.
-
-    Args:
-        image: uint8 [3, H, W].
-        min_size: wanted short side in pixels.
-        max_size: largest long side in pixels.
-        resize: how, see `Convention.resize`.
+    """A picture uint8 [3, H, W] resized as in evaluation, bilinearly, see `get_size`.
 
     Returns:
         uint8 [3, h, w]; with "interpolate" float32 in 0..1.
@@ -99,15 +93,13 @@ class RandomShortestSize(v2.Transform):
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         """The picture or its boxes in that size."""
         if isinstance(inpt, tv_tensors.Image):
-            return tv_tensors.wrap(
-                _resize_image(inpt.as_subclass(Tensor), params["size"], self.convention.resize),
-                like=inpt,
-            )
+            resized = _resize_image(inpt, params["size"], self.convention.resize)
+            return tv_tensors.wrap(resized, like=inpt)
         if self.convention.inclusive_boxes and isinstance(inpt, tv_tensors.BoundingBoxes):
             last_pixel = torch.tensor([0.0, 0.0, 1.0, 1.0])
-            boxes = tv_tensors.wrap(inpt.as_subclass(Tensor) - last_pixel, like=inpt)
+            boxes = tv_tensors.wrap(inpt - last_pixel, like=inpt)
             resized = F.resize(boxes, list(params["size"]))
-            return tv_tensors.wrap(resized.as_subclass(Tensor) + last_pixel, like=resized)
+            return tv_tensors.wrap(resized + last_pixel, like=resized)
         return F.resize(inpt, list(params["size"]))
 
 
