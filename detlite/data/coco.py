@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +19,10 @@ from torch.utils.data import Dataset
 from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.packed_masks import PackedMasks
 from .errors import DataError
-from .ground_truth import ground_truth
+from .ground_truth import fill_missing
 from .images import image_problem, read_image
 from .proposals import load_proposals
-from .validation import Problems, annotation_problem, read_coco_json
+from .validation import annotation_problem, read_coco_json, report
 
 Target = dict[str, Any]
 
@@ -92,10 +94,10 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 f"{annotations}: no category names its keypoints, which MODEL.KEYPOINT_ON needs: "
                 '"keypoints": ["nose", "left_eye", ...]'
             )
-        problems = Problems(annotations, skip_bad)
+        problems: list[str] = []
         usable, self._bad = self._usable_annotations(content, problems, masks)
         broken = self._broken_images(content["images"], problems)
-        problems.finish()
+        report(problems, annotations, skip_bad)
 
         kept = [
             row
@@ -126,19 +128,13 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             image = read_image(self.image_path(index), (height, width))
         except DataError as error:
             raise DataError(f"{error} (image id {self.image_ids[index]})") from error
-        boxes, labels, segmentations, keypoints = pickle.loads(self._targets[index])
-        target: Target = {
-            "boxes": torch.from_numpy(boxes),
-            "labels": torch.from_numpy(labels),
-            "image_id": self.image_ids[index],
-            "size": (height, width),
-        }
+        arrays, segmentations = pickle.loads(self._targets[index])
+        target: Target = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        target |= {"image_id": self.image_ids[index], "size": (height, width)}
         if self._with_masks:
             target["masks"] = PackedMasks.from_segmentations(
                 segmentations, height, width, self._masks_as_runs
             )
-        if self.keypoint_names:
-            target["keypoints"] = torch.from_numpy(keypoints)
         if self._proposals is not None:
             target["proposals"] = self._proposals[index]
         return image, target
@@ -152,10 +148,22 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
         The annotation file is read again, as evaluation alone needs all of it.
         """
-        return ground_truth(self.annotation_file, set(self.image_ids), self._bad)
+        content = read_coco_json(self.annotation_file)
+        kept = set(self.image_ids)
+        content["images"] = [row for row in content["images"] if row["id"] in kept]
+        content["annotations"] = [
+            row
+            for position, row in enumerate(content["annotations"])
+            if position not in self._bad and row["image_id"] in kept
+        ]
+        coco = COCO()
+        coco.dataset = fill_missing(content)
+        with contextlib.redirect_stdout(io.StringIO()):
+            coco.createIndex()
+        return coco
 
     def _usable_annotations(
-        self, content: dict[str, Any], problems: Problems, masks: bool
+        self, content: dict[str, Any], problems: list[str], masks: bool
     ) -> tuple[dict[int, list[dict[str, Any]]], set[int]]:
         """Sound annotations that are not crowd, by image id; and where in the file the unsound are.
 
@@ -163,26 +171,25 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         """
         sizes = {row["id"]: (row["height"], row["width"]) for row in content["images"]}
         category_ids = {category["id"] for category in self.categories}
+        keypoint_count = len(self.keypoint_names)
         usable: dict[int, list[dict[str, Any]]] = {image_id: [] for image_id in sizes}
         seen: set[int] = set()
         bad: set[int] = set()
         for position, annotation in enumerate(content["annotations"]):
-            problem = annotation_problem(
-                annotation, sizes, category_ids, masks, len(self.keypoint_names) or None
-            )
+            problem = annotation_problem(annotation, sizes, category_ids, masks, keypoint_count)
             if problem is None and annotation["id"] in seen:
                 problem = "the id occurs twice"
             if problem is not None:
                 bad.add(position)
                 where = f"annotation {annotation.get('id', f'at position {position}')}"
-                problems.add(f"{where} (image {annotation.get('image_id')}): {problem}")
+                problems.append(f"{where} (image {annotation.get('image_id')}): {problem}")
                 continue
             seen.add(annotation["id"])
             if not annotation.get("iscrowd", 0):
                 usable[annotation["image_id"]].append(annotation)
         return usable, bad
 
-    def _broken_images(self, rows: list[dict[str, Any]], problems: Problems) -> set[int]:
+    def _broken_images(self, rows: list[dict[str, Any]], problems: list[str]) -> set[int]:
         if not self._folder.is_dir():
             raise DataError(f"{self._folder}: no such folder of pictures (data set {self.name})")
 
@@ -195,7 +202,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             for row, problem in zip(rows, pool.map(check, rows), strict=True):
                 if problem is not None:
                     broken.add(row["id"])
-                    problems.add(f"image {row['id']} ({row['file_name']}): {problem}")
+                    problems.append(f"image {row['id']} ({row['file_name']}): {problem}")
         return broken
 
     def _pack(self, annotations: list[dict[str, Any]], image: dict[str, Any]) -> bytes:
@@ -204,16 +211,14 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         boxes[:, 2:] += boxes[:, :2]  # xywh -> xyxy
         boxes = boxes.clip(0, [image["width"], image["height"]] * 2).astype(np.float32)
         labels = np.array([label[row["category_id"]] for row in annotations], np.int64)
-        segmentations = None
-        if self._with_masks:
-            segmentations = [row["segmentation"] for row in annotations]
-        keypoints = None
+        arrays: dict[str, np.ndarray] = {"boxes": boxes, "labels": labels}
         if self.keypoint_names:
             points = [row["keypoints"] for row in annotations]
             shape = (len(points), len(self.keypoint_names), 3)
-            keypoints = np.array(points, np.float32).reshape(shape)
-            keypoints[..., :2] += PIXEL_CENTRE
-        return pickle.dumps((boxes, labels, segmentations, keypoints), protocol=5)
+            arrays["keypoints"] = np.array(points, np.float32).reshape(shape)
+            arrays["keypoints"][..., :2] += PIXEL_CENTRE
+        segmentations = [row["segmentation"] for row in annotations] if self._with_masks else None
+        return pickle.dumps((arrays, segmentations), protocol=5)
 
 
 def _teaches(annotations: list[dict[str, Any]], min_keypoints: int) -> bool:

@@ -1,39 +1,10 @@
-"""What evaluation compares with: annotations in COCO form, complete, for pycocotools."""
+"""Annotations in COCO form made complete for pycocotools."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-from collections.abc import Set
-from pathlib import Path
 from typing import Any
 
 from pycocotools import mask as mask_utils
-from pycocotools.coco import COCO
-
-from .validation import read_coco_json
-
-
-def ground_truth(file: Path, image_ids: Set[int], bad: Set[int]) -> COCO:
-    """The annotations of some images of a file, crowd included, filled in by `fill_missing`.
-
-    Args:
-        file: a sound annotation file.
-        image_ids: of the images to keep.
-        bad: positions in `annotations` of those to leave out.
-    """
-    content = read_coco_json(file)
-    content["images"] = [row for row in content["images"] if row["id"] in image_ids]
-    content["annotations"] = [
-        row
-        for position, row in enumerate(content["annotations"])
-        if position not in bad and row["image_id"] in image_ids
-    ]
-    coco = COCO()
-    coco.dataset = fill_missing(content)
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco.createIndex()
-    return coco
 
 
 def fill_missing(content: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +13,9 @@ from yacs.config import CfgNode
 from ..convention import convention_of
 from ..structures.keypoints import PIXEL_CENTRE, flip_order
 from ..structures.packed_masks import PackedMasks
+from .coco import Target
 from .resize import RandomShortestSize
 
-Target = dict[str, Any]
 _MIN_BOX_SIDE = 1.0  # pixels
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +23,19 @@ _SHOWN = 5  # problems written out in the log; the rest are counted
 _logger = logging.getLogger(__name__)
 
 
-class Problems:
-    """Collects what is wrong with one annotation file: then one error, or a log and a count."""
-
-    def __init__(self, file: Path, skip: bool) -> None:
-        self.file = file
-        self.skip = skip
-        self.count = 0
-        self._first: list[str] = []
-
-    def add(self, problem: str) -> None:
-        """Counts a problem; `problem` names the image or annotation."""
-        self.count += 1
-        if len(self._first) < _SHOWN:
-            self._first.append(problem)
-
-    def finish(self) -> None:
-        """Logs what was skipped, or raises a DataError that tells the first and how many."""
-        if not self.count:
-            return
-        if not self.skip:
-            more = f" (the first of {self.count} problems)" if self.count > 1 else ""
-            raise DataError(
-                f"{self.file}: {self._first[0]}{more}; mend the file, or leave such entries out "
-                "with DATASETS.ON_BAD_ANNOTATION: skip"
-            )
-        for problem in self._first:
-            _logger.warning("%s: skipped: %s", self.file, problem)
-        _logger.warning("%s: skipped %d bad entries in all", self.file, self.count)
+def report(problems: Sequence[str], file: Path, skip: bool) -> None:
+    """Logs the problems of a file and how many there are, or unless `skip` raises a DataError."""
+    if not problems:
+        return
+    if not skip:
+        more = f" (the first of {len(problems)} problems)" if len(problems) > 1 else ""
+        raise DataError(
+            f"{file}: {problems[0]}{more}; mend the file, or leave such entries out with "
+            "DATASETS.ON_BAD_ANNOTATION: skip"
+        )
+    for problem in problems[:_SHOWN]:
+        _logger.warning("%s: skipped: %s", file, problem)
+    _logger.warning("%s: skipped %d bad entries in all", file, len(problems))
 
 
 def read_coco_json(file: Path, by_url: bool = False) -> dict[str, Any]:
@@ -118,16 +103,12 @@ def annotation_problem(
     sizes: Mapping[int, tuple[int, int]],
     category_ids: set[int],
     masks: bool,
-    keypoints: int | None = None,
+    keypoint_count: int,
 ) -> str | None:
     """What is wrong with an annotation, or None.
 
-    Args:
-        annotation: one entry of `annotations`.
-        sizes: (height, width) of every image, by id.
-        category_ids: the declared categories.
-        masks: whether the annotation must have a segmentation.
-        keypoints: how many keypoints its category has; None: they do not matter.
+    `sizes` has the (height, width) of every image by id. With a `keypoint_count` of 0 keypoints do
+    not matter.
     """
     for field in ("id", "image_id", "category_id"):
         if type(annotation.get(field)) is not int:
@@ -145,8 +126,8 @@ def annotation_problem(
     problem = box_problem(annotation.get("bbox"), height, width)
     if problem is None and masks:
         problem = segmentation_problem(annotation.get("segmentation"), height, width)
-    if problem is None and keypoints is not None and not annotation.get("iscrowd", 0):
-        problem = keypoints_problem(annotation.get("keypoints"), keypoints)
+    if problem is None and keypoint_count and not annotation.get("iscrowd", 0):
+        problem = keypoints_problem(annotation.get("keypoints"), keypoint_count)
     return problem
 
 
@@ -190,27 +171,24 @@ def rle_problem(
     size, counts = rle.get("size"), rle.get("counts")
     if size != [height, width]:
         return f"has size {size} [height, width], its image [{height}, {width}]"
-    # pycocotools trusts a string, to the point of writing outside its memory.
-    runs = _sound_runs(counts)
-    if runs is None:
-        return "has RLE counts that are not run lengths"
+    unsound = "has RLE counts that are not run lengths"
+    if isinstance(counts, list):
+        if not all(type(run) is int for run in counts):
+            return unsound
+    elif not isinstance(counts, str):
+        return unsound
+    try:
+        # pycocotools trusts a string, to the point of writing outside its memory.
+        runs = run_lengths(counts)
+    except (ValueError, OverflowError):
+        return unsound
+    if (runs < 0).any():
+        return unsound
     covered = runs.sum(dtype=np.float64)  # cannot overflow
     if covered != height * width:
         return f"has RLE counts over {covered:.0f} of {height * width} pixels"
     # Runs alternate, background first.
     return None if may_be_empty or runs[1::2].any() else "is empty: no pixel is set"
-
-
-def _sound_runs(counts: Any) -> np.ndarray | None:
-    """The runs that counts stand for, or None."""
-    whole = isinstance(counts, list) and all(type(run) is int for run in counts)
-    if not whole and not isinstance(counts, str):
-        return None
-    try:
-        runs = run_lengths(counts)
-    except (ValueError, OverflowError):
-        return None
-    return None if (runs < 0).any() else runs
 
 
 def keypoints_problem(keypoints: Any, count: int) -> str | None:
