@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
+from pycocotools import mask as rle_codec
 
 from ..config import ConfigError
-from ..structures.masks import encode_bitmap, to_bitmap
+from ..structures.masks import RLE, encode_bitmap
 from .catalog import DATASETS, Entry, check_fields
 from .converted import converted_file, existing
 from .errors import DataError
@@ -50,8 +51,8 @@ VOID = {
     30: "trailergroup",
 }
 _ENDINGS = {"poly": "gtFine_polygons.json", "mask": "gtFine_instanceIds.png"}
-# Label, whether it is a group, segmentation and bitmap of an object
-_Found = tuple[int, bool, Any, np.ndarray]
+# Label, whether it is a group, segmentation and mask of an object
+_Found = tuple[int, bool, Any, RLE]
 
 
 @DATASETS.register("cityscapes")
@@ -62,8 +63,7 @@ def cityscapes_files(entry: Entry, root: Path) -> tuple[Path, Path]:
     is visible of each instance. `most` pictures from all over the split are taken; 0: all. `all`
     keeps caravans and trailers, which the official evaluation does not count.
     """
-    fields = {"folder": str, "split": str, "form": str, "most": int, "all": bool}
-    check_fields(entry, fields)
+    check_fields(entry, {"folder": str, "split": str, "form": str, "most": int, "all": bool})
     name, folder, split = entry["name"], root / entry["folder"], entry["split"]
     if entry["form"] not in _ENDINGS:
         raise ConfigError(
@@ -130,18 +130,17 @@ def read_cityscapes(
                 "void": encode_bitmap(void),
             }
         )
-        for number, crowd, segmentation, bitmap in found:
-            if number not in ids or not bitmap.any():
+        for number, crowd, segmentation, rle in found:
+            area = int(rle_codec.area(rle))
+            if number not in ids or not area:
                 continue
-            rows, columns = np.where(bitmap.any(axis=1))[0], np.where(bitmap.any(axis=0))[0]
-            x, y = int(columns[0]), int(rows[0])
             content["annotations"].append(
                 {
                     "id": len(content["annotations"]) + 1,
                     "image_id": image_id,
                     "category_id": ids[number],
-                    "bbox": [x, y, int(columns[-1]) + 1 - x, int(rows[-1]) + 1 - y],
-                    "area": int(bitmap.sum()),
+                    "bbox": rle_codec.toBbox(rle).astype(int).tolist(),
+                    "area": area,
                     "segmentation": segmentation,
                     "iscrowd": int(crowd),
                 }
@@ -163,8 +162,8 @@ def _polygons(file: Path, height: int, width: int) -> tuple[list[_Found], np.nda
         canvas.polygon(polygon, fill=int(row["label"] in VOID.values()))
         label = row["label"].removesuffix("group")
         if label in labels:
-            bitmap = to_bitmap([polygon], height, width)
-            found.append((labels[label], label != row["label"], [polygon], bitmap))
+            (rle,) = rle_codec.frPyObjects([polygon], height, width)
+            found.append((labels[label], label != row["label"], [polygon], rle))
     return found, np.asarray(void)
 
 
@@ -179,6 +178,6 @@ def _instances(file: Path, height: int, width: int) -> tuple[list[_Found], np.nd
         group = number < 1000
         label = number if group else number // 1000
         if label in CATEGORIES:
-            bitmap = pixels == number
-            found.append((label, group, encode_bitmap(bitmap), bitmap))
+            rle = encode_bitmap(pixels == number)
+            found.append((label, group, rle, rle))
     return found, np.isin(pixels, list(VOID))

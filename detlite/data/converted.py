@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,16 +32,14 @@ def converted_file(root: Path, name: str, make: Callable[[], dict[str, Any]]) ->
     if file.is_file():
         return file
     content = make()
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     try:
         file.parent.mkdir(exist_ok=True)
-        temporary.write_text(json.dumps(content))
-        os.replace(temporary, file)
+        with tempfile.TemporaryDirectory(dir=file.parent) as temporary:
+            unfinished = Path(temporary) / file.name
+            unfinished.write_text(json.dumps(content))
+            unfinished.replace(file)
     except OSError as error:
         raise DataError(f"{file}: cannot be written ({error.strerror})") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
     logger.info("%s: made %s of %d images", name, file, len(content["images"]))
     return file
 
