@@ -37,16 +37,19 @@ class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
     def __init__(self, datasets: Sequence[CocoDataset]) -> None:
         super().__init__(datasets)
         first = datasets[0]
+        known = {(row["id"], row["name"]) for row in first.categories}
         for other in datasets[1:]:
             if other.keypoint_names != first.keypoint_names:
                 raise DataError(
                     f"{other.annotation_file}: has other keypoints than {first.annotation_file}"
                 )
-            if other.categories != first.categories:
+            difference = known ^ {(row["id"], row["name"]) for row in other.categories}
+            if difference:
+                number, name = min(difference)
                 raise DataError(
                     f"{other.annotation_file}: has other categories than "
-                    f"{first.annotation_file}: {_difference(other, first)}; data sets that are "
-                    "trained on together need the same ids and names"
+                    f"{first.annotation_file}: {number} ({name!r}) is in one of the two only; "
+                    "data sets that are trained on together need the same ids and names"
                 )
         self.name = " + ".join(dataset.name for dataset in datasets)
         self.categories = first.categories
@@ -57,10 +60,7 @@ class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
 def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
     """The data set that DATASETS.CATALOG, or else the built-in catalog, lists under `name`.
 
-    Args:
-        cfg: the config.
-        name: the name of an entry.
-        train: for training: with masks (if MODEL.MASK_ON), without images that teach nothing.
+    For training (`train`) it has masks, if MODEL.MASK_ON, and no images that teach nothing.
 
     Raises:
         ConfigError: no or no sound entry of that name, or no file of its proposals.
@@ -112,10 +112,11 @@ def build_train_dataset(cfg: CfgNode) -> JoinedDataset:
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> None:
     """Raises ConfigError if the model's numbers of classes or keypoints contradict the data set."""
-    (key, given), wanted = _class_count(cfg), len(dataset.categories) + 1
+    part = "RETINANET" if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else "ROI_BOX_HEAD"
+    given, wanted = cfg.MODEL[part].NUM_CLASSES, len(dataset.categories) + 1
     if given != wanted:
         raise ConfigError(
-            f"{key} is {given}, but the data set {dataset.name} has "
+            f"MODEL.{part}.NUM_CLASSES is {given}, but the data set {dataset.name} has "
             f"{wanted - 1} categories: with the background that makes {wanted}"
         )
     names, points = dataset.keypoint_names, cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES
@@ -139,9 +140,7 @@ def coco_files(entry: Entry, root: Path) -> tuple[Path, Path]:
 def check_fields(entry: Entry, fields: dict[str, type]) -> None:
     """Raises ConfigError if a catalog entry lacks a field, has one too many or of a wrong type.
 
-    Args:
-        entry: the entry; `name`, `type` and `evaluators` are always allowed.
-        fields: the needed fields and their types.
+    `name`, `type` and `evaluators` are always allowed.
     """
     where = f"DATASETS.CATALOG, {entry['name']}"
     for field, kind in fields.items():
@@ -187,15 +186,3 @@ def _proposal_file(cfg: CfgNode, name: str, train: bool) -> Path:
             f"MODEL.LOAD_PROPOSALS needs one file for each set, and one for {name}"
         )
     return expand_path(datasets.ROOT) / expand_path(paths[names.index(name)])
-
-
-def _difference(one: CocoDataset, other: CocoDataset) -> str:
-    pairs = [{(row["id"], row["name"]) for row in dataset.categories} for dataset in (one, other)]
-    number, name = min(pairs[0] ^ pairs[1])
-    return f"{number} ({name!r}) is in one of the two only"
-
-
-def _class_count(cfg: CfgNode) -> tuple[str, int]:
-    """The key that says how many classes, with background, the detector has, and its value."""
-    part = "RETINANET" if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else "ROI_BOX_HEAD"
-    return f"MODEL.{part}.NUM_CLASSES", cfg.MODEL[part].NUM_CLASSES

@@ -15,6 +15,7 @@ CATEGORIES = (
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
     "tvmonitor",
 )  # fmt: skip
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
 @DATASETS.register("voc")
@@ -30,13 +31,8 @@ def voc_files(entry: Entry, root: Path) -> tuple[Path, Path]:
     return file, pictures
 
 
-def read_voc(folder: Path, split: str, name: str = "") -> dict[str, Any]:
-    """A split of a VOC folder in COCO's form.
-
-    Args:
-        folder: holds ImageSets/Main/<split>.txt and Annotations/<picture>.xml.
-        split: train, val, trainval or test.
-        name: of the data set, for messages.
+def read_voc(folder: Path, split: str, name: str) -> dict[str, Any]:
+    """A split of a VOC folder in COCO's form; `name` of the data set is for messages.
 
     Raises:
         DataError: a file that is missing or cannot be read, or an unknown category.
@@ -61,16 +57,13 @@ def read_voc(folder: Path, split: str, name: str = "") -> dict[str, Any]:
                     "width": int(_text(tree, "size/width")),
                 }
             )
-            for number, node in enumerate(tree.iter("object"), start=1):
-                x1, y1, x2, y2 = (
-                    float(_text(node, f"bndbox/{side}"))
-                    for side in ("xmin", "ymin", "xmax", "ymax")
-                )
+            for node in tree.iter("object"):
+                x1, y1, x2, y2 = (float(_text(node, f"bndbox/{side}")) for side in _SIDES)
                 # Pixels are counted from 1, and the last one belongs to the object.
                 box = [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1]
                 content["annotations"].append(
                     {
-                        "id": 1000 * image_id + number,
+                        "id": len(content["annotations"]) + 1,
                         "image_id": image_id,
                         "category_id": numbers[_text(node, "name")],
                         "bbox": box,
