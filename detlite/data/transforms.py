@@ -16,6 +16,7 @@ from ..structures.packed_masks import PackedMasks
 from .coco import Target
 from .resize import RandomShortestSize
 
+Size = tuple[int, int]  # height, width
 _MIN_BOX_SIDE = 1.0  # pixels
 
 
@@ -47,7 +48,8 @@ class DetectionTransform:
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         height, width = image.shape[-2:]
         target = dict(target)
-        for name in target.keys() & {"boxes", "proposals"}:
+        boxed = target.keys() & {"boxes", "proposals"}
+        for name in boxed:
             target[name] = tv_tensors.BoundingBoxes(
                 target[name], format="XYXY", canvas_size=(height, width)
             )
@@ -63,14 +65,23 @@ class DetectionTransform:
         if masks is not None:
             target["masks"] = masks.transformed(*motion)
         if "keypoints" in target:
-            moved = _move_keypoints(target["keypoints"], *motion, self._keypoint_center)
-            # Both flips together turn the picture without mirroring it.
-            target["keypoints"] = moved[:, self._flip_order] if flip_x != flip_y else moved
-        plain = {
-            key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value
-            for key, value in target.items()
-        }
-        return image.as_subclass(Tensor), _drop_small(plain)
+            target["keypoints"] = self._move_keypoints(target["keypoints"], *motion)
+        for name in boxed:
+            target[name] = target[name].as_subclass(Tensor)
+        return image.as_subclass(Tensor), _drop_small(target)
+
+    def _move_keypoints(
+        self, keypoints: Tensor, flip_x: bool, flip_y: bool, in_size: Size, out_size: Size
+    ) -> Tensor:
+        """Keypoints [N, P, 3] of a picture that was flipped and resized."""
+        center, (height, width) = self._keypoint_center, out_size
+        x = (keypoints[..., 0] + center - PIXEL_CENTRE) * (width / in_size[1])
+        y = (keypoints[..., 1] + center - PIXEL_CENTRE) * (height / in_size[0])
+        last = 1 - 2 * center  # mirrored indices are counted from the last pixel
+        x, y = width - last - x if flip_x else x, height - last - y if flip_y else y
+        moved = torch.stack([x, y, keypoints[..., 2]], dim=-1)
+        # Both flips together turn the picture without mirroring it.
+        return moved[:, self._flip_order] if flip_x != flip_y else moved
 
 
 def build_transform(
@@ -81,12 +92,9 @@ def build_transform(
     Test-time augmentation resizes by itself, and is given pictures as they are.
     """
     inputs, convention = cfg.INPUT, convention_of(cfg)
-    if not train and cfg.TEST.BBOX_AUG.ENABLED:
-        return DetectionTransform([])
     if not train:
-        return DetectionTransform(
-            [RandomShortestSize([inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST, convention)]
-        )
+        resize = RandomShortestSize([inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST, convention)
+        return DetectionTransform([] if cfg.TEST.BBOX_AUG.ENABLED else [resize])
     transforms: list[v2.Transform] = []
     jitter = [inputs.BRIGHTNESS, inputs.CONTRAST, inputs.SATURATION, inputs.HUE]
     if any(jitter):
@@ -98,23 +106,6 @@ def build_transform(
     # The resize comes last: it mostly enlarges.
     transforms.append(RandomShortestSize(inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, convention))
     return DetectionTransform(transforms, keypoint_names, convention.keypoint_center)
-
-
-def _move_keypoints(
-    keypoints: Tensor,
-    flip_x: bool,
-    flip_y: bool,
-    in_size: tuple[int, int],
-    out_size: tuple[int, int],
-    center: float,
-) -> Tensor:
-    """Keypoints [N, P, 3] of a picture that was flipped and resized; sizes are (height, width)."""
-    height, width = out_size
-    x = (keypoints[..., 0] + center - PIXEL_CENTRE) * (width / in_size[1])
-    y = (keypoints[..., 1] + center - PIXEL_CENTRE) * (height / in_size[0])
-    last = 1 - 2 * center  # mirrored indices are counted from the last pixel
-    x, y = width - last - x if flip_x else x, height - last - y if flip_y else y
-    return torch.stack([x, y, keypoints[..., 2]], dim=-1)
 
 
 def _drop_small(target: Target) -> Target:

@@ -42,7 +42,9 @@ def draw_detections(
     Returns:
         An RGB image, of the picture's size or a multiple of it.
     """
-    picture = _to_pil(image)
+    if isinstance(image, Tensor):
+        image = Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
+    picture = image.convert("RGB")
     size = picture.size
     factor = max(1, math.ceil(min_side / max(size)))
     if factor > 1:
@@ -51,21 +53,23 @@ def draw_detections(
     boxes = (detections["boxes"] * factor).tolist()
     scores = detections["scores"].tolist() if "scores" in detections else [None] * len(labels)
     shown = [i for i, score in enumerate(scores) if score is None or score >= min_score]
-    hues = {i: labels[i] - 1 if len(categories) > 1 else i for i in shown}
-    colours = {i: _colour(hue) for i, hue in hues.items()}
+    colours = {i: _colour(labels[i] - 1 if len(categories) > 1 else i) for i in shown}
     for i in reversed(shown):  # the best on top
         if "masks" in detections:
             _draw_mask(picture, _bitmap(detections["masks"], i, size), colours[i])
     draw = ImageDraw.Draw(picture)
     line = max(1, round(max(picture.size) / 320))
     for i in reversed(shown):
-        draw.rectangle(_ordered(boxes[i]), outline=colours[i], width=line)
+        x1, y1, x2, y2 = boxes[i]
+        # The last pixel inside, and no side negative.
+        corners = (x1, y1, max(x1, x2 - 1), max(y1, y2 - 1))
+        draw.rectangle(corners, outline=colours[i], width=line)
         if "keypoints" in detections:
             _draw_keypoints(draw, detections["keypoints"][i], factor, 2 * line, colours[i])
-    font = ImageFont.load_default(max(11, round(max(picture.size) / 48)))
+    draw.font = ImageFont.load_default(max(11, round(max(picture.size) / 48)))
     for i in reversed(shown):
         text = _label(categories[labels[i] - 1]["name"], scores[i], len(categories))
-        _draw_label(draw, boxes[i], text, colours[i], font, picture.size)
+        _draw_label(draw, boxes[i], text, colours[i], picture.size)
     return picture
 
 
@@ -74,18 +78,6 @@ def _label(name: str, score: float | None, categories: int) -> str:
     if score is None:
         return name
     return f"{score:.2f}" if categories == 1 else f"{name} {score:.2f}"
-
-
-def _to_pil(image: Image.Image | Tensor) -> Image.Image:
-    if isinstance(image, Image.Image):
-        return image.convert("RGB")
-    return Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
-
-
-def _ordered(box: list[float]) -> tuple[float, float, float, float]:
-    """A box as PIL wants it: the last pixel inside, and no side negative."""
-    x1, y1, x2, y2 = box
-    return (x1, y1, max(x1, x2 - 1), max(y1, y2 - 1))
 
 
 def _colour(index: int) -> Colour:
@@ -132,21 +124,16 @@ def _draw_keypoints(
 
 
 def _draw_label(
-    draw: ImageDraw.ImageDraw,
-    box: list[float],
-    text: str,
-    colour: Colour,
-    font: Any,
-    size: tuple[int, int],
+    draw: ImageDraw.ImageDraw, box: list[float], text: str, colour: Colour, size: tuple[int, int]
 ) -> None:
     """A filled tag above the box's top left corner, moved so that it stays in the picture."""
-    left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
+    left, top, right, bottom = draw.textbbox((0, 0), text)
     width, height = right - left + 4, bottom - top + 4
     x = max(0, min(box[0], size[0] - width))
     y = box[1] - height if box[1] >= height else box[1]
     draw.rectangle((x, y, x + width, y + height), fill=colour)
     dark = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] < 140
-    draw.text((x + 2 - left, y + 2 - top), text, fill="white" if dark else "black", font=font)
+    draw.text((x + 2 - left, y + 2 - top), text, fill="white" if dark else "black")
 
 
 def contact_sheet(
@@ -157,18 +144,17 @@ def contact_sheet(
         raise ValueError("images: a contact sheet needs at least one")
     if columns < 1:
         raise ValueError(f"columns must be at least 1, got {columns}")
-    factors = [min(1.0, cell / max(image.size)) for image in images]
-    sizes = [
-        (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
-        for image, factor in zip(images, factors, strict=True)
-    ]
+    thumbnails = [image.copy() for image in images]
+    for thumbnail in thumbnails:
+        thumbnail.thumbnail((cell, cell), Image.Resampling.LANCZOS)
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
-    width, height = max(w for w, _ in sizes), max(h for _, h in sizes)
+    width = max(thumbnail.width for thumbnail in thumbnails)
+    height = max(thumbnail.height for thumbnail in thumbnails)
     sheet = Image.new("RGB", (columns * (width + gap) + gap, rows * (height + gap) + gap), "white")
-    for number, (image, (w, h)) in enumerate(zip(images, sizes, strict=True)):
+    for number, thumbnail in enumerate(thumbnails):
         row, column = divmod(number, columns)
-        x = gap + column * (width + gap) + (width - w) // 2
-        y = gap + row * (height + gap) + (height - h) // 2
-        sheet.paste(image.resize((w, h), Image.Resampling.LANCZOS), (x, y))
+        x = gap + column * (width + gap) + (width - thumbnail.width) // 2
+        y = gap + row * (height + gap) + (height - thumbnail.height) // 2
+        sheet.paste(thumbnail, (x, y))
     return sheet
