@@ -7,7 +7,7 @@ import torch
 from torchvision.transforms import v2
 
 from detlite.convention import CONVENTIONS
-from detlite.data import CocoDataset, DataError, build_dataset
+from detlite.data import CocoDataset, DataError, build_dataset, build_train_dataset
 from detlite.data.resize import RandomShortestSize
 from detlite.data.transforms import DetectionTransform
 from detlite.evaluation import to_coco_results
@@ -86,6 +86,29 @@ def test_bad_keypoints(keypoint_content, write_set, points, message):
 def test_keypoints_without_names(content, write_set):
     with pytest.raises(DataError, match="no category names its keypoints"):
         CocoDataset(*write_set(content), train=True, keypoints=True)
+
+
+def test_joined_sets_may_name_their_keypoints_with_one_category(
+    keypoint_content, write_set, small_cfg
+):
+    write_set(keypoint_content)
+    del keypoint_content["categories"][0]["keypoints"]
+    write_set(keypoint_content, "other")
+    cfg = small_cfg(
+        "MODEL.KEYPOINT_ON", True, "DATASETS.TRAIN", ("small", "other"),
+        "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", len(NAMES),
+    )  # fmt: skip
+    assert build_train_dataset(cfg).keypoint_names == NAMES
+
+
+def test_joined_sets_need_the_same_keypoints(keypoint_content, write_set, small_cfg):
+    write_set(keypoint_content)
+    for category in keypoint_content["categories"]:
+        category["keypoints"] = NAMES[::-1]
+    write_set(keypoint_content, "other")
+    cfg = small_cfg("MODEL.KEYPOINT_ON", True, "DATASETS.TRAIN", ("small", "other"))
+    with pytest.raises(DataError, match=r"other.*: has other keypoints than .*small"):
+        build_train_dataset(cfg)
 
 
 def target_of(points):
