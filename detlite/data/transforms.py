@@ -11,13 +11,13 @@ from torchvision.transforms import v2
 from yacs.config import CfgNode
 
 from ..convention import convention_of
+from ..structures import boxes as box_ops
 from ..structures.keypoints import PIXEL_CENTRE, flip_order
 from ..structures.packed_masks import PackedMasks
 from .coco import Target
 from .resize import RandomShortestSize
 
 Size = tuple[int, int]  # height, width
-_MIN_BOX_SIDE = 1.0  # pixels
 
 
 class DetectionTransform:
@@ -68,7 +68,13 @@ class DetectionTransform:
             target["keypoints"] = self._move_keypoints(target["keypoints"], *motion)
         for name in boxed:
             target[name] = target[name].as_subclass(Tensor)
-        return image.as_subclass(Tensor), _drop_small(target)
+        keep = box_ops.at_least(target["boxes"], 1)
+        if not keep.all():
+            for name in target.keys() & {"boxes", "labels", "keypoints"}:
+                target[name] = target[name][keep]
+            if "masks" in target:
+                target["masks"] = target["masks"].select(keep)
+        return image.as_subclass(Tensor), target
 
     def _move_keypoints(
         self, keypoints: Tensor, flip_x: bool, flip_y: bool, in_size: Size, out_size: Size
@@ -106,14 +112,3 @@ def build_transform(
     # The resize comes last: it mostly enlarges.
     transforms.append(RandomShortestSize(inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, convention))
     return DetectionTransform(transforms, keypoint_names, convention.keypoint_center)
-
-
-def _drop_small(target: Target) -> Target:
-    boxes = target["boxes"]
-    keep = (boxes[:, 2:] - boxes[:, :2] >= _MIN_BOX_SIDE).all(dim=1)
-    if keep.all():
-        return target
-    kept = {name: target[name][keep] for name in target.keys() & {"boxes", "labels", "keypoints"}}
-    if "masks" in target:
-        kept["masks"] = target["masks"].select(keep)
-    return {**target, **kept}
