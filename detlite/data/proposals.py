@@ -26,20 +26,18 @@ logger = logging.getLogger(__name__)
 # detectron2's numbers of what a box's values say; further ones are relative or rotated.
 _BOX_MODES = {"0": "xyxy", "1": "xywh"}
 
-# Of an image: boxes [N, 4] as their file has them, and scores [N].
+# Of an image: boxes [N, 4] as their file has them, and scores [N]. Found by the image's id as
+# text, for files spell the same ids as numbers or as strings.
 Found = tuple[Any, Any]
 
 
 def load_proposals(
     path: Path, image_ids: Sequence[Any], sizes: Sequence[tuple[int, int]], most: int
 ) -> list[Tensor]:
-    """The best proposals of each image of a data set.
+    """The best proposals of each image of a data set, at most `most` of an image.
 
-    Args:
-        path: a .pkl of detectron2, or a .json of COCO results.
-        image_ids: of the data set's images; further ones in the file are passed over.
-        sizes: their (height, width).
-        most: how many proposals of an image are kept.
+    `path` is a .pkl of detectron2, or a .json of COCO results, in which further images are passed
+    over. `sizes` are (height, width).
 
     Returns:
         For each image float32 [P, 4] xyxy in the picture's pixels, clipped to it, none empty, by
@@ -75,9 +73,6 @@ def load_proposals(
     return proposals
 
 
-# Both forms are keyed by text: files spell the same ids as numbers or as strings.
-
-
 def _read_pickle(path: Path) -> tuple[str, dict[str, Found]]:
     try:
         content = read_pickle(path)
@@ -91,17 +86,15 @@ def _read_pickle(path: Path) -> tuple[str, dict[str, Found]]:
         raise DataError(f"{path}: not a pickle, or truncated or damaged") from error
     if not isinstance(content, dict):
         content = {}
-    # the later names of each list, then the older
-    lists: list[Any] = [
-        next((content[name] for name in names if name in content), None)
-        for names in (("ids", "indexes"), ("boxes",), ("objectness_logits", "scores"))
-    ]
-    if not all(isinstance(values, list | tuple | np.ndarray) for values in lists):
+    # the later names, then the older
+    ids: Any = content.get("ids", content.get("indexes"))
+    boxes: Any = content.get("boxes")
+    scores: Any = content.get("objectness_logits", content.get("scores"))
+    if not all(isinstance(values, list | tuple | np.ndarray) for values in (ids, boxes, scores)):
         raise DataError(
             f"{path}: not a file of proposals, which is a dict of ids (or indexes), boxes and "
             "objectness_logits (or scores)"
         )
-    ids, boxes, scores = lists
     mode = str(content.get("bbox_mode", 0))
     if mode not in _BOX_MODES:
         raise DataError(f"{path}: bbox_mode is {mode}, but must be 0 (xyxy) or 1 (xywh), absolute")
@@ -111,10 +104,10 @@ def _read_pickle(path: Path) -> tuple[str, dict[str, Found]]:
             "one of each for an image"
         )
     found: dict[str, Found] = {}
-    for image_id, *pair in zip(ids, boxes, scores, strict=True):
+    for image_id, own_boxes, own_scores in zip(ids, boxes, scores, strict=True):
         if str(image_id) in found:
             raise DataError(f"{path}: image {image_id} occurs twice")
-        found[str(image_id)] = pair[0], pair[1]
+        found[str(image_id)] = own_boxes, own_scores
     return _BOX_MODES[mode], found
 
 
