@@ -10,7 +10,6 @@ from .catalog import (
 )
 from .coco import CocoDataset
 from .errors import DataError
-from .ground_truth import fill_missing
 from .loader import build_test_loader, build_train_loader
 
 __all__ = [
@@ -23,5 +22,4 @@ __all__ = [
     "build_train_dataset",
     "build_train_loader",
     "check_num_classes",
-    "fill_missing",
 ]

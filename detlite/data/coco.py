@@ -19,10 +19,9 @@ from torch.utils.data import Dataset
 from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.packed_masks import PackedMasks
 from .errors import DataError
-from .ground_truth import fill_missing
 from .images import image_problem, read_image
 from .proposals import load_proposals
-from .validation import annotation_problem, read_coco_json, report
+from .validation import annotation_problem, fill_missing, read_coco_json, report
 
 Target = dict[str, Any]
 
@@ -42,8 +41,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         annotations: the annotation file.
         images: the folder that the file names of the pictures are relative to.
         name: what the set is called in messages and results.
-        kind: the type of its catalog entry; sets of kind "voc" and "cityscapes" are also
-            measured as VOC and Cityscapes do, those of kind "lvis" as LVIS does instead of COCO.
+        kind: the type of its catalog entry, which says how it is measured.
         train: leave out images without a usable annotation.
         masks: every annotation must have a segmentation. Only training has it in its targets:
             evaluation compares with `coco_gt()`.

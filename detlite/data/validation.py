@@ -1,4 +1,4 @@
-"""What a COCO annotation file must hold, checked before anything is built on it."""
+"""COCO annotation files: read, checked before anything is built on them, and filled in."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pycocotools import mask as mask_utils
 
 from ..structures.run_lengths import run_lengths
 from .errors import DataError
@@ -25,9 +26,7 @@ _logger = logging.getLogger(__name__)
 
 def report(problems: Sequence[str], file: Path, skip: bool) -> None:
     """Logs the problems of a file and how many there are, or unless `skip` raises a DataError."""
-    if not problems:
-        return
-    if not skip:
+    if problems and not skip:
         more = f" (the first of {len(problems)} problems)" if len(problems) > 1 else ""
         raise DataError(
             f"{file}: {problems[0]}{more}; mend the file, or leave such entries out with "
@@ -35,15 +34,14 @@ def report(problems: Sequence[str], file: Path, skip: bool) -> None:
         )
     for problem in problems[:_SHOWN]:
         _logger.warning("%s: skipped: %s", file, problem)
-    _logger.warning("%s: skipped %d bad entries in all", file, len(problems))
+    if problems:
+        _logger.warning("%s: skipped %d bad entries in all", file, len(problems))
 
 
 def read_coco_json(file: Path, by_url: bool = False) -> dict[str, Any]:
     """Reads an annotation file and checks its lists, image entries and category entries.
 
-    Args:
-        file: the annotation file.
-        by_url: pictures are called as `coco_url` ends, where it is given: `val2017/<picture>`.
+    With `by_url` pictures are called as `coco_url` ends, where it is given: `val2017/<picture>`.
 
     Returns:
         The file's content; `annotations` is a list of mappings, not looked into yet, and each of
@@ -54,8 +52,6 @@ def read_coco_json(file: Path, by_url: bool = False) -> dict[str, Any]:
     """
     try:
         content = json.loads(file.read_bytes())
-    except FileNotFoundError as error:
-        raise DataError(f"{file}: no such annotation file") from error
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -73,11 +69,9 @@ def read_coco_json(file: Path, by_url: bool = False) -> dict[str, Any]:
             image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
     _check_rows(file, content, "images", {"file_name": str, "height": int, "width": int})
     _check_rows(file, content, "categories", {"name": str})
-    for image in content["images"]:
-        if image["height"] < 1 or image["width"] < 1:
-            raise DataError(
-                f"{file}: image {image['id']} has size {image['width']}x{image['height']}"
-            )
+    for row in content["images"]:
+        if row["height"] < 1 or row["width"] < 1:
+            raise DataError(f"{file}: image {row['id']} has size {row['width']}x{row['height']}")
     return content
 
 
@@ -96,6 +90,36 @@ def _check_rows(file: Path, content: dict[str, Any], key: str, fields: Mapping[s
         if row["id"] in seen:
             raise DataError(f"{file}: the id {row['id']} occurs twice in {key!r}")
         seen.add(row["id"])
+
+
+def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
+    """Fills in place what pycocotools needs and many writers leave out; returns `content`.
+
+    `info`, `licenses`, and of each annotation `iscrowd` (0) and `area` (that of the segmentation,
+    or of the box). An annotation with id 0 gets a new id, because pycocotools' evaluation takes
+    a match with it for none. The other fields must be sound.
+    """
+    content.setdefault("info", {})
+    content.setdefault("licenses", [])
+    sizes = {row["id"]: (row["height"], row["width"]) for row in content["images"]}
+    free_id = max((row["id"] for row in content["annotations"]), default=0) + 1
+    for row in content["annotations"]:
+        row.setdefault("iscrowd", 0)
+        if row["id"] == 0:
+            row["id"] = free_id
+        if row.get("area") is None:
+            row["area"] = _area(row, *sizes[row["image_id"]])
+    return content
+
+
+def _area(annotation: dict[str, Any], height: int, width: int) -> float:
+    segmentation = annotation.get("segmentation")
+    if not segmentation:
+        return float(annotation["bbox"][2] * annotation["bbox"][3])
+    if isinstance(segmentation, dict):
+        return float(run_lengths(segmentation["counts"])[1::2].sum())
+    rles = mask_utils.frPyObjects(segmentation, height, width)
+    return float(mask_utils.area(mask_utils.merge(rles)))
 
 
 def annotation_problem(
@@ -168,14 +192,12 @@ def rle_problem(
     rle: Mapping[str, Any], height: int, width: int, may_be_empty: bool = False
 ) -> str | None:
     """What is wrong with an RLE (compressed or not) of an image of that size, or None."""
-    size, counts = rle.get("size"), rle.get("counts")
-    if size != [height, width]:
-        return f"has size {size} [height, width], its image [{height}, {width}]"
+    counts: Any = rle.get("counts")
+    if rle.get("size") != [height, width]:
+        return f"has size {rle.get('size')} [height, width], its image [{height}, {width}]"
     unsound = "has RLE counts that are not run lengths"
-    if isinstance(counts, list):
-        if not all(type(run) is int for run in counts):
-            return unsound
-    elif not isinstance(counts, str):
+    whole = isinstance(counts, list) and all(type(run) is int for run in counts)
+    if not whole and not isinstance(counts, str):
         return unsound
     try:
         # pycocotools trusts a string, to the point of writing outside its memory.

@@ -19,7 +19,7 @@ from pycocotools.cocoeval import COCOeval, Params
 
 from ..config import ConfigError
 from ..data.errors import DataError
-from ..data.ground_truth import fill_missing
+from ..data.validation import fill_missing
 from .results import IOU_TYPES, check_results
 
 Metrics = dict[str, Any]

@@ -10,7 +10,8 @@ import pytest
 import torch
 from pycocotools.cocoeval import COCOeval
 
-from detlite.data import CocoDataset, fill_missing
+from detlite.data import CocoDataset
+from detlite.data.validation import fill_missing
 
 
 def test_target_has_contiguous_labels_xyxy_boxes_and_masks(content, write_set):

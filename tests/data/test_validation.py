@@ -41,7 +41,7 @@ def test_file_that_is_not_coco(tmp_path, text, message):
 
 
 def test_missing_annotation_file(tmp_path):
-    with pytest.raises(DataError, match=r"none\.json: no such annotation file"):
+    with pytest.raises(DataError, match=r"none\.json: cannot be read \(No such file"):
         CocoDataset(tmp_path / "none.json", tmp_path)
 
 
