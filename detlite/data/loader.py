@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 from yacs.config import CfgNode
 
 from .. import distributed
@@ -28,6 +28,19 @@ class BatchLoader(DataLoader[Any]):
     Raises, while iterating:
         DataError: as raised by the data set, without the traceback of a loader process in it.
     """
+
+    def __init__(self, cfg: CfgNode, samples: TransformedDataset, batches: Sampler[Any]) -> None:
+        workers = cfg.DATALOADER.NUM_WORKERS
+        super().__init__(
+            samples,
+            batch_sampler=batches,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            collate_fn=list,
+            pin_memory=torch.cuda.is_available() and cfg.MODEL.DEVICE != "cpu",
+            # Its own generator: else each new iterator draws from the global one, the model's.
+            generator=torch.Generator(),
+        )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         for samples in super().__iter__():
@@ -71,13 +84,9 @@ class TransformedDataset(Dataset[Any]):
 def build_train_loader(
     cfg: CfgNode, dataset: CocoDataset | JoinedDataset, start_iter: int = 0
 ) -> BatchLoader:
-    """An endless loader of this process's part of the training batches.
+    """An endless loader of this process's part of the training batches, from `start_iter` on.
 
-    Args:
-        cfg: the config.
-        dataset: what to train on.
-        start_iter: iteration of the first batch: resuming gives the batches of a run that never
-            stopped, pixel by pixel.
+    A run that is resumed gets the batches of one that never stopped, pixel by pixel.
 
     Raises:
         ConfigError: SOLVER.IMS_PER_BATCH cannot be shared among the processes.
@@ -93,8 +102,7 @@ def build_train_loader(
         distributed.world_size(),
     )
     transform = build_transform(cfg, train=True, keypoint_names=dataset.keypoint_names)
-    samples = TransformedDataset(dataset, transform, cfg.SEED)
-    return _loader(cfg, samples, batches)
+    return BatchLoader(cfg, TransformedDataset(dataset, transform, cfg.SEED), batches)
 
 
 def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
@@ -107,23 +115,7 @@ def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
     # Shares that differ by at most one image: nothing is repeated to even them out.
     shard = range(distributed.rank(), len(dataset), distributed.world_size())
     samples = TransformedDataset(dataset, build_transform(cfg, train=False), cfg.SEED)
-    return _loader(cfg, samples, BatchSampler(shard, size, drop_last=False))
-
-
-def _loader(
-    cfg: CfgNode, samples: TransformedDataset, batches: TrainingBatchSampler | BatchSampler
-) -> BatchLoader:
-    workers = cfg.DATALOADER.NUM_WORKERS
-    return BatchLoader(
-        samples,
-        batch_sampler=batches,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        collate_fn=list,
-        pin_memory=torch.cuda.is_available() and cfg.MODEL.DEVICE != "cpu",
-        # Its own generator: else each new iterator draws from the global one, the model's.
-        generator=torch.Generator(),
-    )
+    return BatchLoader(cfg, samples, BatchSampler(shard, size, drop_last=False))
 
 
 def _per_process(batch_size: int, key: str) -> int:

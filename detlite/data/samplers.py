@@ -26,12 +26,8 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
     in proportion to their sizes. A batch is that of all processes together and is cut up among
     them, so their number changes neither batches nor augmentation.
 
-    Args:
-        wide: for each image whether it belongs to the first group; all False: no grouping.
-        batch_size: images in a batch, over all processes; a multiple of `world_size`.
-        seed: of the permutations.
-        start_iter: the iteration of the first batch.
-        rank, world_size: this process, and how many there are.
+    `wide` tells for each image whether it belongs to the first group; all False: no grouping.
+    `batch_size` is that of all processes, a multiple of `world_size`.
     """
 
     def __init__(
@@ -48,21 +44,19 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
         self._tall = _Rounds(np.flatnonzero(~is_wide), (seed, 1))
         self._wide_count, self._count = int(is_wide.sum()), len(is_wide)
         self._phase = int(np.random.default_rng((seed, 2)).integers(self._count))
-        self._batch_size = batch_size
         self._start_iter = start_iter
-        self._rank = rank
-        self._world_size = world_size
+        self._batch_size = batch_size
+        share = batch_size // world_size
+        self._own_places = range(rank * share, (rank + 1) * share)
 
     def __iter__(self) -> Iterator[list[Sample]]:
-        size = self._batch_size // self._world_size
         for iteration in itertools.count(self._start_iter):
             wide_before = self._wide_turns(iteration)
             if self._wide_turns(iteration + 1) > wide_before:
                 rounds, turn = self._wide, wide_before
             else:
                 rounds, turn = self._tall, iteration - wide_before
-            start = turn * self._batch_size + self._rank * size
-            yield [rounds.sample(position) for position in range(start, start + size)]
+            yield [rounds.sample(turn * self._batch_size + place) for place in self._own_places]
 
     def _wide_turns(self, iteration: int) -> int:
         """How many of the first `iteration` batches are wide: evenly spread, never random."""
