@@ -84,14 +84,12 @@ class RandomShortestSize(v2.Transform):
         self.convention = convention
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """What is drawn for a picture and its target: their new size."""
-        height, width = v2.query_size(flat_inputs)
         drawn = int(torch.randint(len(self.min_sizes), ())) if len(self.min_sizes) > 1 else 0
         min_size = self.min_sizes[drawn]
-        return {"size": get_size((height, width), min_size, self.max_size, self.convention.resize)}
+        size = v2.query_size(flat_inputs)
+        return {"size": get_size(size, min_size, self.max_size, self.convention.resize)}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        """The picture or its boxes in that size."""
         if isinstance(inpt, tv_tensors.Image):
             resized = _resize_image(inpt, params["size"], self.convention.resize)
             return tv_tensors.wrap(resized, like=inpt)

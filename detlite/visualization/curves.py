@@ -33,10 +33,9 @@ def plot_metrics(metrics_file: str | Path, picture_file: str | Path) -> None:
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, curve in sorted(losses.items(), key=lambda item: item[0] != "loss"):
-        style: dict[str, Any] = (
-            {"color": "black", "linewidth": 2.0} if name == "loss" else {"linewidth": 1.2}
-        )
-        left.plot(*zip(*curve, strict=True), label=name.removeprefix("loss_"), **style)
+        color, linewidth = ("black", 2.0) if name == "loss" else (None, 1.2)
+        label = name.removeprefix("loss_")
+        left.plot(*zip(*curve, strict=True), label=label, color=color, linewidth=linewidth)
     for number, (name, curve) in enumerate(precisions.items()):
         style = {"color": f"C{number // 2}", "linestyle": "--" if number % 2 else "-"}
         right.plot(*zip(*curve, strict=True), label=name, marker="o", markersize=4, **style)

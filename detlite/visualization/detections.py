@@ -65,7 +65,7 @@ def draw_detections(
         corners = (x1, y1, max(x1, x2 - 1), max(y1, y2 - 1))
         draw.rectangle(corners, outline=colours[i], width=line)
         if "keypoints" in detections:
-            _draw_keypoints(draw, detections["keypoints"][i], factor, 2 * line, colours[i])
+            _draw_keypoints(draw, detections["keypoints"][i] * factor, 2 * line, colours[i])
     draw.font = ImageFont.load_default(max(11, round(max(picture.size) / 48)))
     for i in reversed(shown):
         text = _label(categories[labels[i] - 1]["name"], scores[i], len(categories))
@@ -114,11 +114,10 @@ def _draw_mask(picture: Image.Image, mask: Image.Image, colour: Colour) -> None:
 
 
 def _draw_keypoints(
-    draw: ImageDraw.ImageDraw, keypoints: Tensor, factor: int, radius: int, colour: Colour
+    draw: ImageDraw.ImageDraw, keypoints: Tensor, radius: int, colour: Colour
 ) -> None:
     for x, y, visibility in keypoints.tolist():
         if visibility > 0:
-            x, y = x * factor, y * factor
             corners = (x - radius, y - radius, x + radius, y + radius)
             draw.ellipse(corners, fill=colour, outline="white")
 
