@@ -19,9 +19,8 @@ from .coco import CocoDataset, Target
 from .errors import DataError
 
 Entry = dict[str, Any]
-Factory = Callable[[Entry, Path], tuple[Path, Path]]
 
-DATASETS: Registry[Factory] = Registry("data set type")
+DATASETS: Registry[Callable[[Entry, Path], tuple[Path, Path]]] = Registry("data set type")
 """Types of catalog entries. `@DATASETS.register("mine")` adds a function that is given the entry
 and the folder DATASETS.ROOT, makes or finds the set, and returns (annotation file, image folder).
 """

@@ -90,12 +90,8 @@ def read_cityscapes(
     Each image has a field more: `void`, the RLE of the pixels that the official evaluation leaves
     out, which `evaluate_cityscapes` reads.
 
-    Args:
-        pictures: leftImg8bit/<split>, with a folder for each city.
-        truth: gtFine/<split>.
-        form: "poly" or "mask".
-        most: so many pictures, evenly chosen; 0: all.
-        numbers: the labels that become categories, numbered from 1 in this order.
+    `pictures` is leftImg8bit/<split>, with a folder for each city, and `truth` gtFine/<split>. The
+    labels `numbers` become categories, numbered from 1 in this order. The rest is as in an entry.
 
     Raises:
         DataError: no pictures, or a file that is missing or cannot be read.

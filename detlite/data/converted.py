@@ -15,15 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 def converted_file(root: Path, name: str, make: Callable[[], dict[str, Any]]) -> Path:
-    """`<root>/converted/<name>.json`, made and written unless it is there.
+    """`<DATASETS.ROOT>/converted/<name>.json`, written with what `make` gives unless it is there.
 
     It appears whole or not at all, also when several processes write it at once. Whoever changes
     the files that it is made from must delete it.
-
-    Args:
-        root: DATASETS.ROOT.
-        name: of the data set.
-        make: gives the content.
 
     Raises:
         DataError: it cannot be written, or whatever `make` raises.

@@ -39,37 +39,26 @@ _LEAST_CONTRAST = 80  # distance between the mean colours of a shape and its bac
 def shapes_files(entry: Entry, root: Path) -> tuple[Path, Path]:
     """A generated set: `{name, type: shapes, path: folder, split: train, images: 400, seed: 1}`.
 
-    It is written under `root / path` when it is first asked for; splits with the same seed have
-    different pictures.
+    It is written under `root / path` when it is first asked for.
 
     Raises:
         ConfigError: a field of the entry is missing, unknown or impossible.
     """
     check_fields(entry, {"path": str, "split": str, "images": int, "seed": int})
-    if entry["images"] < 1 or entry["seed"] < 0:
+    if entry["images"] < 1 or entry["seed"] < 0 or not entry["split"].isidentifier():
         raise ConfigError(
-            f"DATASETS.CATALOG, {entry['name']}: images must be at least 1 and seed at least 0, "
-            f"not {entry['images']} and {entry['seed']}"
-        )
-    if not entry["split"].isidentifier():
-        raise ConfigError(
-            f"DATASETS.CATALOG, {entry['name']}: split is {entry['split']!r}, but must be a word"
+            f"DATASETS.CATALOG, {entry['name']}: images must be at least 1, seed at least 0 and "
+            f"split a word, not {entry['images']}, {entry['seed']} and {entry['split']!r}"
         )
     folder = generate_shapes(root / entry["path"], entry["split"], entry["images"], entry["seed"])
     return folder / "annotations.json", folder / "images"
 
 
 def generate_shapes(path: Path, split: str, images: int, seed: int) -> Path:
-    """Writes a set of pictures and COCO annotations, unless it is there already.
+    """Writes a set of pictures and COCO annotations under `path`, unless it is there already.
 
-    The same arguments give the same bytes. A set appears as a whole or not at all, also when
-    several processes write it at once.
-
-    Args:
-        path: folder of all sets.
-        split: name of the set; part of the seed.
-        images: number of pictures.
-        seed: of everything random.
+    The same arguments give the same bytes, and another split or seed other pictures. A set appears
+    as a whole or not at all, also when several processes write it at once.
 
     Returns:
         The set's folder, with `annotations.json` and `images/`.
