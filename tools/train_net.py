@@ -27,7 +27,7 @@ from detlite.data import (
 from detlite.distributed import barrier, is_main, process_group, rank
 from detlite.engine.checkpoint import CheckpointError
 from detlite.engine.metrics import METRICS_FILE, NonFiniteLossError, setup_logging
-from detlite.engine.seeding import seed_all
+from detlite.engine.state import seed_all
 from detlite.engine.train import check_output_dir, train
 from detlite.engine.weights import load_weights, read_weights
 from detlite.inference.predictor import build_predictor

@@ -104,7 +104,7 @@ def _resolve(
     cfg = default_config()
     given: set[str] = set()
     restating: dict[str, Any] = {}
-    sources = [(str(file), _flatten(content)) for file, content in chain]
+    sources = [(str(file), flatten(content)) for file, content in chain]
     overrides = [(str(name), value) for name, value in zip(opts[::2], opts[1::2], strict=True)]
     for source, rows in (*sources, (COMMAND_LINE, overrides)):
         # What this source states goes before what earlier ones restate of it.
@@ -128,14 +128,15 @@ def _resolve(
     return cfg
 
 
-def _flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """The names and values of all keys in nested sections."""
     rows = []
     for part, value in node.items():
         name = f"{prefix}{part}"
         if isinstance(value, dict) and name not in _BY_NAME:
             if not value:
                 continue
-            rows += _flatten(value, name + ".")
+            rows += flatten(value, name + ".")
         else:
             rows.append((name, value))
     return rows

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from yacs.config import CfgNode
 
+from ..config.loading import flatten
 from ..convention import convention_of
 from ..distributed import all_gather_objects, barrier, is_main, rank, world_size
 from ..modeling.detector import Detector
 from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, save_checkpoint
-from .seeding import rng_state, set_rng_state
 from .weights import load_weights
 
 logger = logging.getLogger(__name__)
@@ -42,7 +44,6 @@ class TrainingState:
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": self.scheduler.state_dict(),
                 "scaler": self.scaler.state_dict(),
-                "sampler": self._sampler(iteration),
                 "rng": rng,
             }
             checkpoint = Checkpoint(
@@ -79,7 +80,7 @@ class TrainingState:
             self.optimizer.load_state_dict(training["optimizer"])
             self.scheduler.load_state_dict(training["scheduler"])
             self.scaler.load_state_dict(training["scaler"])
-            iteration, sampler, rng = training["iteration"], training["sampler"], training["rng"]
+            iteration, rng = training["iteration"], training["rng"]
         except KeyError as error:
             raise CheckpointError(
                 f"{path}: has no {error}, so training cannot go on from it; to start anew from its "
@@ -96,11 +97,8 @@ class TrainingState:
                 "stay those it was saved with",
                 path, "; ".join(f"{key} {a}, now {b}" for key, (a, b) in changed.items()),
             )  # fmt: skip
-        if sampler != self._sampler(iteration):
-            logger.warning(
-                "%s drew its batches with %s, now it is %s: the order of the images changes",
-                path, sampler, self._sampler(iteration),
-            )  # fmt: skip
+        if changed.keys() & {"SEED", "SOLVER.IMS_PER_BATCH"}:  # all that batches depend on
+            logger.warning("another SEED or IMS_PER_BATCH: the order of the images changes")
         if len(rng) == world_size():
             set_rng_state(rng[rank()], self.model.device)
         else:
@@ -111,29 +109,39 @@ class TrainingState:
         logger.info("resumed %s at iteration %d", path, iteration)
         return iteration
 
-    def _sampler(self, iteration: int) -> dict[str, int]:
-        """All that the batches depend on besides the data: the sampler has no other state."""
-        return {
-            "iteration": iteration,
-            "seed": self.cfg.SEED,
-            "images_per_batch": self.cfg.SOLVER.IMS_PER_BATCH,
-        }
+
+def seed_all(seed: int) -> None:
+    """Seeds random, numpy and torch (all devices); any seed from 0."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """The generators' state in tensors and plain containers, fit for a checkpoint."""
+    numpy_state: dict[str, Any] = np.random.get_state(legacy=False)
+    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
+    state = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Puts back what `rng_state` took; a generator that it did not know stays as it is."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def _changed_keys(saved: str, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
     """(value in the config text `saved`, value now) by key, where they differ."""
     # Both as YAML gives them, which knows no tuples.
-    before, now = _flat(yaml.safe_load(saved) or {}), _flat(yaml.safe_load(cfg.dump()))
+    before, now = (dict(flatten(yaml.safe_load(text) or {})) for text in (saved, cfg.dump()))
     return {
         key: (before[key], now[key])
         for key in sorted(before.keys() & now)
         if before[key] != now[key] and key != "OUTPUT_DIR"
     }
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in config.items():
-        nested = isinstance(value, dict)
-        flat.update(_flat(value, f"{prefix}{key}.") if nested else {prefix + key: value})
-    return flat
