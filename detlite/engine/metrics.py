@@ -65,8 +65,7 @@ class Meters:
         self._max_iter = max_iter
         self._seconds: dict[str, float] = defaultdict(float)
         self._names: list[str] = []
-        self._losses: list[Tensor] = []  # [L] of each step
-        self._steps: list[tuple[int, list[Any]]] = []  # iteration and image ids
+        self._steps: list[tuple[int, list[Any], Tensor]] = []  # iteration, image ids, losses [L]
         self._all_steps, self._all_seconds = 0, 0.0
 
     @contextmanager
@@ -79,8 +78,8 @@ class Meters:
     def update(self, iteration: int, losses: dict[str, Tensor], image_ids: list[Any]) -> None:
         """Adds the scalar losses of one step on some images."""
         self._names = list(losses)
-        self._losses.append(torch.stack([loss.detach().float() for loss in losses.values()]))
-        self._steps.append((iteration, image_ids))
+        stacked = torch.stack([loss.detach().float() for loss in losses.values()])
+        self._steps.append((iteration, image_ids, stacked))
 
     def check(self) -> list[list[float]]:
         """The losses of each step since the last `read`, in one transfer from the device.
@@ -88,8 +87,8 @@ class Meters:
         Raises:
             NonFiniteLossError: one is infinite or NaN; the message names iteration and images.
         """
-        rows = torch.stack(self._losses).tolist() if self._losses else []
-        for row, (iteration, image_ids) in zip(rows, self._steps, strict=True):
+        rows = torch.stack([losses for *_, losses in self._steps]).tolist() if self._steps else []
+        for row, (iteration, image_ids, _) in zip(rows, self._steps, strict=True):
             if not all(map(math.isfinite, row)):
                 named = zip(self._names, row, strict=True)
                 listed = ", ".join(f"{name} {value:.4g}" for name, value in named)
@@ -101,10 +100,9 @@ class Meters:
         return rows
 
     def read(self, iteration: int) -> dict[str, float]:
-        """The means over the steps since the last call and over all processes, with `eta_s`.
+        """The means over the steps since the last call, which `check` checks, and all processes.
 
-        Raises:
-            NonFiniteLossError: see `check`.
+        With `eta_s` and, on a GPU, `max_memory_mib`, the most that tensors took so far.
         """
         rows, steps = self.check(), len(self._steps)
         sums = [sum(column) for column in zip(*rows, strict=True)]
@@ -114,8 +112,11 @@ class Meters:
         self._all_steps += steps
         self._all_seconds += means["time"] * steps
         means["eta_s"] = (self._max_iter - iteration) * self._all_seconds / self._all_steps
+        device = self._steps[0][-1].device
+        if device.type == "cuda":
+            means["max_memory_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
         self._seconds.clear()
-        self._losses, self._steps = [], []
+        self._steps.clear()
         return means
 
 
@@ -146,24 +147,19 @@ class MetricsWriter:
 
     def training(self, iteration: int, values: dict[str, float]) -> None:
         """Writes and logs the metrics of a training step."""
-        if self._file is None:
-            return
-        self._write({"iteration": iteration, **values})
-        for name, value in values.items():
-            self._events.add_scalar(f"training/{name}", value, iteration)
-        self._events.flush()
+        self._write(iteration, values, {f"training/{name}": v for name, v in values.items()})
         logger.info(_line(iteration, values))
 
     def evaluation(self, iteration: int, metrics: dict[str, dict[str, Any]]) -> None:
         """Writes metrics by data set, kind (bbox, segm) and name."""
-        if self._file is None:
-            return
-        self._write({"iteration": iteration, "evaluation": metrics})
-        for name, kinds in metrics.items():
-            for kind, values in kinds.items():
-                for metric, value in values.items():
-                    if isinstance(value, float):
-                        self._events.add_scalar(f"{name}/{kind}/{metric}", value, iteration)
+        scalars = {
+            f"{name}/{kind}/{metric}": value
+            for name, kinds in metrics.items()
+            for kind, values in kinds.items()
+            for metric, value in values.items()
+            if isinstance(value, float)
+        }
+        self._write(iteration, {"evaluation": metrics}, scalars)
 
     def close(self) -> None:
         """Flushes and closes the files."""
@@ -171,17 +167,14 @@ class MetricsWriter:
             self._file.close()
             self._events.close()
 
-    def _write(self, row: dict[str, Any]) -> None:
-        assert self._file is not None
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+    def _write(self, iteration: int, row: dict[str, Any], scalars: dict[str, float]) -> None:
+        if self._file is None:
+            return
+        self._file.write(json.dumps({"iteration": iteration, **row}, allow_nan=False) + "\n")
         self._file.flush()
-
-
-def max_memory_mib(device: torch.device) -> dict[str, float]:
-    """The most CUDA memory that tensors took so far, as a metric; nothing on the CPU."""
-    if device.type != "cuda":
-        return {}
-    return {"max_memory_mib": torch.cuda.max_memory_allocated(device) / 2**20}
+        for name, value in scalars.items():
+            self._events.add_scalar(name, value, iteration)
+        self._events.flush()
 
 
 def _line(iteration: int, values: dict[str, float]) -> str:

@@ -19,7 +19,7 @@ from ..modeling.detector import Detector
 from ..solver import build_optimizer, build_scheduler
 from .checkpoint import last_checkpoint
 from .evaluate import check_evaluation, evaluate
-from .metrics import METRICS_FILE, Meters, MetricsWriter, max_memory_mib
+from .metrics import METRICS_FILE, Meters, MetricsWriter
 from .precision import autocast, resolve_dtype
 from .state import TrainingState
 
@@ -123,7 +123,7 @@ def train(
             meters.check()  # nothing is saved or measured after a loss that is not finite
         if last or iteration % solver.LOG_PERIOD == 0:
             lr = {"lr": float(scheduler.get_last_lr()[0])}
-            writer.training(iteration, meters.read(iteration) | lr | max_memory_mib(device))
+            writer.training(iteration, meters.read(iteration) | lr)
         scheduler.step()
         if saves:
             name = FINAL_CHECKPOINT if last else f"model_{iteration:07d}.pth"
