@@ -21,7 +21,7 @@ from detlite.conversion import SOURCES, to_torchvision
 from detlite.engine.checkpoint import (
     CheckpointError,
     read_checkpoint,
-    write_checkpoint,
+    save_checkpoint,
     write_content,
 )
 
@@ -57,7 +57,7 @@ def main() -> int:
         if args.to:
             write_content(args.output, to_torchvision(checkpoint.model))
         else:
-            write_checkpoint(replace(checkpoint, path=args.output))
+            save_checkpoint(replace(checkpoint, path=args.output), last=False)
     except (CheckpointError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -70,20 +70,16 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read, or that does not fit the model."""
 
 
-def save_checkpoint(checkpoint: Checkpoint) -> None:
-    """Writes a checkpoint to its path, and notes it as the folder's last; both atomically.
+def save_checkpoint(checkpoint: Checkpoint, last: bool = True) -> None:
+    """Writes a checkpoint to its path and, if `last`, notes it as the folder's last; atomically.
 
     Raises:
         CheckpointError: a folder that cannot be written to, or a full disk.
     """
-    write_checkpoint(checkpoint)
     path = checkpoint.path
-    _replace(path.with_name(_LAST), lambda temporary: temporary.write_text(path.name + "\n"))
-
-
-def write_checkpoint(checkpoint: Checkpoint) -> None:
-    """Writes a checkpoint to its path, atomically, without noting it; see `save_checkpoint`."""
-    write_content(checkpoint.path, {name: getattr(checkpoint, name) for name in _ON_DISK})
+    write_content(path, {name: getattr(checkpoint, name) for name in _ON_DISK})
+    if last:
+        _replace(path.with_name(_LAST), lambda temporary: temporary.write_text(path.name + "\n"))
 
 
 def write_content(path: Path, content: dict[str, Any]) -> None:
@@ -128,19 +124,12 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
     if source is None:
         return Checkpoint(path, timm_body=body, **_fields(path, content))
     try:
-        converted = convert(content, source, path)
+        fields = vars(convert(content, source, path))
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     logger.info("%s: converted from %s", path, source)
-    return Checkpoint(
-        path,
-        converted.model,
-        converted.categories,
-        yaml.safe_dump(converted.config) if converted.config else "",
-        converted.convention,
-        backbone_only=converted.backbone_only,
-        timm_body=body,
-    )
+    config = yaml.safe_dump(fields["config"]) if fields["config"] else ""
+    return Checkpoint(path, timm_body=body, **{**fields, "config": config})
 
 
 def _fields(path: Path, content: Any) -> dict[str, Any]:
@@ -168,7 +157,9 @@ def _read(path: Path) -> Any:
         if path.suffix == ".pkl" and not zipfile.is_zipfile(path):
             return read_pickle(path)
         if path.suffix == ".safetensors":
-            return _read_safetensors(path)
+            from safetensors.torch import load  # of the extra dependencies
+
+            return load(path.read_bytes())
         return torch.load(path, map_location="cpu", weights_only=True)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
@@ -184,12 +175,6 @@ def _read(path: Path) -> Any:
         raise CheckpointError(
             f"{path}: is not a checkpoint of torch.save, or is truncated or damaged"
         ) from error
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load
-
-    return load(path.read_bytes())
 
 
 def _refusal(path: Path, what: str) -> str:

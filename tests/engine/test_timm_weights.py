@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from detlite.engine.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from detlite.engine.checkpoint import CheckpointError, read_checkpoint, save_checkpoint
 from detlite.engine.weights import load_weights
 from detlite.modeling.build import build_model
 
@@ -67,7 +67,7 @@ def test_plain_resnets_become_ours_unless_the_body_is_timms(tmp_path):
 def test_converted_file_is_read_like_the_original(tiny_config, tmp_path):
     torch.save(timm.create_model("test_convnext").state_dict(), tmp_path / "w.pth")
     converted = read_checkpoint(tmp_path / "w.pth", "timm")
-    write_checkpoint(replace(converted, path=tmp_path / "converted.pth"))
+    save_checkpoint(replace(converted, path=tmp_path / "converted.pth"))
     first, second = detector(tiny_config), detector(tiny_config)
     load_weights(first, read_checkpoint(tmp_path / "w.pth"))
     load_weights(second, read_checkpoint(tmp_path / "converted.pth"))
