@@ -59,29 +59,22 @@ def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = F
         if _CLASS_LAYERS.match(name) and ours[name].shape[1:] == theirs[name].shape[1:]
     ]
     fresh = by_class if reinit_heads else []
-    rows = [
-        *(("missing in the file", name, "", _shape(ours[name])) for name in ours.keys() - theirs),
-        *(
-            ("unknown to the model", name, _shape(theirs[name]), "")
-            for name in theirs.keys() - ours
-        ),
-        *(
-            ("other shape", name, _shape(theirs[name]), _shape(ours[name]))
-            for name in differs
-            if name not in fresh
-        ),
+    problems = [
+        *(("missing in the file", name) for name in ours.keys() - theirs),
+        *(("unknown to the model", name) for name in theirs.keys() - ours),
+        *(("other shape", name) for name in differs if name not in fresh),
     ]
-    if rows:
+    if problems:
         fitted = len(ours.keys() & theirs) - len(differs)
         message = (
             f"{checkpoint.path} does not fit the model: {fitted} of its {len(ours)} entries do"
         )
-        if len(rows) == len(by_class):
+        if len(problems) == len(by_class):
             message += (
                 ". Only the number of classes differs: MODEL.REINIT_HEADS True takes the rest "
                 "and initialises these anew"
             )
-        raise CheckpointError(message + "\n" + _table(sorted(rows)))
+        raise CheckpointError(f"{message}\n{_table(sorted(problems), theirs, ours)}")
     model.load_state_dict({**theirs, **{name: ours[name] for name in fresh}})
     if fresh:
         names = ", ".join(fresh)
@@ -201,18 +194,17 @@ def _stored_config(checkpoint: Checkpoint, opts: Sequence[Any]) -> CfgNode:
     return config_from(config, path, opts)
 
 
-def _shape(tensor: Tensor) -> str:
-    return str(list(tensor.shape))
-
-
-def _table(rows: Sequence[tuple[str, str, str, str]], most: int = 40) -> str:
-    """Aligned columns; of very many rows, the first."""
-    shown = [("", "entry", "in the file", "in the model"), *rows[:most]]
-    widths = [max(len(row[column]) for row in shown) for column in range(4)]
+def _table(problems: Sequence[tuple[str, str]], *states: Mapping[str, Tensor]) -> str:
+    """Aligned rows: a problem, an entry and its shapes in both states; of very many, the first."""
+    rows = [["", "entry", "in the file", "in the model"]]
+    for problem, name in problems[:40]:
+        shapes = [str(list(state[name].shape)) if name in state else "" for state in states]
+        rows.append([problem, name, *shapes])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in shown
+        "".join(f"  {cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     ]
-    if len(rows) > most:
-        lines.append(f"... and {len(rows) - most} more")
-    return "\n".join("  " + line for line in lines)
+    if len(problems) > 40:
+        lines.append(f"  ... and {len(problems) - 40} more")
+    return "\n".join(lines)
