@@ -2,7 +2,7 @@
 
 from .errors import ConfigError
 from .files import expand_path
-from .loading import config_from, default_config, follow_weights, load_config
+from .loading import config_from, default_config, load_config
 from .schema import KEYS, Key
 
 __all__ = [
@@ -12,6 +12,5 @@ __all__ = [
     "config_from",
     "default_config",
     "expand_path",
-    "follow_weights",
     "load_config",
 ]

@@ -69,32 +69,6 @@ def config_from(content: dict[str, Any], source: Path, opts: Sequence[Any] = ())
     return _resolve([(source, content)], opts, Path())
 
 
-def follow_weights(cfg: CfgNode, convention: str, override: Sequence[str], file: str) -> CfgNode:
-    """The config with the convention of the weights that it is used with.
-
-    Args:
-        cfg: a config.
-        convention: that of the weights, a name in CONVENTIONS.
-        override: the single fields that they replace; what `cfg` replaces goes before.
-        file: the weights, for messages.
-
-    Raises:
-        ConfigError: `cfg` states another convention.
-    """
-    if cfg.MODEL.CONVENTION not in ("", convention):
-        raise ConfigError(
-            f"MODEL.CONVENTION is {cfg.MODEL.CONVENTION}, but the weights in {file} follow that of "
-            f"{convention}: remove the key, and replace single fields by MODEL.CONVENTION_OVERRIDE"
-        )
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.MODEL.CONVENTION = convention
-    if not cfg.MODEL.CONVENTION_OVERRIDE:
-        cfg.MODEL.CONVENTION_OVERRIDE = tuple(override)
-    cfg.freeze()
-    return cfg
-
-
 def _resolve(
     chain: list[tuple[Path, dict[str, Any]]], opts: Sequence[Any], folder: Path
 ) -> CfgNode:

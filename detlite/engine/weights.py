@@ -12,7 +12,7 @@ import yaml
 from torch import Tensor
 from yacs.config import CfgNode
 
-from ..config import ConfigError, config_from, follow_weights, load_config
+from ..config import ConfigError, config_from, load_config
 from ..convention import CONVENTIONS
 from ..conversion import weight_file
 from ..conversion.timm import BODY as TIMM_BODY
@@ -118,11 +118,7 @@ def _with_fresh_heads(body: Mapping[str, Tensor], ours: Mapping[str, Tensor]) ->
 
 
 def read_weights(cfg: CfgNode) -> tuple[CfgNode, Checkpoint | None]:
-    """Reads the checkpoint that MODEL.WEIGHT names.
-
-    Returns:
-        The config with the convention of the weights (`with_convention`), and the checkpoint; None
-        where MODEL.WEIGHT is empty.
+    """The config `with_convention` of the checkpoint that MODEL.WEIGHT names, if any, and that.
 
     Raises:
         CheckpointError: a file that cannot be read.
@@ -135,41 +131,37 @@ def read_weights(cfg: CfgNode) -> tuple[CfgNode, Checkpoint | None]:
 
 
 def with_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
-    """A config for the weights of a checkpoint: see `follow_weights`.
+    """A config with the convention of weights; fields that it overrides go before theirs.
 
     Raises:
         CheckpointError: weights of a convention that is not known.
         ConfigError: another convention than that of the weights.
     """
-    if not checkpoint.convention:
+    path, convention = checkpoint.path, checkpoint.convention
+    if not convention:
         return cfg
-    if checkpoint.convention not in CONVENTIONS:
+    if convention not in CONVENTIONS:
         raise CheckpointError(
-            f"{checkpoint.path}: follows the convention {checkpoint.convention!r}, but there are "
-            f"{', '.join(CONVENTIONS)}"
+            f"{path}: follows the convention {convention!r}, but there are {', '.join(CONVENTIONS)}"
         )
-    convention, override = checkpoint.convention, checkpoint.override
-    return follow_weights(cfg, convention, override, str(checkpoint.path))
+    if cfg.MODEL.CONVENTION not in ("", convention):
+        raise ConfigError(
+            f"MODEL.CONVENTION is {cfg.MODEL.CONVENTION}, but the weights in {path} follow that of "
+            f"{convention}: remove the key, and replace single fields by MODEL.CONVENTION_OVERRIDE"
+        )
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.CONVENTION = convention
+    if not cfg.MODEL.CONVENTION_OVERRIDE:
+        cfg.MODEL.CONVENTION_OVERRIDE = tuple(checkpoint.override)
+    cfg.freeze()
+    return cfg
 
 
 def build_model_from_checkpoint(
     path: str | Path, opts: Sequence[Any] = (), config: str | Path | None = None
 ) -> tuple[CfgNode, Detector]:
-    """The model of a checkpoint, by the config that is stored in it, with its weights.
-
-    Args:
-        path: a checkpoint that training wrote, or one of another framework.
-        opts: overrides of its config, alternating keys and values. A model with parts of your
-            own needs `["IMPORTS", "my_parts.py"]`: those that the file names are not imported.
-        config: YAML file to build the model from instead; for weights that have no config.
-
-    Returns:
-        The config and the model in evaluation mode.
-
-    Raises:
-        CheckpointError: a file that cannot be read or has no config.
-        ConfigError: overrides that cannot be used, or another convention than that of the weights.
-    """
+    """The config and the model, in evaluation mode, of a checkpoint; see `load_checkpoint`."""
     checkpoint = read_checkpoint(path)
     cfg = load_config(config, opts) if config else _stored_config(checkpoint, opts)
     cfg = with_convention(cfg, checkpoint)

@@ -89,13 +89,15 @@ class Predictor:
             path: the checkpoint, `.pth` or `.pkl`, or one of torchvision, detectron2 or
                 maskrcnn-benchmark, which is converted and brings the config that its weights need.
                 Nothing in it is executed.
-            opts: overrides of its config, alternating keys and values.
+            opts: overrides of its config, alternating keys and values. A model with parts of your
+                own needs `["IMPORTS", "my_parts.py"]`: those that the file names are not imported.
             config: YAML file of the model, for weights that bring no config, such as an FBNet's.
             score_thresh, rle: as above.
 
         Raises:
             CheckpointError: a file that is no checkpoint, or that has no config.
-            ConfigError: an override that cannot be used.
+            ConfigError: an override that cannot be used, or another convention than that of the
+                weights.
         """
         cfg, model = build_model_from_checkpoint(path, opts, config)
         return build_predictor(cfg, model, score_thresh, rle)
