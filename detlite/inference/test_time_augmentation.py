@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from yacs.config import CfgNode
 
 from ..config import ConfigError
@@ -19,9 +20,10 @@ from ..data.resize import resize_shortest
 from ..modeling.detector import Detector
 from ..modeling.roi_heads import Maps
 from ..structures import boxes as box_ops
-from ..structures.instances import Detections, Images, PredictedBoxes
+from ..structures.instances import Detections
 from ..structures.keypoints import flip_order
 from ..structures.rows import Rows, varying_shapes
+from .pictures import size_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class View:
     min_size: int
     max_size: int
     flip: bool = False
+
+    def mirror(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+        """Boxes [..., 4] of a picture of this size as this view shows it, and back."""
+        return box_ops.mirror(boxes, size[1]) if self.flip else boxes
 
 
 class AugmentedDetector:
@@ -47,10 +53,7 @@ class AugmentedDetector:
     """
 
     def __init__(
-        self,
-        model: Detector,
-        views: Sequence[View],
-        keypoint_names: Sequence[str] = (),
+        self, model: Detector, views: Sequence[View], keypoint_names: Sequence[str] = ()
     ) -> None:
         flips = any(view.flip for view in views)
         if flips and "keypoints" in model.needs and not keypoint_names:
@@ -59,7 +62,7 @@ class AugmentedDetector:
                 "change places in a mirrored picture, and the checkpoint does not name them"
             )
         self.model = model
-        self.views = tuple(views)
+        self.views = views
         self.flip_order = flip_order(keypoint_names)
 
     @torch.no_grad()
@@ -72,32 +75,28 @@ class AugmentedDetector:
             return [self._detect(*pair) for pair in zip(pictures, given, strict=True)]
 
     def _detect(self, picture: Tensor, given: Tensor | None) -> Detections:
-        model, convention, seen = self.model, self.model.convention, []
-        size, predicted = (picture.shape[-2], picture.shape[-1]), []
-        first: Images | None = None
+        model, convention, postprocess = self.model, self.model.convention, self.model.postprocess
+        size, sizes, predicted, seen = size_of(picture), [], [], []
         for view in self.views:
             image = resize_shortest(picture, view.min_size, view.max_size, convention.resize)
-            net_size = (image.shape[-2], image.shape[-1])
+            net_size = size_of(image)
             proposals = None
             if given is not None:
                 moved = convention.rescale_boxes(given, size, net_size)
-                proposals = [box_ops.mirror(moved, net_size[1]) if view.flip else moved]
+                proposals = [view.mirror(moved, net_size)]
             images, own = model.prepare([image.flip(-1) if view.flip else image], proposals)
-            first = first or images
+            sizes.append(images.sizes)
             features = model.backbone(images.pixels)
-            found = model.postprocess.usable(
-                model.predict_boxes(features, images, own), images.sizes
-            )
-            boxes = box_ops.mirror(found.boxes, net_size[1]) if view.flip else found.boxes
-            clip = model.postprocess.clip == "before-nms"
-            boxes = convention.rescale_boxes(boxes, images.sizes, first.sizes, clip)
+            found = postprocess.usable(model.predict_boxes(features, images, own), images.sizes)
+            boxes = view.mirror(found.boxes, net_size)
+            clip = postprocess.clip == "before-nms"
+            boxes = convention.rescale_boxes(boxes, images.sizes, sizes[0], clip)
             predicted.append(replace(found, boxes=boxes))
             if model.needs:  # maps are the memory of a view
                 seen.append((view, features, net_size))
-        assert first is not None
-        detections = model.postprocess.suppress(_joined(predicted), len(self.views))
-        detections = model.postprocess.finish(detections, first.sizes)
-        boxes = convention.rescale_boxes(detections.boxes, first.sizes, size)
+        joined = tree_map(lambda *views: torch.cat(views, dim=1), *predicted)
+        detections = postprocess.finish(postprocess.suppress(joined, len(self.views)), sizes[0])
+        boxes = convention.rescale_boxes(detections.boxes, sizes[0], size)
         detections = replace(detections, boxes=boxes)
         if model.needs:
             detections = self._with_maps(detections, seen, size)
@@ -113,23 +112,14 @@ class AugmentedDetector:
         rows, maps = Rows(detections.valid), Maps()
         for view, features, net_size in seen:
             boxes = self.model.convention.rescale_boxes(detections.boxes, size, net_size)
-            boxes = box_ops.mirror(boxes, net_size[1]) if view.flip else boxes
+            boxes = view.mirror(boxes, net_size)
             own = self.model.roi_heads.maps(features, rows, boxes, detections.labels)
             for name, value in own.items():
-                value = self._unmirrored(name, value) if view.flip else value
+                if view.flip:
+                    value = value.flip(-1)
+                    value = value[:, self.flip_order] if name == "keypoint_logits" else value
                 maps[name] = maps.get(name, 0) + value / len(self.views)
         return self.model.roi_heads.with_maps(detections, rows, maps)
-
-    def _unmirrored(self, name: str, maps: Tensor) -> Tensor:
-        """The maps [..., M, M] that a box has in the picture, from those of a mirrored view."""
-        maps = maps.flip(-1)
-        return maps[:, self.flip_order] if name == "keypoint_logits" else maps
-
-
-def _joined(predicted: Sequence[PredictedBoxes]) -> PredictedBoxes:
-    """Those of all views, as of one image."""
-    names = ("boxes", "scores", "labels", "valid")
-    return PredictedBoxes(*(torch.cat([getattr(own, n) for own in predicted], 1) for n in names))
 
 
 def build_views(cfg: CfgNode) -> list[View]:
@@ -137,11 +127,11 @@ def build_views(cfg: CfgNode) -> list[View]:
     augmentation = cfg.TEST.BBOX_AUG
     if not augmentation.ENABLED:
         return []
-    views = [View(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)]
-    views += [View(scale, augmentation.MAX_SIZE) for scale in augmentation.SCALES]
-    flips = [augmentation.H_FLIP] + [augmentation.SCALE_H_FLIP] * len(augmentation.SCALES)
+    sizes = [(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, augmentation.H_FLIP)]
+    for scale in augmentation.SCALES:
+        sizes.append((scale, augmentation.MAX_SIZE, augmentation.SCALE_H_FLIP))
     return [
-        View(view.min_size, view.max_size, mirrored)
-        for view, both in zip(views, flips, strict=True)
-        for mirrored in ((False, True) if both else (False,))
+        View(min_size, max_size, flip)
+        for min_size, max_size, both in sizes
+        for flip in ((False, True) if both else (False,))
     ]
