@@ -120,9 +120,16 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
     path = Path(path)
     content = _read(path)
     source = source or source_of(content)
-    body = timm_body(entries_of(content))
+    entries = entries_of(content)
+    body = timm_body(entries)
     if source is None:
-        return Checkpoint(path, timm_body=body, **_fields(path, content))
+        if not entries or not all(isinstance(value, Tensor) for value in entries.values()):
+            raise CheckpointError(
+                f"{path}: holds neither a state dict (names and tensors) nor "
+                "{'model': state dict} with any entries"
+            )
+        found = {n: content[n] for n, kind in _ON_DISK.items() if isinstance(content.get(n), kind)}
+        return Checkpoint(path, timm_body=body, **{**found, "model": entries})
     try:
         fields = vars(convert(content, source, path))
     except ValueError as error:
@@ -130,25 +137,6 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
     logger.info("%s: converted from %s", path, source)
     config = yaml.safe_dump(fields["config"]) if fields["config"] else ""
     return Checkpoint(path, timm_body=body, **{**fields, "config": config})
-
-
-def _fields(path: Path, content: Any) -> dict[str, Any]:
-    """What a file of ours, or a bare state dict, holds: the fields `_ON_DISK`."""
-    if isinstance(content, dict) and "model" not in content:
-        content = {"model": content}
-    state = content["model"] if isinstance(content, dict) else None
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
-    ):
-        raise CheckpointError(
-            f"{path}: holds neither a state dict (names and tensors) nor {{'model': state dict}}"
-        )
-    if not state:
-        raise CheckpointError(f"{path}: holds no entries")
-    # DistributedDataParallel puts a prefix before each name.
-    state = {name.removeprefix("module."): value for name, value in state.items()}
-    found = {n: content[n] for n, kind in _ON_DISK.items() if isinstance(content.get(n), kind)}
-    return {**found, "model": state}
 
 
 def _read(path: Path) -> Any:
@@ -165,23 +153,18 @@ def _read(path: Path) -> Any:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     except ImportError as error:
         raise CheckpointError(f"{path}: needs a package: pip install safetensors") from error
-    except RefusedPickleError as error:
-        raise CheckpointError(_refusal(path, str(error))) from error
-    # Whatever else torch raises depends on where the bytes stop making sense.
     except Exception as error:
-        foreign = re.search(r"GLOBAL:? ([\w.]+)", str(error))
-        if foreign:
-            raise CheckpointError(_refusal(path, foreign[1])) from error
+        named = re.search(r"GLOBAL:? ([\w.]+)", str(error))  # as torch refuses what is no tensor
+        if named or isinstance(error, RefusedPickleError):
+            what = named[1] if named else error
+            raise CheckpointError(
+                f"{path}: holds a pickled {what}, and unpickling objects can run any code; nothing "
+                "was executed. Save tensors and plain containers alone, such as model.state_dict()"
+            ) from error
+        # Whatever else torch raises depends on where the bytes stop making sense.
         raise CheckpointError(
             f"{path}: is not a checkpoint of torch.save, or is truncated or damaged"
         ) from error
-
-
-def _refusal(path: Path, what: str) -> str:
-    return (
-        f"{path}: holds a pickled {what}, and unpickling objects can run any code; nothing was "
-        "executed. Save tensors and plain containers alone, such as model.state_dict()"
-    )
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

@@ -108,7 +108,7 @@ def test_files_that_are_no_checkpoint(tmp_path):
     (tmp_path / "text.pth").write_text("hello world, this is text")
     with pytest.raises(CheckpointError, match=r"text\.pth: is not a checkpoint"):
         read_checkpoint(tmp_path / "text.pth")
-    for content in ([1, 2], {"a": 1}, {"model": [1]}, {1: torch.zeros(1)}):
+    for content in ([1, 2], {}, {"a": 1}, {"model": [1]}, {1: torch.zeros(1)}):
         torch.save(content, tmp_path / "odd.pth")
         with pytest.raises(CheckpointError, match=r"odd\.pth: holds neither a state dict"):
             read_checkpoint(tmp_path / "odd.pth")

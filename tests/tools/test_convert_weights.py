@@ -53,7 +53,7 @@ def test_entries_of_no_framework(run_tool, tmp_path, capsys):
     assert "unknown.pth: its entries are none that a known framework" in capsys.readouterr().err
     torch.save({}, tmp_path / "empty.pth")
     assert run_tool("convert_weights.py", tmp_path / "empty.pth", tmp_path / "out.pth") == 2
-    assert "empty.pth: holds no entries" in capsys.readouterr().err
+    assert "empty.pth: holds neither a state dict" in capsys.readouterr().err
     assert not (tmp_path / "out.pth").exists()
 
 
