@@ -31,17 +31,16 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     groups = _parameter_groups(cfg, model)
     if not groups:
         raise ConfigError("the model has no trainable parameter; see FREEZE_CONV_BODY_AT")
-    if cfg.SOLVER.OPTIMIZER == "AdamW":
-        betas = (cfg.SOLVER.MOMENTUM, 0.999)
-        fused = cfg.DTYPE != "float16"  # as for SGD below
-        return torch.optim.AdamW(groups, lr=cfg.SOLVER.BASE_LR, betas=betas, fused=fused)
-    options = {"lr": cfg.SOLVER.BASE_LR, "momentum": cfg.SOLVER.MOMENTUM}
+    lr, momentum = cfg.SOLVER.BASE_LR, cfg.SOLVER.MOMENTUM
     if cfg.SOLVER.OPTIMIZER == "FusedSGD":
-        return _apex_fused_sgd(groups, options)
+        return _apex_fused_sgd(groups, lr, momentum)
     # Fused is one pass over the parameters instead of one for each term of the update. But when
     # the gradient scaler of float16 skips the first step for an overflow, as it often does,
     # torch's fused SGD is left with momentum that was never initialised.
-    return torch.optim.SGD(groups, fused=cfg.DTYPE != "float16", **options)
+    fused = cfg.DTYPE != "float16"
+    if cfg.SOLVER.OPTIMIZER == "AdamW":
+        return torch.optim.AdamW(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=fused)
 
 
 def build_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> LambdaLR:
@@ -96,13 +95,13 @@ def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
     ]
 
 
-def _apex_fused_sgd(groups: list[dict], options: dict) -> torch.optim.Optimizer:
+def _apex_fused_sgd(groups: list[dict], lr: float, momentum: float) -> torch.optim.Optimizer:
     if any(not parameter.is_cuda for group in groups for parameter in group["params"]):
         raise ConfigError("SOLVER.OPTIMIZER FusedSGD works on CUDA alone; use SGD")
     try:
         from apex.optimizers import FusedSGD
 
-        return FusedSGD(groups, **options)
+        return FusedSGD(groups, lr=lr, momentum=momentum)
     # Apex raises RuntimeError when it was installed without its CUDA extensions.
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
