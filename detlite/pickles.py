@@ -94,17 +94,11 @@ class _Encode:
         return text.encode(encoding)
 
 
-class _ArrayType:
-    """Stands where a pickle names numpy.ndarray, to be passed on but not called."""
-
-    __slots__ = ()
-
-
 # All that arrays, numbers and ordered dicts need. numpy 2 calls its core `_core`.
 _ADMITTED: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("_codecs", "encode"): _Encode(),
-    ("numpy", "ndarray"): _ArrayType(),
+    ("numpy", "ndarray"): object(),  # to be passed on but not called
     ("numpy", "dtype"): _MakeDType(),
     **{
         (f"numpy.{core}.{module}", name): made
