@@ -61,8 +61,7 @@ def evaluate_dataset(
         second goes before: "lvis bbox".
 
     Raises:
-        ConfigError: see `check_evaluation`,
-        DataError: as well.
+        ConfigError, DataError: see `check_evaluation`.
     """
     check_evaluation(cfg, model, dataset)
     gathered = all_gather_objects(run_inference(cfg, model, dataset))
@@ -87,10 +86,11 @@ def check_evaluation(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> Non
         DataError: the categories of the model are not those of the data set, or its ground truth
             lacks what an evaluator needs.
     """
-    if model.categories and _named(model.categories) != _named(dataset.categories):
+    ours, theirs = _named(model.categories), _named(dataset.categories)
+    if ours and ours != theirs:
         raise DataError(
-            f"{dataset.annotation_file}: its categories ({_listed(dataset.categories)}) are not "
-            f"those that the model was trained on ({_listed(model.categories)})"
+            f"{dataset.annotation_file}: its categories ({_listed(theirs)}) are not those that "
+            f"the model was trained on ({_listed(ours)})"
         )
     for evaluator in build_evaluators(cfg, dataset).values():
         evaluator.check(cfg, dataset)
@@ -112,9 +112,7 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
     done, start = 0, time.perf_counter()
     reported = start
     for images, targets in loader:
-        given = None
-        if model.takes_proposals:
-            given = [target["proposals"] for target in targets]
+        given = [target["proposals"] for target in targets] if model.takes_proposals else None
         with autocast(cfg.DTYPE, model.device):
             batch = detector.detect(images, given)
         for image, target, detections in zip(images, targets, batch, strict=True):
@@ -141,10 +139,9 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
     return results
 
 
-def _named(categories: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
-    return [(category["id"], category["name"]) for category in categories]
+def _named(categories: Sequence[dict[str, Any]]) -> list[str]:
+    return [f"{category['id']} {category['name']}" for category in categories]
 
 
-def _listed(categories: Sequence[dict[str, Any]], most: int = 10) -> str:
-    names = [f"{number} {name}" for number, name in _named(categories)]
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

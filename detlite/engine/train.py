@@ -53,14 +53,7 @@ def train(
 
     With `resume`, an interrupted run goes on from its last checkpoint as if nothing had happened;
     what came after that checkpoint is done again. Every process calls this, each for its share
-    of the batches.
-
-    Args:
-        cfg: the frozen config.
-        model: `model(images, targets)` gives a dict of scalar losses; has `device`, `categories`.
-        train_set: the data set to train on.
-        test_sets: the data sets to evaluate on; may be empty.
-        resume: go on with the run in OUTPUT_DIR, if it saved a checkpoint, instead of starting.
+    of the batches. There may be no `test_sets`.
 
     Returns:
         The final metrics of each test set by its name on rank 0; nothing on the others.

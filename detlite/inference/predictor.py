@@ -70,10 +70,8 @@ class Predictor:
         self.score_thresh = score_thresh
         self.rle = rle
         self.dtype = dtype
-        self.augmented = None
-        if views:
-            names = keypoint_names(self.categories)
-            self.augmented = AugmentedDetector(self.model, views, names)
+        names = keypoint_names(self.categories)
+        self.augmented = AugmentedDetector(self.model, views, names) if views else None
 
     @staticmethod
     def from_checkpoint(
@@ -112,16 +110,10 @@ class Predictor:
 
     @overload
     def __call__(
-        self,
-        pictures: list[Any] | tuple[Any, ...],
-        proposals: Sequence[Tensor] | None = None,
+        self, pictures: list[Any] | tuple[Any, ...], proposals: Sequence[Tensor] | None = None
     ) -> list[Prediction]: ...
 
-    def __call__(
-        self,
-        pictures: Picture | list[Any] | tuple[Any, ...],
-        proposals: Tensor | Sequence[Tensor] | None = None,
-    ) -> Prediction | list[Prediction]:
+    def __call__(self, pictures: Any, proposals: Any = None) -> Prediction | list[Prediction]:
         if not isinstance(pictures, list | tuple):
             given = None if proposals is None else [proposals]
             return self._predict([pictures], given)[0]
@@ -178,12 +170,7 @@ class Predictor:
 def build_predictor(
     cfg: CfgNode, model: Detector, score_thresh: float = 0.0, rle: bool = False
 ) -> Predictor:
-    """The predictor that looks at pictures as evaluation does: by INPUT, DTYPE and TEST.BBOX_AUG.
-
-    Args:
-        cfg: the config that `model` was built from.
-        model, score_thresh, rle: see `Predictor`.
-    """
+    """The predictor that sees pictures as evaluation does: by INPUT, DTYPE and TEST.BBOX_AUG."""
     return Predictor(
         model,
         cfg.INPUT.MIN_SIZE_TEST,
