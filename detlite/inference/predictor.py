@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from yacs.config import CfgNode
 
 from ..data.coco import keypoint_names
+from ..data.images import read_image
 from ..data.resize import resize_shortest
 from ..engine.precision import autocast
 from ..engine.weights import build_model_from_checkpoint
@@ -18,9 +21,9 @@ from ..evaluation.results import categories_of
 from ..modeling.detector import Detector
 from ..structures.instances import Detections
 from ..structures.masks import to_bitmap
-from .pictures import Picture, size_of, to_tensor
-from .test_time_augmentation import AugmentedDetector, View, build_views
+from .test_time_augmentation import AugmentedDetector, View, build_views, size_of
 
+Picture = str | Path | Image.Image | np.ndarray | Tensor
 Prediction = dict[str, Any]
 
 
@@ -121,7 +124,7 @@ class Predictor:
 
     @torch.no_grad()
     def _predict(self, pictures: Sequence[Picture], proposals: Any) -> list[Prediction]:
-        images = [to_tensor(picture) for picture in pictures]
+        images = [_to_tensor(picture) for picture in pictures]
         inputs, detector = images, self.augmented or self.model
         convention = self.model.convention
         if detector is self.model:
@@ -139,14 +142,10 @@ class Predictor:
             ]
         with autocast(self.dtype, self.model.device):
             batch = detector.detect(inputs, given)
-        return [
-            self._in_picture(found, size_of(resized), size_of(image))
-            for found, resized, image in zip(batch, inputs, images, strict=True)
-        ]
+        return [self._in_picture(*row) for row in zip(batch, inputs, images, strict=True)]
 
-    def _in_picture(
-        self, found: Detections, net_size: tuple[int, int], size: tuple[int, int]
-    ) -> Prediction:
+    def _in_picture(self, found: Detections, resized: Tensor, image: Tensor) -> Prediction:
+        net_size, size = size_of(resized), size_of(image)
         kept = found[found.scores >= self.score_thresh].to("cpu")
         convention = self.model.convention
         boxes = convention.rescale_boxes(kept.boxes.float(), net_size, size)
@@ -171,18 +170,44 @@ def build_predictor(
     cfg: CfgNode, model: Detector, score_thresh: float = 0.0, rle: bool = False
 ) -> Predictor:
     """The predictor that sees pictures as evaluation does: by INPUT, DTYPE and TEST.BBOX_AUG."""
-    return Predictor(
-        model,
-        cfg.INPUT.MIN_SIZE_TEST,
-        cfg.INPUT.MAX_SIZE_TEST,
-        score_thresh,
-        rle,
-        dtype=cfg.DTYPE,
-        views=build_views(cfg),
-    )
+    sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+    return Predictor(model, *sizes, score_thresh, rle, cfg.DTYPE, build_views(cfg))
 
 
 load_checkpoint = Predictor.from_checkpoint
+
+
+def _to_tensor(picture: Picture) -> Tensor:
+    """A picture as uint8 RGB [3, H, W]."""
+    if isinstance(picture, str | Path):
+        return read_image(picture)
+    if isinstance(picture, Image.Image):
+        if picture.mode.startswith(("I", "F")):
+            raise ValueError(
+                f"the PIL image has mode {picture.mode!r}, which has no 8-bit form of its own: "
+                "convert it, or give the file's path"
+            )
+        picture = np.array(picture.convert("RGB"))
+    if isinstance(picture, np.ndarray):
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+            raise ValueError(
+                "an array must be RGB, uint8 [H, W, 3]; this one is "
+                f"{picture.dtype} {list(picture.shape)}"
+            )
+        # A copy, as torch takes neither negative strides (BGR[..., ::-1]) nor read-only arrays.
+        picture = torch.from_numpy(picture.transpose(2, 0, 1).copy())
+    if not isinstance(picture, Tensor):
+        raise TypeError(
+            f"a picture is a path, a PIL image, an array or a tensor, not {type(picture).__name__}"
+        )
+    if picture.dtype != torch.uint8 or picture.ndim != 3 or picture.shape[0] != 3:
+        raise ValueError(
+            "a tensor must be RGB, uint8 [3, H, W]; this one is "
+            f"{str(picture.dtype).removeprefix('torch.')} {list(picture.shape)}"
+        )
+    if picture.numel() == 0:
+        raise ValueError(f"the picture has no pixels: {list(picture.shape)}")
+    return picture
 
 
 def _bitmaps(rles: Sequence[dict[str, Any]], size: tuple[int, int]) -> Tensor:

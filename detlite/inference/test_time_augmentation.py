@@ -23,7 +23,6 @@ from ..structures import boxes as box_ops
 from ..structures.instances import Detections
 from ..structures.keypoints import flip_order
 from ..structures.rows import Rows, varying_shapes
-from .pictures import size_of
 
 
 @dataclass(frozen=True)
@@ -120,6 +119,11 @@ class AugmentedDetector:
                     value = value[:, self.flip_order] if name == "keypoint_logits" else value
                 maps[name] = maps.get(name, 0) + value / len(self.views)
         return self.model.roi_heads.with_maps(detections, rows, maps)
+
+
+def size_of(image: Tensor) -> tuple[int, int]:
+    """(height, width) of an image [..., H, W]."""
+    return image.shape[-2], image.shape[-1]
 
 
 def build_views(cfg: CfgNode) -> list[View]:
