@@ -1,7 +1,7 @@
 """Checkpoints: read once, written atomically.
 
-On disk a checkpoint is one dict that `torch.load(weights_only=True)` reads: those fields of
-`Checkpoint` that `_ON_DISK` lists. A bare state dict is one too. Files of other frameworks are
+On disk a checkpoint is one dict that `torch.load(weights_only=True)` reads: `Checkpoint.model` and
+the fields that `_ON_DISK` lists. A bare state dict is one too. Files of other frameworks are
 converted as they are read.
 """
 
@@ -12,7 +12,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,42 +27,24 @@ from ..pickles import RefusedPickleError, read_pickle
 logger = logging.getLogger(__name__)
 
 _LAST = "last_checkpoint"
-_ON_DISK = {
-    "model": dict,
-    "categories": list,
-    "config": str,
-    "convention": str,
-    "override": list,
-    "backbone_only": bool,
-    "training": dict,
-}
+_ON_DISK = ("categories", "config", "convention", "override", "backbone_only", "training")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights, and what is known about them.
-
-    Attributes:
-        path: the file.
-        model: the state dict, by our names, on the CPU.
-        categories: COCO categories {"id", "name"}; label k is categories[k - 1]. Empty: unknown.
-        config: YAML text of the config that the weights need; "" where it is unknown.
-        convention: name of the convention that they were trained by; "" where it is unknown.
-        override: the single fields in which they differ from it, as MODEL.CONVENTION_OVERRIDE.
-        backbone_only: a classifier, of which detectors take the body.
-        training: what `TrainingState` needs to go on; empty in files that are weights alone.
-        timm_body: the same weights for a detector with a body of timm, whatever their names look
-            like; empty where they cannot be a classifier's.
-    """
+    """Weights, and what is known about them; what is not is empty."""
 
     path: Path
-    model: dict[str, Tensor]
+    model: dict[str, Tensor]  # the state dict, by our names, on the CPU
+    # COCO's {"id", "name"}; label k is categories[k - 1].
     categories: list[dict[str, Any]] = field(default_factory=list)
-    config: str = ""
-    convention: str = ""
-    override: list[str] = field(default_factory=list)
-    backbone_only: bool = False
-    training: dict[str, Any] = field(default_factory=dict)
+    config: str = ""  # YAML text of the config that the weights need
+    convention: str = ""  # name of the one that they were trained by
+    override: list[str] = field(default_factory=list)  # as MODEL.CONVENTION_OVERRIDE
+    backbone_only: bool = False  # a classifier, of which detectors take the body
+    training: dict[str, Any] = field(default_factory=dict)  # what `TrainingState` needs to go on
+    # The same weights for a detector with a body of timm, whatever their names look like; empty
+    # where they cannot be a classifier's.
     timm_body: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -77,7 +59,7 @@ def save_checkpoint(checkpoint: Checkpoint, last: bool = True) -> None:
         CheckpointError: a folder that cannot be written to, or a full disk.
     """
     path = checkpoint.path
-    write_content(path, {name: getattr(checkpoint, name) for name in _ON_DISK})
+    write_content(path, {name: getattr(checkpoint, name) for name in ("model", *_ON_DISK)})
     if last:
         _replace(path.with_name(_LAST), lambda temporary: temporary.write_text(path.name + "\n"))
 
@@ -128,8 +110,10 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
                 f"{path}: holds neither a state dict (names and tensors) nor "
                 "{'model': state dict} with any entries"
             )
-        found = {n: content[n] for n, kind in _ON_DISK.items() if isinstance(content.get(n), kind)}
-        return Checkpoint(path, timm_body=body, **{**found, "model": entries})
+        bare = Checkpoint(path, entries, timm_body=body)
+        # A field of another kind than ours is not ours.
+        ours = [n for n in _ON_DISK if isinstance(content.get(n), type(getattr(bare, n)))]
+        return replace(bare, **{name: content[name] for name in ours})
     try:
         fields = vars(convert(content, source, path))
     except ValueError as error:
