@@ -17,9 +17,6 @@ from torch import nn
 
 from .config import ConfigError
 
-# Rank 0 computes COCO metrics alone while the others wait, longer than NCCL's ten minutes at worst.
-_TIMEOUT = timedelta(hours=1)
-
 
 def rank() -> int:
     """Number of this process, 0 <= rank < world_size."""
@@ -41,11 +38,9 @@ def process_group(device: str) -> Iterator[None]:
     """Joins the processes that torchrun started, for the length of a `with` block.
 
     Reads torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); without
-    it, this is a single process. CUDA tensors travel by NCCL, all else by gloo. Each process takes
-    the GPU of its local rank as the current one, so that "cuda" means its own.
-
-    Args:
-        device: the config's MODEL.DEVICE: "auto", "cpu", "cuda" or "cuda:1".
+    it, this is a single process. CUDA tensors travel by NCCL, all else by gloo. If `device`, the
+    config's MODEL.DEVICE, is a GPU, each process takes that of its local rank as the current one,
+    so that "cuda" means its own.
     """
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         yield
@@ -57,7 +52,9 @@ def process_group(device: str) -> Iterator[None]:
         # Each process would otherwise start a thread for every core.
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max((os.cpu_count() or 1) // local_size, 1))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo", timeout=_TIMEOUT)
+    # Rank 0 computes COCO metrics alone while the others wait, perhaps longer than NCCL's default.
+    timeout = timedelta(hours=1)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo", timeout=timeout)
     try:
         yield
     finally:
@@ -88,11 +85,8 @@ def broadcast_buffers(model: nn.Module) -> None:
 
 def reduce_mean(values: dict[str, float]) -> dict[str, float]:
     """Each number averaged over the processes, all of which pass the same keys."""
-    if world_size() == 1:
-        return values
-    total = torch.tensor(list(values.values()), dtype=torch.float64)
-    dist.all_reduce(total)
-    return dict(zip(values, (total / world_size()).tolist(), strict=True))
+    gathered = all_gather_objects(values)
+    return {name: sum(part[name] for part in gathered) / len(gathered) for name in values}
 
 
 def data_parallel(model: nn.Module) -> nn.Module:
