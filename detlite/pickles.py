@@ -36,10 +36,6 @@ class _DType:
             raise RefusedPickleError("numpy.dtype with fields")
         self.order = state[1]
 
-    def numpy(self) -> np.dtype[Any]:
-        order = "|" if self.code[0] in "bS" else self.order
-        return np.dtype(order + self.code)
-
 
 class _Array(np.ndarray):
     """An array that is filled by the state that follows it in the pickle."""
@@ -115,7 +111,7 @@ _ADMITTED: dict[tuple[str, str], Any] = {
 def _checked(dtype: Any) -> np.dtype[Any]:
     if not isinstance(dtype, _DType):
         raise RefusedPickleError(f"array of {type(dtype).__name__}")
-    return dtype.numpy()
+    return np.dtype(dtype.order + dtype.code)
 
 
 def _bytes(data: Any) -> bytes | bytearray:

@@ -49,15 +49,14 @@ def build_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> LambdaLR:
     Raises:
         ConfigError: SOLVER.STEPS that do not rise.
     """
-    solver = cfg.SOLVER.clone()
-    steps = list(solver.STEPS)
+    solver, steps = cfg.SOLVER, cfg.SOLVER.STEPS
     if solver.LR_SCHEDULE == "multistep":
         if any(later <= earlier for earlier, later in pairwise(steps)):
-            raise ConfigError(f"SOLVER.STEPS {tuple(steps)} must rise from one to the next")
+            raise ConfigError(f"SOLVER.STEPS {steps} must rise from one to the next")
         if steps and steps[-1] >= solver.MAX_ITER:
             logger.warning(
                 "SOLVER.STEPS %s reach beyond SOLVER.MAX_ITER %d: the rate never falls that far",
-                tuple(steps), solver.MAX_ITER,
+                steps, solver.MAX_ITER,
             )  # fmt: skip
 
     def factor(iteration: int) -> float:

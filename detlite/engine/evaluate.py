@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from yacs.config import CfgNode
@@ -21,8 +22,6 @@ from ..modeling.detector import Detector
 from .precision import autocast, resolve_dtype
 
 logger = logging.getLogger(__name__)
-
-_PROGRESS_PERIOD = 30.0  # seconds
 
 
 def evaluate(
@@ -89,19 +88,15 @@ def check_evaluation(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> Non
     ours, theirs = _named(model.categories), _named(dataset.categories)
     if ours and ours != theirs:
         raise DataError(
-            f"{dataset.annotation_file}: its categories ({_listed(theirs)}) are not those that "
-            f"the model was trained on ({_listed(ours)})"
+            f"{dataset.annotation_file}: its categories ({shorten(theirs, 150)}) are not those "
+            f"that the model was trained on ({shorten(ours, 150)})"
         )
     for evaluator in build_evaluators(cfg, dataset).values():
         evaluator.check(cfg, dataset)
 
 
 def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[dict[str, Any]]:
-    """Runs `model` on this process's share of a data set, each image once over all processes.
-
-    Returns:
-        The detections as COCO results in the frame of the original pictures.
-    """
+    """COCO results of this process's share of a data set: each image is one process's."""
     loader = build_test_loader(cfg, dataset)
     was_training = model.training
     model.eval()
@@ -127,7 +122,7 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
             )
         done += len(images)
         now = time.perf_counter()
-        if now - reported > _PROGRESS_PERIOD:
+        if now - reported > 30:  # seconds
             reported = now
             logger.info("%s: %d images, %.2f images/s", dataset.name, done, done / (now - start))
     seconds = time.perf_counter() - start
@@ -139,9 +134,5 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
     return results
 
 
-def _named(categories: Sequence[dict[str, Any]]) -> list[str]:
-    return [f"{category['id']} {category['name']}" for category in categories]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+def _named(categories: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(f"{category['id']} {category['name']}" for category in categories)

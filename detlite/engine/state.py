@@ -39,13 +39,6 @@ class TrainingState:
         """Writes the checkpoint of `iteration` finished iterations; every process calls it."""
         rng = all_gather_objects(rng_state(self.model.device))
         if is_main():
-            training = {
-                "iteration": iteration,
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict(),
-                "scaler": self.scaler.state_dict(),
-                "rng": rng,
-            }
             checkpoint = Checkpoint(
                 path,
                 self.model.state_dict(),
@@ -53,7 +46,13 @@ class TrainingState:
                 self.cfg.dump(),
                 convention_of(self.cfg).name,
                 list(self.cfg.MODEL.CONVENTION_OVERRIDE),
-                training=training,
+                training={
+                    "iteration": iteration,
+                    "optimizer": self.optimizer.state_dict(),
+                    "scheduler": self.scheduler.state_dict(),
+                    "scaler": self.scaler.state_dict(),
+                    "rng": rng,
+                },
             )
             save_checkpoint(checkpoint)
             logger.info("saved %s", path)

@@ -29,11 +29,7 @@ FINAL_CHECKPOINT = "model_final.pth"
 
 
 def check_output_dir(output_dir: Path, resume: bool) -> None:
-    """Refuses to mix a new run with the files of another.
-
-    Raises:
-        ConfigError: `output_dir` holds a run and `resume` is off.
-    """
+    """Raises a ConfigError where a new run, not one to `resume`, would mix with another's files."""
     found = [name for name in (METRICS_FILE, FINAL_CHECKPOINT) if (output_dir / name).exists()]
     if found and not resume:
         raise ConfigError(

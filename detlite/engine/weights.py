@@ -34,7 +34,6 @@ def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = F
     """Loads a checkpoint's weights and categories into `model`.
 
     Args:
-        model: a model with an attribute `categories`.
         checkpoint: of a classifier only the body is taken; the rest of `model` stays as it is.
         reinit_heads: leave the class-dependent layers (class scores, box regression and mask
             logits), and the categories, as they are in `model` when the file's are of another
@@ -118,25 +117,20 @@ def _with_fresh_heads(body: Mapping[str, Tensor], ours: Mapping[str, Tensor]) ->
 
 
 def read_weights(cfg: CfgNode) -> tuple[CfgNode, Checkpoint | None]:
-    """The config `with_convention` of the checkpoint that MODEL.WEIGHT names, if any, and that.
+    """The config with the convention of the checkpoint that MODEL.WEIGHT names, and that, if any.
 
     Raises:
-        CheckpointError: a file that cannot be read.
+        CheckpointError: a file that cannot be read, or weights of a convention that is not known.
         ConfigError: a name without its file, or another convention than that of the weights.
     """
     if not cfg.MODEL.WEIGHT:
         return cfg, None
     checkpoint = read_checkpoint(weight_file(cfg))
-    return with_convention(cfg, checkpoint), checkpoint
+    return _with_convention(cfg, checkpoint), checkpoint
 
 
-def with_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
-    """A config with the convention of weights; fields that it overrides go before theirs.
-
-    Raises:
-        CheckpointError: weights of a convention that is not known.
-        ConfigError: another convention than that of the weights.
-    """
+def _with_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
+    """A config with the convention of weights; fields that it overrides go before theirs."""
     path, convention = checkpoint.path, checkpoint.convention
     if not convention:
         return cfg
@@ -164,7 +158,7 @@ def build_model_from_checkpoint(
     """The config and the model, in evaluation mode, of a checkpoint; see `load_checkpoint`."""
     checkpoint = read_checkpoint(path)
     cfg = load_config(config, opts) if config else _stored_config(checkpoint, opts)
-    cfg = with_convention(cfg, checkpoint)
+    cfg = _with_convention(cfg, checkpoint)
     model = build_model(cfg)
     load_weights(model, checkpoint)
     return cfg, model.eval()
