@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from pycocotools import mask as rle_codec
 from torch import Tensor
+from torch.nn import functional as F
 
 Segmentation = list[Any] | dict[str, Any]
 RLE = dict[str, Any]  # {"size": [height, width], "counts": str}
@@ -54,30 +55,19 @@ def paste_probabilities(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> 
         float32 [N, height, width].
     """
     pasted = torch.zeros((len(probs), *size), dtype=torch.float32, device=probs.device)
-    for index, (prob, box) in enumerate(zip(probs, boxes, strict=True)):
-        window, (top, left) = _paste_window(prob, box, size)
-        height, width = window.shape
-        pasted[index, top : top + height, left : left + width] = window
+    ringed = F.pad(probs.float(), (2, 2, 2, 2))
+    for image, mask, box in zip(pasted, ringed, boxes.tolist(), strict=True):
+        if not all(map(math.isfinite, box)):
+            continue
+        # Separable, first along the rows, then between them. The operator `paste_masks` repeats
+        # these operations in this order, so that it rounds alike.
+        x1, y1, x2, y2 = box
+        columns, cell, weight = _pixel_taps(x1, x2, probs.shape[2], size[1], probs.device)
+        stretched = mask[:, cell] * (1 - weight) + mask[:, cell + 1] * weight
+        rows, cell, weight = _pixel_taps(y1, y2, probs.shape[1], size[0], probs.device)
+        weight = weight[:, None]
+        image[rows, columns] = stretched[cell] * (1 - weight) + stretched[cell + 1] * weight
     return pasted
-
-
-def _paste_window(
-    prob: Tensor, box: Tensor, size: tuple[int, int]
-) -> tuple[Tensor, tuple[int, int]]:
-    """The part of the image that a mask reaches, and its top left corner.
-
-    Bilinear interpolation is separable: first along the rows, then between them. The operator
-    `paste_masks` repeats these operations in this order, so that it rounds alike.
-    """
-    x1, y1, x2, y2 = box.tolist()
-    left, columns = _pixel_taps(x1, x2, prob.shape[1], size[1], prob.device)
-    top, rows = _pixel_taps(y1, y2, prob.shape[0], size[0], prob.device)
-    (low, low_weight), (high, high_weight) = columns
-    prob = prob.float()
-    stretched = prob[:, low] * low_weight + prob[:, high] * high_weight
-    (low, low_weight), (high, high_weight) = rows
-    window = stretched[low] * low_weight[:, None] + stretched[high] * high_weight[:, None]
-    return window, (top, left)
 
 
 def whole_pixel_boxes(boxes: Tensor, cells: int) -> Tensor:
@@ -100,11 +90,9 @@ def whole_pixel_boxes(boxes: Tensor, cells: int) -> Tensor:
 
 def _pixel_taps(
     low: float, high: float, cells: int, limit: int, device: torch.device
-) -> tuple[int, list[tuple[Tensor, Tensor]]]:
-    """Along one axis the first pixel that a mask reaches and, for that and each further one, the
-    two cells between whose centres its own lies, each with its weight."""
-    if not (math.isfinite(low) and math.isfinite(high)):
-        low, high, limit = 0.0, 0.0, 0  # reaches nothing
+) -> tuple[slice, Tensor, Tensor]:
+    """Along one axis the pixels that a mask within two rings of zeros reaches, for each the cell
+    whose centre comes before its own, and the weight of the next cell."""
     cell = max(high - low, 1e-6) / cells
     # A pixel's centre must lie within one cell of a cell centre: half a cell off the box.
     start = min(max(int(low - 0.5 * cell - 0.5), 0), limit)
@@ -112,9 +100,4 @@ def _pixel_taps(
     centres = torch.arange(start, stop, dtype=torch.float32, device=device) + 0.5
     position = (centres - low) / torch.tensor(cell, dtype=torch.float32) - 0.5
     index = position.floor()
-    fraction = position - index
-    taps = []
-    for i, weight in ((index, 1 - fraction), (index + 1, fraction)):
-        inside = (i >= 0) & (i < cells)
-        taps.append((i.clamp(0, cells - 1).long(), torch.where(inside, weight, 0)))
-    return start, taps
+    return slice(start, stop), index.clamp(-2, cells).long() + 2, position - index
