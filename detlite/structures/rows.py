@@ -10,7 +10,7 @@ Shapes: B images, N entries an image, R rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 import torch
@@ -21,25 +21,21 @@ from torch.nn.utils.rnn import pad_sequence
 _vary: ContextVar[bool | None] = ContextVar("shapes_vary", default=None)
 
 
-@contextmanager
-def fixed_shapes() -> Iterator[None]:
+def fixed_shapes() -> AbstractContextManager[None]:
     """Within it every shape follows from the arguments' shapes, never from values."""
-    with _setting(False):
-        yield
+    return _setting(False)
 
 
-@contextmanager
-def varying_shapes() -> Iterator[None]:
+def varying_shapes() -> AbstractContextManager[None]:
     """Within it padding is left out on every device, which may wait for values.
 
     For whoever reads the results at once anyway. `fixed_shapes` around it goes before.
     """
-    with _setting(True if _vary.get() is None else _vary.get()):
-        yield
+    return _setting(_vary.get() is not False)
 
 
 @contextmanager
-def _setting(vary: bool | None) -> Iterator[None]:
+def _setting(vary: bool) -> Iterator[None]:
     token = _vary.set(vary)
     try:
         yield
@@ -96,10 +92,7 @@ class Rows:
 
     def position(self) -> Tensor:
         """int64 [B, N], the row of each entry; meaningless where it has none."""
-        places = torch.zeros(self._shape[0] * self._shape[1], dtype=torch.int64,
-                             device=self.index.device)  # fmt: skip
-        rows = torch.arange(self.index.shape[0], device=self.index.device)
-        return places.index_copy(0, self.index, rows).unflatten(0, self._shape)
+        return self.unpack(torch.arange(self.index.shape[0], device=self.index.device))
 
     def rois(self, boxes: Tensor) -> Tensor:
         """Boxes [B, N, 4] -> RoIs [R, 5] that begin with the image's index, or -1 at padding."""
@@ -123,9 +116,8 @@ def leading(valid: Tensor, most: int) -> tuple[Tensor, Tensor]:
     if shapes_vary(valid):
         most = min(most, int(count.max())) if len(count) else 0
     slot = valid.cumsum(dim=1) - 1
-    slot = torch.where(
-        valid & (slot < most), slot, most
-    )  # all others share one more, cut off below
+    # All others share one more, cut off below.
+    slot = torch.where(valid & (slot < most), slot, most)
     place = torch.arange(valid.shape[1], device=valid.device).expand_as(slot)
     index = torch.zeros((valid.shape[0], most + 1), dtype=torch.int64, device=valid.device)
     index = index.scatter(1, slot, place)[:, :most]
