@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from pycocotools import mask as rle_codec
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .masks import Segmentation, to_bitmap
 from .run_lengths import read_frame, toggles_of_bitmap, toggles_of_counts
@@ -60,25 +61,21 @@ class PackedMasks:
         Raises:
             ValueError: an RLE of another size, or a polygon of fewer than three points.
         """
-        pieces: list[list[np.ndarray]] = []
-        is_rle: list[bool] = []
+        pieces = []
         for segmentation in segmentations:
             if isinstance(segmentation, dict):
                 size = list(segmentation["size"])
                 if size != [height, width]:
                     raise ValueError(f"an RLE of size {size} in a picture of {[height, width]}")
-                pieces.append([toggles_of_counts(segmentation["counts"], height * width)])
-                is_rle.append(True)
-                continue
-            if any(len(ring) < 6 or len(ring) % 2 for ring in segmentation):
+            elif any(len(ring) < 6 or len(ring) % 2 for ring in segmentation):
                 raise ValueError("a polygon needs x and y of at least three points")
-            if as_runs:
-                rings = rle_codec.frPyObjects(segmentation, height, width)
-                counts = rle_codec.merge(rings)["counts"]
-                pieces.append([toggles_of_counts(counts, height * width)])
+            elif as_runs:
+                segmentation = rle_codec.merge(rle_codec.frPyObjects(segmentation, height, width))
+            if isinstance(segmentation, dict):
+                pieces.append([toggles_of_counts(segmentation["counts"], height * width)])
             else:
                 pieces.append([np.asarray(ring, np.float64) for ring in segmentation])
-            is_rle.append(as_runs)
+        is_rle = [as_runs or isinstance(one, dict) for one in segmentations]
         return _pack(pieces, is_rle, height, width)
 
     @classmethod
@@ -105,23 +102,19 @@ class PackedMasks:
         Raises:
             ValueError: an image has more instances.
         """
-        values, pieces, instances, frames = [], [], [], []
-        first_value = first_piece = 0
+        in_instance, frames = [], []
         for one in masks:
             missing = count - len(one)
             if missing < 0:
                 raise ValueError(f"{len(one)} masks of an image do not fit into {count}")
-            values.append(one.values)
-            pieces.append(one.pieces[:-1] + first_value)
-            frames.append(torch.nn.functional.pad(one.frames, (0, 0, 0, missing)))
-            first_value += len(one.values)
-            # Padding starts where the next image does: it has no pieces.
-            end = first_piece + len(one.pieces) - 1
-            instances += [one.instances[:-1] + first_piece, one.instances.new_full((missing,), end)]
-            first_piece = end
-        pieces.append(masks[0].pieces.new_tensor([first_value]))
-        instances.append(masks[0].instances.new_tensor([first_piece]))
-        return cls(*map(torch.cat, (values, pieces, instances, frames)))
+            in_instance.append(pad(one.instances.diff(), (0, missing)))
+            frames.append(pad(one.frames, (0, 0, 0, missing)))
+        return cls(
+            torch.cat([one.values for one in masks]),
+            _offsets(torch.cat([one.pieces.diff() for one in masks])),
+            _offsets(torch.cat(in_instance)),
+            torch.cat(frames),
+        )
 
     def __len__(self) -> int:
         """I, with padding."""
@@ -166,17 +159,16 @@ class PackedMasks:
         if not (flip_x or flip_y) and in_size == out_size:
             return self
         is_rle = self.frames[:, 0] > 0
-        frames = self.frames[is_rle]
-        if (frames[:, 4:] != torch.tensor(in_size)).any():
+        if (self.frames[is_rle, 4:] != torch.tensor(in_size)).any():
             raise ValueError(f"masks that do not belong to an image of size {in_size}")
-        if (frames[:, :2] != frames[:, 4:]).any():
+        if (self.frames[is_rle, :2] != self.frames[is_rle, 4:]).any():
             raise ValueError("masks of run lengths were resized before; flip first, resize once")
-        flips = frames[:, 2:4] ^ torch.tensor([flip_x, flip_y], dtype=torch.int64)
-        frames = torch.cat([frames[:, :2], flips, torch.tensor(out_size).expand_as(flips)], dim=1)
+        frames = self.frames.clone()
+        frames[is_rle, 2:4] ^= torch.tensor([flip_x, flip_y], dtype=torch.int64)
+        frames[is_rle, 4:] = torch.tensor(out_size)
 
         in_piece = self.pieces.diff()
-        owner = torch.arange(len(self)).repeat_interleave(self.instances.diff())
-        moves = ~is_rle[owner].repeat_interleave(in_piece)
+        moves = ~is_rle.repeat_interleave(self.instances.diff()).repeat_interleave(in_piece)
         place = torch.arange(len(self.values)) - self.pieces[:-1].repeat_interleave(in_piece)
         values = self.values.clone()
         for axis, flip in ((0, flip_x), (1, flip_y)):
@@ -184,9 +176,7 @@ class PackedMasks:
             size, new_size = in_size[1 - axis], out_size[1 - axis]
             coordinates = size - values[own] if flip else values[own]
             values[own] = coordinates * (new_size / size)
-        all_frames = self.frames.clone()
-        all_frames[is_rle] = frames
-        return PackedMasks(values, self.pieces, self.instances, all_frames)
+        return PackedMasks(values, self.pieces, self.instances, frames)
 
     def bitmaps(self, height: int, width: int) -> Tensor:
         """uint8 [I, height, width] of 0 and 1, for drawing and tests: training needs none.
@@ -228,22 +218,22 @@ def _pack(
 ) -> PackedMasks:
     """The pieces of each instance of one picture, not transformed yet."""
     flat = [piece for own in pieces for piece in own]
-    frame = np.array([height, width, 0, 0, height, width], np.int64)
-    return _from_arrays(
-        np.concatenate([np.empty(0), *flat]),
-        _offsets([len(piece) for piece in flat]),
-        _offsets([len(own) for own in pieces]),
-        np.array(is_rle, np.int64)[:, None] * frame,
+    frame = torch.tensor([height, width, 0, 0, height, width])
+    return PackedMasks(
+        torch.from_numpy(np.concatenate([np.empty(0), *flat])),
+        _offsets(torch.tensor([len(piece) for piece in flat], dtype=torch.int64)),
+        _offsets(torch.tensor([len(own) for own in pieces], dtype=torch.int64)),
+        torch.tensor(is_rle, dtype=torch.int64)[:, None] * frame,
     )
 
 
-def _offsets(lengths: list[int]) -> np.ndarray:
-    return np.array([0, *lengths], np.int64).cumsum()
+def _offsets(lengths: Tensor) -> Tensor:
+    return pad(lengths.cumsum(0), (1, 0))
 
 
 def _ranges(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """The indices in the chosen ranges, one range after the other, and the new offsets."""
     lengths = offsets.diff()[chosen]
-    new = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    new = _offsets(lengths)
     shift = (offsets[:-1][chosen] - new[:-1]).repeat_interleave(lengths)
     return torch.arange(len(shift), device=shift.device) + shift, new
