@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from .ops.paste_masks import paste_masks
+from .ops import paste_masks
 from .structures.masks import RLE, paste_probabilities, whole_pixel_boxes
 
 # (height, width) in pixels: of one image, or int [B, 2] of a batch.

@@ -22,7 +22,7 @@ _TOP = _MIDDLE | {
 }
 ALLOWED = {
     "_C": set(),
-    "ops": {"_C"},
+    "ops": set(),
     **{part: _BASE - {"ops"} for part in _BASE - {"ops", "structures", "convention"}},
     "structures": set(),
     "convention": {"ops", "structures"},

@@ -6,12 +6,9 @@ The functions that torchvision has too take its arguments in its order. The kern
 also reached as `torch.ops.detlite.<name>` and `detlite._C.<name>`.
 """
 
-from .crop_masks import crop_masks
+from .box_maps import crop_masks, heatmap_peaks, paste_masks
 from .focal_loss import sigmoid_focal_loss
-from .heatmap_peaks import heatmap_peaks
-from .match_boxes import match_boxes
-from .nms import batched_nms, nms, padded_nms
-from .paste_masks import paste_masks
+from .overlaps import batched_nms, match_boxes, nms, padded_nms
 from .roi_align import RoIAlign, pyramid_roi_align, roi_align
 from .roi_pool import RoIPool, pyramid_roi_pool, roi_pool
 from .rois import assign_levels

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from detlite import _C  # noqa: F401  (loads the kernels)
-
 _forward = torch.ops.detlite.sigmoid_focal_loss_forward
 _backward = torch.ops.detlite.sigmoid_focal_loss_backward
 
@@ -80,13 +78,8 @@ def _differentiate_backward(ctx: Any, grad_grad: Tensor) -> tuple[Any, ...]:
     grad, logits, targets = ctx.saved_tensors
     wide = grad_grad.to(grad.dtype)
     curved = wide * grad * _curvature(logits, targets, *ctx.settings)
-    return (
-        _backward(wide, logits, targets, *ctx.settings),
-        curved.to(logits.dtype),
-        None,
-        None,
-        None,
-    )
+    by_grad = _backward(wide, logits, targets, *ctx.settings)
+    return by_grad, curved.to(logits.dtype), None, None, None
 
 
 def _curvature(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:

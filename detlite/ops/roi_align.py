@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from detlite import _C  # noqa: F401  (loads the kernels)
-
 from .rois import (
     CANONICAL_LEVEL,
     CANONICAL_SIZE,
