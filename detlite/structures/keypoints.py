@@ -6,6 +6,7 @@ COCO's: 0 not labelled, 1 hidden, 2 visible.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -40,11 +41,5 @@ def flip_order(names: Sequence[str]) -> list[int]:
     """Which keypoint takes each one's place in a mirrored picture, by names with left and right."""
     places = {name: index for index, name in enumerate(names)}
     swap = {"left": "right", "right": "left"}
-
-    def mirrored(name: str) -> str:
-        for side, other in swap.items():
-            if side in name:
-                return name.replace(side, other)
-        return name
-
-    return [places.get(mirrored(name), index) for index, name in enumerate(names)]
+    mirrored = [re.sub("left|right", lambda side: swap[side[0]], name) for name in names]
+    return [places.get(name, index) for index, name in enumerate(mirrored)]
