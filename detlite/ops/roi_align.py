@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from .rois import (
-    CANONICAL_LEVEL,
-    CANONICAL_SIZE,
     Boxes,
     OutputSize,
     as_pair,
@@ -68,8 +66,6 @@ def pyramid_roi_align(
     spatial_scales: Sequence[float],
     sampling_ratio: int = -1,
     aligned: bool = False,
-    canonical_size: float = CANONICAL_SIZE,
-    canonical_level: int = CANONICAL_LEVEL,
     levels: Tensor | None = None,
 ) -> Tensor:
     """`roi_align` of each box on its own level of a pyramid, in one call.
@@ -82,8 +78,6 @@ def pyramid_roi_align(
         spatial_scales: feature cells a box unit, for each level: 1 / stride.
         sampling_ratio: as for `roi_align`.
         aligned: as for `roi_align`.
-        canonical_size: as for `assign_levels`.
-        canonical_level: as for `assign_levels`.
         levels: int64 `Tensor[K]`, the index of each box's map, any number for padding. None: what
             `assign_levels` gives, for which the maps must lie in its order.
 
@@ -98,7 +92,7 @@ def pyramid_roi_align(
     height, width = as_pair(output_size)
     rois = as_rois(boxes, inputs[0])
     if levels is None:
-        levels = assign_levels(rois[:, 1:], spatial_scales, canonical_size, canonical_level)
+        levels = assign_levels(rois[:, 1:], spatial_scales)
     scales = list(spatial_scales)
     return _forward(list(inputs), rois, levels, scales, height, width, sampling_ratio, aligned)
 

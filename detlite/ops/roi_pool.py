@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from .rois import (
-    CANONICAL_LEVEL,
-    CANONICAL_SIZE,
     Boxes,
     OutputSize,
     as_pair,
@@ -61,15 +59,13 @@ def pyramid_roi_pool(
     boxes: Boxes,
     output_size: OutputSize,
     spatial_scales: Sequence[float],
-    canonical_size: float = CANONICAL_SIZE,
-    canonical_level: int = CANONICAL_LEVEL,
     levels: Tensor | None = None,
 ) -> Tensor:
     """`roi_pool` of each box on its own level of a pyramid; arguments as `pyramid_roi_align`."""
     height, width = as_pair(output_size)
     rois = as_rois(boxes, inputs[0])
     if levels is None:
-        levels = assign_levels(rois[:, 1:], spatial_scales, canonical_size, canonical_level)
+        levels = assign_levels(rois[:, 1:], spatial_scales)
     scales, need_argmax = list(spatial_scales), needs_gradient(*inputs)
     output, _ = _forward(list(inputs), rois, levels, scales, height, width, need_argmax)
     return output

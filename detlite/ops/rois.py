@@ -23,10 +23,6 @@ from torch import Tensor
 Boxes = Tensor | Sequence[Tensor]
 OutputSize = int | Sequence[int]
 
-# A box of the side of an ImageNet crop is pooled from the level of stride 2^4.
-CANONICAL_SIZE = 224.0
-CANONICAL_LEVEL = 4
-
 
 def as_rois(boxes: Boxes, features: Tensor) -> Tensor:
     """The RoIs that `boxes` names, in the precision that `features` asks for.
@@ -63,40 +59,35 @@ def as_rois(boxes: Boxes, features: Tensor) -> Tensor:
     return torch.cat([torch.cat(indices), torch.cat([b.to(dtype) for b in boxes])], dim=1)
 
 
-def assign_levels(
-    boxes: Tensor,
-    spatial_scales: Sequence[float],
-    canonical_size: float = CANONICAL_SIZE,
-    canonical_level: int = CANONICAL_LEVEL,
-) -> Tensor:
+def assign_levels(boxes: Tensor, spatial_scales: Sequence[float]) -> Tensor:
     """Which level of a pyramid a box is pooled from: FPN (Lin et al., 2017), equation 1.
+
+    A box of the side of an ImageNet crop, 224, belongs to the level of stride 2^4, one of twice
+    the side to the next.
 
     Args:
         boxes: `Tensor[K, 4]` of (x1, y1, x2, y2).
         spatial_scales: 1 / stride of each level, finest first, each half of the one before.
-        canonical_size: a box of this side belongs to `canonical_level`.
-        canonical_level: the binary logarithm of a level's stride; a box of twice the side belongs
-            to the next.
 
     Returns:
         int64 `Tensor[K]`: indices into `spatial_scales`; 0 where the area is negative or NaN.
 
     Raises:
-        ValueError: a scale, or `canonical_size`, is not a positive number.
+        ValueError: a scale is not a positive number.
     """
     if len(spatial_scales) < 2:
         return on_one_level(boxes)
-    for value in (canonical_size, *spatial_scales):
-        if not 0 < value < math.inf:
-            raise ValueError(f"spatial_scales and canonical_size must be positive, got {value}")
+    for scale in spatial_scales:
+        if not 0 < scale < math.inf:
+            raise ValueError(f"spatial_scales must be positive, got {scale}")
     finest = round(-math.log2(spatial_scales[0]))
     x1, y1, x2, y2 = boxes.unbind(dim=1)
     side = ((x2 - x1) * (y2 - y1)).sqrt()
     # The small addend is part of the rule's usual implementation: a box of exactly a level's size
     # belongs to it in spite of rounding.
-    size = (side / canonical_size).nan_to_num(0.0) + 1e-6
+    size = (side / 224).nan_to_num(0.0) + 1e-6
     # frexp is exact where log2 rounds: size = mantissa * 2^exponent, with mantissa in [0.5, 1).
-    level = torch.frexp(size).exponent + (canonical_level - finest - 1)
+    level = torch.frexp(size).exponent + (4 - finest - 1)
     return level.clamp(0, len(spatial_scales) - 1).long()
 
 
