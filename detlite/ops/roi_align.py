@@ -16,9 +16,8 @@ from .rois import (
     assign_levels,
     empty_maps,
     empty_pooled,
-    in_format_of,
-    is_channels_last,
     map_sizes,
+    memory_format,
     on_one_level,
 )
 
@@ -73,11 +72,8 @@ def pyramid_roi_align(
     Args:
         inputs: one `Tensor[N, C, H_l, W_l]` for each level, at most 8, of one type, batch size and
             number of channels.
-        boxes: as for `roi_align`.
-        output_size: as for `roi_align`.
+        boxes, output_size, sampling_ratio, aligned: as for `roi_align`.
         spatial_scales: feature cells a box unit, for each level: 1 / stride.
-        sampling_ratio: as for `roi_align`.
-        aligned: as for `roi_align`.
         levels: int64 `Tensor[K]`, the index of each box's map, any number for padding. None: what
             `assign_levels` gives, for which the maps must lie in its order.
 
@@ -164,15 +160,8 @@ def _(
 
 
 @torch.library.register_fake("detlite::roi_align_forward.maps")
-def _(
-    inputs: list[Tensor],
-    rois: Tensor,
-    _levels: Tensor,
-    _scales: Any,
-    height: int,
-    width: int,
-    *_: Any,
-) -> Tensor:
+def _(inputs: list[Tensor], rois: Tensor, *others: Any) -> Tensor:
+    _levels, _scales, height, width, *_ = others
     return empty_pooled(inputs, (rois.shape[0], inputs[0].shape[1], height, width))
 
 
@@ -185,12 +174,12 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     maps, rois, levels, *ctx.args = inputs
     ctx.save_for_backward(rois, levels)
     ctx.sizes = map_sizes(maps)
-    ctx.channels_last = is_channels_last(*maps)
+    ctx.memory_format = memory_format(maps)
 
 
 def _differentiate_forward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     scales, height, width, *sampling = ctx.args
-    dense = in_format_of(grad, ctx.channels_last)
+    dense = grad.contiguous(memory_format=ctx.memory_format)
     grads = _backward(dense, *ctx.saved_tensors, scales, height, width, *ctx.sizes, *sampling)
     return grads, *[None] * 7
 
@@ -199,12 +188,12 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> 
     grad, rois, levels, scales, height, width, _, _, _, _, *sampling = inputs
     ctx.save_for_backward(rois, levels)
     ctx.args = scales, height, width, *sampling
-    ctx.channels_last = is_channels_last(grad)
+    ctx.memory_format = memory_format([grad])
 
 
 def _differentiate_backward(ctx: Any, grad_grads: list[Tensor]) -> tuple[Any, ...]:
     # Pooling is linear in the features: the derivative of its transpose is pooling itself.
-    dense = [in_format_of(x, ctx.channels_last) for x in grad_grads]
+    dense = [x.contiguous(memory_format=ctx.memory_format) for x in grad_grads]
     return _forward(dense, *ctx.saved_tensors, *ctx.args), *[None] * 11
 
 

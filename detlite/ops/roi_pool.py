@@ -14,15 +14,11 @@ from .rois import (
     as_pair,
     as_rois,
     assign_levels,
-    empty_argmax,
     empty_maps,
     empty_pooled,
-    in_format_of,
-    is_channels_last,
     map_sizes,
-    needs_gradient,
+    memory_format,
     on_one_level,
-    read_argmax,
 )
 
 _forward = torch.ops.detlite.roi_pool_forward.maps
@@ -66,7 +62,8 @@ def pyramid_roi_pool(
     rois = as_rois(boxes, inputs[0])
     if levels is None:
         levels = assign_levels(rois[:, 1:], spatial_scales)
-    scales, need_argmax = list(spatial_scales), needs_gradient(*inputs)
+    need_argmax = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    scales = list(spatial_scales)
     output, _ = _forward(list(inputs), rois, levels, scales, height, width, need_argmax)
     return output
 
@@ -117,17 +114,12 @@ def _(
 
 
 @torch.library.register_fake("detlite::roi_pool_forward.maps")
-def _(
-    inputs: list[Tensor],
-    rois: Tensor,
-    levels: Tensor,
-    spatial_scales: list[float],
-    height: int,
-    width: int,
-    need_argmax: bool,
-) -> tuple[Tensor, Tensor]:
+def _(inputs: list[Tensor], rois: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    _levels, _scales, height, width, need_argmax = others
     shape = (rois.shape[0], inputs[0].shape[1], height, width)
-    return empty_pooled(inputs, shape), empty_argmax(inputs, shape, need_argmax)
+    no_argmax = inputs[0].new_empty((0,), dtype=torch.int32)
+    argmax = empty_pooled(inputs, shape, torch.int32) if need_argmax else no_argmax
+    return empty_pooled(inputs, shape), argmax
 
 
 @torch.library.register_fake("detlite::roi_pool_backward.maps")
@@ -139,11 +131,11 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     maps, rois, levels, *ctx.args, _ = inputs
     ctx.save_for_backward(rois, levels, output[1])
     ctx.sizes = map_sizes(maps)
-    ctx.channels_last = is_channels_last(*maps)
+    ctx.memory_format = memory_format(maps)
 
 
 def _differentiate_forward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    dense = in_format_of(grad, ctx.channels_last)
+    dense = grad.contiguous(memory_format=ctx.memory_format)
     return _backward(dense, *ctx.saved_tensors, *ctx.args, *ctx.sizes), *[None] * 6
 
 
@@ -153,7 +145,24 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> 
 
 def _differentiate_backward(ctx: Any, grad_grads: list[Tensor]) -> tuple[Any, ...]:
     # The gradient moves each pooled value to its argmax cell; its derivative reads them back.
-    return read_argmax(grad_grads, *ctx.saved_tensors), *[None] * 10
+    return _read_argmax(grad_grads, *ctx.saved_tensors), *[None] * 10
+
+
+def _read_argmax(maps: Sequence[Tensor], rois: Tensor, levels: Tensor, argmax: Tensor) -> Tensor:
+    """The features at the cells row * W_l + column that won, 0 where none did, -1."""
+    image = rois[:, 0].long()[:, None, None, None]
+    channel = torch.arange(argmax.shape[1], device=argmax.device)[None, :, None, None]
+    pooled = maps[0].new_zeros(argmax.shape)
+    for level, features in enumerate(maps):
+        if features.numel() == 0:
+            continue
+        width = features.shape[3]
+        here = (levels == level)[:, None, None, None] & (argmax >= 0)
+        # Padding, of image -1, reads the last image, and what it reads is left out.
+        cell = torch.where(here, argmax, 0).long()
+        values = features[image, channel, cell // width, cell % width]
+        pooled = torch.where(here, values, pooled)
+    return pooled
 
 
 torch.library.register_autograd(

@@ -19,21 +19,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 Boxes = Tensor | Sequence[Tensor]
 OutputSize = int | Sequence[int]
 
 
 def as_rois(boxes: Boxes, features: Tensor) -> Tensor:
-    """The RoIs that `boxes` names, in the precision that `features` asks for.
-
-    Args:
-        boxes: `Tensor[K, 5]` of RoIs, or a list with a `Tensor[L, 4]` of (x1, y1, x2, y2) for
-            each image of the batch.
-        features: `Tensor[N, C, H, W]`.
-
-    Returns:
-        `Tensor[K, 5]`, float32 (float64 for float64 features).
+    """The RoIs `Tensor[K, 5]` of boxes as `roi_align` takes them, in the features' precision.
 
     Raises:
         ValueError: a shape is wrong, or the list is not as long as the batch.
@@ -49,14 +42,12 @@ def as_rois(boxes: Boxes, features: Tensor) -> Tensor:
         )
     if not boxes:
         return features.new_empty((0, 5), dtype=dtype)
+    rois = []
     for i, image_boxes in enumerate(boxes):
         if image_boxes.dim() != 2 or image_boxes.shape[1] != 4:
             raise ValueError(f"boxes[{i}] must have shape [L, 4], got {list(image_boxes.shape)}")
-    indices = [
-        image_boxes.new_full((len(image_boxes), 1), i, dtype=dtype)
-        for i, image_boxes in enumerate(boxes)
-    ]
-    return torch.cat([torch.cat(indices), torch.cat([b.to(dtype) for b in boxes])], dim=1)
+        rois.append(pad(image_boxes.to(dtype), (1, 0), value=i))
+    return torch.cat(rois)
 
 
 def assign_levels(boxes: Tensor, spatial_scales: Sequence[float]) -> Tensor:
@@ -105,33 +96,23 @@ def as_pair(output_size: OutputSize) -> tuple[int, int]:
     return output_size[0], output_size[1]
 
 
-def needs_gradient(*maps: Tensor) -> bool:
-    """Whether autograd will ask where the maxima were."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in maps)
-
-
-def is_channels_last(*maps: Tensor) -> bool:
-    """Whether channels lie innermost in any of the maps `[N, C, H, W]`: the kernels' own rule."""
-    return any(x.shape[1] > 1 and x.stride(1) == 1 and not x.is_contiguous() for x in maps)
+def memory_format(maps: Sequence[Tensor]) -> torch.memory_format:
+    """How maps `[N, C, H, W]` lie in memory, and with them pooled features and gradients: channels
+    innermost if they are in any of the maps, which is the kernels' own rule."""
+    innermost = (x.shape[1] > 1 and x.stride(1) == 1 and not x.is_contiguous() for x in maps)
+    return torch.channels_last if any(innermost) else torch.contiguous_format
 
 
 def empty_pooled(
-    inputs: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype | None = None
+    maps: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype | None = None
 ) -> Tensor:
     """An empty 4-dimensional result in the memory format of the maps, for the fake kernels."""
     return torch.empty(
         shape,
-        dtype=dtype or inputs[0].dtype,
-        device=inputs[0].device,
-        memory_format=memory_format(is_channels_last(*inputs)),
+        dtype=dtype or maps[0].dtype,
+        device=maps[0].device,
+        memory_format=memory_format(maps),
     )
-
-
-def empty_argmax(inputs: Sequence[Tensor], shape: Sequence[int], needed: bool) -> Tensor:
-    """Where RoIPool's fake kernels say the maxima were; without elements where nobody asked."""
-    if needed:
-        return empty_pooled(inputs, shape, torch.int32)
-    return inputs[0].new_empty((0,), dtype=torch.int32)
 
 
 def map_sizes(maps: Sequence[Tensor]) -> tuple[int, int, list[int], list[int]]:
@@ -148,37 +129,3 @@ def empty_maps(
         empty_pooled([like], (batch_size, channels, height, width))
         for height, width in zip(heights, widths, strict=True)
     ]
-
-
-def memory_format(channels_last: bool) -> torch.memory_format:
-    """What torch calls the one layout and the other."""
-    return torch.channels_last if channels_last else torch.contiguous_format
-
-
-def in_format_of(grad: Tensor, channels_last: bool) -> Tensor:
-    """`grad` in the features' own memory format, so that their gradient comes out in it too."""
-    return grad.contiguous(memory_format=memory_format(channels_last))
-
-
-def read_argmax(maps: Sequence[Tensor], rois: Tensor, levels: Tensor, argmax: Tensor) -> Tensor:
-    """The features at the cells that won, 0 where none did.
-
-    Args:
-        maps: one `Tensor[N, C, H_l, W_l]` for each level.
-        rois: `Tensor[K, 5]`, of which the batch index counts.
-        levels: int64 `Tensor[K]`, the index of each RoI's map.
-        argmax: int32 `Tensor[K, C, height, width]` of cells row * W_l + column, or -1.
-    """
-    image = rois[:, 0].long()[:, None, None, None]
-    channel = torch.arange(argmax.shape[1], device=argmax.device)[None, :, None, None]
-    pooled = maps[0].new_zeros(argmax.shape)
-    for level, features in enumerate(maps):
-        if features.numel() == 0:
-            continue
-        width = features.shape[3]
-        here = (levels == level)[:, None, None, None] & (argmax >= 0)
-        # Padding, of image -1, reads the last image, and what it reads is left out.
-        cell = torch.where(here, argmax, 0).long()
-        values = features[image, channel, cell // width, cell % width]
-        pooled = torch.where(here, values, pooled)
-    return pooled
