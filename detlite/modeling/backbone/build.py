@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from yacs.config import CfgNode
@@ -43,6 +44,9 @@ class Backbone(nn.Sequential):
 
 BACKBONES: Registry[Callable[[CfgNode], Backbone]] = Registry("backbone")
 
+# How a CONV_BODY may end, and the stages of the body whose maps are taken; stage k has stride 2**k.
+ENDINGS = {"C4": (4,), "C5": (5,), "FPN": (2, 3, 4, 5), "FPN-RETINANET": (3, 4, 5)}
+
 
 def build_backbone(cfg: CfgNode) -> Backbone:
     """The backbone that MODEL.BACKBONE.CONV_BODY names."""
@@ -73,65 +77,11 @@ def resnet_spec(cfg: CfgNode) -> ResNetSpec:
     )
 
 
-def _build_resnet_c4(cfg: CfgNode) -> Backbone:
-    spec = resnet_spec(cfg)
-    body = ResNet(spec, out_stages=(4,), freeze_at=min(cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT, 4))
-    return _single_map(cfg, body, spec.channels(4), stride=16)
-
-
-def _build_resnet_c5(cfg: CfgNode) -> Backbone:
-    spec = resnet_spec(cfg)
-    dilation = cfg.MODEL.RESNETS.RES5_DILATION
-    freeze_at = cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT
-    body = ResNet(spec, out_stages=(5,), freeze_at=freeze_at, res5_dilation=dilation)
-    return _single_map(cfg, body, spec.channels(5), stride=32 // dilation)
-
-
-def _single_map(cfg: CfgNode, body: nn.Module, channels: int, stride: int) -> Backbone:
-    """The body's one map; BACKBONE_OUT_CHANNELS can only say what it is."""
-    stated = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
-    if stated not in (None, channels):
-        raise ValueError(
-            f"MODEL.RESNETS.BACKBONE_OUT_CHANNELS is {stated}, but "
-            f"{cfg.MODEL.BACKBONE.CONV_BODY} has {channels}: remove the key"
-        )
-    return Backbone(body, nn.Identity(), channels, strides=(stride,), pooled=1)
-
-
-def _build_resnet_fpn(cfg: CfgNode) -> Backbone:
-    spec = resnet_spec(cfg)
-    stages = (2, 3, 4, 5)
-    body = ResNet(spec, stages, freeze_at=cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT)
-    return _with_fpn(cfg, body, [spec.channels(stage) for stage in stages])
-
-
-def _build_resnet_fpn_retinanet(cfg: CfgNode) -> Backbone:
-    spec = resnet_spec(cfg)
-    stages = (3, 4, 5)
-    body = ResNet(spec, stages, freeze_at=cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT)
-    return _with_retinanet_fpn(cfg, body, [spec.channels(stage) for stage in stages])
-
-
-def _with_fpn(cfg: CfgNode, body: nn.Module, channels: list[int]) -> Backbone:
-    """A pyramid of strides 4 to 64 over the body's maps of strides 4 to 32."""
-    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
-    norm = optional_norm(cfg, "FPN")
-    neck = FPN(channels, out_channels, norm=norm, relu=cfg.MODEL.FPN.USE_RELU)
-    return Backbone(body, neck, out_channels, strides=(4, 8, 16, 32, 64), pooled=4)
-
-
-def _with_retinanet_fpn(cfg: CfgNode, body: nn.Module, channels: list[int]) -> Backbone:
-    """A pyramid of strides 8 to 128 over the body's maps of strides 8 to 32."""
-    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
-    from_c5 = cfg.MODEL.RETINANET.USE_C5
-    neck = FPN(
-        channels,
-        out_channels,
-        norm=optional_norm(cfg, "FPN"),
-        relu=cfg.MODEL.FPN.USE_RELU,
-        top=P6P7(channels[-1] if from_c5 else out_channels, out_channels, from_c5),
-    )
-    return Backbone(body, neck, out_channels, strides=(8, 16, 32, 64, 128), pooled=4)
+def _build_resnet(cfg: CfgNode, ending: str) -> Backbone:
+    spec, stages = resnet_spec(cfg), ENDINGS[ending]
+    dilation = cfg.MODEL.RESNETS.RES5_DILATION if ending == "C5" else 1
+    body = ResNet(spec, stages, cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT, dilation)
+    return _with_neck(cfg, body, [spec.channels(stage) for stage in stages], ending, dilation)
 
 
 @BACKBONES.register("timm")
@@ -143,20 +93,37 @@ def _build_timm(cfg: CfgNode) -> Backbone:
             f"MODEL.BACKBONE.CONV_BODY is {name!r}; a body of timm is called timm/<model>-FPN, "
             "-FPN-RETINANET, -C4 or -C5"
         )
-    ending = match[2]
-    strides = {"C4": (16,), "C5": (32,), "FPN": (4, 8, 16, 32), "FPN-RETINANET": (8, 16, 32)}
+    strides = [2**stage for stage in ENDINGS[match[2]]]
     freeze_at = cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT
-    body = TimmBody(match[1], strides[ending], freeze_at, cfg.MODEL.TIMM.FROZEN_NORM)
-    if ending == "FPN":
-        return _with_fpn(cfg, body, body.channels)
+    body = TimmBody(match[1], strides, freeze_at, cfg.MODEL.TIMM.FROZEN_NORM)
+    return _with_neck(cfg, body, body.channels, match[2])
+
+
+def _with_neck(
+    cfg: CfgNode, body: nn.Module, channels: list[int], ending: str, dilation: int = 1
+) -> Backbone:
+    """The body with what its ending asks for: its one map as it is, or a pyramid over several.
+
+    `channels` are those of its maps; `dilation` 2 keeps the last map at half its stride.
+    """
+    stated = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
+    if len(channels) == 1:
+        if stated not in (None, channels[0]):
+            raise ValueError(
+                f"MODEL.RESNETS.BACKBONE_OUT_CHANNELS is {stated}, but "
+                f"{cfg.MODEL.BACKBONE.CONV_BODY} has {channels[0]}: remove the key"
+            )
+        stride = 2 ** ENDINGS[ending][0] // dilation
+        return Backbone(body, nn.Identity(), channels[0], strides=(stride,), pooled=1)
+    out_channels, top, strides = stated or 256, None, (4, 8, 16, 32, 64)
     if ending == "FPN-RETINANET":
-        return _with_retinanet_fpn(cfg, body, body.channels)
-    (channels,) = body.channels
-    return _single_map(cfg, body, channels, strides[ending][0])
+        from_c5 = cfg.MODEL.RETINANET.USE_C5
+        top = P6P7(channels[-1] if from_c5 else out_channels, out_channels, from_c5)
+        strides = (8, 16, 32, 64, 128)
+    neck = FPN(channels, out_channels, optional_norm(cfg, "FPN"), cfg.MODEL.FPN.USE_RELU, top)
+    return Backbone(body, neck, out_channels, strides, pooled=4)
 
 
 for _depth in DEPTHS:
-    BACKBONES.register(f"R-{_depth}-C4")(_build_resnet_c4)
-    BACKBONES.register(f"R-{_depth}-C5")(_build_resnet_c5)
-    BACKBONES.register(f"R-{_depth}-FPN")(_build_resnet_fpn)
-    BACKBONES.register(f"R-{_depth}-FPN-RETINANET")(_build_resnet_fpn_retinanet)
+    for _ending in ENDINGS:
+        BACKBONES.register(f"R-{_depth}-{_ending}")(partial(_build_resnet, ending=_ending))
