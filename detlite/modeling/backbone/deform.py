@@ -54,13 +54,11 @@ class DeformConv3x3(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, out_channels, H / stride, W / stride]."""
-        predicted = self.offset(x)
+        predicted, conv = self.offset(x), self.conv
         dtype = torch.promote_types(predicted.dtype, torch.float32)  # offsets do not fit half
         # For each tap (dy, dx) in pixels; then the weights of the taps.
-        offsets, weights = predicted.to(dtype).split(
-            [2 * self.taps, predicted.shape[1] - 2 * self.taps], dim=1
-        )
-        conv = self.conv
+        offsets = predicted[:, : 2 * self.taps].to(dtype)
+        weights = predicted[:, 2 * self.taps :].to(dtype)
         with torch.autocast(x.device.type, enabled=False):
             out = deform_conv2d(
                 x.to(dtype),

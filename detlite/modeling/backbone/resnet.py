@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -54,15 +53,11 @@ class ResNetSpec:
     freeze_norm: bool = True
 
     def __post_init__(self) -> None:
-        if self.depth < 50 and any(self.deformable):
+        grouped = self.groups != 1 or self.width_per_group != 64
+        if self.depth < 50 and (grouped or any(self.deformable)):
             raise ValueError(
-                f"ResNet-{self.depth} has basic blocks: MODEL.RESNETS.STAGE_WITH_DCN applies to "
-                "bottlenecks only"
-            )
-        if self.depth < 50 and (self.groups != 1 or self.width_per_group != 64):
-            raise ValueError(
-                f"ResNet-{self.depth} has basic blocks: MODEL.RESNETS.NUM_GROUPS and "
-                "WIDTH_PER_GROUP apply to bottlenecks only"
+                f"ResNet-{self.depth} has basic blocks: MODEL.RESNETS.NUM_GROUPS, WIDTH_PER_GROUP "
+                "and STAGE_WITH_DCN apply to bottlenecks only"
             )
 
     def channels(self, stage: int) -> int:
@@ -89,9 +84,10 @@ class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, norm: Norm, stride: int, dilation: int
+        self, spec: ResNetSpec, stage: int, in_channels: int, stride: int, dilation: int
     ) -> None:
         super().__init__()
+        out_channels, norm = spec.channels(stage), spec.norm
         self.conv1 = _conv3x3(in_channels, out_channels, stride, dilation)
         self.norm1 = norm(out_channels)
         self.conv2 = _conv3x3(out_channels, out_channels, 1, dilation)
@@ -110,23 +106,27 @@ class Bottleneck(nn.Module):
     """1x1 to the inner width, (grouped) 3x3, 1x1 to the output width, and a shortcut."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        norm: Norm,
-        stride: int,
-        dilation: int,
-        *,
-        width: int,
-        groups: int,
-        stride_in_1x1: bool,
-        conv3x3: Callable[[int, int, int, int, int], nn.Module],
+        self, spec: ResNetSpec, stage: int, in_channels: int, stride: int, dilation: int
     ) -> None:
         super().__init__()
-        stride_1x1, stride_3x3 = (stride, 1) if stride_in_1x1 else (1, stride)
+        out_channels, norm = spec.channels(stage), spec.norm
+        width = spec.groups * spec.width_per_group * 2 ** (stage - 2)
+        stride_1x1, stride_3x3 = (stride, 1) if spec.stride_in_1x1 else (1, stride)
         self.conv1 = nn.Conv2d(in_channels, width, 1, stride=stride_1x1, bias=False)
         self.norm1 = norm(width)
-        self.conv2 = conv3x3(width, width, stride_3x3, dilation, groups)
+        self.conv2: nn.Module
+        if spec.deformable[stage - 2]:
+            self.conv2 = DeformConv3x3(
+                width,
+                width,
+                stride_3x3,
+                dilation,
+                spec.groups,
+                modulated=spec.modulated,
+                offset_groups=spec.offset_groups,
+            )
+        else:
+            self.conv2 = _conv3x3(width, width, stride_3x3, dilation, spec.groups)
         self.norm2 = norm(width)
         self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
         self.norm3 = norm(out_channels)
@@ -143,30 +143,13 @@ class Bottleneck(nn.Module):
 
 def make_stage(spec: ResNetSpec, stage: int, stride: int, dilation: int = 1) -> nn.Sequential:
     """The blocks of stage res2 to res5; the first has the stride, all have the dilation."""
-    blocks: list[nn.Module] = []
-    in_channels, out_channels = spec.channels(stage - 1), spec.channels(stage)
-    conv3x3: Callable[[int, int, int, int, int], nn.Module] = _conv3x3
-    if spec.deformable[stage - 2]:
-        conv3x3 = partial(DeformConv3x3, modulated=spec.modulated, offset_groups=spec.offset_groups)
+    block: Callable[..., nn.Module] = BasicBlock if spec.depth < 50 else Bottleneck
+    layers, in_channels = nn.Sequential(), spec.channels(stage - 1)
     for _ in range(DEPTHS[spec.depth][stage - 2]):
-        if spec.depth < 50:
-            block: nn.Module = BasicBlock(in_channels, out_channels, spec.norm, stride, dilation)
-        else:
-            block = Bottleneck(
-                in_channels,
-                out_channels,
-                spec.norm,
-                stride,
-                dilation,
-                width=spec.groups * spec.width_per_group * 2 ** (stage - 2),
-                groups=spec.groups,
-                stride_in_1x1=spec.stride_in_1x1,
-                conv3x3=conv3x3,
-            )
-        blocks.append(block)
-        in_channels, stride = out_channels, 1
-    init_convs(blocks)
-    return nn.Sequential(*blocks)
+        layers.append(block(spec, stage, in_channels, stride, dilation))
+        in_channels, stride = spec.channels(stage), 1
+    init_convs(layers)
+    return layers
 
 
 class ResNet(nn.Module):
@@ -186,7 +169,7 @@ class ResNet(nn.Module):
         super().__init__()
         self.out_stages = out_stages
         self.stem = Stem(spec.stem_channels, spec.norm)
-        init_convs([self.stem])
+        init_convs(self.stem)
         for stage in range(2, out_stages[-1] + 1):
             dilation = res5_dilation if stage == 5 else 1
             layers = make_stage(spec, stage, 1 if stage == 2 else 2 // dilation, dilation)
@@ -207,12 +190,12 @@ class ResNet(nn.Module):
         return maps
 
 
-def init_convs(modules: list[nn.Module]) -> None:
-    """He initialisation (fan out) of every convolution inside `modules`, but those of offsets."""
-    for layer in (layer for module in modules for layer in module.modules()):
+def init_convs(module: nn.Module) -> None:
+    """He initialisation (fan out) of every convolution inside `module`, but those of offsets."""
+    for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-    for layer in (layer for module in modules for layer in module.modules()):
+    for layer in module.modules():
         if isinstance(layer, DeformConv3x3):
             layer.reset_offsets()
 
@@ -220,16 +203,7 @@ def init_convs(modules: list[nn.Module]) -> None:
 def _conv3x3(
     in_channels: int, out_channels: int, stride: int, dilation: int, groups: int = 1
 ) -> nn.Conv2d:
-    return nn.Conv2d(
-        in_channels,
-        out_channels,
-        3,
-        stride=stride,
-        padding=dilation,
-        dilation=dilation,
-        groups=groups,
-        bias=False,
-    )
+    return nn.Conv2d(in_channels, out_channels, 3, stride, dilation, dilation, groups, bias=False)
 
 
 def _downsample(in_channels: int, out_channels: int, norm: Norm, stride: int) -> nn.Module:

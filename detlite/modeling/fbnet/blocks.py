@@ -175,7 +175,7 @@ def make_blocks(
         layers[f"xif{block.stage}_{block.number}"] = layer
         in_channels = layer.out_channels
     row = nn.Sequential(OrderedDict(layers))
-    init_convs([row])
+    init_convs(row)
     return row, in_channels
 
 
@@ -197,7 +197,7 @@ def make_last(
         return nn.Identity(), in_channels
     width = spec.divisible(width)
     layer = conv_norm_relu(in_channels, width, norm=spec.norm, relu=True)
-    init_convs([layer])
+    init_convs(layer)
     return layer, width
 
 

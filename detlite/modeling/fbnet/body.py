@@ -83,7 +83,7 @@ class FBNetBody(nn.Module):
         channels, stride = architecture.first
         width = spec.width(channels)
         self.first = conv_norm_relu(3, width, 3, stride, norm=spec.norm, relu=True)
-        init_convs([self.first])
+        init_convs(self.first)
         blocks = part_blocks(architecture, "backbone")
         self.stages, self.out_channels = make_blocks(spec, blocks, width)
         self.stride = stride * math.prod(block.stride for block in blocks)
