@@ -14,14 +14,8 @@ from torchvision.models.mobilenetv2 import InvertedResidual as TorchvisionBlock
 from detlite.config import ConfigError
 from detlite.modeling.backbone import build_backbone
 from detlite.modeling.build import build_model
-from detlite.modeling.fbnet.architectures import ARCHITECTURES, parse_architecture
-from detlite.modeling.fbnet.blocks import (
-    BlockSpec,
-    FBNetSpec,
-    InvertedResidual,
-    side_after,
-)
-from detlite.modeling.fbnet.body import part_blocks
+from detlite.modeling.fbnet.architectures import ARCHITECTURES, BlockSpec, parse_architecture
+from detlite.modeling.fbnet.blocks import FBNetSpec, InvertedResidual, side_after
 
 PLAIN = FBNetSpec(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=False, no_depthwise_relu=False)
 FBNET = ["MODEL.BACKBONE.CONV_BODY", "FBNet", "MODEL.RPN.RPN_HEAD", "FBNet.rpn_head",
@@ -202,8 +196,8 @@ def test_definition_of_ones_own_is_read():
     ours = parse_architecture(definition(kpts=[6]))
     wanted = ARCHITECTURES["default"]
     for part in ("backbone", "rpn", "bbox", "mask"):
-        assert part_blocks(ours, part) == part_blocks(wanted, part)
-    assert part_blocks(ours, "kpts") == part_blocks(ours, "mask")
+        assert ours.blocks(part) == wanted.blocks(part)
+    assert ours.blocks("kpts") == ours.blocks("mask")
     assert (ours.first, ours.last) == (wanted.first, wanted.last)
 
 

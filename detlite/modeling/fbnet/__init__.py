@@ -1,5 +1,5 @@
 """FBNet's body and heads, registered by being imported: when a config names one (`Registry`)."""
 
-from . import body, heads
+from . import parts
 
-__all__ = ["body", "heads"]
+__all__ = ["parts"]

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """One block: its place, for its name, and what it is."""
+
+    stage: int
+    number: int
+    operator: str
+    expansion: int
+    channels: int
+    stride: int
+
 
 # A row of equal blocks: operator, expansion, channels, how many, stride of the first (-2: doubles).
 Row = tuple[str, int, int, int, int]
@@ -25,6 +38,27 @@ class Architecture:
     stages: tuple[tuple[Row, ...], ...]
     parts: Mapping[str, tuple[int, ...]]
     last: int = 0
+
+    def blocks(self, part: str, numbers: Sequence[int] = ()) -> list[BlockSpec]:
+        """The blocks of a part; of each of its stages those of `numbers`, or all.
+
+        Raises:
+            ValueError: a part that the architecture does not have.
+        """
+        if part not in self.parts:
+            raise ValueError(
+                f"the architecture of MODEL.FBNET has no stages for {part!r}, only for "
+                f"{', '.join(self.parts)}: use another head"
+            )
+        blocks = []
+        for stage in self.parts[part]:
+            own = [
+                (operator, expansion, channels, stride if k == 0 else 1)
+                for operator, expansion, channels, count, stride in self.stages[stage]
+                for k in range(count)
+            ]
+            blocks += [BlockSpec(stage, number, *block) for number, block in enumerate(own)]
+        return [block for block in blocks if not numbers or block.number in numbers]
 
 
 _DEFAULT_BODY: tuple[tuple[Row, ...], ...] = (

@@ -7,28 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..backbone.resnet import init_convs
 from ..norm import Norm
-
-
-@dataclass(frozen=True)
-class BlockSpec:
-    """One block: its place, for its name, and what it is."""
-
-    stage: int
-    number: int
-    operator: str
-    expansion: int
-    channels: int
-    stride: int
+from .architectures import BlockSpec
 
 
 @dataclass(frozen=True)
@@ -86,19 +73,18 @@ class InvertedResidual(nn.Module):
         stride = max(block.stride, 1)
         self.shortcut = block.stride == 1 and in_channels == out_channels
         self.pw = conv_norm_relu(in_channels, width, norm=spec.norm, relu=True, groups=self.groups)
-        depthwise_norm = None if spec.no_depthwise_norm else spec.norm
-        depthwise = partial(
-            _depthwise, width, kernel_size, norm=depthwise_norm, relu=not spec.no_depthwise_relu
-        )
-        self.dw: nn.Module
-        if kernel_size == 1:
-            self.dw = nn.Identity()
-        elif twice:
-            first = _depthwise(width, kernel_size, stride, norm=spec.norm, relu=True)
-            second = depthwise(1)
-            self.dw = nn.Sequential(OrderedDict(dw1=first, dw2=second))
-        else:
-            self.dw = depthwise(stride)
+        self.dw = nn.Sequential()  # nothing where the kernel is 1x1
+
+        def depthwise(stride: int, norm: Norm | None, relu: bool) -> nn.Sequential:
+            return conv_norm_relu(width, width, kernel_size, stride, width, norm=norm, relu=relu)
+
+        norm = None if spec.no_depthwise_norm else spec.norm
+        relu = not spec.no_depthwise_relu
+        if kernel_size > 1 and twice:
+            self.dw.add_module("dw1", depthwise(stride, spec.norm, True))
+            self.dw.add_module("dw2", depthwise(1, norm, relu))
+        elif kernel_size > 1:
+            self.dw = depthwise(stride, norm, relu)
         self.pwl = conv_norm_relu(
             width, out_channels, norm=spec.norm, relu=False, groups=self.groups
         )
@@ -146,35 +132,28 @@ def conv_norm_relu(
     relu: bool,
 ) -> nn.Sequential:
     """A convolution without bias, padded by half its kernel, then the optional norm and ReLU."""
-    layers: dict[str, nn.Module] = {
-        "conv": nn.Conv2d(
-            in_channels, out_channels, kernel_size, stride, kernel_size // 2, groups=groups,
-            bias=False,
-        )
-    }  # fmt: skip
+    padding = kernel_size // 2
+    conv = nn.Conv2d(
+        in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=False
+    )
+    layers = nn.Sequential()
+    layers.add_module("conv", conv)
     if norm is not None:
-        layers["bn"] = norm(out_channels)
+        layers.add_module("bn", norm(out_channels))
     if relu:
-        layers["relu"] = nn.ReLU(inplace=True)
-    return nn.Sequential(OrderedDict(layers))
-
-
-def _depthwise(
-    channels: int, kernel_size: int, stride: int, *, norm: Norm | None, relu: bool
-) -> nn.Sequential:
-    return conv_norm_relu(channels, channels, kernel_size, stride, channels, norm=norm, relu=relu)
+        layers.add_module("relu", nn.ReLU(inplace=True))
+    return layers
 
 
 def make_blocks(
     spec: FBNetSpec, blocks: Sequence[BlockSpec], in_channels: int
 ) -> tuple[nn.Sequential, int]:
     """A row of blocks, and its output channels."""
-    layers: dict[str, nn.Module] = {}
+    row = nn.Sequential()
     for block in blocks:
         layer = InvertedResidual(spec, block, in_channels)
-        layers[f"xif{block.stage}_{block.number}"] = layer
+        row.add_module(f"xif{block.stage}_{block.number}", layer)
         in_channels = layer.out_channels
-    row = nn.Sequential(OrderedDict(layers))
     init_convs(row)
     return row, in_channels
 
@@ -184,11 +163,7 @@ def make_last(
 ) -> tuple[nn.Module, int]:
     """The 1x1 after a head and its output channels; nothing where its width comes to 0.
 
-    Args:
-        spec: of the model.
-        channels: of the architecture.
-        scale: of them; negative: of `in_channels` instead.
-        in_channels: of the head.
+    Its width is `scale` times the architecture's `channels`; negative: times `in_channels`.
     """
     width = int(-scale * in_channels)
     if scale > 0:
@@ -199,11 +174,6 @@ def make_last(
     layer = conv_norm_relu(in_channels, width, norm=spec.norm, relu=True)
     init_convs(layer)
     return layer, width
-
-
-def with_stride(blocks: Sequence[BlockSpec], stride: int) -> list[BlockSpec]:
-    """The blocks, the first with another stride; 0: as they are."""
-    return [replace(blocks[0], stride=stride), *blocks[1:]] if stride else list(blocks)
 
 
 def side_after(blocks: Sequence[BlockSpec], side: int) -> int:
