@@ -106,7 +106,8 @@ def test_modules_do_not_read_the_config(repo_root):
 
 # Of torchvision.ops, what is no kernel that detlite has itself.
 _BORROWED = {
-    f"torchvision.ops.{name}" for name in ("box_convert", "clip_boxes_to_image", "deform_conv2d")
+    f"torchvision.ops.{name}"
+    for name in ("FrozenBatchNorm2d", "box_convert", "clip_boxes_to_image", "deform_conv2d")
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from ..convention import convention_of
-from .precision import at_least_float32
+from .layers import at_least_float32
 
 
 class AnchorGenerator(nn.Module):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .precision import at_least_float32
+from .layers import at_least_float32
 
 # Largest dw, dh that is decoded: a box grows at most 1000 / 16 times.
 MAX_LOG_SCALE = math.log(1000.0 / 16)

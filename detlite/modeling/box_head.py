@@ -31,9 +31,9 @@ from .extractors import (
     FPNXconv1fcFeatureExtractor,
     build_conv5_extractor,
 )
+from .layers import at_least_float32
 from .norm import optional_norm, takes_batch_statistics
 from .pooler import build_pooler
-from .precision import at_least_float32
 
 BOX_EXTRACTORS: Registry[BuildExtractor] = Registry("box feature extractor")
 

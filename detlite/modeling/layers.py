@@ -1,8 +1,9 @@
-"""Small layers shared by the necks and heads."""
+"""What necks and heads share: small layers, their first weights, and their precision."""
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from .norm import Norm
 
@@ -61,3 +62,8 @@ def init_xavier(layer: Layer) -> None:
 def _zero_bias(layer: Layer) -> None:
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half types as float32, as neither coordinates nor scores fit them; float64 as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

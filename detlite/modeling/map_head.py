@@ -15,7 +15,7 @@ from ..structures.instances import GroundTruth, Samples
 from ..structures.rows import Rows
 from .backbone import Backbone
 from .extractors import BuildExtractor, Extractor
-from .precision import at_least_float32
+from .layers import at_least_float32
 
 
 class MapHead(nn.Module, ABC):

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torchvision.ops import FrozenBatchNorm2d as TorchvisionFrozenBatchNorm2d
 from yacs.config import CfgNode
 
 from ..convention import convention_of
@@ -14,29 +15,16 @@ from ..convention import convention_of
 Norm = Callable[[int], nn.Module]
 
 
-class FrozenBatchNorm2d(nn.Module):
+class FrozenBatchNorm2d(TorchvisionFrozenBatchNorm2d):
     """Batch norm whose statistics and affine parameters are fixed buffers.
 
     y = (x - running_mean) / sqrt(running_var + eps) * weight + bias, per channel.
     """
 
-    weight: Tensor
-    bias: Tensor
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(self, channels: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.eps = eps
-        self.register_buffer("weight", torch.ones(channels))
-        self.register_buffer("bias", torch.zeros(channels))
-        self.register_buffer("running_mean", torch.zeros(channels))
-        self.register_buffer("running_var", torch.ones(channels))
-
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> the same shape."""
+        """[B, C, H, W] -> the same shape and type."""
         if x.dtype == self.weight.dtype:
-            # Rounded as torchvision rounds it; in training faster than torch's batch norm.
+            # As torchvision, with one map less; in training faster than torch's batch norm.
             scale = self.weight * (self.running_var + self.eps).rsqrt()
             shift = self.bias - self.running_mean * scale
             return (x * scale[:, None, None]).add_(shift[:, None, None])
@@ -53,9 +41,6 @@ class FrozenBatchNorm2d(nn.Module):
             eps=self.eps,
             cudnn_enabled=torch.backends.cudnn.enabled,
         )
-
-    def extra_repr(self) -> str:
-        return f"{len(self.weight)}, eps={self.eps}"
 
 
 def freeze_batch_norm(module: nn.Module) -> None:
@@ -129,12 +114,7 @@ def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -
 
 
 def optional_norm(cfg: CfgNode, part: str) -> Norm | None:
-    """The norm that NORM of a part asks for, or None.
-
-    Args:
-        cfg: the config.
-        part: FPN, ROI_BOX_HEAD or ROI_MASK_HEAD.
-    """
+    """The norm that NORM of a part ("FPN", "ROI_BOX_HEAD", ...) asks for, or None."""
     name = cfg.MODEL[part].NORM
     return build_norm(cfg, name) if name else None
 

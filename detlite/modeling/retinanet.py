@@ -22,7 +22,7 @@ from .box_loss import BoxLoss
 from .build import META_ARCHITECTURES
 from .detector import Detector
 from .matcher import IGNORE, Matcher
-from .norm import build_norm
+from .norm import optional_norm
 from .postprocess import Postprocess
 from .prepare import Normalizer, build_normalizer
 from .retinanet_head import RetinaNetHead
@@ -163,7 +163,7 @@ def build_retinanet(cfg: CfgNode) -> RetinaNet:
             anchors.per_cell[0],
             node.NUM_CLASSES - (not convention.retinanet_scores_background),
             node.NUM_CONVS,
-            build_norm(cfg, node.NORM) if node.NORM else None,
+            optional_norm(cfg, "RETINANET"),
             node.PRIOR_PROB,
         ),
         anchors,

@@ -22,8 +22,8 @@ from .anchors import AnchorGenerator, build_anchors, per_anchor
 from .backbone import Backbone
 from .box_coder import BoxCoder
 from .box_loss import BoxLoss, build_box_loss
+from .layers import at_least_float32
 from .matcher import IGNORE, Matcher
-from .precision import at_least_float32
 from .rpn_head import RPN_HEADS
 from .sampler import Sampler
 
