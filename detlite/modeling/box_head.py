@@ -7,9 +7,9 @@ Shapes: B images; P proposals, S samples or N predicted boxes in an image, padde
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from .box_coder import BoxCoder
 from .box_loss import BoxLoss, build_box_loss
 from .box_predictors import BOX_PREDICTORS
 from .extractors import (
+    CONV5_NAMES,
     BuildExtractor,
     Extractor,
     FPN2MLPFeatureExtractor,
@@ -36,6 +37,7 @@ from .norm import optional_norm, takes_batch_statistics
 from .pooler import build_pooler
 
 BOX_EXTRACTORS: Registry[BuildExtractor] = Registry("box feature extractor")
+BOX_EXTRACTORS.register(*CONV5_NAMES)(partial(build_conv5_extractor, head="ROI_BOX_HEAD"))
 
 
 @BOX_EXTRACTORS.register("FPN2MLPFeatureExtractor")
@@ -61,15 +63,6 @@ def _build_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
     )
 
 
-@BOX_EXTRACTORS.register(
-    "ResNetConv5ROIFeatureExtractor",
-    "ResNet50Conv5ROIFeatureExtractor",
-    "ResNet101Conv5ROIFeatureExtractor",
-)
-def _build_conv5(cfg: CfgNode, backbone: Backbone) -> Extractor:
-    return build_conv5_extractor(cfg, backbone, "ROI_BOX_HEAD")
-
-
 @dataclass(frozen=True)
 class BoxPredictions:
     """What a box head says of the rows that it computed.
@@ -91,34 +84,7 @@ class BoxPredictions:
         return self.features[rows.pack(self.rows.position()[:, :count])]
 
 
-class BoxStage(nn.Module, ABC):
-    """The second stage as the pipeline sees it: a box head, or a cascade of them."""
-
-    @property
-    @abstractmethod
-    def shared_extractor(self) -> Extractor:
-        """The one of mask and keypoint heads that have none of their own."""
-
-    @abstractmethod
-    def losses(
-        self, features: list[Tensor], samples: Samples, truth: GroundTruth, sizes: Tensor
-    ) -> tuple[dict[str, Tensor], BoxPredictions]:
-        """Cross entropy and box regression, averaged over the samples; and the first predictions.
-
-        Args:
-            features: levels [B, C, H_l, W_l].
-            samples, truth: [B, S] and [B, G].
-            sizes: int64 [B, 2], (height, width) of each image.
-        """
-
-    @abstractmethod
-    def predict(
-        self, features: list[Tensor], proposals: Proposals, sizes: Tensor
-    ) -> PredictedBoxes:
-        """The refined boxes of every class that scores above the threshold; see `losses`."""
-
-
-class BoxHead(BoxStage):
+class BoxHead(nn.Module):
     """Extractor and predictor.
 
     Args:
@@ -150,22 +116,23 @@ class BoxHead(BoxStage):
         self.score_thresh = score_thresh
         self.convention = convention
 
-    @property
-    def shared_extractor(self) -> Extractor:
-        """The head's own."""
-        return self.feature_extractor
-
     def losses(
         self, features: list[Tensor], samples: Samples, truth: GroundTruth, sizes: Tensor
     ) -> tuple[dict[str, Tensor], BoxPredictions]:
-        """`loss_classifier` and `loss_box`, see `BoxStage.losses`."""
+        """`loss_classifier` and `loss_box`, averaged over the samples; and the predictions.
+
+        Args:
+            features: levels [B, C, H_l, W_l].
+            samples, truth: [B, S] and [B, G].
+            sizes: int64 [B, 2], (height, width) of each image.
+        """
         predictions = self(features, samples.boxes, samples.labels >= 0)
         return self.losses_of(predictions, samples, truth), predictions
 
     def predict(
         self, features: list[Tensor], proposals: Proposals, sizes: Tensor
     ) -> PredictedBoxes:
-        """See `BoxStage.predict`."""
+        """The refined boxes of every class that scores above the threshold; see `losses`."""
         predictions = self(features, proposals.boxes, proposals.valid)
         return self.decode(predictions, predictions.logits.softmax(dim=1), proposals)
 

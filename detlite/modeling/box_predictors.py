@@ -18,8 +18,8 @@ from .layers import init_normal
 BOX_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("box predictor")
 
 
-class FPNPredictor(nn.Module):
-    """Class logits and box deltas, for extractors that end in a vector.
+class BoxPredictor(nn.Module):
+    """Class logits and box deltas.
 
     Args:
         in_channels: D.
@@ -35,29 +35,13 @@ class FPNPredictor(nn.Module):
         init_normal(self.bbox_pred, std=0.001)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, D] -> logits [R, K], deltas [R, 4 Q]."""
+        """[R, D], or maps [R, D, S, S] to be averaged -> logits [R, K], deltas [R, 4 Q]."""
+        x = x.mean(dim=(2, 3)) if x.dim() == 4 else x
         return self.cls_score(x), self.bbox_pred(x)
 
 
-class FastRCNNPredictor(FPNPredictor):
-    """The same for extractors that end in a map, which is averaged."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, D, S, S] -> logits [R, K], deltas [R, 4 Q]."""
-        return super().forward(x.mean(dim=(2, 3)))
-
-
-@BOX_PREDICTORS.register("FPNPredictor")
-def _build_fpn_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
-    return FPNPredictor(in_channels, *_outputs(cfg))
-
-
-@BOX_PREDICTORS.register("FastRCNNPredictor")
-def _build_fast_rcnn_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
-    return FastRCNNPredictor(in_channels, *_outputs(cfg))
-
-
-def _outputs(cfg: CfgNode) -> tuple[int, int]:
-    """K and Q."""
+@BOX_PREDICTORS.register("FPNPredictor", "FastRCNNPredictor")
+def _build_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
     num_classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
-    return num_classes, 2 if cfg.MODEL.CLS_AGNOSTIC_BBOX_REG else num_classes
+    num_regressions = 2 if cfg.MODEL.CLS_AGNOSTIC_BBOX_REG else num_classes
+    return BoxPredictor(in_channels, num_classes, num_regressions)

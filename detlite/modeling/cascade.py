@@ -12,19 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from ..structures import boxes as box_ops
 from ..structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
 from .backbone import Backbone
-from .box_head import BoxHead, BoxPredictions, BoxStage, build_box_head
+from .box_head import BoxHead, BoxPredictions, build_box_head
 from .extractors import Extractor
 from .matcher import Matcher
 from .sampler import label_samples
 
 
-class CascadeBoxHead(BoxStage):
+class CascadeBoxHead(nn.Module):
     """Class-agnostic box heads, each on the boxes of the one before.
 
     Args:
@@ -45,14 +45,14 @@ class CascadeBoxHead(BoxStage):
         return [stage for stage in self.children() if isinstance(stage, BoxHead)]
 
     @property
-    def shared_extractor(self) -> Extractor:
+    def feature_extractor(self) -> Extractor:
         """The first stage's, whose samples the other heads have."""
         return self.stages[0].feature_extractor
 
     def losses(
         self, features: list[Tensor], samples: Samples, truth: GroundTruth, sizes: Tensor
     ) -> tuple[dict[str, Tensor], BoxPredictions]:
-        """`loss_classifier_stage0`, `loss_box_stage0`, ...; see `BoxStage.losses`."""
+        """`loss_classifier_stage0`, `loss_box_stage0`, ...; see `BoxHead.losses`."""
         # The stages share the backbone: together they weigh as much on it as a single head.
         features = [_ScaleGradient.apply(level, 1 / len(self.stages)) for level in features]
         losses: dict[str, Tensor] = {}
@@ -79,6 +79,10 @@ class CascadeBoxHead(BoxStage):
             predictions.append(stage(features, proposals.boxes, proposals.valid))
         scores = torch.stack([own.logits.softmax(dim=1) for own in predictions]).mean(dim=0)
         return self.stages[-1].decode(predictions[-1], scores, proposals)
+
+
+# The second stage as the pipeline sees it.
+BoxStage = BoxHead | CascadeBoxHead
 
 
 class _ScaleGradient(torch.autograd.Function):

@@ -35,6 +35,13 @@ class Extractor(nn.Module):
 
 BuildExtractor = Callable[[CfgNode, Backbone], Extractor]
 
+# What maskrcnn-benchmark calls the last stage of a ResNet; CONV_BODY says which one it is.
+CONV5_NAMES = (
+    "ResNetConv5ROIFeatureExtractor",
+    "ResNet50Conv5ROIFeatureExtractor",
+    "ResNet101Conv5ROIFeatureExtractor",
+)
+
 
 class FPN2MLPFeatureExtractor(Extractor):
     """Pools and applies two fully connected layers.

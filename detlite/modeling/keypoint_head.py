@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
-from ..convention import convention_of
 from ..ops import heatmap_peaks
 from ..registry import Registry
 from ..structures.instances import GroundTruth, Samples
@@ -22,7 +21,7 @@ from ..structures.rows import Rows, gather
 from .backbone import Backbone
 from .extractors import BuildExtractor, ConvFeatureExtractor, Extractor
 from .layers import init_he
-from .map_head import MapHead, build_map_head
+from .map_head import MapHead
 from .pooler import build_pooler
 
 KEYPOINT_EXTRACTORS: Registry[BuildExtractor] = Registry("keypoint feature extractor")
@@ -65,11 +64,8 @@ class KeypointHead(MapHead):
     def losses(
         self, logits: Tensor, rows: Rows, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
-        """`loss_keypoint`: cross entropy over the cells of each map of a labelled keypoint, mean.
-
-        Args:
-            logits: [R, K, M, M].
-            rows, samples, truth: see `MapHead.losses`.
+        """`loss_keypoint`: cross entropy over the cells of each map [R, K, M, M] of a labelled
+        keypoint, mean.
 
         Raises:
             ValueError: another number of keypoints than the predictor's.
@@ -84,28 +80,12 @@ class KeypointHead(MapHead):
         covered = self.convention.pooled(rows.pack(samples.boxes))
         cells, labelled = to_heatmap_cells(keypoints, covered, logits.shape[-1])
         labelled = labelled & rows.valid[:, None]
-        wanted = torch.where(labelled, cells, _NONE).flatten()
-        loss = F.cross_entropy(
-            logits.flatten(0, 1).flatten(1), wanted, reduction="sum", ignore_index=_NONE
-        )
+        wanted = torch.where(labelled, cells, -1).flatten()
+        scores = logits.flatten(0, 1).flatten(1)
+        loss = F.cross_entropy(scores, wanted, reduction="sum", ignore_index=-1)
         # Not a mean, which is NaN where no keypoint is labelled.
         return {"loss_keypoint": loss / labelled.sum().clamp(min=1)}
 
     def locate(self, logits: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
         """Heat maps [R, K, M, M] of boxes [R, 4] -> keypoints [R, K, 3] and their logits [R, K]."""
         return heatmap_peaks(logits, self.convention.pooled(boxes))
-
-
-_NONE = -1  # no cell
-
-
-def build_keypoint_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extractor) -> KeypointHead:
-    """The keypoint head that MODEL.ROI_KEYPOINT_HEAD describes.
-
-    Raises:
-        ValueError: see `build_map_head`.
-    """
-    parts = build_map_head(
-        cfg, "ROI_KEYPOINT_HEAD", backbone, box_extractor, KEYPOINT_EXTRACTORS, KEYPOINT_PREDICTORS
-    )
-    return KeypointHead(*parts, convention_of(cfg))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from ..convention import Convention
+from ..convention import Convention, convention_of
 from ..registry import Registry
 from ..structures.instances import GroundTruth, Samples
 from ..structures.rows import Rows
 from .backbone import Backbone
 from .extractors import BuildExtractor, Extractor
 from .layers import at_least_float32
+
+H = TypeVar("H", bound="MapHead")
 
 
 class MapHead(nn.Module, ABC):
@@ -61,24 +64,17 @@ class MapHead(nn.Module, ABC):
 
 
 def build_map_head(
+    kind: type[H],
     cfg: CfgNode,
     head: str,
     backbone: Backbone,
     box_extractor: Extractor,
     extractors: Registry[BuildExtractor],
     predictors: Registry[Callable[[CfgNode, int], nn.Module]],
-) -> tuple[Extractor | None, nn.Module]:
-    """The extractor and the predictor of a head whose predictions are maps.
+) -> H:
+    """The head of a kind that its section (`head`) of the config describes.
 
-    Args:
-        cfg: the config.
-        head: "ROI_MASK_HEAD" or "ROI_KEYPOINT_HEAD".
-        backbone: what the head pools from.
-        box_extractor: that of the box head.
-        extractors, predictors: where the names in the config are looked up.
-
-    Returns:
-        The extractor, None if the head shares `box_extractor`, and the predictor.
+    It may share `box_extractor`. Names are looked up in `extractors` and `predictors`.
 
     Raises:
         ValueError: a RESOLUTION that is not what the head gives, or a box head without maps to
@@ -103,4 +99,4 @@ def build_map_head(
             f"{key}.RESOLUTION is {node.RESOLUTION}, but the head gives {resolution} x "
             f"{resolution} from RoIs of {pooling}: set one to fit the other"
         )
-    return extractor, predictor
+    return kind(extractor, predictor, convention_of(cfg))

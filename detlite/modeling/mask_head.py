@@ -7,25 +7,32 @@ with background as class 0.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
-from ..convention import convention_of
 from ..ops import crop_masks
 from ..registry import Registry
 from ..structures.instances import GroundTruth, Samples
 from ..structures.rows import Rows
 from .backbone import Backbone
-from .extractors import BuildExtractor, ConvFeatureExtractor, Extractor, build_conv5_extractor
+from .extractors import (
+    CONV5_NAMES,
+    BuildExtractor,
+    ConvFeatureExtractor,
+    Extractor,
+    build_conv5_extractor,
+)
 from .layers import init_he, init_normal
-from .map_head import MapHead, build_map_head
+from .map_head import MapHead
 from .norm import optional_norm
 from .pooler import build_pooler
 
 MASK_EXTRACTORS: Registry[BuildExtractor] = Registry("mask feature extractor")
+MASK_EXTRACTORS.register(*CONV5_NAMES)(partial(build_conv5_extractor, head="ROI_MASK_HEAD"))
 # Features [R, C, S, S] -> mask logits [R, K, M, M].
 MASK_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("mask predictor")
 
@@ -40,15 +47,6 @@ def _build_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
         optional_norm(cfg, "ROI_MASK_HEAD"),
         head.DILATION,
     )
-
-
-@MASK_EXTRACTORS.register(
-    "ResNetConv5ROIFeatureExtractor",
-    "ResNet50Conv5ROIFeatureExtractor",
-    "ResNet101Conv5ROIFeatureExtractor",
-)
-def _build_conv5(cfg: CfgNode, backbone: Backbone) -> Extractor:
-    return build_conv5_extractor(cfg, backbone, "ROI_MASK_HEAD")
 
 
 class MaskRCNNC4Predictor(nn.Module):
@@ -102,12 +100,7 @@ class MaskHead(MapHead):
     def losses(
         self, logits: Tensor, rows: Rows, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
-        """`loss_mask`: mean binary cross entropy of the mask of the true class.
-
-        Args:
-            logits: [R, K, M, M].
-            rows, samples, truth: see `MapHead.losses`.
-        """
+        """`loss_mask`: mean binary cross entropy of the mask of the true class [R, K, M, M]."""
         assert truth.masks is not None
         selected = _of_labels(logits, rows.pack(samples.labels).clamp(min=0))  # (R, M, M)
         instance = rows.image * truth.labels.shape[1] + rows.pack(samples.gt_index)
@@ -130,15 +123,3 @@ class MaskHead(MapHead):
 
 def _of_labels(logits: Tensor, labels: Tensor) -> Tensor:
     return logits[torch.arange(labels.shape[0], device=labels.device), labels]
-
-
-def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extractor) -> MaskHead:
-    """The mask head that MODEL.ROI_MASK_HEAD describes.
-
-    Raises:
-        ValueError: see `build_map_head`.
-    """
-    parts = build_map_head(
-        cfg, "ROI_MASK_HEAD", backbone, box_extractor, MASK_EXTRACTORS, MASK_PREDICTORS
-    )
-    return MaskHead(*parts, convention_of(cfg))

@@ -13,11 +13,11 @@ from yacs.config import CfgNode
 from ..structures.instances import Detections, GroundTruth, Samples
 from ..structures.rows import Rows
 from .backbone import Backbone
-from .box_head import BoxPredictions, BoxStage
-from .cascade import build_box_stage
-from .keypoint_head import KeypointHead, build_keypoint_head
-from .map_head import MapHead
-from .mask_head import MaskHead, build_mask_head
+from .box_head import BoxPredictions
+from .cascade import BoxStage, build_box_stage
+from .keypoint_head import KEYPOINT_EXTRACTORS, KEYPOINT_PREDICTORS, KeypointHead
+from .map_head import MapHead, build_map_head
+from .mask_head import MASK_EXTRACTORS, MASK_PREDICTORS, MaskHead
 from .norm import takes_batch_statistics
 
 # Maps of the rows that were computed: "mask_probs" [R, M, M], "keypoint_logits" [R, K, M, M].
@@ -80,7 +80,7 @@ class RoIHeads(nn.Module):
         if not self.map_heads:
             return maps
         rois = rows.rois(boxes)
-        shared = self.box.shared_extractor(features, rois) if self.shares else None
+        shared = self.box.feature_extractor(features, rois) if self.shares else None
         if self.mask is not None:
             logits = self.mask(features, rois, shared)
             maps["mask_probs"] = self.mask.probabilities(logits, rows.pack(labels))
@@ -108,9 +108,19 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
         ValueError: keys of heads that do not fit together.
     """
     box = build_box_stage(cfg, backbone)
-    extractor = box.shared_extractor
-    return RoIHeads(
-        box,
-        build_mask_head(cfg, backbone, extractor) if cfg.MODEL.MASK_ON else None,
-        build_keypoint_head(cfg, backbone, extractor) if cfg.MODEL.KEYPOINT_ON else None,
-    )
+    shared, mask, keypoint = box.feature_extractor, None, None
+    if cfg.MODEL.MASK_ON:
+        mask = build_map_head(
+            MaskHead, cfg, "ROI_MASK_HEAD", backbone, shared, MASK_EXTRACTORS, MASK_PREDICTORS
+        )
+    if cfg.MODEL.KEYPOINT_ON:
+        keypoint = build_map_head(
+            KeypointHead,
+            cfg,
+            "ROI_KEYPOINT_HEAD",
+            backbone,
+            shared,
+            KEYPOINT_EXTRACTORS,
+            KEYPOINT_PREDICTORS,
+        )
+    return RoIHeads(box, mask, keypoint)

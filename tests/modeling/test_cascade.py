@@ -72,11 +72,11 @@ def test_other_heads_share_the_first_stage(tiny_config, make_batch):
     model.roi_heads.map_losses = map_losses
     model(images, targets)
     ((foreground, predictions),) = given
-    assert cascade.shared_extractor is cascade.stages[0].feature_extractor
+    assert cascade.feature_extractor is cascade.stages[0].feature_extractor
     rows = Rows(foreground.labels > 0)
     x = predictions.features_of(rows, foreground.labels.shape[1])
     features = model.backbone(model.normalizer(images).pixels)
-    torch.testing.assert_close(x, cascade.shared_extractor(features, rows.rois(foreground.boxes)))
+    torch.testing.assert_close(x, cascade.feature_extractor(features, rows.rois(foreground.boxes)))
 
 
 def test_stages_weigh_as_much_as_one_head(tiny_config):
