@@ -20,8 +20,7 @@ from ..structures.instances import GroundTruth, PredictedBoxes, Proposals, Sampl
 from .backbone import Backbone
 from .box_head import BoxHead, BoxPredictions, build_box_head
 from .extractors import Extractor
-from .matcher import Matcher
-from .sampler import label_samples
+from .sampling import Matcher, label_samples
 
 
 class CascadeBoxHead(nn.Module):

@@ -14,7 +14,7 @@ from .postprocess import Postprocess, build_postprocess
 from .prepare import Normalizer, build_normalizer
 from .roi_heads import RoIHeads, build_roi_heads
 from .rpn import RPN, build_rpn
-from .sampler import ProposalSampler, build_proposal_sampler
+from .sampling import ProposalSampler, build_proposal_sampler
 
 
 class GeneralizedRCNN(Detector):

@@ -21,11 +21,11 @@ from .box_coder import BoxCoder
 from .box_loss import BoxLoss
 from .build import META_ARCHITECTURES
 from .detector import Detector
-from .matcher import IGNORE, Matcher
 from .norm import optional_norm
 from .postprocess import Postprocess
 from .prepare import Normalizer, build_normalizer
 from .retinanet_head import RetinaNetHead
+from .sampling import IGNORE, Matcher
 from .suppression import build_suppression
 
 

@@ -23,9 +23,8 @@ from .backbone import Backbone
 from .box_coder import BoxCoder
 from .box_loss import BoxLoss, build_box_loss
 from .layers import at_least_float32
-from .matcher import IGNORE, Matcher
 from .rpn_head import RPN_HEADS
-from .sampler import Sampler
+from .sampling import IGNORE, Matcher, Sampler
 
 
 @dataclass(frozen=True)

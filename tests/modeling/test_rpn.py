@@ -14,10 +14,9 @@ from detlite.modeling.anchors import AnchorGenerator, per_anchor
 from detlite.modeling.box_coder import BoxCoder
 from detlite.modeling.box_loss import BoxLoss
 from detlite.modeling.build import build_model
-from detlite.modeling.matcher import Matcher
 from detlite.modeling.rpn import RPN, ProposalLimits
 from detlite.modeling.rpn_head import SingleConvRPNHead
-from detlite.modeling.sampler import Sampler
+from detlite.modeling.sampling import Matcher, Sampler
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Images, Proposals
 from detlite.structures.rows import fixed_shapes, varying_shapes

@@ -21,7 +21,7 @@ from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from detlite.config import load_config
 from detlite.modeling.build import build_model
 from detlite.modeling.rcnn import GeneralizedRCNN
-from detlite.modeling.sampler import Sampler
+from detlite.modeling.sampling import ProposalSampler, Sampler
 
 # height, width: multiples of 64, so that torchvision finds strides of 4 to 64 on every level
 SIZE = (64, 128)
@@ -222,10 +222,11 @@ def test_training_step_is_torchvisions(models):
 def test_training_step_on_samples_is_torchvisions(models, monkeypatch):
     """Few anchors and proposals are sampled; both draw those that come first."""
     ours, reference = (model.train() for model in models)
-    for part, own in (("rpn", Sampler(64, 0.25)), ("roi_heads", Sampler(32, 0.25))):
+    of_heads = ProposalSampler(32, 0.25, ours.sampler.matcher)
+    for part, own in (("rpn", Sampler(64, 0.25)), ("roi_heads", of_heads)):
         theirs = BalancedPositiveNegativeSampler(own.count, own.positive_fraction)
         monkeypatch.setattr(getattr(reference, part), "fg_bg_sampler", theirs)
-        monkeypatch.setattr(ours.rpn if part == "rpn" else ours.sampler, "sampler", own)
+        monkeypatch.setattr(ours.rpn if part == "rpn" else ours, "sampler", own)
 
     images, targets = pictures(), ground_truth()
 

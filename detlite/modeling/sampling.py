@@ -1,4 +1,7 @@
-"""Drawing a training set from matched anchors or proposals: fixed sizes, without any host."""
+"""What is trained on: anchors and proposals are matched to ground truth, then drawn at random.
+
+Sizes are fixed, and nothing waits for the device (Faster R-CNN, section 3.1.2).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,49 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from ..ops import match_boxes
 from ..structures.instances import GroundTruth, Proposals, Samples
 from ..structures.rows import gather, shapes_vary
-from .matcher import BACKGROUND, Matcher
+
+BACKGROUND = -1
+IGNORE = -2
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """Thresholds on the overlap of a candidate with its best ground truth.
+
+    Attributes:
+        foreground: IoU from which a candidate is foreground.
+        background: IoU below which it is background; between the two it is ignored.
+        keep_best: the candidates that overlap a ground truth most are foreground too, however
+            little it is. Without it small objects would get no anchor.
+    """
+
+    foreground: float
+    background: float
+    keep_best: bool = False
+
+    def __call__(
+        self, truth: GroundTruth, candidates: Tensor, valid: Tensor | None = None
+    ) -> Tensor:
+        """The ground truth of each candidate.
+
+        Args:
+            truth: of B images.
+            candidates: [N, 4] for all images alike, or [B, N, 4].
+            valid: bool [B, N]; None: all of them. The others are ignored.
+
+        Returns:
+            int64 [B, N], indices into the image's ground truth, BACKGROUND or IGNORE.
+        """
+        index, iou, best = match_boxes(truth.boxes, truth.valid, candidates)
+        matched = torch.where(iou < self.foreground, IGNORE, index)
+        matched = torch.where(iou < self.background, BACKGROUND, matched)
+        matched = torch.where(index < 0, BACKGROUND, matched)  # no ground truth, at any threshold
+        if self.keep_best:
+            matched = torch.where(best, index, matched)
+        return matched if valid is None else torch.where(valid, matched, IGNORE)
 
 
 @dataclass(frozen=True)
@@ -52,30 +95,24 @@ class Sampler:
         return torch.cat([positive, negative], dim=1), valid
 
 
-class ProposalSampler:
+@dataclass(frozen=True)
+class ProposalSampler(Sampler):
     """The training set of the heads: proposals and ground truth, matched and drawn.
 
     Ground truth joins the proposals, so that there is foreground from the first step on.
     """
 
-    def __init__(self, matcher: Matcher, sampler: Sampler) -> None:
-        self.matcher = matcher
-        self.sampler = sampler
-
-    @property
-    def most_positive(self) -> int:
-        """F: foreground is among the first F samples of an image."""
-        return self.sampler.most_positive
+    matcher: Matcher
 
     @torch.no_grad()
     def __call__(self, proposals: Proposals, truth: GroundTruth) -> Samples:
-        """Samples [B, S] of proposals [B, P] and ground truth [B, G]."""
+        """Proposals [B, P], ground truth [B, G] -> samples [B, S], foreground among the first F."""
         candidates = torch.cat([proposals.boxes, truth.boxes], dim=1)
         valid = torch.cat([proposals.valid, truth.valid], dim=1)
         matched = self.matcher(truth, candidates, valid)
-        index, drawn = self.sampler.draw(matched)
+        index, drawn = self.draw(matched)
         # Padding last: what was not drawn goes behind all that was.
-        order = drawn.int().argsort(dim=1, descending=True, stable=True)[:, : self.sampler.count]
+        order = drawn.int().argsort(dim=1, descending=True, stable=True)[:, : self.count]
         if shapes_vary(drawn):
             order = order[:, : int(drawn.sum(dim=1).max())]
         index, drawn = index.gather(1, order), drawn.gather(1, order)
@@ -85,17 +122,12 @@ class ProposalSampler:
 def label_samples(boxes: Tensor, matched: Tensor, valid: Tensor, truth: GroundTruth) -> Samples:
     """Boxes [B, S, 4], matched [B, S] as by a `Matcher`, with the labels of their ground truth."""
     gt_index = torch.where(valid, matched, BACKGROUND).clamp(min=0)
-    if truth.labels.shape[1]:
-        labels = torch.where(matched >= 0, truth.labels.gather(1, gt_index), 0)
-    else:
-        labels = torch.zeros_like(matched)
+    labels = torch.where(matched >= 0, truth.labels.gather(1, gt_index), 0)
     return Samples(boxes, torch.where(valid, labels, -1), gt_index)
 
 
 def build_proposal_sampler(cfg: CfgNode) -> ProposalSampler:
     """What MODEL.ROI_HEADS says of the heads' training set."""
     heads = cfg.MODEL.ROI_HEADS
-    return ProposalSampler(
-        Matcher(heads.FG_IOU_THRESHOLD, heads.BG_IOU_THRESHOLD),
-        Sampler(heads.BATCH_SIZE_PER_IMAGE, heads.POSITIVE_FRACTION),
-    )
+    matcher = Matcher(heads.FG_IOU_THRESHOLD, heads.BG_IOU_THRESHOLD)
+    return ProposalSampler(heads.BATCH_SIZE_PER_IMAGE, heads.POSITIVE_FRACTION, matcher)
