@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from ..convention import convention_of
+from ..convention import Convention, convention_of
 from .layers import at_least_float32
 
 
@@ -19,8 +19,8 @@ class AnchorGenerator(nn.Module):
         sizes: for each level, the sides in pixels of its square anchors.
         aspect_ratios: height / width; the area stays size squared.
         strides: image pixels per cell of each level.
-        offset, rounding, spacing: `anchor_offset`, `anchor_rounding` and `anchor_spacing` of
-            `Convention`. For "fit" images must be padded to multiples of the finest stride.
+        convention: where anchors lie and how they are rounded. Where `anchor_spacing` is "fit",
+            images must be padded to multiples of the finest stride.
     """
 
     def __init__(
@@ -28,18 +28,13 @@ class AnchorGenerator(nn.Module):
         sizes: Sequence[Sequence[float]],
         aspect_ratios: Sequence[float],
         strides: Sequence[int],
-        offset: float,
-        rounding: str = "none",
-        spacing: str = "stride",
+        convention: Convention,
     ) -> None:
         super().__init__()
-        if len(sizes) != len(strides):
-            raise ValueError(f"{len(sizes)} levels of anchor sizes for {len(strides)} strides")
         self.strides = strides
-        self.offset = offset
-        self.spacing = spacing
+        self.convention = convention
         for level, (level_sizes, stride) in enumerate(zip(sizes, strides, strict=True)):
-            cell = _cell_anchors(level_sizes, aspect_ratios, stride, rounding)
+            cell = _cell_anchors(level_sizes, aspect_ratios, stride, convention.anchor_rounding)
             # Not persistent: they follow from the config, not from training.
             self.register_buffer(f"cell{level}", cell, persistent=False)
 
@@ -56,7 +51,7 @@ class AnchorGenerator(nn.Module):
             then anchor.
         """
         steps = [(stride, stride) for stride in self.strides]
-        if self.spacing == "fit":
+        if self.convention.anchor_spacing == "fit":
             rows, columns = (side * self.strides[0] for side in sizes[0])  # the padded image
             steps = [(rows // height, columns // width) for height, width in sizes]
         grids = zip(sizes, steps, strict=True)
@@ -65,7 +60,7 @@ class AnchorGenerator(nn.Module):
     def _grid(self, level: int, size: tuple[int, int], step: tuple[int, int]) -> Tensor:
         cell = self.get_buffer(f"cell{level}")
         y, x = (
-            (torch.arange(cells, device=cell.device) + self.offset) * stride
+            (torch.arange(cells, device=cell.device) + self.convention.anchor_offset) * stride
             for cells, stride in zip(size, step, strict=True)
         )
         y, x = torch.meshgrid(y, x, indexing="ij")
@@ -84,24 +79,20 @@ def per_anchor(predictions: Tensor, values: int) -> Tensor:
 def build_anchors(
     cfg: CfgNode, strides: Sequence[int], part: str, octaves: Sequence[float] = (1.0,)
 ) -> AnchorGenerator:
-    """The anchors that ANCHOR_SIZES and ASPECT_RATIOS of a part of the config describe.
+    """The anchors that ANCHOR_SIZES and ASPECT_RATIOS of "RPN" or "RETINANET" describe.
 
-    Args:
-        cfg: the config.
-        strides: of the levels; a single one takes all sizes.
-        part: "MODEL.RPN" or "MODEL.RETINANET".
-        octaves: factors that each size is repeated by.
+    A single level takes all sizes. Each size is repeated by the factors `octaves`.
 
     Raises:
         ValueError: sizes for another number of levels, or not as many for each.
     """
-    node, convention = cfg.MODEL[part.removeprefix("MODEL.")], convention_of(cfg)
+    node = cfg.MODEL[part]
     levels = [size if isinstance(size, (tuple, list)) else (size,) for size in node.ANCHOR_SIZES]
     if len(strides) == 1:
         levels = [tuple(side for level in levels for side in level)]
     if len(levels) != len(strides):
         raise ValueError(
-            f"{part}.ANCHOR_SIZES has {len(levels)} levels, but MODEL.BACKBONE.CONV_BODY "
+            f"MODEL.{part}.ANCHOR_SIZES has {len(levels)} levels, but MODEL.BACKBONE.CONV_BODY "
             f"({cfg.MODEL.BACKBONE.CONV_BODY}) gives {len(strides)}: one size, or one tuple of "
             "sizes, for each"
         )
@@ -109,13 +100,11 @@ def build_anchors(
         [tuple(side * factor for side in level for factor in octaves) for level in levels],
         node.ASPECT_RATIOS,
         strides,
-        convention.anchor_offset,
-        rounding=convention.anchor_rounding,
-        spacing=convention.anchor_spacing,
+        convention_of(cfg),
     )
     if len(set(generator.per_cell)) > 1:
         raise ValueError(
-            f"{part}.ANCHOR_SIZES: every level needs the same number of sizes, because one "
+            f"MODEL.{part}.ANCHOR_SIZES: every level needs the same number of sizes, because one "
             f"head serves them all; it is {node.ANCHOR_SIZES}"
         )
     return generator

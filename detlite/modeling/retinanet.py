@@ -154,7 +154,7 @@ def build_retinanet(cfg: CfgNode) -> RetinaNet:
     node, convention = cfg.MODEL.RETINANET, convention_of(cfg)
     backbone = build_backbone(cfg)
     octaves = [node.OCTAVE ** (k / node.SCALES_PER_OCTAVE) for k in range(node.SCALES_PER_OCTAVE)]
-    anchors = build_anchors(cfg, backbone.strides, "MODEL.RETINANET", octaves)
+    anchors = build_anchors(cfg, backbone.strides, "RETINANET", octaves)
     return RetinaNet(
         build_normalizer(cfg),
         backbone,

@@ -182,7 +182,7 @@ def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
     """The RPN that MODEL.RPN describes, for the levels of `backbone`."""
     rpn = cfg.MODEL.RPN
     fpn = len(backbone.strides) > 1
-    anchors = build_anchors(cfg, backbone.strides, "MODEL.RPN")
+    anchors = build_anchors(cfg, backbone.strides, "RPN")
     head = RPN_HEADS.get(rpn.RPN_HEAD, "MODEL.RPN.RPN_HEAD")
     return RPN(
         head(cfg, backbone.out_channels, anchors.per_cell[0]),

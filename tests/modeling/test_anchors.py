@@ -6,12 +6,16 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator as Torchvi
 from torchvision.models.detection.image_list import ImageList
 
 from detlite.config import ConfigError
+from detlite.convention import CONVENTIONS
 from detlite.modeling.anchors import AnchorGenerator
 from detlite.modeling.build import build_model
 
+# Anchors at the centre of their cell, and at its corner.
+DETLITE, DETECTRON2 = CONVENTIONS["detlite"], CONVENTIONS["detectron2"]
+
 
 def test_anchors_by_hand():
-    generator = AnchorGenerator([(4, 8)], (0.25, 1.0), (16,), offset=0.5)
+    generator = AnchorGenerator([(4, 8)], (0.25, 1.0), (16,), DETLITE)
     (anchors,) = generator([(1, 2)])
     assert generator.per_cell == [4]
     assert anchors.dtype == torch.float32
@@ -22,14 +26,14 @@ def test_anchors_by_hand():
 
 
 def test_area_is_size_squared_and_ratio_is_height_over_width():
-    (anchors,) = AnchorGenerator([(32,)], (0.5, 1.0, 2.0), (4,), offset=0.0)([(1, 1)])
+    (anchors,) = AnchorGenerator([(32,)], (0.5, 1.0, 2.0), (4,), DETECTRON2)([(1, 1)])
     width, height = (anchors[:, 2:] - anchors[:, :2]).unbind(1)
     torch.testing.assert_close(width * height, torch.full((3,), 32.0**2))
     torch.testing.assert_close(height / width, torch.tensor([0.5, 1, 2]))
 
 
 def test_order_is_row_then_column_then_anchor():
-    (anchors,) = AnchorGenerator([(2,)], (1.0,), (10,), offset=0.5)([(2, 3)])
+    (anchors,) = AnchorGenerator([(2,)], (1.0,), (10,), DETLITE)([(2, 3)])
     centres = (anchors[:, :2] + anchors[:, 2:]) / 2
     assert centres.tolist() == [[5, 5], [15, 5], [25, 5], [5, 15], [15, 15], [25, 15]]
 
@@ -41,7 +45,7 @@ def test_levels_are_torchvisions():
     images = ImageList(torch.zeros(1, 3, 96, 72), [(96, 72)])
     reference = TorchvisionAnchors(sizes, (ratios,) * 3)(images, maps)[0]
     # strides as torchvision finds them: 96 // 12 = 72 // 9 = 8, 96 // 6 = 16 but 72 // 5 = 14
-    ours = AnchorGenerator(sizes, ratios, (8, 16, 32), offset=0.0)([m.shape[-2:] for m in maps])
+    ours = AnchorGenerator(sizes, ratios, (8, 16, 32), DETECTRON2)([m.shape[-2:] for m in maps])
     torch.testing.assert_close(ours[0], reference[: 12 * 9 * 3])
     # the first column of the other levels, whose rows are 16 and 32 apart there too
     torch.testing.assert_close(
@@ -55,21 +59,16 @@ def test_levels_are_torchvisions():
 def test_offset_moves_by_a_fraction_of_the_stride():
     args = ([(8,), (16,)], (1.0,), (4, 8))
     for moved, still, stride in zip(
-        AnchorGenerator(*args, offset=0.5)([(2, 2), (1, 1)]),
-        AnchorGenerator(*args, offset=0.0)([(2, 2), (1, 1)]),
+        AnchorGenerator(*args, DETLITE)([(2, 2), (1, 1)]),
+        AnchorGenerator(*args, DETECTRON2)([(2, 2), (1, 1)]),
         (4, 8),
         strict=True,
     ):
         torch.testing.assert_close(moved, still + stride / 2)
 
 
-def test_levels_and_strides_must_agree():
-    with pytest.raises(ValueError, match="1 levels of anchor sizes for 2 strides"):
-        AnchorGenerator([(8,)], (1.0,), (4, 8), offset=0.5)
-
-
 def test_anchors_are_not_saved():
-    assert not AnchorGenerator([(8,)], (1.0,), (4,), offset=0.5).state_dict()
+    assert not AnchorGenerator([(8,)], (1.0,), (4,), DETLITE).state_dict()
 
 
 def test_tuples_of_sizes_per_level(tiny_config):

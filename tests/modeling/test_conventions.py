@@ -39,17 +39,16 @@ def test_anchors_as_torchvision_places_them():
     wanted = TorchvisionAnchors(sizes, (RATIOS,) * 5)(
         images, [torch.zeros(1, 1, *shape) for shape in shapes]
     )[0]
-    ours = AnchorGenerator(
-        sizes, RATIOS, (4, 8, 16, 32, 64), 0.0, rounding="corners", spacing="fit"
-    )(shapes)
+    ours = AnchorGenerator(sizes, RATIOS, (4, 8, 16, 32, 64), CONVENTIONS["torchvision"])(shapes)
     assert torch.equal(torch.cat(ours), wanted)
+    unfit = CONVENTIONS["torchvision"].overridden(["anchor_spacing=stride"])
     assert not torch.equal(
-        ours[-1], AnchorGenerator(sizes[-1:], RATIOS, (64,), 0.0, "corners")(shapes[-1:])[0]
+        ours[-1], AnchorGenerator(sizes[-1:], RATIOS, (64,), unfit)(shapes[-1:])[0]
     )
 
 
 def test_anchors_rounded_as_large_as_a_cell():
-    (anchors,) = AnchorGenerator([(32, 64)], RATIOS, (16,), 0.5, rounding="cell")([(1, 1)])
+    (anchors,) = AnchorGenerator([(32, 64)], RATIOS, (16,), INCLUSIVE)([(1, 1)])
     # 16 x 16 at ratio 0.5 is 23 x 12 (22.6 x 11.5), at ratio 2 is 11 x 22 (11.3 x 22)
     sides = anchors[:, 2:] - anchors[:, :2]
     assert sides.tolist() == [[46, 24], [92, 48], [32, 32], [64, 64], [22, 44], [44, 88]]

@@ -45,7 +45,7 @@ def make_rpn(batch: int = 1, limits: ProposalLimits = EVERYTHING, **changes) -> 
     deltas = [torch.randn(batch, 4, *size) * 0.3 for size in MAPS]
     settings = {"nms_thresh": 1.0, "min_size": 0.0, "convention": CONVENTIONS["detlite"],
                 **TRAINING, **changes}  # fmt: skip
-    anchors = AnchorGenerator([(8,), (16,)], (1.0,), (4, 8), offset=0.5)
+    anchors = AnchorGenerator([(8,), (16,)], (1.0,), (4, 8), CONVENTIONS["detlite"])
     coder = BoxCoder((1.0, 1.0, 1.0, 1.0))
     return RPN(GivenHead(logits, deltas), anchors, coder, train_limits=limits, test_limits=limits,
                **settings)  # fmt: skip
