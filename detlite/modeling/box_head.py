@@ -21,9 +21,8 @@ from ..registry import Registry
 from ..structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
 from ..structures.rows import Rows, gather, leading
 from .backbone import Backbone
-from .box_coder import BoxCoder
-from .box_loss import BoxLoss, build_box_loss
 from .box_predictors import BOX_PREDICTORS
+from .box_regression import BoxCoder, BoxLoss, build_box_loss
 from .extractors import (
     CONV5_NAMES,
     BuildExtractor,

@@ -20,8 +20,7 @@ from ..structures.instances import GroundTruth, Images, Proposals
 from ..structures.rows import gather, leading
 from .anchors import AnchorGenerator, build_anchors, per_anchor
 from .backbone import Backbone
-from .box_coder import BoxCoder
-from .box_loss import BoxLoss, build_box_loss
+from .box_regression import BoxCoder, BoxLoss, build_box_loss
 from .layers import at_least_float32
 from .rpn_head import RPN_HEADS
 from .sampling import IGNORE, Matcher, Sampler

@@ -11,9 +11,8 @@ from torch.nn import functional as F
 from detlite.config import ConfigError
 from detlite.convention import CONVENTIONS
 from detlite.modeling.backbone import build_backbone
-from detlite.modeling.box_coder import BoxCoder
 from detlite.modeling.box_head import BOX_EXTRACTORS, BoxHead
-from detlite.modeling.box_loss import BoxLoss
+from detlite.modeling.box_regression import BoxCoder, BoxLoss
 from detlite.modeling.build import build_model
 from detlite.modeling.postprocess import Postprocess
 from detlite.modeling.prepare import prepare_proposals

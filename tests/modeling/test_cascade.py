@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from detlite.config import ConfigError
-from detlite.modeling.box_coder import BoxCoder
+from detlite.modeling.box_regression import BoxCoder
 from detlite.modeling.build import build_model
 from detlite.modeling.cascade import CascadeBoxHead, _ScaleGradient
 from detlite.modeling.prepare import prepare_targets

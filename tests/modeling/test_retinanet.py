@@ -15,8 +15,7 @@ from detlite.config import ConfigError, load_config
 from detlite.modeling.backbone.fpn import FPN, P6P7
 from detlite.modeling.build import build_model
 from detlite.modeling.prepare import prepare_targets
-from detlite.modeling.retinanet import RetinaNet
-from detlite.modeling.retinanet_head import RetinaNetHead
+from detlite.modeling.retinanet import RetinaNet, RetinaNetHead
 from detlite.structures import boxes as box_ops
 from detlite.structures.rows import fixed_shapes
 

@@ -11,8 +11,7 @@ from torchvision.ops import clip_boxes_to_image
 
 from detlite.convention import CONVENTIONS
 from detlite.modeling.anchors import AnchorGenerator, per_anchor
-from detlite.modeling.box_coder import BoxCoder
-from detlite.modeling.box_loss import BoxLoss
+from detlite.modeling.box_regression import BoxCoder, BoxLoss
 from detlite.modeling.build import build_model
 from detlite.modeling.rpn import RPN, ProposalLimits
 from detlite.modeling.rpn_head import SingleConvRPNHead
