@@ -11,10 +11,9 @@ from ..structures.instances import GroundTruth, Images, PredictedBoxes, Proposal
 from .backbone import Backbone, build_backbone
 from .build import META_ARCHITECTURES
 from .detector import Detector
-from .postprocess import Postprocess
+from .postprocess import Postprocess, Suppression
 from .prepare import Normalizer, build_normalizer
 from .rpn import RPN, build_rpn
-from .suppression import Suppression
 
 
 class ProposalNetwork(Detector):

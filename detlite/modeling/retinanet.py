@@ -24,10 +24,9 @@ from .build import META_ARCHITECTURES
 from .detector import Detector
 from .layers import conv_block, init_normal
 from .norm import Norm, optional_norm
-from .postprocess import Postprocess
+from .postprocess import Postprocess, build_suppression
 from .prepare import Normalizer, build_normalizer
 from .sampling import IGNORE, Matcher
-from .suppression import build_suppression
 
 
 class RetinaNetHead(nn.Module):

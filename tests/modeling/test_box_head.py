@@ -14,9 +14,8 @@ from detlite.modeling.backbone import build_backbone
 from detlite.modeling.box_head import BOX_EXTRACTORS, BoxHead
 from detlite.modeling.box_regression import BoxCoder, BoxLoss
 from detlite.modeling.build import build_model
-from detlite.modeling.postprocess import Postprocess
+from detlite.modeling.postprocess import Postprocess, Suppression
 from detlite.modeling.prepare import prepare_proposals
-from detlite.modeling.suppression import Suppression
 from detlite.ops import nms
 from detlite.structures.instances import Detections, GroundTruth, Samples
 from detlite.structures.rows import Rows, fixed_shapes

@@ -11,8 +11,7 @@ from torchvision.ops import clip_boxes_to_image
 
 from detlite.convention import CONVENTIONS
 from detlite.modeling.build import build_model
-from detlite.modeling.postprocess import Postprocess, build_postprocess
-from detlite.modeling.suppression import Suppression, suppress
+from detlite.modeling.postprocess import Postprocess, Suppression, build_postprocess, suppress
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections, PredictedBoxes
 from detlite.structures.rows import fixed_shapes, varying_shapes

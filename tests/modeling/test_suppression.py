@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from detlite.modeling.build import build_model
-from detlite.modeling.suppression import Suppression, build_suppression, suppress
+from detlite.modeling.postprocess import Suppression, build_suppression, suppress
 from detlite.structures.instances import Detections, PredictedBoxes
 from detlite.structures.rows import fixed_shapes, varying_shapes
 
