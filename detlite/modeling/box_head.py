@@ -173,8 +173,10 @@ class BoxHead(nn.Module):
         """
         rows, classes = predictions.rows, scores.shape[1] - 1
         wanted = rows.unpack(scores[:, 1:]).flatten(1)  # (B, P (K - 1)), 0 at padding
-        most = proposals.valid.shape[1] * self._most_classes(classes)
-        index, valid = leading(wanted > self.score_thresh, most)
+        most = classes
+        if self.score_thresh > 0:  # the scores of a row add up to 1 at most
+            most = min(classes, math.ceil(1 / self.score_thresh) - 1)
+        index, valid = leading(wanted > self.score_thresh, proposals.valid.shape[1] * most)
         row, label = index // classes, index % classes + 1
         # Only what passes the threshold is decoded: a small part of P x K.
         deltas = rows.unpack(predictions.deltas)  # (B, P, Q, 4)
@@ -188,12 +190,6 @@ class BoxHead(nn.Module):
         """Boxes [B, N, 4] moved by class-agnostic deltas, and clipped."""
         deltas = predictions.rows.unpack(predictions.deltas[:, 1])
         return self.convention.clip(self.box_coder.decode(deltas, boxes), sizes)
-
-    def _most_classes(self, classes: int) -> int:
-        """How many classes of a row can pass the threshold: their scores add up to 1 at most."""
-        if self.score_thresh <= 0:
-            return classes
-        return min(classes, math.ceil(1 / self.score_thresh) - 1)
 
 
 def build_box_head(

@@ -19,13 +19,7 @@ BOX_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("box pr
 
 
 class BoxPredictor(nn.Module):
-    """Class logits and box deltas.
-
-    Args:
-        in_channels: D.
-        num_classes: K.
-        num_regressions: Q.
-    """
+    """Class logits and box deltas, by one fully connected layer each."""
 
     def __init__(self, in_channels: int, num_classes: int, num_regressions: int) -> None:
         super().__init__()

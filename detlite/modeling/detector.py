@@ -44,7 +44,6 @@ class Detector(nn.Module, ABC):
         normalizer: Normalizer,
         backbone: Backbone,
         postprocess: Postprocess,
-        *,
         num_classes: int,
         mask_threshold: float = 0.5,
     ) -> None:

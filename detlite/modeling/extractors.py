@@ -6,7 +6,6 @@ Shapes: R RoIs over all images, C channels, S x S pooled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,14 +43,7 @@ CONV5_NAMES = (
 
 
 class FPN2MLPFeatureExtractor(Extractor):
-    """Pools and applies two fully connected layers.
-
-    Args:
-        pooler: what pools the RoIs.
-        in_channels: of every level.
-        width: of both layers.
-        norm: optional norm after each of them.
-    """
+    """Pools and applies two fully connected layers of a width, each with the optional norm."""
 
     def __init__(
         self, pooler: Pooler, in_channels: int, width: int, norm: Norm | None = None
@@ -74,15 +66,7 @@ class FPN2MLPFeatureExtractor(Extractor):
 
 
 class ConvFeatureExtractor(Extractor):
-    """Pools and applies a row of 3x3 convolutions.
-
-    Args:
-        pooler: what pools the RoIs.
-        in_channels: of every level.
-        widths: channels after each convolution.
-        norm: optional norm after each of them.
-        dilation: of them all.
-    """
+    """Pools and applies a row of 3x3 convolutions of some widths, each with the optional norm."""
 
     def __init__(
         self,
@@ -94,14 +78,12 @@ class ConvFeatureExtractor(Extractor):
     ) -> None:
         super().__init__()
         self.pooler = pooler
-        channels = [in_channels, *widths]
-        self.convs = nn.Sequential(
-            *(
-                conv_block(a, b, 3, norm=norm, relu=True, dilation=dilation)
-                for a, b in pairwise(channels)
-            )
-        )
-        self.out_channels = channels[-1]
+        self.convs = nn.Sequential()
+        for width in widths:
+            block = conv_block(in_channels, width, 3, norm=norm, relu=True, dilation=dilation)
+            self.convs.append(block)
+            in_channels = width
+        self.out_channels = in_channels
         self.out_resolution = pooler.resolution
 
     def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
@@ -110,12 +92,7 @@ class ConvFeatureExtractor(Extractor):
 
 
 class FPNXconv1fcFeatureExtractor(ConvFeatureExtractor):
-    """Pools and applies a row of 3x3 convolutions, then one fully connected layer.
-
-    Args:
-        pooler, in_channels, widths, norm, dilation: see `ConvFeatureExtractor`.
-        out_channels: of the fully connected layer.
-    """
+    """Pools and applies a row of 3x3 convolutions, then one fully connected layer."""
 
     def __init__(
         self,
@@ -139,10 +116,7 @@ class FPNXconv1fcFeatureExtractor(ConvFeatureExtractor):
 class ResNetConv5ROIFeatureExtractor(Extractor):
     """Pools from a C4 map and applies the last stage of a ResNet.
 
-    Args:
-        pooler: what pools the RoIs.
-        spec: the ResNet.
-        dilation: 1; or 2, and the stage keeps the size of what is pooled.
+    With `dilation` 2 the stage keeps the size of what is pooled.
     """
 
     def __init__(self, pooler: Pooler, spec: ResNetSpec, dilation: int = 1) -> None:

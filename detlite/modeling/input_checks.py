@@ -32,11 +32,7 @@ def check_images(images: Sequence[Tensor]) -> None:
 
 
 def check_proposals(proposals: Sequence[Tensor | None] | None, count: int) -> list[Tensor]:
-    """The boxes given with each of `count` images, if they are finite and [P, 4].
-
-    Raises:
-        TypeError, ValueError: naming the image whose proposals are missing or do not fit.
-    """
+    """The boxes given with each of `count` images; see `prepare_proposals`."""
     if proposals is None:
         raise ValueError(
             "the model has no RPN and needs proposals: `proposals` in each target, or "

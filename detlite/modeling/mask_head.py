@@ -50,13 +50,7 @@ def _build_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
 
 
 class MaskRCNNC4Predictor(nn.Module):
-    """Doubles the map by a 2x2 transposed convolution, then one logit for each class.
-
-    Args:
-        in_channels: C.
-        width: channels in between.
-        num_classes: K.
-    """
+    """Doubles the map by a 2x2 transposed convolution, then one logit for each of K classes."""
 
     def __init__(self, in_channels: int, width: int, num_classes: int) -> None:
         super().__init__()

@@ -90,10 +90,7 @@ def prepare_targets(
     """Checks training targets and pads them to one length.
 
     Args:
-        targets: for each image `boxes` float [G_i, 4] xyxy with positive sides, `labels` int64
-            [G_i] in 1..num_classes - 1 and, if needed, `masks` (`PackedMasks`, or bitmaps uint8
-            [G_i, H, W]) and `keypoints` [G_i, K, 3].
-        images: [3, H, W] each.
+        targets, images: as in `Detector.forward`.
         num_classes: with background.
         needs: "masks", "keypoints", both or neither: what there must be beside boxes and labels.
         soft_masks: masks are trained on averages of bitmaps, which polygons do not give.
@@ -128,8 +125,7 @@ def prepare_proposals(
     """Checks the boxes given with images and pads them to one length.
 
     Args:
-        proposals: float xyxy [P_i, 4] in each image; there may be none in it.
-        count: how many images.
+        proposals: float xyxy [P_i, 4] in each of `count` images; there may be none in it.
         dtype: of coordinates.
 
     Returns:

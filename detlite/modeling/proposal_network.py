@@ -28,10 +28,9 @@ class ProposalNetwork(Detector):
         backbone: Backbone,
         rpn: RPN,
         postprocess: Postprocess,
-        *,
         num_classes: int,
     ) -> None:
-        super().__init__(normalizer, backbone, postprocess, num_classes=num_classes)
+        super().__init__(normalizer, backbone, postprocess, num_classes)
         self.rpn = rpn
 
     def losses(
@@ -66,10 +65,5 @@ def build_proposal_network(cfg: CfgNode) -> ProposalNetwork:
     # The RPN has suppressed the overlaps of a level already, but not those between views.
     suppression = Suppression(1.0, views_iou_thresh=rpn.nms_thresh)
     postprocess = Postprocess(convention_of(cfg), suppression, rpn.test_limits.total, rpn.min_size)
-    return ProposalNetwork(
-        build_normalizer(cfg),
-        backbone,
-        rpn,
-        postprocess,
-        num_classes=cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES,
-    )
+    num_classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
+    return ProposalNetwork(build_normalizer(cfg), backbone, rpn, postprocess, num_classes)

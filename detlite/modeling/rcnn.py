@@ -33,17 +33,10 @@ class GeneralizedRCNN(Detector):
         sampler: ProposalSampler,
         roi_heads: RoIHeads,
         postprocess: Postprocess,
-        *,
         num_classes: int,
         mask_threshold: float,
     ) -> None:
-        super().__init__(
-            normalizer,
-            backbone,
-            postprocess,
-            num_classes=num_classes,
-            mask_threshold=mask_threshold,
-        )
+        super().__init__(normalizer, backbone, postprocess, num_classes, mask_threshold)
         self.rpn = rpn
         self.takes_proposals = rpn is None
         self.sampler = sampler

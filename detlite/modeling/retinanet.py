@@ -32,13 +32,7 @@ from .sampling import IGNORE, Matcher
 class RetinaNetHead(nn.Module):
     """Two towers of 3x3s, shared by all levels: one scores the anchors of a cell, one moves them.
 
-    Args:
-        in_channels: of every level, and of the towers.
-        anchors_per_cell: A.
-        num_scores: S.
-        num_convs: in each tower.
-        norm: optional norm after each of them.
-        prior: the score that every anchor starts with.
+    `prior` is the score that every anchor starts with.
     """
 
     def __init__(
@@ -106,7 +100,7 @@ class RetinaNet(Detector):
         score_thresh: float,
         pre_nms: int,
     ) -> None:
-        super().__init__(normalizer, backbone, postprocess, num_classes=num_classes)
+        super().__init__(normalizer, backbone, postprocess, num_classes)
         self.head = head
         self.anchor_generator = anchor_generator
         self.box_coder = box_coder

@@ -18,13 +18,7 @@ RPN_HEADS: Registry[Callable[[CfgNode, int, int], nn.Module]] = Registry("RPN he
 
 
 class SingleConvRPNHead(nn.Module):
-    """A 3x3 shared by all levels, then objectness and box deltas for each anchor of a cell.
-
-    Args:
-        in_channels: C.
-        anchors_per_cell: A.
-        num_convs: how many 3x3s in a row.
-    """
+    """A row of 3x3s shared by all levels, then objectness and box deltas for each anchor."""
 
     def __init__(self, in_channels: int, anchors_per_cell: int, num_convs: int = 1) -> None:
         super().__init__()

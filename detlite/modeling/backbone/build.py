@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 from yacs.config import CfgNode
 
 from ...convention import convention_of
@@ -19,6 +19,8 @@ from .timm_body import TimmBody
 
 class Backbone(nn.Sequential):
     """A body and an optional neck, with what the rest of the model must know of its output.
+
+    Images [B, 3, H, W] give one [B, out_channels, ceil(H / stride), ceil(W / stride)] a level.
 
     Attributes:
         out_channels: channels of every level.
@@ -36,10 +38,6 @@ class Backbone(nn.Sequential):
         self.out_channels = out_channels
         self.strides = strides
         self.pooled = pooled
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """[B, 3, H, W] -> one [B, out_channels, ceil(H / stride), ceil(W / stride)] a level."""
-        return self.neck(self.body(x))
 
 
 BACKBONES: Registry[Callable[[CfgNode], Backbone]] = Registry("backbone")

@@ -12,10 +12,7 @@ from ..norm import Norm
 class P6P7(nn.Module):
     """Two levels above P5 by 3x3s of stride 2 (RetinaNet, https://arxiv.org/abs/1708.02002).
 
-    Args:
-        in_channels: of the map that P6 is made from.
-        out_channels: of both levels.
-        from_c5: make P6 from the body's coarsest map, not from P5.
+    P6 is made from P5 or, if `from_c5`, from the body's coarsest map.
     """
 
     def __init__(self, in_channels: int, out_channels: int, from_c5: bool) -> None:
@@ -38,8 +35,7 @@ class FPN(nn.Module):
     Args:
         in_channels: channels of the body's maps, finest first.
         out_channels: channels of every level.
-        norm: optional norm after each convolution.
-        relu: ReLU after each convolution.
+        norm, relu: after each convolution.
         top: gives further levels from the coarsest map and the coarsest level; None: one more by
             subsampling, for the largest anchors alone.
     """
@@ -70,6 +66,5 @@ class FPN(nn.Module):
             top_down = lateral + F.interpolate(top_down, size=lateral.shape[-2:], mode="nearest")
             levels.insert(0, self.output[index](top_down))
         if self.top is None:
-            # P6 is for the RPN's largest anchors alone; every second pixel of P5 is enough for it.
             return [*levels, levels[-1][:, :, ::2, ::2]]
         return [*levels, *self.top(maps[-1], levels[-1])]
