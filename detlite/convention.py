@@ -146,10 +146,7 @@ class Convention:
         return whole_pixel_boxes(boxes, cells) if self.mask_paste == "whole-pixels" else boxes
 
     def overridden(self, assignments: Sequence[str]) -> Convention:
-        """This convention with single fields replaced.
-
-        Args:
-            assignments: such as ("resize=floor", "anchor_offset=0.5").
+        """This convention with fields replaced, by ("resize=floor", "anchor_offset=0.5").
 
         Raises:
             ValueError: an assignment to no field, or of a value that the field cannot have.

@@ -54,18 +54,17 @@ class AnchorGenerator(nn.Module):
         if self.convention.anchor_spacing == "fit":
             rows, columns = (side * self.strides[0] for side in sizes[0])  # the padded image
             steps = [(rows // height, columns // width) for height, width in sizes]
-        grids = zip(sizes, steps, strict=True)
-        return [self._grid(level, *grid) for level, grid in enumerate(grids)]
-
-    def _grid(self, level: int, size: tuple[int, int], step: tuple[int, int]) -> Tensor:
-        cell = self.get_buffer(f"cell{level}")
-        y, x = (
-            (torch.arange(cells, device=cell.device) + self.convention.anchor_offset) * stride
-            for cells, stride in zip(size, step, strict=True)
-        )
-        y, x = torch.meshgrid(y, x, indexing="ij")
-        centres = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)  # (H W, 1, 4)
-        return (centres + cell).reshape(-1, 4)
+        anchors = []
+        for level, (size, step) in enumerate(zip(sizes, steps, strict=True)):
+            cell = self.get_buffer(f"cell{level}")
+            y, x = (
+                (torch.arange(cells, device=cell.device) + self.convention.anchor_offset) * stride
+                for cells, stride in zip(size, step, strict=True)
+            )
+            y, x = torch.meshgrid(y, x, indexing="ij")
+            centres = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)  # (H W, 1, 4)
+            anchors.append((centres + cell).reshape(-1, 4))
+        return anchors
 
 
 def per_anchor(predictions: Tensor, values: int) -> Tensor:
@@ -82,9 +81,6 @@ def build_anchors(
     """The anchors that ANCHOR_SIZES and ASPECT_RATIOS of "RPN" or "RETINANET" describe.
 
     A single level takes all sizes. Each size is repeated by the factors `octaves`.
-
-    Raises:
-        ValueError: sizes for another number of levels, or not as many for each.
     """
     node = cfg.MODEL[part]
     levels = [size if isinstance(size, (tuple, list)) else (size,) for size in node.ANCHOR_SIZES]

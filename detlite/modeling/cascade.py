@@ -51,7 +51,7 @@ class CascadeBoxHead(nn.Module):
     def losses(
         self, features: list[Tensor], samples: Samples, truth: GroundTruth, sizes: Tensor
     ) -> tuple[dict[str, Tensor], BoxPredictions]:
-        """`loss_classifier_stage0`, `loss_box_stage0`, ...; see `BoxHead.losses`."""
+        """`loss_classifier_stage0`, `loss_box_stage0`, ..., and the first stage's predictions."""
         # The stages share the backbone: together they weigh as much on it as a single head.
         features = [_ScaleGradient.apply(level, 1 / len(self.stages)) for level in features]
         losses: dict[str, Tensor] = {}
@@ -98,11 +98,7 @@ class _ScaleGradient(torch.autograd.Function):
 
 
 def build_box_stage(cfg: CfgNode, backbone: Backbone) -> BoxStage:
-    """The box head that the config asks for, or the cascade of them.
-
-    Raises:
-        ValueError: keys of a cascade that do not fit together.
-    """
+    """The box head that the config asks for, or the cascade of them."""
     heads, key = cfg.MODEL.ROI_HEADS, "MODEL.ROI_HEADS.CASCADE_IOUS"
     ious, weights = heads.CASCADE_IOUS, heads.CASCADE_BBOX_REG_WEIGHTS
     if not ious:

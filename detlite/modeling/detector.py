@@ -121,13 +121,9 @@ class Detector(nn.Module, ABC):
             given = [target.get("proposals") for target in targets]
         if self.training:
             check_images(images)  # all checks come before the first copy to the device
+            soft = self.convention.mask_targets == "soft"
             truth = prepare_targets(
-                targets,
-                images,
-                self.num_classes,
-                self.needs,
-                self.convention.mask_targets == "soft",
-                self.normalizer.dtype,
+                targets, images, self.num_classes, self.needs, soft, self.normalizer.dtype
             )
             batch, proposals = self.prepare(images, given)
             return self.losses(batch, truth.to(self.device, non_blocking=True), proposals)
@@ -146,14 +142,14 @@ class Detector(nn.Module, ABC):
         Raises:
             TypeError, ValueError: images or proposals that do not fit this description.
         """
-        if not self.takes_proposals:
-            if given is not None:
-                raise ValueError(
-                    "proposals are given, but the model finds its own; a Fast R-CNN takes them: "
-                    "MODEL.LOAD_PROPOSALS"
-                )
-            return self.normalizer(images), None
+        if given is not None and not self.takes_proposals:
+            raise ValueError(
+                "proposals are given, but the model finds its own; a Fast R-CNN takes them: "
+                "MODEL.LOAD_PROPOSALS"
+            )
         batch = self.normalizer(images)
+        if not self.takes_proposals:
+            return batch, None
         proposals = prepare_proposals(given, len(images), self.normalizer.dtype)
         return batch, proposals.to(self.device, non_blocking=True)
 
@@ -163,12 +159,9 @@ class Detector(nn.Module, ABC):
     ) -> list[Detections]:
         """Each image's detections in its own frame, without padding; masks are not pasted.
 
-        Args:
-            images, given: see `prepare`.
-
         Raises:
             RuntimeError: the model is in training mode.
-            TypeError, ValueError: images or proposals that do not fit the description there.
+            TypeError, ValueError: images or proposals that do not fit, see `prepare`.
         """
         if self.training:
             raise RuntimeError("the model is in training mode: call model.eval() first")

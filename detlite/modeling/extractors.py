@@ -134,11 +134,7 @@ class ResNetConv5ROIFeatureExtractor(Extractor):
 def build_conv5_extractor(
     cfg: CfgNode, backbone: Backbone, head: str
 ) -> ResNetConv5ROIFeatureExtractor:
-    """Pools as `head` ("ROI_BOX_HEAD", ...) says and applies a stage as deep as CONV_BODY says.
-
-    Raises:
-        ValueError: the backbone does not give what the stage follows.
-    """
+    """Pools as `head` ("ROI_BOX_HEAD", ...) says and applies a stage as deep as CONV_BODY says."""
     spec = resnet_spec(cfg)
     if backbone.out_channels != spec.channels(4):
         raise ValueError(

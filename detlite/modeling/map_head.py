@@ -39,12 +39,9 @@ class MapHead(nn.Module, ABC):
         self.convention = convention
 
     def forward(self, features: list[Tensor], rois: Tensor, shared: Tensor | None) -> Tensor:
-        """float32 logits [R, ..., M, M] of RoIs [R, 5].
+        """float32 logits [R, ..., M, M] of RoIs [R, 5] in levels [B, C, H_l, W_l].
 
-        Args:
-            features: levels [B, C, H_l, W_l].
-            rois: see `Pooler`.
-            shared: what the box head's extractor gives for these RoIs, where it is shared.
+        `shared` is what the box head's extractor gives for them, where it is shared.
         """
         x = shared if self.feature_extractor is None else self.feature_extractor(features, rois)
         return at_least_float32(self.predictor(x))

@@ -69,9 +69,8 @@ class GroupNorm(nn.GroupNorm):
     the fourth digit is lost, which moves boxes by some hundredths of a pixel.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> the same shape."""
-        x = input
         naive = (
             x.device.type == "cpu"
             and x.dtype == torch.float32
@@ -97,11 +96,7 @@ class GroupNorm(nn.GroupNorm):
 
 
 def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -> nn.GroupNorm:
-    """Group norm by number of groups, or by channels per group where `num_groups` is -1.
-
-    Raises:
-        ValueError: channels that do not divide, or both ways given at once.
-    """
+    """Group norm by number of groups, or by channels per group where `num_groups` is -1."""
     if (num_groups > 0) == (dim_per_group > 0):
         raise ValueError(
             "set one of MODEL.GROUP_NORM.NUM_GROUPS and MODEL.GROUP_NORM.DIM_PER_GP, and the "

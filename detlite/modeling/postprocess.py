@@ -94,10 +94,8 @@ class Postprocess:
         return replace(kept, valid=valid)
 
     def _large(self, boxes: Tensor) -> Tensor:
-        """Bool [B, N]."""
-        if self.min_size < 0:
-            return boxes.new_ones(boxes.shape[:-1]).bool()
-        return box_ops.at_least(boxes, self.min_size)
+        """Bool [B, N]; True for all where `min_size` is negative."""
+        return box_ops.at_least(boxes, self.min_size) | (self.min_size < 0)
 
 
 def suppress(predicted: PredictedBoxes, rule: Suppression, most: int, views: int = 1) -> Detections:

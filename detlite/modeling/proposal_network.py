@@ -36,7 +36,6 @@ class ProposalNetwork(Detector):
     def losses(
         self, images: Images, truth: GroundTruth, given: Proposals | None = None
     ) -> dict[str, Tensor]:
-        """Losses of the RPN; see `Detector.losses`."""
         predictions = self.rpn(self.backbone(images.pixels))
         return self.rpn.losses(predictions, images, truth)
 
@@ -52,11 +51,7 @@ class ProposalNetwork(Detector):
 
 @META_ARCHITECTURES.register("ProposalNetwork")
 def build_proposal_network(cfg: CfgNode) -> ProposalNetwork:
-    """The model that MODEL.RPN describes.
-
-    Raises:
-        ValueError: heads that it does not have.
-    """
+    """The model that MODEL.RPN describes."""
     for key in ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"):
         if cfg.MODEL[key]:
             raise ValueError(f"a ProposalNetwork has no heads: MODEL.{key} must be False")

@@ -181,12 +181,7 @@ class RetinaNet(Detector):
 
 @META_ARCHITECTURES.register("RetinaNet")
 def build_retinanet(cfg: CfgNode) -> RetinaNet:
-    """The detector that MODEL.RETINANET describes.
-
-    Raises:
-        ValueError: levels with different numbers of anchors, or sizes for other levels; heads that
-            it does not have.
-    """
+    """The detector that MODEL.RETINANET describes."""
     for key in ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"):
         if cfg.MODEL[key]:
             raise ValueError(f"a RetinaNet has no heads of that kind: MODEL.{key} must be False")

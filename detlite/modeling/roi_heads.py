@@ -57,11 +57,8 @@ class RoIHeads(nn.Module):
     ) -> dict[str, Tensor]:
         """Losses of the mask and keypoint heads.
 
-        Args:
-            features: levels [B, C, H_l, W_l].
-            foreground: the first samples [B, F], of which those with a label above 0 count.
-            truth: [B, G].
-            predictions: the box head's, of the samples.
+        Of the first samples [B, F] those with a label above 0 count; `predictions` are the box
+        head's of all samples.
         """
         losses: dict[str, Tensor] = {}
         if not self.map_heads:
@@ -102,11 +99,7 @@ class RoIHeads(nn.Module):
 
 
 def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
-    """The heads that the config asks for.
-
-    Raises:
-        ValueError: keys of heads that do not fit together.
-    """
+    """The heads that the config asks for."""
     box = build_box_stage(cfg, backbone)
     shared, mask, keypoint = box.feature_extractor, None, None
     if cfg.MODEL.MASK_ON:

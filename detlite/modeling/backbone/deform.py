@@ -48,9 +48,8 @@ class DeformConv3x3(nn.Module):
 
     def reset_offsets(self) -> None:
         """Puts all taps where those of a plain convolution are."""
-        nn.init.zeros_(self.offset.weight)
-        assert self.offset.bias is not None
-        nn.init.zeros_(self.offset.bias)
+        for parameter in self.offset.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, out_channels, H / stride, W / stride]."""

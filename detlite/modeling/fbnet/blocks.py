@@ -48,11 +48,7 @@ _OPERATOR = re.compile(r"ir_k(33|[1357])(_sep)?(?:_e([136]))?(?:_s([24]))?(_se)?
 
 
 class InvertedResidual(nn.Module):
-    """1x1 to a wider map, depthwise convolution, 1x1 back, and a shortcut where sizes agree.
-
-    Raises:
-        ValueError: an operator that is none of these blocks.
-    """
+    """1x1 to a wider map, depthwise convolution, 1x1 back, and a shortcut where sizes agree."""
 
     def __init__(self, spec: FBNetSpec, block: BlockSpec, in_channels: int) -> None:
         super().__init__()

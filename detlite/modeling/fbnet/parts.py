@@ -28,11 +28,7 @@ from .blocks import FBNetSpec, conv_norm_relu, make_blocks, make_last, side_afte
 
 
 def fbnet_spec(cfg: CfgNode) -> tuple[FBNetSpec, Architecture]:
-    """What MODEL.FBNET says.
-
-    Raises:
-        ValueError: an unknown architecture, or a definition that cannot be read.
-    """
+    """What MODEL.FBNET says."""
     node = cfg.MODEL.FBNET
     if node.ARCH_DEF:
         architecture = parse_architecture(node.ARCH_DEF)
