@@ -7,7 +7,7 @@ both.
 
 from __future__ import annotations
 
-from . import backbone, data, evaluation, general, retinanet, roi_heads, rpn, solver
+from . import anchors, backbone, data, evaluation, general, roi_heads, solver
 from .key import Key
 
 __all__ = ["KEYS", "Key"]
@@ -15,8 +15,7 @@ __all__ = ["KEYS", "Key"]
 KEYS: tuple[Key, ...] = (
     *general.KEYS,
     *backbone.KEYS,
-    *rpn.KEYS,
-    *retinanet.KEYS,
+    *anchors.KEYS,
     *roi_heads.KEYS,
     *data.KEYS,
     *solver.KEYS,

@@ -3,69 +3,73 @@
 from __future__ import annotations
 
 from ..checks import catalog, each, fraction, in_range, not_negative, one_of, positive, strings
-from .key import Key
+from .key import Key, section
 
-KEYS = (
+_INPUT = section(
+    "INPUT",
+    Key("MIN_SIZE_TRAIN", (800,), "short side in pixels, one drawn for each image", each(positive)),
+    Key("MAX_SIZE_TRAIN", 1333, "longest side in training", positive),
+    Key("MIN_SIZE_TEST", 800, "short side in evaluation", positive),
+    Key("MAX_SIZE_TEST", 1333, "longest side in evaluation", positive),
     Key(
-        "INPUT.MIN_SIZE_TRAIN",
-        (800,),
-        "short side in pixels, one drawn for each image",
-        each(positive),
-    ),
-    Key("INPUT.MAX_SIZE_TRAIN", 1333, "longest side in training", positive),
-    Key("INPUT.MIN_SIZE_TEST", 800, "short side in evaluation", positive),
-    Key("INPUT.MAX_SIZE_TEST", 1333, "longest side in evaluation", positive),
-    Key(
-        "INPUT.PIXEL_MEAN",
+        "PIXEL_MEAN",
         [102.9801, 115.9465, 122.7717],
         "subtracted, in the order and scale that TO_BGR255 sets",
         each(in_range(0, 255), 3),
     ),
-    Key("INPUT.PIXEL_STD", [1.0, 1.0, 1.0], "divided by", each(positive, 3)),
-    Key("INPUT.TO_BGR255", True, "feed BGR 0..255 (original weights) or RGB 0..1"),
-    Key("INPUT.BRIGHTNESS", 0.0, "colour jitter: largest relative change", not_negative),
-    Key("INPUT.CONTRAST", 0.0, "colour jitter", not_negative),
-    Key("INPUT.SATURATION", 0.0, "colour jitter", not_negative),
-    Key("INPUT.HUE", 0.0, "colour jitter", in_range(0, 0.5)),
-    Key("INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 0.5, "probability of a left-right flip", fraction),
-    Key("INPUT.VERTICAL_FLIP_PROB_TRAIN", 0.0, "probability of an up-down flip", fraction),
-    Key("DATASETS.TRAIN", (), "training sets, by name in CATALOG or built in", strings),
-    Key("DATASETS.TEST", (), "evaluation sets, by name in CATALOG or built in", strings),
+    Key("PIXEL_STD", [1.0, 1.0, 1.0], "divided by", each(positive, 3)),
+    Key("TO_BGR255", True, "feed BGR 0..255 (original weights) or RGB 0..1"),
+    Key("BRIGHTNESS", 0.0, "colour jitter: largest relative change", not_negative),
+    Key("CONTRAST", 0.0, "colour jitter", not_negative),
+    Key("SATURATION", 0.0, "colour jitter", not_negative),
+    Key("HUE", 0.0, "colour jitter", in_range(0, 0.5)),
+    Key("HORIZONTAL_FLIP_PROB_TRAIN", 0.5, "probability of a left-right flip", fraction),
+    Key("VERTICAL_FLIP_PROB_TRAIN", 0.0, "probability of an up-down flip", fraction),
+)
+_DATASETS = section(
+    "DATASETS",
+    Key("TRAIN", (), "training sets, by name in CATALOG or built in", strings),
+    Key("TEST", (), "evaluation sets, by name in CATALOG or built in", strings),
     Key(
-        "DATASETS.ROOT",
+        "ROOT",
         "datasets",
         "folder that the entries' paths are relative to; may hold ${VARIABLE:-default}",
     ),
-    Key("DATASETS.CATALOG", [], "data sets: {name, annotations, images}", catalog),
+    Key("CATALOG", [], "data sets: {name, annotations, images}", catalog),
     Key(
-        "DATASETS.ON_BAD_ANNOTATION",
+        "ON_BAD_ANNOTATION",
         "error",
         "bad annotations: stop, or log, count and skip",
         one_of("error", "skip"),
     ),
     Key(
-        "DATASETS.MIN_KEYPOINTS_PER_IMAGE",
+        "MIN_KEYPOINTS_PER_IMAGE",
         0,
         "training leaves out images with fewer labelled keypoints (maskrcnn-benchmark: 10, "
         "detectron2: 1)",
         not_negative,
     ),
     Key(
-        "DATASETS.PROPOSAL_FILES_TRAIN",
+        "PROPOSAL_FILES_TRAIN",
         (),
         "under MODEL.LOAD_PROPOSALS: for each set of TRAIN the file of its proposals, relative to "
         "ROOT: detectron2's .pkl, or a .json of COCO results",
         strings,
     ),
-    Key("DATASETS.PROPOSAL_FILES_TEST", (), "the same for each set of TEST", strings),
+    Key("PROPOSAL_FILES_TEST", (), "the same for each set of TEST", strings),
     Key(
-        "DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN",
+        "PRECOMPUTED_PROPOSAL_TOPK_TRAIN",
         2000,
         "how many of an image's are used, the best, in training",
         positive,
     ),
-    Key("DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST", 1000, "the same in evaluation", positive),
-    Key("DATALOADER.NUM_WORKERS", 4, "loader processes; 0: load in the main process", not_negative),
-    Key("DATALOADER.SIZE_DIVISIBILITY", 0, "batches are padded to a multiple of it", not_negative),
-    Key("DATALOADER.ASPECT_RATIO_GROUPING", True, "batches of only wide or only tall images"),
+    Key("PRECOMPUTED_PROPOSAL_TOPK_TEST", 1000, "the same in evaluation", positive),
 )
+_DATALOADER = section(
+    "DATALOADER",
+    Key("NUM_WORKERS", 4, "loader processes; 0: load in the main process", not_negative),
+    Key("SIZE_DIVISIBILITY", 0, "batches are padded to a multiple of it", not_negative),
+    Key("ASPECT_RATIO_GROUPING", True, "batches of only wide or only tall images"),
+)
+
+KEYS = (*_INPUT, *_DATASETS, *_DATALOADER)

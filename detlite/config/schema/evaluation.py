@@ -3,66 +3,60 @@
 from __future__ import annotations
 
 from ..checks import each, expected_results, fraction, not_negative, one_of, positive
-from .key import Key
+from .key import Key, section
 
-KEYS = (
-    Key("TEST.IMS_PER_BATCH", 8, "images in an evaluation batch, over all processes", positive),
+_TEST = section(
+    "TEST",
+    Key("IMS_PER_BATCH", 8, "images in an evaluation batch, over all processes", positive),
     Key(
-        "TEST.COCO_ENGINE",
+        "COCO_ENGINE",
         "pycocotools",
         "who computes COCO's metrics: the numbers are the same, faster-coco-eval is a package to "
         "install",
         one_of("pycocotools", "faster-coco-eval"),
     ),
     Key(
-        "TEST.EXPECTED_RESULTS",
+        "EXPECTED_RESULTS",
         [],
         "rows such as [bbox, AP, [0.377, 0.002]], a mean and its standard deviation: after an "
         "evaluation PASS or FAIL is logged for each",
         expected_results,
     ),
+    Key("EXPECTED_RESULTS_SIGMA_TOL", 4.0, "standard deviations that are still PASS", not_negative),
     Key(
-        "TEST.EXPECTED_RESULTS_SIGMA_TOL",
-        4.0,
-        "standard deviations that are still PASS",
-        not_negative,
-    ),
-    Key(
-        "TEST.BBOX_AUG.ENABLED",
-        False,
-        "test-time augmentation: join what is found in several views of a picture (boxes, masks "
-        "and keypoints); that at INPUT.MIN_SIZE_TEST is always one of them",
-    ),
-    Key("TEST.BBOX_AUG.H_FLIP", False, "also look at it mirrored"),
-    Key(
-        "TEST.BBOX_AUG.SCALES",
-        (),
-        "short sides in pixels of further views",
-        each(positive, empty=True),
-    ),
-    Key("TEST.BBOX_AUG.MAX_SIZE", 4000, "longest side of those views", positive),
-    Key("TEST.BBOX_AUG.SCALE_H_FLIP", False, "also look at those mirrored"),
-    Key(
-        "TEST.KEYPOINT_OKS_SIGMAS",
+        "KEYPOINT_OKS_SIGMAS",
         (),
         "how far each keypoint may be off in evaluation, as a part of the object's size; empty: "
         "COCO's for 17 keypoints, else the mean of COCO's",
         each(positive, empty=True),
     ),
+)
+_BBOX_AUG = section(
+    "TEST.BBOX_AUG",
     Key(
-        "TEST.NMS.METHOD",
+        "ENABLED",
+        False,
+        "test-time augmentation: join what is found in several views of a picture (boxes, masks "
+        "and keypoints); that at INPUT.MIN_SIZE_TEST is always one of them",
+    ),
+    Key("H_FLIP", False, "also look at it mirrored"),
+    Key("SCALES", (), "short sides in pixels of further views", each(positive, empty=True)),
+    Key("MAX_SIZE", 4000, "longest side of those views", positive),
+    Key("SCALE_H_FLIP", False, "also look at those mirrored"),
+)
+_NMS = section(
+    "TEST.NMS",
+    Key(
+        "METHOD",
         "nms",
         "detections of a category that overlap: nms keeps the best; soft-linear and soft-gaussian "
         "lower the scores of the others; voting keeps the best, moved to the mean of its "
         "neighbours; fusion replaces them all by their mean (weighted boxes fusion)",
         one_of("nms", "soft-linear", "soft-gaussian", "voting", "fusion"),
     ),
-    Key("TEST.NMS.SIGMA", 0.5, "soft-gaussian: scores fall by exp(-IoU^2 / SIGMA)", positive),
-    Key("TEST.NMS.VOTE_THRESH", 0.8, "voting: least IoU of a neighbour", fraction),
-    Key(
-        "TEST.NMS.MIN_SCORE",
-        0.001,
-        "soft-*, fusion: detections need a higher score in the end",
-        fraction,
-    ),
+    Key("SIGMA", 0.5, "soft-gaussian: scores fall by exp(-IoU^2 / SIGMA)", positive),
+    Key("VOTE_THRESH", 0.8, "voting: least IoU of a neighbour", fraction),
+    Key("MIN_SCORE", 0.001, "soft-*, fusion: detections need a higher score in the end", fraction),
 )
+
+KEYS = (*_TEST, *_BBOX_AUG, *_NMS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...convention import CONVENTIONS
 from ..checks import convention_fields, not_negative, one_of, strings
-from .key import Key
+from .key import Key, section
 
-KEYS = (
+_RUN = (
     Key("IMPORTS", (), "modules or .py files imported first: your own registered parts", strings),
     Key("OUTPUT_DIR", "output", "where a run leaves its files"),
     Key("SEED", 0, "seed of sampling, augmentation and initialisation", not_negative),
@@ -17,51 +17,57 @@ KEYS = (
         "AVX512-BF16) or the GPU is fast at it, else float32",
         one_of("auto", "float32", "float16", "bfloat16"),
     ),
+)
+_MODEL = section(
+    "MODEL",
     Key(
-        "MODEL.META_ARCHITECTURE",
+        "META_ARCHITECTURE",
         "GeneralizedRCNN",
         "GeneralizedRCNN, RetinaNet, ProposalNetwork (an RPN without heads) or a registered "
         "detector",
     ),
-    Key("MODEL.DEVICE", "auto", "'cpu', 'cuda', 'cuda:1'; auto: CUDA when there is one"),
+    Key("DEVICE", "auto", "'cpu', 'cuda', 'cuda:1'; auto: CUDA when there is one"),
     Key(
-        "MODEL.MEMORY_FORMAT",
+        "MEMORY_FORMAT",
         "channels_last",
         "order of images, weights and feature maps in memory; contiguous gives torchvision's "
         "numbers to the last bit, and is some 15 % slower on a CPU",
         one_of("channels_last", "contiguous"),
     ),
     Key(
-        "MODEL.WEIGHT",
+        "WEIGHT",
         "",
         "checkpoint to start from: a path, or catalog://, detectron2:// or https:// for a file "
         "under WEIGHT_ROOT; empty: from scratch",
     ),
+    Key("WEIGHT_ROOT", "weights", "folder of downloaded weights; may hold ${VARIABLE:-default}"),
     Key(
-        "MODEL.WEIGHT_ROOT",
-        "weights",
-        "folder of downloaded weights; may hold ${VARIABLE:-default}",
-    ),
-    Key(
-        "MODEL.REINIT_HEADS",
+        "REINIT_HEADS",
         False,
         "re-initialise the class-dependent layers of MODEL.WEIGHT "
         "when its classes differ, instead of refusing it",
     ),
-    Key("MODEL.MASK_ON", False, "predict instance masks"),
-    Key("MODEL.KEYPOINT_ON", False, "predict keypoints"),
-    Key("MODEL.CLS_AGNOSTIC_BBOX_REG", False, "one box regression for all classes"),
+    Key("MASK_ON", False, "predict instance masks"),
+    Key("KEYPOINT_ON", False, "predict keypoints"),
     Key(
-        "MODEL.CONVENTION",
+        "LOAD_PROPOSALS",
+        False,
+        "Fast R-CNN: no RPN; regions come from DATASETS.PROPOSAL_FILES_TRAIN and _TEST",
+    ),
+    Key("CLS_AGNOSTIC_BBOX_REG", False, "one box regression for all classes"),
+    Key(
+        "CONVENTION",
         "",
         "the framework whose ways of counting the detector follows; empty: that which trained "
         "MODEL.WEIGHT, or detlite",
         one_of("", *CONVENTIONS),
     ),
     Key(
-        "MODEL.CONVENTION_OVERRIDE",
+        "CONVENTION_OVERRIDE",
         (),
         "single fields of it, for experiments: [resize=floor, anchor_offset=0.5]",
         convention_fields,
     ),
 )
+
+KEYS = (*_RUN, *_MODEL)

@@ -3,54 +3,45 @@
 from __future__ import annotations
 
 from ..checks import each, fraction, in_range, not_negative, one_of, positive
-from .key import Key
+from .key import Key, section
 
-KEYS = (
+KEYS = section(
+    "SOLVER",
+    Key("OPTIMIZER", "SGD", "FusedSGD needs NVIDIA's apex", one_of("SGD", "FusedSGD", "AdamW")),
+    Key("MAX_ITER", 40000, "training steps", positive),
+    Key("IMS_PER_BATCH", 16, "images in a step, over all processes", positive),
+    Key("BASE_LR", 0.001, "learning rate after warm-up", positive),
+    Key("BIAS_LR_FACTOR", 2.0, "learning rate of biases, relative", not_negative),
+    Key("MOMENTUM", 0.9, "SGD momentum; AdamW's first beta", in_range(0, 1, open_end=True)),
+    Key("WEIGHT_DECAY", 0.0005, "of weights", not_negative),
+    Key("WEIGHT_DECAY_BIAS", 0.0, "of biases", not_negative),
     Key(
-        "SOLVER.OPTIMIZER",
-        "SGD",
-        "FusedSGD needs NVIDIA's apex",
-        one_of("SGD", "FusedSGD", "AdamW"),
-    ),
-    Key("SOLVER.MAX_ITER", 40000, "training steps", positive),
-    Key("SOLVER.IMS_PER_BATCH", 16, "images in a step, over all processes", positive),
-    Key("SOLVER.BASE_LR", 0.001, "learning rate after warm-up", positive),
-    Key("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases, relative", not_negative),
-    Key("SOLVER.MOMENTUM", 0.9, "SGD momentum; AdamW's first beta", in_range(0, 1, open_end=True)),
-    Key("SOLVER.WEIGHT_DECAY", 0.0005, "of weights", not_negative),
-    Key("SOLVER.WEIGHT_DECAY_BIAS", 0.0, "of biases", not_negative),
-    Key(
-        "SOLVER.WEIGHT_DECAY_NORM",
+        "WEIGHT_DECAY_NORM",
         None,
         "of the scales of normalisation layers; left out: WEIGHT_DECAY",
         not_negative,
         float,
     ),
-    Key("SOLVER.LR_SCHEDULE", "multistep", "after warm-up", one_of("multistep", "cosine")),
+    Key("LR_SCHEDULE", "multistep", "after warm-up", one_of("multistep", "cosine")),
     Key(
-        "SOLVER.STEPS",
+        "STEPS",
         (30000,),
         "iterations at which the rate falls by GAMMA",
         each(not_negative, empty=True),
     ),
-    Key("SOLVER.GAMMA", 0.1, "factor of each fall", positive),
-    Key("SOLVER.WARMUP_METHOD", "linear", "course of the warm-up", one_of("linear", "constant")),
-    Key("SOLVER.WARMUP_FACTOR", 1.0 / 3, "rate at its start, relative", fraction),
-    Key("SOLVER.WARMUP_ITERS", 500, "its length", not_negative),
+    Key("GAMMA", 0.1, "factor of each fall", positive),
+    Key("WARMUP_METHOD", "linear", "course of the warm-up", one_of("linear", "constant")),
+    Key("WARMUP_FACTOR", 1.0 / 3, "rate at its start, relative", fraction),
+    Key("WARMUP_ITERS", 500, "its length", not_negative),
     Key(
-        "SOLVER.CLIP_GRAD_NORM",
+        "CLIP_GRAD_NORM",
         0.0,
         "largest norm of all gradients together; 0: no clipping",
         not_negative,
     ),
-    Key("SOLVER.LOG_PERIOD", 20, "iterations between lines of metrics", positive),
+    Key("LOG_PERIOD", 20, "iterations between lines of metrics", positive),
     Key(
-        "SOLVER.CHECKPOINT_PERIOD",
-        2500,
-        "iterations between checkpoints; 0: only the last",
-        not_negative,
+        "CHECKPOINT_PERIOD", 2500, "iterations between checkpoints; 0: only the last", not_negative
     ),
-    Key(
-        "SOLVER.TEST_PERIOD", 0, "iterations between evaluations; 0: only at the end", not_negative
-    ),
+    Key("TEST_PERIOD", 0, "iterations between evaluations; 0: only at the end", not_negative),
 )
