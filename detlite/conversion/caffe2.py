@@ -19,22 +19,15 @@ _RULES: Rules = [
     (r"_bn_(?:running_var|riv)$", "_bn.running_var"),
     (r"^conv1\.weight$", "backbone.body.stem.conv1.weight"),
     (r"^(res_conv1_bn|conv1_gn)\.", "backbone.body.stem.norm1."),
-    (r"^res(\d)_(\d+)_branch1\.", r"backbone.body.res\1.\2.downsample.0."),
-    (r"^res(\d)_(\d+)_branch1_[bg]n\.", r"backbone.body.res\1.\2.downsample.1."),
-    *(
-        rule
-        for n, letter in enumerate("abc", start=1)
-        for rule in (
-            (rf"^res(\d)_(\d+)_branch2{letter}\.", rf"backbone.body.res\1.\2.conv{n}."),
-            (rf"^res(\d)_(\d+)_branch2{letter}_[bg]n\.", rf"backbone.body.res\1.\2.norm{n}."),
-        )
-    ),
-    (r"^fpn_inner_res(\d)_\d+_sum(?:_lateral)?\.", r"fpn_inner\1.0."),
-    (r"^fpn_inner_res(\d)_\d+_sum(?:_lateral)?_gn\.", r"fpn_inner\1.1."),
-    (r"^fpn_res(\d)_\d+_sum\.", r"fpn_layer\1.0."),
-    (r"^fpn_res(\d)_\d+_sum_gn\.", r"fpn_layer\1.1."),
-    *((rf"^fpn_inner{n}\.", f"backbone.neck.lateral.{n - 2}.") for n in range(2, 6)),
-    *((rf"^fpn_layer{n}\.", f"backbone.neck.output.{n - 2}.") for n in range(2, 6)),
+    (r"^res(\d)_(\d+)_branch", r"backbone.body.res\1.\2.branch"),
+    (r"\.branch1\.", ".downsample.0."),
+    (r"\.branch1_[bg]n\.", ".downsample.1."),
+    *((rf"\.branch2{letter}\.", f".conv{n}.") for n, letter in enumerate("abc", start=1)),
+    *((rf"\.branch2{letter}_[bg]n\.", f".norm{n}.") for n, letter in enumerate("abc", start=1)),
+    (r"^fpn_inner_res(\d)_\d+_sum(?:_lateral)?", r"backbone.neck.lateral.\1"),
+    (r"^fpn_res(\d)_\d+_sum", r"backbone.neck.output.\1"),
+    *((rf"\.neck\.(\w+)\.{n}\.", rf".neck.\1.{n - 2}.0.") for n in range(2, 6)),
+    *((rf"\.neck\.(\w+)\.{n}_gn\.", rf".neck.\1.{n - 2}.1.") for n in range(2, 6)),
     (r"^conv_rpn(?:_fpn\d)?\.", "rpn.head.conv."),
     (r"^rpn_(cls_logits|bbox_pred)(?:_fpn\d)?\.", r"rpn.head.\1."),
     (r"^(fc[67])\.", r"roi_heads.box.feature_extractor.\1."),
@@ -42,16 +35,11 @@ _RULES: Rules = [
     (r"^(cls_score|bbox_pred)\.", r"roi_heads.box.predictor.\1."),
     (r"^(conv5_mask|mask_fcn_logits)\.", r"roi_heads.mask.predictor.\1."),
     (r"^kps_score_lowres\.", "roi_heads.keypoint.predictor.kps_score_lowres."),
-    *(
-        rule
-        for n in range(1, 9)
-        for theirs, head in ((r"head_conv", "box"), (r"_\[mask\]_fcn", "mask"),
-                             (r"conv_fcn", "keypoint"))
-        for rule in (
-            (rf"^{theirs}{n}\.", f"roi_heads.{head}.feature_extractor.convs.{n - 1}.0."),
-            (rf"^{theirs}{n}_gn\.", f"roi_heads.{head}.feature_extractor.convs.{n - 1}.1."),
-        )
-    ),
+    (r"^head_conv", "roi_heads.box.feature_extractor.conv"),
+    (r"^_\[mask\]_fcn", "roi_heads.mask.feature_extractor.conv"),
+    (r"^conv_fcn", "roi_heads.keypoint.feature_extractor.conv"),
+    *((rf"_extractor\.conv{n}\.", f"_extractor.convs.{n - 1}.0.") for n in range(1, 9)),
+    *((rf"_extractor\.conv{n}_gn\.", f"_extractor.convs.{n - 1}.1.") for n in range(1, 9)),
 ]  # fmt: skip
 
 # Detectron keeps what a file that it started from held: a classifier's last layer, and biases under

@@ -29,12 +29,8 @@ _RULES: Rules = [
     (r"\.shortcut\.weight$", ".downsample.0.weight"),
     (r"\.shortcut\.norm\.", ".downsample.1."),
     (r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.(?:\d\.)?conv\d)\.norm\.", r"\1.1."),
-    (
-        r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.(?:\d\.)?conv\d)\.(weight|bias)$",
-        r"\1.0.\2",
-    ),
-    *((rf"^backbone\.fpn_lateral{n}\.", f"backbone.neck.lateral.{n - 2}.") for n in range(2, 6)),
-    *((rf"^backbone\.fpn_output{n}\.", f"backbone.neck.output.{n - 2}.") for n in range(2, 6)),
+    (r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.(?:\d\.)?conv\d)\.(?=weight|bias)", r"\1.0."),
+    *((rf"\.fpn_(lateral|output){n}\.", rf".neck.\1.{n - 2}.") for n in range(2, 6)),
     (r"^backbone\.top_block\.", "backbone.neck.top."),
     *((rf"^head\.(cls|bbox)_subnet\.{2 * n}\.", rf"head.\1_tower.{n}.0.") for n in range(8)),
     (r"^head\.cls_score\.", "head.cls_logits."),
@@ -46,23 +42,16 @@ _RULES: Rules = [
     *((rf"^rpn\.head\.conv\.conv{n}\.", f"rpn.head.more_convs.{n - 1}.") for n in range(1, 4)),
     # the stages of a cascade are numbered
     (r"^roi_heads\.box_predictor\.(\d\.)?", r"roi_heads.box.\1predictor."),
-    (r"^roi_heads\.box_head\.(\d\.)?fc1\.", r"roi_heads.box.\1feature_extractor.fc6."),
-    (r"^roi_heads\.box_head\.(\d\.)?fc2\.", r"roi_heads.box.\1feature_extractor.fc7."),
-    *(
-        (rf"^roi_heads\.box_head\.(\d\.)?conv{n}\.",
-         rf"roi_heads.box.\1feature_extractor.convs.{n - 1}.")
-        for n in range(1, 9)
-    ),
+    (r"^roi_heads\.box_head\.(\d\.)?", r"roi_heads.box.\1feature_extractor."),
+    (r"_extractor\.fc1\.", "_extractor.fc6."),
+    (r"_extractor\.fc2\.", "_extractor.fc7."),
     (r"^roi_heads\.res5\.", "roi_heads.box.feature_extractor.res5."),
     (r"^roi_heads\.mask_head\.deconv\.", "roi_heads.mask.predictor.conv5_mask."),
     (r"^roi_heads\.mask_head\.predictor\.", "roi_heads.mask.predictor.mask_fcn_logits."),
     (r"^roi_heads\.keypoint_head\.score_lowres\.",
      "roi_heads.keypoint.predictor.kps_score_lowres."),
-    *(
-        (rf"^roi_heads\.(mask|keypoint)_head\.\w+_?fcn{n}\.",
-         rf"roi_heads.\1.feature_extractor.convs.{n - 1}.")
-        for n in range(1, 9)
-    ),
+    (r"^roi_heads\.(mask|keypoint)_head\.\w+_fcn", r"roi_heads.\1.feature_extractor.conv"),
+    *((rf"_extractor\.conv{n}\.", f"_extractor.convs.{n - 1}.") for n in range(1, 9)),
 ]  # fmt: skip
 
 # What a classifier scores by, and what a panoptic model has beside its instances.

@@ -27,11 +27,7 @@ _RULES: Rules = [
     (r"^backbone\.fpn\.top_blocks\.", "backbone.neck.top."),
     *((rf"^rpn\.head\.(cls|bbox)_tower\.{2 * n}\.", rf"head.\1_tower.{n}.0.") for n in range(8)),
     # published heads of this kind have group norm: convolution, norm, ReLU
-    *(
-        (rf"\.xconvs\.{3 * n + k}\.", f".convs.{n}.{k}.")
-        for n in range(8)
-        for k in range(2)
-    ),
+    *((rf"\.xconvs\.{3 * n + k}\.", f".convs.{n}.{k}.") for n in range(8) for k in range(2)),
     (r"\.fc([67])\.0\.", r".fc\1."),
     (r"\.fc([67])\.1\.", r".norm\1."),
     *((rf"\.(mask|conv)_fcn{n}\.", f".convs.{n - 1}.") for n in range(1, 9)),

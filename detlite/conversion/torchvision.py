@@ -39,18 +39,13 @@ _RULES: Rules = [
     (r"^roi_heads\.box_head\.", "roi_heads.box.feature_extractor."),
     (r"^roi_heads\.mask_head\.", "roi_heads.mask.feature_extractor.convs."),
     (r"^backbone\.fpn\.extra_blocks\.", "backbone.neck.top."),
-    # before version 0.15 convolutions and ReLUs took turns
-    *((rf"^(head\.\w+_head\.conv)\.{2 * n}\.(weight|bias)$", rf"\1.{n}.0.\2") for n in range(4)),
+    # convolutions and ReLUs take turns, in RetinaNet's towers before version 0.15
+    *((rf"(_head\.conv|keypoint_head)\.{2 * n}\.(?=weight|bias)", rf"\1.{n}.0.") for n in range(8)),
+    (r"^roi_heads\.keypoint_head\.", "roi_heads.keypoint.feature_extractor.convs."),
     (r"^head\.classification_head\.conv\.", "head.cls_tower."),
     (r"^head\.classification_head\.", "head."),
     (r"^head\.regression_head\.conv\.", "head.bbox_tower."),
     (r"^head\.regression_head\.bbox_reg\.", "head.bbox_pred."),
-    # convolutions and ReLUs take turns
-    *(
-        (rf"^roi_heads\.keypoint_head\.{2 * n}\.",
-         f"roi_heads.keypoint.feature_extractor.convs.{n}.0.")
-        for n in range(8)
-    ),
 ]  # fmt: skip
 
 # The defaults of its constructors, with which its published models were trained.
@@ -121,11 +116,8 @@ RULES_BACK: Rules = [
     (r"^head\.cls_logits\.", "head.classification_head.cls_logits."),
     (r"^head\.bbox_tower\.", "head.regression_head.conv."),
     (r"^head\.bbox_pred\.", "head.regression_head.bbox_reg."),
-    *(
-        (rf"^roi_heads\.keypoint\.feature_extractor\.convs\.{n}\.0\.",
-         f"roi_heads.keypoint_head.{2 * n}.")
-        for n in range(8)
-    ),
+    (r"^roi_heads\.keypoint\.feature_extractor\.convs\.", "roi_heads.keypoint_head."),
+    *((rf"\.keypoint_head\.{n}\.0\.", f".keypoint_head.{2 * n}.") for n in range(8)),
 ]  # fmt: skip
 
 
