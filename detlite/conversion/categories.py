@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchvision.models.detection import (
+    KeypointRCNN_ResNet50_FPN_Weights,
+    MaskRCNN_ResNet50_FPN_Weights,
+)
+
 from ..data.pascal_voc import CATEGORIES as VOC
 
-# Of COCO (https://cocodataset.org) by id; its 80 categories leave gaps.
-_NAMES = """\
-person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light,
-fire hydrant, , stop sign, parking meter, bench, bird, cat, dog, horse, sheep,
-cow, elephant, bear, zebra, giraffe, , backpack, umbrella, , ,
-handbag, tie, suitcase, frisbee, skis, snowboard, sports ball, kite, baseball bat, baseball glove,
-skateboard, surfboard, tennis racket, bottle, , wine glass, cup, fork, knife, spoon,
-bowl, banana, apple, sandwich, orange, broccoli, carrot, hot dog, pizza, donut,
-cake, chair, couch, potted plant, bed, , dining table, , , toilet,
-, tv, laptop, mouse, remote, keyboard, cell phone, microwave, oven, toaster,
-sink, refrigerator, , book, clock, vase, scissors, teddy bear, hair drier, toothbrush"""
-
-_SIDED = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
-_KEYPOINTS = ["nose", *(f"{side}_{part}" for part in _SIDED for side in ("left", "right"))]
+# Of COCO by id, after the background; its 80 categories leave gaps, which are called "N/A".
+_NAMES = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"][1:]
+_KEYPOINTS = KeypointRCNN_ResNet50_FPN_Weights.COCO_V1.meta["keypoint_names"]
 
 
 def categories_for(num_classes: int, keypoints: bool = False) -> list[dict[str, Any]]:
@@ -35,12 +29,11 @@ def categories_for(num_classes: int, keypoints: bool = False) -> list[dict[str, 
         `num_classes - 1` categories {"id", "name"}; label k is the k-th. The person of a keypoint
         model also has the names of its "keypoints".
     """
-    names = [name.strip() for name in _NAMES.split(",")]
-    ids = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
+    ids = [{"id": number, "name": name} for number, name in enumerate(_NAMES, start=1)]
     if num_classes == 91:
-        return [{**category, "name": category["name"] or "N/A"} for category in ids]
+        return ids
     if num_classes == 81:
-        return [category for category in ids if category["name"]]
+        return [category for category in ids if category["name"] != "N/A"]
     if num_classes == len(VOC) + 1:
         return [{"id": label, "name": name} for label, name in enumerate(VOC, start=1)]
     if num_classes == 2 and keypoints:
