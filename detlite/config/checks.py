@@ -72,10 +72,8 @@ def convention_fields(value: Any) -> str | None:
 def anchor_sizes(value: Any) -> str | None:
     """Positive sizes, or one tuple of positive sizes for each level."""
     nested = [item if isinstance(item, (tuple, list)) else (item,) for item in value]
-    ok = all(
-        isinstance(size, (int, float)) and size > 0 for level in nested for size in level
-    ) and all(nested)
-    return None if ok and nested else "positive sizes, or a tuple of positive sizes per level"
+    wrong = each(each(positive))(nested)
+    return "positive sizes, or a tuple of positive sizes per level" if wrong else None
 
 
 def catalog(value: Any) -> str | None:

@@ -51,14 +51,11 @@ def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, 
 
 def _parse(path: Path) -> Any:
     loader = yaml.SafeLoader(path.read_text())
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _join_sections(node, path)
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
+    node = loader.get_single_node()
+    if node is None:
+        return None
+    _join_sections(node, path)
+    return loader.construct_document(node)
 
 
 def _join_sections(node: yaml.Node, path: Path, prefix: str = "") -> None:

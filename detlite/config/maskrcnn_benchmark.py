@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from yacs.config import CfgNode
@@ -53,18 +52,11 @@ _STRIDES = {
 }
 
 
-@dataclass(frozen=True)
-class RestatingKey(Key):
-    """A key that says again what `origin` says, in another way."""
-
-    origin: str = ""
+def _restating(name: str, origin: str, kind: type, check: Check | None = None) -> Key:
+    return Key(name, None, f"restates {origin}", check, kind, origin)
 
 
-def _restating(name: str, origin: str, kind: type, check: Check | None = None) -> RestatingKey:
-    return RestatingKey(name, None, f"restates {origin}", check, kind, origin)
-
-
-RESTATING: dict[str, RestatingKey] = {
+RESTATING: dict[str, Key] = {
     key.name: key
     for key in (
         *(_restating(name, _META, bool) for name in _DETECTORS),

@@ -19,6 +19,7 @@ class Key:
     doc: str
     check: Check | None = None
     optional_type: type | None = None  # of a key whose default is None: may be left out
+    origin: str = ""  # of a key that only restates another: that key
 
 
 def section(name: str, *keys: Key) -> tuple[Key, ...]:
