@@ -6,7 +6,6 @@ The parts of all frameworks are alike; what no shape tells, `configure` of each 
 from __future__ import annotations
 
 import math
-import re
 
 from ..modeling.backbone.resnet import DEPTHS
 from .source import Config, State
@@ -185,23 +184,21 @@ def _retinanet(state: State) -> Config:
 
 
 def _keypoint_head(state: State, pooler: str, sampling: int) -> Config:
-    prefix = "roi_heads.keypoint.feature_extractor.convs."
     deconv = state["roi_heads.keypoint.predictor.kps_score_lowres.weight"]
-    widths = _widths(state, prefix)
+    widths = _widths(state, "roi_heads.keypoint.feature_extractor.convs.")
     config: Config = {
         "MODEL.KEYPOINT_ON": True,
         "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES": deconv.shape[1],
+        "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION": 56 if widths else 28,
     }
-    if not widths:  # it shares the last stage of a C4 model's box head
-        return {**config, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION": 28}
-    return {
-        **config,
-        "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE": pooler,
-        "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": sampling,
-        "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS": widths,
-        "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION": 56,
-        "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
-    }
+    if widths:  # else it shares the last stage of a C4 model's box head
+        config |= {
+            "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE": pooler,
+            "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": sampling,
+            "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS": widths,
+            "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
+        }
+    return config
 
 
 def _pooled_channels(state: State) -> int:
@@ -212,21 +209,17 @@ def _pooled_channels(state: State) -> int:
 
 
 def _widths(state: State, convs: str) -> list[int]:
-    """Output channels of a row of convolutions; sorted by place, as a file may hold any order."""
-    places = sorted(
-        int(name.removeprefix(convs).removesuffix(".0.weight"))
-        for name in state
-        if name.startswith(convs) and name.endswith(".0.weight")
-    )
-    return [len(state[f"{convs}{place}.0.weight"]) for place in places]
+    """Output channels of a row of convolutions."""
+    widths: list[int] = []
+    while (weight := state.get(f"{convs}{len(widths)}.0.weight")) is not None:
+        widths.append(len(weight))
+    return widths
 
 
 def _count_blocks(state: State, stage: int) -> int:
     """How many blocks a stage has; res5 of a C4 model is in its box head."""
-    block = re.compile(
-        rf"(?:backbone\.body|roi_heads\.box\.feature_extractor)\.res{stage}\.(\d+)\.conv1\.weight$"
-    )
-    return 1 + max((int(found[1]) for found in map(block.match, state) if found), default=-1)
+    places = (f"backbone.body.res{stage}.", f"roi_heads.box.feature_extractor.res{stage}.")
+    return sum(name.startswith(places) and name.endswith(".conv1.weight") for name in state)
 
 
 def _norm(state: State, layer: str) -> str:

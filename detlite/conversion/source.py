@@ -26,20 +26,20 @@ class Source:
             its files hold no detectors.
         recognise: whether a file with entries of these names is its own.
         rules: its names -> ours.
+        configure: (state, entries, path) -> the config that an adapted state dict needs; empty
+            where its shapes do not say it. Raises ValueError for a model that we do not have.
         unused: a pattern for names of entries that no model of ours has.
         adapt: (state, entries) -> state. Changes the layout of a state dict by our names, in place
             or not. `entries` are those of the file, by its own names.
-        configure: (state, entries, path) -> the config that an adapted state dict needs; empty
-            where its shapes do not say it. Raises ValueError for a model that we do not have.
     """
 
     name: str
     convention: str
     recognise: Callable[[Collection[str]], bool]
     rules: Rules
-    unused: str
-    adapt: Callable[[State, Entries], State]
     configure: Callable[[State, Entries, Path], Config]
+    unused: str = r"(?!)"  # none
+    adapt: Callable[[State, Entries], State] = lambda state, _entries: state
 
     def rename(self, entries: Entries) -> dict[str, Any]:
         """The entries that we use, by our names."""

@@ -15,8 +15,6 @@ TIMM = Source(
     # Its models have no names in common: who loads one says that it is timm's.
     recognise=lambda _names: False,
     rules=[(r"^", BODY)],
-    unused=r"(?!)",  # which entries it needs, the body knows
-    adapt=lambda state, _entries: state,
     configure=lambda _state, _entries, _path: {},
 )
 

@@ -37,11 +37,10 @@ _RULES: Rules = [
     (r"^roi_heads\.box_head\.\d\.(weight|bias)$", r"roi_heads.box.feature_extractor.fc6.\1"),
     (r"^roi_heads\.(box|mask|keypoint)_predictor\.", r"roi_heads.\1.predictor."),
     (r"^roi_heads\.box_head\.", "roi_heads.box.feature_extractor."),
-    (r"^roi_heads\.mask_head\.", "roi_heads.mask.feature_extractor.convs."),
     (r"^backbone\.fpn\.extra_blocks\.", "backbone.neck.top."),
     # convolutions and ReLUs take turns, in RetinaNet's towers before version 0.15
     *((rf"(_head\.conv|keypoint_head)\.{2 * n}\.(?=weight|bias)", rf"\1.{n}.0.") for n in range(8)),
-    (r"^roi_heads\.keypoint_head\.", "roi_heads.keypoint.feature_extractor.convs."),
+    (r"^roi_heads\.(mask|keypoint)_head\.", r"roi_heads.\1.feature_extractor.convs."),
     (r"^head\.classification_head\.conv\.", "head.cls_tower."),
     (r"^head\.classification_head\.", "head."),
     (r"^head\.regression_head\.conv\.", "head.bbox_tower."),
@@ -92,9 +91,8 @@ TORCHVISION = Source(
     convention="torchvision",
     recognise=_recognise,
     rules=_RULES,
-    unused=r"^fc\.",
-    adapt=lambda state, _entries: state,
     configure=_configure,
+    unused=r"^fc\.",
 )
 
 
@@ -107,16 +105,13 @@ RULES_BACK: Rules = [
     (r"^backbone\.neck\.output\.", "backbone.fpn.layer_blocks."),
     (r"^rpn\.head\.conv\.", "rpn.head.conv.0.0."),
     *((rf"^rpn\.head\.more_convs\.{n - 1}\.", f"rpn.head.conv.{n}.0.") for n in range(1, 4)),
-    (r"^roi_heads\.box\.feature_extractor\.convs\.", "roi_heads.box_head."),
     (r"^roi_heads\.(box|mask|keypoint)\.predictor\.", r"roi_heads.\1_predictor."),
-    (r"^roi_heads\.box\.feature_extractor\.", "roi_heads.box_head."),
-    (r"^roi_heads\.mask\.feature_extractor\.convs\.", "roi_heads.mask_head."),
+    (r"^roi_heads\.(\w+)\.feature_extractor\.(?:convs\.)?", r"roi_heads.\1_head."),
     (r"^backbone\.neck\.top\.", "backbone.fpn.extra_blocks."),
     (r"^head\.cls_tower\.", "head.classification_head.conv."),
     (r"^head\.cls_logits\.", "head.classification_head.cls_logits."),
     (r"^head\.bbox_tower\.", "head.regression_head.conv."),
     (r"^head\.bbox_pred\.", "head.regression_head.bbox_reg."),
-    (r"^roi_heads\.keypoint\.feature_extractor\.convs\.", "roi_heads.keypoint_head."),
     *((rf"\.keypoint_head\.{n}\.0\.", f".keypoint_head.{2 * n}.") for n in range(8)),
 ]  # fmt: skip
 
