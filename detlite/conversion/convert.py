@@ -16,8 +16,9 @@ from .source import Config, Source, State
 from .timm import TIMM
 from .torchvision import TORCHVISION
 
-_EVERY = (TORCHVISION, DETECTRON2, MASKRCNN_BENCHMARK, CAFFE2, TIMM)
-SOURCES: dict[str, Source] = {source.name: source for source in _EVERY}
+SOURCES: dict[str, Source] = {
+    source.name: source for source in (TORCHVISION, DETECTRON2, MASKRCNN_BENCHMARK, CAFFE2, TIMM)
+}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from .detectron2_zoo import anchor_config, config_by_name, config_by_shape, pixel_config
-from .shapes import is_retinanet, read_config
+from .shapes import L1_RETINANET, is_retinanet, read_config
 from .source import Config, Entries, Rules, Source, State, levels_from_0
 
 
@@ -117,16 +117,6 @@ _CONFIG: Config = {
     "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.0,
     "INPUT.PIXEL_MEAN": [103.53, 116.28, 123.675],
 }
-_RETINANET_CONFIG: Config = {
-    "MODEL.RETINANET.BBOX_REG_WEIGHT": 1.0,
-    "MODEL.RETINANET.BBOX_REG_WEIGHTS": [1.0] * 4,
-    "MODEL.RETINANET.BOX_LOSS": "l1",
-    "MODEL.RETINANET.NMS_TH": 0.5,
-}
-_KEYPOINT_CONFIG: Config = {
-    "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.5,
-    "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 1500,
-}
 
 
 def _configure(state: State, entries: Entries, path: Path) -> Config:
@@ -134,15 +124,14 @@ def _configure(state: State, entries: Entries, path: Path) -> Config:
     if config["MODEL.BACKBONE.CONV_BODY"].endswith("-C5"):
         config["MODEL.RESNETS.RES5_DILATION"] = 2
     if is_retinanet(state):
-        config |= _RETINANET_CONFIG
+        config |= L1_RETINANET
     if config.get("MODEL.KEYPOINT_ON"):
-        config |= _KEYPOINT_CONFIG
+        config["MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA"] = 0.5
+        config["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 1500
     if config.get("MODEL.ROI_HEADS.CASCADE_IOUS"):
         config["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 2000
-    config |= config_by_shape(config)
-    return (
-        config | pixel_config(entries) | anchor_config(entries, _part(state)) | config_by_name(path)
-    )
+    config |= config_by_shape(config) | pixel_config(entries) | anchor_config(entries, _part(state))
+    return config | config_by_name(path)
 
 
 def _part(state: State) -> str:

@@ -19,7 +19,9 @@ _RULES: Rules = [
     *((rf"\.layer{n}\.", f".res{n + 1}.") for n in range(1, 5)),
     (r"\.bn(\d)\.", r".norm\1."),
     (r"^rpn\.head\.(?:0\.(?=head\.)|1\.)", "rpn.head."),  # FBNet's: a sequence
-    (r"^(roi_heads\.\w+\.feature_extractor)\.head\.", r"\1."),  # the stage res5
+    (r"^(roi_heads\.\w+\.feature_extractor)\.head\.", r"\1."),
+    # a stage that the heads of a C4 model share, listed once for each: the last one's values stay
+    (r"^roi_heads\.\w+\.feature_extractor\.res5\.", "roi_heads.box.feature_extractor.res5."),
     # a layer stands alone, or with its group norm as second
     (r"(fpn_(?:inner|layer)\d|mask_fcn\d|conv_fcn\d|fc[67])\.(weight|bias)$", r"\1.0.\2"),
     *((rf"^backbone\.fpn\.fpn_inner{n}\.", f"backbone.neck.lateral.{n - 1}.") for n in range(1, 5)),
@@ -35,22 +37,9 @@ _RULES: Rules = [
 
 
 def _adapt(state: State, _entries: Entries) -> State:
-    _join_shared_stage(state)
     if any(name.startswith("head.") for name in state):  # its layers are in place of the RPN's
         state = {re.sub(r"^rpn\.head\.", "head.", name): value for name, value in state.items()}
     return levels_from_0(state)
-
-
-def _join_shared_stage(state: State) -> None:
-    """Gives the box head the last stage of a body that the heads of a C4 model share.
-
-    maskrcnn-benchmark lists it once for each head. Loading them there in turn, the last head's
-    values stay; in files that it wrote they are all the same.
-    """
-    for head in ("mask", "keypoint"):
-        own = f"roi_heads.{head}.feature_extractor.res5."
-        for name in [name for name in state if name.startswith(own)]:
-            state[name.replace(own, "roi_heads.box.feature_extractor.res5.")] = state.pop(name)
 
 
 def configure(state: State, _entries: Entries, _path: Path) -> Config:

@@ -10,6 +10,14 @@ import math
 from ..modeling.backbone.resnet import DEPTHS
 from .source import Config, State
 
+# What torchvision's and detectron2's RetinaNets differ in from maskrcnn-benchmark's.
+L1_RETINANET: Config = {
+    "MODEL.RETINANET.BOX_LOSS": "l1",
+    "MODEL.RETINANET.BBOX_REG_WEIGHT": 1.0,
+    "MODEL.RETINANET.BBOX_REG_WEIGHTS": [1.0] * 4,
+    "MODEL.RETINANET.NMS_TH": 0.5,
+}
+
 
 def read_config(state: State, pooler: str, sampling: int) -> Config:
     """The config keys and values that follow from a detector's entries.
@@ -29,8 +37,9 @@ def read_config(state: State, pooler: str, sampling: int) -> Config:
         else:
             heads = any(name.startswith("roi_heads.") for name in state)
             proposes = not heads or any(name.startswith("rpn.") for name in state)
-            config |= _rpn(state) if proposes else {"MODEL.LOAD_PROPOSALS": True}
-            config |= _heads(state, pooler, sampling) if heads else _proposals_as_output(state)
+            config |= _rpn(state, heads) if proposes else {"MODEL.LOAD_PROPOSALS": True}
+            if heads:
+                config |= _heads(state, pooler, sampling)
     except KeyError as missing:
         name = missing.args[0]
         raise ValueError(f"is no R-CNN, RPN or RetinaNet on a ResNet: no {name}") from missing
@@ -93,7 +102,7 @@ def _body(state: State) -> Config:
     return config
 
 
-def _rpn(state: State) -> Config:
+def _rpn(state: State, heads: bool) -> Config:
     fpn = "backbone.neck.output.0.0.weight" in state
     more_convs = sum(name.startswith("rpn.head.more_convs.") for name in state) // 2
     config: Config = {
@@ -105,18 +114,14 @@ def _rpn(state: State) -> Config:
         # those of the Faster R-CNN paper, and of maskrcnn-benchmark for PASCAL VOC
         config["MODEL.RPN.ANCHOR_SIZES"] = [128, 256, 512]
         config["MODEL.RPN.POST_NMS_TOP_N_TEST"] = 300
-    return config
-
-
-def _proposals_as_output(state: State) -> Config:
-    config: Config = {
-        "MODEL.META_ARCHITECTURE": "ProposalNetwork",
-        "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 2,
-        "MODEL.RPN.POST_NMS_TOP_N_TEST": 2000,
-        "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 2000,
-    }
-    if "backbone.neck.output.0.0.weight" not in state:
-        config["MODEL.RPN.PRE_NMS_TOP_N_TEST"] = 12000
+    if not heads:
+        config |= {
+            "MODEL.META_ARCHITECTURE": "ProposalNetwork",
+            "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 2,
+            "MODEL.RPN.PRE_NMS_TOP_N_TEST": 1000 if fpn else 12000,
+            "MODEL.RPN.POST_NMS_TOP_N_TEST": 2000,
+            "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 2000,
+        }
     return config
 
 
@@ -139,6 +144,7 @@ def _heads(state: State, pooler: str, sampling: int) -> Config:
     if f"{box}.fc6.weight" in state:
         fc6 = state[f"{box}.fc6.weight"]
         channels = convs[-1] if convs else _pooled_channels(state)
+        norm = "convs.0.1" if convs else "norm6"
         config |= {
             "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": (
                 "FPNXconv1fcFeatureExtractor" if convs else "FPN2MLPFeatureExtractor"
@@ -147,9 +153,7 @@ def _heads(state: State, pooler: str, sampling: int) -> Config:
             "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": math.isqrt(fc6.shape[1] // channels),
             "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": sampling,
             "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": len(fc6),
-            "MODEL.ROI_BOX_HEAD.NORM": _norm(
-                state, f"{box}.convs.0.1" if convs else f"{box}.norm6"
-            ),
+            "MODEL.ROI_BOX_HEAD.NORM": _norm(state, f"{box}.{norm}"),
             "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR": "MaskRCNNFPNFeatureExtractor",
             "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
             "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": sampling,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from .shapes import is_retinanet, read_config
+from .shapes import L1_RETINANET, is_retinanet, read_config
 from .source import Config, Entries, Rules, Source, State, rename
 
 
@@ -61,16 +61,12 @@ _CONFIG: Config = {
     "INPUT.PIXEL_MEAN": [0.485, 0.456, 0.406],
     "INPUT.PIXEL_STD": [0.229, 0.224, 0.225],
 }
-_RETINANET_CONFIG: Config = {
+_RETINANET_CONFIG: Config = L1_RETINANET | {
     # the sizes of an octave, cut to whole pixels
     "MODEL.RETINANET.SCALES_PER_OCTAVE": 1,
     "MODEL.RETINANET.ANCHOR_SIZES": [
         [int(size * 2 ** (k / 3)) for k in range(3)] for size in (32, 64, 128, 256, 512)
     ],
-    "MODEL.RETINANET.BOX_LOSS": "l1",
-    "MODEL.RETINANET.BBOX_REG_WEIGHT": 1.0,
-    "MODEL.RETINANET.BBOX_REG_WEIGHTS": [1.0] * 4,
-    "MODEL.RETINANET.NMS_TH": 0.5,
     "MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 300,
 }
 
