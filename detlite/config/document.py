@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from .maskrcnn_benchmark import NO_EFFECT, RESTATING
 from .schema import KEYS
 
@@ -33,14 +35,11 @@ key that it restates is refused. Beside `META_ARCHITECTURE: GeneralizedRCNN`, `R
 def config_page() -> str:
     """The whole page as Markdown."""
     lines = [_INTRODUCTION]
-    section = None
-    for key in KEYS:
-        found = key.name.rpartition(".")[0] or "General"
-        if found != section:
-            section = found
-            lines += [f"\n## {section}\n", "| key | default | meaning |", "|---|---|---|"]
-        default = "left out" if key.optional_type else f"`{key.default!r}`"
-        lines.append(f"| `{key.name}` | {default} | {key.doc} |")
+    for section, keys in groupby(KEYS, lambda key: key.name.rpartition(".")[0]):
+        lines += [f"\n## {section or 'General'}\n", "| key | default | meaning |", "|---|---|---|"]
+        for key in keys:
+            default = "left out" if key.optional_type else f"`{key.default!r}`"
+            lines.append(f"| `{key.name}` | {default} | {key.doc} |")
     lines += ["\n## Keys of maskrcnn-benchmark that restate others\n", _RESTATING]
     lines += ["| key | restates |", "|---|---|"]
     lines += [f"| `{key.name}` | `{key.origin}` |" for key in RESTATING.values()]

@@ -22,8 +22,6 @@ from .schema import KEYS, Key
 
 logger = logging.getLogger(__name__)
 
-COMMAND_LINE = "command line"  # the source of an override
-
 _BY_NAME = {key.name: key for key in KEYS}
 
 
@@ -80,7 +78,7 @@ def _resolve(
     restating: dict[str, Any] = {}
     sources = [(str(file), flatten(content)) for file, content in chain]
     overrides = [(str(name), value) for name, value in zip(opts[::2], opts[1::2], strict=True)]
-    for source, rows in (*sources, (COMMAND_LINE, overrides)):
+    for source, rows in (*sources, ("command line", overrides)):
         # What this source states goes before what earlier ones restate of it.
         stated = {name for name, _ in rows}
         restating = {n: v for n, v in restating.items() if RESTATING[n].origin not in stated}
@@ -170,9 +168,7 @@ def _as_tuples(values: Sequence[Any]) -> tuple[Any, ...]:
 def _set(cfg: CfgNode, name: str, value: Any) -> None:
     *parents, leaf = name.split(".")
     for parent in parents:
-        if parent not in cfg:
-            cfg[parent] = CfgNode()
-        cfg = cfg[parent]
+        cfg = cfg.setdefault(parent, CfgNode())
     cfg[leaf] = value
 
 

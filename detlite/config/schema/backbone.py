@@ -36,12 +36,7 @@ _BACKBONE = section(
 )
 _RESNETS = section(
     "MODEL.RESNETS",
-    Key(
-        "NORM",
-        "FrozenBN",
-        "norm of the body; SyncBN in several processes needs GPUs",
-        one_of(*NORMS),
-    ),
+    Key("NORM", "FrozenBN", "norm of the body; SyncBN across processes needs GPUs", one_of(*NORMS)),
     Key("NUM_GROUPS", 1, "groups of the 3x3 (ResNeXt)", positive),
     Key("WIDTH_PER_GROUP", 64, "channels per group in the first stage", positive),
     Key(
@@ -65,11 +60,7 @@ _RESNETS = section(
         "deformable 3x3s in the bottlenecks of res2, res3, res4 and res5",
         each(one_of(True, False), 4),
     ),
-    Key(
-        "WITH_MODULATED_DCN",
-        False,
-        "deformable convolution, version 2: its taps are weighted as well",
-    ),
+    Key("WITH_MODULATED_DCN", False, "deformable convolution, version 2: taps are weighted too"),
     Key("DEFORMABLE_GROUPS", 1, "parts of its channels that have offsets of their own", positive),
 )
 _FBNET = section(

@@ -57,12 +57,7 @@ _DATASETS = section(
         strings,
     ),
     Key("PROPOSAL_FILES_TEST", (), "the same for each set of TEST", strings),
-    Key(
-        "PRECOMPUTED_PROPOSAL_TOPK_TRAIN",
-        2000,
-        "how many of an image's are used, the best, in training",
-        positive,
-    ),
+    Key("PRECOMPUTED_PROPOSAL_TOPK_TRAIN", 2000, "best proposals per image in training", positive),
     Key("PRECOMPUTED_PROPOSAL_TOPK_TEST", 1000, "the same in evaluation", positive),
 )
 _DATALOADER = section(

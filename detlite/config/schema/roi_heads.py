@@ -56,12 +56,7 @@ _ROI_MASK_HEAD = section(
     Key("NORM", "", "norm in the mask head; empty: none", one_of("", *NORMS)),
     Key("RESOLUTION", 14, "side of the predicted masks; must be what the head gives", positive),
     Key("SHARE_BOX_FEATURE_EXTRACTOR", True, "reuse the box head's features"),
-    Key(
-        "POSTPROCESS_MASKS_THRESHOLD",
-        0.5,
-        "probability from which a pixel belongs to a mask",
-        fraction,
-    ),
+    Key("POSTPROCESS_MASKS_THRESHOLD", 0.5, "least probability of a mask's pixels", fraction),
 )
 _ROI_KEYPOINT_HEAD = section(
     "MODEL.ROI_KEYPOINT_HEAD",

@@ -33,15 +33,10 @@ KEYS = section(
     Key("WARMUP_METHOD", "linear", "course of the warm-up", one_of("linear", "constant")),
     Key("WARMUP_FACTOR", 1.0 / 3, "rate at its start, relative", fraction),
     Key("WARMUP_ITERS", 500, "its length", not_negative),
-    Key(
-        "CLIP_GRAD_NORM",
-        0.0,
-        "largest norm of all gradients together; 0: no clipping",
-        not_negative,
-    ),
+    Key("CLIP_GRAD_NORM", 0.0, "largest joint norm of the gradients; 0: no clipping", not_negative),
     Key("LOG_PERIOD", 20, "iterations between lines of metrics", positive),
     Key(
-        "CHECKPOINT_PERIOD", 2500, "iterations between checkpoints; 0: only the last", not_negative
+        "CHECKPOINT_PERIOD", 2500, "iterations between checkpoints; 0: just the last", not_negative
     ),
     Key("TEST_PERIOD", 0, "iterations between evaluations; 0: only at the end", not_negative),
 )
