@@ -10,6 +10,7 @@ import torchvision
 from torchvision.models.detection._utils import Matcher
 
 from .. import ops
+from ..convention import CONVENTIONS
 from ..modeling.anchors import AnchorGenerator
 from .case import LEVELS, Case, boxes_between, shifted
 
@@ -50,7 +51,9 @@ def match_cases(device: str) -> Iterator[Case]:
     torchvision's table of 500 x 242,991 overlaps has 486 MB, and 4 GB are held while it is made;
     detlite holds a few numbers for each anchor and object.
     """
-    generator = AnchorGenerator([[8 * stride] for stride in LEVELS], (0.5, 1, 2), [*LEVELS], 0)
+    generator = AnchorGenerator(
+        [[8 * stride] for stride in LEVELS], (0.5, 1, 2), [*LEVELS], CONVENTIONS["detectron2"]
+    )
     anchors = torch.cat(generator([*LEVELS.values()])).to(device)
     matcher = Matcher(0.7, 0.3, allow_low_quality_matches=True)
 

@@ -35,6 +35,9 @@ def test_key_is_read_somewhere(key, repo_root):
     # Both heads' poolers are read by one function, which is given the name of the head.
     if leaf.startswith("POOLER_"):
         section = re.compile(r"MODEL\[head\]|\b" + sections[-1] + r"\b")
+    # FBNet's extractors are built by one function, which is given how their keys begin.
+    if part := re.fullmatch(r"((?:DET|MASK|KPTS)_HEAD)(_\w+)", leaf):
+        read, section = re.compile(rf'keys="{part[1]}"'), re.compile(rf"{{keys}}{part[2]}\b")
     schema = repo_root / "detlite" / "config" / "schema"
     files = [*(repo_root / "detlite").rglob("*.py"), *(repo_root / "tools").rglob("*.py")]
     texts = [file.read_text() for file in files if schema not in file.parents]
