@@ -1,14 +1,21 @@
 """Runs the code of csrc/cuda on the CPU: compiled against a stand-in for CUDA's runtime, and
 registered as the CPU's kernels in a copy of the package, it must pass the operators' own tests.
 
-What this cannot show: races within a block, and whatever the GPU's compiler does differently.
+Threads and blocks run in random order, and each barrier is taken out once to see that it is needed
+and that the cases would show it (cuda_on_cpu/barriers.py). A second build fuses multiplications and
+additions, as the GPU's compiler does. What this cannot show: what the hardware does to memory that is
+read and written at once, and how fast anything is.
+
+CUDA_ON_CPU_FLAGS adds flags of the compiler; `make sanitize` gives its own.
 """
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,26 +23,30 @@ from torch.utils import cpp_extension
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-FLAGS = ["-O1", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off"]
+ADDED = os.environ.get("CUDA_ON_CPU_FLAGS", "").split()
+# A vector that is loaded from where it may not lie ends the process.
+FLAGS = ["-O1", "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-fsanitize=alignment"]
+FLAGS += ["-fno-sanitize-recover=all", *ADDED]
+PLAIN = ["-ffp-contract=off"]
+FUSED = ["-ffp-contract=fast", "-mfma"]
 # As in setup.py.
 DEFINES = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000"]
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of detlite whose CPU kernels are the CUDA ones."""
+def build(folder: Path, rounding: list[str]) -> Path:
+    """Fills a folder with a copy of detlite whose CPU kernels are the CUDA ones."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None or sys.platform != "linux":
         pytest.skip("needs Linux and a C++ compiler")
-    folder = tmp_path_factory.mktemp("cuda_on_cpu")
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "detlite", folder / "detlite", ignore=ignored)
-    sources = [str(ROOT / "csrc" / "module.cpp")]
+    sources = [ROOT / "csrc" / "module.cpp"]
     for kernel in sorted((ROOT / "csrc" / "cuda").glob("*.cu")):
         before, key, after = kernel.read_text().partition("IMPL(detlite, CUDA, m)")
         assert key, f"{kernel.name} registers nothing for CUDA"
-        sources.append(str(folder / f"{kernel.stem}.cpp"))
-        Path(sources[-1]).write_text(before + "IMPL(detlite, CPU, m)" + after)
+        sources.append(folder / f"{kernel.stem}.cpp")
+        text = f'#line 1 "{kernel.name}"\n{before}IMPL(detlite, CPU, m){after}'
+        sources[-1].write_text(text)
     includes = [
         HERE / "cuda_on_cpu",
         ROOT / "csrc",
@@ -43,12 +54,37 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cpp_extension.include_paths()[0],
         sysconfig.get_paths()["include"],
     ]
-    command = [compiler, *FLAGS, *DEFINES, *(f"-I{path}" for path in includes), *sources]
-    command += [f"-L{cpp_extension.TORCH_LIB_PATH}", "-lc10", "-ltorch", "-ltorch_cpu"]
-    command += ["-o", str(folder / "detlite" / "_C.abi3.so")]
-    built = subprocess.run(command, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
+    command = [compiler, *FLAGS, *rounding, *DEFINES, *(f"-I{path}" for path in includes)]
+
+    def compiled(source: Path) -> str:
+        target = str(folder / f"{source.stem}.o")
+        first = ["-include", "cuda_runtime.h"] if source.parent == folder else []
+        call([*command, *first, "-c", str(source), "-o", target])
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compiled, sources))
+    libraries = [f"-L{cpp_extension.TORCH_LIB_PATH}", "-lc10", "-ltorch", "-ltorch_cpu"]
+    target = str(folder / "detlite" / "_C.abi3.so")
+    call([compiler, "-shared", *FLAGS, *objects, *libraries, "-o", target])
     return folder
+
+
+def call(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("cuda_on_cpu"), PLAIN)
+
+
+@pytest.fixture(scope="module")
+def fused_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if platform.machine() != "x86_64" or " fma " not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("needs a processor that fuses multiplications and additions")
+    return build(tmp_path_factory.mktemp("fused_cuda_on_cpu"), FUSED)
 
 
 def run(package: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
