@@ -1,7 +1,9 @@
 # make demo: install, train a small Mask R-CNN on generated pictures, evaluate it
 # make test: install, run the test suite
-# make sanitize: run the operators' tests and 100,000 random inputs under sanitizers
-# make cuda: compile the CUDA kernels, which needs no GPU, and take warnings for errors
+# make sanitize: run the operators' tests and 100,000 random inputs under sanitizers, the CUDA
+#   kernels' too, on the CPU
+# make cuda: compile the CUDA kernels for seven generations of GPUs, which needs none, take warnings
+#   for errors, and check what the kernels cost
 # Other versions: make test VENV=.venv-oldest PYTHON=python3.10 TORCH="torch==2.11.* torchvision"
 PYTHON ?= python3
 TORCH ?= torch>=2.11 torchvision
@@ -50,12 +52,15 @@ sanitize: $(INSTALLED)
 	CFLAGS="$(SANITIZERS) -g -fno-omit-frame-pointer" LDFLAGS="$(SANITIZERS)" DETLITE_CUDA=0 \
 	  $(BIN)/python setup.py --quiet build_ext \
 	  --build-temp $(SANITIZED)/objects --build-lib $(SANITIZED)
-	$(UNDER_SANITIZERS) $(BIN)/pytest tests/ops -p no:cacheprovider
+	$(UNDER_SANITIZERS) CUDA_ON_CPU_FLAGS="$(SANITIZERS) -g1 -fno-omit-frame-pointer" \
+	  $(BIN)/pytest tests/ops -p no:cacheprovider
 	$(UNDER_SANITIZERS) $(BIN)/python tests/ops/fuzz.py --count 100000
 
+cuda: export TORCH_CUDA_ARCH_LIST ?= 7.5;8.0;8.6;8.9;9.0;10.0;12.0
 cuda: $(INSTALLED)
 	DETLITE_CUDA=1 NVCC_APPEND_FLAGS="-Werror all-warnings -Xcompiler -Werror" CFLAGS=-Werror \
 	$(BIN)/python setup.py --quiet build_ext --build-temp build/cuda --build-lib build/cuda
+	$(BIN)/python tools/cuda_report.py build/cuda/detlite/_C.abi3.so --markdown build/cuda/report.md
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -128,7 +128,7 @@ def kernels_of(cubin: Path) -> list[Kernel]:
 
 
 def parse_dump(dumped: str, demangled: dict[str, str]) -> Iterator[Kernel]:
-    """The kernels of what cuobjdump prints of one cubin: its sections, resources and machine code."""
+    """What cuobjdump prints of one cubin: its sections, resources and machine code."""
     found = re.search(r"^\s+code for (sm_\d+)", dumped, re.MULTILINE)
     if not found:
         return
@@ -147,8 +147,9 @@ def parse_dump(dumped: str, demangled: dict[str, str]) -> Iterator[Kernel]:
             r"^ Function (\S+):\n\s+REG:(\d+) STACK:\d+ SHARED:(\d+)", dumped, re.MULTILINE
         )
     }
-    # A file's kernels are in a namespace that has no name but for its path.
-    file = re.search(r"_GLOBAL__N__[0-9a-f]{8}_\d+_(\w+?)_cu_[0-9a-f]{8}", dumped)
+    # A namespace without a name is called by its file: how long its name is, then the name.
+    file = re.search(r"_GLOBAL__N__[0-9a-f]+_(\d+)_(\w+)", dumped)
+    stem = file[2][: int(file[1])].removesuffix("_cu") if file else ""
     for part in re.split(r"^\s+Function : ", dumped, flags=re.MULTILINE)[1:]:
         mangled, _, code = part.partition("\n")
         operations = re.findall(
@@ -157,7 +158,7 @@ def parse_dump(dumped: str, demangled: dict[str, str]) -> Iterator[Kernel]:
         name, types = split_signature(demangled[mangled])
         registers, shared = usage[mangled]
         yield Kernel(
-            file[1] if file else "",
+            stem,
             name,
             types,
             found[1],

@@ -132,7 +132,9 @@ __device__ void crop_runs(const double* toggles, int64_t count, const NearestAxi
 
 // An index outside the instances, or polygons where soft masks need run lengths, end the kernel with
 // an error that torch reports at the next synchronisation: asking first would stall the stream.
-__global__ void __launch_bounds__(kThreads)
+// For four blocks at once, which are its own choice, the compiler would spill registers.
+// Budget: crop_kernel 2650 instructions.
+__global__ void __launch_bounds__(kThreads, 3)
     crop_kernel(MaskArrays masks, const int64_t* index, const float* boxes, int resolution,
                 bool soft, float* crops) {
   DETLITE_LAUNCHED_SHARED(shared);

@@ -51,6 +51,7 @@ __device__ void search_column(const float* map, int height, int width, int rows,
   }
 }
 
+// Budget: peak_kernel 1220 instructions.
 __global__ void __launch_bounds__(kThreads)
     peak_kernel(const float* maps, const float* boxes, int64_t points, int height, int width,
                 float* keypoints, float* scores) {

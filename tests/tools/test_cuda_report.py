@@ -1,0 +1,114 @@
+"""tools/cuda_report.py on what cuobjdump printed of two small kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def report():
+    root = Path(__file__).parents[2]
+    return SimpleNamespace(**runpy.run_path(str(root / "tools" / "cuda_report.py")))
+
+
+@pytest.fixture(scope="module")
+def kernels(report):
+    dumped = (Path(__file__).parent / "cuobjdump.txt").read_text()
+    prefix = "_ZN7detlite32_GLOBAL__N__282bb1a8_7_tiny_cu_a11"
+    names = {
+        f"{prefix}copy_kernelIfLi1EEEvPKT_PS2_": (
+            "void detlite::(anonymous namespace)::copy_kernel<float, 1>(float const*, float*)"
+        ),
+        f"{prefix}turn_kernelEPii": "detlite::(anonymous namespace)::turn_kernel(int*, int)",
+    }
+    return list(report.parse_dump(dumped, names))
+
+
+BUDGETS = """
+// Copies.
+// Budget: copy_kernel<float, 1> 11 instructions.
+template <typename F, int V>
+// Budget: turn_kernel 1,000 instructions.
+"""
+
+
+def messages(report, kernels, text=BUDGETS):
+    return list(report.failures(kernels, {"tiny.cu": text}))
+
+
+def test_a_dump_is_read(kernels):
+    copy, turn = kernels
+    assert (copy.file, copy.name, copy.types) == ("tiny", "copy_kernel", "<float, 1>")
+    assert (copy.architecture, copy.registers, copy.threads) == ("sm_90", 10, 128)
+    assert (copy.instructions, copy.local_accesses) == (11, 0)
+    assert (turn.name, turn.types, turn.threads, turn.instructions) == ("turn_kernel", "", None, 23)
+
+
+@pytest.mark.parametrize(
+    ("demangled", "expected"),
+    [
+        ("void a::(anonymous namespace)::k<c10::Half, 8>(long)", ("k", "<Half, 8>")),
+        ("void a::k<float, a::Op<c10::Half, float> >(int)", ("k", "<float, Op<Half, float>>")),
+        ("a::k(void (*)(int))", ("k", "")),
+    ],
+)
+def test_names_lose_their_namespaces(report, demangled, expected):
+    assert report.split_signature(demangled) == expected
+
+
+def test_occupancy(kernels):
+    copy = dataclasses.replace(kernels[0], threads=256, shared_bytes=1024)
+    assert dataclasses.replace(copy, registers=32).occupancy() == 1.0
+    assert dataclasses.replace(copy, registers=33).occupancy() == 0.75  # 40 are handed out
+    assert dataclasses.replace(copy, shared_bytes=100 << 10).occupancy() == 0.25
+    assert kernels[1].occupancy() is None
+
+
+def test_kernels_within_their_budgets_pass(report, kernels):
+    assert messages(report, kernels) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"instructions": 12}, "12 instructions, above its budget of 11"),
+        ({"types": "<double, 2>"}, "no budget; it has 11 instructions"),
+        ({"local_accesses": 2}, "2 loads and stores of local memory"),
+        ({"registers": 65, "threads": 1024}, "65 registers in a block of 1024 threads, as"),
+        ({"registers": 65, "threads": None}, "65 registers .* without __launch_bounds__"),
+    ],
+)
+def test_what_is_wrong_is_named(report, kernels, change, message):
+    copy = dataclasses.replace(kernels[0], **change)
+    found = messages(report, [copy, kernels[1]])
+    assert any(text.startswith("tiny: copy_kernel") for text in found)
+    assert re.search(message, "\n".join(found))
+
+
+def test_gradients_may_spill_and_other_generations_have_no_budget(report, kernels):
+    names = {"name": "backward_kernel", "local_accesses": 2, "architecture": "sm_80"}
+    assert messages(report, [dataclasses.replace(kernels[0], **names)]) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("// Budget: no_kernel 5 instructions.", "tiny.cu: a budget for no_kernel, which is no"),
+        ("// Budget: copy_kernel 5.", "tiny.cu: a budget is not of the form"),
+    ],
+)
+def test_bad_budgets_are_named(report, kernels, line, message):
+    (found,) = messages(report, kernels, f"{BUDGETS}{line}\n")
+    assert found.startswith(message)
+
+
+def test_the_table_has_a_row_for_each(report, kernels):
+    rows = report.table(kernels).splitlines()
+    assert rows[2] == "| sm_90 | tiny | `copy_kernel<float, 1>` | 10 | 0 | 128 | 100% | 11 |"
+    assert len(rows) == 4
