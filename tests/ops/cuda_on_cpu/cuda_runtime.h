@@ -211,9 +211,12 @@ inline void run_blocks(const cudaLaunchConfig_t& config, const std::function<voi
     // Every block finds other remains in its memory. Of its exact size, for the address sanitizer.
     launched_memory.clear();
     launched_memory.shrink_to_fit();
-    launched_memory.resize((config.dynamicSmemBytes + sizeof(std::max_align_t) - 1) /
-                           sizeof(std::max_align_t));
-    std::memset(launched_memory.data(), static_cast<int>(fibers.random()), config.dynamicSmemBytes);
+    if (config.dynamicSmemBytes) {
+      constexpr size_t unit = sizeof(std::max_align_t);
+      launched_memory.resize((config.dynamicSmemBytes + unit - 1) / unit);
+      std::memset(launched_memory.data(), static_cast<int>(fibers.random() % 256),
+                  config.dynamicSmemBytes);
+    }
     fibers.run(blockDim.x, threadIdx.x, body);
   }
 }
