@@ -55,6 +55,78 @@ def test_many_groups_match_one_call_each(device):
     assert torch.equal(batched_nms(boxes, scores, idxs, 0.5), expected)
 
 
+def by_torchvision(boxes, scores, idxs, threshold):
+    """One call of torchvision for each group, survivors by decreasing score."""
+    kept = []
+    for group in idxs.unique():
+        (chosen,) = torch.where(idxs == group)
+        kept.append(chosen[torchvision.ops.nms(boxes[chosen], scores[chosen], threshold)])
+    kept = torch.cat(kept)
+    return kept[scores[kept].argsort(descending=True)]
+
+
+# CUDA goes by chunks of 2048 boxes, sorted by group.
+@pytest.mark.parametrize("sizes", [[2047, 2], [1, 2047, 1], [2000, 30, 100], [60, 4300, 700]])
+def test_groups_across_chunks(device, sizes):
+    count = sum(sizes)
+    idxs = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    idxs = idxs[torch.randperm(count)].to(device)
+    boxes, scores = random_boxes(count, 300.0).to(device), distinct_scores(count).to(device)
+    expected = by_torchvision(boxes, scores, idxs, 0.5)
+    assert torch.equal(batched_nms(boxes, scores, idxs, 0.5), expected)
+
+
+def test_a_group_for_each_box(device):
+    boxes, scores = random_boxes(2200).to(device), distinct_scores(2200).to(device)
+    idxs = torch.randperm(2200, device=device) * 10**12
+    expected = scores.argsort(descending=True)
+    assert torch.equal(batched_nms(boxes, scores, idxs, 0.0), expected)
+
+
+def test_clusters_are_suppressed_across_chunks(device):
+    count = 5000
+    centres = torch.rand(30, 2)[torch.randint(0, 30, (count,))] * 1000
+    half = 20 + torch.randn(count, 2)
+    boxes = torch.cat([centres - half, centres + half], 1).to(device)
+    scores = distinct_scores(count).to(device)
+    for threshold in (0.3, 0.9):
+        expected = torchvision.ops.nms(boxes, scores, threshold)
+        assert torch.equal(nms(boxes, scores, threshold), expected)
+
+
+def test_chains_of_suppression(device):
+    # Each box overlaps the next alone, so that every other one stays.
+    count = 2300
+    left = torch.arange(count, device=device, dtype=torch.float32) * 6
+    boxes = torch.stack([left, left * 0, left + 10, left * 0 + 10], 1)
+    scores = 1 - torch.arange(count, device=device) / count
+    assert nms(boxes, scores, 0.2).tolist() == list(range(0, count, 2))
+
+
+# Products of the smallest sides lose their precision, those of the largest are infinite.
+@pytest.mark.parametrize("extent", [3e-23, 1e-22, 1e-20, 1e-15, 1e18, 1e19, 1e30])
+@pytest.mark.parametrize("threshold", [0.0, 1e-7, 0.4, 0.95])
+def test_boxes_of_any_size_match_oracle(device, extent, threshold):
+    corner = torch.rand(100, 2) * extent
+    boxes = torch.cat([corner, corner + torch.rand(100, 2) * extent], 1)
+    boxes = boxes[torch.randint(0, 100, (150,))]
+    scores, idxs = distinct_scores(150), torch.randint(0, 2, (150,))
+    kept = batched_nms(boxes.to(device), scores.to(device), idxs.to(device), threshold)
+    arrays = boxes.numpy(), scores.numpy(), idxs.numpy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert kept.tolist() == oracle(*arrays, np.float64(threshold))
+
+
+@pytest.mark.parametrize("threshold", [0.25, 1 / 3, 0.5, 0.75])
+def test_whole_coordinates_match_oracle(device, threshold):
+    # Many overlaps are the threshold itself.
+    boxes = random_boxes(200, 10.0).div(10).ceil()
+    scores, idxs = torch.rand(200), torch.zeros(200).long()
+    kept = nms(boxes.to(device), scores.to(device), threshold)
+    arrays = boxes.numpy(), scores.numpy(), idxs.numpy()
+    assert kept.tolist() == oracle(*arrays, np.float64(threshold))
+
+
 def test_distant_groups_lose_no_precision(device):
     # Offsetting boxes by group, as is often done, would round these to one another.
     boxes = torch.tensor([[0, 0, 1e-3, 1e-3], [5e-4, 0, 1.5e-3, 1e-3]], device=device)

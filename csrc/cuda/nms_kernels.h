@@ -1,0 +1,249 @@
+// The kernels of non-maximum suppression; nms.cu says how they follow each other.
+#pragma once
+
+#include "iou.h"
+#include "launch.h"
+#include "nms.h"
+#include "overlaps.h"
+
+namespace detlite {
+
+// Boxes are handled in tiles of as many as a word has bits, and tiles in chunks of as many as a
+// block has warps.
+constexpr int kTile = 64;
+constexpr int kChunk = 32;
+constexpr unsigned kWholeWarp = 0xffffffffu;
+
+// The bits under `count`, which may be any number.
+__device__ inline uint64_t bits_below(int count) {
+  if (count <= 0) return 0;
+  return count < kTile ? (uint64_t{1} << count) - 1 : ~uint64_t{0};
+}
+
+// The candidates of all images, at their positions: sorted by group, then by decreasing score.
+// Arrays of boxes are as long as all tiles of an image, those of bits have a word for each tile.
+template <typename T>
+struct Sorted {
+  int count, tiles;
+  Box<T>* boxes;
+  int* starts;         // the position where the own group begins; null: all are one group
+  uint32_t* removed;   // what is not kept, as far as is known
+  uint64_t* kept;      // what is kept, by position
+  uint32_t* best;      // and by place in the order of scores
+  const int64_t* order;   // the candidates by decreasing score, [images, count]
+  const int64_t* groups;  // sorted; null: all are one group
+  const int64_t* places;  // where in `order` each position is
+
+  __device__ Sorted of_image(int64_t image) const {
+    Sorted own = *this;
+    own.boxes += image * tiles * kTile;
+    own.removed += image * tiles * 2;
+    own.kept += image * tiles;
+    own.best += image * tiles * 2;
+    own.order += image * count;
+    if (groups) {
+      own.starts += image * tiles * kTile;
+      own.groups += image * count;
+      own.places += image * count;
+    }
+    return own;
+  }
+  __device__ int start_of(int position) const { return groups ? starts[position] : 0; }
+};
+
+// Lays the candidates out. A thread for each position, the last tile's empty ones too.
+// Budget: prepare_kernel 170 instructions.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    prepare_kernel(CandidateView<T> candidates, Sorted<T> all) {
+  const Sorted<T> sorted = all.of_image(blockIdx.y);
+  const CandidateView<T> image = candidates.from(int64_t{blockIdx.y} * all.count);
+  const int position = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (position >= sorted.tiles * kTile) return;  // whole warps
+  Box<T> box{0, 0, 0, 0};
+  bool out = true;
+  int start = position;
+  if (position < sorted.count) {
+    const int64_t i = sorted.order[sorted.groups ? sorted.places[position] : position];
+    box = image.boxes[i];
+    out = !image.takes_part(i);
+    if (sorted.groups) {
+      // The first position of the same group.
+      const int64_t group = sorted.groups[position];
+      for (int low = 0; low < start;) {
+        const int middle = (low + start) / 2;
+        if (sorted.groups[middle] < group) low = middle + 1;
+        else start = middle;
+      }
+    }
+  }
+  sorted.boxes[position] = box;
+  if (sorted.groups) sorted.starts[position] = start;
+  const unsigned removed = __ballot_sync(kWholeWarp, out);
+  if (threadIdx.x % 32 == 0) {
+    sorted.removed[position / 32] = removed;
+    sorted.best[position / 32] = 0;
+  }
+}
+
+// What may suppress the boxes of one tile of the chunk that begins with tile `first`. Of earlier
+// chunks it is known what is kept: overlaps with that are marked in `removed`. Tiles of the chunk
+// itself leave a word for each box, the bits of the better ones of its group that overlap it, in
+// masks [images, kChunk, kChunk, kTile], or less where there are fewer tiles.
+//
+// A thread has a box; blocks along y share the tiles before it.
+// Budget: overlap_kernel<float> 600 instructions.
+// Budget: overlap_kernel<double> 1220 instructions.
+template <typename T>
+__global__ void __launch_bounds__(kTile)
+    overlap_kernel(Sorted<T> all, int first, int side, T threshold, T share, uint64_t* masks) {
+  alignas(16) __shared__ Box<T> rows[kTile];
+  alignas(16) __shared__ T needed[kTile];
+  const Sorted<T> sorted = all.of_image(blockIdx.z);
+  const int thread = static_cast<int>(threadIdx.x), local = static_cast<int>(blockIdx.x);
+  const int tile = first + local, position = tile * kTile + thread;
+  const Box<T> own = sorted.boxes[position];
+  const int start = sorted.start_of(position), tile_start = sorted.start_of(tile * kTile);
+  uint64_t* words = masks + ((int64_t{blockIdx.z} * side + local) * side) * kTile + thread;
+
+  const int step = static_cast<int>(gridDim.y);
+  for (int row_tile = tile_start / kTile + static_cast<int>(blockIdx.y); row_tile <= tile;
+       row_tile += step) {
+    const bool earlier = row_tile < first;
+    const int row = row_tile * kTile;
+    // Earlier chunks share but one group with this one: that of the tile's first box.
+    const uint64_t taken = earlier ? sorted.kept[row_tile] & ~bits_below(tile_start - row) : ~0ull;
+    const int count = __popcll(taken);
+    if (count == 0) continue;
+    // Those to compare come first.
+    const int before = __popcll(taken & bits_below(thread));
+    const int slot = taken >> thread & 1 ? before : count + thread - before;
+    __syncthreads();  // the tile before is done with
+    rows[slot] = sorted.boxes[row + thread];
+    needed[slot] = needed_intersection(rows[slot].area(), share);
+    __syncthreads();
+    const uint64_t word = overlaps(own, share, rows, needed, count, threshold);
+    if (earlier) {
+      const unsigned removed = __ballot_sync(kWholeWarp, word != 0 && start == tile_start);
+      if (removed && thread % 32 == 0) atomicOr(&sorted.removed[position / 32], removed);
+    } else {
+      const uint64_t better = bits_below(position - row) & ~bits_below(start - row);
+      words[(row_tile - first) * kTile] = word & better;
+    }
+  }
+}
+
+// Finds what is kept of a chunk. A block has an image, a warp a tile, a lane two boxes, 32 apart.
+// Tile after tile is resolved, and tells the later ones what it kept. Words are loaded two steps
+// before they are asked for.
+// Budget: resolve_kernel 250 instructions.
+template <typename T>
+__global__ void __launch_bounds__(kChunk * 32)
+    resolve_kernel(Sorted<T> all, int first, int side, const uint64_t* masks) {
+  __shared__ uint64_t kept[kChunk];
+  const Sorted<T> sorted = all.of_image(blockIdx.x);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int tile = first + warp, position = tile * kTile + lane;
+  const int from = sorted.start_of(tile * kTile) / kTile - first;
+  const uint64_t* words = masks + ((int64_t{blockIdx.x} * side + warp) * side) * kTile + lane;
+  struct Pair {
+    uint64_t low, high;
+  };
+  const auto load = [&](int row_tile) -> Pair {
+    if (row_tile < from || row_tile > warp) return {0, 0};
+    return {words[row_tile * kTile], words[row_tile * kTile + 32]};
+  };
+  const auto vote = [](bool low, bool high) {
+    return __ballot_sync(kWholeWarp, low) | uint64_t{__ballot_sync(kWholeWarp, high)} << 32;
+  };
+
+  bool low_gone = sorted.removed[tile * 2] >> lane & 1;
+  bool high_gone = sorted.removed[tile * 2 + 1] >> lane & 1;
+  Pair now = load(0), next = load(1);
+  const int tiles = static_cast<int>(blockDim.x) / 32;
+  for (int step = 0; step < tiles; ++step) {
+    const Pair after = load(step + 2);
+    if (step == warp) {
+      // Who is kept depends on better boxes alone, so each round settles one more of a chain of
+      // boxes that suppress each other, and what no longer changes is right.
+      const uint64_t candidates = ~vote(low_gone, high_gone);
+      uint64_t alive = candidates, before;
+      do {
+        before = alive;
+        alive = candidates & ~vote(now.low & before, now.high & before);
+      } while (alive != before);
+      if (lane == 0) {
+        kept[warp] = alive;
+        sorted.kept[tile] = alive;
+      }
+      if (sorted.groups) {
+        for (int half = 0; half < 2; ++half) {
+          if (!(alive >> (lane + half * 32) & 1)) continue;
+          const int place = static_cast<int>(sorted.places[position + half * 32]);
+          atomicOr(&sorted.best[place / 32], 1u << place % 32);
+        }
+      }
+    }
+    __syncthreads();
+    low_gone |= (now.low & kept[step]) != 0;
+    high_gone |= (now.high & kept[step]) != 0;
+    now = next;
+    next = after;
+  }
+}
+
+// Where the survivors go: index [images, limit] and, unless null, whether each place is taken and
+// how many are.
+struct Survivors {
+  int limit;
+  int64_t* index;
+  bool* taken;
+  int64_t* count;
+};
+
+__device__ inline int sum_of_warp(int value) {
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kWholeWarp, value, step);
+  return value;
+}
+
+// From bits in the order of scores to indices. A block has an image, a warp some words in a row, a
+// lane a bit.
+// Budget: collect_kernel 740 instructions.
+template <typename T>
+__global__ void __launch_bounds__(1024) collect_kernel(Sorted<T> all, Survivors survivors) {
+  __shared__ int sums[32];
+  const Sorted<T> sorted = all.of_image(blockIdx.x);
+  const uint32_t* bits = sorted.groups ? sorted.best : reinterpret_cast<uint32_t*>(sorted.kept);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warps = static_cast<int>(blockDim.x) / 32, words = sorted.tiles * 2;
+  const int share = (words + warps - 1) / warps, begin = warp * share;
+  const int end = min(begin + share, words), limit = survivors.limit;
+  int64_t* index = survivors.index + int64_t{blockIdx.x} * limit;
+
+  int own = 0;
+  for (int w = begin + lane; w < end; w += 32) own += __popc(bits[w]);
+  own = sum_of_warp(own);
+  if (lane == 0) sums[warp] = own;
+  __syncthreads();
+  const int others = lane < warps ? sums[lane] : 0;
+  const int total = sum_of_warp(others);
+  int place = sum_of_warp(lane < warp ? others : 0);
+  for (int first = begin; first < end && place < limit; first += 32) {
+    const uint32_t loaded = first + lane < end ? bits[first + lane] : 0;
+    for (int j = 0; j < min(32, end - first); ++j) {
+      const uint32_t word = __shfl_sync(kWholeWarp, loaded, j);
+      const int at = place + __popc(word & ((1u << lane) - 1));
+      if ((word >> lane & 1) && at < limit) index[at] = sorted.order[(first + j) * 32 + lane];
+      place += __popc(word);
+    }
+  }
+  if (survivors.count && threadIdx.x == 0) survivors.count[blockIdx.x] = min(total, limit);
+  if (!survivors.taken) return;
+  bool* taken = survivors.taken + int64_t{blockIdx.x} * limit;
+  for (int i = static_cast<int>(threadIdx.x); i < limit; i += static_cast<int>(blockDim.x)) {
+    taken[i] = i < total;
+    if (i >= total) index[i] = 0;
+  }
+}
+
+}  // namespace detlite
