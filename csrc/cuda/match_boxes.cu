@@ -1,6 +1,7 @@
-// Matching on CUDA: a thread for each candidate, the ground truth a tile at a time in shared memory.
-// The highest overlap of each ground truth is a maximum of integers, since floats of zero or more
-// are ordered as their bits are: the order in which threads arrive does not matter.
+// Matching on CUDA: a thread for each candidate, the ground truth a tile at a time in shared
+// memory, of which a warp looks only at what meets the box around its candidates. The highest
+// overlap of each ground truth is a maximum of integers, since floats of zero or more are ordered
+// as their bits are: the order in which threads arrive does not matter.
 #include "match_boxes.h"
 
 #include <torch/csrc/stable/library.h>
@@ -12,12 +13,52 @@ namespace {
 
 // As many as a block has threads, each of which loads one.
 constexpr int kTile = kThreads;
+constexpr unsigned kWholeWarp = 0xffffffffu;
 
 struct Boxes {
   const Box<float>* truth;
   const bool* valid;
   const Box<float>* candidates;
-  int64_t truth_count, count, candidate_step;
+  int truth_count, count;
+  int64_t candidate_step;
+
+  // The image's candidate; beyond the last, one that overlaps nothing.
+  __device__ Box<float> candidate(int i) const {
+    if (i < count) return candidates[blockIdx.y * candidate_step + i];
+    return {NAN, NAN, NAN, NAN};
+  }
+};
+
+// Some ground truth, in order.
+struct Tile {
+  Box<float> boxes[kTile];
+  float areas[kTile];
+  int numbers[kTile];
+  int highest[kTile];  // bits of overlaps
+  unsigned chosen[kTile / 32];
+
+  // Takes that of the block's threads for which `choose`, from `first` on, and returns how many
+  // there are. Its first barrier waits for who still reads what was here.
+  __device__ int load(const Box<float>* truth, int first, bool choose, int overlap) {
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+    const unsigned word = __ballot_sync(kWholeWarp, choose);
+    if (thread % 32 == 0) chosen[warp] = word;
+    __syncthreads();
+    int before = __popc(word & ((1u << thread % 32) - 1)), count = 0;
+    for (int w = 0; w < kTile / 32; ++w) {
+      if (w < warp) before += __popc(chosen[w]);
+      count += __popc(chosen[w]);
+    }
+    if (choose) {
+      const Box<float> box = truth[first + thread];
+      boxes[before] = box;
+      areas[before] = area_between(box);
+      numbers[before] = first + thread;
+      highest[before] = overlap;
+    }
+    __syncthreads();
+    return count;
+  }
 };
 
 // Zero where either is NaN or neither has an area.
@@ -26,83 +67,89 @@ __device__ float overlap(const Box<float>& a, float area_a, const Box<float>& b,
   return quotient > 0 ? quotient : 0.0f;
 }
 
-// index and best_iou [images, count]; highest [images, truth_count], bits of floats, zero before.
-__global__ void __launch_bounds__(kThreads)
-    match_kernel(Boxes boxes, int64_t* index, float* best_iou, int* highest) {
-  __shared__ Box<float> truth[kTile];
-  __shared__ float areas[kTile];
-  __shared__ bool valid[kTile];
-  __shared__ int tile_highest[kTile];
-  const int64_t image = blockIdx.y, i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const bool inside = i < boxes.count;
-  const Box<float> none{0, 0, 0, 0};
-  const Box<float> own = inside ? boxes.candidates[image * boxes.candidate_step + i] : none;
-  const float own_area = area_between(own);
-  int64_t best = -1;
-  float most = 0;
-  for (int64_t first = 0; first < boxes.truth_count; first += kTile) {
-    const int size = static_cast<int>(min(int64_t{kTile}, boxes.truth_count - first));
-    const int64_t loaded = image * boxes.truth_count + first + threadIdx.x;
-    if (threadIdx.x < size) {
-      truth[threadIdx.x] = boxes.truth[loaded];
-      areas[threadIdx.x] = area_between(boxes.truth[loaded]);
-      valid[threadIdx.x] = boxes.valid[loaded];
-      tile_highest[threadIdx.x] = 0;
-    }
-    __syncthreads();
-    for (int j = 0; j < size; ++j) {
-      if (!valid[j]) continue;
-      const float here = overlap(truth[j], areas[j], own, own_area);
-      if (here > most || best < 0) {
-        most = here;
-        best = first + j;
-      }
-      const int bits = __float_as_int(here);
-      // Asked first, since a maximum is seldom a new one. A late answer is only too low.
-      if (bits > tile_highest[j]) atomicMax(&tile_highest[j], bits);
-    }
-    __syncthreads();
-    if (threadIdx.x < size && tile_highest[threadIdx.x] > 0) {
-      atomicMax(&highest[loaded], tile_highest[threadIdx.x]);
-    }
-    __syncthreads();
+// False only where the overlap is zero.
+__device__ bool may_meet(const Box<float>& a, const Box<float>& b) {
+  return a.x1 < b.x2 && b.x1 < a.x2 && a.y1 < b.y2 && b.y1 < a.y2;
+}
+
+// The smallest box around those of the warp; NaN is left out.
+__device__ Box<float> around_warp(Box<float> box) {
+  for (int step = 16; step > 0; step /= 2) {
+    box.x1 = std::fmin(box.x1, __shfl_xor_sync(kWholeWarp, box.x1, step));
+    box.y1 = std::fmin(box.y1, __shfl_xor_sync(kWholeWarp, box.y1, step));
+    box.x2 = std::fmax(box.x2, __shfl_xor_sync(kWholeWarp, box.x2, step));
+    box.y2 = std::fmax(box.y2, __shfl_xor_sync(kWholeWarp, box.y2, step));
   }
-  if (inside) {
-    index[image * boxes.count + i] = best;
-    best_iou[image * boxes.count + i] = most;
+  return box;
+}
+
+// index and best_iou [images, count]; highest [images, truth_count], bits of floats, zero before.
+// Budget: match_kernel 450 instructions.
+__global__ void __launch_bounds__(kThreads)
+    match_kernel(Boxes all, int64_t* index, float* best_iou, int* highest) {
+  alignas(16) __shared__ Tile tile;
+  const int64_t image = blockIdx.y, image_truth = image * all.truth_count;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int i = static_cast<int>(blockIdx.x) * kThreads + thread;
+  const Box<float> own = all.candidate(i);
+  const Box<float> around = around_warp(own);
+  const float own_area = area_between(own);
+  int best = -1;
+  float most = 0;
+  for (int first = 0; first < all.truth_count; first += kTile) {
+    const int loaded = first + thread;
+    const bool valid = loaded < all.truth_count && all.valid[image_truth + loaded];
+    const int count = tile.load(all.truth + image_truth, first, valid, 0);
+    if (best < 0 && count > 0) best = tile.numbers[0];
+    for (int part = 0; part < count; part += 32) {
+      // A lane for each ground truth: neighbouring candidates meet the same few.
+      const int asked = part + thread % 32;
+      const bool meets = asked < count && may_meet(tile.boxes[asked], around);
+      for (unsigned left = __ballot_sync(kWholeWarp, meets); left; left &= left - 1) {
+        const int k = part + __ffs(static_cast<int>(left)) - 1;
+        const float here = overlap(tile.boxes[k], tile.areas[k], own, own_area);
+        if (here > most) {
+          most = here;
+          best = tile.numbers[k];
+        }
+        // The compiler makes of it one for the whole warp, from sm_80 on.
+        if (here > 0) atomicMax(&tile.highest[k], __float_as_int(here));
+      }
+    }
+    __syncthreads();
+    if (thread < count && tile.highest[thread] > 0) {
+      atomicMax(&highest[image_truth + tile.numbers[thread]], tile.highest[thread]);
+    }
+  }
+  if (i < all.count) {
+    index[image * all.count + i] = best;
+    best_iou[image * all.count + i] = most;
   }
 }
 
 // Whether the candidate has the highest overlap of any ground truth.
+// Budget: mark_kernel 330 instructions.
 __global__ void __launch_bounds__(kThreads)
-    mark_kernel(Boxes boxes, const float* best_iou, const int* highest, bool* marks) {
-  __shared__ Box<float> truth[kTile];
-  __shared__ float areas[kTile];
-  __shared__ int tile_highest[kTile];
-  const int64_t image = blockIdx.y, i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const bool inside = i < boxes.count;
-  const Box<float> none{0, 0, 0, 0};
-  const Box<float> own = inside ? boxes.candidates[image * boxes.candidate_step + i] : none;
+    mark_kernel(Boxes all, const float* best_iou, const int* highest, bool* marks) {
+  alignas(16) __shared__ Tile tile;
+  const int64_t image = blockIdx.y, image_truth = image * all.truth_count;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int i = static_cast<int>(blockIdx.x) * kThreads + thread;
+  const Box<float> own = all.candidate(i);
   const float own_area = area_between(own);
-  const int most = inside ? __float_as_int(best_iou[image * boxes.count + i]) : 0;
+  const int most = i < all.count ? __float_as_int(best_iou[image * all.count + i]) : 0;
   bool marked = false;
-  for (int64_t first = 0; first < boxes.truth_count; first += kTile) {
-    const int size = static_cast<int>(min(int64_t{kTile}, boxes.truth_count - first));
-    const int64_t loaded = image * boxes.truth_count + first + threadIdx.x;
-    if (threadIdx.x < size) {
-      truth[threadIdx.x] = boxes.truth[loaded];
-      areas[threadIdx.x] = area_between(boxes.truth[loaded]);
-      tile_highest[threadIdx.x] = highest[loaded];
+  for (int first = 0; first < all.truth_count; first += kTile) {
+    const int loaded = first + thread;
+    const int wanted = loaded < all.truth_count ? highest[image_truth + loaded] : 0;
+    const int count = tile.load(all.truth + image_truth, first, wanted > 0, wanted);
+    for (int k = 0; k < count && !marked; ++k) {
+      if (tile.highest[k] > most) continue;  // above any overlap of the candidate
+      const float here = overlap(tile.boxes[k], tile.areas[k], own, own_area);
+      marked = __float_as_int(here) == tile.highest[k];
     }
-    __syncthreads();
-    for (int j = 0; j < size && !marked; ++j) {
-      const int wanted = tile_highest[j];
-      if (wanted == 0 || wanted > most) continue;  // above any overlap of the candidate
-      marked = __float_as_int(overlap(truth[j], areas[j], own, own_area)) == wanted;
-    }
-    __syncthreads();
   }
-  if (inside) marks[image * boxes.count + i] = marked;
+  if (i < all.count) marks[image * all.count + i] = marked;
 }
 
 std::tuple<Tensor, Tensor, Tensor> match_boxes(const Tensor& truth, const Tensor& valid,
@@ -113,7 +160,9 @@ std::tuple<Tensor, Tensor, Tensor> match_boxes(const Tensor& truth, const Tensor
         " images fit on CUDA, got ", matching.images);
   const DeviceGuard guard(truth.get_device_index());
   const Matches matches(matching);
-  if (matching.images == 0 || matching.count == 0) return {matches.index, matches.iou, matches.best};
+  if (matching.images == 0 || matching.count == 0) {
+    return {matches.index, matches.iou, matches.best};
+  }
 
   const std::array<int64_t, 2> shape{matching.images, matching.truth_count};
   Tensor highest = torch::stable::empty({shape.data(), shape.size()}, ScalarType::Int, std::nullopt,
@@ -121,8 +170,12 @@ std::tuple<Tensor, Tensor, Tensor> match_boxes(const Tensor& truth, const Tensor
   torch::stable::zero_(highest);
   auto* bits = static_cast<int*>(highest.mutable_data_ptr());
   auto* iou = static_cast<float*>(matches.iou.mutable_data_ptr());
-  const Boxes boxes{matching.truth_of(0),  matching.valid_of(0), matching.candidates_of(0),
-                    matching.truth_count, matching.count,       matching.candidate_step};
+  const Boxes boxes{matching.truth_of(0),
+                    matching.valid_of(0),
+                    matching.candidates_of(0),
+                    static_cast<int>(matching.truth_count),
+                    static_cast<int>(matching.count),
+                    matching.candidate_step};
   const dim3 grid(static_cast<unsigned>((matching.count + kThreads - 1) / kThreads),
                   static_cast<unsigned>(matching.images));
   launch(truth, match_kernel, grid, kThreads, 0, boxes,

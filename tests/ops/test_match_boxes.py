@@ -114,6 +114,16 @@ def test_images_without_ground_truth(device):
     assert best[1].any()
 
 
+def test_few_valid_among_much_padding(device):
+    truth, candidates = random_boxes(3, 700), random_boxes(300, extent=80.0)
+    valid = torch.zeros(3, 700, dtype=torch.bool)
+    valid[0, [5, 255, 256, 511, 512, 699]] = True
+    valid[1, 600:] = True
+    truth[~valid] = torch.nan
+    candidates[::7, 2] = torch.nan  # beside good ones
+    assert_matches_oracle(truth, valid, candidates, device)
+
+
 @pytest.mark.parametrize(
     ("images", "truths", "count"), [(0, 3, 5), (2, 0, 5), (2, 3, 0), (1, 0, 0), (0, 0, 0)]
 )
