@@ -94,6 +94,30 @@ def test_sure_predictions_keep_their_relative_precision(device):
     torch.testing.assert_close(loss.cpu().double()[2].item(), exact, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 8, 9, 1030])
+def test_views_may_begin_anywhere(device, dtype, count):
+    logits, targets = (x.to(device) for x in logits_and_targets((count,), dtype, soft=True))
+    logits.requires_grad_()
+    loss = sigmoid_focal_loss(logits, targets)
+    factors = torch.rand_like(loss)
+    expected = [loss, *torch.autograd.grad(loss, logits, factors, retain_graph=True)]
+    same = torch.autograd.grad(loss.sum(), logits)[0]
+
+    def shifted(x, by):
+        return torch.cat([x.detach()[:by], x.detach()])[min(by, count) :]
+
+    for shifts in [(1, 0, 0), (0, 1, 0), (0, 0, 1), (2, 2, 2), (3, 1, 2)]:
+        own, label, factor = map(shifted, (logits, targets, factors), shifts)
+        own.requires_grad_()
+        found = sigmoid_focal_loss(own, label)
+        assert torch.equal(found, expected[0])
+        assert torch.equal(
+            torch.autograd.grad(found, own, factor, retain_graph=True)[0], expected[1]
+        )
+        assert torch.equal(torch.autograd.grad(found.sum(), own)[0], same)
+
+
 def test_nan_stays(device):
     logits = torch.tensor([math.nan, 1.0], device=device).repeat(9)
     loss = sigmoid_focal_loss(logits, torch.ones_like(logits))
