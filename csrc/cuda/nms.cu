@@ -3,7 +3,10 @@
 // resolve_kernel finds what is kept of them. So memory grows with the number of boxes, not with its
 // square, and what is suppressed early is not compared again. Nothing but the shape of nms's and
 // batched_nms's result needs the host.
+#include <algorithm>
 #include <array>
+#include <tuple>
+#include <utility>
 
 #include <torch/csrc/stable/library.h>
 
@@ -12,17 +15,16 @@
 namespace detlite {
 namespace {
 
-// Each row sorted, equal ones in order: the indices, and the values where they are asked for.
-Tensor sort(const Tensor& values, bool descending, Tensor* sorted = nullptr) {
+// Each row's values sorted, equal ones in order, and their indices. torch's C++ wrappers are newer
+// than the oldest torch supported; the operators are not.
+std::pair<Tensor, Tensor> sort(const Tensor& values, bool descending) {
   using torch::stable::detail::from;
   using torch::stable::detail::to;
   std::array<StableIValue, 4> stack{from(values), from(std::optional<bool>(true)),
                                     from(int64_t{-1}), from(descending)};
   TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("aten::sort", "stable", stack.data(), TORCH_ABI_VERSION));
-  Tensor first = to<Tensor>(stack[0]);  // taken in any case, to free it
-  if (sorted) *sorted = first;
-  return to<Tensor>(stack[1]);
+  return {to<Tensor>(stack[0]), to<Tensor>(stack[1])};
 }
 
 Tensor gather(const Tensor& values, const Tensor& index) {
@@ -41,14 +43,13 @@ void suppress(const char* op, const Candidates& candidates, double iou_threshold
   constexpr int64_t most_images = 65535;  // of a grid along y or z
   check(images <= most_images, op, ": at most ", most_images, " images fit on CUDA, got ", images);
 
-  const Tensor order = sort(candidates.scores, true);
+  const Tensor order = sort(candidates.scores, true).second;
   std::optional<Tensor> groups, places, starts;
   if (candidates.groups) {
-    groups.emplace();
-    places = sort(gather(*candidates.groups, order), false, &*groups);
+    std::tie(groups, places) = sort(gather(*candidates.groups, order), false);
     starts = empty_of(ScalarType::Int, candidates, {images, tiles, kTile});
   }
-  const int side = min(tiles, kChunk);
+  const int side = std::min(tiles, kChunk);
   const Tensor boxes =
       empty_of(candidates.boxes.scalar_type(), candidates, {images, tiles, kTile, 4});
   const Tensor bits = empty_of(ScalarType::Long, candidates, {3, images, tiles});
@@ -78,16 +79,16 @@ void suppress(const char* op, const Candidates& candidates, double iou_threshold
     const unsigned blocks = static_cast<unsigned>((tiles * kTile + kThreads - 1) / kThreads);
     start(prepare_kernel<T>, dim3(blocks, all), kThreads, CandidateView<T>(candidates), sorted);
     for (int first = 0; first < tiles; first += kChunk) {
-      const int here = min(kChunk, tiles - first);
+      const int here = std::min(kChunk, tiles - first);
       // A block for each tile of the chunk and each two before it, until there are enough to fill
       // a GPU; then they go on to further tiles.
       constexpr int most_along_y = 128;
       const dim3 grid(static_cast<unsigned>(here),
-                      static_cast<unsigned>(min(first / 2 + here, most_along_y)), all);
+                      static_cast<unsigned>(std::min(first / 2 + here, most_along_y)), all);
       start(overlap_kernel<T>, grid, kTile, sorted, first, side, threshold, share, overlaps);
       start(resolve_kernel<T>, dim3(all), here * 32, sorted, first, side, overlaps);
     }
-    start(collect_kernel<T>, dim3(all), 32 * min(32, 2 * tiles), sorted, survivors);
+    start(collect_kernel<T>, dim3(all), 32 * std::min(32, 2 * tiles), sorted, survivors);
   });
 }
 

@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kThreads)
   int start = position;
   if (position < sorted.count) {
     const int64_t i = sorted.order[sorted.groups ? sorted.places[position] : position];
-    box = image.boxes[i];
     out = !image.takes_part(i);
+    if (!out) box = image.boxes[i];  // the rest overlap nothing
     if (sorted.groups) {
       // The first position of the same group.
       const int64_t group = sorted.groups[position];
