@@ -52,7 +52,7 @@ struct Sorted {
 };
 
 // Lays the candidates out. A thread for each position, the last tile's empty ones too.
-// Budget: prepare_kernel 170 instructions.
+// Budget: prepare_kernel 185 instructions.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     prepare_kernel(CandidateView<T> candidates, Sorted<T> all) {
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kTile)
 // Finds what is kept of a chunk. A block has an image, a warp a tile, a lane two boxes, 32 apart.
 // Tile after tile is resolved, and tells the later ones what it kept. Words are loaded two steps
 // before they are asked for.
-// Budget: resolve_kernel 250 instructions.
+// Budget: resolve_kernel 520 instructions.
 template <typename T>
 __global__ void __launch_bounds__(kChunk * 32)
     resolve_kernel(Sorted<T> all, int first, int side, const uint64_t* masks) {
@@ -159,36 +159,38 @@ __global__ void __launch_bounds__(kChunk * 32)
 
   bool low_gone = sorted.removed[tile * 2] >> lane & 1;
   bool high_gone = sorted.removed[tile * 2 + 1] >> lane & 1;
+  uint64_t alive = 0;
   Pair now = load(0), next = load(1);
   const int tiles = static_cast<int>(blockDim.x) / 32;
+  // By three, so that the three pairs change their names: to copy one would wait for its loads.
+#pragma unroll 3
   for (int step = 0; step < tiles; ++step) {
     const Pair after = load(step + 2);
     if (step == warp) {
       // Who is kept depends on better boxes alone, so each round settles one more of a chain of
       // boxes that suppress each other, and what no longer changes is right.
       const uint64_t candidates = ~vote(low_gone, high_gone);
-      uint64_t alive = candidates, before;
-      do {
+      alive = candidates;
+      for (uint64_t before = ~alive; before != alive;) {
         before = alive;
         alive = candidates & ~vote(now.low & before, now.high & before);
-      } while (alive != before);
-      if (lane == 0) {
-        kept[warp] = alive;
-        sorted.kept[tile] = alive;
       }
-      if (sorted.groups) {
-        for (int half = 0; half < 2; ++half) {
-          if (!(alive >> (lane + half * 32) & 1)) continue;
-          const int place = static_cast<int>(sorted.places[position + half * 32]);
-          atomicOr(&sorted.best[place / 32], 1u << place % 32);
-        }
-      }
+      if (lane == 0) kept[warp] = alive;
     }
     __syncthreads();
     low_gone |= (now.low & kept[step]) != 0;
     high_gone |= (now.high & kept[step]) != 0;
     now = next;
     next = after;
+  }
+
+  // Only now, since all wait for the warp whose turn it is.
+  if (lane == 0) sorted.kept[tile] = alive;
+  if (!sorted.groups) return;
+  for (int half = 0; half < kTile; half += 32) {
+    if (!(alive >> (lane + half) & 1)) continue;
+    const int place = static_cast<int>(sorted.places[position + half]);
+    atomicOr(&sorted.best[place / 32], 1u << place % 32);
   }
 }
 
