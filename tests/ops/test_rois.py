@@ -1,14 +1,18 @@
 """What RoIAlign and RoIPool share: the rule of levels, padding, and what is refused."""
 
 import math
+import subprocess
+import sys
+from functools import partial
 
 import pytest
 import torch
+import torchvision
 from roi_cases import features, odd_rois, ordinary_rois
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from detlite import _C
-from detlite.ops import assign_levels, pyramid_roi_align, pyramid_roi_pool
+from detlite.ops import assign_levels, pyramid_roi_align, pyramid_roi_pool, roi_align, roi_pool
 
 SCALES = [1 / 4, 1 / 8, 1 / 16, 1 / 32]
 OPERATORS = [pyramid_roi_align, pyramid_roi_pool]
@@ -127,7 +131,6 @@ def test_padding_has_no_argmax(device, layout):
     assert (argmax[1::2] >= 0).any()
 
 
-# Without a message, as CUDA's kernels know none; of a real one the trap would end the process.
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(
     ("image", "level"), [(2.0, 0), (-2.0, 0), (-0.5, 0), (math.nan, 0), (0.0, 2), (0.0, -1)]
@@ -135,7 +138,7 @@ def test_padding_has_no_argmax(device, layout):
 @pytest.mark.parametrize("op", ["align", "pool"])
 def test_no_image_and_no_level_is_refused(device, op, image, level, backward):
     if device == "cuda":
-        pytest.skip("a trap ends the CUDA context")
+        pytest.skip("an assertion on the device ends the CUDA context: see the test below")
     maps = [torch.ones(2, 3, 9, 9), torch.ones(2, 3, 5, 5)]
     rois, levels = torch.tensor([[0, 0, 0, 4, 4], [image, 0, 0, 4, 4]]), torch.tensor([0, level])
     where, pool, grad = (rois, levels), ([1.0, 0.5], 2, 2), torch.ones(2, 3, 2, 2)
@@ -149,6 +152,54 @@ def test_no_image_and_no_level_is_refused(device, op, image, level, backward):
     }
     with pytest.raises(RuntimeError):
         calls[op, backward]()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    ("image", "level", "message"),
+    [(2, 0, "an image index is outside the batch"), (0, 1, "there is no such level")],
+)
+def test_a_gpu_asserts(image, level, message):
+    program = f"""
+import torch
+from detlite import _C
+maps, levels = [torch.ones(2, 3, 9, 9, device="cuda")], torch.tensor([{level}], device="cuda")
+rois = torch.tensor([[{image}, 0, 0, 4, 4.0]], device="cuda")
+_C.roi_align_forward.maps(maps, rois, levels, [1.0], 2, 2, 2, True)
+torch.cuda.synchronize()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode != 0
+    assert message in ended.stderr
+
+
+# ---- gradients of many RoIs on few cells
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("channels", [4, 70])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_crowded_gradients_are_torchvisions(device, dtype, channels, layout):
+    x = features(dtype, layout, (3, channels, 18, 29)).to(device)
+    rois = ordinary_rois(700, dtype)
+    rois[:, 0] = torch.randint(0, 3, (700,))
+    rois = rois.to(device)
+    for ours, theirs in [
+        (
+            partial(roi_align, sampling_ratio=2),
+            partial(torchvision.ops.roi_align, sampling_ratio=2),
+        ),
+        (roi_pool, torchvision.ops.roi_pool),
+    ]:
+        own, exact = x.clone().requires_grad_(), x.cpu().double().clone().requires_grad_()
+        output, expected = ours(own, rois, 5, 0.25), theirs(exact, rois.cpu().double(), 5, 0.25)
+        grad = torch.randn_like(output)
+        (found,) = torch.autograd.grad(output, own, grad)
+        (wanted,) = torch.autograd.grad(expected, exact, grad.cpu().double())
+        tolerance = 1e-12 if dtype == torch.float64 else 2e-5
+        torch.testing.assert_close(
+            found.cpu().double(), wanted, rtol=tolerance, atol=10 * tolerance
+        )
 
 
 # ---- tracing

@@ -1,0 +1,248 @@
+// How gradients reach the maps on CUDA: by tiles. A block has kTile x kTile cells of one map and
+// kTileThreads channels, goes through the RoIs that touch the tile in order, and writes the sums once.
+// Nothing is added to twice, so there are no atomics on floats and results repeat to the last bit.
+#pragma once
+
+#include "roi_device.h"
+
+namespace detlite {
+
+constexpr int kTile = 8;
+constexpr int kTileThreads = 64;      // of a block, each with a channel
+constexpr int kListThreads = 512;     // of a block that lists RoIs
+constexpr int kLoadsPerThread = 4;    // bounds that a thread compares at once
+constexpr int kChunk = kTileThreads * kLoadsPerThread;
+constexpr int kWarp = 32;
+constexpr int kMostInt = std::numeric_limits<int>::max();
+
+// The cells that a RoI may touch, the last ones included; none where first > last.
+struct alignas(16) Bounds {
+  int first_row, last_row, first_column, last_column;
+};
+
+// RoIs by segment, which is a level of an image: `starts` [segments + 1] says where each begins in
+// `order`, the RoIs' numbers, and `bounds`. Within a segment RoIs keep their order. Padding is left
+// out.
+struct RoiLists {
+  int* starts;
+  int* order;
+  Bounds* bounds;
+};
+
+// A block lists one segment. No two threads write one place.
+// Budget: list_rois_kernel 1070 instructions.
+template <typename F, typename T, typename Op>
+__global__ void __launch_bounds__(kListThreads)
+    list_rois_kernel(DevicePyramid<F> pyramid, const T* rois, const int64_t* levels, int count,
+                     Op op, RoiLists lists) {
+  constexpr int warps = kListThreads / kWarp;
+  __shared__ int counts[warps];
+  const int segment = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / kWarp, lane = thread % kWarp;
+  const auto segment_of = [&](int k) {
+    const int64_t image = checked_image(rois + int64_t{k} * kRoiSize, pyramid.batch_size);
+    if (image == kPadding) return kMostInt;
+    const int level = checked_level(levels[k], pyramid.level_count);
+    return static_cast<int>(image) * pyramid.level_count + level;
+  };
+
+  int before = 0;
+  for (int k = thread; k < count; k += kListThreads) before += segment_of(k) < segment;
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    before += __shfl_xor_sync(0xffffffffu, before, step);
+  }
+  if (lane == 0) counts[warp] = before;
+  __syncthreads();
+  int start = 0;
+  for (int w = 0; w < warps; ++w) start += counts[w];
+  __syncthreads();
+  if (thread == 0) lists.starts[segment] = start;
+
+  for (int base = 0; base < count; base += kListThreads) {
+    const int k = base + thread;
+    const bool own = k < count && segment_of(k) == segment;
+    const unsigned votes = __ballot_sync(0xffffffffu, own);
+    if (lane == 0) counts[warp] = __popc(votes);
+    __syncthreads();
+    int place = start + __popc(votes & ((1u << lane) - 1));
+    for (int w = 0; w < warps; ++w) {
+      if (w < warp) place += counts[w];
+      start += counts[w];
+    }
+    if (own) {
+      lists.order[place] = k;
+      lists.bounds[place] = op.bounds(rois + int64_t{k} * kRoiSize,
+                                      pyramid.levels[segment % pyramid.level_count]);
+    }
+    __syncthreads();
+  }
+  if (thread == 0 && blockIdx.x == gridDim.x - 1) lists.starts[segment + 1] = start;
+}
+
+// The tile of a block, and its thread's channel.
+struct Tile {
+  int level, image, row, column;  // the first cell's
+  int channel;
+
+  template <typename F>
+  __device__ static Tile of_block(const DevicePyramid<F>& pyramid) {
+    int index = static_cast<int>(blockIdx.x), number = 0, across = 0, tiles = 0;
+    for (;; ++number) {
+      across = (pyramid.levels[number].width + kTile - 1) / kTile;
+      tiles = across * ((pyramid.levels[number].height + kTile - 1) / kTile);
+      const int all = static_cast<int>(pyramid.batch_size) * tiles;
+      if (index < all) break;
+      index -= all;
+    }
+    const int place = index % tiles;
+    return {number, index / tiles, place / across * kTile, place % across * kTile,
+            static_cast<int>(blockIdx.y * kTileThreads + threadIdx.x)};
+  }
+};
+
+// Calls body(RoIs' numbers in shared memory, how many) for those that may touch the tile, in order, up
+// to kChunk at a time. All threads of the block call it together.
+template <typename Body>
+__device__ void for_touching_rois(const RoiLists& lists, int segment, const Tile& tile,
+                                  const Body& body) {
+  constexpr int words = kChunk / kWarp;
+  __shared__ unsigned touching[words];
+  __shared__ int numbers[kChunk];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
+  const int begin = lists.starts[segment], end = lists.starts[segment + 1];
+  for (int base = begin; base < end; base += kChunk) {
+    bool touches[kLoadsPerThread];
+    for (int i = 0; i < kLoadsPerThread; ++i) {
+      const int place = base + i * kTileThreads + thread;
+      touches[i] = false;
+      if (place < end) {
+        const Bounds bounds = lists.bounds[place];
+        touches[i] = bounds.first_row < tile.row + kTile && bounds.last_row >= tile.row &&
+                     bounds.first_column < tile.column + kTile &&
+                     bounds.last_column >= tile.column;
+      }
+      const unsigned votes = __ballot_sync(0xffffffffu, touches[i]);
+      if (lane == 0) touching[(i * kTileThreads + thread) / kWarp] = votes;
+    }
+    __syncthreads();
+    int before[kLoadsPerThread] = {}, total = 0;
+    for (int word = 0; word < words; ++word) {
+      for (int i = 0; i < kLoadsPerThread; ++i) {
+        if (word == (i * kTileThreads + thread) / kWarp) before[i] = total;
+      }
+      total += __popc(touching[word]);
+    }
+    for (int i = 0; i < kLoadsPerThread; ++i) {
+      if (!touches[i]) continue;
+      const unsigned own = touching[(i * kTileThreads + thread) / kWarp];
+      numbers[before[i] + __popc(own & ((1u << lane) - 1))] =
+          lists.order[base + i * kTileThreads + thread];
+    }
+    __syncthreads();
+    if (total > 0) body(numbers, total);
+    __syncthreads();  // before the next chunk takes the places
+  }
+}
+
+// The bins of one RoI along one axis that reach into the tile; none where first >= end.
+struct BinRange {
+  int first, end;
+};
+
+// Sets `range` to none, for the threads that will widen it.
+__device__ inline void clear(BinRange& range) { range = {kMostInt, 0}; }
+__device__ inline void widen(BinRange& range, int bin) {
+  atomicMin(&range.first, bin);
+  atomicMax(&range.end, bin + 1);
+}
+
+// How many RoIs' bins a block's threads look at together, a thread each.
+inline int rois_at_once(const PoolShape& pool) {
+  return static_cast<int>(
+      std::clamp<int64_t>(kTileThreads / (int64_t{pool.height} + pool.width), 1, 8));
+}
+
+// A row of a tile on its way to a contiguous map. The pitch keeps banks apart whichever way it is
+// read.
+constexpr int kRowPitch = kTileThreads + 4;
+template <typename T>
+using TileRow = T[kTile][kRowPitch];
+
+// Writes the tile in the order of the map's memory. value(y, x) is the thread's own sum; all threads
+// of the block call this together.
+template <typename F, typename T, typename Value>
+__device__ void store_tile(const DeviceLevel<F>& level, const Tile& tile, int channels,
+                           TileRow<T>& row, const Value& value) {
+  const View4d<F>& map = level.map;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int height = min(kTile, level.height - tile.row);
+  const int width = min(kTile, level.width - tile.column);
+  if (map.stride_c == 1) {
+    if (tile.channel >= channels) return;
+    F* cell = map.at(tile.image, tile.channel, tile.row, tile.column);
+#pragma unroll
+    for (int y = 0; y < kTile; ++y) {
+#pragma unroll
+      for (int x = 0; x < kTile; ++x) {
+        if (y < height && x < width) cell[x * map.stride_w] = static_cast<F>(value(y, x));
+      }
+      cell += map.stride_h;
+    }
+    return;
+  }
+  const int x = thread % kTile, first = thread / kTile;  // channels go by kTileThreads / kTile
+  const int channel = tile.channel - thread + first;
+#pragma unroll
+  for (int y = 0; y < kTile; ++y) {
+#pragma unroll
+    for (int i = 0; i < kTile; ++i) row[i][thread] = value(y, i);
+    __syncthreads();
+    if (y < height && x < width) {
+      F* cell = map.at(tile.image, channel, tile.row + y, tile.column + x);
+#pragma unroll 1
+      for (int i = 0; i < kTileThreads && channel + i < channels; i += kTileThreads / kTile) {
+        cell[i * map.stride_c] = static_cast<F>(row[x][first + i]);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// Launches what lists the RoIs and then `kernel`, a block for each tile and kTileThreads channels:
+// kernel(pyramid, rois, lists, arguments...).
+template <typename F, typename T, typename Op, typename Kernel, typename... Arguments>
+void gather_by_tiles(const char* op, const PyramidShape& shape, const std::vector<Tensor>& maps,
+                     const Tensor& rois, const Tensor& levels, const Op& bounds_op, Kernel kernel,
+                     size_t shared_bytes, const Arguments&... arguments) {
+  constexpr int64_t most = kMostInt;
+  int64_t tiles = 0;
+  for (const LevelShape& level : shape.levels) {
+    tiles += shape.batch_size * ((level.height + int64_t{kTile} - 1) / kTile) *
+             ((level.width + int64_t{kTile} - 1) / kTile);
+  }
+  const int64_t segments = shape.batch_size * shape.level_count(), count = rois.size(0);
+  const int64_t channel_blocks = (shape.channels + kTileThreads - 1) / kTileThreads;
+  check(tiles <= most && segments < most && count <= most, op, ": too many cells or rois");
+  check(channel_blocks <= 65535, op, ": too many channels: ", shape.channels);
+  if (tiles == 0 || channel_blocks == 0) return;
+
+  constexpr int64_t bounds_ints = sizeof(Bounds) / sizeof(int);
+  const int64_t ints = count * (bounds_ints + 1) + segments + 1;
+  const Tensor memory =
+      torch::stable::empty({&ints, 1}, ScalarType::Int, std::nullopt, maps[0].device());
+  int* const start = static_cast<int*>(memory.mutable_data_ptr());
+  const RoiLists lists{start + count * (bounds_ints + 1), start + count * bounds_ints,
+                       reinterpret_cast<Bounds*>(start)};
+  const Tensor boxes = torch::stable::contiguous(rois);
+  const Tensor numbers = torch::stable::contiguous(levels);
+  const auto* roi_data = static_cast<const T*>(boxes.const_data_ptr());
+  const DevicePyramid<F> pyramid = device_pyramid(shape, mutable_views<F>(maps));
+  launch(maps[0], list_rois_kernel<F, T, Op>, static_cast<unsigned>(segments), kListThreads, 0,
+         pyramid, roi_data, static_cast<const int64_t*>(numbers.const_data_ptr()),
+         static_cast<int>(count), bounds_op, lists);
+  launch(maps[0], kernel,
+         dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(channel_blocks)), kTileThreads,
+         shared_bytes, pyramid, roi_data, lists, arguments...);
+}
+
+}  // namespace detlite
