@@ -120,10 +120,10 @@ inline void check_shared_memory(const char* op, int64_t bytes) {
         most, ": choose a smaller pooled size or sampling ratio, or smaller maps");
 }
 
-// Maps whose columns are so near in memory that an int holds their distances.
+// Maps whose rows and columns are so near in memory that an int holds their distances.
 inline std::vector<Tensor> readable_maps(std::vector<Tensor> maps) {
   for (Tensor& map : maps) {
-    const int64_t reach = map.size(3) * std::abs(map.stride(3));
+    const int64_t reach = std::max(map.size(3) * map.stride(3), map.stride(2));
     if (reach > std::numeric_limits<int32_t>::max()) map = dense_4d(map, false);
   }
   return maps;
