@@ -130,8 +130,8 @@ __device__ void crop_runs(const double* toggles, int64_t count, const NearestAxi
   }
 }
 
-// An index outside the instances, or polygons where soft masks need run lengths, end the kernel with
-// an error that torch reports at the next synchronisation: asking first would stall the stream.
+// An index outside the instances, or polygons where soft masks need run lengths, fail torch's device
+// assertion, which torch reports at the next synchronisation: asking first would stall the stream.
 // For four blocks at once, which are its own choice, the compiler would spill registers.
 // Budget: crop_kernel 2650 instructions.
 __global__ void __launch_bounds__(kThreads, 3)
@@ -143,13 +143,14 @@ __global__ void __launch_bounds__(kThreads, 3)
   const int64_t row = blockIdx.x, instance = index[row];
   const float* box = boxes + row * 4;
   float* cells = crops + row * resolution * resolution;
-  if (instance < -1 || instance >= masks.instance_count) __trap();
+  CUDA_KERNEL_ASSERT_MSG(instance >= -1 && instance < masks.instance_count,
+                         "crop_masks: an index is outside the instances");
   const Range pieces =
       instance < 0 ? Range{0, 0} : clamped_range(masks.instances, instance, masks.piece_count);
   if (pieces.begin < pieces.end) {
     const int64_t* frame = masks.frames + instance * kFrameSize;
     if (frame[0] == 0) {
-      if (soft) __trap();
+      CUDA_KERNEL_ASSERT_MSG(!soft, "crop_masks: soft masks are cropped from run lengths alone");
       crop_polygons(masks, pieces, box, resolution, edges, mask, cells);
       return;
     }
