@@ -66,33 +66,43 @@ __device__ AlignAxis<T> axis_of(const T* roi, const AlignArguments& align,
                     align.aligned);
 }
 
+// Calls body(cell, weight) for each cell that a bin averages along one axis, once each, rising.
+template <typename T, typename Body>
+__device__ void for_each_cell(const AlignAxis<T>& axis, int bin, int size, const Body& body) {
+  const bool rising = axis.bin_size >= 0;
+  const SampleRange range = samples_near_map(axis, bin, size);
+  // What samples have added up so far to one cell, and to the next where that is on the map.
+  int cell = -1;
+  T weight = 0, next_weight = 0;
+  bool has_next = false;
+  for (int i = range.begin; i <= range.end; ++i) {
+    const int number = rising ? i : range.begin + range.end - 1 - i;
+    LinearSample<T> sample{kMostInt, kMostInt, 0, 0};  // after the last one: beyond all cells
+    if (i < range.end && !linear_sample(axis.position(bin, number), size, sample)) continue;
+    while (cell >= 0 && cell < sample.low) {
+      body(cell, weight);
+      cell = has_next ? cell + 1 : -1;
+      weight = next_weight;
+      has_next = false;
+    }
+    weight = (cell == sample.low ? weight : T(0)) + sample.low_weight / axis.samples;
+    next_weight = (has_next ? next_weight : T(0)) + sample.high_weight / axis.samples;
+    cell = sample.low;
+    has_next = sample.high != sample.low;
+  }
+}
+
 // Fills the cells of one bin of `bins`; `cells` are those of the whole axis.
 template <typename T>
 __device__ PlannedBin plan_bin(const AlignAxis<T>& axis, int places, int bins, int bin, int size,
                                int stride, PlannedCell<T>* cells) {
-  const bool rising = axis.bin_size >= 0;
-  const SampleRange range = samples_near_map(axis, bin, size);
   PlannedBin planned{bin * places, 0};
-  int last = -1;  // cells come in rising order
-  const auto add = [&](int cell, T weight) {
-    weight /= axis.samples;
-    if (cell <= last) {  // one of the last two
-      cells[planned.first + planned.count - 1 - (last - cell)].weight += weight;
-    } else {
-      cells[planned.first + planned.count++] = {cell * stride, weight};
-      last = cell;
-    }
-  };
-  for (int i = range.begin; i < range.end; ++i) {
-    const int number = rising ? i : range.begin + range.end - 1 - i;
-    LinearSample<T> sample;
-    if (!linear_sample(axis.position(bin, number), size, sample)) continue;
+  for_each_cell(axis, bin, size, [&](int cell, T weight) {
     if (planned.count == 0 && places == 0) {
-      planned.first = sample.low + kBinOverlap * (rising ? bin : bins - 1 - bin);
+      planned.first = cell + kBinOverlap * (axis.bin_size >= 0 ? bin : bins - 1 - bin);
     }
-    add(sample.low, sample.low_weight);
-    if (sample.high != sample.low) add(sample.high, sample.high_weight);
-  }
+    cells[planned.first + planned.count++] = {cell * stride, weight};
+  });
   return planned;
 }
 

@@ -2,6 +2,7 @@
 // count, since nobody has checked them.
 #include <torch/csrc/stable/library.h>
 
+#include "align_plan.h"
 #include "crop_masks.h"
 #include "launch.h"
 
@@ -86,7 +87,6 @@ __device__ float bin_of_runs(const double* toggles, int64_t count, const Nearest
                              const NearestAxis& wide, const AlignAxis<float>& rows, int row,
                              const AlignAxis<float>& columns, int column) {
   const int height = static_cast<int>(high.target), width = static_cast<int>(wide.target);
-  const SampleRange ys = samples_near_map(rows, row, height);
   const SampleRange xs = samples_near_map(columns, column, width);
   if (xs.begin >= xs.end) return 0;
   // Only what changes in the bin's columns is searched.
@@ -96,25 +96,13 @@ __device__ float bin_of_runs(const double* toggles, int64_t count, const Nearest
   const Range near{first_above(toggles, {0, count}, first * high.source - 1),
                    first_above(toggles, {0, count}, (last + 1) * high.source - 1)};
   float value = 0;
-  for (int iy = ys.begin; iy < ys.end; ++iy) {
-    LinearSample<float> y;
-    if (!linear_sample(rows.position(row, iy), height, y)) continue;
-    const int64_t down[2] = {high(y.low), high(y.high)};
-    const float down_weights[2] = {y.low_weight / rows.samples, y.high_weight / rows.samples};
-    for (int ix = xs.begin; ix < xs.end; ++ix) {
-      LinearSample<float> x;
-      if (!linear_sample(columns.position(column, ix), width, x)) continue;
-      const int64_t along[2] = {wide(x.low) * high.source, wide(x.high) * high.source};
-      const float along_weights[2] = {x.low_weight / columns.samples,
-                                      x.high_weight / columns.samples};
-      for (int corner = 0; corner < 4; ++corner) {
-        const int r = corner / 2, k = corner % 2;
-        if (first_above(toggles, near, along[k] + down[r]) % 2) {
-          value += rounded_product(down_weights[r], along_weights[k]);
-        }
-      }
-    }
-  }
+  for_each_cell(rows, row, height, [&](int y, float down) {
+    float line = 0;
+    for_each_cell(columns, column, width, [&](int x, float across) {
+      if (first_above(toggles, near, wide(x) * high.source + high(y)) % 2) line += across;
+    });
+    value += down * line;
+  });
   return value;
 }
 
@@ -132,9 +120,9 @@ __device__ void crop_runs(const double* toggles, int64_t count, const NearestAxi
 
 // An index outside the instances, or polygons where soft masks need run lengths, fail torch's device
 // assertion, which torch reports at the next synchronisation: asking first would stall the stream.
-// For four blocks at once, which are its own choice, the compiler would spill registers.
-// Budget: crop_kernel 2650 instructions.
-__global__ void __launch_bounds__(kThreads, 3)
+// For more blocks at once, which are its own choice, the compiler would spill registers.
+// Budget: crop_kernel 3010 instructions.
+__global__ void __launch_bounds__(kThreads, 2)
     crop_kernel(MaskArrays masks, const int64_t* index, const float* boxes, int resolution,
                 bool soft, float* crops) {
   DETLITE_LAUNCHED_SHARED(shared);

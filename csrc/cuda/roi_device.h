@@ -8,6 +8,8 @@
 
 namespace detlite {
 
+constexpr int kMostInt = std::numeric_limits<int>::max();
+
 // The levels of a pyramid as a kernel's argument.
 template <typename T>
 struct DeviceLevel {

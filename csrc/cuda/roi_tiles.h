@@ -13,7 +13,6 @@ constexpr int kListThreads = 512;     // of a block that lists RoIs
 constexpr int kLoadsPerThread = 4;    // bounds that a thread compares at once
 constexpr int kChunk = kTileThreads * kLoadsPerThread;
 constexpr int kWarp = 32;
-constexpr int kMostInt = std::numeric_limits<int>::max();
 
 // The cells that a RoI may touch, the last ones included; none where first > last.
 struct alignas(16) Bounds {
