@@ -19,6 +19,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch import Tensor
 
 torchvision: Any = None
 if importlib.util.find_spec("torchvision") is not None:
-    import torchvision
+    torchvision = importlib.import_module("torchvision")
 
 Run = Callable[[], object]
 Pair = tuple[str, Run, Run | None]  # detlite's call and, where there is one, torchvision's
@@ -118,14 +119,14 @@ def roi_cases(make: Inputs) -> Iterator[Pair]:
     for suffix, own in (("", maps), ("_cl", last(maps))):
         yield from gradients(
             f"roi_align_7_s2{suffix}",
-            lambda own=own: ops.roi_align(own[0], *align),
+            partial(ops.roi_align, own[0], *align),
             torchvision and (lambda: torchvision.ops.roi_align(maps[0], *align)),
             maps,
             own,
         )
         yield from gradients(
             f"roi_pool_7{suffix}",
-            lambda own=own: ops.roi_pool(own[0], rois, 7, 0.25),
+            partial(ops.roi_pool, own[0], rois, 7, 0.25),
             torchvision and (lambda: torchvision.ops.roi_pool(maps[0], rois, 7, 0.25)),
             maps,
             own,
@@ -146,7 +147,7 @@ def pyramid_cases(make: Inputs) -> Iterator[Pair]:
     for suffix, own in (("", maps), ("_cl", last(maps))):
         yield from gradients(
             f"pyramid_16x512{suffix}",
-            lambda own=own: ops.pyramid_roi_align(own, boxes, 7, scales, 2),
+            partial(ops.pyramid_roi_align, own, boxes, 7, scales, 2),
             reference,
             maps,
             own,
@@ -161,8 +162,8 @@ def box_cases(make: Inputs) -> Iterator[Pair]:
         given = (boxes, torch.rand(len(boxes), device=make.device), 0.7)
         yield (
             name,
-            lambda given=given: ops.nms(*given),
-            torchvision and (lambda given=given: torchvision.ops.nms(*given)),
+            partial(ops.nms, *given),
+            torchvision and partial(torchvision.ops.nms, *given),
         )
     boxes = make.boxes(4000, 20, 300)
     scores = torch.rand(len(boxes), device=make.device)

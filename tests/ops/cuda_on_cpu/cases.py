@@ -81,6 +81,11 @@ def nms() -> Call:
 
 
 @case
+def nms_of_many() -> Call:
+    return ops.nms, [boxes(2300, extent=400.0), torch.rand(2300), 0.3]
+
+
+@case
 def batched_nms() -> Call:
     return ops.batched_nms, [boxes(400), torch.rand(400), torch.randint(0, 3, (400,)), 0.4]
 
@@ -110,6 +115,12 @@ def roi_align() -> Call:
 def roi_align_channels_last() -> Call:
     maps = torch.randn(2, 16, 15, 16).contiguous(memory_format=torch.channels_last)
     return ops.roi_align, [maps.requires_grad_(), rois(150, 2), (2, 3), 0.25, 0, True]
+
+
+@case
+def roi_align_of_many() -> Call:
+    maps = torch.randn(2, 3, 8, 9, requires_grad=True)
+    return ops.roi_align, [maps, rois(1000, 2), 2, 0.125, 2]
 
 
 @case
