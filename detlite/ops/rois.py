@@ -7,8 +7,8 @@ autocast, and coordinates never round to half: at 1000 pixels bfloat16 is 4 pixe
 
 A RoI is `[batch index, x1, y1, x2, y2]`. Batch index -1 is padding: the RoI pools to zeros and
 passes no gradient. Any other index outside the batch, or a level that there is not, is an error and
-never a read. On the CPU it is a RuntimeError; on CUDA, where looking would stall the stream, it is a
-device-side assertion, as in torch's own indexing, and the error surfaces at the next
+never a read. On the CPU it is a RuntimeError; on CUDA, where looking would stall the stream, it is
+a device-side assertion, as in torch's own indexing, and the error surfaces at the next
 synchronisation. Boxes given as a list, one tensor an image, cannot name a wrong image.
 """
 
