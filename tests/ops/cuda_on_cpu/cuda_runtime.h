@@ -194,10 +194,13 @@ inline void check_launch(const cudaLaunchConfig_t& config, const void* kernel) {
 }
 
 inline void run_blocks(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
-  static unsigned launches = 0;
-  const char* seed = std::getenv("CUDA_ON_CPU_SEED");
+  static unsigned launches = 0, last_seed = 0;  // orders follow from the seed and what it has run
+  const char* variable = std::getenv("CUDA_ON_CPU_SEED");
   const char* skipped = std::getenv("CUDA_ON_CPU_SKIP");
-  fibers.random.seed(static_cast<unsigned>(seed ? std::atoi(seed) : 0) + 1000003u * launches++);
+  const unsigned seed = static_cast<unsigned>(variable ? std::atoi(variable) : 0);
+  launches = seed == last_seed ? launches + 1 : 0;
+  last_seed = seed;
+  fibers.random.seed(seed + 1000003u * launches);
   fibers.skipped = skipped ? skipped : "";
   gridDim = config.gridDim;
   blockDim = config.blockDim;
