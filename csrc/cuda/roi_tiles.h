@@ -100,7 +100,8 @@ struct Tile {
 };
 
 // Calls body(RoIs' numbers in shared memory, how many) for those that may touch the tile, in order, up
-// to kChunk at a time. All threads of the block call it together.
+// to kChunk at a time. All threads of the block call it together, and body ends with a barrier, for
+// the next chunk takes the places.
 template <typename Body>
 __device__ void for_touching_rois(const RoiLists& lists, int segment, const Tile& tile,
                                   const Body& body) {
@@ -139,7 +140,6 @@ __device__ void for_touching_rois(const RoiLists& lists, int segment, const Tile
     }
     __syncthreads();
     if (total > 0) body(numbers, total);
-    __syncthreads();  // before the next chunk takes the places
   }
 }
 

@@ -136,6 +136,16 @@ def pyramid_roi_align() -> Call:
 
 
 @case
+def roi_align_in_turn() -> Call:
+    """More RoIs than a block compares at once: the first lie left, the others right."""
+    some = rois(640, 1)
+    some[:, 0] = 0
+    some[320:, 1::2] += 120
+    maps = torch.randn(1, 66, 9, 50, requires_grad=True)
+    return ops.roi_align, [maps, some, 1, 0.25, 1]
+
+
+@case
 def roi_pool() -> Call:
     maps = torch.randn(2, 9, 15, 16, requires_grad=True)
     return ops.roi_pool, [maps, rois(300, 2), 3, 0.25]
