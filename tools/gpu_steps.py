@@ -35,6 +35,7 @@ def allow_operators_alone() -> None:
         package = types.ModuleType("detlite")
         package.__path__ = list(found.submodule_search_locations or [])
         sys.modules["detlite"] = package
+        importlib.import_module("detlite._C")  # registers the operators
 
 
 allow_operators_alone()
