@@ -3,21 +3,9 @@
 
 #include <cmath>
 
-#include <torch/headeronly/macros/Macros.h>
+#include "rounding.h"
 
 namespace detlite {
-
-// a * b, rounded before anything is added to it. Fused, the last bit, and with it which of two boxes
-// is kept, would depend on the device. (On the host, setup.py tells the compiler not to fuse.)
-template <typename T>
-C10_HOST_DEVICE T rounded_product(T a, T b) {
-#if defined(__CUDA_ARCH__) || defined(DETLITE_CUDA_ON_CPU)
-  if constexpr (sizeof(T) == sizeof(double)) return __dmul_rn(a, b);
-  else return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
 
 template <typename T>
 struct Box {

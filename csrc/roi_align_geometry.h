@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include <torch/headeronly/macros/Macros.h>
+#include "rounding.h"
 
 namespace detlite {
 
@@ -30,8 +30,8 @@ C10_HOST_DEVICE AlignAxis<T> align_axis(T low, T high, T spatial_scale, int bins
                                         int sampling_ratio, bool aligned) {
   constexpr int most_samples = 1 << 30;
   const T offset = aligned ? T(0.5) : T(0);
-  const T start = low * spatial_scale - offset;
-  T length = high * spatial_scale - offset - start;
+  const T start = rounded_product(low, spatial_scale) - offset;
+  T length = rounded_product(high, spatial_scale) - offset - start;
   if (!aligned && length < 1) length = 1;
   const T bin_size = length / bins;
   int samples = sampling_ratio;

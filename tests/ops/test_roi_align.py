@@ -60,6 +60,17 @@ def test_odd_boxes_match_oracle(device, dtype, layout, sampling_ratio, aligned):
     np.testing.assert_allclose(as_numpy(output), expected, rtol=tolerance, atol=tolerance)
 
 
+def test_sides_of_whole_cells_take_no_sample_more(device):
+    # Each bin is a whole number of cells long, but for the rounding of its corners.
+    corner = torch.rand(300, 2) * 90
+    side = 70 * torch.randint(1, 4, (300, 2))
+    rois = torch.cat([torch.zeros(300, 1), corner, corner + side], dim=1)
+    x = torch.randn(1, 5, 30, 30)
+    found = roi_align(x.to(device), rois.to(device), 7, 0.1, sampling_ratio=0, aligned=True)
+    wanted = torchvision.ops.roi_align(x, rois, 7, 0.1, sampling_ratio=0, aligned=True)
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("size", [1e9, 1e20, 3e38])
 def test_boxes_far_larger_than_the_map_take_no_longer(device, size):
     input = torch.ones(1, 1, 4, 4, device=device)
