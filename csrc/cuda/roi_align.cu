@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kTileThreads)
                     const F* grad, int at_once) {
   DETLITE_LAUNCHED_SHARED(shared);
   const PoolShape pool = op.align.pool;
-  const int bins = pool.height + pool.width, thread = static_cast<int>(threadIdx.x);
+  const int bins = pool.height + pool.width;
   // Of each RoI at work: the bins' weights on the tile, rows then columns; and which bins there are.
   T* const weights = reinterpret_cast<T*>(shared);
   BinRange* const ranges = reinterpret_cast<BinRange*>(weights + at_once * bins * kTile);
@@ -128,56 +128,43 @@ __global__ void __launch_bounds__(kTileThreads)
   const int64_t step = int64_t{pool.width} * pyramid.channels;  // from a row of bins to the next
   T sum[kTile][kTile] = {};
   const int segment = tile.image * pyramid.level_count + tile.level;
-  for_touching_rois(lists, segment, tile, [&](const int* numbers, int count) {
-    for (int first = 0; first < count; first += at_once) {
-      const int some = min(at_once, count - first);
-      if (thread < 2 * some) clear(ranges[thread]);
-      __syncthreads();
-      for (int i = thread; i < some * bins; i += kTileThreads) {
-        const int which = i / bins, bin = i % bins;
-        const T* roi = rois + int64_t{numbers[first + which]} * kRoiSize;
-        const bool row = bin < pool.height;
-        const int place = row ? bin : bin - pool.height;
-        const bool any = weigh_cells(axis_of(roi, op.align, level, row), place,
-                                     row ? tile.row : tile.column,
-                                     row ? level.height : level.width, weights + i * kTile);
-        if (any) widen(ranges[2 * which + !row], place);
-      }
-      __syncthreads();
-      for (int which = 0; which < some && inside; ++which) {
-        const BinRange rows = ranges[2 * which], columns = ranges[2 * which + 1];
-        const T* const down = weights + which * bins * kTile;
-        const T* const across = down + pool.height * kTile;
-        const F* const pooled = grad + int64_t{numbers[first + which]} * pool.height * pool.width *
-                                           pyramid.channels + tile.channel;
-        for (int pw = columns.first; pw < columns.end; ++pw) {
-          T column[kTile] = {};
-          int64_t offset = (int64_t{rows.first} * pool.width + pw) * pyramid.channels;
-          for (int ph = rows.first; ph < rows.end; ph += kLoadsAtOnce) {
-            T values[kLoadsAtOnce];  // all under way before the first is needed
+  const auto weigh = [&](const T* roi, int place, int bin, bool row) {
+    T* const own = weights + (place * bins + (row ? bin : pool.height + bin)) * kTile;
+    return weigh_cells(axis_of(roi, op.align, level, row), bin, row ? tile.row : tile.column,
+                       row ? level.height : level.width, own);
+  };
+  const auto add = [&](int64_t number, int place, BinRange rows, BinRange columns) {
+    if (!inside) return;
+    const T* const down = weights + place * bins * kTile;
+    const T* const across = down + pool.height * kTile;
+    const F* const pooled =
+        grad + number * pool.height * pool.width * pyramid.channels + tile.channel;
+    for (int pw = columns.first; pw < columns.end; ++pw) {
+      T column[kTile] = {};
+      int64_t offset = (int64_t{rows.first} * pool.width + pw) * pyramid.channels;
+      for (int ph = rows.first; ph < rows.end; ph += kLoadsAtOnce) {
+        T values[kLoadsAtOnce];  // all under way before the first is needed
 #pragma unroll
-            for (int i = 0; i < kLoadsAtOnce; ++i) {
-              values[i] = ph + i < rows.end ? static_cast<T>(pooled[offset + i * step]) : T(0);
-            }
-            offset += kLoadsAtOnce * step;
+        for (int i = 0; i < kLoadsAtOnce; ++i) {
+          values[i] = ph + i < rows.end ? static_cast<T>(pooled[offset + i * step]) : T(0);
+        }
+        offset += kLoadsAtOnce * step;
 #pragma unroll
-            for (int i = 0; i < kLoadsAtOnce; ++i) {
-              if (ph + i >= rows.end) break;
+        for (int i = 0; i < kLoadsAtOnce; ++i) {
+          if (ph + i >= rows.end) break;
 #pragma unroll
-              for (int y = 0; y < kTile; ++y) column[y] += down[(ph + i) * kTile + y] * values[i];
-            }
-          }
-#pragma unroll
-          for (int x = 0; x < kTile; ++x) {
-            const T weight = across[pw * kTile + x];
-#pragma unroll
-            for (int y = 0; y < kTile; ++y) sum[y][x] += weight * column[y];
-          }
+          for (int y = 0; y < kTile; ++y) column[y] += down[(ph + i) * kTile + y] * values[i];
         }
       }
-      __syncthreads();
+#pragma unroll
+      for (int x = 0; x < kTile; ++x) {
+        const T weight = across[pw * kTile + x];
+#pragma unroll
+        for (int y = 0; y < kTile; ++y) sum[y][x] += weight * column[y];
+      }
     }
-  });
+  };
+  add_touching_rois(lists, segment, tile, rois, pool, at_once, ranges, weigh, add);
 
   __shared__ TileRow<T> row;
   store_tile(level, tile, pyramid.channels, row, [&](int y, int x) { return sum[y][x]; });

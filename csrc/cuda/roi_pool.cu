@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kTileThreads)
   DETLITE_LAUNCHED_SHARED(shared);
   BinRange* const ranges = reinterpret_cast<BinRange*>(shared);  // of each RoI at work, two
   __shared__ T sums[kTile][kTile][kTileThreads];
-  const int bins = pool.height + pool.width, thread = static_cast<int>(threadIdx.x);
+  const int thread = static_cast<int>(threadIdx.x);
   const Tile tile = Tile::of_block(pyramid);
   const DeviceLevel<F>& level = pyramid.levels[tile.level];
   const bool inside = tile.channel < pyramid.channels;
@@ -103,43 +103,30 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 
   const int segment = tile.image * pyramid.level_count + tile.level;
-  for_touching_rois(lists, segment, tile, [&](const int* numbers, int count) {
-    for (int first = 0; first < count; first += at_once) {
-      const int some = min(at_once, count - first);
-      if (thread < 2 * some) clear(ranges[thread]);
-      __syncthreads();
-      for (int i = thread; i < some * bins; i += kTileThreads) {
-        const int which = i / bins, bin = i % bins;
-        const T* roi = rois + int64_t{numbers[first + which]} * kRoiSize;
-        const bool is_row = bin < pool.height;
-        const CellRange cells = is_row ? rows_of(roi, level, pool).cells(bin)
-                                       : columns_of(roi, level, pool).cells(bin - pool.height);
-        const int from = is_row ? tile.row : tile.column;
-        if (cells.begin < from + kTile && cells.end > from && cells.begin < cells.end) {
-          widen(ranges[2 * which + !is_row], is_row ? bin : bin - pool.height);
-        }
-      }
-      __syncthreads();
-      for (int which = 0; which < some && inside; ++which) {
-        const BinRange rows = ranges[2 * which], columns = ranges[2 * which + 1];
-        const int64_t roi = int64_t{numbers[first + which]} * pool.height * pool.width;
-        for (int ph = rows.first; ph < rows.end; ++ph) {
+  const auto reaches = [&](const T* roi, int, int bin, bool row) {
+    const CellRange cells = row ? rows_of(roi, level, pool).cells(bin)
+                                : columns_of(roi, level, pool).cells(bin);
+    const int from = row ? tile.row : tile.column;
+    return cells.begin < from + kTile && cells.end > from && cells.begin < cells.end;
+  };
+  const auto add = [&](int64_t number, int, BinRange rows, BinRange columns) {
+    if (!inside) return;
+    const int64_t roi = number * pool.height * pool.width;
+    for (int ph = rows.first; ph < rows.end; ++ph) {
 #pragma unroll 4
-          for (int pw = columns.first; pw < columns.end; ++pw) {
-            const int64_t element = (roi + ph * pool.width + pw) * pyramid.channels + tile.channel;
-            const int32_t place = argmax[element];
-            if (place < 0) continue;
-            const int y = place / level.width, x = place - y * level.width;
-            const unsigned down = y - tile.row, across = x - tile.column;
-            if (down < kTile && across < kTile) {
-              sums[down][across][thread] += static_cast<T>(grad[element]);
-            }
-          }
+      for (int pw = columns.first; pw < columns.end; ++pw) {
+        const int64_t element = (roi + ph * pool.width + pw) * pyramid.channels + tile.channel;
+        const int32_t place = argmax[element];
+        if (place < 0) continue;
+        const int y = place / level.width, x = place - y * level.width;
+        const unsigned down = y - tile.row, across = x - tile.column;
+        if (down < kTile && across < kTile) {
+          sums[down][across][thread] += static_cast<T>(grad[element]);
         }
       }
-      __syncthreads();
     }
-  });
+  };
+  add_touching_rois(lists, segment, tile, rois, pool, at_once, ranges, reaches, add);
   __shared__ TileRow<T> row;
   store_tile(level, tile, pyramid.channels, row,
              [&](int y, int x) { return sums[y][x][thread]; });

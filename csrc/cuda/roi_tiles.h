@@ -155,6 +155,35 @@ __device__ inline void widen(BinRange& range, int bin) {
   atomicMax(&range.end, bin + 1);
 }
 
+// For the RoIs that may touch the tile, in order, some at a time: look(RoI, its place among them, bin,
+// whether that is of rows) by a thread for each bin, true where the bin reaches into the tile; then
+// add(RoI's number, its place, rows, columns) by all threads. `ranges` has room for two of each.
+template <typename T, typename Look, typename Add>
+__device__ void add_touching_rois(const RoiLists& lists, int segment, const Tile& tile,
+                                  const T* rois, const PoolShape& pool, int at_once,
+                                  BinRange* ranges, const Look& look, const Add& add) {
+  const int bins = pool.height + pool.width, thread = static_cast<int>(threadIdx.x);
+  for_touching_rois(lists, segment, tile, [&](const int* numbers, int count) {
+    for (int first = 0; first < count; first += at_once) {
+      const int some = min(at_once, count - first);
+      if (thread < 2 * some) clear(ranges[thread]);
+      __syncthreads();
+      for (int i = thread; i < some * bins; i += kTileThreads) {
+        const int place = i / bins, bin = i % bins;
+        const T* roi = rois + int64_t{numbers[first + place]} * kRoiSize;
+        const bool row = bin < pool.height;
+        const int own = row ? bin : bin - pool.height;
+        if (look(roi, place, own, row)) widen(ranges[2 * place + !row], own);
+      }
+      __syncthreads();
+      for (int place = 0; place < some; ++place) {
+        add(int64_t{numbers[first + place]}, place, ranges[2 * place], ranges[2 * place + 1]);
+      }
+      __syncthreads();
+    }
+  });
+}
+
 // How many RoIs' bins a block's threads look at together, a thread each.
 inline int rois_at_once(const PoolShape& pool) {
   return static_cast<int>(
