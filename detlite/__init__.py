@@ -12,6 +12,7 @@ except (ImportError, AttributeError) as error:  # not built, or built from older
     ) from error
 
 from .config import ConfigError, load_config
+from .inference.optimize import optimize
 from .inference.predictor import Predictor, load_checkpoint
 from .modeling import build_model
 from .modeling.rcnn import GeneralizedRCNN
@@ -24,4 +25,5 @@ __all__ = [
     "build_model",
     "load_checkpoint",
     "load_config",
+    "optimize",
 ]

@@ -19,20 +19,31 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
 
 from detlite import ConfigError, Predictor
 from detlite.data import DataError
-from detlite.data.images import read_image
 from detlite.engine.checkpoint import CheckpointError
 from detlite.evaluation import coco_results
+from detlite.inference.memory import keep_freed_memory
+from detlite.inference.predictor import Prediction
+from detlite.inference.stream import predict_stream
 from detlite.visualization import draw_detections
+
+Entry = dict[str, Any]  # of a json file
 
 
 def main() -> int:
     """Returns the exit status that the head of this file describes."""
     args = _parser().parse_intermixed_args()
+    if args.batch < 1:
+        print(f"error: --batch {args.batch}: at least one picture is needed", file=sys.stderr)
+        return 2
+    keep_freed_memory()
     try:
         files = list_pictures(args.input)
         predictor = Predictor.from_checkpoint(
@@ -43,7 +54,7 @@ def main() -> int:
                 f"{args.weights}: a Fast R-CNN needs proposals for each picture: call a Predictor "
                 "with them, or evaluate a data set that has them (tools/test_net.py)"
             )
-        unreadable = predict_files(predictor, files, args.output)
+        unreadable = predict_files(predictor, files, args.output, args.batch)
     except (CheckpointError, ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -70,28 +81,30 @@ def list_pictures(inputs: Sequence[Path]) -> list[Path]:
     return files
 
 
-def predict_files(predictor: Predictor, files: Sequence[Path], output: Path) -> int:
+def predict_files(predictor: Predictor, files: Sequence[Path], output: Path, batch: int) -> int:
     """Draws and writes the detections in `files`; returns how many could not be read."""
     output.mkdir(parents=True, exist_ok=True)
-    images, results = [], []
-    unreadable = 0
-    for image_id, file in enumerate(files, start=1):
-        try:
-            picture = read_image(file)
-        except DataError as error:
-            print(f"skipped: {error}", file=sys.stderr)
-            unreadable += 1
-            continue
-        found = predictor(picture)
+
+    def write(place: int, picture: Tensor, found: Prediction) -> tuple[Entry, list[Entry]]:
+        image_id, file = place + 1, files[place]
         drawn = draw_detections(picture, found, predictor.categories, min_score=0)
         drawn.save(output / f"{image_id:04d}_{file.stem}.png")
         _, height, width = picture.shape
-        images.append({"id": image_id, "file_name": str(file), "height": height, "width": width})
-        results += coco_results(
+        image = {"id": image_id, "file_name": str(file), "height": height, "width": width}
+        return image, coco_results(
             image_id, found["boxes"], found["scores"], found["category_ids"],
             found.get("masks"), found.get("keypoints"), predictor.model.convention.keypoint_center,
         )  # fmt: skip
-        print(f"{file}: {len(found['names'])} objects")
+
+    images, results = [], []
+    stream = predict_stream(predictor, files, write, batch)
+    for file, written in zip(tqdm(files, "pictures", disable=None), stream, strict=True):
+        if isinstance(written, DataError):
+            print(f"skipped: {written}", file=sys.stderr)
+            continue
+        images.append(written[0])
+        results += written[1]
+        tqdm.write(f"{file}: {len(written[1])} objects")
     index = {
         "info": {},
         "images": images,
@@ -100,7 +113,7 @@ def predict_files(predictor: Predictor, files: Sequence[Path], output: Path) -> 
     }
     (output / "images.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
     (output / "results.json").write_text(json.dumps(results), encoding="utf-8")
-    return unreadable
+    return len(files) - len(images)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -117,6 +130,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", required=True, type=Path, help="folder for what is found")
     parser.add_argument(
         "--threshold", type=float, default=0.5, help="lowest score of a detection (0.5)"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=1, help="pictures of like size that are run together (1)"
     )
     parser.add_argument(
         "opts", nargs="*", metavar="KEY VALUE", help="overrides of the checkpoint's config"

@@ -22,6 +22,7 @@ from detlite.engine.checkpoint import CheckpointError
 from detlite.engine.evaluate import evaluate
 from detlite.engine.metrics import setup_logging
 from detlite.engine.weights import load_weights, read_weights
+from detlite.inference.memory import keep_freed_memory
 
 
 def main() -> int:
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--config", "--config-file", required=True, help="YAML file")
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
     args = parser.parse_intermixed_args()
+    keep_freed_memory()
     try:
         cfg = load_config(args.config, args.opts)
         with process_group(cfg.MODEL.DEVICE):

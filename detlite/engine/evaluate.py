@@ -17,6 +17,7 @@ from ..distributed import all_gather_objects, broadcast_buffers, is_main
 from ..evaluation.evaluators import build_evaluators
 from ..evaluation.metrics import check_expected, format_table
 from ..evaluation.results import to_coco_results
+from ..inference.optimize import build_inference
 from ..inference.test_time_augmentation import AugmentedDetector, build_views
 from ..modeling.detector import Detector
 from .precision import autocast, resolve_dtype
@@ -99,16 +100,16 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
     """COCO results of this process's share of a data set: each image is one process's."""
     loader = build_test_loader(cfg, dataset)
     was_training = model.training
-    model.eval()
-    detector: Detector | AugmentedDetector = model
+    fast, dtype = build_inference(cfg, model.eval())
+    detector: Detector | AugmentedDetector = fast
     if views := build_views(cfg):
-        detector = AugmentedDetector(model, views, dataset.keypoint_names)
+        detector = AugmentedDetector(fast, views, dataset.keypoint_names)
     results: list[dict[str, Any]] = []
     done, start = 0, time.perf_counter()
     reported = start
     for images, targets in loader:
         given = [target["proposals"] for target in targets] if model.takes_proposals else None
-        with autocast(cfg.DTYPE, model.device):
+        with autocast(dtype, model.device):
             batch = detector.detect(images, given)
         for image, target, detections in zip(images, targets, batch, strict=True):
             results += to_coco_results(

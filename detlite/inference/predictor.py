@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
@@ -21,10 +22,24 @@ from ..evaluation.results import categories_of
 from ..modeling.detector import Detector
 from ..structures.instances import Detections
 from ..structures.masks import to_bitmap
+from .optimize import build_inference
 from .test_time_augmentation import AugmentedDetector, View, build_views, size_of
 
 Picture = str | Path | Image.Image | np.ndarray | Tensor
 Prediction = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A picture uint8 [3, H, W], and the image that the model sees of it."""
+
+    picture: Tensor
+    image: Tensor
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the picture."""
+        return size_of(self.picture)
 
 
 class Predictor:
@@ -52,7 +67,8 @@ class Predictor:
         max_size: unless the long side would exceed this.
         score_thresh: detections with a lower score are left out.
         rle: give masks as a list of COCO RLEs, not as bitmaps, which take H x W bytes each.
-        dtype: arithmetic of the forward pass: float32, float16 or bfloat16.
+        dtype: arithmetic of the forward pass, by autocast: float32, float16 or bfloat16. Faster
+            is float32 here and a model of `detlite.optimize`, as `from_checkpoint` makes one.
         views: look at each picture in all of these views and join what is found (test-time
             augmentation), instead of in one of `min_size` and `max_size`.
     """
@@ -118,36 +134,38 @@ class Predictor:
 
     def __call__(self, pictures: Any, proposals: Any = None) -> Prediction | list[Prediction]:
         if not isinstance(pictures, list | tuple):
-            given = None if proposals is None else [proposals]
-            return self._predict([pictures], given)[0]
-        return self._predict(pictures, proposals) if pictures else []
+            return self([pictures], None if proposals is None else [proposals])[0]
+        if not pictures:
+            return []
+        loaded = [self.load(picture) for picture in pictures]
+        return list(map(self.in_picture, self.detect(loaded, proposals), loaded))
 
-    @torch.no_grad()
-    def _predict(self, pictures: Sequence[Picture], proposals: Any) -> list[Prediction]:
-        images = [_to_tensor(picture) for picture in pictures]
-        inputs, detector = images, self.augmented or self.model
-        convention = self.model.convention
-        if detector is self.model:
-            inputs = [
-                resize_shortest(image, self.min_size, self.max_size, convention.resize)
-                for image in images
-            ]
-        given = None
+    def load(self, picture: Picture) -> Loaded:
+        """A picture as a call takes it, read and resized."""
+        image = _to_tensor(picture)
+        if self.augmented is not None:  # which resizes by itself
+            return Loaded(image, image)
+        resize = self.model.convention.resize
+        return Loaded(image, resize_shortest(image, self.min_size, self.max_size, resize))
+
+    def detect(self, loaded: Sequence[Loaded], proposals: Any = None) -> list[Detections]:
+        """Detections in the images of a batch, each in its own frame; `proposals` as in a call."""
+        given, convention = None, self.model.convention
         if proposals is not None:
-            if len(proposals) != len(pictures):
-                raise ValueError(f"{len(pictures)} pictures, but proposals of {len(proposals)}")
+            if len(proposals) != len(loaded):
+                raise ValueError(f"{len(loaded)} pictures, but proposals of {len(proposals)}")
             given = [
-                convention.rescale_boxes(torch.as_tensor(boxes), size_of(image), size_of(resized))
-                for boxes, image, resized in zip(proposals, images, inputs, strict=True)
+                convention.rescale_boxes(torch.as_tensor(boxes), one.size, size_of(one.image))
+                for boxes, one in zip(proposals, loaded, strict=True)
             ]
-        with autocast(self.dtype, self.model.device):
-            batch = detector.detect(inputs, given)
-        return [self._in_picture(*row) for row in zip(batch, inputs, images, strict=True)]
+        detector = self.augmented or self.model
+        with torch.no_grad(), autocast(self.dtype, self.model.device):
+            return detector.detect([one.image for one in loaded], given, self.score_thresh)
 
-    def _in_picture(self, found: Detections, resized: Tensor, image: Tensor) -> Prediction:
-        net_size, size = size_of(resized), size_of(image)
-        kept = found[found.scores >= self.score_thresh].to("cpu")
-        convention = self.model.convention
+    def in_picture(self, found: Detections, loaded: Loaded) -> Prediction:
+        """What a call returns, from the detections in an image."""
+        net_size, size = size_of(loaded.image), loaded.size
+        kept, convention = found.to("cpu"), self.model.convention
         boxes = convention.rescale_boxes(kept.boxes.float(), net_size, size)
         categories = categories_of(kept.labels, self.categories)
         prediction: Prediction = {
@@ -169,9 +187,10 @@ class Predictor:
 def build_predictor(
     cfg: CfgNode, model: Detector, score_thresh: float = 0.0, rle: bool = False
 ) -> Predictor:
-    """The predictor that sees pictures as evaluation does: by INPUT, DTYPE and TEST.BBOX_AUG."""
+    """The predictor that sees pictures as evaluation does: by INPUT, DTYPE and TEST."""
     sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
-    return Predictor(model, *sizes, score_thresh, rle, cfg.DTYPE, build_views(cfg))
+    model, dtype = build_inference(cfg, model)
+    return Predictor(model, *sizes, score_thresh, rle, dtype, build_views(cfg))
 
 
 load_checkpoint = Predictor.from_checkpoint

@@ -66,14 +66,17 @@ class AugmentedDetector:
 
     @torch.no_grad()
     def detect(
-        self, pictures: Sequence[Tensor], proposals: Sequence[Tensor] | None = None
+        self,
+        pictures: Sequence[Tensor],
+        proposals: Sequence[Tensor] | None = None,
+        min_score: float = 0.0,
     ) -> list[Detections]:
         """Detections of pictures uint8 [3, H, W], each in its own frame, as `Detector.detect`."""
         given = [None] * len(pictures) if proposals is None else proposals
         with varying_shapes():
-            return [self._detect(*pair) for pair in zip(pictures, given, strict=True)]
+            return [self._detect(*pair, min_score) for pair in zip(pictures, given, strict=True)]
 
-    def _detect(self, picture: Tensor, given: Tensor | None) -> Detections:
+    def _detect(self, picture: Tensor, given: Tensor | None, min_score: float) -> Detections:
         model, convention, postprocess = self.model, self.model.convention, self.model.postprocess
         size, sizes, predicted, seen = size_of(picture), [], [], []
         for view in self.views:
@@ -94,7 +97,8 @@ class AugmentedDetector:
             if model.needs:  # maps are the memory of a view
                 seen.append((view, features, net_size))
         joined = tree_map(lambda *views: torch.cat(views, dim=1), *predicted)
-        detections = postprocess.finish(postprocess.suppress(joined, len(self.views)), sizes[0])
+        detections = postprocess.suppress(joined, len(self.views))
+        detections = postprocess.finish(detections, sizes[0], min_score)
         boxes = convention.rescale_boxes(detections.boxes, sizes[0], size)
         detections = replace(detections, boxes=boxes)
         if model.needs:

@@ -67,10 +67,19 @@ class Detector(nn.Module, ABC):
             given: of a model that takes proposals, [B, P].
         """
 
-    def predict(self, images: Images, given: Proposals | None = None) -> Detections:
-        """Detections [B, D] in the frame of the network's input; arguments as for `losses`."""
+    def predict(
+        self, images: Images, given: Proposals | None = None, min_score: float = 0.0
+    ) -> Detections:
+        """Detections [B, D] in the frame of the network's input.
+
+        Args:
+            images, given: as for `losses`.
+            min_score: detections that score less are left out before masks and keypoints are
+                looked for.
+        """
         features = self.backbone(images.pixels)
-        return self.postprocess(self.predict_boxes(features, images, given), images.sizes)
+        predicted = self.predict_boxes(features, images, given)
+        return self.postprocess(predicted, images.sizes, min_score)
 
     @abstractmethod
     def predict_boxes(
@@ -155,9 +164,14 @@ class Detector(nn.Module, ABC):
 
     @torch.no_grad()
     def detect(
-        self, images: Sequence[Tensor], given: Sequence[Tensor | None] | None = None
+        self,
+        images: Sequence[Tensor],
+        given: Sequence[Tensor | None] | None = None,
+        min_score: float = 0.0,
     ) -> list[Detections]:
         """Each image's detections in its own frame, without padding; masks are not pasted.
+
+        Those that score less than `min_score` are left out.
 
         Raises:
             RuntimeError: the model is in training mode.
@@ -166,7 +180,7 @@ class Detector(nn.Module, ABC):
         if self.training:
             raise RuntimeError("the model is in training mode: call model.eval() first")
         with varying_shapes():
-            return self.predict(*self.prepare(images, given)).per_image()
+            return self.predict(*self.prepare(images, given), min_score).per_image()
 
     def _as_dict(self, found: Detections, image: Tensor) -> dict[str, Tensor]:
         """One image's detections without padding, by torchvision's names."""

@@ -69,9 +69,14 @@ class Postprocess:
     min_size: float = 0.0
     clip: Literal["before-nms", "after-nms"] = "before-nms"
 
-    def __call__(self, predicted: PredictedBoxes, sizes: Tensor) -> Detections:
-        """Detections [B, D] of predicted boxes [B, N] in images of sizes [B, 2]."""
-        return self.finish(self.suppress(self.usable(predicted, sizes)), sizes)
+    def __call__(
+        self, predicted: PredictedBoxes, sizes: Tensor, min_score: float = 0.0
+    ) -> Detections:
+        """Detections [B, D] of predicted boxes [B, N] in images of sizes [B, 2].
+
+        Those that in the end score less than `min_score` are left out.
+        """
+        return self.finish(self.suppress(self.usable(predicted, sizes)), sizes, min_score)
 
     def usable(self, predicted: PredictedBoxes, sizes: Tensor) -> PredictedBoxes:
         """The boxes that may compete: clipped and large enough, where that comes first."""
@@ -84,8 +89,10 @@ class Postprocess:
         """The best of [B, N] that do not overlap; they come from so many views of an image."""
         return suppress(predicted, self.suppression, self.detections_per_image, views)
 
-    def finish(self, detections: Detections, sizes: Tensor) -> Detections:
-        """Clips and drops what is too small, where that comes last."""
+    def finish(self, detections: Detections, sizes: Tensor, min_score: float = 0.0) -> Detections:
+        """Drops unlikely boxes; clips and drops what is too small, where that comes last."""
+        likely = detections.valid & (detections.scores >= min_score)
+        detections = replace(detections, valid=likely)
         if self.clip == "before-nms":
             return detections
         boxes = self.convention.clip(detections.boxes, sizes)

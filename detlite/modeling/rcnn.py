@@ -56,11 +56,13 @@ class GeneralizedRCNN(Detector):
         map_losses = self.roi_heads.map_losses(features, foreground, truth, predictions)
         return losses | box_losses | map_losses
 
-    def predict(self, images: Images, given: Proposals | None = None) -> Detections:
+    def predict(
+        self, images: Images, given: Proposals | None = None, min_score: float = 0.0
+    ) -> Detections:
         """Boxes, and masks and keypoints in them; see `Detector.predict`."""
         features = self.backbone(images.pixels)
         predicted = self.predict_boxes(features, images, given)
-        detections = self.postprocess(predicted, images.sizes)
+        detections = self.postprocess(predicted, images.sizes, min_score)
         rows = Rows(detections.valid)
         maps = self.roi_heads.maps(features, rows, detections.boxes, detections.labels)
         return self.roi_heads.with_maps(detections, rows, maps)

@@ -130,6 +130,7 @@ def make_cfg(blocks: Path, tmp_path: Path) -> Callable[..., Any]:
             "INPUT.MIN_SIZE_TRAIN", (20, 30), "INPUT.MIN_SIZE_TEST", 40, "SOLVER.STEPS", (3,),
             "SOLVER.MAX_ITER", 4, "SOLVER.IMS_PER_BATCH", 2, "SOLVER.BASE_LR", 0.1,
             "SOLVER.WARMUP_ITERS", 2, "SOLVER.LOG_PERIOD", 1, "TEST.IMS_PER_BATCH", 2,
+            "TEST.OPTIMIZE", False,  # the toy has no parts
         ]  # fmt: skip
         cfg = load_config(None, [*defaults, *opts])
         Path(cfg.OUTPUT_DIR).mkdir(exist_ok=True)

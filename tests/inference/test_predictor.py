@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from detlite import Predictor, build_model
+from detlite import Predictor, build_model, optimize
 from detlite.convention import CONVENTIONS
 from detlite.data import DataError
 from detlite.engine.checkpoint import Checkpoint, save_checkpoint
@@ -41,12 +41,15 @@ class BrightSquare(nn.Module):
         """(height, width) of the images of each call."""
         return [[tuple(image.shape[1:]) for image in images] for images in self.calls]
 
-    def detect(self, images: list[Tensor], given: list[Tensor] | None) -> list[Detections]:
+    def detect(
+        self, images: list[Tensor], given: list[Tensor] | None, min_score: float
+    ) -> list[Detections]:
         assert not self.training
         self.given.append(given)
         self.calls.append(images)
         self.autocast.append(torch.is_autocast_enabled("cpu"))
-        return [self._detect(image) for image in images]
+        found = [self._detect(image) for image in images]
+        return [detections[detections.scores >= min_score] for detections in found]
 
     def _detect(self, image: Tensor) -> Detections:
         y, x = torch.nonzero(image.float().mean(dim=0) > 127, as_tuple=True)
@@ -170,7 +173,7 @@ class TestFromCheckpoint:
         path = tmp_path / "model.pth"
         save_checkpoint(Checkpoint(path, model.state_dict(), model.categories, cfg.dump()))
         loaded = Predictor.from_checkpoint(path)
-        expected = Predictor(model, min_size=64)(picture)
+        expected = Predictor(optimize(model, "float32"), min_size=64)(picture)
         found = loaded(picture)
         assert loaded.categories == model.categories
         assert len(found["names"]) > 0
@@ -180,7 +183,11 @@ class TestFromCheckpoint:
 
         opts = ["INPUT.MIN_SIZE_TEST", 32, "INPUT.MAX_SIZE_TEST", 48, "DTYPE", "bfloat16"]
         other = Predictor.from_checkpoint(path, opts, score_thresh=0.3, rle=True)
-        assert (other.min_size, other.max_size, other.dtype) == (32, 48, "bfloat16")
+        assert (other.min_size, other.max_size) == (32, 48)
+        (level, *_) = other.model.backbone(torch.zeros(1, 3, 32, 32))
+        assert level.dtype == torch.bfloat16
+        plain = Predictor.from_checkpoint(path, [*opts, "TEST.OPTIMIZE", False])
+        assert plain.dtype == "bfloat16"
         assert (other.score_thresh, other.rle) == (0.3, True)
 
 
@@ -214,3 +221,20 @@ class TestBadInput:
         predictor.model.categories = []
         with pytest.raises(ValueError, match=r"label 1, and there are 0 categories: model\.cat"):
             predictor(picture)
+
+
+def test_the_mask_head_sees_only_what_scores_enough(
+    tiny_config: Callable[..., CfgNode], picture: np.ndarray
+) -> None:
+    model = build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()
+    model.categories = [{"id": k, "name": str(k)} for k in (1, 2, 3)]
+    everything = Predictor(model, min_size=64)(picture)
+    middle = everything["scores"].median().item()
+    seen: list[int] = []
+    hook = model.roi_heads.mask.register_forward_hook(lambda *call: seen.append(len(call[2])))
+    found = Predictor(model, min_size=64, score_thresh=middle)(picture)
+    hook.remove()
+    kept = everything["scores"] >= middle
+    assert seen == [int(kept.sum())] < [len(kept)]
+    assert torch.equal(found["boxes"], everything["boxes"][kept])
+    assert torch.equal(found["masks"], everything["masks"][kept])

@@ -7,6 +7,12 @@ from .key import Key, section
 
 _TEST = section(
     "TEST",
+    Key(
+        "OPTIMIZE",
+        True,
+        "evaluation and prediction call a copy of the model whose norms and activations are fused "
+        "into its convolutions, with weights in DTYPE: the same detections up to rounding, sooner",
+    ),
     Key("IMS_PER_BATCH", 8, "images in an evaluation batch, over all processes", positive),
     Key(
         "COCO_ENGINE",

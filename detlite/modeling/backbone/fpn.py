@@ -62,8 +62,8 @@ class FPN(nn.Module):
         top_down = self.lateral[-1](maps[-1])
         levels = [self.output[-1](top_down)]
         for index in range(len(maps) - 2, -1, -1):
-            lateral = self.lateral[index](maps[index])
-            top_down = lateral + F.interpolate(top_down, size=lateral.shape[-2:], mode="nearest")
+            above = F.interpolate(top_down, size=maps[index].shape[-2:], mode="nearest")
+            top_down = self.lateral[index](maps[index]) + above
             levels.insert(0, self.output[index](top_down))
         if self.top is None:
             return [*levels, levels[-1][:, :, ::2, ::2]]

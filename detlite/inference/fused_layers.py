@@ -1,0 +1,144 @@
+"""Layers for inference alone: convolutions that take in what follows them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from ..modeling.norm import FrozenBatchNorm2d
+
+NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm, FrozenBatchNorm2d)
+# Activations by what traced code calls: oneDNN's name and arguments of them, and torch's function.
+_RELU = ("relu", (), F.relu)
+ACTIVATIONS: dict[Any, tuple[str, tuple[float, ...], Callable[[Tensor], Tensor]]] = {
+    None: ("none", (), lambda x: x),
+    nn.ReLU: _RELU,
+    F.relu: _RELU,
+    torch.relu: _RELU,
+    nn.ReLU6: ("hardtanh", (0.0, 6.0), F.relu6),
+    nn.SiLU: ("swish", (), F.silu),
+    nn.Hardswish: ("hardswish", (), F.hardswish),
+}
+
+
+class FusedConv2d(nn.Module):
+    """A convolution, an optional addition and an optional activation, for inference.
+
+    Args:
+        conv: the convolution.
+        norm: behind it, folded into its weights.
+        activation: of ACTIVATIONS, None for none.
+        dtype: of weights and maps.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self, conv: nn.Conv2d, norm: nn.Module | None, activation: Any, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        weight, bias = _folded(conv, norm)
+        self.register_buffer("weight", weight.to(dtype, memory_format=torch.channels_last))
+        self.register_buffer("bias", None if bias is None else bias.to(dtype))
+        assert not isinstance(conv.padding, str)
+        self.padding, self.stride, self.dilation = conv.padding, conv.stride, conv.dilation
+        self.groups = conv.groups
+        self.activation = activation
+
+    def forward(self, x: Tensor, other: Tensor | None = None, overwrite: bool = False) -> Tensor:
+        """[B, C, H, W] and what is added, of the result's shape -> activation(conv(x) + other).
+
+        With `overwrite` the result may take the place of `other`.
+        """
+        conv = (self.weight, self.bias, self.padding, self.stride, self.dilation, self.groups)
+        name, scalars, function = ACTIVATIONS[self.activation]
+        fits = other is None or other.shape == self._shape(x)  # it need not be broadcast
+        if not (x.device.type == "cpu" and x.numel() and fits and onednn_fuses(x.dtype)):
+            geometry = (self.stride, self.padding, self.dilation, self.groups)
+            out = F.conv2d(x, self.weight, self.bias, *geometry)
+            return function(out if other is None else out + other)
+        onednn = torch.ops.mkldnn
+        if other is None:
+            return onednn._convolution_pointwise(x, *conv, name, scalars, None)
+        addition = ("add", 1.0, None if name == "none" else name, scalars, None)
+        if overwrite:
+            return onednn._convolution_pointwise_.binary(other, x, *conv, *addition)
+        return onednn._convolution_pointwise.binary(x, other, *conv, *addition)
+
+    def _shape(self, x: Tensor) -> tuple[int, ...]:
+        sides = [
+            (x.shape[2 + i] + 2 * self.padding[i] - self.dilation[i] * (kernel - 1) - 1)
+            // self.stride[i]
+            + 1
+            for i, kernel in enumerate(self.weight.shape[2:])
+        ]
+        return (x.shape[0], self.weight.shape[0], *sides)
+
+
+class InFloat32(nn.Module):
+    """A module that takes maps of any type and is run in float32."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *maps: Tensor) -> Tensor:
+        """What the module gives."""
+        return self.module(*(x.float() for x in maps))
+
+
+def joined(convs: Sequence[nn.Conv2d]) -> FusedConv2d:
+    """Convolutions of the same map that differ in their weights alone, as one in float32."""
+    conv = copy.deepcopy(convs[0])
+    conv.weight = nn.Parameter(torch.cat([c.weight for c in convs]))
+    biases = (torch.zeros(c.out_channels) if c.bias is None else c.bias for c in convs)
+    conv.bias = nn.Parameter(torch.cat([bias.to(conv.weight) for bias in biases]))
+    return FusedConv2d(conv, None, None, torch.float32)
+
+
+@cache
+def onednn_fuses(dtype: torch.dtype) -> bool:
+    """Whether this torch and processor run fused convolutions in `dtype`."""
+    x = torch.ones(1, 16, 2, 2, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    weight = torch.ones(16, 16, 1, 1, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    conv = (weight, None, (0, 0), (1, 1), (1, 1), 1)
+    addition = ("add", 1.0, "relu", (), None)
+    try:
+        out = torch.ops.mkldnn._convolution_pointwise(x, *conv, "relu", (), None)
+        out = torch.ops.mkldnn._convolution_pointwise_.binary(out, x, *conv, *addition)
+    except (RuntimeError, AttributeError):  # another build of torch, or an older processor
+        return False
+    return bool((out == 32).all())
+
+
+def _folded(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor | None]:
+    weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
+    if norm is None:
+        return weight, bias
+    assert isinstance(norm, NORMS)
+    mean, variance = norm.running_mean, norm.running_var
+    assert isinstance(mean, Tensor)
+    assert isinstance(variance, Tensor)
+    folded = fuse_conv_bn_weights(
+        weight.double(),
+        None if bias is None else bias.double(),
+        mean.double(),
+        variance.double(),
+        norm.eps,
+        None if norm.weight is None else norm.weight.detach().double(),
+        None if norm.bias is None else norm.bias.detach().double(),
+    )
+    return folded[0].detach(), folded[1].detach()
+
+
+def cast(maps: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Any:
+    """A batch or a list of levels in `dtype`."""
+    return maps.to(dtype) if isinstance(maps, Tensor) else [x.to(dtype) for x in maps]

@@ -1,0 +1,227 @@
+"""Convolutions with what follows them: norms folded into the weights, ReLU and residual fused.
+
+A part of a model is traced (torch.fx) and each convolution takes in the norm, the addition and the
+activation behind it. On the CPU they become one call of oneDNN, where torch has it.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..modeling.backbone.deform import DeformConv3x3
+from ..modeling.pooler import Pooler
+from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, cast, joined
+
+_ADDITIONS = {operator.add, operator.iadd, torch.add}
+_WEIGHTED = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
+
+
+def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.Module:
+    """A module with the parameters of `part` (in evaluation mode) that does the same faster.
+
+    Args:
+        part: called with a batch, or with `features`, a list of levels, and more.
+        dtype: of maps and weights, float32 or a half type. Norms that are not folded keep their
+            own weights, and modules that this file does not know are run in float32.
+        levels: how many maps the backbone gives.
+        scores: whether it scores and moves boxes: its last layers then are run in float32.
+
+    Raises:
+        TraceError: the code of `part` depends on values, so that it has no graph.
+    """
+    _split_norms(part)
+    graph = _Tracer().trace(part, {"features": [fx.PH] * levels} if _iterates(part) else None)
+    traced = fx.GraphModule(part, graph)
+    _drop_identities(traced)
+    if scores:
+        _fuse_last(traced)
+    fused: dict[tuple[Any, ...], str] = {}
+    for node in list(graph.nodes):
+        if _is_conv(traced, node):
+            _fuse_behind(traced, node, dtype, fused)
+    if dtype != torch.float32:
+        _cast(traced, dtype)
+    _mark_overwritten(traced)
+    traced.delete_all_unused_submodules()
+    traced.recompile()
+    for name, value in vars(part).items():  # out_channels and the like
+        if not name.startswith("_") and name != "training":
+            setattr(traced, name, value)
+    return traced.eval()
+
+
+class _Tracer(fx.Tracer):
+    """Sees poolers, norms, deformable convolutions and all that has no parts as one step each."""
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        kinds = (Pooler, DeformConv3x3)
+        return (
+            super().is_leaf_module(module, name)
+            or isinstance(module, kinds)
+            or not any(True for _ in module.children())
+        )
+
+
+def _split_norms(module: nn.Module) -> None:
+    """Replaces timm's batch norms that hold an activation by the two of them."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d) and hasattr(child, "act"):
+            norm = nn.BatchNorm2d(child.num_features, child.eps, affine=child.affine)
+            norm.load_state_dict(child.state_dict())
+            setattr(module, name, nn.Sequential(norm.eval(), child.get_submodule("act")))
+        else:
+            _split_norms(child)
+
+
+def _drop_identities(traced: fx.GraphModule) -> None:
+    for node in list(traced.graph.nodes):
+        layer = _module(traced, node)
+        if isinstance(layer, nn.Identity | nn.Dropout) or type(layer).__name__ == "DropPath":
+            node.replace_all_uses_with(node.args[0])
+            traced.graph.erase_node(node)
+
+
+def _iterates(part: nn.Module) -> bool:
+    """Whether `part` is called with the levels alone, which it goes through one by one."""
+    parameters = part.forward.__code__.co_varnames[1 : part.forward.__code__.co_argcount]
+    return parameters == ("features",)
+
+
+def _module(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    return traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def _is_conv(traced: fx.GraphModule, node: fx.Node) -> bool:
+    conv = _module(traced, node)
+    # Subclasses may do more than their weights say.
+    return (
+        type(conv) is nn.Conv2d
+        and conv.padding_mode == "zeros"
+        and not isinstance(conv.padding, str)
+    )
+
+
+def _fuse_last(traced: fx.GraphModule) -> None:
+    """Layers of whose results no other one is made: in float32, convolutions of a map as one."""
+    graph = traced.graph
+    groups: dict[Any, list[fx.Node]] = {}
+    for node in _last_layers(traced):
+        groups.setdefault(_joins(traced, node) or node, []).insert(0, node)
+    for nodes in groups.values():
+        name = "last_" + "_".join(str(node.target) for node in nodes).replace(".", "_")
+        layers = [traced.get_submodule(str(node.target)) for node in nodes]
+        if not hasattr(traced, name):  # levels share them
+            convs = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
+            plain = _is_conv(traced, nodes[0])
+            traced.add_submodule(name, InFloat32(joined(convs) if plain else layers[0]))
+        with graph.inserting_before(nodes[0]):
+            new = graph.call_module(name, nodes[0].args)
+            if len(nodes) > 1:
+                sizes = [layer.out_channels for layer in layers if isinstance(layer, nn.Conv2d)]
+                split = graph.call_function(torch.split, (new, sizes, 1))
+            for place, node in enumerate(nodes):
+                part = graph.call_function(operator.getitem, (split, place)) if nodes[1:] else new
+                node.replace_all_uses_with(part)
+        for node in nodes:
+            graph.erase_node(node)
+
+
+def _joins(traced: fx.GraphModule, node: fx.Node) -> tuple[Any, ...] | None:
+    """Convolutions for which this is equal can be one."""
+    conv = _module(traced, node)
+    if not isinstance(conv, nn.Conv2d) or not _is_conv(traced, node) or conv.groups > 1:
+        return None
+    return (node.args[0], conv.kernel_size, conv.padding, conv.stride, conv.dilation)
+
+
+def _last_layers(traced: fx.GraphModule) -> list[fx.Node]:
+    last, followed = [], set()
+    for node in reversed(traced.graph.nodes):
+        weighted = isinstance(_module(traced, node), _WEIGHTED)
+        if weighted and node not in followed:
+            last.append(node)
+        if weighted or node in followed:
+            followed.update(node.all_input_nodes)
+    return last
+
+
+def _fuse_behind(
+    traced: fx.GraphModule, conv: fx.Node, dtype: torch.dtype, fused: dict[tuple[Any, ...], str]
+) -> None:
+    """Replaces a convolution, and what follows it alone, by a FusedConv2d."""
+    end, norm, other, activation = conv, None, None, None
+    following = _only_user(end)
+    if following is not None and type(_module(traced, following)) in NORMS:
+        end, norm = following, _module(traced, following)
+        following = _only_user(end)
+    if following is not None and following.target in _ADDITIONS and not following.kwargs:
+        terms = [term for term in following.args if term is not end]
+        if len(terms) == 1 and isinstance(terms[0], fx.Node):
+            end, other = following, terms[0]
+            following = _only_user(end)
+    if following is not None:
+        layer = _module(traced, following)
+        kind = following.target if layer is None else type(layer)
+        # With an addition oneDNN knows no other activation.
+        if kind in ACTIVATIONS and (other is None or ACTIVATIONS[kind][0] == "relu"):
+            end, activation = following, kind
+    key = (conv.target, norm, activation)
+    if key not in fused:  # a layer that several levels share is made once
+        fused[key] = f"fused_{len(fused)}"
+        module = _module(traced, conv)
+        assert isinstance(module, nn.Conv2d)
+        traced.add_submodule(fused[key], FusedConv2d(module, norm, activation, dtype))
+    with traced.graph.inserting_before(end):
+        arguments = (conv.args[0],) if other is None else (conv.args[0], other)
+        new = traced.graph.call_module(fused[key], arguments)
+    end.replace_all_uses_with(new)
+    traced.graph.eliminate_dead_code()
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _cast(traced: fx.GraphModule, dtype: torch.dtype) -> None:
+    """Maps in `dtype`, but around modules that are run in float32."""
+    graph = traced.graph
+    for node in list(graph.nodes):
+        module = _module(traced, node)
+        if isinstance(module, _WEIGHTED):
+            module.to(dtype)
+        elif module is not None and not isinstance(module, (FusedConv2d, InFloat32, Pooler)):
+            if not [*module.parameters(), *module.buffers()]:
+                continue
+            with graph.inserting_before(node):
+                node.args = tuple(graph.call_method("float", (x,)) for x in node.args)
+            with graph.inserting_after(node):
+                back = graph.call_method("to", (node, dtype))
+            node.replace_all_uses_with(back, lambda user, back=back: user is not back)
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and node.name != "rois"]
+    for node in inputs:
+        with graph.inserting_before(_first_step(graph)):
+            new = graph.call_function(cast, (node, dtype))
+        node.replace_all_uses_with(new, lambda user, new=new: user is not new)
+
+
+def _first_step(graph: fx.Graph) -> fx.Node:
+    return next(node for node in graph.nodes if node.op != "placeholder")
+
+
+def _mark_overwritten(traced: fx.GraphModule) -> None:
+    """Lets a fused addition write over its second term where nothing reads that afterwards."""
+    order = {node: place for place, node in enumerate(traced.graph.nodes)}
+    for node in traced.graph.nodes:
+        if isinstance(_module(traced, node), FusedConv2d) and len(node.args) == 2:
+            other = node.args[1]
+            fresh = (FusedConv2d, nn.MaxPool2d)  # what they give shares memory with nothing
+            last = all(
+                order[user] <= order[node] and isinstance(_module(traced, user), fresh)
+                for user in other.users
+            )
+            if last and isinstance(_module(traced, other), fresh):
+                node.kwargs = {"overwrite": True}

@@ -1,0 +1,235 @@
+"""Optimized detectors: the same detections, whatever the body, the norms and the heads are."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from yacs.config import CfgNode
+
+from detlite import build_model, optimize
+from detlite.inference import fused_layers
+from detlite.inference.fused_layers import FusedConv2d, InFloat32, onednn_fuses
+from detlite.inference.fusion import fuse
+from detlite.modeling.detector import Detector
+from detlite.modeling.norm import FrozenBatchNorm2d
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
+from family import FAMILY, family_config
+
+# Beside the family: bodies, necks and norms.
+BODIES: dict[str, dict[str, Any]] = {
+    "bottlenecks": {"MODEL.BACKBONE.CONV_BODY": "R-50-FPN"},
+    "batch norm": {"MODEL.RESNETS.NORM": "BN", "MODEL.FPN.NORM": "BN"},
+    "group norm": {
+        "MODEL.RESNETS.NORM": "GN",
+        "MODEL.FPN.NORM": "GN",
+        "MODEL.ROI_MASK_HEAD.NORM": "GN",
+        "MODEL.GROUP_NORM.NUM_GROUPS": 4,
+    },
+    "deformable": {
+        "MODEL.BACKBONE.CONV_BODY": "R-50-FPN",
+        "MODEL.RESNETS.STAGE_WITH_DCN": (False, True, True, False),
+    },
+    "contiguous": {"MODEL.MEMORY_FORMAT": "contiguous"},
+    "relu in the neck": {"MODEL.FPN.USE_RELU": True},
+    "convolutions in the box head": {
+        "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "FPNXconv1fcFeatureExtractor",
+        "MODEL.ROI_BOX_HEAD.NORM": "BN",
+        "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM": 16,
+    },
+}
+
+
+@pytest.fixture(params=[*FAMILY, *BODIES])
+def model(request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]) -> Detector:
+    torch.manual_seed(0)
+    if request.param in FAMILY:
+        config = family_config(request.param, tiny_config)
+    else:
+        settings = BODIES[request.param]
+        config = tiny_config(*(item for pair in settings.items() for item in pair))
+    model = build_model(config).eval()
+    for module in model.modules():  # as after training
+        if hasattr(module, "running_var"):
+            module.running_mean.normal_(std=0.1)
+            module.running_var.uniform_(0.5, 2)
+            module.weight.data.uniform_(0.5, 1.5)
+            module.bias.data.normal_(std=0.1)
+    return model
+
+
+def inputs(model: Detector) -> tuple[list[Tensor], list[Tensor] | None]:
+    images = [torch.rand(3, 64, 96), torch.rand(3, 80, 72)]
+    boxes = torch.tensor([[6.0, 8.0, 30.0, 40.0], [20.0, 20.0, 60.0, 60.0]])
+    return images, [boxes, boxes] if model.takes_proposals else None
+
+
+def test_float32_detects_the_same(model: Detector) -> None:
+    before = copy.deepcopy(model.state_dict())
+    optimized = optimize(model, "float32")
+    given = inputs(model)
+    for found, expected in zip(optimized.detect(*given), model.detect(*given), strict=True):
+        assert len(expected.scores) > 0
+        assert torch.equal(found.labels, expected.labels)
+        torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
+        if expected.mask_probs is not None:
+            torch.testing.assert_close(found.mask_probs, expected.mask_probs, rtol=1e-3, atol=1e-4)
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert next(model.parameters()).requires_grad
+
+
+def test_bfloat16_keeps_maps_and_scores_boxes_in_float32(model: Detector) -> None:
+    optimized = optimize(model, "bfloat16")
+    given = inputs(model)
+    images, proposals = model.prepare(*given)
+    with torch.no_grad():
+        expected = model.backbone(images.pixels)
+        levels = optimized.backbone(images.pixels)
+        for level, wanted in zip(levels, expected, strict=True):
+            assert level.dtype == torch.bfloat16
+            assert (level.float() - wanted).norm() < 0.03 * wanted.norm()
+        predicted = optimized.predict_boxes(levels, images, proposals)
+    assert predicted.boxes.dtype == predicted.scores.dtype == torch.float32
+    optimized.detect(*given)
+
+
+def test_every_convolution_of_a_resnet_takes_in_what_follows(
+    tiny_config: Callable[..., CfgNode],
+) -> None:
+    config = tiny_config("MODEL.RESNETS.NORM", "FrozenBN", "MODEL.FPN.NORM", "")
+    backbone = optimize(build_model(config), "float32").backbone
+    kinds = {type(module) for module in backbone.modules()}
+    assert FusedConv2d in kinds
+    assert not kinds & {nn.Conv2d, nn.ReLU, FrozenBatchNorm2d, nn.BatchNorm2d}
+    # Four residual additions of eight overwrite their shortcut, whose map nothing else reads.
+    assert "+" not in backbone.code
+    assert backbone.code.count("overwrite = True") >= 4
+
+
+class Residual(nn.Module):
+    """The shortcut is read again after it was added."""
+
+    def __init__(self, activation: nn.Module, shape: tuple[int, ...] | None = None) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, 2, 1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.activation = activation
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = self.first(x)
+        half = shortcut[:, :, ::2, ::2]
+        out = self.activation(self.norm(self.second(x)) + half)
+        return F.relu(out + shortcut[:, :, ::2, ::2])
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.Hardswish()])
+@pytest.mark.parametrize("onednn", [True, False])
+def test_a_map_that_is_read_again_is_not_overwritten(
+    activation: nn.Module, onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    if not onednn:
+        monkeypatch.setattr(fused_layers, "onednn_fuses", lambda dtype: False)
+    part = Residual(activation).eval()
+    x = torch.randn(2, 16, 9, 7)
+    with torch.no_grad():
+        expected = part(x)
+        found = fuse(copy.deepcopy(part), torch.float32, levels=1, scores=False)(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish])
+def test_activations_are_fused_into_the_convolution(activation: type[nn.Module]) -> None:
+    part = nn.Sequential(nn.Conv2d(4, 8, 3, 2, 1, groups=2), nn.BatchNorm2d(8), activation())
+    part = part.eval()
+    x = 3 * torch.randn(2, 4, 9, 7)
+    with torch.no_grad():
+        expected = part(x)
+        fused = fuse(copy.deepcopy(part), torch.float32, levels=1, scores=False)
+        torch.testing.assert_close(fused(x), expected, rtol=1e-5, atol=1e-5)
+        assert fused(x[:0]).shape == (0, 8, 5, 4)
+    assert [type(child) for child in fused.children()] == [FusedConv2d]
+
+
+def test_what_is_added_may_be_broadcast() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.shift = nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x) + self.shift(x)
+
+    part = Shifted()
+    x = torch.randn(1, 4, 5, 6)
+    with torch.no_grad():
+        fused = fuse(copy.deepcopy(part), torch.float32, levels=1, scores=False)
+        torch.testing.assert_close(fused(x), part(x))
+
+
+def test_last_layers_of_a_map_are_one_in_float32() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3, padding=1)
+            self.scores, self.deltas = nn.Conv2d(4, 3, 1), nn.Conv2d(4, 8, 1, bias=False)
+
+        def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            hidden = [F.relu(self.conv(feature)) for feature in features]
+            return [self.scores(x) for x in hidden], [self.deltas(x) for x in hidden]
+
+    head = Head()
+    levels = [torch.randn(1, 4, 8, 8), torch.randn(1, 4, 4, 4)]
+    with torch.no_grad():
+        fused = fuse(copy.deepcopy(head), torch.float32, levels=2, scores=True)
+        torch.testing.assert_close(fused(levels), head(levels))
+        half = fuse(copy.deepcopy(head), torch.bfloat16, levels=2, scores=True)
+        assert {x.dtype for part in half(levels) for x in part} == {torch.float32}
+    assert sum(isinstance(module, InFloat32) for module in fused.modules()) == 1
+
+
+def test_code_that_depends_on_values_is_run_as_it_is(tiny_config: Callable[..., CfgNode]) -> None:
+    class Body(nn.Module):
+        def __init__(self, body: nn.Module) -> None:
+            super().__init__()
+            self.body = body
+
+        def forward(self, x: Tensor) -> Any:
+            return self.body(x if x.sum() > 0 else -x)
+
+    model = build_model(tiny_config()).eval()
+    model.backbone.body = Body(model.backbone.body)
+    with pytest.raises(fx.proxy.TraceError):
+        fuse(copy.deepcopy(model.backbone), torch.float32, levels=5, scores=False)
+    images = [torch.rand(3, 64, 64)]
+    same = optimize(model, "float32").detect(images)[0]
+    assert torch.allclose(same.scores, model.detect(images)[0].scores, atol=1e-5)
+    optimize(model, "bfloat16").detect(images)
+
+
+def test_a_copy_of_an_optimized_model_detects_too(tiny_config: Callable[..., CfgNode]) -> None:
+    optimized = optimize(build_model(tiny_config()), "float32")
+    images = [torch.rand(3, 64, 64)]
+    again = copy.deepcopy(optimized)
+    again.load_state_dict(optimized.state_dict())
+    assert torch.equal(again.detect(images)[0].boxes, optimized.detect(images)[0].boxes)
+
+
+def test_unknown_dtypes_are_refused(tiny_config: Callable[..., CfgNode]) -> None:
+    with pytest.raises(ValueError, match=r"float64.*choose one of auto, float32"):
+        optimize(build_model(tiny_config()), "float64")
+
+
+def test_fusing_is_asked_for_once() -> None:
+    assert onednn_fuses(torch.float32) is onednn_fuses(torch.float32)

@@ -1,0 +1,107 @@
+"""Many pictures, one after the other."""
+
+from __future__ import annotations
+
+import threading
+from itertools import count, islice
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from detlite.data import DataError
+from detlite.inference.predictor import Loaded
+from detlite.inference.stream import predict_stream
+
+
+class Mean:
+    """Stands for a Predictor: finds the mean of a picture, and notes the batches."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.batches: list[list[tuple[int, ...]]] = []
+        self.loaded = 0
+        self.fails = fails
+
+    def load(self, picture: Any) -> Loaded:
+        self.loaded += 1
+        if isinstance(picture, str):
+            raise DataError(f"{picture}: no such picture file")
+        return Loaded(picture, picture)
+
+    def detect(self, loaded: list[Loaded]) -> list[Any]:
+        if self.fails:
+            raise RuntimeError("out of memory")
+        self.batches.append([tuple(one.image.shape[1:]) for one in loaded])
+        return [one.image.float().mean() for one in loaded]
+
+    def in_picture(self, found: Any, loaded: Loaded) -> Any:
+        return {"mean": found.item()}
+
+
+def pictures(*sizes: tuple[int, int]) -> list[Tensor]:
+    return [torch.full((3, *size), index, dtype=torch.uint8) for index, size in enumerate(sizes)]
+
+
+def then(place: int, picture: Tensor, found: Any) -> tuple[int, tuple[int, ...], float]:
+    return place, tuple(picture.shape[1:]), found["mean"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_results_come_in_the_order_of_the_pictures(batch_size: int, threads: int) -> None:
+    sizes = [(40, 60), (200, 100), (45, 50), (40, 60), (300, 20), (200, 97), (33, 64)] * 3
+    predictor = Mean()
+    found = list(predict_stream(predictor, pictures(*sizes), then, batch_size, threads))
+    assert found == [(place, size, float(place)) for place, size in enumerate(sizes)]
+    assert sum(map(len, predictor.batches)) == len(sizes)
+    assert max(map(len, predictor.batches)) <= batch_size
+    for batch in predictor.batches:  # padded to one size
+        assert len({(-(-h // 32), -(-w // 32)) for h, w in batch}) == 1
+
+
+def test_like_sizes_share_a_batch_and_others_do_not() -> None:
+    predictor = Mean()
+    read = threading.Event()
+    load = predictor.load
+
+    def all_read(picture: Any) -> Loaded:
+        loaded = load(picture)
+        if predictor.loaded == 4:
+            read.set()
+        read.wait(10)
+        return loaded
+
+    predictor.load = all_read
+    sizes = [(40, 60), (200, 100), (45, 50), (40, 60)]
+    list(predict_stream(predictor, pictures(*sizes), then, batch_size=2, threads=4))
+    assert sorted(map(len, predictor.batches)) == [1, 1, 2]
+
+
+def test_unreadable_pictures_are_reported_in_their_place() -> None:
+    mixed: list[Any] = ["gone.png", *pictures((8, 8), (8, 8)), "lost.png"]
+    found = list(predict_stream(Mean(), mixed, then, batch_size=2))
+    assert [str(one) for one in found if isinstance(one, DataError)] == [
+        "gone.png: no such picture file",
+        "lost.png: no such picture file",
+    ]
+    assert [one[0] for one in found if not isinstance(one, DataError)] == [1, 2]
+
+
+def test_memory_is_that_of_a_few_pictures() -> None:
+    predictor = Mean()
+    endless = (torch.zeros(3, 8, 8, dtype=torch.uint8) for _ in count())
+    stream = predict_stream(predictor, endless, then, batch_size=2, threads=2)
+    assert len(list(islice(stream, 20))) == 20
+    assert predictor.loaded <= 20 + 2 * (2 + 2 * 2)
+    stream.close()
+    assert list(predict_stream(predictor, [], then)) == []
+
+
+@pytest.mark.parametrize("place", ["network", "then"])
+def test_errors_reach_the_caller(place: str) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match=r"disk full|out of memory"):
+        list(predict_stream(Mean(place == "network"), pictures((8, 8), (8, 8)), broken))
