@@ -33,6 +33,12 @@ _BACKBONE = section(
         "leading stages (stem first) of a ResNet that are not trained",
         in_range(0, 5),
     ),
+    Key(
+        "CHECKPOINT_ACTIVATIONS",
+        False,
+        "training keeps the inputs of a ResNet's or timm model's blocks alone and computes the "
+        "rest again: less memory, more time",
+    ),
 )
 _RESNETS = section(
     "MODEL.RESNETS",

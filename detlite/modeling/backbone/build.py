@@ -78,7 +78,10 @@ def resnet_spec(cfg: CfgNode) -> ResNetSpec:
 def _build_resnet(cfg: CfgNode, ending: str) -> Backbone:
     spec, stages = resnet_spec(cfg), ENDINGS[ending]
     dilation = cfg.MODEL.RESNETS.RES5_DILATION if ending == "C5" else 1
-    body = ResNet(spec, stages, cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT, dilation)
+    backbone = cfg.MODEL.BACKBONE
+    body = ResNet(
+        spec, stages, backbone.FREEZE_CONV_BODY_AT, dilation, backbone.CHECKPOINT_ACTIVATIONS
+    )
     return _with_neck(cfg, body, [spec.channels(stage) for stage in stages], ending, dilation)
 
 
@@ -92,8 +95,14 @@ def _build_timm(cfg: CfgNode) -> Backbone:
             "-FPN-RETINANET, -C4 or -C5"
         )
     strides = [2**stage for stage in ENDINGS[match[2]]]
-    freeze_at = cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT
-    body = TimmBody(match[1], strides, freeze_at, cfg.MODEL.TIMM.FROZEN_NORM)
+    backbone = cfg.MODEL.BACKBONE
+    body = TimmBody(
+        match[1],
+        strides,
+        backbone.FREEZE_CONV_BODY_AT,
+        cfg.MODEL.TIMM.FROZEN_NORM,
+        backbone.CHECKPOINT_ACTIVATIONS,
+    )
     return _with_neck(cfg, body, body.channels, match[2])
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ..norm import Norm, freeze_batch_norm
+from .checkpointing import checkpointed
 from .deform import DeformConv3x3
 
 # Blocks in stages res2, res3, res4, res5.
@@ -156,7 +157,8 @@ class ResNet(nn.Module):
     """Stem and stages up to `last_stage`; returns the maps of `out_stages`, finest first.
 
     With `res5_dilation` 2 the last stage dilates its convolutions instead of halving the map (DC5).
-    The first `freeze_at` parts (stem, res2, ...) are not trained.
+    The first `freeze_at` parts (stem, res2, ...) are not trained. With `checkpoints` training keeps
+    the input of each trained block alone, see `checkpointed`.
     """
 
     def __init__(
@@ -165,9 +167,11 @@ class ResNet(nn.Module):
         out_stages: tuple[int, ...],
         freeze_at: int = 0,
         res5_dilation: int = 1,
+        checkpoints: bool = False,
     ) -> None:
         super().__init__()
         self.out_stages = out_stages
+        self.checkpoints = checkpoints
         self.stem = Stem(spec.stem_channels, spec.norm)
         init_convs(self.stem)
         for stage in range(2, out_stages[-1] + 1):
@@ -184,7 +188,8 @@ class ResNet(nn.Module):
         x = self.stem(x)
         maps = []
         for stage in range(2, self.out_stages[-1] + 1):
-            x = self.get_submodule(f"res{stage}")(x)
+            for block in self.get_submodule(f"res{stage}").children():
+                x = checkpointed(block, x) if self.checkpoints else block(x)
             if stage in self.out_stages:
                 maps.append(x)
         return maps

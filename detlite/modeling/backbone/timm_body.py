@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..norm import takes_batch_statistics
+
 
 class TimmBody(nn.Module):
     """A classifier of timm without its head; returns the maps of the asked strides, finest first.
@@ -20,18 +22,20 @@ class TimmBody(nn.Module):
         freeze_at: so many leading parts are not trained, and their batch norm is frozen: 1 is all
             before the stage of stride 4, 2 ends with that stage, each further one with the next.
         frozen_norm: freeze all other batch norm as well.
+        checkpoints: training keeps what timm's own checkpointing keeps, the rest it computes again.
 
     Attributes:
         channels: of each map.
 
     Raises:
-        ValueError: timm is not installed or does not know the model, or the model does not have
-            such maps.
+        ValueError: timm is not installed or does not know the model, the model does not have such
+            maps, or it cannot be checkpointed.
     """
 
     def __init__(
-        self, name: str, strides: Sequence[int], freeze_at: int = 0, frozen_norm: bool = False
-    ) -> None:
+        self, name: str, strides: Sequence[int], freeze_at: int = 0, frozen_norm: bool = False,
+        checkpoints: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         net = _create(name)
         # Of several maps of a stride the last is the deepest.
@@ -50,6 +54,8 @@ class TimmBody(nn.Module):
         if frozen_norm:
             _freeze_norms(net, list(net.named_modules()))
         self.indices = net.prune_intermediate_layers(wanted, prune_norm=True)
+        if checkpoints:
+            _checkpoint(net, name)
         self.net = net
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -113,6 +119,20 @@ def _freeze(net: Any, name: str, freeze_at: int) -> None:
         for parameter in module.parameters(recurse=False):
             parameter.requires_grad_(False)
     _freeze_norms(net, leading)
+
+
+def _checkpoint(net: Any, name: str) -> None:
+    """Asks the model for the checkpointing of activations that it has."""
+    key = "MODEL.BACKBONE.CHECKPOINT_ACTIVATIONS"
+    if takes_batch_statistics(net):
+        raise ValueError(
+            f"{key}: timm's {name} has batch norm, which would count every batch twice: set "
+            "MODEL.TIMM.FROZEN_NORM to True as well, or this key to False"
+        )
+    try:
+        net.set_grad_checkpointing()
+    except (AttributeError, AssertionError) as error:
+        raise ValueError(f"{key}: timm's {name} has no checkpointing: set it to False") from error
 
 
 def _freeze_norms(net: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> None:
