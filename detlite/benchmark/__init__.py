@@ -1,11 +1,26 @@
-"""How fast the operators are: detlite's and torchvision's in turn, on the same input.
+"""How fast detlite is: its operators and the whole, torchvision's in turn, on the same input.
 
-Every case is one row: the median time of each library and how near the memory limit detlite comes.
-torchvision always gets the contiguous float32 input that it likes best.
+Every case is one row of medians. torchvision always gets the input that it likes best.
 
-To add cases, write a function that yields them and name it in `GROUPS` of `measure.py`.
+To add cases of operators, write a function that yields them and name it in `GROUPS` of
+`measure.py`.
 """
 
+from .data import benchmark_data
 from .measure import Row, benchmark_ops
+from .model import Inference, benchmark_model
+from .scaling import benchmark_scaling, plot_scaling
+from .train import Training, benchmark_train, write_trace
 
-__all__ = ["Row", "benchmark_ops"]
+__all__ = [
+    "Inference",
+    "Row",
+    "Training",
+    "benchmark_data",
+    "benchmark_model",
+    "benchmark_ops",
+    "benchmark_scaling",
+    "benchmark_train",
+    "plot_scaling",
+    "write_trace",
+]

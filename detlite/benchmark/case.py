@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Seconds since some moment. `time.process_time` counts what the process itself used, which on one
+# thread says as much, on a machine that others use too.
+Clock = Callable[[], float]
 # Height and width of the image, and of its map at each stride.
 IMAGE = (800, 1216)
 LEVELS = {4: (200, 304), 8: (100, 152), 16: (50, 76), 32: (25, 38), 64: (13, 19)}
@@ -33,10 +36,12 @@ class Case:
     dtype: str = "float32"
 
 
-def boxes_between(count: int, smallest: float, largest: float, device: str) -> Tensor:
+def boxes_between(
+    count: int, smallest: float, largest: float, device: str, image: tuple[int, int] = IMAGE
+) -> Tensor:
     """Boxes [count, 4] anywhere in the image with sides between the two; where these are far
     apart, small ones more often."""
-    limit = torch.tensor(IMAGE[::-1], dtype=torch.float32)
+    limit = torch.tensor(image[::-1], dtype=torch.float32)
     sides = torch.rand(count, 2)
     if largest > 20 * smallest:
         sides = smallest * (largest / smallest) ** sides

@@ -16,7 +16,7 @@ from ..structures.packed_masks import PackedMasks
 from .case import IMAGE, Case, boxes_between, shifted
 
 
-def _polygons(boxes: Tensor, corners: int) -> list[Tensor]:
+def polygons(boxes: Tensor, corners: int) -> list[Tensor]:
     """A star of x, y, x, y, ... about the middle of each box, as annotators draw objects."""
     angles = torch.arange(corners, dtype=torch.float64) * (2 * torch.pi / corners)
     radii = 0.3 + 0.2 * torch.rand(len(boxes), corners, 1, dtype=torch.float64)
@@ -32,18 +32,18 @@ def crop_cases(device: str) -> Iterator[Case]:
     index = torch.randint(30, (256,))
     boxes = shifted(objects[index]).to(device)
     index = index.to(device)
-    polygons = [polygon.numpy() for polygon in _polygons(objects, 40)]
+    outlines = [polygon.numpy() for polygon in polygons(objects, 40)]
 
     def rasterize() -> list[np.ndarray]:
         masks = []
         for i, box in zip(index.tolist(), boxes.double().cpu().numpy(), strict=True):
             scale = 28 / (box[2:] - box[:2])
-            polygon = (polygons[i].reshape(-1, 2) - box[:2]) * scale
+            polygon = (outlines[i].reshape(-1, 2) - box[:2]) * scale
             rle = rle_codec.merge(rle_codec.frPyObjects([polygon.ravel()], 28, 28))
             masks.append(rle_codec.decode(rle))
         return masks
 
-    segmentations = [[polygon.tolist()] for polygon in polygons]
+    segmentations = [[polygon.tolist()] for polygon in outlines]
     drawn, encoded = (
         PackedMasks.from_segmentations(segmentations, *IMAGE, as_runs).to(device)
         for as_runs in (False, True)

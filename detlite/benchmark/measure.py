@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from .boxes import match_cases, nms_cases
-from .case import Case
+from .case import Case, Clock
 from .masks import crop_cases, keypoint_cases, paste_cases
 from .roi import pool_cases, pyramid_cases
 
@@ -24,8 +24,6 @@ GROUPS = (
     pool_cases,
     pyramid_cases,
 )
-
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,7 @@ def benchmark_ops(
         device: "cpu" or "cuda".
         only: parts of names; all cases where empty.
         seconds: about so long for each case.
-        clock: seconds since some moment. `time.process_time` counts what the process itself
-            used, which on one thread says as much, on a machine that others use too.
+        clock: what times are read from.
     """
     for group in GROUPS:
         torch.manual_seed(0)

@@ -1,11 +1,17 @@
-"""tools/benchmark.py, on its cheapest case."""
+"""tools/benchmark.py, on its cheapest cases."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+
+from detlite.benchmark.model import Inference
+from detlite.benchmark.scaling import AXES
+from detlite.benchmark.train import Training
+from detlite.benchmark.turns import StepRow
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +31,81 @@ def test_rows_are_printed_and_written(run_tool, tmp_path, capsys):
     assert row["ratio"] == pytest.approx(row["torchvision_ms"] / row["detlite_ms"])
     printed = capsys.readouterr().out.splitlines()
     assert "1 threads" in printed[0]
-    assert printed[1].split()[:2] == ["case", "dtype"]
-    assert printed[2].split()[:2] == [row["case"], row["dtype"]]
+    assert printed[1].split()[1] == "case"
+    assert printed[3].split()[1:6:2] == [row["case"], row["device"], row["dtype"]]
+
+
+def test_a_table_is_written_with_its_command(run_tool, tmp_path):
+    file = tmp_path / "ops.md"
+    options = ("--only", "batched_nms", "--seconds", "0.01", "--markdown", file)
+    assert run_tool("benchmark.py", "ops", *options) == 0
+    measured_on, command, _, titles, _, row = file.read_text().splitlines()
+    assert "threads of" in measured_on
+    assert command == f"`python tools/benchmark.py ops {' '.join(map(str, options))}`"
+    assert titles.startswith("| case")
+    assert row.startswith("| batched_nms_4k_80")
+
+
+def test_loading_beside_torchvision(run_tool, repo_root, monkeypatch, capsys):
+    monkeypatch.chdir(repo_root)
+    options = ("--workers", 0, "--images", 2, "--turns", 1, "--cpu-time")
+    sizes = ("INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MAX_SIZE_TRAIN", 96)
+    assert run_tool("benchmark.py", "data", *options, *sizes) == 0
+    assert "| generated " in capsys.readouterr().out
+
+
+def test_every_command_measures_what_its_options_say(run_tool, monkeypatch, tmp_path):
+    seen = {}
+
+    def recorded(name):
+        def measured(*args, **options):
+            seen[name] = (args, options)
+            return iter([StepRow("detlite", "float32", 1.0, None, 1.0, 0.5)])
+
+        return measured
+
+    for name in ("model", "train", "scaling"):
+        monkeypatch.setattr(f"detlite.benchmark.benchmark_{name}", recorded(name))
+    monkeypatch.setattr("detlite.benchmark.write_trace", lambda *args: seen.update(trace=args))
+    monkeypatch.setattr("detlite.benchmark.plot_scaling", lambda *args: seen.update(plot=args))
+    config, file = Path("some.yaml"), tmp_path / "file"
+    size = ("--size", 64, 96)
+
+    options = ("--only", "detlite float32", "--detections", 12, "--threshold", 0.5, *size)
+    assert run_tool("benchmark.py", "model", "--config", config, *options, "SEED", 3) == 0
+    inference = Inference(config, ("SEED", "3"), 1, (64, 96), 12, 0.5)
+    assert seen["model"][0][:3] == (inference, 5, (("detlite", "float32"),))
+
+    options = ("--objects", 500, "--real", "--dtype", "bfloat16", "--trace", file, "--batch", 4)
+    assert run_tool("benchmark.py", "train", "--config", config, *options, *size) == 0
+    training = Training(config, (), 4, (64, 96), 500, True)
+    assert seen["train"][0] == (training, 5)
+    assert seen["train"][1]["dtypes"] == ("bfloat16",)
+    assert seen["trace"] == (training, "bfloat16", file)
+
+    options = ("--axes", "classes", "--plot", file, "--turns", 2)
+    assert run_tool("benchmark.py", "scaling", *options, *size) == 0
+    assert seen["scaling"][0][2:4] == ({"classes": AXES["classes"]}, 2)
+    assert seen["plot"][1] == file
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("model", "--only", "tensorflow"), "--only tensorflow: no way has that in its name"),
+        (("train", "--batch", "0"), "--batch 0: at least one"),
+        (("train", "--config", "no.yaml"), "no.yaml"),
+        (("train", "--trace", "no/such.json"), "--trace no/such.json: No such file"),
+        (("data", "--cpu-time"), "--cpu-time does not see loader processes: --workers 0"),
+        (("scaling", "--markdown", "no/such.md"), "--markdown no/such.md: No such file"),
+    ],
+)
+def test_bad_options_of_the_other_commands(run_tool, capsys, options, message):
+    assert run_tool("benchmark.py", *options) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

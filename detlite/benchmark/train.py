@@ -1,0 +1,150 @@
+"""A training step, beside torchvision's with the same weights, images and settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import profile
+from yacs.config import CfgNode
+
+from ..data import build_train_dataset, build_train_loader
+from ..engine.precision import autocast
+from ..solver import build_optimizer
+from .case import Clock
+from .peak import flops, matmul_peak, peak_memory
+from .peer import comparable_config, seeded_model, torchvision_model
+from .phases import DETLITE, TORCHVISION, Stopwatch, phases_of, watched
+from .pictures import Batch, for_torchvision, training_batch
+from .turns import StepRow, in_turn
+
+LIBRARIES = ("detlite", "torchvision")
+DTYPES = ("float32", "bfloat16")
+_PLACES = {"detlite": DETLITE, "torchvision": TORCHVISION}
+_LOADED = 4  # batches of a data set that are gone through again and again
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a step is.
+
+    Attributes:
+        config: of a Mask R-CNN, a YAML file; it is used at torchvision's settings.
+        opts: overrides of it, which go over those.
+        batch: images a step.
+        size: (height, width) of generated pictures.
+        objects: in each of them.
+        real: take pictures of the config's training set, as its loader gives them, instead.
+        device: "cpu" or "cuda".
+    """
+
+    config: Path
+    opts: tuple[Any, ...] = ()
+    batch: int = 2
+    size: tuple[int, int] = (800, 1216)
+    objects: int = 20
+    real: bool = False
+    device: str = "cpu"
+
+    def cfg(self) -> CfgNode:
+        """The config at torchvision's settings. The weights hardly move: all steps are alike."""
+        opts = ("MODEL.DEVICE", self.device, "SOLVER.IMS_PER_BATCH", self.batch)
+        return comparable_config(self.config, [*opts, "SOLVER.BASE_LR", 1e-8, *self.opts])
+
+    def batches(self, cfg: CfgNode) -> list[Batch]:
+        """The images and targets of some steps."""
+        torch.manual_seed(0)
+        if self.real:
+            return list(islice(build_train_loader(cfg, build_train_dataset(cfg)), _LOADED))
+        classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
+        return [training_batch(self.batch, *self.size, self.objects, classes)]
+
+    def step(self, library: str, dtype: str, watch: Stopwatch | None = None) -> Step:
+        """A call that makes one step; a stopwatch gets the phases that no function stands for."""
+        watch = watch or Stopwatch(self.device)
+        cfg = self.cfg()
+        model: Any = seeded_model(cfg)
+        batches = self.batches(cfg)
+        if library == "torchvision":
+            model = torchvision_model(cfg, model)
+            batches = [for_torchvision(batch, self.device) for batch in batches]
+            optimizer: torch.optim.Optimizer = torch.optim.SGD(
+                [p for p in model.parameters() if p.requires_grad],
+                cfg.SOLVER.BASE_LR,
+                cfg.SOLVER.MOMENTUM,
+                weight_decay=cfg.SOLVER.WEIGHT_DECAY,
+            )
+        else:
+            optimizer = build_optimizer(cfg, model)
+        model.train()
+        stream = cycle(batches)
+
+        def step() -> None:
+            with watch.phase("other"):
+                images, targets = next(stream)
+                with autocast(dtype, torch.device(self.device)):
+                    losses = model(images, targets)
+                optimizer.zero_grad()
+                with watch.phase("backward"):
+                    torch.stack(list(losses.values())).sum().backward()
+                with watch.phase("optimizer"):
+                    optimizer.step()
+
+        return step
+
+
+def benchmark_train(
+    training: Training,
+    turns: int = 5,
+    libraries: tuple[str, ...] = LIBRARIES,
+    dtypes: tuple[str, ...] = DTYPES,
+    clock: Clock = time.perf_counter,
+) -> Iterator[StepRow]:
+    """Measures a step of each library in each arithmetic, in turn.
+
+    Args:
+        training: what a step is.
+        turns: steps of each that count, after one to warm up.
+        libraries, dtypes: some of LIBRARIES and DTYPES.
+        clock: what times are read from.
+    """
+    device = training.device
+    counted = {library: flops(training.step(library, "float32")) for library in libraries}
+    for dtype in dtypes:
+        peak = matmul_peak(getattr(torch, dtype), device, clock)
+        watches = {library: Stopwatch(device, clock) for library in libraries}
+        steps = {name: training.step(name, dtype, watches[name]) for name in libraries}
+        seconds = in_turn(steps, turns, device, clock)
+        for library, step in steps.items():
+            phases = phases_of(step, _PLACES[library], watches[library], max(1, turns // 2))
+            yield StepRow(
+                library,
+                dtype,
+                seconds[library],
+                seconds["torchvision"] / seconds[library] if "torchvision" in seconds else None,
+                counted[library] / 1e9,
+                counted[library] / seconds[library] / peak,
+                peak_memory(training.step, library, dtype, device=device),
+                phases,
+            )
+
+
+def write_trace(training: Training, dtype: str, path: Path) -> None:
+    """Writes what happens in detlite's second step, as chrome://tracing and perfetto.dev show it.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    watch = Stopwatch(training.device)
+    step = training.step("detlite", dtype, watch)
+    step()
+    with watched(DETLITE, watch), profile() as profiler:
+        step()
+    profiler.export_chrome_trace(str(path))

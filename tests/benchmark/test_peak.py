@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from detlite.benchmark import peak
+from detlite.benchmark.peak import flops, matmul_peak, peak_memory
+
+
+def test_peak_is_that_of_the_best_product(monkeypatch):
+    monkeypatch.setattr(peak, "SHAPES", ((4, 8, 2), (4, 8, 16)))
+    seconds = iter([1, 9, 2, 4, 4, 8, 0, 5, 5, 7, 7, 10])  # 8, 2, 4; then 5, 2, 3
+    rate = matmul_peak(torch.float32, "cpu", lambda: float(next(seconds)), repeats=2)
+    assert rate == max(2 * 4 * 8 * 2 / 2, 2 * 4 * 8 * 16 / 2)
+
+
+def test_flops_are_those_of_forward_and_backward():
+    layer = torch.nn.Conv2d(3, 5, 3, bias=False)
+    x = torch.randn(1, 3, 10, 10)
+    forward = 2 * 5 * 3 * 9 * 8 * 8
+    assert flops(lambda: layer(x)) == forward
+    assert flops(lambda: layer(x).sum().backward()) == 2 * forward  # of the weights alone
+
+
+def holding(megabytes: int):
+    return lambda: torch.ones(megabytes * 250_000).sum()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="read from /proc")
+def test_memory_is_what_a_call_takes():
+    assert 400 < peak_memory(holding, 400, device="cpu") < 480
