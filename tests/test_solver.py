@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import sys
 import types
+from copy import deepcopy
 
 import pytest
 import torch
@@ -87,6 +88,44 @@ def test_step_is_sgd_with_momentum_and_decay():
         velocity = 0.9 * velocity + gradient + 0.1 * weight
         weight = weight - 0.5 * velocity
     torch.testing.assert_close(layer.weight.detach(), weight)
+
+
+def steps(optimizer, model, count):
+    for number in range(count):
+        for index, parameter in enumerate(model.parameters()):
+            parameter.grad = torch.full_like(parameter, 0.3 * number - 0.1 * index)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_fused_steps_are_plain_steps(name):
+    cfg = make_cfg(OPTIMIZER=name, WEIGHT_DECAY=0.1)
+    fused, plain = make_model(), make_model()
+    plain.load_state_dict(fused.state_dict())
+    optimizer = build_optimizer(cfg, fused)
+    assert all(group["fused"] for group in optimizer.param_groups)
+    reference = build_optimizer(cfg, plain)
+    for group in reference.param_groups:
+        group["fused"] = False
+    steps(optimizer, fused, 4)
+    steps(reference, plain, 4)
+    for ours, theirs in zip(fused.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_resumed_optimizer_goes_on_bit_for_bit(name):
+    cfg = make_cfg(OPTIMIZER=name)
+    model, resumed = make_model(), make_model()
+    optimizer = build_optimizer(cfg, model)
+    steps(optimizer, model, 3)
+    resumed.load_state_dict(model.state_dict())
+    second = build_optimizer(cfg, resumed)
+    second.load_state_dict(deepcopy(optimizer.state_dict()))
+    steps(optimizer, model, 3)
+    steps(second, resumed, 3)
+    for ours, theirs in zip(resumed.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
