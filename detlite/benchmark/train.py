@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.profiler import profile
 from yacs.config import CfgNode
 
@@ -75,12 +76,7 @@ class Training:
         if library == "torchvision":
             model = torchvision_model(cfg, model)
             batches = [for_torchvision(batch, self.device) for batch in batches]
-            optimizer: torch.optim.Optimizer = torch.optim.SGD(
-                [p for p in model.parameters() if p.requires_grad],
-                cfg.SOLVER.BASE_LR,
-                cfg.SOLVER.MOMENTUM,
-                weight_decay=cfg.SOLVER.WEIGHT_DECAY,
-            )
+            optimizer = _plain_optimizer(cfg, model)
         else:
             optimizer = build_optimizer(cfg, model)
         model.train()
@@ -98,6 +94,16 @@ class Training:
                     optimizer.step()
 
         return step
+
+
+def _plain_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer that the config names, as torch's users build it."""
+    trained, solver = [p for p in model.parameters() if p.requires_grad], cfg.SOLVER
+    if solver.OPTIMIZER == "AdamW":
+        return torch.optim.AdamW(trained, solver.BASE_LR, weight_decay=solver.WEIGHT_DECAY)
+    return torch.optim.SGD(
+        trained, solver.BASE_LR, solver.MOMENTUM, weight_decay=solver.WEIGHT_DECAY
+    )
 
 
 def benchmark_train(
