@@ -45,6 +45,11 @@ constexpr const char* kSchemas[] = {
     "float gamma) -> Tensor",
     "paste_masks_rle(Tensor probs, Tensor boxes, int height, int width, float threshold) "
     "-> (Tensor data, Tensor ends)",
+    "mask_intersections(Tensor data, Tensor lengths, Tensor pixels, Tensor index, "
+    "Tensor other_data, Tensor other_lengths, Tensor other_pixels, Tensor ranges) "
+    "-> (Tensor shared, Tensor areas, Tensor other_areas)",
+    "match_detections(Tensor overlaps, Tensor groups, Tensor crowd, Tensor ignored, "
+    "Tensor uncounted, Tensor thresholds) -> Tensor",
     "crop_masks(Tensor values, Tensor pieces, Tensor instances, Tensor frames, Tensor index, "
     "Tensor boxes, int resolution, bool soft) -> Tensor",
     "heatmap_peaks(Tensor maps, Tensor boxes) -> (Tensor keypoints, Tensor scores)",

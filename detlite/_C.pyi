@@ -64,6 +64,24 @@ def sigmoid_focal_loss_backward(
 def paste_masks_rle(
     probs: Tensor, boxes: Tensor, height: int, width: int, threshold: float
 ) -> tuple[Tensor, Tensor]: ...
+def mask_intersections(
+    data: Tensor,
+    lengths: Tensor,
+    pixels: Tensor,
+    index: Tensor,
+    other_data: Tensor,
+    other_lengths: Tensor,
+    other_pixels: Tensor,
+    ranges: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]: ...
+def match_detections(
+    overlaps: Tensor,
+    groups: Tensor,
+    crowd: Tensor,
+    ignored: Tensor,
+    uncounted: Tensor,
+    thresholds: Tensor,
+) -> Tensor: ...
 def crop_masks(
     values: Tensor,
     pieces: Tensor,

@@ -1,12 +1,13 @@
 """The compiled operators: RoIAlign and RoIPool on one map or a pyramid, non-maximum suppression,
-matching of boxes, the focal loss, the encoding of pasted masks, the cropping of true ones, and
-keypoints from heat maps.
+matching of boxes, the focal loss, the encoding of pasted masks, the cropping of true ones,
+keypoints from heat maps, and what an evaluation counts.
 
 The functions that torchvision has too take its arguments in its order. The kernels beneath them are
 also reached as `torch.ops.detlite.<name>` and `detlite._C.<name>`.
 """
 
 from .box_maps import crop_masks, heatmap_peaks, paste_masks
+from .evaluation import mask_intersections, match_detections
 from .focal_loss import sigmoid_focal_loss
 from .overlaps import batched_nms, match_boxes, nms, padded_nms
 from .roi_align import RoIAlign, pyramid_roi_align, roi_align
@@ -20,7 +21,9 @@ __all__ = [
     "batched_nms",
     "crop_masks",
     "heatmap_peaks",
+    "mask_intersections",
     "match_boxes",
+    "match_detections",
     "nms",
     "padded_nms",
     "paste_masks",

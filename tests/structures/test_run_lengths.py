@@ -1,4 +1,4 @@
-"""Compressed counts against pycocotools, and codes that are none."""
+"""Compressed counts against pycocotools, codes that are none, and many masks in three arrays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as rle_codec
 
-from detlite.structures.run_lengths import run_lengths, toggles_of_counts
+from detlite.structures.run_lengths import EncodedMasks, run_lengths, toggles_of_counts
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -37,3 +37,21 @@ def test_toggles_end_before_the_frame_does():
     assert toggles_of_counts([3, 2, 7], 12).tolist() == [3, 5]
     assert toggles_of_counts([0, 12], 12).tolist() == [0]
     assert toggles_of_counts([12], 12).tolist() == []
+
+
+def test_encoded_masks_are_rles_end_to_end():
+    rles = [{"size": [2, 3], "counts": "15"}, {"size": [4, 5], "counts": "12345"}]
+    masks = EncodedMasks.from_rles([rles[0], {**rles[1], "counts": b"12345"}, rles[0]])
+    assert len(masks) == 3
+    assert bytes(masks.data) == b"151234515"
+    assert masks.lengths.tolist() == [2, 5, 2]
+    assert masks.sizes.tolist() == [[2, 3], [4, 5], [2, 3]]
+    assert list(masks.rles()) == [*rles, rles[0]]
+    assert list(masks.rles(1, 2)) == rles[1:]
+    assert list(masks.rles(3)) == []
+
+
+def test_no_encoded_masks():
+    none = EncodedMasks.from_rles([])
+    assert (len(none), none.data.size, none.sizes.shape) == (0, 0, (0, 2))
+    assert list(none.rles()) == []
