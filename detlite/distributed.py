@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from .config import ConfigError
 
@@ -74,6 +74,28 @@ def all_gather_objects(value: Any) -> list[Any]:
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def gather_rows(rows: Tensor) -> Tensor | None:
+    """The rows of every process, by rank, on rank 0, which holds them once; None on the others.
+
+    Args:
+        rows: [N, ...] on the CPU, of the same type and shape everywhere but for N, which may be 0.
+    """
+    counts = all_gather_objects(len(rows))
+    if world_size() == 1:
+        return rows
+    if not is_main():
+        if len(rows):
+            dist.send(rows.contiguous(), dst=0)
+        return None
+    gathered = rows.new_empty((sum(counts), *rows.shape[1:]))
+    for source, part in enumerate(gathered.split(counts)):
+        if source == 0:
+            part.copy_(rows)
+        elif len(part):
+            dist.recv(part, src=source)
+    return gathered
 
 
 def broadcast_buffers(model: nn.Module) -> None:

@@ -94,7 +94,7 @@ def predict_files(predictor: Predictor, files: Sequence[Path], output: Path, bat
         return image, coco_results(
             image_id, found["boxes"], found["scores"], found["category_ids"],
             found.get("masks"), found.get("keypoints"), predictor.model.convention.keypoint_center,
-        )  # fmt: skip
+        ).rows()  # fmt: skip
 
     images, results = [], []
     stream = predict_stream(predictor, files, write, batch)

@@ -12,11 +12,14 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from ..config import ConfigError
 from ..data import CocoDataset, DataError, build_test_loader
-from ..distributed import all_gather_objects, broadcast_buffers, is_main
+from ..distributed import broadcast_buffers, is_main
 from ..evaluation.evaluators import build_evaluators
+from ..evaluation.files import write_results, written_aside
+from ..evaluation.gathering import Collector, gather_results
 from ..evaluation.metrics import check_expected, format_table
-from ..evaluation.results import to_coco_results
+from ..evaluation.results import Results, to_coco_results
 from ..inference.optimize import build_inference
 from ..inference.test_time_augmentation import AugmentedDetector, build_views
 from ..modeling.detector import Detector
@@ -45,8 +48,8 @@ def evaluate(
         return {}
     if metrics:
         content = metrics if len(metrics) > 1 else next(iter(metrics.values()))
-        text = json.dumps(content, indent=2, allow_nan=False)
-        (output_dir / "evaluation.json").write_text(text + "\n")
+        with written_aside(output_dir / "evaluation.json") as file:
+            file.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
     return metrics
 
 
@@ -62,13 +65,13 @@ def evaluate_dataset(
 
     Raises:
         ConfigError, DataError: see `check_evaluation`.
+        OSError: the results cannot be written; it names the file.
     """
     check_evaluation(cfg, model, dataset)
-    gathered = all_gather_objects(run_inference(cfg, model, dataset))
-    if not is_main():
+    results = gather_results(run_inference(cfg, model, dataset))
+    if results is None:
         return {}
-    results = [result for part in gathered for result in part]
-    (output_dir / f"results_{dataset.name}.json").write_text(json.dumps(results))
+    write_results(results, output_dir / f"results_{dataset.name}.json")
     metrics: dict[str, Any] = {}
     for name, evaluator in build_evaluators(cfg, dataset).items():
         for kind, row in evaluator.evaluate(cfg, dataset, results).items():
@@ -82,10 +85,16 @@ def check_evaluation(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> Non
     """Checks, before anything is computed, that `model` can be measured on a data set.
 
     Raises:
-        ConfigError: an evaluator of the data set cannot be used, see their `check`.
+        ConfigError: an evaluator of the data set cannot be used, see their `check`; or its name
+            cannot be part of a file's.
         DataError: the categories of the model are not those of the data set, or its ground truth
             lacks what an evaluator needs.
     """
+    if any(character in dataset.name for character in "/\\\0"):
+        raise ConfigError(
+            f"DATASETS.CATALOG: the name {dataset.name!r} cannot be part of a file's name, and "
+            "results_<name>.json is written to OUTPUT_DIR: leave slashes out"
+        )
     ours, theirs = _named(model.categories), _named(dataset.categories)
     if ours and ours != theirs:
         raise DataError(
@@ -96,15 +105,15 @@ def check_evaluation(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> Non
         evaluator.check(cfg, dataset)
 
 
-def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[dict[str, Any]]:
-    """COCO results of this process's share of a data set: each image is one process's."""
+def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> Results:
+    """The results of this process's share of a data set: each image is one process's."""
     loader = build_test_loader(cfg, dataset)
     was_training = model.training
     fast, dtype = build_inference(cfg, model.eval())
     detector: Detector | AugmentedDetector = fast
     if views := build_views(cfg):
         detector = AugmentedDetector(fast, views, dataset.keypoint_names)
-    results: list[dict[str, Any]] = []
+    collector = Collector()
     done, start = 0, time.perf_counter()
     reported = start
     for images, targets in loader:
@@ -112,7 +121,7 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
         with autocast(dtype, model.device):
             batch = detector.detect(images, given)
         for image, target, detections in zip(images, targets, batch, strict=True):
-            results += to_coco_results(
+            found = to_coco_results(
                 detections,
                 target["image_id"],
                 (image.shape[-2], image.shape[-1]),
@@ -121,6 +130,7 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
                 model.convention,
                 model.mask_threshold,
             )
+            collector.add(found)
         done += len(images)
         now = time.perf_counter()
         if now - reported > 30:  # seconds
@@ -132,7 +142,7 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> list[d
         dataset.name, done, seconds, done / seconds, resolve_dtype(cfg.DTYPE, model.device),
     )  # fmt: skip
     model.train(was_training)
-    return results
+    return collector.collected()
 
 
 def _named(categories: Sequence[dict[str, Any]]) -> str:

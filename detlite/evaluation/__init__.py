@@ -1,7 +1,14 @@
-"""Evaluation: detections as COCO results, and the evaluators that measure them."""
+"""Evaluation: detections of a data set as results, and the evaluators that measure them."""
 
 from .coco import evaluate_coco
 from .evaluators import EVALUATORS, Evaluator
-from .results import coco_results, to_coco_results
+from .results import Results, coco_results, to_coco_results
 
-__all__ = ["EVALUATORS", "Evaluator", "coco_results", "evaluate_coco", "to_coco_results"]
+__all__ = [
+    "EVALUATORS",
+    "Evaluator",
+    "Results",
+    "coco_results",
+    "evaluate_coco",
+    "to_coco_results",
+]

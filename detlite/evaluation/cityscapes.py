@@ -5,27 +5,26 @@ The rules are those of cityscapesscripts 2.3, evalInstanceLevelSemanticLabeling,
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
 from ..data.cityscapes import CATEGORIES, EVALUATED
 from ..data.errors import DataError
 from ..data.validation import rle_problem
-from ..structures.masks import RLE
+from ..structures.run_lengths import EncodedMasks
 from .metrics import mean_known
-from .results import check_results
+from .overlaps import count_shared, mask_intersections, pair
+from .results import Results
+from .truth import Truth, check_results, read_truth
 
 OVERLAPS = np.arange(0.5, 1.0, 0.05)  # to be exceeded
 MIN_SIZE = 100  # pixels; smaller instances need not be found
 
 
-def evaluate_cityscapes(coco_gt: COCO, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def evaluate_cityscapes(coco_gt: COCO, results: Results) -> dict[str, Any]:
     """Average precision of masks, over the evaluated categories that occur.
 
     A prediction finds the instance of its category whose intersection over union with it exceeds
@@ -37,24 +36,20 @@ def evaluate_cityscapes(coco_gt: COCO, results: Sequence[dict[str, Any]]) -> dic
     Args:
         coco_gt: the ground truth as `read_cityscapes` makes it: groups have `iscrowd`, and images
             the RLE `void`. Each pixel should belong to one instance only, as in form "mask".
-        results: detections in COCO's results form: image_id, category_id, score and segmentation
-            (compressed RLE). May be empty.
+        results: the detections, with masks. May be empty.
 
     Returns:
         {"AP": mean over the overlaps, "AP50": at the first, "per_category": {name: AP},
         "per_category_AP50": {name: AP50}}, fractions of 1. None where there is nothing to find.
 
     Raises:
-        DataError: an image has no sound `void`, or a result lacks a field or names an unknown
+        DataError: an image has no sound `void`, or a result no sound mask, or it names an unknown
             image or category.
     """
     check_void(coco_gt)
-    check_results(results, coco_gt, "segm")
-    found, truth = defaultdict(list), defaultdict(list)
-    for result in results:
-        found[result["image_id"], result["category_id"]].append(result)
-    for row in coco_gt.dataset["annotations"]:
-        truth[row["image_id"], row["category_id"]].append(row)
+    check_results(results, coco_gt, ["segm"])
+    truth = read_truth(coco_gt, "segm")
+    compared = _compare(coco_gt, results, truth)
     names = [CATEGORIES[number] for number in EVALUATED]
     per_category: dict[str, float | None] = {}
     per_category_50: dict[str, float | None] = {}
@@ -62,11 +57,8 @@ def evaluate_cityscapes(coco_gt: COCO, results: Sequence[dict[str, Any]]) -> dic
         name = category["name"]
         if name not in names:
             continue
-        pictures = []
-        for image in coco_gt.dataset["images"]:
-            key = image["id"], category["id"]
-            pictures.append(_compare(coco_gt, image, found[key], truth[key]))
-        averages = [_average_precision(pictures, overlap) for overlap in OVERLAPS]
+        own = int(np.searchsorted(truth.category_ids, category["id"]))
+        averages = [_average_precision(compared, own, overlap) for overlap in OVERLAPS]
         per_category[name] = mean_known(averages)
         per_category_50[name] = averages[0]
     return {
@@ -93,61 +85,65 @@ def check_void(coco_gt: COCO) -> None:
 
 
 @dataclass(frozen=True)
-class _Picture:
-    """P predictions and G instances of one category in one image."""
+class _Compared:
+    """D predictions with pixels, by falling score within their image and category; G instances; and
+    the P pairs of them that share image and category."""
 
-    scores: np.ndarray  # [P]
-    iou: np.ndarray  # [P, G]
-    ignored: np.ndarray  # [P], the part of the prediction where it may be
-    counted: np.ndarray  # bool [G], whether the instance is to be found
+    scores: np.ndarray  # [D]
+    categories: np.ndarray  # [D], places in Truth.category_ids
+    ignored: np.ndarray  # [D], the part of the prediction where it may be
+    wanted: np.ndarray  # bool [G], whether the instance is to be found
+    wanted_categories: np.ndarray  # [G]
+    predictions: np.ndarray  # [P]
+    instances: np.ndarray  # [P]
+    iou: np.ndarray  # [P]
 
 
-def _compare(
-    coco_gt: COCO, image: dict[str, Any], results: list[dict[str, Any]], rows: list[dict[str, Any]]
-) -> _Picture:
-    results = [result for result in results if rle_codec.area(result["segmentation"])]
-    masks = [result["segmentation"] for result in results]
-    areas = rle_codec.area(masks).astype(np.float64)  # [P]
-    void = coco_gt.annToRLE({"image_id": image["id"], "segmentation": image["void"]})
-    instances = [coco_gt.annToRLE(row) for row in rows]
-    sizes = rle_codec.area(instances).astype(np.float64)  # [G]
-    shared = _intersections(masks, areas, instances)  # [P, G]
-    groups = np.array([row.get("iscrowd", 0) for row in rows], dtype=bool)  # [G]
+def _compare(coco_gt: COCO, results: Results, truth: Truth) -> _Compared:
+    pairing = pair(results, truth)
+    shared, areas, sizes = mask_intersections(results, truth, pairing)
+    predictions, instances = pairing.pairs()
     small = sizes < MIN_SIZE
     # Small groups count as both, as they do in cityscapesscripts.
-    ignored = shared[:, groups].sum(axis=1) + shared[:, small].sum(axis=1)
-    ignored += _intersections(masks, areas, [void])[:, 0]
-    return _Picture(
-        scores=np.array([result["score"] for result in results], dtype=np.float64),
-        iou=shared / (areas[:, None] + sizes - shared),
-        ignored=ignored / areas,
-        counted=~groups & ~small,
+    times = truth.crowd[instances].astype(float) + small[instances]
+    ignored = np.bincount(predictions, shared * times, minlength=len(areas)).astype(float)
+    images = [coco_gt.imgs[number] for number in truth.image_ids.tolist()]
+    void = EncodedMasks.from_rles(
+        [coco_gt.annToRLE({"image_id": image["id"], "segmentation": image["void"]})
+         for image in images]
+    )  # fmt: skip
+    if results.masks is not None:
+        first = pairing.keys % max(len(images), 1)
+        ranges = np.stack([first, first + 1], axis=1)
+        ignored += count_shared(results.masks, pairing.index, void, ranges)[0]
+    there = areas > 0
+    return _Compared(
+        scores=pairing.scores,
+        categories=np.where(there, pairing.categories, -1),
+        ignored=np.divide(ignored, areas, out=np.zeros_like(areas), where=there),
+        wanted=~truth.crowd & ~small,
+        wanted_categories=truth.categories,
+        predictions=predictions,
+        instances=instances,
+        iou=shared / (areas[predictions] + sizes[instances] - shared),
     )
 
 
-def _intersections(masks: list[RLE], areas: np.ndarray, others: list[RLE]) -> np.ndarray:
-    """Pixels in common, [P, G], of P masks with their `areas` [P] and G others."""
-    if not masks or not others:
-        return np.zeros((len(masks), len(others)))
-    # Over crowds pycocotools divides by the mask's own area.
-    return np.rint(rle_codec.iou(masks, others, [1] * len(others)) * areas[:, None])
-
-
-def _average_precision(pictures: list[_Picture], overlap: float) -> float | None:
-    right: list[np.ndarray] = [np.empty(0)]  # scores of the predictions that count
-    wrong: list[np.ndarray] = [np.empty(0)]
-    positives = 0
-    for picture in pictures:
-        finds = picture.iou > overlap  # [P, G]
-        for column in finds[:, picture.counted].T:
-            scores = np.sort(picture.scores[column])
-            right.append(scores[-1:])
-            wrong.append(scores[:-1])
-        wrong.append(picture.scores[~finds.any(axis=1) & (picture.ignored <= overlap)])
-        positives += int(picture.counted.sum())
+def _average_precision(compared: _Compared, category: int, overlap: float) -> float | None:
+    positives = int((compared.wanted & (compared.wanted_categories == category)).sum())
     if not positives:
         return None
-    return area_under_curve(np.concatenate(right), np.concatenate(wrong), positives)
+    finds = compared.iou > overlap  # [P]
+    finding = np.zeros(len(compared.scores), bool)
+    finding[compared.predictions[finds]] = True
+    own = compared.categories == category
+    alarms = compared.scores[own & ~finding & (compared.ignored <= overlap)]
+    finds &= own[compared.predictions] & compared.wanted[compared.instances]
+    scores = compared.scores[compared.predictions[finds]]
+    # The first pair of an instance is that of the highest score.
+    best = np.zeros(len(scores), bool)
+    best[np.unique(compared.instances[finds], return_index=True)[1]] = True
+    return area_under_curve(scores[best], np.append(scores[~best], alarms), positives)
 
 
 def area_under_curve(right: np.ndarray, wrong: np.ndarray, positives: int) -> float:

@@ -1,44 +1,43 @@
-"""COCO average precision and recall, for boxes, masks and keypoints, by pycocotools or its like.
+"""COCO average precision and recall, for boxes, masks and keypoints.
 
-`COCOeval` matches and accumulates; the summary is made here, because its own fixes the number of
-detections at 100. The numbers are those of cocodataset.org/#detection-eval, as fractions.
+The numbers are those of pycocotools and cocodataset.org/#detection-eval, as fractions, for any
+number of detections.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval, Params
 
-from ..config import ConfigError
-from ..data.errors import DataError
-from ..data.validation import fill_missing
-from .results import IOU_TYPES, check_results
+from .matching import AREAS, Scored, score
+from .overlaps import keypoint_overlaps, pair, region_overlaps
+from .results import IOU_TYPES, Results
+from .truth import Truth, check_results, read_truth
 
 Metrics = dict[str, Any]
+
+_MOST_KEYPOINTS = 20
+# Of COCO's 17 keypoints, in thousandths.
+_SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89]) / 1000
 
 
 def evaluate_coco(
     coco_gt: COCO,
-    results: Sequence[dict[str, Any]],
+    results: Results,
     iou_types: Sequence[str] = ("bbox", "segm"),
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
-    engine: str = "pycocotools",
 ) -> dict[str, Metrics]:
     """Scores `results` against `coco_gt`, over all of its images.
 
     Args:
         coco_gt: the ground truth; it is not changed, and may lack info, area and iscrowd.
-        results: detections in COCO's results form: image_id, category_id, score, and for each of
-            `iou_types` bbox (xywh), segmentation (compressed RLE) or keypoints. May be empty.
+        results: the detections, with what `iou_types` compare; `Results.from_coco` makes them of a
+            results file. May be empty.
         iou_types: which of "bbox", "segm" and "keypoints".
         max_dets: the detections of one image and category that count, best first. Keypoints
             always take COCO's 20.
@@ -46,8 +45,6 @@ def evaluate_coco(
             standard deviation of its place over the square root of the area, see
             cocodataset.org/#keypoints-eval. Empty: COCO's own for its 17 keypoints; for others, of
             which nothing is known, the mean of COCO's.
-        engine: who matches and accumulates: "pycocotools" or "faster-coco-eval"; the numbers are
-            the same.
 
     Returns:
         {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR<max_dets>", "ARs",
@@ -56,131 +53,77 @@ def evaluate_coco(
         and AR, AR50 and AR75 instead of AR by number.
 
     Raises:
-        DataError: a result or annotation lacks a field, or names an unknown image or category.
+        DataError: a result or annotation lacks a field, names an unknown image or category, or
+            has a mask that is none of its image.
         ValueError: an unknown IoU type, max_dets below 1, or another number of oks_sigmas than
             of keypoints.
-        ConfigError: `engine` is not installed.
     """
     unknown = [iou_type for iou_type in iou_types if iou_type not in IOU_TYPES]
     if unknown:
         raise ValueError(f"iou_types: unknown {unknown[0]!r}; known: {', '.join(IOU_TYPES)}")
     if max_dets < 1:
         raise ValueError(f"max_dets must be at least 1, got {max_dets}")
-    coco, evaluation = coco_engine(engine)
+    check_results(results, coco_gt, iou_types)
     metrics = {}
     for iou_type in iou_types:
-        scored = check_results(results, coco_gt, iou_type)
-        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools reports progress by print
-            ground_truth = _ground_truth(coco_gt, iou_type, coco)
-            if scored:
-                detections = ground_truth.loadRes(scored)
-            else:  # loadRes looks at the first
-                detections = _index({**ground_truth.dataset, "annotations": []}, coco)
-            evaluator = evaluation(ground_truth, detections, iou_type)
-            if iou_type == "keypoints":
-                evaluator.params.kpt_oks_sigmas = _sigmas(ground_truth, oks_sigmas)
-            else:  # keypoints have one limit, which is COCO's
-                evaluator.params.maxDets = sorted({1, 10, max_dets})
-            evaluator.evaluate()
-            evaluator.accumulate()
-        metrics[iou_type] = _summarize(evaluator, max_dets)
+        truth = read_truth(coco_gt, iou_type)
+        if iou_type == "keypoints":
+            found = _score_keypoints(results, truth, _sigmas(truth, oks_sigmas))
+        else:
+            found = _score_regions(results, truth, iou_type, max_dets)
+        categories = [coco_gt.cats[number] for number in truth.category_ids.tolist()]
+        metrics[iou_type] = _summarize(found, categories, iou_type)
     return metrics
 
 
-def _sigmas(ground_truth: COCO, given: Sequence[float]) -> np.ndarray:
+def _score_regions(results: Results, truth: Truth, iou_type: str, max_dets: int) -> Scored:
+    limits = sorted({1, 10, max_dets})
+    pairing = pair(results, truth, limits[-1])
+    overlaps, sizes = region_overlaps(results, truth, pairing, iou_type)
+    return score(pairing, truth, overlaps, sizes, tuple(AREAS), limits, max_dets)
+
+
+def _score_keypoints(results: Results, truth: Truth, sigmas: np.ndarray) -> Scored:
+    pairing = pair(results, truth, _MOST_KEYPOINTS)
+    overlaps, sizes = np.empty(0), np.empty(0)
+    if len(results):
+        assert results.keypoints is not None
+        keypoints = results.keypoints[pairing.index].astype(np.float64)
+        overlaps = keypoint_overlaps(keypoints, truth, pairing, sigmas)
+        sizes = np.ptp(keypoints[:, :, :2], axis=1).prod(axis=1)
+    areas = ("all", "medium", "large")  # small objects have no keypoints
+    return score(pairing, truth, overlaps, sizes, areas, [_MOST_KEYPOINTS], _MOST_KEYPOINTS)
+
+
+def _sigmas(truth: Truth, given: Sequence[float]) -> np.ndarray:
     """float64 [P] for the P keypoints of the annotations, see `evaluate_coco`."""
-    rows = (row["keypoints"] for row in ground_truth.anns.values() if row.get("keypoints"))
-    count = len(next(rows, [])) // 3
-    coco = Params("keypoints").kpt_oks_sigmas
+    assert truth.keypoints is not None
+    count = truth.keypoints.shape[1]
     if given and count and len(given) != count:
         raise ValueError(
             f"oks_sigmas has {len(given)} values, but the ground truth has {count} keypoints"
         )
     if given:
         return np.array(given)
-    return coco if count == len(coco) else np.full(count, coco.mean())
+    return _SIGMAS if count == len(_SIGMAS) else np.full(count, _SIGMAS.mean())
 
 
-def coco_engine(name: str) -> tuple[Callable[[], Any], Callable[..., Any]]:
-    """The classes COCO and COCOeval of an engine; a ConfigError if it is not installed."""
-    if name == "pycocotools":
-        return COCO, COCOeval
-    try:
-        import faster_coco_eval as faster
-    except ImportError as error:
-        raise ConfigError(
-            f"TEST.COCO_ENGINE is {name}, but that package is not installed: "
-            "pip install faster-coco-eval, or use pycocotools"
-        ) from error
-    # What is printed is left out, unlike what is logged.
-    return (
-        partial(faster.COCO, print_function=print),
-        partial(faster.COCOeval_faster, print_function=print),
-    )
-
-
-def _ground_truth(coco_gt: COCO, iou_type: str, coco: Callable[[], Any]) -> Any:
-    """A copy of `coco_gt` with all that COCOeval reads, for it to write to."""
-    field = IOU_TYPES[iou_type]
-    annotations = []
-    for annotation in coco_gt.dataset.get("annotations", []):
-        if annotation.get(field):
-            annotations.append(dict(annotation))
-        elif iou_type != "keypoints":  # which only some categories have
-            raise DataError(
-                f"ground truth: annotation {annotation.get('id')} has no {field!r}, which "
-                f"{iou_type} needs"
-            )
+def _summarize(found: Scored, categories: Sequence[dict[str, Any]], iou_type: str) -> Metrics:
+    letters = {area[0]: area for area in found.areas if area != "all"}  # s, m, l
+    metrics: Metrics = {"AP": found.ap(), "AP50": found.ap(0.5), "AP75": found.ap(0.75)}
+    metrics |= {f"AP{letter}": found.ap(area=area) for letter, area in letters.items()}
     if iou_type == "keypoints":
-        for annotation in annotations:
-            visible = [v > 0 for v in annotation["keypoints"][2::3]]
-            annotation.setdefault("num_keypoints", sum(visible))
-    return _index(fill_missing({**coco_gt.dataset, "annotations": annotations}), coco)
-
-
-def _index(dataset: dict[str, Any], coco: Callable[[], Any]) -> Any:
-    made = coco()
-    made.dataset = dataset
-    made.createIndex()
-    return made
-
-
-def _summarize(evaluator: COCOeval, max_dets: int) -> Metrics:
-    """The means over COCOeval's tables, in which -1 stands for nothing to find."""
-    params = evaluator.params
-    precision = evaluator.eval["precision"]  # (T, R, K, A, M): IoU, recall, category, area, most
-    recall = evaluator.eval["recall"]  # (T, K, A, M)
-    last = 0 if params.iouType == "keypoints" else params.maxDets.index(max_dets)
-    everything = slice(None)
-    at_50, at_75 = 0, 5  # places in params.iouThrs: 0.5, 0.55, ..., 0.95
-
-    def ap(t: Any = everything, area: str = "all", category: Any = everything) -> float | None:
-        return _mean(precision[t, :, category, params.areaRngLbl.index(area), last])
-
-    def ar(t: Any = everything, area: str = "all", most: int = last) -> float | None:
-        return _mean(recall[t, :, params.areaRngLbl.index(area), most])
-
-    areas = {area[0]: area for area in params.areaRngLbl[1:]}  # s, m, l
-    metrics: Metrics = {"AP": ap(), "AP50": ap(at_50), "AP75": ap(at_75)}
-    metrics |= {f"AP{letter}": ap(area=area) for letter, area in areas.items()}
-    if params.iouType == "keypoints":
-        metrics |= {"AR": ar(), "AR50": ar(at_50), "AR75": ar(at_75)}
+        metrics |= {"AR": found.ar(), "AR50": found.ar(0.5), "AR75": found.ar(0.75)}
     else:
-        metrics |= {f"AR{most}": ar(most=m) for m, most in enumerate(params.maxDets)}
-    metrics |= {f"AR{letter}": ar(area=area) for letter, area in areas.items()}
-    categories = evaluator.cocoGt.loadCats(params.catIds)
+        metrics |= {f"AR{limit}": found.ar(limit=limit) for limit in found.limits}
+    metrics |= {f"AR{letter}": found.ar(area=area) for letter, area in letters.items()}
     metrics["per_category"] = {
-        name: ap(category=k) for k, name in enumerate(_unique_names(categories))
+        name: found.ap(categories=k) for k, name in enumerate(_unique_names(categories))
     }
     return metrics
 
 
-def _mean(table: np.ndarray) -> float | None:
-    found = table[table > -1]
-    return float(found.mean()) if found.size else None
-
-
-def _unique_names(categories: list[dict[str, Any]]) -> list[str]:
+def _unique_names(categories: Sequence[dict[str, Any]]) -> list[str]:
     names = [str(category.get("name", category["id"])) for category in categories]
     times = Counter(names)
     return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +12,12 @@ from ..config import ConfigError
 from ..data import CocoDataset
 from ..registry import Registry
 from .cityscapes import check_void, evaluate_cityscapes
-from .coco import coco_engine, evaluate_coco
-from .lvis import evaluate_lvis, lvis_package
+from .coco import evaluate_coco
+from .lvis import check_lvis, evaluate_lvis
 from .proposals import evaluate_proposals
+from .results import Results
 from .voc import evaluate_voc
 
-logger = logging.getLogger(__name__)
-
-Results = Sequence[dict[str, Any]]
 Metrics = dict[str, dict[str, Any]]
 
 
@@ -42,7 +39,7 @@ class Evaluator(ABC):
         Args:
             cfg: the config.
             dataset: `dataset.coco_gt()` is its ground truth.
-            results: COCO results, see `coco_results`. May be empty.
+            results: the detections, see `Results`. May be empty.
 
         Returns:
             {kind: {metric: value}}, such as {"bbox": {"AP": 0.4}}: fractions of 1, None where the
@@ -111,17 +108,14 @@ class CocoEvaluator(Evaluator):
                 f"TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values, but {dataset.annotation_file} has "
                 f"{points} keypoints"
             )
-        coco_engine(cfg.TEST.COCO_ENGINE)
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        logger.info("COCO's metrics by %s", cfg.TEST.COCO_ENGINE)
         return evaluate_coco(
             dataset.coco_gt(),
             results,
             predicted_kinds(cfg),
             cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG,
             cfg.TEST.KEYPOINT_OKS_SIGMAS,
-            cfg.TEST.COCO_ENGINE,
         )
 
 
@@ -131,7 +125,7 @@ class LvisEvaluator(Evaluator):
 
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
         _require(cfg, "lvis", "bbox")
-        lvis_package()
+        check_lvis(dataset.coco_gt())
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
         kinds = [kind for kind in predicted_kinds(cfg) if kind != "keypoints"]

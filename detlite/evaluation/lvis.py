@@ -1,4 +1,4 @@
-"""LVIS's average precision, by the `lvis` package (lvisdataset.org).
+"""LVIS's average precision (lvisdataset.org): the numbers of the package `lvis` 0.5.3.
 
 LVIS is a federated data set: of each picture only some categories are annotated. What is found of
 the others does not count, nor do false alarms of categories that are not annotated exhaustively.
@@ -6,20 +6,18 @@ the others does not count, nor do false alarms of categories that are not annota
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
+from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from pycocotools.coco import COCO
 
-from ..config import ConfigError
 from ..data.errors import DataError
-from .results import check_results
+from .matching import AREAS, Scored, score
+from .overlaps import pair, region_overlaps
+from .results import Results
+from .truth import Truth, check_results, read_truth
 
 MAX_DETS = 300  # LVIS's own: of a picture, over all categories
 
@@ -31,28 +29,26 @@ _FIELDS = (
 )
 
 
-def lvis_package() -> ModuleType:
-    """The package `lvis`; a ConfigError if it is not installed."""
-    try:
-        import lvis
-    except ImportError as error:
-        raise ConfigError(
-            f"a data set of type lvis is measured by the package lvis, which cannot be imported "
-            f"({error}): pip install lvis, or give the entry type coco"
-        ) from error
-    return lvis
+def check_lvis(coco_gt: COCO) -> None:
+    """Raises DataError if the ground truth lacks one of LVIS's fields."""
+    for key, field in _FIELDS:
+        for row in coco_gt.dataset[key]:
+            if field not in row:
+                raise DataError(
+                    f"ground truth: {key}, id {row['id']}: no {field!r}, which LVIS's evaluation "
+                    "needs; if this is not an LVIS file, give its entry type coco"
+                )
 
 
 def evaluate_lvis(
-    coco_gt: COCO, results: Sequence[dict[str, Any]], iou_types: Sequence[str] = ("bbox", "segm")
+    coco_gt: COCO, results: Results, iou_types: Sequence[str] = ("bbox", "segm")
 ) -> dict[str, dict[str, Any]]:
     """Scores `results` as LVIS does, the best MAX_DETS of each picture.
 
     Args:
         coco_gt: the ground truth, with LVIS's neg_category_ids and not_exhaustive_category_ids of
             each image and the frequency ("r", "c" or "f") of each category. It is not changed.
-        results: detections in COCO's results form: image_id, category_id, score, and for each of
-            `iou_types` bbox (xywh) or segmentation (compressed RLE). May be empty.
+        results: the detections, with boxes and masks as `iou_types` need them. May be empty.
         iou_types: which of "bbox" and "segm".
 
     Returns:
@@ -61,48 +57,63 @@ def evaluate_lvis(
         fractions of 1. None where there is nothing to find.
 
     Raises:
-        ConfigError: the package `lvis` is not installed.
-        DataError: the ground truth lacks one of LVIS's fields, or a result a field that is scored,
-            or names an unknown image or category.
+        DataError: the ground truth lacks one of LVIS's fields, or a result what is scored, or it
+            names an unknown image or category.
     """
-    lvis = lvis_package()
-    for key, field in _FIELDS:
-        for row in coco_gt.dataset[key]:
-            if field not in row:
-                raise DataError(
-                    f"ground truth: {key}, id {row['id']}: no {field!r}, which LVIS's evaluation "
-                    "needs; if this is not an LVIS file, give its entry type coco"
-                )
-    scored = {kind: check_results(results, coco_gt, kind) for kind in iou_types}
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "truth.json"  # the package reads files only
-        file.write_text(json.dumps(coco_gt.dataset))
-        # Matching writes into the ground truth, so that each type needs its own.
-        return {kind: _evaluate(lvis, str(file), rows, kind) for kind, rows in scored.items()}
-
-
-def _evaluate(
-    lvis: ModuleType, file: str, rows: list[dict[str, Any]], iou_type: str
-) -> dict[str, Any]:
-    truth = lvis.LVIS(file)
-    if not rows:  # which the package fails on; a detection that covers nothing scores the same
-        first = {"image_id": truth.get_img_ids()[0], "category_id": truth.get_cat_ids()[0]}
-        rows = [{**first, "score": 0.0, "bbox": [0.0, 0.0, 0.0, 0.0]}]
-    evaluator = lvis.LVISEval(truth, lvis.LVISResults(truth, rows, MAX_DETS), iou_type)
-    # lvis 0.5.3 uses an alias that numpy 1.24 took away.
-    with mock.patch.object(np, "float", float, create=True):
-        evaluator.run()
-    metrics: dict[str, Any] = {
-        name: _known(value) for name, value in evaluator.get_results().items()
-    }
-    precision = evaluator.eval["precision"]  # (T, R, K, A): IoU, recall, category, area
-    metrics["per_category"] = {
-        row["name"]: _known(precision[:, :, k, 0].mean())
-        for k, row in enumerate(truth.load_cats(evaluator.params.cat_ids))
-    }
+    check_lvis(coco_gt)
+    check_results(results, coco_gt, iou_types)
+    metrics = {}
+    for iou_type in iou_types:
+        truth = read_truth(coco_gt, iou_type)
+        # LVIS has no crowds.
+        none = np.zeros(len(truth), bool)
+        truth = replace(truth, crowd=none, ignored=none)
+        negative, partial = (
+            _listed(coco_gt, truth, f"{what}_category_ids") for what in ("neg", "not_exhaustive")
+        )
+        best = _best_of_each_image(results)
+        keys = truth.keys_of(results.image_ids[best], results.category_ids[best])
+        annotated = np.isin(keys, truth.keys) | np.isin(keys, negative)
+        pairing = pair(results, truth, chosen=best[annotated])
+        overlaps, sizes = region_overlaps(results, truth, pairing, iou_type)
+        uncounted = np.isin(pairing.keys, partial)
+        found = score(
+            pairing, truth, overlaps, sizes, tuple(AREAS), [MAX_DETS], MAX_DETS, uncounted
+        )
+        categories = [coco_gt.cats[number] for number in truth.category_ids.tolist()]
+        metrics[iou_type] = _summarize(found, categories)
     return metrics
 
 
-def _known(value: float) -> float | None:
-    """-1 stands for nothing to find."""
-    return float(value) if value > -1 else None
+def _listed(coco_gt: COCO, truth: Truth, field: str) -> np.ndarray:
+    """Keys of the categories that the images list in a field, see `Truth.keys`."""
+    rows = [
+        (image["id"], number)
+        for image in coco_gt.dataset["images"]
+        for number in image[field]
+        if number in coco_gt.cats
+    ]
+    return truth.keys_of(*np.array(rows, np.int64).reshape(-1, 2).T)
+
+
+def _best_of_each_image(results: Results) -> np.ndarray:
+    """The numbers of the best MAX_DETS detections of each image, in their order."""
+    order = np.lexsort((-results.scores, results.image_ids))
+    images = results.image_ids[order]
+    ranks = np.arange(len(order)) - np.searchsorted(images, images)
+    return np.sort(order[ranks < MAX_DETS])
+
+
+def _summarize(found: Scored, categories: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    letters = {area[0]: area for area in found.areas if area != "all"}  # s, m, l
+    metrics: dict[str, Any] = {"AP": found.ap(), "AP50": found.ap(0.5), "AP75": found.ap(0.75)}
+    metrics |= {f"AP{letter}": found.ap(area=area) for letter, area in letters.items()}
+    for letter in "rcf":
+        places = [k for k, row in enumerate(categories) if row["frequency"] == letter]
+        metrics[f"AP{letter}"] = found.ap(categories=places)
+    metrics[f"AR@{MAX_DETS}"] = found.ar()
+    metrics |= {f"AR{letter}@{MAX_DETS}": found.ar(area=a) for letter, a in letters.items()}
+    metrics["per_category"] = {
+        row["name"]: found.ap(categories=k) for k, row in enumerate(categories)
+    }
+    return metrics

@@ -1,12 +1,13 @@
-"""Detections as COCO results: the json entries that every COCO tool reads."""
+"""Detections of a data set as a few arrays, and as the json entries that every COCO tool reads."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pycocotools.coco import COCO
+import numpy as np
 from torch import Tensor
 from torchvision.ops import box_convert
 
@@ -15,10 +16,114 @@ from ..data.errors import DataError
 from ..structures.instances import Detections
 from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.masks import RLE, encode_bitmap
+from ..structures.run_lengths import EncodedMasks
 
 IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}  # type -> its field
 
 BACKGROUND: dict[str, Any] = {"id": -1, "name": "background"}
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """N detections of one image or of a data set, in the frames of the original pictures.
+
+    Attributes:
+        image_ids, category_ids: int64 [N], the data set's own.
+        scores: float [N].
+        boxes: float [N, 4], xywh in pixels; None where they are not known.
+        masks: N of them, each of its picture's size; None: no masks.
+        keypoints: float [N, P, 3] of (x, y, 1), as indices of pixels; None: no keypoints.
+    """
+
+    image_ids: np.ndarray
+    category_ids: np.ndarray
+    scores: np.ndarray
+    boxes: np.ndarray | None = None
+    masks: EncodedMasks | None = None
+    keypoints: np.ndarray | None = None
+
+    @classmethod
+    def from_coco(
+        cls, rows: Sequence[dict[str, Any]], iou_types: Sequence[str] = ("bbox",)
+    ) -> Results:
+        """What COCO results, the content of a results file, say about some of `IOU_TYPES`.
+
+        Args:
+            rows: dicts of image_id, category_id, score, and for each of `iou_types` bbox (xywh),
+                segmentation (compressed RLE) or keypoints [x1, y1, v1, ...]. May be empty.
+            iou_types: what is read; all else is left out.
+
+        Raises:
+            DataError: a field is missing or of another form; the message has the result's number.
+        """
+        for kind in iou_types:
+            for number, row in enumerate(rows):
+                for field in ("image_id", "category_id", "score", IOU_TYPES[kind]):
+                    if field not in row:
+                        raise DataError(f"result {number} has no {field!r}, which {kind} needs")
+        masks = keypoints = None
+        if "segm" in iou_types:
+            for number, row in enumerate(rows):
+                _check_rle(row["segmentation"], number)
+            masks = EncodedMasks.from_rles([row["segmentation"] for row in rows])
+        if "keypoints" in iou_types:
+            points = len(rows[0]["keypoints"]) // 3 if rows else 0
+            keypoints = _column(rows, "keypoints", (points, 3))
+        boxes = _column(rows, "bbox", (4,)) if "bbox" in iou_types else None
+        return cls(
+            _ids(rows, "image_id"), _ids(rows, "category_id"), _column(rows, "score", ()), boxes,
+            masks, keypoints,
+        )  # fmt: skip
+
+    @classmethod
+    def none(cls) -> Results:
+        """No detections at all."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def rows(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
+        """The detections from number `first` to before `last` as COCO results."""
+        part = slice(first, last)
+        columns: dict[str, Sequence[Any] | Iterator[Any]] = {
+            "image_id": self.image_ids[part].tolist(),
+            "category_id": self.category_ids[part].tolist(),
+            "score": self.scores[part].tolist(),
+        }
+        if self.boxes is not None:
+            columns["bbox"] = self.boxes[part].tolist()
+        if self.masks is not None:
+            columns["segmentation"] = self.masks.rles(first, last)
+        if self.keypoints is not None:
+            points = self.keypoints[part]
+            columns["keypoints"] = points.reshape(len(points), 3 * points.shape[1]).tolist()
+        for values in zip(*columns.values(), strict=True):
+            yield dict(zip(columns, values, strict=True))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All arrays by name, without what is None; those of several images may be put together."""
+        masks = self.masks
+        arrays: dict[str, np.ndarray | None] = {
+            "image_ids": self.image_ids,
+            "category_ids": self.category_ids,
+            "scores": self.scores,
+            "boxes": self.boxes,
+            "keypoints": self.keypoints,
+        }
+        if masks is not None:
+            arrays |= {"mask_data": masks.data, "mask_lengths": masks.lengths,
+                       "mask_sizes": masks.sizes}  # fmt: skip
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Results:
+        """What `arrays` returned."""
+        plain = {name: array for name, array in arrays.items() if not name.startswith("mask_")}
+        masks = None
+        if "mask_data" in arrays:
+            masks = EncodedMasks(*(arrays[f"mask_{name}"] for name in ("data", "lengths", "sizes")))
+        return cls(masks=masks, **plain)
 
 
 def to_coco_results(
@@ -29,8 +134,8 @@ def to_coco_results(
     categories: Sequence[dict[str, Any]],
     convention: Convention = CONVENTIONS["detlite"],
     mask_threshold: float = 0.5,
-) -> list[dict[str, Any]]:
-    """One image's detections as COCO results in the frame of the original picture.
+) -> Results:
+    """One image's detections in the frame of the original picture.
 
     Args:
         detections: what `model.detect` gives for the image, N of them in the frame of the
@@ -42,9 +147,7 @@ def to_coco_results(
         convention, mask_threshold: the model's own.
 
     Returns:
-        One dict for each detection, in their order: image_id, category_id, bbox (xywh in pixels),
-        score and, with such a head, segmentation (compressed RLE of the original size) and
-        keypoints [x1, y1, 1, ...] as indices of pixels.
+        The N detections in their order, with masks and keypoints where there is such a head.
     """
     boxes = convention.rescale_boxes(detections.boxes, net_size, orig_size)
     rles = keypoints = None
@@ -82,8 +185,8 @@ def coco_results(
     masks: Sequence[RLE] | Tensor | None = None,
     keypoints: Tensor | None = None,
     keypoint_center: float = PIXEL_CENTRE,
-) -> list[dict[str, Any]]:
-    """COCO results of one image from detections in the original picture's frame.
+) -> Results:
+    """Results of one image from detections in the original picture's frame.
 
     Args:
         image_id: the id that the results carry.
@@ -94,70 +197,48 @@ def coco_results(
         keypoints: [N, P, 3] of (x, y, 1) in pixels; None: no keypoints.
         keypoint_center: where in the pixel of that index a keypoint lies, see `Convention`.
     """
-    rows = box_convert(boxes, "xyxy", "xywh").tolist()
-    results: list[dict[str, Any]] = [
-        {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
-        for category_id, box, score in zip(category_ids, rows, scores.tolist(), strict=True)
-    ]
-    if masks is not None:
-        for result, mask in zip(results, masks, strict=True):
-            bitmap = isinstance(mask, Tensor)
-            result["segmentation"] = encode_bitmap(mask.cpu().numpy()) if bitmap else mask
+    if isinstance(masks, Tensor):
+        masks = [encode_bitmap(mask) for mask in masks.numpy(force=True)]
     if keypoints is not None:
-        indices = keypoints - keypoints.new_tensor([keypoint_center, keypoint_center, 0])
-        for result, row in zip(results, indices.flatten(1).tolist(), strict=True):
-            result["keypoints"] = row
-    return results
+        keypoints = keypoints - keypoints.new_tensor([keypoint_center, keypoint_center, 0])
+    return Results(
+        image_ids=np.full(len(boxes), image_id, np.int64),
+        category_ids=np.array(category_ids, np.int64),
+        scores=scores.numpy(force=True),
+        boxes=box_convert(boxes, "xyxy", "xywh").numpy(force=True),
+        masks=None if masks is None else EncodedMasks.from_rles(masks),
+        keypoints=None if keypoints is None else keypoints.numpy(force=True),
+    )
 
 
-def check_results(
-    results: Sequence[dict[str, Any]], coco_gt: COCO, iou_type: str
-) -> list[dict[str, Any]]:
-    """Refuses what pycocotools would crash on or pass over in silence.
-
-    Args:
-        results: detections in COCO's results form.
-        coco_gt: the ground truth that they are about.
-        iou_type: a key of IOU_TYPES: what is scored.
-
-    Returns:
-        The results with nothing but what is scored, because pycocotools and its like would take a
-        mask's area from a bbox beside it.
-
-    Raises:
-        DataError: naming the result by its place in the list.
-    """
-    fields = ("image_id", "category_id", "score", IOU_TYPES[iou_type])
-    for number, result in enumerate(results):
-        for field in fields:
-            if field not in result:
-                raise DataError(f"result {number} has no {field!r}, which {iou_type} needs")
-        image = coco_gt.imgs.get(result["image_id"])
-        if image is None:
-            raise DataError(
-                f"result {number}: image_id {result['image_id']!r} is not in the ground truth; "
-                "are these the results of another data set?"
-            )
-        if result["category_id"] not in coco_gt.cats:
-            ids = ", ".join(map(str, sorted(coco_gt.cats)[:10]))
-            more = ", ..." if len(coco_gt.cats) > 10 else ""
-            raise DataError(
-                f"result {number}: category_id {result['category_id']!r} is not in the ground "
-                f"truth, whose ids are {ids}{more}"
-            )
-        if not math.isfinite(result["score"]):
-            raise DataError(f"result {number}: the score is {result['score']}")
-        if iou_type == "segm":
-            _check_rle(result["segmentation"], image, number)
-    return [{field: result[field] for field in fields} for result in results]
+def _ids(rows: Sequence[dict[str, Any]], field: str) -> np.ndarray:
+    """int64 [N]; a DataError where one is no int."""
+    ids = np.empty(len(rows), np.int64)
+    for number, row in enumerate(rows):
+        try:
+            ids[number] = operator.index(row[field])
+        except (TypeError, OverflowError):
+            raise DataError(f"result {number}: {field} is {row[field]!r}, not an id") from None
+    return ids
 
 
-def _check_rle(rle: Any, image: dict[str, Any], number: int) -> None:
+def _column(rows: Sequence[dict[str, Any]], field: str, shape: tuple[int, ...]) -> np.ndarray:
+    """float64 [N, *shape]; a DataError where one is of another shape."""
+    column = np.empty((len(rows), *shape))
+    for number, row in enumerate(rows):
+        try:
+            column[number] = np.asarray(row[field], np.float64).reshape(shape)
+        except (TypeError, ValueError):
+            what = f"{np.prod(shape, dtype=int)} numbers" if shape else "a number"
+            raise DataError(f"result {number}: {field} is {row[field]!r}, not {what}") from None
+    return column
+
+
+def _check_rle(rle: Any, number: int) -> None:
     if not isinstance(rle, dict) or not isinstance(rle.get("counts"), str | bytes):
         raise DataError(f"result {number}: 'segmentation' must be a compressed RLE")
-    size = [image["height"], image["width"]]
-    if list(rle.get("size", ())) != size:
-        raise DataError(
-            f"result {number}: the mask's size is {rle.get('size')}, that of image {image['id']} "
-            f"is {size} (height, width)"
-        )
+    if isinstance(rle["counts"], str) and not rle["counts"].isascii():
+        raise DataError(f"result {number}: its mask is not run lengths that cover its image")
+    size = rle.get("size")
+    if not isinstance(size, list | tuple) or [type(side) for side in size] != [int, int]:
+        raise DataError(f"result {number}: the mask's size is {size}, not [height, width]")

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from pycocotools.coco import COCO
-from torchvision.ops import box_convert
 
-from ..structures import boxes as box_ops
 from .metrics import mean_known
+from .overlaps import Pairing, pair, region_overlaps
+from .results import Results
+from .truth import Truth, check_results, read_truth
 
 MIN_IOU = 0.5
 
 
-def evaluate_voc(coco_gt: COCO, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def evaluate_voc(coco_gt: COCO, results: Results) -> dict[str, Any]:
     """Average precision at an overlap of one half, over all categories that occur.
 
     In each picture a detection belongs to the object of its category that it overlaps most, and
@@ -26,29 +25,33 @@ def evaluate_voc(coco_gt: COCO, results: Sequence[dict[str, Any]]) -> dict[str, 
 
     Args:
         coco_gt: the ground truth.
-        results: detections in COCO's results form: image_id, category_id, score and bbox (xywh).
-            May be empty.
+        results: the detections, with boxes. May be empty.
 
     Returns:
         {"AP50": area under the curve of precision over recall, as since 2010, "AP50_07": the mean
         at recalls of 0, 0.1, ..., 1, as until 2009, "per_category": {name: AP50}}, fractions of 1.
         None where there is nothing to find.
+
+    Raises:
+        DataError: a result has no sound box, or names an unknown image or category.
     """
-    truth: defaultdict[int, Any] = defaultdict(lambda: defaultdict(list))
-    found = defaultdict(list)
-    for row in coco_gt.dataset.get("annotations", []):
-        truth[row["category_id"]][row["image_id"]].append(row)
-    for result in results:
-        found[result["category_id"]].append(result)
+    check_results(results, coco_gt, ["bbox"])
+    truth = read_truth(coco_gt, "bbox")
+    pairing = pair(results, truth)
+    # Crowds, here difficult objects, overlap as others do.
+    overlaps, _ = region_overlaps(
+        results, replace(truth, crowd=np.zeros_like(truth.crowd)), pairing, "bbox"
+    )
+    chosen = _chosen(pairing, overlaps)
     areas: dict[str, float | None] = {}
     eleven = []
     for category in coco_gt.dataset["categories"]:
-        name, own = category["name"], truth[category["id"]]
-        positives = sum(not row.get("iscrowd", 0) for rows in own.values() for row in rows)
+        name, k = category["name"], np.searchsorted(truth.category_ids, category["id"])
+        positives = int((~truth.crowd[truth.categories == k]).sum())
         if not positives:
             areas[name] = None
             continue
-        hits = _hits(own, found[category["id"]])
+        hits = _hits(truth, pairing, chosen, int(k))
         right = np.cumsum(hits)
         recall, precision = right / positives, right / np.arange(1, len(hits) + 1)
         areas[name] = area_under_curve(recall, precision)
@@ -60,24 +63,26 @@ def evaluate_voc(coco_gt: COCO, results: Sequence[dict[str, Any]]) -> dict[str, 
     }
 
 
-def _hits(truth: dict[int, list[dict[str, Any]]], results: list[dict[str, Any]]) -> np.ndarray:
+def _chosen(pairing: Pairing, overlaps: np.ndarray) -> np.ndarray:
+    """The object that each detection overlaps most, int64 [D]; -1 where it does by too little."""
+    detections, objects = pairing.pairs()
+    # By detection, the highest overlap first, and of equals the first object.
+    order = np.lexsort((-overlaps, detections))
+    owners, first = np.unique(detections[order], return_index=True)
+    best = order[first]
+    chosen = np.full(len(pairing.index), -1)
+    chosen[owners] = np.where(overlaps[best] >= MIN_IOU, objects[best], -1)
+    return chosen
+
+
+def _hits(truth: Truth, pairing: Pairing, chosen: np.ndarray, category: int) -> np.ndarray:
     """Of the detections of a category that count, by decreasing score: whether each is right."""
-    taken: set[int] = set()
-    hits = []
-    for result in sorted(results, key=lambda result: -result["score"]):
-        best = None
-        if rows := truth.get(result["image_id"]):
-            boxes = torch.tensor([row["bbox"] for row in (result, *rows)], dtype=torch.float64)
-            boxes = box_convert(boxes, "xywh", "xyxy")
-            overlap = box_ops.iou(boxes[:1], boxes[1:])[0]
-            if overlap.max() >= MIN_IOU:
-                best = rows[int(overlap.argmax())]
-        if best is None:
-            hits.append(False)
-        elif not best.get("iscrowd", 0):
-            hits.append(best["id"] not in taken)
-            taken.add(best["id"])
-    return np.array(hits, dtype=bool)
+    own = np.flatnonzero(pairing.categories == category)
+    objects = chosen[own[np.lexsort((pairing.index[own], -pairing.scores[own]))]]
+    objects = objects[(objects < 0) | ~truth.crowd[objects]]
+    hits = np.zeros(len(objects), bool)
+    hits[np.unique(objects, return_index=True)[1]] = True
+    return hits & (objects >= 0)
 
 
 def area_under_curve(recall: np.ndarray, precision: np.ndarray) -> float:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import torch
@@ -83,16 +82,25 @@ def test_sets_of_cityscapes_are_measured_as_cityscapes_does(evaluated, blocks, m
     assert metrics["cityscapes"]["AP50"] == 1.0
 
 
-def test_sets_of_lvis_are_measured_as_lvis_does(evaluated, monkeypatch):
+def test_sets_of_lvis_are_measured_as_lvis_does(evaluated, blocks, monkeypatch):
     entry = {"name": "val", "type": "lvis", "annotations": "blocks.json", "images": "."}
-    catalog = [entry, {**entry, "name": "train"}]
-    monkeypatch.setitem(sys.modules, "lvis", None)
-    with pytest.raises(ConfigError, match=r"a data set of type lvis .* pip install lvis"):
-        evaluated("DATASETS.CATALOG", catalog)
-    monkeypatch.delitem(sys.modules, "lvis")
-    pytest.importorskip("lvis", exc_type=ImportError)
-    with pytest.raises(DataError, match="no 'neg_category_ids'"):
-        evaluated("DATASETS.CATALOG", catalog)
+    catalog = ["DATASETS.CATALOG", [entry, {**entry, "name": "train"}]]
+    with monkeypatch.context() as context:
+        context.setattr("detlite.engine.evaluate.run_inference", None)  # it is asked for before
+        with pytest.raises(DataError, match="no 'neg_category_ids'"):
+            evaluated(*catalog)
+
+    file = blocks / "blocks.json"
+    content = json.loads(file.read_text())
+    for image in content["images"]:
+        image |= {"neg_category_ids": [], "not_exhaustive_category_ids": []}
+    for category in content["categories"]:
+        category["frequency"] = "f"
+    file.write_text(json.dumps(content))
+    metrics = evaluated(*catalog)["val"]
+    assert list(metrics) == ["bbox", "segm"]
+    assert metrics["bbox"]["APf"] > 0.9
+    assert metrics["bbox"]["APr"] is None
 
 
 def named(*evaluators):
@@ -130,6 +138,22 @@ def test_checks_come_before_inference(evaluated, monkeypatch):
     monkeypatch.setattr("detlite.engine.evaluate.run_inference", None)
     with pytest.raises(ConfigError, match="'cityscapes' measures 'segm'"):
         evaluated(*named("cityscapes"), "MODEL.MASK_ON", False)
+
+
+@pytest.mark.parametrize("name", ["../val", "a/b", "/val", "a\\b"])
+def test_names_that_lead_out_of_the_folder(evaluated, monkeypatch, tmp_path, name):
+    monkeypatch.setattr("detlite.engine.evaluate.run_inference", None)
+    entry = {"annotations": "blocks.json", "images": "."}
+    catalog = [{"name": "train", **entry}, {"name": "val", **entry}, {"name": name, **entry}]
+    with pytest.raises(ConfigError, match=r"cannot be part of a file's name.*leave slashes out"):
+        evaluated("DATASETS.CATALOG", catalog, "DATASETS.TEST", (name,))
+    assert list(tmp_path.glob("*.json")) == []
+
+
+def test_a_full_disk_is_told_of(evaluated, tmp_path):
+    (tmp_path / "results_val.json.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left .*results_val\.json"):
+        evaluated()
 
 
 def test_boxes_alone_without_a_mask_head(evaluated):

@@ -10,6 +10,7 @@ from pycocotools.coco import COCO
 
 from detlite.data.cityscapes import CATEGORIES, EVALUATED, VOID, read_cityscapes
 from detlite.data.errors import DataError
+from detlite.evaluation import Results
 from detlite.evaluation.cityscapes import (
     OVERLAPS,
     area_under_curve,
@@ -57,6 +58,10 @@ def detection(score, x, y, w, h, label=CAR, image=1):
             "segmentation": segmentation}  # fmt: skip
 
 
+def measure(truth: COCO, rows: list[dict]) -> dict:
+    return evaluate_cityscapes(truth, Results.from_coco(rows, ["segm"]))
+
+
 ONE = (26000, 0, 0, 20, 10)
 OTHER = (26001, 0, 20, 20, 10)
 
@@ -66,7 +71,7 @@ def test_all_found_and_nothing_else_is_1(ground_truth):
     found = [detection(0.9, *ONE[1:]), detection(0.2, 5, 5, 10, 10, PERSON, image=2)]
     absent = {CATEGORIES[number]: None for number in EVALUATED if number not in (PERSON, CAR)}
     ones = {"person": 1.0, "car": 1.0} | absent
-    assert evaluate_cityscapes(truth, found) == {
+    assert measure(truth, found) == {
         "AP": 1.0, "AP50": 1.0, "per_category": ones, "per_category_AP50": ones,
     }  # fmt: skip
 
@@ -75,14 +80,14 @@ def test_all_found_and_nothing_else_is_1(ground_truth):
     ("width", "ap50", "ap"), [(10, 0, 0), (11, 1, 0.1), (16, 1, 0.6), (20, 1, 1), (40, 0, 0)]
 )
 def test_the_overlap_must_be_exceeded(ground_truth, width, ap50, ap):
-    metrics = evaluate_cityscapes(ground_truth(picture(ONE)), [detection(0.9, 0, 0, width, 10)])
+    metrics = measure(ground_truth(picture(ONE)), [detection(0.9, 0, 0, width, 10)])
     assert (metrics["AP50"], metrics["AP"]) == (ap50, pytest.approx(ap))
 
 
 def test_another_image_or_category_finds_nothing(ground_truth):
     truth = ground_truth(picture(ONE), picture())
     for place in ({"label": PERSON}, {"image": 2}):
-        metrics = evaluate_cityscapes(truth, [detection(0.9, *ONE[1:], **place)])
+        metrics = measure(truth, [detection(0.9, *ONE[1:], **place)])
         assert metrics["per_category"]["car"] == 0.0
         assert metrics["per_category"]["person"] is None
 
@@ -92,7 +97,7 @@ def test_the_second_by_score_that_finds_the_same_is_wrong(ground_truth):
     found = [detection(0.8, *ONE[1:]), detection(0.9, 0, 0, 18, 10), detection(0.7, *OTHER[1:])]
     # precision 1 at recall 1/2, then 1/2 there, 2/3 at recall 1
     wanted = 0.5 * 1 + 0.5 * (1 / 2 + 2 / 3) / 2
-    assert evaluate_cityscapes(truth, found)["AP50"] == pytest.approx(wanted)
+    assert measure(truth, found)["AP50"] == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("number", VOID)
@@ -101,8 +106,8 @@ def test_what_is_mostly_on_void_does_not_count(ground_truth, number):
     right, half, more = (
         detection(0.8, *ONE[1:]), detection(0.9, 10, 20, 20, 10), detection(0.9, 12, 20, 20, 10)
     )  # fmt: skip
-    assert evaluate_cityscapes(truth, [right, half])["AP50"] == 0.25
-    metrics = evaluate_cityscapes(truth, [right, more])
+    assert measure(truth, [right, half])["AP50"] == 0.25
+    metrics = measure(truth, [right, more])
     assert metrics["AP50"] == 1.0
     assert metrics["AP"] == pytest.approx((2 * 1 + 8 * 0.25) / 10)  # 0.6 exceeds 0.5 and 0.55
 
@@ -111,7 +116,7 @@ def test_what_is_mostly_on_void_does_not_count(ground_truth, number):
 def test_other_labels_other_groups_and_caravans_are_not_void(ground_truth, number):
     truth = ground_truth(picture(ONE, (number, 20, 20, 20, 10)))
     found = [detection(0.8, *ONE[1:]), detection(0.9, 20, 20, 20, 10)]
-    assert evaluate_cityscapes(truth, found)["per_category"]["car"] == 0.25
+    assert measure(truth, found)["per_category"]["car"] == 0.25
 
 
 @pytest.mark.parametrize("part", [(CAR, 20, 20, 20, 10), (26001, 20, 20, 9, 11)])
@@ -119,19 +124,19 @@ def test_groups_and_small_instances_neither_count_nor_cost(ground_truth, part):
     truth = ground_truth(picture(ONE, part))
     found = [detection(0.8, *ONE[1:]), *(detection(0.9, *part[1:]) for _ in range(2))]
     for detections in (found[:1], found):
-        assert evaluate_cityscapes(truth, detections)["AP"] == 1.0
+        assert measure(truth, detections)["AP"] == 1.0
 
 
 def test_instances_of_100_pixels_are_to_be_found(ground_truth):
     truth = ground_truth(picture(ONE, (26001, 20, 20, 10, 10)))
-    assert evaluate_cityscapes(truth, [detection(0.8, *ONE[1:])])["AP"] == 0.5
+    assert measure(truth, [detection(0.8, *ONE[1:])])["AP"] == 0.5
 
 
 @pytest.mark.parametrize(("height", "ap"), [(9, 1.0), (10, 0.25)])
 def test_small_groups_excuse_twice(ground_truth, height, ap):
     truth = ground_truth(picture(ONE, (CAR, 20, 20, 10, height)))
     found = [detection(0.8, *ONE[1:]), detection(0.9, 27, 20, 10, height)]
-    assert evaluate_cityscapes(truth, found)["AP50"] == ap
+    assert measure(truth, found)["AP50"] == ap
 
 
 def test_nothing_found_and_nothing_to_find(ground_truth):
@@ -139,18 +144,18 @@ def test_nothing_found_and_nothing_to_find(ground_truth):
     ignored = detection(0.9, 20, 20, 20, 10)
     empty = detection(0.9, 0, 0, 0, 0)
     for found in ([], [ignored], [empty]):
-        metrics = evaluate_cityscapes(truth, found)
+        metrics = measure(truth, found)
         assert (metrics["AP"], metrics["AP50"]) == (0.0, 0.0)
         assert metrics["per_category"]["person"] is None
 
 
 def test_no_instances_at_all(ground_truth):
-    metrics = evaluate_cityscapes(ground_truth(picture()), [detection(0.9, *ONE[1:])])
+    metrics = measure(ground_truth(picture()), [detection(0.9, *ONE[1:])])
     assert (metrics["AP"], metrics["AP50"]) == (None, None)
 
 
 def test_none_of_the_categories(ground_truth):
-    metrics = evaluate_cityscapes(ground_truth(picture(ONE), numbers=(CARAVAN,)), [])
+    metrics = measure(ground_truth(picture(ONE), numbers=(CARAVAN,)), [])
     assert (metrics["AP"], metrics["per_category"]) == (None, {})
 
 
@@ -160,7 +165,7 @@ def test_caravans_and_trailers_are_not_measured(ground_truth):
     ids = {row["name"]: row["id"] for row in truth.dataset["categories"]}
     found = [detection(0.9, *ONE[1:]) | {"category_id": ids["car"]}]
     found.append(detection(0.9, 0, 0, 40, 40) | {"category_id": ids["trailer"]})
-    metrics = evaluate_cityscapes(truth, found)
+    metrics = measure(truth, found)
     assert metrics["AP"] == 1.0
     assert list(metrics["per_category"]) == [CATEGORIES[number] for number in EVALUATED]
 
@@ -190,7 +195,7 @@ def test_ground_truth_without_sound_void(ground_truth, void, message):
     check_void(truth)
     truth.dataset["images"][0]["void"] = void
     with pytest.raises(DataError, match=message):
-        evaluate_cityscapes(truth, [])
+        measure(truth, [])
 
 
 def test_results_that_do_not_fit(ground_truth):
@@ -202,7 +207,7 @@ def test_results_that_do_not_fit(ground_truth):
         ({"segmentation": [[0, 0, 1, 1, 1, 0]]}, "result 1: .* must be a compressed RLE"),
     ):
         with pytest.raises(DataError, match=message):
-            evaluate_cityscapes(truth, [good, good | wrong])
+            measure(truth, [good, good | wrong])
 
 
 def random_pictures(rng) -> list[np.ndarray]:
@@ -283,7 +288,7 @@ def test_agrees_with_the_rules_pixel_by_pixel(ground_truth, seed):
     rng = np.random.default_rng(seed)
     pictures = random_pictures(rng)
     results = random_results(rng, pictures)
-    metrics = evaluate_cityscapes(ground_truth(*pictures), results)
+    metrics = measure(ground_truth(*pictures), results)
     for label in (PERSON, CAR):
         name = CATEGORIES[label]
         slow = [slow_ap(pictures, results, label, overlap) for overlap in OVERLAPS]
@@ -302,7 +307,7 @@ def test_agrees_with_cityscapesscripts(ground_truth, tmp_path, monkeypatch, seed
     rng = np.random.default_rng(seed)
     pictures = random_pictures(rng)
     results = random_results(rng, pictures)
-    metrics = evaluate_cityscapes(ground_truth(*pictures), results)
+    metrics = measure(ground_truth(*pictures), results)
 
     truth = sorted(map(str, (tmp_path / "gtFine").rglob("*_instanceIds.png")))
     labels = {place: number for number, place in IDS.items()}

@@ -5,19 +5,24 @@ from __future__ import annotations
 import copy
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pycocotools.coco import COCO
 
-from detlite.config import ConfigError
 from detlite.data import DataError
-from detlite.evaluation import evaluate_coco
+from detlite.evaluation import Results, evaluate_coco
 from detlite.structures.masks import encode_bitmap, to_bitmap
 
 Json = dict[str, Any]
+
+
+def evaluate(
+    gt: COCO, rows: list[Json], iou_types: tuple[str, ...] = ("bbox", "segm"), *options: Any
+) -> Json:
+    results = Results.from_coco(rows, iou_types)
+    return evaluate_coco(gt, results, iou_types, *options)
 
 
 def read(path: Path) -> Any:
@@ -75,82 +80,32 @@ class TestReference:
         folder = data_root / "data" / "cocoeval_val2014_100"
         expected = read(folder / "expected.json")
         order = expected["keypoints_order" if iou_type == "keypoints" else "order"]
-        metrics = evaluate_coco(COCO(folder / gt), read(folder / results), (iou_type,))
+        metrics = evaluate(COCO(folder / gt), read(folder / results), (iou_type,))
         values = {name: value for name, value in metrics[iou_type].items() if name in order}
         assert list(values) == order
         assert list(values.values()) == pytest.approx(expected[iou_type], rel=0, abs=1e-12)
 
 
-class TestFasterEngine:
-    """faster-coco-eval gives pycocotools' numbers."""
-
-    @pytest.fixture(autouse=True)
-    def installed(self) -> None:
-        pytest.importorskip("faster_coco_eval")
-
-    @staticmethod
-    def assert_same(gt: COCO, results: list, *options: object) -> None:
-        one = evaluate_coco(gt, results, *options)
-        other = evaluate_coco(gt, results, *options, engine="faster-coco-eval")
-        assert other.keys() == one.keys()
-        for kind, row in one.items():
-            ours, theirs = ({**own.pop("per_category"), **own} for own in (row, other[kind]))
-            assert theirs.keys() == ours.keys()
-            for name, value in ours.items():
-                if value is None:
-                    assert theirs[name] is None, name
-                else:
-                    assert theirs[name] == pytest.approx(value, rel=0, abs=1e-9), name
-
-    @pytest.mark.parametrize(
-        ("kind", "gt", "results"),
-        [
-            (
-                kind,
-                "annotations/instances_val2014_100.json",
-                f"results/instances_val2014_fake{kind}100_results.json",
-            )
-            for kind in ("bbox", "segm")
-        ]
-        + [("keypoints", "keypoints/gt.json", "keypoints/dt.json")],
-    )
-    @pytest.mark.parametrize("most", [100, 7])
-    def test_on_real_annotations(self, data_root, kind, gt, results, most) -> None:
-        folder = data_root / "data" / "cocoeval_val2014_100"
-        self.assert_same(COCO(folder / gt), read(folder / results), (kind,), most)
-
-    def test_on_crowds_and_nothing(self) -> None:
-        rows = [*THREE, square(9, 1, 3, 12, iscrowd=1)]
-        self.assert_same(make_gt(rows), [found(row) for row in rows])
-        self.assert_same(make_gt(THREE), [])
-
-
-def test_engine_that_is_not_installed(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
-    with pytest.raises(ConfigError, match="faster-coco-eval, but that package is not installed"):
-        evaluate_coco(make_gt(THREE), [], engine="faster-coco-eval")
-
-
 class TestScores:
     def test_perfect_detections(self) -> None:
-        metrics = evaluate_coco(make_gt(THREE), [found(a) for a in THREE])
+        metrics = evaluate(make_gt(THREE), [found(a) for a in THREE])
         for kind in ("bbox", "segm"):
             assert metrics[kind]["AP"] == pytest.approx(1)
             assert metrics[kind]["AR100"] == 1
             assert metrics[kind]["per_category"] == pytest.approx({"cat": 1, "dog": 1})
 
     def test_one_category_missed(self) -> None:
-        metrics = evaluate_coco(make_gt(THREE), [found(THREE[0]), found(THREE[2])], ("bbox",))
+        metrics = evaluate(make_gt(THREE), [found(THREE[0]), found(THREE[2])], ("bbox",))
         assert metrics["bbox"]["AP"] == pytest.approx(0.5)
         assert metrics["bbox"]["per_category"] == pytest.approx({"cat": 1, "dog": 0})
 
     def test_empty_results_are_zero(self) -> None:
-        metrics = evaluate_coco(make_gt(THREE), [], ("bbox", "segm"))
+        metrics = evaluate(make_gt(THREE), [], ("bbox", "segm"))
         assert metrics["bbox"]["AP"] == metrics["segm"]["AP50"] == metrics["bbox"]["AR100"] == 0
 
     def test_empty_keypoint_results_are_zero(self) -> None:
         person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)
-        assert evaluate_coco(make_gt([person]), [], ("keypoints",))["keypoints"]["AP"] == 0
+        assert evaluate(make_gt([person]), [], ("keypoints",))["keypoints"]["AP"] == 0
 
     @pytest.mark.parametrize("sigmas", [(), (0.1, 0.05, 0.02)], ids=["by default", "given"])
     def test_other_numbers_of_keypoints_than_17(self, sigmas: tuple[float, ...]) -> None:
@@ -160,7 +115,7 @@ class TestScores:
         for shift in range(4):  # pixels, of the second keypoint
             keypoints = [20, 20, 1, 24 + shift, 20, 1, 0, 0, 1]
             result = {**found(object_), "keypoints": keypoints}
-            metrics = evaluate_coco(make_gt([object_]), [result], ("keypoints",), 100, sigmas)
+            metrics = evaluate(make_gt([object_]), [result], ("keypoints",), 100, sigmas)
             oks = (1 + math.exp(-(shift**2) / (2 * 40**2 * (2 * sigma) ** 2))) / 2
             passed = sum(oks >= 0.5 + 0.05 * t for t in range(10))
             assert metrics["keypoints"]["AP"] == pytest.approx(passed / 10)
@@ -168,16 +123,16 @@ class TestScores:
     def test_as_many_sigmas_as_keypoints(self) -> None:
         object_ = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 3)
         with pytest.raises(ValueError, match=r"oks_sigmas has 2 values, but .* has 3 keypoints"):
-            evaluate_coco(make_gt([object_]), [], ("keypoints",), 100, (0.1, 0.1))
+            evaluate(make_gt([object_]), [], ("keypoints",), 100, (0.1, 0.1))
 
     def test_keypoints_skip_annotations_that_have_none(self) -> None:
         person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)
         result = {**found(person), "keypoints": person["keypoints"]}
         gt = make_gt([person, square(2, 1, 70, 100)])
-        assert evaluate_coco(gt, [result], ("keypoints",))["keypoints"]["AP"] == pytest.approx(1)
+        assert evaluate(gt, [result], ("keypoints",))["keypoints"]["AP"] == pytest.approx(1)
 
     def test_nothing_of_a_size_is_none(self) -> None:
-        metrics = evaluate_coco(make_gt(THREE), [found(a) for a in THREE], ("bbox",))["bbox"]
+        metrics = evaluate(make_gt(THREE), [found(a) for a in THREE], ("bbox",))["bbox"]
         assert metrics["APs"] is None
         assert metrics["ARl"] is None
         assert metrics["APm"] == pytest.approx(1)
@@ -187,16 +142,16 @@ class TestScores:
     def test_all_crowd_is_none(self, with_results: bool) -> None:
         gt = make_gt([square(1, 1, 3, 10, iscrowd=1)])
         results = [found(THREE[0])] if with_results else []
-        metrics = evaluate_coco(gt, results)
+        metrics = evaluate(gt, results)
         assert metrics["bbox"]["AP"] is None
         assert metrics["segm"]["AP"] is None
 
     def test_no_annotations_is_none(self) -> None:
-        assert evaluate_coco(make_gt([]), [found(THREE[0])])["segm"]["AP"] is None
+        assert evaluate(make_gt([]), [found(THREE[0])])["segm"]["AP"] is None
 
     def test_annotation_id_zero_counts(self) -> None:
         gt = make_gt([square(0, 1, 3, 10)])
-        metrics = evaluate_coco(gt, [found(THREE[0])], ("bbox",))
+        metrics = evaluate(gt, [found(THREE[0])], ("bbox",))
         assert metrics["bbox"]["AP"] == pytest.approx(1)
 
     def test_mask_results_are_sized_by_their_mask(self) -> None:
@@ -204,7 +159,7 @@ class TestScores:
         thin = square(1, 1, 3, 10)
         miss = {**found(square(9, 1, 3, 100)), "score": 0.99}
         miss["segmentation"] = encode_bitmap(to_bitmap([[100, 10, 110, 10, 110, 20]], 100, 200))
-        metrics = evaluate_coco(make_gt([thin]), [found(thin), miss], ("segm",))["segm"]
+        metrics = evaluate(make_gt([thin]), [found(thin), miss], ("segm",))["segm"]
         assert metrics["AP"] == pytest.approx(0.5, abs=0.01)
         assert metrics["APm"] == pytest.approx(1)
 
@@ -212,19 +167,19 @@ class TestScores:
         annotations = [square(0, 1, 3, 10)]
         gt, results = make_gt(annotations), [found(THREE[0])]
         before = copy.deepcopy((gt.dataset, results))
-        evaluate_coco(gt, results)
+        evaluate(gt, results)
         assert (gt.dataset, results) == before
 
     def test_same_names_stay_apart(self) -> None:
         gt = make_gt(THREE, categories=[{"id": 3, "name": "cat"}, {"id": 70, "name": "cat"}])
-        metrics = evaluate_coco(gt, [found(THREE[1])], ("bbox",))
+        metrics = evaluate(gt, [found(THREE[1])], ("bbox",))
         per_category = metrics["bbox"]["per_category"]
         assert per_category == pytest.approx({"cat (id 3)": 0, "cat (id 70)": 1})
 
     def test_silent(self, capsys: pytest.CaptureFixture[str]) -> None:
         gt = make_gt(THREE)
         capsys.readouterr()
-        evaluate_coco(gt, [found(THREE[0])])
+        evaluate(gt, [found(THREE[0])])
         assert capsys.readouterr().out == ""
 
 
@@ -246,7 +201,7 @@ class TestMaxDets:
     def test_decides_what_counts(
         self, crowded: tuple[COCO, list[Json]], max_dets: int, recall: float
     ) -> None:
-        metrics = evaluate_coco(*crowded, ("bbox",), max_dets)["bbox"]
+        metrics = evaluate(*crowded, ("bbox",), max_dets)["bbox"]
         assert metrics[f"AR{max_dets}"] == pytest.approx(recall)
         assert metrics["ARs"] == pytest.approx(recall)
         assert metrics["AP"] == pytest.approx(recall, abs=0.01)
@@ -255,7 +210,7 @@ class TestMaxDets:
 
     def test_below_one(self) -> None:
         with pytest.raises(ValueError, match="max_dets must be at least 1, got 0"):
-            evaluate_coco(make_gt(THREE), [], max_dets=0)
+            evaluate(make_gt(THREE), [], ("bbox",), 0)
 
 
 class TestBadInput:
@@ -279,26 +234,26 @@ class TestBadInput:
     def test_result(self, change: Json, message: str) -> None:
         results = [found(THREE[0]), {**found(THREE[0]), **change}]
         with pytest.raises(DataError, match=message):
-            evaluate_coco(make_gt(THREE), results, ("segm",))
+            evaluate(make_gt(THREE), results, ("segm",))
 
     @pytest.mark.parametrize("field", ["image_id", "category_id", "score", "segmentation"])
     def test_result_without(self, field: str) -> None:
         result = found(THREE[0])
         del result[field]
         with pytest.raises(DataError, match=f"result 0 has no '{field}', which segm needs"):
-            evaluate_coco(make_gt(THREE), [result], ("segm",))
+            evaluate(make_gt(THREE), [result], ("segm",))
 
     def test_many_ids_are_shortened(self) -> None:
         categories = [{"id": i, "name": str(i)} for i in range(1, 81)]
         result = {**found(THREE[0]), "category_id": 99}
         with pytest.raises(DataError, match=r"whose ids are 1, 2, .*, 10, \.\.\.$"):
-            evaluate_coco(make_gt(THREE, categories=categories), [result], ("bbox",))
+            evaluate(make_gt(THREE, categories=categories), [result], ("bbox",))
 
     def test_ground_truth_without_masks(self) -> None:
         box = {"id": 8, "image_id": 1, "category_id": 3, "bbox": [1, 1, 5, 5]}
         with pytest.raises(DataError, match="annotation 8 has no 'segmentation', which segm needs"):
-            evaluate_coco(make_gt([box]), [], ("segm",))
+            evaluate(make_gt([box]), [], ("segm",))
 
     def test_unknown_iou_type(self) -> None:
         with pytest.raises(ValueError, match="unknown 'mask'; known: bbox, segm, keypoints"):
-            evaluate_coco(make_gt(THREE), [], ("mask",))
+            evaluate(make_gt(THREE), [], ("mask",))

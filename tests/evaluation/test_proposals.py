@@ -10,6 +10,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from detlite.evaluation import Results
 from detlite.evaluation.proposals import evaluate_proposals
 
 
@@ -38,9 +39,13 @@ def proposals(*boxes):
     ]
 
 
+def measure(truth: COCO, rows: list[dict]) -> dict:
+    return evaluate_proposals(truth, Results.from_coco(rows))
+
+
 def test_exact_boxes_are_all_recalled():
     truth = [(0, 10, 10, 20, 20), (0, 100, 100, 50, 50), (1, 0, 0, 200, 200)]
-    metrics = evaluate_proposals(ground_truth(*truth, images=2), proposals(*truth))
+    metrics = measure(ground_truth(*truth, images=2), proposals(*truth))
     names = [f"AR{letter}@{limit}" for limit in (100, 1000) for letter in ("", "s", "m", "l")]
     assert metrics == dict.fromkeys(names, 1.0)
 
@@ -49,30 +54,28 @@ def test_exact_boxes_are_all_recalled():
     ("width", "recall"), [(100, 1.0), (72, 0.5), (66, 0.4), (49, 0.0), (0.001, 0.0)]
 )
 def test_recall_is_the_part_of_the_thresholds_that_the_overlap_passes(width, recall):
-    metrics = evaluate_proposals(
-        ground_truth((0, 0, 0, 100, 100)), proposals((0, 0, 0, width, 100))
-    )
+    metrics = measure(ground_truth((0, 0, 0, 100, 100)), proposals((0, 0, 0, width, 100)))
     assert metrics["AR@100"] == pytest.approx(recall)
 
 
 def test_one_proposal_serves_one_object():
     truth = ground_truth((0, 0, 0, 100, 100), (0, 0, 0, 100, 80))
-    assert evaluate_proposals(truth, proposals((0, 0, 0, 100, 100)))["AR@100"] == 0.5
+    assert measure(truth, proposals((0, 0, 0, 100, 100)))["AR@100"] == 0.5
     both = proposals((0, 0, 0, 100, 100), (0, 0, 0, 100, 85))
-    assert evaluate_proposals(truth, both)["AR@100"] == pytest.approx((1 + 0.9) / 2)
+    assert measure(truth, both)["AR@100"] == pytest.approx((1 + 0.9) / 2)
 
 
 def test_only_the_best_count():
     found = proposals(*[(0, 300, 300, 5, 5)] * 100, (0, 0, 0, 100, 100))
-    metrics = evaluate_proposals(ground_truth((0, 0, 0, 100, 100)), found[::-1])
+    metrics = measure(ground_truth((0, 0, 0, 100, 100)), found[::-1])
     assert (metrics["AR@100"], metrics["AR@1000"]) == (0.0, 1.0)
 
 
 def test_nothing_to_find_is_none_and_nothing_found_is_0():
     truth = ground_truth((0, 0, 0, 10, 10), (0, 0, 0, 100, 100), crowd=(1,))
-    metrics = evaluate_proposals(truth, [])
+    metrics = measure(truth, [])
     assert (metrics["AR@100"], metrics["ARs@100"], metrics["ARl@100"]) == (0.0, 0.0, None)
-    assert evaluate_proposals(ground_truth(), [])["AR@1000"] is None
+    assert measure(ground_truth(), [])["AR@1000"] is None
 
 
 def test_agrees_with_pycocotools_where_no_proposal_is_disputed():
@@ -91,7 +94,7 @@ def test_agrees_with_pycocotools_where_no_proposal_is_disputed():
         oracle.evaluate()
         oracle.accumulate()
     recall = oracle.eval["recall"][:, 0, :, 0].mean(axis=0)
-    metrics = evaluate_proposals(coco, results)
+    metrics = measure(coco, results)
     assert [metrics[f"AR{letter}@100"] for letter in ("", "s", "m", "l")] == pytest.approx(
         list(recall)
     )

@@ -1,4 +1,4 @@
-"""Detections as COCO results."""
+"""Detections as arrays, and as COCO results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from detlite.evaluation import coco_results, to_coco_results
+from detlite.data import DataError
+from detlite.evaluation import Results, coco_results, to_coco_results
 from detlite.evaluation.results import categories_of
 from detlite.structures.instances import Detections
 from detlite.structures.masks import to_bitmap
@@ -30,7 +31,7 @@ def detections(**fields: Tensor) -> Detections:
 class TestToCocoResults:
     def test_boxes_in_the_original_frame(self) -> None:
         results = to_coco_results(detections(), 5, (50, 100), (200, 200), CATEGORIES)
-        assert results == [
+        assert list(results.rows()) == [
             {"image_id": 5, "category_id": 90, "bbox": [40, 40, 80, 80], "score": 0.75},
             {"image_id": 5, "category_id": 7, "bbox": [0, 0, 200, 200], "score": 0.5},
         ]
@@ -38,9 +39,8 @@ class TestToCocoResults:
     def test_masks_of_the_original_size(self) -> None:
         probs = torch.zeros(2, 28, 28)
         probs[0, :, 14:] = 1  # the right half of the box
-        results = to_coco_results(
-            detections(mask_probs=probs), 5, (50, 100), (200, 200), CATEGORIES
-        )
+        found = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (200, 200), CATEGORIES)
+        results = list(found.rows())
         mask = to_bitmap(results[0]["segmentation"], 200, 200)
         half = np.zeros((200, 200), np.uint8)
         half[40:120, 80:120] = 1
@@ -59,17 +59,20 @@ class TestToCocoResults:
                 CATEGORIES,
                 mask_threshold=threshold,
             )
-            areas.append(to_bitmap(results[0]["segmentation"], 50, 100).sum())
+            (first, _) = results.rows()
+            areas.append(to_bitmap(first["segmentation"], 50, 100).sum())
         assert areas == [20 * 40, 0]
 
     def test_goes_through_json(self) -> None:
         probs = torch.ones(2, 28, 28)
-        results = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (9, 9), CATEGORIES)
+        found = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (9, 9), CATEGORIES)
+        results = list(found.rows())
         assert json.loads(json.dumps(results)) == results
 
     def test_no_detections(self) -> None:
         none = detections(mask_probs=torch.zeros(2, 28, 28))[:0]
-        assert to_coco_results(none, 5, (50, 100), (50, 100), CATEGORIES) == []
+        found = to_coco_results(none, 5, (50, 100), (50, 100), CATEGORIES)
+        assert len(found) == len(list(found.rows())) == 0
 
     def test_the_background_is_of_no_data_set(self) -> None:
         found = categories_of(torch.tensor([0, 1]), CATEGORIES)
@@ -85,15 +88,77 @@ def test_bitmaps_become_run_lengths() -> None:
     masks = torch.zeros(1, 8, 6, dtype=torch.bool)
     masks[0, 2:4, 1:5] = True
     boxes, scores = torch.tensor([[1.0, 2.0, 5.0, 4.0]]), torch.tensor([1.0])
-    (result,) = coco_results(1, boxes, scores, [7], masks)
+    (result,) = coco_results(1, boxes, scores, [7], masks).rows()
     assert result["bbox"] == [1, 2, 4, 2]
     assert (to_bitmap(result["segmentation"], 8, 6) == masks[0].numpy()).all()
-    assert coco_results(1, boxes, scores, [7], [result["segmentation"]]) == [result]
+    assert list(coco_results(1, boxes, scores, [7], [result["segmentation"]]).rows()) == [result]
 
 
 def test_keypoints_are_indices_of_pixels():
     boxes, scores = torch.tensor([[1.0, 2, 5, 9]]), torch.tensor([0.5])
     keypoints = torch.tensor([[[1.5, 2.5, 1], [4.0, 8.5, 1]]])
-    (result,) = coco_results(1, boxes, scores, [7], keypoints=keypoints)
+    (result,) = coco_results(1, boxes, scores, [7], keypoints=keypoints).rows()
     assert result["keypoints"] == [1, 2, 1, 3.5, 8, 1]
     assert "segmentation" not in result
+
+
+ROWS = [
+    {"image_id": 4, "category_id": 7, "score": 0.1, "bbox": [1.0, 2.5, 3.0, 4.0],
+     "segmentation": {"size": [2, 3], "counts": "15"}, "keypoints": [1.0, 2.0, 1.0]},
+    {"image_id": 2, "category_id": 9, "score": 1.0, "bbox": [0.0, 0.0, 1.0, 1.0],
+     "segmentation": {"size": [4, 4], "counts": "`0"}, "keypoints": [0.5, 0.0, 1.0]},
+]  # fmt: skip
+ALL = ("bbox", "segm", "keypoints")
+
+
+class TestRows:
+    def test_are_what_was_read(self) -> None:
+        results = Results.from_coco(ROWS, ALL)
+        assert list(results.rows()) == ROWS
+        assert list(results.rows(1)) == ROWS[1:]
+        assert list(results.rows(0, 1)) == ROWS[:1]
+        assert list(Results.from_arrays(results.arrays()).rows()) == ROWS
+
+    def test_have_what_is_asked_for(self) -> None:
+        (first, _) = Results.from_coco(ROWS, ["segm"]).rows()
+        assert first.keys() == {"image_id", "category_id", "score", "segmentation"}
+
+    def test_counts_may_be_bytes(self) -> None:
+        counts = ROWS[0]["segmentation"]["counts"].encode()
+        row = {**ROWS[0], "segmentation": {"size": [2, 3], "counts": counts}}
+        assert list(Results.from_coco([row], ALL).rows()) == ROWS[:1]
+
+    @pytest.mark.parametrize("kind", ALL)
+    def test_none(self, kind: str) -> None:
+        assert len(Results.from_coco([], [kind])) == 0
+        assert list(Results.none().rows()) == []
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"image_id": "a"}, "result 1: image_id is 'a', not an id"),
+            ({"image_id": 1.0}, "result 1: image_id is 1.0, not an id"),
+            ({"category_id": 2**70}, "result 1: category_id is 1180591620717411303424, not an id"),
+            ({"score": "high"}, "result 1: score is 'high', not a number"),
+            ({"bbox": [1, 2, 3]}, r"result 1: bbox is \[1, 2, 3\], not 4 numbers"),
+            ({"keypoints": [1, 2, 1] * 2}, r"result 1: keypoints is .*, not 3 numbers"),
+            ({"segmentation": [[1, 1, 2, 2, 3, 1]]}, "result 1: .* must be a compressed RLE"),
+            (
+                {"segmentation": {"size": [4, 4], "counts": "\u00e9"}},
+                "result 1: its mask is not run lengths",
+            ),
+            (
+                {"segmentation": {"size": [4], "counts": "`0"}},
+                r"result 1: the mask's size is \[4\], not \[height, width\]",
+            ),
+        ],
+    )
+    def test_bad(self, change: dict, message: str) -> None:
+        with pytest.raises(DataError, match=message):
+            Results.from_coco([ROWS[0], {**ROWS[1], **change}], ALL)
+
+    @pytest.mark.parametrize("field", ROWS[0])
+    def test_missing(self, field: str) -> None:
+        row = {name: value for name, value in ROWS[1].items() if name != field}
+        with pytest.raises(DataError, match=f"result 1 has no '{field}', which .* needs"):
+            Results.from_coco([ROWS[0], row], ALL)

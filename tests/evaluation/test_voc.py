@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from pycocotools.coco import COCO
 
+from detlite.evaluation import Results
 from detlite.evaluation.voc import area_under_curve, eleven_point_mean, evaluate_voc
 
 NAMES = {3: "cat", 5: "dog", 8: "cow"}
@@ -15,7 +16,7 @@ def ground_truth(*rows) -> COCO:
     """Objects (image, category, difficult, x, y, w, h)."""
     coco = COCO()
     coco.dataset = {
-        "images": [{"id": i} for i in range(10)],
+        "images": [{"id": i, "height": 99, "width": 99} for i in range(10)],
         "categories": [{"id": number, "name": name} for number, name in NAMES.items()],
         "annotations": [
             {"id": n + 1, "image_id": image, "category_id": category, "iscrowd": difficult,
@@ -23,6 +24,7 @@ def ground_truth(*rows) -> COCO:
             for n, (image, category, difficult, *box) in enumerate(rows)
         ],
     }  # fmt: skip
+    coco.createIndex()
     return coco
 
 
@@ -34,27 +36,31 @@ def detections(*rows):
     ]
 
 
+def measure(truth: COCO, rows: list[dict]) -> dict:
+    return evaluate_voc(truth, Results.from_coco(rows))
+
+
 ONE = (0, 3, 0, 10, 10, 20, 20)
 
 
 def test_all_found_and_nothing_else_is_1():
     truth = ground_truth(ONE, (1, 5, 0, 0, 0, 8, 8))
     found = detections((0, 3, 0.9, 10, 10, 20, 20), (1, 5, 0.2, 0, 0, 8, 8))
-    assert evaluate_voc(truth, found) == {
+    assert measure(truth, found) == {
         "AP50": 1.0, "AP50_07": 1.0, "per_category": {"cat": 1.0, "dog": 1.0, "cow": None},
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(("width", "ap"), [(10, 1.0), (9.9, 0.0), (40, 1.0), (40.1, 0.0)])
 def test_half_of_the_union_is_enough(width, ap):
-    metrics = evaluate_voc(ground_truth(ONE), detections((0, 3, 0.9, 10, 10, width, 20)))
+    metrics = measure(ground_truth(ONE), detections((0, 3, 0.9, 10, 10, width, 20)))
     assert metrics["AP50"] == ap
 
 
 def test_another_image_or_category_finds_nothing():
     for image, category in ((1, 3), (0, 5)):
         found = detections((image, category, 0.9, 10, 10, 20, 20))
-        assert evaluate_voc(ground_truth(ONE), found)["per_category"]["cat"] == 0.0
+        assert measure(ground_truth(ONE), found)["per_category"]["cat"] == 0.0
 
 
 def test_second_detection_of_an_object_is_wrong():
@@ -62,27 +68,27 @@ def test_second_detection_of_an_object_is_wrong():
     truth = ground_truth(ONE, (1, 3, 0, 0, 0, 9, 9))
     found += detections((1, 3, 0.7, 0, 0, 9, 9))
     # precision 1 at recall 1/2, 2/3 at recall 1
-    assert evaluate_voc(truth, found)["AP50"] == pytest.approx(0.5 + 0.5 * 2 / 3)
+    assert measure(truth, found)["AP50"] == pytest.approx(0.5 + 0.5 * 2 / 3)
     wanted = (6 * 1 + 5 * 2 / 3) / 11
-    assert evaluate_voc(truth, found)["AP50_07"] == pytest.approx(wanted)
+    assert measure(truth, found)["AP50_07"] == pytest.approx(wanted)
 
 
 def test_a_detection_belongs_to_what_it_overlaps_most_even_if_that_is_taken():
     truth = ground_truth(ONE, (0, 3, 0, 10, 10, 20, 14))
     found = detections((0, 3, 0.9, 10, 10, 20, 20), (0, 3, 0.8, 10, 10, 20, 19))
-    assert evaluate_voc(truth, found)["AP50"] == 0.5
+    assert measure(truth, found)["AP50"] == 0.5
 
 
 def test_difficult_objects_neither_count_nor_cost():
     truth = ground_truth(ONE, (0, 3, 1, 50, 50, 20, 20), (2, 5, 1, 0, 0, 9, 9))
     found = detections((0, 3, 0.9, 50, 50, 20, 20), (0, 3, 0.8, 50, 50, 20, 20))
     found += detections((0, 3, 0.7, 10, 10, 20, 20))
-    assert evaluate_voc(truth, found)["per_category"] == {"cat": 1.0, "dog": None, "cow": None}
+    assert measure(truth, found)["per_category"] == {"cat": 1.0, "dog": None, "cow": None}
 
 
 def test_nothing_found_and_nothing_to_find():
-    assert evaluate_voc(ground_truth(ONE), [])["AP50"] == 0.0
-    nothing = evaluate_voc(ground_truth(), detections((0, 3, 0.9, 0, 0, 1, 1)))
+    assert measure(ground_truth(ONE), [])["AP50"] == 0.0
+    nothing = measure(ground_truth(), detections((0, 3, 0.9, 0, 0, 1, 1)))
     assert (nothing["AP50"], nothing["AP50_07"]) == (None, None)
 
 
@@ -150,7 +156,7 @@ def test_agrees_with_the_definition(seed):
         x, y = x + int(rng.integers(-4, 5)), y + int(rng.integers(-4, 5))
         found.append((image, category, float(rng.random()), x, y, w, h))
     found = detections(*found)
-    metrics = evaluate_voc(truth, found)
+    metrics = measure(truth, found)
     slow = {NAMES[number]: slow_voc(truth, found, number) for number in (3, 5)}
     for name, (area, _) in slow.items():
         assert metrics["per_category"][name] == pytest.approx(area)

@@ -13,6 +13,7 @@ from PIL import Image
 from detlite import build_model
 from detlite.config import ConfigError
 from detlite.data import build_dataset
+from detlite.evaluation import Results
 from detlite.evaluation.evaluators import build_evaluators
 from detlite.registry import Registry
 from detlite.structures.rows import fixed_shapes
@@ -112,8 +113,8 @@ def test_evaluator_of_counts(run_block, tiny_config, tmp_path):
 
     evaluator, dataset = prepared()
     scores = [(1, 0.9), (1, 0.2), (2, 0.4), (4, 0.5)]
-    results = [{"image_id": image, "score": score, **box} for image, score in scores]
-    assert evaluator.evaluate(cfg, dataset, results) == {"counts": {"right": 0.5}}
+    rows = [{"image_id": image, "score": score, **box} for image, score in scores]
+    assert evaluator.evaluate(cfg, dataset, Results.from_coco(rows)) == {"counts": {"right": 0.5}}
     content["categories"].append({"id": 2, "name": "dog"})
     with pytest.raises(ConfigError, match="val: objects of one category are counted"):
         prepared()

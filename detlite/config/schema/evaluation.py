@@ -15,13 +15,6 @@ _TEST = section(
     ),
     Key("IMS_PER_BATCH", 8, "images in an evaluation batch, over all processes", positive),
     Key(
-        "COCO_ENGINE",
-        "pycocotools",
-        "who computes COCO's metrics: the numbers are the same, faster-coco-eval is a package to "
-        "install",
-        one_of("pycocotools", "faster-coco-eval"),
-    ),
-    Key(
         "EXPECTED_RESULTS",
         [],
         "rows such as [bbox, AP, [0.377, 0.002]], a mean and its standard deviation: after an "
