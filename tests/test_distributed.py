@@ -15,6 +15,7 @@ from detlite.distributed import (
     barrier,
     broadcast_buffers,
     data_parallel,
+    gather_rows,
     is_main,
     process_group,
     rank,
@@ -48,6 +49,9 @@ TWO_PROCESSES = """
             "world_size": world_size(),
             "main": is_main(),
             "gathered": all_gather_objects({"part": "x" * r}),
+            "rows": rows.tolist() if (rows := gather_rows(torch.full((r + 1, 2), r))) is not None
+            else None,
+            "few": few.tolist() if (few := gather_rows(torch.ones(r))) is not None else None,
             "mean": reduce_mean({"a": float(r), "b": 4.0 * r}),
             "weight": layer.weight.item(),
             "gradient": layer.weight.grad.item(),
@@ -71,6 +75,7 @@ def test_one_process_needs_no_initialisation(monkeypatch):
     with process_group("auto"):
         assert (rank(), world_size(), is_main()) == (0, 1, True)
         assert all_gather_objects([3]) == [[3]]
+        assert gather_rows(layer.bias) is layer.bias
         assert reduce_mean({"a": 2.0}) == {"a": 2.0}
         assert data_parallel(layer) is layer
         broadcast_buffers(layer)
@@ -104,6 +109,8 @@ def test_two_processes(tmp_path):
             "world_size": 2,
             "main": number == 0,
             "gathered": [{"part": ""}, {"part": "x"}],
+            "rows": None if number else [[0, 0], [1, 1], [1, 1]],
+            "few": None if number else [1.0],
             "mean": {"a": 0.5, "b": 2.0},
             "weight": 10.0,  # rank 0's, everywhere
             "gradient": 2.0,  # the mean of 1 and 3

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from pycocotools.coco import COCO
 
+from ..data.errors import DataError
 from .matching import AREAS, Scored, score
 from .overlaps import keypoint_overlaps, pair, region_overlaps
 from .results import IOU_TYPES, Results
@@ -54,7 +55,7 @@ def evaluate_coco(
 
     Raises:
         DataError: a result or annotation lacks a field, names an unknown image or category, or
-            has a mask that is none of its image.
+            has a mask that is none of its image, or there are other numbers of keypoints.
         ValueError: an unknown IoU type, max_dets below 1, or another number of oks_sigmas than
             of keypoints.
     """
@@ -89,6 +90,11 @@ def _score_keypoints(results: Results, truth: Truth, sigmas: np.ndarray) -> Scor
     if len(results):
         assert results.keypoints is not None
         keypoints = results.keypoints[pairing.index].astype(np.float64)
+        if len(truth) and keypoints.shape[1] != len(sigmas):
+            raise DataError(
+                f"the results have {keypoints.shape[1]} keypoints, but the ground truth has "
+                f"{len(sigmas)}"
+            )
         overlaps = keypoint_overlaps(keypoints, truth, pairing, sigmas)
         sizes = np.ptp(keypoints[:, :, :2], axis=1).prod(axis=1)
     areas = ("all", "medium", "large")  # small objects have no keypoints

@@ -25,7 +25,7 @@ class Collector:
     def collected(self) -> Results:
         """All that was added, without a copy: nothing can be added afterwards."""
         arrays = {
-            name: np.frombuffer(self._buffers.get(name, b""), like.dtype).reshape(
+            name: np.frombuffer(self._buffers.get(name, bytearray()), like.dtype).reshape(
                 -1, *like.shape[1:]
             )
             for name, like in self._arrays.items()

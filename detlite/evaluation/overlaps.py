@@ -99,10 +99,10 @@ def box_overlaps(boxes: np.ndarray, truth: Truth, pairing: Pairing) -> np.ndarra
     area where the object is a crowd.
 
     Args:
-        boxes: [D, 4] xywh of the detections of `pairing`.
+        boxes: float64 [D, 4] xywh of the detections of `pairing`.
     """
     detections, objects = pairing.pairs()
-    x, y, w, h = boxes.astype(np.float64).T[:, detections]
+    x, y, w, h = boxes.T[:, detections]
     other_x, other_y, other_w, other_h = truth.boxes.T[:, objects]
     wide = np.minimum(x + w, other_x + other_w) - np.maximum(x, other_x)
     high = np.minimum(y + h, other_y + other_h) - np.maximum(y, other_y)
@@ -164,7 +164,7 @@ def keypoint_overlaps(
     box, three times as wide and high.
 
     Args:
-        keypoints: [D, N, 3] of the detections of `pairing`.
+        keypoints: float64 [D, N, 3] of the detections of `pairing`.
         sigmas: [N], see `evaluate_coco`.
     """
     assert truth.keypoints is not None
@@ -180,7 +180,7 @@ def keypoint_overlaps(
     scale = 2 * (2 * sigmas) ** 2 * (truth.areas[:, None] + np.spacing(1))  # [G, N]
     for first in range(0, len(detections), _CHUNK):
         d, g = detections[first : first + _CHUNK], objects[first : first + _CHUNK]
-        found = keypoints[d, :, :2].astype(np.float64)
+        found = keypoints[d, :, :2]
         off = found - truth.keypoints[g, :, :2]
         outside = np.maximum(low[g] - found, 0) + np.maximum(found - high[g], 0)
         off = np.where(hidden[g, None, None], outside, off)

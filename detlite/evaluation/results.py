@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -224,14 +226,17 @@ def _ids(rows: Sequence[dict[str, Any]], field: str) -> np.ndarray:
 
 def _column(rows: Sequence[dict[str, Any]], field: str, shape: tuple[int, ...]) -> np.ndarray:
     """float64 [N, *shape]; a DataError where one is of another shape."""
-    column = np.empty((len(rows), *shape))
-    for number, row in enumerate(rows):
-        try:
-            column[number] = np.asarray(row[field], np.float64).reshape(shape)
-        except (TypeError, ValueError):
-            what = f"{np.prod(shape, dtype=int)} numbers" if shape else "a number"
+    size = math.prod(shape)
+    try:
+        return np.array([row[field] for row in rows], np.float64).reshape(len(rows), *shape)
+    except (TypeError, ValueError):  # one row is to blame
+        for number, row in enumerate(rows):
+            with contextlib.suppress(TypeError, ValueError):
+                if np.array(row[field], np.float64).size == size:
+                    continue
+            what = f"{size} numbers" if shape else "a number"
             raise DataError(f"result {number}: {field} is {row[field]!r}, not {what}") from None
-    return column
+        raise
 
 
 def _check_rle(rle: Any, number: int) -> None:

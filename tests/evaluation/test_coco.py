@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pycocotools.coco import COCO
 
@@ -253,6 +254,42 @@ class TestBadInput:
         box = {"id": 8, "image_id": 1, "category_id": 3, "bbox": [1, 1, 5, 5]}
         with pytest.raises(DataError, match="annotation 8 has no 'segmentation', which segm needs"):
             evaluate(make_gt([box]), [], ("segm",))
+
+    def test_another_number_of_keypoints(self) -> None:
+        person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)
+        result = {**found(person), "keypoints": [20, 20, 1] * 5}
+        with pytest.raises(DataError, match="the results have 5 keypoints, but the ground"):
+            evaluate(make_gt([person]), [result], ("keypoints",))
+
+    def test_mask_that_is_no_run_lengths(self) -> None:
+        good, bad = found(THREE[0]), found(THREE[1])
+        bad["segmentation"] = {"size": [100, 200], "counts": "PPPPPPPPP"}
+        with pytest.raises(DataError, match="result 1: its mask is not run lengths that cover"):
+            evaluate(make_gt(THREE), [good, bad], ("segm",))
+        rows = [THREE[0], {**THREE[1], "segmentation": bad["segmentation"], "area": 1}]
+        with pytest.raises(DataError, match="annotation 2: its mask is not run lengths"):
+            evaluate(make_gt(rows), [good], ("segm",))
+
+    @pytest.mark.parametrize(("field", "value"), [("image_id", 9), ("category_id", 4)])
+    def test_ground_truth_of_unknown(self, field: str, value: int) -> None:
+        rows = [THREE[0], {**THREE[1], field: value}]
+        with pytest.raises(DataError, match=f"annotation 2: {field} {value} is unknown"):
+            evaluate(make_gt(rows), [], ("bbox",))
+
+    def test_ground_truth_of_another_size(self) -> None:
+        rle = encode_bitmap(np.ones((20, 10)))
+        with pytest.raises(DataError, match=r"annotation 2: the mask's size is \[20, 10\]"):
+            evaluate(make_gt([{**THREE[1], "segmentation": rle}]), [], ("segm",))
+
+    def test_boxes_that_are_not_finite(self) -> None:
+        result = {**found(THREE[0]), "bbox": [0, 0, float("inf"), 3]}
+        with pytest.raises(DataError, match=r"result 1: the bbox is \[0.0, 0.0, inf, 3.0\]"):
+            evaluate(make_gt(THREE), [found(THREE[0]), result], ("bbox",))
+
+    def test_results_without_what_is_compared(self) -> None:
+        boxes = Results.from_coco([found(THREE[0])])
+        with pytest.raises(DataError, match="the results have no 'segmentation', which segm needs"):
+            evaluate_coco(make_gt(THREE), boxes, ("segm",))
 
     def test_unknown_iou_type(self) -> None:
         with pytest.raises(ValueError, match="unknown 'mask'; known: bbox, segm, keypoints"):
