@@ -65,18 +65,19 @@ def evaluate_lvis(
     metrics = {}
     for iou_type in iou_types:
         truth = read_truth(coco_gt, iou_type)
-        # LVIS has no crowds.
-        none = np.zeros(len(truth), bool)
-        truth = replace(truth, crowd=none, ignored=none)
+        # LVIS has no crowds, and the package leaves out whatever has no area, on both sides.
+        empty = truth.areas <= 0
+        truth = replace(truth, crowd=np.zeros_like(empty), ignored=empty)
         negative, partial = (
             _listed(coco_gt, truth, f"{what}_category_ids") for what in ("neg", "not_exhaustive")
         )
         best = _best_of_each_image(results)
         keys = truth.keys_of(results.image_ids[best], results.category_ids[best])
-        annotated = np.isin(keys, truth.keys) | np.isin(keys, negative)
+        annotated = np.isin(keys, truth.keys[~empty]) | np.isin(keys, negative)
         pairing = pair(results, truth, chosen=best[annotated])
         overlaps, sizes = region_overlaps(results, truth, pairing, iou_type)
-        uncounted = np.isin(pairing.keys, partial)
+        overlaps[empty[pairing.pairs()[1]]] = 0
+        uncounted = np.isin(pairing.keys, partial) | (sizes <= 0)
         found = score(
             pairing, truth, overlaps, sizes, tuple(AREAS), [MAX_DETS], MAX_DETS, uncounted
         )

@@ -146,6 +146,11 @@ def random_set(rng: np.random.Generator) -> tuple[COCO, list[dict]]:
                 category = content["annotations"][-1]["category_id"]
                 category = int(rng.choice(ids)) if rng.random() < 0.2 else category
                 rows.append(found(number, category, float(rng.integers(1, 9)) / 9, moved.tolist()))
+        # What has no area is left out.
+        first = content["annotations"][-6]
+        rows.append(found(number, first["category_id"], 0.95, [*first["bbox"][:3], 0]))
+        empty = {**first, "id": len(content["annotations"]) + 1, "area": 0.0}
+        content["annotations"].append(empty)
     coco = COCO()
     coco.dataset = content
     coco.createIndex()
