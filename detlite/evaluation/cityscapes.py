@@ -86,11 +86,11 @@ def check_void(coco_gt: COCO) -> None:
 
 @dataclass(frozen=True)
 class _Compared:
-    """D predictions with pixels, by falling score within their image and category; G instances; and
-    the P pairs of them that share image and category."""
+    """D predictions, by falling score within their image and category; G instances; and the P pairs
+    of them that share image and category."""
 
     scores: np.ndarray  # [D]
-    categories: np.ndarray  # [D], places in Truth.category_ids
+    categories: np.ndarray  # [D], places in Truth.category_ids; -1 of what has no pixels
     ignored: np.ndarray  # [D], the part of the prediction where it may be
     wanted: np.ndarray  # bool [G], whether the instance is to be found
     wanted_categories: np.ndarray  # [G]
