@@ -20,16 +20,26 @@ from .pooler import Pooler, build_pooler
 
 
 class Extractor(nn.Module):
-    """Called with levels [B, C, H_l, W_l] and RoIs [R, 5], see `Pooler`; gives [R, out_channels]
-    or maps [R, out_channels, out_resolution, out_resolution].
+    """Pools RoIs and makes features of them: [R, out_channels], or maps
+    [R, out_channels, out_resolution, out_resolution].
 
     Attributes:
+        pooler: what cuts the RoIs out of the levels.
         out_channels: of its features.
         out_resolution: their side; None: they are vectors.
     """
 
+    pooler: Pooler
     out_channels: int
     out_resolution: int | None = None
+
+    def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
+        """Features of RoIs [R, 5] in levels [B, C, H_l, W_l], see `Pooler`."""
+        return self.embed(self.pooler(features, rois))
+
+    def embed(self, pooled: Tensor) -> Tensor:
+        """Features of pooled RoIs [R, C, S, S]."""
+        raise NotImplementedError
 
 
 BuildExtractor = Callable[[CfgNode, Backbone], Extractor]
@@ -58,10 +68,10 @@ class FPN2MLPFeatureExtractor(Extractor):
         for layer in (self.fc6, self.fc7):
             init_xavier(layer)
 
-    def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
-        """Levels [B, C, H_l, W_l] and RoIs [R, 5] -> [R, width]."""
-        x = self.pooler(features, rois).flatten(1)  # (R, C S S)
-        x = F.relu(self.norm6(self.fc6(x)[..., None, None]))  # norms are those of maps
+    def embed(self, pooled: Tensor) -> Tensor:
+        """[R, C, S, S] -> [R, width]."""
+        x = self.fc6(pooled.flatten(1))
+        x = F.relu(self.norm6(x[..., None, None]))  # norms are those of maps
         return F.relu(self.norm7(self.fc7(x.flatten(1))[..., None, None])).flatten(1)
 
 
@@ -86,9 +96,9 @@ class ConvFeatureExtractor(Extractor):
         self.out_channels = in_channels
         self.out_resolution = pooler.resolution
 
-    def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
-        """Levels [B, C, H_l, W_l] and RoIs [R, 5] -> [R, widths[-1], S, S]."""
-        return self.convs(self.pooler(features, rois))
+    def embed(self, pooled: Tensor) -> Tensor:
+        """[R, C, S, S] -> [R, widths[-1], S, S]."""
+        return self.convs(pooled)
 
 
 class FPNXconv1fcFeatureExtractor(ConvFeatureExtractor):
@@ -108,9 +118,9 @@ class FPNXconv1fcFeatureExtractor(ConvFeatureExtractor):
         self.out_channels, self.out_resolution = out_channels, None
         init_xavier(self.fc6)
 
-    def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
-        """Levels [B, C, H_l, W_l] and RoIs [R, 5] -> [R, out_channels]."""
-        return F.relu(self.fc6(super().forward(features, rois).flatten(1)))
+    def embed(self, pooled: Tensor) -> Tensor:
+        """[R, C, S, S] -> [R, out_channels]."""
+        return F.relu(self.fc6(super().embed(pooled).flatten(1)))
 
 
 class ResNetConv5ROIFeatureExtractor(Extractor):
@@ -126,9 +136,9 @@ class ResNetConv5ROIFeatureExtractor(Extractor):
         self.out_channels = spec.channels(5)
         self.out_resolution = -(-pooler.resolution * dilation // 2)
 
-    def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
-        """One map [B, C, H, W] and RoIs [R, 5] -> [R, 2 C, S / 2, S / 2]."""
-        return self.res5(self.pooler(features, rois))
+    def embed(self, pooled: Tensor) -> Tensor:
+        """[R, C, S, S] -> [R, 2 C, S / 2, S / 2]."""
+        return self.res5(pooled)
 
 
 def build_conv5_extractor(

@@ -66,5 +66,5 @@ class FPN(nn.Module):
             top_down = self.lateral[index](maps[index]) + above
             levels.insert(0, self.output[index](top_down))
         if self.top is None:
-            return [*levels, levels[-1][:, :, ::2, ::2]]
+            return [*levels, F.max_pool2d(levels[-1], 1, 2)]  # a strided slice does not export
         return [*levels, *self.top(maps[-1], levels[-1])]

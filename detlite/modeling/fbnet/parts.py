@@ -135,9 +135,9 @@ class FBNetFeatureExtractor(Extractor):
         self.last, self.out_channels = make_last(spec, last_channels, last_scale, channels)
         self.out_resolution = side_after(blocks, pooler.resolution)
 
-    def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
-        """Levels [B, C, H_l, W_l] and RoIs [R, 5] -> [R, out_channels, S', S']."""
-        return self.last(self.blocks(self.pooler(features, rois)))
+    def embed(self, pooled: Tensor) -> Tensor:
+        """[R, C, S, S] -> [R, out_channels, S', S']."""
+        return self.last(self.blocks(pooled))
 
 
 def _build_extractor(
