@@ -76,10 +76,10 @@ def assign_levels(boxes: Tensor, spatial_scales: Sequence[float]) -> Tensor:
     side = ((x2 - x1) * (y2 - y1)).sqrt()
     # The small addend is part of the rule's usual implementation: a box of exactly a level's size
     # belongs to it in spite of rounding.
-    size = (side / 224).nan_to_num(0.0) + 1e-6
-    # frexp is exact where log2 rounds: size = mantissa * 2^exponent, with mantissa in [0.5, 1).
-    level = torch.frexp(size).exponent + (4 - finest - 1)
-    return level.clamp(0, len(spatial_scales) - 1).long()
+    size = side / 224 + 1e-6
+    # Comparisons are exact where log2 rounds, and False where the size is NaN.
+    coarser = [size >= 2.0 ** (level + finest - 4) for level in range(1, len(spatial_scales))]
+    return torch.stack(coarser).sum(dim=0)
 
 
 def on_one_level(boxes: Tensor) -> Tensor:

@@ -86,6 +86,20 @@ def test_group_norm_keeps_its_digits():
         torch.testing.assert_close(norm(x).double(), wanted, atol=3e-6, rtol=0)
 
 
+def test_group_norm_exports_for_any_size():
+    norm = GroupNorm(4, 8)
+
+    def maps(side):
+        return torch.rand(2, 8, side, side).contiguous(memory_format=torch.channels_last)
+
+    free = ({2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
+    with torch.no_grad():
+        program = torch.export.export(norm, (maps(100),), dynamic_shapes=free)
+        for side in (20, 130):  # below and above the size that is worth more care
+            x = maps(side)
+            torch.testing.assert_close(program.module()(x), norm(x), rtol=1e-3, atol=1e-3)
+
+
 def test_group_norm_reads_its_keys():
     keys = "MODEL.GROUP_NORM."
     cfg = load_config(
