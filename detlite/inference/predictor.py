@@ -22,6 +22,7 @@ from ..evaluation.results import categories_of
 from ..modeling.detector import Detector
 from ..structures.instances import Detections
 from ..structures.masks import to_bitmap
+from .exported import read_exported
 from .optimize import build_inference
 from .test_time_augmentation import AugmentedDetector, View, build_views, size_of
 
@@ -62,9 +63,11 @@ class Predictor:
     ValueError says what is wrong with any other picture.
 
     Args:
-        model: a detector as `build_model` gives it; it is put in evaluation mode.
-        min_size: the short side in pixels at which the model sees a picture,
-        max_size: unless the long side would exceed this.
+        model: a detector as `build_model` gives it, which is put in evaluation mode, or a file
+            that tools/export_model.py wrote.
+        min_size: the short side in pixels at which the model sees a picture (800, or what the file
+            says),
+        max_size: unless the long side would exceed this (1333, or what the file says).
         score_thresh: detections with a lower score are left out.
         rle: give masks as a list of COCO RLEs, not as bitmaps, which take H x W bytes each.
         dtype: arithmetic of the forward pass, by autocast: float32, float16 or bfloat16. Faster
@@ -75,17 +78,21 @@ class Predictor:
 
     def __init__(
         self,
-        model: Detector,
-        min_size: int = 800,
-        max_size: int = 1333,
+        model: Detector | str | Path,
+        min_size: int | None = None,
+        max_size: int | None = None,
         score_thresh: float = 0.0,
         rle: bool = False,
         dtype: str = "float32",
         views: Sequence[View] = (),
     ) -> None:
+        sizes = 800, 1333
+        if isinstance(model, str | Path):
+            cfg, model = read_exported(model)
+            sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
         self.model = model.eval()
-        self.min_size = min_size
-        self.max_size = max_size
+        self.min_size = min_size or sizes[0]
+        self.max_size = max_size or sizes[1]
         self.score_thresh = score_thresh
         self.rle = rle
         self.dtype = dtype

@@ -1,0 +1,32 @@
+// Runs a model that `tools/export_model.py --format aoti` wrote, without Python; docs/export.md says
+// how to compile it. Arguments: model.pt2, detlite/_C.abi3.so, and an image: a file of normalised
+// float32 pixels [height, width, 3], its height and its width, both multiples of 32.
+#include <ATen/ATen.h>
+#include <dlfcn.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+
+#include <iostream>
+
+// The one variable of Python that _C.abi3.so names; its functions are never called here.
+extern "C" {
+void* PyExc_AttributeError = nullptr;
+}
+
+int main(int argc, char** argv) {
+  if (argc != 6 || !dlopen(argv[2], RTLD_LAZY | RTLD_GLOBAL)) {  // registers detlite's operators
+    std::cerr << (argc == 6 ? dlerror() : "see the head of export_example.cpp") << '\n';
+    return 2;
+  }
+  const int64_t height = std::stoll(argv[4]), width = std::stoll(argv[5]);
+  const auto stored = at::from_file(argv[3], false, height * width * 3, at::kFloat);
+  const auto pixels = stored.view({1, height, width, 3}).permute({0, 3, 1, 2});  // channels-last
+  const auto sizes = at::full({1, 2}, height, at::kLong);  // of the image without padding
+  sizes[0][1] = width;
+  const auto found = torch::inductor::AOTIModelPackageLoader(argv[1]).run({pixels, sizes});
+  const auto boxes = found[0][0], scores = found[1][0], labels = found[2][0], valid = found[3][0];
+  for (int64_t i = 0; i < valid.size(0) && valid[i].item<bool>(); ++i) {
+    std::cout << labels[i].item<int64_t>() << ' ' << scores[i].item<float>();
+    for (int64_t k = 0; k < 4; ++k) std::cout << ' ' << boxes[i][k].item<float>();
+    std::cout << '\n';
+  }
+}

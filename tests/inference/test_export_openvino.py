@@ -1,0 +1,132 @@
+"""OpenVINO's parts beside the modules that they are made of."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from yacs.config import CfgNode
+
+from detlite import ConfigError, Predictor, build_model
+from detlite.inference.exported import exportable, write_exported
+from detlite.inference.openvino import openvino_parts, to_openvino
+from detlite.modeling.detector import Detector
+
+pytest.importorskip("openvino", reason="needs the extra openvino")
+sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
+from family import family_config
+
+Config = Callable[..., CfgNode]
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config: Config) -> CfgNode:
+    """A Mask R-CNN that finds something everywhere."""
+    return tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 64)
+
+
+@pytest.fixture(scope="module")
+def model(config: CfgNode) -> Detector:
+    torch.manual_seed(0)
+    return build_model(config).eval()
+
+
+@pytest.fixture(scope="module")
+def converted(model: Detector) -> Detector:
+    return to_openvino(model)
+
+
+def assert_same(left: Detector, right: Detector, images: list[Tensor]) -> None:
+    given = [torch.tensor([[4.0, 5.0, 40.0, 50.0], [20.0, 8.0, 60.0, 44.0]])] * len(images)
+    batches = [m.detect(images, given if m.takes_proposals else None) for m in (left, right)]
+    for one, other in zip(*batches, strict=True):
+        assert len(one.boxes) > 0
+        torch.testing.assert_close(vars(one), vars(other), rtol=1e-3, atol=1e-3)
+
+
+# Those whose parts differ from a Mask R-CNN's.
+@pytest.mark.parametrize("name", ["c4", "cascade", "fast", "keypoint", "retinanet"])
+def test_other_detectors_find_the_same(name, tiny_config):
+    model = build_model(family_config(name, tiny_config)).eval()
+    assert_same(model, to_openvino(model), [torch.rand(3, 64, 96), torch.rand(3, 80, 72)])
+
+
+@pytest.mark.parametrize("sizes", [[(64, 64)], [(75, 140), (200, 30)]])
+def test_images_of_any_size(model, converted, sizes):
+    assert_same(model, converted, [torch.rand(3, *size) for size in sizes])
+
+
+def test_an_image_without_detections(converted, monkeypatch):
+    monkeypatch.setattr(converted.roi_heads.box, "score_thresh", 1.0)
+    [found] = converted.detect([torch.rand(3, 64, 64)])
+    assert len(found.boxes) == 0
+    assert found.mask_probs.shape == (0, 28, 28)
+
+
+def test_results_outlive_the_next_call(converted):
+    first = converted.backbone(torch.ones(1, 3, 64, 64))
+    kept = [level.clone() for level in first]
+    converted.backbone(torch.zeros(1, 3, 64, 64))
+    assert all(torch.equal(*pair) for pair in zip(first, kept, strict=True))
+
+
+def test_maps_are_channels_last(converted):
+    levels = converted.backbone(torch.rand(1, 3, 64, 96))
+    assert all(level.is_contiguous(memory_format=torch.channels_last) for level in levels)
+
+
+def test_the_model_stays_as_it_is(model, converted):
+    assert not openvino_parts(model)
+    assert list(openvino_parts(converted)) == [
+        "backbone",
+        "rpn.head",
+        "roi_heads.box.predictor",
+        "roi_heads.mask.predictor",
+    ]
+    assert model.roi_heads.box.feature_extractor is not converted.roi_heads.box.feature_extractor
+
+
+def test_int8_is_close_and_survives_a_file(config, tmp_path):
+    pytest.importorskip("nncf", reason="needs the extra openvino")
+    model = build_model(config).eval()
+    cfg = exportable(config, model)
+    pictures = [torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8) for _ in range(3)]
+    quantised = to_openvino(model, pictures)
+    for name, part in openvino_parts(quantised).items():
+        assert "FakeQuantize" in {op.get_type_name() for op in part.graph.get_ops()}, name
+    pixels = model.prepare(pictures[:1])[0].pixels
+    levels = quantised.backbone(pixels)
+    for one, other in zip(model.backbone(pixels), levels, strict=True):
+        assert 0 < (one - other).norm() / one.norm() < 0.3
+
+    quantised.categories = [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)]
+    write_exported(tmp_path / "model.openvino", "openvino", cfg, quantised)
+    read = Predictor(tmp_path / "model.openvino")
+    assert read.min_size == 64
+    assert read.categories == quantised.categories
+    assert read.model.normalizer.divisibility == 32
+    torch.testing.assert_close(read.model.backbone(pixels), levels)
+
+
+def test_int8_needs_detections(model, monkeypatch):
+    pytest.importorskip("nncf", reason="needs the extra openvino")
+    monkeypatch.setattr(model.roi_heads.box, "score_thresh", 1.0)
+    with pytest.raises(ConfigError, match=r"mask\.predictor was never used on the 1 pictures"):
+        to_openvino(model, [torch.rand(3, 64, 96)])
+
+
+@pytest.mark.parametrize("package", ["openvino", "nncf"])
+def test_without_the_packages(package, model, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=r"pip install 'detlite\[openvino\]'"):
+        to_openvino(model, [torch.rand(3, 64, 96)])
+
+
+def test_another_device(model, monkeypatch):
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"set MODEL\.DEVICE cpu"):
+        to_openvino(model)
