@@ -1,0 +1,119 @@
+"""tools/export_model.py, from its command line to its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from yacs.config import CfgNode
+
+from detlite import build_model
+from detlite.data.shapes import CATEGORIES
+from detlite.engine.checkpoint import Checkpoint, save_checkpoint
+from detlite.inference import exported
+from detlite.structures.instances import Images
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(run_tool: Run) -> Run:
+    """Runs the program with the given arguments; returns its exit status."""
+    return partial(run_tool, "export_model.py")
+
+
+@pytest.fixture
+def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
+    """The checkpoint of an untrained model that finds something everywhere."""
+    sets = [
+        {"name": name, "type": "shapes", "path": "shapes", "split": name, "images": 3, "seed": 1}
+        for name in ("train", "test")
+    ]
+    cfg = tiny_config(
+        "INPUT.MIN_SIZE_TEST", 128, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0,
+        "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 6, "DATASETS.ROOT", str(tmp_path),
+        "DATASETS.CATALOG", sets, "DATASETS.TRAIN", ("train",), "DATASETS.TEST", ("test",),
+    )  # fmt: skip
+    categories = [{"id": number, "name": name} for number, name in CATEGORIES.items()]
+    path = tmp_path / "model.pth"
+    save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), categories, cfg.dump()))
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of a picture and a text file."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (130, 180, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "a.png")
+    (folder / "notes.txt").write_text("not a picture")
+    return folder
+
+
+def test_the_verdict(run, weights, photos, tmp_path, capsys):
+    file = tmp_path / "model.pt2"
+    options = ("--format", "pt2", "--output", file, "--check", photos, "--time")
+    assert run("--weights", weights, *options) == 0
+    printed = capsys.readouterr().out
+    assert "times as fast" in printed
+    assert "beside the model on 4 images" in printed  # one, two more sizes, a blank one
+    assert "it agrees with the model" in printed
+
+
+def test_a_file_that_does_not_agree(run, weights, tmp_path, capsys, monkeypatch):
+    """The graph is replaced by one whose boxes are half a pixel off."""
+    file = tmp_path / "model.pt2"
+
+    def write(path, note, model):
+        torch.save(note, path)
+        write.model = model
+
+    def off(*inputs):
+        with torch.no_grad():
+            found = write.model.predict(Images(*inputs))
+        return [found.boxes + 0.5, found.scores, found.labels, found.valid, found.mask_probs]
+
+    monkeypatch.setattr(exported, "_write_pt2", write)
+    monkeypatch.setattr(exported, "_pt2_run", lambda path: (torch.load(path), off))
+    assert run("--weights", weights, "--format", "pt2", "--output", file) == 1
+    printed = capsys.readouterr().out
+    assert "boxes 0.5 pixels" in printed
+    assert "DOES NOT AGREE" in printed
+
+
+def test_int8_prints_the_ap(run, weights, tmp_path, capsys):
+    for package in ("openvino", "nncf"):
+        pytest.importorskip(package, reason="needs the extra openvino")
+    file = tmp_path / "model.openvino"
+    options = ("--format", "openvino", "--int8", "--calibrate", 2, "--output", file)
+    assert run("--weights", weights, *options) == 0
+    printed = capsys.readouterr().out
+    assert "test: bbox AP 0." in printed
+    assert "test: segm AP 0." in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--format", "onnx", "--int8"), "--int8 is of the format openvino"),
+        (("--format", "pt2", "--check", "."), "there is no picture in this folder"),
+        (("--format", "openvino", "--int8", "--calibrate", "0"), "at least one picture"),
+        (("--format", "openvino", "--int8", "DATASETS.TRAIN", "[]"), "DATASETS.TRAIN, which is"),
+        (("--format", "openvino", "--int8", "DATASETS.TEST", "[]"), "add --evaluate <name>"),
+        (("--format", "pt2", "MODEL.NO_KEY", "1"), "MODEL.NO_KEY"),
+    ],
+)
+def test_what_cannot_be_done(run, weights, tmp_path, capsys, monkeypatch, options, message):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    file = tmp_path / f"model{exported.SUFFIXES[options[1]]}"
+    assert run("--weights", weights, "--output", file, *options) == 2
+    assert message in capsys.readouterr().err
+    assert not file.exists()
