@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from ..modeling.backbone.fpn import FPN
 from ..modeling.cascade import CascadeBoxHead
 from ..modeling.detector import Detector
 from ..modeling.extractors import Extractor
@@ -50,6 +52,32 @@ class SplitExtractor(Extractor):
         return self.embedding(pooled)
 
 
+class AllButLast(nn.Module):
+    """The levels of a backbone without the coarsest."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, pixels: Tensor) -> list[Tensor]:
+        return self.backbone(pixels)[:-1]
+
+
+class PooledLast(nn.Module):
+    """A backbone whose coarsest level, P6 of an FPN, is pooled outside of its dense part.
+
+    Within a graph in int8 OpenVINO 2026.4 gives it at a wrong scale.
+    """
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.dense: nn.Module = AllButLast(backbone)
+
+    def forward(self, pixels: Tensor) -> list[Tensor]:
+        levels = self.dense(pixels)
+        return [*levels, F.max_pool2d(levels[-1], 1, 2)]
+
+
 def split(model: Detector) -> tuple[Detector, list[str]]:
     """A copy of a detector in evaluation mode whose dense parts are submodules, and their names.
 
@@ -58,6 +86,10 @@ def split(model: Detector) -> tuple[Detector, list[str]]:
     """
     model = deepcopy(model).eval().requires_grad_(False)
     names = ["backbone"]
+    neck = getattr(model.backbone, "neck", None)
+    if isinstance(neck, FPN) and neck.top is None:
+        model.set_submodule("backbone", PooledLast(model.backbone))
+        names = ["backbone.dense"]
     if isinstance(model, RetinaNet):
         names.append("head")
     if getattr(model, "rpn", None) is not None:

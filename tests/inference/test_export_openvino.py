@@ -82,7 +82,7 @@ def test_maps_are_channels_last(converted):
 def test_the_model_stays_as_it_is(model, converted):
     assert not openvino_parts(model)
     assert list(openvino_parts(converted)) == [
-        "backbone",
+        "backbone.dense",
         "rpn.head",
         "roi_heads.box.predictor",
         "roi_heads.mask.predictor",
