@@ -35,7 +35,7 @@ def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
         for name in ("train", "test")
     ]
     cfg = tiny_config(
-        "INPUT.MIN_SIZE_TEST", 128, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0,
+        "INPUT.MIN_SIZE_TEST", 192, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0,
         "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 6, "DATASETS.ROOT", str(tmp_path),
         "DATASETS.CATALOG", sets, "DATASETS.TRAIN", ("train",), "DATASETS.TEST", ("test",),
     )  # fmt: skip
