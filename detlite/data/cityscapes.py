@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from pycocotools import mask as rle_codec
 
 from ..config import ConfigError
-from ..structures.masks import RLE, encode_bitmap
+from ..structures.masks import RLE, encode_bitmap, polygons_to_rle
 from .catalog import DATASETS, Entry, check_fields
 from .converted import converted_file, existing
 from .errors import DataError
@@ -158,7 +158,10 @@ def _polygons(file: Path, height: int, width: int) -> tuple[list[_Found], np.nda
         canvas.polygon(polygon, fill=int(row["label"] in VOID.values()))
         label = row["label"].removesuffix("group")
         if label in labels:
-            (rle,) = rle_codec.frPyObjects([polygon], height, width)
+            try:
+                rle = polygons_to_rle([polygon], height, width)
+            except ValueError as error:
+                raise DataError(f"{file}: {error}") from error
             found.append((labels[label], label != row["label"], [polygon], rle))
     return found, np.asarray(void)
 

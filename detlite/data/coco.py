@@ -18,10 +18,11 @@ from torch.utils.data import Dataset
 
 from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.packed_masks import PackedMasks
+from .coco_json import read_coco_json, report
 from .errors import DataError
 from .images import image_problem, read_image
 from .proposals import load_proposals
-from .validation import annotation_problem, fill_missing, read_coco_json, report
+from .validation import annotation_problem, fill_missing
 
 Target = dict[str, Any]
 

@@ -1,95 +1,22 @@
-"""COCO annotation files: read, checked before anything is built on them, and filled in."""
+"""COCO annotations: checked before anything is built on them, and filled in."""
 
 from __future__ import annotations
 
-import json
-import logging
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from pycocotools import mask as mask_utils
 
+from ..structures.masks import polygons_to_rle
 from ..structures.run_lengths import run_lengths
-from .errors import DataError
+from .errors import shown
 
 # Annotation tools round outwards, so a box may overhang the image by so much and is clipped;
 # by more, it belongs to another image or another scale.
 OVERHANG_PIXELS = 2.0
 OVERHANG_FRACTION = 0.1  # of the box's own side
-
-_SHOWN = 5  # problems written out in the log; the rest are counted
-_logger = logging.getLogger(__name__)
-
-
-def report(problems: Sequence[str], file: Path, skip: bool) -> None:
-    """Logs the problems of a file and how many there are, or unless `skip` raises a DataError."""
-    if problems and not skip:
-        more = f" (the first of {len(problems)} problems)" if len(problems) > 1 else ""
-        raise DataError(
-            f"{file}: {problems[0]}{more}; mend the file, or leave such entries out with "
-            "DATASETS.ON_BAD_ANNOTATION: skip"
-        )
-    for problem in problems[:_SHOWN]:
-        _logger.warning("%s: skipped: %s", file, problem)
-    if problems:
-        _logger.warning("%s: skipped %d bad entries in all", file, len(problems))
-
-
-def read_coco_json(file: Path, by_url: bool = False) -> dict[str, Any]:
-    """Reads an annotation file and checks its lists, image entries and category entries.
-
-    With `by_url` pictures are called as `coco_url` ends, where it is given: `val2017/<picture>`.
-
-    Returns:
-        The file's content; `annotations` is a list of mappings, not looked into yet, and each of
-        `images` has a `file_name`.
-
-    Raises:
-        DataError: missing, not JSON, not COCO, or ids of images or categories that occur twice.
-    """
-    try:
-        content = json.loads(file.read_bytes())
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise DataError(f"{file}: is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{file}: is not in COCO form: holds a {type(content).__name__}")
-    for key in ("images", "annotations", "categories"):
-        rows = content.get(key)
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            what = "has no" if rows is None else "holds something else than a list of objects as"
-            raise DataError(f"{file}: is not in COCO form: {what} {key!r}")
-    for image in content["images"]:
-        # LVIS v1 has the address alone, which ends in train2017/<picture> or val2017/<picture>.
-        if (by_url or "file_name" not in image) and isinstance(image.get("coco_url"), str):
-            image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
-    _check_rows(file, content, "images", {"file_name": str, "height": int, "width": int})
-    _check_rows(file, content, "categories", {"name": str})
-    for row in content["images"]:
-        if row["height"] < 1 or row["width"] < 1:
-            raise DataError(f"{file}: image {row['id']} has size {row['width']}x{row['height']}")
-    return content
-
-
-def _check_rows(file: Path, content: dict[str, Any], key: str, fields: Mapping[str, type]) -> None:
-    if not content[key]:
-        raise DataError(f"{file}: is not in COCO form: {key!r} is empty")
-    seen = set()
-    for position, row in enumerate(content[key]):
-        for field, kind in {"id": int, **fields}.items():
-            if type(row.get(field)) is not kind:
-                raise DataError(
-                    f"{file}: is not in COCO form: {key}[{position}] (id {row.get('id')!r}) has "
-                    f"{field}: {row.get(field)!r}, not {'an' if kind is int else 'a'} "
-                    f"{kind.__name__}"
-                )
-        if row["id"] in seen:
-            raise DataError(f"{file}: the id {row['id']} occurs twice in {key!r}")
-        seen.add(row["id"])
 
 
 def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
@@ -113,13 +40,13 @@ def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _area(annotation: dict[str, Any], height: int, width: int) -> float:
-    segmentation = annotation.get("segmentation")
-    if not segmentation:
+    segmentation: Any = annotation.get("segmentation")
+    # Without MODEL.MASK_ON nobody looked at it.
+    if segmentation_problem(segmentation, height, width) is not None:
         return float(annotation["bbox"][2] * annotation["bbox"][3])
     if isinstance(segmentation, dict):
         return float(run_lengths(segmentation["counts"])[1::2].sum())
-    rles = mask_utils.frPyObjects(segmentation, height, width)
-    return float(mask_utils.area(mask_utils.merge(rles)))
+    return float(mask_utils.area(polygons_to_rle(segmentation, height, width)))
 
 
 def annotation_problem(
@@ -136,16 +63,16 @@ def annotation_problem(
     """
     for field in ("id", "image_id", "category_id"):
         if type(annotation.get(field)) is not int:
-            return f"{field} is {annotation.get(field)!r}, not an int"
+            return f"{field} is {shown(annotation.get(field))}, not an int"
     if annotation["image_id"] not in sizes:
         return f"image_id {annotation['image_id']} is not in 'images'"
     if annotation["category_id"] not in category_ids:
         return f"category_id {annotation['category_id']} is not declared in 'categories'"
     if annotation.get("iscrowd", 0) not in (0, 1):
-        return f"iscrowd is {annotation['iscrowd']!r}, not 0 or 1"
+        return f"iscrowd is {shown(annotation['iscrowd'])}, not 0 or 1"
     area = annotation.get("area")
     if area is not None and not (_finite([area]) and area >= 0):
-        return f"area is {area!r}, not a number of square pixels"
+        return f"area is {shown(area)}, not a number of square pixels"
     height, width = sizes[annotation["image_id"]]
     problem = box_problem(annotation.get("bbox"), height, width)
     if problem is None and masks:
@@ -158,22 +85,35 @@ def annotation_problem(
 def box_problem(box: Any, height: int, width: int) -> str | None:
     """What is wrong with a COCO box (x, y, width, height in pixels), or None."""
     if not isinstance(box, list) or len(box) != 4 or not _finite(box):
-        return f"bbox is {box!r}, not four finite numbers [x, y, width, height]"
+        return f"bbox is {shown(box)}, not four finite numbers [x, y, width, height]"
     x, y, w, h = box
     if w <= 0 or h <= 0:
         return f"bbox {box} has width {w} and height {h}: both must be positive"
-    if x >= width or y >= height or x + w <= 0 or y + h <= 0:
-        return f"bbox {box} lies outside the {width}x{height} image"
-    if not _overhangs(x, w, width) and not _overhangs(y, h, height):
+    problem = _extent_problem((x, y, x + w, y + h), height, width)
+    if problem:
+        return f"bbox {box} {problem}"
+    # As targets hold them: clipped, in float32.
+    for start, length, limit in ((x, w, width), (y, h, height)):
+        if not np.float32(max(start, 0)) < np.float32(min(start + length, limit)):
+            return f"bbox {box} has a side that is too short for 32-bit numbers: {length}"
+    return None
+
+
+def _extent_problem(box: tuple[float, float, float, float], height: int, width: int) -> str | None:
+    """What is wrong with where a box (x1, y1, x2, y2) lies, or None."""
+    x1, y1, x2, y2 = box
+    if x1 >= width or y1 >= height or x2 <= 0 or y2 <= 0:
+        return f"lies outside the {width}x{height} image"
+    if not _overhangs(x1, x2, width) and not _overhangs(y1, y2, height):
         return None
     return (
-        f"bbox {box} reaches too far out of the {width}x{height} image: {OVERHANG_PIXELS:g} "
-        f"pixels or {OVERHANG_FRACTION:.0%} of its own side are tolerated, and clipped"
+        f"reaches too far out of the {width}x{height} image: {OVERHANG_PIXELS:g} pixels or "
+        f"{OVERHANG_FRACTION:.0%} of its own side are tolerated, and clipped"
     )
 
 
-def _overhangs(start: float, length: float, limit: int) -> bool:
-    return max(-start, start + length - limit) > max(OVERHANG_PIXELS, OVERHANG_FRACTION * length)
+def _overhangs(start: float, end: float, limit: int) -> bool:
+    return max(-start, end - limit) > max(OVERHANG_PIXELS, OVERHANG_FRACTION * (end - start))
 
 
 def segmentation_problem(segmentation: Any, height: int, width: int) -> str | None:
@@ -229,7 +169,6 @@ def keypoints_problem(keypoints: Any, count: int) -> str | None:
 def _polygon_problem(polygons: list[Any], height: int, width: int) -> str | None:
     if not polygons:
         return "segmentation is empty: []"
-    inside = False
     for polygon in polygons:
         if not isinstance(polygon, list) or not _finite(polygon):
             return "segmentation has a polygon that is not a list of finite numbers"
@@ -238,9 +177,10 @@ def _polygon_problem(polygons: list[Any], height: int, width: int) -> str | None
                 f"segmentation has a polygon of {len(polygon)} numbers: x and y of at least "
                 "three points are needed"
             )
-        xs, ys = polygon[0::2], polygon[1::2]
-        inside |= min(xs) < width and min(ys) < height and max(xs) > 0 and max(ys) > 0
-    return None if inside else f"segmentation lies outside the {width}x{height} image"
+    xs = [x for polygon in polygons for x in polygon[0::2]]
+    ys = [y for polygon in polygons for y in polygon[1::2]]
+    problem = _extent_problem((min(xs), min(ys), max(xs), max(ys)), height, width)
+    return f"segmentation {problem}" if problem else None
 
 
 def _finite(values: list[Any]) -> bool:

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from pycocotools import mask as rle_codec
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .masks import Segmentation, to_bitmap
+from .masks import Segmentation, polygons_to_rle, to_bitmap
 from .run_lengths import read_frame, toggles_of_bitmap, toggles_of_counts
 
 
@@ -59,7 +58,8 @@ class PackedMasks:
                 picture's size.
 
         Raises:
-            ValueError: an RLE of another size, or a polygon of fewer than three points.
+            ValueError: an RLE of another size, or a polygon of fewer than three points or too far
+                out of the picture.
         """
         pieces = []
         for segmentation in segmentations:
@@ -70,7 +70,7 @@ class PackedMasks:
             elif any(len(ring) < 6 or len(ring) % 2 for ring in segmentation):
                 raise ValueError("a polygon needs x and y of at least three points")
             elif as_runs:
-                segmentation = rle_codec.merge(rle_codec.frPyObjects(segmentation, height, width))
+                segmentation = polygons_to_rle(segmentation, height, width)
             if isinstance(segmentation, dict):
                 pieces.append([toggles_of_counts(segmentation["counts"], height * width)])
             else:

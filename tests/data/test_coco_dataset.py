@@ -113,7 +113,7 @@ def test_fill_missing_keeps_what_is_there(content):
 
 def test_fill_missing_takes_the_area_of_compressed_rle(content):
     # 3 background, 4 foreground, 9 background in 4 x 4: one character each, '0' being zero.
-    rle = {"size": [4, 4], "counts": "346"}
+    rle = {"size": [4, 4], "counts": "349"}
     content["images"] = [{"id": 10, "file_name": "a.png", "height": 4, "width": 4}]
     content["annotations"] = [
         {"id": 1, "image_id": 10, "category_id": 7, "bbox": [0, 0, 4, 4], "segmentation": rle}

@@ -23,6 +23,7 @@ NAN = float("nan")
     ("text", "message"),
     [
         ("{", "is not JSON"),
+        ('{"images": ' + "[" * 100_000, "not in COCO form: nested too deep"),
         ("\xff\xfe{}", "is not JSON"),
         ("[1, 2]", "not in COCO form: holds a list"),
         ("{}", "not in COCO form: has no 'images'"),
@@ -66,6 +67,8 @@ def test_missing_image_folder(content, write_set, tmp_path):
         ("images", {"height": 0}, "image 10 has size 40x0"),
         ("categories", {"id": 3}, "id 3 occurs twice in 'categories'"),
         ("categories", {"name": None}, "has name: None, not a str"),
+        ("categories", {"name": "dog"}, "categories 7 and 3 have one name, 'dog'"),
+        ("images", {"width": "w" * 5000}, r"has width: 'w{79}\.\.\. \(5002 characters\), not an"),
     ],
 )
 def test_bad_image_or_category_entry(content, write_set, key, change, message):
@@ -105,6 +108,13 @@ BAD_ANNOTATIONS = [
     ({"segmentation": [[1, 1, 9, NAN, 1, 9]]}, "not a list of finite numbers"),
     ({"segmentation": [4, 6, 14, 6, 14, 14]}, "not a list of finite numbers"),
     ({"segmentation": [[50, 1, 60, 1, 55, 9]]}, "segmentation lies outside the 40x30"),
+    ({"segmentation": [[1, 1, 1e300, 1, 1e300, 50]]}, "segmentation reaches too far out"),
+    ({"segmentation": [[1, 1, 1e9, 1, 1e9, 20]]}, "segmentation reaches too far out of the 40x30"),
+    ({"segmentation": [[1, -9, 9, 1, 1, 9]]}, "2 pixels or 10% of its own side are tolerated"),
+    ({"segmentation": [[1, 1, 5, 1, 5, 5], [46, 1, 9, 9, 1, 9]]}, "reaches too far out"),
+    ({"bbox": [30, 6, 1e-9, 8]}, "a side that is too short for 32-bit numbers: 1e-09"),
+    ({"bbox": [3, 29.9999999, 9, 2]}, "too short for 32-bit numbers: 2"),
+    ({"bbox": "x" * 5000}, r"bbox is 'x{79}\.\.\. \(5002 characters\), not four"),
     ({"segmentation": {"size": [40, 30], "counts": [0, 1200]}}, "its image .30, 40"),
     ({"segmentation": {"size": [30, 40], "counts": [0, 1000]}}, "over 1000 of 1200 pixels"),
     ({"segmentation": {"size": [30, 40], "counts": [1300, -100]}}, "not run lengths"),
@@ -144,6 +154,24 @@ def test_bad_annotation_can_be_skipped(content, write_set, change, caplog):
     assert len(dataset[0][1]["boxes"]) == 1
     assert "skipped 1 bad entries in all" in caplog.text
     assert len(dataset.coco_gt().getAnnIds()) == 2  # crowd is in an image that training drops
+
+
+def test_problems_with_long_names_are_cut(content, write_set, caplog):
+    file, folder = write_set(content)
+    content["images"][0]["file_name"] = "n" * 5000
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="image 10") as error:
+        CocoDataset(file, folder)
+    assert len(str(error.value)) < 1000
+    CocoDataset(file, folder, skip_bad=True)
+    assert max(map(len, caplog.text.splitlines())) < 1000
+
+
+def test_areas_of_what_nobody_checked(content, write_set):
+    """Without masks a segmentation is not looked at, and must not be drawn either."""
+    content["annotations"][2]["segmentation"] = [[1, 1, 1e300, 1, 1e300, 50]]
+    coco = CocoDataset(*write_set(content), masks=False).coco_gt()
+    assert coco.loadAnns([3])[0]["area"] == 100
 
 
 def test_error_tells_how_many_problems_there_are(content, write_set):
@@ -192,7 +220,7 @@ def test_sound_boxes(box):
     "segmentation",
     [
         [[1, 1, 5, 1, 5, 5]],
-        [[50, 1, 60, 1, 55, 9], [1, 1, 5, 1, 5, 5]],
+        [[40.5, 1, 42, 1, 41, 9], [1, 1, 5, 1, 5, 5]],
         {"size": [30, 40], "counts": [0, 1200]},
         {"size": [30, 40], "counts": "0`U1"},
     ],

@@ -14,6 +14,7 @@ from detlite.ops import paste_masks
 from detlite.structures.masks import (
     encode_bitmap,
     paste_probabilities,
+    polygons_to_rle,
     to_bitmap,
 )
 
@@ -49,6 +50,18 @@ def test_polygons_of_one_object_are_united():
     parts = [[0, 0, 3, 0, 3, 3, 0, 3], [2, 2, 6, 2, 6, 6, 2, 6]]
     united = to_bitmap(parts, 8, 8)
     assert np.array_equal(united, to_bitmap(parts[:1], 8, 8) | to_bitmap(parts[1:], 8, 8))
+
+
+@pytest.mark.parametrize("far", [77.0, 1e9, 1e300, float("inf"), float("nan")])
+def test_polygons_far_outside_are_refused_before_they_take_memory(far):
+    for ring in ([1, 1, far, 1, far, 9], [1, 1, 9, -far, 9, 9]):
+        with pytest.raises(ValueError, match="too far out of an image of 12x8"):
+            polygons_to_rle([[1, 1, 5, 1, 5, 5], ring], 8, 12)
+
+
+def test_polygons_may_overhang():
+    bitmap = to_bitmap([[-64, -64, 76, -64, 76, 76, -64, 76]], 8, 12)
+    assert bitmap.all()
 
 
 def test_run_lengths_go_down_the_columns():
