@@ -87,8 +87,8 @@ def _check_rows(file: Path, content: dict[str, Any], key: str, fields: Mapping[s
             if type(row.get(field)) is not kind:
                 raise DataError(
                     f"{file}: is not in COCO form: {key}[{position}] "
-                    f"(id {shown(row.get('id'))}) has {field}: {shown(row.get(field))}, not {'an' if kind is int else 'a'} "
-                    f"{kind.__name__}"
+                    f"(id {shown(row.get('id'))}) has {field}: {shown(row.get(field))}, "
+                    f"not {'an' if kind is int else 'a'} {kind.__name__}"
                 )
         if row["id"] in seen:
             raise DataError(f"{file}: the id {row['id']} occurs twice in {key!r}")
