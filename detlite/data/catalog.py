@@ -92,6 +92,8 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
             if train
             else cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST
         ),
+        max_pixels=cfg.DATASETS.MAX_PIXELS,
+        picture_bits=cfg.INPUT.PICTURE_BITS,
     )
 
 

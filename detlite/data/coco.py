@@ -20,7 +20,7 @@ from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.packed_masks import PackedMasks
 from .coco_json import read_coco_json, report
 from .errors import DataError
-from .images import image_problem, read_image
+from .images import MAX_PIXELS, image_problem, read_image
 from .proposals import load_proposals
 from .validation import annotation_problem, fill_missing
 
@@ -52,6 +52,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         skip_bad: log, count and leave out bad annotations and pictures, instead of an error.
         proposals: a file of regions, see `load_proposals`: `proposals` float32 [P, 4] of targets.
         most_proposals: how many of an image.
+        max_pixels, picture_bits: of a picture, see `read_image`.
 
     Raises:
         DataError: naming file and annotation or image id; from `dataset[i]` too, where a picture
@@ -73,11 +74,14 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         skip_bad: bool = False,
         proposals: Path | None = None,
         most_proposals: int = 1000,
+        max_pixels: int = MAX_PIXELS,
+        picture_bits: int = 16,
     ) -> None:
         self.name = name or annotations.stem
         self.kind = kind
         self.annotation_file = annotations
         self._folder = images
+        self._picture_limits = max_pixels, picture_bits
         self._with_masks = train and masks
         self._masks_as_runs = masks_as_runs
         # LVIS v0.5 has file names as well, without the folder, and some that COCO gave up.
@@ -124,7 +128,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
         height, width = self._sizes[index]
         try:
-            image = read_image(self.image_path(index), (height, width))
+            image = read_image(self.image_path(index), (height, width), *self._picture_limits)
         except DataError as error:
             raise DataError(f"{error} (image id {self.image_ids[index]})") from error
         arrays, segmentations = pickle.loads(self._targets[index])
@@ -193,7 +197,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             raise DataError(f"{self._folder}: no such folder of pictures (data set {self.name})")
 
         def check(row: dict[str, Any]) -> str | None:
-            return image_problem(self._folder / row["file_name"], (row["height"], row["width"]))
+            size = row["height"], row["width"]
+            return image_problem(self._folder / row["file_name"], size, *self._picture_limits)
 
         broken = set()
         # Threads, as on a network disk the time goes into waiting.

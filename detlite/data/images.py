@@ -3,49 +3,69 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import stat
 import struct
+import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 from torch import Tensor
 
 from .errors import DataError
+
+MAX_PIXELS = 178_956_970  # Pillow's own limit
 
 # What Pillow raises on files that are cut off or damaged, depending on format and place.
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 _ORIENTATION = 0x0112  # EXIF tag
 _TRANSPOSED = (5, 6, 7, 8)  # orientations that swap width and height
+_DARK = 1 << 12
+_GREY = 128  # what libjpeg fills in where data are missing
+# No marker, and no code that leaves what it fills in as it is.
+_MORE_DATA = bytes(range(1, 255)) * 4
 _LAST_BYTES = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
 
-def read_image(path: str | Path, size: tuple[int, int] | None = None) -> Tensor:
+def read_image(
+    path: str | Path,
+    size: tuple[int, int] | None = None,
+    max_pixels: int = MAX_PIXELS,
+    bits: int = 16,
+) -> Tensor:
     """Reads a picture as RGB.
 
     Grey and palette pictures are expanded, an alpha channel is dropped, and of 16-bit values the
-    high byte is kept. Pixels are taken as stored, as COCO's annotations count them: an EXIF
-    orientation is followed only where `size` is that of the turned picture, not of the stored one.
+    highest 8 of `bits` are kept. Pixels are taken as stored, as COCO's annotations count them: an
+    EXIF orientation is followed only where `size` is that of the turned picture, not of the stored
+    one.
 
     Args:
         path: the picture file, of any format that Pillow reads.
         size: (height, width) that the picture must have; None: any.
+        max_pixels: the most that a picture may have; above Pillow's limit, that is raised to it.
+        bits: how many a 16-bit picture uses, 8 to 16.
 
     Returns:
         uint8 [3, H, W].
 
     Raises:
-        DataError: the file is missing, damaged, of another size or of a kind without 8-bit form.
+        DataError: the file is missing, no regular file, damaged, too large, of another size or of
+            a kind without 8-bit form.
     """
     try:
-        with Image.open(path) as file:
+        with _open(path, max_pixels) as file:
             picture = ImageOps.exif_transpose(file) if _must_turn(file, size) else file
             if size is not None and picture.size != size[::-1]:
                 raise DataError(
                     f"{path}: the picture is {picture.width}x{picture.height} (width x height), "
                     f"but the annotation file states {size[1]}x{size[0]}"
                 )
-            pixels = _rgb(picture, path)
+            pixels = _rgb(picture, path, bits)
+            if _is_cut_jpeg(file, path):
+                raise DataError(f"{path}: the picture is damaged or truncated (data are missing)")
     except DataError:
         raise
     except FileNotFoundError as error:
@@ -56,24 +76,74 @@ def read_image(path: str | Path, size: tuple[int, int] | None = None) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
-def image_problem(path: Path, size: tuple[int, int]) -> str | None:
+def image_problem(
+    path: Path, size: tuple[int, int], max_pixels: int = MAX_PIXELS, bits: int = 16
+) -> str | None:
     """What is wrong with a picture file that must have a size (height, width), or None.
 
     About 0.1 ms for a sound one, of which only the header and the end are read. A file without the
     usual end may still be sound (some writers append data), so it alone is decoded.
     """
     # What is wrong, the decoder says below.
-    with contextlib.suppress(*_BROKEN), path.open("rb") as stream, Image.open(stream) as file:
+    with contextlib.suppress(DataError, *_BROKEN), _open(path, max_pixels) as file:
         last = _LAST_BYTES.get(file.format or "")
-        if last is not None and (file.size == size[::-1] or _must_turn(file, size)):
-            stream.seek(-len(last), 2)
-            if stream.read() == last:
+        fits = file.size == size[::-1] or _must_turn(file, size)
+        if last is not None and fits and file.fp is not None:
+            file.fp.seek(-len(last), 2)
+            if file.fp.read() == last:
                 return None
     try:
-        read_image(path, size)
+        read_image(path, size, max_pixels, bits)
     except DataError as error:
         return str(error).removeprefix(f"{path}: ")
     return None
+
+
+def _open(path: str | Path, max_pixels: int) -> ImageFile.ImageFile:
+    """A picture of which no more than the header is read.
+
+    Raises:
+        DataError: it is no regular file, which might never end, or has more than `max_pixels`.
+    """
+    if not stat.S_ISREG(Path(path).stat().st_mode):
+        raise DataError(f"{path}: is no regular file")
+    # Pillow refuses from twice its own limit on. That counts for the whole process, so it is
+    # never lowered.
+    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels
+    try:
+        file = Image.open(path)
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{path}: {_too_large(max_pixels)} ({error})") from error
+    if file.width * file.height > max_pixels:
+        file.close()
+        raise DataError(f"{path}: {_too_large(max_pixels)} ({file.width}x{file.height})")
+    return file
+
+
+def _too_large(max_pixels: int) -> str:
+    return (
+        f"the picture has more than {max_pixels} pixels; if it is meant to, raise "
+        "DATASETS.MAX_PIXELS"
+    )
+
+
+def _is_cut_jpeg(file: Image.Image, path: str | Path) -> bool:
+    """Whether data are missing in a JPEG that was decoded, and that ends as JPEGs do.
+
+    libjpeg tells nobody and fills the rest with grey. A picture that ends in this grey and lacks
+    nothing is the same with more data before its end. Of progressive ones the rest is blurred
+    instead of grey, which is not noticed.
+    """
+    if file.format != "JPEG" or file.getpixel((file.width - 1, file.height - 1)) not in (
+        _GREY,
+        (_GREY,) * 3,
+    ):
+        return False
+    data = Path(path).read_bytes()
+    end = data.rfind(_LAST_BYTES["JPEG"])
+    with Image.open(io.BytesIO(data[:end] + _MORE_DATA + data[end:])) as longer:
+        return longer.tobytes() != file.tobytes()
 
 
 def _must_turn(file: Image.Image, size: tuple[int, int] | None) -> bool:
@@ -82,13 +152,25 @@ def _must_turn(file: Image.Image, size: tuple[int, int] | None) -> bool:
     return turned and file.getexif().get(_ORIENTATION) in _TRANSPOSED
 
 
-def _rgb(picture: Image.Image, path: str | Path) -> np.ndarray:
+def _rgb(picture: Image.Image, path: str | Path, bits: int) -> np.ndarray:
     """uint8 [H, W, 3]."""
     if picture.mode.startswith("I"):  # 16 bits, which older Pillow versions call 32
         values = np.asarray(picture).astype(np.int64)
-        if values.min() < 0 or values.max() > 0xFFFF:
+        brightest = int(values.max())
+        if values.min() < 0 or brightest > 0xFFFF:
             raise DataError(f"{path}: 32-bit pictures have no 8-bit form; convert it first")
-        return np.repeat((values >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+        if brightest >= 1 << bits:
+            raise DataError(
+                f"{path}: has a value of {brightest}, which INPUT.PICTURE_BITS {bits} does not hold"
+            )
+        if bits == 16 and brightest < _DARK:
+            # Once in each process, as the text is always the same.
+            warnings.warn(
+                f"a 16-bit picture has no value from {_DARK} on, and its high byte is nearly "
+                "black: if the camera gives 12 bits, set INPUT.PICTURE_BITS 12",
+                stacklevel=2,
+            )
+        return np.repeat((values >> (bits - 8)).astype(np.uint8)[:, :, None], 3, axis=2)
     if picture.mode == "F":
         raise DataError(f"{path}: float pictures have no 8-bit form; convert it first")
     return np.asarray(picture.convert("RGB"))

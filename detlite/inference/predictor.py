@@ -14,7 +14,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from ..data.coco import keypoint_names
-from ..data.images import read_image
+from ..data.images import MAX_PIXELS, read_image
 from ..data.resize import resize_shortest
 from ..engine.precision import autocast
 from ..engine.weights import build_model_from_checkpoint
@@ -74,6 +74,7 @@ class Predictor:
             is float32 here and a model of `detlite.optimize`, as `from_checkpoint` makes one.
         views: look at each picture in all of these views and join what is found (test-time
             augmentation), instead of in one of `min_size` and `max_size`.
+        max_pixels, picture_bits: of a picture's file, see `detlite.data.images.read_image`.
     """
 
     def __init__(
@@ -85,6 +86,8 @@ class Predictor:
         rle: bool = False,
         dtype: str = "float32",
         views: Sequence[View] = (),
+        max_pixels: int = MAX_PIXELS,
+        picture_bits: int = 16,
     ) -> None:
         sizes = 800, 1333
         if isinstance(model, str | Path):
@@ -96,6 +99,7 @@ class Predictor:
         self.score_thresh = score_thresh
         self.rle = rle
         self.dtype = dtype
+        self._picture_limits = max_pixels, picture_bits
         names = keypoint_names(self.categories)
         self.augmented = AugmentedDetector(self.model, views, names) if views else None
 
@@ -131,6 +135,10 @@ class Predictor:
         """The categories {"id", "name"}; label k is categories[k - 1]."""
         return self.model.categories
 
+    def read(self, path: str | Path) -> Tensor:
+        """A picture file as uint8 RGB [3, H, W]; see `detlite.data.images.read_image`."""
+        return read_image(path, None, *self._picture_limits)
+
     @overload
     def __call__(self, pictures: Picture, proposals: Tensor | None = None) -> Prediction: ...
 
@@ -149,7 +157,8 @@ class Predictor:
 
     def load(self, picture: Picture) -> Loaded:
         """A picture as a call takes it, read and resized."""
-        image = _to_tensor(picture)
+        path = isinstance(picture, str | Path)
+        image = self.read(picture) if path else _to_tensor(picture)
         if self.augmented is not None:  # which resizes by itself
             return Loaded(image, image)
         resize = self.model.convention.resize
@@ -196,17 +205,16 @@ def build_predictor(
 ) -> Predictor:
     """The predictor that sees pictures as evaluation does: by INPUT, DTYPE and TEST."""
     sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+    limits = cfg.DATASETS.MAX_PIXELS, cfg.INPUT.PICTURE_BITS
     model, dtype = build_inference(cfg, model)
-    return Predictor(model, *sizes, score_thresh, rle, dtype, build_views(cfg))
+    return Predictor(model, *sizes, score_thresh, rle, dtype, build_views(cfg), *limits)
 
 
 load_checkpoint = Predictor.from_checkpoint
 
 
-def _to_tensor(picture: Picture) -> Tensor:
+def _to_tensor(picture: Image.Image | np.ndarray | Tensor) -> Tensor:
     """A picture as uint8 RGB [3, H, W]."""
-    if isinstance(picture, str | Path):
-        return read_image(picture)
     if isinstance(picture, Image.Image):
         if picture.mode.startswith(("I", "F")):
             raise ValueError(

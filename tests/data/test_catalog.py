@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from detlite.config import ConfigError
 from detlite.data.catalog import (
@@ -49,6 +51,15 @@ def test_bad_annotations_are_skipped_where_the_config_says_so(content, write_set
         build_dataset(small_cfg(), "small", train=True)
     cfg = small_cfg("DATASETS.ON_BAD_ANNOTATION", "skip")
     assert len(build_dataset(cfg, "small", train=True)[0][1]["boxes"]) == 1
+
+
+def test_pictures_are_read_by_the_config(content, write_set, small_cfg):
+    _, folder = write_set(content)
+    Image.fromarray(np.full((30, 40), 4095, np.uint16)).save(folder / "a.png")
+    with pytest.raises(DataError, match="more than 900 pixels"):
+        build_dataset(small_cfg("DATASETS.MAX_PIXELS", 900), "small", train=True)
+    dataset = build_dataset(small_cfg("INPUT.PICTURE_BITS", 12), "small", train=True)
+    assert (dataset[0][0] == 255).all()
 
 
 def test_unknown_name_gets_the_nearest(small_cfg):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -55,6 +59,16 @@ def test_of_16_bits_the_high_byte_is_kept(tmp_path):
     assert np.array_equal(image.numpy(), np.stack([GREY] * 3))
 
 
+def test_of_12_bits_the_highest_8_are_kept(tmp_path):
+    values = GREY.astype(np.uint16) * 16 + 7
+    path = save(tmp_path, Image.fromarray(values))
+    assert np.array_equal(read_image(path, bits=12).numpy(), np.stack([GREY] * 3))
+    with pytest.warns(UserWarning, match=r"no value from 4096 on.*INPUT\.PICTURE_BITS 12"):
+        read_image(path)
+    with pytest.raises(DataError, match=r"has a value of \d+, which INPUT.PICTURE_BITS 10 does"):
+        read_image(path, bits=10)
+
+
 def test_float_and_32_bit_pictures_are_refused(tmp_path):
     with pytest.raises(DataError, match="float pictures have no 8-bit form"):
         read_image(save(tmp_path, Image.fromarray(GREY.astype(np.float32)), "f.tiff"))
@@ -93,6 +107,24 @@ def test_truncated_pictures_are_refused(tmp_path, extension, kept):
     assert "damaged or truncated" in str(image_problem(path, (12, 20)))
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("kept", [0.5, 0.8, 0.95])
+def test_jpegs_that_were_cut_and_closed_again(tmp_path, mode, kept):
+    ramp = np.add.outer(np.arange(200), np.arange(160)).astype(np.uint8)
+    path = save(tmp_path, Image.fromarray(ramp).convert(mode), "a.jpg")
+    read_image(path)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * kept)] + b"\xff\xd9")
+    with pytest.raises(DataError, match=r"a.jpg: .*truncated \(data are missing\)"):
+        read_image(path)
+
+
+def test_a_whole_jpeg_may_end_in_grey(tmp_path):
+    for mode in ("RGB", "L"):
+        path = save(tmp_path, Image.new(mode, (40, 30), (128,) * len(mode)), "a.jpg")
+        assert read_image(path)[0, 29, 39] == 128
+
+
 def test_data_after_the_end_is_no_damage(tmp_path):
     path = save(tmp_path, Image.fromarray(RGB), "a.jpg")
     path.write_bytes(path.read_bytes() + b"\0" * 100)
@@ -103,4 +135,30 @@ def test_missing_file_and_folder(tmp_path):
     with pytest.raises(DataError, match=r"none\.png: no such picture file"):
         read_image(tmp_path / "none.png")
     assert image_problem(tmp_path / "none.png", (1, 1)) == "no such picture file"
-    assert image_problem(tmp_path, (1, 1)) is not None
+    assert image_problem(tmp_path, (1, 1)) == "is no regular file"
+    assert "too long" in str(image_problem(tmp_path / ("n" * 5000), (1, 1)))
+
+
+def test_what_might_never_end_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "fifo.png")
+    for path in (tmp_path / "fifo.png", Path("/dev/zero")):
+        with pytest.raises(DataError, match=rf"{path}: is no regular file"):
+            read_image(path)
+        assert image_problem(path, (1, 1)) == "is no regular file"
+
+
+def test_pictures_above_the_limit(tmp_path):
+    side = 20_000
+    path = save(tmp_path, Image.new("1", (side, side)), "a.png")
+    for problem in (image_problem(path, (side, side)), image_problem(path, (1, 1))):
+        assert re.search(r"more than 178956970 pixels; .* DATASETS\.MAX_PIXELS", str(problem))
+    with pytest.raises(DataError, match=r"a.png: the picture has more than"):
+        read_image(path)
+
+
+def test_the_limit_can_be_raised(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # as low as the picture is small
+    path = save(tmp_path, Image.fromarray(RGB))
+    assert "more than 150 pixels" in str(image_problem(path, (12, 20), 150))
+    assert image_problem(path, (12, 20), 240) is None
+    assert read_image(path, max_pixels=240).shape == (3, 12, 20)

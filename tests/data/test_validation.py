@@ -203,6 +203,14 @@ def test_missing_truncated_and_missized_pictures_are_found_up_front(content, wri
     assert "states 16x16" in caplog.text
 
 
+def test_pictures_above_the_limit_can_be_skipped(content, write_set, caplog):
+    file, folder = write_set(content)
+    with pytest.raises(DataError, match=r"image 10 \(a.png\): the picture has more than 800"):
+        CocoDataset(file, folder, max_pixels=800)
+    assert CocoDataset(file, folder, max_pixels=800, skip_bad=True).image_ids == [11, 12, 13]
+    assert "raise DATASETS.MAX_PIXELS (40x30)" in caplog.text
+
+
 def test_picture_damaged_later_is_named(content, write_set):
     file, folder = write_set(content)
     dataset = CocoDataset(file, folder)

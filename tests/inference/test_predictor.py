@@ -142,6 +142,15 @@ class TestPrediction:
     def test_without_mask_head(self, picture: np.ndarray) -> None:
         assert "masks" not in Predictor(BrightSquare(masks=False))(picture)
 
+    def test_files_are_read_by_their_limits(self, picture: np.ndarray, tmp_path: Path) -> None:
+        file = tmp_path / "p.png"
+        Image.fromarray(picture[:, :, 0].astype(np.uint16) * 16).save(file)
+        with pytest.raises(DataError, match="more than 99 pixels"):
+            Predictor(BrightSquare(), max_pixels=99)(file)
+        predictor = Predictor(BrightSquare(), picture_bits=12)
+        assert np.array_equal(predictor.read(file)[0].numpy(), picture[:, :, 0])
+        assert len(predictor(file)["boxes"]) == 2
+
     def test_proposals_are_scaled_with_their_picture(
         self, predictor: Predictor, picture: np.ndarray
     ) -> None:

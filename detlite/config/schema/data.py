@@ -17,6 +17,12 @@ _INPUT = section(
         "subtracted, in the order and scale that TO_BGR255 sets",
         each(in_range(0, 255), 3),
     ),
+    Key(
+        "PICTURE_BITS",
+        16,
+        "bits that 16-bit pictures use, such as a camera's 12; the highest 8 of them are kept",
+        in_range(8, 16),
+    ),
     Key("PIXEL_STD", [1.0, 1.0, 1.0], "divided by", each(positive, 3)),
     Key("TO_BGR255", True, "feed BGR 0..255 (original weights) or RGB 0..1"),
     Key("BRIGHTNESS", 0.0, "colour jitter: largest relative change", not_negative),
@@ -42,6 +48,7 @@ _DATASETS = section(
         "bad annotations: stop, or log, count and skip",
         one_of("error", "skip"),
     ),
+    Key("MAX_PIXELS", 178_956_970, "pictures with more are bad; the default is Pillow's", positive),
     Key(
         "MIN_KEYPOINTS_PER_IMAGE",
         0,
