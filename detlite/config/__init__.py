@@ -1,7 +1,7 @@
 """Configuration: one schema, one loader, one error type."""
 
 from .errors import ConfigError
-from .files import expand_path
+from .files import expand_path, parse_yaml
 from .loading import config_from, default_config, load_config
 from .schema import KEYS, Key
 
@@ -13,4 +13,5 @@ __all__ = [
     "default_config",
     "expand_path",
     "load_config",
+    "parse_yaml",
 ]

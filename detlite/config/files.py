@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import yaml
 
 from .errors import ConfigError
+
+_MOST_VALUES = 100_000
 
 
 def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
@@ -30,10 +33,10 @@ def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, 
     if path.resolve() in [child.resolve() for child in children]:
         raise ConfigError(f"{asked}{path}: _BASE_ leads back to the file itself")
     try:
-        content = _parse(path)
+        content = parse_yaml(path.read_text(), path)
     except OSError as error:
         raise ConfigError(f"{asked}{path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not YAML: {error}") from error
     if content is None:
         content = {}
@@ -49,13 +52,39 @@ def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, 
     return [*itertools.chain(*chains), (path, content)]
 
 
-def _parse(path: Path) -> Any:
-    loader = yaml.SafeLoader(path.read_text())
-    node = loader.get_single_node()
-    if node is None:
-        return None
-    _join_sections(node, path)
-    return loader.construct_document(node)
+def parse_yaml(text: str, source: Path) -> Any:
+    """What a YAML text of `source` holds.
+
+    Raises:
+        ConfigError: it is not YAML, gives a value twice, is nested too deep, or has aliases that
+            refer to themselves or expand to more than 100 000 values.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _expanded_size(node, {}) > _MOST_VALUES:
+            raise ConfigError(
+                f"{source}: its aliases expand to more than {_MOST_VALUES} values, or without end"
+            )
+        _join_sections(node, source)
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: is not YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: is nested too deep") from error
+
+
+def _expanded_size(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+    """How many values a node has, those that aliases repeat counted each time."""
+    if node not in known:
+        known[node] = math.inf  # while it is counted: what meets it again never ends
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in parts for part in pair]
+        known[node] = 1 + sum(_expanded_size(part, known) for part in parts)
+    return known[node]
 
 
 def _join_sections(node: yaml.Node, path: Path, prefix: str = "") -> None:

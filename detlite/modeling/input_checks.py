@@ -87,6 +87,8 @@ def _checked(
     needs: Sequence[str],
     soft_masks: bool,
 ) -> Target:
+    if not isinstance(target, dict):
+        raise TypeError(f"{where} must be a dict of tensors, not {type(target).__name__}")
     needed = ["boxes", "labels", *needs]
     missing = [name for name in needed if name not in target]
     if missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -20,6 +21,13 @@ def write(tmp_path):
         return file
 
     return write
+
+
+def test_seeds_of_more_than_63_bits():
+    assert load_config(None, ["SEED", 2**62]).SEED == 2**62
+    for seed in (-1, 2**63, 2**64):
+        with pytest.raises(ConfigError, match=f"SEED is {seed}, but must be from 0 to"):
+            load_config(None, ["SEED", seed])
 
 
 # ---- files
@@ -52,6 +60,13 @@ def test_config_is_frozen():
     ("text", "message"),
     [
         ("a: [1", "is not YAML"),
+        ("a: " + "[" * 5000, "is nested too deep"),
+        ("a: &a [*a]", "aliases expand to more than 100000 values, or without end"),
+        (
+            "a: &a [x, x, x, x, x, x, x, x, x]\n"
+            + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefgh")),
+            "aliases expand to more than 100000 values",
+        ),
         ("- 1\n- 2\n", "holds list, not keys and values"),
         ("just words", "holds str, not keys and values"),
         ("MODEL:\nSEED: 1", "MODEL is a section with keys such as MODEL."),

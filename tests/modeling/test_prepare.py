@@ -321,6 +321,11 @@ def test_targets_are_tensors(name):
         prepare([{**target(), name: target()[name].tolist()}])
 
 
+def test_a_target_is_a_dict():
+    with pytest.raises(TypeError, match=r"targets\[0\] must be a dict of tensors, not list"):
+        prepare([[target()]])
+
+
 def test_the_wrong_one_of_several_is_named():
     images = [torch.zeros(3, 8, 9)] * 2
     with pytest.raises(ValueError, match=r"targets\[1\]\['labels'\]"):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from ...convention import CONVENTIONS
-from ..checks import convention_fields, not_negative, one_of, strings
+from ..checks import convention_fields, in_range, one_of, strings
 from .key import Key, section
 
 _RUN = (
     Key("IMPORTS", (), "modules or .py files imported first: your own registered parts", strings),
     Key("OUTPUT_DIR", "output", "where a run leaves its files"),
-    Key("SEED", 0, "seed of sampling, augmentation and initialisation", not_negative),
+    Key(
+        "SEED",
+        0,
+        "seed of sampling, augmentation and initialisation, below 2^63",
+        in_range(0, 2**63 - 2**16),  # each process adds its number
+    ),
     Key(
         "DTYPE",
         "float32",
