@@ -98,6 +98,15 @@ def gather_rows(rows: Tensor) -> Tensor | None:
     return gathered
 
 
+def any_process(flag: bool) -> bool:
+    """Whether `flag` is set in any process; every process calls it. No device is waited for."""
+    if world_size() == 1:
+        return flag
+    flags = torch.tensor([flag], dtype=torch.int32)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return bool(flags)
+
+
 def broadcast_buffers(model: nn.Module) -> None:
     """Gives every process rank 0's buffers, such as the running statistics of batch norm."""
     if world_size() > 1:

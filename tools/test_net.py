@@ -16,7 +16,13 @@ from yacs.config import CfgNode
 
 from detlite import ConfigError, build_model
 from detlite.config import load_config
-from detlite.data import DataError, build_dataset, check_num_classes
+from detlite.data import (
+    DataError,
+    LoaderProcessError,
+    build_dataset,
+    check_num_classes,
+    naming_dead_loaders,
+)
 from detlite.distributed import process_group
 from detlite.engine.checkpoint import CheckpointError
 from detlite.engine.evaluate import evaluate
@@ -34,10 +40,10 @@ def main() -> int:
     keep_freed_memory()
     try:
         cfg = load_config(args.config, args.opts)
-        with process_group(cfg.MODEL.DEVICE):
+        with process_group(cfg.MODEL.DEVICE), naming_dead_loaders():
             run(cfg)
     # OSError: such as a disk that is full while results are written.
-    except (ConfigError, DataError, CheckpointError, OSError) as error:
+    except (ConfigError, DataError, CheckpointError, LoaderProcessError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

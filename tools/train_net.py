@@ -5,37 +5,60 @@
 
 OUTPUT_DIR then holds config.yaml, log.txt, metrics.jsonl, TensorBoard's events, checkpoints,
 evaluation.json, results_<data set>.json, curves.png and detections.png.
+
+SIGTERM and SIGHUP, by which a scheduler takes the machine back, let the step end and save it; a
+second one ends at once.
+
+Exit status: 0; 2 for what the user can mend; 75 when such a signal ended the run, which --resume
+goes on with; 130 after Ctrl-C. Under torchrun these are the statuses of the processes, of which
+its report tells.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
-from yacs.config import CfgNode
+try:
+    # Imports take seconds, in which Ctrl-C should leave no traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from detlite import ConfigError, Predictor, build_model
-from detlite.config import load_config
-from detlite.data import (
-    CocoDataset,
-    DataError,
-    build_dataset,
-    build_train_dataset,
-    check_num_classes,
-)
-from detlite.distributed import barrier, is_main, process_group, rank
-from detlite.engine.checkpoint import CheckpointError
-from detlite.engine.metrics import METRICS_FILE, NonFiniteLossError, setup_logging
-from detlite.engine.state import seed_all
-from detlite.engine.train import check_output_dir, train
-from detlite.engine.weights import load_weights, read_weights
-from detlite.inference.predictor import build_predictor
-from detlite.visualization import contact_sheet, draw_detections, plot_metrics
+    from yacs.config import CfgNode
+
+    from detlite import ConfigError, Predictor, build_model
+    from detlite.config import load_config
+    from detlite.data import (
+        CocoDataset,
+        DataError,
+        LoaderProcessError,
+        build_dataset,
+        build_train_dataset,
+        check_num_classes,
+        naming_dead_loaders,
+    )
+    from detlite.distributed import barrier, is_main, process_group, rank
+    from detlite.engine.checkpoint import CheckpointError
+    from detlite.engine.metrics import METRICS_FILE, NonFiniteLossError, setup_logging
+    from detlite.engine.signals import StoppedError, StopSignals
+    from detlite.engine.state import seed_all
+    from detlite.engine.train import check_output_dir, train
+    from detlite.engine.weights import load_weights, read_weights
+    from detlite.inference.predictor import build_predictor
+    from detlite.visualization import contact_sheet, draw_detections, plot_metrics
+finally:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
+# OSError: such as a disk that is full while results are written.
+_MENDABLE = (
+    ConfigError, DataError, CheckpointError, NonFiniteLossError, LoaderProcessError, OSError,
+)  # fmt: skip
 
 
 def main() -> int:
-    """Returns the exit status: 0, or 2 for what the user can mend."""
+    """Returns the exit status that the head of this file describes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", "--config-file", required=True, help="YAML file")
     parser.add_argument(
@@ -45,12 +68,19 @@ def main() -> int:
     args = parser.parse_intermixed_args()
     try:
         cfg = load_config(args.config, args.opts)
-        with process_group(cfg.MODEL.DEVICE):
+        with (
+            StopSignals() as stop,
+            stop.ending_at_once(),
+            naming_dead_loaders(),
+            process_group(cfg.MODEL.DEVICE),
+        ):
             run(cfg, args.resume)
-    # OSError: such as a disk that is full while results are written.
-    except (ConfigError, DataError, CheckpointError, NonFiniteLossError, OSError) as error:
+    except _MENDABLE as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except StoppedError as stopped:
+        print(stopped, file=sys.stderr)
+        return _STOPPED
     except KeyboardInterrupt:
         print("interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
         return 130

@@ -10,16 +10,23 @@ from .catalog import (
 )
 from .coco import CocoDataset
 from .errors import DataError
-from .loader import build_test_loader, build_train_loader
+from .loader import (
+    LoaderProcessError,
+    build_test_loader,
+    build_train_loader,
+    naming_dead_loaders,
+)
 
 __all__ = [
     "DATASETS",
     "CocoDataset",
     "DataError",
     "JoinedDataset",
+    "LoaderProcessError",
     "build_dataset",
     "build_test_loader",
     "build_train_dataset",
     "build_train_loader",
     "check_num_classes",
+    "naming_dead_loaders",
 ]

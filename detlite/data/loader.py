@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,32 @@ from .samplers import Sample, TrainingBatchSampler
 from .transforms import DetectionTransform, build_transform
 
 Batch = tuple[list[Tensor], list[Target]]
+
+
+class LoaderProcessError(RuntimeError):
+    """A loader process died."""
+
+
+@contextmanager
+def naming_dead_loaders() -> Iterator[None]:
+    """Raises a LoaderProcessError in place of what comes of the death of a loader process.
+
+    torch raises a RuntimeError wherever the main process happens to be, which others may take for
+    an error of their own, such as that of a file that cannot be written.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        origin: BaseException | None = error
+        while origin is not None and not str(origin).startswith("DataLoader worker (pid"):
+            origin = origin.__cause__ or origin.__context__
+        if origin is None:
+            raise
+        raise LoaderProcessError(
+            "a loader process died, probably for want of memory "
+            f"({str(origin).splitlines()[0].rstrip('. ')}): lower DATALOADER.NUM_WORKERS, and go "
+            "on from the last checkpoint by --resume"
+        ) from error
 
 
 class BatchLoader(DataLoader[Any]):
@@ -40,6 +68,7 @@ class BatchLoader(DataLoader[Any]):
             pin_memory=torch.cuda.is_available() and cfg.MODEL.DEVICE != "cpu",
             # Its own generator: else each new iterator draws from the global one, the model's.
             generator=torch.Generator(),
+            worker_init_fn=_outlive_one_signal,
         )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
@@ -49,6 +78,15 @@ class BatchLoader(DataLoader[Any]):
                     raise sample
             images, targets = zip(*samples, strict=True)
             yield list(images), list(targets)
+
+
+def _outlive_one_signal(worker: int) -> None:
+    """Leaves it to the main process what to do about a signal that was sent to all processes.
+
+    The next one, which may be that process' own, ends this one.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
 
 class TransformedDataset(Dataset[Any]):

@@ -2,7 +2,8 @@
 
 On disk a checkpoint is one dict that `torch.load(weights_only=True)` reads: `Checkpoint.model` and
 the fields that `_ON_DISK` lists. A bare state dict is one too. Files of other frameworks are
-converted as they are read.
+converted as they are read. `torch.save` writes a CRC-32 of every record, which it does not look at
+itself when it loads: it is checked here.
 """
 
 from __future__ import annotations
@@ -26,8 +27,17 @@ from ..pickles import RefusedPickleError, read_pickle
 
 logger = logging.getLogger(__name__)
 
-_LAST = "last_checkpoint"
+LAST = "last_checkpoint"  # the file that names the one that a run saved last
 _ON_DISK = ("categories", "config", "convention", "override", "backbone_only", "training")
+
+# What else must hold of a field of the right type.
+_ITEMS: dict[str, Callable[[Any], bool]] = {
+    "categories": lambda rows: all(
+        isinstance(row, dict) and type(row.get("id")) is int and isinstance(row.get("name"), str)
+        for row in rows
+    ),
+    "override": lambda fields: all(isinstance(item, str) for item in fields),
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read, or that does not fit the model."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint that is truncated, or not what was written any more."""
+
+
 def save_checkpoint(checkpoint: Checkpoint, last: bool = True) -> None:
     """Writes a checkpoint to its path and, if `last`, notes it as the folder's last; atomically.
 
@@ -61,30 +75,12 @@ def save_checkpoint(checkpoint: Checkpoint, last: bool = True) -> None:
     path = checkpoint.path
     write_content(path, {name: getattr(checkpoint, name) for name in ("model", *_ON_DISK)})
     if last:
-        _replace(path.with_name(_LAST), lambda temporary: temporary.write_text(path.name + "\n"))
+        replace_file(path.with_name(LAST), lambda temporary: temporary.write_text(path.name + "\n"))
 
 
 def write_content(path: Path, content: dict[str, Any]) -> None:
     """`torch.save`, atomic; see `save_checkpoint`."""
-    _replace(path, lambda temporary: torch.save(content, temporary))
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that a run in `folder` saved last, or None when it saved none.
-
-    Raises:
-        CheckpointError: the folder's note of it names no file that is there.
-    """
-    note = folder / _LAST
-    if not note.exists():
-        return None
-    name = note.read_text().strip()
-    if not name or not (folder / name).is_file():
-        raise CheckpointError(
-            f"{note}: names {name!r}, and there is no such file: write the name of another "
-            "checkpoint of this folder into it, or remove it to start anew"
-        )
-    return folder / name
+    replace_file(path, lambda temporary: torch.save(content, temporary))
 
 
 def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
@@ -95,9 +91,10 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
         source: which framework that is, a key of `conversion.SOURCES`; None: found by its names.
 
     Raises:
-        CheckpointError: a file that is missing, truncated or not a checkpoint, that holds pickled
-            objects other than tensors, arrays and plain containers, or a model of another
-            framework that cannot be converted.
+        DamagedCheckpointError: a file that is not a checkpoint, truncated, or damaged inside.
+        CheckpointError: one that is missing, that holds pickled objects other than tensors, arrays
+            and plain containers, weights without values, or a model of another framework that
+            cannot be converted.
     """
     path = Path(path)
     content = _read(path)
@@ -110,10 +107,13 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
                 f"{path}: holds neither a state dict (names and tensors) nor "
                 "{'model': state dict} with any entries"
             )
-        bare = Checkpoint(path, entries, timm_body=body)
-        # A field of another kind than ours is not ours.
-        ours = [n for n in _ON_DISK if isinstance(content.get(n), type(getattr(bare, n)))]
-        return replace(bare, **{name: content[name] for name in ours})
+        without = next((name for name, value in entries.items() if value.is_meta), None)
+        if without is not None:
+            raise CheckpointError(
+                f"{path}: {without} is on the device 'meta' and has no values: save the model "
+                "after its weights were loaded"
+            )
+        return replace(Checkpoint(path, entries, timm_body=body), **_fields(content, path))
     try:
         fields = vars(convert(content, source, path))
     except ValueError as error:
@@ -121,6 +121,20 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
     logger.info("%s: converted from %s", path, source)
     config = yaml.safe_dump(fields["config"]) if fields["config"] else ""
     return Checkpoint(path, timm_body=body, **{**fields, "config": config})
+
+
+def _fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What else a file of ours holds; a field of another kind than ours is not ours."""
+    blank = Checkpoint(path, {})
+    sound = {
+        name: isinstance(content.get(name), type(getattr(blank, name)))
+        and (name not in _ITEMS or _ITEMS[name](content[name]))
+        for name in _ON_DISK
+    }
+    unsound = [name for name in _ON_DISK if not sound[name]]
+    if unsound and content.keys() >= set(_ON_DISK):
+        raise DamagedCheckpointError(f"{path}: is damaged: its {unsound[0]!r} is not what we write")
+    return {name: content[name] for name in _ON_DISK if sound[name]}
 
 
 def _read(path: Path) -> Any:
@@ -132,7 +146,16 @@ def _read(path: Path) -> Any:
             from safetensors.torch import load  # of the extra dependencies
 
             return load(path.read_bytes())
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as records:
+                damaged = records.testzip()
+            if damaged is not None:
+                raise DamagedCheckpointError(
+                    f"{path}: is damaged: the record {damaged} does not have its checksum"
+                )
         return torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     except ImportError as error:
@@ -146,15 +169,23 @@ def _read(path: Path) -> Any:
                 "was executed. Save tensors and plain containers alone, such as model.state_dict()"
             ) from error
         # Whatever else torch raises depends on where the bytes stop making sense.
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"{path}: is not a checkpoint of torch.save, or is truncated or damaged"
         ) from error
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Puts what `write` writes in the place of a file, whole or not at all.
+
+    Raises:
+        CheckpointError: a folder that cannot be written to, or a full disk.
+    """
     temporary = path.with_name(path.name + ".tmp")
     try:
         write(temporary)
+        # Else the name may reach the disk before the content, and a power failure between them.
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     # torch's own writer raises RuntimeError.
     except (OSError, RuntimeError) as error:

@@ -130,9 +130,10 @@ class MetricsWriter:
     Args:
         output_dir: an existing folder.
         start: iterations that are done; what an interrupted run wrote about later ones goes.
+        evaluates_again: what it wrote about an evaluation after `start` goes as well.
     """
 
-    def __init__(self, output_dir: Path, start: int) -> None:
+    def __init__(self, output_dir: Path, start: int, evaluates_again: bool = False) -> None:
         self._file = None
         if not is_main():
             return
@@ -141,7 +142,7 @@ class MetricsWriter:
 
         path = output_dir / METRICS_FILE
         if path.exists():
-            _drop_later(path, start)
+            _drop_later(path, start, evaluates_again)
         self._file = path.open("a")
         self._events = SummaryWriter(str(output_dir), purge_step=start + 1 if start else None)
 
@@ -195,13 +196,19 @@ def _line(iteration: int, values: dict[str, float]) -> str:
     return "  ".join(parts)
 
 
-def _drop_later(path: Path, start: int) -> None:
-    """Keeps the lines about iterations up to `start`; a line cut off by a crash goes too."""
-    kept = []
-    for line in path.read_text().splitlines():
+def _drop_later(path: Path, start: int, evaluates_again: bool) -> None:
+    """Keeps the lines about what is not done again; what a crash or a disk damaged goes too."""
+    kept, damaged = [], 0
+    for line in path.read_bytes().splitlines():
         try:
-            if json.loads(line)["iteration"] <= start:
-                kept.append(line + "\n")
-        except json.JSONDecodeError:
-            break
-    path.write_text("".join(kept))
+            row = json.loads(line)
+            repeated = evaluates_again and "evaluation" in row
+            if row["iteration"] < start + (not repeated):
+                kept.append(line + b"\n")
+        except (ValueError, TypeError, KeyError, RecursionError):
+            damaged += 1
+    if damaged:
+        logger.warning("%s: dropped %d lines that are damaged", path, damaged)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(b"".join(kept))
+    temporary.replace(path)

@@ -19,8 +19,8 @@ from ..config.loading import flatten
 from ..convention import convention_of
 from ..distributed import all_gather_objects, barrier, is_main, rank, world_size
 from ..modeling.detector import Detector
-from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, save_checkpoint
-from .weights import load_weights
+from .checkpoint import Checkpoint, CheckpointError, save_checkpoint
+from .weights import config_of, load_weights
 
 logger = logging.getLogger(__name__)
 
@@ -58,17 +58,17 @@ class TrainingState:
             logger.info("saved %s", path)
         barrier()
 
-    def resume(self, path: Path) -> int:
+    def resume(self, checkpoint: Checkpoint) -> int:
         """Puts back all that `save` wrote and returns the number of finished iterations.
 
         Raises:
-            CheckpointError: the file cannot be read, is not of a training run or does not fit, or
-                another optimizer wrote it. Other keys that changed since are logged.
+            CheckpointError: it is not of a training run or does not fit, or another optimizer
+                wrote it. Other keys that changed since are logged.
             ConfigError: it was trained by another convention.
         """
-        checkpoint = read_checkpoint(path)
         load_weights(self.model, checkpoint)
-        training, changed = checkpoint.training, _changed_keys(checkpoint.config, self.cfg)
+        path, training = checkpoint.path, checkpoint.training
+        changed = _changed_keys(checkpoint, self.cfg)
         if "SOLVER.OPTIMIZER" in changed:
             before, now = changed["SOLVER.OPTIMIZER"]
             raise CheckpointError(
@@ -85,7 +85,7 @@ class TrainingState:
                 f"{path}: has no {error}, so training cannot go on from it; to start anew from its "
                 "weights, name it as MODEL.WEIGHT in another OUTPUT_DIR"
             ) from error
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{path}: its optimizer state does not fit the config ({error}); resume with the "
                 "config it was saved with"
@@ -135,10 +135,11 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def _changed_keys(saved: str, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
-    """(value in the config text `saved`, value now) by key, where they differ."""
+def _changed_keys(checkpoint: Checkpoint, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
+    """(value in the config of a checkpoint, value now) by key, where they differ."""
     # Both as YAML gives them, which knows no tuples.
-    before, now = (dict(flatten(yaml.safe_load(text) or {})) for text in (saved, cfg.dump()))
+    before = dict(flatten(config_of(checkpoint) or {}))
+    now = dict(flatten(yaml.safe_load(cfg.dump())))
     return {
         key: (before[key], now[key])
         for key in sorted(before.keys() & now)

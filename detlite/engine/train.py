@@ -14,23 +14,28 @@ from yacs.config import CfgNode
 
 from ..config import ConfigError
 from ..data import CocoDataset, JoinedDataset, build_train_loader
-from ..distributed import data_parallel, world_size
+from ..distributed import any_process, data_parallel, world_size
 from ..modeling.detector import Detector
 from ..solver import build_optimizer, build_scheduler
-from .checkpoint import last_checkpoint
 from .evaluate import check_evaluation, evaluate
 from .metrics import METRICS_FILE, Meters, MetricsWriter
 from .precision import autocast, resolve_dtype
+from .resuming import (
+    FINAL_CHECKPOINT,
+    checkpoint_name,
+    newest_checkpoint,
+    numbered_checkpoints,
+)
+from .signals import StoppedError, StopSignals
 from .state import TrainingState
 
 logger = logging.getLogger(__name__)
-
-FINAL_CHECKPOINT = "model_final.pth"
 
 
 def check_output_dir(output_dir: Path, resume: bool) -> None:
     """Raises a ConfigError where a new run, not one to `resume`, would mix with another's files."""
     found = [name for name in (METRICS_FILE, FINAL_CHECKPOINT) if (output_dir / name).exists()]
+    found += [path.name for path in numbered_checkpoints(output_dir).values()][-1:]
     if found and not resume:
         raise ConfigError(
             f"OUTPUT_DIR {output_dir} holds a run already ({', '.join(found)}): go on with it by "
@@ -57,8 +62,10 @@ def train(
     Raises:
         ConfigError: SOLVER keys that cannot be used, or those of `check_evaluation`.
         DataError: a test set that the model cannot be measured on.
-        CheckpointError: the last checkpoint cannot be read or does not fit.
+        CheckpointError: there are checkpoints to resume and none is whole, or the newest whole one
+            does not fit.
         NonFiniteLossError: training diverged; what was saved before is as it was.
+        StoppedError: SIGTERM or SIGHUP came; the step was finished and saved.
     """
     solver, device, output_dir = cfg.SOLVER, model.device, Path(cfg.OUTPUT_DIR)
     for test_set in test_sets:
@@ -75,52 +82,64 @@ def train(
             "batch statistics hardly trains; from scratch use BN or GN"
         )
     state = TrainingState(cfg, model, optimizer, scheduler, scaler)
-    checkpoint = last_checkpoint(output_dir) if resume else None
+    checkpoint = newest_checkpoint(output_dir) if resume else None
     start = state.resume(checkpoint) if checkpoint else 0
     if resume and not checkpoint:
         logger.warning("%s holds no checkpoint to resume: starting anew", output_dir)
     batches = iter(build_train_loader(cfg, train_set, start))
     parallel_model = data_parallel(model)
     meters = Meters(solver.MAX_ITER)
-    writer = MetricsWriter(output_dir, start)
+    # Of an evaluation after the last checkpoint nobody knows whether it came to its end.
+    again = bool(start and start < solver.MAX_ITER and _due(start, solver.TEST_PERIOD))
+    writer = MetricsWriter(output_dir, start, again or start == solver.MAX_ITER)
 
     logger.info(
         "training on %s (%d images), iterations %d to %d, %d process(es) on %s in %s",
         train_set.name, len(train_set), start + 1, solver.MAX_ITER, world_size(), device,
         resolve_dtype(cfg.DTYPE, device),
     )  # fmt: skip
-    model.train()
-    for iteration in range(start + 1, solver.MAX_ITER + 1):
-        with meters.timed("time"):
-            with meters.timed("data_time"):
-                images, targets = next(batches)
-            with autocast(cfg.DTYPE, device):
-                losses = parallel_model(images, targets)
-            meters.update(iteration, losses, [target["image_id"] for target in targets])
-            optimizer.zero_grad()
-            scaler.scale(torch.stack(list(losses.values())).sum()).backward()
-            if solver.CLIP_GRAD_NORM > 0:
-                scaler.unscale_(optimizer)
-                clip_grad_norm_(model.parameters(), solver.CLIP_GRAD_NORM)
-            scaler.step(optimizer)
-            scaler.update()
+    with StopSignals() as stop:
+        if again and test_sets:
+            writer.evaluation(start, evaluate(cfg, model, test_sets, output_dir))
+        model.train()
+        for iteration in range(start + 1, solver.MAX_ITER + 1):
+            with meters.timed("time"):
+                with meters.timed("data_time"):
+                    images, targets = next(batches)
+                with autocast(cfg.DTYPE, device):
+                    losses = parallel_model(images, targets)
+                meters.update(iteration, losses, [target["image_id"] for target in targets])
+                optimizer.zero_grad()
+                scaler.scale(torch.stack(list(losses.values())).sum()).backward()
+                if solver.CLIP_GRAD_NORM > 0:
+                    scaler.unscale_(optimizer)
+                    clip_grad_norm_(model.parameters(), solver.CLIP_GRAD_NORM)
+                scaler.step(optimizer)
+                scaler.update()
 
-        last = iteration == solver.MAX_ITER
-        saves = last or _due(iteration, solver.CHECKPOINT_PERIOD)
-        tests = not last and test_sets and _due(iteration, solver.TEST_PERIOD)
-        if saves or tests:
-            meters.check()  # nothing is saved or measured after a loss that is not finite
-        if last or iteration % solver.LOG_PERIOD == 0:
-            lr = {"lr": float(scheduler.get_last_lr()[0])}
-            writer.training(iteration, meters.read(iteration) | lr)
-        scheduler.step()
-        if saves:
-            name = FINAL_CHECKPOINT if last else f"model_{iteration:07d}.pth"
-            state.save(output_dir / name, iteration)
-        if tests:
-            writer.evaluation(iteration, evaluate(cfg, model, test_sets, output_dir))
+            last = iteration == solver.MAX_ITER
+            stops = any_process(bool(stop.received))
+            tests = test_sets and _due(iteration, solver.TEST_PERIOD) and not last
+            saves = last or stops or tests or _due(iteration, solver.CHECKPOINT_PERIOD)
+            if saves:
+                meters.check()  # nothing is saved or measured after a loss that is not finite
+            if last or iteration % solver.LOG_PERIOD == 0:
+                lr = {"lr": float(scheduler.get_last_lr()[0])}
+                writer.training(iteration, meters.read(iteration) | lr)
+            scheduler.step()
+            if saves:
+                name = FINAL_CHECKPOINT if last else checkpoint_name(iteration)
+                state.save(output_dir / name, iteration)
+            if stops:
+                raise StoppedError(
+                    f"{stop.received}: saved after iteration {iteration}; --resume goes on from it"
+                )
+            if tests:
+                with stop.ending_at_once():
+                    writer.evaluation(iteration, evaluate(cfg, model, test_sets, output_dir))
 
-    metrics = evaluate(cfg, model, test_sets, output_dir)
+        with stop.ending_at_once():
+            metrics = evaluate(cfg, model, test_sets, output_dir)
     if metrics:
         writer.evaluation(solver.MAX_ITER, metrics)
     writer.close()

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import Tensor
 from yacs.config import CfgNode
 
-from ..config import ConfigError, config_from, load_config
+from ..config import ConfigError, config_from, load_config, parse_yaml
+from ..config.checks import convention_fields
 from ..convention import CONVENTIONS
 from ..conversion import weight_file
 from ..conversion.timm import BODY as TIMM_BODY
@@ -40,8 +40,8 @@ def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = F
             class count; a warning lists them.
 
     Raises:
-        CheckpointError: anything is missing, unexpected or of another shape; the message lists it
-            and `model` is unchanged.
+        CheckpointError: anything is missing, unexpected, of another shape or not finite; the
+            message lists it and `model` is unchanged.
         ConfigError: the weights were trained by another convention than the model's.
     """
     if checkpoint.convention not in ("", model.convention.name):
@@ -51,6 +51,12 @@ def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = F
         )
     ours = model.state_dict()
     theirs = _entries_for(ours, checkpoint)
+    for name, value in theirs.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} holds NaN or infinity: training diverged, or the file "
+                "is damaged; use an earlier checkpoint"
+            )
     differs = [name for name in ours if name in theirs and ours[name].shape != theirs[name].shape]
     by_class = [
         name
@@ -138,6 +144,8 @@ def _with_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
         raise CheckpointError(
             f"{path}: follows the convention {convention!r}, but there are {', '.join(CONVENTIONS)}"
         )
+    if wanted := convention_fields(checkpoint.override):
+        raise CheckpointError(f"{path}: its override must be {wanted}")
     if cfg.MODEL.CONVENTION not in ("", convention):
         raise ConfigError(
             f"MODEL.CONVENTION is {cfg.MODEL.CONVENTION}, but the weights in {path} follow that of "
@@ -165,12 +173,8 @@ def build_model_from_checkpoint(
 
 
 def _stored_config(checkpoint: Checkpoint, opts: Sequence[Any]) -> CfgNode:
-    path = checkpoint.path
-    try:
-        config = yaml.safe_load(checkpoint.config)
-    except yaml.YAMLError as error:
-        raise CheckpointError(f"{path}: its config is not YAML: {error}") from error
-    if not isinstance(config, dict):
+    path, config = checkpoint.path, config_of(checkpoint)
+    if config is None:
         raise CheckpointError(
             f"{path}: has no config, so it does not say which model it is: name the YAML file "
             "that it was built from as well (`config`, or --config)"
@@ -178,6 +182,19 @@ def _stored_config(checkpoint: Checkpoint, opts: Sequence[Any]) -> CfgNode:
     # Weights must not run code: what a model needs imported is named by who loads it.
     config.pop("IMPORTS", None)
     return config_from(config, path, opts)
+
+
+def config_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """The keys and values that a checkpoint states, or None where it has no config.
+
+    Raises:
+        CheckpointError: what it has is not YAML.
+    """
+    try:
+        config = parse_yaml(checkpoint.config, checkpoint.path)
+    except ConfigError as error:
+        raise CheckpointError(f"the config in {error}") from error
+    return config if isinstance(config, dict) else None
 
 
 def _table(problems: Sequence[tuple[str, str]], *states: Mapping[str, Tensor]) -> str:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
+import signal
+import time
 
 import pytest
 import torch
@@ -12,7 +16,13 @@ from detlite import distributed
 from detlite.config import ConfigError
 from detlite.data.catalog import build_dataset, build_train_dataset
 from detlite.data.errors import DataError
-from detlite.data.loader import build_test_loader, build_train_loader
+from detlite.data.loader import (
+    LoaderProcessError,
+    build_test_loader,
+    build_train_loader,
+    naming_dead_loaders,
+)
+from detlite.engine.checkpoint import replace_file
 from detlite.structures.packed_masks import PackedMasks
 
 
@@ -144,6 +154,35 @@ def test_error_while_loading_keeps_its_message(training, tmp_path, workers):
     picture.write_bytes(picture.read_bytes()[:300])
     with pytest.raises(DataError, match=r"a.png: the picture is damaged .* \(image id 10\)$"):
         take(build_train_loader(cfg, dataset), 4)
+
+
+def kill_loader():
+    """Kills the loader process that was started last and waits until torch raises."""
+    os.kill(max(process.pid for process in multiprocessing.active_children()), signal.SIGKILL)
+    time.sleep(20)
+
+
+def test_a_loader_process_that_dies(training):
+    message = r"^a loader process died, probably for want of memory \(DataLoader worker .*--resume$"
+    batches = iter(build_train_loader(*training("DATALOADER.NUM_WORKERS", 1)))
+    next(batches)
+    with pytest.raises(LoaderProcessError, match=message), naming_dead_loaders():
+        kill_loader()
+
+
+def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(training, tmp_path):
+    """torch raises in the midst of the writing, which is not to blame."""
+    path = tmp_path / "model.pth"
+    batches = iter(build_train_loader(*training("DATALOADER.NUM_WORKERS", 1)))
+    next(batches)
+    with pytest.raises(LoaderProcessError), naming_dead_loaders():
+        replace_file(path, lambda temporary: kill_loader())
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_other_errors_pass():
+    with pytest.raises(RuntimeError, match=r"^mine$"), naming_dead_loaders():
+        raise RuntimeError("mine")
 
 
 @pytest.mark.parametrize(

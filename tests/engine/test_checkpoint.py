@@ -11,7 +11,7 @@ import torch
 from detlite.engine.checkpoint import (
     Checkpoint,
     CheckpointError,
-    last_checkpoint,
+    DamagedCheckpointError,
     read_checkpoint,
     save_checkpoint,
 )
@@ -26,16 +26,6 @@ class RunsCode:
 
     def __reduce__(self):
         return os.mkdir, (str(self.ran),)
-
-
-def test_last_checkpoint_follows_the_newest_and_the_folder(toy, tmp_path):
-    assert last_checkpoint(tmp_path) is None
-    run = tmp_path / "run"
-    run.mkdir()
-    for number in (1, 2):
-        save_checkpoint(Checkpoint(run / f"model_{number}.pth", toy.state_dict()))
-    run.rename(tmp_path / "moved")
-    assert last_checkpoint(tmp_path / "moved") == tmp_path / "moved" / "model_2.pth"
 
 
 def test_every_field_comes_back(toy, tmp_path):
@@ -71,13 +61,6 @@ def test_a_place_that_cannot_be_written_to(toy, tmp_path):
         with pytest.raises(CheckpointError, match=f"{path.name}: cannot be written"):
             save_checkpoint(Checkpoint(path, toy.state_dict()))
     assert [file.name for file in tmp_path.iterdir()] == ["folder.pth"]
-
-
-@pytest.mark.parametrize("note", ["", "gone.pth\n"])
-def test_a_note_of_no_checkpoint(tmp_path, note):
-    (tmp_path / "last_checkpoint").write_text(note)
-    with pytest.raises(CheckpointError, match=r"last_checkpoint: names .*no such file"):
-        last_checkpoint(tmp_path)
 
 
 def test_objects_are_refused_and_nothing_runs(toy, tmp_path):
@@ -119,3 +102,43 @@ def test_fields_of_another_kind_are_left_out(toy, tmp_path):
     torch.save(content, tmp_path / "w.pth")
     checkpoint = read_checkpoint(tmp_path / "w.pth")
     assert (checkpoint.config, checkpoint.training) == ("", {})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("categories", "cat, dog"),
+        ("categories", ["cat", "dog"]),
+        ("categories", [{"id": "7", "name": "cat"}]),
+        ("override", [3]),
+        ("training", None),
+    ],
+)
+def test_fields_that_we_do_not_write(toy, tmp_path, field, value):
+    path = tmp_path / "w.pth"
+    save_checkpoint(Checkpoint(path, toy.state_dict()))
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, field: value}, path)
+    with pytest.raises(DamagedCheckpointError, match=rf"w\.pth: is damaged: its '{field}'"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("place", [0.1, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize("length", [1, 64])
+def test_bytes_that_changed_are_noticed(tmp_path, place, length):
+    """torch.load itself takes them."""
+    path = tmp_path / "w.pth"
+    save_checkpoint(Checkpoint(path, {"weight": torch.rand(20_000) + 1}))
+    data = bytearray(path.read_bytes())
+    start = int(len(data) * place)
+    data[start : start + length] = bytes(~byte & 0xFF for byte in data[start : start + length])
+    path.write_bytes(data)
+    assert "weight" in torch.load(path, weights_only=True)["model"]
+    with pytest.raises(DamagedCheckpointError, match=r"w\.pth: .*/data/0 does not have its check"):
+        read_checkpoint(path)
+
+
+def test_weights_without_values(tmp_path):
+    torch.save({"a": torch.ones(1), "b": torch.ones(1, device="meta")}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"w\.pth: b is on the device 'meta'"):
+        read_checkpoint(tmp_path / "w.pth")

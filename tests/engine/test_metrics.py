@@ -131,6 +131,21 @@ def test_resuming_drops_what_is_done_again(tmp_path):
     assert iterations(tmp_path) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "junk",
+    [b"\xff\x00\x93" * 40, b"\0" * 100, b"[1]", b'"x"', b"{}", b'{"iteration": "x"}', b"[" * 10**5],
+    ids=["bytes", "zeros", "list", "text", "empty", "other type", "deep"],
+)
+def test_damaged_lines_are_dropped_and_no_others(tmp_path, caplog, junk):
+    write(tmp_path, 0, [1, 2])
+    path = tmp_path / "metrics.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + junk + b"\n" + second)
+    write(tmp_path, 2, [3])
+    assert iterations(tmp_path) == [1, 2, 3]
+    assert "dropped 1 lines that are damaged" in caplog.text
+
+
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("detlite.engine.metrics.is_main", lambda: False)
     write(tmp_path, 0, [1])

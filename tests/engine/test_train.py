@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,10 @@ import torch
 from detlite.config import ConfigError, load_config
 from detlite.convention import convention_of
 from detlite.data import DataError
-from detlite.engine.checkpoint import CheckpointError, last_checkpoint, read_checkpoint
+from detlite.engine.checkpoint import CheckpointError, read_checkpoint
 from detlite.engine.metrics import NonFiniteLossError
+from detlite.engine.resuming import newest_checkpoint
+from detlite.engine.signals import StoppedError
 from detlite.engine.state import seed_all
 from detlite.engine.train import check_output_dir, train
 
@@ -118,10 +123,67 @@ def test_resumed_training_equals_straight_training_bit_for_bit(
     assert list(map(timeless, rows(resumed_cfg))) == list(map(timeless, rows(straight_cfg)))
 
 
+def interrupting(model, call, how):
+    """The model, which does something in a call of its forward pass."""
+    forward, calls = model.forward, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == call:
+            how()
+        return forward(*args)
+
+    model.forward = interrupted
+    return model
+
+
+def send_to_all(name):
+    """As a scheduler does: to the loader processes too."""
+    for process in multiprocessing.active_children():
+        os.kill(process.pid, signal.Signals[name])
+    os.kill(os.getpid(), signal.Signals[name])
+
+
+@pytest.mark.parametrize("opts", [[], ["SOLVER.TEST_PERIOD", 3], ["DATALOADER.NUM_WORKERS", 1]])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_lets_the_step_end_and_saves_it(run, toy, tmp_path, opts, name):
+    straight_cfg, metrics = run(*opts, "OUTPUT_DIR", str(tmp_path / "straight"))
+    torch.manual_seed(0)
+    model = interrupting(type(toy)(), 3, lambda: send_to_all(name))
+    opts = [*opts, "OUTPUT_DIR", str(tmp_path / "stopped")]
+    with pytest.raises(StoppedError, match=f"^{name}: saved after iteration 3;"):
+        run(*opts, model=model)
+    assert newest_checkpoint(tmp_path / "stopped").path.name == "model_0000003.pth"
+    torch.manual_seed(5)
+    resumed_cfg, resumed_metrics = run(*opts, model=type(toy)(), resume=True, seed=99)
+    assert resumed_metrics == metrics
+    assert list(map(timeless, rows(resumed_cfg))) == list(map(timeless, rows(straight_cfg)))
+    evaluations = [rows(cfg, "evaluation") for cfg in (resumed_cfg, straight_cfg)]
+    assert evaluations[0] == evaluations[1]
+    ours, theirs = (
+        read_checkpoint(tmp_path / folder / "model_final.pth") for folder in ("straight", "stopped")
+    )
+    torch.testing.assert_close(ours.model, theirs.model, rtol=0, atol=0)
+
+
+def test_a_signal_ends_an_evaluation_that_is_done_again(run, toy, tmp_path, monkeypatch):
+    opts = ["SOLVER.TEST_PERIOD", 2]
+    straight_cfg, metrics = run(*opts, "OUTPUT_DIR", str(tmp_path / "straight"))
+    torch.manual_seed(0)
+    model, opts = type(toy)(), [*opts, "OUTPUT_DIR", str(tmp_path / "stopped")]
+    monkeypatch.setattr(model, "detect", lambda *batch: send_to_all("SIGTERM"))
+    with pytest.raises(StoppedError, match=r"^SIGTERM: ended, and nothing is lost"):
+        run(*opts, model=model)
+    assert newest_checkpoint(tmp_path / "stopped").path.name == "model_0000002.pth"
+    torch.manual_seed(5)
+    resumed_cfg, resumed_metrics = run(*opts, model=type(toy)(), resume=True, seed=99)
+    assert resumed_metrics == metrics
+    assert rows(resumed_cfg, "evaluation") == rows(straight_cfg, "evaluation")
+
+
 def test_resuming_a_finished_run_evaluates_it_again_and_changes_nothing(run, toy):
     cfg, metrics = run()
-    final = last_checkpoint(Path(cfg.OUTPUT_DIR))
-    assert final is not None
+    final = Path(cfg.OUTPUT_DIR) / "model_final.pth"
     before = final.read_bytes()
     assert run(resume=True)[1] == metrics
     assert final.read_bytes() == before
@@ -244,13 +306,11 @@ def test_after_a_non_finite_loss_nothing_is_saved_or_measured(
     output = Path(make_cfg().OUTPUT_DIR)
     saved = sorted(file.name for file in output.glob("*.pth"))
     if period == "TEST_PERIOD":
-        assert saved == []
         assert [row["iteration"] for row in rows(make_cfg(), "evaluation")] == [2]
-        return
     assert saved == ["model_0000002.pth"]
-    last = last_checkpoint(output)
+    last = newest_checkpoint(output)
     assert last is not None
-    assert all(value.isfinite().all() for value in read_checkpoint(last).model.values())
+    assert all(value.isfinite().all() for value in last.model.values())
 
 
 def test_gradients_are_clipped(run, toy):
@@ -269,4 +329,8 @@ def test_a_used_folder_is_not_mixed_with_a_new_run(run):
     ):
         check_output_dir(output, resume=False)
     check_output_dir(output, resume=True)
+    (output / "metrics.jsonl").unlink()
+    (output / "model_final.pth").rename(output / "model_0000004.pth")
+    with pytest.raises(ConfigError, match=r"model_0000004\.pth"):
+        check_output_dir(output, resume=False)
     check_output_dir(output / "new", resume=False)

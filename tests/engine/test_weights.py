@@ -110,7 +110,8 @@ def test_a_checkpoint_cannot_make_its_loader_import_anything(tmp_path, tiny_conf
     marker, extension = tmp_path / "ran", tmp_path / "extension.py"
     extension.write_text(f"open({str(marker)!r}, 'w')\n")
     cfg = tiny_config()
-    text = f"{cfg.dump()}\nIMPORTS: [{extension}]\n"
+    text = cfg.dump().replace("IMPORTS: []", f"IMPORTS: [{extension}]")
+    assert str(extension) in text
     path = tmp_path / "weights.pth"
     torch.save({"model": build_model(cfg).state_dict(), "config": text}, path)
     build_model_from_checkpoint(path)
@@ -119,13 +120,31 @@ def test_a_checkpoint_cannot_make_its_loader_import_anything(tmp_path, tiny_conf
     assert marker.exists()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(toy, tmp_path, value):
+    state = toy.state_dict()
+    state["norm.bias"] = torch.tensor([0.0, value, 0.0, 0.0])
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"w\.pth: norm\.bias holds NaN or infinity"):
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
+    assert toy.norm.bias.isfinite().all()
+
+
+def test_an_override_that_is_none(toy, tmp_path, tiny_config):
+    path = tmp_path / "w.pth"
+    content = {"model": toy.state_dict(), "convention": "detlite", "config": tiny_config().dump()}
+    torch.save({**content, "override": ["resize=never"]}, path)
+    with pytest.raises(CheckpointError, match=r"w\.pth: its override must be fields and their val"):
+        build_model_from_checkpoint(path)
+
+
 def test_errors_in_a_stored_config_name_the_checkpoint(tmp_path, toy):
     path = tmp_path / "weights.pth"
     torch.save({"model": toy.state_dict(), "config": "SOLVER: {BASE_LRR: 1.0}"}, path)
     with pytest.raises(ConfigError, match=r"weights\.pth: unknown config key SOLVER\.BASE_LRR"):
         build_model_from_checkpoint(path)
     torch.save({"model": toy.state_dict(), "config": "SOLVER: ["}, path)
-    with pytest.raises(CheckpointError, match=r"weights\.pth: its config is not YAML"):
+    with pytest.raises(CheckpointError, match=r"config in .*weights\.pth: is not YAML"):
         build_model_from_checkpoint(path)
 
 

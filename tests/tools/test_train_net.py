@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import torch
 
 from detlite import ConfigError
 from detlite.data.shapes import generate_shapes
+from detlite.engine.checkpoint import read_checkpoint
 from detlite.engine.weights import build_model_from_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +93,25 @@ def torchrun(program, *args):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def start(program, *args):
+    """Starts a program; the caller waits for it."""
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "tools" / program), *map(str, args)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def wait_for(condition, process, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def results(folder):
@@ -185,6 +208,50 @@ def test_fast_rcnn_from_the_proposals_of_another_run(run_tool, config, tmp_path,
     wrong = [*opts, "DATASETS.PROPOSAL_FILES_TRAIN", files["val"], "OUTPUT_DIR", tmp_path / "bad"]
     assert run_tool("train_net.py", "--config", config, *wrong) == 2
     assert "results_shapes_val.json: has no proposals of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_saves_and_has_a_status_of_its_own(config, tmp_path, name):
+    opts = ["SOLVER.MAX_ITER", 100_000, "OUTPUT_DIR", tmp_path / "run"]
+    process = start("train_net.py", "--config", config, *opts)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size, process)
+    process.send_signal(signal.Signals[name])
+    error = process.communicate(timeout=120)[1]
+    assert process.returncode == 75, error
+    message = re.search(rf"^{name}: saved after iteration (\d+); --resume goes on", error, re.M)
+    assert message, error
+    last = read_checkpoint(tmp_path / "run" / f"model_{int(message[1]):07d}.pth")
+    assert last.training["iteration"] == int(message[1])
+
+
+def test_a_second_signal_ends_at_once(config, tmp_path):
+    """A step that never ends stands for any that takes too long."""
+    extension = tmp_path / "slow.py"
+    extension.write_text(
+        "import time\n"
+        "from detlite.modeling.rcnn import GeneralizedRCNN\n"
+        f"def wait(*args): open({str(tmp_path / 'reached')!r}, 'w').close(); time.sleep(600)\n"
+        "GeneralizedRCNN.losses = wait\n"
+    )
+    opts = ["IMPORTS", extension, "OUTPUT_DIR", tmp_path / "run"]
+    process = start("train_net.py", "--config", config, *opts)
+    wait_for((tmp_path / "reached").exists, process)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 2.0])
+def test_interrupted_imports_leave_no_traceback(config, tmp_path, seconds):
+    process = start("train_net.py", "--config", config, "OUTPUT_DIR", tmp_path)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=120)[1]
+    assert process.returncode in (130, -signal.SIGINT)
+    assert "Traceback" not in error
 
 
 def test_weights_are_found_under_their_root(run_tool, config, trained, tmp_path):
