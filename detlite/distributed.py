@@ -17,6 +17,15 @@ from torch import Tensor, nn
 
 from .config import ConfigError
 
+# How long processes wait for each other: to meet; later, as rank 0 computes COCO metrics alone.
+_MEETING = timedelta(minutes=5)
+_TOGETHER = timedelta(hours=1)
+
+
+def restarts() -> int:
+    """How often torchrun has started the processes anew (`--max-restarts`)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
 
 def rank() -> int:
     """Number of this process, 0 <= rank < world_size."""
@@ -41,6 +50,9 @@ def process_group(device: str) -> Iterator[None]:
     it, this is a single process. CUDA tensors travel by NCCL, all else by gloo. If `device`, the
     config's MODEL.DEVICE, is a GPU, each process takes that of its local rank as the current one,
     so that "cuda" means its own.
+
+    Raises:
+        ConfigError: the other processes do not come.
     """
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         yield
@@ -52,9 +64,24 @@ def process_group(device: str) -> Iterator[None]:
         # Each process would otherwise start a thread for every core.
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max((os.cpu_count() or 1) // local_size, 1))
-    # Rank 0 computes COCO metrics alone while the others wait, perhaps longer than NCCL's default.
-    timeout = timedelta(hours=1)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo", timeout=timeout)
+    try:
+        store, number, size = next(dist.rendezvous("env://", timeout=_MEETING))
+        # torchrun keeps its store when it starts processes anew, and in it addresses of the dead.
+        store = dist.PrefixStore(f"restart {restarts()}", store)
+        store.set(f"rank {number}", "")
+        store.wait([f"rank {other}" for other in range(size)], _MEETING)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"not all of the {os.environ['WORLD_SIZE']} processes came within {_MEETING}: see what "
+            "those that are missing print, and whether their machines reach MASTER_ADDR"
+        ) from error
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+        store=store,
+        rank=number,
+        world_size=size,
+        timeout=_TOGETHER,
+    )
     try:
         yield
     finally:

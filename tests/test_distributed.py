@@ -6,10 +6,14 @@ import socket
 import subprocess
 import sys
 import textwrap
+from datetime import timedelta
 
+import pytest
 import torch
 from torch import nn
 
+from detlite import distributed
+from detlite.config import ConfigError
 from detlite.distributed import (
     all_gather_objects,
     barrier,
@@ -48,6 +52,7 @@ TWO_PROCESSES = """
             "rank": r,
             "world_size": world_size(),
             "main": is_main(),
+            "any": [any_process(r == 1), any_process(False)],
             "gathered": all_gather_objects({"part": "x" * r}),
             "rows": rows.tolist() if (rows := gather_rows(torch.full((r + 1, 2), r))) is not None
             else None,
@@ -86,6 +91,15 @@ def test_one_process_needs_no_initialisation(monkeypatch):
     assert torch.equal(layer.running_mean, torch.zeros(2))
 
 
+def test_who_does_not_come_is_not_waited_for_long(monkeypatch):
+    monkeypatch.setattr(distributed, "_MEETING", timedelta(seconds=1))
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in {**environment, "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="not all of the 2 processes came within 0:00:01"):
+        process_group("cpu").__enter__()
+
+
 def test_two_processes(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(TWO_PROCESSES))
@@ -108,6 +122,7 @@ def test_two_processes(tmp_path):
             "rank": number,
             "world_size": 2,
             "main": number == 0,
+            "any": [True, False],
             "gathered": [{"part": ""}, {"part": "x"}],
             "rows": None if number else [[0, 0], [1, 1], [1, 1]],
             "few": None if number else [1.0],

@@ -6,6 +6,8 @@
 OUTPUT_DIR then holds config.yaml, log.txt, metrics.jsonl, TensorBoard's events, checkpoints,
 evaluation.json, results_<data set>.json, curves.png and detections.png.
 
+A run that torchrun starts anew (`--max-restarts`) goes on from its last checkpoint.
+
 SIGTERM and SIGHUP, by which a scheduler takes the machine back, let the step end and save it; a
 second one ends at once.
 
@@ -38,7 +40,7 @@ try:
         check_num_classes,
         naming_dead_loaders,
     )
-    from detlite.distributed import barrier, is_main, process_group, rank
+    from detlite.distributed import barrier, is_main, process_group, rank, restarts
     from detlite.engine.checkpoint import CheckpointError
     from detlite.engine.metrics import METRICS_FILE, NonFiniteLossError, setup_logging
     from detlite.engine.signals import StoppedError, StopSignals
@@ -74,7 +76,7 @@ def main() -> int:
             naming_dead_loaders(),
             process_group(cfg.MODEL.DEVICE),
         ):
-            run(cfg, args.resume)
+            run(cfg, args.resume or restarts() > 0)
     except _MENDABLE as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -80,10 +81,18 @@ TEST:
 """
 
 
-def torchrun(program, *args):
+FREE_PORT = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def torchrun(program, *args, rendezvous=FREE_PORT):
     """Runs a program in two processes of one thread; returns what they printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *rendezvous]
     done = subprocess.run(
         [*command, str(ROOT / "tools" / program), *map(str, args)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
@@ -321,6 +330,35 @@ def test_two_processes_train_one_model(run_tool, config, tmp_path):
     opts = ["MODEL.WEIGHT", output / "model_final.pth", "OUTPUT_DIR", tmp_path / "again"]
     assert run_tool("test_net.py", "--config", config, *opts) == 0
     assert_same_results(tmp_path / "again", output)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_changes_nothing(config, tmp_path, rank):
+    """torchrun starts all anew, with its default rendezvous, from the last checkpoint."""
+    extension = tmp_path / "dying.py"
+    extension.write_text(
+        "import os, signal\n"
+        "from detlite.modeling.rcnn import GeneralizedRCNN\n"
+        "losses, calls = GeneralizedRCNN.losses, []\n"
+        "def dying(*args):\n"
+        "    calls.append(1)\n"
+        "    restarts = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        f"    if (len(calls), os.environ['RANK'], restarts) == (4, '{rank}', '0'):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return losses(*args)\n"
+        "GeneralizedRCNN.losses = dying\n"
+    )
+    opts = ["SOLVER.MAX_ITER", 5, "SOLVER.CHECKPOINT_PERIOD", 2, "DATASETS.TEST", "()"]
+    opts += ["DATALOADER.NUM_WORKERS", 1]  # which outlives its process for a while
+    finals = []
+    for name, more in (("unbroken", []), ("broken", ["IMPORTS", extension])):
+        output = tmp_path / name
+        rendezvous = ["--max-restarts", "1", "--master-port", str(free_port())]
+        args = ["--config", config, *opts, *more, "OUTPUT_DIR", output]
+        torchrun("train_net.py", *args, rendezvous=rendezvous)
+        finals.append(read_checkpoint(output / "model_final.pth").model)
+    assert "resumed" in (output / "log.txt").read_text()
+    torch.testing.assert_close(*finals, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
