@@ -112,21 +112,22 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             raise DataError(f"{annotations}: no image has a usable annotation{needed} to train on")
         self.image_ids: list[int] = [row["id"] for row in kept]
         self._file_names: list[str] = [row["file_name"] for row in kept]
-        self._sizes = [(row["height"], row["width"]) for row in kept]
+        # (height, width)
+        self.sizes: list[tuple[int, int]] = [(row["height"], row["width"]) for row in kept]
         # width / height
-        self.aspect_ratios: list[float] = [width / height for height, width in self._sizes]
+        self.aspect_ratios: list[float] = [width / height for height, width in self.sizes]
         # One bytes object an image: a fraction of the memory of parsed lists, and not copied
         # page by page into the loader's processes as their reference counts change.
         self._targets = [self._pack(usable[row["id"]], row) for row in kept]
         self._proposals = None
         if proposals:
-            self._proposals = load_proposals(proposals, self.image_ids, self._sizes, most_proposals)
+            self._proposals = load_proposals(proposals, self.image_ids, self.sizes, most_proposals)
 
     def __len__(self) -> int:
         return len(self.image_ids)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
-        height, width = self._sizes[index]
+        height, width = self.sizes[index]
         try:
             image = read_image(self.image_path(index), (height, width), *self._picture_limits)
         except DataError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,12 @@ from yacs.config import CfgNode
 
 from .. import distributed
 from ..config import ConfigError
+from ..convention import convention_of
+from ..structures.canvas import ImagesOnCanvas
 from .catalog import JoinedDataset
 from .coco import CocoDataset, Target
 from .errors import DataError
+from .resize import get_size
 from .samplers import Sample, TrainingBatchSampler
 from .transforms import DetectionTransform, build_transform
 
@@ -53,11 +56,20 @@ def naming_dead_loaders() -> Iterator[None]:
 class BatchLoader(DataLoader[Any]):
     """A DataLoader of `(images, targets)`: lists of uint8 [3, H, W] tensors and of targets.
 
+    `canvases` has for each batch the (height, width) to which its images are to be padded.
+
     Raises, while iterating:
         DataError: as raised by the data set, without the traceback of a loader process in it.
     """
 
-    def __init__(self, cfg: CfgNode, samples: TransformedDataset, batches: Sampler[Any]) -> None:
+    def __init__(
+        self,
+        cfg: CfgNode,
+        samples: TransformedDataset,
+        batches: Sampler[Any],
+        canvases: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._canvases = canvases
         workers = cfg.DATALOADER.NUM_WORKERS
         super().__init__(
             samples,
@@ -72,12 +84,15 @@ class BatchLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        for samples in super().__iter__():
+        for number, samples in enumerate(super().__iter__()):
             for sample in samples:
                 if isinstance(sample, DataError):
                     raise sample
             images, targets = zip(*samples, strict=True)
-            yield list(images), list(targets)
+            if self._canvases:
+                yield ImagesOnCanvas(images, self._canvases[number]), list(targets)
+            else:
+                yield list(images), list(targets)
 
 
 def _outlive_one_signal(worker: int) -> None:
@@ -146,14 +161,30 @@ def build_train_loader(
 def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
     """A loader of this process's share of a set: over all processes each image exactly once.
 
+    A batch is that of all processes together, consecutive images of the set, and is padded to one
+    size in each of them: what is found does not depend on their number.
+
     Raises:
         ConfigError: TEST.IMS_PER_BATCH cannot be shared among the processes.
     """
     size = _per_process(cfg.TEST.IMS_PER_BATCH, "TEST.IMS_PER_BATCH")
-    # Shares that differ by at most one image: nothing is repeated to even them out.
+    # Shares that differ by at most one image: nothing is repeated to even them out. The n-th batch
+    # of each process is its part of the n-th batch of all.
     shard = range(distributed.rank(), len(dataset), distributed.world_size())
     samples = TransformedDataset(dataset, build_transform(cfg, train=False), cfg.SEED)
-    return BatchLoader(cfg, samples, BatchSampler(shard, size, drop_last=False))
+    canvases = _canvases(cfg, dataset)
+    return BatchLoader(cfg, samples, BatchSampler(shard, size, drop_last=False), canvases)
+
+
+def _canvases(cfg: CfgNode, dataset: CocoDataset) -> list[tuple[int, int]]:
+    """The (height, width) that holds each batch of evaluation; of several views there is none."""
+    if cfg.TEST.BBOX_AUG.ENABLED:
+        return []
+    limits = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, convention_of(cfg).resize
+    sizes = np.array([get_size(size, *limits) for size in dataset.sizes])
+    step = cfg.TEST.IMS_PER_BATCH
+    largest = [sizes[start : start + step].max(axis=0) for start in range(0, len(sizes), step)]
+    return [(int(height), int(width)) for height, width in largest]
 
 
 def _per_process(batch_size: int, key: str) -> int:

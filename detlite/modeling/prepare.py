@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from ..structures import boxes as box_ops
+from ..structures.canvas import ImagesOnCanvas
 from ..structures.instances import GroundTruth, Images, Proposals
 from ..structures.packed_masks import PackedMasks
 from .input_checks import check_images, check_proposals, check_targets
@@ -61,7 +62,9 @@ class Normalizer(nn.Module):
         check_images(images)
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         step = max(self.divisibility, 1)
-        height, width = (-(-max(side) // step) * step for side in zip(*sizes, strict=True))
+        canvas = [images.canvas] if isinstance(images, ImagesOnCanvas) else []
+        sides = zip(*sizes, *canvas, strict=True)
+        height, width = (-(-max(side) // step) * step for side in sides)
         device = self.pixel_mean.device
         pixels = torch.zeros((len(images), 3, height, width), dtype=self.dtype, device=device)
         pixels = pixels.contiguous(memory_format=self.memory_format)

@@ -136,6 +136,21 @@ def test_processes_share_evaluation_evenly(training, monkeypatch, processes):
     assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_evaluation_is_padded_alike_whatever_the_number_of_processes(
+    training, monkeypatch, processes
+):
+    cfg, _ = training("TEST.IMS_PER_BATCH", 4, "INPUT.MAX_SIZE_TEST", 30)
+    test_set = build_dataset(cfg, "small", train=False)
+    monkeypatch.setattr(distributed, "world_size", lambda: processes)
+    for rank in range(processes):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        for images, _ in build_test_loader(cfg, test_set):
+            # 30 x 40, 40 x 20, 16 x 16 and 16 x 24 within 20 to 30 pixels
+            assert images.canvas == (30, 30)
+            assert max(image.shape[1] for image in images) <= 30
+
+
 @pytest.mark.parametrize(
     ("key", "build"),
     [("SOLVER.IMS_PER_BATCH", build_train_loader), ("TEST.IMS_PER_BATCH", build_test_loader)],

@@ -13,6 +13,7 @@ from detlite.modeling.prepare import (
     prepare_proposals,
     prepare_targets,
 )
+from detlite.structures.canvas import ImagesOnCanvas
 from detlite.structures.instances import GroundTruth
 from detlite.structures.packed_masks import PackedMasks
 
@@ -116,6 +117,14 @@ def test_each_image_lies_at_the_top_left():
         assert torch.equal(own, alone.pixels[0, :, :height, :width])
         own.zero_()
     assert not left.any()
+
+
+@pytest.mark.parametrize(("divisibility", "shape"), [(0, (9, 7)), (4, (12, 8))])
+def test_a_part_of_a_batch_is_padded_as_all_of_it(divisibility, shape):
+    images = ImagesOnCanvas([torch.zeros(3, 5, 7, dtype=torch.uint8)], (9, 6))
+    batch = Normalizer(MEAN, STD, bgr255=True, divisibility=divisibility)(images)
+    assert batch.pixels.shape[2:] == shape
+    assert batch.sizes.tolist() == [[5, 7]]
 
 
 @pytest.mark.parametrize(("divisibility", "shape"), [(0, (5, 7)), (1, (5, 7)), (32, (32, 32))])

@@ -302,16 +302,17 @@ def test_a_checkpoint_alone_gives_config_and_model(trained):
         build_model_from_checkpoint(path, ["MODEL.NONE", 3])
 
 
-def test_two_processes_evaluate_as_one(config, trained, tmp_path):
-    # One image a batch in each: images that are batched together are padded to one size, which
-    # changes what the network sees beyond their borders.
-    opts = ["MODEL.WEIGHT", trained / "model_final.pth", "OUTPUT_DIR", tmp_path]
-    output = torchrun("test_net.py", "--config", config, *opts, "TEST.IMS_PER_BATCH", 2)
+def test_two_processes_evaluate_as_one(run_tool, config, trained, tmp_path):
+    opts = ["MODEL.WEIGHT", trained / "model_final.pth", "TEST.IMS_PER_BATCH", 2]
+    opts += ["OUTPUT_DIR"]
+    alone = tmp_path / "alone"
+    assert run_tool("test_net.py", "--config", config, *opts, alone) == 0
+    output = torchrun("test_net.py", "--config", config, *opts, tmp_path)
     assert output.count("AP50") == 1
     # Five images over two processes: none twice, none left out.
-    assert_same_results(tmp_path, trained)
+    assert_same_results(tmp_path, alone)
     metrics, expected = (
-        json.loads((folder / "evaluation.json").read_text()) for folder in (tmp_path, trained)
+        json.loads((folder / "evaluation.json").read_text()) for folder in (tmp_path, alone)
     )
     for kind in ("bbox", "segm"):
         assert metrics[kind]["AP"] == pytest.approx(expected[kind]["AP"], abs=1e-6)
