@@ -31,7 +31,14 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     groups = _parameter_groups(cfg, model)
     if not groups:
         raise ConfigError("the model has no trainable parameter; see FREEZE_CONV_BODY_AT")
-    lr, momentum = cfg.SOLVER.BASE_LR, cfg.SOLVER.MOMENTUM
+    lr, momentum = base_lr(cfg), cfg.SOLVER.MOMENTUM
+    if cfg.SOLVER.AUTO_SCALE_LR:
+        logger.info(
+            "SOLVER.AUTO_SCALE_LR: BASE_LR %g for a reference batch of %d, times %g for one of %d: "
+            "%g",
+            cfg.SOLVER.BASE_LR, cfg.SOLVER.REFERENCE_IMS_PER_BATCH, lr / cfg.SOLVER.BASE_LR,
+            cfg.SOLVER.IMS_PER_BATCH, lr,
+        )  # fmt: skip
     if cfg.SOLVER.OPTIMIZER == "FusedSGD":
         return _apex_fused_sgd(groups, lr, momentum)
     # Fused is one pass over the parameters instead of one for each term of the update. But when
@@ -41,6 +48,13 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     if cfg.SOLVER.OPTIMIZER == "AdamW":
         return torch.optim.AdamW(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=fused)
+
+
+def base_lr(cfg: CfgNode) -> float:
+    """SOLVER.BASE_LR, scaled to the batch where SOLVER.AUTO_SCALE_LR says so (arXiv:1706.02677)."""
+    solver = cfg.SOLVER
+    scale = solver.IMS_PER_BATCH / solver.REFERENCE_IMS_PER_BATCH if solver.AUTO_SCALE_LR else 1.0
+    return solver.BASE_LR * scale
 
 
 def build_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> LambdaLR:
@@ -82,7 +96,7 @@ def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
             if parameter in seen or not parameter.requires_grad:
                 continue
             seen.add(parameter)
-            lr, decay = solver.BASE_LR, solver.WEIGHT_DECAY
+            lr, decay = base_lr(cfg), solver.WEIGHT_DECAY
             if name.endswith("bias"):
                 lr, decay = lr * solver.BIAS_LR_FACTOR, solver.WEIGHT_DECAY_BIAS
             elif isinstance(module, _NORM_LAYERS):

@@ -96,7 +96,7 @@ def run(cfg: CfgNode, resume: bool) -> None:
     barrier()  # before rank 0 writes what the others look for
     setup_logging(output_dir)
     cfg, weights = read_weights(cfg)  # which may be absent: ask first
-    seed_all(cfg.SEED + rank())
+    seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
     train_set = build_train_dataset(cfg)
     test_sets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
     for test_set in test_sets:

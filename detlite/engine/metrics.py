@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..config import ConfigError
-from ..distributed import is_main, reduce_mean
+from ..distributed import all_gather_objects, is_main, reduce_mean
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,9 @@ class Meters:
     noticed there, and reported when they are read.
     """
 
-    def __init__(self, max_iter: int) -> None:
-        self._max_iter = max_iter
+    def __init__(self, max_iter: int, keep: Callable[[int], Path] | None = None) -> None:
+        """`keep` writes the batch of an iteration into a file, for the message of an error."""
+        self._max_iter, self._keep = max_iter, keep
         self._seconds: dict[str, float] = defaultdict(float)
         self._names: list[str] = []
         self._steps: list[tuple[int, list[Any], Tensor]] = []  # iteration, image ids, losses [L]
@@ -84,27 +85,44 @@ class Meters:
     def check(self) -> list[list[float]]:
         """The losses of each step since the last `read`, in one transfer from the device.
 
+        Every process calls it at the same time.
+
         Raises:
-            NonFiniteLossError: one is infinite or NaN; the message names iteration and images.
+            NonFiniteLossError: one is infinite or NaN in any process; the message names iteration
+                and images, and the file of the batch.
         """
         rows = torch.stack([losses for *_, losses in self._steps]).tolist() if self._steps else []
+        found = all_gather_objects(self._first_problem(rows))
+        if not any(found):
+            return rows
+        # What is later only follows from it.
+        iteration = min(number for number, _ in filter(None, found))
+        listed = "; ".join(text for number, text in filter(None, found) if number == iteration)
+        kept = f" (kept in {self._keep(iteration)}: tools/replay_batch.py)" if self._keep else ""
+        raise NonFiniteLossError(
+            f"iteration {iteration}: the loss is not finite ({listed}){kept}. Lower "
+            "SOLVER.BASE_LR, warm up longer (SOLVER.WARMUP_ITERS), clip gradients "
+            "(SOLVER.CLIP_GRAD_NORM) or use DTYPE bfloat16"
+        )
+
+    def _first_problem(self, rows: list[list[float]]) -> tuple[int, str] | None:
+        """The first iteration with a loss that is not finite, and its losses and images."""
         for row, (iteration, image_ids, _) in zip(rows, self._steps, strict=True):
             if not all(map(math.isfinite, row)):
                 named = zip(self._names, row, strict=True)
                 listed = ", ".join(f"{name} {value:.4g}" for name, value in named)
-                raise NonFiniteLossError(
-                    f"iteration {iteration}: the loss is not finite ({listed}) on images "
-                    f"{image_ids}. Lower SOLVER.BASE_LR, warm up longer (SOLVER.WARMUP_ITERS), "
-                    "clip gradients (SOLVER.CLIP_GRAD_NORM) or use DTYPE bfloat16"
-                )
-        return rows
+                return iteration, f"{listed} on images {image_ids}"
+        return None
 
     def read(self, iteration: int) -> dict[str, float]:
         """The means over the steps since the last call, which `check` checks, and all processes.
 
-        With `eta_s` and, on a GPU, `max_memory_mib`, the most that tensors took so far.
+        With `eta_s` and, on a GPU, `max_memory_mib`, the most that tensors took so far. Nothing
+        where all steps were skipped.
         """
         rows, steps = self.check(), len(self._steps)
+        if not steps:
+            return {}
         sums = [sum(column) for column in zip(*rows, strict=True)]
         totals = {"loss": sum(sums), **dict(zip(self._names, sums, strict=True)), **self._seconds}
         means = reduce_mean({name: total / steps for name, total in totals.items()})
@@ -146,8 +164,11 @@ class MetricsWriter:
         self._file = path.open("a")
         self._events = SummaryWriter(str(output_dir), purge_step=start + 1 if start else None)
 
-    def training(self, iteration: int, values: dict[str, float]) -> None:
-        """Writes and logs the metrics of a training step."""
+    def training(self, iteration: int, means: dict[str, float], lr: dict[str, float]) -> None:
+        """Writes and logs the metrics of a training step; those that were all skipped have none."""
+        if not means:
+            return
+        values = means | lr
         self._write(iteration, values, {f"training/{name}": v for name, v in values.items()})
         logger.info(_line(iteration, values))
 

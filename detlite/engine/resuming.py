@@ -11,6 +11,7 @@ from .checkpoint import LAST, Checkpoint, CheckpointError, DamagedCheckpointErro
 logger = logging.getLogger(__name__)
 
 FINAL_CHECKPOINT = "model_final.pth"
+AVERAGE_CHECKPOINT = "model_final_average.pth"  # weights alone
 _NUMBERED = re.compile(r"model_(\d+)\.pth")
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
-from dataclasses import dataclass
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,16 @@ from yacs.config import CfgNode
 
 from ..config.loading import flatten
 from ..convention import convention_of
-from ..distributed import all_gather_objects, barrier, is_main, rank, world_size
+from ..data import CocoDataset
+from ..distributed import all_gather_objects, barrier, data_parallel, is_main, rank, world_size
 from ..modeling.detector import Detector
+from ..solver import build_optimizer, build_scheduler
+from .averaging import WeightAverage
+from .best import BestCheckpoint
 from .checkpoint import Checkpoint, CheckpointError, save_checkpoint
+from .evaluate import evaluate
+from .resuming import AVERAGE_CHECKPOINT, FINAL_CHECKPOINT, numbered_checkpoints
+from .step import TrainingStep
 from .weights import config_of, load_weights
 
 logger = logging.getLogger(__name__)
@@ -27,13 +37,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TrainingState:
-    """A run's config, model, optimizer, schedule and gradient scaler; saved and resumed as one."""
+    """What a run needs to go on, saved and resumed as one."""
 
     cfg: CfgNode
     model: Detector
     optimizer: Optimizer
     scheduler: LRScheduler
     scaler: torch.amp.GradScaler
+    step: TrainingStep
+    best: BestCheckpoint
+    average: WeightAverage | None = None
 
     def save(self, path: Path, iteration: int) -> None:
         """Writes the checkpoint of `iteration` finished iterations; every process calls it."""
@@ -51,11 +64,21 @@ class TrainingState:
                     "optimizer": self.optimizer.state_dict(),
                     "scheduler": self.scheduler.state_dict(),
                     "scaler": self.scaler.state_dict(),
+                    "best": self.best.state_dict(),
+                    "skipped": self.step.skipped,
+                    "average": self.average.state_dict() if self.average else {},
                     "rng": rng,
                 },
             )
             save_checkpoint(checkpoint)
             logger.info("saved %s", path)
+            if self.average and path.name == FINAL_CHECKPOINT:
+                beside = path.with_name(AVERAGE_CHECKPOINT)
+                weights = replace(checkpoint, path=beside, model=self.average.values, training={})
+                save_checkpoint(weights, last=False)
+            if kept := self.cfg.SOLVER.CHECKPOINTS_KEPT:
+                for old in list(numbered_checkpoints(path.parent).values())[:-kept]:
+                    old.unlink()
         barrier()
 
     def resume(self, checkpoint: Checkpoint) -> int:
@@ -79,6 +102,12 @@ class TrainingState:
             self.optimizer.load_state_dict(training["optimizer"])
             self.scheduler.load_state_dict(training["scheduler"])
             self.scaler.load_state_dict(training["scaler"])
+            if self.average:
+                # Switched on since, it starts from the weights.
+                start = {"updates": 0, "values": self.model.state_dict()}
+                self.average.load_state_dict(training["average"] or start)
+            self.best.load_state_dict(training["best"])
+            self.step.skipped = training["skipped"]
             iteration, rng = training["iteration"], training["rng"]
         except KeyError as error:
             raise CheckpointError(
@@ -109,8 +138,48 @@ class TrainingState:
         return iteration
 
 
-def seed_all(seed: int) -> None:
-    """Seeds random, numpy and torch (all devices); any seed from 0."""
+def build_state(cfg: CfgNode, model: Detector) -> tuple[TrainingState, TrainingStep]:
+    """The state of a run at its beginning, and the step that it is trained by."""
+    optimizer = build_optimizer(cfg, model)
+    scheduler = build_scheduler(cfg, optimizer)
+    scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
+    if scaler.is_enabled() or cfg.SOLVER.MAX_SKIPPED_STEPS:
+        # The optimizer's first step may be skipped, which torch takes for a wrong order.
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+    decay = cfg.SOLVER.EMA_DECAY
+    average = WeightAverage(model, decay) if decay else None
+    step = TrainingStep(cfg, data_parallel(model), optimizer, scaler, average, model.device)
+    best = BestCheckpoint(cfg.SOLVER.BEST_METRIC, cfg.SOLVER.PATIENCE)
+    return TrainingState(cfg, model, optimizer, scheduler, scaler, step, best, average), step
+
+
+def evaluate_state(
+    state: TrainingState, test_sets: Sequence[CocoDataset], output_dir: Path
+) -> dict[str, dict[str, Any]]:
+    """`evaluate` for the weights and, if there is one, for their average.
+
+    The average's files are in the folder `average`, its metrics under "<data set> average".
+    """
+    metrics = evaluate(state.cfg, state.model, test_sets, output_dir)
+    if state.average:
+        folder = output_dir / "average"
+        folder.mkdir(exist_ok=True)
+        with state.average.in_place_of_weights():
+            averaged = evaluate(state.cfg, state.model, test_sets, folder)
+        metrics |= {f"{name} average": row for name, row in averaged.items()}
+    return metrics
+
+
+def seed_all(seed: int, deterministic: bool = False) -> None:
+    """Seeds random, numpy and torch (all devices); any seed from 0.
+
+    With `deterministic` torch also takes algorithms that give the same bits each time, and raises
+    a RuntimeError where it has none. CUDA reads the setting of cuBLAS when it is first used.
+    """
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(deterministic)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.utils import clip_grad_norm_
 from yacs.config import CfgNode
 
 from ..config import ConfigError
 from ..data import CocoDataset, JoinedDataset, build_train_loader
-from ..distributed import any_process, data_parallel, world_size
+from ..distributed import any_process, world_size
 from ..modeling.detector import Detector
-from ..solver import build_optimizer, build_scheduler
-from .evaluate import check_evaluation, evaluate
+from .evaluate import check_evaluation
 from .metrics import METRICS_FILE, Meters, MetricsWriter
-from .precision import autocast, resolve_dtype
+from .precision import resolve_dtype
+from .replay import keep_batch
 from .resuming import (
     FINAL_CHECKPOINT,
     checkpoint_name,
@@ -27,7 +24,7 @@ from .resuming import (
     numbered_checkpoints,
 )
 from .signals import StoppedError, StopSignals
-from .state import TrainingState
+from .state import build_state, evaluate_state
 
 logger = logging.getLogger(__name__)
 
@@ -70,80 +67,78 @@ def train(
     solver, device, output_dir = cfg.SOLVER, model.device, Path(cfg.OUTPUT_DIR)
     for test_set in test_sets:
         check_evaluation(cfg, model, test_set)
-    optimizer = build_optimizer(cfg, model)
-    scheduler = build_scheduler(cfg, optimizer)
-    scaler = torch.amp.GradScaler(device.type, enabled=cfg.DTYPE == "float16")
-    if scaler.is_enabled():
-        # The scaler may skip the optimizer's first step, which torch takes for a wrong order.
-        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-    if cfg.MODEL.RESNETS.NORM == "FrozenBN" and not cfg.MODEL.WEIGHT:
-        logger.warning(
-            "MODEL.RESNETS.NORM is FrozenBN, but MODEL.WEIGHT names no weights: a body without "
-            "batch statistics hardly trains; from scratch use BN or GN"
-        )
-    state = TrainingState(cfg, model, optimizer, scheduler, scaler)
+    _warn_of_frozen_norms(cfg)
+    state, step = build_state(cfg, model)
     checkpoint = newest_checkpoint(output_dir) if resume else None
     start = state.resume(checkpoint) if checkpoint else 0
     if resume and not checkpoint:
         logger.warning("%s holds no checkpoint to resume: starting anew", output_dir)
+    end = start if state.best.is_out_of_patience else solver.MAX_ITER
     batches = iter(build_train_loader(cfg, train_set, start))
-    parallel_model = data_parallel(model)
-    meters = Meters(solver.MAX_ITER)
+    meters = Meters(solver.MAX_ITER, lambda iteration: keep_batch(cfg, train_set, iteration))
     # Of an evaluation after the last checkpoint nobody knows whether it came to its end.
-    again = bool(start and start < solver.MAX_ITER and _due(start, solver.TEST_PERIOD))
-    writer = MetricsWriter(output_dir, start, again or start == solver.MAX_ITER)
+    again = bool(test_sets) and start < end and start > 0 and _due(start, solver.TEST_PERIOD)
+    writer = MetricsWriter(output_dir, start, again or start == end)
+
+    def measure(iteration: int, name: str) -> dict[str, dict[str, Any]]:
+        with stop.ending_at_once():
+            metrics = evaluate_state(state, test_sets, output_dir)
+        if test_sets:
+            state.best.update(metrics, output_dir / name)
+            writer.evaluation(iteration, metrics)
+        return metrics
 
     logger.info(
         "training on %s (%d images), iterations %d to %d, %d process(es) on %s in %s",
-        train_set.name, len(train_set), start + 1, solver.MAX_ITER, world_size(), device,
+        train_set.name, len(train_set), start + 1, end, world_size(), device,
         resolve_dtype(cfg.DTYPE, device),
     )  # fmt: skip
     with StopSignals() as stop:
-        if again and test_sets:
-            writer.evaluation(start, evaluate(cfg, model, test_sets, output_dir))
+        if again:
+            measure(start, checkpoint_name(start))
         model.train()
-        for iteration in range(start + 1, solver.MAX_ITER + 1):
+        for iteration in range(start + 1, end + 1):
             with meters.timed("time"):
                 with meters.timed("data_time"):
                     images, targets = next(batches)
-                with autocast(cfg.DTYPE, device):
-                    losses = parallel_model(images, targets)
-                meters.update(iteration, losses, [target["image_id"] for target in targets])
-                optimizer.zero_grad()
-                scaler.scale(torch.stack(list(losses.values())).sum()).backward()
-                if solver.CLIP_GRAD_NORM > 0:
-                    scaler.unscale_(optimizer)
-                    clip_grad_norm_(model.parameters(), solver.CLIP_GRAD_NORM)
-                scaler.step(optimizer)
-                scaler.update()
+                losses = step(images, targets)
+                if losses:
+                    meters.update(iteration, losses, [target["image_id"] for target in targets])
 
-            last = iteration == solver.MAX_ITER
+            last = iteration == end or state.best.is_out_of_patience
             stops = any_process(bool(stop.received))
-            tests = test_sets and _due(iteration, solver.TEST_PERIOD) and not last
+            tests = bool(test_sets) and _due(iteration, solver.TEST_PERIOD) and not last
             saves = last or stops or tests or _due(iteration, solver.CHECKPOINT_PERIOD)
             if saves:
                 meters.check()  # nothing is saved or measured after a loss that is not finite
             if last or iteration % solver.LOG_PERIOD == 0:
-                lr = {"lr": float(scheduler.get_last_lr()[0])}
-                writer.training(iteration, meters.read(iteration) | lr)
-            scheduler.step()
+                lr = {"lr": float(state.scheduler.get_last_lr()[0])}
+                writer.training(iteration, meters.read(iteration), lr)
+            state.scheduler.step()
+            name = FINAL_CHECKPOINT if last else checkpoint_name(iteration)
             if saves:
-                name = FINAL_CHECKPOINT if last else checkpoint_name(iteration)
                 state.save(output_dir / name, iteration)
             if stops:
                 raise StoppedError(
                     f"{stop.received}: saved after iteration {iteration}; --resume goes on from it"
                 )
             if tests:
-                with stop.ending_at_once():
-                    writer.evaluation(iteration, evaluate(cfg, model, test_sets, output_dir))
+                measure(iteration, name)
+            if last:
+                end = iteration
+                break
 
-        with stop.ending_at_once():
-            metrics = evaluate(cfg, model, test_sets, output_dir)
-    if metrics:
-        writer.evaluation(solver.MAX_ITER, metrics)
+        metrics = measure(end, FINAL_CHECKPOINT)
     writer.close()
     return metrics
+
+
+def _warn_of_frozen_norms(cfg: CfgNode) -> None:
+    if cfg.MODEL.RESNETS.NORM == "FrozenBN" and not cfg.MODEL.WEIGHT:
+        logger.warning(
+            "MODEL.RESNETS.NORM is FrozenBN, but MODEL.WEIGHT names no weights: a body without "
+            "batch statistics hardly trains; from scratch use BN or GN"
+        )
 
 
 def _due(iteration: int, period: int) -> bool:

@@ -12,7 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from detlite.engine.metrics import Meters, MetricsWriter, NonFiniteLossError, setup_logging
 
-STEP = {"loss": 1.5, "loss_a": 1.0, "lr": 0.02, "time": 0.5, "data_time": 0.1, "eta_s": 61.0}
+MEANS = {"loss": 1.5, "loss_a": 1.0, "time": 0.5, "data_time": 0.1, "eta_s": 61.0}
+LR = {"lr": 0.02}
+STEP = MEANS | LR
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def root_logger():
 def write(folder, start, iterations):
     writer = MetricsWriter(folder, start)
     for iteration in iterations:
-        writer.training(iteration, STEP)
+        writer.training(iteration, MEANS, LR)
     writer.close()
 
 
@@ -85,10 +87,35 @@ def test_meters_name_the_first_loss_that_is_not_finite(value):
     for iteration, loss in enumerate([1.0, value, math.nan], start=4):
         losses = {"loss_a": torch.tensor(0.5), "loss_b": torch.tensor(loss)}
         meters.update(iteration, losses, [10 * iteration, 7])
-    message = rf"iteration 5: .*loss_a 0\.5, loss_b {value:.4g}\) on images \[50, 7\]"
+    message = rf"iteration 5: .*loss_a 0\.5, loss_b {value:.4g} on images \[50, 7\]\)"
     for read in (meters.check, lambda: meters.read(6)):
         with pytest.raises(NonFiniteLossError, match=message):
             read()
+
+
+def test_the_batch_is_kept_and_named(tmp_path):
+    kept = []
+
+    def keep(iteration):
+        kept.append(iteration)
+        return tmp_path / "batch.pth"
+
+    meters = Meters(9, keep)
+    meters.update(3, {"loss_a": torch.tensor(1.0)}, [1])
+    meters.check()
+    meters.update(4, {"loss_a": torch.tensor(math.nan)}, [2])
+    with pytest.raises(NonFiniteLossError, match=r"\(kept in .*batch\.pth: tools/replay_batch"):
+        meters.check()
+    assert kept == [4]
+
+
+def test_steps_that_were_all_skipped_have_no_means(tmp_path):
+    means = Meters(9).read(1)
+    assert means == {}
+    writer = MetricsWriter(tmp_path, 0)
+    writer.training(1, means, LR)
+    writer.close()
+    assert iterations(tmp_path) == []
 
 
 def test_checking_keeps_what_is_to_be_read():
@@ -103,7 +130,7 @@ def test_checking_keeps_what_is_to_be_read():
 def test_lines_and_events(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     writer = MetricsWriter(tmp_path, 0)
-    writer.training(20, STEP)
+    writer.training(20, MEANS, LR)
     evaluation = {"val": {"bbox": {"AP": 0.5, "APl": None, "per_category": {"cat": 0.5}}}}
     writer.evaluation(20, evaluation)
     writer.close()
@@ -118,7 +145,7 @@ def test_lines_and_events(tmp_path, caplog):
 
 def test_lines_are_there_before_the_end(tmp_path):
     writer = MetricsWriter(tmp_path, 0)
-    writer.training(1, STEP)
+    writer.training(1, MEANS, LR)
     assert iterations(tmp_path) == [1]
     writer.close()
 

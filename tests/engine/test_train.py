@@ -15,6 +15,7 @@ from detlite.convention import convention_of
 from detlite.data import DataError
 from detlite.engine.checkpoint import CheckpointError, read_checkpoint
 from detlite.engine.metrics import NonFiniteLossError
+from detlite.engine.replay import read_batch
 from detlite.engine.resuming import newest_checkpoint
 from detlite.engine.signals import StoppedError
 from detlite.engine.state import seed_all
@@ -83,12 +84,15 @@ def test_training_learns(run):
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
 
 
+MORE = ["SOLVER.EMA_DECAY", 0.9, "SOLVER.BEST_METRIC", "bbox/AP", "SOLVER.ACCUMULATION_STEPS", 2]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("workers", "more"), [(0, []), (1, []), (0, MORE)])
 def test_resumed_training_equals_straight_training_bit_for_bit(
-    run, toy, tmp_path, monkeypatch, dtype, workers
+    run, toy, tmp_path, monkeypatch, dtype, workers, more
 ):
-    opts = ["DTYPE", dtype, "SOLVER.CHECKPOINT_PERIOD", 2, "SOLVER.TEST_PERIOD", 2]
+    opts = [*more, "DTYPE", dtype, "SOLVER.CHECKPOINT_PERIOD", 2, "SOLVER.TEST_PERIOD", 2]
     opts += ["DATALOADER.NUM_WORKERS", workers, "SOLVER.CLIP_GRAD_NORM", 1.0]
     straight_cfg, straight_metrics = run(*opts, "OUTPUT_DIR", str(tmp_path / "straight"))
     straight = read_checkpoint(tmp_path / "straight" / "model_final.pth")
@@ -100,7 +104,7 @@ def test_resumed_training_equals_straight_training_bit_for_bit(
 
     def interrupt(*args):
         calls.append(args)
-        if len(calls) == 4:  # one iteration after the checkpoint is lost
+        if len(calls) == (8 if more else 4):  # one iteration after the checkpoint is lost
             raise KeyboardInterrupt
         return forward(*args)
 
@@ -115,7 +119,7 @@ def test_resumed_training_equals_straight_training_bit_for_bit(
     assert resumed.training["iteration"] == straight.training["iteration"] == 4
     for name, value in straight.model.items():
         torch.testing.assert_close(resumed.model[name], value, rtol=0, atol=0)
-    for key in ("optimizer", "scheduler", "scaler"):
+    for key in ("optimizer", "scheduler", "scaler", "average", "best"):
         torch.testing.assert_close(resumed.training[key], straight.training[key], rtol=0, atol=0)
     (drawn,), (wanted,) = resumed.training["rng"], straight.training["rng"]
     assert torch.equal(drawn["torch"], wanted["torch"])
@@ -304,7 +308,7 @@ def test_after_a_non_finite_loss_nothing_is_saved_or_measured(
     assert len(diverging) == 4
     assert any(value.isnan().any() for value in toy.state_dict().values())
     output = Path(make_cfg().OUTPUT_DIR)
-    saved = sorted(file.name for file in output.glob("*.pth"))
+    saved = sorted(file.name for file in output.glob("model_*.pth"))
     if period == "TEST_PERIOD":
         assert [row["iteration"] for row in rows(make_cfg(), "evaluation")] == [2]
     assert saved == ["model_0000002.pth"]
@@ -334,3 +338,110 @@ def test_a_used_folder_is_not_mixed_with_a_new_run(run):
     with pytest.raises(ConfigError, match=r"model_0000004\.pth"):
         check_output_dir(output, resume=False)
     check_output_dir(output / "new", resume=False)
+
+
+def weights_of(cfg, name="model_final.pth"):
+    return read_checkpoint(Path(cfg.OUTPUT_DIR) / name).model
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(run, toy, tmp_path):
+    """But for batch statistics, which are off, and the toy's random numbers."""
+    toy.norm.eval()
+    toy.norm.train = lambda mode: toy.norm
+    state = {name: value.clone() for name, value in toy.state_dict().items()}
+    finals = []
+    for parts in (1, 2, 4):
+        toy.load_state_dict(state)
+        opts = ["SOLVER.ACCUMULATION_STEPS", parts, "SOLVER.IMS_PER_BATCH", 4]
+        cfg, _ = run(*opts, "OUTPUT_DIR", str(tmp_path / str(parts)))
+        finals.append(weights_of(cfg))
+    for name, value in finals[0].items():
+        torch.testing.assert_close(finals[1][name], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(finals[2][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_that_cannot_be_parted(run):
+    with pytest.raises(ConfigError, match=r"ACCUMULATION_STEPS 3 in 1 processes .* multiple of 3"):
+        run("SOLVER.ACCUMULATION_STEPS", 3)
+
+
+def test_the_average_is_evaluated_and_saved_beside_the_weights(run):
+    cfg, metrics = run("SOLVER.EMA_DECAY", 0.5)
+    assert list(metrics) == ["val", "val average"]
+    output = Path(cfg.OUTPUT_DIR)
+    assert (output / "average" / "evaluation.json").exists()
+    final = newest_checkpoint(output)
+    average = weights_of(cfg, "model_final_average.pth")
+    assert final.path.name == "model_final.pth"
+    assert torch.equal(average["body.weight"], final.training["average"]["values"]["body.weight"])
+    assert not torch.equal(average["body.weight"], final.model["body.weight"])
+
+
+def test_the_last_checkpoints_are_kept_and_the_best(run):
+    opts = ["SOLVER.CHECKPOINT_PERIOD", 1, "SOLVER.CHECKPOINTS_KEPT", 2, "SOLVER.MAX_ITER", 6]
+    cfg, _ = run(*opts, "SOLVER.TEST_PERIOD", 2, "SOLVER.BEST_METRIC", "bbox/AP")
+    output = Path(cfg.OUTPUT_DIR)
+    saved = sorted(file.name for file in output.glob("*.pth"))
+    assert saved == ["model_0000004.pth", "model_0000005.pth", "model_best.pth", "model_final.pth"]
+    # The toy finds the same in every evaluation, so the first is the best.
+    assert read_checkpoint(output / "model_best.pth").training["iteration"] == 2
+
+
+def test_a_run_that_gets_no_better_ends(run, toy, tmp_path):
+    opts = ["SOLVER.MAX_ITER", 30, "SOLVER.TEST_PERIOD", 2, "SOLVER.BEST_METRIC", "bbox/AP"]
+    opts += ["SOLVER.PATIENCE", 2]
+    cfg, metrics = run(*opts)
+    assert [row["iteration"] for row in rows(cfg, "evaluation")] == [2, 4, 6, 7]
+    final = Path(cfg.OUTPUT_DIR) / "model_final.pth"
+    assert read_checkpoint(final).training["iteration"] == 7
+    before = final.read_bytes()
+    assert run(*opts, resume=True)[1] == metrics  # it only evaluates
+    assert final.read_bytes() == before
+
+
+def test_the_rate_follows_the_batch_where_that_is_wanted(run, caplog):
+    caplog.set_level("INFO")
+    cfg, _ = run("SOLVER.AUTO_SCALE_LR", True, "SOLVER.REFERENCE_IMS_PER_BATCH", 8)
+    assert [row["lr"] for row in rows(cfg)][2] == pytest.approx(0.1 / 4)
+    assert "BASE_LR 0.1 for a reference batch of 8, times 0.25 for one of 2: 0.025" in caplog.text
+
+
+def test_a_step_that_is_not_finite_may_be_skipped(run, toy, diverging, caplog):
+    opts = ["SOLVER.MAX_ITER", 5, "SOLVER.MAX_SKIPPED_STEPS", 1]
+    cfg, _ = run(*opts)
+    assert "skipped a step, number 1 of at most 1" in caplog.text
+    assert str(diverging[2]) in caplog.text
+    assert [row["iteration"] for row in rows(cfg)] == [1, 2, 4, 5]
+    final = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
+    assert final.training["skipped"] == 1
+    assert all(value.isfinite().all() for value in final.model.values())
+
+
+def test_skipping_changes_nothing(run, toy, monkeypatch):
+    """Batch statistics neither, although the batch went through the model."""
+    forward, seen = toy.forward, []
+
+    def look(images, targets):
+        losses = forward(images, targets)
+        seen.append({name: value.clone() for name, value in toy.state_dict().items()})
+        losses["loss_box"] = losses["loss_box"] * math.nan
+        return losses
+
+    before = {name: value.clone() for name, value in toy.state_dict().items()}
+    toy.forward = look
+    with pytest.raises(NonFiniteLossError, match=r"SOLVER\.MAX_SKIPPED_STEPS 3 steps were skipped"):
+        run("SOLVER.MAX_ITER", 9, "SOLVER.MAX_SKIPPED_STEPS", 3)
+    assert len(seen) == 4
+    assert not torch.equal(seen[0]["norm.running_mean"], before["norm.running_mean"])
+    torch.testing.assert_close(dict(toy.state_dict()), before, rtol=0, atol=0)
+
+
+def test_the_batch_of_a_non_finite_loss_is_kept(run, make_cfg, diverging):
+    with pytest.raises(NonFiniteLossError, match=r"kept in .*batch_0000003_rank0\.pth"):
+        run("SOLVER.MAX_ITER", 8, "SOLVER.LOG_PERIOD", 5)
+    iteration, (images, targets) = read_batch(
+        Path(make_cfg().OUTPUT_DIR) / "batch_0000003_rank0.pth"
+    )
+    assert iteration == 3
+    assert [target["image_id"] for target in targets] == diverging[2]
+    assert targets[0]["masks"].bitmaps(*images[0].shape[1:]).any()

@@ -333,6 +333,20 @@ def test_two_processes_train_one_model(run_tool, config, tmp_path):
     assert_same_results(tmp_path / "again", output)
 
 
+def test_deterministic_runs_have_the_same_weights(run_tool, config, tmp_path):
+    opts = ["SOLVER.DETERMINISTIC", True, "DATASETS.TEST", "()", "DATALOADER.NUM_WORKERS", 1]
+    finals = []
+    try:
+        for name in ("one", "other"):
+            output = tmp_path / name
+            assert run_tool("train_net.py", "--config", config, *opts, "OUTPUT_DIR", output) == 0
+            assert torch.are_deterministic_algorithms_enabled()
+            finals.append(read_checkpoint(output / "model_final.pth").model)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(*finals, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_process_changes_nothing(config, tmp_path, rank):
     """torchrun starts all anew, with its default rendezvous, from the last checkpoint."""

@@ -10,7 +10,20 @@ KEYS = section(
     Key("OPTIMIZER", "SGD", "FusedSGD needs NVIDIA's apex", one_of("SGD", "FusedSGD", "AdamW")),
     Key("MAX_ITER", 40000, "training steps", positive),
     Key("IMS_PER_BATCH", 16, "images in a step, over all processes", positive),
+    Key(
+        "ACCUMULATION_STEPS",
+        1,
+        "parts of a batch that go through the model one after the other: a step takes the memory "
+        "of one of them",
+        positive,
+    ),
     Key("BASE_LR", 0.001, "learning rate after warm-up", positive),
+    Key(
+        "AUTO_SCALE_LR",
+        False,
+        "multiply BASE_LR by IMS_PER_BATCH / REFERENCE_IMS_PER_BATCH",
+    ),
+    Key("REFERENCE_IMS_PER_BATCH", 16, "AUTO_SCALE_LR: the batch that BASE_LR is for", positive),
     Key("BIAS_LR_FACTOR", 2.0, "learning rate of biases, relative", not_negative),
     Key("MOMENTUM", 0.9, "SGD momentum; AdamW's first beta", in_range(0, 1, open_end=True)),
     Key("WEIGHT_DECAY", 0.0005, "of weights", not_negative),
@@ -34,9 +47,51 @@ KEYS = section(
     Key("WARMUP_FACTOR", 1.0 / 3, "rate at its start, relative", fraction),
     Key("WARMUP_ITERS", 500, "its length", not_negative),
     Key("CLIP_GRAD_NORM", 0.0, "largest joint norm of the gradients; 0: no clipping", not_negative),
+    Key(
+        "MAX_SKIPPED_STEPS",
+        0,
+        "steps with a loss that is not finite that a run may leave out, at the price of reading "
+        "the losses in every step; one more, or 0: the run ends",
+        not_negative,
+    ),
+    Key(
+        "EMA_DECAY",
+        0.0,
+        "decay of a moving average of the weights, such as 0.9998, evaluated and saved beside "
+        "them; 0: none",
+        in_range(0, 1, open_end=True),
+    ),
+    Key(
+        "DETERMINISTIC",
+        False,
+        "only algorithms of torch that give the same bits in every run on the same machine",
+    ),
     Key("LOG_PERIOD", 20, "iterations between lines of metrics", positive),
     Key(
         "CHECKPOINT_PERIOD", 2500, "iterations between checkpoints; 0: just the last", not_negative
     ),
-    Key("TEST_PERIOD", 0, "iterations between evaluations; 0: only at the end", not_negative),
+    Key(
+        "CHECKPOINTS_KEPT",
+        0,
+        "newest checkpoints that stay beside the final and the best one; 0: all",
+        not_negative,
+    ),
+    Key(
+        "TEST_PERIOD",
+        0,
+        "iterations between evaluations, each of a checkpoint; 0: only at the end",
+        not_negative,
+    ),
+    Key(
+        "BEST_METRIC",
+        "",
+        "the checkpoint with its highest value is kept as model_best.pth: bbox/AP of the first "
+        "test set, or my_val/bbox/AP; empty: none",
+    ),
+    Key(
+        "PATIENCE",
+        0,
+        "evaluations without a higher BEST_METRIC after which the run ends; 0: never",
+        not_negative,
+    ),
 )
