@@ -25,13 +25,17 @@ KEYPOINT_COLOURS = [(255, 60, 60), (60, 255, 60), (250, 250, 250), (60, 60, 255)
 
 
 class ToyDetector(nn.Module):
-    """Has the interface of a `Detector`. Detects the one red (1) or green (2) block exactly."""
+    """Has the interface of a `Detector`. Detects the one red (1) or green (2) block exactly.
+
+    Without `noise` nothing in it is random, and its batch norm only scales.
+    """
 
     takes_proposals = False
     needs = ("masks",)
 
-    def __init__(self, num_classes: int = 3, width: int = 4) -> None:
+    def __init__(self, num_classes: int = 3, width: int = 4, noise: float = 0.1) -> None:
         super().__init__()
+        self.noise = noise
         self.body = nn.Conv2d(3, width, 3, padding=1)
         self.norm = nn.BatchNorm2d(width)
         predictor = nn.ModuleDict(
@@ -48,9 +52,11 @@ class ToyDetector(nn.Module):
 
     def forward(self, images: list[Tensor], targets: list[dict[str, Any]]) -> dict[str, Tensor]:
         pixels = torch.stack([F.interpolate(i[None] / 255, (8, 8))[0] for i in images])
+        if not self.noise:
+            self.norm.eval()
         features = self.norm(self.body(pixels)).relu().mean((2, 3))
         # Random, as the choice of proposals is.
-        features = features + 0.1 * torch.rand_like(features)
+        features = features + self.noise * torch.rand_like(features)
         predictor = self.roi_heads["box"]["predictor"]
         labels = torch.stack([target["labels"][0] for target in targets])
         boxes = torch.stack([target["boxes"][0] for target in targets]) / 32

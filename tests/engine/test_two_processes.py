@@ -1,0 +1,136 @@
+"""Two processes train as one: with batches that are shared, and with ranks that have nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from detlite.data import build_train_dataset
+from detlite.engine.checkpoint import read_checkpoint
+from detlite.engine.train import train
+
+ROOT = Path(__file__).parents[2]
+
+EMPTY_RANKS = """
+import json, torch, yaml
+from detlite.config import config_from
+from detlite.distributed import all_gather_objects, data_parallel, process_group, rank
+from detlite.modeling.build import build_model
+
+cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")
+with process_group("cpu"):
+    torch.manual_seed(0)
+    model = build_model(cfg).train()
+    parallel = data_parallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    torch.manual_seed(rank())
+    some = {"boxes": torch.tensor([[8.0, 8, 40, 40]]), "labels": torch.tensor([1]),
+            "masks": torch.ones(1, 64, 64), "keypoints": torch.ones(1, 5, 3) * 20}
+    none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0).long(),
+            "masks": torch.zeros(0, 64, 64), "keypoints": torch.zeros(0, 5, 3)}
+    seen = []
+    for filled in ([], [0], [1], [0, 1]):
+        image = torch.rand(3, 64, 64) if rank() in filled else torch.zeros(3, 64, 64)
+        optimizer.zero_grad()
+        losses = parallel([image], [some if rank() in filled else none])
+        sum(losses.values()).backward()
+        missing = [name for name, p in model.named_parameters() if p.grad is None]
+        norm = sum(p.grad.double().square().sum() for p in model.parameters()).item()
+        optimizer.step()
+        keys = list(losses)
+        seen.append(all_gather_objects((keys, missing, norm)))
+    if rank() == 0:
+        print(json.dumps(seen))
+"""
+
+
+def in_two_processes(script, folder):
+    """Runs a script in two processes of one thread; returns what the first printed."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    (folder / "script.py").write_text(script)
+    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'engine'}"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "script.py"],
+            cwd=folder,
+            env=env | {"RANK": str(number), "LOCAL_RANK": str(number)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    return outputs[0][0]
+
+
+@pytest.mark.parametrize("c4", [False, True])
+def test_ranks_without_boxes_have_the_same_losses_and_graph(tiny_config, tmp_path, c4):
+    opts = ["MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 5]
+    opts += ["MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (16,)]
+    if not c4:
+        opts += ["MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False]
+        opts += ["MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56]
+    else:
+        opts += ["MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 28]
+    (tmp_path / "config.yaml").write_text(tiny_config(*opts, c4=c4).dump())
+    for (first, missing, norm), (second, other_missing, other_norm) in json.loads(
+        in_two_processes(EMPTY_RANKS, tmp_path)
+    ):
+        assert first == second
+        assert {"loss_mask", "loss_keypoint", "loss_objectness"} < set(first)
+        assert missing == other_missing == []
+        assert norm == pytest.approx(other_norm, rel=1e-12)
+        assert norm > 0
+
+
+SHARED_BATCHES = """
+import yaml
+from conftest import ToyDetector
+from detlite.config import config_from
+from detlite.data import build_train_dataset
+from detlite.distributed import process_group
+from detlite.engine.train import train
+import torch
+
+cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")
+with process_group("cpu"):
+    torch.manual_seed(0)
+    model = ToyDetector(noise=0.0)
+    train_set = build_train_dataset(cfg)
+    model.categories = train_set.categories
+    train(cfg, model, train_set, [])
+"""
+
+
+def test_a_shared_batch_trains_as_a_whole_one(make_cfg, tmp_path, toy):
+    """Its losses are means over images, and without noise or batch statistics nothing differs."""
+    opts = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.MAX_ITER", 10, "DATASETS.TEST", ()]
+    cfg = make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "alone"))
+    torch.manual_seed(0)
+    model = type(toy)(noise=0.0)
+    train_set = build_train_dataset(cfg)
+    model.categories = train_set.categories
+    train(cfg, model, train_set, [])
+    (tmp_path / "config.yaml").write_text(
+        make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "shared")).dump()
+    )
+    in_two_processes(SHARED_BATCHES, tmp_path)
+    alone, shared = (tmp_path / name for name in ("alone", "shared"))
+    ours, theirs = (read_checkpoint(f / "model_final.pth").model for f in (alone, shared))
+    torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
+    lines = [(f / "metrics.jsonl").read_text().splitlines() for f in (alone, shared)]
+    losses = [[json.loads(line)["loss"] for line in run] for run in lines]
+    assert len(losses[0]) == 10
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
