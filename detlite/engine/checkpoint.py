@@ -151,7 +151,8 @@ def _read(path: Path) -> Any:
                 damaged = records.testzip()
             if damaged is not None:
                 raise DamagedCheckpointError(
-                    f"{path}: is damaged: the record {damaged} does not have its checksum"
+                    f"{path}: is damaged: the record {damaged} does not have its checksum. If the "
+                    "file was saved without (torch.serialization.set_crc32_options), save it again"
                 )
         return torch.load(path, map_location="cpu", weights_only=True)
     except CheckpointError:
