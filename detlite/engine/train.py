@@ -119,8 +119,9 @@ def train(
             if saves:
                 state.save(output_dir / name, iteration)
             if stops:
+                why = stop.received or "a signal to another process"
                 raise StoppedError(
-                    f"{stop.received}: saved after iteration {iteration}; --resume goes on from it"
+                    f"{why}: saved after iteration {iteration}; --resume goes on from it"
                 )
             if tests:
                 measure(iteration, name)

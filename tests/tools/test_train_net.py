@@ -104,11 +104,11 @@ def torchrun(program, *args, rendezvous=FREE_PORT):
     return done.stdout
 
 
-def start(program, *args):
+def start(program, *args, **env):
     """Starts a program; the caller waits for it."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / "tools" / program), *map(str, args)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **env},
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
@@ -232,6 +232,22 @@ def test_a_signal_saves_and_has_a_status_of_its_own(config, tmp_path, name):
     assert message, error
     last = read_checkpoint(tmp_path / "run" / f"model_{int(message[1]):07d}.pth")
     assert last.training["iteration"] == int(message[1])
+
+
+def test_a_signal_to_one_process_saves_and_ends_both(config, tmp_path):
+    opts = ["SOLVER.MAX_ITER", 100_000, "TEST.IMS_PER_BATCH", 2, "OUTPUT_DIR", tmp_path / "run"]
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    processes = [
+        start("train_net.py", "--config", config, *opts, RANK=rank, LOCAL_RANK=rank, **env)
+        for rank in "01"
+    ]
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size, processes[0])
+    processes[1].send_signal(signal.SIGTERM)
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [75, 75], errors
+    saved = [re.search(r"saved after iteration \d+; --resume", error)[0] for error in errors]
+    assert saved[0] == saved[1]
 
 
 def test_a_second_signal_ends_at_once(config, tmp_path):
