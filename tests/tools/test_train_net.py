@@ -344,7 +344,8 @@ def test_two_processes_train_one_model(run_tool, config, tmp_path):
     saved = torch.load(output / "model_final.pth", weights_only=True)
     assert len(saved["training"]["rng"]) == 2
     # Both processes evaluated the model that was saved, batch statistics included.
-    opts = ["MODEL.WEIGHT", output / "model_final.pth", "OUTPUT_DIR", tmp_path / "again"]
+    opts = ["MODEL.WEIGHT", output / "model_final.pth", "TEST.IMS_PER_BATCH", 2]
+    opts += ["OUTPUT_DIR", tmp_path / "again"]
     assert run_tool("test_net.py", "--config", config, *opts) == 0
     assert_same_results(tmp_path / "again", output)
 
