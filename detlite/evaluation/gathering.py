@@ -13,7 +13,7 @@ class Collector:
     """Appends the results of images to arrays that grow."""
 
     def __init__(self) -> None:
-        self._arrays = Results.none().arrays()
+        self._arrays = Results.from_coco([], ()).arrays()
         self._buffers: dict[str, bytearray] = {}
 
     def add(self, results: Results) -> None:

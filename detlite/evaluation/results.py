@@ -77,11 +77,6 @@ class Results:
             masks, keypoints,
         )  # fmt: skip
 
-    @classmethod
-    def none(cls) -> Results:
-        """No detections at all."""
-        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-
     def __len__(self) -> int:
         return len(self.image_ids)
 
@@ -206,11 +201,16 @@ def coco_results(
     return Results(
         image_ids=np.full(len(boxes), image_id, np.int64),
         category_ids=np.array(category_ids, np.int64),
-        scores=scores.numpy(force=True),
-        boxes=box_convert(boxes, "xyxy", "xywh").numpy(force=True),
+        scores=_array(scores),
+        boxes=_array(box_convert(boxes, "xyxy", "xywh")),
         masks=None if masks is None else EncodedMasks.from_rles(masks),
-        keypoints=None if keypoints is None else keypoints.numpy(force=True),
+        keypoints=None if keypoints is None else _array(keypoints),
     )
+
+
+def _array(values: Tensor) -> np.ndarray:
+    # numpy has no bfloat16.
+    return (values.float() if values.itemsize < 4 else values).numpy(force=True)
 
 
 def _ids(rows: Sequence[dict[str, Any]], field: str) -> np.ndarray:

@@ -119,4 +119,4 @@ def test_lvis_measures_no_keypoints(monkeypatch):
     cfg, dataset = make_cfg(*MASKS, "MODEL.KEYPOINT_ON", True), make_dataset("lvis")
     dataset.coco_gt = lambda: None
     (evaluator,) = build_evaluators(cfg, dataset).values()
-    assert list(evaluator.evaluate(cfg, dataset, Results.none())) == ["bbox", "segm"]
+    assert list(evaluator.evaluate(cfg, dataset, Results.from_coco([], ()))) == ["bbox", "segm"]

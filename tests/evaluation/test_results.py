@@ -94,6 +94,13 @@ def test_bitmaps_become_run_lengths() -> None:
     assert list(coco_results(1, boxes, scores, [7], [result["segmentation"]]).rows()) == [result]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_types_of_numbers(dtype):
+    boxes, scores = torch.tensor([[1.0, 2.0, 5.0, 4.0]]), torch.tensor([0.5])
+    (result,) = coco_results(1, boxes.to(dtype), scores.to(dtype), [7]).rows()
+    assert (result["bbox"], result["score"]) == ([1, 2, 4, 2], 0.5)
+
+
 def test_keypoints_are_indices_of_pixels():
     boxes, scores = torch.tensor([[1.0, 2, 5, 9]]), torch.tensor([0.5])
     keypoints = torch.tensor([[[1.5, 2.5, 1], [4.0, 8.5, 1]]])
@@ -131,7 +138,7 @@ class TestRows:
     @pytest.mark.parametrize("kind", ALL)
     def test_none(self, kind: str) -> None:
         assert len(Results.from_coco([], [kind])) == 0
-        assert list(Results.none().rows()) == []
+        assert list(Results.from_coco([], ()).rows()) == []
 
     @pytest.mark.parametrize(
         ("change", "message"),
