@@ -66,7 +66,7 @@ def benchmark_data(
             if real:
                 dataset = build_dataset(cfg, cfg.DATASETS.TRAIN[0], train=True)
             else:
-                dataset = _generated(Path(folder), images)
+                dataset = generated_dataset(Path(folder), images)
             steps = -(-images // batch)
             streams: list[Iterator[Any]] = [
                 iter(build_train_loader(cfg, dataset)),
@@ -114,7 +114,7 @@ def _collate(samples: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(zip(*samples, strict=True))
 
 
-def _generated(folder: Path, count: int, size: tuple[int, int] = (480, 640)) -> CocoDataset:
+def generated_dataset(folder: Path, count: int, size: tuple[int, int] = (480, 640)) -> CocoDataset:
     """JPEG pictures with ten outlined objects in each, written where they are not there yet."""
     annotations = folder / "annotations.json"
     if not annotations.exists():

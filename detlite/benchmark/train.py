@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import cycle, islice
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from .turns import StepRow, in_turn
 LIBRARIES = ("detlite", "torchvision")
 DTYPES = ("float32", "bfloat16")
 _PLACES = {"detlite": DETLITE, "torchvision": TORCHVISION}
-_LOADED = 4  # batches of a data set that are gone through again and again
 
 Step = Callable[[], object]
 
@@ -42,7 +42,8 @@ class Training:
         batch: images a step.
         size: (height, width) of generated pictures.
         objects: in each of them.
-        real: take pictures of the config's training set, as its loader gives them, instead.
+        real: take pictures of the config's training set instead, and load them in every step, in
+            this process. torchvision's are then made float, and their masks bitmaps, as well.
         device: "cpu" or "cuda".
     """
 
@@ -56,35 +57,45 @@ class Training:
 
     def cfg(self) -> CfgNode:
         """The config at torchvision's settings. The weights hardly move: all steps are alike."""
-        opts = ("MODEL.DEVICE", self.device, "SOLVER.IMS_PER_BATCH", self.batch)
-        return comparable_config(self.config, [*opts, "SOLVER.BASE_LR", 1e-8, *self.opts])
+        opts = {
+            "MODEL.DEVICE": self.device,
+            "SOLVER.IMS_PER_BATCH": self.batch,
+            "SOLVER.BASE_LR": 1e-8,
+            "DATALOADER.NUM_WORKERS": 0,
+        }
+        own = [item for pair in opts.items() for item in pair]
+        return comparable_config(self.config, [*own, *self.opts])
 
-    def batches(self, cfg: CfgNode) -> list[Batch]:
-        """The images and targets of some steps."""
+    def batches(self, cfg: CfgNode, prepare: Callable[[Batch], Batch]) -> Iterator[Batch]:
+        """The same images and targets for every step, prepared for a library."""
         torch.manual_seed(0)
-        if self.real:
-            return list(islice(build_train_loader(cfg, build_train_dataset(cfg)), _LOADED))
-        classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
-        return [training_batch(self.batch, *self.size, self.objects, classes)]
+        if not self.real:
+            classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
+            yield from repeat(
+                prepare(training_batch(self.batch, *self.size, self.objects, classes))
+            )
+        dataset = build_train_dataset(cfg)
+        while True:  # a new loader begins with the same batch
+            yield prepare(next(iter(build_train_loader(cfg, dataset))))
 
     def step(self, library: str, dtype: str, watch: Stopwatch | None = None) -> Step:
         """A call that makes one step; a stopwatch gets the phases that no function stands for."""
         watch = watch or Stopwatch(self.device)
         cfg = self.cfg()
         model: Any = seeded_model(cfg)
-        batches = self.batches(cfg)
         if library == "torchvision":
             model = torchvision_model(cfg, model)
-            batches = [for_torchvision(batch, self.device) for batch in batches]
+            batches = self.batches(cfg, partial(for_torchvision, device=self.device))
             optimizer = _plain_optimizer(cfg, model)
         else:
+            batches = self.batches(cfg, lambda batch: batch)
             optimizer = build_optimizer(cfg, model)
         model.train()
-        stream = cycle(batches)
 
         def step() -> None:
             with watch.phase("other"):
-                images, targets = next(stream)
+                with watch.phase("data"):
+                    images, targets = next(batches)
                 with autocast(dtype, torch.device(self.device)):
                     losses = model(images, targets)
                 optimizer.zero_grad()

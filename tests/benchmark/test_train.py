@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
+import torch
 
+from detlite.benchmark.data import generated_dataset
+from detlite.benchmark.pictures import for_torchvision
 from detlite.benchmark.train import Training, benchmark_train, write_trace
 
 
@@ -21,9 +25,35 @@ def test_rows_of_both_libraries_and_their_phases(training):
     for row in (ours, theirs):
         assert row.peak_share == pytest.approx(row.gflop / row.seconds)
         assert row.phases.keys() >= {
-            *("inputs", "backbone", "RPN", "matching", "proposals", "box head", "mask head"),
+            *(
+                "data",
+                "inputs",
+                "backbone",
+                "RPN",
+                "matching",
+                "proposals",
+                "box head",
+                "mask head",
+            ),
             *("mask targets", "backward", "optimizer", "other"),
         }
+
+
+def test_real_pictures_are_loaded_in_every_step(config, small, tmp_path, monkeypatch):
+    dataset = generated_dataset(tmp_path, 4, (48, 64))
+    monkeypatch.setattr("detlite.benchmark.train.build_train_dataset", lambda cfg: dataset)
+    sizes = ("INPUT.MIN_SIZE_TRAIN", (64,), "INPUT.MAX_SIZE_TRAIN", 96)
+    opts = (*small, *sizes, "MODEL.CONVENTION_OVERRIDE", ("mask_targets=binary",))
+    training = Training(config, opts, real=True)
+    ours = training.batches(training.cfg(), lambda batch: batch)
+    theirs = training.batches(training.cfg(), partial(for_torchvision, device="cpu"))
+    (images, targets), (again, _), (floats, bitmaps) = next(ours), next(ours), next(theirs)
+    assert len(images) == 2
+    for image, same, other in zip(images, again, floats, strict=True):
+        assert torch.equal(image, same)
+        torch.testing.assert_close(other * 255, image.float())
+    assert [len(target["masks"]) for target in targets] == [10, 10]
+    assert [target["masks"].shape[0] for target in bitmaps] == [10, 10]
 
 
 def test_a_trace_names_the_phases(training, tmp_path):
