@@ -45,7 +45,7 @@ def test_a_step_is_the_same_and_keeps_less(depth, norm):
     for _ in range(2):  # the second step sees the statistics of the first
         wanted, most = step(plain, x)
         maps, kept = step(saving, x)
-        assert kept < 0.6 * most
+        assert kept < 0.4 * most
         for ours, theirs in zip(maps, wanted, strict=True):
             assert torch.equal(ours, theirs)
     for (name, ours), theirs in zip(saving.named_parameters(), plain.parameters(), strict=True):
@@ -57,7 +57,7 @@ def test_a_step_is_the_same_and_keeps_less(depth, norm):
         assert torch.equal(ours, theirs[name]), name
 
 
-def test_a_block_is_computed_again_only_where_it_is_trained():
+def test_a_part_is_computed_again_only_where_it_is_trained():
     calls = []
 
     class Block(nn.Conv2d):

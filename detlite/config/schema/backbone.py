@@ -36,8 +36,8 @@ _BACKBONE = section(
     Key(
         "CHECKPOINT_ACTIVATIONS",
         False,
-        "training keeps the inputs of a ResNet's or timm model's blocks alone and computes the "
-        "rest again: less memory, more time",
+        "training keeps the inputs of a ResNet's stages (of a timm model, what timm keeps) alone "
+        "and computes the rest again: less memory, more time",
     ),
 )
 _RESNETS = section(

@@ -15,27 +15,29 @@ from torch.utils.checkpoint import checkpoint
 from ..norm import takes_batch_statistics
 
 
-def checkpointed(block: nn.Module, x: Tensor) -> Tensor:
-    """`block(x)`, of which backward keeps `x` alone and computes the rest again.
+def checkpointed(part: nn.Module, x: Tensor) -> Tensor:
+    """`part(x)`, of which backward keeps `x` alone and computes the rest again.
 
-    Losses, gradients and batch statistics are those of `block(x)`. Nothing in the block may draw
-    random numbers. One that has nothing to train keeps nothing and is simply called.
+    Losses, gradients and batch statistics are those of `part(x)`. Nothing in it may draw random
+    numbers. A part that has nothing to train keeps nothing and is simply called.
     """
-    if not torch.is_grad_enabled() or not any(p.requires_grad for p in block.parameters()):
-        return block(x)
-    if not takes_batch_statistics(block):
-        return checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+    # A whole stage, not each of its blocks: most memory is taken when the heads' maps are there as
+    # well, and those are gone when a stage is computed again.
+    if not torch.is_grad_enabled() or not any(p.requires_grad for p in part.parameters()):
+        return part(x)
+    if not takes_batch_statistics(part):
+        return checkpoint(part, x, use_reentrant=False, preserve_rng_state=False)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _statistics_kept(block)
+        return nullcontext(), _statistics_kept(part)
 
-    return checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+    return checkpoint(part, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 
 @contextmanager
-def _statistics_kept(block: nn.Module) -> Iterator[None]:
+def _statistics_kept(part: nn.Module) -> Iterator[None]:
     """Batch norm normalises by its batch, but does not count it a second time."""
-    norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = [m for m in part.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0

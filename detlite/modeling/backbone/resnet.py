@@ -158,7 +158,7 @@ class ResNet(nn.Module):
 
     With `res5_dilation` 2 the last stage dilates its convolutions instead of halving the map (DC5).
     The first `freeze_at` parts (stem, res2, ...) are not trained. With `checkpoints` training keeps
-    the input of each trained block alone, see `checkpointed`.
+    the input of each trained stage alone, see `checkpointed`.
     """
 
     def __init__(
@@ -188,8 +188,8 @@ class ResNet(nn.Module):
         x = self.stem(x)
         maps = []
         for stage in range(2, self.out_stages[-1] + 1):
-            for block in self.get_submodule(f"res{stage}").children():
-                x = checkpointed(block, x) if self.checkpoints else block(x)
+            layers = self.get_submodule(f"res{stage}")
+            x = checkpointed(layers, x) if self.checkpoints else layers(x)
             if stage in self.out_stages:
                 maps.append(x)
         return maps
