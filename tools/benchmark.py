@@ -6,6 +6,7 @@
     python tools/benchmark.py train --config configs/nuclei_mask_rcnn_R_18_FPN.yaml --real --batch 4
     python tools/benchmark.py train --objects 500 --trace step.json
     python tools/benchmark.py data --workers 0 2
+    python tools/benchmark.py eval --images 5000
     python tools/benchmark.py scaling --plot docs/scaling.png
 
 Prints a table, and writes it where asked: as JSON, a list of rows such as {"case", "device",
@@ -30,6 +31,7 @@ from detlite.benchmark import (
     Inference,
     Training,
     benchmark_data,
+    benchmark_evaluation,
     benchmark_model,
     benchmark_ops,
     benchmark_scaling,
@@ -150,6 +152,10 @@ def _data(args: Args) -> Iterable[Any]:
     )  # fmt: skip
 
 
+def _eval(args: Args) -> Iterable[Any]:
+    return benchmark_evaluation(args.images, args.detections, args.turns)
+
+
 def _scaling(args: Args) -> Iterable[Any]:
     inference = Inference(args.config, tuple(args.opts), size=tuple(args.size), device=args.device)
     training = Training(
@@ -178,8 +184,9 @@ def _parser() -> argparse.ArgumentParser:
         own.add_argument("--json", type=Path, metavar="FILE", help="where to write the rows")
         own.add_argument("--markdown", type=Path, metavar="FILE", help="where to write the table")
         if name != "ops":
-            own.add_argument("--config", type=Path, default=COCO, help="of a Mask R-CNN")
             own.add_argument("--turns", type=int, default=5, help="calls of each that count")
+        if name not in ("ops", "eval"):
+            own.add_argument("--config", type=Path, default=COCO, help="of a Mask R-CNN")
             own.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
         return own
 
@@ -211,6 +218,11 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("--batch", type=int, default=2, help="pictures of a batch")
     own.add_argument("--images", type=int, default=32, help="of a turn")
 
+    own = command("eval", _eval)
+    own.add_argument("--images", type=int, default=5000, help="of the data set")
+    own.add_argument("--detections", type=int, default=100, help="in an image")
+    own.set_defaults(turns=1)
+
     own = command("scaling", _scaling)
     pictures(own, batch=None)
     own.add_argument("--axes", nargs="+", default=list(AXES), choices=list(AXES))
@@ -223,6 +235,7 @@ _MEANING = {
     "model": "inference: a picture in, run-length encoded masks out",
     "train": "a training step, and where its time goes",
     "data": "the loader alone",
+    "eval": "COCO's metrics of a generated data set, beside pycocotools'",
     "scaling": "an image's cost against its size, boxes, classes, objects and batch",
 }
 

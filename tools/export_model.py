@@ -161,6 +161,10 @@ def evaluation_sets(cfg: CfgNode, name: str | None) -> list[CocoDataset]:
 
 def report_ap(cfg: CfgNode, model: Detector, exported: Detector, dataset: CocoDataset) -> bool:
     """Prints the AP of both on a data set, and returns whether it falls by little."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.TEST.OPTIMIZE = False  # both as they are
+    cfg.freeze()
     with tempfile.TemporaryDirectory() as folder:
         before, after = (
             evaluate_dataset(cfg, own, dataset, Path(folder)) for own in (model, exported)

@@ -29,6 +29,7 @@ from detlite import ConfigError, Predictor
 from detlite.data import DataError
 from detlite.engine.checkpoint import CheckpointError
 from detlite.evaluation import coco_results
+from detlite.inference.exported import SUFFIXES
 from detlite.inference.memory import keep_freed_memory
 from detlite.inference.predictor import Prediction
 from detlite.inference.stream import predict_stream
@@ -46,9 +47,12 @@ def main() -> int:
     keep_freed_memory()
     try:
         files = list_pictures(args.input)
-        predictor = Predictor.from_checkpoint(
-            args.weights, args.opts, args.config, args.threshold, rle=True
-        )
+        if Path(args.weights).suffix in SUFFIXES.values():
+            predictor = Predictor(args.weights, score_thresh=args.threshold, rle=True)
+        else:
+            predictor = Predictor.from_checkpoint(
+                args.weights, args.opts, args.config, args.threshold, rle=True
+            )
         if predictor.model.takes_proposals:
             raise ConfigError(
                 f"{args.weights}: a Fast R-CNN needs proposals for each picture: call a Predictor "
@@ -91,10 +95,11 @@ def predict_files(predictor: Predictor, files: Sequence[Path], output: Path, bat
         drawn.save(output / f"{image_id:04d}_{file.stem}.png")
         _, height, width = picture.shape
         image = {"id": image_id, "file_name": str(file), "height": height, "width": width}
-        return image, coco_results(
+        rows = coco_results(
             image_id, found["boxes"], found["scores"], found["category_ids"],
             found.get("masks"), found.get("keypoints"), predictor.model.convention.keypoint_center,
         ).rows()  # fmt: skip
+        return image, list(rows)
 
     images, results = [], []
     stream = predict_stream(predictor, files, write, batch)
@@ -120,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--weights", required=True, help="checkpoint that training wrote")
+    parser.add_argument("--weights", required=True, help="checkpoint, or exported model")
     parser.add_argument(
         "--config", "--config-file", help="YAML file of the model, for weights without a config"
     )

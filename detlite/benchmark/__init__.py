@@ -7,6 +7,7 @@ To add cases of operators, write a function that yields them and name it in `GRO
 """
 
 from .data import benchmark_data
+from .evaluation import benchmark_evaluation
 from .measure import Row, benchmark_ops
 from .model import Inference, benchmark_model
 from .scaling import benchmark_scaling, plot_scaling
@@ -17,6 +18,7 @@ __all__ = [
     "Row",
     "Training",
     "benchmark_data",
+    "benchmark_evaluation",
     "benchmark_model",
     "benchmark_ops",
     "benchmark_scaling",

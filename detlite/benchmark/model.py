@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from pycocotools import mask as rle_codec
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-import detlite
-
 from ..engine.precision import autocast
+from ..inference.optimize import optimize
 from ..inference.predictor import Predictor
 from ..modeling.detector import Detector
 from .case import Clock
@@ -27,8 +27,8 @@ from .pictures import pictures
 from .turns import StepRow, in_turn
 
 _EAGER = ("float32", "bfloat16")
-_OPTIMIZE: Any = getattr(detlite, "optimize", None)
-_OPTIMIZED = ("float32", "bfloat16", "int8") if _OPTIMIZE else ()
+_INT8 = all(find_spec(package) for package in ("openvino", "nncf"))  # extras
+_OPTIMIZED = ("float32", "bfloat16", "int8") if _INT8 else _EAGER
 # (library, way): eager in float32, by autocast in bfloat16, or optimized.
 WAYS = (
     *(("torchvision", dtype) for dtype in _EAGER),
@@ -80,16 +80,16 @@ class Inference:
         spread_scores(model, images[0], self.threshold, 5 * self.detections)
         if library == "torchvision":
             return _torchvision_call(torchvision_model(cfg, model).eval(), images, way)
-        prepared, dtype = _prepared(model, way)
+        prepared, dtype = _prepared(model, way, images)
         predictor = Predictor(prepared, min(self.size), max(self.size), rle=True, dtype=dtype)
         return lambda: predictor(images)
 
 
-def _prepared(model: Detector, way: str) -> tuple[Any, str]:
+def _prepared(model: Detector, way: str, images: list[Tensor]) -> tuple[Detector, str]:
     """The model that a way calls, and the arithmetic of autocast."""
     if way in _EAGER:
         return model, way
-    return _OPTIMIZE(model, way.removeprefix("optimize ")), "float32"
+    return optimize(model, way.removeprefix("optimize "), images), "float32"
 
 
 def _torchvision_call(model: nn.Module, images: list[Tensor], dtype: str) -> Callable[[], object]:

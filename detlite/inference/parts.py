@@ -141,10 +141,14 @@ def recording(
 
 
 def example_batch(model: Detector) -> tuple[Images, Proposals | None]:
-    """Two images in which no dimension that may vary is 1, and proposals if the model takes any."""
+    """Two images in which no dimension that may vary is 1, and proposals if the model takes any.
+
+    As many proposals as there may be detections: with fewer, a graph would give fewer.
+    """
     given = None
     if model.takes_proposals:
-        given = [torch.tensor([[8.0, 8.0, 90.0, 70.0], [20.0, 30.0, 60.0, 90.0]])] * 2
+        count = max(2, model.postprocess.detections_per_image)
+        given = [torch.tensor([8.0, 8.0, 90.0, 70.0]).repeat(count, 1)] * 2
     return model.prepare([torch.rand(3, 256, 320), torch.rand(3, 224, 256)], given)
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from yacs.config import CfgNode
 
@@ -24,23 +21,10 @@ from ..structures.instances import Detections
 from ..structures.masks import to_bitmap
 from .exported import read_exported
 from .optimize import build_inference
+from .pictures import Loaded, Picture, as_tensor
 from .test_time_augmentation import AugmentedDetector, View, build_views, size_of
 
-Picture = str | Path | Image.Image | np.ndarray | Tensor
 Prediction = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A picture uint8 [3, H, W], and the image that the model sees of it."""
-
-    picture: Tensor
-    image: Tensor
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width) of the picture."""
-        return size_of(self.picture)
 
 
 class Predictor:
@@ -135,10 +119,6 @@ class Predictor:
         """The categories {"id", "name"}; label k is categories[k - 1]."""
         return self.model.categories
 
-    def read(self, path: str | Path) -> Tensor:
-        """A picture file as uint8 RGB [3, H, W]; see `detlite.data.images.read_image`."""
-        return read_image(path, None, *self._picture_limits)
-
     @overload
     def __call__(self, pictures: Picture, proposals: Tensor | None = None) -> Prediction: ...
 
@@ -157,8 +137,10 @@ class Predictor:
 
     def load(self, picture: Picture) -> Loaded:
         """A picture as a call takes it, read and resized."""
-        path = isinstance(picture, str | Path)
-        image = self.read(picture) if path else _to_tensor(picture)
+        if isinstance(picture, str | Path):
+            image = read_image(picture, None, *self._picture_limits)
+        else:
+            image = as_tensor(picture)
         if self.augmented is not None:  # which resizes by itself
             return Loaded(image, image)
         resize = self.model.convention.resize
@@ -211,37 +193,6 @@ def build_predictor(
 
 
 load_checkpoint = Predictor.from_checkpoint
-
-
-def _to_tensor(picture: Image.Image | np.ndarray | Tensor) -> Tensor:
-    """A picture as uint8 RGB [3, H, W]."""
-    if isinstance(picture, Image.Image):
-        if picture.mode.startswith(("I", "F")):
-            raise ValueError(
-                f"the PIL image has mode {picture.mode!r}, which has no 8-bit form of its own: "
-                "convert it, or give the file's path"
-            )
-        picture = np.array(picture.convert("RGB"))
-    if isinstance(picture, np.ndarray):
-        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-            raise ValueError(
-                "an array must be RGB, uint8 [H, W, 3]; this one is "
-                f"{picture.dtype} {list(picture.shape)}"
-            )
-        # A copy, as torch takes neither negative strides (BGR[..., ::-1]) nor read-only arrays.
-        picture = torch.from_numpy(picture.transpose(2, 0, 1).copy())
-    if not isinstance(picture, Tensor):
-        raise TypeError(
-            f"a picture is a path, a PIL image, an array or a tensor, not {type(picture).__name__}"
-        )
-    if picture.dtype != torch.uint8 or picture.ndim != 3 or picture.shape[0] != 3:
-        raise ValueError(
-            "a tensor must be RGB, uint8 [3, H, W]; this one is "
-            f"{str(picture.dtype).removeprefix('torch.')} {list(picture.shape)}"
-        )
-    if picture.numel() == 0:
-        raise ValueError(f"the picture has no pixels: {list(picture.shape)}")
-    return picture
 
 
 def _bitmaps(rles: Sequence[dict[str, Any]], size: tuple[int, int]) -> Tensor:

@@ -78,13 +78,16 @@ class ProgramDetector(Detector):
         self.batch = batch
         self.eval()
 
-    def predict(self, images: Images, given: Proposals | None = None) -> Detections:
+    def predict(
+        self, images: Images, given: Proposals | None = None, min_score: float = 0.0
+    ) -> Detections:
         """What the program finds; see `Detector.predict`."""
         height, width = (max(self.least_side, side) for side in images.pixels.shape[2:])
         padding = 0, width - images.pixels.shape[3], 0, height - images.pixels.shape[2]
         inputs = [F.pad(images.pixels, padding), images.sizes]
         if given is not None:
-            inputs += [given.boxes, given.valid]
+            missing = max(0, self.postprocess.detections_per_image - given.valid.shape[1])
+            inputs += [F.pad(given.boxes, (0, 0, 0, missing)), F.pad(given.valid, (0, missing))]
         step = self.batch or len(images.pixels)
         parts = zip(*(x.split(step) for x in inputs), strict=True)
         fields_found = zip(*(self.run(*part) for part in parts), strict=True)
@@ -94,7 +97,7 @@ class ProgramDetector(Detector):
             found = replace(found, mask_probs=next(values))
         if "keypoints" in self.needs:
             found = replace(found, keypoints=next(values), keypoint_scores=next(values))
-        return found
+        return replace(found, valid=found.valid & (found.scores >= min_score))
 
     def losses(
         self, images: Images, truth: GroundTruth, given: Proposals | None = None
@@ -115,8 +118,8 @@ class ProgramDetector(Detector):
 def export_program(model: Detector, batch: int | None = None) -> ExportedProgram:
     """A detector as a graph with our operators in it, as they are registered.
 
-    Height and width may be any multiples of 32 from `least_side` on, and there may be any number of
-    proposals.
+    Height and width may be any multiples of 32 from `least_side` on, and proposals any number from
+    that of the most detections on.
 
     Args:
         model: left as it is.

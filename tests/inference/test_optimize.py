@@ -18,6 +18,7 @@ from detlite import build_model, optimize
 from detlite.inference import fused_layers
 from detlite.inference.fused_layers import FusedConv2d, InFloat32, onednn_fuses
 from detlite.inference.fusion import fuse
+from detlite.inference.openvino import openvino_parts
 from detlite.modeling.detector import Detector
 from detlite.modeling.norm import FrozenBatchNorm2d
 
@@ -233,3 +234,18 @@ def test_unknown_dtypes_are_refused(tiny_config: Callable[..., CfgNode]) -> None
 
 def test_fusing_is_asked_for_once() -> None:
     assert onednn_fuses(torch.float32) is onednn_fuses(torch.float32)
+
+
+def test_int8_needs_pictures(tiny_config: Callable[..., CfgNode]) -> None:
+    with pytest.raises(ValueError, match="calibration"):
+        optimize(build_model(tiny_config()), "int8")
+
+
+def test_int8_is_run_by_openvino(tiny_config: Callable[..., CfgNode]) -> None:
+    for package in ("openvino", "nncf"):
+        pytest.importorskip(package, reason="needs the extra openvino")
+    model = build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()
+    pictures = [torch.rand(3, 64, 64), torch.rand(3, 64, 96)]
+    fast = optimize(model, "int8", pictures)
+    assert len(openvino_parts(fast)) == 4  # backbone, and heads of RPN, boxes and masks
+    assert len(fast.detect(pictures)[0].boxes) > 0

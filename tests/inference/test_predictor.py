@@ -148,7 +148,7 @@ class TestPrediction:
         with pytest.raises(DataError, match="more than 99 pixels"):
             Predictor(BrightSquare(), max_pixels=99)(file)
         predictor = Predictor(BrightSquare(), picture_bits=12)
-        assert np.array_equal(predictor.read(file)[0].numpy(), picture[:, :, 0])
+        assert np.array_equal(predictor.load(file).picture[0].numpy(), picture[:, :, 0])
         assert len(predictor(file)["boxes"]) == 2
 
     def test_proposals_are_scaled_with_their_picture(

@@ -54,6 +54,13 @@ def test_loading_beside_torchvision(run_tool, repo_root, monkeypatch, capsys):
     assert "| generated " in capsys.readouterr().out
 
 
+def test_evaluation_beside_pycocotools(run_tool, capsys):
+    assert run_tool("benchmark.py", "eval", "--images", 12, "--detections", 5) == 0
+    printed = capsys.readouterr().out
+    assert "| bbox " in printed
+    assert "| segm " in printed
+
+
 def test_every_command_measures_what_its_options_say(run_tool, monkeypatch, tmp_path):
     seen = {}
 
