@@ -5,6 +5,7 @@ The optional packages are those of `pip install 'detlite[openvino]'`.
 
 from __future__ import annotations
 
+import functools
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ class OpenVINOPart(nn.Module):
             "INFERENCE_PRECISION_HINT": "f32",
             "PERFORMANCE_HINT": "LATENCY",
         }
-        self._compiled = _import_openvino().compile_model(graph, "CPU", settings)
+        self._compiled = _core().compile_model(graph, "CPU", settings)
 
     def forward(self, *arguments: Any) -> Any:
         inputs = [_innermost(x.float()).numpy() for x in pytree.tree_leaves(arguments)]
@@ -110,8 +111,8 @@ def to_bytes(graph: openvino.Model) -> tuple[bytes, bytes]:
 
 def from_bytes(xml: bytes, weights: bytes) -> openvino.Model:
     """The graph that `to_bytes` wrote."""
-    ov = _import_openvino()
-    return ov.Core().read_model(xml, ov.Tensor(np.frombuffer(weights, np.uint8)))
+    tensor = _import_openvino().Tensor(np.frombuffer(weights, np.uint8))
+    return _core().read_model(xml, tensor)
 
 
 def _convert(model: Detector, name: str, arguments: tuple[Any, ...]) -> openvino.Model:
@@ -187,6 +188,17 @@ def _innermost(x: Tensor) -> Tensor:
 def _outermost(x: Tensor) -> Tensor:
     """The opposite of `_innermost`; the tensor is channels-last."""
     return x.permute(0, 3, 1, 2) if x.dim() == 4 else x
+
+
+@functools.cache
+def _core() -> openvino.Core:
+    """The one runtime of the process, never let go.
+
+    Where the processor has AMX, each runtime gives the thread a stack for signals, and takes it
+    back when it goes: with two of them, the next signal after that may find none and end the
+    process.
+    """
+    return _import_openvino().Core()
 
 
 def _import_openvino() -> Any:

@@ -77,11 +77,14 @@ def _freeze_norm(module: torch.nn.Module) -> None:
 
 
 def predictor_of(reference: torch.nn.Module, opts: Sequence[Any] = ()) -> detlite.Predictor:
-    """Ours, from a file with the weights of a torchvision model, with overrides of its config."""
+    """Ours, from a file with the weights of a torchvision model, with overrides of its config.
+
+    The model is the plain one: it trains, and its weights go back.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.pth"
         torch.save(reference.state_dict(), path)
-        return detlite.load_checkpoint(path, ["MODEL.DEVICE", "cpu", *opts])
+        return detlite.load_checkpoint(path, ["MODEL.DEVICE", "cpu", "TEST.OPTIMIZE", False, *opts])
 
 
 @dataclass

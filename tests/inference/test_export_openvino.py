@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,35 @@ def test_int8_needs_detections(model, monkeypatch):
     monkeypatch.setattr(model.roi_heads.box, "score_thresh", 1.0)
     with pytest.raises(ConfigError, match=r"mask\.predictor was never used on the 1 pictures"):
         to_openvino(model, [torch.rand(3, 64, 96)])
+
+
+# With AMX, a runtime lends the thread a stack for signals; let go in this order, two took both.
+_SIGNAL = """
+import faulthandler, signal, subprocess
+import torch
+from openvino import Model, opset13
+from torch.utils import _pytree as pytree
+from detlite.inference.openvino import OpenVINOPart
+
+def part():
+    x = opset13.parameter([2, 3])
+    graph = Model([opset13.relu(x)], [x])
+    return OpenVINOPart(graph, pytree.treespec_dumps(pytree.tree_flatten(torch.zeros(1))[1]))
+
+faulthandler.enable()
+first, second = part(), part()
+first(torch.zeros(2, 3))
+del first
+del second
+signal.signal(signal.SIGCHLD, lambda *_: print("handled"))
+subprocess.run(["true"])
+"""
+
+
+def test_signals_are_handled_after_the_last_part_is_gone(repo_root):
+    command = [sys.executable, "-c", _SIGNAL]
+    done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
 
 @pytest.mark.parametrize("package", ["openvino", "nncf"])
