@@ -5,7 +5,7 @@ which config they need (`source.Source`); `convert` drives them.
 """
 
 from .convert import SOURCES, Converted, convert, entries_of, source_of
-from .published import weight_file
+from .published import find_weights, weight_file
 from .torchvision import to_torchvision
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Converted",
     "convert",
     "entries_of",
+    "find_weights",
     "source_of",
     "to_torchvision",
     "weight_file",

