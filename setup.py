@@ -16,6 +16,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 # Turing to Hopper as machine code; later generations compile the PTX when they first load it.
@@ -72,6 +73,16 @@ def find_cuda() -> Path | None:
             "or DETLITE_CUDA=0 to build without CUDA"
         )
     return toolkit
+
+
+class BuildPackage(build_py):
+    """Puts the configs into the package, where an installed `detlite` finds them by name."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib) / "detlite" / "configs"
+            shutil.copytree(ROOT / "configs", target, dirs_exist_ok=True)
 
 
 class BuildKernels(build_ext):
@@ -143,6 +154,6 @@ setup(
             py_limited_api=True,
         )
     ],
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "build_py": BuildPackage},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -31,7 +31,9 @@ ALLOWED = {
     **dict.fromkeys(_TOP - _MIDDLE, _TOP),
     # The package's own face: it only names what is public.
     "__init__": {"_C", "config", "modeling", "ops", "inference"},
-    "tools": _TOP,
+    "commands": _TOP,
+    "__main__": {"commands", "__version__"},
+    "tools": _TOP | {"commands"},
 }
 
 
@@ -112,6 +114,7 @@ _BORROWED = {
         "ops.box_convert",
         "ops.clip_boxes_to_image",
         "ops.deform_conv2d",
+        "models.get_weight",
         "models.detection.KeypointRCNN_ResNet50_FPN_Weights",
         "models.detection.MaskRCNN_ResNet50_FPN_Weights",
     )

@@ -1,69 +1,14 @@
-"""Convert weights of torchvision, detectron2, maskrcnn-benchmark, Caffe2's Detectron or timm.
-
-    python tools/convert_weights.py model_final_f10217.pkl mask_rcnn.pth
-    python tools/convert_weights.py mask_rcnn.pth for_torchvision.pth --to torchvision
-
-A converted file holds the weights, the config that they need and the categories, so that
-`detlite.load_checkpoint("mask_rcnn.pth")` is a ready predictor. MODEL.WEIGHT and tools/predict.py
-also take the files as they are. Nothing that a file holds is executed.
-
-Exit status: 0; 2 for a file that cannot be converted.
-"""
+"""`detlite convert`, see `detlite/commands/convert.py`."""
 
 from __future__ import annotations
 
-import argparse
+import signal
 import sys
-from dataclasses import replace
-from pathlib import Path
-
-from detlite.conversion import SOURCES, to_torchvision
-from detlite.engine.checkpoint import (
-    CheckpointError,
-    read_checkpoint,
-    save_checkpoint,
-    write_content,
-)
-
-
-def main() -> int:
-    """Returns the exit status that the head of this file describes."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("input", type=Path, help="the weights: .pth or .pkl")
-    parser.add_argument("output", type=Path, help="the file to write")
-    parser.add_argument(
-        "--from",
-        dest="source",
-        choices=SOURCES,
-        help="where the weights come from; by default found by their names",
-    )
-    parser.add_argument(
-        "--to", choices=["torchvision"], help="write a state dict for it, not a checkpoint of ours"
-    )
-    args = parser.parse_args()
-    if not args.output.parent.is_dir():
-        print(f"error: {args.output}: no such folder {args.output.parent}", file=sys.stderr)
-        return 2
-    try:
-        checkpoint = read_checkpoint(args.input, args.source)
-        known = checkpoint.config or checkpoint.convention or checkpoint.backbone_only
-        if not args.to and not known:  # nothing converted
-            raise CheckpointError(
-                f"{args.input}: its entries are none that a known framework has; if they come from "
-                f"one, name it by --from ({', '.join(SOURCES)})"
-            )
-        if args.to:
-            write_content(args.output, to_torchvision(checkpoint.model))
-        else:
-            save_checkpoint(replace(checkpoint, path=args.output), last=False)
-    except (CheckpointError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{args.output}: {len(checkpoint.model)} entries")
-    return 0
-
 
 if __name__ == "__main__":
+    # Imports take seconds, in which Ctrl-C should leave no traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from detlite.commands.convert import main
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

@@ -38,7 +38,7 @@ class DataRow:
 
 
 def benchmark_data(
-    config: Path,
+    config: str | Path,
     opts: Sequence[Any] = (),
     workers: Sequence[int] = (0, 2),
     real: bool = False,

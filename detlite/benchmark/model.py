@@ -51,7 +51,7 @@ class Inference:
         device: "cpu" or "cuda".
     """
 
-    config: Path
+    config: str | Path
     opts: tuple[Any, ...] = ()
     batch: int = 1
     size: tuple[int, int] = (800, 1216)

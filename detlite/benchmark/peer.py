@@ -44,7 +44,7 @@ _AS_TORCHVISION: dict[str, Any] = {
 }
 
 
-def comparable_config(config: Path, opts: Sequence[Any] = ()) -> CfgNode:
+def comparable_config(config: str | Path, opts: Sequence[Any] = ()) -> CfgNode:
     """A config at torchvision's settings where it lets none choose; `opts` go over both.
 
     Raises:

@@ -47,7 +47,7 @@ class Training:
         device: "cpu" or "cuda".
     """
 
-    config: Path
+    config: str | Path
     opts: tuple[Any, ...] = ()
     batch: int = 2
     size: tuple[int, int] = (800, 1216)

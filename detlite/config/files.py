@@ -15,6 +15,18 @@ from .errors import ConfigError
 
 _MOST_VALUES = 100_000
 
+# Configs of a wheel lie in the package, those of a clone beside it.
+_PACKAGE = Path(__file__).parents[1]
+CONFIGS = next((f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if f.is_dir()), None)
+
+
+def find_config(name: str | Path, folder: Path = Path()) -> Path:
+    """A config file: the path, relative to a folder, or else detlite's own of that name."""
+    path = folder / name
+    if CONFIGS and not path.exists() and (CONFIGS / name).is_file():
+        return CONFIGS / name
+    return path
+
 
 def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
     """A YAML file and its bases as (file, content without `_BASE_`), each before its heirs.
@@ -48,7 +60,7 @@ def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, 
         raise ConfigError(
             f"{path}: _BASE_ is the path of a file, or a list of paths, not {bases!r}"
         )
-    chains = [read_chain(path.parent / base, (path, *children)) for base in bases]
+    chains = [read_chain(find_config(base, path.parent), (path, *children)) for base in bases]
     return [*itertools.chain(*chains), (path, content)]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from .errors import ConfigError
-from .files import expand_path, read_chain
+from .files import expand_path, find_config, read_chain
 from .maskrcnn_benchmark import NO_EFFECT, RESTATING, translate
 from .schema import KEYS, Key
 
@@ -37,8 +37,9 @@ def load_config(path: str | Path | None = None, opts: Sequence[Any] = ()) -> Cfg
     """Reads a config file, applies overrides, checks everything.
 
     Args:
-        path: YAML file; its `_BASE_` (one or more paths relative to it) is read first. None:
-            defaults.
+        path: YAML file, or the name of one of detlite's own, such as
+            coco/mask_rcnn_R_50_FPN_1x.yaml; its `_BASE_` (one or more paths relative to it) is
+            read first. None: defaults.
         opts: alternating keys and values, `["SOLVER.BASE_LR", 0.01]`; strings are parsed.
 
     Returns:
@@ -50,7 +51,8 @@ def load_config(path: str | Path | None = None, opts: Sequence[Any] = ()) -> Cfg
     """
     if path is None:
         return _resolve([], opts, Path())
-    return _resolve(read_chain(Path(path)), opts, Path(path).parent)
+    path = find_config(path)
+    return _resolve(read_chain(path), opts, path.parent)
 
 
 def config_from(content: dict[str, Any], source: Path, opts: Sequence[Any] = ()) -> CfgNode:

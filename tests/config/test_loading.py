@@ -481,3 +481,14 @@ def test_resolved_config_loads_again_and_is_equal(write, opts):
     again = load_config(write(cfg.dump()))
     assert again == cfg
     assert yaml.safe_load(again.dump()) == yaml.safe_load(cfg.dump())
+
+
+def test_own_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = load_config("coco/mask_rcnn_R_50_FPN_1x.yaml")
+    assert cfg.MODEL.MASK_ON
+    (tmp_path / "mine.yaml").write_text("_BASE_: coco/mask_rcnn_R_50_FPN_1x.yaml\nSEED: 5\n")
+    assert load_config("mine.yaml") == load_config("coco/mask_rcnn_R_50_FPN_1x.yaml", ["SEED", 5])
+    (tmp_path / "demo_shapes.yaml").write_text("SEED: 7\n")  # one's own goes first
+    assert load_config("demo_shapes.yaml").SEED == 7
+    assert load_config("demo_shapes.yaml").MODEL.BACKBONE == load_config().MODEL.BACKBONE

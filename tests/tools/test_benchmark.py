@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -41,7 +40,7 @@ def test_a_table_is_written_with_its_command(run_tool, tmp_path):
     assert run_tool("benchmark.py", "ops", *options) == 0
     measured_on, command, _, titles, _, row = file.read_text().splitlines()
     assert "threads of" in measured_on
-    assert command == f"`python tools/benchmark.py ops {' '.join(map(str, options))}`"
+    assert command == f"`detlite benchmark ops {' '.join(map(str, options))}`"
     assert titles.startswith("| case")
     assert row.startswith("| batched_nms_4k_80")
 
@@ -72,10 +71,12 @@ def test_every_command_measures_what_its_options_say(run_tool, monkeypatch, tmp_
         return measured
 
     for name in ("model", "train", "scaling"):
-        monkeypatch.setattr(f"detlite.benchmark.benchmark_{name}", recorded(name))
-    monkeypatch.setattr("detlite.benchmark.write_trace", lambda *args: seen.update(trace=args))
-    monkeypatch.setattr("detlite.benchmark.plot_scaling", lambda *args: seen.update(plot=args))
-    config, file = Path("some.yaml"), tmp_path / "file"
+        monkeypatch.setattr(f"detlite.commands.benchmark.benchmark_{name}", recorded(name))
+    for name, key in (("write_trace", "trace"), ("plot_scaling", "plot")):
+        monkeypatch.setattr(
+            f"detlite.commands.benchmark.{name}", lambda *args, key=key: seen.update({key: args})
+        )
+    config, file = "some.yaml", tmp_path / "file"
     size = ("--size", 64, 96)
 
     options = ("--only", "detlite float32", "--detections", 12, "--threshold", 0.5, *size)

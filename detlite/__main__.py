@@ -1,0 +1,45 @@
+"""The command `detlite`; `python -m detlite` and `torchrun -m detlite` are the same.
+
+detlite train --config configs/demo_shapes.yaml
+detlite predict --help
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from . import __version__
+
+COMMANDS = {
+    "train": "train the model of a config file, and evaluate it",
+    "test": "evaluate a checkpoint",
+    "predict": "detect objects in pictures",
+    "convert": "convert weights of another framework",
+    "export": "write a model for torch.export, AOTInductor, ONNX or OpenVINO",
+    "benchmark": "measure operators, inference, training, loading and evaluation",
+    "replay": "compute the losses of a batch on which a run ended",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command that the command line names; returns its exit status."""
+    listing = "\n".join(f"  {name:10} {meaning}" for name, meaning in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        "detlite",
+        description=f"Train, evaluate and use Mask R-CNN models.\n\ncommands:\n{listing}",
+        epilog="`detlite COMMAND --help` describes a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"detlite {__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    args = parser.parse_args(given[:1])  # the rest is the command's
+    command = importlib.import_module(f"detlite.commands.{args.command}")
+    return int(command.main(given[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

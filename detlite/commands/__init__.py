@@ -1,0 +1,1 @@
+"""The commands of `detlite`, a module for each: `main(arguments)` runs it and gives its status."""
