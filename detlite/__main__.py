@@ -19,6 +19,7 @@ COMMANDS = {
     "predict": "detect objects in pictures",
     "convert": "convert weights of another framework",
     "export": "write a model for torch.export, AOTInductor, ONNX or OpenVINO",
+    "analyze": "count parameters, operations and activations of a model",
     "benchmark": "measure operators, inference, training, loading and evaluation",
     "replay": "compute the losses of a batch on which a run ended",
 }

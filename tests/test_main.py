@@ -62,4 +62,5 @@ def test_tools_only_call_commands(repo_root):
         if found:
             called |= set(found)
             assert len(tree.body) == 5, file  # a docstring, three imports, the call
-    assert called == COMMANDS.keys()
+    assert called
+    assert called <= COMMANDS.keys()
