@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageFile
 from torch import Tensor
 
 from .errors import DataError
@@ -21,6 +21,16 @@ MAX_PIXELS = 178_956_970  # Pillow's own limit
 # What Pillow raises on files that are cut off or damaged, depending on format and place.
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 _ORIENTATION = 0x0112  # EXIF tag
+# What brings a picture of an orientation upright (CIPA DC-008, Exif 2.32, section 4.6.4).
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _TRANSPOSED = (5, 6, 7, 8)  # orientations that swap width and height
 _DARK = 1 << 12
 _GREY = 128  # what libjpeg fills in where data are missing
@@ -38,13 +48,15 @@ def read_image(
     """Reads a picture as RGB.
 
     Grey and palette pictures are expanded, an alpha channel is dropped, and of 16-bit values the
-    highest 8 of `bits` are kept. Pixels are taken as stored, as COCO's annotations count them: an
-    EXIF orientation is followed only where `size` is that of the turned picture, not of the stored
-    one.
+    highest 8 of `bits` are kept.
+
+    An EXIF orientation is followed: viewers and most annotation tools show the picture so, and
+    detectron2 reads it so (`read_image` in data/detection_utils.py). torchvision's CocoDetection,
+    and maskrcnn-benchmark with it, take pixels as stored; pycocotools reads no pictures.
 
     Args:
         path: the picture file, of any format that Pillow reads.
-        size: (height, width) that the picture must have; None: any.
+        size: (height, width) that the picture must have, upright; None: any.
         max_pixels: the most that a picture may have; above Pillow's limit, that is raised to it.
         bits: how many a 16-bit picture uses, 8 to 16.
 
@@ -57,12 +69,11 @@ def read_image(
     """
     try:
         with _open(path, max_pixels) as file:
-            picture = ImageOps.exif_transpose(file) if _must_turn(file, size) else file
+            file.load()  # what stands behind the pixels belongs to the header, too
+            orientation = _orientation(file)
+            picture = file.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else file
             if size is not None and picture.size != size[::-1]:
-                raise DataError(
-                    f"{path}: the picture is {picture.width}x{picture.height} (width x height), "
-                    f"but the annotation file states {size[1]}x{size[0]}"
-                )
+                raise DataError(f"{path}: {_size_problem(file, picture.size, size)}")
             pixels = _rgb(picture, path, bits)
             if _is_cut_jpeg(file, path):
                 raise DataError(f"{path}: the picture is damaged or truncated (data are missing)")
@@ -87,7 +98,10 @@ def image_problem(
     # What is wrong, the decoder says below.
     with contextlib.suppress(DataError, *_BROKEN), _open(path, max_pixels) as file:
         last = _LAST_BYTES.get(file.format or "")
-        fits = file.size == size[::-1] or _must_turn(file, size)
+        # A PNG without EXIF before its pixels would be decoded to look behind them.
+        known = file.format != "PNG" or "exif" in file.info
+        turned = known and _orientation(file) in _TRANSPOSED
+        fits = file.size == (size if turned else size[::-1])
         if last is not None and fits and file.fp is not None:
             file.fp.seek(-len(last), 2)
             if file.fp.read() == last:
@@ -146,10 +160,31 @@ def _is_cut_jpeg(file: Image.Image, path: str | Path) -> bool:
         return longer.tobytes() != file.tobytes()
 
 
-def _must_turn(file: Image.Image, size: tuple[int, int] | None) -> bool:
-    """Whether the picture has that size (height, width) only as its EXIF orientation turns it."""
-    turned = file.size == size and size != size[::-1]
-    return turned and file.getexif().get(_ORIENTATION) in _TRANSPOSED
+def _orientation(file: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; 1, upright, where there is none or it cannot be read."""
+    if file.format == "TIFF":  # which Pillow turns itself
+        return 1
+    try:
+        return int(file.getexif().get(_ORIENTATION, 1))
+    except (*_BROKEN, TypeError, KeyError):  # the pixels may be sound
+        return 1
+
+
+def _size_problem(file: Image.Image, found: tuple[int, int], stated: tuple[int, int]) -> str:
+    """What to say of a picture whose upright size (width, height) is not the stated one."""
+    height, width = stated
+    problem = (
+        f"the picture is {found[0]}x{found[1]} (width x height), "
+        f"but the annotation file states {width}x{height}"
+    )
+    if found != stated:
+        return problem
+    if file.size != found:
+        return (
+            f"{problem}, its size before EXIF orientation {_orientation(file)} turns it: if the "
+            "annotations count stored pixels, save the picture without its EXIF data"
+        )
+    return f"{problem}: width and height have changed places in one of the two"
 
 
 def _rgb(picture: Image.Image, path: str | Path, bits: int) -> np.ndarray:

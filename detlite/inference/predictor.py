@@ -42,9 +42,9 @@ class Predictor:
       [N, P], their logits.
 
     A list of pictures is run as one batch and gives a list. A Fast R-CNN also takes, for each
-    picture, `proposals` float [R, 4], xyxy in its pixels. Pixels are taken as stored: an EXIF
-    orientation is not followed. A DataError names a file that cannot be read; a TypeError or
-    ValueError says what is wrong with any other picture.
+    picture, `proposals` float [R, 4], xyxy in its pixels. An EXIF orientation of a file is
+    followed. A DataError names a file that cannot be read; a TypeError or ValueError says what is
+    wrong with any other picture.
 
     Args:
         model: a detector as `build_model` gives it, which is put in evaluation mode, or a file

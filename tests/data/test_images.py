@@ -76,23 +76,76 @@ def test_float_and_32_bit_pictures_are_refused(tmp_path):
         read_image(save(tmp_path, Image.fromarray(GREY.astype(np.int32) * 1000), "i.tiff"))
 
 
-def test_orientation_follows_the_stated_size(tmp_path):
+def with_orientation(tmp_path, orientation, name):
     exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees to view
-    path = save(tmp_path, Image.fromarray(RGB), exif=exif)
-    stored = torch.from_numpy(RGB.transpose(2, 0, 1).copy())
-    assert torch.equal(read_image(path), stored)
-    assert torch.equal(read_image(path, (12, 20)), stored)
-    assert torch.equal(read_image(path, (20, 12)), stored.rot90(-1, (1, 2)))
-    assert image_problem(path, (12, 20)) is None
+    exif[0x0112] = orientation
+    options = {"lossless": True} if name.endswith("webp") else {}
+    return save(tmp_path, Image.fromarray(RGB), name, exif=exif, **options)
+
+
+STORED = torch.from_numpy(RGB.transpose(2, 0, 1).copy())
+# How EXIF defines them: where the stored first row and first column are to be seen.
+UPRIGHT = {
+    1: STORED,  # top, left
+    2: STORED.flip(2),  # top, right
+    3: STORED.flip(1, 2),  # bottom, right
+    4: STORED.flip(1),  # bottom, left
+    5: STORED.transpose(1, 2),  # left, top
+    6: STORED.transpose(1, 2).flip(2),  # right, top
+    7: STORED.transpose(1, 2).flip(1, 2),  # right, bottom
+    8: STORED.transpose(1, 2).flip(1),  # left, bottom
+    99: STORED,  # no such orientation
+}
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize("name", ["a.png", "a.webp", "a.tif", "a.jpg"])
+def test_orientation_is_followed(tmp_path, orientation, name):
+    path = with_orientation(tmp_path, orientation, name)
+    upright = UPRIGHT[orientation]
+    size = tuple(upright.shape[1:])
+    image = read_image(path, size)
+    assert image.shape == upright.shape
+    if name != "a.jpg":
+        assert torch.equal(image, upright)
+    assert torch.equal(read_image(path), image)
+    assert image_problem(path, size) is None
+    if size == (20, 12):
+        assert "states 20x12" in str(image_problem(path, (12, 20)))
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg"])
+def test_annotations_that_count_stored_pixels_are_named(tmp_path, name):
+    path = with_orientation(tmp_path, 6, name)
+    message = r"picture is 12x20 .* states 20x12, its size before EXIF orientation 6 turns it: if"
+    with pytest.raises(DataError, match=message):
+        read_image(path, (12, 20))
+    assert re.search(message, str(image_problem(path, (12, 20))))
+
+
+def test_orientation_behind_the_pixels_of_a_png(tmp_path):
+    path = with_orientation(tmp_path, 8, "a.png")
+    data = path.read_bytes()
+    at = data.index(b"eXIf") - 4
+    chunk = data[at : at + 12 + int.from_bytes(data[at : at + 4], "big")]
+    path.write_bytes(data.replace(chunk, b"").replace(b"\0\0\0\0IEND", chunk + b"\0\0\0\0IEND"))
+    assert torch.equal(read_image(path, (20, 12)), UPRIGHT[8])
     assert image_problem(path, (20, 12)) is None
+
+
+def test_exif_that_cannot_be_read_is_passed_over(tmp_path):
+    cut_off = b"Exif\0\0MM\0*\0\0\0\x08\0\x05\0"
+    path = save(tmp_path, Image.fromarray(RGB), "a.png", exif=cut_off)
+    with pytest.warns(UserWarning, match="Corrupt EXIF data"):
+        assert torch.equal(read_image(path), STORED)
 
 
 def test_size_that_does_not_match(tmp_path):
     path = save(tmp_path, Image.fromarray(RGB))
     with pytest.raises(DataError, match=r"picture.png: the picture is 20x12 .* states 12x20"):
         read_image(path, (20, 12))
-    assert "states 12x20" in str(image_problem(path, (20, 12)))
+    assert "states 12x20: width and height have changed" in str(image_problem(path, (20, 12)))
+    assert str(image_problem(path, (20, 13))).endswith("states 13x20")
 
 
 @pytest.mark.parametrize("extension", ["png", "jpg", "bmp", "gif", "tif", "webp"])
