@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,8 +22,10 @@ from .catalog import JoinedDataset
 from .coco import CocoDataset, Target
 from .errors import DataError
 from .resize import get_size
-from .samplers import Sample, TrainingBatchSampler
+from .samplers import Sample, TrainingBatchSampler, repeat_factors
 from .transforms import DetectionTransform, build_transform
+
+logger = logging.getLogger(__name__)
 
 Batch = tuple[list[Tensor], list[Target]]
 
@@ -153,9 +156,32 @@ def build_train_loader(
         start_iter,
         distributed.rank(),
         distributed.world_size(),
+        _repeat_factors(cfg, dataset),
     )
     transform = build_transform(cfg, train=True, keypoint_names=dataset.keypoint_names)
     return BatchLoader(cfg, TransformedDataset(dataset, transform, cfg.SEED), batches)
+
+
+def _repeat_factors(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> np.ndarray | None:
+    """How often each image appears in a round; None: once."""
+    threshold = cfg.DATALOADER.REPEAT_THRESHOLD
+    if not threshold:
+        return None
+    labels: list[set[int]] = []
+    parts = dataset.datasets if isinstance(dataset, JoinedDataset) else [dataset]
+    for part in cast(list[CocoDataset], parts):
+        rows = part.coco_gt().imgToAnns
+        labels += [
+            {row["category_id"] for row in rows[image_id] if not row["iscrowd"]}
+            for image_id in part.image_ids
+        ]
+    factors = repeat_factors(labels, threshold)
+    logger.info(
+        "DATALOADER.REPEAT_THRESHOLD %g: %d of %d images are repeated, at most %.1f times; a round "
+        "has %.0f images", threshold, (factors > 1).sum(), len(factors), factors.max(),
+        factors.sum(),
+    )  # fmt: skip
+    return factors
 
 
 def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:

@@ -3,19 +3,50 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data import Sampler
 
+# Repeat factors are counted in parts of it, so that their sums are exact.
+_WHOLE = 1 << 20
+
 
 class Sample(NamedTuple):
-    """An image of the training set in one of its rounds, which together seed its augmentation."""
+    """An image of the training set in one of its rounds, which together seed its augmentation.
+
+    `repeat` counts its appearances within the round, from 0.
+    """
 
     round: int
     image: int
+    repeat: int = 0
+
+
+def repeat_factors(labels: Sequence[Collection[int]], threshold: float) -> np.ndarray:
+    """How often each image is to appear in a round, so that rare categories are seen more often.
+
+    A category that is in a fraction f of the images asks for max(1, sqrt(threshold / f)), an image
+    for the most that one of its categories asks for (LVIS, arXiv 1908.03195, appendix B.2).
+
+    Args:
+        labels: the categories of each image; a repeated one counts once.
+        threshold: t, a fraction of the images; LVIS's baselines take 0.001.
+
+    Returns:
+        float64 [images], at least 1.
+    """
+    own = [set(found) for found in labels]
+    images = Counter(category for found in own for category in found)
+    factor = {
+        category: max(1.0, math.sqrt(threshold * len(own) / count))
+        for category, count in images.items()
+    }
+    return np.array([max((factor[one] for one in found), default=1.0) for found in own])
 
 
 class TrainingBatchSampler(Sampler[list[Sample]]):
@@ -26,8 +57,11 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
     in proportion to their sizes. A batch is that of all processes together and is cut up among
     them, so their number changes neither batches nor augmentation.
 
-    `wide` tells for each image whether it belongs to the first group; all False: no grouping.
-    `batch_size` is that of all processes, a multiple of `world_size`.
+    Args:
+        wide: for each image whether it belongs to the first group; all False: no grouping.
+        batch_size: that of all processes, a multiple of `world_size`.
+        factors: how often each image appears in a round on average, see `repeat_factors`; each
+            round rounds it up or down by chance. None: once.
     """
 
     def __init__(
@@ -38,12 +72,17 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
         start_iter: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        factors: np.ndarray | None = None,
     ) -> None:
         is_wide = np.asarray(wide, bool)
-        self._wide = _Rounds(np.flatnonzero(is_wide), (seed, 0))
-        self._tall = _Rounds(np.flatnonzero(~is_wide), (seed, 1))
-        self._wide_count, self._count = int(is_wide.sum()), len(is_wide)
-        self._phase = int(np.random.default_rng((seed, 2)).integers(self._count))
+        count = len(is_wide)
+        weights = np.full(count, _WHOLE)
+        if factors is not None:
+            weights = np.rint(factors * _WHOLE).astype(np.int64)
+        self._wide = _Rounds(np.flatnonzero(is_wide), weights[is_wide], (seed, 0))
+        self._tall = _Rounds(np.flatnonzero(~is_wide), weights[~is_wide], (seed, 1))
+        self._total = self._wide.total + self._tall.total
+        self._phase = int(np.random.default_rng((seed, 2)).integers(count)) * self._total // count
         self._start_iter = start_iter
         self._batch_size = batch_size
         share = batch_size // world_size
@@ -60,22 +99,45 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
 
     def _wide_turns(self, iteration: int) -> int:
         """How many of the first `iteration` batches are wide: evenly spread, never random."""
-        return (iteration * self._wide_count + self._phase) // self._count
+        return (iteration * self._wide.total + self._phase) // self._total
 
 
 class _Rounds:
-    """An endless stream of images: permutation after permutation, open at any position."""
+    """An endless stream of images: permutation after permutation, open at any position.
 
-    def __init__(self, images: np.ndarray, seed: tuple[int, int]) -> None:
-        self._images = images
-        self._seed = seed
+    An image of weight w appears in a round w / _WHOLE times, rounded up or down: the weights of
+    a random order lie end to end on a line, from which every _WHOLE-th mark takes the image under
+    it. The marks go on evenly from round to round, so that the place where a round begins is known
+    without those before it; the first lies at random, so that each image is rounded without bias.
+    """
+
+    def __init__(self, images: np.ndarray, weights: np.ndarray, seed: tuple[int, int]) -> None:
+        self.total = int(weights.sum())
+        self._images, self._weights, self._seed = images, weights, seed
+        self._phase = int(np.random.default_rng((*seed, 0, 0)).integers(_WHOLE))
         # Two, as a batch may reach from one round into the next.
-        self._permutation = lru_cache(maxsize=2)(self._permute)
+        self._round = lru_cache(maxsize=2)(self._draw)
 
     def sample(self, position: int) -> Sample:
         """The image at a position of the stream, from 0, and the round that it belongs to."""
-        number, place = divmod(position, len(self._images))
-        return Sample(number, self._permutation(number)[place])
+        number = ((position + 1) * _WHOLE - self._phase - 1) // self.total
+        image, repeat = self._round(number)[position - self._start(number)]
+        return Sample(number, image, repeat)
 
-    def _permute(self, number: int) -> list[int]:
-        return np.random.default_rng((*self._seed, number)).permutation(self._images).tolist()
+    def _start(self, number: int) -> int:
+        return (self._phase + number * self.total) // _WHOLE
+
+    def _draw(self, number: int) -> list[tuple[int, int]]:
+        """The images of a round, and which appearance in it each is."""
+        rng = np.random.default_rng((*self._seed, number))
+        order = rng.permutation(len(self._images))
+        first_mark = (self._phase + number * self.total) % _WHOLE
+        ends = (first_mark + self._weights[order].cumsum()) // _WHOLE
+        counts = np.diff(ends, prepend=0)
+        place = np.repeat(np.arange(len(order)), counts)
+        repeat = np.arange(len(place)) - (ends - counts)[place]
+        if counts.max() > 1:  # else it is in random order already
+            shuffled = rng.permutation(len(place))
+            place, repeat = place[shuffled], repeat[shuffled]
+        images = self._images[order[place]]
+        return list(zip(images.tolist(), repeat.tolist(), strict=True))

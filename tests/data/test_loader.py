@@ -18,10 +18,13 @@ from detlite.data.catalog import build_dataset, build_train_dataset
 from detlite.data.errors import DataError
 from detlite.data.loader import (
     LoaderProcessError,
+    TransformedDataset,
     build_test_loader,
     build_train_loader,
     naming_dead_loaders,
 )
+from detlite.data.samplers import Sample
+from detlite.data.transforms import build_transform
 from detlite.engine.checkpoint import replace_file
 from detlite.structures.packed_masks import PackedMasks
 
@@ -92,6 +95,26 @@ def test_aspect_ratio_grouping(training):
         assert len({image.shape[1] < image.shape[2] for image in images}) == 1
     mixed = take(build_train_loader(*training("DATALOADER.ASPECT_RATIO_GROUPING", False)), 6)
     assert any(len({image.shape[1] < image.shape[2] for image in batch[0]}) == 2 for batch in mixed)
+
+
+def test_rare_categories_are_repeated(training, caplog):
+    """Of the two images, both have a dog and one a cat: sqrt(0.98 / 0.5) = 1.4 times."""
+    caplog.set_level("INFO")
+    options = ("DATALOADER.REPEAT_THRESHOLD", 0.98, "DATALOADER.ASPECT_RATIO_GROUPING", False)
+    loaded = take(build_train_loader(*training(*options)), 60)
+    ids = [target["image_id"] for _, targets in loaded for target in targets]
+    assert abs(ids.count(10) - 120 * 1.4 / 2.4) <= 1
+    assert "1 of 2 images are repeated, at most 1.4 times; a round has 2 images" in caplog.text
+    again = build_train_loader(*training(*options, "DATALOADER.NUM_WORKERS", 1), start_iter=50)
+    assert equal(loaded[50:], take(again, 10))
+
+
+def test_repeats_within_a_round_are_augmented_apart(training):
+    cfg, dataset = training("INPUT.MIN_SIZE_TRAIN", (20,))
+    samples = TransformedDataset(dataset, build_transform(cfg, train=True), cfg.SEED)
+    images = [samples[Sample(3, 0, repeat)][0] for repeat in range(4)]
+    assert not any(equal(images[0], other) for other in images[1:])
+    assert equal(samples[Sample(3, 0, 2)][0], images[2])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -72,6 +72,13 @@ _DATALOADER = section(
     Key("NUM_WORKERS", 4, "loader processes; 0: load in the main process", not_negative),
     Key("SIZE_DIVISIBILITY", 0, "batches are padded to a multiple of it", not_negative),
     Key("ASPECT_RATIO_GROUPING", True, "batches of only wide or only tall images"),
+    Key(
+        "REPEAT_THRESHOLD",
+        0.0,
+        "categories in a smaller fraction f of the training images are repeated, sqrt(this / f) "
+        "times (LVIS: 0.001); 0: every image as often",
+        fraction,
+    ),
 )
 
 KEYS = (*_INPUT, *_DATASETS, *_DATALOADER)
