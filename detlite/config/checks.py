@@ -53,6 +53,14 @@ def each(check: Check, length: int | None = None, empty: bool = False) -> Check:
     return checked
 
 
+def scale_range(value: Any) -> str | None:
+    """Two positive numbers in order, or none."""
+    wanted = each(positive, 2, empty=True)(value) if value else None
+    if wanted is None and (not value or value[0] <= value[1]):
+        return None
+    return "two positive numbers in order, such as (0.1, 2.0), or ()"
+
+
 def strings(value: Any) -> str | None:
     """A sequence of strings."""
     return None if all(isinstance(item, str) for item in value) else "a sequence of strings"

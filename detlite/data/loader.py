@@ -20,6 +20,7 @@ from ..convention import convention_of
 from ..structures.canvas import ImagesOnCanvas
 from .catalog import JoinedDataset
 from .coco import CocoDataset, Target
+from .copy_paste import choose_objects, paste_objects
 from .errors import DataError
 from .resize import get_size
 from .samplers import Sample, TrainingBatchSampler, repeat_factors
@@ -113,28 +114,43 @@ class TransformedDataset(Dataset[Any]):
     The random numbers of a sample depend on `seed` and the sample alone: not on the process that
     loads it, nor on what was loaded before. A DataError is returned, not raised, as torch would
     bury its message on the way out of a loader process; `BatchLoader` raises it.
+
+    With the probability `paste` some objects of another image, transformed apart, are pasted into a
+    sample, see `paste_objects`.
     """
 
     def __init__(
-        self, dataset: CocoDataset | JoinedDataset, transform: DetectionTransform, seed: int
+        self,
+        dataset: CocoDataset | JoinedDataset,
+        transform: DetectionTransform,
+        seed: int,
+        paste: float = 0.0,
     ) -> None:
         self._dataset = dataset
         self._transform = transform
         self._seed = seed
+        self._paste = paste
 
     def __getitem__(self, sample: int | Sample) -> tuple[Tensor, Target] | DataError:
         try:
             if not isinstance(sample, Sample):
                 return self._transform(*self._dataset[sample])
-            image, target = self._dataset[sample.image]
+            # In the main process (NUM_WORKERS 0) the global generator is the model's, hence the
+            # fork, and torch.manual_seed would also reset that of the GPU.
+            with torch.random.fork_rng(devices=()):
+                entropy = np.random.SeedSequence((self._seed, *sample))
+                torch.default_generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
+                return self._augmented(sample.image)
         except DataError as error:
             return error
-        # In the main process (NUM_WORKERS 0) the global generator is the model's, hence the fork,
-        # and torch.manual_seed would also reset that of the GPU.
-        with torch.random.fork_rng(devices=()):
-            entropy = np.random.SeedSequence((self._seed, *sample))
-            torch.default_generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
-            return self._transform(image, target)
+
+    def _augmented(self, index: int) -> tuple[Tensor, Target]:
+        image, target = self._transform(*self._dataset[index])
+        if self._paste == 0 or torch.rand(()) >= self._paste:
+            return image, target
+        other = int(torch.randint(len(self._dataset), ()))
+        source, source_target = self._transform(*self._dataset[other])
+        return paste_objects(image, target, source, choose_objects(source_target))
 
 
 def build_train_loader(
@@ -145,7 +161,8 @@ def build_train_loader(
     A run that is resumed gets the batches of one that never stopped, pixel by pixel.
 
     Raises:
-        ConfigError: SOLVER.IMS_PER_BATCH cannot be shared among the processes.
+        ConfigError: SOLVER.IMS_PER_BATCH cannot be shared among the processes, or
+            INPUT.COPY_PASTE_PROB contradicts the model.
     """
     _per_process(cfg.SOLVER.IMS_PER_BATCH, "SOLVER.IMS_PER_BATCH")
     grouping = cfg.DATALOADER.ASPECT_RATIO_GROUPING
@@ -159,7 +176,13 @@ def build_train_loader(
         _repeat_factors(cfg, dataset),
     )
     transform = build_transform(cfg, train=True, keypoint_names=dataset.keypoint_names)
-    return BatchLoader(cfg, TransformedDataset(dataset, transform, cfg.SEED), batches)
+    paste = cfg.INPUT.COPY_PASTE_PROB
+    if paste and (not cfg.MODEL.MASK_ON or cfg.MODEL.LOAD_PROPOSALS):
+        raise ConfigError(
+            f"INPUT.COPY_PASTE_PROB is {paste:g}: pasting objects needs their masks "
+            "(MODEL.MASK_ON), and makes proposals of the pictures worthless (MODEL.LOAD_PROPOSALS)"
+        )
+    return BatchLoader(cfg, TransformedDataset(dataset, transform, cfg.SEED, paste), batches)
 
 
 def _repeat_factors(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> np.ndarray | None:

@@ -66,28 +66,15 @@ def resize_shortest(image: Tensor, min_size: int, max_size: int, resize: str = "
     return _resize_image(image, size, resize)
 
 
-class RandomShortestSize(v2.Transform):
-    """Resizes to a short side drawn from `min_sizes`, see `get_size`.
+class _Resize(v2.Transform):
+    """Resizes to `params["size"]`.
 
     Boxes are moved as `Convention.rescale_boxes` moves them.
     """
 
-    def __init__(
-        self,
-        min_sizes: Sequence[int],
-        max_size: int,
-        convention: Convention = CONVENTIONS["detlite"],
-    ) -> None:
+    def __init__(self, convention: Convention) -> None:
         super().__init__()
-        self.min_sizes = tuple(min_sizes)
-        self.max_size = max_size
         self.convention = convention
-
-    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        drawn = int(torch.randint(len(self.min_sizes), ())) if len(self.min_sizes) > 1 else 0
-        min_size = self.min_sizes[drawn]
-        size = v2.query_size(flat_inputs)
-        return {"size": get_size(size, min_size, self.max_size, self.convention.resize)}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         if isinstance(inpt, tv_tensors.Image):
@@ -99,6 +86,55 @@ class RandomShortestSize(v2.Transform):
             resized = F.resize(boxes, list(params["size"]))
             return tv_tensors.wrap(resized + last_pixel, like=resized)
         return F.resize(inpt, list(params["size"]))
+
+
+class RandomShortestSize(_Resize):
+    """Resizes to a short side drawn from `min_sizes`, see `get_size`."""
+
+    def __init__(
+        self,
+        min_sizes: Sequence[int],
+        max_size: int,
+        convention: Convention = CONVENTIONS["detlite"],
+    ) -> None:
+        super().__init__(convention)
+        self.min_sizes = tuple(min_sizes)
+        self.max_size = max_size
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        drawn = int(torch.randint(len(self.min_sizes), ())) if len(self.min_sizes) > 1 else 0
+        min_size = self.min_sizes[drawn]
+        size = v2.query_size(flat_inputs)
+        return {"size": get_size(size, min_size, self.max_size, self.convention.resize)}
+
+
+class ScaleJitter(_Resize):
+    """Resizes to a random part or multiple of the size that just fits a square.
+
+    Large-scale jitter, of which `data.cropping.RandomCrop` is the second half (arXiv 2012.07177,
+    appendix). v2.ScaleJitter draws the same size, but makes nothing of pictures a pixel wide, and
+    resizes otherwise than `MODEL.CONVENTION` does.
+
+    Args:
+        side: of the square, in pixels.
+        scales: the smallest and the largest factor, between which all are as likely.
+    """
+
+    def __init__(
+        self,
+        side: int,
+        scales: tuple[float, float],
+        convention: Convention = CONVENTIONS["detlite"],
+    ) -> None:
+        super().__init__(convention)
+        self.side = side
+        self.scales = scales
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        low, high = self.scales
+        size = v2.query_size(flat_inputs)
+        factor = (low + (high - low) * float(torch.rand(()))) * self.side / max(size)
+        return {"size": tuple(max(1, int(side * factor)) for side in size)}
 
 
 def _resize_image(image: Tensor, size: tuple[int, int], resize: str) -> Tensor:

@@ -15,7 +15,8 @@ from ..structures import boxes as box_ops
 from ..structures.keypoints import PIXEL_CENTRE, flip_order
 from ..structures.packed_masks import PackedMasks
 from .coco import Target
-from .resize import RandomShortestSize
+from .cropping import RandomCrop, keep_objects
+from .resize import RandomShortestSize, ScaleJitter
 
 Size = tuple[int, int]  # height, width
 
@@ -28,11 +29,12 @@ class DetectionTransform:
     xyxy, of which all stay; other entries of the target pass unchanged.
 
     Args:
-        transforms: flips and then resizes among them move masks and keypoints too; nothing else may
-            move pixels.
+        transforms: flips and then resizes among them move masks and keypoints too; nothing else of
+            them may move pixels.
         keypoint_names: "left_..." and "right_..." change places in a mirrored picture.
         keypoint_center: where in the pixel of that index a keypoint that comes out lies; those that
             go in lie at its centre.
+        crop: comes last.
     """
 
     def __init__(
@@ -40,10 +42,12 @@ class DetectionTransform:
         transforms: Sequence[v2.Transform],
         keypoint_names: Sequence[str] = (),
         keypoint_center: float = PIXEL_CENTRE,
+        crop: RandomCrop | None = None,
     ) -> None:
         self._transform = v2.Compose([*transforms, v2.ClampBoundingBoxes()])
         self._flip_order = flip_order(keypoint_names)
         self._keypoint_center = keypoint_center
+        self._crop = crop
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         height, width = image.shape[-2:]
@@ -68,13 +72,9 @@ class DetectionTransform:
             target["keypoints"] = self._move_keypoints(target["keypoints"], *motion)
         for name in boxed:
             target[name] = target[name].as_subclass(Tensor)
-        keep = box_ops.at_least(target["boxes"], 1)
-        if not keep.all():
-            for name in target.keys() & {"boxes", "labels", "keypoints"}:
-                target[name] = target[name][keep]
-            if "masks" in target:
-                target["masks"] = target["masks"].select(keep)
-        return image.as_subclass(Tensor), target
+        target = keep_objects(target, box_ops.at_least(target["boxes"], 1))
+        image = image.as_subclass(Tensor)
+        return self._crop(image, target) if self._crop else (image, target)
 
     def _move_keypoints(
         self, keypoints: Tensor, flip_x: bool, flip_y: bool, in_size: Size, out_size: Size
@@ -110,5 +110,19 @@ def build_transform(
     if inputs.VERTICAL_FLIP_PROB_TRAIN > 0:
         transforms.append(v2.RandomVerticalFlip(inputs.VERTICAL_FLIP_PROB_TRAIN))
     # The resize comes last: it mostly enlarges.
-    transforms.append(RandomShortestSize(inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, convention))
-    return DetectionTransform(transforms, keypoint_names, convention.keypoint_center)
+    crop = None
+    if inputs.SCALE_JITTER:
+        transforms.append(ScaleJitter(inputs.CROP_SIZE, inputs.SCALE_JITTER, convention))
+        crop = RandomCrop(inputs.CROP_SIZE, mean_colour(cfg))
+    else:
+        transforms.append(
+            RandomShortestSize(inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, convention)
+        )
+    return DetectionTransform(transforms, keypoint_names, convention.keypoint_center, crop)
+
+
+def mean_colour(cfg: CfgNode) -> tuple[float, float, float]:
+    """The colour, RGB in 0..255, that the model normalises to 0."""
+    mean = cfg.INPUT.PIXEL_MEAN
+    red, green, blue = reversed(mean) if cfg.INPUT.TO_BGR255 else (255 * value for value in mean)
+    return red, green, blue

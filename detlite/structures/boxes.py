@@ -29,6 +29,14 @@ def iou(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(union > 0, intersection / union, 0.0)
 
 
+def intersect(boxes: Tensor, others: Tensor) -> Tensor:
+    """What boxes [..., 4] have in common with others [..., 4], row by row; a side that is nothing
+    has no extent."""
+    low = torch.maximum(boxes[..., :2], others[..., :2])
+    high = torch.minimum(boxes[..., 2:], others[..., 2:])
+    return torch.cat([low, torch.maximum(low, high)], dim=-1)
+
+
 def mirror(boxes: Tensor, width: float) -> Tensor:
     """Boxes [..., 4] of an image of that width, left and right exchanged."""
     x1, y1, x2, y2 = boxes.unbind(-1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class PackedMasks:
             else:
                 pieces.append([np.asarray(ring, np.float64) for ring in segmentation])
         is_rle = [as_runs or isinstance(one, dict) for one in segmentations]
-        return _pack(pieces, is_rle, height, width)
+        return pack_pieces(pieces, is_rle, height, width)
 
     @classmethod
     def from_bitmaps(cls, masks: Tensor) -> PackedMasks:
@@ -93,7 +94,7 @@ class PackedMasks:
         # As bytes, which numpy compares several times as fast as bools.
         bitmaps = masks.view(torch.uint8).numpy(force=True)
         toggles = [[toggles_of_bitmap(bitmap != 0)] for bitmap in bitmaps]
-        return _pack(toggles, [True] * len(toggles), height, width)
+        return pack_pieces(toggles, [True] * len(toggles), height, width)
 
     @classmethod
     def collate(cls, masks: Sequence[PackedMasks], count: int) -> PackedMasks:
@@ -102,18 +103,24 @@ class PackedMasks:
         Raises:
             ValueError: an image has more instances.
         """
-        in_instance, frames = [], []
+        padded = []
         for one in masks:
             missing = count - len(one)
             if missing < 0:
                 raise ValueError(f"{len(one)} masks of an image do not fit into {count}")
-            in_instance.append(pad(one.instances.diff(), (0, missing)))
-            frames.append(pad(one.frames, (0, 0, 0, missing)))
+            instances = pad(one.instances, (0, missing), value=int(one.instances[-1]))
+            frames = pad(one.frames, (0, 0, 0, missing))
+            padded.append(cls(one.values, one.pieces, instances, frames))
+        return cls.join(padded)
+
+    @classmethod
+    def join(cls, masks: Sequence[PackedMasks]) -> PackedMasks:
+        """The instances of all of them, one after the other."""
         return cls(
             torch.cat([one.values for one in masks]),
             _offsets(torch.cat([one.pieces.diff() for one in masks])),
-            _offsets(torch.cat(in_instance)),
-            torch.cat(frames),
+            _offsets(torch.cat([one.instances.diff() for one in masks])),
+            torch.cat([one.frames for one in masks]),
         )
 
     def __len__(self) -> int:
@@ -179,27 +186,31 @@ class PackedMasks:
         return PackedMasks(values, self.pieces, self.instances, frames)
 
     def bitmaps(self, height: int, width: int) -> Tensor:
-        """uint8 [I, height, width] of 0 and 1, for drawing and tests: training needs none.
+        """uint8 [I, height, width], for drawing and tests: training needs none."""
+        bitmaps = np.array([*self.each_bitmap(height, width)], np.uint8)
+        return torch.from_numpy(bitmaps.reshape(-1, height, width))
 
-        Args:
-            height, width: the size of the image that the masks belong to.
+    def each_bitmap(self, height: int, width: int) -> Iterator[np.ndarray]:
+        """One after the other, uint8 [height, width] of 0 and 1 in an image of that size.
 
-        Raises:
-            ValueError: run lengths that belong to an image of another size.
+        Raises ValueError for run lengths that belong to an image of another size.
         """
-        values, frames = self.values.numpy(force=True), self.frames.tolist()
-        pieces, instances = self.pieces.tolist(), self.instances.tolist()
-        bitmaps = np.zeros((len(self), height, width), np.uint8)
-        for index, frame in enumerate(frames):
-            first, end = instances[index], instances[index + 1]
-            own = [values[pieces[q] : pieces[q + 1]] for q in range(first, end)]
+        for index, (own, frame) in enumerate(self.pieces_and_frames()):
             if frame[0] > 0:
                 if frame[4:] != [height, width]:
                     raise ValueError(f"mask {index} has size {frame[4:]}, not {[height, width]}")
-                bitmaps[index] = read_frame(own[0], frame)
-            elif own:
-                bitmaps[index] = to_bitmap([ring.tolist() for ring in own], height, width)
-        return torch.from_numpy(bitmaps)
+                yield read_frame(own[0], frame)
+            else:
+                rings = [ring.tolist() for ring in own]
+                empty = np.zeros((height, width), np.uint8)
+                yield to_bitmap(rings, height, width) if rings else empty
+
+    def pieces_and_frames(self) -> Iterator[tuple[list[np.ndarray], list[int]]]:
+        """Of each instance its pieces float64 [n], and its frame."""
+        pieces = np.split(self.values.numpy(force=True), self.pieces[1:-1].tolist())
+        places = pairwise(self.instances.tolist())
+        for (first, end), frame in zip(places, self.frames.tolist(), strict=True):
+            yield pieces[first:end], frame
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The fields, in the order in which `crop_masks` takes them."""
@@ -213,10 +224,10 @@ def _from_arrays(*arrays: np.ndarray) -> PackedMasks:
     return PackedMasks(*map(torch.from_numpy, arrays))
 
 
-def _pack(
-    pieces: list[list[np.ndarray]], is_rle: list[bool], height: int, width: int
+def pack_pieces(
+    pieces: Sequence[list[np.ndarray]], is_rle: Sequence[bool], height: int, width: int
 ) -> PackedMasks:
-    """The pieces of each instance of one picture, not transformed yet."""
+    """Instances from their pieces in an image of that size, as `PackedMasks` describes them."""
     flat = [piece for own in pieces for piece in own]
     frame = torch.tensor([height, width, 0, 0, height, width])
     return PackedMasks(

@@ -88,22 +88,56 @@ def toggles_of_counts(counts: Counts, pixels: int) -> np.ndarray:
 
 def toggles_of_bitmap(inside: np.ndarray) -> np.ndarray:
     """The toggles float64 of a bool [H, W]: positions at which it differs from the one before."""
-    changes = np.empty_like(inside)
-    changes[1:] = inside[1:] != inside[:-1]
-    changes[0, 1:] = inside[0, 1:] != inside[-1, :-1]
-    changes[0, :1] = inside[0, :1]
+    used = used_columns(inside)
+    # With the column behind, in which a mask that reaches the last row ends.
+    part = inside[:, used.start : used.stop + 1]
+    changes = np.empty_like(part)
+    changes[1:] = part[1:] != part[:-1]
+    changes[0, 1:] = part[0, 1:] != part[-1, :-1]
+    changes[0, :1] = part[0, :1]
     # Of one dimension, which numpy searches several times as fast.
-    rows, columns = np.divmod(np.flatnonzero(changes), inside.shape[1])
-    return np.sort(columns * len(inside) + rows).astype(np.float64)
+    rows, columns = np.divmod(np.flatnonzero(changes), part.shape[1] or 1)
+    return np.sort((columns + used.start) * len(part) + rows).astype(np.float64)
 
 
-def read_frame(toggles: np.ndarray, frame: Sequence[int]) -> np.ndarray:
-    """The bitmap uint8 [out_height, out_width] of toggles in a frame, see `PackedMasks`."""
+def used_columns(bitmap: np.ndarray) -> slice:
+    """From the first to the last column of [H, W] that has a pixel; an empty slice for none."""
+    columns = np.flatnonzero(bitmap.any(axis=0))
+    return slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
+
+
+def read_frame(
+    toggles: np.ndarray,
+    frame: Sequence[int],
+    window: tuple[int, int, int, int] | None = None,
+) -> np.ndarray:
+    """The bitmap of toggles in a frame, see `PackedMasks`.
+
+    Args:
+        toggles: float64, in order.
+        frame: (height, width, flip_x, flip_y, out_height, out_width).
+        window: (top, left, bottom, right) of the part that is wanted; None: all of it.
+
+    Returns:
+        uint8 [bottom - top, right - left].
+    """
     height, width, flip_x, flip_y, out_height, out_width = frame
-    changes = np.bincount(toggles.astype(np.int64), minlength=height * width)
-    bitmap = (changes.cumsum() % 2).astype(np.uint8).reshape(width, height).T
-    columns = (2 * np.arange(out_width) + 1) * width // (2 * out_width)
-    rows = (2 * np.arange(out_height) + 1) * height // (2 * out_height)
+    top, left, bottom, right = window or (0, 0, out_height, out_width)
+    columns = (2 * np.arange(left, right) + 1) * width // (2 * out_width)
+    rows = (2 * np.arange(top, bottom) + 1) * height // (2 * out_height)
     columns = width - 1 - columns if flip_x else columns
     rows = height - 1 - rows if flip_y else rows
-    return bitmap[rows[:, None], columns]
+    bitmap = np.zeros((len(columns), len(rows)), np.uint8)
+    if len(toggles):
+        # Only the columns and rows between the first and the last pixel of the mask.
+        edges = toggles.astype(np.int64)
+        first = edges[0::2]
+        last = np.append(edges[1::2], height * width)[: len(first)] - 1
+        used = (columns >= first[0] // height) & (columns <= last[-1] // height)
+        top, bottom = (first % height).min(), (last % height).max()
+        if (first // height != last // height).any():  # a run from one column into the next
+            top, bottom = 0, height - 1
+        seen = (rows >= top) & (rows <= bottom)
+        positions = columns[used, None] * height + rows[seen]
+        bitmap[np.ix_(used, seen)] = np.searchsorted(edges, positions, side="right") % 2
+    return bitmap.T

@@ -117,6 +117,46 @@ def test_repeats_within_a_round_are_augmented_apart(training):
     assert equal(samples[Sample(3, 0, 2)][0], images[2])
 
 
+STRONG = (
+    "INPUT.SCALE_JITTER", (0.4, 2.0), "INPUT.CROP_SIZE", 48, "INPUT.COPY_PASTE_PROB", 0.7,
+    "INPUT.SATURATION", 0.5, "INPUT.HUE", 0.1,
+)  # fmt: skip
+
+
+def test_strong_augmentation_is_a_function_of_seed_and_iteration(training):
+    straight = take(build_train_loader(*training(*STRONG)), 24)
+    assert equal(straight[19:], take(build_train_loader(*training(*STRONG), start_iter=19), 5))
+    workers = build_train_loader(*training(*STRONG, "DATALOADER.NUM_WORKERS", 2))
+    assert equal(straight[:12], take(workers, 12))
+    assert not equal(straight[:4], take(build_train_loader(*training(*STRONG, "SEED", 1)), 4))
+    images = [image for images, _ in straight for image in images]
+    assert {tuple(image.shape) for image in images} == {(3, 48, 48)}
+    # Image 11 has no cat of its own, label 2.
+    pairs = {
+        (target["image_id"], int(label))
+        for _, targets in straight
+        for target in targets
+        for label in target["labels"]
+    }
+    assert pairs == {(10, 1), (10, 2), (11, 1), (11, 2)}
+    for _, targets in straight:
+        for target in targets:
+            masks = target["masks"].bitmaps(48, 48)
+            assert len(masks) == len(target["boxes"]) == len(target["labels"])
+            assert masks.any(dim=(1, 2)).all()
+            assert (target["boxes"] >= 0).all()
+            assert (target["boxes"] <= 48).all()
+
+
+@pytest.mark.parametrize("options", [("MODEL.MASK_ON", False), ("MODEL.LOAD_PROPOSALS", True)])
+def test_pasting_needs_masks_and_no_proposals(training, options):
+    cfg, dataset = training("INPUT.COPY_PASTE_PROB", 0.5)
+    other = cfg.clone()
+    other.merge_from_list(list(options))
+    with pytest.raises(ConfigError, match=r"INPUT.COPY_PASTE_PROB is 0.5: .*MODEL.LOAD_PROP"):
+        build_train_loader(other, dataset)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_sees_each_image_once_in_order(content, write_set, small_cfg, workers):
     write_set(content)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from PIL import Image
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 
-from detlite.data.resize import RandomShortestSize, get_size, resize_shortest
+from detlite.data.resize import RandomShortestSize, ScaleJitter, get_size, resize_shortest
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,29 @@ def test_every_short_side_is_drawn():
     picture = tv_tensors.Image(torch.zeros(3, 32, 48, dtype=torch.uint8))
     seen = {transform(picture).shape[1] for _ in range(30)}
     assert seen == {16, 24, 32}
+
+
+def test_scale_jitter_keeps_the_aspect_and_fills_the_range():
+    torch.manual_seed(0)
+    jitter = ScaleJitter(100, (0.5, 2.0))
+    image = tv_tensors.Image(torch.zeros(3, 40, 80, dtype=torch.uint8))
+    sizes = torch.tensor([jitter(image).shape[1:] for _ in range(400)])
+    assert ((sizes[:, 1] - 2 * sizes[:, 0]) <= 2).all()
+    assert sizes[:, 1].min() in range(50, 53)
+    assert sizes[:, 1].max() in range(197, 201)
+    assert abs(sizes[:, 1].float().mean() - 125) < 7
+
+
+def test_scale_jitter_draws_what_v2_draws():
+    image = tv_tensors.Image(torch.zeros(3, 47, 83, dtype=torch.uint8))
+    for seed in range(10):
+        sizes = []
+        for jitter in (ScaleJitter(90, (0.1, 2.0)), v2.ScaleJitter((90, 90), (0.1, 2.0))):
+            torch.manual_seed(seed)
+            sizes.append(jitter(image).shape)
+        assert sizes[0] == sizes[1]
+
+
+def test_scale_jitter_leaves_a_pixel_of_a_thin_picture():
+    image = tv_tensors.Image(torch.zeros(3, 1, 500, dtype=torch.uint8))
+    assert ScaleJitter(100, (0.1, 0.1))(image).shape == (3, 1, 10)

@@ -7,9 +7,9 @@ import torch
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from detlite.config import load_config
+from detlite.config import ConfigError, load_config
 from detlite.data.resize import RandomShortestSize, resize_shortest
-from detlite.data.transforms import DetectionTransform, build_transform
+from detlite.data.transforms import DetectionTransform, build_transform, mean_colour
 from detlite.structures.packed_masks import PackedMasks
 
 
@@ -161,3 +161,30 @@ def test_test_time_augmentation_gets_pictures_as_they_are():
     assert torch.equal(same, image)
     assert torch.equal(after["boxes"], target["boxes"])
     assert build_transform(cfg, train=True)(image, target)[0].shape != image.shape
+
+
+@pytest.mark.parametrize(
+    ("convention", "dtype"), [("detlite", torch.uint8), ("torchvision", torch.float32)]
+)
+def test_padding_is_what_the_model_takes_for_nothing(small_cfg, convention, dtype):
+    """A square of 64 of which the picture fills a quarter; normalised, the rest is nearly 0."""
+    cfg = small_cfg(
+        "MODEL.CONVENTION", convention, "INPUT.SCALE_JITTER", (0.5, 0.5), "INPUT.CROP_SIZE", 64,
+        "INPUT.BRIGHTNESS", 0.0, "INPUT.PIXEL_MEAN", [10, 20, 30],
+    )  # fmt: skip
+    image, target = build_transform(cfg, train=True)(*scene())
+    assert image.shape == (3, 64, 64)
+    assert image.dtype == dtype
+    assert target["boxes"].max() <= 32
+    scale = 1 if dtype == torch.uint8 else 255
+    assert (image[:, 30:, 40:] * scale).round().flatten(1).unique(dim=1).T.tolist() == [
+        [30, 20, 10]
+    ]
+    rgb = small_cfg("INPUT.PIXEL_MEAN", [0.1, 0.2, 0.4], "INPUT.TO_BGR255", False)
+    assert mean_colour(rgb) == (25.5, 51.0, 102.0)
+
+
+@pytest.mark.parametrize("value", [(0.5,), (2.0, 0.1), (0, 1), (-1, 1)])
+def test_scale_ranges_that_are_none(small_cfg, value):
+    with pytest.raises(ConfigError, match=r"INPUT.SCALE_JITTER .* two positive numbers in order"):
+        small_cfg("INPUT.SCALE_JITTER", value)

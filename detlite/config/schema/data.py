@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from ..checks import catalog, each, fraction, in_range, not_negative, one_of, positive, strings
+from ..checks import (
+    catalog,
+    each,
+    fraction,
+    in_range,
+    not_negative,
+    one_of,
+    positive,
+    scale_range,
+    strings,
+)
 from .key import Key, section
 
 _INPUT = section(
@@ -31,6 +41,25 @@ _INPUT = section(
     Key("HUE", 0.0, "colour jitter", in_range(0, 0.5)),
     Key("HORIZONTAL_FLIP_PROB_TRAIN", 0.5, "probability of a left-right flip", fraction),
     Key("VERTICAL_FLIP_PROB_TRAIN", 0.0, "probability of an up-down flip", fraction),
+    Key(
+        "SCALE_JITTER",
+        (),
+        "large-scale jitter, instead of MIN_SIZE_TRAIN: smallest and largest factor, such as (0.1, "
+        "2.0), of the size that just fits CROP_SIZE; (): off",
+        scale_range,
+    ),
+    Key(
+        "CROP_SIZE",
+        1024,
+        "under SCALE_JITTER: side of the square that images are then cut or padded to",
+        positive,
+    ),
+    Key(
+        "COPY_PASTE_PROB",
+        0.0,
+        "probability that objects of another training picture are pasted into an image",
+        fraction,
+    ),
 )
 _DATASETS = section(
     "DATASETS",
