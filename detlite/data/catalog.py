@@ -65,10 +65,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         ConfigError: no or no sound entry of that name, or no file of its proposals.
         DataError: the data set is missing or broken.
     """
-    entry = _entry(cfg.DATASETS.CATALOG, name)
-    kind = entry.get("type", "coco")
-    factory = DATASETS.get(kind, key=f"DATASETS.CATALOG, {name}, type")
-    annotations, images = factory(entry, expand_path(cfg.DATASETS.ROOT))
+    kind, annotations, images = locate_dataset(cfg, name)
     if not annotations.is_file():
         raise DataError(
             f"data set {name}: no annotation file {annotations}; its pictures are expected in "
@@ -95,6 +92,18 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         max_pixels=cfg.DATASETS.MAX_PIXELS,
         picture_bits=cfg.INPUT.PICTURE_BITS,
     )
+
+
+def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Path, Path]:
+    """The type, the annotation file and the image folder of the data set of that name.
+
+    Raises:
+        ConfigError, DataError: as from `build_dataset`.
+    """
+    entry = _entry(cfg.DATASETS.CATALOG, name)
+    kind = entry.get("type", "coco")
+    factory = DATASETS.get(kind, key=f"DATASETS.CATALOG, {name}, type")
+    return kind, *factory(entry, expand_path(cfg.DATASETS.ROOT))
 
 
 def build_train_dataset(cfg: CfgNode) -> JoinedDataset:

@@ -70,8 +70,8 @@ def read_image(
     try:
         with _open(path, max_pixels) as file:
             file.load()  # what stands behind the pixels belongs to the header, too
-            orientation = _orientation(file)
-            picture = file.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else file
+            turn = _UPRIGHT.get(orientation(file))
+            picture = file if turn is None else file.transpose(turn)
             if size is not None and picture.size != size[::-1]:
                 raise DataError(f"{path}: {_size_problem(file, picture.size, size)}")
             pixels = _rgb(picture, path, bits)
@@ -100,7 +100,7 @@ def image_problem(
         last = _LAST_BYTES.get(file.format or "")
         # A PNG without EXIF before its pixels would be decoded to look behind them.
         known = file.format != "PNG" or "exif" in file.info
-        turned = known and _orientation(file) in _TRANSPOSED
+        turned = known and orientation(file) in _TRANSPOSED
         fits = file.size == (size if turned else size[::-1])
         if last is not None and fits and file.fp is not None:
             file.fp.seek(-len(last), 2)
@@ -160,7 +160,7 @@ def _is_cut_jpeg(file: Image.Image, path: str | Path) -> bool:
         return longer.tobytes() != file.tobytes()
 
 
-def _orientation(file: Image.Image) -> int:
+def orientation(file: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; 1, upright, where there is none or it cannot be read."""
     if file.format == "TIFF":  # which Pillow turns itself
         return 1
@@ -181,7 +181,7 @@ def _size_problem(file: Image.Image, found: tuple[int, int], stated: tuple[int, 
         return problem
     if file.size != found:
         return (
-            f"{problem}, its size before EXIF orientation {_orientation(file)} turns it: if the "
+            f"{problem}, its size before EXIF orientation {orientation(file)} turns it: if the "
             "annotations count stored pixels, save the picture without its EXIF data"
         )
     return f"{problem}: width and height have changed places in one of the two"

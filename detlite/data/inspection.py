@@ -1,0 +1,162 @@
+"""Every defect of a data set, where loading it would stop at the first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from .coco import CocoDataset, keypoint_names
+from .coco_json import read_coco_json
+from .duplicates import Fingerprints
+from .errors import DataError, shown
+from .findings import Defect, Inspection, Row
+from .images import MAX_PIXELS, orientation, read_image
+from .oddities import odd_objects, odd_shapes
+from .validation import annotation_problem, box_problem
+
+
+def inspect_set(
+    annotations: Path,
+    folder: Path,
+    *,
+    by_url: bool = False,
+    masks: bool | None = None,
+    keypoints: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    picture_bits: int = 16,
+    progress: Callable[[list[Row]], Iterable[Row]] = iter,
+) -> Inspection:
+    """Reads an annotation file and all of its pictures, and collects what is wrong with them.
+
+    Args:
+        annotations, folder: as `CocoDataset` takes them.
+        by_url: as `read_coco_json` takes it.
+        masks: every annotation must have a segmentation. None: if any has one.
+        keypoints: every annotation must have keypoints.
+        max_pixels, picture_bits: see `read_image`.
+        progress: wraps the list of images while pictures are read.
+    """
+    found = Inspection(annotations, folder)
+    try:
+        found.content = read_coco_json(annotations, by_url)
+    except DataError as error:
+        problem = str(error).removeprefix(f"{annotations}: ")
+        found.defects.append(Defect("file", annotations.name, problem, True))
+        try:
+            found.content = json.loads(annotations.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return found
+        if not isinstance(found.content, dict):
+            found.content = {}
+    found.images = _sound_rows(found, "images", {"file_name": str, "height": int, "width": int})
+    found.category_rows = list(_sound_rows(found, "categories", {"name": str}).values())
+    rows = rows_of(found.content, "annotations")
+    if masks is None:
+        masks = any(row.get("segmentation") for row in rows)
+    found.masks = masks
+    found.keypoints = len(keypoint_names(found.category_rows)) if keypoints else 0
+    _inspect_annotations(found, rows)
+    for image in progress(list(found.images.values())):
+        _inspect_picture(found, image, max_pixels, picture_bits)
+    found.defects += [*odd_objects(found), *odd_shapes(found)]
+    if not found.refused:
+        try:
+            CocoDataset(
+                annotations,
+                folder,
+                kind="lvis" if by_url else "coco",
+                train=True,
+                masks=masks,
+                keypoints=keypoints,
+                max_pixels=max_pixels,
+                picture_bits=picture_bits,
+            )
+        except DataError as error:
+            found.defects.append(Defect("file", annotations.name, str(error), True))
+    return found
+
+
+def rows_of(content: Row, key: str) -> list[Row]:
+    """The entries of a list of an annotation file, without what is no object."""
+    rows = content.get(key)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _sound_rows(found: Inspection, key: str, fields: dict[str, type]) -> dict[int, Row]:
+    """The entries of `images` or `categories` that can be used, by id."""
+    sound: dict[int, Row] = {}
+    one = {"images": "image", "categories": "category"}[key]
+    for row in rows_of(found.content, key):
+        wrong = [
+            name for name, kind in {"id": int, **fields}.items() if type(row.get(name)) is not kind
+        ]
+        where = f"{one} {shown(row.get('id'))}"
+        if wrong:
+            problem = f"has {wrong[0]}: {shown(row.get(wrong[0]))}"
+        elif row["id"] in sound:
+            problem = "the id occurs twice"
+        elif key == "images" and min(row["height"], row["width"]) < 1:
+            problem = f"has size {row['width']}x{row['height']}"
+        else:
+            sound[row["id"]] = row
+            continue
+        found.defects.append(Defect(f"{one} entry", where, problem, True))
+    return sound
+
+
+def _inspect_annotations(found: Inspection, rows: list[Row]) -> None:
+    sizes, category_ids = found.sizes, set(found.categories)
+    seen: set[int] = set()
+    for position, row in enumerate(rows):
+        problem = annotation_problem(row, sizes, category_ids, found.masks, found.keypoints)
+        kind = "annotation"
+        if problem is None and row["id"] in seen:
+            kind, problem = "repeated id", "the id occurs twice"
+        image_id = row.get("image_id")
+        if problem is None:
+            seen.add(row["id"])
+            found.objects.append(row)
+            continue
+        where = f"annotation {shown(row.get('id', f'at position {position}'))} (image {image_id})"
+        found.defects.append(
+            Defect(kind, where, problem, True, image_id, _drawable(row.get("bbox")))
+        )
+
+
+def _drawable(box: Any) -> Any:
+    """A box that can be drawn, wherever it lies."""
+    return box if box_problem(box, 1 << 30, 1 << 30) is None else None
+
+
+def _inspect_picture(found: Inspection, image: Row, max_pixels: int, bits: int) -> None:
+    path = found.folder / image["file_name"]
+    where = f"image {image['id']} ({image['file_name']})"
+    try:
+        picture = read_image(path, (image["height"], image["width"]), max_pixels, bits)
+    except DataError as error:
+        problem = str(error).removeprefix(f"{path}: ")
+        found.defects.append(Defect("picture", where, problem, True, image["id"]))
+        return
+    with Image.open(path) as file:
+        turned = orientation(file)
+    if turned != 1:
+        problem = (
+            f"is turned by EXIF orientation {turned}: do the annotations fit the upright picture?"
+        )
+        found.defects.append(Defect("EXIF orientation", where, problem, False, image["id"]))
+    found.fingerprints.add(picture)
+    found.fingerprinted.append(image["id"])
+
+
+def near_duplicates(sets: list[Inspection]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Pictures that are nearly the same, in one set or across: pairs of (set, image id)."""
+    joined = Fingerprints()
+    owners: list[tuple[int, int]] = []
+    for number, one in enumerate(sets):
+        joined.extend(one.fingerprints)
+        owners += [(number, image_id) for image_id in one.fingerprinted]
+    return [(owners[first], owners[second]) for first, second in joined.pairs()]
