@@ -1,15 +1,14 @@
-"""A broken set: every defect is named, the copy is mended, and the tool's status says which."""
+"""A broken set: every defect is named, the copy is mended, and the status says which."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from detlite.commands.check import main
 from detlite.data import CocoDataset, DataError
 from detlite.data.findings import Inspection
 from detlite.data.inspection import inspect_set, near_duplicates
@@ -22,6 +21,11 @@ def content(content):
     """The small set with the box of its one RLE around it."""
     content["annotations"][1]["bbox"] = [0, 0, 10, 40]
     return content
+
+
+def run_check(*arguments):
+    """The exit status of `detlite check`."""
+    return main([str(argument) for argument in arguments])
 
 
 def kinds(found, refused):
@@ -184,24 +188,10 @@ def test_copies_across_sets_are_found(content, write_set):
     assert pairs == [((0, number), (1, number)) for number in (10, 12, 13)]
 
 
-@pytest.fixture
-def check_data(repo_root, monkeypatch):
-    """Runs the tool; gives its exit status."""
-    spec = importlib.util.spec_from_file_location("check_data", repo_root / "tools/check_data.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["check_data.py", *map(str, arguments)])
-        return tool.main()
-
-    return run
-
-
-def test_the_tool_reports_mends_and_draws(broken_set, tmp_path, check_data, capsys):
+def test_the_command_reports_mends_and_draws(broken_set, tmp_path, capsys):
     annotations, _ = broken_set
     page, mended = tmp_path / "report.html", tmp_path / "mended.json"
-    assert check_data("--data", annotations, "--page", page, "--mend", mended) == 1
+    assert run_check("--data", annotations, "--page", page, "--mend", mended) == 1
     text, printed = page.read_text(), capsys.readouterr().out
     for kind, where in REFUSED | ODD:
         assert f"{where}: {kind}: " in printed
@@ -209,25 +199,25 @@ def test_the_tool_reports_mends_and_draws(broken_set, tmp_path, check_data, caps
         assert kind in text
     assert "training refuses 7 entries" in printed
     assert text.count("data:image/jpeg;base64,") > 10
-    assert check_data("--data", mended, "--images", annotations.parent / "images") == 0
+    assert run_check("--data", mended, "--images", annotations.parent / "images") == 0
     assert "training takes it" in capsys.readouterr().out
 
 
-def test_the_tool_takes_a_config(content, write_set, tmp_path, check_data, capsys):
+def test_the_command_takes_a_config(content, write_set, tmp_path, capsys):
     write_set(content)
     (tmp_path / "a.yaml").write_text(
         f"DATASETS: {{ROOT: {tmp_path}, TRAIN: [small], TEST: [small], CATALOG: [{{name: small, "
         "annotations: small/annotations.json, images: small/images}]}\n"
     )
-    assert check_data("--data", tmp_path / "a.yaml") == 0
+    assert run_check("--data", tmp_path / "a.yaml") == 0
     assert capsys.readouterr().out.count("training takes it") == 1
 
 
-def test_the_tool_says_what_it_cannot_do(tmp_path, check_data, capsys):
-    assert check_data("--data", tmp_path / "none.json") == 2
+def test_the_command_says_what_it_cannot_do(tmp_path, capsys):
+    assert run_check("--data", tmp_path / "none.json") == 2
     (tmp_path / "empty.yaml").write_text("SEED: 1\n")
-    assert check_data("--data", tmp_path / "empty.yaml") == 2
-    assert check_data("--data", tmp_path / "a", tmp_path / "b", "--mend", tmp_path / "c") == 2
+    assert run_check("--data", tmp_path / "empty.yaml") == 2
+    assert run_check("--data", tmp_path / "a", tmp_path / "b", "--mend", tmp_path / "c") == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 3
     assert "there is no such file" in errors[0]
