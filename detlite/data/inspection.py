@@ -10,7 +10,6 @@ from typing import Any
 from PIL import Image
 
 from .coco import CocoDataset, keypoint_names
-from .coco_json import read_coco_json
 from .duplicates import Fingerprints
 from .errors import DataError, shown
 from .findings import Defect, Inspection, Row
@@ -34,24 +33,14 @@ def inspect_set(
 
     Args:
         annotations, folder: as `CocoDataset` takes them.
-        by_url: as `read_coco_json` takes it.
+        by_url: pictures are called as `coco_url` ends, as in LVIS.
         masks: every annotation must have a segmentation. None: if any has one.
         keypoints: every annotation must have keypoints.
         max_pixels, picture_bits: see `read_image`.
         progress: wraps the list of images while pictures are read.
     """
     found = Inspection(annotations, folder)
-    try:
-        found.content = read_coco_json(annotations, by_url)
-    except DataError as error:
-        problem = str(error).removeprefix(f"{annotations}: ")
-        found.defects.append(Defect("file", annotations.name, problem, True))
-        try:
-            found.content = json.loads(annotations.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return found
-        if not isinstance(found.content, dict):
-            found.content = {}
+    _read(found, by_url)
     found.images = _sound_rows(found, "images", {"file_name": str, "height": int, "width": int})
     found.category_rows = list(_sound_rows(found, "categories", {"name": str}).values())
     rows = rows_of(found.content, "annotations")
@@ -80,6 +69,34 @@ def inspect_set(
     return found
 
 
+def _read(found: Inspection, by_url: bool) -> None:
+    """Reads the annotation file as far as it has COCO's form."""
+
+    def refuse(problem: str) -> None:
+        found.defects.append(Defect("file", found.annotations.name, problem, True))
+
+    try:
+        content = json.loads(found.annotations.read_bytes())
+    except OSError as error:
+        refuse(f"cannot be read ({error.strerror})")
+        return
+    except (ValueError, RecursionError) as error:
+        refuse(f"is not JSON: {error}")
+        return
+    if not isinstance(content, dict):
+        refuse(f"is not in COCO form: holds a {type(content).__name__}")
+        return
+    for key in ("images", "annotations", "categories"):
+        rows = content.get(key)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            refuse(f"is not in COCO form: {key!r} is not a list of objects")
+    for image in rows_of(content, "images"):
+        # As the loader does: LVIS v1 has the address alone, which ends in <split>/<picture>.
+        if (by_url or "file_name" not in image) and isinstance(image.get("coco_url"), str):
+            image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
+    found.content = content
+
+
 def rows_of(content: Row, key: str) -> list[Row]:
     """The entries of a list of an annotation file, without what is no object."""
     rows = content.get(key)
@@ -89,6 +106,7 @@ def rows_of(content: Row, key: str) -> list[Row]:
 def _sound_rows(found: Inspection, key: str, fields: dict[str, type]) -> dict[int, Row]:
     """The entries of `images` or `categories` that can be used, by id."""
     sound: dict[int, Row] = {}
+    names: dict[str, int] = {}
     one = {"images": "image", "categories": "category"}[key]
     for row in rows_of(found.content, key):
         wrong = [
@@ -101,6 +119,8 @@ def _sound_rows(found: Inspection, key: str, fields: dict[str, type]) -> dict[in
             problem = "the id occurs twice"
         elif key == "images" and min(row["height"], row["width"]) < 1:
             problem = f"has size {row['width']}x{row['height']}"
+        elif key == "categories" and names.setdefault(row["name"], row["id"]) != row["id"]:
+            problem = f"has the name of category {names[row['name']]}, {shown(row['name'])}"
         else:
             sound[row["id"]] = row
             continue

@@ -145,6 +145,10 @@ def test_a_refused_box_is_drawn_around_its_mask(content, write_set):
             lambda c: c["categories"].append({"id": 7, "name": "x"}),
             ("category entry", "category 7"),
         ),
+        (
+            lambda c: c["categories"].append({"id": 9, "name": "cat"}),
+            ("category entry", "category 9"),
+        ),
         (lambda c: c.pop("annotations"), ("file", "annotations.json")),
         (lambda c: c["annotations"].append(5), ("file", "annotations.json")),
         (lambda c: c["annotations"].clear(), ("file", "annotations.json")),
