@@ -75,7 +75,7 @@ class _Rounds:
     def sample(self, position: int) -> Sample:
         """The image at a position of the stream, from 0, and the round that it belongs to."""
         number, place = divmod(position, len(self._images))
-        return Sample(number, self._permutation(number)[place])
+        return Sample(number, int(self._permutation(number)[place]))
 
-    def _permute(self, number: int) -> list[int]:
-        return np.random.default_rng((*self._seed, number)).permutation(self._images).tolist()
+    def _permute(self, number: int) -> np.ndarray:
+        return np.random.default_rng((*self._seed, number)).permutation(self._images)
