@@ -162,13 +162,21 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         (image,) = self._index.images(self._numbers[index, None])
         return self._folder / image["file_name"]
 
-    def coco_gt(self) -> COCO:
-        """The ground truth of exactly these images, for COCO evaluation, crowd included."""
+    def labels(self, index: int) -> np.ndarray:
+        """The labels of `dataset[index]`, int64 [N], without its picture."""
+        found = self._index.category_ids(int(self._numbers[index]), self._unsound | CROWD)
+        return np.array([self._labels[number] for number in found.tolist()], np.int64)
+
+    def coco_gt(self, annotations: bool = True) -> COCO:
+        """The ground truth of exactly these images, for COCO evaluation, crowd included.
+
+        Without `annotations` it has images and categories alone, which take little memory.
+        """
         content = dict(self._index.content)
         content["images"] = list(self._index.images(self._numbers))
         content["annotations"] = [
             row
-            for number in self._numbers.tolist()
+            for number in (self._numbers.tolist() if annotations else ())
             for row in self._index.annotations(number, self._unsound)
         ]
         coco = COCO()

@@ -89,6 +89,12 @@ class AnnotationIndex:
         states = self.file.array("states", first, last)
         return self._rows(self.file.array("annotations", first, last)[states & without == 0])
 
+    def category_ids(self, number: int, without: int) -> np.ndarray:
+        """Those of `annotations`, int64 [N]."""
+        first, last = self.file.array("first", number, number + 2).tolist()
+        states = self.file.array("states", first, last)
+        return self.file.array("category_ids", first, last)[states & without == 0]
+
     def counts(self, without: int, labelled_keypoints: bool = False) -> np.ndarray:
         """How many annotations of each image have none of the bits `without`, int64 [I].
 

@@ -147,19 +147,20 @@ def _write_annotations(
 
     "first" int64 [I + 1] says which are those of an image; after them come those of none.
     "annotations" int64 [A, 2] is where each lies, "states" uint8 [A] holds the bits of `index.py`,
-    and "labelled" int32 [A] how many of its keypoints are labelled.
+    "labelled" int32 [A] how many of its keypoints are labelled, and "category_ids" is int64 [A].
     """
     by_id = dict(zip(ids.tolist(), map(tuple, sizes.tolist()), strict=True))
     known = {row["id"] for row in categories}
     names = keypoint_names(sorted(categories, key=lambda row: row["id"]))
     points = len(names) if isinstance(names, list) else 0
-    states, labelled, own_ids, image_ids = array("B"), array("i"), array("q"), array("q")
+    states, labelled = array("B"), array("i")
+    own_ids, image_ids, category_ids = array("q"), array("q"), array("q")
     for row in _rows(written, ends):
-        state = number = image_id = visible = 0
+        state = number = image_id = category_id = visible = 0
         if annotation_problem(row, by_id, known, masks=False, keypoint_count=0):
             state = UNSOUND
         else:
-            number, image_id = row["id"], row["image_id"]
+            number, image_id, category_id = row["id"], row["image_id"], row["category_id"]
             state |= CROWD * bool(row.get("iscrowd", 0))
             if segmentation_problem(row.get("segmentation"), *by_id[image_id]):
                 state |= NO_MASK
@@ -171,6 +172,7 @@ def _write_annotations(
         labelled.append(visible)
         own_ids.append(number)
         image_ids.append(image_id)
+        category_ids.append(category_id)
     bits = np.array(states)
     mark_repeated(bits, np.array(own_ids))
 
@@ -182,3 +184,4 @@ def _write_annotations(
     writer.array("annotations", np.stack([ends[:-1], ends[1:]], axis=1)[by_image])
     writer.array("states", bits[by_image])
     writer.array("labelled", np.array(labelled)[by_image])
+    writer.array("category_ids", np.array(category_ids)[by_image])
