@@ -117,10 +117,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         if not keeps.any():
             needed = f" and {min_keypoints} keypoints" if min_keypoints else ""
             raise DataError(f"{annotations}: no image has a usable annotation{needed} to train on")
-        # Arrays of few numbers for an image: lists of objects would be copied page by page into
-        # the loader's processes as their reference counts change.
+        # An array, as lists of objects would be copied page by page into the loader's processes
+        # while their reference counts change.
         self._numbers = np.flatnonzero(keeps)
-        self._ids, self._sizes = self._index.image_ids[keeps], self._index.sizes[keeps]
         self._proposals = None
         if proposals:
             self._proposals = load_proposals(proposals, self.image_ids, self.sizes, most_proposals)
@@ -128,39 +127,41 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     @property
     def image_ids(self) -> list[int]:
         """The ids of the images, as a new list."""
-        return self._ids.tolist()
+        return self._index.image_ids[self._numbers].tolist()
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
         """Their (height, width), as a new list."""
-        return [(height, width) for height, width in self._sizes.tolist()]
+        return [(height, width) for height, width in self._index.sizes[self._numbers].tolist()]
 
     @property
     def aspect_ratios(self) -> list[float]:
         """Their width / height, as a new list."""
-        return (self._sizes[:, 1] / self._sizes[:, 0]).tolist()
+        sizes = self._index.sizes[self._numbers]
+        return (sizes[:, 1] / sizes[:, 0]).tolist()
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
-        height, width = self._sizes[index].tolist()
-        image_id = int(self._ids[index])
+        number = int(self._numbers[index])
+        entry = self._index.image(number)
+        height, width = entry["height"], entry["width"]
+        path = self._folder / entry["file_name"]
         try:
-            image = read_image(self.image_path(index), (height, width), *self._picture_limits)
+            image = read_image(path, (height, width), *self._picture_limits)
         except DataError as error:
-            raise DataError(f"{error} (image id {image_id})") from error
-        rows = self._index.annotations(int(self._numbers[index]), self._unsound | CROWD)
+            raise DataError(f"{error} (image id {entry['id']})") from error
+        rows = self._index.annotations(number, self._unsound | CROWD)
         target = self._target(rows, height, width)
-        target |= {"image_id": image_id, "size": (height, width)}
+        target |= {"image_id": entry["id"], "size": (height, width)}
         if self._proposals is not None:
             target["proposals"] = self._proposals[index]
         return image, target
 
     def image_path(self, index: int) -> Path:
         """The picture file of `dataset[index]`."""
-        (image,) = self._index.images(self._numbers[index, None])
-        return self._folder / image["file_name"]
+        return self._folder / self._index.image(int(self._numbers[index]))["file_name"]
 
     def labels(self, index: int) -> np.ndarray:
         """The labels of `dataset[index]`, int64 [N], without its picture."""
@@ -173,7 +174,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         Without `annotations` it has images and categories alone, which take little memory.
         """
         content = dict(self._index.content)
-        content["images"] = list(self._index.images(self._numbers))
+        content["images"] = [self._index.image(number) for number in self._numbers.tolist()]
         content["annotations"] = [
             row
             for number in (self._numbers.tolist() if annotations else ())

@@ -36,8 +36,12 @@ def report(problems: Sequence[str], count: int, file: Path, skip: bool) -> None:
 
 
 def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:
-    """Those of the first category that has keypoints; all categories share them."""
-    return next((row["keypoints"] for row in categories if row.get("keypoints")), [])
+    """Those of the first category that names keypoints; all categories share them."""
+    for row in categories:
+        names = row.get("keypoints")
+        if names and isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return names
+    return []
 
 
 def check_images(

@@ -7,7 +7,6 @@ all of them at once. So a data set of any size takes little memory and a short t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -77,11 +76,10 @@ class AnnotationIndex:
     def sizes(self) -> np.ndarray:
         return self.file.array("sizes")
 
-    def images(self, numbers: np.ndarray) -> Iterator[dict[str, Any]]:
-        """The entries of these images; each has a `file_name`."""
-        for number in numbers.tolist():
-            (row,) = self._rows(self.file.array("images", number, number + 1))
-            yield name_picture(row, self.file.table["by_url"])
+    def image(self, number: int) -> dict[str, Any]:
+        """The entry of an image; it has a `file_name`."""
+        (row,) = self._rows(self.file.array("images", number, number + 1))
+        return name_picture(row, self.file.table["by_url"])
 
     def annotations(self, number: int, without: int) -> list[dict[str, Any]]:
         """Those of an image, in the file's order, that have none of the bits `without`."""

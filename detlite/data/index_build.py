@@ -151,8 +151,7 @@ def _write_annotations(
     """
     by_id = dict(zip(ids.tolist(), map(tuple, sizes.tolist()), strict=True))
     known = {row["id"] for row in categories}
-    names = keypoint_names(sorted(categories, key=lambda row: row["id"]))
-    points = len(names) if isinstance(names, list) else 0
+    points = len(keypoint_names(sorted(categories, key=lambda row: row["id"])))
     states, labelled = array("B"), array("i")
     own_ids, image_ids, category_ids = array("q"), array("q"), array("q")
     for row in _rows(written, ends):

@@ -9,6 +9,7 @@ the file's size, times and inode stay.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -25,11 +26,6 @@ from .errors import DataError
 from .index import AnnotationIndex
 from .index_build import content_hash, write_index
 from .index_file import DamagedIndexError, IndexFile, IndexWriter
-
-try:
-    import fcntl
-except ImportError:  # no POSIX: processes that start at once each make the index
-    fcntl = None  # type: ignore[assignment]
 
 VARIABLE = "DETLITE_CACHE"
 _DAYS_KEPT = 30  # unused
@@ -118,8 +114,7 @@ def locked(file: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             lock = opened.enter_context(file.open("a"))
             os.utime(file)  # in use
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import weakref
 import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -72,6 +73,7 @@ class IndexFile:
         self.path = path
         self.table = table
         self._file = path.open("rb", buffering=0)
+        weakref.finalize(self, self._file.close)
 
     @classmethod
     def open(cls, path: Path) -> IndexFile:

@@ -14,6 +14,7 @@ from .images import image_problem
 from .index import AnnotationIndex
 from .index_cache import cache_folder, identity, locked, read_note, stamp, write_note
 
+_CHECKS = 1  # raise it with any change of what `image_problem` finds
 _GROUP = 4096  # pictures that threads are given at once
 
 
@@ -34,7 +35,7 @@ def picture_problems(
     cache = cache_folder()
     if cache is not None:
         parts = index.file.table["hash"], index.file.table["by_url"], folder.absolute()
-        note = cache / f"{identity(*parts, max_pixels, bits)}.pictures"
+        note = cache / f"{identity(*parts, max_pixels, bits, _CHECKS)}.pictures"
         with locked(note.with_suffix(".lock")):
             return _noted_problems(index, folder, (max_pixels, bits), note)
     return dict(_problems(index, folder, (max_pixels, bits), np.arange(len(index.image_ids))))
@@ -65,7 +66,8 @@ def _stamps(index: AnnotationIndex, folder: Path) -> dict[str, Any] | None:
 def _problems(
     index: AnnotationIndex, folder: Path, limits: tuple[int, int], numbers: np.ndarray
 ) -> Iterator[tuple[int, str]]:
-    def problem(image: dict[str, Any]) -> str | None:
+    def problem(number: int) -> str | None:
+        image = index.image(number)
         size = image["height"], image["width"]
         found = image_problem(folder / image["file_name"], size, *limits)
         return found and f"image {image['id']} ({image['file_name']}): {found}"
@@ -73,8 +75,6 @@ def _problems(
     # Threads, as on a network disk the time goes into waiting.
     with ThreadPoolExecutor(8) as pool:
         for first in range(0, len(numbers), _GROUP):
-            group = numbers[first : first + _GROUP]
-            found = pool.map(problem, index.images(group))
-            yield from (
-                (number, one) for number, one in zip(group.tolist(), found, strict=True) if one
-            )
+            group = numbers[first : first + _GROUP].tolist()
+            found = zip(group, pool.map(problem, group), strict=True)
+            yield from ((number, one) for number, one in found if one)
