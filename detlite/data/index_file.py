@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import weakref
@@ -117,7 +118,7 @@ class IndexFile:
         """An array, or its rows from `start` to before `stop`; it cannot be written to."""
         kind, shape, place = self.table["arrays"][name]
         stop = shape[0] if stop is None else stop
-        row = np.dtype(kind).itemsize * int(np.prod(shape[1:]))
+        row = np.dtype(kind).itemsize * math.prod(shape[1:])
         data = self.read(place + start * row, place + stop * row)
         return np.frombuffer(data, kind).reshape(stop - start, *shape[1:])
 
