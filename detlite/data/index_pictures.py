@@ -56,11 +56,14 @@ def _noted_problems(
 
 
 def _stamps(index: AnnotationIndex, folder: Path) -> dict[str, Any] | None:
-    """What changes when one of the folders does; None: too new to tell, or not there."""
-    with contextlib.suppress(OSError):
-        stamps = {name: stamp(folder / name) for name in index.folders}
-        return None if None in stamps.values() else stamps
-    return None
+    """What changes when one of the folders does; None: too new to tell."""
+    stamps: dict[str, list[int] | None] = {}
+    for name in index.folders:
+        try:
+            stamps[name] = stamp(folder / name)
+        except OSError:
+            stamps[name] = []  # not there
+    return None if None in stamps.values() else stamps
 
 
 def _problems(

@@ -48,6 +48,20 @@ def test_pictures_are_checked_again_when_their_folder_changes(
         CocoDataset(file, folder)
 
 
+def test_a_folder_that_is_not_there_may_appear(content, write_set, cache, settled, looked_at):
+    file, folder = write_set(content)
+    for image in content["images"][2:]:
+        image["file_name"] = f"more/{image['file_name']}"
+    file.write_text(json.dumps(content))
+    for _ in range(2):
+        assert CocoDataset(file, folder, skip_bad=True).image_ids == [10, 11]
+    assert sorted(looked_at[4:]) == ["crowd.png", "empty.png"]
+    (folder / "more").mkdir()
+    for name in ("crowd.png", "empty.png"):
+        (folder / name).rename(folder / "more" / name)
+    assert len(CocoDataset(file, folder)) == 4
+
+
 def test_unsound_pictures_are_looked_at_again(content, write_set, cache, settled, looked_at):
     """They may have been mended, without a change of the folder."""
     file, folder = write_set(content)
