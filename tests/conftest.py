@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,14 @@ _TINY_FPN: dict[str, Any] = {
     "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
     "MODEL.ROI_MASK_HEAD.RESOLUTION": 28,
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Indexes of data sets go where they do not stay."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DETLITE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)

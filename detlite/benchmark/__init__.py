@@ -8,6 +8,7 @@ To add cases of operators, write a function that yields them and name it in `GRO
 
 from .data import benchmark_data
 from .evaluation import benchmark_evaluation
+from .index import benchmark_index
 from .measure import Row, benchmark_ops
 from .model import Inference, benchmark_model
 from .scaling import benchmark_scaling, plot_scaling
@@ -19,6 +20,7 @@ __all__ = [
     "Training",
     "benchmark_data",
     "benchmark_evaluation",
+    "benchmark_index",
     "benchmark_model",
     "benchmark_ops",
     "benchmark_scaling",

@@ -66,7 +66,7 @@ def _peak(
     build: Callable[..., Callable[[], object]], args: Any, device: str, threads: int
 ) -> float:
     torch.set_num_threads(threads)
-    before = _status("VmRSS")
+    before = status("VmRSS")
     run = build(*args)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -76,10 +76,10 @@ def _peak(
         run()
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 1e6
-    return _status("VmHWM") - before
+    return status("VmHWM") - before
 
 
-def _status(name: str) -> float:
+def status(name: str) -> float:
     """A line of the process's status in MB."""
     if not _STATUS.exists():
         return float("nan")

@@ -6,6 +6,7 @@
     detlite benchmark train --config configs/nuclei_mask_rcnn_R_18_FPN.yaml --real --batch 4
     detlite benchmark train --objects 500 --trace step.json
     detlite benchmark data --workers 0 2
+    detlite benchmark index --images 120000 --batches 10000
     detlite benchmark eval --images 5000
     detlite benchmark scaling --plot docs/scaling.png
 
@@ -32,6 +33,7 @@ from ..benchmark import (
     Training,
     benchmark_data,
     benchmark_evaluation,
+    benchmark_index,
     benchmark_model,
     benchmark_ops,
     benchmark_scaling,
@@ -158,6 +160,10 @@ def _data(args: Args) -> Iterable[Any]:
     )  # fmt: skip
 
 
+def _index(args: Args) -> Iterable[Any]:
+    return benchmark_index(args.images, args.batches, args.loaders, args.folder)
+
+
 def _eval(args: Args) -> Iterable[Any]:
     return benchmark_evaluation(args.images, args.detections, args.turns)
 
@@ -191,9 +197,9 @@ def _parser() -> argparse.ArgumentParser:
         )
         own.add_argument("--json", type=Path, metavar="FILE", help="where to write the rows")
         own.add_argument("--markdown", type=Path, metavar="FILE", help="where to write the table")
-        if name != "ops":
+        if name not in ("ops", "index"):
             own.add_argument("--turns", type=int, default=5, help="calls of each that count")
-        if name not in ("ops", "eval"):
+        if name not in ("ops", "index", "eval"):
             own.add_argument("--config", default=COCO, help="of a Mask R-CNN")
             own.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
         return own
@@ -226,6 +232,12 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("--batch", type=int, default=2, help="pictures of a batch")
     own.add_argument("--images", type=int, default=32, help="of a turn")
 
+    own = command("index", _index)
+    own.add_argument("--images", type=int, default=120_000, help="of the data set")
+    own.add_argument("--batches", type=int, default=0, help="of two images, loaded for each way")
+    own.add_argument("--loaders", type=int, default=4, help="loader processes")
+    own.add_argument("--folder", type=Path, help="where the set is kept, to be used again")
+
     own = command("eval", _eval)
     own.add_argument("--images", type=int, default=5000, help="of the data set")
     own.add_argument("--detections", type=int, default=100, help="in an image")
@@ -243,6 +255,7 @@ _MEANING = {
     "model": "inference: a picture in, run-length encoded masks out",
     "train": "a training step, and where its time goes",
     "data": "the loader alone",
+    "index": "a large data set opened, beside torchvision and pycocotools: time and memory",
     "eval": "COCO's metrics of a generated data set, beside pycocotools'",
     "scaling": "an image's cost against its size, boxes, classes, objects and batch",
 }

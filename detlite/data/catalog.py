@@ -50,10 +50,15 @@ class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
                     f"{first.annotation_file}: {number} ({name!r}) is in one of the two only; "
                     "data sets that are trained on together need the same ids and names"
                 )
+        self._parts = datasets
         self.name = " + ".join(dataset.name for dataset in datasets)
         self.categories = first.categories
         self.keypoint_names = first.keypoint_names
-        self.aspect_ratios = [ratio for dataset in datasets for ratio in dataset.aspect_ratios]
+
+    @property
+    def aspect_ratios(self) -> list[float]:
+        """Width / height of each image, as a new list."""
+        return [ratio for dataset in self._parts for ratio in dataset.aspect_ratios]
 
 
 def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import pickle
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,14 @@ from torch.utils.data import Dataset
 
 from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.packed_masks import PackedMasks
-from .coco_json import read_coco_json, report
+from .coco_json import MOST_SHOWN, keypoint_names, report
 from .errors import DataError
-from .images import MAX_PIXELS, image_problem, read_image
+from .images import MAX_PIXELS, read_image
+from .index import CROWD, unsound_bits
+from .index_cache import open_index
+from .index_pictures import picture_problems
 from .proposals import load_proposals
-from .validation import annotation_problem, fill_missing
+from .validation import fill_missing
 
 Target = dict[str, Any]
 
@@ -35,8 +35,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     `masks`, `PackedMasks` of N instances, if `train` and `masks` are set, `keypoints` float32
     [N, P, 3] of (x, y, visibility) if `keypoints` is. Crowd annotations are left out of it.
 
-    The whole set is checked here, so that training does not stop at its last image: every entry
-    of the annotation file, and that every picture exists, is complete and has the stated size.
+    The whole set is checked when it is first opened, so that training does not stop at its last
+    image: every entry of the annotation file (`open_index`), and that every picture exists, is
+    complete and has the stated size (`picture_problems`).
 
     Args:
         annotations: the annotation file.
@@ -85,80 +86,99 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         self._with_masks = train and masks
         self._masks_as_runs = masks_as_runs
         # LVIS v0.5 has file names as well, without the folder, and some that COCO gave up.
-        content = read_coco_json(annotations, by_url=kind == "lvis")
+        self._index = open_index(annotations, by_url=kind == "lvis")
         known = ("id", "name", "keypoints") if keypoints else ("id", "name")
         self.categories: list[dict[str, Any]] = sorted(
-            ({key: row[key] for key in known if key in row} for row in content["categories"]),
+            (
+                {key: row[key] for key in known if key in row}
+                for row in self._index.content["categories"]
+            ),
             key=lambda category: category["id"],
         )
+        self._labels = {row["id"]: k for k, row in enumerate(self.categories, start=1)}
         self.keypoint_names = keypoint_names(self.categories)
         if keypoints and not self.keypoint_names:
             raise DataError(
                 f"{annotations}: no category names its keypoints, which MODEL.KEYPOINT_ON needs: "
                 '"keypoints": ["nose", "left_eye", ...]'
             )
-        problems: list[str] = []
-        usable, self._bad = self._usable_annotations(content, problems, masks)
-        broken = self._broken_images(content["images"], problems)
-        report(problems, annotations, skip_bad)
+        if not images.is_dir():
+            raise DataError(f"{images}: no such folder of pictures (data set {self.name})")
+        problems, count = self._index.problems(masks, len(self.keypoint_names), MOST_SHOWN)
+        broken = picture_problems(self._index, images, *self._picture_limits)
+        report([*problems, *broken.values()], count + len(broken), annotations, skip_bad)
 
-        kept = [
-            row
-            for row in content["images"]
-            if row["id"] not in broken and (not train or _teaches(usable[row["id"]], min_keypoints))
-        ]
-        if not kept:
+        self._unsound = unsound_bits(masks, keypoints)
+        keeps = np.ones(len(self._index.image_ids), bool)
+        if train:
+            taught = self._index.counts(self._unsound | CROWD, min_keypoints > 0)
+            keeps = taught >= max(min_keypoints, 1)
+        keeps[list(broken)] = False
+        if not keeps.any():
             needed = f" and {min_keypoints} keypoints" if min_keypoints else ""
             raise DataError(f"{annotations}: no image has a usable annotation{needed} to train on")
-        self.image_ids: list[int] = [row["id"] for row in kept]
-        self._file_names: list[str] = [row["file_name"] for row in kept]
-        # (height, width)
-        self.sizes: list[tuple[int, int]] = [(row["height"], row["width"]) for row in kept]
-        # width / height
-        self.aspect_ratios: list[float] = [width / height for height, width in self.sizes]
-        # One bytes object an image: a fraction of the memory of parsed lists, and not copied
-        # page by page into the loader's processes as their reference counts change.
-        self._targets = [self._pack(usable[row["id"]], row) for row in kept]
+        # An array, as lists of objects would be copied page by page into the loader's processes
+        # while their reference counts change.
+        self._numbers = np.flatnonzero(keeps)
         self._proposals = None
         if proposals:
             self._proposals = load_proposals(proposals, self.image_ids, self.sizes, most_proposals)
 
+    @property
+    def image_ids(self) -> list[int]:
+        """The ids of the images, as a new list."""
+        return self._index.image_ids[self._numbers].tolist()
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Their (height, width), as a new list."""
+        return [(height, width) for height, width in self._index.sizes[self._numbers].tolist()]
+
+    @property
+    def aspect_ratios(self) -> list[float]:
+        """Their width / height, as a new list."""
+        sizes = self._index.sizes[self._numbers]
+        return (sizes[:, 1] / sizes[:, 0]).tolist()
+
     def __len__(self) -> int:
-        return len(self.image_ids)
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
-        height, width = self.sizes[index]
+        number = int(self._numbers[index])
+        entry = self._index.image(number)
+        height, width = entry["height"], entry["width"]
+        path = self._folder / entry["file_name"]
         try:
-            image = read_image(self.image_path(index), (height, width), *self._picture_limits)
+            image = read_image(path, (height, width), *self._picture_limits)
         except DataError as error:
-            raise DataError(f"{error} (image id {self.image_ids[index]})") from error
-        arrays, segmentations = pickle.loads(self._targets[index])
-        target: Target = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        target |= {"image_id": self.image_ids[index], "size": (height, width)}
-        if self._with_masks:
-            target["masks"] = PackedMasks.from_segmentations(
-                segmentations, height, width, self._masks_as_runs
-            )
+            raise DataError(f"{error} (image id {entry['id']})") from error
+        rows = self._index.annotations(number, self._unsound | CROWD)
+        target = self._target(rows, height, width)
+        target |= {"image_id": entry["id"], "size": (height, width)}
         if self._proposals is not None:
             target["proposals"] = self._proposals[index]
         return image, target
 
     def image_path(self, index: int) -> Path:
         """The picture file of `dataset[index]`."""
-        return self._folder / self._file_names[index]
+        return self._folder / self._index.image(int(self._numbers[index]))["file_name"]
 
-    def coco_gt(self) -> COCO:
+    def labels(self, index: int) -> np.ndarray:
+        """The labels of `dataset[index]`, int64 [N], without its picture."""
+        found = self._index.category_ids(int(self._numbers[index]), self._unsound | CROWD)
+        return np.array([self._labels[number] for number in found.tolist()], np.int64)
+
+    def coco_gt(self, annotations: bool = True) -> COCO:
         """The ground truth of exactly these images, for COCO evaluation, crowd included.
 
-        The annotation file is read again, as evaluation alone needs all of it.
+        Without `annotations` it has images and categories alone, which take little memory.
         """
-        content = read_coco_json(self.annotation_file)
-        kept = set(self.image_ids)
-        content["images"] = [row for row in content["images"] if row["id"] in kept]
+        content = dict(self._index.content)
+        content["images"] = [self._index.image(number) for number in self._numbers.tolist()]
         content["annotations"] = [
             row
-            for position, row in enumerate(content["annotations"])
-            if position not in self._bad and row["image_id"] in kept
+            for number in (self._numbers.tolist() if annotations else ())
+            for row in self._index.annotations(number, self._unsound)
         ]
         coco = COCO()
         coco.dataset = fill_missing(content)
@@ -166,74 +186,20 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             coco.createIndex()
         return coco
 
-    def _usable_annotations(
-        self, content: dict[str, Any], problems: list[str], masks: bool
-    ) -> tuple[dict[int, list[dict[str, Any]]], set[int]]:
-        """Sound annotations that are not crowd, by image id; and where in the file the unsound are.
-
-        By position, as their ids may be what is wrong.
-        """
-        sizes = {row["id"]: (row["height"], row["width"]) for row in content["images"]}
-        category_ids = {category["id"] for category in self.categories}
-        keypoint_count = len(self.keypoint_names)
-        usable: dict[int, list[dict[str, Any]]] = {image_id: [] for image_id in sizes}
-        seen: set[int] = set()
-        bad: set[int] = set()
-        for position, annotation in enumerate(content["annotations"]):
-            problem = annotation_problem(annotation, sizes, category_ids, masks, keypoint_count)
-            if problem is None and annotation["id"] in seen:
-                problem = "the id occurs twice"
-            if problem is not None:
-                bad.add(position)
-                where = f"annotation {annotation.get('id', f'at position {position}')}"
-                problems.append(f"{where} (image {annotation.get('image_id')}): {problem}")
-                continue
-            seen.add(annotation["id"])
-            if not annotation.get("iscrowd", 0):
-                usable[annotation["image_id"]].append(annotation)
-        return usable, bad
-
-    def _broken_images(self, rows: list[dict[str, Any]], problems: list[str]) -> set[int]:
-        if not self._folder.is_dir():
-            raise DataError(f"{self._folder}: no such folder of pictures (data set {self.name})")
-
-        def check(row: dict[str, Any]) -> str | None:
-            size = row["height"], row["width"]
-            return image_problem(self._folder / row["file_name"], size, *self._picture_limits)
-
-        broken = set()
-        # Threads, as on a network disk the time goes into waiting.
-        with ThreadPoolExecutor(8) as pool:
-            for row, problem in zip(rows, pool.map(check, rows), strict=True):
-                if problem is not None:
-                    broken.add(row["id"])
-                    problems.append(f"image {row['id']} ({row['file_name']}): {problem}")
-        return broken
-
-    def _pack(self, annotations: list[dict[str, Any]], image: dict[str, Any]) -> bytes:
-        label = {category["id"]: k for k, category in enumerate(self.categories, start=1)}
+    def _target(self, annotations: list[dict[str, Any]], height: int, width: int) -> Target:
         boxes = np.array([row["bbox"] for row in annotations], np.float64).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]  # xywh -> xyxy
-        boxes = boxes.clip(0, [image["width"], image["height"]] * 2).astype(np.float32)
-        labels = np.array([label[row["category_id"]] for row in annotations], np.int64)
-        arrays: dict[str, np.ndarray] = {"boxes": boxes, "labels": labels}
+        boxes = boxes.clip(0, [width, height] * 2).astype(np.float32)
+        labels = np.array([self._labels[row["category_id"]] for row in annotations], np.int64)
+        target: Target = {"boxes": torch.from_numpy(boxes), "labels": torch.from_numpy(labels)}
         if self.keypoint_names:
-            points = [row["keypoints"] for row in annotations]
-            shape = (len(points), len(self.keypoint_names), 3)
-            arrays["keypoints"] = np.array(points, np.float32).reshape(shape)
-            arrays["keypoints"][..., :2] += PIXEL_CENTRE
-        segmentations = [row["segmentation"] for row in annotations] if self._with_masks else None
-        return pickle.dumps((arrays, segmentations), protocol=5)
-
-
-def _teaches(annotations: list[dict[str, Any]], min_keypoints: int) -> bool:
-    """Whether an image with these annotations has anything to train on."""
-    if min_keypoints == 0:
-        return bool(annotations)
-    labelled = sum(v > 0 for row in annotations for v in row["keypoints"][2::3])
-    return labelled >= min_keypoints
-
-
-def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:
-    """Those of the first category that has keypoints; all categories share them."""
-    return next((row["keypoints"] for row in categories if row.get("keypoints")), [])
+            shape = (len(annotations), len(self.keypoint_names), 3)
+            points = np.array([row["keypoints"] for row in annotations], np.float32).reshape(shape)
+            points[..., :2] += PIXEL_CENTRE
+            target["keypoints"] = torch.from_numpy(points)
+        if self._with_masks:
+            segmentations = [row["segmentation"] for row in annotations]
+            target["masks"] = PackedMasks.from_segmentations(
+                segmentations, height, width, self._masks_as_runs
+            )
+        return target

@@ -1,95 +1,104 @@
-"""COCO annotation files: read, and their lists and entries checked."""
+"""COCO annotation files: what is wrong with their lists, images and categories."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from .errors import DataError, shown
+import numpy as np
 
-_SHOWN = 5  # problems written out in the log; the rest are counted
+from .errors import DataError, shown
+from .index import name_picture
+from .validation import is_long
+
+MOST_SHOWN = 5  # problems written out in the log; the rest are counted
 _LONGEST = 300  # characters of a problem, which may name a file
 _logger = logging.getLogger(__name__)
 
 
-def report(problems: Sequence[str], file: Path, skip: bool) -> None:
-    """Logs the problems of a file and how many there are, or unless `skip` raises a DataError."""
-    written = [shorten(problem, _LONGEST) for problem in problems[:_SHOWN]]
-    if problems and not skip:
-        more = f" (the first of {len(problems)} problems)" if len(problems) > 1 else ""
+def report(problems: Sequence[str], count: int, file: Path, skip: bool) -> None:
+    """Logs the first of `count` problems of a file, or unless `skip` raises a DataError."""
+    written = [shorten(problem, _LONGEST) for problem in problems[:MOST_SHOWN]]
+    if written and not skip:
+        more = f" (the first of {count} problems)" if count > 1 else ""
         raise DataError(
             f"{file}: {written[0]}{more}; mend the file, or leave such entries out with "
             "DATASETS.ON_BAD_ANNOTATION: skip"
         )
     for problem in written:
         _logger.warning("%s: skipped: %s", file, problem)
-    if problems:
-        _logger.warning("%s: skipped %d bad entries in all", file, len(problems))
+    if written:
+        _logger.warning("%s: skipped %d bad entries in all", file, count)
 
 
-def read_coco_json(file: Path, by_url: bool = False) -> dict[str, Any]:
-    """Reads an annotation file and checks its lists, image entries and category entries.
+def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:
+    """Those of the first category that names keypoints; all categories share them."""
+    for row in categories:
+        names = row.get("keypoints")
+        if names and isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return names
+    return []
 
-    With `by_url` pictures are called as `coco_url` ends, where it is given: `val2017/<picture>`.
+
+def check_images(
+    file: Path, by_url: bool, rows: Iterable[dict[str, Any]]
+) -> tuple[np.ndarray, np.ndarray, set[str]]:
+    """Checks the entries of images, in the file's order.
+
+    Args:
+        file: which messages name.
+        by_url: see `name_picture`.
+        rows: the entries.
 
     Returns:
-        The file's content; `annotations` is a list of mappings, not looked into yet, and each of
-        `images` has a `file_name`.
+        Ids int64 [I], sizes int64 [I, 2] of (height, width), and the folders of the pictures.
 
     Raises:
-        DataError: missing, not JSON, not COCO, or ids of images or categories, or names of
-            categories, that occur twice.
+        DataError: there are none, or one lacks a field, or has the id of another.
     """
-    try:
-        content = json.loads(file.read_bytes())
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise DataError(f"{file}: is not JSON: {error}") from error
-    except RecursionError as error:
-        raise DataError(f"{file}: is not in COCO form: nested too deep") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{file}: is not in COCO form: holds a {type(content).__name__}")
-    for key in ("images", "annotations", "categories"):
-        rows = content.get(key)
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            what = "has no" if rows is None else "holds something else than a list of objects as"
-            raise DataError(f"{file}: is not in COCO form: {what} {key!r}")
-    for image in content["images"]:
-        # LVIS v1 has the address alone, which ends in train2017/<picture> or val2017/<picture>.
-        if (by_url or "file_name" not in image) and isinstance(image.get("coco_url"), str):
-            image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
-    _check_rows(file, content, "images", {"file_name": str, "height": int, "width": int})
-    _check_rows(file, content, "categories", {"name": str})
-    for row in content["images"]:
-        if row["height"] < 1 or row["width"] < 1:
-            raise DataError(f"{file}: image {row['id']} has size {row['width']}x{row['height']}")
+    ids, sizes, folders = array("q"), array("q"), set()
+    fields = {"file_name": str, "height": int, "width": int}
+    named = (name_picture(row, by_url) for row in rows)
+    for row in _checked(file, "images", named, fields):
+        ids.append(row["id"])
+        sizes.extend((row["height"], row["width"]))
+        folders.add(row["file_name"].rpartition("/")[0])
+    return np.array(ids), np.array(sizes).reshape(-1, 2), folders
+
+
+def check_categories(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Raises DataError: there are none, or one lacks a field, or has the id or name of another."""
     first: dict[str, int] = {}
-    for row in content["categories"]:
+    for row in _checked(file, "categories", rows, {"name": str}):
         if first.setdefault(row["name"], row["id"]) != row["id"]:
             raise DataError(
                 f"{file}: the categories {first[row['name']]} and {row['id']} have one name, "
                 f"{shown(row['name'])}: results are told by it, so give each its own"
             )
-    return content
 
 
-def _check_rows(file: Path, content: dict[str, Any], key: str, fields: Mapping[str, type]) -> None:
-    if not content[key]:
-        raise DataError(f"{file}: is not in COCO form: {key!r} is empty")
+def _checked(
+    file: Path, key: str, rows: Iterable[dict[str, Any]], fields: Mapping[str, type]
+) -> Iterator[dict[str, Any]]:
+    """The rows, as long as they have the fields and an id of their own."""
     seen = set()
-    for position, row in enumerate(content[key]):
+    for position, row in enumerate(rows):
         for field, kind in {"id": int, **fields}.items():
-            if type(row.get(field)) is not kind:
+            value: Any = row.get(field)
+            if type(value) is not kind or (isinstance(value, int) and not is_long(value)):
                 raise DataError(
                     f"{file}: is not in COCO form: {key}[{position}] "
-                    f"(id {shown(row.get('id'))}) has {field}: {shown(row.get(field))}, "
+                    f"(id {shown(row.get('id'))}) has {field}: {shown(value)}, "
                     f"not {'an' if kind is int else 'a'} {kind.__name__}"
+                    f"{' of 64 bits' if type(value) is kind else ''}"
                 )
         if row["id"] in seen:
             raise DataError(f"{file}: the id {row['id']} occurs twice in {key!r}")
         seen.add(row["id"])
+        yield row
+    if not seen:
+        raise DataError(f"{file}: is not in COCO form: {key!r} is empty")

@@ -190,14 +190,12 @@ def _repeat_factors(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> np.nd
     threshold = cfg.DATALOADER.REPEAT_THRESHOLD
     if not threshold:
         return None
-    labels: list[set[int]] = []
     parts = dataset.datasets if isinstance(dataset, JoinedDataset) else [dataset]
-    for part in cast(list[CocoDataset], parts):
-        rows = part.coco_gt().imgToAnns
-        labels += [
-            {row["category_id"] for row in rows[image_id] if not row["iscrowd"]}
-            for image_id in part.image_ids
-        ]
+    labels = [
+        set(part.labels(index).tolist())
+        for part in cast(list[CocoDataset], parts)
+        for index in range(len(part))
+    ]
     factors = repeat_factors(labels, threshold)
     logger.info(
         "DATALOADER.REPEAT_THRESHOLD %g: %d of %d images are repeated, at most %.1f times; a round "

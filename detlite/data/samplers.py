@@ -121,14 +121,14 @@ class _Rounds:
     def sample(self, position: int) -> Sample:
         """The image at a position of the stream, from 0, and the round that it belongs to."""
         number = ((position + 1) * _WHOLE - self._phase - 1) // self.total
-        image, repeat = self._round(number)[position - self._start(number)]
+        image, repeat = self._round(number)[position - self._start(number)].tolist()
         return Sample(number, image, repeat)
 
     def _start(self, number: int) -> int:
         return (self._phase + number * self.total) // _WHOLE
 
-    def _draw(self, number: int) -> list[tuple[int, int]]:
-        """The images of a round, and which appearance in it each is."""
+    def _draw(self, number: int) -> np.ndarray:
+        """The images of a round, and which appearance in it each is: integers [N, 2]."""
         rng = np.random.default_rng((*self._seed, number))
         order = rng.permutation(len(self._images))
         first_mark = (self._phase + number * self.total) % _WHOLE
@@ -139,5 +139,4 @@ class _Rounds:
         if counts.max() > 1:  # else it is in random order already
             shuffled = rng.permutation(len(place))
             place, repeat = place[shuffled], repeat[shuffled]
-        images = self._images[order[place]]
-        return list(zip(images.tolist(), repeat.tolist(), strict=True))
+        return np.stack([self._images[order[place]], repeat], axis=1)

@@ -64,6 +64,8 @@ def annotation_problem(
     for field in ("id", "image_id", "category_id"):
         if type(annotation.get(field)) is not int:
             return f"{field} is {shown(annotation.get(field))}, not an int"
+        if not is_long(annotation[field]):
+            return f"{field} is {shown(annotation[field])}, which 64 bits do not hold"
     if annotation["image_id"] not in sizes:
         return f"image_id {annotation['image_id']} is not in 'images'"
     if annotation["category_id"] not in category_ids:
@@ -80,6 +82,11 @@ def annotation_problem(
     if problem is None and keypoint_count and not annotation.get("iscrowd", 0):
         problem = keypoints_problem(annotation.get("keypoints"), keypoint_count)
     return problem
+
+
+def is_long(value: int) -> bool:
+    """Whether a signed integer of 64 bits holds it, as ids are kept."""
+    return -(1 << 63) <= value < 1 << 63
 
 
 def box_problem(box: Any, height: int, width: int) -> str | None:

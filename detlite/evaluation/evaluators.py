@@ -125,7 +125,7 @@ class LvisEvaluator(Evaluator):
 
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
         _require(cfg, "lvis", "bbox")
-        check_lvis(dataset.coco_gt())
+        check_lvis(dataset.coco_gt(annotations=False))
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
         kinds = [kind for kind in predicted_kinds(cfg) if kind != "keypoints"]
@@ -149,7 +149,7 @@ class CityscapesEvaluator(Evaluator):
 
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
         _require(cfg, "cityscapes", "segm")
-        check_void(dataset.coco_gt())
+        check_void(dataset.coco_gt(annotations=False))
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
         return {"cityscapes": evaluate_cityscapes(dataset.coco_gt(), results)}

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from detlite.config import load_config
+from detlite.data import index_cache
 
 SMALL_SET: dict[str, Any] = {
     # Sparse ids, and not in order.
@@ -81,6 +82,20 @@ def small_cfg(tmp_path: Path) -> Callable[..., Any]:
         return load_config(None, [*defaults, *opts])
 
     return load
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder of the test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv(index_cache.VARIABLE, str(folder))
+    return folder
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are trusted at once: what a file system calls changed cannot be set back."""
+    monkeypatch.setattr(index_cache, "_SETTLED", 0.0)
 
 
 @pytest.fixture

@@ -91,6 +91,22 @@ def test_ground_truth_is_complete_and_includes_crowd(content, write_set):
     assert gt.dataset["licenses"] == []
 
 
+def test_images_and_categories_alone(content, write_set):
+    gt = CocoDataset(*write_set(content), train=True).coco_gt(annotations=False)
+    assert sorted(gt.imgs) == [10, 11]
+    assert sorted(gt.cats) == [3, 7]
+    assert not gt.anns
+
+
+def test_labels_are_those_of_targets(content, write_set):
+    content["annotations"][0]["segmentation"] = []
+    for skipped in (False, True):
+        dataset = CocoDataset(*write_set(content, str(skipped)), skip_bad=True, masks=skipped)
+        for index in range(4):
+            assert dataset.labels(index).tolist() == dataset[index][1]["labels"].tolist()
+        assert dataset.labels(0).tolist() == ([1] if skipped else [2, 1])
+
+
 def test_annotation_id_zero_can_be_matched(content, write_set, capsys):
     for annotation in content["annotations"]:
         annotation["id"] -= 1

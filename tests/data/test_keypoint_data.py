@@ -83,7 +83,9 @@ def test_bad_keypoints(keypoint_content, write_set, points, message):
         CocoDataset(*write_set(keypoint_content), train=True, keypoints=True)
 
 
-def test_keypoints_without_names(content, write_set):
+@pytest.mark.parametrize("names", [None, [], 17, "abc", ["nose", 2]])
+def test_keypoints_without_names(content, write_set, names):
+    content["categories"][0]["keypoints"] = names
     with pytest.raises(DataError, match="no category names its keypoints"):
         CocoDataset(*write_set(content), train=True, keypoints=True)
 
