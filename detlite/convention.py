@@ -77,6 +77,9 @@ class Convention:
     # Bilinear resizing as Pillow's, to the nearest size (detectron2) or the size below
     # (maskrcnn-benchmark), or without antialiasing and rounding to 8 bits (torchvision).
     resize: Literal["round", "floor", "interpolate"] = "round"
+    # Pictures are turned as their EXIF orientation says (detectron2, read_image), or taken as
+    # stored (torchvision's CocoDetection, and maskrcnn-benchmark with it).
+    exif_orientation: bool = True
 
     def clip(self, boxes: Tensor, sizes: Sizes) -> Tensor:
         """Boxes [..., N, 4] cut to their images.
@@ -206,6 +209,7 @@ CONVENTIONS: dict[str, Convention] = {
             mask_paste="whole-pixels",
             keypoint_center=0.0,
             resize="interpolate",
+            exif_orientation=False,
         ),
         Convention(
             "detectron2",
@@ -222,6 +226,7 @@ CONVENTIONS: dict[str, Convention] = {
             mask_paste="whole-pixels",
             keypoint_center=0.0,
             resize="floor",
+            exif_orientation=False,
         ),
     )
 }

@@ -25,6 +25,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..config import ConfigError, load_config
+from ..convention import convention_of
 from ..data import DataError
 from ..data.catalog import locate_dataset
 from ..data.findings import Inspection
@@ -101,6 +102,7 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
                 keypoints=cfg.MODEL.KEYPOINT_ON,
                 max_pixels=cfg.DATASETS.MAX_PIXELS,
                 picture_bits=cfg.INPUT.PICTURE_BITS,
+                exif_orientation=convention_of(cfg).exif_orientation,
                 progress=progress,
             )
         )

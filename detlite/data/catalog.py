@@ -96,6 +96,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         ),
         max_pixels=cfg.DATASETS.MAX_PIXELS,
         picture_bits=cfg.INPUT.PICTURE_BITS,
+        exif_orientation=convention_of(cfg).exif_orientation,
     )
 
 

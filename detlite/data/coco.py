@@ -53,7 +53,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         skip_bad: log, count and leave out bad annotations and pictures, instead of an error.
         proposals: a file of regions, see `load_proposals`: `proposals` float32 [P, 4] of targets.
         most_proposals: how many of an image.
-        max_pixels, picture_bits: of a picture, see `read_image`.
+        max_pixels, picture_bits, exif_orientation: of a picture, see `read_image`.
 
     Raises:
         DataError: naming file and annotation or image id; from `dataset[i]` too, where a picture
@@ -77,12 +77,13 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         most_proposals: int = 1000,
         max_pixels: int = MAX_PIXELS,
         picture_bits: int = 16,
+        exif_orientation: bool = True,
     ) -> None:
         self.name = name or annotations.stem
         self.kind = kind
         self.annotation_file = annotations
         self._folder = images
-        self._picture_limits = max_pixels, picture_bits
+        self._picture_limits = max_pixels, picture_bits, exif_orientation
         self._with_masks = train and masks
         self._masks_as_runs = masks_as_runs
         # LVIS v0.5 has file names as well, without the folder, and some that COCO gave up.

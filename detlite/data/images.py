@@ -44,21 +44,22 @@ def read_image(
     size: tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
     bits: int = 16,
+    exif_orientation: bool = True,
 ) -> Tensor:
     """Reads a picture as RGB.
 
     Grey and palette pictures are expanded, an alpha channel is dropped, and of 16-bit values the
     highest 8 of `bits` are kept.
 
-    An EXIF orientation is followed: viewers and most annotation tools show the picture so, and
-    detectron2 reads it so (`read_image` in data/detection_utils.py). torchvision's CocoDetection,
-    and maskrcnn-benchmark with it, take pixels as stored; pycocotools reads no pictures.
+    An EXIF orientation is followed: viewers and most annotation tools show the picture so.
+    pycocotools reads no pictures; what frameworks do, `Convention.exif_orientation` says.
 
     Args:
         path: the picture file, of any format that Pillow reads.
-        size: (height, width) that the picture must have, upright; None: any.
+        size: (height, width) that the picture must have, as it is turned; None: any.
         max_pixels: the most that a picture may have; above Pillow's limit, that is raised to it.
         bits: how many a 16-bit picture uses, 8 to 16.
+        exif_orientation: follow it, or take pixels as stored (but for TIFFs, which Pillow turns).
 
     Returns:
         uint8 [3, H, W].
@@ -70,7 +71,7 @@ def read_image(
     try:
         with _open(path, max_pixels) as file:
             file.load()  # what stands behind the pixels belongs to the header, too
-            turn = _UPRIGHT.get(orientation(file))
+            turn = _UPRIGHT.get(orientation(file)) if exif_orientation else None
             picture = file if turn is None else file.transpose(turn)
             if size is not None and picture.size != size[::-1]:
                 raise DataError(f"{path}: {_size_problem(file, picture.size, size)}")
@@ -88,7 +89,11 @@ def read_image(
 
 
 def image_problem(
-    path: Path, size: tuple[int, int], max_pixels: int = MAX_PIXELS, bits: int = 16
+    path: Path,
+    size: tuple[int, int],
+    max_pixels: int = MAX_PIXELS,
+    bits: int = 16,
+    exif_orientation: bool = True,
 ) -> str | None:
     """What is wrong with a picture file that must have a size (height, width), or None.
 
@@ -99,7 +104,7 @@ def image_problem(
     with contextlib.suppress(DataError, *_BROKEN), _open(path, max_pixels) as file:
         last = _LAST_BYTES.get(file.format or "")
         # A PNG without EXIF before its pixels would be decoded to look behind them.
-        known = file.format != "PNG" or "exif" in file.info
+        known = exif_orientation and (file.format != "PNG" or "exif" in file.info)
         turned = known and orientation(file) in _TRANSPOSED
         fits = file.size == (size if turned else size[::-1])
         if last is not None and fits and file.fp is not None:
@@ -107,7 +112,7 @@ def image_problem(
             if file.fp.read() == last:
                 return None
     try:
-        read_image(path, size, max_pixels, bits)
+        read_image(path, size, max_pixels, bits, exif_orientation)
     except DataError as error:
         return str(error).removeprefix(f"{path}: ")
     return None
@@ -182,7 +187,14 @@ def _size_problem(file: Image.Image, found: tuple[int, int], stated: tuple[int, 
     if file.size != found:
         return (
             f"{problem}, its size before EXIF orientation {orientation(file)} turns it: if the "
-            "annotations count stored pixels, save the picture without its EXIF data"
+            "annotations count stored pixels, set MODEL.CONVENTION_OVERRIDE "
+            "[exif_orientation=False], or save the picture without its EXIF data"
+        )
+    if orientation(file) in _TRANSPOSED:
+        return (
+            f"{problem}, its size once EXIF orientation {orientation(file)} turns it: if the "
+            "annotations count upright pixels, set MODEL.CONVENTION_OVERRIDE "
+            "[exif_orientation=True]"
         )
     return f"{problem}: width and height have changed places in one of the two"
 

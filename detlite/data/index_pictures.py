@@ -15,11 +15,12 @@ from .index import AnnotationIndex
 from .index_cache import cache_folder, identity, locked, read_note, stamp, write_note
 
 _CHECKS = 1  # raise it with any change of what `image_problem` finds
+_Limits = tuple[int, int, bool]  # what `image_problem` takes
 _GROUP = 4096  # pictures that threads are given at once
 
 
 def picture_problems(
-    index: AnnotationIndex, folder: Path, max_pixels: int, bits: int
+    index: AnnotationIndex, folder: Path, max_pixels: int, bits: int, exif_orientation: bool
 ) -> dict[int, str]:
     """What is wrong with pictures, by their number in the index.
 
@@ -30,19 +31,20 @@ def picture_problems(
     Args:
         index: of the annotation file.
         folder: that its file names are relative to.
-        max_pixels, bits: of a picture, see `read_image`.
+        max_pixels, bits, exif_orientation: of a picture, see `read_image`.
     """
+    limits = max_pixels, bits, exif_orientation
     cache = cache_folder()
     if cache is not None:
         parts = index.file.table["hash"], index.file.table["by_url"], folder.absolute()
-        note = cache / f"{identity(*parts, max_pixels, bits, _CHECKS)}.pictures"
+        note = cache / f"{identity(*parts, *limits, _CHECKS)}.pictures"
         with locked(note.with_suffix(".lock")):
-            return _noted_problems(index, folder, (max_pixels, bits), note)
-    return dict(_problems(index, folder, (max_pixels, bits), np.arange(len(index.image_ids))))
+            return _noted_problems(index, folder, limits, note)
+    return dict(_problems(index, folder, limits, np.arange(len(index.image_ids))))
 
 
 def _noted_problems(
-    index: AnnotationIndex, folder: Path, limits: tuple[int, int], note: Path
+    index: AnnotationIndex, folder: Path, limits: _Limits, note: Path
 ) -> dict[int, str]:
     now = _stamps(index, folder)
     noted = read_note(note)
@@ -67,7 +69,7 @@ def _stamps(index: AnnotationIndex, folder: Path) -> dict[str, Any] | None:
 
 
 def _problems(
-    index: AnnotationIndex, folder: Path, limits: tuple[int, int], numbers: np.ndarray
+    index: AnnotationIndex, folder: Path, limits: _Limits, numbers: np.ndarray
 ) -> Iterator[tuple[int, str]]:
     def problem(number: int) -> str | None:
         image = index.image(number)

@@ -27,6 +27,7 @@ def inspect_set(
     keypoints: bool = False,
     max_pixels: int = MAX_PIXELS,
     picture_bits: int = 16,
+    exif_orientation: bool = True,
     progress: Callable[[list[Row]], Iterable[Row]] = iter,
 ) -> Inspection:
     """Reads an annotation file and all of its pictures, and collects what is wrong with them.
@@ -36,7 +37,7 @@ def inspect_set(
         by_url: pictures are called as `coco_url` ends, as in LVIS.
         masks: every annotation must have a segmentation. None: if any has one.
         keypoints: every annotation must have keypoints.
-        max_pixels, picture_bits: see `read_image`.
+        max_pixels, picture_bits, exif_orientation: see `read_image`.
         progress: wraps the list of images while pictures are read.
     """
     found = Inspection(annotations, folder)
@@ -50,7 +51,7 @@ def inspect_set(
     found.keypoints = len(keypoint_names(found.category_rows)) if keypoints else 0
     _inspect_annotations(found, rows)
     for image in progress(list(found.images.values())):
-        _inspect_picture(found, image, max_pixels, picture_bits)
+        _inspect_picture(found, image, max_pixels, picture_bits, exif_orientation)
     found.defects += [*odd_objects(found), *odd_shapes(found)]
     if not found.refused:
         try:
@@ -63,6 +64,7 @@ def inspect_set(
                 keypoints=keypoints,
                 max_pixels=max_pixels,
                 picture_bits=picture_bits,
+                exif_orientation=exif_orientation,
             )
         except DataError as error:
             found.defects.append(Defect("file", annotations.name, str(error), True))
@@ -152,11 +154,11 @@ def _drawable(box: Any) -> Any:
     return box if box_problem(box, 1 << 30, 1 << 30) is None else None
 
 
-def _inspect_picture(found: Inspection, image: Row, max_pixels: int, bits: int) -> None:
+def _inspect_picture(found: Inspection, image: Row, *how: Any) -> None:
     path = found.folder / image["file_name"]
     where = f"image {image['id']} ({image['file_name']})"
     try:
-        picture = read_image(path, (image["height"], image["width"]), max_pixels, bits)
+        picture = read_image(path, (image["height"], image["width"]), *how)
     except DataError as error:
         problem = str(error).removeprefix(f"{path}: ")
         found.defects.append(Defect("picture", where, problem, True, image["id"]))

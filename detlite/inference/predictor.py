@@ -43,8 +43,8 @@ class Predictor:
 
     A list of pictures is run as one batch and gives a list. A Fast R-CNN also takes, for each
     picture, `proposals` float [R, 4], xyxy in its pixels. An EXIF orientation of a file is
-    followed. A DataError names a file that cannot be read; a TypeError or ValueError says what is
-    wrong with any other picture.
+    followed if the model's convention does. A DataError names a file that cannot be read; a
+    TypeError or ValueError says what is wrong with any other picture.
 
     Args:
         model: a detector as `build_model` gives it, which is put in evaluation mode, or a file
@@ -138,7 +138,8 @@ class Predictor:
     def load(self, picture: Picture) -> Loaded:
         """A picture as a call takes it, read and resized."""
         if isinstance(picture, str | Path):
-            image = read_image(picture, None, *self._picture_limits)
+            follow = self.model.convention.exif_orientation
+            image = read_image(picture, None, *self._picture_limits, follow)
         else:
             image = as_tensor(picture)
         if self.augmented is not None:  # which resizes by itself

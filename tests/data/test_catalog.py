@@ -152,3 +152,23 @@ def test_number_of_classes_that_contradicts_the_data(content, write_set, small_c
 def test_no_training_set(small_cfg):
     with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN is empty"):
         build_train_dataset(small_cfg("DATASETS.TRAIN", ()))
+
+
+@pytest.mark.parametrize(
+    ("convention", "follows"), [("", True), ("detectron2", True), ("maskrcnn-benchmark", False)]
+)
+def test_the_convention_says_whether_pictures_are_turned(
+    content, write_set, small_cfg, convention, follows
+):
+    _, folder = write_set(content)
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 3  # on its head
+    Image.fromarray(pixels).save(folder / "a.png", exif=exif)
+    cfg = small_cfg("MODEL.CONVENTION", convention)
+    image = build_dataset(cfg, "small", train=True)[0][0].permute(1, 2, 0).numpy()
+    assert np.array_equal(image, pixels[::-1, ::-1] if follows else pixels)
+    other = [f"exif_orientation={not follows}"]
+    cfg = small_cfg("MODEL.CONVENTION", convention, "MODEL.CONVENTION_OVERRIDE", other)
+    image = build_dataset(cfg, "small", train=True)[0][0].permute(1, 2, 0).numpy()
+    assert np.array_equal(image, pixels if follows else pixels[::-1, ::-1])

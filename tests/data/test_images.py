@@ -123,6 +123,18 @@ def test_annotations_that_count_stored_pixels_are_named(tmp_path, name):
     assert re.search(message, str(image_problem(path, (12, 20))))
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp"])
+def test_orientation_may_be_left_alone(tmp_path, name):
+    path = with_orientation(tmp_path, 6, name)
+    image = read_image(path, (12, 20), exif_orientation=False)
+    if name != "a.jpg":
+        assert torch.equal(image, STORED)
+    assert image_problem(path, (12, 20), exif_orientation=False) is None
+    problem = str(image_problem(path, (20, 12), exif_orientation=False))
+    assert re.search("once EXIF orientation 6 turns it: .*exif_orientation=True", problem)
+    assert "exif_orientation=False" in str(image_problem(path, (12, 20)))
+
+
 def test_orientation_behind_the_pixels_of_a_png(tmp_path):
     path = with_orientation(tmp_path, 8, "a.png")
     data = path.read_bytes()

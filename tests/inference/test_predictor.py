@@ -151,6 +151,17 @@ class TestPrediction:
         assert np.array_equal(predictor.load(file).picture[0].numpy(), picture[:, :, 0])
         assert len(predictor(file)["boxes"]) == 2
 
+    def test_files_are_turned_as_the_convention_does(
+        self, predictor: Predictor, picture: np.ndarray, tmp_path: Path
+    ) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = 3
+        Image.fromarray(picture).save(tmp_path / "p.png", exif=exif)
+        for name, wanted in (("detlite", picture[::-1, ::-1]), ("maskrcnn-benchmark", picture)):
+            predictor.model.convention = CONVENTIONS[name]
+            found = predictor.load(tmp_path / "p.png").picture
+            assert np.array_equal(found.permute(1, 2, 0).numpy(), wanted)
+
     def test_proposals_are_scaled_with_their_picture(
         self, predictor: Predictor, picture: np.ndarray
     ) -> None:
