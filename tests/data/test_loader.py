@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import resource
 import signal
 import time
 
@@ -193,6 +194,18 @@ def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(training, tmp_pa
     with pytest.raises(LoaderProcessError), naming_dead_loaders():
         replace_file(path, lambda temporary: kill_loader())
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_shared_memory_that_is_full(training):
+    """A limit on the size of files, which shared memory consists of, stands for it."""
+    loader = build_train_loader(*training("DATALOADER.NUM_WORKERS", 1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(LoaderProcessError, match=r"by shared memory \(.*too large.*--shm-size"):
+            next(iter(loader))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_other_errors_pass():
