@@ -227,12 +227,13 @@ def _ids(rows: Sequence[dict[str, Any]], field: str) -> np.ndarray:
 def _column(rows: Sequence[dict[str, Any]], field: str, shape: tuple[int, ...]) -> np.ndarray:
     """float64 [N, *shape]; a DataError where one is of another shape."""
     size = math.prod(shape)
+    wanted = (size,) if shape else ()
     try:
         return np.array([row[field] for row in rows], np.float64).reshape(len(rows), *shape)
     except (TypeError, ValueError):  # one row is to blame
         for number, row in enumerate(rows):
             with contextlib.suppress(TypeError, ValueError):
-                if np.array(row[field], np.float64).size == size:
+                if np.array(row[field], np.float64).shape == wanted:
                     continue
             what = f"{size} numbers" if shape else "a number"
             raise DataError(f"result {number}: {field} is {row[field]!r}, not {what}") from None
