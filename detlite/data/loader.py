@@ -86,7 +86,9 @@ class BatchLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        for number, samples in enumerate(super().__iter__()):
+        with _signals_wait():
+            batches = super().__iter__()
+        for number, samples in enumerate(batches):
             for sample in samples:
                 if isinstance(sample, Exception):
                     raise sample
@@ -120,13 +122,32 @@ def _shared(samples: list[Any]) -> list[Any]:
     return samples
 
 
+_STOPPING = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Within the block signals wait, in this process and in those that it starts.
+
+    A loader process that has no handlers yet would end by them; and what this process' own handlers
+    raise while it starts one is lost.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOPPING, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _outlive_one_signal(worker: int) -> None:
     """Leaves it to the main process what to do about a signal that was sent to all processes.
 
-    The next one, which may be that process' own, ends this one.
+    The next one, which may be that process' own, ends this one; Ctrl-C never does.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _STOPPING:
         signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_STOPPING, signal.SIGINT})
 
 
 class TransformedDataset(Dataset[Any]):
