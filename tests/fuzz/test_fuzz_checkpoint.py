@@ -101,6 +101,7 @@ def test_nearly_of_others(content, folder, bounded):
 
 
 @given(content=st.sampled_from(OTHERS).flatmap(lambda c: nearly(c, values=_values)))
+@example(content={"blobs": {**OTHERS[2]["blobs"], "conv1_b": np.array("a")}})
 def test_nearly_pickles_of_others(content, folder, bounded):
     try:
         data = pickle.dumps(content, protocol=2)
@@ -135,6 +136,7 @@ def _arrays() -> bytes:
 
 @given(data=nearly_bytes(_arrays()) | st.binary(max_size=60))
 @example(data=b"cos\nsystem\n(S'exit 1'\ntR.")
+@example(data=b"\x80\x02}r" + (2**28).to_bytes(4, "little") + b".")
 def test_bytes_of_pickles(data, folder, bounded):
     with bounded():
         use(data, folder, ".pkl")
