@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +10,6 @@ import torch
 from detlite.data import build_train_dataset
 from detlite.engine.checkpoint import read_checkpoint
 from detlite.engine.train import train
-
-ROOT = Path(__file__).parents[2]
 
 EMPTY_RANKS = """
 import json, torch, yaml
@@ -51,32 +44,10 @@ with process_group("cpu"):
 """
 
 
-def in_two_processes(script, folder):
-    """Runs a script in two processes of one thread; returns what the first printed."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    (folder / "script.py").write_text(script)
-    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'engine'}"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "script.py"],
-            cwd=folder,
-            env=env | {"RANK": str(number), "LOCAL_RANK": str(number)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    outputs = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    return outputs[0][0]
-
-
 @pytest.mark.parametrize("c4", [False, True])
-def test_ranks_without_boxes_have_the_same_losses_and_graph(tiny_config, tmp_path, c4):
+def test_ranks_without_boxes_have_the_same_losses_and_graph(
+    tiny_config, in_two_processes, tmp_path, c4
+):
     opts = ["MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 5]
     opts += ["MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (16,)]
     if not c4:
@@ -86,7 +57,7 @@ def test_ranks_without_boxes_have_the_same_losses_and_graph(tiny_config, tmp_pat
         opts += ["MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 28]
     (tmp_path / "config.yaml").write_text(tiny_config(*opts, c4=c4).dump())
     for (first, missing, norm), (second, other_missing, other_norm) in json.loads(
-        in_two_processes(EMPTY_RANKS, tmp_path)
+        in_two_processes(EMPTY_RANKS)
     ):
         assert first == second
         assert {"loss_mask", "loss_keypoint", "loss_objectness"} < set(first)
@@ -114,7 +85,7 @@ with process_group("cpu"):
 """
 
 
-def test_a_shared_batch_trains_as_a_whole_one(make_cfg, tmp_path, toy):
+def test_a_shared_batch_trains_as_a_whole_one(make_cfg, in_two_processes, tmp_path, toy):
     """Its losses are means over images, and without noise or batch statistics nothing differs."""
     opts = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.MAX_ITER", 10, "DATASETS.TEST", ()]
     cfg = make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "alone"))
@@ -126,7 +97,7 @@ def test_a_shared_batch_trains_as_a_whole_one(make_cfg, tmp_path, toy):
     (tmp_path / "config.yaml").write_text(
         make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "shared")).dump()
     )
-    in_two_processes(SHARED_BATCHES, tmp_path)
+    in_two_processes(SHARED_BATCHES)
     alone, shared = (tmp_path / name for name in ("alone", "shared"))
     ours, theirs = (read_checkpoint(f / "model_final.pth").model for f in (alone, shared))
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
