@@ -47,15 +47,15 @@ def nearly(draw: st.DrawFn, sound: Any, most: int = 3, values: Any = None) -> An
         parent, key = draw(st.sampled_from(places))
         change = draw(st.sampled_from(["replace", "replace", "remove", "repeat", "move"]))
         if change == "replace":
-            parent[key] = draw(odd_values() if values is None else values)
+            # A copy, as later changes may be in it.
+            parent[key] = copy.deepcopy(draw(odd_values() if values is None else values))
         elif change == "remove":
             del parent[key]
         elif change == "repeat" and isinstance(parent, list):
             parent.insert(key, copy.deepcopy(parent[key]))
         elif change == "move":
             other, place = draw(st.sampled_from(places))
-            with_copy = copy.deepcopy(other[place])
-            parent[key] = with_copy
+            parent[key] = copy.deepcopy(other[place])
     return content
 
 
