@@ -26,8 +26,11 @@ with process_group("cpu"):
     torch.manual_seed(rank())
     some = {"boxes": torch.tensor([[8.0, 8, 40, 40]]), "labels": torch.tensor([1]),
             "masks": torch.ones(1, 64, 64), "keypoints": torch.ones(1, 5, 3) * 20}
+    if model.takes_proposals:
+        some["proposals"] = torch.tensor([[4.0, 4, 44, 44], [30, 30, 60, 60]])
     none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0).long(),
-            "masks": torch.zeros(0, 64, 64), "keypoints": torch.zeros(0, 5, 3)}
+            "masks": torch.zeros(0, 64, 64), "keypoints": torch.zeros(0, 5, 3),
+            **({"proposals": torch.zeros(0, 4)} if model.takes_proposals else {})}
     seen = []
     for filled in ([], [0], [1], [0, 1]):
         image = torch.rand(3, 64, 64) if rank() in filled else torch.zeros(3, 64, 64)
@@ -44,26 +47,49 @@ with process_group("cpu"):
 """
 
 
-@pytest.mark.parametrize("c4", [False, True])
-def test_ranks_without_boxes_have_the_same_losses_and_graph(
-    tiny_config, in_two_processes, tmp_path, c4
+_KEYPOINTS = [
+    "MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 5,
+    "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (16,),
+]  # fmt: skip
+_APART = [
+    *_KEYPOINTS, "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
+    "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
+]  # fmt: skip
+_RETINANET = [
+    "MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET",
+    "MODEL.MASK_ON", False, "MODEL.RETINANET.NUM_CLASSES", 4,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("opts", "c4", "heads"),
+    [
+        (_APART, False, {"loss_mask", "loss_keypoint", "loss_objectness"}),
+        (
+            [*_KEYPOINTS, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 28],
+            True,
+            {"loss_mask", "loss_keypoint", "loss_objectness"},
+        ),
+        ([*_APART, "MODEL.LOAD_PROPOSALS", True], False, {"loss_mask", "loss_keypoint"}),
+        (_RETINANET, False, set()),
+    ],
+    ids=["FPN", "C4", "proposals given", "RetinaNet"],
+)
+def test_ranks_that_have_nothing_have_the_same_losses_and_graph(
+    tiny_config, in_two_processes, tmp_path, opts, c4, heads
 ):
-    opts = ["MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 5]
-    opts += ["MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (16,)]
-    if not c4:
-        opts += ["MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False]
-        opts += ["MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56]
-    else:
-        opts += ["MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 28]
+    """No boxes, an empty image and, where they are given, no proposals."""
     (tmp_path / "config.yaml").write_text(tiny_config(*opts, c4=c4).dump())
-    for (first, missing, norm), (second, other_missing, other_norm) in json.loads(
-        in_two_processes(EMPTY_RANKS)
-    ):
+    steps = json.loads(in_two_processes(EMPTY_RANKS))
+    assert len(steps) == 4
+    for number, step in enumerate(steps):
+        (first, missing, norm), (second, other_missing, other_norm) = step
         assert first == second
-        assert {"loss_mask", "loss_keypoint", "loss_objectness"} < set(first)
+        assert heads < set(first)
         assert missing == other_missing == []
         assert norm == pytest.approx(other_norm, rel=1e-12)
-        assert norm > 0
+        # Where both have nothing, an RPN still learns what background is.
+        assert (norm > 0) == (number > 0 or "MODEL.LOAD_PROPOSALS" not in opts)
 
 
 SHARED_BATCHES = """
