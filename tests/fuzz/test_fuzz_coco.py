@@ -99,6 +99,14 @@ def test_nearly_coco(content, train, keypoints, skip, pictures, bounded):
         use(json.dumps(content).encode(), pictures, train, keypoints, skip)
 
 
+@pytest.mark.xfail(raises=TypeError, strict=True, reason="names of keypoints are not checked")
+@pytest.mark.parametrize("names", [7, True])
+def test_keypoints_of_a_category_that_are_no_names(names, pictures):
+    category = SOUND["categories"][0] | {"keypoints": names}
+    content = SOUND | {"categories": [category, SOUND["categories"][1]]}
+    use(json.dumps(content).encode(), pictures, True, True, False)
+
+
 @given(data=nearly_bytes(json.dumps(SOUND).encode()), train=_flags, skip=_flags)
 @example(data=b"\xef\xbb\xbf" + json.dumps(SOUND).encode(), train=True, skip=False)
 @example(data=b"[" * 100_000, train=True, skip=False)
