@@ -69,7 +69,10 @@ class Results:
                 _check_rle(row["segmentation"], number)
             masks = EncodedMasks.from_rles([row["segmentation"] for row in rows])
         if "keypoints" in iou_types:
-            points = len(rows[0]["keypoints"]) // 3 if rows else 0
+            first = rows[0]["keypoints"] if rows else []
+            if not isinstance(first, Sequence):
+                raise DataError(f"result 0: keypoints is {first!r}, not a list of numbers")
+            points = len(first) // 3
             keypoints = _column(rows, "keypoints", (points, 3))
         boxes = _column(rows, "bbox", (4,)) if "bbox" in iou_types else None
         return cls(

@@ -127,6 +127,7 @@ _kinds = st.sets(st.sampled_from(["bbox", "segm", "keypoints"]), min_size=1).map
 
 
 @given(rows=nearly(RESULTS), kinds=_kinds)
+@example(rows=[RESULTS[0] | {"keypoints": 0}], kinds=["keypoints"])
 @example(rows=[RESULTS[0] | {"score": [0.5]}, RESULTS[1]], kinds=["bbox"])
 def test_nearly_results(rows, kinds, bounded):
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
