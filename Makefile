@@ -4,6 +4,8 @@
 #   kernels' too, on the CPU
 # make cuda: compile the CUDA kernels for seven generations of GPUs, which needs none, take warnings
 #   for errors, and check what the kernels cost
+# make soak SOAK_MINUTES=60: interrupt training runs at random and compare what comes of them
+# make fuzz MINUTES=60: throw nearly sound files at what reads them
 # Other versions: make test VENV=.venv-oldest PYTHON=python3.10 TORCH="torch==2.11.* torchvision"
 PYTHON ?= python3
 TORCH ?= torch>=2.11 torchvision
@@ -13,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 DEMO := output/demo
 KERNELS := setup.py $(shell find csrc -type f)
 
-.PHONY: install demo test cuda sanitize lint format clean
+.PHONY: install demo test soak fuzz cuda sanitize lint format clean
 
 install: $(INSTALLED)
 
@@ -38,6 +40,19 @@ $(DEMO)/detections.png: configs/demo_shapes.yaml | $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+SOAK_MINUTES ?= 60
+SOAK_SEED ?= 0
+SOAK_FOLDER ?= output/soak
+MINUTES ?= 60
+
+# One thread: the fewer, the more runs.
+soak: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py --minutes $(SOAK_MINUTES) \
+	  --seed $(SOAK_SEED) --folder $(SOAK_FOLDER)
+
+fuzz: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/search.py --minutes $(MINUTES)
 
 # A second build of the kernels, beside a copy of the package; memory that torch and Python keep
 # until they end is not a leak of ours.

@@ -6,6 +6,8 @@ Everything works unchanged in a single process that was never initialised: rank 
 from __future__ import annotations
 
 import os
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -66,10 +68,7 @@ def process_group(device: str) -> Iterator[None]:
         torch.set_num_threads(max((os.cpu_count() or 1) // local_size, 1))
     try:
         store, number, size = next(dist.rendezvous("env://", timeout=_MEETING))
-        # torchrun keeps its store when it starts processes anew, and in it addresses of the dead.
-        store = dist.PrefixStore(f"restart {restarts()}", store)
-        store.set(f"rank {number}", "")
-        store.wait([f"rank {other}" for other in range(size)], _MEETING)
+        store = _meet(store, number, size)
     except RuntimeError as error:
         raise ConfigError(
             f"not all of the {os.environ['WORLD_SIZE']} processes came within {_MEETING}: see what "
@@ -86,6 +85,38 @@ def process_group(device: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _meet(store: dist.Store, number: int, size: int) -> dist.Store:
+    """A part of the store that only the processes have that are here now: all, once it returns.
+
+    torchrun keeps its store when it starts processes anew, and in it addresses of the dead. Which
+    start it is, nobody tells: each of its agents counts restarts by itself. So rank 0 gives each
+    process that comes the name of the part, under a name that the process makes up.
+
+    Raises:
+        RuntimeError: not all come in time.
+    """
+    own = uuid.uuid4().hex
+    if number > 0:
+        store.set(f"hello {number}", own)
+        store.wait([f"welcome {own}"], _MEETING)
+        together = store.get(f"welcome {own}").decode()
+        store.set(f"{together} {number}", "")
+        store.wait([f"{together} all"], _MEETING)
+        return dist.PrefixStore(together, store)
+    end = time.monotonic() + _MEETING.total_seconds()
+    missing = set(range(1, size))
+    while missing:
+        if time.monotonic() > end:
+            raise RuntimeError(f"ranks {sorted(missing)} did not come")
+        for other in missing:  # who said it may be dead, and another one come
+            if store.check([f"hello {other}"]):
+                store.set(f"welcome {store.get(f'hello {other}').decode()}", own)
+        missing = {other for other in missing if not store.check([f"{own} {other}"])}
+        time.sleep(0.02)
+    store.set(f"{own} all", "")
+    return dist.PrefixStore(own, store)
 
 
 def barrier() -> None:

@@ -122,7 +122,9 @@ def _bytes(data: Any) -> bytes | bytearray:
     return data
 
 
-class _Unpickler(pickle.Unpickler):
+# The one in C takes memory by the largest number that a pickle gives to an object: gigabytes for a
+# single damaged byte.
+class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
             raise RefusedPickleError(f"{module}.{name}")

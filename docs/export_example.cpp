@@ -1,4 +1,4 @@
-// Runs a model that `tools/export_model.py --format aoti` wrote, without Python; docs/export.md says
+// Runs a model that `detlite export --format aoti` wrote, without Python; docs/export.md says
 // how to compile it. Arguments: model.pt2, detlite/_C.abi3.so, and an image: a file of normalised
 // float32 pixels [height, width, 3], its height and its width, both multiples of 32.
 #include <ATen/ATen.h>

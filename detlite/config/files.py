@@ -82,8 +82,11 @@ def parse_yaml(text: str, source: Path) -> Any:
             )
         _join_sections(node, source)
         return loader.construct_document(node)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: is not YAML: {error}") from error
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as a month of 13
+        # PyYAML's own messages have several lines.
+        raise ConfigError(f"{source}: is not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ConfigError(f"{source}: is nested too deep") from error
 

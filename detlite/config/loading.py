@@ -140,7 +140,8 @@ def _coerce(key: Key, value: Any, source: str) -> Any:
     wanted = key.optional_type or type(key.default)
     if isinstance(value, str) and wanted is not str:
         # What is no literal stays a string and fails below, unless a boolean in YAML's spelling.
-        with contextlib.suppress(ValueError, SyntaxError):
+        # MemoryError, RecursionError: nested too deep.
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             value = ast.literal_eval(value)
         if isinstance(value, str) and wanted is bool and value.lower() in ("true", "false"):
             value = value.lower() == "true"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .caffe2 import CAFFE2
 from .categories import categories_for
@@ -65,7 +66,7 @@ def convert(content: Any, name: str, path: Path = Path()) -> Converted:
         raise ValueError("holds no state dict: names and tensors or arrays")
     plain_resnet = name == "timm" and TORCHVISION.recognise(entries)
     source = TORCHVISION if plain_resnet else SOURCES[name]
-    state = {ours: torch.as_tensor(value) for ours, value in source.rename(entries).items()}
+    state = {ours: _tensor(ours, value) for ours, value in source.rename(entries).items()}
     state = source.adapt(state, entries)
     if all(ours.startswith("backbone.body.") for ours in state):
         return Converted(state, backbone_only=True)
@@ -90,6 +91,13 @@ def entries_of(content: Any) -> dict[str, Any]:
     if not all(isinstance(name, str) for name in arrays):
         return {}
     return {name.removeprefix("module."): value for name, value in arrays.items()}
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} is no tensor, nor an array of numbers") from error
 
 
 def _categories(state: State, config: Config) -> list[dict[str, Any]]:

@@ -11,7 +11,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, get_worker_info
 from yacs.config import CfgNode
 
 from .. import distributed
@@ -32,7 +33,7 @@ Batch = tuple[list[Tensor], list[Target]]
 
 
 class LoaderProcessError(RuntimeError):
-    """A loader process died."""
+    """A loader process died, or cannot hand over what it loaded."""
 
 
 @contextmanager
@@ -64,6 +65,7 @@ class BatchLoader(DataLoader[Any]):
 
     Raises, while iterating:
         DataError: as raised by the data set, without the traceback of a loader process in it.
+        LoaderProcessError: the shared memory, by which loader processes hand over batches, is full.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class BatchLoader(DataLoader[Any]):
             batch_sampler=batches,
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=list,
+            collate_fn=_shared,
             pin_memory=torch.cuda.is_available() and cfg.MODEL.DEVICE != "cpu",
             # Its own generator: else each new iterator draws from the global one, the model's.
             generator=torch.Generator(),
@@ -88,9 +90,11 @@ class BatchLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        for number, samples in enumerate(super().__iter__()):
+        with _signals_wait():
+            batches = super().__iter__()
+        for number, samples in enumerate(batches):
             for sample in samples:
-                if isinstance(sample, DataError):
+                if isinstance(sample, Exception):
                     raise sample
             images, targets = zip(*samples, strict=True)
             if self._canvases:
@@ -99,13 +103,55 @@ class BatchLoader(DataLoader[Any]):
                 yield list(images), list(targets)
 
 
+def _shared(samples: list[Any]) -> list[Any]:
+    """The samples of a batch; in a loader process with their tensors in shared memory.
+
+    torch would put them there in a thread, whose errors nobody hears of: with a full /dev/shm the
+    main process would wait for ever.
+    """
+    if get_worker_info() is None:
+        return samples
+    try:
+        for leaf in tree_leaves(samples):
+            if isinstance(leaf, Tensor):
+                leaf.share_memory_()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        return [
+            LoaderProcessError(
+                f"a loader process cannot hand over a batch by shared memory ({reason}): make "
+                "/dev/shm larger (of a container, --shm-size), or set DATALOADER.NUM_WORKERS 0"
+            )
+        ]
+    return samples
+
+
+_STOPPING = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Within the block signals wait, in this process and in those that it starts.
+
+    A loader process that has no handlers yet would end by them; and what this process' own handlers
+    raise while it starts one is lost.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOPPING, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _outlive_one_signal(worker: int) -> None:
     """Leaves it to the main process what to do about a signal that was sent to all processes.
 
-    The next one, which may be that process' own, ends this one.
+    The next one, which may be that process' own, ends this one; Ctrl-C never does.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _STOPPING:
         signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_STOPPING, signal.SIGINT})
 
 
 class TransformedDataset(Dataset[Any]):

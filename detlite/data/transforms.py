@@ -98,10 +98,12 @@ def build_transform(
     Test-time augmentation resizes by itself, and is given pictures as they are.
     """
     inputs, convention = cfg.INPUT, convention_of(cfg)
-    if not train:
-        resize = RandomShortestSize([inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST, convention)
-        return DetectionTransform([] if cfg.TEST.BBOX_AUG.ENABLED else [resize])
     transforms: list[v2.Transform] = []
+    if not train:
+        if not cfg.TEST.BBOX_AUG.ENABLED:
+            sizes = [inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST
+            transforms.append(RandomShortestSize(*sizes, convention))
+        return DetectionTransform(transforms, keypoint_names, convention.keypoint_center)
     jitter = [inputs.BRIGHTNESS, inputs.CONTRAST, inputs.SATURATION, inputs.HUE]
     if any(jitter):
         transforms.append(v2.ColorJitter(*jitter))

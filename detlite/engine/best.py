@@ -10,6 +10,7 @@ from typing import Any
 from ..config import ConfigError
 from ..distributed import all_gather_objects, is_main
 from .checkpoint import replace_file
+from .validation_loss import KIND as LOSS
 
 logger = logging.getLogger(__name__)
 
@@ -17,12 +18,14 @@ BEST_CHECKPOINT = "model_best.pth"
 
 
 class BestCheckpoint:
-    """Keeps a copy of the checkpoint whose evaluation gave the highest value of a metric.
+    """Keeps a copy of the checkpoint whose evaluation gave the best value of a metric.
+
+    That is the highest one, of a loss the lowest.
 
     Args:
-        metric: `<data set>/<kind>/<name>`, such as my_val/bbox/AP, or without the data set that of
-            the first; empty: nothing is kept.
-        patience: after so many evaluations without a higher value the run is to end; 0: never.
+        metric: `<data set>/<kind>/<name>`, such as my_val/bbox/AP or my_val/loss/total, or without
+            the data set that of the first; empty: nothing is kept.
+        patience: after so many evaluations without a better value the run is to end; 0: never.
 
     Raises:
         ConfigError: patience without a metric.
@@ -33,12 +36,13 @@ class BestCheckpoint:
             raise ConfigError("SOLVER.PATIENCE needs a metric to look at: SOLVER.BEST_METRIC")
         self._path = metric.split("/") if metric else []
         self._patience = patience
+        self._sign = -1 if LOSS in self._path[:-1] else 1
         self.value: float | None = None
         self.evaluations_since = 0
 
     @property
     def is_out_of_patience(self) -> bool:
-        """Whether there were too many evaluations without a higher value."""
+        """Whether there were too many evaluations without a better value."""
         return 0 < self._patience <= self.evaluations_since
 
     def update(self, metrics: dict[str, dict[str, Any]], checkpoint: Path) -> None:
@@ -57,7 +61,9 @@ class BestCheckpoint:
             raise value
         self.evaluations_since += 1
         # A metric without ground truth is None.
-        if value is None or (self.value is not None and value <= self.value):
+        if value is None:
+            return
+        if self.value is not None and self._sign * value <= self._sign * self.value:
             return
         self.value, self.evaluations_since = value, 0
         if is_main():

@@ -18,12 +18,14 @@ from ..distributed import broadcast_buffers, is_main
 from ..evaluation.evaluators import build_evaluators
 from ..evaluation.files import write_results, written_aside
 from ..evaluation.gathering import Collector, gather_results
-from ..evaluation.metrics import check_expected, format_table
+from ..evaluation.metrics import check_expected, format_losses, format_table
 from ..evaluation.results import Results, to_coco_results
 from ..inference.optimize import build_inference
 from ..inference.test_time_augmentation import AugmentedDetector, build_views
 from ..modeling.detector import Detector
 from .precision import autocast, resolve_dtype
+from .validation_loss import KIND as LOSS
+from .validation_loss import validation_loss
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ def evaluate_dataset(
     Returns:
         What all evaluators of the data set return, on rank 0: `{"bbox": {"AP": 0..1, ...}, "segm":
         {...}}`; nothing on the others. Where two evaluators measure the same, the name of the
-        second goes before: "lvis bbox".
+        second goes before: "lvis bbox". With TEST.LOSS also `{"loss": {"total": ...}}`.
 
     Raises:
         ConfigError, DataError: see `check_evaluation`.
@@ -69,6 +71,7 @@ def evaluate_dataset(
     """
     check_evaluation(cfg, model, dataset)
     results = gather_results(run_inference(cfg, model, dataset))
+    losses = validation_loss(cfg, model, dataset.name) if cfg.TEST.LOSS else {}
     if results is None:
         return {}
     write_results(results, output_dir / f"results_{dataset.name}.json")
@@ -77,6 +80,9 @@ def evaluate_dataset(
         for kind, row in evaluator.evaluate(cfg, dataset, results).items():
             metrics[f"{name} {kind}" if kind in metrics else kind] = row
     logger.info("%s:\n%s", dataset.name, format_table(metrics))
+    if losses:
+        metrics[LOSS] = losses
+        logger.info("%s: loss %s", dataset.name, format_losses(losses))
     check_expected(metrics, cfg.TEST.EXPECTED_RESULTS, cfg.TEST.EXPECTED_RESULTS_SIGMA_TOL)
     return metrics
 

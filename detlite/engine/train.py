@@ -25,6 +25,7 @@ from .resuming import (
 )
 from .signals import StoppedError, StopSignals
 from .state import build_state, evaluate_state
+from .validation_loss import build_loss_dataset
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ def train(
     solver, device, output_dir = cfg.SOLVER, model.device, Path(cfg.OUTPUT_DIR)
     for test_set in test_sets:
         check_evaluation(cfg, model, test_set)
+        if cfg.TEST.LOSS:
+            build_loss_dataset(cfg, test_set.name)  # better now than after hours
     _warn_of_frozen_norms(cfg)
     state, step = build_state(cfg, model)
     checkpoint = newest_checkpoint(output_dir) if resume else None

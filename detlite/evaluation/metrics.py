@@ -33,6 +33,13 @@ def format_table(metrics: dict[str, dict[str, Any]]) -> str:
     )
 
 
+def format_losses(losses: dict[str, float | None]) -> str:
+    """Losses {"total": 1.5, "box": 0.5, ...} in a line; "n/a" stands for None."""
+    cells = {name: "n/a" if value is None else f"{value:.3f}" for name, value in losses.items()}
+    total = cells.pop("total")
+    return f"{total} ({', '.join(f'{name} {cell}' for name, cell in cells.items())})"
+
+
 def _percent(value: float | None) -> str:
     return "n/a" if value is None else f"{100 * value:.1f}"
 

@@ -69,7 +69,10 @@ class Results:
                 _check_rle(row["segmentation"], number)
             masks = EncodedMasks.from_rles([row["segmentation"] for row in rows])
         if "keypoints" in iou_types:
-            points = len(rows[0]["keypoints"]) // 3 if rows else 0
+            first = rows[0]["keypoints"] if rows else []
+            if not isinstance(first, Sequence):
+                raise DataError(f"result 0: keypoints is {first!r}, not a list of numbers")
+            points = len(first) // 3
             keypoints = _column(rows, "keypoints", (points, 3))
         boxes = _column(rows, "bbox", (4,)) if "bbox" in iou_types else None
         return cls(
@@ -227,12 +230,13 @@ def _ids(rows: Sequence[dict[str, Any]], field: str) -> np.ndarray:
 def _column(rows: Sequence[dict[str, Any]], field: str, shape: tuple[int, ...]) -> np.ndarray:
     """float64 [N, *shape]; a DataError where one is of another shape."""
     size = math.prod(shape)
+    wanted = (size,) if shape else ()
     try:
         return np.array([row[field] for row in rows], np.float64).reshape(len(rows), *shape)
     except (TypeError, ValueError):  # one row is to blame
         for number, row in enumerate(rows):
             with contextlib.suppress(TypeError, ValueError):
-                if np.array(row[field], np.float64).size == size:
+                if np.array(row[field], np.float64).shape == wanted:
                     continue
             what = f"{size} numbers" if shape else "a number"
             raise DataError(f"result {number}: {field} is {row[field]!r}, not {what}") from None

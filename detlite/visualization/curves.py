@@ -80,6 +80,9 @@ def _curves(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
                 losses[name].append((line["iteration"], value))
         for dataset, kinds in line.get("evaluation", {}).items():
             for kind, metrics in kinds.items():
+                if kind == "loss" and metrics["total"] is not None:
+                    name = f"{dataset} loss" if several else "validation loss"
+                    losses[name].append((line["iteration"], metrics["total"]))
                 for metric in _DRAWN:
                     name = f"{dataset} {kind} {metric}" if several else f"{kind} {metric}"
                     if metrics.get(metric) is not None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import resource
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +31,8 @@ from detlite.data.samplers import Sample
 from detlite.data.transforms import build_transform
 from detlite.engine.checkpoint import replace_file
 from detlite.structures.packed_masks import PackedMasks
+
+ROOT = Path(__file__).parents[2]
 
 
 def equal(one, other):
@@ -256,6 +262,60 @@ def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(training, tmp_pa
     with pytest.raises(LoaderProcessError), naming_dead_loaders():
         replace_file(path, lambda temporary: kill_loader())
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_shared_memory_that_is_full(training):
+    """A limit on the size of files, which shared memory consists of, stands for it."""
+    loader = build_train_loader(*training("DATALOADER.NUM_WORKERS", 1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(LoaderProcessError, match=r"by shared memory \(.*too large.*--shm-size"):
+            next(iter(loader))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+SIGNALS_AT_THE_START = """
+import os, signal, sys, yaml
+from pathlib import Path
+from detlite.config import config_from
+from detlite.data import build_train_dataset, build_train_loader
+from detlite.engine.signals import StoppedError, StopSignals
+
+cfg = config_from(yaml.safe_load(Path("config.yaml").read_text()), Path("config.yaml"))
+train_set = build_train_dataset(cfg)
+number = signal.Signals[sys.argv[1]]
+send = lambda: os.kill(os.getpid(), number)
+os.register_at_fork(after_in_child=send, after_in_parent=send)
+try:
+    with StopSignals() as stop, stop.ending_at_once():
+        next(iter(build_train_loader(cfg, train_set)))
+except (StoppedError, KeyboardInterrupt):
+    print("stopped")
+with StopSignals() as stop:
+    try:
+        print(len(next(iter(build_train_loader(cfg, train_set)))[0]), stop.received)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(("name", "then"), [("SIGTERM", "2 SIGTERM"), ("SIGINT", "interrupted")])
+def test_signals_while_loader_processes_start(training, tmp_path, name, then):
+    """No process dies of them, and in the main process they count."""
+    cfg, _ = training("DATALOADER.NUM_WORKERS", 1)
+    (tmp_path / "config.yaml").write_text(cfg.dump())
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALS_AT_THE_START, name],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == ["stopped", then], done.stderr
+    assert done.stderr == ""
 
 
 def test_other_errors_pass():

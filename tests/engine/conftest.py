@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from detlite.convention import CONVENTIONS
 from detlite.data import build_dataset, build_train_dataset
 from detlite.structures.instances import Detections
 
+ROOT = Path(__file__).parents[2]
 KEYPOINT_NAMES = ["left_top", "right_top", "middle", "left_bottom", "right_bottom"]
 KEYPOINT_COLOURS = [(255, 60, 60), (60, 255, 60), (250, 250, 250), (60, 60, 255), (250, 250, 0)]
 
@@ -223,3 +228,35 @@ def plates_config(
         )  # fmt: skip
 
     return load
+
+
+@pytest.fixture
+def in_two_processes(tmp_path: Path) -> Callable[[str], str]:
+    """Runs a script in tmp_path in two processes of one thread; returns what the first printed."""
+
+    def run(script: str) -> str:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            port = server.getsockname()[1]
+        (tmp_path / "script.py").write_text(script)
+        env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        env |= {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'engine'}",
+        }
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "script.py"],
+                cwd=tmp_path,
+                env=env | {"RANK": str(number), "LOCAL_RANK": str(number)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(2)
+        ]
+        outputs = [process.communicate(timeout=300) for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], outputs
+        return outputs[0][0]
+
+    return run

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +10,6 @@ import torch
 from detlite.data import build_train_dataset
 from detlite.engine.checkpoint import read_checkpoint
 from detlite.engine.train import train
-
-ROOT = Path(__file__).parents[2]
 
 EMPTY_RANKS = """
 import json, torch, yaml
@@ -33,8 +26,11 @@ with process_group("cpu"):
     torch.manual_seed(rank())
     some = {"boxes": torch.tensor([[8.0, 8, 40, 40]]), "labels": torch.tensor([1]),
             "masks": torch.ones(1, 64, 64), "keypoints": torch.ones(1, 5, 3) * 20}
+    if model.takes_proposals:
+        some["proposals"] = torch.tensor([[4.0, 4, 44, 44], [30, 30, 60, 60]])
     none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0).long(),
-            "masks": torch.zeros(0, 64, 64), "keypoints": torch.zeros(0, 5, 3)}
+            "masks": torch.zeros(0, 64, 64), "keypoints": torch.zeros(0, 5, 3),
+            **({"proposals": torch.zeros(0, 4)} if model.takes_proposals else {})}
     seen = []
     for filled in ([], [0], [1], [0, 1]):
         image = torch.rand(3, 64, 64) if rank() in filled else torch.zeros(3, 64, 64)
@@ -51,48 +47,49 @@ with process_group("cpu"):
 """
 
 
-def in_two_processes(script, folder):
-    """Runs a script in two processes of one thread; returns what the first printed."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    (folder / "script.py").write_text(script)
-    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'engine'}"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "script.py"],
-            cwd=folder,
-            env=env | {"RANK": str(number), "LOCAL_RANK": str(number)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    outputs = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    return outputs[0][0]
+_KEYPOINTS = [
+    "MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 5,
+    "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (16,),
+]  # fmt: skip
+_APART = [
+    *_KEYPOINTS, "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
+    "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
+]  # fmt: skip
+_RETINANET = [
+    "MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET",
+    "MODEL.MASK_ON", False, "MODEL.RETINANET.NUM_CLASSES", 4,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("c4", [False, True])
-def test_ranks_without_boxes_have_the_same_losses_and_graph(tiny_config, tmp_path, c4):
-    opts = ["MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 5]
-    opts += ["MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (16,)]
-    if not c4:
-        opts += ["MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False]
-        opts += ["MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56]
-    else:
-        opts += ["MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 28]
+@pytest.mark.parametrize(
+    ("opts", "c4", "heads"),
+    [
+        (_APART, False, {"loss_mask", "loss_keypoint", "loss_objectness"}),
+        (
+            [*_KEYPOINTS, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 28],
+            True,
+            {"loss_mask", "loss_keypoint", "loss_objectness"},
+        ),
+        ([*_APART, "MODEL.LOAD_PROPOSALS", True], False, {"loss_mask", "loss_keypoint"}),
+        (_RETINANET, False, set()),
+    ],
+    ids=["FPN", "C4", "proposals given", "RetinaNet"],
+)
+def test_ranks_that_have_nothing_have_the_same_losses_and_graph(
+    tiny_config, in_two_processes, tmp_path, opts, c4, heads
+):
+    """No boxes, an empty image and, where they are given, no proposals."""
     (tmp_path / "config.yaml").write_text(tiny_config(*opts, c4=c4).dump())
-    for (first, missing, norm), (second, other_missing, other_norm) in json.loads(
-        in_two_processes(EMPTY_RANKS, tmp_path)
-    ):
+    steps = json.loads(in_two_processes(EMPTY_RANKS))
+    assert len(steps) == 4
+    for number, step in enumerate(steps):
+        (first, missing, norm), (second, other_missing, other_norm) = step
         assert first == second
-        assert {"loss_mask", "loss_keypoint", "loss_objectness"} < set(first)
+        assert heads < set(first)
         assert missing == other_missing == []
         assert norm == pytest.approx(other_norm, rel=1e-12)
-        assert norm > 0
+        # Where both have nothing, an RPN still learns what background is.
+        assert (norm > 0) == (number > 0 or "MODEL.LOAD_PROPOSALS" not in opts)
 
 
 SHARED_BATCHES = """
@@ -114,7 +111,7 @@ with process_group("cpu"):
 """
 
 
-def test_a_shared_batch_trains_as_a_whole_one(make_cfg, tmp_path, toy):
+def test_a_shared_batch_trains_as_a_whole_one(make_cfg, in_two_processes, tmp_path, toy):
     """Its losses are means over images, and without noise or batch statistics nothing differs."""
     opts = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.MAX_ITER", 10, "DATASETS.TEST", ()]
     cfg = make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "alone"))
@@ -126,7 +123,7 @@ def test_a_shared_batch_trains_as_a_whole_one(make_cfg, tmp_path, toy):
     (tmp_path / "config.yaml").write_text(
         make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "shared")).dump()
     )
-    in_two_processes(SHARED_BATCHES, tmp_path)
+    in_two_processes(SHARED_BATCHES)
     alone, shared = (tmp_path / name for name in ("alone", "shared"))
     ours, theirs = (read_checkpoint(f / "model_final.pth").model for f in (alone, shared))
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)

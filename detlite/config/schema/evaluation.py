@@ -15,6 +15,12 @@ _TEST = section(
     ),
     Key("IMS_PER_BATCH", 8, "images in an evaluation batch, over all processes", positive),
     Key(
+        "LOSS",
+        False,
+        "an evaluation also gives the losses on the set, among its metrics as loss/total, "
+        "loss/box, ...: means over its annotated images",
+    ),
+    Key(
         "EXPECTED_RESULTS",
         [],
         "rows such as [bbox, AP, [0.377, 0.002]], a mean and its standard deviation: after an "

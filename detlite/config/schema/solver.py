@@ -86,12 +86,12 @@ KEYS = section(
         "BEST_METRIC",
         "",
         "the checkpoint with its highest value is kept as model_best.pth: bbox/AP of the first "
-        "test set, or my_val/bbox/AP; empty: none",
+        "test set, or my_val/bbox/AP; of a loss, such as loss/total, the lowest; empty: none",
     ),
     Key(
         "PATIENCE",
         0,
-        "evaluations without a higher BEST_METRIC after which the run ends; 0: never",
+        "evaluations without a better BEST_METRIC after which the run ends; 0: never",
         not_negative,
     ),
 )

@@ -1,0 +1,91 @@
+"""Inputs that are nearly right: sound ones, with some of their parts replaced, lost or repeated."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from hypothesis import strategies as st
+
+_NUMBERS = [0, 1, -1, 2, 7, 2**31, 2**53, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, 5e-324]
+_ODD: list[Any] = [
+    *_NUMBERS, None, True, False, "", "0", "1e3", "\ud800", "\0", "a" * 300, "../x", [], {}, [[]],
+    [0], [None], {"": 0}, [[[[]]]], float("inf"), float("-inf"), float("nan"),
+]  # fmt: skip
+
+
+def odd_values() -> st.SearchStrategy[Any]:
+    """What JSON, YAML or a pickle may hold where something else is meant."""
+    leaves = st.sampled_from(_ODD) | st.integers() | st.floats() | st.text(max_size=8)
+    return st.recursive(
+        leaves,
+        lambda inner: (
+            st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+        ),
+        max_leaves=6,
+    )
+
+
+def check_message(error: Exception, most: int = 5000) -> None:
+    """That of an error of the project is one line of some length."""
+    assert str(error)
+    assert "\n" not in str(error), str(error)
+    assert len(str(error)) < most, f"{len(str(error))} characters: {str(error)[:200]}"
+
+
+@st.composite
+def nearly(draw: st.DrawFn, sound: Any, most: int = 3, values: Any = None) -> Any:
+    """`sound`, nested lists and dicts, after up to `most` changes anywhere in it.
+
+    `values` are what parts of it are replaced by; left out: `odd_values`.
+    """
+    content = copy.deepcopy(sound)
+    for _ in range(draw(st.integers(0, most))):
+        places = list(_places(content))
+        if not places:
+            break
+        parent, key = draw(st.sampled_from(places))
+        change = draw(st.sampled_from(["replace", "replace", "remove", "repeat", "move"]))
+        if change == "replace":
+            # A copy, as later changes may be in it.
+            parent[key] = copy.deepcopy(draw(odd_values() if values is None else values))
+        elif change == "remove":
+            del parent[key]
+        elif change == "repeat" and isinstance(parent, list):
+            parent.insert(key, copy.deepcopy(parent[key]))
+        elif change == "move":
+            other, place = draw(st.sampled_from(places))
+            parent[key] = copy.deepcopy(other[place])
+    return content
+
+
+def _places(node: Any) -> Any:
+    """(container, key) of every part."""
+    if isinstance(node, dict | list):
+        for key in list(node) if isinstance(node, dict) else range(len(node)):
+            yield node, key
+            yield from _places(node[key])
+
+
+@st.composite
+def nearly_bytes(draw: st.DrawFn, sound: bytes, most: int = 4) -> bytes:
+    """`sound` with bytes changed, lost, put in, or parts of it copied elsewhere."""
+    data = bytearray(sound)
+    for _ in range(draw(st.integers(0, most))):
+        at = draw(st.integers(0, len(data)))
+        count = draw(st.sampled_from([1, 1, 2, 4, 8, 64, 1000]))
+        change = draw(st.sampled_from(["flip", "set", "cut", "lose", "insert", "copy"]))
+        if change == "flip" and at < len(data):
+            data[at] ^= 1 << draw(st.integers(0, 7))
+        elif change == "set":
+            data[at : at + count] = draw(st.binary(max_size=8))
+        elif change == "cut":
+            del data[at:]
+        elif change == "lose":
+            del data[at : at + count]
+        elif change == "insert":
+            data[at:at] = draw(st.sampled_from([b"\0", b"\xff"])) * count
+        elif change == "copy":
+            other = draw(st.integers(0, len(data)))
+            data[at : at + count] = data[other : other + count]
+    return bytes(data)

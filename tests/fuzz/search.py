@@ -1,0 +1,59 @@
+"""Searches with tests/fuzz until the time is over, each time with other random numbers.
+
+    python tests/fuzz/search.py --minutes 60
+
+A failing test ends it with status 1, after hypothesis has printed the smallest input that it found
+and how to repeat it. So do a crash, a process that does not end and one that takes over 16 GiB of
+address space; they are repeated by the seed that is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+HANGS = 1800  # seconds
+
+
+def bound_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (16 * 2**30, 16 * 2**30))
+
+
+def main() -> int:
+    """0 if nothing was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**31))
+    parser.add_argument("tests", nargs="*", default=sorted(map(str, FOLDER.glob("test_fuzz_*.py"))))
+    args = parser.parse_args()
+    end, searches = time.monotonic() + 60 * args.minutes, 0
+    while time.monotonic() < end:
+        for test in args.tests:
+            seed = args.seed + searches
+            command = [sys.executable, "-m", "pytest", "-x", f"--hypothesis-seed={seed}", test]
+            command += ["-o", "faulthandler_timeout=600"]
+            try:
+                done = subprocess.run(
+                    command, env=os.environ | {"DETLITE_FUZZ": "long"}, cwd=FOLDER.parents[1],
+                    preexec_fn=bound_memory, timeout=HANGS,
+                )  # fmt: skip
+                status = done.returncode
+            except subprocess.TimeoutExpired:
+                status = -1
+            if status:
+                print(f"status {status}; again: DETLITE_FUZZ=long {' '.join(command)}")
+                return 1
+        searches += 1
+    print(f"{searches} searches of {len(args.tests)} files: nothing found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""The means of this folder find what they are to find."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from inputs import nearly, nearly_bytes
+
+
+def test_memory_is_bounded(bounded):
+    with pytest.raises(AssertionError, match="MiB"), bounded():
+        np.ones(3 * 2**30 // 8)
+
+
+def test_time_is_bounded(bounded, monkeypatch):
+    clock = iter([0.0, 11.0])
+    monkeypatch.setattr("time.process_time", lambda: next(clock))
+    with pytest.raises(AssertionError, match=r"takes 11\.0 s"), bounded():
+        pass
+
+
+def test_inputs_change():
+    sound, seen = {"a": [1, 2, {"b": "c"}]}, []
+
+    @given(nearly(sound), nearly_bytes(b"sound"))
+    def look(content, data):
+        seen.append((repr(content), data))
+
+    look()
+    assert len({content for content, _ in seen}) > 20
+    assert len({data for _, data in seen}) > 20
+    assert sound == {"a": [1, 2, {"b": "c"}]}

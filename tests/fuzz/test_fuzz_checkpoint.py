@@ -1,0 +1,180 @@
+"""Files that are nearly checkpoints: weights, or a CheckpointError; never code that runs."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from inputs import check_message, nearly, nearly_bytes, odd_values
+
+from detlite.engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from detlite.engine.resuming import newest_checkpoint
+
+WEIGHTS = {
+    "backbone.body.conv1.weight": torch.ones(2, 3, 3, 3),
+    "roi_heads.box.predictor.cls_score.weight": torch.zeros(4, 8),
+    "roi_heads.box.predictor.cls_score.bias": torch.zeros(4),
+}
+SOUND: dict[str, Any] = {
+    "model": WEIGHTS,
+    "categories": [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}],
+    "config": "SEED: 3\n",
+    "convention": "detlite",
+    "override": ["resize=floor"],
+    "backbone_only": False,
+    "training": {"iteration": 3, "optimizer": {"state": {}}, "rng": [{"torch": torch.zeros(4)}]},
+}
+# Of the frameworks whose files are converted.
+OTHERS: list[dict[str, Any]] = [
+    {"model": {"backbone.body.layer1.0.conv1.weight": torch.ones(2, 2, 1, 1),
+               "rpn.head.conv.weight": torch.ones(2, 2, 3, 3)}},
+    {"model": {"backbone.bottom_up.res2.0.conv1.weight": np.ones((2, 2, 1, 1), np.float32),
+               "proposal_generator.rpn_head.conv.weight": np.ones((2, 2, 3, 3), np.float32)},
+     "__author__": "Detectron2 Model Zoo", "matching_heuristics": True},
+    {"blobs": {"res2_0_branch2a_w": np.ones((2, 2, 1, 1), np.float32),
+               "conv1_w": np.ones((2, 3, 7, 7), np.float32)}, "cfg": "MODEL: {}"},
+    {"module.roi_heads.box_predictor.cls_score.weight": torch.ones(4, 8),
+     "backbone.body.conv1.weight": torch.ones(2, 3, 7, 7)},
+    {"conv1.weight": torch.ones(2, 3, 7, 7), "layer1.0.conv1.weight": torch.ones(2, 2, 1, 1),
+     "fc.weight": torch.ones(5, 2)},
+]  # fmt: skip
+
+
+def saved(content: Any, old: bool = False) -> bytes:
+    stream = io.BytesIO()
+    torch.save(content, stream, _use_new_zipfile_serialization=not old)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+_numbers = itertools.count()
+
+
+def use(data: bytes, folder: Path, suffix: str = ".pth") -> None:
+    file = folder / f"{next(_numbers)}{suffix}"
+    file.write_bytes(data)
+    try:
+        checkpoint = read_checkpoint(file)
+        assert isinstance(checkpoint, Checkpoint)
+        for name, value in checkpoint.model.items():
+            assert isinstance(name, str)
+            assert isinstance(value, torch.Tensor)
+        assert all(isinstance(row["name"], str) for row in checkpoint.categories)
+    except CheckpointError as error:
+        check_message(error)
+    finally:
+        file.unlink()
+
+
+_values = odd_values() | st.sampled_from(
+    [
+        torch.zeros(0), torch.zeros(3).int(), torch.tensor(float("nan")), torch.zeros(2, 2).bool(),
+        torch.zeros(2, device="meta"), torch.zeros(3).to_sparse(), torch.zeros(2, 3).t(),
+        np.zeros(3), np.array("a"), np.float32(1),
+    ]
+)  # fmt: skip
+
+
+@given(content=nearly(SOUND, values=_values), old=st.booleans())
+def test_nearly_ours(content, old, folder, bounded):
+    with bounded():
+        use(saved(content, old), folder)
+
+
+@given(content=st.sampled_from(OTHERS).flatmap(lambda c: nearly(c, values=_values)))
+def test_nearly_of_others(content, folder, bounded):
+    with bounded():
+        use(saved(content), folder)
+
+
+@given(content=st.sampled_from(OTHERS).flatmap(lambda c: nearly(c, values=_values)))
+@example(content={"blobs": {**OTHERS[2]["blobs"], "conv1_b": np.array("a")}})
+def test_nearly_pickles_of_others(content, folder, bounded):
+    try:
+        data = pickle.dumps(content, protocol=2)
+    except Exception:  # what cannot be pickled, such as a sparse tensor
+        return
+    with bounded():
+        use(data, folder, ".pkl")
+
+
+@given(content=_values)
+def test_anything_saved(content, folder, bounded):
+    with bounded():
+        use(saved(content), folder)
+
+
+@given(data=nearly_bytes(saved(SOUND)))
+def test_bytes_of_ours(data, folder, bounded):
+    with bounded():
+        use(data, folder)
+
+
+@given(data=nearly_bytes(saved(SOUND, old=True)))
+def test_bytes_of_old_files(data, folder, bounded):
+    with bounded():
+        use(data, folder)
+
+
+def _arrays() -> bytes:
+    content = {"blobs": {"conv1_w": np.ones((2, 3, 7, 7), np.float32), "conv1_b": np.ones(2)}}
+    return pickle.dumps(content, protocol=2)
+
+
+@given(data=nearly_bytes(_arrays()) | st.binary(max_size=60))
+@example(data=b"cos\nsystem\n(S'exit 1'\ntR.")
+@example(data=b"\x80\x02}r" + (2**28).to_bytes(4, "little") + b".")
+def test_bytes_of_pickles(data, folder, bounded):
+    with bounded():
+        use(data, folder, ".pkl")
+
+
+@given(data=st.binary(max_size=100), suffix=st.sampled_from([".pth", ".pkl", ".safetensors"]))
+@example(data=(2**62).to_bytes(8, "little") + b"{}", suffix=".safetensors")
+def test_any_bytes(data, suffix, folder, bounded):
+    with bounded():
+        use(data, folder, suffix)
+
+
+@given(parts=nearly([["archive/data.pkl", "x"], ["archive/version", "3"], ["a", "b"]]))
+def test_nearly_zip_files(parts, folder, bounded):
+    """Sound checksums around what is not sound: the names and contents of the records."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as file:
+        for part in parts:
+            if isinstance(part, list) and len(part) == 2 and all(isinstance(p, str) for p in part):
+                try:
+                    file.writestr(part[0], part[1].encode("latin1", "replace"))
+                except (ValueError, UnicodeError, IndexError):
+                    return
+    with bounded():
+        use(stream.getvalue(), folder)
+
+
+@given(data=nearly_bytes(saved(SOUND)), note=st.binary(max_size=40))
+@example(data=b"", note=b"model_0000003.pth")
+@example(data=b"", note=b"/" * 5000)
+def test_a_folder_to_resume(data, note, folder, bounded):
+    (folder / "model_0000003.pth").write_bytes(data)
+    (folder / "last_checkpoint").write_bytes(note)
+    with bounded():
+        try:
+            newest_checkpoint(folder)
+        except CheckpointError as error:
+            check_message(error)
+        finally:
+            (folder / "model_0000003.pth").unlink()
+            (folder / "last_checkpoint").unlink()

@@ -1,0 +1,81 @@
+"""Run lengths that are nearly COCO's: read as pycocotools reads them, or told to be unsound."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+from inputs import nearly, nearly_bytes
+from pycocotools import mask as rle_codec
+
+from detlite.data.validation import rle_problem, segmentation_problem
+from detlite.structures.masks import to_bitmap
+from detlite.structures.packed_masks import PackedMasks
+from detlite.structures.run_lengths import run_lengths
+
+
+@st.composite
+def bitmaps(draw: st.DrawFn) -> np.ndarray:
+    size = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    pixels = size[0] * size[1]
+    bits = draw(st.lists(st.booleans(), min_size=pixels, max_size=pixels))
+    return np.array(bits, np.uint8).reshape(size)
+
+
+def agree(rle: dict, height: int, width: int) -> None:
+    """What is said to be sound reads as pycocotools reads it, in both of our ways."""
+    if rle_problem(rle, height, width, may_be_empty=True) is not None:
+        return
+    wanted = rle
+    if isinstance(rle["counts"], list):
+        wanted = rle_codec.frPyObjects(rle, height, width)
+    bitmap = rle_codec.decode(wanted)
+    assert (to_bitmap(rle, height, width) == bitmap).all()
+    packed = PackedMasks.from_segmentations([rle], height, width, False)
+    assert (packed.bitmaps(height, width)[0].numpy() == bitmap).all()
+
+
+@given(bitmap=bitmaps(), data=st.data())
+def test_nearly_compressed(bitmap, data, bounded):
+    counts = rle_codec.encode(np.asfortranarray(bitmap))["counts"]
+    changed = data.draw(nearly_bytes(counts))
+    with bounded():
+        agree({"size": list(bitmap.shape), "counts": changed.decode("latin1")}, *bitmap.shape)
+
+
+@given(counts=st.lists(st.integers(-3, 40), max_size=9), size=st.tuples(*[st.integers(1, 8)] * 2))
+@example(counts=[2**63 - 1, 2**63 - 1, 2], size=(1, 1))
+@example(counts=[2**64], size=(1, 1))
+@example(counts=[0, 0, 0, 4], size=(2, 2))
+def test_nearly_lists(counts, size, bounded):
+    with bounded():
+        agree({"size": list(size), "counts": counts}, *size)
+
+
+@given(text=st.text(max_size=30) | st.binary(max_size=30))
+def test_any_text(text, bounded):
+    with bounded(), contextlib.suppress(ValueError):
+        assert run_lengths(text).dtype == np.int64
+
+
+_segmentations = st.sampled_from(
+    [
+        [[4, 6, 14, 6, 14, 14, 4, 14], [1.5, 2, 8, 2, 8, 9.25]],
+        {"size": [20, 30], "counts": [0, 400, 200]},
+        {"size": [20, 30], "counts": "`0`<h5"},
+    ]
+).flatmap(nearly)
+
+
+@given(segmentation=_segmentations)
+def test_nearly_segmentations(segmentation, bounded):
+    with bounded():
+        if segmentation_problem(segmentation, 20, 30) is None:
+            bitmap = to_bitmap(segmentation, 20, 30)
+            for as_runs in (False, True):
+                packed = PackedMasks.from_segmentations([segmentation], 20, 30, as_runs)
+                drawn = packed.bitmaps(20, 30)[0].numpy()
+                if as_runs or isinstance(segmentation, dict):
+                    assert (drawn == bitmap).all()

@@ -1,0 +1,104 @@
+"""The files that docs/cluster.md shows: they parse, and so do the commands in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from torch.distributed.run import get_args_parser
+from yacs.config import CfgNode
+
+from detlite.__main__ import main
+from detlite.commands import train
+
+ROOT = Path(__file__).parents[1]
+SLURM = ROOT / "docs" / "cluster" / "slurm.sh"
+KUBERNETES = ROOT / "docs" / "cluster" / "kubernetes.yaml"
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """What `detlite` would train with some arguments: (config, whether to resume)."""
+
+    def parse(args: list[str]) -> tuple[CfgNode, bool]:
+        seen: list[tuple[CfgNode, bool]] = []
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+        monkeypatch.setattr(train, "run", lambda *pair: seen.append(pair))
+        assert main(args) == 0
+        return seen[0]
+
+    return parse
+
+
+def check_batches(cfg: CfgNode, processes: int) -> None:
+    assert cfg.SOLVER.IMS_PER_BATCH % processes == 0
+    assert cfg.TEST.IMS_PER_BATCH % processes == 0
+
+
+def test_slurm_script_is_bash():
+    done = subprocess.run(["bash", "-n", str(SLURM)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_slurm_script_saves_and_requeues():
+    text = SLURM.read_text()
+    assert "#SBATCH --signal=TERM@120" in text
+    assert "#SBATCH --requeue" in text
+    status = re.search(r'"\$status" -eq (\d+) \]; then\n\s+scontrol requeue', text)
+    assert status is not None
+    assert int(status[1]) == train._STOPPED
+
+
+def test_the_command_of_the_slurm_script(asked, tmp_path):
+    """Run by bash, with an srun that prints the command that a process gets."""
+    (tmp_path / "srun").write_text('#!/bin/bash\nSLURM_PROCID=3 SLURM_LOCALID=1 exec "$@"\n')
+    (tmp_path / "detlite").write_text('#!/bin/bash\necho "$RANK $LOCAL_RANK $WORLD_SIZE" "$@"\n')
+    (tmp_path / "scontrol").write_text("#!/bin/bash\necho machine\n")
+    for name in ("srun", "detlite", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "16"}
+    done = subprocess.run(["bash", str(SLURM)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rank, local_rank, world, *args = shlex.split(done.stdout)
+    assert (rank, local_rank, world) == ("3", "1", "16")
+    cfg, resume = asked(args)
+    assert resume
+    check_batches(cfg, 16)
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(75, True), (2, False), (0, False)])
+def test_only_status_75_requeues(tmp_path, status, requeued):
+    (tmp_path / "srun").write_text(f"#!/bin/bash\nexit {status}\n")
+    (tmp_path / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/said\necho one\n')
+    for name in ("srun", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "16"}
+    done = subprocess.run(["bash", str(SLURM)], env=env)
+    assert done.returncode == status
+    assert ("requeue 7" in (tmp_path / "said").read_text()) == requeued
+
+
+def test_kubernetes_job(asked):
+    service, job = yaml.safe_load_all(KUBERNETES.read_text())
+    assert (service["kind"], job["kind"]) == ("Service", "Job")
+    pod = job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    (container,) = pod["containers"]
+    assert container["command"] == ["torchrun"]
+    assert all(isinstance(arg, str) for arg in container["args"])
+    launch = get_args_parser().parse_args(container["args"])
+    assert launch.nnodes == f"1:{job['spec']['completions']}"
+    assert launch.module
+    assert launch.training_script == "detlite"
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    cfg, resume = asked(launch.training_script_args)
+    assert resume
+    check_batches(cfg, 8)
+    check_batches(cfg, 16)
