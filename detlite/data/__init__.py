@@ -1,6 +1,7 @@
 """Data sets in COCO form, their transforms, and the loaders that feed training and evaluation."""
 
 from . import cityscapes, pascal_voc, shapes  # noqa: F401  (register their data set types)
+from .batch_loader import LoaderProcessError, naming_dead_loaders
 from .catalog import (
     DATASETS,
     JoinedDataset,
@@ -10,12 +11,7 @@ from .catalog import (
 )
 from .coco import CocoDataset
 from .errors import DataError
-from .loader import (
-    LoaderProcessError,
-    build_test_loader,
-    build_train_loader,
-    naming_dead_loaders,
-)
+from .loader import build_test_loader, build_train_loader
 
 __all__ = [
     "DATASETS",

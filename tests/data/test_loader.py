@@ -18,15 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from detlite import distributed
 from detlite.config import ConfigError
+from detlite.data.batch_loader import LoaderProcessError, naming_dead_loaders
 from detlite.data.catalog import build_dataset, build_train_dataset
 from detlite.data.errors import DataError
-from detlite.data.loader import (
-    LoaderProcessError,
-    TransformedDataset,
-    build_test_loader,
-    build_train_loader,
-    naming_dead_loaders,
-)
+from detlite.data.loader import TransformedDataset, build_test_loader, build_train_loader
 from detlite.data.samplers import Sample
 from detlite.data.transforms import build_transform
 from detlite.engine.checkpoint import replace_file
