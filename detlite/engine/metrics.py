@@ -98,7 +98,7 @@ class Meters:
         # What is later only follows from it.
         iteration = min(number for number, _ in filter(None, found))
         listed = "; ".join(text for number, text in filter(None, found) if number == iteration)
-        kept = f" (kept in {self._keep(iteration)}: detlite replay)" if self._keep else ""
+        kept = f" (kept in {self._keep(iteration)}: `detlite replay`)" if self._keep else ""
         raise NonFiniteLossError(
             f"iteration {iteration}: the loss is not finite ({listed}){kept}. Lower "
             "SOLVER.BASE_LR, warm up longer (SOLVER.WARMUP_ITERS), clip gradients "

@@ -118,7 +118,7 @@ def read_exported(path: str | Path) -> tuple[CfgNode, Detector]:
     except Exception as error:  # of whichever reader
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"{path}: is no file of detlite export, or is damaged ({reason})"
+            f"{path}: is no file of `detlite export`, or is damaged ({reason})"
         ) from error
     raise CheckpointError(
         f"{path}: exported models end in {', '.join(sorted(set(SUFFIXES.values())))}; a checkpoint "

@@ -48,7 +48,7 @@ class Predictor:
 
     Args:
         model: a detector as `build_model` gives it, which is put in evaluation mode, or a file
-            that detlite export wrote.
+            that `detlite export` wrote.
         min_size: the short side in pixels at which the model sees a picture (800, or what the file
             says),
         max_size: unless the long side would exceed this (1333, or what the file says).

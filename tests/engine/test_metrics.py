@@ -104,7 +104,7 @@ def test_the_batch_is_kept_and_named(tmp_path):
     meters.update(3, {"loss_a": torch.tensor(1.0)}, [1])
     meters.check()
     meters.update(4, {"loss_a": torch.tensor(math.nan)}, [2])
-    with pytest.raises(NonFiniteLossError, match=r"\(kept in .*batch\.pth: tools/replay_batch"):
+    with pytest.raises(NonFiniteLossError, match=r"\(kept in .*batch\.pth: `detlite replay`"):
         meters.check()
     assert kept == [4]
 

@@ -161,7 +161,7 @@ def test_a_damaged_file(name, tmp_path):
     if name.endswith(("onnx", "openvino")):
         pytest.importorskip("onnxruntime" if name.endswith("onnx") else "openvino")
     (tmp_path / name).write_bytes(b"no such thing")
-    with pytest.raises(CheckpointError, match=f"{name}: is no file of tools/export_model"):
+    with pytest.raises(CheckpointError, match=f"{name}: is no file of `detlite export`"):
         read_exported(tmp_path / name)
 
 
