@@ -112,7 +112,12 @@ def _web(scheme: str) -> Callable[[str, Path], _Published]:
         file_name = Path(unquote(urlsplit(address).path)).name
         if not file_name:
             raise ConfigError(f"weights {address}: names no file")
-        return _Published(root / file_name, address, fragment.lower().removeprefix("sha256="))
+        kind, _, digits = fragment.lower().partition("=")
+        if fragment and (kind != "sha256" or not re.fullmatch("[0-9a-f]{8,64}", digits)):
+            raise ConfigError(
+                f"weights {address}#{fragment}: after # stands sha256=<8 to 64 digits>"
+            )
+        return _Published(root / file_name, address, digits)
 
     return published
 

@@ -89,8 +89,14 @@ def test_where_names_are_published(name, address, tmp_path, downloads):
 
 def test_web_address_may_state_its_hash(tmp_path, downloads):
     address = "https://host.example/w.pth?a=b"
-    assert weight_file(_config(f"{address}#sha256=ABC123", tmp_path)) == tmp_path / "w.pth"
-    assert downloads == [(address, tmp_path / "w.pth", "abc123")]
+    assert weight_file(_config(f"{address}#sha256=ABC12345", tmp_path)) == tmp_path / "w.pth"
+    assert downloads == [(address, tmp_path / "w.pth", "abc12345")]
+
+
+@pytest.mark.parametrize("fragment", ["md5=0123456789", "egg", "sha256=", "sha256=xyz12345"])
+def test_other_things_after_an_address(fragment, tmp_path):
+    with pytest.raises(ConfigError, match=r"after # stands sha256=<8 to 64 digits>"):
+        weight_file(_config(f"https://host.example/w.pth#{fragment}", tmp_path))
 
 
 def test_torchvision_keeps_its_own(tmp_path, downloads, monkeypatch):
