@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from ..modeling.backbone.deform import DeformConv3x3
+from ..modeling.backbone.timm_body import PaddedConv2d
 from ..modeling.pooler import Pooler
 from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, cast, joined
 
@@ -33,7 +34,7 @@ def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.M
     Raises:
         TraceError: the code of `part` depends on values, so that it has no graph.
     """
-    _split_norms(part)
+    _split(part)
     graph = _Tracer().trace(part, {"features": [fx.PH] * levels} if _iterates(part) else None)
     traced = fx.GraphModule(part, graph)
     _drop_identities(traced)
@@ -66,15 +67,17 @@ class _Tracer(fx.Tracer):
         )
 
 
-def _split_norms(module: nn.Module) -> None:
-    """Replaces timm's batch norms that hold an activation by the two of them."""
+def _split(module: nn.Module) -> None:
+    """Replaces timm's layers that are two, a norm and its activation or margins and convolution."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d) and hasattr(child, "act"):
             norm = nn.BatchNorm2d(child.num_features, child.eps, affine=child.affine)
             norm.load_state_dict(child.state_dict())
             setattr(module, name, nn.Sequential(norm.eval(), child.get_submodule("act")))
+        elif isinstance(child, PaddedConv2d):
+            setattr(module, name, nn.Sequential(nn.ZeroPad2d(child.margins), child.plain()))
         else:
-            _split_norms(child)
+            _split(child)
 
 
 def _drop_identities(traced: fx.GraphModule) -> None:

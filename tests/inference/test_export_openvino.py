@@ -56,6 +56,19 @@ def test_other_detectors_find_the_same(name, tiny_config):
     assert_same(model, to_openvino(model), [torch.rand(3, 64, 96), torch.rand(3, 80, 72)])
 
 
+@pytest.mark.parametrize("name", ["test_convnext", "tf_efficientnet_lite0"])
+def test_bodies_of_timm_give_the_same_maps(name, tiny_config):
+    pytest.importorskip("timm", reason="needs the extra timm")
+    model = build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN")).eval()
+    converted = to_openvino(model)
+    for size in [(64, 96), (160, 64)]:
+        pixels = torch.rand(2, 3, *size)
+        with torch.no_grad():
+            pairs = zip(model.backbone(pixels), converted.backbone(pixels), strict=True)
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("sizes", [[(64, 64)], [(75, 140), (200, 30)]])
 def test_images_of_any_size(model, converted, sizes):
     assert_same(model, converted, [torch.rand(3, *size) for size in sizes])

@@ -19,6 +19,7 @@ from detlite.inference import fused_layers
 from detlite.inference.fused_layers import FusedConv2d, InFloat32, onednn_fuses
 from detlite.inference.fusion import fuse
 from detlite.inference.openvino import openvino_parts
+from detlite.modeling.backbone.timm_body import PaddedConv2d
 from detlite.modeling.detector import Detector
 from detlite.modeling.norm import FrozenBatchNorm2d
 
@@ -161,6 +162,18 @@ def test_activations_are_fused_into_the_convolution(activation: type[nn.Module])
         torch.testing.assert_close(fused(x), expected, rtol=1e-5, atol=1e-5)
         assert fused(x[:0]).shape == (0, 8, 5, 4)
     assert [type(child) for child in fused.children()] == [FusedConv2d]
+
+
+def test_convolutions_with_margins_are_fused() -> None:
+    conv = PaddedConv2d(nn.Conv2d(4, 8, 3, 2), (0, 1, 2, 0))
+    part = nn.Sequential(conv, nn.BatchNorm2d(8), nn.ReLU6()).eval()
+    x = 3 * torch.randn(2, 4, 9, 7)
+    with torch.no_grad():
+        expected = part(x)
+        fused = fuse(copy.deepcopy(part), torch.float32, levels=1, scores=False)
+        torch.testing.assert_close(fused(x), expected, rtol=1e-5, atol=1e-5)
+    assert {type(child) for child in fused.modules()} >= {FusedConv2d, nn.ZeroPad2d}
+    assert not any(isinstance(child, nn.Conv2d) for child in fused.modules())
 
 
 def test_what_is_added_may_be_broadcast() -> None:

@@ -20,7 +20,11 @@ def timm():
     return pytest.importorskip("timm", reason="timm is not installed")
 
 
-@pytest.mark.parametrize("name", [NAME, "test_resnet", "test_efficientnet", "resnet10t"])
+# The last two have TensorFlow's margins, around kernels of 3 to 9 cells.
+@pytest.mark.parametrize(
+    "name",
+    [NAME, "test_resnet", "test_efficientnet", "resnet10t", "tf_efficientnet_lite0", "tf_mixnet_s"],
+)
 def test_maps_are_those_of_timm(timm, name):
     body = TimmBody(name, (4, 8, 16, 32)).eval()
     reference = timm.create_model(name, features_only=True, out_indices=(-4, -3, -2, -1)).eval()
@@ -41,6 +45,16 @@ def test_maps_are_those_of_timm(timm, name):
 def test_any_size_is_padded_to_the_coarsest_stride(timm, name):
     maps = TimmBody(name, (8, 32)).eval()(torch.randn(1, 3, 45, 70))
     assert [tuple(m.shape[-2:]) for m in maps] == [(8, 12), (2, 3)]
+
+
+def test_graphs_of_any_size_are_traced(timm):
+    body = TimmBody("tf_efficientnet_lite0", (4, 8, 16, 32)).eval()
+    free = ({2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
+    graph = torch.export.export(body, (torch.randn(2, 3, 64, 96),), dynamic_shapes=free).module()
+    x = torch.randn(2, 3, 128, 64)
+    with torch.no_grad():
+        for ours, theirs in zip(graph(x), body(x), strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 def test_every_parameter_is_used(timm):

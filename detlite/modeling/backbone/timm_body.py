@@ -54,6 +54,7 @@ class TimmBody(nn.Module):
         if frozen_norm:
             _freeze_norms(net, list(net.named_modules()))
         self.indices = net.prune_intermediate_layers(wanted, prune_norm=True)
+        _fix_margins(net)
         if checkpoints:
             _checkpoint(net, name)
         self.net = net
@@ -66,7 +67,9 @@ class TimmBody(nn.Module):
         """
         height, width = x.shape[-2:]
         multiple = self.padding_multiple
-        x = F.pad(x, (0, -width % multiple, 0, -height % multiple))
+        # In divisions alone: exporters know no remainder of sizes.
+        right, down = (-(-side // multiple) * multiple - side for side in (width, height))
+        x = F.pad(x, (0, right, 0, down))
         return self.net.forward_intermediates(
             x, indices=self.indices, output_fmt="NCHW", intermediates_only=True
         )
@@ -119,6 +122,52 @@ def _freeze(net: Any, name: str, freeze_at: int) -> None:
         for parameter in module.parameters(recurse=False):
             parameter.requires_grad_(False)
     _freeze_norms(net, leading)
+
+
+class PaddedConv2d(nn.Conv2d):
+    """A convolution, plain but for a border of zeros that it puts around its maps.
+
+    Args:
+        conv: whose parameters it shares.
+        margins: pixels at the left, right, top and bottom.
+    """
+
+    def __init__(self, conv: nn.Conv2d, margins: tuple[int, int, int, int]) -> None:
+        super().__init__(**_geometry(conv))
+        self.weight, self.bias = conv.weight, conv.bias
+        self.margins = margins
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, D, H', W']."""
+        return super().forward(F.pad(x, self.margins))
+
+    def plain(self) -> nn.Conv2d:
+        """What is done of maps with the border, with the same parameters."""
+        conv = nn.Conv2d(**_geometry(self))
+        conv.weight, conv.bias = self.weight, self.bias
+        return conv
+
+
+def _geometry(conv: nn.Conv2d) -> dict[str, Any]:
+    names = ("in_channels", "out_channels", "kernel_size", "stride", "dilation", "groups")
+    own = {name: getattr(conv, name) for name in names}
+    return {**own, "bias": conv.bias is not None, "device": "meta"}
+
+
+def _fix_margins(net: nn.Module) -> None:
+    """Fixes the margins of TensorFlow's "same" convolutions, which timm finds in every call.
+
+    They depend on the size of a map modulo the stride, and that is 0 in an image that was padded.
+    Graphs of free sizes could not be traced in minutes with sizes that are divided and rounded.
+    """
+    from timm.layers import Conv2dSame
+
+    for path, conv in list(net.named_modules()):
+        if type(conv) is Conv2dSame:
+            sides = zip(conv.kernel_size, conv.stride, conv.dilation, strict=True)
+            down, right = (max((k - 1) * d + 1 - stride, 0) for k, stride, d in sides)
+            margins = (right // 2, right - right // 2, down // 2, down - down // 2)
+            net.set_submodule(path, PaddedConv2d(conv, margins))
 
 
 def _checkpoint(net: Any, name: str) -> None:
