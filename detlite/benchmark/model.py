@@ -20,9 +20,10 @@ from ..inference.optimize import optimize
 from ..inference.predictor import Predictor
 from ..modeling.detector import Detector
 from .case import Clock
+from .detectron2_peer import AVAILABLE, detected_masks, detectron2_model
 from .peak import flops, matmul_peak, peak_memory
 from .peer import comparable_config, seeded_model, spread_scores, torchvision_model
-from .phases import DETLITE, TORCHVISION, Stopwatch, phases_of
+from .phases import Stopwatch, phases_of, places_of
 from .pictures import pictures
 from .turns import StepRow, in_turn
 
@@ -32,6 +33,7 @@ _OPTIMIZED = ("float32", "bfloat16", "int8") if _INT8 else _EAGER
 # (library, way): eager in float32, by autocast in bfloat16, or optimized.
 WAYS = (
     *(("torchvision", dtype) for dtype in _EAGER),
+    *(("detectron2", dtype) for dtype in _EAGER if AVAILABLE),
     *(("detlite", dtype) for dtype in _EAGER),
     *(("detlite", f"optimize {dtype}") for dtype in _OPTIMIZED),
 )
@@ -71,8 +73,11 @@ class Inference:
         own = [item for pair in opts.items() for item in pair]
         return comparable_config(self.config, [*own, *self.opts])
 
-    def call(self, library: str, way: str) -> Callable[[], object]:
-        """A call of a library in one of its ways."""
+    def call(self, library: str, way: str, watch: Stopwatch | None = None) -> Callable[[], object]:
+        """A call of a library in one of its ways.
+
+        A stopwatch gets the phases that no function stands for.
+        """
         cfg = self.cfg()
         model = seeded_model(cfg).eval()
         images = pictures(self.batch, *self.size)
@@ -80,7 +85,12 @@ class Inference:
         spread_scores(model, images[0], self.threshold, 5 * self.detections)
         if library == "torchvision":
             return _torchvision_call(torchvision_model(cfg, model).eval(), images, way)
+        if library == "detectron2":
+            return _detectron2_call(detectron2_model(cfg, model).eval(), images, way)
         prepared, dtype = _prepared(model, way, images)
+        if watch:  # what replaces an optimized backbone is none of ours
+            backbone: Any = prepared.backbone
+            backbone.forward = watch.watching("backbone", backbone.forward)
         predictor = Predictor(prepared, min(self.size), max(self.size), rle=True, dtype=dtype)
         return lambda: predictor(images)
 
@@ -100,14 +110,26 @@ def _torchvision_call(model: nn.Module, images: list[Tensor], dtype: str) -> Cal
         with autocast(dtype, device):
             found = model([(image / 255).to(device) for image in images])
         # As its users do.
-        return [_encoded(one["masks"]) for one in found]
+        return [_encoded(one["masks"][:, 0] >= 0.5) for one in found]
+
+    return call
+
+
+def _detectron2_call(model: nn.Module, images: list[Tensor], dtype: str) -> Callable[[], object]:
+    device = next(model.parameters()).device
+
+    @torch.no_grad()
+    def call() -> list[list[Any]]:
+        with autocast(dtype, device):
+            masks = detected_masks(model, images)
+        return [_encoded(one) for one in masks]  # as its evaluator does
 
     return call
 
 
 def _encoded(masks: Tensor) -> list[Any]:
-    """Probabilities [N, 1, H, W] -> COCO's RLEs."""
-    bitmaps = (masks[:, 0] >= 0.5).byte().cpu().numpy()
+    """bool [N, H, W] -> COCO's RLEs."""
+    bitmaps = masks.byte().cpu().numpy()
     return [rle_codec.encode(np.asfortranarray(bitmap)) for bitmap in bitmaps]
 
 
@@ -127,15 +149,15 @@ def benchmark_model(
     """
     device = inference.device
     names = {f"{library} {way}": (library, way) for library, way in ways}
-    calls = {name: inference.call(*way) for name, way in names.items()}
+    watches = {name: Stopwatch(device, clock) for name in names}
+    calls = {name: inference.call(*way, watches[name]) for name, way in names.items()}
     counted = flops(inference.call("detlite", "float32"))
     peaks = {dtype: matmul_peak(getattr(torch, dtype), device, clock) for dtype in _EAGER}
     seconds = in_turn(calls, turns, device, clock)
     for name, (library, way) in names.items():
         dtype = way.removeprefix("optimize ")
         peer = seconds.get(f"torchvision {'float32' if dtype == 'int8' else dtype}")
-        watch = Stopwatch(device, clock)
-        places = TORCHVISION if library == "torchvision" else DETLITE
+        watch = watches[name]
         yield StepRow(
             library,
             way,
@@ -144,5 +166,7 @@ def benchmark_model(
             counted / 1e9,
             counted / seconds[name] / peaks[dtype] if dtype in peaks else None,
             peak_memory(inference.call, library, way, device=device),
-            phases_of(watch.watching("other", calls[name]), places, watch, max(1, turns // 2)),
+            phases_of(
+                watch.watching("other", calls[name]), places_of(library), watch, max(1, turns // 2)
+            ),
         )

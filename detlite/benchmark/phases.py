@@ -24,7 +24,7 @@ from .peak import synchronize
 # A phase, and what is watched for it: (owner, name of a function or method).
 Places = Sequence[tuple[str, Any, str]]
 
-DETLITE: Places = (
+_DETLITE: Places = (
     ("inputs", detector.Detector, "prepare"),
     ("inputs", detector, "prepare_targets"),
     ("backbone", backbone.Backbone, "forward"),
@@ -42,7 +42,7 @@ DETLITE: Places = (
     ("mask targets", mask_head, "crop_masks"),
     ("paste", Convention, "paste_rle"),
 )
-TORCHVISION: Places = (
+_TORCHVISION: Places = (
     ("inputs", transform.GeneralizedRCNNTransform, "forward"),
     ("backbone", BackboneWithFPN, "forward"),
     ("RPN", rpn.RegionProposalNetwork, "forward"),
@@ -57,6 +57,31 @@ TORCHVISION: Places = (
     ("mask targets", roi_heads, "project_masks_on_boxes"),
     ("paste", transform.GeneralizedRCNNTransform, "postprocess"),
 )
+
+
+def places_of(library: str) -> Places:
+    """What is watched in the calls of detlite, torchvision or detectron2."""
+    if library == "detectron2":
+        return _detectron2()
+    return _TORCHVISION if library == "torchvision" else _DETLITE
+
+
+def _detectron2() -> Places:
+    from detectron2.modeling import backbone, meta_arch, proposal_generator, roi_heads
+    from detectron2.structures import BitMasks
+
+    return (
+        ("inputs", meta_arch.GeneralizedRCNN, "preprocess_image"),
+        ("backbone", backbone.FPN, "forward"),
+        ("RPN", proposal_generator.RPN, "forward"),
+        ("proposals", proposal_generator.RPN, "predict_proposals"),
+        ("matching", proposal_generator.RPN, "label_and_sample_anchors"),
+        ("matching", roi_heads.StandardROIHeads, "label_and_sample_proposals"),
+        ("box head", roi_heads.StandardROIHeads, "_forward_box"),
+        ("mask head", roi_heads.StandardROIHeads, "_forward_mask"),
+        ("mask targets", BitMasks, "crop_and_resize"),
+        ("paste", meta_arch.GeneralizedRCNN, "_postprocess"),
+    )
 
 
 class Stopwatch:

@@ -19,15 +19,15 @@ from ..data import build_train_dataset, build_train_loader
 from ..engine.precision import autocast
 from ..solver import build_optimizer
 from .case import Clock
+from .detectron2_peer import AVAILABLE, Recorded, detectron2_model, for_detectron2
 from .peak import flops, matmul_peak, peak_memory
 from .peer import comparable_config, seeded_model, torchvision_model
-from .phases import DETLITE, TORCHVISION, Stopwatch, phases_of, watched
+from .phases import Stopwatch, phases_of, places_of, watched
 from .pictures import Batch, for_torchvision, training_batch
 from .turns import StepRow, in_turn
 
-LIBRARIES = ("detlite", "torchvision")
+LIBRARIES = ("detlite", "torchvision", *(["detectron2"] if AVAILABLE else []))
 DTYPES = ("float32", "bfloat16")
-_PLACES = {"detlite": DETLITE, "torchvision": TORCHVISION}
 
 Step = Callable[[], object]
 
@@ -66,7 +66,9 @@ class Training:
         own = [item for pair in opts.items() for item in pair]
         return comparable_config(self.config, [*own, *self.opts])
 
-    def batches(self, cfg: CfgNode, prepare: Callable[[Batch], Batch]) -> Iterator[Batch]:
+    def batches(
+        self, cfg: CfgNode, prepare: Callable[[Batch], tuple[Any, ...]]
+    ) -> Iterator[tuple[Any, ...]]:
         """The same images and targets for every step, prepared for a library."""
         torch.manual_seed(0)
         if not self.real:
@@ -87,6 +89,10 @@ class Training:
             model = torchvision_model(cfg, model)
             batches = self.batches(cfg, partial(for_torchvision, device=self.device))
             optimizer = _plain_optimizer(cfg, model)
+        elif library == "detectron2":
+            model = Recorded(detectron2_model(cfg, model))
+            batches = self.batches(cfg, lambda batch: (for_detectron2(batch),))
+            optimizer = _plain_optimizer(cfg, model)
         else:
             batches = self.batches(cfg, lambda batch: batch)
             optimizer = build_optimizer(cfg, model)
@@ -95,9 +101,9 @@ class Training:
         def step() -> None:
             with watch.phase("other"):
                 with watch.phase("data"):
-                    images, targets = next(batches)
+                    batch = next(batches)
                 with autocast(dtype, torch.device(self.device)):
-                    losses = model(images, targets)
+                    losses = model(*batch)
                 optimizer.zero_grad()
                 with watch.phase("backward"):
                     torch.stack(list(losses.values())).sum().backward()
@@ -140,7 +146,7 @@ def benchmark_train(
         steps = {name: training.step(name, dtype, watches[name]) for name in libraries}
         seconds = in_turn(steps, turns, device, clock)
         for library, step in steps.items():
-            phases = phases_of(step, _PLACES[library], watches[library], max(1, turns // 2))
+            phases = phases_of(step, places_of(library), watches[library], max(1, turns // 2))
             yield StepRow(
                 library,
                 dtype,
@@ -162,6 +168,6 @@ def write_trace(training: Training, dtype: str, path: Path) -> None:
     watch = Stopwatch(training.device)
     step = training.step("detlite", dtype, watch)
     step()
-    with watched(DETLITE, watch), profile() as profiler:
+    with watched(places_of("detlite"), watch), profile() as profiler:
         step()
     profiler.export_chrome_trace(str(path))

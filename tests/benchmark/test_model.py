@@ -7,7 +7,12 @@ from detlite.benchmark.model import Inference, benchmark_model
 
 @pytest.mark.usefixtures("no_machine")
 def test_every_way_is_a_row(config, small):
-    ways = (("torchvision", "float32"), ("detlite", "float32"), ("detlite", "bfloat16"))
+    ways = (
+        ("torchvision", "float32"),
+        ("detlite", "float32"),
+        ("detlite", "bfloat16"),
+        ("detlite", "optimize float32"),
+    )
     inference = Inference(config, (*small, "MODEL.DEVICE", "cpu"), 2, (64, 96), 4)
     rows = list(benchmark_model(inference, 1, ways))
     assert tuple((row.library, row.way) for row in rows) == ways

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 
 from detlite.benchmark import phases
-from detlite.benchmark.phases import DETLITE, TORCHVISION, Stopwatch, phases_of, watched
+from detlite.benchmark.phases import Stopwatch, phases_of, places_of, watched
 
 
 def test_a_phase_within_a_phase_counts_for_itself():
@@ -29,7 +29,7 @@ def test_a_phase_within_a_phase_counts_for_itself():
 
 
 def test_every_place_is_there_and_left_as_it_was():
-    for places in (DETLITE, TORCHVISION):
+    for places in (places_of("detlite"), places_of("torchvision")):
         before = [getattr(owner, name) for _, owner, name in places]
         with watched(places, Stopwatch("cpu")):
             during = [getattr(owner, name) for _, owner, name in places]
