@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from yacs.config import CfgNode
 
 from .config import ConfigError
+from .modeling.backbone import Backbone
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,9 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
 
     Biases (those of normalisation layers too) have a learning rate BIAS_LR_FACTOR times the base
     and the decay WEIGHT_DECAY_BIAS; scales of normalisation layers decay by WEIGHT_DECAY_NORM.
+    The rates of the body are BACKBONE_LR_FACTOR times those of the rest and, n layers before the
+    neck, LAYER_DECAY^n times, as in ViTDet (https://arxiv.org/abs/2203.16527), n being 1 for the
+    last. The rate of the first group is the base rate, if any group has it.
 
     Raises:
         ConfigError: SOLVER.OPTIMIZER cannot be had, or nothing is left to train.
@@ -89,6 +93,7 @@ def build_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> LambdaLR:
 def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
     """As few groups as there are (learning rate, weight decay) pairs, each parameter once."""
     solver = cfg.SOLVER
+    of_body = _body_factors(cfg, model)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     seen: set[nn.Parameter] = set()
     for module in model.modules():
@@ -96,16 +101,33 @@ def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
             if parameter in seen or not parameter.requires_grad:
                 continue
             seen.add(parameter)
-            lr, decay = base_lr(cfg), solver.WEIGHT_DECAY
+            lr, decay = base_lr(cfg) * of_body.get(parameter, 1.0), solver.WEIGHT_DECAY
             if name.endswith("bias"):
                 lr, decay = lr * solver.BIAS_LR_FACTOR, solver.WEIGHT_DECAY_BIAS
             elif isinstance(module, _NORM_LAYERS):
                 decay = decay if solver.WEIGHT_DECAY_NORM is None else solver.WEIGHT_DECAY_NORM
             groups.setdefault((lr, decay), []).append(parameter)
+    # The first group's rate is the one that is reported.
+    ordered = sorted(groups.items(), key=lambda group: group[0][0] != base_lr(cfg))
     return [
         {"params": parameters, "lr": lr, "weight_decay": decay}
-        for (lr, decay), parameters in groups.items()
+        for (lr, decay), parameters in ordered
     ]
+
+
+def _body_factors(cfg: CfgNode, model: nn.Module) -> dict[nn.Parameter, float]:
+    """The learning rates of the body's parameters, relative to those of neck and heads."""
+    factor, decay = cfg.SOLVER.BACKBONE_LR_FACTOR, cfg.SOLVER.LAYER_DECAY
+    if factor == decay == 1:
+        return {}
+    backbone = model.get_submodule("backbone")
+    assert isinstance(backbone, Backbone)
+    layers = backbone.layers()
+    return {
+        parameter: factor * decay ** (len(layers) - number)
+        for number, layer in enumerate(layers)
+        for parameter in layer
+    }
 
 
 def _apex_fused_sgd(groups: list[dict], lr: float, momentum: float) -> torch.optim.Optimizer:

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from detlite.config import ConfigError, load_config
+from detlite.modeling.backbone import Backbone
+from detlite.modeling.build import build_model
 from detlite.solver import build_optimizer, build_scheduler
 
 
@@ -56,6 +58,68 @@ def test_each_parameter_has_the_rate_and_decay_of_its_kind():
     for norm in (model[1], model[2], model[4]):
         assert found[norm.weight] == (0.1, 0.3)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 10
+
+
+class Detector(nn.Module):
+    """A body of a stem and two stages, a neck and a head."""
+
+    def __init__(self):
+        super().__init__()
+        body = nn.ModuleList([nn.Linear(2, 2, bias=False) for _ in range(3)])
+        neck = nn.Linear(2, 2, bias=False)
+        self.backbone = Backbone(body, neck, out_channels=2, strides=(4,), pooled=1)
+        self.head = nn.Linear(2, 2)
+
+
+def rates_of(model, optimizer):
+    """The rate of each parameter, by name."""
+    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    return {name: rates[p] for name, p in model.named_parameters() if p in rates}
+
+
+def test_the_body_has_a_rate_of_its_own_that_falls_towards_the_image():
+    model = Detector()
+    keys = {"BACKBONE_LR_FACTOR": 0.5, "LAYER_DECAY": 0.1, "BIAS_LR_FACTOR": 2.0}
+    optimizer = build_optimizer(make_cfg(**keys), model)
+    assert rates_of(model, optimizer) == pytest.approx(
+        {
+            "backbone.body.0.weight": 0.1 * 0.5 * 0.1**3,
+            "backbone.body.1.weight": 0.1 * 0.5 * 0.1**2,
+            "backbone.body.2.weight": 0.1 * 0.5 * 0.1,
+            "backbone.neck.weight": 0.1,
+            "head.weight": 0.1,
+            "head.bias": 0.2,
+        }
+    )
+    assert optimizer.param_groups[0]["lr"] == 0.1  # the one that is reported
+    scheduler = build_scheduler(make_cfg(STEPS=(1,), **keys), optimizer)
+    optimizer.step()
+    scheduler.step()
+    assert rates_of(model, optimizer)["backbone.body.0.weight"] == pytest.approx(5e-6)
+
+
+def test_frozen_stages_are_layers_all_the_same():
+    model = Detector()
+    model.backbone.body[0].requires_grad_(False)
+    rates = rates_of(model, build_optimizer(make_cfg(LAYER_DECAY=0.1), model))
+    assert "backbone.body.0.weight" not in rates
+    assert rates["backbone.body.1.weight"] == pytest.approx(0.1 * 0.1**2)
+
+
+def test_the_stages_of_a_resnet_are_its_layers(tiny_config):
+    cfg = tiny_config("SOLVER.LAYER_DECAY", 0.5, "SOLVER.BASE_LR", 1.0, "SOLVER.BIAS_LR_FACTOR", 1)
+    model = build_model(cfg)
+    rates = rates_of(model, build_optimizer(cfg, model))
+    for number, part in enumerate(("stem", "res2", "res3", "res4", "res5")):
+        own = {rate for name, rate in rates.items() if name.startswith(f"backbone.body.{part}.")}
+        assert own == {0.5 ** (5 - number)}
+    assert {r for name, r in rates.items() if not name.startswith("backbone.body.")} == {1.0}
+
+
+@pytest.mark.parametrize(("key", "value"), [("LAYER_DECAY", 0), ("LAYER_DECAY", 1.1)])
+def test_decays_that_are_none(key, value):
+    with pytest.raises(ConfigError, match=rf"SOLVER\.{key} is .*greater than 0, at most 1"):
+        make_cfg(**{key: value})
 
 
 def test_equal_kinds_share_a_group():

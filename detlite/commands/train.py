@@ -37,6 +37,7 @@ from ..data import (
 )
 from ..distributed import barrier, is_main, process_group, rank, restarts
 from ..engine.checkpoint import CheckpointError
+from ..engine.freezing import with_norms_by_batch
 from ..engine.metrics import METRICS_FILE, NonFiniteLossError, setup_logging
 from ..engine.signals import StoppedError, StopSignals
 from ..engine.state import seed_all
@@ -90,16 +91,18 @@ def run(cfg: CfgNode, resume: bool) -> None:
     barrier()  # before rank 0 writes what the others look for
     setup_logging(output_dir)
     cfg, weights = read_weights(cfg)  # which may be absent: ask first
+    cfg = with_norms_by_batch(cfg)
     seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
     train_set = build_train_dataset(cfg)
     test_sets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
     for test_set in test_sets:
         check_num_classes(cfg, test_set)
     model = build_model(cfg)
+    model.categories = train_set.categories
     if weights:
         load_weights(model, weights, cfg.MODEL.REINIT_HEADS)
     del weights  # its memory
-    model.categories = train_set.categories
+    model.categories = train_set.categories  # not those of the weights
     if is_main():
         (output_dir / "config.yaml").write_text(cfg.dump())
     train(cfg, model, train_set, test_sets, resume)

@@ -28,6 +28,11 @@ def above(low: float) -> Check:
     return lambda value: None if value > low else f"greater than {low:g}"
 
 
+def above_up_to_one(value: Any) -> str | None:
+    """A factor in (0, 1]."""
+    return None if 0 < value <= 1 else "greater than 0, at most 1"
+
+
 positive = above(0)
 not_negative = in_range(0)
 fraction = in_range(0, 1)

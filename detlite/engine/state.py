@@ -21,7 +21,7 @@ from yacs.config import CfgNode
 from ..config.loading import flatten
 from ..convention import convention_of
 from ..data import CocoDataset
-from ..distributed import all_gather_objects, barrier, data_parallel, is_main, rank, world_size
+from ..distributed import all_gather_objects, barrier, is_main, rank, world_size
 from ..modeling.detector import Detector
 from ..solver import build_optimizer, build_scheduler
 from .averaging import WeightAverage
@@ -148,7 +148,7 @@ def build_state(cfg: CfgNode, model: Detector) -> tuple[TrainingState, TrainingS
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
     decay = cfg.SOLVER.EMA_DECAY
     average = WeightAverage(model, decay) if decay else None
-    step = TrainingStep(cfg, data_parallel(model), optimizer, scaler, average, model.device)
+    step = TrainingStep(cfg, model, optimizer, scaler, average)
     best = BestCheckpoint(cfg.SOLVER.BEST_METRIC, cfg.SOLVER.PATIENCE)
     return TrainingState(cfg, model, optimizer, scheduler, scaler, step, best, average), step
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -14,8 +15,10 @@ from torch.optim import Optimizer
 from yacs.config import CfgNode
 
 from ..config import ConfigError
-from ..distributed import any_process, world_size
+from ..distributed import any_process, data_parallel, world_size
+from ..modeling.detector import Detector
 from .averaging import WeightAverage
+from .freezing import FrozenStart
 from .metrics import NonFiniteLossError
 from .precision import autocast
 
@@ -29,6 +32,9 @@ class TrainingStep:
     other, whose gradients are averaged: a step takes the memory of one part. Batch statistics are
     those of a part.
 
+    In the first SOLVER.BACKBONE_FREEZE_ITERS steps the body is left as it is; `optimizer` has its
+    parameters all the same.
+
     Attributes:
         skipped: how many steps were left out because of losses that are not finite.
 
@@ -39,18 +45,17 @@ class TrainingStep:
     def __init__(
         self,
         cfg: CfgNode,
-        model: nn.Module,
+        model: Detector,
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler,
         average: WeightAverage | None,
-        device: torch.device,
     ) -> None:
         solver = cfg.SOLVER
         self.skipped = 0
-        self._model: Any = model
+        self._detector = model
         self._optimizer, self._scaler = optimizer, scaler
         self._average = average
-        self._dtype, self._device = cfg.DTYPE, device
+        self._dtype, self._device = cfg.DTYPE, model.device
         self._parts = solver.ACCUMULATION_STEPS
         self._largest_norm = solver.CLIP_GRAD_NORM
         self._most_skipped = solver.MAX_SKIPPED_STEPS
@@ -60,16 +65,30 @@ class TrainingStep:
                 f"{self._parts} in {world_size()} processes cannot part equally: make it a "
                 f"multiple of {self._parts * world_size()}"
             )
+        self._frozen_start = FrozenStart(model, solver.BACKBONE_FREEZE_ITERS)
+        self._frozen_start.update(0)
+        self._model: Any = data_parallel(model)
 
-    def __call__(self, images: list[Tensor], targets: list[dict[str, Any]]) -> dict[str, Tensor]:
+    def __call__(
+        self, done: int, images: list[Tensor], targets: list[dict[str, Any]]
+    ) -> dict[str, Tensor]:
         """The losses of the batch, after which the weights are those of the next step.
 
         Nothing, and nothing has changed, when a loss is not finite in any process and
         SOLVER.MAX_SKIPPED_STEPS lets the step be skipped.
 
+        Args:
+            done: iterations that are finished.
+
         Raises:
             NonFiniteLossError: more steps would have to be skipped.
         """
+        if self._frozen_start.update(done):
+            # Which gradients travel is fixed when it is made; the old one lets go of them first.
+            self._optimizer.zero_grad()
+            self._model = None
+            gc.collect()
+            self._model = data_parallel(self._detector)
         # Batch norm has seen a batch before its losses are known.
         buffers = [b.clone() for b in self._model.buffers()] if self._most_skipped else []
         self._optimizer.zero_grad()

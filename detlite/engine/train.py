@@ -104,7 +104,7 @@ def train(
             with meters.timed("time"):
                 with meters.timed("data_time"):
                     images, targets = next(batches)
-                losses = step(images, targets)
+                losses = step(iteration - 1, images, targets)
                 if losses:
                     meters.update(iteration, losses, [target["image_id"] for target in targets])
 

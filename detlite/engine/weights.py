@@ -19,15 +19,15 @@ from ..conversion.timm import BODY as TIMM_BODY
 from ..modeling import build_model
 from ..modeling.detector import Detector
 from .checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from .class_rows import CLASS_LAYERS, ClassRows
 
 logger = logging.getLogger(__name__)
 
-# The first dimension of a head's last layers counts the classes.
-_CLASS_LAYERS = re.compile(r"^roi_heads\..*\.predictor\.|^head\.cls_logits\.")
 # What a classifier's body lacks: counters of batches, and the offsets of deformable convolutions.
 _FRESH_IN_BODY = re.compile(r"\.num_batches_tracked$|\.conv2\.offset\.")
 # RetinaNet's average of foreground anchors, which detectron2 does not save.
 _MOVING_AVERAGE = "moving_foreground"
+_COUNTER = ".num_batches_tracked"
 
 
 def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = False) -> None:
@@ -35,9 +35,11 @@ def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = F
 
     Args:
         checkpoint: of a classifier only the body is taken; the rest of `model` stays as it is.
-        reinit_heads: leave the class-dependent layers (class scores, box regression and mask
-            logits), and the categories, as they are in `model` when the file's are of another
-            class count; a warning lists them.
+        reinit_heads: where the classes of the file are not those of `model`, by
+            `model.categories`, keep these, and take of the layers that have rows of each class
+            (scores, box regression, mask logits) the background's and those of categories of the
+            same name; the other rows stay as they are in `model`. Without names in the file, or of
+            layers that this is not known of, all rows stay if their number differs. The log tells.
 
     Raises:
         CheckpointError: anything is missing, unexpected, of another shape or not finite; the
@@ -57,11 +59,14 @@ def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = F
                 f"{checkpoint.path}: {name} holds NaN or infinity: training diverged, or the file "
                 "is damaged; use an earlier checkpoint"
             )
+    classes = ClassRows(checkpoint.categories, model.categories)
+    if reinit_heads and classes.differ:
+        theirs = {name: classes.taken(name, value, ours) for name, value in theirs.items()}
     differs = [name for name in ours if name in theirs and ours[name].shape != theirs[name].shape]
     by_class = [
         name
         for name in differs
-        if _CLASS_LAYERS.match(name) and ours[name].shape[1:] == theirs[name].shape[1:]
+        if CLASS_LAYERS.match(name) and ours[name].shape[1:] == theirs[name].shape[1:]
     ]
     fresh = by_class if reinit_heads else []
     problems = [
@@ -76,15 +81,23 @@ def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = F
         )
         if len(problems) == len(by_class):
             message += (
-                ". Only the number of classes differs: MODEL.REINIT_HEADS True takes the rest "
-                "and initialises these anew"
+                ". Only the number of classes differs: MODEL.REINIT_HEADS True takes the rest, and "
+                "of these the rows of categories of the same name"
             )
         raise CheckpointError(f"{message}\n{_table(sorted(problems), theirs, ours)}")
     model.load_state_dict({**theirs, **{name: ours[name] for name in fresh}})
+    if classes.differ and not reinit_heads:
+        logger.warning(
+            "%s was trained on other categories, whose rows now stand for the model's, one by one "
+            "in order: MODEL.REINIT_HEADS True takes them by name", checkpoint.path,
+        )  # fmt: skip
     if fresh:
-        names = ", ".join(fresh)
-        logger.warning("%s has other classes; initialised anew: %s", checkpoint.path, names)
-    elif checkpoint.categories:
+        logger.warning(
+            "%s has other classes; layers initialised anew: %s", checkpoint.path, ", ".join(fresh)
+        )
+    if reinit_heads and classes.differ:
+        logger.warning("%s has other categories; %s", checkpoint.path, classes)
+    elif checkpoint.categories and not fresh:
         model.categories = checkpoint.categories
 
 
@@ -97,12 +110,14 @@ def _entries_for(ours: Mapping[str, Tensor], checkpoint: Checkpoint) -> dict[str
         theirs = _with_fresh_heads(theirs, ours)
     if _MOVING_AVERAGE in ours:
         theirs = {_MOVING_AVERAGE: ours[_MOVING_AVERAGE], **theirs}
-    # Counters of batches are left out where the norm is frozen.
-    return {
+    # Counters of batches are left out where the norm is frozen, and start where it was.
+    counters = {
         name: value
-        for name, value in theirs.items()
-        if name in ours or not name.endswith(".num_batches_tracked")
+        for name, value in ours.items()
+        if name.endswith(_COUNTER) and name.removesuffix(_COUNTER) + ".running_mean" in theirs
     }
+    kept = {n: value for n, value in theirs.items() if n in ours or not n.endswith(_COUNTER)}
+    return counters | kept
 
 
 def _with_fresh_heads(body: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:

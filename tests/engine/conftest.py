@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,11 @@ class ToyDetector(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.body.weight.device
+
+    @property
+    def backbone(self) -> SimpleNamespace:
+        """What is pretrained in other detectors."""
+        return SimpleNamespace(body=nn.ModuleList([self.body, self.norm]))
 
     def forward(self, images: list[Tensor], targets: list[dict[str, Any]]) -> dict[str, Tensor]:
         pixels = torch.stack([F.interpolate(i[None] / 255, (8, 8))[0] for i in images])

@@ -80,7 +80,7 @@ def test_other_class_count_is_refused_with_the_remedy(toy, tmp_path):
 
 def test_other_class_count_is_initialised_anew_when_asked(toy, tmp_path, caplog):
     source = other_classes(toy, 5)
-    save_checkpoint(Checkpoint(tmp_path / "w.pth", source.state_dict(), CATEGORIES * 2))
+    save_checkpoint(Checkpoint(tmp_path / "w.pth", source.state_dict()))
     fresh = toy.roi_heads["box"]["predictor"]["cls_score"].weight.detach().clone()
     toy.categories = CATEGORIES
     load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
@@ -176,3 +176,14 @@ def test_a_checkpoint_is_read_once(tiny_config, tmp_path, monkeypatch, with_file
     monkeypatch.setattr(torch, "load", lambda *a, **k: read.append(a) or loaded(*a, **k))
     build_model_from_checkpoint(path, (), tmp_path / "model.yaml" if with_file else None)
     assert len(read) == 1
+
+
+def test_norms_that_were_frozen_begin_to_count(tiny_config, tmp_path):
+    frozen = build_model(tiny_config("MODEL.RESNETS.NORM", "FrozenBN"))
+    trained = build_model(tiny_config("MODEL.RESNETS.NORM", "BN"))
+    load_weights(trained, Checkpoint(tmp_path / "w.pth", frozen.state_dict()))
+    state = trained.state_dict()
+    assert state["backbone.body.stem.norm1.num_batches_tracked"] == 0
+    for name, value in frozen.state_dict().items():
+        assert torch.equal(state[name], value)
+    load_weights(frozen, Checkpoint(tmp_path / "w.pth", state))

@@ -57,6 +57,22 @@ def test_graphs_of_any_size_are_traced(timm):
             torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "count"),
+    [(NAME, "stem", 5), ("test_resnet", "conv1", 5), ("test_vit", "cls_token", None)],
+)
+def test_layers_are_timms_stages_and_blocks(timm, name, first, count):
+    body = TimmBody(name, (16,) if name == "test_vit" else (4, 8, 16, 32), freeze_at=0)
+    layers = body.layers()
+    names = {parameter: path for path, parameter in body.net.named_parameters()}
+    found = [[names[parameter] for parameter in layer] for layer in layers]
+    assert any(path.startswith(first) for path in found[0])
+    assert sorted(path for layer in found for path in layer) == sorted(names.values())
+    assert len(found) == (count or 1 + len(body.net.blocks))
+    if name == "test_vit":
+        assert all(path.startswith("blocks.1.") for path in found[2])
+
+
 def test_every_parameter_is_used(timm):
     body = TimmBody(NAME, (4, 8, 16, 32))
     sum(m.sum() for m in body(torch.randn(1, 3, 64, 64))).backward()

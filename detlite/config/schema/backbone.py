@@ -34,6 +34,14 @@ _BACKBONE = section(
         in_range(0, 5),
     ),
     Key(
+        "FREEZE_NORM_BELOW",
+        0,
+        "training freezes the batch norm of a ResNet or a timm model where it would see fewer "
+        "images at once: those of a step in one process (SyncBN: in all) and one of its "
+        "SOLVER.ACCUMULATION_STEPS; 0: never",
+        not_negative,
+    ),
+    Key(
         "CHECKPOINT_ACTIVATIONS",
         False,
         "training keeps the inputs of a ResNet's stages (of a timm model, what timm keeps) alone "

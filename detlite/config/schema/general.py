@@ -53,8 +53,8 @@ _MODEL = section(
     Key(
         "REINIT_HEADS",
         False,
-        "re-initialise the class-dependent layers of MODEL.WEIGHT "
-        "when its classes differ, instead of refusing it",
+        "where the classes of MODEL.WEIGHT differ, take what categories of the same name have in "
+        "the class-dependent layers and initialise the rest of these anew, instead of refusing it",
     ),
     Key("MASK_ON", False, "predict instance masks"),
     Key("KEYPOINT_ON", False, "predict keypoints"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..checks import each, fraction, in_range, not_negative, one_of, positive
+from ..checks import above_up_to_one, each, fraction, in_range, not_negative, one_of, positive
 from .key import Key, section
 
 KEYS = section(
@@ -25,6 +25,27 @@ KEYS = section(
     ),
     Key("REFERENCE_IMS_PER_BATCH", 16, "AUTO_SCALE_LR: the batch that BASE_LR is for", positive),
     Key("BIAS_LR_FACTOR", 2.0, "learning rate of biases, relative", not_negative),
+    Key(
+        "BACKBONE_LR_FACTOR",
+        1.0,
+        "learning rate of the body, relative to the neck's and the heads'",
+        positive,
+    ),
+    Key(
+        "LAYER_DECAY",
+        1.0,
+        "factor of the learning rate from each layer of the body to the one before it, from the "
+        "neck on; layers are the stages of a ResNet, of timm's convolutional models and of Swin, "
+        "and the blocks of a plain transformer",
+        above_up_to_one,
+    ),
+    Key(
+        "BACKBONE_FREEZE_ITERS",
+        0,
+        "iterations at the start in which the whole body keeps its weights and statistics; "
+        "afterwards what MODEL.BACKBONE.FREEZE_CONV_BODY_AT leaves is trained",
+        not_negative,
+    ),
     Key("MOMENTUM", 0.9, "SGD momentum; AdamW's first beta", in_range(0, 1, open_end=True)),
     Key("WEIGHT_DECAY", 0.0005, "of weights", not_negative),
     Key("WEIGHT_DECAY_BIAS", 0.0, "of biases", not_negative),

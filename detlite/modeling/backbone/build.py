@@ -39,6 +39,15 @@ class Backbone(nn.Sequential):
         self.strides = strides
         self.pooled = pooled
 
+    def layers(self) -> list[list[nn.Parameter]]:
+        """The parameters of each layer of the body, from the image on.
+
+        As the body's own `layers` gives them, else each of its parts is one.
+        """
+        if own := getattr(self.body, "layers", None):
+            return own()
+        return [list(part.parameters()) for part in self.body.children()]
+
 
 BACKBONES: Registry[Callable[[CfgNode], Backbone]] = Registry("backbone")
 

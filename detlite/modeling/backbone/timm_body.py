@@ -59,6 +59,14 @@ class TimmBody(nn.Module):
             _checkpoint(net, name)
         self.net = net
 
+    def layers(self) -> list[list[nn.Parameter]]:
+        """The parameters of each stage (transformer: block) by timm's grouping, the stem first."""
+        from timm.models import group_parameters
+
+        matcher = self.net.group_matcher(coarse=True)
+        groups = group_parameters(self.net, matcher, return_values=True)
+        return [groups[number] for number in sorted(groups)]
+
     def forward(self, x: Tensor) -> list[Tensor]:
         """[B, 3, H, W] -> for each stride [B, C, H' / stride, W' / stride].
 
