@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -158,11 +158,19 @@ def gather_rows(rows: Tensor) -> Tensor | None:
 
 def any_process(flag: bool) -> bool:
     """Whether `flag` is set in any process; every process calls it. No device is waited for."""
+    return largest([flag])[0] > 0
+
+
+def largest(numbers: Sequence[float]) -> list[float]:
+    """The largest of each number over the processes, all of which pass as many.
+
+    No device is waited for.
+    """
     if world_size() == 1:
-        return flag
-    flags = torch.tensor([flag], dtype=torch.int32)
-    dist.all_reduce(flags, dist.ReduceOp.MAX)
-    return bool(flags)
+        return list(numbers)
+    values = torch.tensor(numbers, dtype=torch.float64)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values.tolist()
 
 
 def broadcast_buffers(model: nn.Module) -> None:

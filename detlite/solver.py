@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -13,10 +14,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from yacs.config import CfgNode
 
 from .config import ConfigError
+from .engine.budget import Budget
 from .modeling.backbone import Backbone
 
 logger = logging.getLogger(__name__)
 
+LONGEST_WARM_UP = 0.1  # share of a run whose iterations are not stated
 _NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -51,6 +54,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     fused = cfg.DTYPE != "float16"
     if cfg.SOLVER.OPTIMIZER == "AdamW":
         return torch.optim.AdamW(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
+    # Nor can it begin the momentum of some parameters later than that of others.
+    fused = fused and not cfg.SOLVER.BACKBONE_FREEZE_ITERS
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=fused)
 
 
@@ -61,33 +66,58 @@ def base_lr(cfg: CfgNode) -> float:
     return solver.BASE_LR * scale
 
 
-def build_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> LambdaLR:
-    """The learning rate by iteration: warm-up, times multi-step or half a cosine down to 0.
+def build_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer, budget: Budget) -> LambdaLR:
+    """The learning rate: warm-up, times multi-step or half a cosine down to 0.
+
+    It is a function of the finished iterations and of the share of the run that they are, by
+    `budget`.
 
     Raises:
-        ConfigError: SOLVER.STEPS that do not rise.
+        ConfigError: SOLVER.STEPS that do not rise, or are iterations where these are not known.
     """
     solver, steps = cfg.SOLVER, cfg.SOLVER.STEPS
     if solver.LR_SCHEDULE == "multistep":
-        if any(later <= earlier for earlier, later in pairwise(steps)):
-            raise ConfigError(f"SOLVER.STEPS {steps} must rise from one to the next")
-        if steps and steps[-1] >= solver.MAX_ITER:
-            logger.warning(
-                "SOLVER.STEPS %s reach beyond SOLVER.MAX_ITER %d: the rate never falls that far",
-                steps, solver.MAX_ITER,
-            )  # fmt: skip
+        _check_steps(steps, budget.max_iter)
 
     def factor(iteration: int) -> float:
+        share = budget.share(iteration)
         if solver.LR_SCHEDULE == "cosine":
-            scale = 0.5 * (1 + math.cos(math.pi * iteration / solver.MAX_ITER))
+            scale = 0.5 * (1 + math.cos(math.pi * share))
         else:
-            scale = solver.GAMMA ** bisect_right(steps, iteration)
-        if iteration < solver.WARMUP_ITERS:
-            done = iteration / solver.WARMUP_ITERS if solver.WARMUP_METHOD == "linear" else 0.0
+            scale = solver.GAMMA ** bisect_right(steps, share if _are_shares(steps) else iteration)
+        warm = iteration / solver.WARMUP_ITERS if solver.WARMUP_ITERS else 1.0
+        if budget.shortens_warm_up:
+            warm = max(warm, share / LONGEST_WARM_UP)
+        if warm < 1:
+            done = warm if solver.WARMUP_METHOD == "linear" else 0.0
             scale *= solver.WARMUP_FACTOR * (1 - done) + done
         return scale
 
     return LambdaLR(optimizer, factor)
+
+
+def _are_shares(steps: Sequence[float]) -> bool:
+    return all(step < 1 for step in steps)
+
+
+def _check_steps(steps: Sequence[float], max_iter: int | None) -> None:
+    if any(later <= earlier for earlier, later in pairwise(steps)):
+        raise ConfigError(f"SOLVER.STEPS {steps} must rise from one to the next")
+    if _are_shares(steps):
+        return
+    if max_iter is None:
+        raise ConfigError(
+            f"SOLVER.STEPS {steps} are iterations, and how many there will be in "
+            "SOLVER.MAX_MINUTES is not known: give them as shares of the run, such as (0.7, 0.9), "
+            "or set SOLVER.LR_SCHEDULE cosine"
+        )
+    if 0 < steps[0] < 1:
+        raise ConfigError(f"SOLVER.STEPS {steps} are shares of the run and iterations: give either")
+    if steps[-1] >= max_iter:
+        logger.warning(
+            "SOLVER.STEPS %s reach beyond the run's %d iterations: the rate never falls that far",
+            steps, max_iter,
+        )  # fmt: skip
 
 
 def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:

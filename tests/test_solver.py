@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from detlite.config import ConfigError, load_config
+from detlite.engine.budget import Budget
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.build import build_model
 from detlite.solver import build_optimizer, build_scheduler
@@ -31,7 +32,7 @@ def make_model():
 
 def rates(cfg, iterations):
     optimizer = build_optimizer(cfg, nn.Linear(2, 2, bias=False))
-    scheduler = build_scheduler(cfg, optimizer)
+    scheduler = build_scheduler(cfg, optimizer, Budget(cfg.SOLVER.MAX_ITER))
     values = []
     for _ in range(iterations):
         values.append(optimizer.param_groups[0]["lr"])
@@ -92,7 +93,7 @@ def test_the_body_has_a_rate_of_its_own_that_falls_towards_the_image():
         }
     )
     assert optimizer.param_groups[0]["lr"] == 0.1  # the one that is reported
-    scheduler = build_scheduler(make_cfg(STEPS=(1,), **keys), optimizer)
+    scheduler = build_scheduler(make_cfg(STEPS=(1,), **keys), optimizer, Budget(100))
     optimizer.step()
     scheduler.step()
     assert rates_of(model, optimizer)["backbone.body.0.weight"] == pytest.approx(5e-6)
@@ -238,7 +239,7 @@ def test_cosine_ignores_steps_and_falls_to_zero():
 def test_bias_rate_follows_the_schedule():
     cfg = make_cfg(STEPS=(1,), BIAS_LR_FACTOR=2.0)
     optimizer = build_optimizer(cfg, nn.Linear(2, 2))
-    scheduler = build_scheduler(cfg, optimizer)
+    scheduler = build_scheduler(cfg, optimizer, Budget(cfg.SOLVER.MAX_ITER))
     optimizer.step()
     scheduler.step()
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, 0.02])
@@ -248,13 +249,67 @@ def test_bias_rate_follows_the_schedule():
 def test_steps_that_do_not_rise(steps):
     cfg = make_cfg(STEPS=steps)
     with pytest.raises(ConfigError, match=r"SOLVER\.STEPS .* must rise"):
-        build_scheduler(cfg, build_optimizer(cfg, make_model()))
+        build_scheduler(cfg, build_optimizer(cfg, make_model()), Budget(100))
 
 
 def test_steps_beyond_the_end_are_only_warned_of(caplog):
     cfg = make_cfg(STEPS=(60, 101))
-    build_scheduler(cfg, build_optimizer(cfg, make_model()))
-    assert "(60, 101) reach beyond SOLVER.MAX_ITER 100" in caplog.text
+    build_scheduler(cfg, build_optimizer(cfg, make_model()), Budget(100))
+    assert "(60, 101) reach beyond the run's 100 iterations" in caplog.text
+
+
+class Shares(Budget):
+    """Of a run whose shares are given; how many iterations there will be is not known."""
+
+    def __init__(self, shares):
+        super().__init__(None, shortens_warm_up=True)
+        self.shares = [0.0, *shares]
+
+    def share(self, done):
+        return self.shares[done]
+
+
+def rates_by_share(cfg, shares):
+    optimizer = build_optimizer(cfg, nn.Linear(2, 2, bias=False))
+    scheduler = build_scheduler(cfg, optimizer, Shares(shares))
+    values = []
+    for _ in shares:
+        values.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return [*values, optimizer.param_groups[0]["lr"]]
+
+
+def test_cosine_follows_the_share_of_the_time():
+    values = rates_by_share(make_cfg(LR_SCHEDULE="cosine"), [0.5, 0.75, 1.0])
+    assert values == pytest.approx([0.1, 0.05, 0.05 * (1 + math.cos(0.75 * math.pi)), 0.0])
+
+
+def test_steps_below_one_are_shares():
+    cfg = make_cfg(STEPS=(0.5, 0.9), GAMMA=0.1)
+    assert rates_by_share(cfg, [0.4, 0.5, 0.95]) == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    assert rates(make_cfg(STEPS=(0.5,), MAX_ITER=4), 4) == pytest.approx([0.1, 0.1, 0.01, 0.01])
+
+
+def test_a_warm_up_that_is_too_long_ends_after_a_tenth():
+    keys = {"WARMUP_ITERS": 1000, "WARMUP_FACTOR": 0.0, "STEPS": ()}
+    values = rates_by_share(make_cfg(**keys), [0.05, 0.1, 0.2])
+    assert values == pytest.approx([0.0, 0.05, 0.1, 0.1])
+    values = rates_by_share(make_cfg(**(keys | {"WARMUP_ITERS": 2})), [0.01, 0.02, 0.03])
+    assert values == pytest.approx([0.0, 0.05, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("steps", "budget", "message"),
+    [
+        ((60, 80), Shares([]), r"how many there will be in SOLVER\.MAX_MINUTES is not known"),
+        ((0.5, 80), Budget(100), r"are shares of the run and iterations"),
+    ],
+)
+def test_steps_that_do_not_fit_the_budget(steps, budget, message):
+    cfg = make_cfg(STEPS=steps)
+    with pytest.raises(ConfigError, match=message):
+        build_scheduler(cfg, build_optimizer(cfg, make_model()), budget)
 
 
 def fake_cuda(monkeypatch):

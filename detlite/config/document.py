@@ -38,7 +38,7 @@ def config_page() -> str:
     for section, keys in groupby(KEYS, lambda key: key.name.rpartition(".")[0]):
         lines += [f"\n## {section or 'General'}\n", "| key | default | meaning |", "|---|---|---|"]
         for key in keys:
-            default = "left out" if key.optional_type else f"`{key.default!r}`"
+            default = "left out" if key.default is None else f"`{key.default!r}`"
             lines.append(f"| `{key.name}` | {default} | {key.doc} |")
     lines += ["\n## Keys of maskrcnn-benchmark that restate others\n", _RESTATING]
     lines += ["| key | restates |", "|---|---|"]

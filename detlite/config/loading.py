@@ -23,6 +23,8 @@ from .schema import KEYS, Key
 logger = logging.getLogger(__name__)
 
 _BY_NAME = {key.name: key for key in KEYS}
+# Exactly one is set: what states one of them unsets the others, where these were stated before.
+_ALTERNATIVES = ("SOLVER.MAX_ITER", "SOLVER.MAX_EPOCHS", "SOLVER.MAX_MINUTES")
 
 
 def default_config() -> CfgNode:
@@ -84,6 +86,8 @@ def _resolve(
         # What this source states goes before what earlier ones restate of it.
         stated = {name for name, _ in rows}
         restating = {n: v for n, v in restating.items() if RESTATING[n].origin not in stated}
+        if any(name in _ALTERNATIVES and value is not None for name, value in rows):
+            _unset_alternatives(cfg)
         for name, value in rows:
             if name in NO_EFFECT:
                 logger.info("%s: %s has no effect here: %s", source, name, NO_EFFECT[name])
@@ -96,10 +100,27 @@ def _resolve(
                 given.add(name)
             else:
                 raise ConfigError(f"{source}: {_why_unknown(name)}")
+        _check_alternatives(cfg, source)
     translate(cfg, restating, given)
     _import_extensions(cfg.IMPORTS, folder)
     cfg.freeze()
     return cfg
+
+
+def _unset_alternatives(cfg: CfgNode) -> None:
+    for name in _ALTERNATIVES:
+        _set(cfg, name, None)
+
+
+def _check_alternatives(cfg: CfgNode, source: str) -> None:
+    values = {name: cfg.SOLVER[name.split(".")[1]] for name in _ALTERNATIVES}
+    found = {name: value for name, value in values.items() if value is not None}
+    if len(found) != 1:
+        listed = " and ".join(f"{name} {value}" for name, value in found.items()) or "none"
+        raise ConfigError(
+            f"{source}: the length of a run is one of {', '.join(_ALTERNATIVES)}, and here it is "
+            f"{listed}: set one of them and leave out the others"
+        )
 
 
 def flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -61,8 +61,11 @@ class Meters:
     noticed there, and reported when they are read.
     """
 
-    def __init__(self, max_iter: int, keep: Callable[[int], Path] | None = None) -> None:
-        """`keep` writes the batch of an iteration into a file, for the message of an error."""
+    def __init__(self, max_iter: int | None, keep: Callable[[int], Path] | None = None) -> None:
+        """`keep` writes the batch of an iteration into a file, for the message of an error.
+
+        Without `max_iter` no end is estimated.
+        """
         self._max_iter, self._keep = max_iter, keep
         self._seconds: dict[str, float] = defaultdict(float)
         self._names: list[str] = []
@@ -129,7 +132,9 @@ class Meters:
         # The estimate uses every step so far: single windows differ by their image sizes.
         self._all_steps += steps
         self._all_seconds += means["time"] * steps
-        means["eta_s"] = (self._max_iter - iteration) * self._all_seconds / self._all_steps
+        if self._max_iter is not None:
+            left = self._max_iter - iteration
+            means["eta_s"] = left * self._all_seconds / self._all_steps
         device = self._steps[0][-1].device
         if device.type == "cuda":
             means["max_memory_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
@@ -143,7 +148,8 @@ class MetricsWriter:
 
     Lines are `{"iteration": 20, "loss": 1.2, ..., "lr": 0.02, "time": 0.5, "data_time": 0.01,
     "eta_s": 60.0}` in training and `{"iteration": 500, "evaluation": {"my_val": {"bbox": ...}}}`
-    after an evaluation.
+    after an evaluation. Under SOLVER.MAX_MINUTES those of training also have the "share" of them
+    that is spent.
 
     Args:
         output_dir: an existing folder.

@@ -26,6 +26,7 @@ from ..modeling.detector import Detector
 from ..solver import build_optimizer, build_scheduler
 from .averaging import WeightAverage
 from .best import BestCheckpoint
+from .budget import Budget
 from .checkpoint import Checkpoint, CheckpointError, save_checkpoint
 from .evaluate import evaluate
 from .resuming import AVERAGE_CHECKPOINT, FINAL_CHECKPOINT, numbered_checkpoints
@@ -46,6 +47,7 @@ class TrainingState:
     scaler: torch.amp.GradScaler
     step: TrainingStep
     best: BestCheckpoint
+    budget: Budget
     average: WeightAverage | None = None
 
     def save(self, path: Path, iteration: int) -> None:
@@ -65,6 +67,7 @@ class TrainingState:
                     "scheduler": self.scheduler.state_dict(),
                     "scaler": self.scaler.state_dict(),
                     "best": self.best.state_dict(),
+                    "budget": self.budget.state_dict(),
                     "skipped": self.step.skipped,
                     "average": self.average.state_dict() if self.average else {},
                     "rng": rng,
@@ -109,6 +112,8 @@ class TrainingState:
             self.best.load_state_dict(training["best"])
             self.step.skipped = training["skipped"]
             iteration, rng = training["iteration"], training["rng"]
+            # Runs of older versions were counted in iterations.
+            self.budget.load_state_dict(training.get("budget", {}), iteration)
         except KeyError as error:
             raise CheckpointError(
                 f"{path}: has no {error}, so training cannot go on from it; to start anew from its "
@@ -138,10 +143,12 @@ class TrainingState:
         return iteration
 
 
-def build_state(cfg: CfgNode, model: Detector) -> tuple[TrainingState, TrainingStep]:
+def build_state(
+    cfg: CfgNode, model: Detector, budget: Budget
+) -> tuple[TrainingState, TrainingStep]:
     """The state of a run at its beginning, and the step that it is trained by."""
     optimizer = build_optimizer(cfg, model)
-    scheduler = build_scheduler(cfg, optimizer)
+    scheduler = build_scheduler(cfg, optimizer, budget)
     scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
     if scaler.is_enabled() or cfg.SOLVER.MAX_SKIPPED_STEPS:
         # The optimizer's first step may be skipped, which torch takes for a wrong order.
@@ -150,7 +157,8 @@ def build_state(cfg: CfgNode, model: Detector) -> tuple[TrainingState, TrainingS
     average = WeightAverage(model, decay) if decay else None
     step = TrainingStep(cfg, model, optimizer, scaler, average)
     best = BestCheckpoint(cfg.SOLVER.BEST_METRIC, cfg.SOLVER.PATIENCE)
-    return TrainingState(cfg, model, optimizer, scheduler, scaler, step, best, average), step
+    state = TrainingState(cfg, model, optimizer, scheduler, scaler, step, best, budget, average)
+    return state, step
 
 
 def evaluate_state(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,9 @@ from yacs.config import CfgNode
 
 from ..config import ConfigError
 from ..data import CocoDataset, JoinedDataset, build_train_loader
-from ..distributed import any_process, world_size
+from ..distributed import world_size
 from ..modeling.detector import Detector
+from .budget import build_budget
 from .evaluate import check_evaluation
 from .metrics import METRICS_FILE, Meters, MetricsWriter
 from .precision import resolve_dtype
@@ -48,7 +50,7 @@ def train(
     test_sets: Sequence[CocoDataset],
     resume: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Trains `model` for SOLVER.MAX_ITER iterations, evaluates it and leaves a run's files.
+    """Trains `model` for as long as SOLVER says, evaluates it and leaves a run's files.
 
     With `resume`, an interrupted run goes on from its last checkpoint as if nothing had happened;
     what came after that checkpoint is done again. Every process calls this, each for its share
@@ -71,20 +73,22 @@ def train(
         if cfg.TEST.LOSS:
             build_loss_dataset(cfg, test_set.name)  # better now than after hours
     _warn_of_frozen_norms(cfg)
-    state, step = build_state(cfg, model)
+    budget = build_budget(cfg, len(train_set))
+    state, step = build_state(cfg, model, budget)
     checkpoint = newest_checkpoint(output_dir) if resume else None
     start = state.resume(checkpoint) if checkpoint else 0
     if resume and not checkpoint:
         logger.warning("%s holds no checkpoint to resume: starting anew", output_dir)
-    end = start if state.best.is_out_of_patience else solver.MAX_ITER
+    over = state.best.is_out_of_patience or budget.is_spent(start)
     batches = iter(build_train_loader(cfg, train_set, start))
-    meters = Meters(solver.MAX_ITER, lambda iteration: keep_batch(cfg, train_set, iteration))
+    meters = Meters(budget.max_iter, lambda iteration: keep_batch(cfg, train_set, iteration))
     # Of an evaluation after the last checkpoint nobody knows whether it came to its end.
-    again = bool(test_sets) and start < end and start > 0 and _due(start, solver.TEST_PERIOD)
-    writer = MetricsWriter(output_dir, start, again or start == end)
+    again = bool(test_sets) and not over and start > 0 and _due(start, solver.TEST_PERIOD)
+    again = again and budget.allows_evaluation
+    writer = MetricsWriter(output_dir, start, again or over)
 
     def measure(iteration: int, name: str) -> dict[str, dict[str, Any]]:
-        with stop.ending_at_once():
+        with stop.ending_at_once(), budget.evaluating():
             metrics = evaluate_state(state, test_sets, output_dir)
         if test_sets:
             state.best.update(metrics, output_dir / name)
@@ -92,15 +96,16 @@ def train(
         return metrics
 
     logger.info(
-        "training on %s (%d images), iterations %d to %d, %d process(es) on %s in %s",
-        train_set.name, len(train_set), start + 1, end, world_size(), device,
+        "training on %s (%d images) from iteration %d on for %s, %d process(es) on %s in %s",
+        train_set.name, len(train_set), start + 1, budget, world_size(), device,
         resolve_dtype(cfg.DTYPE, device),
     )  # fmt: skip
     with StopSignals() as stop:
         if again:
             measure(start, checkpoint_name(start))
         model.train()
-        for iteration in range(start + 1, end + 1):
+        iteration = start
+        for iteration in () if over else itertools.count(start + 1):
             with meters.timed("time"):
                 with meters.timed("data_time"):
                     images, targets = next(batches)
@@ -108,15 +113,16 @@ def train(
                 if losses:
                     meters.update(iteration, losses, [target["image_id"] for target in targets])
 
-            last = iteration == end or state.best.is_out_of_patience
-            stops = any_process(bool(stop.received))
-            tests = bool(test_sets) and _due(iteration, solver.TEST_PERIOD) and not last
+            stops = budget.advance(bool(stop.received))
+            last = budget.is_spent(iteration) or state.best.is_out_of_patience
+            tests = _due(iteration, solver.TEST_PERIOD) or budget.wants_evaluation
+            tests = tests and bool(test_sets) and budget.allows_evaluation and not last
             saves = last or stops or tests or _due(iteration, solver.CHECKPOINT_PERIOD)
             if saves:
                 meters.check()  # nothing is saved or measured after a loss that is not finite
             if last or iteration % solver.LOG_PERIOD == 0:
-                lr = {"lr": float(state.scheduler.get_last_lr()[0])}
-                writer.training(iteration, meters.read(iteration), lr)
+                rate = {"lr": float(state.scheduler.get_last_lr()[0])}
+                writer.training(iteration, meters.read(iteration), rate | budget.report())
             state.scheduler.step()
             name = FINAL_CHECKPOINT if last else checkpoint_name(iteration)
             if saves:
@@ -129,10 +135,9 @@ def train(
             if tests:
                 measure(iteration, name)
             if last:
-                end = iteration
                 break
 
-        metrics = measure(end, FINAL_CHECKPOINT)
+        metrics = measure(iteration, FINAL_CHECKPOINT)
     writer.close()
     return metrics
 

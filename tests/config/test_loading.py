@@ -492,3 +492,37 @@ def test_own_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "demo_shapes.yaml").write_text("SEED: 7\n")  # one's own goes first
     assert load_config("demo_shapes.yaml").SEED == 7
     assert load_config("demo_shapes.yaml").MODEL.BACKBONE == load_config().MODEL.BACKBONE
+
+
+LENGTHS = ("SOLVER.MAX_ITER", "SOLVER.MAX_EPOCHS", "SOLVER.MAX_MINUTES")
+
+
+def lengths(cfg):
+    return [cfg.SOLVER[name.split(".")[1]] for name in LENGTHS]
+
+
+def test_one_length_of_a_run_unsets_the_others(tmp_path):
+    assert lengths(load_config()) == [40000, None, None]
+    base, leaf = tmp_path / "base.yaml", tmp_path / "leaf.yaml"
+    base.write_text("SOLVER: {MAX_ITER: 100}\n")
+    leaf.write_text("_BASE_: base.yaml\nSOLVER: {MAX_MINUTES: 15}\n")
+    assert lengths(load_config(leaf)) == [None, None, 15.0]
+    assert lengths(load_config(leaf, ["SOLVER.MAX_EPOCHS", "12"])) == [None, 12.0, None]
+    assert lengths(load_config(leaf, ["SOLVER.MAX_ITER", "7"])) == [7, None, None]
+    again = tmp_path / "again.yaml"
+    again.write_text(load_config(leaf).dump())
+    assert load_config(again) == load_config(leaf)
+
+
+@pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        ("{MAX_ITER: 7, MAX_MINUTES: 15}", "SOLVER.MAX_ITER 7 and SOLVER.MAX_MINUTES 15.0"),
+        ("{MAX_ITER: null}", "none"),
+    ],
+)
+def test_a_run_has_exactly_one_length(tmp_path, text, listed):
+    file = tmp_path / "config.yaml"
+    file.write_text(f"SOLVER: {text}\n")
+    with pytest.raises(ConfigError, match=rf"config\.yaml: the length of a run .* it is {listed}:"):
+        load_config(file)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
+from detlite.engine.budget import Budget
 from detlite.engine.checkpoint import read_checkpoint
 from detlite.engine.freezing import with_norms_by_batch
 from detlite.engine.state import build_state, seed_all
@@ -37,7 +40,7 @@ def run(make_cfg, make_sets, toy, tmp_path):
 def moved(checkpoints, name):
     """In which iterations after the first an entry changed."""
     values = [checkpoint.model[name] for checkpoint in checkpoints]
-    pairs = zip(values, values[1:], strict=False)
+    pairs = itertools.pairwise(values)
     return [
         number for number, (before, after) in enumerate(pairs, 2) if not torch.equal(before, after)
     ]
@@ -83,7 +86,7 @@ def test_what_is_never_trained_stays_so(tiny_config):
     body = model.backbone.body
     never = [name for name, p in body.named_parameters() if not p.requires_grad]
     assert never
-    _, step = build_state(cfg, model)
+    _, step = build_state(cfg, model, Budget(2))
     assert not any(p.requires_grad for p in body.parameters())
     assert all(p.requires_grad for p in model.rpn.parameters())
     image = torch.rand(3, 64, 64)
@@ -153,10 +156,10 @@ def test_norms_by_batch(tiny_config, norm, batch, parts, wanted, caplog):
         "SOLVER.ACCUMULATION_STEPS", parts, "MODEL.BACKBONE.FREEZE_NORM_BELOW", 4,
     )  # fmt: skip
     found = with_norms_by_batch(cfg)
-    assert found.MODEL.RESNETS.NORM == wanted
+    assert wanted == found.MODEL.RESNETS.NORM
     assert found.is_frozen()
     assert ("FREEZE_NORM_BELOW 4" in caplog.text) == (norm != wanted)
-    assert cfg.MODEL.RESNETS.NORM == norm
+    assert norm == cfg.MODEL.RESNETS.NORM
     assert with_norms_by_batch(found) == found
 
 

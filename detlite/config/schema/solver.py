@@ -8,7 +8,27 @@ from .key import Key, section
 KEYS = section(
     "SOLVER",
     Key("OPTIMIZER", "SGD", "FusedSGD needs NVIDIA's apex", one_of("SGD", "FusedSGD", "AdamW")),
-    Key("MAX_ITER", 40000, "training steps", positive),
+    Key(
+        "MAX_ITER",
+        40000,
+        "length of a run in training steps; stating MAX_EPOCHS or MAX_MINUTES unsets it",
+        positive,
+        int,
+    ),
+    Key("MAX_EPOCHS", None, "length of a run in passes over the training images", positive, float),
+    Key(
+        "MAX_MINUTES",
+        None,
+        "length of a run in minutes of training, which the learning rate follows",
+        positive,
+        float,
+    ),
+    Key(
+        "MINUTES_INCLUDE_TEST",
+        False,
+        "MAX_MINUTES also counts evaluations; the time of the longest so far is kept for the last "
+        "one, and without TEST_PERIOD there is one at half time, to know it",
+    ),
     Key("IMS_PER_BATCH", 16, "images in a step, over all processes", positive),
     Key(
         "ACCUMULATION_STEPS",
@@ -60,13 +80,19 @@ KEYS = section(
     Key(
         "STEPS",
         (30000,),
-        "iterations at which the rate falls by GAMMA",
+        "iterations, or below 1 shares of the run, at which the rate falls by GAMMA; shares under "
+        "MAX_MINUTES",
         each(not_negative, empty=True),
     ),
     Key("GAMMA", 0.1, "factor of each fall", positive),
     Key("WARMUP_METHOD", "linear", "course of the warm-up", one_of("linear", "constant")),
     Key("WARMUP_FACTOR", 1.0 / 3, "rate at its start, relative", fraction),
-    Key("WARMUP_ITERS", 500, "its length", not_negative),
+    Key(
+        "WARMUP_ITERS",
+        500,
+        "its length; under MAX_EPOCHS and MAX_MINUTES at most a tenth of the run",
+        not_negative,
+    ),
     Key("CLIP_GRAD_NORM", 0.0, "largest joint norm of the gradients; 0: no clipping", not_negative),
     Key(
         "MAX_SKIPPED_STEPS",
