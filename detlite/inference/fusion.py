@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from ..modeling.backbone.deform import DeformConv3x3
 from ..modeling.backbone.timm_body import PaddedConv2d
+from ..modeling.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d
 from ..modeling.pooler import Pooler
 from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, cast, joined
 
@@ -70,7 +71,11 @@ class _Tracer(fx.Tracer):
 def _split(module: nn.Module) -> None:
     """Replaces timm's layers that are two, a norm and its activation or margins and convolution."""
     for name, child in module.named_children():
-        if isinstance(child, nn.BatchNorm2d) and hasattr(child, "act"):
+        if isinstance(child, FrozenBatchNormAct2d):
+            frozen = FrozenBatchNorm2d(len(child.weight), child.eps)
+            frozen.load_state_dict(child.state_dict())
+            setattr(module, name, nn.Sequential(frozen, child.act))
+        elif isinstance(child, nn.BatchNorm2d) and hasattr(child, "act"):
             norm = nn.BatchNorm2d(child.num_features, child.eps, affine=child.affine)
             norm.load_state_dict(child.state_dict())
             setattr(module, name, nn.Sequential(norm.eval(), child.get_submodule("act")))

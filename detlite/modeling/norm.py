@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,31 +24,74 @@ class FrozenBatchNorm2d(TorchvisionFrozenBatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> the same shape and type."""
-        if x.dtype == self.weight.dtype:
-            # As torchvision, with one map less; in training faster than torch's batch norm.
-            scale = self.weight * (self.running_var + self.eps).rsqrt()
-            shift = self.bias - self.running_mean * scale
-            return (x * scale[:, None, None]).add_(shift[:, None, None])
-        # Half types stay what they are, with sums in float32. Not F.batch_norm, which in torch 2.11
-        # refuses the epsilon 0 of torchvision's old weights.
-        return torch.batch_norm(
-            x,
-            self.weight,
-            self.bias,
-            self.running_mean,
-            self.running_var,
-            training=False,
-            momentum=0.0,
-            eps=self.eps,
-            cudnn_enabled=torch.backends.cudnn.enabled,
-        )
+        if torch.is_grad_enabled() and x.requires_grad:
+            return _Affine.apply(
+                x, self.weight, self.bias, self.running_mean, self.running_var, self.eps
+            )
+        return _affine(x, self.weight, self.bias, self.running_mean, self.running_var, self.eps)
+
+
+class FrozenBatchNormAct2d(FrozenBatchNorm2d):
+    """A frozen norm that timm's models have together with what follows it.
+
+    Args:
+        drop, act: that, in this order.
+    """
+
+    def __init__(self, num_features: int, eps: float, drop: nn.Module, act: nn.Module) -> None:
+        super().__init__(num_features, eps)
+        self.drop = drop
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(x)))
+
+
+def frozen(norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> FrozenBatchNorm2d:
+    """A frozen norm with the numbers, and the activation, of a batch norm."""
+    if hasattr(norm, "act"):
+        after = norm.get_submodule("drop"), norm.get_submodule("act")
+        result: FrozenBatchNorm2d = FrozenBatchNormAct2d(norm.num_features, norm.eps, *after)
+    else:
+        result = FrozenBatchNorm2d(norm.num_features, norm.eps)
+    result.load_state_dict({**result.state_dict(), **norm.state_dict()})
+    return result
+
+
+def _affine(
+    x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+) -> Tensor:
+    """Batch norm by given statistics, in one pass; half types stay so, with sums in float32."""
+    # Not F.batch_norm, which in torch 2.11 refuses the epsilon 0 of torchvision's old weights.
+    cudnn = torch.backends.cudnn.enabled
+    return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, cudnn)
+
+
+class _Affine(torch.autograd.Function):
+    """`_affine`, which keeps nothing of the size of a map: torch's own keeps its input."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor,
+        eps: float,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(weight, variance)
+        ctx.eps = eps
+        return _affine(x, weight, bias, mean, variance, eps)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        weight, variance = ctx.saved_tensors
+        zero = torch.zeros_like(weight)
+        gradient = _affine(gradients[0], weight, zero, zero, variance, ctx.eps)
+        return gradient, None, None, None, None, None
 
 
 def freeze_batch_norm(module: nn.Module) -> None:
     """Replaces every batch norm inside `module` by a frozen one."""
     for name, child in module.named_children():
         if isinstance(child, (nn.BatchNorm2d, nn.SyncBatchNorm)):
-            setattr(module, name, FrozenBatchNorm2d(child.num_features, child.eps))
+            setattr(module, name, frozen(child))
         else:
             freeze_batch_norm(child)
 

@@ -262,3 +262,26 @@ def test_int8_is_run_by_openvino(tiny_config: Callable[..., CfgNode]) -> None:
     fast = optimize(model, "int8", pictures)
     assert len(openvino_parts(fast)) == 4  # backbone, and heads of RPN, boxes and masks
     assert len(fast.detect(pictures)[0].boxes) > 0
+
+
+def test_frozen_norms_of_timm_are_folded(tiny_config: Callable[..., CfgNode]) -> None:
+    pytest.importorskip("timm", reason="timm is not installed")
+    model = build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", "timm/test_efficientnet-FPN"))
+    assert any(isinstance(module, FrozenBatchNorm2d) for module in model.eval().modules())
+    optimized = optimize(model, "float32")
+    assert not any(isinstance(module, FrozenBatchNorm2d) for module in optimized.modules())
+    images, _ = inputs(model)
+    pixels = model.prepare(images)[0].pixels
+    with torch.no_grad():
+        for level, wanted in zip(optimized.backbone(pixels), model.backbone(pixels), strict=True):
+            torch.testing.assert_close(level, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("native", "wanted"), [(False, torch.float32), (True, torch.bfloat16)])
+def test_auto_is_bfloat16_only_where_that_is_native(
+    tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch, native: bool, wanted: Any
+) -> None:
+    monkeypatch.setattr("detlite.engine.precision.has_bfloat16", lambda device: native)
+    optimized = optimize(build_model(tiny_config()), "auto")
+    weights = [m.weight for m in optimized.backbone.modules() if isinstance(m, FusedConv2d)]
+    assert {weight.dtype for weight in weights} == {wanted}

@@ -3,9 +3,17 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import FrozenBatchNorm2d as TorchvisionFrozenBatchNorm2d
 
 from detlite.config import load_config
-from detlite.modeling.norm import FrozenBatchNorm2d, GroupNorm, build_norm, group_norm
+from detlite.modeling.norm import (
+    FrozenBatchNorm2d,
+    GroupNorm,
+    build_norm,
+    freeze_batch_norm,
+    frozen,
+    group_norm,
+)
 
 
 def randomize(norm: nn.Module) -> nn.Module:
@@ -34,6 +42,68 @@ def test_frozen_passes_gradients_through():
     frozen(x).sum().backward()
     scale = frozen.weight / (frozen.running_var + frozen.eps).sqrt()
     torch.testing.assert_close(x.grad, scale.view(1, 3, 1, 1).expand_as(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("eps", [1e-5, 0.0])
+def test_frozen_is_the_affine_that_torchvision_computes(dtype, memory_format, eps):
+    ours = randomize(FrozenBatchNorm2d(5, eps))
+    theirs = TorchvisionFrozenBatchNorm2d(5, eps)
+    theirs.load_state_dict(ours.state_dict())
+    if dtype == torch.float64:
+        ours, theirs = ours.double(), theirs.double()
+    x = torch.randn(2, 5, 7, 6).to(dtype).contiguous(memory_format=memory_format)
+    inputs = [x.clone().requires_grad_(), x.to(theirs.weight.dtype).requires_grad_()]
+    results = [norm(given) for norm, given in zip((ours, theirs), inputs, strict=True)]
+    assert results[0].dtype == dtype
+    assert results[0].is_contiguous(memory_format=memory_format)
+    up = torch.randn_like(x)
+    for result in results:
+        result.backward(up.to(result.dtype))
+    close = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(results[0], results[1].to(dtype), **close)
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad.to(dtype), **close)
+    with torch.no_grad():
+        assert torch.equal(ours(inputs[0]), results[0])
+
+
+def test_frozen_keeps_no_map():
+    norm, x = FrozenBatchNorm2d(3), torch.randn(2, 3, 16, 16, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, id):
+        norm(x * 2)
+    assert sum(kept) < x.numel()
+
+
+def test_frozen_is_differentiable_twice():
+    norm = randomize(FrozenBatchNorm2d(2)).double()
+    x = torch.randn(1, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(norm, x)
+    assert torch.autograd.gradgradcheck(norm, x)
+
+
+def test_norms_are_frozen_with_their_numbers():
+    norm = randomize(nn.BatchNorm2d(4, eps=0.3)).eval()
+    x = torch.randn(2, 4, 3, 3)
+    torch.testing.assert_close(frozen(norm)(x), norm(x))
+    body = nn.Sequential(nn.Sequential(norm), nn.SyncBatchNorm(4))
+    freeze_batch_norm(body)
+    torch.testing.assert_close(body[0][0](x), norm(x))
+    assert type(body[1]) is FrozenBatchNorm2d
+
+
+@pytest.mark.parametrize("name", ["BatchNormAct2d", "BatchNorm2d"])
+def test_timms_norms_are_frozen_with_their_activation(name):
+    layers = pytest.importorskip("timm.layers", reason="timm is not installed")
+    kinds = {"BatchNormAct2d": layers.BatchNormAct2d, "BatchNorm2d": nn.BatchNorm2d}
+    norm = randomize(kinds[name](6)).eval()
+    x = torch.randn(2, 6, 4, 4)
+    ours, theirs = frozen(norm), layers.freeze_batch_norm_2d(norm)
+    torch.testing.assert_close(ours(x.clone()), theirs(x.clone()))
+    torch.testing.assert_close(ours(x.clone()), norm(x.clone()))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    assert not list(ours.parameters())
 
 
 @pytest.mark.parametrize(

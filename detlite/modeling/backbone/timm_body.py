@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..norm import takes_batch_statistics
+from ..norm import frozen, takes_batch_statistics
 
 
 class TimmBody(nn.Module):
@@ -193,9 +193,7 @@ def _checkpoint(net: Any, name: str) -> None:
 
 
 def _freeze_norms(net: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> None:
-    """Replaces those of `modules` that are batch norm, which in timm may include an activation."""
-    from timm.layers import freeze_batch_norm_2d
-
+    """Replaces those of `modules` that are batch norm."""
     for path, module in modules:
         if isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm)):
-            net.set_submodule(path, freeze_batch_norm_2d(module))
+            net.set_submodule(path, frozen(module))
