@@ -12,15 +12,18 @@ from typing import Any
 import torch
 import torchvision
 
+from ..engine.precision import native_formats
+
 
 def environment(device: str) -> str:
     """The date, the hardware and the versions, in one line."""
     if device == "cuda":
         hardware = torch.cuda.get_device_name()
     else:
+        formats = ", ".join(native_formats(torch.device("cpu")))
         hardware = (
             f"{torch.get_num_threads()} threads of {_processor()} "
-            f"({torch.backends.cpu.get_cpu_capability()})"
+            f"({torch.backends.cpu.get_cpu_capability()}, native {formats})"
         )
     return (
         f"{datetime.date.today()}, {hardware}, torch {torch.__version__}, "

@@ -12,7 +12,7 @@ import torch
 import torchvision
 
 from .. import _C, __version__
-from ..engine.precision import resolve_dtype
+from ..engine.precision import native_formats, resolve_dtype
 
 # Optional packages, and what they are for.
 EXTRAS = {
@@ -113,11 +113,12 @@ def _processor() -> str:
             if line.startswith("model name"):
                 name = line.split(":", 1)[1].strip()
                 break
-    fast = resolve_dtype("auto", torch.device("cpu"))
+    device = torch.device("cpu")
     capability = torch.backends.cpu.get_cpu_capability()
     return (
         f"{name} ({capability}), {_cores()} cores, {torch.get_num_threads()} threads; "
-        f"DTYPE auto is {fast}"
+        f"native {', '.join(native_formats(device))}; DTYPE auto is "
+        f"{resolve_dtype('auto', device)}"
     )
 
 
@@ -125,7 +126,8 @@ def _gpus() -> str:
     if not torch.cuda.is_available():
         return "none that torch sees"
     names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return ", ".join(f"{gpu.name} ({gpu.total_memory / _GB:.0f} GB)" for gpu in names)
+    listed = ", ".join(f"{gpu.name} ({gpu.total_memory / _GB:.0f} GB)" for gpu in names)
+    return f"{listed}; native {', '.join(native_formats(torch.device('cuda')))}"
 
 
 def _memory() -> str:

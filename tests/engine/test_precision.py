@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from detlite.config import load_config
+from detlite.engine import precision
 from detlite.engine.precision import autocast, resolve_dtype
 from detlite.modeling.build import torch_device
 
@@ -76,3 +77,38 @@ def test_a_config_with_auto_is_float32_where_the_processor_has_no_bfloat16(able,
 
 def test_this_machine_can_be_asked():
     assert resolve_dtype("auto", CPU) in ("float32", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("able", "dtype", "device", "warnings"),
+    [
+        ({}, "bfloat16", CPU, 1),
+        ({}, "auto", CPU, 0),
+        ({}, "float32", CPU, 0),
+        ({"avx": True}, "bfloat16", CPU, 0),
+        ({}, "bfloat16", CUDA, 0),
+    ],
+)
+def test_emulation_is_warned_of_once(able, dtype, device, warnings, hardware, caplog):
+    hardware(**able)
+    precision._warn_of_emulation.cache_clear()
+    for _ in range(3):
+        resolve_dtype(dtype, device)
+    assert caplog.text.count("emulates") == warnings
+    assert caplog.text.count("set DTYPE auto, or float32") == warnings
+
+
+@pytest.mark.parametrize(
+    ("able", "vnni", "device", "wanted"),
+    [
+        ({}, False, CPU, ["float32"]),
+        ({}, True, CPU, ["float32", "int8"]),
+        ({"amx": True}, True, CPU, ["float32", "bfloat16", "int8"]),
+        ({"cuda": True}, True, CUDA, ["float32", "bfloat16", "float16"]),
+        ({"amx": True}, True, CUDA, ["float32", "float16"]),
+    ],
+)
+def test_native_formats(able, vnni, device, wanted, hardware, monkeypatch):
+    hardware(**able)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+    assert precision.native_formats(device) == wanted

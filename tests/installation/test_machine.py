@@ -63,7 +63,8 @@ def test_facts_of_this_machine():
     found = facts()
     assert torch.__version__ in found["torch"]
     assert "_C." in found["kernels"]
-    assert "threads; DTYPE auto is " in found["CPU"]
+    assert "threads; native float32" in found["CPU"]
+    assert "; DTYPE auto is " in found["CPU"]
 
 
 def test_cores_of_a_container(monkeypatch, tmp_path):
