@@ -11,6 +11,7 @@ except (ImportError, AttributeError) as error:  # not built, or built from older
         "`pip install --no-build-isolation -e .` in the detlite folder"
     ) from error
 
+from .api import Result, evaluate, train
 from .config import ConfigError, load_config
 from .inference.optimize import optimize
 from .inference.predictor import Predictor, load_checkpoint
@@ -22,8 +23,11 @@ __all__ = [
     "ConfigError",
     "GeneralizedRCNN",
     "Predictor",
+    "Result",
     "build_model",
+    "evaluate",
     "load_checkpoint",
     "load_config",
     "optimize",
+    "train",
 ]

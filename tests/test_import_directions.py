@@ -31,9 +31,10 @@ ALLOWED = {
     "data": _BASE | {"data"},
     **dict.fromkeys(_TOP - _MIDDLE, _TOP),
     # The package's own face: it only names what is public.
-    "__init__": {"_C", "config", "modeling", "ops", "inference"},
+    "__init__": {"_C", "api", "config", "modeling", "ops", "inference"},
+    "api": _TOP,
     "installation": _TOP | {"_C", "__version__"},  # of which it tells
-    "commands": _TOP,
+    "commands": _TOP | {"api"},
     "__main__": {"commands", "__version__"},
     "tools": _TOP | {"commands"},
 }

@@ -11,25 +11,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from yacs.config import CfgNode
-
-from ..config import ConfigError, load_config
-from ..data import (
-    DataError,
-    LoaderProcessError,
-    build_dataset,
-    check_num_classes,
-    naming_dead_loaders,
-)
-from ..distributed import process_group
+from ..api import evaluate
+from ..config import ConfigError
+from ..data import DataError, LoaderProcessError
 from ..engine.checkpoint import CheckpointError
-from ..engine.evaluate import evaluate
-from ..engine.metrics import setup_logging
-from ..engine.weights import load_weights, read_weights
 from ..inference.memory import keep_freed_memory
-from ..modeling import build_model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,29 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_intermixed_args(arguments)
     keep_freed_memory()
     try:
-        cfg = load_config(args.config, args.opts)
-        with process_group(cfg.MODEL.DEVICE), naming_dead_loaders():
-            run(cfg)
+        evaluate(config=args.config, overrides=args.opts)
     # OSError: such as a disk that is full while results are written.
     except (ConfigError, DataError, CheckpointError, LoaderProcessError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def run(cfg: CfgNode) -> None:
-    """Evaluates into OUTPUT_DIR."""
-    if not cfg.DATASETS.TEST:
-        raise ConfigError("DATASETS.TEST is empty: name at least one entry of DATASETS.CATALOG")
-    output_dir = Path(cfg.OUTPUT_DIR)
-    setup_logging(output_dir)
-    cfg, weights = read_weights(cfg)
-    if weights is None:
-        raise ConfigError("MODEL.WEIGHT is empty: name the checkpoint to evaluate")
-    datasets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
-    for dataset in datasets:
-        check_num_classes(cfg, dataset)
-    model = build_model(cfg)
-    load_weights(model, weights)
-    del weights  # its memory
-    evaluate(cfg, model, datasets, output_dir)

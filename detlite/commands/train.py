@@ -21,31 +21,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from yacs.config import CfgNode
-
-from ..config import ConfigError, load_config
-from ..data import (
-    CocoDataset,
-    DataError,
-    LoaderProcessError,
-    build_dataset,
-    build_train_dataset,
-    check_num_classes,
-    naming_dead_loaders,
-)
-from ..distributed import barrier, is_main, process_group, rank, restarts
+from ..api import train
+from ..config import ConfigError
+from ..data import DataError, LoaderProcessError
+from ..distributed import restarts
 from ..engine.checkpoint import CheckpointError
-from ..engine.freezing import with_norms_by_batch
-from ..engine.metrics import METRICS_FILE, NonFiniteLossError, setup_logging
-from ..engine.signals import StoppedError, StopSignals
-from ..engine.state import seed_all
-from ..engine.train import check_output_dir, train
-from ..engine.weights import load_weights, read_weights
-from ..inference.predictor import Predictor, build_predictor
-from ..modeling import build_model
-from ..visualization import contact_sheet, draw_detections, plot_metrics
+from ..engine.metrics import NonFiniteLossError
+from ..engine.signals import StoppedError
 
 _STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 # OSError: such as a disk that is full while results are written.
@@ -64,14 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
     args = parser.parse_intermixed_args(arguments)
     try:
-        cfg = load_config(args.config, args.opts)
-        with (
-            StopSignals() as stop,
-            stop.ending_at_once(),
-            naming_dead_loaders(),
-            process_group(cfg.MODEL.DEVICE),
-        ):
-            run(cfg, args.resume or restarts() > 0)
+        train(args.config, overrides=args.opts, resume=args.resume or restarts() > 0)
     except _MENDABLE as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -82,42 +58,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
         return 130
     return 0
-
-
-def run(cfg: CfgNode, resume: bool) -> None:
-    """Trains, evaluates and draws, into OUTPUT_DIR."""
-    output_dir = Path(cfg.OUTPUT_DIR)
-    check_output_dir(output_dir, resume)
-    barrier()  # before rank 0 writes what the others look for
-    setup_logging(output_dir)
-    cfg, weights = read_weights(cfg)  # which may be absent: ask first
-    cfg = with_norms_by_batch(cfg)
-    seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
-    train_set = build_train_dataset(cfg)
-    test_sets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
-    for test_set in test_sets:
-        check_num_classes(cfg, test_set)
-    model = build_model(cfg)
-    model.categories = train_set.categories
-    if weights:
-        load_weights(model, weights, cfg.MODEL.REINIT_HEADS)
-    del weights  # its memory
-    model.categories = train_set.categories  # not those of the weights
-    if is_main():
-        (output_dir / "config.yaml").write_text(cfg.dump())
-    train(cfg, model, train_set, test_sets, resume)
-    if is_main():
-        plot_metrics(output_dir / METRICS_FILE, output_dir / "curves.png")
-        if test_sets:
-            draw_sheet(build_predictor(cfg, model), test_sets[0], output_dir / "detections.png")
-
-
-def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path, most: int = 12) -> None:
-    """Draws the detections on images from all over the data set, on one sheet."""
-    step = max(len(dataset) // most, 1)
-    samples = [dataset[index] for index in range(0, len(dataset), step)][:most]
-    drawn = [
-        draw_detections(image, predictor(image, target.get("proposals")), dataset.categories)
-        for image, target in samples
-    ]
-    contact_sheet(drawn).save(path)

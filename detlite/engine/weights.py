@@ -19,7 +19,7 @@ from ..conversion.timm import BODY as TIMM_BODY
 from ..modeling import build_model
 from ..modeling.detector import Detector
 from .checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from .class_rows import CLASS_LAYERS, ClassRows
+from .transfer import CLASS_LAYERS, ClassRows, with_same_heads
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,8 @@ def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = F
             `model.categories`, keep these, and take of the layers that have rows of each class
             (scores, box regression, mask logits) the background's and those of categories of the
             same name; the other rows stay as they are in `model`. Without names in the file, or of
-            layers that this is not known of, all rows stay if their number differs. The log tells.
+            layers that this is not known of, all rows stay if their number differs. A mask or
+            keypoint head that only one of the two has is left out, or stays. The log tells.
 
     Raises:
         CheckpointError: anything is missing, unexpected, of another shape or not finite; the
@@ -60,6 +61,8 @@ def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = F
                 "is damaged; use an earlier checkpoint"
             )
     classes = ClassRows(checkpoint.categories, model.categories)
+    if reinit_heads:
+        theirs = with_same_heads(theirs, ours, checkpoint.path)
     if reinit_heads and classes.differ:
         theirs = {name: classes.taken(name, value, ours) for name, value in theirs.items()}
     differs = [name for name in ours if name in theirs and ours[name].shape != theirs[name].shape]
@@ -175,19 +178,33 @@ def _with_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
     return cfg
 
 
+def read_model_checkpoint(
+    path: str | Path, opts: Sequence[Any] = (), config: str | Path | None = None
+) -> tuple[CfgNode, Checkpoint]:
+    """A checkpoint, and the config of the model that it is of: the file `config`, or its own.
+
+    Raises:
+        CheckpointError: a file that is no checkpoint, or that has no config.
+        ConfigError: an override in `opts` that cannot be used, or another convention than that of
+            the weights.
+    """
+    checkpoint = read_checkpoint(file_of(path, opts))
+    cfg = load_config(config, opts) if config else _stored_config(checkpoint, opts)
+    return _with_convention(cfg, checkpoint), checkpoint
+
+
 def build_model_from_checkpoint(
     path: str | Path, opts: Sequence[Any] = (), config: str | Path | None = None
 ) -> tuple[CfgNode, Detector]:
     """The config and the model, in evaluation mode, of a checkpoint; see `load_checkpoint`."""
-    checkpoint = read_checkpoint(_file(path, opts))
-    cfg = load_config(config, opts) if config else _stored_config(checkpoint, opts)
-    cfg = _with_convention(cfg, checkpoint)
+    cfg, checkpoint = read_model_checkpoint(path, opts, config)
     model = build_model(cfg)
     load_weights(model, checkpoint)
     return cfg, model.eval()
 
 
-def _file(path: str | Path, opts: Sequence[Any]) -> Path:
+def file_of(path: str | Path, opts: Sequence[Any]) -> Path:
+    """The file of a checkpoint, which may be given by name; `opts` may state MODEL.WEIGHT_ROOT."""
     if isinstance(path, Path) or "://" not in path:
         return Path(path)
     given = dict(zip(opts[::2], opts[1::2], strict=False))

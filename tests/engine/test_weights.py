@@ -187,3 +187,18 @@ def test_norms_that_were_frozen_begin_to_count(tiny_config, tmp_path):
     for name, value in frozen.state_dict().items():
         assert torch.equal(state[name], value)
     load_weights(frozen, Checkpoint(tmp_path / "w.pth", state))
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_head_that_only_one_has(tiny_config, tmp_path, caplog, masks):
+    theirs, ours = (build_model(tiny_config("MODEL.MASK_ON", on)) for on in (not masks, masks))
+    before = {name: value.clone() for name, value in ours.state_dict().items()}
+    checkpoint = Checkpoint(tmp_path / "w.pth", theirs.state_dict())
+    with pytest.raises(CheckpointError, match=r"roi_heads\.mask"):
+        load_weights(ours, checkpoint)
+    load_weights(ours, checkpoint, reinit_heads=True)
+    assert ("has no mask head: it begins anew" in caplog.text) is masks
+    assert ("has a mask head, which the model has not: left out" in caplog.text) is not masks
+    for name, value in ours.state_dict().items():
+        source = before if name.startswith("roi_heads.mask.") else theirs.state_dict()
+        assert torch.equal(value, source[name]), name

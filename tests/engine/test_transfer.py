@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from detlite.engine.checkpoint import Checkpoint
-from detlite.engine.class_rows import ClassRows
+from detlite.engine.transfer import ClassRows
 from detlite.engine.weights import load_weights
 from detlite.modeling.build import build_model
 
@@ -55,14 +55,16 @@ def test_rows_of_a_mask_rcnn(tiny_config, tmp_path, caplog, c4):
     source = theirs.state_dict()
     layers = {"box.predictor.cls_score": 1, "box.predictor.bbox_pred": 4}
     layers["mask.predictor.mask_fcn_logits"] = 1
-    by_class = {f"roi_heads.{n}.{kind}": r for n, r in layers.items() for kind in ("weight", "bias")}
+    by_class = {
+        f"roi_heads.{n}.{kind}": r for n, r in layers.items() for kind in ("weight", "bias")
+    }
     for name, value in after.items():
         if name in by_class:
             assert_rows(before[name], value, source[name], by_class[name])
         else:
             assert torch.equal(value, source[name]), name
     assert ours.categories == OURS
-    assert "taken over by name:  Dog, PERSON; begin anew: cell" in caplog.text
+    assert "taken over by name: Dog, PERSON; begin anew: cell" in caplog.text
 
 
 def test_boxes_that_are_the_same_for_all_classes_are_kept(tiny_config, tmp_path):
@@ -76,7 +78,7 @@ def test_boxes_that_are_the_same_for_all_classes_are_kept(tiny_config, tmp_path)
 def test_rows_of_a_retinanet_are_those_of_each_anchor(tiny_config, tmp_path):
     theirs, ours = two_models(
         tiny_config, "MODEL.META_ARCHITECTURE", "RetinaNet",
-        "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET", "MODEL.RETINANET.NUM_CONVS", 1,
+        "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET", "MODEL.RETINANET.NUM_CONVS", 1, "MODEL.MASK_ON", False,
         key="MODEL.RETINANET.NUM_CLASSES",
     )  # fmt: skip
     before, after = loaded(theirs, ours, tmp_path)

@@ -1,14 +1,19 @@
-"""Rows of a head's last layers by class: those of categories that two models share by name."""
+"""What a model takes over from a checkpoint of other classes or with other heads."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
+_OPTIONAL_HEADS = ("mask", "keypoint")
 # The first dimension of a head's last layers counts the classes.
 CLASS_LAYERS = re.compile(r"^roi_heads\..*\.predictor\.|^head\.cls_logits\.")
 _BY_CLASS = re.compile(
@@ -89,3 +94,23 @@ class ClassRows:
         if background not in (0, 1) or wanted != [len(theirs), len(ours)]:
             return None
         return groups, background, each
+
+
+def with_same_heads(
+    theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], path: Path
+) -> dict[str, Tensor]:
+    """A checkpoint's entries without heads that the model lacks, and with those that it lacks."""
+    entries = dict(theirs)
+    for head in _OPTIONAL_HEADS:
+        prefix = f"roi_heads.{head}."
+        own, other = (
+            {name: value for name, value in state.items() if name.startswith(prefix)}
+            for state in (ours, theirs)
+        )
+        if own and not other:
+            logger.warning("%s has no %s head: it begins anew", path, head)
+            entries |= own
+        elif other and not own:
+            logger.warning("%s has a %s head, which the model has not: left out", path, head)
+            entries = {name: value for name, value in entries.items() if name not in other}
+    return entries

@@ -1,0 +1,222 @@
+"""Training and evaluation by one call each: what the commands do, for notebooks and searches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from yacs.config import CfgNode
+
+from .config import ConfigError, config_from, load_config
+from .config.loading import flatten
+
+if TYPE_CHECKING:
+    from .data.index import AnnotationIndex
+
+FilePath = str | Path
+# An annotation file in COCO's form, and the folder of its pictures.
+Data = tuple[FilePath, FilePath]
+Overrides = Mapping[str, Any] | Sequence[Any]
+
+# Where no config is named: a small detector, and the schedule that it is trained by.
+DEFAULT_CONFIG = "_base_/from_scratch_fpn.yaml"
+DEFAULT_BATCH = 4
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to.
+
+    Attributes:
+        metrics: by data set, kind ("bbox", "segm", ...) and name ("AP", ...), 0 to 1; in processes
+            other than the first nothing.
+        output_dir: the folder of all its files.
+        weights: the checkpoint that was trained or evaluated.
+        seconds: that it took, everything included.
+    """
+
+    metrics: dict[str, dict[str, Any]] = field(repr=False)
+    output_dir: Path
+    weights: Path
+    seconds: float
+
+
+def train(
+    config: FilePath | None = None,
+    *,
+    data: Data | None = None,
+    test_data: Data | None = None,
+    weights: FilePath | None = None,
+    minutes: float | None = None,
+    output_dir: FilePath | None = None,
+    overrides: Overrides = (),
+    resume: bool = False,
+) -> Result:
+    """Trains a detector and evaluates it, as `detlite train` does.
+
+    Args:
+        config: a YAML file, or the name of one of detlite's own. None: the model is that of the
+            `weights`, or a Mask R-CNN (of data without masks a Faster R-CNN) on a ResNet-18-FPN
+            from random weights; the schedule is that of `_base_/from_scratch_fpn.yaml` with
+            batches of 4.
+        data: (annotation file, folder of pictures) to train on, as the set "train"; the classes
+            are its categories. None: as the config says.
+        test_data: the same to evaluate on, as the set "test"; with `data` alone nothing is
+            evaluated.
+        weights: checkpoint to start from, see MODEL.WEIGHT; what it knows of categories of the same
+            name is kept.
+        minutes: SOLVER.MAX_MINUTES.
+        output_dir: OUTPUT_DIR.
+        overrides: of any keys, `{"SOLVER.BASE_LR": 0.01}`; they go before all others.
+        resume: go on with the run in the output folder, if there is one.
+
+    Raises:
+        ConfigError, DataError, CheckpointError, NonFiniteLossError, LoaderProcessError: see
+            `engine.run.run_training`; each message says what to do.
+        StoppedError: SIGTERM or SIGHUP came; the step was finished and saved.
+    """
+    from .data import naming_dead_loaders
+    from .distributed import process_group
+    from .engine.resuming import FINAL_CHECKPOINT
+    from .engine.run import run_training
+    from .engine.signals import StopSignals
+
+    start = time.perf_counter()
+    with StopSignals() as stop, stop.ending_at_once(), naming_dead_loaders():
+        opts: dict[str, Any] = {}
+        if data or test_data:
+            opts |= _datasets(train=data, test=test_data)
+        if data:
+            opts |= _classes(data)
+        if weights is not None:
+            opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
+        if minutes is not None:
+            opts["SOLVER.MAX_MINUTES"] = minutes
+        if output_dir is not None:
+            opts["OUTPUT_DIR"] = str(output_dir)
+        given = _pairs(opts) + _pairs(overrides)
+        cfg = load_config(config, given) if config else _default_config(data, weights, given)
+        with process_group(cfg.MODEL.DEVICE):
+            metrics = run_training(cfg, resume)
+    folder = Path(cfg.OUTPUT_DIR)
+    return Result(metrics, folder, folder / FINAL_CHECKPOINT, time.perf_counter() - start)
+
+
+def evaluate(
+    weights: FilePath | None = None,
+    *,
+    config: FilePath | None = None,
+    data: Data | None = None,
+    output_dir: FilePath | None = None,
+    overrides: Overrides = (),
+) -> Result:
+    """Evaluates a checkpoint, as `detlite test` does.
+
+    Args:
+        weights: the checkpoint; None: as the config's MODEL.WEIGHT says.
+        config: a YAML file, or the name of one of detlite's own. None: what the checkpoint holds.
+        data: (annotation file, folder of pictures), as the set "test". None: as the config says.
+        output_dir: OUTPUT_DIR.
+        overrides: as for `train`.
+
+    Raises:
+        ConfigError, DataError, CheckpointError, LoaderProcessError: see
+            `engine.run.run_evaluation`; each message says what to do.
+    """
+    from .data import naming_dead_loaders
+    from .distributed import process_group
+    from .engine.run import run_evaluation
+    from .engine.weights import read_model_checkpoint
+
+    start = time.perf_counter()
+    opts: dict[str, Any] = {}
+    if data:
+        opts |= _datasets(test=data)
+    if weights is not None:
+        opts["MODEL.WEIGHT"] = str(weights)
+    if output_dir is not None:
+        opts["OUTPUT_DIR"] = str(output_dir)
+    given = _pairs(opts) + _pairs(overrides)
+    checkpoint = None
+    if config is None:
+        if weights is None:
+            raise ConfigError("evaluate() needs weights, or a config whose MODEL.WEIGHT names them")
+        cfg, checkpoint = read_model_checkpoint(weights, given)
+    else:
+        cfg = load_config(config, given)
+    with naming_dead_loaders(), process_group(cfg.MODEL.DEVICE):
+        metrics = run_evaluation(cfg, checkpoint)
+    file = checkpoint.path if checkpoint else Path(cfg.MODEL.WEIGHT)
+    return Result(metrics, Path(cfg.OUTPUT_DIR), file, time.perf_counter() - start)
+
+
+def _pairs(overrides: Overrides) -> list[Any]:
+    """Overrides as `load_config` takes them."""
+    if isinstance(overrides, Mapping):
+        return [item for pair in overrides.items() for item in pair]
+    return list(overrides)
+
+
+def _datasets(**sets: Data | None) -> dict[str, Any]:
+    """The keys of sets called "train" and "test"; one that is None is left out."""
+    catalog, keys = [], {}
+    for name, files in sets.items():
+        keys[f"DATASETS.{name.upper()}"] = (name,) if files else ()
+        if files:
+            annotations, images = (str(Path(path).absolute()) for path in files)
+            catalog.append({"name": name, "annotations": annotations, "images": images})
+    return {"DATASETS.CATALOG": catalog, **keys}
+
+
+def _index(data: Data) -> AnnotationIndex:
+    from .data import DataError
+    from .data.index_cache import open_index
+
+    file = Path(data[0])
+    if not file.is_file():
+        raise DataError(f"data: no annotation file {file}")
+    return open_index(file)
+
+
+def _classes(data: Data) -> dict[str, Any]:
+    count = len(_index(data).content["categories"]) + 1
+    return {f"MODEL.{part}.NUM_CLASSES": count for part in ("ROI_BOX_HEAD", "RETINANET")}
+
+
+def _has_masks(data: Data) -> bool:
+    from .data.index import unsound_bits
+
+    index = _index(data)
+    with_boxes, with_masks = (
+        index.counts(unsound_bits(masks, keypoints=False)).sum() for masks in (False, True)
+    )
+    return bool(0 < with_masks == with_boxes)
+
+
+def _default_config(data: Data | None, weights: FilePath | None, given: list[Any]) -> CfgNode:
+    """The config of a model that no file describes, with the overrides `given`."""
+    if data is None:
+        raise ConfigError("train() needs a config, or data to train on")
+    own: dict[str, Any] = {"SOLVER.IMS_PER_BATCH": DEFAULT_BATCH}
+    if weights is None:
+        own["MODEL.MASK_ON"] = _has_masks(data)
+        return load_config(DEFAULT_CONFIG, _pairs(own) + given)
+    from .engine.checkpoint import read_checkpoint
+    from .engine.weights import config_of, file_of
+
+    checkpoint = read_checkpoint(file_of(weights, given))
+    stored = flatten(config_of(checkpoint) or {})
+    if not stored:
+        raise ConfigError(
+            f"{weights}: does not say which detector it is for, as a classifier's body does not: "
+            "name a config with it"
+        )
+    solver = load_config(DEFAULT_CONFIG).SOLVER
+    content = {f"SOLVER.{key}": value for key, value in solver.items()} | own
+    content |= {name: value for name, value in stored if name.startswith(("MODEL.", "INPUT."))}
+    if not _has_masks(data):
+        content["MODEL.MASK_ON"] = False
+    return config_from(content, checkpoint.path, given)

@@ -1,0 +1,164 @@
+"""Training and evaluation by one call each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import detlite
+from detlite.config import ConfigError, load_config
+from detlite.data import DataError
+from detlite.engine.checkpoint import read_checkpoint
+
+# What makes the model small and the run short.
+SMALL = {
+    "MODEL.DEVICE": "cpu",
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 8,
+    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
+    "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 100,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 50,
+    "MODEL.RPN.PRE_NMS_TOP_N_TEST": 100,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 30,
+    "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
+    "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
+    "INPUT.MIN_SIZE_TRAIN": (64,),
+    "INPUT.MIN_SIZE_TEST": 64,
+    "DATALOADER.NUM_WORKERS": 0,
+    "SOLVER.MAX_ITER": 2,
+    "SOLVER.IMS_PER_BATCH": 2,
+    "SOLVER.LOG_PERIOD": 1,
+    "TEST.IMS_PER_BATCH": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """(annotations, folder) of training and of test pictures."""
+    root = tmp_path_factory.mktemp("api")
+    found = []
+    for split, count in (("train", 6), ("val", 3)):
+        entry = {"name": split, "type": "shapes", "path": "shapes", "split": split}
+        from detlite.data.catalog import DATASETS
+
+        make = DATASETS.get("shapes", "type")
+        found.append(make({**entry, "images": count, "seed": 1}, root))
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(shapes, tmp_path_factory):
+    """The result of a run that is given nothing but data."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train_data, test_data = shapes
+    return detlite.train(data=train_data, test_data=test_data, output_dir=folder, overrides=SMALL)
+
+
+def test_a_run_that_is_given_data_alone(trained, shapes):
+    assert trained.output_dir.name == "run"
+    assert trained.weights == trained.output_dir / "model_final.pth"
+    assert trained.seconds > 0
+    written = json.loads((trained.output_dir / "evaluation.json").read_text())
+    assert trained.metrics == {"test": written}
+    assert {"bbox", "segm"} <= written.keys()
+    cfg = load_config(trained.output_dir / "config.yaml")
+    categories = json.loads(shapes[0][0].read_text())["categories"]
+    assert len(categories) + 1 == cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
+    assert cfg.MODEL.MASK_ON
+    assert cfg.SOLVER.LR_SCHEDULE == "cosine"
+    assert (trained.output_dir / "detections.png").exists()
+
+
+def test_results_do_not_change(trained):
+    with pytest.raises(AttributeError):
+        trained.seconds = 0.0
+
+
+def test_evaluation_measures_the_same(trained, shapes, tmp_path):
+    found = detlite.evaluate(trained.weights, data=shapes[1], output_dir=tmp_path)
+    assert found.metrics == trained.metrics
+    assert (found.weights, found.output_dir) == (trained.weights, tmp_path)
+    assert (tmp_path / "results_test.json").exists()
+    by_config = detlite.evaluate(
+        config=trained.output_dir / "config.yaml",
+        overrides={"MODEL.WEIGHT": str(trained.weights), "OUTPUT_DIR": str(tmp_path)},
+    )
+    assert by_config.metrics == trained.metrics
+
+
+def test_training_goes_on_from_weights_of_other_classes(trained, shapes, tmp_path, capsys):
+    """The model is that of the checkpoint; classes of the same name keep their rows."""
+    annotations, folder = shapes[0]
+    content = json.loads(annotations.read_text())
+    names = [row["name"] for row in content["categories"]]
+    content["categories"][0]["name"] = "new"
+    other = annotations.with_name("other.json")
+    other.write_text(json.dumps(content))
+    still = {"SOLVER.BASE_LR": 1e-30, "SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 2}
+    result = detlite.train(
+        data=(other, folder), weights=trained.weights, output_dir=tmp_path / "run",
+        overrides=still | {"DATALOADER.NUM_WORKERS": 0},
+    )  # fmt: skip
+    assert result.metrics == {}
+    name = "roi_heads.box.predictor.cls_score.weight"
+    before, after = (read_checkpoint(run.weights) for run in (trained, result))
+    assert [row["name"] for row in after.categories] == ["new", *names[1:]]
+    torch.testing.assert_close(after.model[name][2:], before.model[name][2:])
+    assert not torch.equal(after.model[name][1], before.model[name][1])
+    assert "begin anew: new" in capsys.readouterr().out
+    assert load_config(result.output_dir / "config.yaml").INPUT.MIN_SIZE_TEST == 64
+
+
+def test_minutes_and_resuming(trained, shapes, tmp_path):
+    overrides = {key: value for key, value in SMALL.items() if key != "SOLVER.MAX_ITER"}
+    call = {"data": shapes[0], "minutes": 0.02, "output_dir": tmp_path / "run"}
+    result = detlite.train(**call, overrides=overrides)
+    training = read_checkpoint(result.weights).training
+    assert training["budget"]["seconds"] < 60 * 0.02 + 30  # a step may be long, but it is the last
+    assert training["iteration"] == len(training["budget"]["shares"])
+    again = detlite.train(**call, overrides=overrides, resume=True)
+    assert read_checkpoint(again.weights).training["iteration"] == training["iteration"]
+    with pytest.raises(ConfigError, match="holds a run already"):
+        detlite.train(**call, overrides=overrides)
+
+
+def test_overrides_as_the_commands_give_them(shapes, tmp_path):
+    with pytest.raises(ConfigError, match=r"pairs KEY VALUE; 'SOLVER\.MAX_ITER' stands alone"):
+        detlite.train("demo_shapes.yaml", overrides=["SOLVER.MAX_ITER"])
+    with pytest.raises(ConfigError, match=r"unknown config key SOLVER\.MAX_ITERS"):
+        detlite.train("demo_shapes.yaml", overrides={"SOLVER.MAX_ITERS": 3})
+
+
+def test_what_is_missing_is_named(shapes, tmp_path):
+    with pytest.raises(ConfigError, match=r"train\(\) needs a config, or data"):
+        detlite.train()
+    with pytest.raises(ConfigError, match=r"evaluate\(\) needs weights"):
+        detlite.evaluate()
+    with pytest.raises(DataError, match=r"no annotation file .*none\.json"):
+        detlite.train(data=("none.json", tmp_path))
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "bare.pth")
+    with pytest.raises(ConfigError, match=r"bare\.pth: does not say which detector .* config"):
+        detlite.train(data=shapes[0], weights=tmp_path / "bare.pth")
+
+
+def test_data_without_masks_trains_boxes(shapes, tmp_path):
+    annotations, folder = shapes[0]
+    content = json.loads(annotations.read_text())
+    for row in content["annotations"]:
+        row.pop("segmentation")
+    boxes = annotations.with_name("boxes.json")
+    boxes.write_text(json.dumps(content))
+    result = detlite.train(data=(boxes, folder), output_dir=tmp_path / "run", overrides=SMALL)
+    assert not any(".mask." in name for name in read_checkpoint(result.weights).model)
+
+
+def test_importing_stays_light():
+    """What only a run needs is imported by it."""
+    heavy = ("matplotlib", "tensorboard", "detlite.engine.run", "detlite.visualization", "timm")
+    code = f"import sys, detlite; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
