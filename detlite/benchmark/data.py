@@ -95,7 +95,7 @@ def _torchvision_stream(cfg: CfgNode, dataset: CocoDataset) -> Iterator[Any]:
             v2.SanitizeBoundingBoxes(),
         ]
     )
-    folder = dataset.image_path(0).parent
+    folder = Path(str(dataset.image_path(0))).parent
     peer = CocoDetection(folder, dataset.annotation_file, transforms=transforms)
     peer.ids = list(dataset.image_ids)  # those with objects
     loader = DataLoader(

@@ -1,7 +1,7 @@
 """Configuration: one schema, one loader, one error type."""
 
 from .errors import ConfigError
-from .files import expand_path, parse_yaml
+from .files import expand_path, expand_variables, parse_yaml
 from .loading import config_from, default_config, load_config
 from .schema import KEYS, Key
 
@@ -12,6 +12,7 @@ __all__ = [
     "config_from",
     "default_config",
     "expand_path",
+    "expand_variables",
     "load_config",
     "parse_yaml",
 ]

@@ -136,7 +136,12 @@ def _join_sections(node: yaml.Node, path: Path, prefix: str = "") -> None:
 
 
 def expand_path(text: str) -> Path:
-    """Expands `~`, `$NAME` and `${NAME:-default}` (as a shell does) in a path.
+    """Expands `~` in a path, and what `expand_variables` does. Raises as that."""
+    return Path(expand_variables(text)).expanduser()
+
+
+def expand_variables(text: str) -> str:
+    """Expands `$NAME` and `${NAME:-default}`, as a shell does, in a path or a URL.
 
     Raises:
         ConfigError: a variable that is not set and has no default.
@@ -151,4 +156,4 @@ def expand_path(text: str) -> Path:
         return found
 
     pattern = r"\$\{(?P<name>\w+)(:-(?P<default>[^}]*))?\}|\$(?P<plain>\w+)"
-    return Path(re.sub(pattern, value, text)).expanduser()
+    return re.sub(pattern, value, text)

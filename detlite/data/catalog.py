@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,22 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset
 from yacs.config import CfgNode
 
-from ..config import ConfigError, expand_path
+from ..config import ConfigError
 from ..convention import convention_of
 from ..registry import Registry
 from .builtin import BUILTIN
 from .coco import CocoDataset, Target
 from .errors import DataError
+from .remote import GIGABYTE, Location, Remote, place
 
 Entry = dict[str, Any]
 
-DATASETS: Registry[Callable[[Entry, Path], tuple[Path, Path]]] = Registry("data set type")
+DATASETS: Registry[Callable[[Entry, Any], tuple[Location, Location]]] = Registry("data set type")
 """Types of catalog entries. `@DATASETS.register("mine")` adds a function that is given the entry
 and the folder DATASETS.ROOT, makes or finds the set, and returns (annotation file, image folder).
 """
+
+_AT_URLS = ("coco", "lvis")  # types that take a DATASETS.ROOT that is a URL
 
 
 class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
@@ -71,7 +75,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         DataError: the data set is missing or broken.
     """
     kind, annotations, images = locate_dataset(cfg, name)
-    if not annotations.is_file():
+    if isinstance(annotations, Path) and not annotations.is_file():
         raise DataError(
             f"data set {name}: no annotation file {annotations}; its pictures are expected in "
             f"{images}. Put them there, or set DATASETS.ROOT ({cfg.DATASETS.ROOT}) to the folder "
@@ -97,10 +101,11 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         max_pixels=cfg.DATASETS.MAX_PIXELS,
         picture_bits=cfg.INPUT.PICTURE_BITS,
         exif_orientation=convention_of(cfg).exif_orientation,
+        check_pictures=cfg.DATASETS.CHECK_PICTURES,
     )
 
 
-def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Path, Path]:
+def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, Location]:
     """The type, the annotation file and the image folder of the data set of that name.
 
     Raises:
@@ -109,7 +114,16 @@ def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Path, Path]:
     entry = _entry(cfg.DATASETS.CATALOG, name)
     kind = entry.get("type", "coco")
     factory = DATASETS.get(kind, key=f"DATASETS.CATALOG, {name}, type")
-    return kind, *factory(entry, expand_path(cfg.DATASETS.ROOT))
+    root = place(cfg.DATASETS.ROOT)
+    if isinstance(root, Remote) and kind not in _AT_URLS:
+        raise ConfigError(
+            f"DATASETS.CATALOG, {name}: of type {kind!r}, which needs a folder on the disk as "
+            f"DATASETS.ROOT, not {root}"
+        )
+    annotations, images = factory(entry, root)
+    if isinstance(images, Remote):
+        images = replace(images, cache_bytes=int(cfg.DATASETS.CACHE_GB * GIGABYTE))
+    return kind, annotations, images
 
 
 def build_train_dataset(cfg: CfgNode) -> JoinedDataset:
@@ -144,13 +158,13 @@ def check_num_classes(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> Non
 
 
 @DATASETS.register("coco", "lvis")
-def coco_files(entry: Entry, root: Path) -> tuple[Path, Path]:
-    """A set on disk: `{name, annotations: file, images: folder}`, relative to `root`.
+def coco_files(entry: Entry, root: Location) -> tuple[Location, Location]:
+    """A set of files: `{name, annotations: file, images: folder}`, URLs, or relative to `root`.
 
     LVIS's files are in COCO's form; their type says that they are measured as LVIS does.
     """
     check_fields(entry, {"annotations": str, "images": str})
-    return root / expand_path(entry["annotations"]), root / expand_path(entry["images"])
+    return place(entry["annotations"], root), place(entry["images"], root)
 
 
 def check_fields(entry: Entry, fields: dict[str, type]) -> None:
@@ -191,7 +205,7 @@ def _entry(catalog: Sequence[Entry], name: str) -> Entry:
     )
 
 
-def _proposal_file(cfg: CfgNode, name: str, train: bool) -> Path:
+def _proposal_file(cfg: CfgNode, name: str, train: bool) -> Location:
     """The file that belongs to a set of DATASETS.TRAIN or DATASETS.TEST."""
     datasets, phase = cfg.DATASETS, "TRAIN" if train else "TEST"
     paths = datasets.PROPOSAL_FILES_TRAIN if train else datasets.PROPOSAL_FILES_TEST
@@ -201,4 +215,4 @@ def _proposal_file(cfg: CfgNode, name: str, train: bool) -> Path:
             f"DATASETS.PROPOSAL_FILES_{phase} is {paths!r} and DATASETS.{phase} {names!r}: "
             f"MODEL.LOAD_PROPOSALS needs one file for each set, and one for {name}"
         )
-    return expand_path(datasets.ROOT) / expand_path(paths[names.index(name)])
+    return place(paths[names.index(name)], place(datasets.ROOT))

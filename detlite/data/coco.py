@@ -22,6 +22,7 @@ from .index import CROWD, unsound_bits
 from .index_cache import open_index
 from .index_pictures import picture_problems
 from .proposals import load_proposals
+from .remote import Location, local_copy
 from .validation import fill_missing
 
 Target = dict[str, Any]
@@ -40,7 +41,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     complete and has the stated size (`picture_problems`).
 
     Args:
-        annotations: the annotation file.
+        annotations: the annotation file, here or at a URL.
         images: the folder that the file names of the pictures are relative to.
         name: what the set is called in messages and results.
         kind: the type of its catalog entry, which says how it is measured.
@@ -54,6 +55,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         proposals: a file of regions, see `load_proposals`: `proposals` float32 [P, 4] of targets.
         most_proposals: how many of an image.
         max_pixels, picture_bits, exif_orientation: of a picture, see `read_image`.
+        check_pictures: look at all of them; if not, a bad one shows when it is read.
 
     Raises:
         DataError: naming file and annotation or image id; from `dataset[i]` too, where a picture
@@ -62,8 +64,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
     def __init__(
         self,
-        annotations: Path,
-        images: Path,
+        annotations: Location,
+        images: Location,
         *,
         name: str = "",
         kind: str = "coco",
@@ -73,11 +75,12 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         keypoints: bool = False,
         min_keypoints: int = 0,
         skip_bad: bool = False,
-        proposals: Path | None = None,
+        proposals: Location | None = None,
         most_proposals: int = 1000,
         max_pixels: int = MAX_PIXELS,
         picture_bits: int = 16,
         exif_orientation: bool = True,
+        check_pictures: bool = True,
     ) -> None:
         self.name = name or annotations.stem
         self.kind = kind
@@ -87,7 +90,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         self._with_masks = train and masks
         self._masks_as_runs = masks_as_runs
         # LVIS v0.5 has file names as well, without the folder, and some that COCO gave up.
-        self._index = open_index(annotations, by_url=kind == "lvis")
+        with local_copy(annotations) as file:
+            self._index = open_index(file, by_url=kind == "lvis")
         known = ("id", "name", "keypoints") if keypoints else ("id", "name")
         self.categories: list[dict[str, Any]] = sorted(
             (
@@ -103,10 +107,12 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 f"{annotations}: no category names its keypoints, which MODEL.KEYPOINT_ON needs: "
                 '"keypoints": ["nose", "left_eye", ...]'
             )
-        if not images.is_dir():
+        if isinstance(images, Path) and not images.is_dir():
             raise DataError(f"{images}: no such folder of pictures (data set {self.name})")
         problems, count = self._index.problems(masks, len(self.keypoint_names), MOST_SHOWN)
-        broken = picture_problems(self._index, images, *self._picture_limits)
+        broken: dict[int, str] = {}
+        if check_pictures:
+            broken = picture_problems(self._index, images, *self._picture_limits)
         report([*problems, *broken.values()], count + len(broken), annotations, skip_bad)
 
         self._unsound = unsound_bits(masks, keypoints)
@@ -123,7 +129,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         self._numbers = np.flatnonzero(keeps)
         self._proposals = None
         if proposals:
-            self._proposals = load_proposals(proposals, self.image_ids, self.sizes, most_proposals)
+            with local_copy(proposals) as file:
+                limits = self.sizes, most_proposals
+                self._proposals = load_proposals(file, self.image_ids, *limits)
 
     @property
     def image_ids(self) -> list[int]:
@@ -160,7 +168,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             target["proposals"] = self._proposals[index]
         return image, target
 
-    def image_path(self, index: int) -> Path:
+    def image_path(self, index: int) -> Location:
         """The picture file of `dataset[index]`."""
         return self._folder / self._index.image(int(self._numbers[index]))["file_name"]
 

@@ -20,7 +20,7 @@ _LONGEST = 300  # characters of a problem, which may name a file
 _logger = logging.getLogger(__name__)
 
 
-def report(problems: Sequence[str], count: int, file: Path, skip: bool) -> None:
+def report(problems: Sequence[str], count: int, file: object, skip: bool) -> None:
     """Logs the first of `count` problems of a file, or unless `skip` raises a DataError."""
     written = [shorten(problem, _LONGEST) for problem in problems[:MOST_SHOWN]]
     if written and not skip:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .duplicates import Fingerprints
+from .remote import Location
 
 Row = dict[str, Any]
 
@@ -47,8 +47,8 @@ class Inspection:
         fingerprints, fingerprinted: of the pictures that could be read, and their image ids.
     """
 
-    annotations: Path
-    folder: Path
+    annotations: Location
+    folder: Location
     defects: list[Defect] = field(default_factory=list)
     content: Row = field(default_factory=dict)
     images: dict[int, Row] = field(default_factory=dict)

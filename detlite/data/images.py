@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import stat
 import struct
@@ -15,6 +14,11 @@ from PIL import Image, ImageFile
 from torch import Tensor
 
 from .errors import DataError
+from .fetching import RemoteError
+from .remote import StoredPicture
+
+_Picture = str | Path | StoredPicture
+_Size = tuple[int, int] | None
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit
 
@@ -40,7 +44,7 @@ _LAST_BYTES = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
 
 def read_image(
-    path: str | Path,
+    path: _Picture,
     size: tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
     bits: int = 16,
@@ -66,12 +70,24 @@ def read_image(
 
     Raises:
         DataError: the file is missing, no regular file, damaged, too large, of another size or of
-            a kind without 8-bit form.
+            a kind without 8-bit form. RemoteError, where that cannot be told.
     """
     try:
-        with _open(path, max_pixels) as file:
+        return _read(path, size, max_pixels, bits, exif_orientation)
+    except RemoteError:
+        raise
+    except DataError:
+        # A copy may be damaged, or the picture was mended where it comes from.
+        if isinstance(path, (str, Path)) or not path.forget():
+            raise
+    return _read(path, size, max_pixels, bits, exif_orientation)
+
+
+def _read(path: _Picture, size: _Size, max_pixels: int, bits: int, exif: bool) -> Tensor:
+    try:
+        with open_picture(path, max_pixels) as file:
             file.load()  # what stands behind the pixels belongs to the header, too
-            turn = _UPRIGHT.get(orientation(file)) if exif_orientation else None
+            turn = _UPRIGHT.get(orientation(file)) if exif else None
             picture = file if turn is None else file.transpose(turn)
             if size is not None and picture.size != size[::-1]:
                 raise DataError(f"{path}: {_size_problem(file, picture.size, size)}")
@@ -89,7 +105,7 @@ def read_image(
 
 
 def image_problem(
-    path: Path,
+    path: Path | StoredPicture,
     size: tuple[int, int],
     max_pixels: int = MAX_PIXELS,
     bits: int = 16,
@@ -99,39 +115,49 @@ def image_problem(
 
     About 0.1 ms for a sound one, of which only the header and the end are read. A file without the
     usual end may still be sound (some writers append data), so it alone is decoded.
+
+    Raises:
+        RemoteError: it cannot be told, as a server does not answer.
     """
-    # What is wrong, the decoder says below.
-    with contextlib.suppress(DataError, *_BROKEN), _open(path, max_pixels) as file:
-        last = _LAST_BYTES.get(file.format or "")
-        # A PNG without EXIF before its pixels would be decoded to look behind them.
-        known = exif_orientation and (file.format != "PNG" or "exif" in file.info)
-        turned = known and orientation(file) in _TRANSPOSED
-        fits = file.size == (size if turned else size[::-1])
-        if last is not None and fits and file.fp is not None:
-            file.fp.seek(-len(last), 2)
-            if file.fp.read() == last:
-                return None
+    try:
+        with open_picture(path, max_pixels) as file:
+            last = _LAST_BYTES.get(file.format or "")
+            # A PNG without EXIF before its pixels would be decoded to look behind them.
+            known = exif_orientation and (file.format != "PNG" or "exif" in file.info)
+            turned = known and orientation(file) in _TRANSPOSED
+            fits = file.size == (size if turned else size[::-1])
+            if last is not None and fits and file.fp is not None:
+                file.fp.seek(-len(last), 2)
+                if file.fp.read() == last:
+                    return None
+    except RemoteError:
+        raise
+    except _BROKEN:  # DataError is one of them
+        pass  # what is wrong, the decoder says below
     try:
         read_image(path, size, max_pixels, bits, exif_orientation)
+    except RemoteError:
+        raise
     except DataError as error:
         return str(error).removeprefix(f"{path}: ")
     return None
 
 
-def _open(path: str | Path, max_pixels: int) -> ImageFile.ImageFile:
+def open_picture(path: _Picture, max_pixels: int) -> ImageFile.ImageFile:
     """A picture of which no more than the header is read.
 
     Raises:
         DataError: it is no regular file, which might never end, or has more than `max_pixels`.
     """
-    if not stat.S_ISREG(Path(path).stat().st_mode):
+    if isinstance(path, (str, Path)) and not stat.S_ISREG(Path(path).stat().st_mode):
         raise DataError(f"{path}: is no regular file")
+    source = path if isinstance(path, (str, Path)) else io.BytesIO(path.read_bytes())
     # Pillow refuses from twice its own limit on. That counts for the whole process, so it is
     # never lowered.
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels
     try:
-        file = Image.open(path)
+        file = Image.open(source)
     except Image.DecompressionBombError as error:
         raise DataError(f"{path}: {_too_large(max_pixels)} ({error})") from error
     if file.width * file.height > max_pixels:
@@ -147,7 +173,7 @@ def _too_large(max_pixels: int) -> str:
     )
 
 
-def _is_cut_jpeg(file: Image.Image, path: str | Path) -> bool:
+def _is_cut_jpeg(file: Image.Image, path: _Picture) -> bool:
     """Whether data are missing in a JPEG that was decoded, and that ends as JPEGs do.
 
     libjpeg tells nobody and fills the rest with grey. A picture that ends in this grey and lacks
@@ -159,7 +185,7 @@ def _is_cut_jpeg(file: Image.Image, path: str | Path) -> bool:
         (_GREY,) * 3,
     ):
         return False
-    data = Path(path).read_bytes()
+    data = Path(path).read_bytes() if isinstance(path, str) else path.read_bytes()
     end = data.rfind(_LAST_BYTES["JPEG"])
     with Image.open(io.BytesIO(data[:end] + _MORE_DATA + data[end:])) as longer:
         return longer.tobytes() != file.tobytes()
@@ -199,7 +225,7 @@ def _size_problem(file: Image.Image, found: tuple[int, int], stated: tuple[int, 
     return f"{problem}: width and height have changed places in one of the two"
 
 
-def _rgb(picture: Image.Image, path: str | Path, bits: int) -> np.ndarray:
+def _rgb(picture: Image.Image, path: _Picture, bits: int) -> np.ndarray:
     """uint8 [H, W, 3]."""
     if picture.mode.startswith("I"):  # 16 bits, which older Pillow versions call 32
         values = np.asarray(picture).astype(np.int64)

@@ -30,7 +30,7 @@ from .index_file import DamagedIndexError, IndexFile, IndexWriter
 VARIABLE = "DETLITE_CACHE"
 _DAYS_KEPT = 30  # unused
 _OURS = re.compile(
-    r"[0-9a-f]{40}(-by-url)?\.(index|lock|note|pictures)|\.[0-9a-f]{40}.*(?P<unfinished>\.tmp)"
+    r"[0-9a-f]{40}(-by-url)?\.(index|lock|note|pictures|copy|copied)|\.[0-9a-f]{40}.*(?P<unfinished>\.tmp)"
 )
 # Some file systems count time in steps of two seconds: a file that was written again within one
 # may look as before.
@@ -99,7 +99,7 @@ def read_note(file: Path) -> Any:
 
 def write_note(file: Path, content: Any) -> None:
     """Writes a note, atomically. Raises OSError."""
-    with _appearing(file) as opened:
+    with appearing(file) as opened:
         opened.write(json.dumps(content).encode())
 
 
@@ -137,7 +137,7 @@ def _kept(file: Path, by_url: bool, folder: Path) -> IndexFile:
             index = _sound(path, content)
             if index is None:
                 _delete_unused(folder)
-                with _appearing(path) as opened:
+                with appearing(path) as opened:
                     _make(file, by_url, content, opened)
                 index = IndexFile.open(path)
     # Another user's folder serves as well.
@@ -195,7 +195,7 @@ def _delete(path: Path, owner: int) -> None:
 
 
 @contextlib.contextmanager
-def _appearing(path: Path) -> Iterator[BinaryIO]:
+def appearing(path: Path) -> Iterator[BinaryIO]:
     """A file to write, which gets its name when it is whole, or else is deleted."""
     unfinished = path.parent / f".{path.stem}-{os.getpid()}-{time.time_ns()}.tmp"
     with unfinished.open("xb") as opened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,33 +11,40 @@ from typing import Any
 
 import numpy as np
 
+from .fetching import RemoteError
 from .images import image_problem
 from .index import AnnotationIndex
 from .index_cache import cache_folder, identity, locked, read_note, stamp, write_note
+from .remote import Location, address
 
 _CHECKS = 1  # raise it with any change of what `image_problem` finds
 _Limits = tuple[int, int, bool]  # what `image_problem` takes
 _GROUP = 4096  # pictures that threads are given at once
+_logger = logging.getLogger(__name__)
 
 
 def picture_problems(
-    index: AnnotationIndex, folder: Path, max_pixels: int, bits: int, exif_orientation: bool
+    index: AnnotationIndex, folder: Location, max_pixels: int, bits: int, exif_orientation: bool
 ) -> dict[int, str]:
     """What is wrong with pictures, by their number in the index.
 
     All of them are looked at once. A note of that, which holds as long as no picture is added to
     their folders, removed or renamed, names the unsound ones, and these alone are looked at again:
-    they may have been mended in place. One that was damaged in place shows when it is decoded.
+    they may have been mended in place. One that was damaged in place shows when it is decoded. Of a
+    folder at a URL the note holds for good.
 
     Args:
         index: of the annotation file.
         folder: that its file names are relative to.
         max_pixels, bits, exif_orientation: of a picture, see `read_image`.
+
+    Raises:
+        RemoteError: of some it cannot be told.
     """
     limits = max_pixels, bits, exif_orientation
     cache = cache_folder()
     if cache is not None:
-        parts = index.file.table["hash"], index.file.table["by_url"], folder.absolute()
+        parts = index.file.table["hash"], index.file.table["by_url"], address(folder)
         note = cache / f"{identity(*parts, *limits, _CHECKS)}.pictures"
         with locked(note.with_suffix(".lock")):
             return _noted_problems(index, folder, limits, note)
@@ -44,7 +52,7 @@ def picture_problems(
 
 
 def _noted_problems(
-    index: AnnotationIndex, folder: Path, limits: _Limits, note: Path
+    index: AnnotationIndex, folder: Location, limits: _Limits, note: Path
 ) -> dict[int, str]:
     now = _stamps(index, folder)
     noted = read_note(note)
@@ -57,8 +65,10 @@ def _noted_problems(
     return problems
 
 
-def _stamps(index: AnnotationIndex, folder: Path) -> dict[str, Any] | None:
+def _stamps(index: AnnotationIndex, folder: Location) -> dict[str, Any] | None:
     """What changes when one of the folders does; None: too new to tell."""
+    if not isinstance(folder, Path):
+        return {}
     stamps: dict[str, list[int] | None] = {}
     for name in index.folders:
         try:
@@ -69,16 +79,21 @@ def _stamps(index: AnnotationIndex, folder: Path) -> dict[str, Any] | None:
 
 
 def _problems(
-    index: AnnotationIndex, folder: Path, limits: _Limits, numbers: np.ndarray
+    index: AnnotationIndex, folder: Location, limits: _Limits, numbers: np.ndarray
 ) -> Iterator[tuple[int, str]]:
     def problem(number: int) -> str | None:
         image = index.image(number)
         size = image["height"], image["width"]
-        found = image_problem(folder / image["file_name"], size, *limits)
+        try:
+            found = image_problem(folder / image["file_name"], size, *limits)
+        except RemoteError as error:
+            raise RemoteError(f"{error} (image id {image['id']})") from error
         return found and f"image {image['id']} ({image['file_name']}): {found}"
 
+    if len(numbers) and not isinstance(folder, Path):
+        _logger.info("%s: all of its %d pictures are looked at, once", folder, len(numbers))
     # Threads, as on a network disk the time goes into waiting.
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(8 if isinstance(folder, Path) else 32) as pool:
         for first in range(0, len(numbers), _GROUP):
             group = numbers[first : first + _GROUP].tolist()
             found = zip(group, pool.map(problem, group), strict=True)

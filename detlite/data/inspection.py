@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
-
-from PIL import Image
 
 from .coco import CocoDataset, keypoint_names
 from .duplicates import Fingerprints
 from .errors import DataError, shown
+from .fetching import RemoteError
 from .findings import Defect, Inspection, Row
-from .images import MAX_PIXELS, orientation, read_image
+from .images import MAX_PIXELS, open_picture, orientation, read_image
 from .oddities import odd_objects, odd_shapes
+from .remote import Location, local_copy
 from .validation import annotation_problem, box_problem
 
 
 def inspect_set(
-    annotations: Path,
-    folder: Path,
+    annotations: Location,
+    folder: Location,
     *,
     by_url: bool = False,
     masks: bool | None = None,
@@ -78,7 +77,10 @@ def _read(found: Inspection, by_url: bool) -> None:
         found.defects.append(Defect("file", found.annotations.name, problem, True))
 
     try:
-        content = json.loads(found.annotations.read_bytes())
+        with local_copy(found.annotations) as file:
+            content = json.loads(file.read_bytes())
+    except DataError:  # a URL that cannot be read
+        raise
     except OSError as error:
         refuse(f"cannot be read ({error.strerror})")
         return
@@ -159,11 +161,13 @@ def _inspect_picture(found: Inspection, image: Row, *how: Any) -> None:
     where = f"image {image['id']} ({image['file_name']})"
     try:
         picture = read_image(path, (image["height"], image["width"]), *how)
+    except RemoteError as error:
+        raise RemoteError(f"{error} (image id {image['id']})") from error
     except DataError as error:
         problem = str(error).removeprefix(f"{path}: ")
         found.defects.append(Defect("picture", where, problem, True, image["id"]))
         return
-    with Image.open(path) as file:
+    with open_picture(path, how[0]) as file:
         turned = orientation(file)
     if turned != 1:
         problem = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from PIL import Image
 
 from detlite.config import load_config
 from detlite.data import index_cache
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 SMALL_SET: dict[str, Any] = {
     # Sparse ids, and not in order.

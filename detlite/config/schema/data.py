@@ -68,7 +68,8 @@ _DATASETS = section(
     Key(
         "ROOT",
         "datasets",
-        "folder that the entries' paths are relative to; may hold ${VARIABLE:-default}",
+        "folder that the entries' paths are relative to, or a URL such as s3://bucket/folder; may "
+        "hold ${VARIABLE:-default}",
     ),
     Key("CATALOG", [], "data sets: {name, annotations, images}", catalog),
     Key(
@@ -76,6 +77,17 @@ _DATASETS = section(
         "error",
         "bad annotations: stop, or log, count and skip",
         one_of("error", "skip"),
+    ),
+    Key(
+        "CHECK_PICTURES",
+        True,
+        "look at every picture when a set is first opened; False: a bad one shows when it is read",
+    ),
+    Key(
+        "CACHE_GB",
+        20.0,
+        "GiB of pictures from URLs that are kept in DETLITE_CACHE, those used last; 0: none",
+        not_negative,
     ),
     Key("MAX_PIXELS", 178_956_970, "pictures with more are bad; the default is Pillow's", positive),
     Key(
