@@ -54,8 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{len(across)} pairs of nearly the same pictures across sets")
         for (first, first_id), (second, second_id) in across[: args.most]:
             print(
-                f"  {sets[first].annotations} image {first_id} and "
-                f"{sets[second].annotations} image {second_id}"
+                f"  {sets[first].name} image {first_id} and {sets[second].name} image {second_id}"
             )
         if args.page:
             page = data_page(
@@ -119,7 +118,7 @@ def find_images(annotations: Path) -> Path:
 
 def report(found: Inspection, most: int) -> None:
     """Prints statistics and defects, at most so many of a kind."""
-    print(f"{found.annotations}")
+    print(found.name)
     for name, value in numbers(found):
         print(f"  {name}: {value}")
     for name, objects, images in found.balance():

@@ -1,6 +1,6 @@
 """Data sets in COCO form, their transforms, and the loaders that feed training and evaluation."""
 
-from . import cityscapes, pascal_voc, shapes  # noqa: F401  (register their data set types)
+from . import cityscapes, pascal_voc, shapes, shard_index  # noqa: F401  (register their data set types)
 from .batch_loader import LoaderProcessError, naming_dead_loaders
 from .catalog import (
     DATASETS,

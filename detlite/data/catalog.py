@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset
 from yacs.config import CfgNode
@@ -19,15 +20,16 @@ from .builtin import BUILTIN
 from .coco import CocoDataset, Target
 from .errors import DataError
 from .remote import GIGABYTE, Location, Remote, place
+from .shards import Folder, ShardFolder
 
 Entry = dict[str, Any]
 
-DATASETS: Registry[Callable[[Entry, Any], tuple[Location, Location]]] = Registry("data set type")
+DATASETS: Registry[Callable[[Entry, Any], tuple[Location, Folder]]] = Registry("data set type")
 """Types of catalog entries. `@DATASETS.register("mine")` adds a function that is given the entry
 and the folder DATASETS.ROOT, makes or finds the set, and returns (annotation file, image folder).
 """
 
-_AT_URLS = ("coco", "lvis")  # types that take a DATASETS.ROOT that is a URL
+_AT_URLS = ("coco", "lvis", "webdataset")  # types that take a DATASETS.ROOT that is a URL
 
 
 class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
@@ -63,6 +65,18 @@ class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
     def aspect_ratios(self) -> list[float]:
         """Width / height of each image, as a new list."""
         return [ratio for dataset in self._parts for ratio in dataset.aspect_ratios]
+
+    @property
+    def shards(self) -> np.ndarray | None:
+        """Which shard each image is in, as of a CocoDataset; a picture that is a file is one."""
+        found = [dataset.shards for dataset in self._parts]
+        if all(one is None for one in found):
+            return None
+        first, joined = 0, []
+        for dataset, one in zip(self._parts, found, strict=True):
+            joined.append(first + (np.arange(len(dataset)) if one is None else one))
+            first = int(joined[-1][-1]) + 1
+        return np.concatenate(joined)
 
 
 def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
@@ -105,7 +119,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
     )
 
 
-def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, Location]:
+def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, Folder]:
     """The type, the annotation file and the image folder of the data set of that name.
 
     Raises:
@@ -121,7 +135,7 @@ def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, Location]:
             f"DATASETS.ROOT, not {root}"
         )
     annotations, images = factory(entry, root)
-    if isinstance(images, Remote):
+    if isinstance(images, (Remote, ShardFolder)):
         images = replace(images, cache_bytes=int(cfg.DATASETS.CACHE_GB * GIGABYTE))
     return kind, annotations, images
 

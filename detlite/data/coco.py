@@ -22,7 +22,8 @@ from .index import CROWD, unsound_bits
 from .index_cache import open_index
 from .index_pictures import picture_problems
 from .proposals import load_proposals
-from .remote import Location, local_copy
+from .remote import Location, local_copy, named
+from .shards import Folder, ShardFolder, ShardPicture, picture_of
 from .validation import fill_missing
 
 Target = dict[str, Any]
@@ -42,7 +43,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
     Args:
         annotations: the annotation file, here or at a URL.
-        images: the folder that the file names of the pictures are relative to.
+        images: the folder that the file names of the pictures are relative to, here or at a URL, or
+            the shards that they are in.
         name: what the set is called in messages and results.
         kind: the type of its catalog entry, which says how it is measured.
         train: leave out images without a usable annotation.
@@ -65,7 +67,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     def __init__(
         self,
         annotations: Location,
-        images: Location,
+        images: Folder,
         *,
         name: str = "",
         kind: str = "coco",
@@ -84,13 +86,13 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     ) -> None:
         self.name = name or annotations.stem
         self.kind = kind
-        self.annotation_file = annotations
+        self.annotation_file = images.name if isinstance(images, ShardFolder) else annotations
         self._folder = images
         self._picture_limits = max_pixels, picture_bits, exif_orientation
         self._with_masks = train and masks
         self._masks_as_runs = masks_as_runs
         # LVIS v0.5 has file names as well, without the folder, and some that COCO gave up.
-        with local_copy(annotations) as file:
+        with local_copy(annotations) as file, named(file, self.annotation_file):
             self._index = open_index(file, by_url=kind == "lvis")
         known = ("id", "name", "keypoints") if keypoints else ("id", "name")
         self.categories: list[dict[str, Any]] = sorted(
@@ -104,8 +106,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         self.keypoint_names = keypoint_names(self.categories)
         if keypoints and not self.keypoint_names:
             raise DataError(
-                f"{annotations}: no category names its keypoints, which MODEL.KEYPOINT_ON needs: "
-                '"keypoints": ["nose", "left_eye", ...]'
+                f"{self.annotation_file}: no category names its keypoints, which "
+                'MODEL.KEYPOINT_ON needs: "keypoints": ["nose", "left_eye", ...]'
             )
         if isinstance(images, Path) and not images.is_dir():
             raise DataError(f"{images}: no such folder of pictures (data set {self.name})")
@@ -113,7 +115,11 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         broken: dict[int, str] = {}
         if check_pictures:
             broken = picture_problems(self._index, images, *self._picture_limits)
-        report([*problems, *broken.values()], count + len(broken), annotations, skip_bad)
+        if isinstance(images, ShardFolder):
+            told = self._index.content["problems"]
+            problems, count = [*told["first"], *problems], count + told["count"]
+        problems += broken.values()
+        report(problems, count + len(broken), self.annotation_file, skip_bad)
 
         self._unsound = unsound_bits(masks, keypoints)
         keeps = np.ones(len(self._index.image_ids), bool)
@@ -123,7 +129,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         keeps[list(broken)] = False
         if not keeps.any():
             needed = f" and {min_keypoints} keypoints" if min_keypoints else ""
-            raise DataError(f"{annotations}: no image has a usable annotation{needed} to train on")
+            raise DataError(
+                f"{self.annotation_file}: no image has a usable annotation{needed} to train on"
+            )
         # An array, as lists of objects would be copied page by page into the loader's processes
         # while their reference counts change.
         self._numbers = np.flatnonzero(keeps)
@@ -149,6 +157,14 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         sizes = self._index.sizes[self._numbers]
         return (sizes[:, 1] / sizes[:, 0]).tolist()
 
+    @property
+    def shards(self) -> np.ndarray | None:
+        """Which shard each image is in, int64 [N], never decreasing; None: pictures are files."""
+        if not isinstance(self._folder, ShardFolder):
+            return None
+        ends = np.cumsum(self._index.content["shards"])
+        return np.searchsorted(ends, self._numbers, side="right")
+
     def __len__(self) -> int:
         return len(self._numbers)
 
@@ -156,9 +172,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         number = int(self._numbers[index])
         entry = self._index.image(number)
         height, width = entry["height"], entry["width"]
-        path = self._folder / entry["file_name"]
+        picture = picture_of(self._folder, entry)
         try:
-            image = read_image(path, (height, width), *self._picture_limits)
+            image = read_image(picture, (height, width), *self._picture_limits)
         except DataError as error:
             raise DataError(f"{error} (image id {entry['id']})") from error
         rows = self._index.annotations(number, self._unsound | CROWD)
@@ -168,9 +184,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             target["proposals"] = self._proposals[index]
         return image, target
 
-    def image_path(self, index: int) -> Location:
+    def image_path(self, index: int) -> Location | ShardPicture:
         """The picture file of `dataset[index]`."""
-        return self._folder / self._index.image(int(self._numbers[index]))["file_name"]
+        return picture_of(self._folder, self._index.image(int(self._numbers[index])))
 
     def labels(self, index: int) -> np.ndarray:
         """The labels of `dataset[index]`, int64 [N], without its picture."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from .duplicates import Fingerprints
 from .remote import Location
+from .shards import Folder, ShardFolder
 
 Row = dict[str, Any]
 
@@ -48,7 +49,7 @@ class Inspection:
     """
 
     annotations: Location
-    folder: Location
+    folder: Folder
     defects: list[Defect] = field(default_factory=list)
     content: Row = field(default_factory=dict)
     images: dict[int, Row] = field(default_factory=dict)
@@ -58,6 +59,11 @@ class Inspection:
     keypoints: int = 0
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
     fingerprinted: list[int] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What it is called: its annotation file, or its shards."""
+        return self.folder.name if isinstance(self.folder, ShardFolder) else str(self.annotations)
 
     @property
     def refused(self) -> list[Defect]:

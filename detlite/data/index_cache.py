@@ -30,7 +30,8 @@ from .index_file import DamagedIndexError, IndexFile, IndexWriter
 VARIABLE = "DETLITE_CACHE"
 _DAYS_KEPT = 30  # unused
 _OURS = re.compile(
-    r"[0-9a-f]{40}(-by-url)?\.(index|lock|note|pictures|copy|copied)|\.[0-9a-f]{40}.*(?P<unfinished>\.tmp)"
+    r"[0-9a-f]{40}(-by-url)?\.(index|lock|note|pictures|copy|copied|shard|coco)"
+    r"|\.[0-9a-f]{40}.*(?P<unfinished>\.tmp)"
 )
 # Some file systems count time in steps of two seconds: a file that was written again within one
 # may look as before.

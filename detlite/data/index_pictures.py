@@ -15,7 +15,8 @@ from .fetching import RemoteError
 from .images import image_problem
 from .index import AnnotationIndex
 from .index_cache import cache_folder, identity, locked, read_note, stamp, write_note
-from .remote import Location, address
+from .remote import address
+from .shards import Folder, ShardFolder, picture_of
 
 _CHECKS = 1  # raise it with any change of what `image_problem` finds
 _Limits = tuple[int, int, bool]  # what `image_problem` takes
@@ -24,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 def picture_problems(
-    index: AnnotationIndex, folder: Location, max_pixels: int, bits: int, exif_orientation: bool
+    index: AnnotationIndex, folder: Folder, max_pixels: int, bits: int, exif_orientation: bool
 ) -> dict[int, str]:
     """What is wrong with pictures, by their number in the index.
 
@@ -44,7 +45,11 @@ def picture_problems(
     limits = max_pixels, bits, exif_orientation
     cache = cache_folder()
     if cache is not None:
-        parts = index.file.table["hash"], index.file.table["by_url"], address(folder)
+        parts = (
+            index.file.table["hash"],
+            index.file.table["by_url"],
+            folder.address if isinstance(folder, ShardFolder) else address(folder),
+        )
         note = cache / f"{identity(*parts, *limits, _CHECKS)}.pictures"
         with locked(note.with_suffix(".lock")):
             return _noted_problems(index, folder, limits, note)
@@ -52,7 +57,7 @@ def picture_problems(
 
 
 def _noted_problems(
-    index: AnnotationIndex, folder: Location, limits: _Limits, note: Path
+    index: AnnotationIndex, folder: Folder, limits: _Limits, note: Path
 ) -> dict[int, str]:
     now = _stamps(index, folder)
     noted = read_note(note)
@@ -65,7 +70,7 @@ def _noted_problems(
     return problems
 
 
-def _stamps(index: AnnotationIndex, folder: Location) -> dict[str, Any] | None:
+def _stamps(index: AnnotationIndex, folder: Folder) -> dict[str, Any] | None:
     """What changes when one of the folders does; None: too new to tell."""
     if not isinstance(folder, Path):
         return {}
@@ -79,13 +84,13 @@ def _stamps(index: AnnotationIndex, folder: Location) -> dict[str, Any] | None:
 
 
 def _problems(
-    index: AnnotationIndex, folder: Location, limits: _Limits, numbers: np.ndarray
+    index: AnnotationIndex, folder: Folder, limits: _Limits, numbers: np.ndarray
 ) -> Iterator[tuple[int, str]]:
     def problem(number: int) -> str | None:
         image = index.image(number)
         size = image["height"], image["width"]
         try:
-            found = image_problem(folder / image["file_name"], size, *limits)
+            found = image_problem(picture_of(folder, image), size, *limits)
         except RemoteError as error:
             raise RemoteError(f"{error} (image id {image['id']})") from error
         return found and f"image {image['id']} ({image['file_name']}): {found}"

@@ -14,12 +14,13 @@ from .findings import Defect, Inspection, Row
 from .images import MAX_PIXELS, open_picture, orientation, read_image
 from .oddities import odd_objects, odd_shapes
 from .remote import Location, local_copy
+from .shards import Folder, picture_of
 from .validation import annotation_problem, box_problem
 
 
 def inspect_set(
     annotations: Location,
-    folder: Location,
+    folder: Folder,
     *,
     by_url: bool = False,
     masks: bool | None = None,
@@ -157,7 +158,7 @@ def _drawable(box: Any) -> Any:
 
 
 def _inspect_picture(found: Inspection, image: Row, *how: Any) -> None:
-    path = found.folder / image["file_name"]
+    path = picture_of(found.folder, image)
     where = f"image {image['id']} ({image['file_name']})"
     try:
         picture = read_image(path, (image["height"], image["width"]), *how)

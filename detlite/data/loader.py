@@ -34,7 +34,7 @@ class TransformedDataset(Dataset[Any]):
     bury its message on the way out of a loader process; `BatchLoader` raises it.
 
     With the probability `paste` some objects of another image, transformed apart, are pasted into a
-    sample, see `paste_objects`.
+    sample, see `paste_objects`; where pictures lie in shards, of one of the same shard.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class TransformedDataset(Dataset[Any]):
         self._transform = transform
         self._seed = seed
         self._paste = paste
+        self._shards = dataset.shards if paste else None
 
     def __getitem__(self, sample: int | Sample) -> tuple[Tensor, Target] | DataError:
         try:
@@ -66,7 +67,12 @@ class TransformedDataset(Dataset[Any]):
         image, target = self._transform(*self._dataset[index])
         if self._paste == 0 or torch.rand(()) >= self._paste:
             return image, target
-        other = int(torch.randint(len(self._dataset), ()))
+        first, stop = 0, len(self._dataset)
+        if self._shards is not None:
+            own = self._shards[index]
+            near = np.searchsorted(self._shards, (own, own + 1)).tolist()
+            first, stop = near if near[1] - near[0] > 1 else (first, stop)
+        other = int(torch.randint(first, stop, ()))
         source, source_target = self._transform(*self._dataset[other])
         return paste_objects(image, target, source, choose_objects(source_target))
 
@@ -92,6 +98,8 @@ def build_train_loader(
         distributed.rank(),
         distributed.world_size(),
         _repeat_factors(cfg, dataset),
+        dataset.shards,
+        cfg.DATALOADER.SHARD_SHUFFLE,
     )
     transform = build_transform(cfg, train=True, keypoint_names=dataset.keypoint_names)
     paste = cfg.INPUT.COPY_PASTE_PROB

@@ -57,11 +57,17 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
     in proportion to their sizes. A batch is that of all processes together and is cut up among
     them, so their number changes neither batches nor augmentation.
 
+    Where pictures lie in shards, a round goes through the shards in random order, and through each
+    in its own; then images change places with those near them alone, so that a shard is read in
+    sequence. Both groups take the shards in the same order, at the same pace.
+
     Args:
         wide: for each image whether it belongs to the first group; all False: no grouping.
         batch_size: that of all processes, a multiple of `world_size`.
         factors: how often each image appears in a round on average, see `repeat_factors`; each
             round rounds it up or down by chance. None: once.
+        shards: int64 [images], the shard of each, never decreasing; None: there are none.
+        window: how many images, one after another, are shuffled among themselves, under `shards`.
     """
 
     def __init__(
@@ -73,14 +79,23 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
         rank: int = 0,
         world_size: int = 1,
         factors: np.ndarray | None = None,
+        shards: np.ndarray | None = None,
+        window: int = 1,
     ) -> None:
         is_wide = np.asarray(wide, bool)
         count = len(is_wide)
         weights = np.full(count, _WHOLE)
         if factors is not None:
             weights = np.rint(factors * _WHOLE).astype(np.int64)
-        self._wide = _Rounds(np.flatnonzero(is_wide), weights[is_wide], (seed, 0))
-        self._tall = _Rounds(np.flatnonzero(~is_wide), weights[~is_wide], (seed, 1))
+        self._wide, self._tall = (
+            _Rounds(
+                np.flatnonzero(own),
+                weights[own],
+                (seed, group),
+                None if shards is None else _Shards(seed, shards, own, window),
+            )
+            for group, own in ((0, is_wide), (1, ~is_wide))
+        )
         self._total = self._wide.total + self._tall.total
         self._phase = int(np.random.default_rng((seed, 2)).integers(count)) * self._total // count
         self._start_iter = start_iter
@@ -102,6 +117,25 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
         return (iteration * self._wide.total + self._phase) // self._total
 
 
+class _Shards:
+    """The order in which a group of images is read from shards."""
+
+    def __init__(self, seed: int, shards: np.ndarray, own: np.ndarray, window: int) -> None:
+        self._seed, self._window = seed, window
+        self._count = int(shards[-1]) + 1
+        self._shards = shards[own]
+
+    def order(self, number: int) -> np.ndarray:
+        """The places of the images in a round: shard by shard, int64 [N]."""
+        rank = np.random.default_rng((self._seed, 3, number)).permutation(self._count)
+        return np.argsort(rank[self._shards], kind="stable")
+
+    def shuffled(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """A permutation, int64 [count], of which each element is less than `window` off."""
+        place = np.arange(count) + rng.integers(self._window)
+        return np.argsort(place // self._window + rng.random(count))
+
+
 class _Rounds:
     """An endless stream of images: permutation after permutation, open at any position.
 
@@ -111,8 +145,15 @@ class _Rounds:
     without those before it; the first lies at random, so that each image is rounded without bias.
     """
 
-    def __init__(self, images: np.ndarray, weights: np.ndarray, seed: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        images: np.ndarray,
+        weights: np.ndarray,
+        seed: tuple[int, int],
+        shards: _Shards | None,
+    ) -> None:
         self.total = int(weights.sum())
+        self._shards = shards
         self._images, self._weights, self._seed = images, weights, seed
         self._phase = int(np.random.default_rng((*seed, 0, 0)).integers(_WHOLE))
         # Two, as a batch may reach from one round into the next.
@@ -130,13 +171,20 @@ class _Rounds:
     def _draw(self, number: int) -> np.ndarray:
         """The images of a round, and which appearance in it each is: integers [N, 2]."""
         rng = np.random.default_rng((*self._seed, number))
-        order = rng.permutation(len(self._images))
+        if self._shards is None:
+            order = rng.permutation(len(self._images))
+        else:
+            order = self._shards.order(number)
         first_mark = (self._phase + number * self.total) % _WHOLE
         ends = (first_mark + self._weights[order].cumsum()) // _WHOLE
         counts = np.diff(ends, prepend=0)
         place = np.repeat(np.arange(len(order)), counts)
         repeat = np.arange(len(place)) - (ends - counts)[place]
-        if counts.max() > 1:  # else it is in random order already
+        shuffled = None
+        if self._shards is not None:
+            shuffled = self._shards.shuffled(rng, len(place))
+        elif counts.max() > 1:  # else it is in random order already
             shuffled = rng.permutation(len(place))
+        if shuffled is not None:
             place, repeat = place[shuffled], repeat[shuffled]
         return np.stack([self._images[order[place]], repeat], axis=1)

@@ -6,6 +6,7 @@ import base64
 import io
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from PIL import Image
 from ..data.errors import DataError
 from ..data.findings import Defect, Inspection
 from ..data.images import read_image
+from ..data.shards import picture_of
 from .detections import draw_detections
 
 _SIDE = 320  # of a picture on the page
@@ -66,7 +68,7 @@ def data_page(sets: Sequence[Inspection], pairs: Sequence[Pair], numbers: Sequen
     except ImportError as error:
         raise DataError("a page needs jinja2: pip install detlite[report]") from error
     shown = [
-        [_picture(sets[number], image_id, [], f"{sets[number].annotations.name}, image {image_id}")
+        [_picture(sets[number], image_id, [], f"{Path(sets[number].name).name}, image {image_id}")
          for number, image_id in pair]
         for pair in pairs[:_MOST_PICTURES]
     ]  # fmt: skip
@@ -82,7 +84,7 @@ def _describe(found: Inspection, numbers: Any) -> dict[str, Any]:
     kinds = Counter((defect.kind, defect.refused) for defect in found.defects)
     step = max(1, len(found.fingerprinted) // _MOST_PICTURES)
     return {
-        "file": str(found.annotations),
+        "file": found.name,
         "refused": refused,
         "verdict": f"Training refuses {refused} entries." if refused else "Training takes it.",
         "numbers": numbers,
@@ -125,7 +127,7 @@ def _picture(
 ) -> dict[str, str]:
     """A picture with (box, name) of objects, for the template; without it where it is broken."""
     try:
-        image = read_image(found.folder / found.images[image_id]["file_name"])
+        image = read_image(picture_of(found.folder, found.images[image_id]))
     except DataError:
         return {"source": "", "text": f"{text}: cannot be shown"}
     boxes = torch.tensor([box for box, _ in objects], dtype=torch.float32).reshape(-1, 4)

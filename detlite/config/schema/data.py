@@ -114,6 +114,12 @@ _DATALOADER = section(
     Key("SIZE_DIVISIBILITY", 0, "batches are padded to a multiple of it", not_negative),
     Key("ASPECT_RATIO_GROUPING", True, "batches of only wide or only tall images"),
     Key(
+        "SHARD_SHUFFLE",
+        2000,
+        "images that are shuffled among themselves where pictures are read from shards in sequence",
+        positive,
+    ),
+    Key(
         "REPEAT_THRESHOLD",
         0.0,
         "categories in a smaller fraction f of the training images are repeated, sqrt(this / f) "
