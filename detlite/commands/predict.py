@@ -1,6 +1,10 @@
 """Detect objects in pictures with a trained checkpoint.
 
     detlite predict --weights model_final.pth --input photos extra.png --output found
+    detlite predict --weights model_final.pth --input 'photos/**/*.jpg' --output found
+    detlite predict --weights model_final.pth --input list.txt https://host/a.jpg --output found
+
+--input takes files, folders, globs, text files that list paths or addresses, and addresses.
 
 In the output folder:
     0001_<name>.png   each picture with its detections; 1 is the picture's image_id
@@ -18,10 +22,10 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
@@ -30,6 +34,7 @@ from ..data import DataError
 from ..engine.checkpoint import CheckpointError
 from ..evaluation import coco_results
 from ..inference.exported import SUFFIXES
+from ..inference.inputs import list_pictures, load_picture, stem_of
 from ..inference.memory import keep_freed_memory
 from ..inference.predictor import Prediction, Predictor
 from ..inference.stream import predict_stream
@@ -46,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     keep_freed_memory()
     try:
-        files = list_pictures(args.input)
+        pictures = list_pictures(args.input)
         if Path(args.weights).suffix in SUFFIXES.values():
             predictor = Predictor(args.weights, score_thresh=args.threshold, rle=True)
         else:
@@ -58,43 +63,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{args.weights}: a Fast R-CNN needs proposals for each picture: call a Predictor "
                 "with them, or evaluate a data set that has them (`detlite test`)"
             )
-        unreadable = predict_files(predictor, files, args.output, args.batch)
+        unreadable = predict_pictures(predictor, pictures, args.output, args.batch)
     except (CheckpointError, ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:  # pictures and weights have errors of their own
         print(f"error: --output {args.output}: cannot be written to ({error})", file=sys.stderr)
         return 2
-    print(f"{len(files) - unreadable} pictures done, {unreadable} unreadable: see {args.output}")
+    print(f"{len(pictures) - unreadable} pictures done, {unreadable} unreadable: see {args.output}")
     return 1 if unreadable else 0
 
 
-def list_pictures(inputs: Sequence[Path]) -> list[Path]:
-    """The files among `inputs`, and in place of each folder the pictures in it, by name."""
-    formats = Image.registered_extensions()
-    suffixes = {suffix for suffix, kind in formats.items() if kind in Image.OPEN}
-    files: list[Path] = []
-    for path in inputs:
-        if not path.is_dir():
-            files.append(path)
-            continue
-        found = sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes)
-        if not found:
-            raise DataError(f"{path}: there is no picture in this folder")
-        files += found
-    return files
-
-
-def predict_files(predictor: Predictor, files: Sequence[Path], output: Path, batch: int) -> int:
-    """Draws and writes the detections in `files`; returns how many could not be read."""
+def predict_pictures(
+    predictor: Predictor, pictures: Sequence[str], output: Path, batch: int
+) -> int:
+    """Draws and writes the detections in `pictures`; returns how many could not be read."""
     output.mkdir(parents=True, exist_ok=True)
 
     def write(place: int, picture: Tensor, found: Prediction) -> tuple[Entry, list[Entry]]:
-        image_id, file = place + 1, files[place]
+        image_id, name = place + 1, pictures[place]
         drawn = draw_detections(picture, found, predictor.categories, min_score=0)
-        drawn.save(output / f"{image_id:04d}_{file.stem}.png")
+        drawn.save(output / f"{image_id:04d}_{stem_of(name)}.png")
         _, height, width = picture.shape
-        image = {"id": image_id, "file_name": str(file), "height": height, "width": width}
+        image = {"id": image_id, "file_name": name, "height": height, "width": width}
         rows = coco_results(
             image_id, found["boxes"], found["scores"], found["category_ids"],
             found.get("masks"), found.get("keypoints"), predictor.model.convention.keypoint_center,
@@ -102,14 +93,14 @@ def predict_files(predictor: Predictor, files: Sequence[Path], output: Path, bat
         return image, list(rows)
 
     images, results = [], []
-    stream = predict_stream(predictor, files, write, batch)
-    for file, written in zip(tqdm(files, "pictures", disable=None), stream, strict=True):
+    load = partial(load_picture, predictor)
+    stream = predict_stream(predictor, pictures, write, batch, load=load)
+    for written in tqdm(stream, total=len(pictures), unit=" pictures", disable=None):
         if isinstance(written, DataError):
-            print(f"skipped: {written}", file=sys.stderr)
+            tqdm.write(f"skipped: {written}", file=sys.stderr)
             continue
         images.append(written[0])
         results += written[1]
-        tqdm.write(f"{file}: {len(written[1])} objects")
     index = {
         "info": {},
         "images": images,
@@ -118,7 +109,7 @@ def predict_files(predictor: Predictor, files: Sequence[Path], output: Path, bat
     }
     (output / "images.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
     (output / "results.json").write_text(json.dumps(results), encoding="utf-8")
-    return len(files) - len(images)
+    return len(pictures) - len(images)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -130,7 +121,11 @@ def _parser() -> argparse.ArgumentParser:
         "--config", "--config-file", help="YAML file of the model, for weights without a config"
     )
     parser.add_argument(
-        "--input", required=True, nargs="+", type=Path, help="pictures, or folders of pictures"
+        "--input",
+        required=True,
+        nargs="+",
+        metavar="PICTURES",
+        help="files, folders, globs, lists (.txt) or addresses (http, https)",
     )
     parser.add_argument("--output", required=True, type=Path, help="folder for what is found")
     parser.add_argument(

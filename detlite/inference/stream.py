@@ -6,25 +6,27 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from ..data.errors import DataError
 from ..structures.instances import Detections
-from .predictor import Loaded, Picture, Prediction, Predictor
+from .predictor import Loaded, Prediction, Predictor
 from .test_time_augmentation import size_of
 
+P = TypeVar("P")
 T = TypeVar("T")
 Reading = tuple[int, Future[Loaded | DataError]]
 
 
 def predict_stream(
     predictor: Predictor,
-    pictures: Iterable[Picture],
+    pictures: Iterable[P],
     then: Callable[[int, Tensor, Prediction], T],
     batch_size: int = 1,
     threads: int = 2,
+    load: Callable[[P], Loaded] | None = None,
 ) -> Iterator[T | DataError]:
     """Detects in pictures one after the other, in as little memory as a few of them take.
 
@@ -32,16 +34,18 @@ def predict_stream(
     `then` does) while the network runs.
 
     Args:
-        pictures: as a Predictor takes them; may be endless.
+        pictures: as a Predictor takes them, or as `load` does; may be endless.
         then: called with the place of a picture in `pictures`, the picture uint8 [3, H, W] and its
             prediction, in some thread, in any order.
         batch_size: so many pictures are run together, where those read ahead are of like size.
         threads: beside the one that calls.
+        load: reads and resizes a picture, in some thread; None: `predictor.load`.
 
     Yields:
         For each picture, in order, what `then` returns, or the DataError of a file that cannot be
         read.
     """
+    read: Callable[[Any], Loaded] = load or predictor.load
     source = enumerate(pictures)
     ahead, due = threads + 2 * batch_size, 0
     reading: deque[Reading] = deque()
@@ -49,7 +53,7 @@ def predict_stream(
     with ThreadPoolExecutor(threads) as pool:
         while True:
             for place, picture in islice(source, ahead - len(reading)):
-                reading.append((place, pool.submit(_load, predictor, picture)))
+                reading.append((place, pool.submit(_load, read, picture)))
             while due in done and (done[due].done() or len(done) > ahead or not reading):
                 yield done.pop(due).result()
                 due += 1
@@ -59,9 +63,9 @@ def predict_stream(
                 done[place] = pool.submit(_finish, predictor, then, place, loaded, found)
 
 
-def _load(predictor: Predictor, picture: Picture) -> Loaded | DataError:
+def _load(read: Callable[[Any], Loaded], picture: Any) -> Loaded | DataError:
     try:
-        return predictor.load(picture)
+        return read(picture)
     except DataError as error:
         return error
 

@@ -105,3 +105,18 @@ def test_errors_reach_the_caller(place: str) -> None:
 
     with pytest.raises(RuntimeError, match=r"disk full|out of memory"):
         list(predict_stream(Mean(place == "network"), pictures((8, 8), (8, 8)), broken))
+
+
+def test_pictures_are_read_by_another_reader() -> None:
+    def load(name: str) -> Loaded:
+        if name == "":
+            raise DataError("nothing there")
+        picture = torch.full((3, 8, 8), int(name), dtype=torch.uint8)
+        return Loaded(picture, picture)
+
+    predictor = Mean()
+    found = list(predict_stream(predictor, ["5", "", "7"], then, load=load))
+    assert [str(one) if isinstance(one, DataError) else one[2] for one in found] == [
+        5.0, "nothing there", 7.0,
+    ]  # fmt: skip
+    assert predictor.loaded == 0

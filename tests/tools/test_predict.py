@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from yacs.config import CfgNode
 
 from detlite import build_model, load_checkpoint
 from detlite.engine.checkpoint import Checkpoint, save_checkpoint
+from detlite.inference import inputs
 
 Run = Callable[..., int]
 
@@ -161,3 +163,20 @@ def test_a_model_that_needs_proposals_is_refused(
     assert error.startswith(f"error: {weights}: a Fast R-CNN needs proposals")
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_list_and_a_pattern(
+    run: Run, weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids follow the order of the inputs."""
+    monkeypatch.chdir(tmp_path)
+    Path("list.txt").write_text("photos/b.jpg\nhttps://host/x.jpg\n")
+    monkeypatch.setattr(inputs, "fetch", lambda address, file: shutil.copy(photos / "a.png", file))
+    assert run("--weights", weights, "--input", "list.txt", "ph*/*.png", "--output", "out") == 0
+    images = json.loads(Path("out/images.json").read_text())["images"]
+    assert [(image["id"], image["file_name"], image["height"]) for image in images] == [
+        (1, "photos/b.jpg", 50), (2, "https://host/x.jpg", 70), (3, "photos/a.png", 70),
+    ]  # fmt: skip
+    found = json.loads(Path("out/results.json").read_text())
+    scores = {n: [row["score"] for row in found if row["image_id"] == n] for n in (2, 3)}
+    assert scores[2] == scores[3]

@@ -1,0 +1,107 @@
+"""What `--input` names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detlite.data import DataError
+from detlite.inference import inputs
+from detlite.inference.inputs import list_pictures, load_picture, stem_of
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of empty files, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    names = ("b.jpg", "a.PNG", "c.txt", "deep/d.jpg", "deep/er/e.jpeg", "deep/notes", "[1].jpg")
+    for name in names:
+        file = tmp_path / "photos" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (["photos"], ["[1].jpg", "a.PNG", "b.jpg"]),
+        (["photos/"], ["[1].jpg", "a.PNG", "b.jpg"]),
+        (["photos/**/*.jp*g"], ["[1].jpg", "b.jpg", "deep/d.jpg", "deep/er/e.jpeg"]),
+        (["photos/deep/*"], ["deep/d.jpg"]),
+        (["photos/[1].jpg"], ["[1].jpg"]),  # a file of this name
+        (["photos/[ab].*"], ["a.PNG", "b.jpg"]),
+        (["photos/b.jpg", "photos/none.jpg", "photos"],
+         ["b.jpg", "none.jpg", "[1].jpg", "a.PNG", "b.jpg"]),
+    ],
+)  # fmt: skip
+def test_files_folders_and_globs(photos: Path, given: list[str], names: list[str]) -> None:
+    assert list_pictures(given) == [f"photos/{name}" for name in names]
+
+
+def test_lists_hold_paths_and_addresses(photos: Path) -> None:
+    lines = "\ufeffphotos/b.jpg\r\n\nhttps://host/x.jpg\nphotos/ä b.png\n"
+    Path("list.txt").write_text(lines, encoding="utf-8")
+    wanted = ["photos/b.jpg", "https://host/x.jpg", "photos/ä b.png"]
+    assert list_pictures(["list.txt"]) == wanted
+    assert list_pictures(["HTTP://host/y", "list.txt"]) == ["HTTP://host/y", *wanted]
+
+
+def test_what_is_drawn_is_left_out(photos: Path) -> None:
+    drawn = photos / "deep"
+    assert list_pictures(["photos/**/*.jp*g"], drawn) == ["photos/[1].jpg", "photos/b.jpg"]
+    assert list_pictures(["photos/deep/d.jpg"], drawn) == ["photos/deep/d.jpg"]  # it was named
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("empty", "empty: there is no picture in this folder"),
+        ("photos/*.gif", "photos/*.gif: no picture matches this pattern"),
+        ("photos/c.txt", "photos/c.txt: there is no path in this list"),
+        ("none.txt", "none.txt: this list of pictures cannot be read (.*No such file"),
+        ("binary.txt", "binary.txt: this list of pictures cannot be read (.*utf-8"),
+    ],
+)
+def test_nothing_there_is_named(photos: Path, given: str, message: str) -> None:
+    Path("empty").mkdir()
+    Path("binary.txt").write_bytes(b"\xff\xfe\x00")
+    pattern = message.replace("*.gif", r"\*\.gif").replace("(", r"\(")
+    with pytest.raises(DataError, match=pattern):
+        list_pictures([given])
+
+
+def test_names_of_drawn_pictures() -> None:
+    assert stem_of("photos/a b.c.jpg") == "a b.c"
+    assert stem_of("https://host/some/pic%2Fture.jpg?size=3#x") == "pic_ture"
+    assert len(stem_of("x" * 200 + ".jpg")) == 50
+
+
+class Reader:
+    """Stands for a Predictor: reads bytes."""
+
+    def load(self, file: Any) -> bytes:
+        content = Path(file).read_bytes()
+        if content == b"bad":
+            raise DataError(f"{file}: the picture is damaged")
+        return content
+
+
+def test_an_address_is_read_as_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    contents = {"https://host/good.jpg": b"good", "https://host/bad.jpg": b"bad"}
+    files = []
+
+    def fetch(address: str, file: Path) -> None:
+        files.append(file)
+        file.write_bytes(contents[address])
+
+    monkeypatch.setattr(inputs, "fetch", fetch)
+    reader: Any = Reader()
+    assert load_picture(reader, "https://host/good.jpg") == b"good"
+    with pytest.raises(DataError, match=r"^https://host/bad\.jpg: the picture is damaged$"):
+        load_picture(reader, "https://host/bad.jpg")
+    assert not any(file.exists() for file in files)
+    (tmp_path / "own.jpg").write_bytes(b"own")
+    assert load_picture(reader, str(tmp_path / "own.jpg")) == b"own"
