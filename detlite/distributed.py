@@ -60,12 +60,7 @@ def process_group(device: str) -> Iterator[None]:
         yield
         return
     on_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    if on_cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    elif "OMP_NUM_THREADS" not in os.environ:
-        # Each process would otherwise start a thread for every core.
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        torch.set_num_threads(max((os.cpu_count() or 1) // local_size, 1))
+    _take_share(on_cuda)
     try:
         store, number, size = next(dist.rendezvous("env://", timeout=_MEETING))
         store = _meet(store, number, size)
@@ -85,6 +80,28 @@ def process_group(device: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def torchrun_rank() -> tuple[int, int]:
+    """(rank, number) of the processes that torchrun started, where they need nothing of each other.
+
+    They do not meet. Each takes its GPU as the current one, or its share of the cores. Without
+    torchrun this is (0, 1).
+    """
+    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+        return 0, 1
+    _take_share(torch.cuda.is_available())
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def _take_share(on_cuda: bool) -> None:
+    """The GPU of this process's rank on its machine, or threads for its share of the cores."""
+    if on_cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    elif "OMP_NUM_THREADS" not in os.environ:
+        # Each process would otherwise start a thread for every core.
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(max((os.cpu_count() or 1) // local_size, 1))
 
 
 def _meet(store: dist.Store, number: int, size: int) -> dist.Store:

@@ -24,6 +24,7 @@ from detlite.distributed import (
     process_group,
     rank,
     reduce_mean,
+    torchrun_rank,
     world_size,
 )
 
@@ -133,3 +134,22 @@ def test_two_processes(tmp_path):
             "refused": "SyncBN in several processes needs GPUs: torch ",
             "threads": (1, min(2, os.cpu_count() or 1))[number],
         }
+
+
+def test_ranks_of_processes_that_do_not_meet(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    assert torchrun_rank() == (0, 1)
+    threads = torch.get_num_threads()
+    given = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
+    given["LOCAL_WORLD_SIZE"] = str(os.cpu_count())
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    try:
+        torch.set_num_threads(2)
+        assert torchrun_rank() == (5, 8)
+        if not torch.cuda.is_available():
+            assert torch.get_num_threads() == 1  # its share
+    finally:
+        torch.set_num_threads(threads)
+    assert world_size() == 1  # nobody was waited for

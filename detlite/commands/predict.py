@@ -1,19 +1,24 @@
 """Detect objects in pictures with a trained checkpoint.
 
     detlite predict --weights model_final.pth --input photos extra.png --output found
-    detlite predict --weights model_final.pth --input 'photos/**/*.jpg' --output found
-    detlite predict --weights model_final.pth --input list.txt https://host/a.jpg --output found
+    detlite predict --weights model_final.pth --input 'photos/**/*.jpg' --output found --format csv
+    torchrun --nproc-per-node 2 -m detlite predict --weights model_final.pth --input list.txt \\
+        --output found --format parquet --draw none
 
 --input takes files, folders, globs, text files that list paths or addresses, and addresses.
 
 In the output folder:
-    0001_<name>.png   each picture with its detections; 1 is the picture's image_id
-    results.json      all detections as COCO results
-    images.json       which file has which image_id, and the categories, as a COCO file without
-                      annotations: COCO("images.json").loadRes("results.json") loads both
+    drawn/0001_<name>.jpg   each picture with its detections; 1 is the picture's image_id
+    results.json            all detections as COCO results, or results.csv
+    images.json             which file has which image_id, and the categories, as a COCO file
+                            without annotations: COCO("images.json").loadRes("results.json")
+    detections/*.parquet    detections of --format parquet
+    manifest.json, shards/  the command, and which pictures are done or unreadable
 
-Exit status: 0; 1 when a picture could not be read (it is named and skipped); 2 when nothing could
-be done.
+Started again, the same command goes on where it was interrupted, with any number of processes.
+
+Exit status: 0; 1 when a picture could not be read (it is named and skipped; under torchrun this is
+0); 2 when nothing could be done; 130 when interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -22,94 +27,125 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
 
 from ..config import ConfigError
 from ..data import DataError
+from ..distributed import torchrun_rank
 from ..engine.checkpoint import CheckpointError
-from ..evaluation import coco_results
-from ..inference.exported import SUFFIXES
-from ..inference.inputs import list_pictures, load_picture, stem_of
+from ..inference.formats import SUFFIXES, check_format
+from ..inference.inputs import list_pictures, stem_of
+from ..inference.manifest import open_run
+from ..inference.many import load_predictor, predict_each
 from ..inference.memory import keep_freed_memory
 from ..inference.predictor import Prediction, Predictor
-from ..inference.stream import predict_stream
+from ..inference.shards import Run, Totals
 from ..visualization import draw_detections
 
-Entry = dict[str, Any]  # of a json file
+DRAWN = "drawn"
+DRAW = {"jpeg": ".jpg", "png": ".png", "none": ""}
+_JPEG_QUALITY = 90
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line, without its name, or the process's own; returns the exit status."""
     args = _parser().parse_intermixed_args(arguments)
-    if args.batch < 1:
-        print(f"error: --batch {args.batch}: at least one picture is needed", file=sys.stderr)
-        return 2
     keep_freed_memory()
     try:
-        pictures = list_pictures(args.input)
-        if Path(args.weights).suffix in SUFFIXES.values():
-            predictor = Predictor(args.weights, score_thresh=args.threshold, rle=True)
-        else:
-            predictor = Predictor.from_checkpoint(
-                args.weights, args.opts, args.config, args.threshold, rle=True
-            )
-        if predictor.model.takes_proposals:
-            raise ConfigError(
-                f"{args.weights}: a Fast R-CNN needs proposals for each picture: call a Predictor "
-                "with them, or evaluate a data set that has them (`detlite test`)"
-            )
-        unreadable = predict_pictures(predictor, pictures, args.output, args.batch)
+        totals = predict(args)
     except (CheckpointError, ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:  # pictures and weights have errors of their own
         print(f"error: --output {args.output}: cannot be written to ({error})", file=sys.stderr)
         return 2
-    print(f"{len(pictures) - unreadable} pictures done, {unreadable} unreadable: see {args.output}")
-    return 1 if unreadable else 0
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on with the rest", file=sys.stderr)
+        return 130
+    if totals is None:
+        print(f"all is done but for what other processes are at: see {args.output}")
+        return 0
+    print(
+        f"{totals.pictures} pictures done, {totals.unreadable} unreadable, {totals.objects} "
+        f"objects: see {args.output}"
+    )
+    # A process that fails would make torchrun end the others.
+    return 1 if totals.unreadable and torchrun_rank() == (0, 1) else 0
 
 
-def predict_pictures(
-    predictor: Predictor, pictures: Sequence[str], output: Path, batch: int
-) -> int:
-    """Draws and writes the detections in `pictures`; returns how many could not be read."""
-    output.mkdir(parents=True, exist_ok=True)
-
-    def write(place: int, picture: Tensor, found: Prediction) -> tuple[Entry, list[Entry]]:
-        image_id, name = place + 1, pictures[place]
-        drawn = draw_detections(picture, found, predictor.categories, min_score=0)
-        drawn.save(output / f"{image_id:04d}_{stem_of(name)}.png")
-        _, height, width = picture.shape
-        image = {"id": image_id, "file_name": name, "height": height, "width": width}
-        rows = coco_results(
-            image_id, found["boxes"], found["scores"], found["category_ids"],
-            found.get("masks"), found.get("keypoints"), predictor.model.convention.keypoint_center,
-        ).rows()  # fmt: skip
-        return image, list(rows)
-
-    images, results = [], []
-    load = partial(load_picture, predictor)
-    stream = predict_stream(predictor, pictures, write, batch, load=load)
-    for written in tqdm(stream, total=len(pictures), unit=" pictures", disable=None):
-        if isinstance(written, DataError):
-            tqdm.write(f"skipped: {written}", file=sys.stderr)
-            continue
-        images.append(written[0])
-        results += written[1]
-    index = {
-        "info": {},
-        "images": images,
-        "annotations": [],
-        "categories": predictor.categories,
+def predict(args: argparse.Namespace) -> Totals | None:
+    """Does what of a run is not done yet; None where other processes are still at some of it."""
+    rank, world_size = torchrun_rank()
+    for option in ("batch", "shard", "threads"):
+        value = getattr(args, option)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{option} {value}: must be at least 1")
+    if args.overwrite and world_size > 1:
+        raise ConfigError(
+            "--overwrite does not go with several processes, of which one could remove what "
+            "another has done: remove the folder yourself, or name another"
+        )
+    check_format(args.format)
+    pictures = list_pictures(args.input, args.output / DRAWN)
+    predictor = load_predictor(args.weights, args.threshold, args.opts, args.config)
+    command = {
+        "weights": _content(args.weights),
+        "config": args.config and _content(args.config),
+        "overrides": args.opts,
+        "threshold": args.threshold,
+        "draw": args.draw,
     }
-    (output / "images.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
-    (output / "results.json").write_text(json.dumps(results), encoding="utf-8")
-    return len(pictures) - len(images)
+    run = open_run(
+        args.output, command, pictures, args.format, predictor.categories, args.shard, world_size,
+        args.overwrite,
+    )  # fmt: skip
+    if args.draw != "none":
+        (args.output / DRAWN).mkdir(exist_ok=True)
+    with tqdm(
+        total=len(pictures), initial=run.done(), unit=" pictures", disable=True if rank else None
+    ) as bar:
+        for shard in run.shards(rank, world_size):
+            predict_shard(run, shard, predictor, args, bar)
+    return run.complete()
+
+
+def predict_shard(
+    run: Run, shard: int, predictor: Predictor, args: argparse.Namespace, bar: tqdm
+) -> None:
+    """Detects in what is left of a shard, notes it picture by picture, and finishes the shard."""
+
+    def draw(image_id: int, picture: Tensor, found: Prediction) -> None:
+        name = f"{image_id:04d}_{stem_of(run.pictures[image_id - 1])}{DRAW[args.draw]}"
+        drawn = draw_detections(picture, found, predictor.categories, min_score=0)
+        drawn.save(run.folder / DRAWN / name, quality=_JPEG_QUALITY)  # which PNG ignores
+
+    with run.journal(shard) as journal:
+        places = run.places(shard)[journal.done :]
+        bar.n = run.done() + journal.done  # what other processes have finished, too
+        bar.refresh()
+        pictures, ids = run.pictures[places.start : places.stop], [place + 1 for place in places]
+        drawing = None if args.draw == "none" else draw
+        for done in predict_each(predictor, pictures, ids, args.batch, args.threads, drawing):
+            if "problem" in done:
+                tqdm.write(f"skipped: {done['problem']}", file=sys.stderr)
+            journal.add(json.dumps(done))
+            bar.update()
+    run.finish(shard)
+
+
+def _content(name: str) -> str:
+    """The SHA-256 of a file, wherever it lies; a name that is no file, as it is."""
+    if not Path(name).is_file():
+        return name
+    digest = sha256()
+    with Path(name).open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return f"a file of SHA-256 {digest.hexdigest()[:16]}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -133,6 +169,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--batch", type=int, default=1, help="pictures of like size that are run together (1)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=2, help="that read, resize and draw pictures (2)"
+    )
+    parser.add_argument(
+        "--draw", choices=DRAW, default="jpeg", help="how pictures are drawn, if at all (jpeg)"
+    )
+    parser.add_argument(
+        "--format", choices=SUFFIXES, default="coco", help="file of the detections (coco)"
+    )
+    parser.add_argument(
+        "--shard", type=int, metavar="N", help="pictures that one process does in one go (1000)"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="begin anew where the folder holds another run"
     )
     parser.add_argument(
         "opts", nargs="*", metavar="KEY VALUE", help="overrides of the checkpoint's config"

@@ -28,18 +28,25 @@ def write_results(results: Results, file: Path) -> None:
 
 
 @contextmanager
-def written_aside(file: Path) -> Iterator[TextIO]:
-    """Opens a file beside `file`, which takes its place after the `with` block.
+def path_aside(file: Path) -> Iterator[Path]:
+    """A path beside `file`; what is written there takes its place after the `with` block.
 
     Raises:
         OSError: it names `file`, which is as it was before.
     """
     temporary = file.with_name(file.name + ".tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            yield stream
+        yield temporary
         os.replace(temporary, file)
     except OSError as error:
-        raise OSError(error.errno, f"cannot be written ({error.strerror})", str(file)) from error
+        problem = error.strerror or error  # pyarrow's errors have but a text
+        raise OSError(error.errno, f"cannot be written ({problem})", str(file)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def written_aside(file: Path) -> Iterator[TextIO]:
+    """Opens a path beside `file`, see `path_aside`."""
+    with path_aside(file) as temporary, temporary.open("w", encoding="utf-8") as stream:
+        yield stream

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +21,10 @@ from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
 from detlite import build_model, load_checkpoint
+from detlite.commands import predict as predict_module
 from detlite.engine.checkpoint import Checkpoint, save_checkpoint
 from detlite.inference import inputs
+from detlite.modeling.detector import Detector
 
 Run = Callable[..., int]
 
@@ -61,8 +67,10 @@ def test_files(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     inputs = ("--input", photos, photos / "a.png")
     assert run("--weights", weights, *inputs, "--output", out, "--threshold", "0") == 0
-    drawn = [out / name for name in ("0001_a.png", "0002_b.png", "0003_a.png")]
-    assert sorted(out.glob("*.png")) == drawn
+    drawn = [out / "drawn" / name for name in ("0001_a.jpg", "0002_b.jpg", "0003_a.jpg")]
+    assert sorted((out / "drawn").iterdir()) == drawn
+    with Image.open(drawn[0]) as picture:
+        assert picture.format == "JPEG"
     assert drawn[0].read_bytes() == drawn[2].read_bytes()
     coco = COCO(out / "images.json")
     assert [coco.imgs[i]["file_name"] for i in (1, 2)] == [
@@ -80,7 +88,7 @@ def test_threshold_and_overrides(run: Run, weights: Path, photos: Path, tmp_path
     arguments = ("--weights", weights, "--input", photos, "--output", tmp_path)
     found = []
     for more in (("0",), ("1.1",), ("0", "MODEL.ROI_HEADS.SCORE_THRESH", "1.0")):
-        assert run(*arguments, "--threshold", *more) == 0
+        assert run(*arguments, "--overwrite", "--threshold", *more) == 0
         found.append(len(json.loads((tmp_path / "results.json").read_text())))
     assert found[0] > 0
     assert found[1:] == [0, 0]
@@ -132,6 +140,8 @@ def test_errors_are_one_line(
     (tmp_path / "empty").mkdir()
     for file, folder, opts, message in (
         (tmp_path / "no.pth", photos, (), "no.pth: cannot be read"),
+        (weights, photos, ("--batch", "0"), "--batch 0: must be at least 1"),
+        (weights, photos, ("--shard", "-1"), "--shard -1: must be at least 1"),
         (weights, tmp_path / "empty", (), "empty: there is no picture in this folder"),
         (weights, photos, ("INPUT.MIN_SIZE", "3"), "unknown config key INPUT.MIN_SIZE"),
     ):
@@ -163,6 +173,194 @@ def test_a_model_that_needs_proposals_is_refused(
     assert error.startswith(f"error: {weights}: a Fast R-CNN needs proposals")
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("kind", "format"), [("png", "PNG"), ("none", None)])
+def test_how_pictures_are_drawn(
+    run: Run, weights: Path, photos: Path, tmp_path: Path, kind: str, format: str | None
+) -> None:
+    out = tmp_path / "out"
+    assert run("--weights", weights, "--input", photos, "--output", out, "--draw", kind) == 0
+    if format is None:
+        assert not (out / "drawn").exists()
+        return
+    names = []
+    for file in sorted((out / "drawn").iterdir()):
+        names.append(file.name)
+        with Image.open(file) as picture:
+            assert picture.format == format
+    assert names == ["0001_a.png", "0002_b.png"]
+
+
+def test_csv_has_what_the_json_has(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
+    arguments = ("--weights", weights, "--input", photos, "--threshold", "0", "--draw", "none")
+    for kind in ("coco", "csv"):
+        assert run(*arguments, "--output", tmp_path / kind, "--format", kind) == 0
+    found = json.loads((tmp_path / "coco" / "results.json").read_text())
+    with (tmp_path / "csv" / "results.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == len(found) > 0
+    for row, one in zip(rows, found, strict=True):
+        assert int(row["image_id"]) == one["image_id"]
+        assert float(row["score"]) == one["score"]
+        assert [float(row[side]) for side in ("x", "y", "width", "height")] == one["bbox"]
+        assert row["mask"] == one["segmentation"]["counts"]
+        assert row["category"] == f"kind {one['category_id'] // 10}"
+
+
+def test_parquet_has_what_the_json_has(
+    run: Run, weights: Path, photos: Path, tmp_path: Path
+) -> None:
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, detlite[parquet]")
+    arguments = ("--weights", weights, "--input", photos, "--threshold", "0", "--draw", "none")
+    for kind in ("coco", "parquet"):
+        assert run(*arguments, "--output", tmp_path / kind, "--format", kind, "--shard", 1) == 0
+    found = json.loads((tmp_path / "coco" / "results.json").read_text())
+    rows = pq.read_table(tmp_path / "parquet" / "detections").to_pylist()
+    assert [row["image_id"] for row in rows] == [one["image_id"] for one in found]
+    assert [row["mask"] for row in rows] == [one["segmentation"]["counts"] for one in found]
+    parts = {file.name for file in (tmp_path / "parquet" / "detections").iterdir()}
+    assert parts == {"part-000000.parquet", "part-000001.parquet"}
+
+
+def test_an_interrupted_run_goes_on(
+    run: Run, weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Ctrl-C after the first picture, which is not read again; what is drawn is no input."""
+    arguments = ("--weights", weights, "--input", photos, "--threshold", "0")
+    assert run(*arguments, "--output", tmp_path / "whole") == 0
+    out = photos / "b"  # among the inputs of the pattern
+    arguments = (*arguments[:3], photos / "**" / "*.[jp]*g", *arguments[4:], "--output", out)
+    real, read = predict_module.predict_each, []
+
+    def interrupted(*args: Any) -> Iterator[Any]:
+        yield next(real(*args))
+        raise KeyboardInterrupt
+
+    def counted(predictor: Any, pictures: Any, *args: Any) -> Iterator[Any]:
+        read.extend(pictures)
+        return real(predictor, pictures, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(predict_module, "predict_each", interrupted)
+        assert run(*arguments) == 130
+    assert capsys.readouterr().err == "interrupted: the same command goes on with the rest\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(predict_module, "predict_each", counted)
+        for _ in range(2):
+            assert run(*arguments) == 0
+    assert read == [str(photos / "b.jpg")]
+    for name in ("results.json", "images.json"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert sorted(file.name for file in (out / "drawn").iterdir()) == ["0001_a.jpg", "0002_b.jpg"]
+
+
+def test_another_command_does_not_mix_with_a_run(
+    run: Run, tiny_config: Callable[..., CfgNode], weights: Path, photos: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    arguments = ("--input", photos, "--output", tmp_path / "out")
+    assert run("--weights", weights, *arguments) == 0
+    moved = weights.rename(tmp_path / "moved.pth")
+    assert run("--weights", moved, *arguments) == 0  # the same weights
+    before = (tmp_path / "out" / "results.json").read_bytes()
+    other = write_weights(tiny_config, tmp_path / "other.pth", "MODEL.RPN.NMS_THRESH", 0.6)
+    for more, name in (
+        (("--weights", other), "weights"),
+        (("--weights", moved, "--threshold", "0.1"), "threshold"),
+        (("--weights", moved, "--draw", "none"), "draw"),
+        (("--weights", moved, "MODEL.RPN.NMS_THRESH", "0.6"), "overrides"),
+    ):
+        capsys.readouterr()
+        assert run(*more, *arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {tmp_path / 'out'} holds a run with other {name}: ")
+        assert error.count("\n") == 1
+    assert (tmp_path / "out" / "results.json").read_bytes() == before
+    assert run("--weights", other, *arguments, "--overwrite") == 0
+
+
+DYING = """
+import os, signal, time
+from pathlib import Path
+from detlite.inference import inputs
+from detlite.modeling.detector import Detector
+
+detect, calls = Detector.detect, []
+
+def dying(*args, **kwargs):
+    calls.append(1)
+    if "DYING" in os.environ and len(calls) == 5:
+        if os.environ["RANK"] == "1":
+            while not Path(os.environ["DYING"], "shards", "000002.journal").exists():
+                time.sleep(0.01)  # the other one comes to its second shard
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)  # until torchrun ends this one, too
+    return detect(*args, **kwargs)
+
+Detector.detect = dying
+"""
+
+
+def test_a_rank_killed_under_torchrun(
+    run: Run, weights: Path, tmp_path: Path, repo_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes do some of it until one is killed; one goes on with the rest."""
+    monkeypatch.setattr(Detector, "detect", Detector.detect)  # puts it back in the end
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(17):
+        pixels = rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:02d}.png")
+    (folder / "05.png").write_bytes(b"not a picture")
+    (tmp_path / "dying.py").write_text(DYING)
+    arguments = ["--weights", weights, "--input", folder, "--threshold", 0, "--draw", "none"]
+    arguments += ["IMPORTS", tmp_path / "dying.py", "TEST.OPTIMIZE", False]
+    assert run(*arguments, "--output", tmp_path / "whole") == 1
+    broken = tmp_path / "broken"
+    arguments += ["--output", broken]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    done = subprocess.run(
+        list(map(str, [*command, "-m", "detlite", "predict", *arguments, "--shard", 3])),
+        env=os.environ
+        | {"DYING": str(broken), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repo_root)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode != 0
+    assert "Signal 9 (SIGKILL)" in done.stderr
+    notes = sorted(file.name for file in (broken / "shards").glob("*.json"))
+    assert notes == ["000000.json", "000001.json"]
+    journals = sorted(file.name for file in (broken / "shards").glob("*.journal"))
+    assert journals == ["000002.journal", "000003.journal"]  # half done
+    assert not (broken / "results.json").exists()
+    assert run(*arguments) == 1
+    assert (broken / "images.json").read_text() == (tmp_path / "whole/images.json").read_text()
+    whole, found = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "broken")
+    )
+    assert [row["image_id"] for row in found] == [row["image_id"] for row in whole]
+    assert {row["image_id"] for row in found} == set(range(1, 18)) - {6}
+    torch.testing.assert_close(
+        torch.tensor([row["bbox"] for row in found]), torch.tensor([row["bbox"] for row in whole]),
+        rtol=0, atol=1e-3,
+    )  # fmt: skip
+
+
+def test_overwrite_is_for_one_process(
+    run: Run, weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(predict_module, "torchrun_rank", lambda: (0, 2))
+    arguments = ("--weights", weights, "--input", photos, "--output", tmp_path / "out")
+    assert run(*arguments, "--overwrite") == 2
+    assert "error: --overwrite does not go with several processes" in capsys.readouterr().err
+    (photos / "a.png").write_bytes(b"not a picture")
+    assert run(*arguments) == 0  # though it is unreadable, as torchrun would end the others
+    assert "1 pictures done, 1 unreadable" in capsys.readouterr().out
 
 
 def test_a_list_and_a_pattern(

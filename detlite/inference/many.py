@@ -1,0 +1,79 @@
+"""Many pictures by name: what `detlite predict` and a stage of Ray Data do with each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..config import ConfigError
+from ..data.errors import DataError
+from ..evaluation.results import coco_results
+from .exported import SUFFIXES
+from .formats import Entry
+from .inputs import load_picture
+from .predictor import Prediction, Predictor
+from .stream import predict_stream
+
+
+def load_predictor(
+    weights: str, threshold: float, opts: Sequence[Any] = (), config: str | None = None
+) -> Predictor:
+    """The model of a checkpoint or an exported file, giving masks as RLEs.
+
+    Raises:
+        CheckpointError, ConfigError: see `Predictor.from_checkpoint`; or it needs proposals.
+    """
+    if Path(weights).suffix in SUFFIXES.values():
+        predictor = Predictor(weights, score_thresh=threshold, rle=True)
+    else:
+        predictor = Predictor.from_checkpoint(weights, opts, config, threshold, rle=True)
+    if predictor.model.takes_proposals:
+        raise ConfigError(
+            f"{weights}: a Fast R-CNN needs proposals for each picture: call a Predictor "
+            "with them, or evaluate a data set that has them (`detlite test`)"
+        )
+    return predictor
+
+
+def predict_each(
+    predictor: Predictor,
+    pictures: Sequence[str],
+    ids: Sequence[int],
+    batch_size: int = 1,
+    threads: int = 2,
+    draw: Callable[[int, Tensor, Prediction], None] | None = None,
+) -> Iterator[Entry]:
+    """Detects in pictures that paths or addresses name, as `predict_stream` does.
+
+    Args:
+        predictor: as `load_predictor` gives it.
+        ids: of the pictures.
+        draw: called with the id of a picture, the picture uint8 [3, H, W] and its prediction, in
+            some thread, in any order.
+
+    Yields:
+        A done picture for each, in order, see `formats`.
+    """
+
+    def done(place: int, picture: Tensor, found: Prediction) -> Entry:
+        if draw is not None:
+            draw(ids[place], picture, found)
+        _, height, width = picture.shape
+        image = {"id": ids[place], "file_name": pictures[place], "height": height, "width": width}
+        results = coco_results(
+            ids[place], found["boxes"], found["scores"], found["category_ids"],
+            found.get("masks"), found.get("keypoints"), predictor.model.convention.keypoint_center,
+        )  # fmt: skip
+        return {"image": image, "objects": list(results.rows())}
+
+    load = partial(load_picture, predictor)
+    stream = predict_stream(predictor, pictures, done, batch_size, threads, load)
+    for image_id, name, one in zip(ids, pictures, stream, strict=True):
+        if isinstance(one, DataError):
+            yield {"image": {"id": image_id, "file_name": name}, "problem": str(one)}
+        else:
+            yield one
