@@ -18,6 +18,7 @@ _TOP = _MIDDLE | {
     "evaluation",
     "inference",
     "installation",
+    "integrations",
     "solver",
     "visualization",
 }
