@@ -60,7 +60,10 @@ def process_group(device: str) -> Iterator[None]:
         yield
         return
     on_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    _take_share(on_cuda)
+    if on_cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        _share_cores()
     try:
         store, number, size = next(dist.rendezvous("env://", timeout=_MEETING))
         store = _meet(store, number, size)
@@ -87,19 +90,26 @@ def torchrun_rank() -> tuple[int, int]:
 
     They do not meet. Each takes its GPU as the current one, or its share of the cores. Without
     torchrun this is (0, 1).
+
+    Raises:
+        ConfigError: RANK and WORLD_SIZE are no rank and number.
     """
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         return 0, 1
-    _take_share(torch.cuda.is_available())
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    given = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (all(map(str.isdecimal, given)) and int(given[0]) < int(given[1])):
+        raise ConfigError(f"RANK {given[0]} and WORLD_SIZE {given[1]} are no rank and their number")
+    if torch.cuda.is_available():  # which processes may share, as they need no NCCL
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        torch.cuda.set_device(local % torch.cuda.device_count())
+    else:
+        _share_cores()
+    return int(given[0]), int(given[1])
 
 
-def _take_share(on_cuda: bool) -> None:
-    """The GPU of this process's rank on its machine, or threads for its share of the cores."""
-    if on_cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    elif "OMP_NUM_THREADS" not in os.environ:
-        # Each process would otherwise start a thread for every core.
+def _share_cores() -> None:
+    """Each process of a machine would otherwise start a thread for every core."""
+    if "OMP_NUM_THREADS" not in os.environ:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max((os.cpu_count() or 1) // local_size, 1))
 

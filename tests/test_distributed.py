@@ -153,3 +153,8 @@ def test_ranks_of_processes_that_do_not_meet(monkeypatch):
     finally:
         torch.set_num_threads(threads)
     assert world_size() == 1  # nobody was waited for
+    for name, value in (("RANK", "8"), ("RANK", "-1"), ("WORLD_SIZE", "two")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(ConfigError, match=f"{name} {value}"):
+                torchrun_rank()
