@@ -5,7 +5,8 @@
     torchrun --nproc-per-node 2 -m detlite predict --weights model_final.pth --input list.txt \\
         --output found --format parquet --draw none
 
---input takes files, folders, globs, text files that list paths or addresses, and addresses.
+--input takes files, folders, globs, text files that list paths or addresses, and addresses; or a
+video, or the number of a camera.
 
 In the output folder:
     drawn/0001_<name>.jpg   each picture with its detections; 1 is the picture's image_id
@@ -13,6 +14,7 @@ In the output folder:
     images.json             which file has which image_id, and the categories, as a COCO file
                             without annotations: COCO("images.json").loadRes("results.json")
     detections/*.parquet    detections of --format parquet
+    <name>.mp4              of a video, in place of drawn pictures
     manifest.json, shards/  the command, and which pictures are done or unreadable
 
 Started again, the same command goes on where it was interrupted, with any number of processes.
@@ -38,12 +40,15 @@ from ..data import DataError
 from ..distributed import torchrun_rank
 from ..engine.checkpoint import CheckpointError
 from ..inference.formats import SUFFIXES, check_format
+from ..inference.frames import check_folder, predict_video
 from ..inference.inputs import list_pictures, stem_of
 from ..inference.manifest import open_run
 from ..inference.many import load_predictor, predict_each
 from ..inference.memory import keep_freed_memory
 from ..inference.predictor import Prediction, Predictor
 from ..inference.shards import Run, Totals
+from ..inference.tracking import Tracker
+from ..inference.video import Video, is_video
 from ..visualization import draw_detections
 
 DRAWN = "drawn"
@@ -90,6 +95,12 @@ def predict(args: argparse.Namespace) -> Totals | None:
             "another has done: remove the folder yourself, or name another"
         )
     check_format(args.format)
+    if any(map(is_video, args.input)):
+        if len(args.input) > 1 or world_size > 1:
+            raise ConfigError("--input: a video stands alone, and one process takes it")
+        return predict_frames(args)
+    if args.track:
+        raise ConfigError("--track follows objects through a video, and --input names none")
     pictures = list_pictures(args.input, args.output / DRAWN)
     predictor = load_predictor(args.weights, args.threshold, args.opts, args.config)
     command = {
@@ -111,6 +122,23 @@ def predict(args: argparse.Namespace) -> Totals | None:
         for shard in run.shards(rank, world_size):
             predict_shard(run, shard, predictor, args, bar)
     return run.complete()
+
+
+def predict_frames(args: argparse.Namespace) -> Totals:
+    """Detects in the frames of a video, to its end or Ctrl-C."""
+    check_folder(args.output, args.overwrite)
+    predictor = load_predictor(args.weights, args.threshold, args.opts, args.config)
+    with Video(args.input[0]) as video:
+        tracker = Tracker(float(video.rate)) if args.track else None
+        args.output.mkdir(parents=True, exist_ok=True)
+        with tqdm(total=video.count or None, unit=" frames", disable=None) as bar:
+            totals, problem = predict_video(
+                predictor, video, args.output, args.format, args.draw != "none", args.batch,
+                args.threads, tracker, bar.update,
+            )  # fmt: skip
+    if problem:
+        print(f"skipped: {problem}", file=sys.stderr)
+    return totals
 
 
 def predict_shard(
@@ -161,7 +189,8 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         nargs="+",
         metavar="PICTURES",
-        help="files, folders, globs, lists (.txt) or addresses (http, https)",
+        help="files, folders, globs, lists (.txt) or addresses (http, https); or a video, or the "
+        "number of a camera",
     )
     parser.add_argument("--output", required=True, type=Path, help="folder for what is found")
     parser.add_argument(
@@ -184,6 +213,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="begin anew where the folder holds another run"
+    )
+    parser.add_argument(
+        "--track", action="store_true", help="give objects ids that they keep through a video"
     )
     parser.add_argument(
         "opts", nargs="*", metavar="KEY VALUE", help="overrides of the checkpoint's config"

@@ -23,7 +23,8 @@ SUFFIXES = {"coco": ".json", "csv": ".csv", "parquet": ".parquet"}
 JOINED = ("coco", "csv")  # one file in the end; Parquet is read by the folder
 
 # Of CSV and Parquet, and their Parquet types. x, y, width and height are the box in pixels; mask
-# is the `counts` of a COCO RLE of the picture's size; keypoints are x, y, v of each.
+# is the `counts` of a COCO RLE of the picture's size; keypoints are x, y, v of each; track_id is
+# that of an object that is followed through a video.
 COLUMNS = {
     "image_id": "int64",
     "file_name": "string",
@@ -38,6 +39,7 @@ COLUMNS = {
     "height": "float32",
     "mask": "string",
     "keypoints": "list<float32>",
+    "track_id": "int64",
 }
 _ROWS = 10_000  # of a Parquet row group, which is held in memory
 
@@ -124,6 +126,7 @@ def rows_of(pictures: Iterable[Entry], names: Mapping[int, str]) -> Iterator[Ent
                 image["id"], name, image["height"], image["width"],
                 found["category_id"], names[found["category_id"]], found["score"],
                 *found["bbox"], mask and mask["counts"], found.get("keypoints"),
+                found.get("track_id"),
             )  # fmt: skip
             yield dict(zip(COLUMNS, values, strict=True))
 

@@ -49,7 +49,7 @@ def open_run(
     manifest = folder / MANIFEST
     with FileLock(folder / LOCK):
         if overwrite:
-            _clear(folder)
+            clear(folder)
         if manifest.exists():
             size = _check(manifest, told, size)
         else:
@@ -85,11 +85,10 @@ def _check(manifest: Path, command: Mapping[str, object], size: int | None) -> i
     return size_before
 
 
-def _clear(folder: Path) -> None:
-    """Removes what a run wrote, but for drawn pictures and the lock that is held."""
+def clear(folder: Path) -> None:
+    """Removes what a run wrote, but for what is drawn and the lock that may be held."""
     for name in (MANIFEST, *RESULTS):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / DETECTIONS, ignore_errors=True)
-    for file in (folder / SHARDS).iterdir():
-        if file != folder / LOCK:
-            file.unlink()
+    for file in (folder / SHARDS).glob("[0-9]*"):
+        file.unlink()

@@ -39,6 +39,19 @@ def load_predictor(
     return predictor
 
 
+def done_picture(
+    predictor: Predictor, image_id: int, name: str, picture: Tensor, found: Prediction
+) -> Entry:
+    """What is written of a picture uint8 [3, H, W] and what a predictor found in it."""
+    _, height, width = picture.shape
+    image = {"id": image_id, "file_name": name, "height": height, "width": width}
+    results = coco_results(
+        image_id, found["boxes"], found["scores"], found["category_ids"],
+        found.get("masks"), found.get("keypoints"), predictor.model.convention.keypoint_center,
+    )  # fmt: skip
+    return {"image": image, "objects": list(results.rows())}
+
+
 def predict_each(
     predictor: Predictor,
     pictures: Sequence[str],
@@ -62,13 +75,7 @@ def predict_each(
     def done(place: int, picture: Tensor, found: Prediction) -> Entry:
         if draw is not None:
             draw(ids[place], picture, found)
-        _, height, width = picture.shape
-        image = {"id": ids[place], "file_name": pictures[place], "height": height, "width": width}
-        results = coco_results(
-            ids[place], found["boxes"], found["scores"], found["category_ids"],
-            found.get("masks"), found.get("keypoints"), predictor.model.convention.keypoint_center,
-        )  # fmt: skip
-        return {"image": image, "objects": list(results.rows())}
+        return done_picture(predictor, ids[place], pictures[place], picture, found)
 
     load = partial(load_picture, predictor)
     stream = predict_stream(predictor, pictures, done, batch_size, threads, load)

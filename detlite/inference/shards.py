@@ -37,7 +37,7 @@ from .journal import Journal, open_journal, read_journal
 
 MANIFEST = "manifest.json"
 SHARDS, DETECTIONS, LOCK = "shards", "detections", "shards/.lock"
-RESULTS = ("images.json", *(f"results{SUFFIXES[form]}" for form in JOINED))
+RESULTS = ("images.json", *(f"results{suffix}" for suffix in SUFFIXES.values()))
 
 
 @dataclass(frozen=True)

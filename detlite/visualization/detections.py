@@ -31,8 +31,8 @@ def draw_detections(
         image: a PIL image, or uint8 RGB [3, H, W].
         detections: boxes [N, 4] xyxy in pixels of the image, labels [N] in 1..K, and optionally
             scores [N] in 0..1, masks ([N, H, W], non-zero inside; N COCO RLEs; or
-            `PackedMasks`) and keypoints [N, P, 3], drawn where the third number is not 0. What
-            `Predictor` gives, or a target of a data set.
+            `PackedMasks`), keypoints [N, P, 3], drawn where the third number is not 0, and
+            track_ids, N numbers or None. What `Predictor` gives, or a target of a data set.
         categories: the K categories {"id", "name"}. One category: a colour for each object;
             several: a colour for each category.
         min_score: objects with a lower score are left out.
@@ -52,6 +52,7 @@ def draw_detections(
     labels = detections["labels"].tolist()
     boxes = (detections["boxes"] * factor).tolist()
     scores = detections["scores"].tolist() if "scores" in detections else [None] * len(labels)
+    tracks = detections.get("track_ids") or [None] * len(labels)
     shown = [i for i, score in enumerate(scores) if score is None or score >= min_score]
     colours = {i: _colour(labels[i] - 1 if len(categories) > 1 else i) for i in shown}
     for i in reversed(shown):  # the best on top
@@ -69,6 +70,8 @@ def draw_detections(
     draw.font = ImageFont.load_default(max(11, round(max(picture.size) / 48)))
     for i in reversed(shown):
         text = _label(categories[labels[i] - 1]["name"], scores[i], len(categories))
+        if tracks[i] is not None:
+            text = f"#{tracks[i]} {text}"
         _draw_label(draw, boxes[i], text, colours[i], picture.size)
     return picture
 

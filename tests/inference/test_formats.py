@@ -65,7 +65,7 @@ def test_csv_has_a_row_for_each_object(tmp_path: Path) -> None:
         "image_id": "1", "file_name": 'a "1",\n.jpg', "image_height": "4", "image_width": "5",
         "category_id": "7", "category": "cell, round", "score": "0.1",
         "x": "1.5", "y": "2", "width": "3", "height": "4",
-        "mask": MASK["segmentation"]["counts"], "keypoints": "",
+        "mask": MASK["segmentation"]["counts"], "keypoints": "", "track_id": "",
     }  # fmt: skip
     assert (rows[2]["mask"], rows[2]["keypoints"]) == ("", "1.0 2.5 1.0 3.0 4.0 1.0")
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -378,3 +379,46 @@ def test_a_list_and_a_pattern(
     found = json.loads(Path("out/results.json").read_text())
     scores = {n: [row["score"] for row in found if row["image_id"] == n] for n in (2, 3)}
     assert scores[2] == scores[3]
+
+
+def test_a_video(
+    run: Run, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("av", reason="needs PyAV, detlite[video]")
+    from detlite.inference.video import open_writer
+
+    file = tmp_path / "noise.mp4"
+    rng = np.random.default_rng(0)
+    with open_writer(file, Fraction(10)) as writer:
+        for number in range(4):
+            pixels = rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)
+            writer.add(Image.fromarray(pixels), Fraction(number, 10))
+    arguments = ("--weights", weights, "--input", file, "--threshold", "0")
+    out = tmp_path / "out"
+    assert run(*arguments, "--output", out) == 0
+    assert "4 pictures done, 0 unreadable, " in capsys.readouterr().out
+    coco = COCO(out / "images.json")
+    assert [coco.imgs[k]["frame"] for k in (1, 2, 3, 4)] == [0, 1, 2, 3]
+    found = coco.loadRes(str(out / "results.json"))
+    assert {one["image_id"] for one in found.anns.values()} == {1, 2, 3, 4}
+    assert found.annToMask(found.anns[1]).shape == (40, 60)
+    assert {path.name for path in out.iterdir()} == {"images.json", "results.json", "noise.mp4"}
+    again = (*arguments, "--output", out)
+    assert run(*again) == 2
+    assert "images.json is there already" in capsys.readouterr().err
+    assert run(*again, "--overwrite", "--draw", "none") == 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (("a.mp4", "b.mp4"), "--input: a video stands alone"),
+        (("a.jpg", "--track"), "--track follows objects through a video, and --input names none"),
+    ],
+)
+def test_what_does_not_go_with_videos(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], inputs: tuple[str, ...],
+    message: str,
+) -> None:  # fmt: skip
+    assert run("--weights", "w.pth", "--output", tmp_path, "--input", *inputs) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")

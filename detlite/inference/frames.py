@@ -1,0 +1,117 @@
+"""Detection in the frames of a video: what `detlite predict` does with one."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+from torch import Tensor
+
+from ..config import ConfigError
+from ..data.errors import DataError
+from ..visualization import draw_detections
+from .formats import SUFFIXES, category_names, write_detections, write_images
+from .journal import open_journal, read_journal
+from .manifest import clear
+from .many import done_picture
+from .predictor import Prediction, Predictor
+from .shards import MANIFEST, RESULTS, Totals
+from .stream import predict_stream
+from .tracking import Tracker
+from .video import Frame, Video, open_writer
+
+_JOURNAL = "frames.journal"
+
+
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Makes room for the results of a video.
+
+    Raises:
+        ConfigError: there are others, and `overwrite` does not say that they may go.
+    """
+    if overwrite:
+        clear(folder)
+    for name in (MANIFEST, *RESULTS):
+        if (folder / name).exists():
+            raise ConfigError(
+                f"{folder / name} is there already: name another folder, or --overwrite"
+            )
+
+
+def predict_video(
+    predictor: Predictor,
+    video: Video,
+    folder: Path,
+    form: str = "coco",
+    drawn: bool = True,
+    batch_size: int = 1,
+    threads: int = 2,
+    tracker: Tracker | None = None,
+    progress: Callable[[], object] = lambda: None,
+) -> tuple[Totals, str]:
+    """Writes what is in the frames of a video, and the video with it drawn.
+
+    In `folder`: `<name>.mp4`, `results.*` and `images.json`, where an image is a frame with its
+    number and its time in seconds. Ctrl-C ends it, as it must a camera's: what is done by then is
+    written.
+
+    Args:
+        predictor: as `load_predictor` gives it.
+        form: of `formats.SUFFIXES`.
+        tracker: gives objects ids, which are written as `track_id` and drawn.
+        progress: called after each frame.
+
+    Returns:
+        What was done, and what is wrong with the rest of the video, if anything.
+    """
+    journal, waiting = folder / _JOURNAL, deque[Frame]()
+    journal.unlink(missing_ok=True)
+    frames, objects, problem = 0, 0, ""
+
+    def in_order() -> Iterator[Frame]:
+        for frame in video.frames():
+            waiting.append(frame)
+            yield frame
+
+    def both(_: int, picture: Tensor, found: Prediction) -> tuple[Tensor, Prediction]:
+        return picture, found
+
+    stream = predict_stream(
+        predictor, in_order(), both, batch_size, threads, lambda one: predictor.load(one.picture)
+    )
+    file = folder / f"{'camera' if video.name.isdigit() else ''}{Path(video.name).stem}.mp4"
+    with (
+        open_journal(journal) as lines,
+        open_writer(file, video.rate) if drawn else nullcontext() as writer,
+    ):
+        try:
+            for one in stream:
+                assert not isinstance(one, DataError)  # frames are read already
+                (picture, found), frame = one, waiting.popleft()
+                entry = done_picture(predictor, frame.number + 1, video.name, picture, found)
+                entry["image"] |= {"frame": frame.number, "time": float(frame.time)}
+                if tracker is not None:
+                    found["track_ids"] = tracker(found)
+                    for row, track in zip(entry["objects"], found["track_ids"], strict=True):
+                        row["track_id"] = track
+                if writer is not None:
+                    writer.add(
+                        draw_detections(picture, found, predictor.categories, min_score=0),
+                        frame.time,
+                    )
+                lines.add(json.dumps(entry))
+                frames, objects = frames + 1, objects + len(entry["objects"])
+                progress()
+        except DataError as error:
+            problem = str(error)
+        except KeyboardInterrupt:
+            pass
+    names = category_names(predictor.categories)
+    write_detections(form, folder / f"results{SUFFIXES[form]}", read_journal(journal), names)
+    images = (entry["image"] for entry in read_journal(journal))
+    write_images(folder / "images.json", images, predictor.categories)
+    journal.unlink()
+    return Totals(frames, int(bool(problem)), objects), problem
