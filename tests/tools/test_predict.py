@@ -422,3 +422,23 @@ def test_what_does_not_go_with_videos(
 ) -> None:  # fmt: skip
     assert run("--weights", "w.pth", "--output", tmp_path, "--input", *inputs) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on(
+    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    (out / "drawn").mkdir(parents=True)
+    (out / "drawn" / "0002_b.jpg").symlink_to("/dev/full")
+    arguments = ("--weights", weights, "--input", photos, "--output", out, "--threshold", "0")
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        f"error: --output {out}: cannot be written to ([Errno 28] No space left"
+    )
+    assert error.count("\n") == 1
+    assert not (out / "results.json").exists()
+    (out / "drawn" / "0002_b.jpg").unlink()
+    assert run(*arguments) == 0
+    rows = json.loads((out / "results.json").read_text())
+    assert {row["image_id"] for row in rows} == {1, 2}
