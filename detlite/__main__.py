@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "train the model of a config file, and evaluate it",
     "test": "evaluate a checkpoint",
     "predict": "detect objects in pictures",
+    "serve": "detect objects in pictures that come over HTTP, with a page to try it",
     "check": "read data sets whole, and name every defect",
     "convert": "convert weights of another framework",
     "export": "write a model for torch.export, AOTInductor, ONNX or OpenVINO",

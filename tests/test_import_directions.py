@@ -19,6 +19,7 @@ _TOP = _MIDDLE | {
     "inference",
     "installation",
     "integrations",
+    "serving",
     "solver",
     "visualization",
 }

@@ -11,6 +11,10 @@ class DataError(ValueError):
     """A data set that cannot be used; the message names file, image or annotation, and remedy."""
 
 
+class TooLargeError(DataError):
+    """A picture with more pixels than are allowed."""
+
+
 def shown(value: Any) -> str:
     """A value as messages show it: its `repr`, of a long one the beginning."""
     text = repr(value)

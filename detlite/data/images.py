@@ -6,18 +6,19 @@ import io
 import stat
 import struct
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
 
-from .errors import DataError
+from .errors import DataError, TooLargeError
 from .fetching import RemoteError
 from .remote import StoredPicture
 
-_Picture = str | Path | StoredPicture
+_Picture = str | Path | StoredPicture | bytes
 _Size = tuple[int, int] | None
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit
@@ -41,6 +42,27 @@ _GREY = 128  # what libjpeg fills in where data are missing
 # No marker, and no code that leaves what it fills in as it is.
 _MORE_DATA = bytes(range(1, 255)) * 4
 _LAST_BYTES = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
+# What is decoded of bytes, which may come from anybody: formats without a program in them.
+FORMATS_OF_BYTES = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """What a picture file holds, as a StoredPicture."""
+
+    data: bytes
+
+    def __str__(self) -> str:
+        return "bytes"
+
+    def read_bytes(self) -> bytes:
+        return self.data
+
+    def forget(self) -> bool:
+        return False
+
+
+_File = str | Path | StoredPicture
 
 
 def read_image(
@@ -59,7 +81,8 @@ def read_image(
     pycocotools reads no pictures; what frameworks do, `Convention.exif_orientation` says.
 
     Args:
-        path: the picture file, of any format that Pillow reads.
+        path: the picture file, of any format that Pillow reads; or what such a file holds, of one
+            of FORMATS_OF_BYTES.
         size: (height, width) that the picture must have, as it is turned; None: any.
         max_pixels: the most that a picture may have; above Pillow's limit, that is raised to it.
         bits: how many a 16-bit picture uses, 8 to 16.
@@ -69,9 +92,12 @@ def read_image(
         uint8 [3, H, W].
 
     Raises:
-        DataError: the file is missing, no regular file, damaged, too large, of another size or of
-            a kind without 8-bit form. RemoteError, where that cannot be told.
+        DataError: the file is missing, no regular file, damaged, of another size or of a kind
+            without 8-bit form; a TooLargeError, before it is decoded, if it is that; a RemoteError,
+            where that cannot be told.
     """
+    if isinstance(path, bytes):
+        path = _Bytes(path)
     try:
         return _read(path, size, max_pixels, bits, exif_orientation)
     except RemoteError:
@@ -83,7 +109,7 @@ def read_image(
     return _read(path, size, max_pixels, bits, exif_orientation)
 
 
-def _read(path: _Picture, size: _Size, max_pixels: int, bits: int, exif: bool) -> Tensor:
+def _read(path: _File, size: _Size, max_pixels: int, bits: int, exif: bool) -> Tensor:
     try:
         with open_picture(path, max_pixels) as file:
             file.load()  # what stands behind the pixels belongs to the header, too
@@ -143,11 +169,12 @@ def image_problem(
     return None
 
 
-def open_picture(path: _Picture, max_pixels: int) -> ImageFile.ImageFile:
+def open_picture(path: _File, max_pixels: int) -> ImageFile.ImageFile:
     """A picture of which no more than the header is read.
 
     Raises:
-        DataError: it is no regular file, which might never end, or has more than `max_pixels`.
+        DataError: it is no regular file, which might never end, or is of no format that is read.
+        TooLargeError: it has more than `max_pixels`.
     """
     if isinstance(path, (str, Path)) and not stat.S_ISREG(Path(path).stat().st_mode):
         raise DataError(f"{path}: is no regular file")
@@ -156,13 +183,18 @@ def open_picture(path: _Picture, max_pixels: int) -> ImageFile.ImageFile:
     # never lowered.
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels
+    formats = FORMATS_OF_BYTES if isinstance(path, _Bytes) else None
     try:
-        file = Image.open(source)
+        file = Image.open(source, formats=formats)
+    except UnidentifiedImageError as error:
+        if formats is None:
+            raise
+        raise DataError(f"{path}: is none of {', '.join(formats)}, or is damaged") from error
     except Image.DecompressionBombError as error:
-        raise DataError(f"{path}: {_too_large(max_pixels)} ({error})") from error
+        raise TooLargeError(f"{path}: {_too_large(max_pixels)} ({error})") from error
     if file.width * file.height > max_pixels:
         file.close()
-        raise DataError(f"{path}: {_too_large(max_pixels)} ({file.width}x{file.height})")
+        raise TooLargeError(f"{path}: {_too_large(max_pixels)} ({file.width}x{file.height})")
     return file
 
 
@@ -173,7 +205,7 @@ def _too_large(max_pixels: int) -> str:
     )
 
 
-def _is_cut_jpeg(file: Image.Image, path: _Picture) -> bool:
+def _is_cut_jpeg(file: Image.Image, path: _File) -> bool:
     """Whether data are missing in a JPEG that was decoded, and that ends as JPEGs do.
 
     libjpeg tells nobody and fills the rest with grey. A picture that ends in this grey and lacks

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .test_time_augmentation import size_of
 
-Picture = str | Path | Image.Image | np.ndarray | Tensor
+Picture = str | Path | bytes | Image.Image | np.ndarray | Tensor
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,13 @@ class Loaded:
     def size(self) -> tuple[int, int]:
         """(height, width) of the picture."""
         return size_of(self.picture)
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """(rows, columns) of 32 pixels that the image takes: images of as many make one batch, as
+        padding them to one size adds little."""
+        height, width = size_of(self.image)
+        return -(-height // 32), -(-width // 32)
 
 
 def as_tensor(picture: Image.Image | np.ndarray | Tensor) -> Tensor:
@@ -47,7 +54,8 @@ def as_tensor(picture: Image.Image | np.ndarray | Tensor) -> Tensor:
         picture = torch.from_numpy(picture.transpose(2, 0, 1).copy())
     if not isinstance(picture, Tensor):
         raise TypeError(
-            f"a picture is a path, a PIL image, an array or a tensor, not {type(picture).__name__}"
+            "a picture is a path, bytes, a PIL image, an array or a tensor, not "
+            f"{type(picture).__name__}"
         )
     if picture.dtype != torch.uint8 or picture.ndim != 3 or picture.shape[0] != 3:
         raise ValueError(

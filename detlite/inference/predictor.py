@@ -30,9 +30,9 @@ Prediction = dict[str, Any]
 class Predictor:
     """Calls a model on pictures of any size, resized as in evaluation.
 
-    A call takes a picture: a file's path, a PIL image, or uint8 RGB as an array [H, W, 3] or a
-    tensor [3, H, W]. It returns, in the picture's frame and sorted by decreasing score, on the
-    CPU, a dict of
+    A call takes a picture: a file's path, what such a file holds as bytes, a PIL image, or uint8
+    RGB as an array [H, W, 3] or a tensor [3, H, W]. It returns, in the picture's frame, sorted by
+    decreasing score, on the CPU, a dict of
 
     - `boxes` float32 [N, 4], xyxy in pixels,
     - `labels` int64 [N] in 1..K, and `scores` float32 [N] in 0..1,
@@ -137,7 +137,7 @@ class Predictor:
 
     def load(self, picture: Picture) -> Loaded:
         """A picture as a call takes it, read and resized."""
-        if isinstance(picture, str | Path):
+        if isinstance(picture, str | Path | bytes):
             follow = self.model.convention.exif_orientation
             image = read_image(picture, None, *self._picture_limits, follow)
         else:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from detlite.data.errors import DataError
+from detlite.data.errors import DataError, TooLargeError
 from detlite.data.images import image_problem, read_image
 
 RNG = np.random.default_rng(0)
@@ -227,3 +227,30 @@ def test_the_limit_can_be_raised(tmp_path, monkeypatch):
     assert "more than 150 pixels" in str(image_problem(path, (12, 20), 150))
     assert image_problem(path, (12, 20), 240) is None
     assert read_image(path, max_pixels=240).shape == (3, 12, 20)
+
+
+def test_bytes_are_read_as_the_file_that_they_are(tmp_path):
+    for name in ("p.png", "p.jpg", "p.webp", "p.tiff"):
+        path = save(tmp_path, Image.fromarray(RGB), name)
+        assert torch.equal(read_image(path.read_bytes()), read_image(path))
+    turned = with_orientation(tmp_path, 6, "turned.jpg")
+    assert torch.equal(read_image(turned.read_bytes()), read_image(turned))
+    with pytest.raises(DataError, match=r"bytes: the picture is damaged or truncated"):
+        read_image(path.read_bytes()[:-200])
+
+
+def test_bytes_are_of_common_formats_alone(tmp_path):
+    """Pillow reads others, some of which run programs."""
+    path = save(tmp_path, Image.fromarray(RGB), "p.ppm")
+    assert read_image(path).shape == (3, 12, 20)
+    for content in (path.read_bytes(), b"", b"%!PS-Adobe-3.0 EPSF-3.0\n"):
+        with pytest.raises(DataError, match="bytes: is none of JPEG, PNG, WEBP, BMP, TIFF, GIF"):
+            read_image(content)
+
+
+def test_a_picture_that_is_too_large_is_told_apart(tmp_path):
+    path = save(tmp_path, Image.fromarray(RGB))
+    for source in (path, path.read_bytes()):
+        with pytest.raises(TooLargeError, match="more than 239 pixels"):
+            read_image(source, max_pixels=239)
+        assert read_image(source, max_pixels=240).shape == (3, 12, 20)

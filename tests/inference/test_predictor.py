@@ -104,11 +104,12 @@ class TestPrediction:
             Image.fromarray(picture),
             tmp_path / "p.png",
             str(tmp_path / "p.png"),
+            (tmp_path / "p.png").read_bytes(),
         ]
         for form in forms:
             predictor(form)
         first, *others = (images[0] for images in predictor.model.calls)
-        assert len(others) == 5
+        assert len(others) == 6
         assert all(torch.equal(image, first) for image in others)
 
     def test_list_is_one_batch(self, predictor: Predictor, picture: np.ndarray) -> None:
@@ -227,7 +228,11 @@ class TestBadInput:
             (torch.zeros(3, 0, 4, dtype=torch.uint8), ValueError, "the picture has no pixels"),
             (Image.new("F", (4, 4)), ValueError, "PIL image has mode 'F'"),
             (Image.new("I;16", (4, 4)), ValueError, "PIL image has mode 'I;16'"),
-            (7, TypeError, "a picture is a path, a PIL image, an array or a tensor, not int"),
+            (
+                7,
+                TypeError,
+                "a picture is a path, bytes, a PIL image, an array or a tensor, not int",
+            ),
             ("no.png", DataError, r"no\.png: no such picture file"),
         ],
     )
