@@ -20,11 +20,18 @@ from ..modeling.detector import Detector
 from ..structures.instances import Detections
 from ..structures.masks import to_bitmap
 from .exported import read_exported
+from .interchange import to_supervision
 from .optimize import build_inference
 from .pictures import Loaded, Picture, as_tensor
 from .test_time_augmentation import AugmentedDetector, View, build_views, size_of
 
-Prediction = dict[str, Any]
+
+class Prediction(dict[str, Any]):
+    """What is found in a picture, by the names that `Predictor` describes."""
+
+    def to_supervision(self) -> Any:
+        """It as `supervision.Detections`, see `interchange.to_supervision`."""
+        return to_supervision(self)
 
 
 class Predictor:
@@ -34,6 +41,7 @@ class Predictor:
     RGB as an array [H, W, 3] or a tensor [3, H, W]. It returns, in the picture's frame, sorted by
     decreasing score, on the CPU, a dict of
 
+    - `size`: (height, width) of the picture,
     - `boxes` float32 [N, 4], xyxy in pixels,
     - `labels` int64 [N] in 1..K, and `scores` float32 [N] in 0..1,
     - `category_ids` and `names`: lists of N, what the data set calls the labels,
@@ -167,13 +175,14 @@ class Predictor:
         kept, convention = found.to("cpu"), self.model.convention
         boxes = convention.rescale_boxes(kept.boxes.float(), net_size, size)
         categories = categories_of(kept.labels, self.categories)
-        prediction: Prediction = {
-            "boxes": boxes,
-            "labels": kept.labels,
-            "scores": kept.scores.float(),
-            "category_ids": [category["id"] for category in categories],
-            "names": [category["name"] for category in categories],
-        }
+        prediction = Prediction(
+            size=size,
+            boxes=boxes,
+            labels=kept.labels,
+            scores=kept.scores.float(),
+            category_ids=[category["id"] for category in categories],
+            names=[category["name"] for category in categories],
+        )
         if kept.mask_probs is not None:
             rles = convention.paste_rle(kept.mask_probs, boxes, size, self.model.mask_threshold)
             prediction["masks"] = rles if self.rle else _bitmaps(rles, size)
