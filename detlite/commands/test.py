@@ -3,7 +3,8 @@
     detlite test --config configs/demo_shapes.yaml MODEL.WEIGHT model_final.pth
     torchrun --nproc-per-node 2 -m detlite test --config ... MODEL.WEIGHT ...
 
-Prints the COCO table and writes evaluation.json and results_<data set>.json to OUTPUT_DIR.
+Prints the COCO table and writes evaluation.json, results_<data set>.json and, if it is not the
+folder of a training, config.yaml to OUTPUT_DIR.
 """
 
 from __future__ import annotations

@@ -79,6 +79,8 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> Metrics:
         cfg, weights = read_weights(cfg)
     if weights is None:
         raise ConfigError("MODEL.WEIGHT is empty: name the checkpoint to evaluate")
+    if is_main() and not (output_dir / METRICS_FILE).exists():  # a training keeps its own
+        (output_dir / "config.yaml").write_text(cfg.dump())
     datasets = _test_sets(cfg)
     model = build_model(cfg)
     load_weights(model, weights)

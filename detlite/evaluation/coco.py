@@ -14,7 +14,7 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from ..data.errors import DataError
-from .matching import AREAS, Scored, score
+from .matching import AREAS, Matched, Scored, match, score
 from .overlaps import keypoint_overlaps, pair, region_overlaps
 from .results import IOU_TYPES, Results
 from .truth import Truth, check_results, read_truth
@@ -65,26 +65,34 @@ def evaluate_coco(
     if max_dets < 1:
         raise ValueError(f"max_dets must be at least 1, got {max_dets}")
     check_results(results, coco_gt, iou_types)
-    metrics = {}
-    for iou_type in iou_types:
-        truth = read_truth(coco_gt, iou_type)
-        if iou_type == "keypoints":
-            found = _score_keypoints(results, truth, _sigmas(truth, oks_sigmas))
-        else:
-            found = _score_regions(results, truth, iou_type, max_dets)
-        categories = [coco_gt.cats[number] for number in truth.category_ids.tolist()]
-        metrics[iou_type] = _summarize(found, categories, iou_type)
-    return metrics
+    return {
+        iou_type: summarize(
+            score(match_coco(coco_gt, results, iou_type, max_dets, oks_sigmas)),
+            category_names(coco_gt),
+            iou_type,
+        )
+        for iou_type in iou_types
+    }
 
 
-def _score_regions(results: Results, truth: Truth, iou_type: str, max_dets: int) -> Scored:
+def match_coco(
+    coco_gt: COCO,
+    results: Results,
+    iou_type: str,
+    max_dets: int = 100,
+    oks_sigmas: Sequence[float] = (),
+) -> Matched:
+    """Which detections found which objects; arguments and errors are those of `evaluate_coco`."""
+    truth = read_truth(coco_gt, iou_type)
+    if iou_type == "keypoints":
+        return _match_keypoints(results, truth, _sigmas(truth, oks_sigmas))
     limits = sorted({1, 10, max_dets})
     pairing = pair(results, truth, limits[-1])
     overlaps, sizes = region_overlaps(results, truth, pairing, iou_type)
-    return score(pairing, truth, overlaps, sizes, tuple(AREAS), limits, max_dets)
+    return match(pairing, truth, overlaps, sizes, tuple(AREAS), limits, max_dets)
 
 
-def _score_keypoints(results: Results, truth: Truth, sigmas: np.ndarray) -> Scored:
+def _match_keypoints(results: Results, truth: Truth, sigmas: np.ndarray) -> Matched:
     pairing = pair(results, truth, _MOST_KEYPOINTS)
     overlaps, sizes = np.empty(0), np.empty(0)
     if len(results):
@@ -98,7 +106,7 @@ def _score_keypoints(results: Results, truth: Truth, sigmas: np.ndarray) -> Scor
         overlaps = keypoint_overlaps(keypoints, truth, pairing, sigmas)
         sizes = np.ptp(keypoints[:, :, :2], axis=1).prod(axis=1)
     areas = ("all", "medium", "large")  # small objects have no keypoints
-    return score(pairing, truth, overlaps, sizes, areas, [_MOST_KEYPOINTS], _MOST_KEYPOINTS)
+    return match(pairing, truth, overlaps, sizes, areas, [_MOST_KEYPOINTS], _MOST_KEYPOINTS)
 
 
 def _sigmas(truth: Truth, given: Sequence[float]) -> np.ndarray:
@@ -114,7 +122,8 @@ def _sigmas(truth: Truth, given: Sequence[float]) -> np.ndarray:
     return _SIGMAS if count == len(_SIGMAS) else np.full(count, _SIGMAS.mean())
 
 
-def _summarize(found: Scored, categories: Sequence[dict[str, Any]], iou_type: str) -> Metrics:
+def summarize(found: Scored, names: Sequence[str], iou_type: str) -> Metrics:
+    """What `evaluate_coco` returns for one of `iou_types`, with the categories' names."""
     letters = {area[0]: area for area in found.areas if area != "all"}  # s, m, l
     metrics: Metrics = {"AP": found.ap(), "AP50": found.ap(0.5), "AP75": found.ap(0.75)}
     metrics |= {f"AP{letter}": found.ap(area=area) for letter, area in letters.items()}
@@ -123,13 +132,13 @@ def _summarize(found: Scored, categories: Sequence[dict[str, Any]], iou_type: st
     else:
         metrics |= {f"AR{limit}": found.ar(limit=limit) for limit in found.limits}
     metrics |= {f"AR{letter}": found.ar(area=area) for letter, area in letters.items()}
-    metrics["per_category"] = {
-        name: found.ap(categories=k) for k, name in enumerate(_unique_names(categories))
-    }
+    metrics["per_category"] = {name: found.ap(categories=k) for k, name in enumerate(names)}
     return metrics
 
 
-def _unique_names(categories: Sequence[dict[str, Any]]) -> list[str]:
+def category_names(coco_gt: COCO) -> list[str]:
+    """The categories' names by increasing id; names given twice have the id behind them."""
+    categories = [coco_gt.cats[number] for number in sorted(coco_gt.cats)]
     names = [str(category.get("name", category["id"])) for category in categories]
     times = Counter(names)
     return [

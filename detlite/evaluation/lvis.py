@@ -14,7 +14,7 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from ..data.errors import DataError
-from .matching import AREAS, Scored, score
+from .matching import AREAS, Scored, match, score
 from .overlaps import pair, region_overlaps
 from .results import Results
 from .truth import Truth, check_results, read_truth
@@ -79,7 +79,7 @@ def evaluate_lvis(
         overlaps[empty[pairing.pairs()[1]]] = 0
         uncounted = np.isin(pairing.keys, partial) | (sizes <= 0)
         found = score(
-            pairing, truth, overlaps, sizes, tuple(AREAS), [MAX_DETS], MAX_DETS, uncounted
+            match(pairing, truth, overlaps, sizes, tuple(AREAS), [MAX_DETS], MAX_DETS, uncounted)
         )
         categories = [coco_gt.cats[number] for number in truth.category_ids.tolist()]
         metrics[iou_type] = _summarize(found, categories)

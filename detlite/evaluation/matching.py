@@ -28,7 +28,39 @@ THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
 
 _ALL = slice(None)
-_RIGHT, _IGNORED = 1, 2  # what `ops.match_detections` returns
+WRONG, RIGHT, IGNORED = 0, 1, 2  # what `ops.match_detections` returns
+
+
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """Which of D detections found one of G objects, by COCO's rules.
+
+    Attributes:
+        pairing, truth: the detections and the objects.
+        outcomes: uint8 [A, T, D] of WRONG, RIGHT and IGNORED, for A areas and T of THRESHOLDS.
+        ignored: bool [A, G], the objects that need not be found.
+        areas: A of AREAS.
+        limits: numbers of detections of an image and category, the best, whose recall is counted.
+        most: how many of them precision is counted of.
+    """
+
+    pairing: Pairing
+    truth: Truth
+    outcomes: np.ndarray
+    ignored: np.ndarray
+    areas: Sequence[str]
+    limits: Sequence[int]
+    most: int
+
+    def of_category(self, place: int) -> tuple[np.ndarray, slice]:
+        """Of the category at a place in `truth.category_ids`, the detections int64 [D_k], best
+        first, and where the objects are."""
+        own, objects = (
+            slice(*np.searchsorted(side.categories, [place, place + 1]))
+            for side in (self.pairing, self.truth)
+        )
+        order = np.argsort(-self.pairing.scores[own], kind="stable")
+        return order + own.start, objects
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +92,13 @@ class Scored:
         """
         return _mean(self.precision[_threshold(at), :, categories, self.areas.index(area)])
 
+    def curve(self, at: float | None = None, categories: Any = _ALL) -> np.ndarray | None:
+        """Precision float64 [R] at RECALLS, the mean over thresholds and categories as in `ap`."""
+        table = np.moveaxis(self.precision, 1, 0)[:, _threshold(at), categories]
+        table = table[..., self.areas.index("all")].reshape(len(RECALLS), -1)
+        known = table[:, table[0] > -1]
+        return known.mean(axis=1) if known.size else None
+
     def ar(
         self, at: float | None = None, area: str = "all", limit: int | None = None
     ) -> float | None:
@@ -77,7 +116,7 @@ def _mean(table: np.ndarray) -> float | None:
     return float(known.mean()) if known.size else None
 
 
-def score(
+def match(
     pairing: Pairing,
     truth: Truth,
     overlaps: np.ndarray,
@@ -86,13 +125,13 @@ def score(
     limits: Sequence[int],
     most: int,
     uncounted: np.ndarray | None = None,
-) -> Scored:
-    """Matches the detections of `pairing` with objects, and counts.
+) -> Matched:
+    """Gives the detections of `pairing` to objects.
 
     Args:
         overlaps: float64 [P] of the pairs.
         sizes: float64 [D], of the detections in square pixels.
-        areas, limits, most: see `Scored`.
+        areas, limits, most: see `Matched`.
         uncounted: bool [D], detections that do not count where they find nothing.
     """
     low, high = np.array([AREAS[name] for name in areas]).T[:, :, None]
@@ -105,6 +144,13 @@ def score(
             torch.from_numpy, (overlaps, pairing.groups, truth.crowd, ignored, outside, THRESHOLDS)
         )
     ).numpy()
+    return Matched(pairing, truth, outcomes, ignored, areas, limits, most)
+
+
+def score(matched: Matched) -> Scored:
+    """Counts what is right and wrong, from the best detections on."""
+    truth, outcomes = matched.truth, matched.outcomes
+    areas, limits, most = matched.areas, matched.limits, matched.most
     categories = len(truth.category_ids)
     found = Scored(
         precision=np.full((len(THRESHOLDS), len(RECALLS), categories, len(areas)), -1.0),
@@ -112,25 +158,22 @@ def score(
         areas=areas, limits=limits, most=most,
     )  # fmt: skip
     for k in range(categories):
-        own, objects = (
-            slice(*np.searchsorted(side.categories, [k, k + 1])) for side in (pairing, truth)
-        )
-        order = np.argsort(-pairing.scores[own], kind="stable")
-        ranks = pairing.ranks[own][order]
-        positives = (~ignored[:, objects]).sum(axis=1)
+        best_first, objects = matched.of_category(k)
+        ranks = matched.pairing.ranks[best_first]
+        positives = (~matched.ignored[:, objects]).sum(axis=1)
         for a in np.flatnonzero(positives):
-            outcome = outcomes[a, :, own][:, order]  # [T, D]
-            right = outcome == _RIGHT
+            outcome = outcomes[a][:, best_first]  # [T, D]
+            right = outcome == RIGHT
             for m, limit in enumerate(limits):
                 found.recall[:, k, a, m] = right[:, ranks < limit].sum(axis=1) / positives[a]
             right, outcome = right[:, ranks < most], outcome[:, ranks < most]
-            counted = (outcome != _IGNORED).cumsum(axis=1)
+            counted = (outcome != IGNORED).cumsum(axis=1)
             for t, hits in enumerate(right):
-                found.precision[t, :, k, a] = _precision(counted[t, hits], positives[a])
+                found.precision[t, :, k, a] = interpolated_precision(counted[t, hits], positives[a])
     return found
 
 
-def _precision(counted: np.ndarray, positives: int) -> np.ndarray:
+def interpolated_precision(counted: np.ndarray, positives: int) -> np.ndarray:
     """The best precision at each of RECALLS or a higher one.
 
     Only right detections are looked at, [H], since precision is highest there.

@@ -29,7 +29,7 @@ def plot_metrics(metrics_file: str | Path, picture_file: str | Path) -> None:
     # Slow to import, and of use only here; a figure without pyplot needs no display.
     from matplotlib.figure import Figure
 
-    losses, precisions = _curves(_read_lines(Path(metrics_file)))
+    losses, precisions = curves_of(read_metrics(Path(metrics_file)))
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, curve in sorted(losses.items(), key=lambda item: item[0] != "loss"):
@@ -52,7 +52,8 @@ def plot_metrics(metrics_file: str | Path, picture_file: str | Path) -> None:
     figure.savefig(picture_file, dpi=110)
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; errors as from `plot_metrics`."""
     lines = []
     try:
         text = path.read_text(encoding="utf-8")
@@ -69,7 +70,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _curves(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
+def curves_of(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
     """The losses, and in percent and pairs the metrics, as (iteration, value) lists by name."""
     losses: Curves = defaultdict(list)
     precisions: Curves = defaultdict(list)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,37 +15,11 @@ from ..data.findings import Defect, Inspection
 from ..data.images import read_image
 from ..data.shards import picture_of
 from .detections import draw_detections
+from .page import jpeg, render
 
 _SIDE = 320  # of a picture on the page
 _MOST_ROWS = 500  # of a kind of defects
 _MOST_PICTURES = 12  # of a kind of defects, of examples, of pairs
-_TEMPLATE = """<!doctype html><meta charset="utf-8"><title>Data check</title>
-<style>body{font:15px sans-serif;margin:2em;max-width:75em}table{border-collapse:collapse}
-td,th{padding:.2em .8em;text-align:left;border-bottom:1px solid #ddd}
-figure{display:inline-block;margin:.4em;vertical-align:top;max-width:20em}
-figcaption{font-size:80%}.bar{background:#48a;height:.8em}.refused{color:#b00}</style>
-<h1>Data check</h1>
-{% for one in sets %}<h2>{{ one.file }}</h2>
-<p class="{{ 'refused' if one.refused }}">{{ one.verdict }}</p>
-<table>{% for name, value in one.numbers %}<tr><td>{{ name }}<td>{{ value }}{% endfor %}</table>
-<h3>Categories</h3><table><tr><th>name<th>objects<th>images<th>
-{% for name, objects, images, width in one.balance %}
-<tr><td>{{ name }}<td>{{ objects }}<td>{{ images }}
-<td><div class="bar" style="width:{{ width }}em"></div>
-{% endfor %}</table>
-{% for kind in one.kinds %}<h3 class="{{ 'refused' if kind.refused }}">{{ kind.name }}:
-{{ kind.count }}</h3>
-{% for picture in kind.pictures %}<figure><img src="{{ picture.source }}">
-<figcaption>{{ picture.text }}</figcaption></figure>{% endfor %}
-<table>{% for where, problem in kind.rows %}<tr><td>{{ where }}<td>{{ problem }}{% endfor %}</table>
-{% endfor %}
-<h3>Examples</h3>{% for picture in one.examples %}<figure><img src="{{ picture.source }}">
-<figcaption>{{ picture.text }}</figcaption></figure>{% endfor %}
-{% endfor %}
-<h2>Nearly the same pictures: {{ pair_count }} pairs</h2>
-{% for pair in pairs %}<div>{% for picture in pair %}<figure><img src="{{ picture.source }}">
-<figcaption>{{ picture.text }}</figcaption></figure>{% endfor %}</div>{% endfor %}
-"""
 
 Pair = tuple[tuple[int, int], tuple[int, int]]
 
@@ -63,18 +35,13 @@ def data_page(sets: Sequence[Inspection], pairs: Sequence[Pair], numbers: Sequen
     Raises:
         DataError: jinja2 is not installed.
     """
-    try:
-        from jinja2 import Environment
-    except ImportError as error:
-        raise DataError("a page needs jinja2: pip install detlite[report]") from error
     shown = [
         [_picture(sets[number], image_id, [], f"{Path(sets[number].name).name}, image {image_id}")
          for number, image_id in pair]
         for pair in pairs[:_MOST_PICTURES]
     ]  # fmt: skip
     described = [_describe(one, own) for one, own in zip(sets, numbers, strict=True)]
-    page = Environment(autoescape=True).from_string(_TEMPLATE)
-    return page.render(sets=described, pairs=shown, pair_count=len(pairs))
+    return render("data.html", sets=described, pairs=shown, pair_count=len(pairs))
 
 
 def _describe(found: Inspection, numbers: Any) -> dict[str, Any]:
@@ -137,7 +104,4 @@ def _picture(
     categories = [{"id": place, "name": name} for place, name in enumerate(names)]
     drawn = draw_detections(image, {"boxes": boxes, "labels": labels}, categories, min_side=_SIDE)
     drawn.thumbnail((_SIDE, _SIDE), Image.Resampling.BILINEAR)
-    buffer = io.BytesIO()
-    drawn.save(buffer, "JPEG", quality=80)
-    data = base64.b64encode(buffer.getvalue()).decode("ascii")
-    return {"source": f"data:image/jpeg;base64,{data}", "text": text}
+    return {"source": jpeg(drawn), "text": text}

@@ -24,6 +24,7 @@ def draw_detections(
     categories: Sequence[dict[str, Any]],
     min_score: float = 0.5,
     min_side: int = 480,
+    colours: Sequence[Colour] | None = None,
 ) -> Image.Image:
     """The picture with a box, a label and, where there are, mask and keypoints of each object.
 
@@ -38,6 +39,7 @@ def draw_detections(
         min_score: objects with a lower score are left out.
         min_side: a picture whose longer side is shorter is enlarged by a whole factor, so that
             lines and labels do not cover what they show.
+        colours: RGB of each of the N objects, in place of those.
 
     Returns:
         An RGB image, of the picture's size or a multiple of it.
@@ -54,7 +56,9 @@ def draw_detections(
     scores = detections["scores"].tolist() if "scores" in detections else [None] * len(labels)
     tracks = detections.get("track_ids") or [None] * len(labels)
     shown = [i for i, score in enumerate(scores) if score is None or score >= min_score]
-    colours = {i: _colour(labels[i] - 1 if len(categories) > 1 else i) for i in shown}
+    if colours is None:
+        places = [label - 1 if len(categories) > 1 else i for i, label in enumerate(labels)]
+        colours = [_colour(place) for place in places]
     for i in reversed(shown):  # the best on top
         if "masks" in detections:
             _draw_mask(picture, _bitmap(detections["masks"], i, size), colours[i])
@@ -72,7 +76,8 @@ def draw_detections(
         text = _label(categories[labels[i] - 1]["name"], scores[i], len(categories))
         if tracks[i] is not None:
             text = f"#{tracks[i]} {text}"
-        _draw_label(draw, boxes[i], text, colours[i], picture.size)
+        if text:
+            _draw_label(draw, boxes[i], text, colours[i], picture.size)
     return picture
 
 

@@ -110,8 +110,8 @@ def official(truth: COCO, rows: list[dict[str, Any]], kind: str, limits: list[in
 def test_is_pycocotools(monkeypatch, seed: int, kind: str, most: int, limits: list[int]) -> None:
     truth, rows = random_set(seed)
     tables = {}
-    summarize = coco._summarize
-    monkeypatch.setattr(coco, "_summarize", lambda found, *args: tables.update(found=found) or
+    summarize = coco.summarize
+    monkeypatch.setattr(coco, "summarize", lambda found, *args: tables.update(found=found) or
                         summarize(found, *args))  # fmt: skip
     metrics = evaluate_coco(truth, Results.from_coco(rows, [kind]), [kind], most)[kind]
     found, wanted = tables["found"], official(truth, rows, kind, limits)

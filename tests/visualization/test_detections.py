@@ -54,6 +54,18 @@ class TestDrawDetections:
         assert (inside != 100).any()
         assert abs(inside - 100).max() < abs(drawn[300, 100] - 100).max()  # translucent
 
+    def test_colours_and_labels_that_are_given(self) -> None:
+        names = [{"id": 1, "name": "cell"}, {"id": 2, "name": ""}]
+        found = detections(labels=torch.tensor([1, 2]))
+        del found["scores"]
+        given = [(255, 0, 0), (0, 0, 255)]
+        drawn = pixels(draw_detections(grey(), found, names, colours=given))
+        assert (drawn[300, 100] == [255, 0, 0]).all()
+        assert (drawn[300, 500] == [0, 0, 255]).all()
+        changed = (drawn != 100).any(axis=2)
+        assert changed[190:199, 100:120].any()  # the label above the first
+        assert not changed[:199, 490:].any()  # none above the second
+
     def test_run_lengths_draw_as_bitmaps(self) -> None:
         masks = torch.zeros(2, 600, 800, dtype=torch.uint8)
         masks[0, 250:350, 150:250] = 1
