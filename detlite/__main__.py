@@ -19,6 +19,7 @@ COMMANDS = {
     "predict": "detect objects in pictures",
     "serve": "detect objects in pictures that come over HTTP, with a page to try it",
     "report": "write a page about runs: what they reach, where they fail, whether they differ",
+    "browse": "write a page of the training data after augmentation, with anchors",
     "check": "read data sets whole, and name every defect",
     "convert": "convert weights of another framework",
     "export": "write a model for torch.export, AOTInductor, ONNX or OpenVINO",

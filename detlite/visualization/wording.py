@@ -43,7 +43,7 @@ MISTAKES = {
     ),
     "missed": (
         "no detection comes near the object",
-        "Look at the missed objects below. If they are small, raise "
+        "Look at the missed objects below, and at detlite browse. If they are small, raise "
         "INPUT.MIN_SIZE_TRAIN and INPUT.MIN_SIZE_TEST, or lower MODEL.RPN.ANCHOR_SIZES. If they "
         "are rare, add pictures of them.",
     ),
