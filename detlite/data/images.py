@@ -169,6 +169,22 @@ def image_problem(
     return None
 
 
+def picture_size(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """The (height, width) of a picture as its EXIF orientation turns it, from its header alone.
+
+    Raises:
+        DataError: the file is missing, no regular file, no picture or too large.
+    """
+    try:
+        with open_picture(path, max_pixels) as file:
+            width, height = file.size
+            return (width, height) if orientation(file) in _TRANSPOSED else (height, width)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such picture file") from error
+    except _BROKEN as error:
+        raise DataError(f"{path}: the picture is damaged or truncated ({error})") from error
+
+
 def open_picture(path: _File, max_pixels: int) -> ImageFile.ImageFile:
     """A picture of which no more than the header is read.
 

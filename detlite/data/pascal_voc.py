@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 from .catalog import DATASETS, Entry, check_fields
 from .converted import converted_file, existing
 from .errors import DataError
+from .formats.voc_xml import read_voc_file
 
 CATEGORIES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
     "tvmonitor",
 )  # fmt: skip
-_SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
 @DATASETS.register("voc")
@@ -46,42 +45,27 @@ def read_voc(folder: Path, split: str, name: str) -> dict[str, Any]:
     }
     for picture in pictures:
         file = existing(folder / "Annotations" / f"{picture}.xml", name)
-        try:
-            tree = ET.parse(file).getroot()
-            image_id = int(picture.replace("_", ""))
-            content["images"].append(
+        found = read_voc_file(file)
+        digits = picture.replace("_", "")
+        if not digits.isdecimal():
+            raise DataError(f"{file}: VOC's own names are numbers, such as 2008_000007")
+        image_id = int(digits)
+        height, width = found.size
+        content["images"].append(
+            {"id": image_id, "file_name": f"{picture}.jpg", "height": height, "width": width}
+        )
+        for one in found.objects:
+            if one.name not in numbers:
+                raise DataError(f"{file}: {one.name!r} is no category of PASCAL VOC")
+            box = one.box(first=1)
+            content["annotations"].append(
                 {
-                    "id": image_id,
-                    "file_name": f"{picture}.jpg",
-                    "height": int(_text(tree, "size/height")),
-                    "width": int(_text(tree, "size/width")),
+                    "id": len(content["annotations"]) + 1,
+                    "image_id": image_id,
+                    "category_id": numbers[one.name],
+                    "bbox": list(box),
+                    "area": box[2] * box[3],
+                    "iscrowd": int(one.difficult),
                 }
             )
-            for node in tree.iter("object"):
-                x1, y1, x2, y2 = (float(_text(node, f"bndbox/{side}")) for side in _SIDES)
-                # Pixels are counted from 1, and the last one belongs to the object.
-                box = [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1]
-                content["annotations"].append(
-                    {
-                        "id": len(content["annotations"]) + 1,
-                        "image_id": image_id,
-                        "category_id": numbers[_text(node, "name")],
-                        "bbox": box,
-                        "area": box[2] * box[3],
-                        "iscrowd": int(node.findtext("difficult", "0")),
-                    }
-                )
-        except ET.ParseError as error:
-            raise DataError(f"{file}: is not XML: {error}") from error
-        except KeyError as error:
-            raise DataError(f"{file}: {error} is no category of PASCAL VOC") from error
-        except ValueError as error:
-            raise DataError(f"{file}: {error}") from error
     return content
-
-
-def _text(node: ET.Element, path: str) -> str:
-    found = node.findtext(path)
-    if found is None:
-        raise ValueError(f"an element <{node.tag}> has no {path}")
-    return found.strip()

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from detlite.data.errors import DataError, TooLargeError
-from detlite.data.images import image_problem, read_image
+from detlite.data.images import image_problem, picture_size, read_image
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
@@ -109,6 +109,7 @@ def test_orientation_is_followed(tmp_path, orientation, name):
     if name != "a.jpg":
         assert torch.equal(image, upright)
     assert torch.equal(read_image(path), image)
+    assert picture_size(path) == size
     assert image_problem(path, size) is None
     if size == (20, 12):
         assert "states 20x12" in str(image_problem(path, (12, 20)))
@@ -254,3 +255,11 @@ def test_a_picture_that_is_too_large_is_told_apart(tmp_path):
         with pytest.raises(TooLargeError, match="more than 239 pixels"):
             read_image(source, max_pixels=239)
         assert read_image(source, max_pixels=240).shape == (3, 12, 20)
+
+
+def test_size_of_what_is_no_picture(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"a\.png: the picture is damaged"):
+        picture_size(tmp_path / "a.png")
+    with pytest.raises(DataError, match=r"none\.png: no such picture file"):
+        picture_size(tmp_path / "none.png")
