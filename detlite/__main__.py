@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from . import __version__
 
 COMMANDS = {
+    "init": "write a config for a data set, or convert it to COCO json",
     "train": "train the model of a config file, and evaluate it",
     "test": "evaluate a checkpoint",
     "predict": "detect objects in pictures",

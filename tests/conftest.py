@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from yacs.config import CfgNode
 
 from detlite.config import load_config
@@ -104,3 +106,68 @@ def tiny_config() -> Callable[..., CfgNode]:
         return load_config(None, [item for pair in settings.items() for item in pair] + list(opts))
 
     return load
+
+
+@pytest.fixture
+def make_set(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """`make_set(...)`: pictures with bright rectangles; returns (annotation file, image folder).
+
+    Args: pictures, their (height, width), objects in each, the (low, high) of their sides, height /
+    width, names of categories, whether with masks, names of keypoints, and whether grey.
+    """
+
+    def make(
+        name: str = "set",
+        pictures: int = 6,
+        size: tuple[int, int] = (96, 128),
+        objects: int = 3,
+        sides: tuple[float, float] = (16, 40),
+        ratio: float = 1.0,
+        categories: Sequence[str] = ("cat", "dog"),
+        masks: bool = True,
+        keypoints: Sequence[str] = (),
+        grey: bool = False,
+    ) -> tuple[Path, Path]:
+        rng = np.random.default_rng(0)
+        folder = tmp_path / name
+        (folder / "images").mkdir(parents=True)
+        content: dict[str, Any] = {
+            "images": [],
+            "annotations": [],
+            "categories": [
+                {
+                    "id": number,
+                    "name": category,
+                    **({"keypoints": list(keypoints)} if keypoints else {}),
+                }
+                for number, category in enumerate(categories, start=1)
+            ],
+        }
+        height, width = size
+        for image_id in range(1, pictures + 1):
+            file = f"{image_id}.png"
+            pixels = rng.integers(0, 100, (height, width) if grey else (height, width, 3), np.uint8)
+            content["images"].append(
+                {"id": image_id, "file_name": file, "height": height, "width": width}
+            )
+            for _ in range(objects):
+                side = rng.uniform(*sides)
+                w, h = side / ratio**0.5, side * ratio**0.5
+                x, y = rng.uniform(0, width - w), rng.uniform(0, height - h)
+                pixels[int(y) : int(y + h), int(x) : int(x + w)] += 120
+                row = {
+                    "id": len(content["annotations"]) + 1,
+                    "image_id": image_id,
+                    "category_id": int(rng.integers(len(categories))) + 1,
+                    "bbox": [x, y, w, h],
+                }
+                if masks:
+                    row["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
+                if keypoints:
+                    row["keypoints"] = [x + w / 2, y + h / 2, 2] * len(keypoints)
+                content["annotations"].append(row)
+            Image.fromarray(pixels).save(folder / "images" / file)
+        (folder / "annotations.json").write_text(json.dumps(content))
+        return folder / "annotations.json", folder / "images"
+
+    return make

@@ -14,6 +14,7 @@ _MIDDLE = _BASE | {"modeling", "data"}
 _TOP = _MIDDLE | {
     "benchmark",
     "conversion",
+    "configuring",
     "engine",
     "evaluation",
     "inference",

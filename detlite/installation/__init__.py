@@ -1,6 +1,6 @@
 """What is installed and what it can do: facts of the machine, and operators beside references."""
 
-from .machine import devices, facts, problems
+from .machine import Resources, devices, facts, problems, resources
 from .operators import operator_errors
 
-__all__ = ["devices", "facts", "operator_errors", "problems"]
+__all__ = ["Resources", "devices", "facts", "operator_errors", "problems", "resources"]

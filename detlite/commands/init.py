@@ -1,0 +1,79 @@
+"""Writes a config for a data set, every key with its reason, from what the data look like.
+
+    detlite init --data photos > mine.yaml                  # a folder of any form that is known
+    detlite init --data train.json --val val.json > mine.yaml
+    detlite init --data photos --coco photos.json           # only convert to COCO json
+    detlite train --config mine.yaml
+
+Forms: COCO json; folders of YOLO's, PASCAL VOC's, LabelMe's or mask files, which are written as
+COCO json. Without --val one in five pictures, by a hash of their file names, is set apart to
+measure on. docs/init.md has the layouts and the rules.
+
+Exit status: 0; 2 when the data cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..config import ConfigError
+from ..data import DataError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line, without its name, or the process's own; returns the exit status."""
+    args = _parser().parse_args(arguments)
+    try:
+        if args.coco is None:
+            print(config(args.data, args.val, args.images, args.annotations), end="")
+        else:
+            if args.val is not None:
+                raise ConfigError("--coco converts --data alone: run it again for --val")
+            for file in _convert(args.data, args.coco):
+                print(f"written: {file}", file=sys.stderr)
+    except (ConfigError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def config(data: Path, val: Path | None, images: Path | None, folder: Path | None) -> str:
+    """The text of a config; what it was made from is told on the standard error."""
+    from ..configuring import Facts, choose, config_text, measure
+    from ..data.formats import find_sets
+    from ..installation import resources
+
+    sets, how = find_sets(data, val, images, folder)
+    print(how, file=sys.stderr)
+    found = {split: measure(one.annotations, one.images) for split, one in sets.items()}
+    facts = Facts(found["train"], found.get("val"), resources())
+    return config_text(choose(facts), sets, how, facts.summary)
+
+
+def _convert(data: Path, file: Path) -> list[Path]:
+    from ..data.formats import convert
+
+    return convert(data, file)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "detlite init", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", required=True, type=Path, help="annotation file, or folder, to train on"
+    )
+    parser.add_argument("--val", type=Path, help="the same, to measure on (else: split --data)")
+    parser.add_argument(
+        "--images", type=Path, help="folder of the pictures of annotation files (else: found)"
+    )
+    parser.add_argument(
+        "--annotations",
+        type=Path,
+        help="folder for the json files that are made (detlite, in the folder of --data)",
+    )
+    parser.add_argument("--coco", type=Path, help="only write --data as COCO json, to this file")
+    return parser

@@ -1,0 +1,12 @@
+"""A config for a data set: statistics -> rules -> YAML with a reason for every key.
+
+After nnU-Net (Isensee et al. 2021, doi 10.1038/s41592-020-01008-z): what can follow from the data
+and the machine does, and the rest is fixed.
+"""
+
+from .facts import Choice, Facts
+from .rules import choose
+from .statistics import SetStatistics, measure
+from .yaml_text import config_text
+
+__all__ = ["Choice", "Facts", "SetStatistics", "choose", "config_text", "measure"]

@@ -1,0 +1,76 @@
+"""Shapes of anchors that fit the boxes of a data set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_LEVELS = 5
+_STRIDE = 4  # of the finest level
+_WANTED = 0.6  # IoU
+_ENOUGH = 0.95  # of the boxes that an anchor's shape fits so well
+_RATIOS = [0.5, 1.0, 2.0]
+
+
+def choose_anchors(boxes: np.ndarray) -> tuple[list[Any], list[float], float, float]:
+    """The simplest anchors whose shapes fit nearly all boxes.
+
+    Sizes rise evenly over the five levels of an FPN, from near the smallest boxes. First one size
+    a level and the usual ratios are tried, then two sizes, then ratios of the boxes' own.
+
+    Args:
+        boxes: [N, 2] of (width, height) in pixels of the image.
+
+    Returns:
+        ANCHOR_SIZES, ASPECT_RATIOS, the part of the boxes that such an anchor fits (an IoU of 0.6
+        with one of the same centre), and that part for the first that was tried.
+    """
+    sides = np.sqrt(boxes.prod(axis=1))
+    low, high = np.quantile(sides, [0.05, 0.995])
+    # Anchors below two cells are hardly matched.
+    first = float(np.clip(low, 2 * _STRIDE, 8 * _STRIDE))
+    factor = float(np.clip((high / first) ** (1 / (_LEVELS - 1)), 2**0.5, 3.0))
+    own = np.quantile(boxes[:, 1] / boxes[:, 0], [0.05, 0.25, 0.5, 0.75, 0.95])
+    candidates = [
+        (1, _RATIOS),
+        (2, _RATIOS),
+        (2, _distinct(own[[0, 2, 4]])),
+        (2, _distinct(own)),
+    ]
+    tried = [
+        (sizes, ratios, _share(boxes, np.ravel(sizes), ratios))
+        for sizes, ratios in ((_sizes(first, factor, n), ratios) for n, ratios in candidates)
+    ]
+    best = next((one for one in tried if one[2] >= _ENOUGH), max(tried, key=lambda one: one[2]))
+    return *best, tried[0][2]
+
+
+def _sizes(first: float, factor: float, count: int) -> list[Any]:
+    """Each level's sizes, a list of `count` or, of one, a number."""
+    levels = [
+        [round(first * factor ** (level + part / count)) for part in range(count)]
+        for level in range(_LEVELS)
+    ]
+    return [level[0] for level in levels] if count == 1 else levels
+
+
+def _distinct(ratios: np.ndarray) -> list[float]:
+    """Ratios from low to high, but for those that hardly differ from the one before."""
+    kept: list[float] = []
+    for ratio in sorted(float(f"{ratio:.2g}") for ratio in ratios):
+        if not kept or ratio / kept[-1] > 1.2:
+            kept.append(ratio)
+    return kept
+
+
+def _share(boxes: np.ndarray, sizes: np.ndarray, ratios: list[float]) -> float:
+    """The part of the boxes with an IoU of 0.6 with some anchor of the same centre."""
+    roots = np.sqrt(ratios)
+    widths, heights = (sizes[:, None] / roots).ravel(), (sizes[:, None] * roots).ravel()
+    best = np.zeros(len(boxes))
+    for width, height in zip(widths, heights, strict=True):
+        inner = np.minimum(boxes[:, 0], width) * np.minimum(boxes[:, 1], height)
+        outer = boxes.prod(axis=1) + width * height - inner
+        best = np.maximum(best, inner / outer)
+    return float((best >= _WANTED).mean())

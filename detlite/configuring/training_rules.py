@@ -1,0 +1,107 @@
+"""Rules of how a model is trained: precision, batch, learning rate, schedule, loading."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from .facts import Choice, Chosen, Facts, scales
+
+_STEP_PIXELS = {"cpu": 1.2e6, "gpu": 4e6}  # of a batch
+# EfficientNet-lite0-FPN took 1400 in bfloat16 (docs/init.md); float32 takes twice as much.
+_BYTES_PER_PIXEL = 3000
+_EPOCHS = {(True, "cpu"): 6, (True, "gpu"): 12, (False, "cpu"): 12, (False, "gpu"): 36}
+_LEAST_ITERATIONS = {True: 200, False: 400}
+
+
+def precision(facts: Facts, _: Chosen) -> Iterator[Choice]:
+    device = facts.machine.gpu or "the CPU"
+    yield Choice("DTYPE", "auto", f"{facts.machine.dtype} on {device} of this machine")
+
+
+def batch(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
+    found, machine, place = facts.train, facts.machine, facts.place
+    sizes = found.sizes * scales(found, max(chosen["INPUT.MIN_SIZE_TRAIN"]),
+                                  chosen["INPUT.MAX_SIZE_TRAIN"])[:, None]  # fmt: skip
+    pixels = float(np.median(sizes.prod(axis=1)))
+    memory = machine.gpu_memory if machine.gpu else machine.memory
+    fits = memory / 2 / (_BYTES_PER_PIXEL * pixels) if memory else 16.0
+    useful = _STEP_PIXELS[place] / pixels
+    trained = int((found.per_image > 0).sum())
+    size = 2 ** max(round(math.log2(min(max(min(useful, fits), 1), 16))), 0)
+    reason = (
+        f"an image has {pixels / 1e6:.2f} million pixels, and a step on a {place.upper()} about "
+        f"{_STEP_PIXELS[place] / 1e6:g}"
+    )
+    if fits < useful:
+        reason = (
+            f"half of the memory ({memory / 1e9:.0f} GB) holds {fits:.0f} images of "
+            f"{pixels / 1e6:.2f} million pixels in training"
+        )
+    if size > trained:
+        size, reason = trained, f"there are {trained} pictures with objects"
+    yield Choice("SOLVER.IMS_PER_BATCH", size, reason)
+    rate = float(f"{0.0005 * math.sqrt(size / 4):.1g}") if size < 4 or size > 8 else 0.0005
+    yield Choice(
+        "SOLVER.BASE_LR",
+        rate,
+        "AdamW's for batches of 4 to 8, times the root of the batch outside of them",
+    )
+
+
+def schedule(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
+    trained = int((facts.train.per_image > 0).sum())
+    size = chosen["SOLVER.IMS_PER_BATCH"]
+    pretrained = "MODEL.WEIGHT" in chosen
+    rounds = _EPOCHS[pretrained, facts.place]
+    start = "pretrained" if pretrained else "random"
+    least = _LEAST_ITERATIONS[pretrained]
+    end = max(math.ceil(rounds * trained / size), least)
+    end = math.ceil(end / 10) * 10
+    reason = f"{rounds} rounds of {trained} pictures from {start} weights on a {facts.place}"
+    if end * size > 1.2 * rounds * trained:
+        reason = f"{least} steps at least, or {end * size / trained:.0f} rounds of {trained}"
+    reason = reason.replace("cpu", "CPU").replace("gpu", "GPU")
+    yield Choice("SOLVER.MAX_ITER", end, f"{reason}; more is better, and takes longer")
+    yield Choice("SOLVER.WARMUP_ITERS", min(100, end // 10), "a tenth of it, 100 at most")
+    if facts.measured is None:
+        return
+    # Inference takes about a third of a training step.
+    times = int(min(max(0.1 * end * size * 3 / len(facts.measured.sizes), 1), 5))
+    period = math.ceil(end / times)
+    reason = (
+        f"{times} evaluations of {len(facts.measured.sizes)} pictures, in about a tenth of the "
+        "time that training takes"
+    )
+    yield Choice("SOLVER.TEST_PERIOD", period, reason)
+    kind = "segm" if chosen["MODEL.MASK_ON"] else "bbox"
+    yield Choice("SOLVER.BEST_METRIC", f"{kind}/AP", "the best of them is kept: model_best.pth")
+    yield Choice("SOLVER.CHECKPOINTS_KEPT", 1)
+
+
+def rare_categories(facts: Facts, _: Chosen) -> Iterator[Choice]:
+    found = facts.train
+    trained = int((found.per_image > 0).sum())
+    rarest = min((row for row in found.categories if row[2]), key=lambda row: row[2])
+    if len(found.categories) > 1 and rarest[2] / trained < 0.05:
+        yield Choice(
+            "DATALOADER.REPEAT_THRESHOLD",
+            0.05,
+            f"{rarest[0]} is in {rarest[2]} of {trained} pictures: categories in fewer than 5 % "
+            "are shown more often",
+        )
+
+
+def workers(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
+    machine = facts.machine
+    decoding = f"reading a picture takes {1000 * facts.train.decoding:.0f} ms"
+    if not machine.gpu:
+        reason = f"the model is computed on all {machine.cores} cores, and {decoding}"
+        yield Choice("DATALOADER.NUM_WORKERS", 0, reason)
+        return
+    count = max(min(machine.cores - 1, 8), 0)
+    yield Choice(
+        "DATALOADER.NUM_WORKERS", count, f"{decoding}; one of {machine.cores} cores drives the GPU"
+    )

