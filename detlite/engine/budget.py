@@ -89,7 +89,8 @@ class TimeBudget(Budget):
         self._with_evaluation = with_evaluation
         self._shares: list[float] = []
         # Of rank 0, and as all processes know them since the last iteration.
-        self._seconds = self._evaluations = self._longest = 0.0
+        self._seconds = self._evaluations = self._longest = self._slowest = 0.0
+        self._trained = 0.0  # after the last iteration
         self._since = time.monotonic()
 
     @property
@@ -109,14 +110,19 @@ class TimeBudget(Budget):
         return self._shares[done - 1] if done else 0.0
 
     def is_spent(self, done: int) -> bool:
-        counted = self._evaluations if self._with_evaluation else 0.0
-        step = (self._seconds - counted) / done if done else 0.0
+        # The slowest, most often the first, says nothing about the next.
+        step = (self._in_steps(self._seconds) - self._slowest) / (done - 1) if done > 1 else 0.0
         return self.seconds_left < step or self.seconds_left == 0
 
     def advance(self, stops: bool) -> bool:
-        own = [self._clock(), self._evaluations, self._longest] if is_main() else [0.0] * 3
+        own = [0.0] * 4
+        if is_main():
+            seconds = time.monotonic() - self._since
+            step = self._in_steps(seconds) - self._trained
+            own = [seconds, self._evaluations, self._longest, max(step, self._slowest)]
         stopped, *agreed = largest([stops, *own])
-        self._seconds, self._evaluations, self._longest = agreed
+        self._seconds, self._evaluations, self._longest, self._slowest = agreed
+        self._trained = self._in_steps(self._seconds)
         share = self._seconds / max(self._limit - self._kept, self._seconds, 1e-9)
         self._shares.append(max(share, self.share(len(self._shares))))
         return stopped > 0
@@ -139,6 +145,7 @@ class TimeBudget(Budget):
             "seconds": self._seconds,
             "evaluations": self._evaluations,
             "longest": self._longest,
+            "slowest": self._slowest,
             "shares": torch.tensor(self._shares, dtype=torch.float64),
         }
 
@@ -149,6 +156,8 @@ class TimeBudget(Budget):
         self._seconds = state.get("seconds", 0.0)
         self._evaluations = state.get("evaluations", 0.0)
         self._longest = state.get("longest", 0.0)
+        self._slowest = state.get("slowest", 0.0)
+        self._trained = self._in_steps(self._seconds)
         self._since = time.monotonic() - self._seconds
 
     @property
@@ -156,9 +165,9 @@ class TimeBudget(Budget):
         """Seconds for the last evaluation."""
         return self._longest if self._with_evaluation else 0.0
 
-    def _clock(self) -> float:
-        """Seconds that are spent."""
-        return time.monotonic() - self._since
+    def _in_steps(self, seconds: float) -> float:
+        """What of the counted seconds training took."""
+        return seconds - (self._evaluations if self._with_evaluation else 0.0)
 
     def __str__(self) -> str:
         return f"{self._limit / 60:g} minutes, of which {self._seconds / 60:.1f} are spent"

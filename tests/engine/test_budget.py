@@ -77,6 +77,15 @@ def test_no_iteration_begins_that_cannot_end_in_time(clock):
         assert budget.is_spent(done) is last
 
 
+def test_a_slow_first_iteration_ends_no_run(clock):
+    """Libraries choose and compile in it."""
+    budget = TimeBudget(1)
+    for done, (seconds, last) in enumerate(((40, False), (5, False), (5, False), (6, True)), 1):
+        clock.seconds += seconds
+        budget.advance(False)
+        assert budget.is_spent(done) is last
+
+
 def test_evaluations_do_not_count(clock):
     budget = TimeBudget(1)
     with budget.evaluating():

@@ -78,7 +78,8 @@ def test_boxes_that_are_the_same_for_all_classes_are_kept(tiny_config, tmp_path)
 def test_rows_of_a_retinanet_are_those_of_each_anchor(tiny_config, tmp_path):
     theirs, ours = two_models(
         tiny_config, "MODEL.META_ARCHITECTURE", "RetinaNet",
-        "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET", "MODEL.RETINANET.NUM_CONVS", 1, "MODEL.MASK_ON", False,
+        "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET", "MODEL.RETINANET.NUM_CONVS", 1,
+        "MODEL.MASK_ON", False,
         key="MODEL.RETINANET.NUM_CLASSES",
     )  # fmt: skip
     before, after = loaded(theirs, ours, tmp_path)
