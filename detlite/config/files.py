@@ -44,12 +44,22 @@ def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, 
     asked = f"{children[0]}: its _BASE_ " if children else ""
     if path.resolve() in [child.resolve() for child in children]:
         raise ConfigError(f"{asked}{path}: _BASE_ leads back to the file itself")
+    if path.suffix == ".py":
+        raise ConfigError(
+            f"{path}: is Python, such as mmdetection's configs; detlite's are YAML: start from "
+            "one of configs/, or by `detlite init`"
+        )
     try:
-        content = parse_yaml(path.read_text(), path)
+        content = parse_yaml(path.read_text(encoding="utf-8"), path)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{asked}{path}: cannot be read ({error.strerror}); looked for in "
+            f"{path.parent.absolute()} and among detlite's own configs"
+        ) from error
     except OSError as error:
         raise ConfigError(f"{asked}{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not YAML: {error}") from error
+        raise ConfigError(f"{path}: is not YAML: {error}; save it in UTF-8") from error
     if content is None:
         content = {}
     if not isinstance(content, dict):

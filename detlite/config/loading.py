@@ -17,6 +17,7 @@ from yacs.config import CfgNode
 
 from .errors import ConfigError
 from .files import expand_path, find_config, read_chain
+from .foreign import whose_keys
 from .maskrcnn_benchmark import NO_EFFECT, RESTATING, translate
 from .schema import KEYS, Key
 
@@ -81,6 +82,7 @@ def _resolve(
     given: set[str] = set()
     restating: dict[str, Any] = {}
     sources = [(str(file), flatten(content)) for file, content in chain]
+    whose = {str(file): whose_keys(content) for file, content in chain}
     overrides = [(str(name), value) for name, value in zip(opts[::2], opts[1::2], strict=True)]
     for source, rows in (*sources, ("command line", overrides)):
         # What this source states goes before what earlier ones restate of it.
@@ -99,7 +101,7 @@ def _resolve(
                 _set(cfg, name, None if left_out else _checked(key, value, source))
                 given.add(name)
             else:
-                raise ConfigError(f"{source}: {_why_unknown(name)}")
+                raise ConfigError(f"{source}: {_why_unknown(name)}{whose.get(source, '')}")
         _check_alternatives(cfg, source)
     translate(cfg, restating, given)
     _import_extensions(cfg.IMPORTS, folder)
@@ -159,6 +161,7 @@ def _why_unknown(name: str) -> str:
 def _coerce(key: Key, value: Any, source: str) -> Any:
     """The value in the type of the key's default: literals parsed, int to float, list to tuple."""
     wanted = key.optional_type or type(key.default)
+    given = value
     if isinstance(value, str) and wanted is not str:
         # What is no literal stays a string and fails below, unless a boolean in YAML's spelling.
         # MemoryError, RecursionError: nested too deep.
@@ -178,7 +181,7 @@ def _coerce(key: Key, value: Any, source: str) -> Any:
             return wanted([value])
     if type(value) is not wanted:
         raise ConfigError(
-            f"{source}: {key.name} is {value!r} ({type(value).__name__}), but must be "
+            f"{source}: {key.name} is {given!r} ({type(given).__name__}), but must be "
             f"{wanted.__name__} ({key.doc})"
         )
     return value

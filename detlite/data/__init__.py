@@ -8,6 +8,7 @@ from .catalog import (
     build_dataset,
     build_train_dataset,
     check_num_classes,
+    warn_of_known,
 )
 from .coco import CocoDataset
 from .errors import DataError
@@ -25,4 +26,5 @@ __all__ = [
     "build_train_loader",
     "check_num_classes",
     "naming_dead_loaders",
+    "warn_of_known",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from .coco import CocoDataset, Target
 from .errors import DataError
 from .remote import GIGABYTE, Location, Remote, place
 from .shards import Folder, ShardFolder
+
+logger = logging.getLogger(__name__)
 
 Entry = dict[str, Any]
 
@@ -56,7 +59,7 @@ class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
                     f"{first.annotation_file}: {number} ({name!r}) is in one of the two only; "
                     "data sets that are trained on together need the same ids and names"
                 )
-        self._parts = datasets
+        self.parts = datasets
         self.name = " + ".join(dataset.name for dataset in datasets)
         self.categories = first.categories
         self.keypoint_names = first.keypoint_names
@@ -64,16 +67,16 @@ class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
     @property
     def aspect_ratios(self) -> list[float]:
         """Width / height of each image, as a new list."""
-        return [ratio for dataset in self._parts for ratio in dataset.aspect_ratios]
+        return [ratio for dataset in self.parts for ratio in dataset.aspect_ratios]
 
     @property
     def shards(self) -> np.ndarray | None:
         """Which shard each image is in, as of a CocoDataset; a picture that is a file is one."""
-        found = [dataset.shards for dataset in self._parts]
+        found = [dataset.shards for dataset in self.parts]
         if all(one is None for one in found):
             return None
         first, joined = 0, []
-        for dataset, one in zip(self._parts, found, strict=True):
+        for dataset, one in zip(self.parts, found, strict=True):
             joined.append(first + (np.arange(len(dataset)) if one is None else one))
             first = int(joined[-1][-1]) + 1
         return np.concatenate(joined)
@@ -89,6 +92,11 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         DataError: the data set is missing or broken.
     """
     kind, annotations, images = locate_dataset(cfg, name)
+    if isinstance(annotations, Path) and annotations.is_dir():
+        raise DataError(
+            f"data set {name}: {annotations} is a folder, not an annotation file; `detlite init "
+            "--data` reads folders"
+        )
     if isinstance(annotations, Path) and not annotations.is_file():
         raise DataError(
             f"data set {name}: no annotation file {annotations}; its pictures are expected in "
@@ -152,6 +160,18 @@ def build_train_dataset(cfg: CfgNode) -> JoinedDataset:
     dataset = JoinedDataset([build_dataset(cfg, name, train=True) for name in cfg.DATASETS.TRAIN])
     check_num_classes(cfg, dataset)
     return dataset
+
+
+def warn_of_known(train: JoinedDataset, tests: Sequence[CocoDataset]) -> None:
+    """Logs a warning of sets that are trained on and measured on."""
+    known = {part.annotation_file.resolve() for part in train.parts}
+    for test in tests:
+        if test.annotation_file.resolve() in known:
+            logger.warning(
+                "DATASETS.TEST names %s, which is trained on as well: its results say nothing "
+                "about new pictures; set some apart (`detlite init --data` does)",
+                test.name,
+            )
 
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> None:

@@ -18,7 +18,7 @@ from ..structures.packed_masks import PackedMasks
 from .coco_json import MOST_SHOWN, keypoint_names, report
 from .errors import DataError
 from .images import MAX_PIXELS, read_image
-from .index import CROWD, unsound_bits
+from .index import CROWD, AnnotationIndex, unsound_bits
 from .index_cache import open_index
 from .index_pictures import picture_problems
 from .proposals import load_proposals
@@ -110,11 +110,16 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 'MODEL.KEYPOINT_ON needs: "keypoints": ["nose", "left_eye", ...]'
             )
         if isinstance(images, Path) and not images.is_dir():
-            raise DataError(f"{images}: no such folder of pictures (data set {self.name})")
+            raise DataError(
+                f"{images}: no such folder of pictures (data set {self.name}); mend `images` of "
+                "its entry in DATASETS.CATALOG, which is relative to DATASETS.ROOT"
+            )
         problems, count = self._index.problems(masks, len(self.keypoint_names), MOST_SHOWN)
         broken: dict[int, str] = {}
         if check_pictures:
             broken = picture_problems(self._index, images, *self._picture_limits)
+        if isinstance(images, Path):
+            _check_folder(self._index, images, broken, self.annotation_file)
         if isinstance(images, ShardFolder):
             told = self._index.content["problems"]
             problems, count = [*told["first"], *problems], count + told["count"]
@@ -164,6 +169,11 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             return None
         ends = np.cumsum(self._index.content["shards"])
         return np.searchsorted(ends, self._numbers, side="right")
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether any of its images has a sound annotation, crowds included."""
+        return bool(self._index.counts(self._unsound)[self._numbers].any())
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -228,3 +238,17 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 segmentations, height, width, self._masks_as_runs
             )
         return target
+
+
+def _check_folder(
+    index: AnnotationIndex, images: Path, broken: dict[int, str], annotations: Path
+) -> None:
+    """Raises DataError if no picture is in the folder, which then is the wrong one."""
+    if len(broken) < len(index.image_ids) or not broken:
+        return
+    name = index.image(0)["file_name"]
+    if not (images / name).exists():
+        raise DataError(
+            f"{images}: holds none of the {len(broken)} pictures of {annotations}, such as {name}: "
+            "name the folder that these names are relative to, as `images` in DATASETS.CATALOG"
+        )

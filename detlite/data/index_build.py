@@ -17,6 +17,7 @@ from .coco_stream import NotAnObjectError, read_parts
 from .errors import DataError
 from .index import CROWD, NO_KEYPOINTS, NO_MASK, UNSOUND, mark_repeated
 from .index_file import IndexFile, IndexWriter
+from .mistaken_files import why_no_coco, why_no_json
 from .validation import annotation_problem, keypoints_problem, segmentation_problem
 
 _LISTS = ("images", "annotations", "categories")
@@ -112,16 +113,18 @@ def _copy(
             if not isinstance(value, dict):
                 wrong.add(key)
     except NotAnObjectError as error:
-        raise DataError(f"{file}: is not in COCO form: holds a {error}") from error
+        why = why_no_json(file, error)
+        raise DataError(f"{file}: is not in COCO form: holds a {error}{why}") from error
     except DataError:
         raise
     except ValueError as error:
-        raise DataError(f"{file}: is not JSON: {error}") from error
+        why = why_no_json(file, error)
+        raise DataError(f"{file}: is not JSON: {error}{why}") from error
     for key in _LISTS:
         if not isinstance(whole.get(key), list) or key in wrong:
             missing = whole.get(key) is None
             what = "has no" if missing else "holds something else than a list of objects as"
-            raise DataError(f"{file}: is not in COCO form: {what} {key!r}")
+            raise DataError(f"{file}: is not in COCO form: {what} {key!r}{why_no_coco({*whole})}")
     # Of members that occur twice the last one counts, and its texts alone are looked at again.
     return whole, {key: np.array(ends[key]) for key in _LISTS}
 

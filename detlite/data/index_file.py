@@ -16,7 +16,7 @@ import numpy as np
 from .errors import DataError
 
 # Raise the number with any change of what indexes hold or of what is checked for them.
-_MAGIC = b"detlite index 1\n"
+_MAGIC = b"detlite index 2\n"
 _HEAD = struct.Struct("<16sQQI4x")  # magic, place and length of the table, its CRC-32
 
 

@@ -12,6 +12,7 @@ from .errors import DataError, shown
 from .fetching import RemoteError
 from .findings import Defect, Inspection, Row
 from .images import MAX_PIXELS, open_picture, orientation, read_image
+from .mistaken_files import why_no_coco, why_no_json
 from .oddities import odd_objects, odd_shapes
 from .remote import Location, local_copy
 from .shards import Folder, picture_of
@@ -85,8 +86,11 @@ def _read(found: Inspection, by_url: bool) -> None:
     except OSError as error:
         refuse(f"cannot be read ({error.strerror})")
         return
-    except (ValueError, RecursionError) as error:
-        refuse(f"is not JSON: {error}")
+    except RecursionError:
+        refuse("is not in COCO form: nested too deep")
+        return
+    except ValueError as error:
+        refuse(f"is not JSON: {error}{why_no_json(found.annotations, error)}")
         return
     if not isinstance(content, dict):
         refuse(f"is not in COCO form: holds a {type(content).__name__}")
@@ -94,7 +98,8 @@ def _read(found: Inspection, by_url: bool) -> None:
     for key in ("images", "annotations", "categories"):
         rows = content.get(key)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            refuse(f"is not in COCO form: {key!r} is not a list of objects")
+            why = why_no_coco({*content})
+            refuse(f"is not in COCO form: {key!r} is not a list of objects{why}")
     for image in rows_of(content, "images"):
         # As the loader does: LVIS v1 has the address alone, which ends in <split>/<picture>.
         if (by_url or "file_name" not in image) and isinstance(image.get("coco_url"), str):

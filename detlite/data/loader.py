@@ -89,6 +89,12 @@ def build_train_loader(
             INPUT.COPY_PASTE_PROB contradicts the model.
     """
     _per_process(cfg.SOLVER.IMS_PER_BATCH, "SOLVER.IMS_PER_BATCH")
+    if len(dataset) < cfg.SOLVER.IMS_PER_BATCH:
+        logger.warning(
+            "SOLVER.IMS_PER_BATCH %d is more than the %d images of %s: a batch holds some of them "
+            "more than once; lower it to %d",
+            cfg.SOLVER.IMS_PER_BATCH, len(dataset), dataset.name, len(dataset),
+        )  # fmt: skip
     grouping = cfg.DATALOADER.ASPECT_RATIO_GROUPING
     batches = TrainingBatchSampler(
         [grouping and ratio > 1 for ratio in dataset.aspect_ratios],

@@ -69,7 +69,12 @@ def annotation_problem(
     if annotation["image_id"] not in sizes:
         return f"image_id {annotation['image_id']} is not in 'images'"
     if annotation["category_id"] not in category_ids:
-        return f"category_id {annotation['category_id']} is not declared in 'categories'"
+        low, high = min(category_ids, default="none"), max(category_ids, default="none")
+        from_0 = "; was it counted from 0?" if annotation["category_id"] == 0 and low == 1 else ""
+        return (
+            f"category_id {annotation['category_id']} is not declared in 'categories', whose ids "
+            f"are from {low} to {high}{from_0}"
+        )
     if annotation.get("iscrowd", 0) not in (0, 1):
         return f"iscrowd is {shown(annotation['iscrowd'])}, not 0 or 1"
     area = annotation.get("area")
@@ -96,9 +101,16 @@ def box_problem(box: Any, height: int, width: int) -> str | None:
     x, y, w, h = box
     if w <= 0 or h <= 0:
         return f"bbox {box} has width {w} and height {h}: both must be positive"
+    if 0 <= x <= 1 and 0 <= y <= 1 and w < 1 and h < 1 and min(width, height) > 1:
+        return (
+            f"bbox {box} lies within the first pixel: boxes count pixels, so multiply fractions "
+            f"by the {width}x{height} of the image"
+        )
     problem = _extent_problem((x, y, x + w, y + h), height, width)
     if problem:
-        return f"bbox {box} {problem}"
+        corners = 0 <= x < w <= width and 0 <= y < h <= height
+        hint = "; if these are corners [x1, y1, x2, y2], it must be [x, y, width, height]" * corners
+        return f"bbox {box} {problem}{hint}"
     # As targets hold them: clipped, in float32.
     for start, length, limit in ((x, w, width), (y, h, height)):
         if not np.float32(max(start, 0)) < np.float32(min(start + length, limit)):
@@ -126,7 +138,7 @@ def _overhangs(start: float, end: float, limit: int) -> bool:
 def segmentation_problem(segmentation: Any, height: int, width: int) -> str | None:
     """What is wrong with a segmentation (polygons or RLE) of an image of that size, or None."""
     if segmentation is None:
-        return "has no segmentation, but MODEL.MASK_ON needs one"
+        return "has no segmentation, but MODEL.MASK_ON needs one (set it False to train on boxes)"
     if isinstance(segmentation, list):
         return _polygon_problem(segmentation, height, width)
     if not isinstance(segmentation, dict):
@@ -177,6 +189,8 @@ def _polygon_problem(polygons: list[Any], height: int, width: int) -> str | None
     if not polygons:
         return "segmentation is empty: []"
     for polygon in polygons:
+        if isinstance(polygon, (int, float)):
+            return "segmentation is not a list of polygons, but one itself: put it in brackets"
         if not isinstance(polygon, list) or not _finite(polygon):
             return "segmentation has a polygon that is not a list of finite numbers"
         if len(polygon) < 6 or len(polygon) % 2:

@@ -24,6 +24,7 @@ from torch import Tensor
 from ..conversion import convert, entries_of, source_of
 from ..conversion.timm import BODY as TIMM_BODY
 from ..conversion.timm import timm_body
+from ..data.mistaken_files import stored_elsewhere
 from ..pickles import RefusedPickleError, read_pickle
 
 logger = logging.getLogger(__name__)
@@ -173,8 +174,11 @@ def _read(path: Path) -> Any:
                 "was executed. Save tensors and plain containers alone, such as model.state_dict()"
             ) from error
         # Whatever else torch raises depends on where the bytes stop making sense.
+        with path.open("rb") as file:
+            what = stored_elsewhere(file.read(1024))
         raise DamagedCheckpointError(
             f"{path}: is not a checkpoint of torch.save, or is truncated or damaged"
+            f"{'; ' if what else ''}{what}"
         ) from error
 
 

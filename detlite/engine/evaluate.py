@@ -107,7 +107,13 @@ def check_evaluation(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> Non
             f"{dataset.annotation_file}: its categories ({shorten(theirs, 150)}) are not those "
             f"that the model was trained on ({shorten(ours, 150)})"
         )
-    for evaluator in build_evaluators(cfg, dataset).values():
+    evaluators = build_evaluators(cfg, dataset)
+    if evaluators and not dataset.has_objects:
+        raise DataError(
+            f"{dataset.annotation_file}: has no annotations of its pictures, so nothing can be "
+            "measured: take it out of DATASETS.TEST, and look at its pictures by `detlite predict`"
+        )
+    for evaluator in evaluators.values():
         evaluator.check(cfg, dataset)
 
 

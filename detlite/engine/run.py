@@ -8,7 +8,13 @@ from typing import Any
 from yacs.config import CfgNode
 
 from ..config import ConfigError
-from ..data import CocoDataset, build_dataset, build_train_dataset, check_num_classes
+from ..data import (
+    CocoDataset,
+    build_dataset,
+    build_train_dataset,
+    check_num_classes,
+    warn_of_known,
+)
 from ..distributed import barrier, is_main, rank
 from ..inference.predictor import Predictor, build_predictor
 from ..modeling import build_model
@@ -42,6 +48,7 @@ def run_training(cfg: CfgNode, resume: bool = False) -> Metrics:
     seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
     train_set = build_train_dataset(cfg)
     test_sets = _test_sets(cfg)
+    warn_of_known(train_set, test_sets)
     model = build_model(cfg)
     model.categories = train_set.categories
     if weights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ BAD_ANNOTATIONS = [
     ({"segmentation": [[1, 1, 9, 9]]}, "polygon of 4 numbers"),
     ({"segmentation": [[1, 1, 9, 9, 1, 9, 4]]}, "polygon of 7 numbers"),
     ({"segmentation": [[1, 1, 9, NAN, 1, 9]]}, "not a list of finite numbers"),
-    ({"segmentation": [4, 6, 14, 6, 14, 14]}, "not a list of finite numbers"),
+    ({"segmentation": [4, 6, 14, 6, 14, 14]}, "is not a list of polygons, but one itself"),
     ({"segmentation": [[50, 1, 60, 1, 55, 9]]}, "segmentation lies outside the 40x30"),
     ({"segmentation": [[1, 1, 1e300, 1, 1e300, 50]]}, "segmentation reaches too far out"),
     ({"segmentation": [[1, 1, 1e9, 1, 1e9, 20]]}, "segmentation reaches too far out of the 40x30"),
@@ -245,3 +246,21 @@ def test_every_compressed_rle_is_understood(bitmap):
     assert segmentation_problem(rle, 9, 7) is None
     damaged = {**rle, "counts": rle["counts"][:-1]}
     assert segmentation_problem(damaged, 9, 7) is not None
+
+
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [
+        ([0.1, 0.2, 0.5, 0.5], "lies within the first pixel: boxes count pixels, so multiply frac"),
+        ([20, 10, 38, 25], r"too far out .*; if these are corners \[x1, y1, x2, y2\], it must be"),
+    ],
+)
+def test_boxes_of_other_forms_are_recognised(box, message):
+    assert re.search(message, str(box_problem(box, 30, 40)))
+
+
+def test_small_boxes_elsewhere_are_sound():
+    for box in ([1.5, 0, 0.5, 0.5], [0, 0, 1, 1], [0.5, 0.5, 2, 0.5]):
+        assert box_problem(box, 30, 40) is None
+    assert box_problem([0, 0, 0.5, 0.5], 1, 1) is None
+    assert "corners" not in str(box_problem([38, 10, 20, 12], 30, 40))

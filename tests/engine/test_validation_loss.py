@@ -138,7 +138,7 @@ def test_a_set_without_annotations_is_refused_before_training(run, blocks, make_
         {"name": "train", "annotations": "blocks.json", "images": "."},
         {"name": "val", "annotations": "bare.json", "images": "."},
     ]
-    with pytest.raises(DataError, match="no image has a usable annotation"):
+    with pytest.raises(DataError, match="has no annotations of its pictures"):
         run("TEST.LOSS", True, "DATASETS.CATALOG", entries)
     assert not (Path(make_cfg().OUTPUT_DIR) / "metrics.jsonl").exists()
 

@@ -1,0 +1,33 @@
+"""Files of other programs that are given as configs."""
+
+from __future__ import annotations
+
+import pytest
+
+from detlite.config import ConfigError, load_config
+from detlite.config.foreign import whose_keys
+
+
+@pytest.mark.parametrize(
+    ("content", "owner"),
+    [
+        ({"VERSION": 2, "MODEL": {}}, "detectron2"),
+        ({"MODEL": {"PROPOSAL_GENERATOR": {"NAME": "RPN"}}}, "detectron2"),
+        ({"names": ["a"], "nc": 1}, "YOLO's data.yaml"),
+        ({"epochs": 100, "imgsz": 640}, "ultralytics"),
+        ({"images": [], "annotations": []}, "an annotation file"),
+        ({"MODEL": {"WEIGHT": "x"}, "SOLVR": {}}, ""),
+        ({"MODEL": None, 3: 4}, ""),
+    ],
+)
+def test_owners(content, owner):
+    found = whose_keys(content)
+    assert owner in found
+    assert bool(found) is bool(owner)
+
+
+def test_only_the_file_with_the_key_is_judged(tmp_path):
+    (tmp_path / "base.yaml").write_text("SOLVR: {MAX_ITER: 3}")
+    (tmp_path / "mine.yaml").write_text("_BASE_: base.yaml\nVERSION: 2")
+    with pytest.raises(ConfigError, match=r"base\.yaml: unknown config key SOLVR\.MAX_ITER.*\?$"):
+        load_config(tmp_path / "mine.yaml")
