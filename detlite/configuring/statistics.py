@@ -10,10 +10,11 @@ import numpy as np
 
 from ..data.coco_json import keypoint_names
 from ..data.errors import DataError
-from ..data.images import MAX_PIXELS, read_image
+from ..data.images import read_image
 from ..data.index import CROWD, NO_KEYPOINTS, NO_MASK, unsound_bits
 from ..data.index_cache import open_index
 from ..data.index_pictures import picture_problems
+from ..data.picture_files import MAX_PIXELS
 
 _SAMPLE = 32  # pictures that are decoded
 

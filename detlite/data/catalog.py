@@ -164,14 +164,19 @@ def build_train_dataset(cfg: CfgNode) -> JoinedDataset:
 
 def warn_of_known(train: JoinedDataset, tests: Sequence[CocoDataset]) -> None:
     """Logs a warning of sets that are trained on and measured on."""
-    known = {part.annotation_file.resolve() for part in train.parts}
+    known = {_place(part) for part in train.parts}
     for test in tests:
-        if test.annotation_file.resolve() in known:
+        if _place(test) in known:
             logger.warning(
                 "DATASETS.TEST names %s, which is trained on as well: its results say nothing "
                 "about new pictures; set some apart (`detlite init --data` does)",
                 test.name,
             )
+
+
+def _place(dataset: CocoDataset) -> str:
+    file = dataset.annotation_file
+    return str(file if isinstance(file, Remote) else Path(file).resolve())
 
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> None:

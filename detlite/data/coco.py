@@ -17,10 +17,11 @@ from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.packed_masks import PackedMasks
 from .coco_json import MOST_SHOWN, keypoint_names, report
 from .errors import DataError
-from .images import MAX_PIXELS, read_image
+from .images import read_image
 from .index import CROWD, AnnotationIndex, unsound_bits
 from .index_cache import open_index
 from .index_pictures import picture_problems
+from .picture_files import MAX_PIXELS
 from .proposals import load_proposals
 from .remote import Location, local_copy, named
 from .shards import Folder, ShardFolder, ShardPicture, picture_of
@@ -241,7 +242,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
 
 def _check_folder(
-    index: AnnotationIndex, images: Path, broken: dict[int, str], annotations: Path
+    index: AnnotationIndex, images: Path, broken: dict[int, str], annotations: Location | str
 ) -> None:
     """Raises DataError if no picture is in the folder, which then is the wrong one."""
     if len(broken) < len(index.image_ids) or not broken:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import io
-import stat
-import struct
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
-from .errors import DataError, TooLargeError
+from .errors import DataError
 from .fetching import RemoteError
+from .picture_files import (
+    BROKEN,
+    LAST_BYTES,
+    MAX_PIXELS,
+    TRANSPOSED,
+    PictureBytes,
+    PictureFile,
+    is_cut_jpeg,
+    open_picture,
+    orientation,
+)
 from .remote import StoredPicture
 
-_Picture = str | Path | StoredPicture | bytes
+_Picture = PictureFile | bytes
 _Size = tuple[int, int] | None
 
-MAX_PIXELS = 178_956_970  # Pillow's own limit
-
-# What Pillow raises on files that are cut off or damaged, depending on format and place.
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error)
-_ORIENTATION = 0x0112  # EXIF tag
 # What brings a picture of an orientation upright (CIPA DC-008, Exif 2.32, section 4.6.4).
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -36,33 +38,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_TRANSPOSED = (5, 6, 7, 8)  # orientations that swap width and height
-_DARK = 1 << 12
-_GREY = 128  # what libjpeg fills in where data are missing
-# No marker, and no code that leaves what it fills in as it is.
-_MORE_DATA = bytes(range(1, 255)) * 4
-_LAST_BYTES = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
-# What is decoded of bytes, which may come from anybody: formats without a program in them.
-FORMATS_OF_BYTES = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
-
-
-@dataclass(frozen=True)
-class _Bytes:
-    """What a picture file holds, as a StoredPicture."""
-
-    data: bytes
-
-    def __str__(self) -> str:
-        return "bytes"
-
-    def read_bytes(self) -> bytes:
-        return self.data
-
-    def forget(self) -> bool:
-        return False
-
-
-_File = str | Path | StoredPicture
+_DARK = 1 << 12  # 16-bit values
 
 
 def read_image(
@@ -97,7 +73,7 @@ def read_image(
             where that cannot be told.
     """
     if isinstance(path, bytes):
-        path = _Bytes(path)
+        path = PictureBytes(path)
     try:
         return _read(path, size, max_pixels, bits, exif_orientation)
     except RemoteError:
@@ -109,7 +85,7 @@ def read_image(
     return _read(path, size, max_pixels, bits, exif_orientation)
 
 
-def _read(path: _File, size: _Size, max_pixels: int, bits: int, exif: bool) -> Tensor:
+def _read(path: PictureFile, size: _Size, max_pixels: int, bits: int, exif: bool) -> Tensor:
     try:
         with open_picture(path, max_pixels) as file:
             file.load()  # what stands behind the pixels belongs to the header, too
@@ -118,13 +94,13 @@ def _read(path: _File, size: _Size, max_pixels: int, bits: int, exif: bool) -> T
             if size is not None and picture.size != size[::-1]:
                 raise DataError(f"{path}: {_size_problem(file, picture.size, size)}")
             pixels = _rgb(picture, path, bits)
-            if _is_cut_jpeg(file, path):
+            if is_cut_jpeg(file, path):
                 raise DataError(f"{path}: the picture is damaged or truncated (data are missing)")
     except DataError:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such picture file") from error
-    except _BROKEN as error:
+    except BROKEN as error:
         raise DataError(f"{path}: the picture is damaged or truncated ({error})") from error
     # Pillow's buffer is read-only, so it is copied here, on the way to channels first.
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
@@ -147,10 +123,10 @@ def image_problem(
     """
     try:
         with open_picture(path, max_pixels) as file:
-            last = _LAST_BYTES.get(file.format or "")
+            last = LAST_BYTES.get(file.format or "")
             # A PNG without EXIF before its pixels would be decoded to look behind them.
             known = exif_orientation and (file.format != "PNG" or "exif" in file.info)
-            turned = known and orientation(file) in _TRANSPOSED
+            turned = known and orientation(file) in TRANSPOSED
             fits = file.size == (size if turned else size[::-1])
             if last is not None and fits and file.fp is not None:
                 file.fp.seek(-len(last), 2)
@@ -158,7 +134,7 @@ def image_problem(
                     return None
     except RemoteError:
         raise
-    except _BROKEN:  # DataError is one of them
+    except BROKEN:  # DataError is one of them
         pass  # what is wrong, the decoder says below
     try:
         read_image(path, size, max_pixels, bits, exif_orientation)
@@ -178,75 +154,11 @@ def picture_size(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     try:
         with open_picture(path, max_pixels) as file:
             width, height = file.size
-            return (width, height) if orientation(file) in _TRANSPOSED else (height, width)
+            return (width, height) if orientation(file) in TRANSPOSED else (height, width)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such picture file") from error
-    except _BROKEN as error:
+    except BROKEN as error:
         raise DataError(f"{path}: the picture is damaged or truncated ({error})") from error
-
-
-def open_picture(path: _File, max_pixels: int) -> ImageFile.ImageFile:
-    """A picture of which no more than the header is read.
-
-    Raises:
-        DataError: it is no regular file, which might never end, or is of no format that is read.
-        TooLargeError: it has more than `max_pixels`.
-    """
-    if isinstance(path, (str, Path)) and not stat.S_ISREG(Path(path).stat().st_mode):
-        raise DataError(f"{path}: is no regular file")
-    source = path if isinstance(path, (str, Path)) else io.BytesIO(path.read_bytes())
-    # Pillow refuses from twice its own limit on. That counts for the whole process, so it is
-    # never lowered.
-    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
-        Image.MAX_IMAGE_PIXELS = max_pixels
-    formats = FORMATS_OF_BYTES if isinstance(path, _Bytes) else None
-    try:
-        file = Image.open(source, formats=formats)
-    except UnidentifiedImageError as error:
-        if formats is None:
-            raise
-        raise DataError(f"{path}: is none of {', '.join(formats)}, or is damaged") from error
-    except Image.DecompressionBombError as error:
-        raise TooLargeError(f"{path}: {_too_large(max_pixels)} ({error})") from error
-    if file.width * file.height > max_pixels:
-        file.close()
-        raise TooLargeError(f"{path}: {_too_large(max_pixels)} ({file.width}x{file.height})")
-    return file
-
-
-def _too_large(max_pixels: int) -> str:
-    return (
-        f"the picture has more than {max_pixels} pixels; if it is meant to, raise "
-        "DATASETS.MAX_PIXELS"
-    )
-
-
-def _is_cut_jpeg(file: Image.Image, path: _File) -> bool:
-    """Whether data are missing in a JPEG that was decoded, and that ends as JPEGs do.
-
-    libjpeg tells nobody and fills the rest with grey. A picture that ends in this grey and lacks
-    nothing is the same with more data before its end. Of progressive ones the rest is blurred
-    instead of grey, which is not noticed.
-    """
-    if file.format != "JPEG" or file.getpixel((file.width - 1, file.height - 1)) not in (
-        _GREY,
-        (_GREY,) * 3,
-    ):
-        return False
-    data = Path(path).read_bytes() if isinstance(path, str) else path.read_bytes()
-    end = data.rfind(_LAST_BYTES["JPEG"])
-    with Image.open(io.BytesIO(data[:end] + _MORE_DATA + data[end:])) as longer:
-        return longer.tobytes() != file.tobytes()
-
-
-def orientation(file: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; 1, upright, where there is none or it cannot be read."""
-    if file.format == "TIFF":  # which Pillow turns itself
-        return 1
-    try:
-        return int(file.getexif().get(_ORIENTATION, 1))
-    except (*_BROKEN, TypeError, KeyError):  # the pixels may be sound
-        return 1
 
 
 def _size_problem(file: Image.Image, found: tuple[int, int], stated: tuple[int, int]) -> str:
@@ -264,7 +176,7 @@ def _size_problem(file: Image.Image, found: tuple[int, int], stated: tuple[int, 
             "annotations count stored pixels, set MODEL.CONVENTION_OVERRIDE "
             "[exif_orientation=False], or save the picture without its EXIF data"
         )
-    if orientation(file) in _TRANSPOSED:
+    if orientation(file) in TRANSPOSED:
         return (
             f"{problem}, its size once EXIF orientation {orientation(file)} turns it: if the "
             "annotations count upright pixels, set MODEL.CONVENTION_OVERRIDE "
@@ -273,7 +185,7 @@ def _size_problem(file: Image.Image, found: tuple[int, int], stated: tuple[int, 
     return f"{problem}: width and height have changed places in one of the two"
 
 
-def _rgb(picture: Image.Image, path: _Picture, bits: int) -> np.ndarray:
+def _rgb(picture: Image.Image, path: PictureFile, bits: int) -> np.ndarray:
     """uint8 [H, W, 3]."""
     if picture.mode.startswith("I"):  # 16 bits, which older Pillow versions call 32
         values = np.asarray(picture).astype(np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from .coco import CocoDataset, keypoint_names
@@ -11,9 +12,10 @@ from .duplicates import Fingerprints
 from .errors import DataError, shown
 from .fetching import RemoteError
 from .findings import Defect, Inspection, Row
-from .images import MAX_PIXELS, open_picture, orientation, read_image
+from .images import read_image
 from .mistaken_files import why_no_coco, why_no_json
 from .oddities import odd_objects, odd_shapes
+from .picture_files import MAX_PIXELS, open_picture, orientation
 from .remote import Location, local_copy
 from .shards import Folder, picture_of
 from .validation import annotation_problem, box_problem
@@ -90,7 +92,9 @@ def _read(found: Inspection, by_url: bool) -> None:
         refuse("is not in COCO form: nested too deep")
         return
     except ValueError as error:
-        refuse(f"is not JSON: {error}{why_no_json(found.annotations, error)}")
+        named = found.annotations
+        why = why_no_json(named, error) if isinstance(named, Path) else ""
+        refuse(f"is not JSON: {error}{why}")
         return
     if not isinstance(content, dict):
         refuse(f"is not in COCO form: holds a {type(content).__name__}")

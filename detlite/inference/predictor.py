@@ -11,7 +11,8 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from ..data.coco import keypoint_names
-from ..data.images import MAX_PIXELS, read_image
+from ..data.images import read_image
+from ..data.picture_files import MAX_PIXELS
 from ..data.resize import resize_shortest
 from ..engine.precision import autocast
 from ..engine.weights import build_model_from_checkpoint
