@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import random
 import re
@@ -30,6 +31,7 @@ _VERSION = (
 )
 _ARCHIVE_BLOCK = 1 << 18  # bytes of an archive that are asked for at once, at least
 _LONGEST = 200
+_logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -109,12 +111,13 @@ def _attempt(url: str, action: Callable[[Any, str], Result]) -> Result:
             if isinstance(error, OSError) and error.errno in _NO_ROOM:
                 raise
             tried += 1
-            final = _is_final(error)
+            final, reason = _is_final(error), _reason(error)
             if final and isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from error
             if final or tried == _TRIES or time.monotonic() - start > _PATIENCE:
                 times = f" after {tried} tries" if tried > 1 else ""
-                raise RemoteError(f"{name}: cannot be read{times} ({_reason(error)})") from error
+                raise RemoteError(f"{name}: cannot be read{times} ({reason})") from error
+        _logger.info("%s: try %d failed (%s)", name, tried, reason)
         # Processes that failed at once do not come back at once; the generators are not touched.
         time.sleep(_FIRST_WAIT * 2 ** (tried - 1) * random.SystemRandom().uniform(0.5, 1))
 

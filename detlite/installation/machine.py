@@ -23,6 +23,8 @@ EXTRAS = {
     "onnxruntime": "export to ONNX",
     "openvino": "export to OpenVINO",
     "nncf": "int8",
+    "aiohttp": "data sets at URLs of http",
+    "s3fs": "data sets in buckets of S3",
     "jinja2": "pages of `detlite check`",
 }
 _GB = 1e9

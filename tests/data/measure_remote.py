@@ -1,5 +1,7 @@
 """Pictures a second from the disk, and from servers on the loopback, by a cold and a warm cache.
 
+Files are read in the set's order, shards in that of training.
+
     python tests/data/measure_remote.py --pictures 300
 
 The servers run in processes of their own: Python's http.server and moto's S3 server.
@@ -98,12 +100,13 @@ def s3_server(folder: Path) -> Iterator[str]:
         process.wait()
 
 
-def rate(read: Callable[[int], object], count: int) -> float:
-    """How many of `count` things are read in a second."""
-    start = time.perf_counter()
+def rate(read: Callable[[int], object], count: int) -> str:
+    """How many of `count` pictures are read in a second, and the CPU time of this process."""
+    start, cpu = time.perf_counter(), time.process_time()
     for number in range(count):
         read(number)
-    return count / (time.perf_counter() - start)
+    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+    return f"{count / wall:.0f} pictures/s, {cpu / count * 1e3:.1f} ms of CPU time each"
 
 
 def main() -> None:
@@ -117,27 +120,55 @@ def main() -> None:
 
 def measure(folder: Path, count: int) -> None:
     """Prints a line for each way to read the set."""
-    from detlite.data import CocoDataset
+    from detlite.config import load_config
+    from detlite.data import CocoDataset, build_dataset
     from detlite.data.remote import GIGABYTE, Location, Remote
+    from detlite.data.samplers import TrainingBatchSampler
+    from detlite.data.shard_writer import write_shards
 
     write_set(folder, count)
     size = sum(path.stat().st_size for path in (folder / "images").iterdir()) / count / 1e3
     print(f"{count} JPEGs of {WIDTH}x{HEIGHT}, {size:.0f} kB; one process, read and decoded")
 
     def show(what: str, annotations: Location, images: Location) -> None:
-        dataset = CocoDataset(annotations, images, check_pictures=False)
-        print(f"{what}: {rate(dataset.__getitem__, count):.0f} pictures/s", flush=True)
+        dataset = CocoDataset(annotations, images, masks=False, check_pictures=False)
+        print(f"{what}: {rate(dataset.__getitem__, count)}", flush=True)
+
+    def show_shards(what: str, root: str, cache_gb: float) -> None:
+        entry = {"type": "webdataset", "shards": f"{root}/train-{{000000..{last:06d}}}.tar"}
+        entry |= {"name": "tars", "categories": f"{root}/train-categories.json"}
+        keys = ["DATASETS.CATALOG", [entry], "DATASETS.CACHE_GB", cache_gb]
+        cfg = load_config(None, [*keys, "DATASETS.CHECK_PICTURES", False])
+        start = time.perf_counter()
+        dataset = build_dataset(cfg, "tars", train=True)
+        opened = time.perf_counter() - start
+        none_wide = [False] * len(dataset)
+        batches = iter(TrainingBatchSampler(none_wide, count, 0, shards=dataset.shards, window=100))
+        order = [sample.image for sample in next(batches)]
+        speed = rate(lambda number: dataset[order[number]], count)
+        print(f"shards, {what}: opened in {opened:.1f} s, {speed}", flush=True)
 
     files = folder / "annotations.json", folder / "images"
+    shards = write_shards(*files, folder / "shards", images_per_shard=50)
+    last = len(shards) - 1
     show("disk", *files)
     show("disk, again", *files)
+    show_shards("disk", str(folder / "shards"), 1.0)
+    show_shards("disk, again", str(folder / "shards"), 1.0)
     for server in (http_server, s3_server):
         with server(folder) as url:
             shutil.rmtree(os.environ["DETLITE_CACHE"])
             annotations = Remote(f"{url}/annotations.json")
             for what in ("cold", "warm"):
-                show(f"{url[:4]}, {what}", annotations, Remote(f"{url}/images", GIGABYTE))
-            show(f"{url[:4]}, nothing kept", annotations, Remote(f"{url}/images"))
+                show(
+                    f"{url.partition(':')[0]}, {what}",
+                    annotations,
+                    Remote(f"{url}/images", GIGABYTE),
+                )
+            show(f"{url.partition(':')[0]}, nothing kept", annotations, Remote(f"{url}/images"))
+            for what in ("cold", "warm"):
+                show_shards(f"{url.partition(':')[0]}, {what}", f"{url}/shards", 1.0)
+            show_shards(f"{url.partition(':')[0]}, nothing kept", f"{url}/shards", 0.0)
 
 
 if __name__ == "__main__":

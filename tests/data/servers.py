@@ -21,6 +21,7 @@ class FileServer(ThreadingHTTPServer):
             "cut" (half of the body), "reset" (the connection ends), "stall" (nothing comes),
             "slow" (a body in small pieces) or "whole" (ranges are not known); then all is well.
         asked: GETs by path.
+        keys: the last header `X-Key` by path.
         versioned: whether there are ETags.
     """
 
@@ -31,6 +32,7 @@ class FileServer(ThreadingHTTPServer):
         self.folder = folder
         self.faults: dict[str, list[int | str]] = {}
         self.asked: Counter[str] = Counter()
+        self.keys: dict[str, str | None] = {}
         self.versioned = True
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.ended = threading.Event()
@@ -54,6 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault: int | str = ""
         if with_body:
             self.server.asked[path] += 1
+            self.server.keys[path] = self.headers.get("X-Key")
             fault = (self.server.faults.get(path) or [""]).pop(0)
         file = self.server.folder / path.lstrip("/")
         if isinstance(fault, int) or not file.is_file():
@@ -68,6 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         data = file.read_bytes()
         headers = {"ETag": f'"{md5(data).hexdigest()}"'} if self.server.versioned else {}
+        if headers:
+            headers["Last-Modified"] = self.date_time_string(int(file.stat().st_mtime))
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if asked and fault != "whole":
             start, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
@@ -117,3 +122,10 @@ def serving(folder: Path) -> Iterator[FileServer]:
             server.ended.set()
             server.shutdown()
             thread.join()
+
+
+def upload(client: Any, folder: Path) -> None:
+    """Puts all files of a folder into the bucket `sets` of an S3 client."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            client.upload_file(str(path), "sets", str(path.relative_to(folder)))

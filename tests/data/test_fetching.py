@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="needs detlite[remote]")
 
+from fsspec import config as fsspec_config
 from servers import serving
 
 from detlite.config import ConfigError
@@ -110,6 +111,13 @@ def test_a_server_without_ranges_is_an_error(web, waits):
     message = "OSError: gave 102400 bytes where 200 were asked for"
     with pytest.raises(RemoteError, match=message):
         read(f"{web.url}/file.bin", 100, 300)
+
+
+def test_settings_of_fsspec_are_taken(web, monkeypatch):
+    settings = {"headers": {"X-Key": "mine"}, "client_kwargs": {"raise_for_status": False}}
+    monkeypatch.setitem(fsspec_config.conf, "http", settings)
+    assert read(f"{web.url}/file.bin") == DATA
+    assert web.keys["/file.bin"] == "mine"
 
 
 def test_signatures_are_not_told(web, waits):

@@ -17,7 +17,8 @@ import torch
 
 pytest.importorskip("aiohttp", reason="needs detlite[remote]")
 
-from servers import serving
+from fsspec import config as fsspec_config
+from servers import serving, upload
 
 from detlite.commands.check import main as check
 from detlite.config import ConfigError
@@ -340,30 +341,11 @@ def test_check_reads_sets_at_urls(remote, tmp_path, capsys):
 
 
 @pytest.fixture
-def bucket(content, write_set, tmp_path, monkeypatch, cache):
+def bucket(content, write_set, tmp_path, s3):
     """The small set in a bucket of a server on the loopback: its S3 client."""
-    moto = pytest.importorskip("moto.server", reason="needs moto[server]")
-    pytest.importorskip("s3fs", reason="needs detlite[remote]")
-    import boto3
-    import s3fs
-    from fsspec.config import conf
-
-    _, folder = write_set(content)
-    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setitem(conf, "s3", {"endpoint_url": url})
-    client = boto3.client("s3", endpoint_url=url)
-    client.create_bucket(Bucket="sets")
-    for path in [folder.parent / "annotations.json", *folder.iterdir()]:
-        client.upload_file(str(path), "sets", str(path.relative_to(tmp_path)))
-    yield client
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
+    write_set(content)
+    upload(s3, tmp_path)
+    return s3
 
 
 def test_a_set_in_a_bucket(bucket, small_cfg, tmp_path, content):
@@ -398,6 +380,22 @@ def test_loader_processes_read_a_bucket(bucket, small_cfg):
     expected = itertools.islice(build_train_loader(local, build_train_dataset(local)), 4)
     for (images, _), (images_2, _) in zip(batches, expected, strict=True):
         assert all(map(torch.equal, images, images_2))
+
+
+@pytest.mark.parametrize("faults", [[503, 503], ["cut"], ["reset"], ["cut", 503, "cut"]])
+def test_faults_of_s3_that_pass_are_survived(web, tmp_path, monkeypatch, faults, cache):
+    pytest.importorskip("s3fs", reason="needs detlite[remote]")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setitem(fsspec_config.conf, "s3", {"endpoint_url": web.url})
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets/a.bin").write_bytes(bytes(range(256)) * 100)
+    for _ in range(2):
+        web.faults["/sets/a.bin"] = list(faults)
+        with local_copy(Remote("s3://sets/a.bin")) as copy:
+            assert copy.read_bytes() == bytes(range(256)) * 100
+        assert Remote("s3://sets/a.bin").read_bytes() == bytes(range(256)) * 100
+        assert not web.faults["/sets/a.bin"]
 
 
 def test_without_the_package_for_s3(small_cfg, monkeypatch, cache):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import json
+import multiprocessing
 import os
 import tarfile
+import time
 
 import numpy as np
 import pytest
 import torch
+from servers import serving, upload
 
 from detlite.commands.check import main as check
 from detlite.data import (
@@ -185,6 +189,43 @@ def test_resuming_gives_the_same_batches(many):
     assert equal(take(build_train_loader(workers, build_train_dataset(workers)), 40), straight)
     other = many("SEED", 1)
     assert not equal(take(build_train_loader(other, build_train_dataset(other)), 40), straight)
+
+
+def _digests(cfg, start):
+    """What tells each batch from all others, from an iteration on."""
+    for images, targets in build_train_loader(cfg, build_train_dataset(cfg), start_iter=start):
+        digest = hashlib.sha256()
+        for image, target in zip(images, targets, strict=True):
+            digest.update(image.numpy().tobytes() + target["boxes"].numpy().tobytes())
+        yield digest.hexdigest()
+
+
+def _write_digests(cfg, start, file):
+    with file.open("a") as opened:
+        for digest in _digests(cfg, start):
+            opened.write(f"{digest}\n")
+            opened.flush()
+
+
+def test_processes_that_are_killed_go_on_with_the_same_batches(many, tmp_path):
+    context = multiprocessing.get_context("fork")
+    file = tmp_path / "digests"
+    file.touch()
+    for workers in (2, 0, 1):
+        before = len(file.read_text().splitlines())
+        cfg = many("DATALOADER.NUM_WORKERS", workers)
+        process = context.Process(target=_write_digests, args=(cfg, before, file))
+        process.start()
+        deadline = time.monotonic() + 60
+        while len(file.read_text().splitlines()) < before + 7 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.kill()
+        process.join()
+        whole = file.read_text().rpartition("\n")[0]
+        file.write_text(whole + "\n" * bool(whole))  # a line may have been cut off
+    found = file.read_text().splitlines()
+    assert len(found) >= 21
+    assert found == list(itertools.islice(_digests(many(), 0), len(found)))
 
 
 def test_ranks_share_the_batches_of_one(many, monkeypatch):
@@ -418,8 +459,6 @@ def test_bad_categories(shards, shard_cfg, tmp_path, content_of):
 def web(tmp_path, monkeypatch):
     """A server of tmp_path; waits between tries are not waited."""
     pytest.importorskip("aiohttp", reason="needs detlite[remote]")
-    from servers import serving
-
     monkeypatch.setattr(fetching.time, "sleep", lambda seconds: None)
     with serving(tmp_path) as server:
         yield server
@@ -439,6 +478,13 @@ def test_shards_by_http(many, web, cache_gb, monkeypatch):
     assert not any(web.faults.values())
     if cache_gb:
         assert web.asked == before  # all chunks were kept when pictures were looked at
+
+
+def test_shards_in_a_bucket(many, s3, tmp_path):
+    upload(s3, tmp_path)
+    expected = take(build_train_loader(many(), build_train_dataset(many())), 30)
+    cfg = many("DATALOADER.NUM_WORKERS", 1, root="s3://sets/")
+    assert equal(take(build_train_loader(cfg, build_train_dataset(cfg)), 30), expected)
 
 
 def test_a_shard_at_a_url_that_fails(many, web):
