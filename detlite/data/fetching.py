@@ -111,6 +111,7 @@ def _attempt(url: str, action: Callable[[Any, str], Result]) -> Result:
             if isinstance(error, OSError) and error.errno in _NO_ROOM:
                 raise
             tried += 1
+            _archive.cache_clear()  # its table may be that of an archive that was replaced
             final, reason = _is_final(error), _reason(error)
             if final and isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from error

@@ -182,6 +182,16 @@ def test_members_of_an_archive(web, waits, tmp_path):
     assert read(f"zip://folder/one.bin::{tmp_path}/web/a.zip") == DATA
 
 
+def test_an_archive_that_was_replaced_is_opened_again(web, waits, tmp_path):
+    data = DATA * 10  # more than is kept of what was asked for
+    for number, first in enumerate((b"", DATA)):
+        with zipfile.ZipFile(tmp_path / "web/b.zip", "w") as archive:
+            for name, member in (("before", first), ("one", data), ("after", data)):
+                archive.writestr(name, member)
+        assert read(f"zip://one::{web.url}/b.zip") == data
+        assert len(waits) == number
+
+
 def test_threads_may_read_one_archive(web, tmp_path):
     with zipfile.ZipFile(tmp_path / "web/a.zip", "w") as archive:
         for number in range(20):

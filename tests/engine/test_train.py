@@ -13,6 +13,7 @@ import torch
 from detlite.config import ConfigError, load_config
 from detlite.convention import convention_of
 from detlite.data import DataError
+from detlite.data.shard_writer import write_shards
 from detlite.engine.checkpoint import CheckpointError, read_checkpoint
 from detlite.engine.metrics import NonFiniteLossError
 from detlite.engine.replay import read_batch
@@ -125,6 +126,32 @@ def test_resumed_training_equals_straight_training_bit_for_bit(
     assert torch.equal(drawn["torch"], wanted["torch"])
     assert resumed_metrics == straight_metrics
     assert list(map(timeless, rows(resumed_cfg))) == list(map(timeless, rows(straight_cfg)))
+
+
+def test_training_on_shards_resumes_bit_for_bit(run, toy, blocks, tmp_path):
+    """With another number of loader processes, too."""
+    write_shards(blocks / "blocks.json", blocks, tmp_path / "tars", images_per_shard=3)
+    tars = {"shards": f"{tmp_path}/tars/train-{{000000..000002}}.tar", "type": "webdataset"}
+    tars["categories"] = f"{tmp_path}/tars/train-categories.json"
+    opts = ["DATASETS.CATALOG", [{"name": name, **tars} for name in ("train", "val")]]
+    opts += ["SOLVER.MAX_ITER", 8, "SOLVER.CHECKPOINT_PERIOD", 3, "DATALOADER.SHARD_SHUFFLE", 2]
+    _, metrics = run(*opts, "OUTPUT_DIR", str(tmp_path / "straight"))
+    opts += ["OUTPUT_DIR", str(tmp_path / "resumed"), "DATALOADER.NUM_WORKERS", 1]
+    torch.manual_seed(0)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(*opts, model=interrupting(type(toy)(), 5, interrupt))
+    _, resumed_metrics = run(*opts, model=type(toy)(), resume=True, seed=99)
+    straight, resumed = (
+        read_checkpoint(tmp_path / name / "model_final.pth").model
+        for name in ("straight", "resumed")
+    )
+    for name, value in straight.items():
+        torch.testing.assert_close(resumed[name], value, rtol=0, atol=0)
+    assert resumed_metrics == metrics
 
 
 def interrupting(model, call, how):
