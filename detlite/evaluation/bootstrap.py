@@ -14,7 +14,7 @@ import numpy as np
 
 from .matching import IGNORED, RECALLS, RIGHT, THRESHOLDS, Matched
 
-_CHUNK = 1 << 22  # entries of a table, which bounds the memory
+_CHUNK = 1 << 19  # entries of a table, which fits into a cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +152,8 @@ def _average_precision(
         precision = right / np.maximum(counts[:, hits], 1)
         best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
         reached = right / np.maximum(positives, 1)[:, None]
-        numbers = np.searchsorted(RECALLS, reached, side="right")
+        numbers = (100 * reached + 1e-9).astype(np.int64)
+        numbers += RECALLS[numbers] <= reached  # how many, by the digits that `score` goes by
         # The lowest of RECALLS is 0, which is reached by the first right one that was drawn.
         numbers[right == 0] = 0
         table[0, :, t] = (best * np.diff(numbers, axis=1, prepend=0)).sum(axis=1) / len(RECALLS)

@@ -22,10 +22,8 @@ from .page import jpeg
 
 _SIDE = 240  # pixels of a panel
 _GAP = 6
-_OBJECT: Colour = (60, 200, 90)
-_MEANT: Colour = (255, 210, 40)
-_DETECTION: Colour = (90, 180, 255)
-_MISTAKE: Colour = (255, 70, 50)
+_OBJECT, _MEANT = (60, 200, 90), (255, 210, 40)
+_DETECTION, _MISTAKE = (90, 180, 255), (255, 70, 50)
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class Gallery:
         if kind == DUPLICATE:
             return "found already by a surer detection"
         if across.labelled[wanted] != across.detected[detection]:
-            return f"it is a {names[across.labelled[wanted]]}"
+            return f"labelled {names[across.labelled[wanted]]}"
         return "off its place"
 
     def _drawn(self, found: dict[int, Any], images: np.ndarray) -> list[Mistake]:
@@ -173,7 +171,7 @@ class Gallery:
         ]
         detected = [
             f"{names[across.detected[d]]} {across.pairing.scores[d]:.2f}" if d == detection else ""
-            for d in detections.tolist()  # labels of all would hide what there is
+            for d in detections.tolist()
         ]
         panels = [
             _panel(pixels, window, across.truth.boxes[objects], self._mask_of(wanted), labelled,
@@ -181,10 +179,10 @@ class Gallery:
             _panel(pixels, window, found, self._mask_detected(detection), detected,
                    [_MISTAKE if d == detection else _DETECTION for d in detections]),
         ]  # fmt: skip
-        size = (2 * panels[0].width + _GAP, panels[0].height)
-        joined = Image.new("RGB", size, "white")
-        joined.paste(panels[0], (0, 0))
-        joined.paste(panels[1], (panels[0].width + _GAP, 0))
+        width, height = panels[0].size
+        joined = Image.new("RGB", (2 * width + _GAP, height), "white")
+        for number, panel in enumerate(panels):
+            joined.paste(panel, (number * (width + _GAP), 0))
         return joined
 
     def _mask_of(self, wanted: int) -> dict[str, Any] | None:
@@ -209,8 +207,7 @@ def _of_each(categories: np.ndarray, keys: np.ndarray, most: int) -> np.ndarray:
 
 
 def _window(box: np.ndarray, height: int, width: int) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of what is shown of a picture about a box xywh, with what is
-    around it."""
+    """What of a picture is shown about a box xywh: (left, top, right, bottom)."""
     x, y, w, h = box.tolist()
     side = min(max(2.2 * max(w, h), 64), max(height, width))
     left = min(max(x + w / 2 - side / 2, 0), max(width - side, 0))
@@ -227,8 +224,8 @@ def _panel(
     texts: list[str],
     colours: list[Colour],
 ) -> Image.Image:
-    """A part of a picture with boxes xywh, [N, 4], and a mask of the whole picture, of the first
-    of them, drawn into it: masks of all would hide what there is."""
+    """A part of a picture with boxes xywh [N, 4] drawn into it, and the mask of the first, of the
+    whole picture: masks of all would hide what there is."""
     left, top, right, bottom = window
     part = Image.fromarray(pixels[:, top:bottom, left:right].permute(1, 2, 0).numpy())
     factor = _SIDE / max(part.size)

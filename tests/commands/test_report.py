@@ -117,6 +117,24 @@ def test_other_labels_are_not_compared(make_run, tmp_path):
     assert rows_of(text, 'id="set0-bbox"')[1][3] == ["&ndash;"]
 
 
+def test_several_data_sets(make_run, tmp_path):
+    folder = make_run("first", masks=False)
+    config = folder / "config.yaml"
+    text = config.read_text()
+    entry = re.search(r"  - annotations: val.json\n    images: images\n    name: val set\n", text)
+    text = text.replace(entry.group(), entry.group() + entry.group().replace("val set", "other"))
+    config.write_text(text.replace("TEST:\n  - val set\n", "TEST:\n  - val set\n  - other\n"))
+    rows = json.loads((folder / "results_val set.json").read_text())
+    (folder / "results_other.json").write_text(json.dumps(rows[::2]))
+    stated = json.loads((folder / "evaluation.json").read_text())
+    (folder / "evaluation.json").write_text(json.dumps({"val set": stated, "other": {}}))
+    text, _ = report(tmp_path, folder)
+    assert "evaluation.json has" not in text
+    ap = [rows_of(text, f'id="set{n}-bbox"')[1][1][0] for n in range(2)]
+    assert ap[0] == f"{100 * stated['bbox']['AP']:.1f}"
+    assert ap[1] != ap[0]
+
+
 def test_no_detections_at_all(make_run, tmp_path):
     text, _ = report(tmp_path, make_run("none", keep=0.0, trained=False))
     assert "There are no detections." in text
