@@ -124,6 +124,11 @@ def _notes(name: str, measured: Sequence[Measured], alike: Sequence[bool]) -> li
             f"{count} pictures are few: the intervals below are wide, and still too narrow. "
             "Measure on more before you decide anything by them."
         )
+    if measured[0].dataset.kind == "lvis":
+        notes.append(
+            "LVIS labels only some categories in each picture: here, where all are counted as COCO "
+            "does, a wrong detection may well be right."
+        )
     for one, same in zip(measured, alike, strict=True):
         if not same:
             notes.append(

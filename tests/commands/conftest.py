@@ -27,7 +27,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
     """`make_run("first", keep=0.5)`: the folder of a run on a data set that all runs share.
 
     `keep` is the part of the detections that it has, `masks` whether it has masks, `trained`
-    whether it has curves.
+    whether it has curves, `keypoints` whether all objects and detections have three keypoints.
     """
     coco, rows = synthetic_set(0, images=16)
     data = tmp_path / "data"
@@ -45,18 +45,26 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         category["name"] = name
     (data / "val.json").write_text(json.dumps(coco.dataset))
 
-    def make(name: str, keep: float = 1.0, masks: bool = True, trained: bool = True) -> Path:
+    def make(
+        name: str, keep: float = 1.0, masks: bool = True, trained: bool = True,
+        keypoints: bool = False,
+    ) -> Path:  # fmt: skip
         folder = tmp_path / name
         folder.mkdir()
         entry = {"name": "val set", "annotations": "val.json", "images": "images"}
         options: list[Any] = [
             "DATASETS.ROOT", str(data), "DATASETS.CATALOG", [entry], "DATASETS.TEST", ("val set",),
-            "MODEL.MASK_ON", masks, "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 4, "OUTPUT_DIR", str(folder),
+            "MODEL.MASK_ON", masks, "MODEL.KEYPOINT_ON", keypoints,
+            "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 4, "OUTPUT_DIR", str(folder),
             "SOLVER.IMS_PER_BATCH", 4,
         ]  # fmt: skip
         (folder / "config.yaml").write_text(load_config(None, options).dump())
         kept = rows[: round(keep * len(rows))]
         kinds = ["bbox", "segm"] if masks else ["bbox"]
+        if keypoints:
+            kinds.append("keypoints")
+            _add_keypoints(coco.dataset, kept)
+            (data / "val.json").write_text(json.dumps(coco.dataset))
         if not masks:
             kept = [{k: v for k, v in row.items() if k != "segmentation"} for row in kept]
         (folder / "results_val set.json").write_text(json.dumps(kept))
@@ -76,6 +84,15 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return make
+
+
+def _add_keypoints(content: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    for category in content["categories"]:
+        category["keypoints"] = ["head", "middle", "tail"]
+    for row in (*content["annotations"], *rows):
+        x, y, w, h = row["bbox"]
+        points = [(x + part * w, y + part * h, 2) for part in (0.1, 0.5, 0.9)]
+        row["keypoints"] = [float(number) for point in points for number in point]
 
 
 @pytest.fixture(scope="session")

@@ -135,6 +135,19 @@ def test_several_data_sets(make_run, tmp_path):
     assert ap[1] != ap[0]
 
 
+def test_keypoints(make_run, tmp_path):
+    folder = make_run("first", masks=False, keypoints=True)
+    text, _ = report(tmp_path, folder)
+    stated = json.loads((folder / "evaluation.json").read_text())["keypoints"]
+    rows = {row[0][0]: row for row in rows_of(text, 'id="set0-keypoints"')[1:]}
+    assert rows.keys() == {"AP", "AP50", "AP75", "APm", "APl", "AR"}
+    for name, row in rows.items():
+        assert row[1][0] == f"{100 * stated[name]:.1f}"
+    part = text[text.index('id="set0-keypoints"') : text.index('id="set0-wrong"')]
+    assert "What goes wrong" not in part
+    assert "Can scores be trusted?" in part
+
+
 def test_no_detections_at_all(make_run, tmp_path):
     text, _ = report(tmp_path, make_run("none", keep=0.0, trained=False))
     assert "There are no detections." in text
