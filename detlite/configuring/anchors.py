@@ -11,6 +11,7 @@ _STRIDE = 4  # of the finest level
 _WANTED = 0.6  # IoU
 _ENOUGH = 0.95  # of the boxes that an anchor's shape fits so well
 _RATIOS = [0.5, 1.0, 2.0]
+_FACTORS = (2**0.5, 3.0)  # from a level to the next
 
 
 def choose_anchors(boxes: np.ndarray) -> tuple[list[Any], list[float], float, float]:
@@ -30,24 +31,24 @@ def choose_anchors(boxes: np.ndarray) -> tuple[list[Any], list[float], float, fl
     low, high = np.quantile(sides, [0.05, 0.995])
     # Anchors below two cells are hardly matched.
     first = float(np.clip(low, 2 * _STRIDE, 8 * _STRIDE))
-    factor = float(np.clip((high / first) ** (1 / (_LEVELS - 1)), 2**0.5, 3.0))
-    own = np.quantile(boxes[:, 1] / boxes[:, 0], [0.05, 0.25, 0.5, 0.75, 0.95])
+    own = np.quantile(boxes[:, 1] / boxes[:, 0], [0.05, 0.5, 0.95])
     candidates = [
         (1, _RATIOS),
         (2, _RATIOS),
-        (2, _distinct(own[[0, 2, 4]])),
         (2, _distinct(own)),
     ]
     tried = [
         (sizes, ratios, _share(boxes, np.ravel(sizes), ratios))
-        for sizes, ratios in ((_sizes(first, factor, n), ratios) for n, ratios in candidates)
+        for sizes, ratios in ((_sizes(first, high, n), ratios) for n, ratios in candidates)
     ]
     best = next((one for one in tried if one[2] >= _ENOUGH), max(tried, key=lambda one: one[2]))
     return *best, tried[0][2]
 
 
-def _sizes(first: float, factor: float, count: int) -> list[Any]:
-    """Each level's sizes, a list of `count` or, of one, a number."""
+def _sizes(first: float, last: float, count: int) -> list[Any]:
+    """Each level's sizes from `first` to about `last`: a list of `count`, or of one a number."""
+    steps = _LEVELS - 1 / count
+    factor = float(np.clip((last / first) ** (1 / steps), *_FACTORS))
     levels = [
         [round(first * factor ** (level + part / count)) for part in range(count)]
         for level in range(_LEVELS)

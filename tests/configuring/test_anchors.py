@@ -22,6 +22,7 @@ def test_boxes_between_the_sizes_get_two_a_level():
     sizes, ratios, share, simple = choose_anchors(np.stack([sides, sides], axis=1))
     assert [len(level) for level in sizes] == [2] * 5
     assert np.all(np.diff(np.ravel(sizes)) > 0)
+    assert 400 < sizes[-1][-1] < 520
     assert ratios == [0.5, 1.0, 2.0]
     assert simple < 0.95 <= share
 
