@@ -10,8 +10,8 @@ import numpy as np
 from .facts import Choice, Chosen, Facts, scales
 
 _STEP_PIXELS = {"cpu": 1.2e6, "gpu": 4e6}  # of a batch
-# EfficientNet-lite0-FPN took up to 2000 in bfloat16 (docs/init.md); float32 takes twice as much.
-_BYTES_PER_PIXEL = 4000
+# EfficientNet-lite0-FPN took up to 2400 in bfloat16 (docs/init.md); float32 takes twice as much.
+_BYTES_PER_PIXEL = 5000
 _EPOCHS = {(True, "cpu"): 6, (True, "gpu"): 12, (False, "cpu"): 12, (False, "gpu"): 36}
 _LEAST_ITERATIONS = {True: 200, False: 400}
 
