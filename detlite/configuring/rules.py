@@ -142,7 +142,7 @@ def heads(facts: Facts, _: Chosen) -> Iterator[Choice]:
     yield Choice(
         "MODEL.ROI_BOX_HEAD.NUM_CLASSES",
         len(found.categories) + 1,
-        f"{len(found.categories)} categories ({names}{more}) and the background",
+        f"the background and {names}{more}",
     )
     masks = facts.all_have("with_masks")
     what = f"{found.with_masks} of {count} objects have a mask"

@@ -7,7 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from detlite.configuring import Facts, SetStatistics, choose
+from detlite.config import load_config
+from detlite.configuring import Facts, SetStatistics, choose, config_text
+from detlite.data.formats import Source
 
 
 def statistics(
@@ -164,3 +166,18 @@ def test_bad_entries_are_skipped(cpu):
 def test_loaders_do_not_take_the_cores_of_the_model(cpu, gpu):
     assert chosen(statistics(), cpu)["DATALOADER.NUM_WORKERS"] == 0
     assert chosen(statistics(), gpu)["DATALOADER.NUM_WORKERS"] == 8
+
+
+def test_what_is_chosen_loads(cpu, gpu, tmp_path):
+    sets = {split: Source(tmp_path / f"{split}.json", tmp_path) for split in ("train", "val")}
+    for number, machine in enumerate((cpu, gpu, dataclasses.replace(cpu, pretrained=True))):
+        for found in (statistics(), statistics(categories=90, keypoints=["nose"], masks=0.5)):
+            facts = Facts(found, found, machine)
+            choices = choose(facts)
+            values = {one.key: one.value for one in choices}
+            file = tmp_path / f"{number}.yaml"
+            file.write_text(config_text(choices, sets, "", facts.summary))
+            cfg = load_config(file)
+            heads, solver = cfg.MODEL.ROI_BOX_HEAD, cfg.SOLVER
+            assert values["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] == heads.NUM_CLASSES
+            assert values["SOLVER.MAX_ITER"] == solver.MAX_ITER
