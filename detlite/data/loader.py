@@ -156,8 +156,9 @@ def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
 
 
 def _canvases(cfg: CfgNode, dataset: CocoDataset) -> list[tuple[int, int]]:
-    """The (height, width) that holds each batch of evaluation; of several views there is none."""
-    if cfg.TEST.BBOX_AUG.ENABLED:
+    """The (height, width) that holds each batch of evaluation; of several views or tiles there is
+    none."""
+    if cfg.TEST.BBOX_AUG.ENABLED or cfg.TEST.TILE:
         return []
     limits = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, convention_of(cfg).resize
     sizes = np.array([get_size(size, *limits) for size in dataset.sizes])

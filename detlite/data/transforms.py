@@ -95,12 +95,12 @@ def build_transform(
 ) -> DetectionTransform:
     """The transform of INPUT; for evaluation the resize alone.
 
-    Test-time augmentation resizes by itself, and is given pictures as they are.
+    Test-time augmentation and tiles resize by themselves, and are given pictures as they are.
     """
     inputs, convention = cfg.INPUT, convention_of(cfg)
     transforms: list[v2.Transform] = []
     if not train:
-        if not cfg.TEST.BBOX_AUG.ENABLED:
+        if not (cfg.TEST.BBOX_AUG.ENABLED or cfg.TEST.TILE):
             sizes = [inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST
             transforms.append(RandomShortestSize(*sizes, convention))
         return DetectionTransform(transforms, keypoint_names, convention.keypoint_center)

@@ -21,7 +21,7 @@ from ..evaluation.gathering import Collector, gather_results
 from ..evaluation.metrics import check_expected, format_losses, format_table
 from ..evaluation.results import Results, to_coco_results
 from ..inference.optimize import build_inference
-from ..inference.test_time_augmentation import AugmentedDetector, build_views
+from ..inference.tiling import build_picture_detector
 from ..modeling.detector import Detector
 from .precision import autocast, resolve_dtype
 from .validation_loss import KIND as LOSS
@@ -122,9 +122,7 @@ def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> Result
     loader = build_test_loader(cfg, dataset)
     was_training = model.training
     fast, dtype = build_inference(cfg, model.eval())
-    detector: Detector | AugmentedDetector = fast
-    if views := build_views(cfg):
-        detector = AugmentedDetector(fast, views, dataset.keypoint_names)
+    detector = build_picture_detector(cfg, fast, dataset.keypoint_names) or fast
     collector = Collector()
     done, start = 0, time.perf_counter()
     reported = start

@@ -70,5 +70,5 @@ def _as_training(cfg: CfgNode) -> CfgNode:
     cfg.DATASETS.TRAIN = cfg.DATASETS.TEST
     cfg.DATASETS.PROPOSAL_FILES_TRAIN = cfg.DATASETS.PROPOSAL_FILES_TEST
     cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN = cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST
-    cfg.TEST.BBOX_AUG.ENABLED = False  # which resizes by itself
+    cfg.TEST.BBOX_AUG.ENABLED, cfg.TEST.TILE = False, 0  # which resize by themselves
     return cfg

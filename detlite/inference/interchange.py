@@ -182,9 +182,10 @@ def outlines(mask: np.ndarray) -> list[np.ndarray]:
         return []
     top, left = rows[0], columns[0]
     padded = np.pad(mask[top : rows[-1] + 1, left : columns[-1] + 1].astype(float), 1)
-    filled, offsets = contour_generator(z=padded, fill_type="OuterOffset").filled(0.5, 2.0)
+    # Of each part the points of its borders, the outer one first, and where each border begins.
+    filled: Any = contour_generator(z=padded, fill_type="OuterOffset").filled(0.5, 2.0)
     polygons = []
-    for points, starts in zip(filled, offsets, strict=True):
+    for points, starts in zip(*filled, strict=True):
         ring = points[starts[0] : starts[1] - 1]  # closed by its first point, which comes again
         before, after = ring - np.roll(ring, 1, axis=0), np.roll(ring, -1, axis=0) - ring
         corner = before[:, 0] * after[:, 1] != before[:, 1] * after[:, 0]

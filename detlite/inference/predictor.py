@@ -24,7 +24,8 @@ from .exported import read_exported
 from .interchange import to_supervision
 from .optimize import build_inference
 from .pictures import Loaded, Picture, as_tensor
-from .test_time_augmentation import AugmentedDetector, View, build_views, size_of
+from .test_time_augmentation import View, build_views, size_of
+from .tiling import Tiling, build_tiling, picture_detector
 
 
 class Prediction(dict[str, Any]):
@@ -67,6 +68,8 @@ class Predictor:
             is float32 here and a model of `detlite.optimize`, as `from_checkpoint` makes one.
         views: look at each picture in all of these views and join what is found (test-time
             augmentation), instead of in one of `min_size` and `max_size`.
+        tiling: cut larger pictures into tiles, and look at each as at a picture. None: do not, or
+            do what the file says.
         max_pixels, picture_bits: of a picture's file, see `detlite.data.images.read_image`.
     """
 
@@ -81,11 +84,13 @@ class Predictor:
         views: Sequence[View] = (),
         max_pixels: int = MAX_PIXELS,
         picture_bits: int = 16,
+        tiling: Tiling | None = None,
     ) -> None:
         sizes = 800, 1333
         if isinstance(model, str | Path):
             cfg, model = read_exported(model)
             sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+            tiling = tiling or build_tiling(cfg)
         self.model = model.eval()
         self.min_size = min_size or sizes[0]
         self.max_size = max_size or sizes[1]
@@ -94,7 +99,8 @@ class Predictor:
         self.dtype = dtype
         self._picture_limits = max_pixels, picture_bits
         names = keypoint_names(self.categories)
-        self.augmented = AugmentedDetector(self.model, views, names) if views else None
+        view = View(self.min_size, self.max_size)
+        self.by_picture = picture_detector(self.model, view, views, tiling, names)
 
     @staticmethod
     def from_checkpoint(
@@ -151,7 +157,7 @@ class Predictor:
             image = read_image(picture, None, *self._picture_limits, follow)
         else:
             image = as_tensor(picture)
-        if self.augmented is not None:  # which resizes by itself
+        if self.by_picture is not None:  # which resizes by itself
             return Loaded(image, image)
         resize = self.model.convention.resize
         return Loaded(image, resize_shortest(image, self.min_size, self.max_size, resize))
@@ -166,7 +172,7 @@ class Predictor:
                 convention.rescale_boxes(torch.as_tensor(boxes), one.size, size_of(one.image))
                 for boxes, one in zip(proposals, loaded, strict=True)
             ]
-        detector = self.augmented or self.model
+        detector = self.by_picture or self.model
         with torch.no_grad(), autocast(self.dtype, self.model.device):
             return detector.detect([one.image for one in loaded], given, self.score_thresh)
 
@@ -200,7 +206,8 @@ def build_predictor(
     sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
     limits = cfg.DATASETS.MAX_PIXELS, cfg.INPUT.PICTURE_BITS
     model, dtype = build_inference(cfg, model)
-    return Predictor(model, *sizes, score_thresh, rle, dtype, build_views(cfg), *limits)
+    views, tiling = build_views(cfg), build_tiling(cfg)
+    return Predictor(model, *sizes, score_thresh, rle, dtype, views, *limits, tiling)
 
 
 load_checkpoint = Predictor.from_checkpoint

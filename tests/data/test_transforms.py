@@ -153,10 +153,11 @@ def test_colour_jitter_changes_pixels_only(small_cfg):
     assert after["masks"] is target["masks"]
 
 
-def test_test_time_augmentation_gets_pictures_as_they_are():
+@pytest.mark.parametrize("key", [("TEST.BBOX_AUG.ENABLED", True), ("TEST.TILE", 20)])
+def test_what_resizes_by_itself_gets_pictures_as_they_are(key):
     image = torch.randint(0, 255, (3, 30, 50), dtype=torch.uint8)
     target = {"boxes": torch.tensor([[2.0, 3, 20, 25]]), "labels": torch.tensor([1])}
-    cfg = load_config(None, ["INPUT.MIN_SIZE_TEST", 60, "TEST.BBOX_AUG.ENABLED", True])
+    cfg = load_config(None, ["INPUT.MIN_SIZE_TEST", 60, *key])
     same, after = build_transform(cfg, train=False)(image, target)
     assert torch.equal(same, image)
     assert torch.equal(after["boxes"], target["boxes"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from detlite.data import DataError
 from detlite.data.catalog import coco_files
 from detlite.engine.evaluate import evaluate, evaluate_dataset, run_inference
 from detlite.evaluation import EVALUATORS, Evaluator
+from detlite.inference.predictor import Predictor
+from detlite.inference.tiling import Tiling
 
 
 @pytest.fixture
@@ -32,6 +35,34 @@ def test_exact_detections_score_1_in_the_original_frame(evaluated, tmp_path):
     results = json.loads((tmp_path / "results_val.json").read_text())
     assert [result["image_id"] for result in results] == list(range(100, 107))
     assert {result["category_id"] for result in results} == {7, 9}
+
+
+def test_tiles_of_pictures(make_cfg, make_sets, toy, blocks, tmp_path):
+    seen = []
+
+    def detect(images, given=None, min_score=0.0):
+        seen.extend(images)
+        there = [int(image.max() > 127) for image in images]  # of some tiles no block
+        whole = [image if one else image + 255 for image, one in zip(images, there, strict=True)]
+        return [toy._detect(image)[:one] for image, one in zip(whole, there, strict=True)]
+
+    toy.detect = detect
+    toy.postprocess = SimpleNamespace(
+        suppression=SimpleNamespace(iou_thresh=0.5, views_iou_thresh=None)
+    )
+    cfg = make_cfg("TEST.TILE", 16, "TEST.TILE_OVERLAP", 0.5, "INPUT.MIN_SIZE_TEST", 16)
+    metrics = evaluate(cfg, toy, make_sets(cfg)[1], tmp_path)["val"]
+    assert len(seen) > 7 * 4
+    assert (metrics["bbox"]["AP50"], metrics["segm"]["AP50"]) == (1.0, 1.0)
+    results = json.loads((tmp_path / "results_val.json").read_text())
+    toy.categories = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
+    predictor = Predictor(toy, 16, 1333, rle=True, tiling=Tiling(16, 0.5))
+    found = predictor([blocks / f"{number}.png" for number in range(7)])
+    masks = [mask for one in found for mask in one["masks"]]
+    assert [result["segmentation"] for result in results] == masks
+    seen.clear()
+    run_inference(make_cfg("INPUT.MIN_SIZE_TEST", 16), toy, make_sets(cfg)[1][0])
+    assert len(seen) == 7
 
 
 def test_several_sets_are_reported_by_name(evaluated, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..checks import each, expected_results, fraction, not_negative, one_of, positive
+from ..checks import each, expected_results, fraction, in_range, not_negative, one_of, positive
 from .key import Key, section
 
 _TEST = section(
@@ -14,6 +14,19 @@ _TEST = section(
         "into its convolutions, with weights in DTYPE: the same detections up to rounding, sooner",
     ),
     Key("IMS_PER_BATCH", 8, "images in an evaluation batch, over all processes", positive),
+    Key(
+        "TILE",
+        0,
+        "side in pixels of the overlapping tiles that larger pictures are cut into, each seen at "
+        "INPUT.MIN_SIZE_TEST; what is found is joined. 0: pictures stay whole",
+        not_negative,
+    ),
+    Key(
+        "TILE_OVERLAP",
+        0.2,
+        "least overlap of neighbouring tiles, as a part of their side",
+        in_range(0, 1, open_end=True),
+    ),
     Key(
         "LOSS",
         False,
