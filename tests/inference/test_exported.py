@@ -19,6 +19,7 @@ from detlite.engine.checkpoint import CheckpointError
 from detlite.inference.comparison import compare_detectors
 from detlite.inference.exported import exportable, read_exported, write_exported
 from detlite.inference.program import ProgramDetector, export_program
+from detlite.inference.tiling import Tiling, build_tiling
 from detlite.modeling.detector import Detector
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
@@ -171,3 +172,19 @@ def test_files_that_are_none(tmp_path):
     (tmp_path / "model.pth").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"is loaded by Predictor\.from_checkpoint"):
         Predictor(tmp_path / "model.pth")
+
+
+def test_an_exported_model_takes_tiles(tiny_config, tmp_path):
+    """As the config in the file says, or the caller."""
+    keys = ["MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 96, "TEST.TILE", 100]
+    cfg, model = build(tiny_config(*keys))
+    write_exported(tmp_path / "model.pt2", "pt2", cfg, model)
+    predictor = Predictor(tmp_path / "model.pt2")
+    assert predictor.by_picture.tiling == build_tiling(cfg) == Tiling(100, 0.2, 8)
+    picture = np.random.default_rng(0).integers(0, 256, (150, 150, 3), dtype=np.uint8)
+    found = predictor(picture)
+    model.normalizer.divisibility = 128  # every view is 96 x 96, which the program pads so
+    wanted = Predictor(model, 96, tiling=Tiling(100, 0.2, 8))(picture)
+    assert len(found["boxes"]) == len(wanted["boxes"]) > 20
+    torch.testing.assert_close(found["boxes"], wanted["boxes"], atol=0.01, rtol=0)
+    assert Predictor(tmp_path / "model.pt2", tiling=Tiling(64)).by_picture.tiling.side == 64
