@@ -1,5 +1,9 @@
-"""Detection over HTTP: `app.py` is the service, `batching.py` how requests share a batch."""
+"""Detection over HTTP.
 
-from .app import Limits, build_app
+`app.py` answers, `limits.py` says what is taken, `batching.py` lets requests share a batch.
+"""
+
+from .app import build_app
+from .limits import Limits
 
 __all__ = ["Limits", "build_app"]

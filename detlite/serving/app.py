@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
@@ -23,42 +22,16 @@ from ..inference.pictures import Loaded
 from ..inference.predictor import Prediction, Predictor
 from .answers import Refusal, detections_json
 from .batching import Batcher
+from .limits import MEDIA_TYPES, Limits, body_of, refusal_of, threshold_of
 from .metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# Of what `read_image` decodes of bytes; the last one is what programs send that do not know.
-MEDIA_TYPES = (
-    "image/jpeg", "image/png", "image/webp", "image/bmp", "image/tiff", "image/gif",
-    "application/octet-stream",
-)  # fmt: skip
 # The page needs nothing but itself and this server, and nothing else is let in.
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
 )
-_READ_ANYWAY = 4  # times the limit of bytes: so much of a refused body is thrown away
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the service takes.
-
-    Attributes:
-        bytes: of a picture's file.
-        pixels: of a picture, which the predictor holds to: its `max_pixels`.
-        seconds: from the head of a request to its answer.
-        requests: that wait or run at a time; one more is refused at once.
-        batch: the most pictures that are predicted together.
-        threshold: the lowest score that is looked for, the predictor's `score_thresh`.
-    """
-
-    bytes: int = 20_000_000
-    pixels: int = 40_000_000
-    seconds: float = 60.0
-    requests: int = 64
-    batch: int = 8
-    threshold: float = 0.05
 
 
 class Service:
@@ -132,77 +105,18 @@ class Service:
         return Response(content, media_type="application/json")
 
     async def _answer(self, request: Request, deadline: float) -> bytes:
-        refusal = self._refused(request)
+        refusal = refusal_of(request, self.limits, self.in_progress)
         counted = refusal is None
         self.in_progress += counted
         self.metrics.in_progress.set(self.in_progress)
         try:
-            body = await self._body(request, counted, deadline)
+            body = await body_of(request, self.limits, counted, deadline)
             if refusal is not None:
                 raise refusal
-            return await self._detect(body, _threshold(request, self.limits), deadline)
+            return await self._detect(body, threshold_of(request, self.limits), deadline)
         finally:
             self.in_progress -= counted
             self.metrics.in_progress.set(self.in_progress)
-
-    def _refused(self, request: Request) -> Refusal | None:
-        """Why a request is refused by its head alone."""
-        given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if given not in MEDIA_TYPES:
-            return Refusal(
-                415,
-                f"the body is of media type {given or 'unknown'}, which is not read",
-                f"send the picture's file itself, as one of {', '.join(MEDIA_TYPES)}",
-            )
-        length = request.headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self.limits.bytes:
-            return self._too_long()
-        try:
-            _threshold(request, self.limits)
-        except Refusal as refusal:
-            return refusal
-        if self.in_progress >= self.limits.requests:
-            return Refusal(
-                503,
-                f"{self.in_progress} requests are waiting or running already",
-                "send it again after the seconds that the header Retry-After says",
-            )
-        return None
-
-    def _too_long(self) -> Refusal:
-        return Refusal(
-            413,
-            f"the file has more than {self.limits.bytes} bytes",
-            "send a smaller or more compressed picture, or raise --max-bytes of the server",
-        )
-
-    async def _body(self, request: Request, keep: bool, deadline: float) -> bytes:
-        """The body; of a request that is refused it is read too, but not kept.
-
-        Most clients look for an answer only after they have sent everything.
-        """
-        body, length = bytearray(), 0
-
-        async def read() -> None:
-            nonlocal length
-            async for chunk in request.stream():
-                length += len(chunk)
-                if length > _READ_ANYWAY * self.limits.bytes:
-                    return
-                if keep and length <= self.limits.bytes:
-                    body.extend(chunk)
-
-        try:
-            await asyncio.wait_for(read(), deadline - time.perf_counter())
-        except asyncio.TimeoutError:
-            raise Refusal(
-                408,
-                f"the body did not arrive within {self.limits.seconds:g} seconds",
-                "send a smaller picture, or over a faster connection",
-            ) from None
-        if keep and length > self.limits.bytes:
-            raise self._too_long()
-        return bytes(body)
 
     async def _detect(self, body: bytes, threshold: float, deadline: float) -> bytes:
         center = self.predictor.model.convention.keypoint_center
@@ -254,22 +168,6 @@ def build_app(predictor: Predictor, limits: Limits) -> Starlette:
         exception_handlers={Refusal: _refuse, HTTPException: _no_such_thing},
         lifespan=service.lifespan,
     )
-
-
-def _threshold(request: Request, limits: Limits) -> float:
-    text = request.query_params.get("threshold", str(limits.threshold))
-    try:
-        threshold = float(text)
-    except ValueError:
-        threshold = math.nan
-    if not limits.threshold <= threshold <= 1:
-        raise Refusal(
-            422,
-            f"threshold is {text!r}",
-            f"give a number from {limits.threshold:g} to 1; for a lower one start the server with "
-            "a lower --threshold",
-        )
-    return threshold
 
 
 async def _refuse(request: Request, error: Any) -> Response:

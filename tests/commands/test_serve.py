@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from yacs.config import CfgNode
 
 from detlite import build_model
 from detlite.commands import serve
 from detlite.engine.checkpoint import Checkpoint, save_checkpoint
 from detlite.inference.predictor import Predictor
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("prometheus_client")
+
 from detlite.serving import Limits
 
 
@@ -47,8 +53,6 @@ def test_options_reach_the_predictor_and_the_limits(
     ((predictor, limits, listener),) = served
     assert limits == Limits(11, 99, 7.0, 5, 3, 0.2)
     assert (predictor.score_thresh, predictor.rle, predictor.min_size) == (0.2, True, 64)
-    from PIL import Image
-
     Image.new("RGB", (10, 10)).save(tmp_path / "p.png")
     with pytest.raises(ValueError, match="more than 99 pixels"):
         predictor.load((tmp_path / "p.png").read_bytes())
