@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
 from ..data.coco import CocoDataset
@@ -16,11 +17,9 @@ from ..data.errors import DataError
 from ..evaluation.analysis import Analysis
 from ..evaluation.errors import BACKGROUND, DUPLICATE, FALSE_POSITIVES, Errors
 from ..evaluation.results import Results
-from ..structures.masks import to_bitmap
-from .detections import Colour, draw_detections
+from .crops import draw_part, window_about
 from .page import jpeg
 
-_SIDE = 240  # pixels of a panel
 _GAP = 6
 _OBJECT, _MEANT = (60, 200, 90), (255, 210, 40)
 _DETECTION, _MISTAKE = (90, 180, 255), (255, 70, 50)
@@ -108,7 +107,9 @@ class Gallery:
     def _explained(self, kind: int, detection: int, wanted: int) -> str:
         across, names = self._errors.across, self.analysis.names
         if kind == BACKGROUND:
-            return f"{'its mask' if self.analysis.kind == 'segm' else 'it'} meets nothing labelled"
+            mask = self._mask_detected(detection)
+            empty = mask is not None and not rle_codec.area(mask)
+            return "its mask is empty" if empty else "meets nothing labelled"
         if wanted < 0:
             return "wrong name, and off its place"
         if kind == DUPLICATE:
@@ -164,19 +165,19 @@ class Gallery:
         assert self.results.boxes is not None
         found = self.results.boxes[across.pairing.index[detections]].astype(np.float64)
         centre = found[0] if detection >= 0 else across.truth.boxes[wanted]
-        window = _window(centre, pixels.shape[-2], pixels.shape[-1])
-        several = len(names) > 1
+        window = window_about(centre, pixels.shape[-2], pixels.shape[-1])
         labelled = [
-            names[across.labelled[g]] if several or g == wanted else "" for g in objects.tolist()
+            names[across.labelled[g]] if len(names) > 1 or g == wanted else ""
+            for g in objects.tolist()
         ]
         detected = [
             f"{names[across.detected[d]]} {across.pairing.scores[d]:.2f}" if d == detection else ""
             for d in detections.tolist()
         ]
         panels = [
-            _panel(pixels, window, across.truth.boxes[objects], self._mask_of(wanted), labelled,
+            draw_part(pixels, window, across.truth.boxes[objects], self._mask_of(wanted), labelled,
                    [_MEANT if g == wanted else _OBJECT for g in objects]),
-            _panel(pixels, window, found, self._mask_detected(detection), detected,
+            draw_part(pixels, window, found, self._mask_detected(detection), detected,
                    [_MISTAKE if d == detection else _DETECTION for d in detections]),
         ]  # fmt: skip
         width, height = panels[0].size
@@ -204,45 +205,3 @@ def _of_each(categories: np.ndarray, keys: np.ndarray, most: int) -> np.ndarray:
     turns = np.arange(len(order)) - starts
     chosen = order[np.lexsort((keys[order], turns))][:most]
     return chosen[np.argsort(keys[chosen], kind="stable")]
-
-
-def _window(box: np.ndarray, height: int, width: int) -> tuple[int, int, int, int]:
-    """What of a picture is shown about a box xywh: (left, top, right, bottom)."""
-    x, y, w, h = box.tolist()
-    side = min(max(2.2 * max(w, h), 64), max(height, width))
-    left = min(max(x + w / 2 - side / 2, 0), max(width - side, 0))
-    top = min(max(y + h / 2 - side / 2, 0), max(height - side, 0))
-    right, bottom = min(left + side, width), min(top + side, height)
-    return int(left), int(top), max(int(right), int(left) + 1), max(int(bottom), int(top) + 1)
-
-
-def _panel(
-    pixels: torch.Tensor,
-    window: tuple[int, int, int, int],
-    boxes: np.ndarray,
-    mask: dict[str, Any] | None,
-    texts: list[str],
-    colours: list[Colour],
-) -> Image.Image:
-    """A part of a picture with boxes xywh [N, 4] drawn into it, and the mask of the first, of the
-    whole picture: masks of all would hide what there is."""
-    left, top, right, bottom = window
-    part = Image.fromarray(pixels[:, top:bottom, left:right].permute(1, 2, 0).numpy())
-    factor = _SIDE / max(part.size)
-    part = part.resize((max(1, round(part.width * factor)), max(1, round(part.height * factor))),
-                       Image.Resampling.BICUBIC)  # fmt: skip
-    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-    corners = (corners - [left, top, left, top]) * factor
-    seen = ((corners[:, 2:] > 0) & (corners[:, :2] < part.size)).all(axis=1)
-    kept = np.flatnonzero(seen).tolist()
-    drawn: dict[str, Any] = {
-        "boxes": torch.tensor(corners[kept], dtype=torch.float32).reshape(-1, 4),
-        "labels": torch.arange(1, len(kept) + 1),
-    }
-    if mask is not None and 0 in kept:
-        inside = to_bitmap(mask, *pixels.shape[-2:])[top:bottom, left:right] * np.uint8(255)
-        resized = Image.fromarray(inside).resize(part.size, Image.Resampling.BILINEAR)
-        bitmap = torch.from_numpy(np.asarray(resized) >= 128)
-        drawn["masks"] = [bitmap if n == 0 else torch.zeros_like(bitmap) for n in kept]
-    categories = [{"id": n, "name": texts[n]} for n in kept]
-    return draw_detections(part, drawn, categories, min_side=1, colours=[colours[n] for n in kept])

@@ -15,7 +15,7 @@ from PIL import Image
 from detlite.data import CocoDataset
 from detlite.evaluation import Results
 from detlite.evaluation.analysis import analyse
-from detlite.structures.masks import polygons_to_rle
+from detlite.structures.masks import encode_bitmap, polygons_to_rle
 from detlite.visualization.gallery import Gallery
 
 MISNAMED, MISSED = [20.0, 30.0, 40.0, 30.0], [150.0, 100.0, 30.0, 40.0]
@@ -95,3 +95,26 @@ def test_each_category_has_its_turn(gallery: Gallery) -> None:
     few = Gallery(gallery.dataset, gallery.coco_gt, gallery.results, gallery.analysis, most=1)
     assert len(few.misses()) == 1
     assert len(few.false_positives()) == 1
+
+
+def test_detections_of_nothing(gallery: Gallery) -> None:
+    """One whose mask is empty lies on the cat, another beside all objects."""
+    empty = {"size": [160, 200], "counts": encode_bitmap(np.zeros((160, 200)))["counts"]}
+    beside = [100.0, 10.0, 20.0, 20.0]
+    rows = [
+        {"image_id": 7, "category_id": 3, "bbox": MISNAMED, "score": 0.5, "segmentation": empty},
+        {
+            "image_id": 7,
+            "category_id": 5,
+            "bbox": beside,
+            "score": 0.6,
+            "segmentation": rle(beside),
+        },
+    ]
+    results = Results.from_coco(rows, ["bbox", "segm"])
+    analysis = analyse(gallery.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
+    found = Gallery(gallery.dataset, gallery.coco_gt, results, analysis, 5).false_positives()
+    assert [one.text for one in found] == [
+        "dog: meets nothing labelled (a.png)", "cat: its mask is empty (a.png)",
+    ]  # fmt: skip
+    assert {one.kind for one in found} == {"background"}
