@@ -95,6 +95,7 @@ def predict(args: argparse.Namespace) -> Totals | None:
             "another has done: remove the folder yourself, or name another"
         )
     check_format(args.format)
+    args.opts += tile_options(args.tile, args.overlap)
     if any(map(is_video, args.input)):
         if len(args.input) > 1 or world_size > 1:
             raise ConfigError("--input: a video stands alone, and one process takes it")
@@ -122,6 +123,14 @@ def predict(args: argparse.Namespace) -> Totals | None:
         for shard in run.shards(rank, world_size):
             predict_shard(run, shard, predictor, args, bar)
     return run.complete()
+
+
+def tile_options(tile: int | None, overlap: float | None) -> list[str]:
+    """--tile and --overlap as overrides of the config."""
+    if tile is None and overlap is not None:
+        raise ConfigError(f"--overlap {overlap} is of tiles: say their side by --tile")
+    given = {"TEST.TILE": tile, "TEST.TILE_OVERLAP": overlap}
+    return [str(x) for pair in given.items() if pair[1] is not None for x in pair]
 
 
 def predict_frames(args: argparse.Namespace) -> Totals:
@@ -213,6 +222,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="begin anew where the folder holds another run"
+    )
+    parser.add_argument(
+        "--tile", type=int, metavar="SIDE", help="cut large pictures into tiles of so many pixels"
+    )
+    parser.add_argument(
+        "--overlap", type=float, metavar="SHARE", help="of a tile's side with the next one (0.2)"
     )
     parser.add_argument(
         "--track", action="store_true", help="give objects ids that they keep through a video"

@@ -95,6 +95,22 @@ def test_threshold_and_overrides(run: Run, weights: Path, photos: Path, tmp_path
     assert found[1:] == [0, 0]
 
 
+def test_tiles_are_overrides(
+    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(name: str, *more: str) -> list[dict[str, Any]]:
+        out = tmp_path / name
+        given = ("--weights", weights, "--input", photos, "--output", out, "--threshold", "0")
+        assert run(*given, "--draw", "none", *more) == 0
+        return json.loads((out / "results.json").read_text())
+
+    plain, tiles = found("plain"), found("tiles", "--tile", "40", "--overlap", "0.3")
+    assert tiles == found("same", "TEST.TILE", "40", "TEST.TILE_OVERLAP", "0.3") != plain
+    given = ("--weights", weights, "--input", photos, "--output", tmp_path / "new")
+    assert run(*given, "--overlap", "0.3") == 2
+    assert "--overlap 0.3 is of tiles: say their side by --tile" in capsys.readouterr().err
+
+
 KEYPOINTS = [
     "MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
     "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 2, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
