@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import torch
 from yacs.config import CfgNode
 
 from ..distributed import is_main, largest
+
+logger = logging.getLogger(__name__)
 
 
 class Budget:
@@ -136,6 +139,11 @@ class TimeBudget(Budget):
         self._longest = max(self._longest, seconds)
         if not self._with_evaluation:
             self._since += seconds
+        elif 2 * seconds > self._limit:
+            logger.warning(
+                "an evaluation takes %.1f minutes, more than half of SOLVER.MAX_MINUTES: the last "
+                "one may end later", seconds / 60,
+            )  # fmt: skip
 
     def report(self) -> dict[str, float]:
         return {"share": self._shares[-1], "eta_s": self.seconds_left}

@@ -67,9 +67,7 @@ def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = F
         theirs = {name: classes.taken(name, value, ours) for name, value in theirs.items()}
     differs = [name for name in ours if name in theirs and ours[name].shape != theirs[name].shape]
     by_class = [
-        name
-        for name in differs
-        if CLASS_LAYERS.match(name) and ours[name].shape[1:] == theirs[name].shape[1:]
+        n for n in differs if CLASS_LAYERS.match(n) and ours[n].shape[1:] == theirs[n].shape[1:]
     ]
     fresh = by_class if reinit_heads else []
     problems = [

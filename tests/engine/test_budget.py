@@ -114,6 +114,15 @@ def test_evaluations_count_if_asked(clock):
     assert budget.is_spent(3)
 
 
+def test_evaluations_that_take_too_long_are_told(clock, caplog):
+    budget = TimeBudget(1, with_evaluation=True)
+    for seconds in (29, 31):
+        assert "more than half" not in caplog.text
+        with budget.evaluating():
+            clock.seconds += seconds
+    assert "takes 0.5 minutes, more than half of SOLVER.MAX_MINUTES" in caplog.text
+
+
 def test_a_resumed_run_has_the_time_that_is_left(clock):
     budget = TimeBudget(1, with_evaluation=True)
     for _ in range(2):
