@@ -80,6 +80,12 @@ def test_a_killed_worker_loses_nothing(
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__call__(batch)
 
+    def give_up(*_: Any) -> None:
+        raise TimeoutError("Ray's workers do not start, or do not end")
+
+    # Ray waits for ever for workers that cannot start.
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(300)
     path = os.pathsep.join([str(repo_root), *sys.path])
     ray.init(
         num_cpus=2,
@@ -97,6 +103,7 @@ def test_a_killed_worker_loses_nothing(
         )
         rows = sorted(stage.take_all(), key=lambda row: row["picture"])
     finally:
+        signal.alarm(0)
         ray.shutdown()
     assert killed.exists()
     check(rows, names, weights)
