@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config import ConfigError
+from ..config import ConfigError, load_config
 from ..data.errors import DataError
 from ..evaluation.results import coco_results
 from .exported import SUFFIXES
@@ -17,6 +17,10 @@ from .formats import Entry
 from .inputs import load_picture
 from .predictor import Prediction, Predictor
 from .stream import predict_stream
+from .tiling import build_tiling
+
+# What of a config may be said of an exported model.
+_TILES = ("TEST.TILE", "TEST.TILE_OVERLAP", "TEST.IMS_PER_BATCH")
 
 
 def load_predictor(
@@ -25,10 +29,18 @@ def load_predictor(
     """The model of a checkpoint or an exported file, giving masks as RLEs.
 
     Raises:
-        CheckpointError, ConfigError: see `Predictor.from_checkpoint`; or it needs proposals.
+        CheckpointError, ConfigError: see `Predictor.from_checkpoint`; or it needs proposals, or an
+            exported file is to have another config, which holds for its tiles alone.
     """
     if Path(weights).suffix in SUFFIXES.values():
-        predictor = Predictor(weights, score_thresh=threshold, rle=True)
+        fixed = [*(["--config"] if config else []), *(set(opts[::2]) - set(_TILES))]
+        if fixed:
+            raise ConfigError(
+                f"{weights}: an exported model has its config in it, which {', '.join(fixed)} "
+                "cannot change: name the checkpoint, or export it anew"
+            )
+        tiling = build_tiling(load_config(None, opts)) if opts else None
+        predictor = Predictor(weights, score_thresh=threshold, rle=True, tiling=tiling)
     else:
         predictor = Predictor.from_checkpoint(weights, opts, config, threshold, rle=True)
     if predictor.model.takes_proposals:
