@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from yacs.config import CfgNode
 from detlite.config import load_config
 
 _ROOT = Path(__file__).parent.parent
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 # A Mask R-CNN with a ResNet-18-FPN of 1/4 width.
 _TINY: dict[str, Any] = {
@@ -171,3 +173,18 @@ def make_set(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         return folder / "annotations.json", folder / "images"
 
     return make
+
+
+@pytest.fixture(scope="module")  # playwright's event loop is in the way of others
+def chromium() -> Iterator[Any]:
+    """A headless Chromium, of playwright's; skips where either is absent."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed", exc_type=ImportError
+    )
+    found = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(_BROWSERS)}")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +17,6 @@ from detlite.evaluation import Results, evaluate_coco
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 from synthetic import coco_of, synthetic_set
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture
@@ -93,21 +90,6 @@ def _add_keypoints(content: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         x, y, w, h = row["bbox"]
         points = [(x + part * w, y + part * h, 2) for part in (0.1, 0.5, 0.9)]
         row["keypoints"] = [float(number) for point in points for number in point]
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """A headless Chromium, of playwright's; skips where either is absent."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed", exc_type=ImportError
-    )
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)}")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(params=[1280, 375], ids=["desktop", "phone"])

@@ -22,9 +22,6 @@ playwright = pytest.importorskip("playwright.sync_api")
 from detlite.serving import Limits, build_app  # noqa: E402
 
 expect = playwright.expect
-CHROMIUM = Path("/usr/bin/chromium")
-
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}")
 
 
 class Server:
@@ -50,18 +47,10 @@ def server(predictor: Predictor) -> Iterator[Server]:
     server.stop()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as own:
-        browser = own.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def page(browser: Any, server: Server) -> Iterator[Any]:
+def page(chromium: Any, server: Server) -> Iterator[Any]:
     """The page, loaded; nothing may go wrong in it, and it asks nobody but its server."""
-    page = browser.new_page(viewport={"width": 1100, "height": 700})
+    page = chromium.new_page(viewport={"width": 1100, "height": 700})
     page.set_default_timeout(10_000)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
