@@ -28,7 +28,7 @@ def asked(tmp_path, monkeypatch):
         seen: list[tuple[CfgNode, bool]] = []
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv("WORLD_SIZE", raising=False)
-        monkeypatch.setattr(train, "run", lambda *pair: seen.append(pair))
+        monkeypatch.setattr("detlite.engine.run.run_training", lambda *pair: seen.append(pair))
         assert main(args) == 0
         return seen[0]
 

@@ -7,10 +7,11 @@ import logging
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,8 @@ _VERSION = (
     *("Digest", "generation", "md5Hash", "CRC", "date_time", "mtime", "ino"),
 )
 _ARCHIVE_BLOCK = 1 << 18  # bytes of an archive that are asked for at once, at least
+_ARCHIVES_KEPT = 8
+_BELIEVED = 60.0  # seconds after an archive was opened that what it lacks is missing
 _LONGEST = 200
 _logger = logging.getLogger(__name__)
 
@@ -99,7 +102,9 @@ def _attempt(url: str, action: Callable[[Any, str], Result]) -> Result:
     tried = 0
     while True:
         try:
-            return action(*_opened(url))
+            system, path, guard = _opened(url)
+            with guard:
+                return action(system, path)
         except ConfigError:
             raise
         except ImportError as error:
@@ -111,7 +116,7 @@ def _attempt(url: str, action: Callable[[Any, str], Result]) -> Result:
             if isinstance(error, OSError) and error.errno in _NO_ROOM:
                 raise
             tried += 1
-            _archive.cache_clear()  # its table may be that of an archive that was replaced
+            _forget_archive(url, error)
             final, reason = _is_final(error), _reason(error)
             if final and isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from error
@@ -123,30 +128,65 @@ def _attempt(url: str, action: Callable[[Any, str], Result]) -> Result:
         time.sleep(_FIRST_WAIT * 2 ** (tried - 1) * random.SystemRandom().uniform(0.5, 1))
 
 
-def _opened(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path there."""
+@dataclass(frozen=True)
+class _Archive:
+    """An archive whose table was read, at a time of the monotonic clock."""
+
+    system: Any
+    guard: AbstractContextManager[Any]
+    since: float
+
+
+# By process (after a fork each opens its own), protocol and the URL of the archive.
+_archives: dict[tuple[int, str, str], _Archive] = {}
+
+
+def _opened(url: str) -> tuple[Any, str, AbstractContextManager[Any]]:
+    """The file system of a URL, the path there, and within what it is to be used."""
     import fsspec.core  # it takes a while, and local data sets do not need it
 
     first, _, rest = url.partition("::")
     protocol, mark, path = first.partition("://")
     try:
         if rest and mark:
-            return _archive(os.getpid(), protocol, rest), path
+            archive = _archive(protocol, rest)
+            return archive.system, path, archive.guard
         # Its own cache knows processes apart.
-        return fsspec.core.url_to_fs(url, **_options(url))
+        return *fsspec.core.url_to_fs(url, **_options(url)), nullcontext()
     except ValueError as error:
         if "rotocol not known" in str(error):
             raise ConfigError(f"{without_query(url)}: fsspec knows no such protocol") from error
         raise
 
 
-@lru_cache(maxsize=8)
-def _archive(process: int, protocol: str, rest: str) -> Any:
-    """An archive whose table is read once; after a fork a process opens its own."""
+def _archive(protocol: str, rest: str) -> _Archive:
+    """An archive, opened once. Threads that come first at the same time may each open it."""
     import fsspec.core
+    from fsspec.archive import AbstractArchiveFileSystem
 
+    key = (os.getpid(), protocol, rest)
+    if found := _archives.get(key):
+        return found
     system, _ = fsspec.core.url_to_fs(f"{protocol}://::{rest}", **_options(rest, _ARCHIVE_BLOCK))
-    return system
+    if isinstance(system, AbstractArchiveFileSystem):
+        system.ls("")  # fills its directory, in which other threads would miss members meanwhile
+    # Of these zip alone seeks and reads under a lock of its own.
+    guard = nullcontext() if protocol == "zip" else threading.Lock()
+    archive = _Archive(system, guard, time.monotonic())
+    for old in list(_archives)[: 1 - _ARCHIVES_KEPT]:
+        _archives.pop(old, None)
+    _archives[key] = archive
+    return archive
+
+
+def _forget_archive(url: str, error: Exception) -> None:
+    """Drops an archive that a member could not be read from: it may have been replaced."""
+    first, _, rest = url.partition("::")
+    key = (os.getpid(), first.partition("://")[0], rest)
+    found = _archives.get(key)
+    missing = isinstance(error, FileNotFoundError)
+    if found and not (missing and time.monotonic() - found.since < _BELIEVED):
+        _archives.pop(key, None)
 
 
 def _options(url: str, block: int = 0) -> dict[str, Any]:

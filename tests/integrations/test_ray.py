@@ -68,8 +68,10 @@ def test_a_batch_is_a_table(weights: Path, names: list[str]) -> None:
 
 
 def test_a_killed_worker_loses_nothing(
-    weights: Path, names: list[str], tmp_path: Path, repo_root: Path
-) -> None:
+    weights: Path, names: list[str], tmp_path: Path, repo_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("builtins.print", print)  # Ray puts its own there
     ray = pytest.importorskip("ray", reason="needs ray, detlite[ray]")
     killed = tmp_path / "killed"
 
