@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +11,7 @@ from filelock import FileLock
 
 from ..config import ConfigError
 from .formats import Entry
-from .shards import DETECTIONS, LOCK, MANIFEST, RESULTS, SHARDS, Run, write_json
+from .shards import LOCK, MANIFEST, RESULTS, SHARDS, Run, remove_parts, write_json
 
 SHARD_SIZE = 1000  # pictures, unless the command says otherwise
 _SHARDS_A_PROCESS = 8  # at least, where there are several, so that they end together
@@ -89,6 +88,7 @@ def clear(folder: Path) -> None:
     """Removes what a run wrote, but for what is drawn and the lock that may be held."""
     for name in (MANIFEST, *RESULTS):
         (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / DETECTIONS, ignore_errors=True)
-    for file in (folder / SHARDS).glob("[0-9]*"):
-        file.unlink()
+    remove_parts(folder)
+    for suffix in (".json", ".json.tmp", ".journal", ".lock"):
+        for file in (folder / SHARDS).glob(f"[0-9]*{suffix}"):
+            file.unlink()

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,7 +140,7 @@ class Run:
                     write_images(self.folder / "images.json", images, self.categories)
                     parts = [self._part(shard) for shard in range(self.count)]
                     join(self.form, parts, self._result)
-                shutil.rmtree(self.folder / DETECTIONS, ignore_errors=True)
+                remove_parts(self.folder)
             sums = [(len(n["images"]), len(n["unreadable"]), n["objects"]) for n in self._notes()]
             totals = Totals(*map(sum, zip(*sums, strict=True)))
             manifest = self.folder / MANIFEST
@@ -163,6 +162,16 @@ class Run:
 
     def _part(self, shard: int) -> Path:
         return self.folder / DETECTIONS / f"part-{shard:06d}{SUFFIXES[self.form]}"
+
+
+def remove_parts(folder: Path) -> None:
+    """Removes the detections of a run's shards, and their folder if nothing else is in it."""
+    for suffix in SUFFIXES.values():
+        for ending in (suffix, f"{suffix}.tmp"):  # which a process that was killed leaves
+            for part in (folder / DETECTIONS).glob(f"part-[0-9]*{ending}"):
+                part.unlink(missing_ok=True)
+    with suppress(OSError):  # it is not there, or holds something else
+        (folder / DETECTIONS).rmdir()
 
 
 def write_json(file: Path, content: Entry) -> None:

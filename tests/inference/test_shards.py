@@ -211,6 +211,21 @@ def test_files_of_something_else_are_kept(tmp_path: Path) -> None:
         file.unlink()
 
 
+@pytest.mark.parametrize("form", ["coco", "csv"])
+def test_what_a_run_did_not_write_stays(tmp_path: Path, form: str) -> None:
+    own = [tmp_path / "detections" / "notes.txt", tmp_path / "shards" / "2024.tar"]
+    (tmp_path / "shards" / "7").mkdir(parents=True)
+    for file in own:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    for overwrite in (False, True):
+        run = begin(tmp_path, form=form, overwrite=overwrite)
+        assert len(work(run)) == 10
+        run.complete()
+        assert all(file.read_text() == "mine" for file in own)
+        assert list((tmp_path / "detections").iterdir()) == own[:1]
+
+
 def test_lines_of_a_journal(tmp_path: Path) -> None:
     file = tmp_path / "journal"
     with open_journal(file) as journal:
