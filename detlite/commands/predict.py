@@ -42,7 +42,7 @@ from ..engine.checkpoint import CheckpointError
 from ..inference.formats import SUFFIXES, check_format
 from ..inference.frames import check_folder, predict_video
 from ..inference.inputs import list_pictures, stem_of
-from ..inference.manifest import open_run
+from ..inference.manifest import clear, open_run
 from ..inference.many import load_predictor, predict_each
 from ..inference.memory import keep_freed_memory
 from ..inference.predictor import Prediction, Predictor
@@ -135,15 +135,18 @@ def tile_options(tile: int | None, overlap: float | None) -> list[str]:
 
 def predict_frames(args: argparse.Namespace) -> Totals:
     """Detects in the frames of a video, to its end or Ctrl-C."""
-    check_folder(args.output, args.overwrite)
+    drawn = args.draw != "none"
+    check_folder(args.output, args.input[0], args.overwrite, drawn)
     predictor = load_predictor(args.weights, args.threshold, args.opts, args.config)
     with Video(args.input[0]) as video:
         tracker = Tracker(float(video.rate)) if args.track else None
+        if args.overwrite:  # now that nothing is missing
+            clear(args.output)
         args.output.mkdir(parents=True, exist_ok=True)
         with tqdm(total=video.count or None, unit=" frames", disable=None) as bar:
             totals, problem = predict_video(
-                predictor, video, args.output, args.format, args.draw != "none", args.batch,
-                args.threads, tracker, bar.update,
+                predictor, video, args.output, args.format, drawn, args.batch, args.threads,
+                tracker, bar.update,
             )  # fmt: skip
     if problem:
         print(f"skipped: {problem}", file=sys.stderr)

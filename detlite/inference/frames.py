@@ -15,30 +15,40 @@ from ..data.errors import DataError
 from ..visualization import draw_detections
 from .formats import SUFFIXES, category_names, write_detections, write_images
 from .journal import open_journal, read_journal
-from .manifest import clear
 from .many import done_picture
 from .predictor import Prediction, Predictor
 from .shards import MANIFEST, RESULTS, Totals
 from .stream import predict_stream
 from .tracking import Tracker
-from .video import Frame, Video, open_writer
+from .video import Frame, Video, is_camera, open_writer
 
 _JOURNAL = "frames.journal"
 
 
-def check_folder(folder: Path, overwrite: bool) -> None:
-    """Makes room for the results of a video.
+def check_folder(folder: Path, name: str, overwrite: bool, drawn: bool = True) -> None:
+    """Checks, before anything is computed, that the results of a video may be written.
+
+    Args:
+        name: of the video.
+        drawn: it is to be written drawn, too.
 
     Raises:
-        ConfigError: there are others, and `overwrite` does not say that they may go.
+        ConfigError: there are others, and `overwrite` does not say that they may go; or the drawn
+            video would take the place of the video itself.
     """
-    if overwrite:
-        clear(folder)
-    for name in (MANIFEST, *RESULTS):
-        if (folder / name).exists():
+    video = drawn_video(folder, name)
+    if drawn and video.exists() and Path(name).exists() and video.samefile(name):
+        raise ConfigError(f"{video} is the video itself, not to be drawn over: name another folder")
+    for there in (MANIFEST, *RESULTS, *([video.name] if drawn else [])):
+        if (folder / there).exists() and not overwrite:
             raise ConfigError(
-                f"{folder / name} is there already: name another folder, or --overwrite"
+                f"{folder / there} is there already: name another folder, or --overwrite"
             )
+
+
+def drawn_video(folder: Path, name: str) -> Path:
+    """Where the video or camera of a name is written with what is in it drawn."""
+    return folder / f"{'camera' if is_camera(name) else ''}{Path(name).stem}.mp4"
 
 
 def predict_video(
@@ -54,9 +64,9 @@ def predict_video(
 ) -> tuple[Totals, str]:
     """Writes what is in the frames of a video, and the video with it drawn.
 
-    In `folder`: `<name>.mp4`, `results.*` and `images.json`, where an image is a frame with its
-    number and its time in seconds. Ctrl-C ends it, as it must a camera's: what is done by then is
-    written.
+    In `folder`, where `check_folder` found room: `<name>.mp4`, `results.*` and `images.json`, where
+    an image is a frame with its number and its time in seconds. Ctrl-C ends it, as it must a
+    camera's: what is done by then is written.
 
     Args:
         predictor: as `load_predictor` gives it.
@@ -72,9 +82,13 @@ def predict_video(
     frames, objects, problem = 0, 0, ""
 
     def in_order() -> Iterator[Frame]:
-        for frame in video.frames():
-            waiting.append(frame)
-            yield frame
+        nonlocal problem
+        try:
+            for frame in video.frames():
+                waiting.append(frame)
+                yield frame
+        except DataError as error:  # the frames before it are still on their way
+            problem = str(error)
 
     def both(_: int, picture: Tensor, found: Prediction) -> tuple[Tensor, Prediction]:
         return picture, found
@@ -82,10 +96,11 @@ def predict_video(
     stream = predict_stream(
         predictor, in_order(), both, batch_size, threads, lambda one: predictor.load(one.picture)
     )
-    file = folder / f"{'camera' if video.name.isdigit() else ''}{Path(video.name).stem}.mp4"
     with (
         open_journal(journal) as lines,
-        open_writer(file, video.rate) if drawn else nullcontext() as writer,
+        open_writer(drawn_video(folder, video.name), video.rate)
+        if drawn
+        else nullcontext() as writer,
     ):
         try:
             for one in stream:
@@ -105,8 +120,6 @@ def predict_video(
                 lines.add(json.dumps(entry))
                 frames, objects = frames + 1, objects + len(entry["objects"])
                 progress()
-        except DataError as error:
-            problem = str(error)
         except KeyboardInterrupt:
             pass
     names = category_names(predictor.categories)

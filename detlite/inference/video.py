@@ -28,7 +28,12 @@ _QUALITY = {"crf": "20"}  # of H.264, 0 to 51; 23 is what FFmpeg takes by itself
 
 def is_video(name: str) -> bool:
     """Whether a name is that of a video file, or the number of a camera."""
-    return name.isdigit() or name.lower().endswith(_SUFFIXES)
+    return is_camera(name) or (name.lower().endswith(_SUFFIXES) and not Path(name).is_dir())
+
+
+def is_camera(name: str) -> bool:
+    """Whether a name is the number of a camera, and not that of a file or folder."""
+    return name.isdecimal() and not Path(name).exists()
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Video:
         av = _pyav()
         self.name = name
         try:
-            if name.isdigit():
+            if is_camera(name):
                 self._container: Any = av.open(f"/dev/video{name}", format="v4l2")
             else:
                 self._container = av.open(name)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from detlite.inference.frames import check_folder, predict_video
 from detlite.inference.pictures import Loaded
 from detlite.inference.shards import Totals
 from detlite.inference.tracking import Tracker
-from detlite.inference.video import Video, is_video, open_writer
+from detlite.inference.video import Frame, Video, is_video, open_writer
 
 av = pytest.importorskip("av", reason="needs PyAV, detlite[video]")
 
@@ -88,6 +88,15 @@ def test_what_is_a_video() -> None:
     assert is_video("0")
     assert not is_video("a.jpg")
     assert not is_video("photos")
+
+
+def test_files_and_folders_of_a_number_are_no_camera(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "2024").mkdir()
+    (tmp_path / "7").touch()
+    assert [is_video(name) for name in ("2024", "7", "8")] == [False, False, True]
 
 
 def test_frames_come_back_at_their_times(file: Path) -> None:
@@ -191,6 +200,24 @@ def test_a_video_that_is_cut_off_gives_what_there_is(file: Path, tmp_path: Path)
     assert len(rows) == totals.pictures
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_all_frames_before_the_damage_are_written(tmp_path: Path, threads: int) -> None:
+    class Damaged:
+        name, rate = "damaged.mp4", Fraction(10)
+
+        def frames(self) -> Iterator[Frame]:
+            for number in range(5):
+                picture = torch.zeros(3, *SIZE, dtype=torch.uint8)
+                picture[:, 8:16, 8:16] = 255
+                yield Frame(number, number / self.rate, picture)
+            raise DataError("damaged.mp4: the rest cannot be decoded")
+
+    predictor, video = cast(Any, Squares()), cast(Any, Damaged())
+    found = predict_video(predictor, video, tmp_path, drawn=False, threads=threads)
+    assert found == (Totals(5, 1, 5), "damaged.mp4: the rest cannot be decoded")
+    assert len(json.loads((tmp_path / "results.json").read_text())) == 5
+
+
 def test_ctrl_c_ends_it_orderly(file: Path, tmp_path: Path) -> None:
     count = iter(range(COUNT))
 
@@ -237,9 +264,21 @@ def test_two_that_cross_keep_their_ids() -> None:
 def test_results_that_are_there_are_kept(tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text("mine")
     with pytest.raises(ConfigError, match=r"results\.csv is there already.*--overwrite"):
-        check_folder(tmp_path, overwrite=False)
-    check_folder(tmp_path, overwrite=True)
-    assert not (tmp_path / "results.csv").exists()
+        check_folder(tmp_path, "0", overwrite=False)
+    check_folder(tmp_path, "0", overwrite=True)
+    assert (tmp_path / "results.csv").exists()  # until the model and the video are open
+
+
+def test_a_video_that_is_there_is_not_drawn_over(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "camera0.mp4").write_text("mine")
+    with pytest.raises(ConfigError, match=r"camera0\.mp4 is there already.*--overwrite"):
+        check_folder(tmp_path, "0", overwrite=False)
+    check_folder(tmp_path, "0", overwrite=True)
+    check_folder(tmp_path, "0", overwrite=False, drawn=False)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match=r"square\.mp4 is the video itself"):
+            check_folder(tmp_path / "link", str(file), overwrite)
 
 
 @pytest.mark.parametrize(

@@ -422,6 +422,11 @@ def test_a_video(
     again = (*arguments, "--output", out)
     assert run(*again) == 2
     assert "images.json is there already" in capsys.readouterr().err
+    # What is there goes once the video is open.
+    (tmp_path / "text.mp4").write_text("not a video")
+    assert run(*arguments[:3], tmp_path / "text.mp4", "--output", out, "--overwrite") == 2
+    assert "text.mp4: cannot be read as a video" in capsys.readouterr().err
+    assert (out / "results.json").exists()
     assert run(*again, "--overwrite", "--draw", "none") == 0
 
 
