@@ -7,17 +7,18 @@ import re
 from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from urllib.parse import unquote, urlsplit
 
 from PIL import Image
 
 from ..data.errors import DataError
+from ..data.fetching import without_query
 from .addresses import fetch, is_address
 from .pictures import Loaded
 from .predictor import Predictor
 
 _LIST = ".txt"
+_OTHER = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # an address of any kind
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -33,10 +34,12 @@ def list_pictures(inputs: Sequence[str], leave_out: Path | None = None) -> list[
         leave_out: a folder of which no folder or glob gives anything: where pictures are drawn.
 
     Raises:
-        DataError: a folder, glob or list has no picture, or cannot be read.
+        DataError: a folder, glob or list has no picture, or cannot be read; or something is an
+            address of another kind.
     """
     pictures: list[str] = []
     for given in inputs:
+        _check_kind(given)
         if is_address(given):
             pictures.append(given)
         elif os.path.isdir(given):
@@ -56,20 +59,19 @@ def list_pictures(inputs: Sequence[str], leave_out: Path | None = None) -> list[
 
 
 def load_picture(predictor: Predictor, picture: str) -> Loaded:
-    """Reads a picture from a path or an address, and resizes it.
+    """Reads a picture from a path, or of FORMATS_OF_BYTES from an address, and resizes it.
 
     Raises:
         DataError: it cannot be had, or cannot be read.
     """
     if not is_address(picture):
         return predictor.load(picture)
-    with TemporaryDirectory(prefix="detlite-") as folder:
-        file = Path(folder) / "picture"
-        fetch(picture, file)
-        try:
-            return predictor.load(file)
-        except DataError as error:
-            raise DataError(str(error).replace(str(file), picture)) from error
+    content = fetch(picture)
+    try:
+        return predictor.load(content)
+    except DataError as error:
+        problem = str(error).removeprefix("bytes: ")
+        raise type(error)(f"{without_query(picture)}: {problem}") from error
 
 
 def stem_of(picture: str) -> str:
@@ -104,4 +106,13 @@ def _read_list(given: str) -> list[str]:
     pictures = [line.strip("\r") for line in text.split("\n") if line.strip()]
     if not pictures:
         raise DataError(f"{given}: there is no path in this list")
+    for picture in pictures:
+        _check_kind(picture)
     return pictures
+
+
+def _check_kind(name: str) -> None:
+    if _OTHER.match(name) and not is_address(name) and not os.path.lexists(name):
+        raise DataError(
+            f"{without_query(name)}: only addresses of http and https are taken: download it first"
+        )

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
 from detlite.data import DataError
+from detlite.data.images import read_image
 from detlite.inference import inputs
 from detlite.inference.inputs import list_pictures, load_picture, stem_of
 
@@ -79,29 +82,30 @@ def test_names_of_drawn_pictures() -> None:
     assert len(stem_of("x" * 200 + ".jpg")) == 50
 
 
+@pytest.mark.parametrize("given", ["s3://bucket/a.jpg", "gs://bucket/*.jpg", "list.txt"])
+def test_addresses_of_other_kinds_are_named(photos: Path, given: str) -> None:
+    Path("list.txt").write_text("photos/b.jpg\nftp://host/a.jpg")
+    with pytest.raises(
+        DataError, match=r"^\w+://.*jpg: only addresses of http and https are taken"
+    ):
+        list_pictures([given])
+
+
 class Reader:
-    """Stands for a Predictor: reads bytes."""
+    """Stands for a Predictor: reads pictures alone."""
 
-    def load(self, file: Any) -> bytes:
-        content = Path(file).read_bytes()
-        if content == b"bad":
-            raise DataError(f"{file}: the picture is damaged")
-        return content
+    def load(self, picture: Any) -> Any:
+        return read_image(picture)
 
 
-def test_an_address_is_read_as_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    contents = {"https://host/good.jpg": b"good", "https://host/bad.jpg": b"bad"}
-    files = []
-
-    def fetch(address: str, file: Path) -> None:
-        files.append(file)
-        file.write_bytes(contents[address])
-
-    monkeypatch.setattr(inputs, "fetch", fetch)
+def test_an_address_is_read_as_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of the formats of the web alone: a PPM is none."""
+    picture = Image.new("RGB", (4, 3), (1, 2, 3))
+    for kind in ("png", "ppm"):
+        picture.save(tmp_path / f"a.{kind}")
+    monkeypatch.setattr(inputs, "fetch", lambda address: (tmp_path / address[13:18]).read_bytes())
     reader: Any = Reader()
-    assert load_picture(reader, "https://host/good.jpg") == b"good"
-    with pytest.raises(DataError, match=r"^https://host/bad\.jpg: the picture is damaged$"):
-        load_picture(reader, "https://host/bad.jpg")
-    assert not any(file.exists() for file in files)
-    (tmp_path / "own.jpg").write_bytes(b"own")
-    assert load_picture(reader, str(tmp_path / "own.jpg")) == b"own"
+    own = load_picture(reader, str(tmp_path / "a.ppm"))
+    assert torch.equal(load_picture(reader, "https://host/a.png"), own)
+    with pytest.raises(DataError, match=r"^https://host/a\.ppm\?\.\.\.: is none of JPEG, PNG"):
+        load_picture(reader, "https://host/a.ppm?key=secret")
