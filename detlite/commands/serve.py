@@ -17,11 +17,12 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..config import ConfigError
 from ..engine.checkpoint import CheckpointError
-from ..inference.exported import SUFFIXES
+from ..inference.many import load_predictor
 from ..inference.memory import keep_freed_memory
 from ..inference.predictor import Predictor
 
@@ -36,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_intermixed_args(arguments)
     try:
         limits = _limits(args)
-        predictor = _predictor(args, limits)
+        predictor = load_predictor(
+            args.weights, args.threshold, args.opts, args.config, limits.pixels
+        )
+        limits = replace(limits, pixels=predictor.max_pixels)
         listener = _listen(args.host, args.port)
     except (CheckpointError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -82,7 +86,7 @@ def _limits(args: argparse.Namespace) -> Limits:
         from ..serving import Limits
     except ImportError as error:
         raise ConfigError(
-            f"a server needs {error.name}, which is not installed: pip install detlite[serve]"
+            f"a server needs {error.name}, which is not installed: pip install 'detlite[serve]'"
         ) from error
     for name in ("max_bytes", "max_pixels", "seconds", "requests", "batch"):
         if not getattr(args, name) > 0:
@@ -93,24 +97,6 @@ def _limits(args: argparse.Namespace) -> Limits:
     return Limits(
         args.max_bytes, args.max_pixels, args.seconds, args.requests, args.batch, args.threshold
     )
-
-
-def _predictor(args: argparse.Namespace, limits: Limits) -> Predictor:
-    if args.weights.endswith(tuple(SUFFIXES.values())):
-        predictor = Predictor(
-            args.weights, score_thresh=limits.threshold, rle=True, max_pixels=limits.pixels
-        )
-    else:
-        opts = [*args.opts, "DATASETS.MAX_PIXELS", limits.pixels]
-        predictor = Predictor.from_checkpoint(
-            args.weights, opts, args.config, limits.threshold, rle=True
-        )
-    if predictor.model.takes_proposals:
-        raise ConfigError(
-            f"{args.weights}: a Fast R-CNN needs proposals for each picture, which requests do not "
-            "bring: serve a model with an RPN"
-        )
-    return predictor
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -150,7 +136,10 @@ def _parser() -> argparse.ArgumentParser:
         "--max-bytes", type=int, default=20_000_000, help="of a picture's file (20000000)"
     )
     parser.add_argument(
-        "--max-pixels", type=int, default=40_000_000, help="of a picture (40000000)"
+        "--max-pixels",
+        type=int,
+        default=40_000_000,
+        help="of a picture, or DATASETS.MAX_PIXELS if that is less (40000000)",
     )
     parser.add_argument(
         "opts", nargs="*", metavar="KEY VALUE", help="overrides of the checkpoint's config"

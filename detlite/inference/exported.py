@@ -9,7 +9,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,25 +94,28 @@ def write_exported(path: Path, kind: str, cfg: CfgNode, model: Detector) -> None
         temporary.unlink(missing_ok=True)
 
 
-def read_exported(path: str | Path) -> tuple[CfgNode, Detector]:
+def read_exported(path: str | Path, opts: Sequence[Any] = ()) -> tuple[CfgNode, Detector]:
     """The config and the detector of a file that `write_exported` wrote.
 
     A package of AOTInductor holds machine code, which is run: open those alone that you trust.
 
+    Args:
+        opts: overrides of the config, alternating keys and values, which the graph does not know.
+
     Raises:
         CheckpointError: a file that is missing, damaged or of another kind.
-        ConfigError: a package that is not installed.
+        ConfigError: a package that is not installed, or an override that cannot be used.
     """
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such file")
     try:
         if path.suffix == ".onnx":
-            return _program(path, *onnx_run(path))
+            return _program(path, opts, *onnx_run(path))
         if path.suffix == ".openvino":
-            return _read_openvino(path)
+            return _read_openvino(path, opts)
         if path.suffix == ".pt2":
-            return _program(path, *_pt2_run(path))
+            return _program(path, opts, *_pt2_run(path))
     except (ConfigError, CheckpointError):
         raise
     except Exception as error:  # of whichever reader
@@ -126,19 +129,19 @@ def read_exported(path: str | Path) -> tuple[CfgNode, Detector]:
     )
 
 
-def _build(path: Path, note: str) -> tuple[CfgNode, Detector]:
+def _build(path: Path, opts: Sequence[Any], note: str) -> tuple[CfgNode, Detector]:
     """The model that a file's note describes, with fresh weights."""
     content = json.loads(note)
     config = yaml.safe_load(content["config"])
     config.pop("IMPORTS", None)  # a file of weights must not run code
-    cfg = config_from(config, path)
+    cfg = config_from(config, path, opts)
     model = build_model(cfg)
     model.categories = content["categories"]
     return cfg, model.eval()
 
 
-def _program(path: Path, note: str, run: Run) -> tuple[CfgNode, Detector]:
-    cfg, model = _build(path, note)
+def _program(path: Path, opts: Sequence[Any], note: str, run: Run) -> tuple[CfgNode, Detector]:
+    cfg, model = _build(path, opts, note)
     return cfg, ProgramDetector(model, run, batch=1)
 
 
@@ -181,9 +184,9 @@ def _write_openvino(path: Path, note: str, model: Detector) -> None:
             archive.writestr(f"{name}.bin", weights)
 
 
-def _read_openvino(path: Path) -> tuple[CfgNode, Detector]:
+def _read_openvino(path: Path, opts: Sequence[Any]) -> tuple[CfgNode, Detector]:
     with zipfile.ZipFile(path) as archive:
-        cfg, model = _build(path, archive.read(f"{_NAME}.json").decode())
+        cfg, model = _build(path, opts, archive.read(f"{_NAME}.json").decode())
         model, _ = split(model)
         results = json.loads(archive.read("parts.json"))
         parts = {

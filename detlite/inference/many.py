@@ -9,38 +9,49 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config import ConfigError, load_config
+from ..config import ConfigError
 from ..data.errors import DataError
 from ..evaluation.results import coco_results
 from .exported import SUFFIXES
 from .formats import Entry
 from .inputs import load_picture
-from .predictor import Prediction, Predictor
+from .predictor import Prediction, Predictor, read_predictor
 from .stream import predict_stream
-from .tiling import build_tiling
 
-# What of a config may be said of an exported model.
-_TILES = ("TEST.TILE", "TEST.TILE_OVERLAP", "TEST.IMS_PER_BATCH")
+# What of a config an exported graph does not hold.
+_FREE = (
+    "TEST.TILE", "TEST.TILE_OVERLAP", "TEST.IMS_PER_BATCH", "DATASETS.MAX_PIXELS",
+    "INPUT.PICTURE_BITS", "TEST.BBOX_AUG.ENABLED",
+)  # fmt: skip
 
 
 def load_predictor(
-    weights: str, threshold: float, opts: Sequence[Any] = (), config: str | None = None
+    weights: str,
+    threshold: float,
+    opts: Sequence[Any] = (),
+    config: str | None = None,
+    max_pixels: int | None = None,
 ) -> Predictor:
     """The model of a checkpoint or an exported file, giving masks as RLEs.
 
+    Args:
+        opts, config: see `Predictor.from_checkpoint`; of an exported file, overrides of how
+            pictures are read and cut into tiles alone.
+        max_pixels: of a picture, where DATASETS.MAX_PIXELS does not allow fewer.
+
     Raises:
         CheckpointError, ConfigError: see `Predictor.from_checkpoint`; or it needs proposals, or an
-            exported file is to have another config, which holds for its tiles alone.
+            exported file is to have another config.
     """
     if Path(weights).suffix in SUFFIXES.values():
-        fixed = [*(["--config"] if config else []), *(set(opts[::2]) - set(_TILES))]
+        keys = (key for key in dict.fromkeys(opts[::2]) if key not in _FREE)
+        fixed = [*(["--config"] if config else []), *keys]
         if fixed:
             raise ConfigError(
                 f"{weights}: an exported model has its config in it, which {', '.join(fixed)} "
                 "cannot change: name the checkpoint, or export it anew"
             )
-        tiling = build_tiling(load_config(None, opts)) if opts else None
-        predictor = Predictor(weights, score_thresh=threshold, rle=True, tiling=tiling)
+        predictor = read_predictor(weights, opts, threshold, rle=True)
     else:
         predictor = Predictor.from_checkpoint(weights, opts, config, threshold, rle=True)
     if predictor.model.takes_proposals:
@@ -48,6 +59,8 @@ def load_predictor(
             f"{weights}: a Fast R-CNN needs proposals for each picture: call a Predictor "
             "with them, or evaluate a data set that has them (`detlite test`)"
         )
+    if max_pixels is not None:
+        predictor.max_pixels = min(predictor.max_pixels, max_pixels)
     return predictor
 
 

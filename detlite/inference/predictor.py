@@ -67,10 +67,12 @@ class Predictor:
         dtype: arithmetic of the forward pass, by autocast: float32, float16 or bfloat16. Faster
             is float32 here and a model of `detlite.optimize`, as `from_checkpoint` makes one.
         views: look at each picture in all of these views and join what is found (test-time
-            augmentation), instead of in one of `min_size` and `max_size`.
+            augmentation), instead of in one of `min_size` and `max_size`. None: do not, or do what
+            the file says where neither size is given.
         tiling: cut larger pictures into tiles, and look at each as at a picture. None: do not, or
             do what the file says.
-        max_pixels, picture_bits: of a picture's file, see `detlite.data.images.read_image`.
+        max_pixels, picture_bits: of a picture's file, see `detlite.data.images.read_image`
+            (MAX_PIXELS and 16, or what the file of the model says).
     """
 
     def __init__(
@@ -81,15 +83,17 @@ class Predictor:
         score_thresh: float = 0.0,
         rle: bool = False,
         dtype: str = "float32",
-        views: Sequence[View] = (),
-        max_pixels: int = MAX_PIXELS,
-        picture_bits: int = 16,
+        views: Sequence[View] | None = None,
+        max_pixels: int | None = None,
+        picture_bits: int | None = None,
         tiling: Tiling | None = None,
     ) -> None:
-        sizes = 800, 1333
+        sizes, limits = (800, 1333), (MAX_PIXELS, 16)
         if isinstance(model, str | Path):
             cfg, model = read_exported(model)
-            sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+            sizes, limits = _sizes(cfg), _limits(cfg)
+            if views is None and min_size is None and max_size is None:
+                views = build_views(cfg)
             tiling = tiling or build_tiling(cfg)
         self.model = model.eval()
         self.min_size = min_size or sizes[0]
@@ -97,10 +101,11 @@ class Predictor:
         self.score_thresh = score_thresh
         self.rle = rle
         self.dtype = dtype
-        self._picture_limits = max_pixels, picture_bits
+        self.max_pixels = max_pixels or limits[0]
+        self.picture_bits = picture_bits or limits[1]
         names = keypoint_names(self.categories)
         view = View(self.min_size, self.max_size)
-        self.by_picture = picture_detector(self.model, view, views, tiling, names)
+        self.by_picture = picture_detector(self.model, view, views or (), tiling, names)
 
     @staticmethod
     def from_checkpoint(
@@ -154,7 +159,7 @@ class Predictor:
         """A picture as a call takes it, read and resized."""
         if isinstance(picture, str | Path | bytes):
             follow = self.model.convention.exif_orientation
-            image = read_image(picture, None, *self._picture_limits, follow)
+            image = read_image(picture, None, self.max_pixels, self.picture_bits, follow)
         else:
             image = as_tensor(picture)
         if self.by_picture is not None:  # which resizes by itself
@@ -203,11 +208,32 @@ def build_predictor(
     cfg: CfgNode, model: Detector, score_thresh: float = 0.0, rle: bool = False
 ) -> Predictor:
     """The predictor that sees pictures as evaluation does: by INPUT, DTYPE and TEST."""
-    sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
-    limits = cfg.DATASETS.MAX_PIXELS, cfg.INPUT.PICTURE_BITS
-    model, dtype = build_inference(cfg, model)
+    return _configured(cfg, *build_inference(cfg, model), score_thresh, rle)
+
+
+def read_predictor(
+    path: str | Path, opts: Sequence[Any] = (), score_thresh: float = 0.0, rle: bool = False
+) -> Predictor:
+    """The predictor of a file of `detlite export`, with overrides, see `read_exported`."""
+    cfg, model = read_exported(path, opts)
+    return _configured(cfg, model, cfg.DTYPE, score_thresh, rle)
+
+
+def _configured(
+    cfg: CfgNode, model: Detector, dtype: str, score_thresh: float, rle: bool
+) -> Predictor:
     views, tiling = build_views(cfg), build_tiling(cfg)
-    return Predictor(model, *sizes, score_thresh, rle, dtype, views, *limits, tiling)
+    return Predictor(
+        model, *_sizes(cfg), score_thresh, rle, dtype, views, *_limits(cfg), tiling=tiling
+    )
+
+
+def _sizes(cfg: CfgNode) -> tuple[int, int]:
+    return cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+
+
+def _limits(cfg: CfgNode) -> tuple[int, int]:
+    return cfg.DATASETS.MAX_PIXELS, cfg.INPUT.PICTURE_BITS
 
 
 load_checkpoint = Predictor.from_checkpoint

@@ -109,10 +109,7 @@ class ProgramDetector(Detector):
         self, features: list[Tensor], images: Images, given: Proposals | None = None
     ) -> PredictedBoxes:
         """Raises a RuntimeError: a program is whole."""
-        raise RuntimeError(
-            "an exported program looks at a picture in one view: load the checkpoint for "
-            "test-time augmentation (TEST.BBOX_AUG)"
-        )
+        raise RuntimeError("an exported program has no parts: load the checkpoint instead")
 
 
 def export_program(model: Detector, batch: int | None = None) -> ExportedProgram:

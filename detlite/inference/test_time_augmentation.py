@@ -48,12 +48,18 @@ class AugmentedDetector:
             in a mirrored view.
 
     Raises:
-        ConfigError: a view is mirrored, and the model's keypoints have no names.
+        ConfigError: a view is mirrored, and the model's keypoints have no names; or the model is an
+            exported program, which has no parts.
     """
 
     def __init__(
         self, model: Detector, views: Sequence[View], keypoint_names: Sequence[str] = ()
     ) -> None:
+        if not hasattr(model, "backbone"):
+            raise ConfigError(
+                "TEST.BBOX_AUG.ENABLED must be False: an exported program looks at a picture in "
+                "one view; say so, export to the format openvino, or load the checkpoint"
+            )
         flips = any(view.flip for view in views)
         if flips and "keypoints" in model.needs and not keypoint_names:
             raise ConfigError(

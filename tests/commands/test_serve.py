@@ -59,6 +59,26 @@ def test_options_reach_the_predictor_and_the_limits(
     assert listener.fileno() == -1  # closed again
 
 
+@pytest.mark.parametrize(("limit", "lower"), [("50", 50), ("5000", 99)])
+def test_the_lower_limit_of_pixels_counts(
+    weights: Callable[..., str], served: list[tuple[Predictor, Limits, socket.socket]], limit: str,
+    lower: int,
+) -> None:  # fmt: skip
+    arguments = ["--weights", weights(), "--port", "0", "--max-pixels", "99"]
+    assert serve.main([*arguments, "DATASETS.MAX_PIXELS", limit]) == 0
+    ((predictor, limits, _),) = served
+    assert predictor.max_pixels == limits.pixels == lower
+
+
+@pytest.mark.parametrize("more", [["--config", "demo_shapes.yaml"], ["INPUT.MIN_SIZE_TEST", "64"]])
+def test_the_config_of_an_exported_model_is_fixed(
+    served: list[Any], capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    assert serve.main(["--weights", "model.onnx", *more]) == 2
+    assert f"config in it, which {more[0]} cannot change" in capsys.readouterr().err
+    assert served == []
+
+
 def test_the_loopback_is_the_default(
     weights: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,5 +125,5 @@ def test_a_missing_package_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert serve.main(["--weights", weights()]) == 2
-    wanted = "error: a server needs uvicorn, which is not installed: pip install detlite[serve]\n"
+    wanted = "error: a server needs uvicorn, which is not installed: pip install 'detlite[serve]'\n"
     assert capsys.readouterr().err == wanted
