@@ -89,6 +89,8 @@ def predict(args: argparse.Namespace) -> Totals | None:
         value = getattr(args, option)
         if value is not None and value < 1:
             raise ConfigError(f"--{option} {value}: must be at least 1")
+    if not 0 <= args.threshold <= 1:
+        raise ConfigError(f"--threshold {args.threshold:g}: a score is from 0 to 1")
     if args.overwrite and world_size > 1:
         raise ConfigError(
             "--overwrite does not go with several processes, of which one could remove what "

@@ -16,7 +16,8 @@ from .remote import StoredPicture
 MAX_PIXELS = 178_956_970  # Pillow's own limit
 
 # What Pillow raises on files that are cut off or damaged, depending on format and place.
-BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error)
+# NotImplementedError: of DDS and BLP files of a kind that it does not read.
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, NotImplementedError)
 _ORIENTATION = 0x0112  # EXIF tag
 TRANSPOSED = (5, 6, 7, 8)  # orientations that swap width and height
 _GREY = 128  # what libjpeg fills in where data are missing

@@ -30,7 +30,7 @@ def to_supervision(prediction: Mapping[str, Any]) -> Any:
         import supervision
     except ImportError as error:
         raise ConfigError(
-            "to_supervision needs the package supervision: pip install detlite[supervision]"
+            "to_supervision needs the package supervision: pip install 'detlite[supervision]'"
         ) from error
     data: dict[str, Any] = {
         "class_name": np.array(prediction["names"], dtype=str),

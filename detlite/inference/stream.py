@@ -13,7 +13,6 @@ from torch import Tensor
 from ..data.errors import DataError
 from ..structures.instances import Detections
 from .predictor import Loaded, Prediction, Predictor
-from .test_time_augmentation import size_of
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -82,18 +81,12 @@ def _next(
     batch = {first: loaded}
     for place, other in list(reading):
         image = other.result() if other.done() else None
-        if len(batch) < batch_size and isinstance(image, Loaded) and _alike(image, loaded):
+        if len(batch) < batch_size and isinstance(image, Loaded) and image.cells == loaded.cells:
             batch[place] = image
             reading.remove((place, other))
     found = predictor.detect(list(batch.values()))
     for (place, image), detections in zip(batch.items(), found, strict=True):
         yield place, image, detections
-
-
-def _alike(one: Loaded, other: Loaded) -> bool:
-    """Whether padding to one size adds little."""
-    (height, width), (h, w) = size_of(one.image), size_of(other.image)
-    return -(-height // 32) == -(-h // 32) and -(-width // 32) == -(-w // 32)
 
 
 def _finish(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -263,3 +264,11 @@ def test_size_of_what_is_no_picture(tmp_path):
         picture_size(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"none\.png: no such picture file"):
         picture_size(tmp_path / "none.png")
+
+
+def test_a_format_that_is_not_read(tmp_path):
+    """A DDS without a format of its pixels, at which Pillow raises a NotImplementedError."""
+    header = struct.pack("<4I", 124, 0, 4, 4)
+    (tmp_path / "a.dds").write_bytes(b"DDS " + header.ljust(124, b"\0"))
+    with pytest.raises(DataError, match=r"a\.dds: the picture is damaged or truncated"):
+        read_image(tmp_path / "a.dds")

@@ -124,7 +124,7 @@ class TestSupervision:
 
     def test_a_missing_package_is_named(self, prediction, monkeypatch):
         monkeypatch.setitem(sys.modules, "supervision", None)
-        with pytest.raises(ConfigError, match=r"pip install detlite\[supervision\]"):
+        with pytest.raises(ConfigError, match=r"pip install 'detlite\[supervision\]'"):
             prediction.to_supervision()
 
 

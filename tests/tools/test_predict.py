@@ -87,7 +87,7 @@ def test_files(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
 def test_threshold_and_overrides(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
     arguments = ("--weights", weights, "--input", photos, "--output", tmp_path)
     found = []
-    for more in (("0",), ("1.1",), ("0", "MODEL.ROI_HEADS.SCORE_THRESH", "1.0")):
+    for more in (("0",), ("1",), ("0", "MODEL.ROI_HEADS.SCORE_THRESH", "1.0")):
         assert run(*arguments, "--overwrite", "--threshold", *more) == 0
         found.append(len(json.loads((tmp_path / "results.json").read_text())))
     assert found[0] > 0
@@ -158,6 +158,7 @@ def test_errors_are_one_line(
         (tmp_path / "no.pth", photos, (), "no.pth: cannot be read"),
         (weights, photos, ("--batch", "0"), "--batch 0: must be at least 1"),
         (weights, photos, ("--shard", "-1"), "--shard -1: must be at least 1"),
+        (weights, photos, ("--threshold", "1.1"), "--threshold 1.1: a score is from 0 to 1"),
         (weights, tmp_path / "empty", (), "empty: there is no picture in this folder"),
         (weights, photos, ("INPUT.MIN_SIZE", "3"), "unknown config key INPUT.MIN_SIZE"),
     ):
