@@ -59,10 +59,13 @@ class Gallery:
     analysis: Analysis
     most: int
 
+    def counts(self) -> tuple[int, int]:
+        """How many wrong detections and missed objects there are, shown or not."""
+        return len(self._wrong), len(self._unseen)
+
     def false_positives(self) -> list[Mistake]:
         """Wrong detections, the surest of each category."""
-        errors, names = self._errors, self.analysis.names
-        wrong = np.flatnonzero(errors.kinds >= 0)
+        errors, names, wrong = self._errors, self.analysis.names, self._wrong
         scores = errors.across.pairing.scores
         chosen = _of_each(errors.across.detected[wrong], -scores[wrong], self.most)
         found = {}
@@ -76,8 +79,7 @@ class Gallery:
     def misses(self) -> list[Mistake]:
         """Objects that nothing found, the largest of each category."""
         errors, names = self._errors, self.analysis.names
-        across = errors.across
-        unseen = np.flatnonzero((errors.found_by < 0) & ~across.truth.crowd)
+        across, unseen = errors.across, self._unseen
         areas = across.truth.areas
         chosen = _of_each(across.labelled[unseen], -areas[unseen], self.most)
         detections, objects = across.pairing.pairs()
@@ -98,6 +100,14 @@ class Gallery:
             text = f"{category} of {areas[wanted]:.0f} px²: {near}"
             found[-1 - wanted] = (category, "missed", score, text, wanted)
         return self._drawn(found, across.truth.images)
+
+    @property
+    def _wrong(self) -> np.ndarray:
+        return np.flatnonzero(self._errors.kinds >= 0)
+
+    @property
+    def _unseen(self) -> np.ndarray:
+        return np.flatnonzero((self._errors.found_by < 0) & ~self._errors.across.truth.crowd)
 
     @property
     def _errors(self) -> Errors:

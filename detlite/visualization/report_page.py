@@ -166,16 +166,19 @@ def _galleries(measured: Sequence[Measured], pictures: int) -> tuple[Part, Part]
     """Wrong detections and missed objects of all runs, the pictures bounded in all."""
     most = math.ceil(pictures / len(measured))
     lists: tuple[list[tuple[str, Mistake]], list[tuple[str, Mistake]]] = ([], [])
+    wrong = missed = 0
     for one in measured:
         kind = "segm" if "segm" in one.analyses else "bbox"
         gallery = Gallery(one.dataset, one.coco_gt, one.results, one.analyses[kind], most)
         for shown, found in zip(lists, (gallery.false_positives(), gallery.misses()), strict=True):
             shown += [(one.run.name, mistake) for mistake in found]
+        counts = gallery.counts()
+        wrong, missed = wrong + counts[0], missed + counts[1]
     runs = [one.run.name for one in measured]
-    return _gallery(runs, lists[0]), _gallery(runs, lists[1])
+    return _gallery(runs, lists[0], wrong), _gallery(runs, lists[1], missed)
 
 
-def _gallery(runs: Sequence[str], found: Sequence[tuple[str, Mistake]]) -> Part:
+def _gallery(runs: Sequence[str], found: Sequence[tuple[str, Mistake]], count: int) -> Part:
     left = _MOST_BYTES // 2
     kept: list[Part] = []
     for run, mistake in found:
@@ -185,6 +188,7 @@ def _gallery(runs: Sequence[str], found: Sequence[tuple[str, Mistake]]) -> Part:
         kept.append({"run": run, "mistake": mistake})
     return {
         "pictures": kept,
+        "count": count,
         "runs": runs if len(runs) > 1 else [],
         "categories": sorted({one["mistake"].category for one in kept}),
         "kinds": [kind for kind in KINDS if any(one["mistake"].kind == kind for one in kept)],

@@ -67,6 +67,19 @@ def test_one_file_that_holds_everything(make_run, tmp_path):
         assert f'<th scope="row">{kind}</th>' in text
 
 
+def test_mistakes_that_are_not_shown_are_counted(make_run, tmp_path):
+    folder = make_run("first")
+    text, _ = report(tmp_path, folder)
+    assert '<option value="cat &lt;b&gt;">' in text
+    shown = text.count("data:image/jpeg;base64,")  # all there are, by the default of 48 a list
+    text, _ = report(tmp_path, folder, "--pictures", "0")
+    counts = [int(n) for n in re.findall(r"There are (\d+), of which none is shown", text)]
+    assert len(counts) == 2
+    assert min(counts) > 0
+    assert sum(min(count, 48) for count in counts) == shown
+    assert "There are none." not in text
+
+
 def test_the_same_runs_give_the_same_page(make_run, tmp_path):
     folder = make_run("first")
     assert report(tmp_path, folder)[0] == report(tmp_path, folder)[0]
