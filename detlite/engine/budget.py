@@ -91,6 +91,7 @@ class TimeBudget(Budget):
         self._limit = 60 * minutes
         self._with_evaluation = with_evaluation
         self._shares: list[float] = []
+        self._least = 0.0  # no later share is less, unless the limit is changed
         # Of rank 0, and as all processes know them since the last iteration.
         self._seconds = self._evaluations = self._longest = self._slowest = 0.0
         self._trained = 0.0  # after the last iteration
@@ -127,7 +128,8 @@ class TimeBudget(Budget):
         self._seconds, self._evaluations, self._longest, self._slowest = agreed
         self._trained = self._in_steps(self._seconds)
         share = self._seconds / max(self._limit - self._kept, self._seconds, 1e-9)
-        self._shares.append(max(share, self.share(len(self._shares))))
+        self._least = max(share, self._least)
+        self._shares.append(self._least)
         return stopped > 0
 
     @contextmanager
@@ -150,6 +152,7 @@ class TimeBudget(Budget):
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "limit": self._limit,
             "seconds": self._seconds,
             "evaluations": self._evaluations,
             "longest": self._longest,
@@ -161,6 +164,9 @@ class TimeBudget(Budget):
         # A run that was counted in iterations before starts with all of its time.
         shares = state.get("shares", torch.zeros(done, dtype=torch.float64))
         self._shares = shares.tolist()
+        # Of a run that is prolonged a smaller share is done than before.
+        same = bool(self._shares) and state.get("limit") == self._limit
+        self._least = self._shares[-1] if same else 0.0
         self._seconds = state.get("seconds", 0.0)
         self._evaluations = state.get("evaluations", 0.0)
         self._longest = state.get("longest", 0.0)

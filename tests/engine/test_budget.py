@@ -246,6 +246,16 @@ def test_more_minutes_go_on(run):
     assert max(row["iteration"] for row in run("run", resume=True, minutes=1.5)) == 9
 
 
+def test_more_minutes_train_at_the_rate_of_the_longer_run(run):
+    run("run", "SOLVER.WARMUP_ITERS", 0)
+    rows = run("run", "SOLVER.WARMUP_ITERS", 0, resume=True, minutes=2)
+    rates = [row["lr"] for row in rows if "loss" in row]
+    assert len(rates) == 12
+    # The first of them is the one that was saved.
+    wanted = [0.05 * (1 + math.cos(math.pi * n / 12)) for n in range(7, 12)]
+    assert rates[7:] == pytest.approx(wanted)
+
+
 def test_steps_in_iterations_are_refused(run):
     with pytest.raises(ConfigError, match=r"STEPS \(3,\) are iterations.*LR_SCHEDULE cosine"):
         run("run", "SOLVER.LR_SCHEDULE", "multistep")
