@@ -127,6 +127,48 @@ def test_pictures_are_found(folder, tmp_path):
     assert find_pictures(file, folder / "images") == folder / "images"
 
 
+def test_pictures_of_equal_names_are_told_apart_by_the_split(tmp_path, folder, picture, text):
+    (file,) = convert(folder, tmp_path / "many" / "annotations" / "train.json")
+    root = file.parent.parent
+    val = text(file.with_name("instances_valid.json"), file.read_text())
+    for split in ("test", "train2017", "val2017"):
+        for number in range(10):
+            picture(root / split / f"{number}.jpg")
+    assert find_pictures(file) == root / "train2017"
+    assert find_pictures(val) == root / "val2017"
+    both = text(file.with_name("trainval.json"), file.read_text())
+    with pytest.raises(DataError, match=r"may be those in \S*test, \S*train2017, .* by --images"):
+        find_pictures(both)
+    (root / "images").symlink_to(root / "test")
+    assert find_pictures(both) == root / "images"
+
+
+def test_a_file_of_both_sets_is_not_divided(tmp_path, text):
+    coco = '{"images": [], "annotations": [], "categories": []}'
+    for name in ("trainval", "test"):
+        text(tmp_path / f"annotations/{name}.json", coco)
+    assert {k: v.stem for k, v in coco_files(tmp_path).items()} == {"train": "trainval"}
+    for name in ("train", "val"):
+        text(tmp_path / f"annotations/{name}.json", coco)
+    assert {k: v.stem for k, v in coco_files(tmp_path).items()} == {"train": "train", "val": "val"}
+
+
+def test_places_that_cannot_be_looked_into_hold_no_pictures(tmp_path, folder, monkeypatch):
+    (file,) = convert(folder, folder / "annotations" / "all.json")
+    content = json.loads(file.read_text())
+    content["images"][0]["file_name"] = "x" * 300  # the system refuses to ask for it
+    file.write_text(json.dumps(content))
+    listed = type(folder).iterdir
+
+    def refuse(path):
+        if path.name == "annotations":
+            raise PermissionError
+        return listed(path)
+
+    monkeypatch.setattr(type(folder), "iterdir", refuse)
+    assert find_pictures(file) == folder / "images"
+
+
 def test_both_halves_have_an_object():
     rows = [{"id": number, "file_name": f"{number}.jpg"} for number in range(40)]
     for labelled in ([3, 7], [0, 39], list(range(40))):
