@@ -76,7 +76,8 @@ def coco_content(found: LabelledSet, categories: Sequence[str] | None = None) ->
         categories: names that another set has given ids, in their order; None: the set's own.
 
     Raises:
-        DataError: there is no picture, no object, or one of another category.
+        DataError: there is no picture, no object, or one of another category; or a picture is
+            labelled twice.
     """
     names = list(categories or found.category_names)
     numbers = {name: number for number, name in enumerate(names, start=1)}
@@ -88,7 +89,14 @@ def coco_content(found: LabelledSet, categories: Sequence[str] | None = None) ->
     if not found.pictures:
         raise DataError(f"{found.source}: there is no picture")
     folder = image_folder(found)
-    named = {picture.file.relative_to(folder).as_posix(): picture for picture in found.pictures}
+    named: dict[str, LabelledPicture] = {}
+    for picture in found.pictures:
+        name = picture.file.relative_to(folder).as_posix()
+        if name in named:
+            raise DataError(
+                f"{picture.file}: two files have labels of this picture: remove or join one of them"
+            )
+        named[name] = picture
     for image_id, name in enumerate(sorted(named), start=1):
         picture = named[name]
         height, width = picture.size

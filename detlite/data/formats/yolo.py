@@ -117,7 +117,7 @@ def _listed(value: Any, base: Path, file: Path, split: str) -> list[Path]:
             raise DataError(f"{file}: {split} is {shown(part)}, but there is no {place}")
     if not found:
         raise DataError(f"{file}: {split} is {shown(value)}, and there is no picture")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _read_set(source: Path, files: list[Path], names: list[str]) -> LabelledSet:

@@ -109,6 +109,13 @@ def test_rectangles_are_no_parts(write, tmp_path):
         read_set(tmp_path)
 
 
+def test_two_files_of_one_picture_are_named(write, tmp_path):
+    write(shape("dog", TRIANGLE)).rename(tmp_path / "first.json")
+    write(shape("cat", TRIANGLE))
+    with pytest.raises(DataError, match=r"a\.jpg: two files have labels of this picture"):
+        read(tmp_path)
+
+
 def test_bad_files_are_named(write, tmp_path):
     file = write(shape("dog", TRIANGLE), imageWidth=10, imageHeight=40)
     with pytest.raises(DataError, match=r"a\.json: states 10x40 .* is 60x40"):
