@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import tarfile
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -207,6 +210,50 @@ def test_threads_may_read_one_archive(web, tmp_path):
     for thread in threads:
         thread.join()
     assert found == {number: bytes([number]) * 50_000 for number in range(20)}
+
+
+def test_threads_may_read_one_tar_file(tmp_path):
+    """Its members share the position of one file."""
+    members = {f"{number}": bytes([number]) * 200_000 for number in range(8)}
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, data in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+
+    def is_whole(name):
+        return read(f"tar://{name}::{tmp_path}/a.tar") == members[name]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(is_whole, [*members] * 20))
+
+
+def test_the_directory_of_an_archive_is_whole_before_threads_share_it(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("folder/one", DATA)
+    system = fetching._opened(f"zip://folder/one::{tmp_path}/a.zip")[0]
+    assert set(system.dir_cache) == {"folder", "folder/one"}
+
+
+def test_a_failure_leaves_other_archives_open(tmp_path, waits, monkeypatch):
+    for name in "ab":
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
+            archive.writestr("one", DATA)
+
+    def system(name):
+        return fetching._opened(f"zip://one::{tmp_path}/{name}.zip")[0]
+
+    def fail(member):
+        with pytest.raises(FileNotFoundError):
+            read(f"zip://{member}::{tmp_path}/a.zip")
+
+    first, other = system("a"), system("b")
+    fail("none")
+    assert system("a") is first
+    monkeypatch.setattr(fetching, "_BELIEVED", 0.0)
+    fail("none")  # it may have been added since
+    assert system("a") is not first
+    assert system("b") is other
 
 
 def test_unknown_protocols(monkeypatch):
