@@ -145,7 +145,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         if proposals:
             with local_copy(proposals) as file:
                 limits = self.sizes, most_proposals
-                self._proposals = load_proposals(file, self.image_ids, *limits)
+                self._proposals = load_proposals(file, self.image_ids, *limits, proposals.name)
 
     @property
     def image_ids(self) -> list[int]:

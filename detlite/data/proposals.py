@@ -32,12 +32,16 @@ Found = tuple[Any, Any]
 
 
 def load_proposals(
-    path: Path, image_ids: Sequence[Any], sizes: Sequence[tuple[int, int]], most: int
+    path: Path,
+    image_ids: Sequence[Any],
+    sizes: Sequence[tuple[int, int]],
+    most: int,
+    name: str = "",
 ) -> list[Tensor]:
     """The best proposals of each image of a data set, at most `most` of an image.
 
     `path` is a .pkl of detectron2, or a .json of COCO results, in which further images are passed
-    over. `sizes` are (height, width).
+    over. `sizes` are (height, width). `name` is that of the file, where `path` is a copy of it.
 
     Returns:
         For each image float32 [P, 4] xyxy in the picture's pixels, clipped to it, none empty, by
@@ -47,7 +51,9 @@ def load_proposals(
         DataError: a file that is missing or of neither form, that lacks an image, or whose boxes
             or scores are not finite numbers, as many of the one as of the other.
     """
-    form, found = _read_pickle(path) if path.suffix == ".pkl" else _read_results(path)
+    form, found = (
+        _read_pickle(path) if (name or path.name).endswith(".pkl") else _read_results(path)
+    )
     missing = [image_id for image_id in image_ids if str(image_id) not in found]
     if missing:
         raise DataError(

@@ -12,7 +12,9 @@ import torch
 
 from detlite.config import ConfigError
 from detlite.data import DataError, build_dataset, build_train_loader
+from detlite.data.coco import CocoDataset
 from detlite.data.proposals import load_proposals
+from detlite.data.remote import Remote
 
 # In the small set's first two pictures, of 40 x 30 and 20 x 40 pixels.
 BOXES = {10: [[0, 0, 10, 10], [5, 5, 50, 50], [2, 3, 2, 9]], 11: [[1, 2, 11, 32]]}
@@ -203,6 +205,20 @@ def test_targets_bring_proposals_moved_as_boxes_are(content, write_set, small_cf
             seen += 1
         if seen >= 4:
             break
+
+
+@pytest.mark.parametrize("form", ["pkl", "json"])
+def test_proposals_at_a_url(content, write_set, tmp_path, form):
+    content["images"] = [row for row in content["images"] if row["id"] in BOXES]
+    content["annotations"] = [row for row in content["annotations"] if row["image_id"] in BOXES]
+    annotations, images = write_set(content)
+    file = tmp_path / f"proposals.{form}"
+    if form == "pkl":
+        pickled(file)
+    else:
+        file.write_text(json.dumps(results()))
+    dataset = CocoDataset(annotations, images, train=False, proposals=Remote(f"file://{file}"))
+    assert_wanted([dataset[number][1]["proposals"] for number in range(2)])
 
 
 def test_no_proposals_without_the_key(content, write_set, small_cfg):
