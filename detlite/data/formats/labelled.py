@@ -141,12 +141,17 @@ def box_around(polygons: Sequence[Sequence[float]]) -> tuple[float, float, float
 
 
 def pictures_under(folder: Path, without: Iterable[Path] = ()) -> list[Path]:
-    """The picture files in a folder and all folders in it, but for those `without`, by path."""
+    """The picture files in a folder and all folders in it, by path.
+
+    But for folders `without`, and those whose name begins with a dot.
+    """
     skipped = set(without)
     suffixes = picture_suffixes()
     found: list[Path] = []
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if Path(place, name) not in skipped]
+        folders[:] = [
+            name for name in folders if name[0] != "." and Path(place, name) not in skipped
+        ]
         found += [Path(place, name) for name in names if Path(name).suffix.lower() in suffixes]
     return sorted(found)
 

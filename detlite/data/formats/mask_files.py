@@ -51,7 +51,7 @@ def _has_both(folder: Path) -> bool:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.iterdir() if one.is_dir())
+    return sorted(one for one in folder.iterdir() if one.is_dir() and one.name[0] != ".")
 
 
 def _from_own_folder(folder: Path) -> LabelledPicture:
@@ -80,6 +80,12 @@ def _from_pair(images: Path, masks: Path) -> list[LabelledPicture]:
     tops = {Path(name).parts[0] for name in by_name}
     if folders and not any(one.name in tops for one in folders):
         roots = {one.name: one for one in folders}
+        beside = next((one for one in _mask_files(masks) if one.parent == masks), None)
+        if beside is not None:
+            raise DataError(
+                f"{beside}: lies beside folders of categories ({', '.join(roots)}): put it into "
+                "the folder of its own, or remove the folders that are none"
+            )
     parts: defaultdict[str, list[tuple[str, Path, bool]]] = defaultdict(list)
     for category, root in roots.items():
         for file in _mask_files(root):

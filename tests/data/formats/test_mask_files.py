@@ -78,6 +78,17 @@ def test_folders_of_categories(tmp_path, picture):
     assert [row["category_id"] for row in content["annotations"]] == [1, 2, 2]
 
 
+def test_masks_beside_folders(tmp_path, picture):
+    picture(tmp_path / "images/a.jpg")
+    file = save(tmp_path / "masks/a.png", two_objects())
+    save(tmp_path / "masks/.hidden/b.png", two_objects())
+    assert_two_objects(coco_content(read(tmp_path))["annotations"])
+    save(tmp_path / "masks/worm/a.png", two_objects())
+    with pytest.raises(DataError, match=r"lies beside folders of categories \(worm\)") as raised:
+        read_set(tmp_path)
+    assert str(raised.value).startswith(f"{file}: ")
+
+
 @pytest.mark.parametrize(
     ("name", "pixels", "problem"),
     [
