@@ -6,7 +6,7 @@
     detlite train --config mine.yaml
 
 Forms: COCO json; folders of YOLO's, PASCAL VOC's, LabelMe's or mask files, which are written as
-COCO json. Without --val one in five pictures, by a hash of their file names, is set apart to
+COCO json. Without --val one in five pictures, by a hash of their names, is set apart to
 measure on. docs/init.md has the layouts and the rules.
 
 Exit status: 0; 2 when the data cannot be used.

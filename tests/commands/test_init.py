@@ -98,7 +98,7 @@ def test_without_val_the_two_sets_share_no_picture(plain, make_set, tmp_path, ca
     file, _ = make_set(pictures=20)
     config, said = written(tmp_path, capsys, "--data", file)
     entries = yaml.safe_load(config.read_text())["DATASETS"]["CATALOG"]
-    assert "of 20 pictures, by a hash of their file names" in said
+    assert "of 20 pictures, by a hash of their names" in said
     root = file.parent
     ids = [
         {row["id"] for row in json.loads((root / entry["annotations"]).read_text())["images"]}

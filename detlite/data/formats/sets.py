@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ def find_sets(
 ) -> tuple[dict[str, Source], str]:
     """The sets of `data`, and how they came about, in a sentence.
 
-    What is not COCO json is written as such; and where nothing says what is measured on, `data` is
-    divided by a hash of the file names.
+    What is not COCO json is written as such; and where nothing says what is measured on, or it is
+    what is trained on, `data` is divided by a hash of the pictures' paths in it, of COCO json their
+    file names.
 
     Args:
         data: an annotation file, or a folder of any form that is known.
@@ -47,6 +49,9 @@ def find_sets(
     folder = (folder or (data if data.is_dir() else data.parent) / WRITTEN).absolute()
     stem = "" if data.is_dir() else f"{data.stem}_"
     form, parts = _parts(data, images)
+    if _pictures(parts["train"]) == _pictures(parts.get("val")) != set():
+        del parts["val"]
+        form += ", whose train and val are the same pictures"
     if val is not None:
         names = [row["name"] for row in _category_rows(parts["train"])]
         _, measured = _parts(val, images, names)
@@ -58,15 +63,18 @@ def find_sets(
     else:
         # Images and annotations were checked when the file was indexed.
         content, pictures = parts["train"]
+        within = ""
         if isinstance(content, Path):
             content = json.loads(content.read_bytes())
-        halves = split_content(content)
+        else:
+            within = Path(os.path.relpath(pictures, data)).as_posix()
+        halves = split_content(content, within)
         if "val" in halves:
             parts = {split: (half, pictures) for split, half in halves.items()}
             count = {split: len(half["images"]) for split, half in halves.items()}
             how = (
                 f"read as {form}; {count['val']} of {count['train'] + count['val']} pictures, by a "
-                "hash of their file names, are measured on and never trained on"
+                "hash of their names, are measured on and never trained on"
             )
         else:
             how = f"read as {form}; there is but one picture with an object, so none to measure on"
@@ -123,6 +131,13 @@ def _parts(
     return form, {
         split: (coco_content(one, categories), image_folder(one)) for split, one in found.items()
     }
+
+
+def _pictures(part: tuple[Any, Path] | None) -> set[Path]:
+    """The files of a part that was not COCO json, or none."""
+    if part is None or isinstance(part[0], Path):
+        return set()
+    return {part[1] / row["file_name"] for row in part[0]["images"]}
 
 
 def _check_categories(parts: dict[str, tuple[Any, Path]], val: Path) -> None:

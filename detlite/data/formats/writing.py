@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ def write_coco(content: dict[str, Any], file: Path) -> None:
         raise DataError(f"{file}: cannot be written ({error.strerror})") from error
 
 
-def split_content(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def split_content(content: dict[str, Any], within: str = "") -> dict[str, dict[str, Any]]:
     """An annotation file's content as "train" and "val", by a hash of each picture's file name.
+
+    Before the name `within` is put, the folder of the pictures in that of the data: a further
+    folder of pictures, which makes file names longer, leaves the hashes as they are.
 
     So a picture stays where it is when others are added, unless it was the only one that could be
     measured on: both have at least one picture with an annotation. Where there is but one such
@@ -37,7 +41,10 @@ def split_content(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
     labelled = {row.get("image_id") for row in content["annotations"]}
     # LVIS v1 has addresses alone.
     names = {row["id"]: row.get("file_name") or row["coco_url"] for row in content["images"]}
-    places = {number: _place(name) for number, name in names.items()}
+    places = {
+        number: _place(posixpath.normpath(posixpath.join(within, name)) if within else name)
+        for number, name in names.items()
+    }
     order = sorted((place, number) for number, place in places.items() if number in labelled)
     if len(order) < 2:
         return {"train": content}

@@ -32,7 +32,7 @@ def test_a_folder_is_written_and_split(folder):
     assert [one.annotations for one in sets.values()] == [
         folder / "detlite/train.json", folder / "detlite/val.json",
     ]  # fmt: skip
-    assert "by a hash of their file names" in how
+    assert "by a hash of their names" in how
     assert str(folder / "detlite/val.json") in how
     for one in sets.values():
         CocoDataset(one.annotations, one.images, train=True, masks=False)
@@ -54,6 +54,39 @@ def test_a_picture_stays_on_its_side_when_others_come(folder, picture, text):
         assert 0.05 * count <= len(measured) <= 0.35 * count
     assert before
     assert {name for name in measured if int(name[:-4]) < 20} == set(before)
+
+
+def test_a_picture_stays_on_its_side_when_a_folder_comes(folder, picture, text):
+    def measured():
+        sets, _ = find_sets(folder)
+        found = sets["val"]
+        return {
+            name.name
+            for name in (found.images / name for name in names(found.annotations))
+            if name.parent.name == "one"
+        }
+
+    for split in ("one", "two"):
+        before = measured() if split == "two" else set()
+        for number in range(40):
+            picture(folder / f"images/{split}/{number}.png", 4, 4)
+            text(folder / f"labels/{split}/{number}.txt", "0 0.5 0.5 0.2 0.2\n")
+        if split == "one":
+            for number in range(10):
+                (folder / f"images/{number}.jpg").unlink()
+    assert before
+    assert measured() == before
+
+
+def test_the_same_pictures_in_both_parts_are_divided(folder, text):
+    """As in coco128.yaml."""
+    text(folder / "data.yaml", "names: [cat]\ntrain: images\nval: images\n")
+    sets, how = find_sets(folder)
+    assert "whose train and val are the same pictures; " in how
+    trained, measured = (set(names(sets[split].annotations)) for split in ("train", "val"))
+    assert trained
+    assert measured
+    assert trained.isdisjoint(measured)
 
 
 def test_an_annotation_file_is_split(folder, tmp_path):
