@@ -62,10 +62,10 @@ def train(
             `weights`, or a Mask R-CNN (of data without masks a Faster R-CNN) on a ResNet-18-FPN
             from random weights; the schedule is that of `_base_/from_scratch_fpn.yaml` with
             batches of 4.
-        data: (annotation file, folder of pictures) to train on, as the set "train"; the classes
-            are its categories. None: as the config says.
-        test_data: the same to evaluate on, as the set "test"; with `data` alone nothing is
-            evaluated.
+        data: (annotation file, folder of pictures) to train on, paths or URLs, as the set "train";
+            the classes are its categories. None: as the config says.
+        test_data: the same to evaluate on, as the set "test", beside `data`; with `data` alone
+            nothing is evaluated.
         weights: checkpoint to start from, see MODEL.WEIGHT; what it knows of categories of the same
             name is kept.
         minutes: SOLVER.MAX_MINUTES.
@@ -87,10 +87,13 @@ def train(
     start = time.perf_counter()
     with StopSignals() as stop, stop.ending_at_once(), naming_dead_loaders():
         opts: dict[str, Any] = {}
-        if data or test_data:
-            opts |= _datasets(train=data, test=test_data)
+        if test_data and not data:
+            raise ConfigError(
+                "test_data needs data to train on beside it; other sets than a config's own are "
+                "measured by evaluate()"
+            )
         if data:
-            opts |= _classes(data)
+            opts |= _datasets(train=data, test=test_data) | _classes(data)
         if weights is not None:
             opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
         if minutes is not None:
@@ -119,13 +122,15 @@ def evaluate(
         weights: the checkpoint; None: as the config's MODEL.WEIGHT says.
         config: a YAML file, or the name of one of detlite's own. None: what the checkpoint holds.
         data: (annotation file, folder of pictures), as the set "test". None: as the config says.
-        output_dir: OUTPUT_DIR.
+        output_dir: OUTPUT_DIR. None: as the config says; without one, of a checkpoint that is a
+            file, the folder `evaluation` beside it.
         overrides: as for `train`.
 
     Raises:
         ConfigError, DataError, CheckpointError, LoaderProcessError: see
             `engine.run.run_evaluation`; each message says what to do.
     """
+    from .conversion import weight_file
     from .data import naming_dead_loaders
     from .distributed import process_group
     from .engine.run import run_evaluation
@@ -137,6 +142,8 @@ def evaluate(
         opts |= _datasets(test=data)
     if weights is not None:
         opts["MODEL.WEIGHT"] = str(weights)
+    if output_dir is None and config is None and weights and "://" not in str(weights):
+        output_dir = Path(weights).parent / "evaluation"  # not among the files of its training
     if output_dir is not None:
         opts["OUTPUT_DIR"] = str(output_dir)
     given = _pairs(opts) + _pairs(overrides)
@@ -149,7 +156,7 @@ def evaluate(
         cfg = load_config(config, given)
     with naming_dead_loaders(), process_group(cfg.MODEL.DEVICE):
         metrics = run_evaluation(cfg, checkpoint)
-    file = checkpoint.path if checkpoint else Path(cfg.MODEL.WEIGHT)
+    file = checkpoint.path if checkpoint else weight_file(cfg)
     return Result(metrics, Path(cfg.OUTPUT_DIR), file, time.perf_counter() - start)
 
 
@@ -166,19 +173,25 @@ def _datasets(**sets: Data | None) -> dict[str, Any]:
     for name, files in sets.items():
         keys[f"DATASETS.{name.upper()}"] = (name,) if files else ()
         if files:
-            annotations, images = (str(Path(path).absolute()) for path in files)
+            annotations, images = map(_address, files)
             catalog.append({"name": name, "annotations": annotations, "images": images})
     return {"DATASETS.CATALOG": catalog, **keys}
+
+
+def _address(path: FilePath) -> str:
+    """A URL, or an absolute path."""
+    return str(path) if "://" in str(path) else str(Path(path).absolute())
 
 
 def _index(data: Data) -> AnnotationIndex:
     from .data import DataError
     from .data.index_cache import open_index
+    from .data.remote import local_copy, place
 
-    file = Path(data[0])
-    if not file.is_file():
-        raise DataError(f"data: no annotation file {file}")
-    return open_index(file)
+    with local_copy(place(str(data[0]))) as file:
+        if not file.is_file():
+            raise DataError(f"data: no annotation file {file}")
+        return open_index(file)
 
 
 def _classes(data: Data) -> dict[str, Any]:

@@ -90,6 +90,35 @@ def test_evaluation_measures_the_same(trained, shapes, tmp_path):
     assert by_config.metrics == trained.metrics
 
 
+def test_an_evaluation_leaves_that_of_the_training(trained, shapes):
+    before = (trained.output_dir / "evaluation.json").read_bytes()
+    found = detlite.evaluate(trained.weights, data=shapes[0], overrides={"TEST.IMS_PER_BATCH": 2})
+    assert found.output_dir == trained.output_dir / "evaluation"
+    assert (found.output_dir / "evaluation.json").exists()
+    assert (trained.output_dir / "evaluation.json").read_bytes() == before
+
+
+def test_weights_by_name_are_the_file_that_they_stand_for(trained, tmp_path, monkeypatch):
+    from detlite.conversion import published
+
+    monkeypatch.setitem(published._LOCAL, "known", lambda name: trained.weights.with_name(name))
+    found = detlite.evaluate(
+        "known://model_final.pth",
+        config=trained.output_dir / "config.yaml", output_dir=tmp_path,
+    )  # fmt: skip
+    assert found.weights == trained.weights
+
+
+def test_data_at_urls(shapes, tmp_path):
+    pytest.importorskip("fsspec", reason="needs detlite[remote]")
+    urls = tuple(f"file://{path}" for path in shapes[0])
+    result = detlite.train(
+        data=urls, output_dir=tmp_path / "run", overrides=SMALL | {"SOLVER.MAX_ITER": 1}
+    )
+    (entry,) = load_config(result.output_dir / "config.yaml").DATASETS.CATALOG
+    assert (entry["annotations"], entry["images"]) == urls
+
+
 def test_training_goes_on_from_weights_of_other_classes(trained, shapes, tmp_path, capsys):
     """The model is that of the checkpoint; classes of the same name keep their rows."""
     annotations, folder = shapes[0]
@@ -136,6 +165,8 @@ def test_overrides_as_the_commands_give_them(shapes, tmp_path):
 def test_what_is_missing_is_named(shapes, tmp_path):
     with pytest.raises(ConfigError, match=r"train\(\) needs a config, or data"):
         detlite.train()
+    with pytest.raises(ConfigError, match="test_data needs data to train on"):
+        detlite.train("demo_shapes.yaml", test_data=shapes[1])
     with pytest.raises(ConfigError, match=r"evaluate\(\) needs weights"):
         detlite.evaluate()
     with pytest.raises(DataError, match=r"no annotation file .*none\.json"):
