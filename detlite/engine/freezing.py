@@ -7,8 +7,11 @@ import logging
 from torch import nn
 from yacs.config import CfgNode
 
+from ..config.loading import flatten
 from ..distributed import world_size
 from ..modeling.detector import Detector
+from .checkpoint import Checkpoint
+from .weights import config_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +53,21 @@ class FrozenStart:
         return True
 
 
-def with_norms_by_batch(cfg: CfgNode) -> CfgNode:
+def with_norms_by_batch(cfg: CfgNode, before: Checkpoint | None = None) -> CfgNode:
     """The config that says whether the batch norm of the body is frozen, by FREEZE_NORM_BELOW.
 
     It is resolved once, before training: the model that is evaluated later, on another machine, is
-    built by the same words.
+    built by the same words. So is a run that goes on from the checkpoint `before`, in whatever
+    number of processes.
     """
+    if before and (stored := dict(flatten(config_of(before) or {}))):
+        cfg = cfg.clone()
+        cfg.defrost()
+        cfg.MODEL.RESNETS.NORM = stored.get("MODEL.RESNETS.NORM", cfg.MODEL.RESNETS.NORM)
+        frozen = stored.get("MODEL.TIMM.FROZEN_NORM", cfg.MODEL.TIMM.FROZEN_NORM)
+        cfg.MODEL.TIMM.FROZEN_NORM = frozen
+        cfg.freeze()
+        return cfg
     least = cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW
     parts = cfg.SOLVER.ACCUMULATION_STEPS
     in_all = cfg.SOLVER.IMS_PER_BATCH // parts

@@ -23,6 +23,7 @@ from .checkpoint import Checkpoint
 from .evaluate import evaluate
 from .freezing import with_norms_by_batch
 from .metrics import METRICS_FILE, setup_logging
+from .resuming import newest_checkpoint
 from .state import seed_all
 from .train import check_output_dir, train
 from .weights import load_weights, read_weights
@@ -44,7 +45,8 @@ def run_training(cfg: CfgNode, resume: bool = False) -> Metrics:
     barrier()  # before rank 0 writes what the others look for
     setup_logging(output_dir)
     cfg, weights = read_weights(cfg)  # which may be absent: ask first
-    cfg = with_norms_by_batch(cfg)
+    resolves = resume and cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW > 0
+    cfg = with_norms_by_batch(cfg, newest_checkpoint(output_dir) if resolves else None)
     seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
     train_set = build_train_dataset(cfg)
     test_sets = _test_sets(cfg)

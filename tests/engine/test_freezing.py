@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from detlite.engine.budget import Budget
-from detlite.engine.checkpoint import read_checkpoint
+from detlite.engine.checkpoint import Checkpoint, read_checkpoint
 from detlite.engine.freezing import with_norms_by_batch
 from detlite.engine.state import build_state, seed_all
 from detlite.engine.train import train
@@ -170,6 +170,21 @@ def test_norms_of_timm_by_batch(tiny_config, batch, frozen):
         "SOLVER.IMS_PER_BATCH", batch, "MODEL.BACKBONE.FREEZE_NORM_BELOW", 4,
     )  # fmt: skip
     assert with_norms_by_batch(cfg).MODEL.TIMM.FROZEN_NORM is frozen
+
+
+@pytest.mark.parametrize(("first", "then", "wanted"), [(2, 4, "FrozenBN"), (4, 2, "BN")])
+def test_a_resumed_run_keeps_its_norms(tiny_config, tmp_path, first, then, wanted):
+    def by_batch(size, before=None):
+        cfg = tiny_config(
+            "MODEL.RESNETS.NORM", "BN", "SOLVER.IMS_PER_BATCH", size,
+            "MODEL.BACKBONE.FREEZE_NORM_BELOW", 3,
+        )  # fmt: skip
+        return with_norms_by_batch(cfg, before)
+
+    cfg = by_batch(first)
+    before = Checkpoint(tmp_path / "model.pth", {}, [], cfg.dump(), "", [])
+    assert by_batch(then, before).MODEL.RESNETS.NORM == wanted == cfg.MODEL.RESNETS.NORM
+    assert wanted != by_batch(then).MODEL.RESNETS.NORM
 
 
 def test_norms_are_left_alone_by_default(tiny_config):
