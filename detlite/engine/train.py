@@ -80,6 +80,8 @@ def train(
     if resume and not checkpoint:
         logger.warning("%s holds no checkpoint to resume: starting anew", output_dir)
     over = state.best.is_out_of_patience or budget.is_spent(start)
+    if over and checkpoint and checkpoint.path.name != FINAL_CHECKPOINT:
+        state.save(output_dir / FINAL_CHECKPOINT, start)  # the length is now less than what is done
     batches = iter(build_train_loader(cfg, train_set, start))
     meters = Meters(budget.max_iter, lambda iteration: keep_batch(cfg, train_set, iteration))
     # Of an evaluation after the last checkpoint nobody knows whether it came to its end.

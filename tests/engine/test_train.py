@@ -227,6 +227,17 @@ def test_resume_with_more_iterations_goes_on(run):
     assert [row["iteration"] for row in rows(cfg)] == [1, 2, 3, 4, 5, 6]
 
 
+def test_resume_with_fewer_iterations_than_are_done_ends(run):
+    cfg, _ = run("SOLVER.CHECKPOINT_PERIOD", 1)
+    folder = Path(cfg.OUTPUT_DIR)
+    done = max(int(path.stem[6:]) for path in folder.glob("model_0*.pth"))
+    (folder / "model_final.pth").unlink()
+    (folder / "last_checkpoint").write_text(f"model_{done:07d}.pth")
+    run("SOLVER.MAX_ITER", done - 1, "SOLVER.BEST_METRIC", "bbox/AP", resume=True)
+    assert read_checkpoint(folder / "model_final.pth").training["iteration"] == done
+    assert (folder / "model_best.pth").exists()
+
+
 def test_resume_without_a_checkpoint_starts(run):
     cfg, _ = run(resume=True)
     assert len(rows(cfg)) == 4
