@@ -102,7 +102,7 @@ def read_voc_folder(folder: Path) -> dict[str, LabelledSet]:
 
     splits = {split: folder / "ImageSets" / "Main" / f"{split}.txt" for split in ("train", "val")}
     if all(listed.is_file() for listed in splits.values()):
-        stems = {split: listed.read_text().split() for split, listed in splits.items()}
+        stems = {split: _listed(file) for split, file in splits.items()}
     else:
         stems = {"train": list(read)}
     names = sorted({one.name for found in read.values() for one in found.objects})
@@ -110,6 +110,17 @@ def read_voc_folder(folder: Path) -> dict[str, LabelledSet]:
         split: LabelledSet(folder, [labelled(stem) for stem in listed], names)
         for split, listed in stems.items()
     }
+
+
+def _listed(file: Path) -> list[str]:
+    """The names in a list, one a line, each once; blanks may be part of them."""
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: is not text in UTF-8 ({error})") from error
+    return list(dict.fromkeys(line for line in lines if line))
 
 
 def _xml_files(folder: Path) -> list[Path]:

@@ -56,6 +56,19 @@ def test_a_zero_means_that_pixels_are_counted_from_0(voc, text):
     assert cat["bbox"] == [11, 2, 19, 10]
 
 
+def test_names_in_lists_may_have_blanks(voc, picture, text):
+    picture(voc / "JPEGImages/a b.jpg")
+    text(voc / "Annotations/a b.xml", xml(("cat", 1, 11, 2, 30, 12), name="a b.jpg"))
+    (voc / "ImageSets/Main").mkdir(parents=True)
+    (voc / "ImageSets/Main/train.txt").write_text("a b\na\n\na\n", encoding="utf-8-sig")
+    (voc / "ImageSets/Main/val.txt").write_text("b\n")
+    names = [one.file.name for one in read(voc)["train"].pictures]
+    assert names == ["a b.jpg", "a.jpg"]
+    (voc / "ImageSets/Main/val.txt").write_bytes(b"\xff\n")
+    with pytest.raises(DataError, match=r"val\.txt: is not text in UTF-8"):
+        read_set(voc)
+
+
 def test_lists_divide_the_set(voc, text):
     text(voc / "ImageSets/Main/train.txt", "a\n")
     text(voc / "ImageSets/Main/val.txt", "b\n")
