@@ -21,7 +21,7 @@ from .remote import Remote
 from .shards import BLOCK, CHUNK, Shard
 from .validation import is_long
 
-_PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
+PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
 
 
 def read_entries(shard: Shard) -> Iterator[dict[str, Any]]:
@@ -66,7 +66,7 @@ def _entry(
 ) -> Iterator[dict[str, Any]]:
     """What the files of one key are, if they are an entry at all."""
     by_ending = {_key(member.name)[1]: member for member in members}
-    pictures = [by_ending[ending] for ending in _PICTURES if ending in by_ending]
+    pictures = [by_ending[ending] for ending in PICTURES if ending in by_ending]
     described = by_ending.get("json")
     if described is None and not pictures:
         return

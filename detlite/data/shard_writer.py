@@ -13,6 +13,7 @@ from .coco_json import MOST_SHOWN, report
 from .errors import DataError
 from .index import unsound_bits
 from .index_cache import appearing, open_index
+from .shard_entries import PICTURES
 
 
 def write_shards(
@@ -40,11 +41,19 @@ def write_shards(
         The shards.
 
     Raises:
-        DataError: an annotation is unsound, a picture is missing, or there is no room.
+        DataError: an annotation is unsound, a picture is missing or of a form that shards do not
+            have, or there is no room.
     """
     index = open_index(annotations)
     problems, count = index.problems(masks=False, keypoint_count=0, most=MOST_SHOWN)
     report(problems, count, annotations, skip=False)
+    for number in range(len(index.image_ids)):
+        file_name = index.image(number)["file_name"]
+        if Path(file_name).suffix.lower().removeprefix(".") not in PICTURES:
+            raise DataError(
+                f"{images / file_name}: pictures in shards are {', '.join(PICTURES)}: "
+                "convert it, and name the new file in the annotations"
+            )
     order = np.random.default_rng(seed).permutation(len(index.image_ids)).tolist()
     shards = []
     try:

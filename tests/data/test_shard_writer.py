@@ -43,6 +43,14 @@ def test_the_same_seed_gives_the_same_bytes(content, write_set, tmp_path):
     assert written[0] == written[1] != written[2]
 
 
+def test_endings_that_shards_do_not_have_are_refused_first(content, write_set, tmp_path):
+    content["images"][-1]["file_name"] = "d.gif"
+    file, folder = write_set(content)
+    with pytest.raises(DataError, match=r"d\.gif: pictures in shards are jpg, .*: convert it"):
+        write_shards(file, folder, tmp_path / "shards", images_per_shard=1)
+    assert not (tmp_path / "shards").exists()
+
+
 def test_what_is_bad_is_not_left_out(content, write_set, tmp_path):
     file, folder = write_set(content)
     (folder / "b.png").unlink()
