@@ -16,9 +16,7 @@ def whose_keys(content: dict[str, Any]) -> str:
         owner = "this is an annotation file: `detlite init --data FILE` writes a config for it"
     elif "names" in content and content.keys() & {"nc", "train", "val"}:
         owner = "this is YOLO's data.yaml: `detlite init --data FOLDER` writes a config for it"
-    elif "VERSION" in content or {"WEIGHTS", "ANCHOR_GENERATOR", "PROPOSAL_GENERATOR"} & {
-        *sections
-    }:
+    elif "VERSION" in content or _DETECTRON2 & sections.keys():
         owner = f"this is a config of detectron2: {_MIGRATING}"
     elif {"epochs", "imgsz"} & content.keys():
         owner = "these are settings of ultralytics: `detlite init --data FOLDER` writes a config"

@@ -25,7 +25,15 @@ EXTRAS = {
     "nncf": "int8",
     "aiohttp": "data sets at URLs of http",
     "s3fs": "data sets in buckets of S3",
-    "jinja2": "pages of `detlite check`",
+    "jinja2": "pages of `detlite check`, `detlite report` and `detlite browse`",
+    "pyarrow": "predictions as Parquet",
+    "av": "videos",
+    "trackers": "objects followed through videos",
+    "ray": "predictions on a cluster",
+    "starlette": "`detlite serve`",
+    "uvicorn": "`detlite serve`",
+    "prometheus-client": "metrics of `detlite serve`",
+    "supervision": "predictions for supervision",
 }
 _GB = 1e9
 

@@ -164,5 +164,5 @@ def test_what_cannot_be_built(timm, tiny_config, body, message):
 def test_without_timm(tiny_config, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN")
-    with pytest.raises(ConfigError, match=f"timm's {NAME}, but timm is not installed: pip install"):
+    with pytest.raises(ConfigError, match=rf"timm's {NAME}, but .*: pip install 'detlite\[timm\]'"):
         build_model(cfg)

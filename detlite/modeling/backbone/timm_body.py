@@ -89,7 +89,7 @@ def _create(name: str) -> Any:
     except ImportError as error:
         raise ValueError(
             f"MODEL.BACKBONE.CONV_BODY names timm's {name}, but timm is not installed: "
-            "pip install timm"
+            "pip install 'detlite[timm]'"
         ) from error
     if not timm.is_model(name):
         raise ValueError(
