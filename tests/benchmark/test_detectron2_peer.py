@@ -18,7 +18,7 @@ from detlite.benchmark.detectron2_peer import (
 )
 from detlite.benchmark.model import Inference
 from detlite.benchmark.peer import comparable_config, seeded_model
-from detlite.benchmark.phases import places_of
+from detlite.benchmark.phases import Stopwatch, phases_of, places_of
 from detlite.benchmark.pictures import pictures, training_batch
 from detlite.benchmark.train import Training
 
@@ -72,6 +72,9 @@ def test_it_trains_alike(config, small):
 
 
 def test_a_step_has_its_phases(config, small):
-    training = Training(config, (*small, "MODEL.DEVICE", "cpu"), 1, (64, 96), 3)
-    training.step("detectron2", "float32")()
-    assert {name for name, *_ in places_of("detectron2")} >= {"matching", "mask targets", "paste"}
+    watch = Stopwatch("cpu")
+    step = Training(config, (*small, "MODEL.DEVICE", "cpu"), 1, (64, 96), 3).step(
+        "detectron2", "float32", watch
+    )
+    seen = phases_of(step, places_of("detectron2"), watch, 1)
+    assert seen.keys() >= {"backbone", "RPN", "matching", "box head", "mask head", "mask targets"}
