@@ -177,7 +177,8 @@ def measure(name: str, way: Open, files: tuple[Path, Path], batches: int, loader
     dataset = way(*files)
     dataset[0]
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    peak = status("VmHWM") - before
+    # What earlier work has freed may be used again, and some systems count pages late.
+    peak = max(0.0, status("VmHWM") - before)
     first, last = _loaded(dataset, batches, loaders) if batches else (None, None)
     return IndexRow(name, len(dataset), seconds, cpu, peak, first, last)
 
