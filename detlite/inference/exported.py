@@ -72,10 +72,16 @@ def write_exported(path: Path, kind: str, cfg: CfgNode, model: Detector) -> None
         model: that the config describes; for "openvino" what `to_openvino` gives.
 
     Raises:
-        ConfigError: see `check_target`; or a package is not installed.
+        ConfigError: see `check_target`; or a package is not installed; or the config asks for
+            several views of a picture, of which a program sees one.
         CheckpointError: the file cannot be written.
     """
     check_target(path, kind)
+    if cfg.TEST.BBOX_AUG.ENABLED and kind != "openvino":
+        raise ConfigError(
+            f"TEST.BBOX_AUG.ENABLED must be False: a file of the format {kind} looks at a picture "
+            "in one view; say so, or export to the format openvino"
+        )
     note = json.dumps({"config": cfg.dump(), "categories": model.categories})
     writers: dict[str, Callable[[Path, str, Detector], None]] = {
         "pt2": _write_pt2,

@@ -134,6 +134,13 @@ def test_a_wrong_ending(tiny_config, tmp_path):
         write_exported(tmp_path / "model.onnx", "pt2", cfg, model)
 
 
+def test_a_program_sees_one_view(tiny_config, tmp_path):
+    cfg, model = build(tiny_config("TEST.BBOX_AUG.ENABLED", True))
+    with pytest.raises(ConfigError, match=r"BBOX_AUG\.ENABLED must be False.*the format openvino"):
+        write_exported(tmp_path / "model.pt2", "pt2", cfg, model)
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_the_packages(tiny_config, tmp_path, monkeypatch):
     cfg, model = build(tiny_config())
     monkeypatch.setitem(sys.modules, "onnxscript", None)
