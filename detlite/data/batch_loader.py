@@ -28,11 +28,11 @@ def naming_dead_loaders() -> Iterator[None]:
     """Raises a LoaderProcessError in place of what comes of the death of a loader process.
 
     torch raises a RuntimeError wherever the main process happens to be, which others may take for
-    an error of their own, such as that of a file that cannot be written.
+    an error of their own, such as that of a file that cannot be written or of a missing operator.
     """
     try:
         yield
-    except RuntimeError as error:
+    except Exception as error:
         origin: BaseException | None = error
         while origin is not None and not str(origin).startswith("DataLoader worker (pid"):
             origin = origin.__cause__ or origin.__context__

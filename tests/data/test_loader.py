@@ -259,6 +259,21 @@ def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(training, tmp_pa
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_a_loader_process_that_dies_while_another_error_is_looked_for(training):
+    """As torch looks an operator up: a RuntimeError is there the sign of one that is missing."""
+
+    def look_up() -> None:
+        try:
+            kill_loader()
+        except RuntimeError:
+            raise AttributeError("no such operator") from None
+
+    batches = iter(build_train_loader(*training("DATALOADER.NUM_WORKERS", 1)))
+    next(batches)
+    with pytest.raises(LoaderProcessError), naming_dead_loaders():
+        look_up()
+
+
 def test_shared_memory_that_is_full(training):
     """A limit on the size of files, which shared memory consists of, stands for it."""
     loader = build_train_loader(*training("DATALOADER.NUM_WORKERS", 1))
