@@ -12,6 +12,20 @@ _LEVELS = 4.0  # of 255 that small copies may differ by, on average: smooth pict
 _SIDE = 32  # of the small copy
 
 
+Fingerprint = tuple[int, np.ndarray]
+
+
+def fingerprint(image: Tensor) -> Fingerprint:
+    """The hash and the small copy of a picture uint8 [3, H, W]."""
+    grey = image.float().mean(dim=0)[None, None]
+    # A bit for each of 8 x 8 neighbours: is the right one brighter? (dHash)
+    small = interpolate(grey, (8, 9), mode="area")[0, 0]
+    bits = (small[:, 1:] > small[:, :-1]).flatten().tolist()
+    copy = interpolate(grey, (_SIDE, _SIDE), mode="area")[0, 0]
+    hashed = sum(1 << place for place, bit in enumerate(bits) if bit)
+    return hashed, copy.round().to(torch.uint8).numpy()
+
+
 class Fingerprints:
     """Hashes and small copies of pictures, collected one after the other."""
 
@@ -22,15 +36,11 @@ class Fingerprints:
     def __len__(self) -> int:
         return len(self._hashes)
 
-    def add(self, image: Tensor) -> None:
-        """A picture uint8 [3, H, W]."""
-        grey = image.float().mean(dim=0)[None, None]
-        # A bit for each of 8 x 8 neighbours: is the right one brighter? (dHash)
-        small = interpolate(grey, (8, 9), mode="area")[0, 0]
-        bits = (small[:, 1:] > small[:, :-1]).flatten().tolist()
-        self._hashes.append(sum(1 << place for place, bit in enumerate(bits) if bit))
-        copy = interpolate(grey, (_SIDE, _SIDE), mode="area")[0, 0]
-        self._copies.append(copy.round().to(torch.uint8).numpy())
+    def add(self, one: Fingerprint) -> None:
+        """That of a picture, from `fingerprint`."""
+        hashed, copy = one
+        self._hashes.append(hashed)
+        self._copies.append(copy)
 
     def extend(self, other: Fingerprints) -> None:
         """Those of another, behind its own."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from .coco import CocoDataset, keypoint_names
-from .duplicates import Fingerprints
+from .duplicates import Fingerprint, Fingerprints, fingerprint
 from .errors import DataError, shown
 from .fetching import RemoteError
 from .findings import Defect, Inspection, Row
@@ -19,6 +23,8 @@ from .picture_files import MAX_PIXELS, open_picture, orientation
 from .remote import Location, local_copy
 from .shards import Folder, picture_of
 from .validation import annotation_problem, box_problem
+
+_READERS = max(4, os.cpu_count() or 1)  # threads; some wait for a disk or a network
 
 
 def inspect_set(
@@ -53,8 +59,8 @@ def inspect_set(
     found.masks = masks
     found.keypoints = len(keypoint_names(found.category_rows)) if keypoints else 0
     _inspect_annotations(found, rows)
-    for image in progress(list(found.images.values())):
-        _inspect_picture(found, image, max_pixels, picture_bits, exif_orientation)
+    images = progress(list(found.images.values()))
+    _inspect_pictures(found, images, max_pixels, picture_bits, exif_orientation)
     found.defects += [*odd_objects(found), *odd_shapes(found)]
     if not found.refused:
         try:
@@ -166,8 +172,27 @@ def _drawable(box: Any) -> Any:
     return box if box_problem(box, 1 << 30, 1 << 30) is None else None
 
 
-def _inspect_picture(found: Inspection, image: Row, *how: Any) -> None:
-    path = picture_of(found.folder, image)
+def _inspect_pictures(found: Inspection, rows: Iterable[Row], *how: Any) -> None:
+    """Reads all pictures, several at a time; what is found comes in the order of the rows."""
+    source = iter(rows)
+    looking: deque[tuple[Row, Future[tuple[list[Defect], Fingerprint | None]]]] = deque()
+    with ThreadPoolExecutor(_READERS) as pool:
+        while True:
+            for image in islice(source, 2 * _READERS - len(looking)):
+                looking.append((image, pool.submit(_look, found.folder, image, *how)))
+            if not looking:
+                return
+            image, future = looking.popleft()
+            defects, one = future.result()
+            found.defects += defects
+            if one is not None:
+                found.fingerprints.add(one)
+                found.fingerprinted.append(image["id"])
+
+
+def _look(folder: Folder, image: Row, *how: Any) -> tuple[list[Defect], Fingerprint | None]:
+    """What is wrong with a picture, and its fingerprint if it can be read."""
+    path = picture_of(folder, image)
     where = f"image {image['id']} ({image['file_name']})"
     try:
         picture = read_image(path, (image["height"], image["width"]), *how)
@@ -175,17 +200,14 @@ def _inspect_picture(found: Inspection, image: Row, *how: Any) -> None:
         raise RemoteError(f"{error} (image id {image['id']})") from error
     except DataError as error:
         problem = str(error).removeprefix(f"{path}: ")
-        found.defects.append(Defect("picture", where, problem, True, image["id"]))
-        return
+        return [Defect("picture", where, problem, True, image["id"])], None
     with open_picture(path, how[0]) as file:
         turned = orientation(file)
-    if turned != 1:
-        problem = (
-            f"is turned by EXIF orientation {turned}: do the annotations fit the upright picture?"
-        )
-        found.defects.append(Defect("EXIF orientation", where, problem, False, image["id"]))
-    found.fingerprints.add(picture)
-    found.fingerprinted.append(image["id"])
+    if turned == 1:
+        return [], fingerprint(picture)
+    problem = f"is turned by EXIF orientation {turned}: do the annotations fit the upright picture?"
+    defect = Defect("EXIF orientation", where, problem, False, image["id"])
+    return [defect], fingerprint(picture)
 
 
 def near_duplicates(sets: list[Inspection]) -> list[tuple[tuple[int, int], tuple[int, int]]]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from detlite.data.duplicates import Fingerprints
+from detlite.data.duplicates import Fingerprints, fingerprint
 from detlite.data.shapes import draw_scene
 
 
@@ -26,7 +26,7 @@ def as_jpeg(picture, quality):
 def pairs_of(pictures):
     prints = Fingerprints()
     for picture in pictures:
-        prints.add(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
+        prints.add(fingerprint(torch.from_numpy(np.array(picture)).permute(2, 0, 1)))
     return prints.pairs()
 
 
