@@ -177,7 +177,7 @@ class Soak:
                     (os.killpg if to_all else os.kill)(pid, number)
                     if kind.endswith("twice") and not process.wait(again):
                         os.kill(pid, number)
-        hangs = not process.wait(60 + 10 * seconds)
+        hangs = not process.wait(300 + 10 * seconds)
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # loader processes, which outlive theirs for a while
         process.wait(60)
