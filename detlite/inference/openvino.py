@@ -70,7 +70,7 @@ def to_openvino(
     """A copy of a detector whose dense parts OpenVINO runs; RoIAlign and NMS stay detlite's.
 
     With pictures to calibrate by, the parts are quantised to int8 by NNCF (post-training, weights
-    per channel, activations per tensor), else they are float32.
+    per channel, activations per tensor), all but the first convolution; else they are float32.
 
     Args:
         model: a detector on the CPU, left as it is.
@@ -171,9 +171,29 @@ def _quantised(
                     "by, because nothing was detected: give pictures with objects"
                 )
             logger.info("int8: %s by %d calls", name, len(found[name]))
+            # 256 levels that do not fall on those of the pixels are off by up to half of one, which
+            # is much of what a dark picture has: the first convolution stays in float32.
+            pixels = name.startswith("backbone")
             data = nncf.Dataset(found[name], _read_call)
-            quantised[name] = nncf.quantize(graph, data, subset_size=len(found[name]))
+            in_float = nncf.IgnoredScope(names=_first_convolutions(graph)) if pixels else None
+            quantised[name] = nncf.quantize(
+                graph, data, subset_size=len(found[name]), ignored_scope=in_float
+            )
     return quantised
+
+
+def _first_convolutions(graph: openvino.Model) -> list[str]:
+    """The names of the convolutions that see what a graph is given, not what others made of it."""
+    found: set[str] = set()
+    outputs = [x for parameter in graph.get_parameters() for x in parameter.outputs()]
+    while outputs:
+        for target in outputs.pop().get_target_inputs():
+            node = target.get_node()
+            if "Convolution" in node.get_type_name():
+                found.add(node.get_friendly_name())
+            elif node.get_type_name() != "ShapeOf":
+                outputs += node.outputs()
+    return sorted(found)
 
 
 def _read_call(path: Path) -> list[np.ndarray]:

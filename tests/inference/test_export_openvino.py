@@ -126,6 +126,22 @@ def test_int8_is_close_and_survives_a_file(config, tmp_path):
     torch.testing.assert_close(read.model.backbone(pixels), levels)
 
 
+def test_int8_leaves_the_first_convolution_in_float32(config):
+    """Levels between those of the pixels would change a dark picture by much."""
+    pytest.importorskip("nncf", reason="needs the extra openvino")
+    model = build_model(config).eval()
+    pictures = [torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8) for _ in range(3)]
+    quantised = openvino_parts(to_openvino(model, pictures))
+    for name, in_float in (("backbone.dense", 1), ("rpn.head", 0)):
+        convolutions = [
+            operation
+            for operation in quantised[name].graph.get_ops()
+            if operation.get_type_name() == "Convolution"
+        ]
+        givers = [op.input_value(0).get_node().get_type_name() for op in convolutions]
+        assert len(givers) - givers.count("FakeQuantize") == in_float, (name, givers)
+
+
 def test_int8_needs_detections(model, monkeypatch):
     pytest.importorskip("nncf", reason="needs the extra openvino")
     monkeypatch.setattr(model.roi_heads.box, "score_thresh", 1.0)
