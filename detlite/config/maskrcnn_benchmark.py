@@ -109,8 +109,8 @@ def _name_norms(model: CfgNode, stated: Mapping[str, Any], given: Collection[str
     if first and _NORM not in given:
         model.RESNETS.NORM = _NORM_FUNCTIONS[first][stated[first]]
     for key, names in _NORM_FUNCTIONS.items():
-        function = next(name for name, norm in names.items() if norm == model.RESNETS.NORM)
-        _check(stated, _NORM, {key: function})
+        functions = {norm: name for name, norm in names.items()}
+        _check(stated, _NORM, {key: functions.get(model.RESNETS.NORM, "none of its functions")})
     for key, origin in _GROUP_NORMS.items():
         part = model[origin.split(".")[1]]
         if stated.get(key) and not part.NORM:

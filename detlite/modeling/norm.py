@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchvision.models.convnext import LayerNorm2d
 from torchvision.ops import FrozenBatchNorm2d as TorchvisionFrozenBatchNorm2d
 from yacs.config import CfgNode
 
@@ -165,7 +166,10 @@ def optional_norm(cfg: CfgNode, part: str) -> Norm | None:
 
 
 def build_norm(cfg: CfgNode, name: str) -> Norm:
-    """The constructor (channels -> layer) of the norm called FrozenBN, BN, SyncBN or GN."""
+    """The constructor (channels -> layer) of the norm of a name, one of the schema's NORMS.
+
+    LN normalises over the channels at each place of a map, by detectron2's epsilon.
+    """
     if name == "GN":
         gn = cfg.MODEL.GROUP_NORM
         return partial(
@@ -173,4 +177,6 @@ def build_norm(cfg: CfgNode, name: str) -> Norm:
         )
     if name == "FrozenBN":
         return partial(FrozenBatchNorm2d, eps=convention_of(cfg).frozen_norm_eps)
+    if name == "LN":
+        return partial(LayerNorm2d, eps=1e-6)
     return {"BN": nn.BatchNorm2d, "SyncBN": nn.SyncBatchNorm}[name]

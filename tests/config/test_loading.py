@@ -358,7 +358,7 @@ def test_wrong_type_tells_key_value_and_meaning(name, value):
         ("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 1, "at least 2"),
         ("MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 6, "from 0 to 5"),
         ("MODEL.RESNETS.RES5_DILATION", 3, "one of 1, 2"),
-        ("MODEL.RESNETS.NORM", "LN", "one of 'FrozenBN', 'BN', 'SyncBN', 'GN'"),
+        ("MODEL.RESNETS.NORM", "IN", "one of 'FrozenBN', 'BN', 'SyncBN', 'GN', 'LN'"),
         ("DTYPE", "float64", "one of 'auto', 'float32', 'float16', 'bfloat16'"),
         ("SOLVER.STEPS", (-1,), "values at least 0"),
         ("SOLVER.STEPS", ("a",), "a sequence of numbers, not 'a'"),

@@ -36,6 +36,12 @@ BODIES: dict[str, dict[str, Any]] = {
         "MODEL.ROI_MASK_HEAD.NORM": "GN",
         "MODEL.GROUP_NORM.NUM_GROUPS": 4,
     },
+    "layer norm": {
+        "MODEL.RESNETS.NORM": "LN",
+        "MODEL.FPN.NORM": "LN",
+        "MODEL.ROI_BOX_HEAD.NORM": "LN",
+        "MODEL.ROI_MASK_HEAD.NORM": "LN",
+    },
     "deformable": {
         "MODEL.BACKBONE.CONV_BODY": "R-50-FPN",
         "MODEL.RESNETS.STAGE_WITH_DCN": (False, True, True, False),

@@ -128,10 +128,27 @@ def test_group_norm_must_divide(groups):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("FrozenBN", FrozenBatchNorm2d), ("BN", nn.BatchNorm2d), ("GN", GroupNorm)],
+    [
+        ("FrozenBN", FrozenBatchNorm2d),
+        ("BN", nn.BatchNorm2d),
+        ("SyncBN", nn.SyncBatchNorm),
+        ("GN", GroupNorm),
+        ("LN", nn.LayerNorm),
+    ],
 )
 def test_norm_by_name(name, kind):
     assert isinstance(build_norm(load_config(), name)(64), kind)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_layer_norm_is_over_the_channels_of_each_place(memory_format):
+    norm = randomize(build_norm(load_config(), "LN")(6))
+    x = torch.randn(2, 6, 5, 4).mul(1e-3).contiguous(memory_format=memory_format)
+    centred = x - x.mean(dim=1, keepdim=True)
+    scaled = centred / (centred.square().mean(dim=1, keepdim=True) + 1e-6).sqrt()
+    wanted = norm.weight[:, None, None] * scaled + norm.bias[:, None, None]
+    torch.testing.assert_close(norm(x), wanted)
+    assert norm(x[:0]).shape == (0, 6, 5, 4)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

@@ -91,11 +91,19 @@ def test_class_agnostic_regression_trains(tiny_config, make_batch):
     check_losses(model, model(*make_batch(2, 1)))
 
 
-def test_group_norm_everywhere_trains_without_proposals(tiny_config, make_batch):
-    keys = ("FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
-    opts = [item for key in keys for item in (f"MODEL.{key}.NORM", "GN")]
-    model = build_model(tiny_config(*opts, *NO_PROPOSALS)).train()
-    check_losses(model, model(*make_batch(0, 0)))
+NORMED = ("RESNETS", "FPN", *HEADS)
+
+
+@pytest.mark.parametrize("norm", ["BN", "SyncBN", "GN", "LN"])
+@pytest.mark.parametrize("counts", [(2, 1), (0, 0)])
+def test_norms_everywhere_train_with_and_without_proposals(tiny_config, make_batch, norm, counts):
+    opts = [item for key in NORMED for item in (f"MODEL.{key}.NORM", norm)]
+    extractor = ("MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FPNXconv1fcFeatureExtractor")
+    convs = ("MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM", 16, "MODEL.RPN.NUM_CONVS", 2)
+    few = () if any(counts) else NO_PROPOSALS
+    model = build_model(tiny_config(*opts, *extractor, *convs, *few)).train()
+    check_losses(model, model(*make_batch(*counts)))
+    check_buffers(model)
 
 
 def test_faster_rcnn_needs_no_masks(tiny_config, make_batch):

@@ -50,7 +50,13 @@ _BACKBONE = section(
 )
 _RESNETS = section(
     "MODEL.RESNETS",
-    Key("NORM", "FrozenBN", "norm of the body; SyncBN across processes needs GPUs", one_of(*NORMS)),
+    Key(
+        "NORM",
+        "FrozenBN",
+        "norm of the body: FrozenBN, BN, SyncBN (over the batch of all processes, which needs "
+        "GPUs), GN or LN (over the channels of each place)",
+        one_of(*NORMS),
+    ),
     Key("NUM_GROUPS", 1, "groups of the 3x3 (ResNeXt)", positive),
     Key("WIDTH_PER_GROUP", 64, "channels per group in the first stage", positive),
     Key(

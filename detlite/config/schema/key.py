@@ -7,7 +7,7 @@ from typing import Any
 
 from ..checks import Check, not_negative, one_of
 
-NORMS = ("FrozenBN", "BN", "SyncBN", "GN")
+NORMS = ("FrozenBN", "BN", "SyncBN", "GN", "LN")
 
 
 @dataclass(frozen=True)
