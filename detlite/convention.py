@@ -63,6 +63,8 @@ class Convention:
     # RetinaNet drops clipped boxes with a shorter side, in pixels; negative: even empty ones stay
     # (torchvision).
     retinanet_min_size: float = 0.0
+    # The convolutions of RetinaNet's towers have a bias below their norm too (detectron2).
+    retinanet_normed_bias: bool = False
     # The box head drops boxes with a shorter side, in pixels (torchvision, remove_small_boxes).
     detection_min_size: float = 0.0
     # What masks are trained on: crops of 0 and 1, or averages as they are (torchvision,
@@ -217,6 +219,7 @@ CONVENTIONS: dict[str, Convention] = {
             rpn_loss_normalizer="capacity",
             retinanet_loss_normalizer="moving",
             retinanet_clip="after-nms",
+            retinanet_normed_bias=True,
         ),
         Convention(
             "maskrcnn-benchmark",

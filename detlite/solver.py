@@ -16,11 +16,12 @@ from yacs.config import CfgNode
 from .config import ConfigError
 from .engine.budget import Budget
 from .modeling.backbone import Backbone
+from .modeling.norm import LevelBatchNorm
 
 logger = logging.getLogger(__name__)
 
 LONGEST_WARM_UP = 0.1  # share of a run whose iterations are not stated
-_NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+_NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, LevelBatchNorm)
 
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:

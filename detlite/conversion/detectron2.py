@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Collection
 from itertools import product
 from pathlib import Path
@@ -32,7 +33,7 @@ _RULES: Rules = [
     (r"(fpn_\w+\d|mask_fcn\d|conv_fcn\d|box_head\.(?:\d\.)?conv\d)\.(?=weight|bias)", r"\1.0."),
     *((rf"\.fpn_(lateral|output){n}\.", rf".neck.\1.{n - 2}.") for n in range(2, 6)),
     (r"^backbone\.top_block\.", "backbone.neck.top."),
-    *((rf"^head\.(cls|bbox)_subnet\.{2 * n}\.", rf"head.\1_tower.{n}.0.") for n in range(8)),
+    (r"^head\.(cls|bbox)_subnet\.", r"head.\1_tower."),
     (r"^head\.cls_score\.", "head.cls_logits."),
     (r"^proposal_generator\.rpn_head\.", "rpn.head."),
     (r"^rpn\.head\.objectness_logits\.", "rpn.head.cls_logits."),
@@ -59,12 +60,26 @@ _UNUSED = r"(^|\.)(anchor_generator\.|pixel_mean$|pixel_std$)|^(stem\.fc|linear)
 
 
 def _adapt(state: State, entries: Entries) -> State:
-    state = levels_from_0(state)
+    state = _by_block(levels_from_0(state))
     _nest_deformable(state)
     background_first(state)
     ratios = anchor_config(entries, _part(state)).get(f"{_part(state)}.ASPECT_RATIOS", ())
     ratios_slowest(state, len(ratios) or None)
     return state
+
+
+def _by_block(state: State) -> State:
+    """Numbers the layers of RetinaNet's towers by block: there convolutions, norms and ReLUs count
+    alike, so that the number of a layer depends on whether there are norms."""
+    layer = re.compile(r"^head\.(cls|bbox)_tower\.(\d+)\.")
+    numbers = (int(match[2]) for n, v in state.items() if v.ndim == 4 and (match := layer.match(n)))
+    convs = sorted(set(numbers))  # of both towers, which are alike
+
+    def numbered(match: re.Match[str]) -> str:
+        block = bisect_right(convs, int(match[2])) - 1
+        return f"head.{match[1]}_tower.{block}.{int(match[2]) - convs[block]}."
+
+    return {layer.sub(numbered, name): value for name, value in state.items()}
 
 
 def _nest_deformable(state: State) -> None:

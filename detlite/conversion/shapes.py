@@ -182,7 +182,7 @@ def _retinanet(state: State) -> Config:
         "MODEL.META_ARCHITECTURE": "RetinaNet",
         "MODEL.RETINANET.USE_C5": p6.shape[0] != p6.shape[1],
         "MODEL.RETINANET.NUM_CONVS": len(_widths(state, towers)),
-        "MODEL.RETINANET.NORM": _norm(state, f"{towers}0.1"),
+        "MODEL.RETINANET.NORM": _norm(state, f"{towers}0.1.0") or _norm(state, f"{towers}0.1"),
         "MODEL.RETINANET.NUM_CLASSES": 1 + len(state["head.cls_logits.bias"]) // anchors,
     }
 

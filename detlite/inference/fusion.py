@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from ..modeling.backbone.deform import DeformConv3x3
 from ..modeling.backbone.timm_body import PaddedConv2d
-from ..modeling.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d
+from ..modeling.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d, LevelBatchNorm
 from ..modeling.pooler import Pooler
 from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, cast, joined
 
@@ -69,7 +69,10 @@ class _Tracer(fx.Tracer):
 
 
 def _split(module: nn.Module) -> None:
-    """Replaces timm's layers that are two, a norm and its activation or margins and convolution."""
+    """Replaces timm's layers that are two, a norm and its activation or margins and convolution.
+
+    Norms of levels take in the scale and shift that are common to them.
+    """
     for name, child in module.named_children():
         if isinstance(child, FrozenBatchNormAct2d):
             frozen = FrozenBatchNorm2d(len(child.weight), child.eps)
@@ -79,6 +82,9 @@ def _split(module: nn.Module) -> None:
             norm = nn.BatchNorm2d(child.num_features, child.eps, affine=child.affine)
             norm.load_state_dict(child.state_dict())
             setattr(module, name, nn.Sequential(norm.eval(), child.get_submodule("act")))
+        elif isinstance(child, LevelBatchNorm):
+            for norm in child.children():
+                norm.affine, norm.weight, norm.bias = True, child.weight, child.bias
         elif isinstance(child, PaddedConv2d):
             setattr(module, name, nn.Sequential(nn.ZeroPad2d(child.margins), child.plain()))
         else:

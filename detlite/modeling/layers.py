@@ -16,15 +16,19 @@ def conv_block(
     norm: Norm | None = None,
     relu: bool = False,
     dilation: int = 1,
+    bias: bool | None = None,
 ) -> nn.Sequential:
-    """A same-size convolution, then the optional norm (which replaces its bias) and ReLU."""
+    """A same-size convolution, then the optional norm and ReLU.
+
+    `bias`: whether the convolution has one; None: where no norm follows, which would replace it.
+    """
     conv = nn.Conv2d(
         in_channels,
         out_channels,
         kernel_size,
         padding=dilation * (kernel_size // 2),
         dilation=dilation,
-        bias=norm is None,
+        bias=norm is None if bias is None else bias,
     )
     if relu:
         init_he(conv)

@@ -93,6 +93,35 @@ class _Affine(torch.autograd.Function):
         return gradient, None, None, None, None, None
 
 
+class LevelBatchNorm(nn.ModuleList):
+    """Batch norm for a layer that the levels of a pyramid share: statistics for each of them, one
+    scale and shift for all.
+
+    As detectron2's CycleBatchNormList, by whose names its entries are called: levels have means of
+    their own, and whichever came last would otherwise say what all are normalised by (Wu and
+    Johnson, Rethinking "Batch" in BatchNorm, https://arxiv.org/abs/2105.07576, section 5.2).
+
+    Args:
+        channels: of a map.
+        levels: how many share the layer.
+        kind: nn.BatchNorm2d or nn.SyncBatchNorm.
+    """
+
+    def __init__(
+        self, channels: int, levels: int, kind: type[nn.BatchNorm2d | nn.SyncBatchNorm]
+    ) -> None:
+        super().__init__(kind(channels, affine=False) for _ in range(levels))
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor, level: int) -> Tensor:
+        """[B, C, H_l, W_l] of a level -> the same shape."""
+        norm = self[level]
+        x = norm(x)
+        # Where it is to be folded into a convolution, each norm has them itself.
+        return x if norm.affine else x * self.weight[:, None, None] + self.bias[:, None, None]
+
+
 def freeze_batch_norm(module: nn.Module) -> None:
     """Replaces every batch norm inside `module` by a frozen one."""
     for name, child in module.named_children():

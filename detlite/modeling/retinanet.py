@@ -8,6 +8,7 @@ ground-truth boxes in an image, padded.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from .box_regression import BoxCoder, BoxLoss
 from .build import META_ARCHITECTURES
 from .detector import Detector
 from .layers import conv_block, init_normal
-from .norm import Norm, optional_norm
+from .norm import LevelBatchNorm, Norm, optional_norm
 from .postprocess import Postprocess, build_suppression
 from .prepare import Normalizer, build_normalizer
 from .sampling import IGNORE, Matcher
@@ -32,7 +33,10 @@ from .sampling import IGNORE, Matcher
 class RetinaNetHead(nn.Module):
     """Two towers of 3x3s, shared by all levels: one scores the anchors of a cell, one moves them.
 
-    `prior` is the score that every anchor starts with.
+    Args:
+        norm: behind each 3x3; a `LevelBatchNorm` is told the level.
+        bias: whether the 3x3s have one; None: where no norm follows.
+        prior: the score that every anchor starts with.
     """
 
     def __init__(
@@ -43,13 +47,15 @@ class RetinaNetHead(nn.Module):
         num_convs: int,
         norm: Norm | None,
         prior: float,
+        bias: bool | None = None,
     ) -> None:
         super().__init__()
         self.num_scores = num_scores
 
         def tower() -> nn.Sequential:
             widths = [in_channels] * num_convs
-            return nn.Sequential(*(conv_block(c, c, 3, norm=norm, relu=True) for c in widths))
+            blocks = (conv_block(c, c, 3, norm=norm, relu=True, bias=bias) for c in widths)
+            return nn.Sequential(*blocks)
 
         self.cls_tower, self.bbox_tower = tower(), tower()
         self.cls_logits = nn.Conv2d(in_channels, anchors_per_cell * num_scores, 3, padding=1)
@@ -63,9 +69,18 @@ class RetinaNetHead(nn.Module):
 
     def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Levels [B, C, H_l, W_l] -> float32 logits [B, N_l, S] and deltas [B, N_l, 4] of each."""
-        logits = [self.cls_logits(self.cls_tower(feature)) for feature in features]
-        deltas = [self.bbox_pred(self.bbox_tower(feature)) for feature in features]
+        logits, deltas = [], []
+        for level, feature in enumerate(features):
+            logits.append(self.cls_logits(_towered(self.cls_tower, feature, level)))
+            deltas.append(self.bbox_pred(_towered(self.bbox_tower, feature, level)))
         return [per_anchor(x, self.num_scores) for x in logits], [per_anchor(x, 4) for x in deltas]
+
+
+def _towered(tower: nn.Sequential, x: Tensor, level: int) -> Tensor:
+    for block in tower.children():
+        for layer in block.children():
+            x = layer(x, level) if isinstance(layer, LevelBatchNorm) else layer(x)
+    return x
 
 
 class RetinaNet(Detector):
@@ -197,8 +212,9 @@ def build_retinanet(cfg: CfgNode) -> RetinaNet:
             anchors.per_cell[0],
             node.NUM_CLASSES - (not convention.retinanet_scores_background),
             node.NUM_CONVS,
-            optional_norm(cfg, "RETINANET"),
+            _tower_norm(cfg, len(backbone.strides)),
             node.PRIOR_PROB,
+            bias=convention.retinanet_normed_bias or None,
         ),
         anchors,
         BoxCoder(node.BBOX_REG_WEIGHTS),
@@ -217,3 +233,10 @@ def build_retinanet(cfg: CfgNode) -> RetinaNet:
         score_thresh=node.INFERENCE_TH,
         pre_nms=node.PRE_NMS_TOP_N,
     )
+
+
+def _tower_norm(cfg: CfgNode, levels: int) -> Norm | None:
+    kind = optional_norm(cfg, "RETINANET")
+    if kind in (nn.BatchNorm2d, nn.SyncBatchNorm):
+        return partial(LevelBatchNorm, levels=levels, kind=kind)
+    return kind

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torchvision.ops import clip_boxes_to_image, deform_conv2d, nms, roi_align
 
 Detections = dict[str, Tensor]
+GROUPS = 4  # of group norm; 32 in its own wide models
 _SIZES = (32, 64, 128, 256, 512)
 
 
@@ -223,10 +224,7 @@ class Reference:
     def _retinanet(self, maps: list[Tensor], sizes: list[tuple[int, int]]) -> list[Detections]:
         levels: list[tuple[Tensor, Tensor, Tensor]] = []
         for number, x in enumerate(self._pyramid(maps, 3)):
-            scored = moved = x
-            for conv in (0, 2, 4, 6):
-                scored = self._conv(scored, f"head.cls_subnet.{conv}").relu()
-                moved = self._conv(moved, f"head.bbox_subnet.{conv}").relu()
+            scored, moved = (self._tower(x, number, f"head.{kind}") for kind in ("cls", "bbox"))
             octave = [_SIZES[number] * 2 ** (k / 3) for k in range(3)]
             anchors = _anchors(x, 2 ** (number + 3), octave)
             logits, deltas = (
@@ -248,6 +246,20 @@ class Reference:
             detected = _detected(*(torch.cat(column) for column in zip(*parts, strict=True)))
             found.append({**detected, "boxes": clip_boxes_to_image(detected["boxes"], size)})
         return found
+
+    def _tower(self, x: Tensor, level: int, name: str) -> Tensor:
+        for layer in range(12):  # convolutions, perhaps norms, and ReLUs
+            here = f"{name}_subnet.{layer}"
+            weight, bias = (self.state.get(f"{here}.{leaf}") for leaf in ("weight", "bias"))
+            if weight is not None and weight.ndim == 4:
+                x = x.relu() if layer else x
+                x = F.conv2d(x, weight, bias, padding=1)
+            elif f"{here}.{level}.running_mean" in self.state:
+                own = (self.state[f"{here}.{level}.running_{of}"] for of in ("mean", "var"))
+                x = F.batch_norm(x, *own, weight, bias)
+            elif weight is not None:
+                x = F.group_norm(x, GROUPS, weight, bias)
+        return x.relu()
 
 
 def _per_anchor(x: Tensor, values: int) -> Tensor:

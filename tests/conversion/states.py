@@ -197,8 +197,11 @@ def panoptic() -> State:
     return detectron2() | out.state
 
 
-def retinanet(source: str) -> State:
-    """A RetinaNet by a framework's names; torchvision's with P6 from P5, the others' from C5."""
+def retinanet(source: str, norm: str = "") -> State:
+    """A RetinaNet by a framework's names; torchvision's with P6 from P5, the others' from C5.
+
+    In detectron2's a `norm` follows each convolution of the towers: "GN", or "BN" for each level.
+    """
     full = {"torchvision": torchvision_fpn, "detectron2": detectron2}.get(
         source, maskrcnn_benchmark
     )()
@@ -220,6 +223,20 @@ def retinanet(source: str) -> State:
     scores = CLASSES if source == "torchvision" else CLASSES - 1
     out.layer(logits, 9 * scores, PYRAMID, 3, 3)
     out.layer(deltas, 9 * 4, PYRAMID, 3, 3)
+    if norm:
+        convs = re.compile(r"^head\.(cls|bbox)_subnet\.(\d)\.")
+        out.state = {
+            convs.sub(lambda at: f"head.{at[1]}_subnet.{int(at[2]) // 2 * 3}.", name): value
+            for name, value in out.state.items()
+        }
+        for tower, number in product(("cls", "bbox"), range(4)):
+            layer = f"head.{tower}_subnet.{3 * number + 1}"
+            for leaf in ("weight", "bias"):
+                out.state[f"{layer}.{leaf}"] = torch.rand(PYRAMID)
+            for level in range(5 if norm == "BN" else 0):
+                for leaf in ("running_mean", "running_var"):
+                    out.state[f"{layer}.{level}.{leaf}"] = torch.rand(PYRAMID)
+                out.state[f"{layer}.{level}.num_batches_tracked"] = torch.tensor(7)
     return state | out.state
 
 

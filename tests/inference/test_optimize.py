@@ -21,7 +21,7 @@ from detlite.inference.fusion import fuse
 from detlite.inference.openvino import openvino_parts
 from detlite.modeling.backbone.timm_body import PaddedConv2d
 from detlite.modeling.detector import Detector
-from detlite.modeling.norm import FrozenBatchNorm2d
+from detlite.modeling.norm import FrozenBatchNorm2d, LevelBatchNorm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
 from family import FAMILY, family_config
@@ -46,6 +46,14 @@ BODIES: dict[str, dict[str, Any]] = {
         "MODEL.BACKBONE.CONV_BODY": "R-50-FPN",
         "MODEL.RESNETS.STAGE_WITH_DCN": (False, True, True, False),
     },
+    "batch norm of each level": {
+        "MODEL.META_ARCHITECTURE": "RetinaNet",
+        "MODEL.BACKBONE.CONV_BODY": "R-18-FPN-RETINANET",
+        "MODEL.MASK_ON": False,
+        "MODEL.RETINANET.NORM": "BN",
+        "MODEL.RETINANET.NUM_CONVS": 2,
+        "MODEL.RETINANET.INFERENCE_TH": 0.001,
+    },
     "contiguous": {"MODEL.MEMORY_FORMAT": "contiguous"},
     "relu in the neck": {"MODEL.FPN.USE_RELU": True},
     "convolutions in the box head": {
@@ -69,8 +77,10 @@ def model(request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]) -
         if hasattr(module, "running_var"):
             module.running_mean.normal_(std=0.1)
             module.running_var.uniform_(0.5, 2)
-            module.weight.data.uniform_(0.5, 1.5)
-            module.bias.data.normal_(std=0.1)
+        if hasattr(module, "running_var") or isinstance(module, LevelBatchNorm):
+            for parameter, low in ((module.weight, 0.5), (module.bias, -0.1)):
+                if parameter is not None:  # not in the norm of a level
+                    parameter.data.uniform_(low, low + 1)
     return model
 
 

@@ -68,6 +68,39 @@ def test_every_anchor_starts_with_the_prior():
     torch.testing.assert_close(logits[0].sigmoid(), torch.full((2, 72, 5), 0.02))
 
 
+@pytest.mark.parametrize("norm", ["BN", "SyncBN"])
+def test_batch_norm_has_statistics_of_each_level(norm):
+    model = make(NORM=norm, NUM_CONVS=2).train()
+    features = [torch.randn(2, 16, side, side) + side for side in (16, 8, 4, 2, 1)]
+    model.head(features)
+    convs, norms = zip(*((block[0], block[1]) for block in model.head.cls_tower), strict=True)
+    for level, feature in enumerate(features):
+        wanted = 0.1 * convs[0](feature).mean(dim=(0, 2, 3))
+        torch.testing.assert_close(norms[0][level].running_mean, wanted)
+    for parameter in norms[0].parameters():
+        nn.init.uniform_(parameter)
+    model.eval()
+    found = convs[0](features[1])
+    alone = norms[0][1]
+    wanted = F.batch_norm(
+        found, alone.running_mean, alone.running_var, norms[0].weight, norms[0].bias
+    )
+    torch.testing.assert_close(norms[0](found, 1), wanted)
+    assert all(conv.bias is None for conv in convs)
+
+
+def test_every_norm_of_the_towers_trains_and_loads():
+    for norm in ("BN", "SyncBN", "FrozenBN", "GN", "LN"):
+        model = make("retinanet_normed_bias=True", NORM=norm).train()
+        sum(model(pictures(), truth()).values()).backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+        assert model.head.cls_tower[0][0].bias is not None
+        again = make("retinanet_normed_bias=True", NORM=norm)
+        again.load_state_dict(model.state_dict())
+
+
 def focal(logit: float, positive: bool, alpha: float, gamma: float) -> float:
     p = 1 / (1 + math.exp(-logit))
     if positive:

@@ -50,7 +50,13 @@ _RETINANET = section(
     Key("ASPECT_RATIOS", (0.5, 1.0, 2.0), "height / width", each(positive)),
     Key("USE_C5", True, "in a CONV_BODY R-...-FPN-RETINANET, P6 is made from C5; False: from P5"),
     Key("NUM_CONVS", 4, "3x3s of each tower", not_negative),
-    Key("NORM", "", "norm in the towers; empty: none", one_of("", *NORMS)),
+    Key(
+        "NORM",
+        "",
+        "norm in the towers; BN and SyncBN have statistics for each level, the others normalise "
+        "all alike; empty: none",
+        one_of("", *NORMS),
+    ),
     Key("PRIOR_PROB", 0.01, "score that every anchor starts with", in_range(1e-6, 0.5)),
     Key("FG_IOU_THRESHOLD", 0.5, "IoU from which an anchor is foreground", fraction),
     Key("BG_IOU_THRESHOLD", 0.4, "IoU below which an anchor is background", fraction),
