@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from .detectron2_zoo import anchor_config, config_by_name, config_by_shape, pixel_config
+from .regnet import REGNET_RULES
 from .shapes import L1_RETINANET, is_retinanet, read_config
 from .source import Config, Entries, Rules, Source, State, levels_from_0
 
@@ -21,6 +22,7 @@ def _recognise(names: Collection[str]) -> bool:
 
 
 _RULES: Rules = [
+    *REGNET_RULES,
     # a body alone, that of a C4 model, that of a pyramid
     (r"^(stem|res\d)\.", r"backbone.\1."),
     (r"^backbone\.(stem|res\d)\.", r"backbone.body.\1."),

@@ -66,12 +66,13 @@ def config_by_shape(config: Config) -> Config:
     trained_norm = (
         "BN" in config.get("MODEL.FPN.NORM", "") and config.get("MODEL.RPN.NUM_CONVS", 1) == 1
     )
-    from_scratch = trained_norm and config["MODEL.RESNETS.NORM"] == "BN"
-    depth_101 = config["MODEL.BACKBONE.CONV_BODY"].startswith("R-101-")
-    resnext_101 = depth_101 and config["MODEL.RESNETS.NUM_GROUPS"] > 1
-    if trained_norm:
+    from_scratch = trained_norm and config.get("MODEL.RESNETS.NORM") == "BN"
+    body = config["MODEL.BACKBONE.CONV_BODY"]
+    resnext_101 = body.startswith("R-101-") and config["MODEL.RESNETS.NUM_GROUPS"] > 1
+    regnet = body.startswith("timm/regnet")
+    if trained_norm and not regnet:
         found["MODEL.RESNETS.STRIDE_IN_1X1"] = False
-    if from_scratch or resnext_101:
+    if from_scratch or resnext_101 or regnet:
         found["INPUT.PIXEL_STD"] = list(_PIXEL_STD)
     if config.get("MODEL.ROI_BOX_HEAD.NUM_CLASSES") in _LVIS:
         found["MODEL.ROI_HEADS.SCORE_THRESH"] = 1e-4

@@ -1,4 +1,4 @@
-"""The config of an R-CNN, an RPN or a RetinaNet on a ResNet, read from the shapes of its weights.
+"""The config of an R-CNN, an RPN or a RetinaNet, read from the shapes of its weights.
 
 The parts of all frameworks are alike; what no shape tells, `configure` of each source adds.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from ..modeling.backbone.resnet import DEPTHS
+from .regnet import is_regnet, regnet_config
 from .source import Config, State
 
 # What torchvision's and detectron2's RetinaNets differ in from maskrcnn-benchmark's.
@@ -28,7 +29,7 @@ def read_config(state: State, pooler: str, sampling: int) -> Config:
         sampling: samples per bin side, in the heads of a pyramid and other convolutional heads.
 
     Raises:
-        ValueError: no such detector, or a body that is no ResNet of a known depth.
+        ValueError: no such detector, or a body that is no ResNet of a known depth and no RegNet.
     """
     try:
         config = _body(state)
@@ -43,7 +44,7 @@ def read_config(state: State, pooler: str, sampling: int) -> Config:
     except KeyError as missing:
         name = missing.args[0]
         raise ValueError(f"is no R-CNN, RPN or RetinaNet on a ResNet: no {name}") from missing
-    if config["MODEL.RESNETS.NORM"] == "GN" or config["MODEL.RESNETS.NUM_GROUPS"] > 1:
+    if config.get("MODEL.RESNETS.NORM") == "GN" or config.get("MODEL.RESNETS.NUM_GROUPS", 1) > 1:
         # Neither group norm nor ResNeXt was ever trained with the stride in its 1x1.
         config["MODEL.RESNETS.STRIDE_IN_1X1"] = False
     return config
@@ -55,8 +56,25 @@ def is_retinanet(state: State) -> bool:
 
 
 def _body(state: State) -> Config:
-    stem = state["backbone.body.stem.conv1.weight"]
     fpn = state.get("backbone.neck.output.0.0.weight")
+    if is_retinanet(state):
+        ending = "FPN-RETINANET"
+    elif fpn is not None:
+        ending = "FPN"
+    else:
+        ending = "C5" if "backbone.body.res5.0.conv2.weight" in state else "C4"
+    config = (regnet_config if is_regnet(state) else _resnet)(state, ending)
+    if fpn is not None:
+        config |= {
+            "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": len(fpn),
+            "MODEL.FPN.NORM": _norm(state, "backbone.neck.output.0.1"),
+            "DATALOADER.SIZE_DIVISIBILITY": 32,
+        }
+    return config
+
+
+def _resnet(state: State, ending: str) -> Config:
+    stem = state["backbone.body.stem.conv1.weight"]
     blocks = tuple(_count_blocks(state, stage) for stage in range(2, 6))
     bottleneck = "backbone.body.res2.0.conv3.weight" in state
     depths = [
@@ -73,15 +91,9 @@ def _body(state: State) -> Config:
     deformable = [f"backbone.body.res{stage}.0.conv2.offset.weight" for stage in range(2, 6)]
     with_dcn = [name in state for name in deformable]
     conv2 = state[f"backbone.body.res2.0.conv2.{'conv.' if with_dcn[0] else ''}weight"]
-    if is_retinanet(state):
-        kind = "FPN-RETINANET"
-    elif fpn is not None:
-        kind = "FPN"
-    else:
-        kind = "C5" if "backbone.body.res5.0.conv2.weight" in state else "C4"
     last = state[f"backbone.body.res2.0.conv{3 if bottleneck else 2}.weight"]
     config: Config = {
-        "MODEL.BACKBONE.CONV_BODY": f"R-{depths[0]}-{kind}",
+        "MODEL.BACKBONE.CONV_BODY": f"R-{depths[0]}-{ending}",
         "MODEL.RESNETS.NORM": _norm(state, "backbone.body.stem.norm1"),
         "MODEL.RESNETS.NUM_GROUPS": conv2.shape[0] // conv2.shape[1],
         "MODEL.RESNETS.WIDTH_PER_GROUP": conv2.shape[1] if bottleneck else 64,
@@ -93,12 +105,6 @@ def _body(state: State) -> Config:
         config["MODEL.RESNETS.STAGE_WITH_DCN"] = with_dcn
         config["MODEL.RESNETS.WITH_MODULATED_DCN"] = channels % 27 == 0
         config["MODEL.RESNETS.DEFORMABLE_GROUPS"] = channels // (27 if channels % 27 == 0 else 18)
-    if fpn is not None:
-        config |= {
-            "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": len(fpn),
-            "MODEL.FPN.NORM": _norm(state, "backbone.neck.output.0.1"),
-            "DATALOADER.SIZE_DIVISIBILITY": 32,
-        }
     return config
 
 

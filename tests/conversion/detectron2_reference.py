@@ -74,10 +74,11 @@ class Reference:
         return self._norm(F.conv2d(x, weight, bias, stride, padding, dilation, groups), name)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        if f"{name}.norm.weight" not in self.state:
-            return x
+        return self._batch_norm(x, f"{name}.norm") if f"{name}.norm.weight" in self.state else x
+
+    def _batch_norm(self, x: Tensor, name: str) -> Tensor:
         leaves = ("running_mean", "running_var", "weight", "bias")
-        return F.batch_norm(x, *(self.state[f"{name}.norm.{leaf}"] for leaf in leaves), eps=1e-5)
+        return F.batch_norm(x, *(self.state[f"{name}.{leaf}"] for leaf in leaves), eps=1e-5)
 
     def _stage(self, x: Tensor, name: str, stride: int, dilation: int = 1) -> Tensor:
         block = 0
@@ -107,6 +108,8 @@ class Reference:
     def _body(self, x: Tensor) -> list[Tensor]:
         """Maps of res2, res3, ..."""
         prefix = "backbone.bottom_up" if self.body == "FPN" else "backbone"
+        if f"{prefix}.s1.b1.f.a.weight" in self.state:
+            return self._regnet(x, prefix)
         x = self._conv(x, f"{prefix}.stem.conv1", stride=2).relu()
         x = F.max_pool2d(x, 3, 2, 1)
         maps = []
@@ -116,6 +119,29 @@ class Reference:
             x = self._stage(x, f"{prefix}.res{stage}", stride, dilation)
             maps.append(x)
         return maps
+
+    def _regnet(self, x: Tensor, prefix: str) -> list[Tensor]:
+        """Maps of s1 to s4: blocks of 1x1, grouped 3x3, squeeze and excitation, and 1x1."""
+        maps, x = [], self._normed(x, f"{prefix}.stem.conv", f"{prefix}.stem.bn", 2).relu()
+        for stage in range(1, 5):
+            block = 1
+            while f"{prefix}.s{stage}.b{block}.f.a.weight" in self.state:
+                here, stride = f"{prefix}.s{stage}.b{block}", 2 if block == 1 else 1
+                f = f"{here}.f"
+                out = self._normed(x, f"{f}.a", f"{f}.a_bn").relu()
+                out = self._normed(out, f"{f}.b", f"{f}.b_bn", stride).relu()
+                if f"{f}.se.f_ex.0.weight" in self.state:
+                    gate = self._conv(out.mean((2, 3), keepdim=True), f"{f}.se.f_ex.0").relu()
+                    out = out * self._conv(gate, f"{f}.se.f_ex.2").sigmoid()
+                out = self._normed(out, f"{f}.c", f"{f}.c_bn")
+                if f"{here}.proj.weight" in self.state:
+                    x = self._normed(x, f"{here}.proj", f"{here}.bn", stride)
+                x, block = (out + x).relu(), block + 1
+            maps.append(x)
+        return maps
+
+    def _normed(self, x: Tensor, conv: str, norm: str, stride: int = 1) -> Tensor:
+        return self._batch_norm(self._conv(x, conv, stride), norm)
 
     def _pyramid(self, maps: list[Tensor], finest: int) -> list[Tensor]:
         """P2 to P6 of an R-CNN, P3 to P7 of a RetinaNet."""

@@ -1,0 +1,73 @@
+"""RegNets (https://arxiv.org/abs/2003.13678) of pycls and detectron2, as bodies of timm.
+
+The arithmetic is the same: one to one the entries have other names.
+"""
+
+from __future__ import annotations
+
+from .source import Config, Rules, State
+from .timm import BODY
+
+_BLOCK = r"^(backbone\.body\.net\.s\d\.b\d+)\."
+# From detectron2's names, which are those of pycls.
+REGNET_RULES: Rules = [
+    (r"^backbone\.bottom_up\.(stem\.(?:conv|bn)|s\d\.b\d+)\.", rf"{BODY}\1."),
+    (rf"{_BLOCK}proj\.", r"\1.downsample.conv."),
+    (rf"{_BLOCK}bn\.", r"\1.downsample.bn."),
+    *((rf"{_BLOCK}f\.{name}\.", rf"\1.conv{n}.conv.") for n, name in enumerate("abc", 1)),
+    *((rf"{_BLOCK}f\.{name}_bn\.", rf"\1.conv{n}.bn.") for n, name in enumerate("abc", 1)),
+    (rf"{_BLOCK}f\.se\.f_ex\.0\.", r"\1.se.fc1."),
+    (rf"{_BLOCK}f\.se\.f_ex\.2\.", r"\1.se.fc2."),
+]
+# Channels of the four stages, by timm's name.
+REGNETS = {
+    "regnetx_002": (24, 56, 152, 368),
+    "regnetx_004": (32, 64, 160, 384),
+    "regnetx_006": (48, 96, 240, 528),
+    "regnetx_008": (64, 128, 288, 672),
+    "regnetx_016": (72, 168, 408, 912),
+    "regnetx_032": (96, 192, 432, 1008),
+    "regnetx_040": (80, 240, 560, 1360),
+    "regnetx_064": (168, 392, 784, 1624),
+    "regnetx_080": (80, 240, 720, 1920),
+    "regnety_002": (24, 56, 152, 368),
+    "regnety_004": (48, 104, 208, 440),
+    "regnety_006": (48, 112, 256, 608),
+    "regnety_008": (64, 128, 320, 768),
+    "regnety_016": (48, 120, 336, 888),
+    "regnety_032": (72, 216, 576, 1512),
+    "regnety_040": (128, 192, 512, 1088),
+    "regnety_064": (144, 288, 576, 1296),
+    "regnety_080": (168, 448, 896, 2016),
+}
+
+
+def is_regnet(state: State) -> bool:
+    """Whether the body of a detector, by our names, is a RegNet."""
+    return f"{BODY}s1.b1.conv1.conv.weight" in state
+
+
+def regnet_config(state: State, ending: str) -> Config:
+    """The config keys and values that follow from a RegNet's entries.
+
+    Args:
+        state: of a detector, by our names.
+        ending: of MODEL.BACKBONE.CONV_BODY, such as "FPN".
+
+    Raises:
+        KeyError: an entry that is missing.
+        ValueError: a RegNet that is not known here.
+    """
+    widths = tuple(len(state[f"{BODY}s{stage}.b1.conv3.conv.weight"]) for stage in range(1, 5))
+    squeezes = f"{BODY}s1.b1.se.fc1.weight" in state
+    kind = f"regnet{'y' if squeezes else 'x'}_"
+    name = next((n for n, own in REGNETS.items() if n.startswith(kind) and own == widths), None)
+    if name is None:
+        raise ValueError(
+            f"the body is a RegNet with stages of {list(widths)} channels, which is none of "
+            f"timm's {', '.join(REGNETS)}"
+        )
+    return {
+        "MODEL.BACKBONE.CONV_BODY": f"timm/{name}-{ending}",
+        "MODEL.TIMM.FROZEN_NORM": f"{BODY}stem.bn.num_batches_tracked" not in state,
+    }

@@ -1,0 +1,45 @@
+"""RegNets of detectron2: which model of timm they are, and what their norms say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from newer_states import regnet
+
+from detlite.conversion import convert
+from detlite.conversion.regnet import REGNETS
+
+
+@pytest.mark.parametrize("name", REGNETS)
+def test_stages_are_those_of_timm(name):
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    with torch.device("meta"):
+        net = timm.create_model(name)
+    assert tuple(info["num_chs"] for info in net.feature_info[1:]) == REGNETS[name]
+    assert hasattr(net.s1.b1, "se")
+    assert (type(net.s1.b1.se).__name__ != "Identity") == name.startswith("regnety")
+
+
+@pytest.mark.parametrize(
+    ("squeezes", "trained", "body", "frozen", "norm"),
+    [
+        (False, False, "timm/regnetx_002-FPN", True, ""),
+        (True, True, "timm/regnety_002-FPN", False, "BN"),
+    ],
+)
+def test_config_of_a_regnet(squeezes, trained, body, frozen, norm):
+    config = convert(regnet(squeezes, trained), "detectron2").config
+    assert config["MODEL.BACKBONE.CONV_BODY"] == body
+    assert config["MODEL.TIMM.FROZEN_NORM"] is frozen
+    assert config["INPUT.PIXEL_STD"] == [57.375, 57.12, 58.395]
+    assert config["MODEL.RPN.NUM_CONVS"] == (2 if trained else 1)
+    for part in ("FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD"):
+        assert config[f"MODEL.{part}.NORM"] == norm
+    assert not any(key.startswith("MODEL.RESNETS.STRIDE") for key in config)
+
+
+def test_an_unknown_regnet_is_refused():
+    state = regnet(squeezes=False, trained=False)
+    state["backbone.bottom_up.s2.b1.f.c.weight"] = torch.zeros(57, 56, 1, 1)
+    with pytest.raises(ValueError, match=r"RegNet with stages of \[24, 57, 152, 368\] channels"):
+        convert(state, "detectron2")
