@@ -137,6 +137,8 @@ _CONFIG: Config = {
 
 
 def _configure(state: State, entries: Entries, path: Path) -> Config:
+    if "head.ctrness.weight" in state:
+        raise ValueError("is an FCOS, which is none of the detectors here")
     config = _CONFIG | read_config(state, "ROIAlignV2", 0)
     if config["MODEL.BACKBONE.CONV_BODY"].endswith("-C5"):
         config["MODEL.RESNETS.RES5_DILATION"] = 2
@@ -147,8 +149,18 @@ def _configure(state: State, entries: Entries, path: Path) -> Config:
         config["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 1500
     if config.get("MODEL.ROI_HEADS.CASCADE_IOUS"):
         config["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 2000
-    config |= config_by_shape(config) | pixel_config(entries) | anchor_config(entries, _part(state))
+    config |= (
+        config_by_shape(config, _stem_trained(state))
+        | pixel_config(entries)
+        | anchor_config(entries, _part(state))
+    )
     return config | config_by_name(path)
+
+
+def _stem_trained(state: State) -> bool:
+    """A frozen norm has no counter of batches in files of older versions, and counts none since."""
+    names = (f"backbone.body.{norm}.num_batches_tracked" for norm in ("stem.norm1", "net.stem.bn"))
+    return any(name in state and int(state[name]) > 0 for name in names)
 
 
 def _part(state: State) -> str:

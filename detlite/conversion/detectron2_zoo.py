@@ -26,6 +26,11 @@ _NAMED: list[tuple[str, Config]] = [
         r"scratch_mask_rcnn_R_50_FPN_9x_|model_final_(da7b4c|5ce33e)\.",
         {"INPUT.PIXEL_STD": list(_PIXEL_STD)},
     ),
+    # Trained anew since, by a config that was mended.
+    (
+        r"_3x_syncbn/143915318|model_final_220cfb\.",
+        {"MODEL.RESNETS.STRIDE_IN_1X1": False},
+    ),
     (
         r"Cityscapes/mask_rcnn_R_50_FPN|model_final_af9cf5\.",
         {"INPUT.MIN_SIZE_TEST": 1024, "INPUT.MAX_SIZE_TEST": 2048},
@@ -59,18 +64,23 @@ def config_by_name(path: Path) -> Config:
     }
 
 
-def config_by_shape(config: Config) -> Config:
-    """What a model needs beyond the config that follows from its entries."""
+def config_by_shape(config: Config, stem_trained: bool) -> Config:
+    """What a model needs beyond the config that follows from its entries.
+
+    Args:
+        config: that.
+        stem_trained: whether the norm of its stem has seen batches.
+    """
     found: Config = {}
     # Batch norm that was trained along. Models with a longer RPN head came later, by other configs.
     trained_norm = (
         "BN" in config.get("MODEL.FPN.NORM", "") and config.get("MODEL.RPN.NUM_CONVS", 1) == 1
     )
-    from_scratch = trained_norm and config.get("MODEL.RESNETS.NORM") == "BN"
+    from_scratch = trained_norm and stem_trained
     body = config["MODEL.BACKBONE.CONV_BODY"]
     resnext_101 = body.startswith("R-101-") and config["MODEL.RESNETS.NUM_GROUPS"] > 1
     regnet = body.startswith("timm/regnet")
-    if trained_norm and not regnet:
+    if from_scratch and not regnet:
         found["MODEL.RESNETS.STRIDE_IN_1X1"] = False
     if from_scratch or resnext_101 or regnet:
         found["INPUT.PIXEL_STD"] = list(_PIXEL_STD)

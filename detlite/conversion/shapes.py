@@ -94,7 +94,8 @@ def _resnet(state: State, ending: str) -> Config:
     last = state[f"backbone.body.res2.0.conv{3 if bottleneck else 2}.weight"]
     config: Config = {
         "MODEL.BACKBONE.CONV_BODY": f"R-{depths[0]}-{ending}",
-        "MODEL.RESNETS.NORM": _norm(state, "backbone.body.stem.norm1"),
+        # Not the stem's: that may be frozen where the rest is trained.
+        "MODEL.RESNETS.NORM": _norm(state, "backbone.body.res4.0.norm1"),
         "MODEL.RESNETS.NUM_GROUPS": conv2.shape[0] // conv2.shape[1],
         "MODEL.RESNETS.WIDTH_PER_GROUP": conv2.shape[1] if bottleneck else 64,
         "MODEL.RESNETS.STEM_OUT_CHANNELS": len(stem),

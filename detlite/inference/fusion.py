@@ -83,8 +83,9 @@ def _split(module: nn.Module) -> None:
             norm.load_state_dict(child.state_dict())
             setattr(module, name, nn.Sequential(norm.eval(), child.get_submodule("act")))
         elif isinstance(child, LevelBatchNorm):
-            for norm in child.children():
-                norm.affine, norm.weight, norm.bias = True, child.weight, child.bias
+            for own in child.children():
+                assert isinstance(own, nn.modules.batchnorm._BatchNorm)
+                own.affine, own.weight, own.bias = True, child.weight, child.bias
         elif isinstance(child, PaddedConv2d):
             setattr(module, name, nn.Sequential(nn.ZeroPad2d(child.margins), child.plain()))
         else:

@@ -153,3 +153,9 @@ def test_fast_rcnn_has_no_proposals_of_its_own(fpn, tmp_path):
     assert found.valid.any()
     assert torch.equal(found.boxes, wanted.boxes)
     assert torch.equal(found.scores, wanted.scores)
+
+
+def test_fcos_is_refused():
+    state = retinanet("detectron2") | {"head.ctrness.weight": torch.zeros(1, 8, 3, 3)}
+    with pytest.raises(ValueError, match="detectron2's, but is an FCOS"):
+        convert(state, "detectron2")

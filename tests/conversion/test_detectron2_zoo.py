@@ -29,6 +29,9 @@ def found(tiny_config: Callable[..., CfgNode]) -> Callable[..., Config]:
 
     def config(*opts: Any) -> Config:
         state = build_model(tiny_config(*opts)).state_dict()
+        for name in state:
+            if name.endswith("num_batches_tracked"):  # as after training
+                state[name].add_(7)
         return DETECTRON2.configure(state, {}, Path())
 
     return config
@@ -52,19 +55,21 @@ def test_only_resnext_101_divides_pixels(found):
 
 
 @pytest.mark.parametrize(
-    ("body", "pyramid", "convs", "stride_in_1x1", "divided"),
+    ("body", "freeze_at", "pyramid", "convs", "stride_in_1x1", "divided"),
     [
-        ("FrozenBN", "", 1, None, False),
-        ("FrozenBN", "BN", 1, False, False),  # mask_rcnn_R_50_FPN_3x_syncbn
-        ("BN", "BN", 1, False, True),  # scratch_mask_rcnn_R_50_FPN_9x_syncbn
-        ("BN", "BN", 2, None, False),  # mask_rcnn_R_50_FPN_100ep_LSJ
-        ("GN", "GN", 1, False, False),  # mask_rcnn_R_50_FPN_3x_gn
+        ("FrozenBN", 2, "", 1, None, False),
+        ("BN", 2, "BN", 1, None, False),  # mask_rcnn_R_50_FPN_3x_syncbn
+        ("BN", 0, "BN", 1, False, True),  # scratch_mask_rcnn_R_50_FPN_9x_syncbn
+        ("BN", 0, "BN", 2, None, False),  # mask_rcnn_R_50_FPN_100ep_LSJ
+        ("GN", 2, "GN", 1, False, False),  # mask_rcnn_R_50_FPN_3x_gn
     ],
 )
-def test_norms_tell_models_apart(found, body, pyramid, convs, stride_in_1x1, divided):
+def test_norms_tell_models_apart(found, body, freeze_at, pyramid, convs, stride_in_1x1, divided):
     config = found(
-        "MODEL.RESNETS.NORM", body, "MODEL.FPN.NORM", pyramid, "MODEL.RPN.NUM_CONVS", convs
+        "MODEL.RESNETS.NORM", body, "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", freeze_at,
+        "MODEL.FPN.NORM", pyramid, "MODEL.RPN.NUM_CONVS", convs,
     )  # fmt: skip
+    assert config["MODEL.RESNETS.NORM"] == body
     assert config.get("MODEL.RESNETS.STRIDE_IN_1X1") is stride_in_1x1
     assert ("INPUT.PIXEL_STD" in config) == divided
 
@@ -84,6 +89,8 @@ def test_many_classes_score_low(found, classes, thresh, count):
         ("weights/model_final_da7b4c.pkl", "INPUT.PIXEL_STD", DIVIDED),
         ("Misc/scratch_mask_rcnn_R_50_FPN_9x_gn/183808979/x.pkl", "INPUT.PIXEL_STD", DIVIDED),
         ("Misc/scratch_mask_rcnn_R_50_FPN_3x_gn/138602908/x.pkl", "INPUT.PIXEL_STD", None),
+        ("a/model_final_220cfb.pkl", "MODEL.RESNETS.STRIDE_IN_1X1", False),
+        ("Misc/mask_rcnn_R_50_FPN_3x_syncbn/169527823/x.pkl", "MODEL.RESNETS.STRIDE_IN_1X1", None),
         ("a/model_final_af9cf5.pkl", "INPUT.MIN_SIZE_TEST", 1024),
         ("Cityscapes/mask_rcnn_R_50_FPN/142423278/x.pkl", "INPUT.MAX_SIZE_TEST", 2048),
         ("mask_rcnn_R_50_FPN_noaug_1x.pkl", "MODEL.ROI_MASK_HEAD.POOLER_TYPE", "ROIAlign"),
