@@ -120,6 +120,7 @@ _BORROWED = {
         "ops.box_convert",
         "ops.clip_boxes_to_image",
         "ops.deform_conv2d",
+        "models.convnext.LayerNorm2d",
         "models.get_weight",
         "models.detection.KeypointRCNN_ResNet50_FPN_Weights",
         "models.detection.MaskRCNN_ResNet50_FPN_Weights",
