@@ -93,14 +93,20 @@ def _nest_deformable(state: State) -> None:
 
 
 def background_first(state: State) -> None:
-    """Moves the background, which has scores but neither boxes nor masks, to class 0."""
+    """Moves the background, which has scores but neither boxes nor masks, to class 0.
+
+    A mask that is common to all classes becomes that of each.
+    """
     rows = {"bbox_pred": 4, "mask_fcn_logits": 1}
+    classes = [len(value) for name, value in state.items() if name.endswith(".cls_score.bias")]
     for name, value in state.items():
         layer = name.rpartition(".")[0].rpartition(".")[2]
         if layer == "cls_score":
             state[name] = value.roll(1, dims=0)
         elif layer in rows and name.startswith("roi_heads."):
             background = value.new_zeros((rows[layer], *value.shape[1:]))
+            if layer == "mask_fcn_logits" and len(value) == 1:
+                value = value.expand(classes[0] - 1, *value.shape[1:])
             state[name] = torch.cat([background, value])
 
 

@@ -159,3 +159,14 @@ def test_fcos_is_refused():
     state = retinanet("detectron2") | {"head.ctrness.weight": torch.zeros(1, 8, 3, 3)}
     with pytest.raises(ValueError, match="detectron2's, but is an FCOS"):
         convert(state, "detectron2")
+
+
+def test_a_mask_of_all_classes_is_that_of_each():
+    state = detectron2()
+    for name in ("roi_heads.mask_head.predictor.weight", "roi_heads.mask_head.predictor.bias"):
+        state[name] = state[name][:1]
+    model = convert(state, "detectron2").model
+    for leaf in ("weight", "bias"):
+        ours = model[f"roi_heads.mask.predictor.mask_fcn_logits.{leaf}"]
+        assert len(ours) == CLASSES
+        assert (ours[1:] == state[f"roi_heads.mask_head.predictor.{leaf}"]).all()
