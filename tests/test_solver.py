@@ -13,6 +13,7 @@ from detlite.config import ConfigError, load_config
 from detlite.engine.budget import Budget
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.build import build_model
+from detlite.modeling.norm import LevelBatchNorm
 from detlite.solver import build_optimizer, build_scheduler
 
 
@@ -26,8 +27,9 @@ def make_cfg(**keys):
 
 def make_model():
     return nn.Sequential(
-        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.Linear(4, 2), nn.LayerNorm(2)
-    )
+        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.Linear(4, 2),
+        nn.LayerNorm(2), LevelBatchNorm(4, 2, nn.BatchNorm2d),
+    )  # fmt: skip
 
 
 def rates(cfg, iterations):
@@ -56,9 +58,9 @@ def test_each_parameter_has_the_rate_and_decay_of_its_kind():
     for layer in model:
         assert found[layer.bias] == (0.2, 0.2)
     assert found[model[0].weight] == found[model[3].weight] == (0.1, 0.1)
-    for norm in (model[1], model[2], model[4]):
+    for norm in (model[1], model[2], model[4], model[5]):
         assert found[norm.weight] == (0.1, 0.3)
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == 10
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 12
 
 
 class Detector(nn.Module):
@@ -136,7 +138,7 @@ def test_frozen_and_shared_parameters():
     model.append(model[3])
     optimizer = build_optimizer(make_cfg(), model)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    assert len(parameters) == len(set(parameters)) == 8
+    assert len(parameters) == len(set(parameters)) == 10
     with pytest.raises(ConfigError, match="no trainable parameter"):
         build_optimizer(make_cfg(), model.requires_grad_(False))
 
