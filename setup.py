@@ -119,6 +119,8 @@ class BuildKernels(build_ext):
         (declared,) = self.distribution.ext_modules
         make = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
         defines = [*DEFINES, "-DUSE_CUDA"] if cuda else DEFINES
+        # Messages of failed checks name files; not those of the machine that compiled them.
+        shown = [f"-ffile-prefix-map={path}/=" for path in (ROOT, *cpp_extension.include_paths())]
         kernels = make(
             declared.name,
             declared.sources + (sources("csrc/cuda") if cuda else []),
@@ -126,8 +128,8 @@ class BuildKernels(build_ext):
             py_limited_api=True,
             include_dirs=[str(ROOT / "csrc")],
             extra_compile_args={
-                "cxx": [*CXX_FLAGS, *defines],
-                "nvcc": [*NVCC_FLAGS, *defines],
+                "cxx": [*CXX_FLAGS, *shown, *defines],
+                "nvcc": [*NVCC_FLAGS, *(f"-Xcompiler={flag}" for flag in shown), *defines],
             },
             extra_link_args=["-Wl,-O1", "-Wl,--as-needed"],
         )

@@ -1,15 +1,15 @@
 """detlite: a small, fast, readable Mask R-CNN framework with compiled RoI kernels."""
 
-import torch  # noqa: F401  (loads the libraries that _C links to, so it must come first)
+from . import interrupts as interrupts  # first: from here on Ctrl-C ends the command by one line
+from . import kernels as kernels  # imports torch, which loads the libraries that _C links to
 
+if refused := kernels.refusal():
+    raise ImportError(refused)
 try:
     from . import _C as _C  # registers torch.ops.detlite
     from . import ops as ops
 except (ImportError, AttributeError) as error:  # not built, or built from older sources
-    raise ImportError(
-        f"detlite._C, the compiled kernels, cannot be loaded ({error}): build it with "
-        "`pip install --no-build-isolation -e .` in the detlite folder"
-    ) from error
+    raise ImportError(kernels.remedy(error)) from error
 
 from .api import Result, evaluate, train
 from .config import ConfigError, load_config

@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from . import __version__
+from . import __version__, interrupts
 
 COMMANDS = {
     "init": "write a config for a data set, or convert it to COCO json",
@@ -45,7 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     args = parser.parse_args(given[:1])  # the rest is the command's
     command = importlib.import_module(f"detlite.commands.{args.command}")
-    return int(command.main(given[1:]))
+    interrupts.imports_are_done()
+    try:
+        return int(command.main(given[1:]))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return interrupts.STATUS
 
 
 if __name__ == "__main__":

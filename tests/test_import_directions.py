@@ -34,11 +34,13 @@ ALLOWED = {
     "data": _BASE | {"data"},
     **dict.fromkeys(_TOP - _MIDDLE, _TOP),
     # The package's own face: it only names what is public.
-    "__init__": {"_C", "api", "config", "modeling", "ops", "inference"},
+    "__init__": {"_C", "api", "config", "interrupts", "kernels", "modeling", "ops", "inference"},
+    "interrupts": set(),
+    "kernels": set(),
     "api": _TOP,
     "installation": _TOP | {"_C", "__version__"},  # of which it tells
     "commands": _TOP | {"api"},
-    "__main__": {"commands", "__version__"},
+    "__main__": {"commands", "interrupts", "__version__"},
     "tools": _TOP | {"commands"},
 }
 

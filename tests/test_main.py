@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -47,6 +50,46 @@ def test_module_runs_as_a_program(repo_root):
     done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "error: none.pth: cannot be read (No such file or directory)\n"
+
+
+# The console script is these lines in a file of this name.
+SCRIPT = "import sys; from detlite.__main__ import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize("as_module", [True, False])
+def test_interrupt_while_modules_are_imported_is_one_line(as_module, repo_root, tmp_path):
+    (tmp_path / "torch.py").write_text("import time; print('here', flush=True); time.sleep(60)")
+    (tmp_path / "detlite").write_text(SCRIPT)
+    started = ["-m", "detlite"] if as_module else [str(tmp_path / "detlite")]
+    done = subprocess.Popen(
+        [sys.executable, *started, "train", "--config", "none.yaml"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{repo_root}", "PYTHONSAFEPATH": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path / "..",
+    )  # fmt: skip
+    assert done.stdout.readline() == "here\n"
+    done.send_signal(signal.SIGINT)
+    assert done.communicate(timeout=50)[1] == "interrupted\n"
+    assert done.returncode == 130
+
+
+def test_interrupt_of_a_command_is_one_line(monkeypatch, capsys):
+    def interrupted(arguments):
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        raise KeyboardInterrupt
+
+    command = types.SimpleNamespace(main=interrupted)
+    monkeypatch.setitem(sys.modules, "detlite.commands.doctor", command)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_other_programs_keep_their_interrupts(repo_root, tmp_path):
+    (tmp_path / "torch.py").write_text("import signal; print(signal.getsignal(2).__name__)")
+    done = subprocess.run(
+        [sys.executable, "-c", "import detlite"], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{repo_root}"},
+    )  # fmt: skip
+    assert done.stdout == "default_int_handler\n"
 
 
 def test_tools_only_call_commands(repo_root):

@@ -81,9 +81,9 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
     def progress(rows: list[Any]) -> Any:
         return tqdm(rows, "pictures", disable=None)
 
-    if not path.is_file():
-        raise ConfigError(f"--data {path}: there is no such file")
     if path.suffix == ".json":
+        if not path.is_file():
+            raise ConfigError(f"--data {path}: there is no such file")
         return [inspect_set(path, images or find_images(path), progress=progress)]
     cfg = load_config(path)
     names = list(dict.fromkeys([*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]))
@@ -171,7 +171,11 @@ def _parser() -> argparse.ArgumentParser:
         "detlite check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--data", required=True, nargs="+", type=Path, help="annotation files (.json) or a config"
+        "--data",
+        required=True,
+        nargs="+",
+        type=Path,
+        help="annotation files (.json), or a config by path or name",
     )
     parser.add_argument("--images", type=Path, help="folder of pictures (images, beside --data)")
     parser.add_argument("--page", type=Path, help="HTML file for the report, with pictures")

@@ -217,6 +217,14 @@ def test_the_command_takes_a_config(content, write_set, tmp_path, capsys):
     assert capsys.readouterr().out.count("training takes it") == 1
 
 
+def test_the_command_finds_configs_by_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # where there is neither the config nor its data
+    assert run_check("--data", "coco/mask_rcnn_R_50_FPN_1x.yaml") == 1
+    assert "refused: instances_train2017.json: file: cannot be read" in capsys.readouterr().out
+    assert run_check("--data", "coco/none.yaml") == 2
+    assert "among detlite's own configs" in capsys.readouterr().err
+
+
 def test_the_command_says_what_it_cannot_do(tmp_path, capsys):
     assert run_check("--data", tmp_path / "none.json") == 2
     (tmp_path / "empty.yaml").write_text("SEED: 1\n")

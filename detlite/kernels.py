@@ -1,0 +1,47 @@
+"""Why the compiled kernels cannot be loaded, and what to do about it, in a line.
+
+They are built on torch's stable ABI: one binary serves every torch from OLDEST_TORCH on.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+OLDEST_TORCH = (2, 11)
+
+
+def refusal() -> str:
+    """What to do about a torch that is too old for the kernels; "" where it is not."""
+    release = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if release is None or tuple(map(int, release.groups())) >= OLDEST_TORCH:
+        return ""
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    return (
+        f"detlite needs torch >= {oldest}, and this is torch {torch.__version__}: "
+        "`pip install --upgrade torch torchvision`"
+    )
+
+
+def remedy(error: Exception) -> str:
+    """What to do about the error by which detlite._C, or an operator in it, was not found."""
+    if not any(Path(__file__).parent.glob("_C.*.so")):
+        return (
+            "detlite._C, the compiled kernels, is not built: "
+            "`pip install --no-build-isolation -e .` in the detlite folder"
+        )
+    cuda = re.search(r"lib(?:cudart\.so\.(\d+)|torch_cuda\.so|c10_cuda\.so)", str(error))
+    if cuda:
+        kind = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU alone"
+        built = f"CUDA {cuda[1]}" if cuda[1] else "CUDA"
+        return (
+            f"detlite's kernels were built for {built}, and torch {torch.__version__} for {kind}: "
+            f"install a torch for {built}, or a wheel of detlite for the CPU"
+        )
+    return (
+        f"detlite._C, the compiled kernels, cannot be loaded ({error}): install detlite again "
+        "(`pip install --force-reinstall --no-deps` and the wheel, or "
+        "`pip install --no-build-isolation -e .` in the detlite folder)"
+    )
