@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -63,6 +64,19 @@ def test_configs_load(tmp_path):
             load_config(file)
             count += 1
     assert count > 4
+
+
+def test_the_table_of_extras_is_pyproject():
+    project = (ROOT / "pyproject.toml").read_text()
+    [section] = re.findall(r"(?ms)^\[project\.optional-dependencies\]\n(.*?)^\[", project)
+    stated = {
+        name: [re.split("[<>=]", package)[0] for package in ast.literal_eval(packages)]
+        for name, packages in re.findall(r"(?m)^(\w+) = (\[.*\])$", section)
+    }
+    page = (ROOT / "docs" / "installing.md").read_text()
+    told = re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|", page.partition("## Extras")[2])
+    assert {name: packages.split(", ") for name, packages in told} == stated
+    assert "pretrained" in stated
 
 
 def test_broken_links_are_noticed(tmp_path):
