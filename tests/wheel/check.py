@@ -33,6 +33,22 @@ MOST_BYTES = 100_000_000
 # Where home folders and build folders lie.
 MACHINE_PATHS = re.compile(rb"/(?:home|root|tmp|Users|build)/[\w./-]+")
 
+FIRST = """
+import sys, torch, detlite
+detlite.load_config("coco/mask_rcnn_R_50_FPN_1x.yaml")
+print(sys.version, torch.__version__, detlite.__file__)
+"""
+# The demo, which is found by name, with fewer pictures.
+STEP = """
+_BASE_: demo_shapes.yaml
+OUTPUT_DIR: run
+SOLVER: {MAX_ITER: 1}
+DATASETS:
+  CATALOG:
+    - {name: shapes_train, type: shapes, path: shapes, split: train, images: 8, seed: 1}
+    - {name: shapes_test, type: shapes, path: shapes, split: test, images: 4, seed: 1}
+"""
+
 
 def contents(wheel: Path, root: Path = ROOT) -> list[str]:
     """What is wrong with a wheel of the sources in `root`, a line each."""
@@ -125,15 +141,13 @@ def check_environment(wheel: Path, python: str, torch: str, folder: Path) -> Non
     subprocess.run([python, "-m", "venv", str(folder / "environment")], check=True)
     there = Environment(folder)
     there.run("pip", "install", "--quiet", *torch.split(), str(wheel))
-    program = "import sys, torch, detlite; print(sys.version, torch.__version__, detlite.__file__)"
-    found = there.run("python", "-c", program)
+    found = there.run("python", "-c", FIRST)
     print(f"  {found.strip()}")
     if str(there.bin.parent) not in found:
         raise RuntimeError("another detlite than the wheel's is imported")
     there.run("detlite", "doctor")
-    there.run("detlite", "analyze", "--config", "coco/mask_rcnn_R_50_FPN_1x.yaml")
-    run = ("SOLVER.MAX_ITER", "1", "OUTPUT_DIR", "run")
-    there.run("detlite", "train", "--config", "demo_shapes.yaml", *run)
+    (there.folder / "step.yaml").write_text(STEP)
+    there.run("detlite", "train", "--config", "step.yaml")
     there.run("detlite", "report", "run", "--output", "report.html")
     if "</html>" not in (there.folder / "report.html").read_text(encoding="utf-8"):
         raise RuntimeError("report.html is not whole")
