@@ -39,7 +39,7 @@ def torch_device(name: str) -> torch.device:
     """The device called `name`; "auto" is CUDA where there is one, else the CPU.
 
     Raises:
-        ConfigError: a name that torch does not know, or CUDA where there is none.
+        ConfigError: a name that torch does not know, or a device that is not there.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -52,4 +52,16 @@ def torch_device(name: str) -> torch.device:
             f"MODEL.DEVICE is {name!r}, but torch finds {torch.cuda.device_count()} CUDA "
             "devices: use auto or cpu"
         )
+    if device.type not in ("cpu", "cuda", "meta") and not _is_there(device):
+        raise ConfigError(
+            f"MODEL.DEVICE is {name!r}, but this torch sees no {device.type} device: use auto or "
+            "cpu, or install a torch that is built for it"
+        )
     return device
+
+
+def _is_there(device: torch.device) -> bool:
+    try:
+        return bool(torch.get_device_module(device).is_available())
+    except (RuntimeError, AttributeError):  # no module, or one that does not tell
+        return False

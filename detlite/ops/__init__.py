@@ -3,13 +3,15 @@ matching of boxes, the focal loss, the encoding of pasted masks, the cropping of
 keypoints from heat maps, and what an evaluation counts.
 
 The functions that torchvision has too take its arguments in its order. The kernels beneath them are
-also reached as `torch.ops.detlite.<name>` and `detlite._C.<name>`.
+also reached as `torch.ops.detlite.<name>` and `detlite._C.<name>`. On devices that they are not
+compiled for, `plain/` stands in.
 """
 
 from .box_maps import crop_masks, heatmap_peaks, paste_masks
 from .evaluation import mask_intersections, match_detections
 from .focal_loss import sigmoid_focal_loss
 from .overlaps import batched_nms, match_boxes, nms, padded_nms
+from .plain import has_kernels
 from .roi_align import RoIAlign, pyramid_roi_align, roi_align
 from .roi_pool import RoIPool, pyramid_roi_pool, roi_pool
 from .rois import assign_levels
@@ -20,6 +22,7 @@ __all__ = [
     "assign_levels",
     "batched_nms",
     "crop_masks",
+    "has_kernels",
     "heatmap_peaks",
     "mask_intersections",
     "match_boxes",

@@ -128,7 +128,12 @@ class PackedMasks:
         return len(self.instances) - 1
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedMasks:
-        """The same on another device."""
+        """The same on another device that masks can be cropped on, or else where they are.
+
+        All but the CPU and CUDA have them cropped on the CPU, and MPS knows no float64.
+        """
+        if torch.device(device).type not in ("cpu", "cuda", "meta"):
+            return self
         return PackedMasks(*(t.to(device, non_blocking=non_blocking) for t in self.tensors()))
 
     def pin_memory(self) -> PackedMasks:

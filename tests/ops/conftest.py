@@ -1,29 +1,61 @@
-"""Makes oracles.py importable beside the tests, and runs those that ask for a device on each device
-and with each set of inner loops that the processor has."""
+"""Makes oracles.py importable beside the tests, and runs those that ask for a device on each,
+with each set of inner loops that the processor has, and with the plain operators in place of the
+CPU's kernels."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from detlite.ops import nms
+from detlite.ops.plain import KERNELS, PLAIN
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 VARIABLE = "DETLITE_CPU_CAPABILITY"
 
 
-@pytest.fixture(params=["cpu-default", "cpu-avx2", "cpu-avx512", "cuda"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+DEVICES = ["cpu-default", "cpu-avx2", "cpu-avx512", "cuda"]
+# Of the operators that have a plain form.
+PLAIN_FILES = {"focal_loss", "match_boxes", "pyramid", "roi_align", "roi_pool", "rois"}
+
+
+@contextmanager
+def plain_on_cpu() -> Iterator[None]:
+    """Within it the plain operators are the CPU's kernels."""
+    library = torch.library.Library("detlite", "IMPL")
+    for name in PLAIN:
+        library.impl(name, KERNELS[name], "CPU", allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames:
+        plain = Path(str(metafunc.module.__file__)).stem.removeprefix("test_") in PLAIN_FILES
+        metafunc.parametrize("device", [*DEVICES, *["cpu-plain"] * plain], indirect=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name, _, capability = request.param.partition("-")
+    if capability == "plain":
+        with plain_on_cpu():
+            yield name
+        return
     if name == "cuda":
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
-        return name
+        yield name
+        return
     monkeypatch.setenv(VARIABLE, capability)
     try:
         nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
     except RuntimeError as error:
         pytest.skip(str(error))
-    return name
+    yield name

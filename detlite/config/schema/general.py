@@ -31,7 +31,12 @@ _MODEL = section(
         "GeneralizedRCNN, RetinaNet, ProposalNetwork (an RPN without heads) or a registered "
         "detector",
     ),
-    Key("DEVICE", "auto", "'cpu', 'cuda', 'cuda:1'; auto: CUDA when there is one"),
+    Key(
+        "DEVICE",
+        "auto",
+        "'cpu', 'cuda', 'cuda:1', or another that torch sees ('mps', 'xpu': docs/devices.md); auto: "
+        "CUDA when there is one",
+    ),
     Key(
         "MEMORY_FORMAT",
         "channels_last",

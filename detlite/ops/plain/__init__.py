@@ -1,0 +1,96 @@
+"""The operators where there is no kernel of ours: MPS, XPU, CUDA without our CUDA kernels, any
+other device that torch has.
+
+The dispatcher comes here only where a device has no kernel of its own, so the CPU and CUDA lose
+nothing. What is arithmetic on many numbers is plain torch on the device: RoIAlign, RoIPool,
+matching, the focal loss. What goes step by step through few numbers runs on the CPU, by the
+compiled kernels, between two copies: a suppression of 5000 boxes is 80 kB there and back, and would
+be hundreds of calls on the device, each of which needs the one before. Shape and gradient rules are
+those of the kernels, in the files beside this folder.
+
+Pooling reads the sizes of its RoIs, and what runs on the CPU its arguments, so a training step
+waits for such a device a few times.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from .focal_loss import sigmoid_focal_loss_backward, sigmoid_focal_loss_forward
+from .matching import match_boxes
+from .roi_align import roi_align_backward, roi_align_forward
+from .roi_pool import roi_pool_backward, roi_pool_forward
+
+logger = logging.getLogger(__name__)
+
+# In plain torch, by the names of csrc/module.cpp.
+PLAIN: dict[str, Callable[..., Any]] = {
+    "match_boxes": match_boxes,
+    "roi_align_forward.maps": roi_align_forward,
+    "roi_align_backward.maps": roi_align_backward,
+    "roi_pool_forward.maps": roi_pool_forward,
+    "roi_pool_backward.maps": roi_pool_backward,
+    "sigmoid_focal_loss_forward": sigmoid_focal_loss_forward,
+    "sigmoid_focal_loss_backward": sigmoid_focal_loss_backward,
+}
+# Computed by the CPU's kernels, wherever their tensors are.
+ON_CPU = ("nms", "batched_nms", "padded_nms", "crop_masks", "heatmap_peaks")
+
+
+def has_kernels(device: torch.device | str) -> bool:
+    """Whether the operators are compiled for a device, and not those of this folder."""
+    key = torch._C._dispatch_key_for_device(torch.device(device).type)
+    return torch._C._dispatch_has_kernel_for_dispatch_key("detlite::nms", key)
+
+
+@cache
+def _warn_of(kind: str) -> None:
+    advice = "; a build with CUDA_HOME set has them (detlite doctor)" if kind == "cuda" else ""
+    logger.warning(
+        "detlite has no compiled kernels for %s: its operators run as plain torch there, and more "
+        "slowly%s", kind, advice,
+    )  # fmt: skip
+
+
+def _on_any_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def kernel(*arguments: Any) -> Any:
+        device = _device_of(arguments)
+        _warn_of(device.type)
+        # The operators choose their precision themselves.
+        mixed = torch.is_autocast_enabled(device.type)
+        with torch.autocast(device.type, enabled=False) if mixed else nullcontext():
+            return function(*arguments)
+
+    return kernel
+
+
+def _on_cpu(name: str) -> Callable[..., Any]:
+    def function(*arguments: Any) -> Any:
+        device = _device_of(arguments)
+        here = tree_map_only(Tensor, Tensor.cpu, arguments)
+        results = getattr(torch.ops.detlite, name)(*here)
+        return tree_map_only(Tensor, lambda x: x.to(device), results)
+
+    return function
+
+
+def _device_of(arguments: Any) -> torch.device:
+    """That of the tensors which are not on the CPU."""
+    devices = [leaf.device for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    return next((device for device in devices if device.type != "cpu"), devices[0])
+
+
+KERNELS = {name: _on_any_device(function) for name, function in PLAIN.items()}
+KERNELS |= {name: _on_any_device(_on_cpu(name)) for name in ON_CPU}
+for _name, _kernel in KERNELS.items():
+    # For every backend that has no kernel of its own.
+    torch.library.impl(f"detlite::{_name}", "CompositeExplicitAutograd")(_kernel)

@@ -1,0 +1,107 @@
+"""What the plain operators refuse, as csrc/checks.h does: a RuntimeError names the argument."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_MOST_LEVELS = 8
+
+
+def check(ok: bool, message: str) -> None:
+    """Raises RuntimeError with the message unless `ok`."""
+    if not ok:
+        raise RuntimeError(message)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums and coordinates are computed in: float32, or float64 for such features."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_shape(op: str, name: str, tensor: Tensor, shape: Sequence[int]) -> None:
+    """Refuses a tensor of another shape."""
+    found, wanted = list(tensor.shape), list(shape)
+    check(found == wanted, f"{op}: {name} must have shape {wanted}, got {found}")
+
+
+def check_floating(op: str, name: str, tensor: Tensor) -> None:
+    """Refuses what is not float64, float32, float16 or bfloat16."""
+    check(
+        tensor.is_floating_point() and tensor.element_size() > 1,
+        f"{op}: {name} must be floating point, got {_name(tensor.dtype)}",
+    )
+
+
+def check_same_device(op: str, first: Tensor, **others: Tensor) -> None:
+    """Refuses tensors on other devices than the first."""
+    for name, tensor in others.items():
+        check(
+            tensor.device == first.device,
+            f"{op}: {name} is on {tensor.device} and must be on {first.device}",
+        )
+
+
+def check_maps(op: str, maps: Sequence[Tensor], scales: Sequence[float]) -> None:
+    """Refuses maps that are no pyramid."""
+    check_scales(op, scales)
+    check(
+        len(maps) == len(scales),
+        f"{op}: inputs must have one map for each of {len(scales)} spatial_scales, got {len(maps)}",
+    )
+    for level, features in enumerate(maps):
+        check(
+            features.dim() == 4,
+            f"{op}: input must have 4 dimensions, got shape {list(features.shape)}",
+        )
+        check_floating(op, "input", features)
+        check(
+            features.dtype == maps[0].dtype and features.shape[:2] == maps[0].shape[:2],
+            f"{op}: inputs[{level}] must have the type, batch size and channels of inputs[0]",
+        )
+        check_same_device(op, maps[0], input=features)
+
+
+def check_scales(op: str, scales: Sequence[float]) -> None:
+    """Refuses scales that no pyramid has."""
+    check(
+        1 <= len(scales) <= _MOST_LEVELS,
+        f"{op}: spatial_scales must have from 1 to {_MOST_LEVELS} levels, got {len(scales)}",
+    )
+    for scale in scales:
+        check(
+            math.isfinite(scale) and scale > 0,
+            f"{op}: spatial_scale must be a positive number, got {scale}",
+        )
+
+
+def check_rois(op: str, features: Tensor, rois: Tensor, levels: Tensor) -> None:
+    """Refuses RoIs and levels that do not go with features or a gradient of them."""
+    check(
+        rois.dim() == 2 and rois.shape[1] == 5,
+        f"{op}: rois must have shape [K, 5] (batch index, x1, y1, x2, y2), got {list(rois.shape)}",
+    )
+    expected = wide(features.dtype)
+    check(
+        rois.dtype == expected,
+        f"{op}: rois must be {_name(expected)} for {_name(features.dtype)} features, "
+        f"got {_name(rois.dtype)}",
+    )
+    check_shape(op, "levels", levels, [len(rois)])
+    check(levels.dtype == torch.int64, f"{op}: levels must be int64, got {_name(levels.dtype)}")
+    check_same_device(op, features, rois=rois, levels=levels)
+
+
+def check_pool(op: str, height: int, width: int) -> None:
+    """Refuses a pooled size of nothing."""
+    check(
+        height >= 1 and width >= 1,
+        f"{op}: pooled_height and pooled_width must be at least 1, got {height} and {width}",
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

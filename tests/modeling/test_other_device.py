@@ -1,0 +1,21 @@
+"""Models on a device that detlite has no kernels for, see other_device.py. It changes torch for the
+whole process, so it has one of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def test_models_on_a_device_without_kernels():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    ran = subprocess.run(
+        [*command, str(HERE / "on_other_device.py")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-5000:]
+    assert " passed" in ran.stdout

@@ -1,0 +1,160 @@
+"""Operators without a kernel of their own: who gets them, beside the kernels, and in what memory.
+
+The operators' own tests run on them too, see conftest.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+
+import fuzz
+import pytest
+import torch
+from conftest import plain_on_cpu
+from roi_cases import features, odd_rois, ordinary_rois
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from detlite import ops
+from detlite.ops import plain
+from detlite.ops.plain import matching, windows
+
+ELSEWHERE = ["MPS", "XPU", "PrivateUse1"]
+
+
+@pytest.fixture
+def warnings(caplog) -> Iterator[pytest.LogCaptureFixture]:
+    plain._warn_of.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        yield caplog
+    plain._warn_of.cache_clear()
+
+
+def every_operator() -> dict[str, Tensor | tuple[Tensor, ...]]:
+    """The result of each operator of the pipeline on small inputs."""
+    x, rois = features().requires_grad_(), torch.cat([ordinary_rois(9), odd_rois()])
+    boxes, scores = rois[:9, 1:].contiguous(), torch.linspace(0, 1, 9)
+    groups, valid = torch.arange(9) % 2, torch.ones(1, 9, dtype=torch.bool)
+    logits = torch.linspace(-3, 3, 8).requires_grad_()
+    masks = torch.zeros(4, dtype=torch.float64), *(torch.zeros(1, dtype=torch.int64),) * 2
+    index = torch.full((9,), -1)
+    align, pool = ops.roi_align(x, rois, 3, 0.25, 2), ops.roi_pool(x, rois, 3, 0.25)
+    loss = ops.sigmoid_focal_loss(logits, (logits > 0).float())
+    return {
+        "roi_align_forward.maps": align,
+        "roi_align_backward.maps": torch.autograd.grad(align.sum(), x),
+        "roi_pool_forward.maps": pool,
+        "roi_pool_backward.maps": torch.autograd.grad(pool.sum(), x),
+        "sigmoid_focal_loss_forward": loss,
+        "sigmoid_focal_loss_backward": torch.autograd.grad(loss.sum(), logits),
+        "match_boxes": ops.match_boxes(boxes[None, :3], valid[:, :3], boxes),
+        "nms": ops.nms(boxes, scores, 0.5),
+        "batched_nms": ops.batched_nms(boxes, scores, groups, 0.5),
+        "padded_nms": ops.padded_nms(boxes[None], scores[None], groups[None], valid, 0.5, 4),
+        "crop_masks": ops.crop_masks(
+            *masks, torch.zeros(0, 6, dtype=torch.int64), index, boxes, 7, False
+        ),
+        "heatmap_peaks": ops.heatmap_peaks(torch.rand(9, 2, 8, 8), boxes),
+    }
+
+
+def test_the_cpu_keeps_its_kernels(warnings):
+    assert every_operator().keys() == plain.KERNELS.keys()
+    assert not warnings.text
+    assert ops.has_kernels("cpu")
+
+
+@pytest.mark.parametrize("key", ELSEWHERE)
+@pytest.mark.parametrize("name", plain.KERNELS)
+def test_other_backends_have_every_operator(name, key):
+    computed = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    assert computed(f"detlite::{name}", key)
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"detlite::{name}", key)
+
+
+def test_there_are_no_kernels_for_mps():
+    assert not ops.has_kernels(torch.device("mps"))
+
+
+def test_one_warning_names_the_device(warnings):
+    with plain_on_cpu():
+        every_operator()
+    assert warnings.text.count("no compiled kernels for cpu") == 1
+    plain._warn_of("cuda")
+    assert "CUDA_HOME" in warnings.messages[-1]
+
+
+def test_random_inputs_give_what_the_kernels_give():
+    """Maps of any layout, boxes anywhere, infinite and NaN, forward and backward."""
+    for seed in range(300):
+        rng = random.Random(seed)
+        torch.manual_seed(seed)
+        make = rng.choice([fuzz.pooling, fuzz.pooling, fuzz.matching, fuzz.focal_loss])
+        run = make(rng)
+        wanted = run()
+        with plain_on_cpu():
+            found = run()
+        for a, b in zip(found, wanted, strict=True):
+            finite = b.double()[b.double().isfinite()]
+            spread = 1 + (finite.abs().max().item() if len(finite) else 0)
+            assert not fuzz.differ(a, b, spread), f"seed {seed}: {make.__name__}"
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers that a new tensor has."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("pool", ["align", "pool"])
+def test_chunks_bound_the_memory_and_change_nothing(pool, monkeypatch):
+    """40 boxes of a whole map, whose windows are 40 times the map without chunks."""
+    maps, rois = [torch.randn(2, 8, 40, 50)], ordinary_rois(240)
+    rois[200:] = torch.tensor([1.0, 0, 0, 200, 160])
+    where = rois, torch.zeros(240, dtype=torch.int64)
+    sizes = [0.25], 2, 2, 2, 8, [40], [50]
+    forward, backward = (plain.PLAIN[f"roi_{pool}_{way}.maps"] for way in ("forward", "backward"))
+
+    def results() -> list[Tensor]:
+        if pool == "align":
+            pooled = forward(maps, *where, [0.25], 2, 2, 2, True)
+            return [pooled, *backward(pooled, *where, *sizes, 2, True)]
+        pooled, argmax = forward(maps, *where, [0.25], 2, 2, True)
+        return [pooled, argmax, *backward(pooled, *where, argmax, *sizes)]
+
+    found = {}
+    for most in (1 << 24, 1 << 15):
+        monkeypatch.setattr(windows, "_MOST_FEATURES", most)
+        with Largest() as largest:
+            found[most] = *results(), largest.numbers
+    *expected, unbounded = found[1 << 24]
+    *in_chunks, bounded = found[1 << 15]
+    torch.testing.assert_close(in_chunks, expected, rtol=1e-5, atol=1e-5)
+    assert unbounded >= 40 * maps[0][0].numel()
+    assert bounded <= max(1 << 15, maps[0].numel())
+
+
+def test_some_ground_truth_at_a_time_changes_nothing(monkeypatch):
+    truth, candidates = ordinary_rois(60)[:, 1:].view(2, 30, 4), ordinary_rois(50)[:, 1:]
+    valid = torch.rand(2, 30) > 0.3
+    expected = ops.match_boxes(truth, valid, candidates)
+    for most in (1, 700, 1 << 22):
+        monkeypatch.setattr(matching, "_MOST_OVERLAPS", most)
+        with plain_on_cpu():
+            found = ops.match_boxes(truth, valid, candidates)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("cells", "wanted"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (9, 12), (33, 48)]
+)
+def test_windows_have_few_sizes(cells, wanted):
+    assert windows._rounded_up(cells) == wanted
