@@ -11,11 +11,13 @@ from .evaluation import benchmark_evaluation
 from .index import benchmark_index
 from .measure import Row, benchmark_ops
 from .model import Inference, benchmark_model
+from .plain import PlainRow, benchmark_plain
 from .scaling import benchmark_scaling, plot_scaling
 from .train import Training, benchmark_train, write_trace
 
 __all__ = [
     "Inference",
+    "PlainRow",
     "Row",
     "Training",
     "benchmark_data",
@@ -23,6 +25,7 @@ __all__ = [
     "benchmark_index",
     "benchmark_model",
     "benchmark_ops",
+    "benchmark_plain",
     "benchmark_scaling",
     "benchmark_train",
     "plot_scaling",

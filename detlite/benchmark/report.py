@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torchvision
 
-from ..engine.precision import native_formats
+from ..engine.precision import formats_in_words
 
 
 def environment(device: str) -> str:
@@ -20,10 +20,10 @@ def environment(device: str) -> str:
     if device == "cuda":
         hardware = torch.cuda.get_device_name()
     else:
-        formats = ", ".join(native_formats(torch.device("cpu")))
         hardware = (
             f"{torch.get_num_threads()} threads of {_processor()} "
-            f"({torch.backends.cpu.get_cpu_capability()}, native {formats})"
+            f"({torch.backends.cpu.get_cpu_capability()}), which "
+            f"{formats_in_words(torch.device('cpu'))}"
         )
     return (
         f"{datetime.date.today()}, {hardware}, torch {torch.__version__}, "

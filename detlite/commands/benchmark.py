@@ -2,6 +2,7 @@
 
     detlite benchmark ops
     detlite benchmark ops --device cuda --json ops.json --only nms
+    detlite benchmark ops --plain
     detlite benchmark model --detections 12 --threshold 0.5
     detlite benchmark train --config configs/nuclei_mask_rcnn_R_18_FPN.yaml --real --batch 4
     detlite benchmark train --objects 500 --trace step.json
@@ -36,6 +37,7 @@ from ..benchmark import (
     benchmark_index,
     benchmark_model,
     benchmark_ops,
+    benchmark_plain,
     benchmark_scaling,
     benchmark_train,
     plot_scaling,
@@ -47,6 +49,7 @@ from ..benchmark.scaling import AXES
 from ..benchmark.train import DTYPES
 from ..config import ConfigError
 from ..data import DataError
+from ..engine.precision import has_bfloat16
 from ..inference.memory import keep_freed_memory
 
 COCO = "coco/mask_rcnn_R_50_FPN_1x.yaml"
@@ -115,8 +118,15 @@ def _check(args: Args) -> None:
 
 
 def _ops(args: Args) -> Iterable[Any]:
+    if args.plain and args.device != "cpu":
+        raise OptionError("--plain is measured on the CPU alone")
+    rows: Iterable[Any] = (
+        benchmark_plain(args.only, args.seconds, args.clock)
+        if args.plain
+        else benchmark_ops(args.device, args.only, args.seconds, args.clock)
+    )
     found = False
-    for row in benchmark_ops(args.device, args.only, args.seconds, args.clock):
+    for row in rows:
         found = True
         yield row
     if not found:
@@ -139,7 +149,10 @@ def _training(args: Args) -> Training:
 
 def _model(args: Args) -> Iterable[Any]:
     names = {" ".join(way): way for way in WAYS}
-    ways = [way for name, way in names.items() if any(part in name for part in args.only or [""])]
+    if args.only:
+        ways = [way for name, way in names.items() if any(part in name for part in args.only)]
+    else:
+        ways = [way for way in WAYS if _is_fast(way[1].split()[-1], args.device)]
     if not ways:
         raise OptionError(
             f"--only {' '.join(args.only)}: no way has that in its name; they are "
@@ -150,9 +163,15 @@ def _model(args: Args) -> Iterable[Any]:
 
 def _train(args: Args) -> Iterable[Any]:
     training = _training(args)
-    yield from benchmark_train(training, args.turns, dtypes=tuple(args.dtype), clock=args.clock)
+    dtypes = args.dtype or tuple(dtype for dtype in DTYPES if _is_fast(dtype, args.device))
+    yield from benchmark_train(training, args.turns, dtypes=tuple(dtypes), clock=args.clock)
     if args.trace:
-        write_trace(training, args.dtype[0], args.trace)
+        write_trace(training, dtypes[0], args.trace)
+
+
+def _is_fast(dtype: str, device: str) -> bool:
+    """Whether a format is measured without being asked for: bfloat16 only where it is native."""
+    return dtype != "bfloat16" or has_bfloat16(torch.device(device))
 
 
 def _data(args: Args) -> Iterable[Any]:
@@ -214,6 +233,9 @@ def _parser() -> argparse.ArgumentParser:
     own = command("ops", _ops)
     own.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases with this in it")
     own.add_argument("--seconds", type=float, default=3.0, help="for each case")
+    own.add_argument(
+        "--plain", action="store_true", help="beside them in plain torch (docs/devices.md)"
+    )
 
     own = command("model", _model)
     pictures(own, batch=1)
@@ -225,7 +247,9 @@ def _parser() -> argparse.ArgumentParser:
     pictures(own, batch=2)
     own.add_argument("--objects", type=int, default=20, help="in a picture")
     own.add_argument("--real", action="store_true", help="pictures of the config's training set")
-    own.add_argument("--dtype", nargs="+", default=DTYPES, choices=DTYPES)
+    own.add_argument(
+        "--dtype", nargs="+", choices=DTYPES, help="left out: those that the processor is fast at"
+    )
     own.add_argument("--trace", type=Path, metavar="FILE", help="what chrome://tracing shows")
 
     own = command("data", _data)

@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Sequence
 
 from ..installation import devices, facts, operator_errors, problems
+from ..ops import has_kernels
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name:9} {fact}")
     wrong = 0
     for device in devices():
-        print(f"\noperators on {device}")
+        print(f"\noperators on {device}{'' if has_kernels(device) else ', in plain torch'}")
         for operator, error in operator_errors(device).items():
             print(f"  {operator:22} {error or 'right'}")
             wrong += bool(error)

@@ -13,7 +13,9 @@ import torch
 import torchvision
 
 from .. import _C, __version__
-from ..engine.precision import native_formats, resolve_dtype
+from ..engine.precision import formats_in_words, resolve_dtype
+from ..modeling.build import torch_device
+from ..ops import has_kernels
 
 # Optional packages, and what they are for.
 EXTRAS = {
@@ -44,7 +46,7 @@ def facts() -> dict[str, str]:
         "detlite": f"{__version__} in {Path(__file__).parents[1]}",
         "Python": f"{platform.python_version()} on {platform.platform()}",
         "torch": f"{torch.__version__}, torchvision {torchvision.__version__}",
-        "kernels": f"{_C.__file__}, for {'CPU and CUDA' if _has_cuda_kernels() else 'the CPU'}",
+        "kernels": f"{_C.__file__}, for {'CPU and CUDA' if has_kernels('cuda') else 'the CPU'}",
         "CPU": _processor(),
         "GPU": _gpus(),
         "memory": _memory(),
@@ -55,10 +57,11 @@ def facts() -> dict[str, str]:
 def problems() -> list[str]:
     """What does not fit together or makes detlite slow; a sentence each, with what to do."""
     found = []
-    if torch.cuda.is_available() and not _has_cuda_kernels():
+    if torch.cuda.is_available() and not has_kernels("cuda"):
         found.append(
-            "torch sees a GPU, but the kernels were built for the CPU alone, so models run on the "
-            "CPU: set CUDA_HOME to a CUDA toolkit and install detlite again"
+            "torch sees a GPU, but the kernels were built for the CPU alone, so the operators are "
+            "plain torch on the GPU, which is slow: set CUDA_HOME to a CUDA toolkit and install "
+            "detlite again"
         )
     if _driver() and torch.version.cuda is None:
         found.append(
@@ -113,7 +116,7 @@ class Resources:
 
 def resources() -> Resources:
     """What there is here."""
-    device = torch.device(devices()[-1])
+    device = torch_device("auto")
     gpu = torch.cuda.get_device_properties(0) if device.type == "cuda" else None
     return Resources(
         cores=_cores(),
@@ -126,12 +129,9 @@ def resources() -> Resources:
 
 
 def devices() -> list[str]:
-    """The devices that the operators run on here."""
-    return ["cpu", "cuda"] if torch.cuda.is_available() and _has_cuda_kernels() else ["cpu"]
-
-
-def _has_cuda_kernels() -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key("detlite::nms", "CUDA")
+    """The devices that there are here: the CPU, and what torch has beside it."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return ["cpu"] if accelerator is None else ["cpu", accelerator.type]
 
 
 def _driver() -> bool:
@@ -163,17 +163,19 @@ def _processor() -> str:
     capability = torch.backends.cpu.get_cpu_capability()
     return (
         f"{name} ({capability}), {_cores()} cores, {torch.get_num_threads()} threads; "
-        f"native {', '.join(native_formats(device))}; DTYPE auto is "
-        f"{resolve_dtype('auto', device)}"
+        f"{formats_in_words(device)}; DTYPE auto is {resolve_dtype('auto', device)}"
     )
 
 
 def _gpus() -> str:
     if not torch.cuda.is_available():
-        return "none that torch sees"
+        others = devices()[1:]
+        return (
+            f"{others[0]}, in plain torch (docs/devices.md)" if others else "none that torch sees"
+        )
     names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     listed = ", ".join(f"{gpu.name} ({gpu.total_memory / _GB:.0f} GB)" for gpu in names)
-    return f"{listed}; native {', '.join(native_formats(torch.device('cuda')))}"
+    return f"{listed}; {formats_in_words(torch.device('cuda'))}"
 
 
 def _memory() -> str:

@@ -51,7 +51,7 @@ def test_what_is_wrong(patches, said, monkeypatch):
         monkeypatch.setattr(torch.version, "cuda", patches["cuda"])
     if "gpu" in patches:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(machine, "_has_cuda_kernels", lambda: False)
+        monkeypatch.setattr(machine, "has_kernels", lambda _: False)
     if "OMP_NUM_THREADS" in patches:
         monkeypatch.setenv("OMP_NUM_THREADS", patches["OMP_NUM_THREADS"])
     (found,) = problems()
@@ -63,8 +63,20 @@ def test_facts_of_this_machine():
     found = facts()
     assert torch.__version__ in found["torch"]
     assert "_C." in found["kernels"]
-    assert "threads; native float32" in found["CPU"]
+    assert "threads; multiplies float32" in found["CPU"]
     assert "; DTYPE auto is " in found["CPU"]
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted"), [(None, ["cpu"]), (torch.device("mps"), ["cpu", "mps"])]
+)
+def test_every_device_that_torch_has_is_looked_at(there, wanted, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: there)
+    assert machine.devices() == wanted
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert facts()["GPU"] == (
+        "mps, in plain torch (docs/devices.md)" if there else "none that torch sees"
+    )
 
 
 def test_cores_of_a_container(monkeypatch, tmp_path):

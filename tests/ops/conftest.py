@@ -4,14 +4,13 @@ CPU's kernels."""
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from detlite.ops import nms
-from detlite.ops.plain import KERNELS, PLAIN
+from detlite.ops.plain import instead_of_kernels
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -21,18 +20,6 @@ VARIABLE = "DETLITE_CPU_CAPABILITY"
 DEVICES = ["cpu-default", "cpu-avx2", "cpu-avx512", "cuda"]
 # Of the operators that have a plain form.
 PLAIN_FILES = {"focal_loss", "match_boxes", "pyramid", "roi_align", "roi_pool", "rois"}
-
-
-@contextmanager
-def plain_on_cpu() -> Iterator[None]:
-    """Within it the plain operators are the CPU's kernels."""
-    library = torch.library.Library("detlite", "IMPL")
-    for name in PLAIN:
-        library.impl(name, KERNELS[name], "CPU", allow_override=True)
-    try:
-        yield
-    finally:
-        library._destroy()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -45,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name, _, capability = request.param.partition("-")
     if capability == "plain":
-        with plain_on_cpu():
+        with instead_of_kernels():
             yield name
         return
     if name == "cuda":

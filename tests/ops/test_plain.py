@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import fuzz
 import pytest
 import torch
-from conftest import plain_on_cpu
 from roi_cases import features, odd_rois, ordinary_rois
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,7 +78,7 @@ def test_there_are_no_kernels_for_mps():
 
 
 def test_one_warning_names_the_device(warnings):
-    with plain_on_cpu():
+    with plain.instead_of_kernels():
         every_operator()
     assert warnings.text.count("no compiled kernels for cpu") == 1
     plain._warn_of("cuda")
@@ -94,7 +93,7 @@ def test_random_inputs_give_what_the_kernels_give():
         make = rng.choice([fuzz.pooling, fuzz.pooling, fuzz.matching, fuzz.focal_loss])
         run = make(rng)
         wanted = run()
-        with plain_on_cpu():
+        with plain.instead_of_kernels():
             found = run()
         for a, b in zip(found, wanted, strict=True):
             finite = b.double()[b.double().isfinite()]
@@ -148,7 +147,7 @@ def test_some_ground_truth_at_a_time_changes_nothing(monkeypatch):
     expected = ops.match_boxes(truth, valid, candidates)
     for most in (1, 700, 1 << 22):
         monkeypatch.setattr(matching, "_MOST_OVERLAPS", most)
-        with plain_on_cpu():
+        with plain.instead_of_kernels():
             found = ops.match_boxes(truth, valid, candidates)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 

@@ -34,6 +34,39 @@ def test_rows_are_printed_and_written(run_tool, tmp_path, capsys):
     assert printed[3].split()[1:6:2] == [row["case"], row["device"], row["dtype"]]
 
 
+def test_plain_operators_beside_the_kernels(run_tool, tmp_path, capsys):
+    file = tmp_path / "plain.json"
+    options = ("--plain", "--only", "match_243k_10", "--seconds", "0.01", "--json", file)
+    assert run_tool("benchmark.py", "ops", *options) == 0
+    (row,) = json.loads(file.read_text())
+    assert row["case"] == "match_243k_10"
+    assert row["ratio"] == pytest.approx(row["plain_ms"] / row["kernel_ms"])
+    assert run_tool("benchmark.py", "ops", "--plain", "--only", "nonsense") == 2
+    assert "no case has that" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("able", "formats"), [(True, ["float32", "bfloat16"]), (False, ["float32"])]
+)
+def test_bfloat16_is_measured_unasked_only_where_it_is_native(run_tool, monkeypatch, able, formats):
+    seen = []
+    for name in ("model", "train"):
+        monkeypatch.setattr(
+            f"detlite.commands.benchmark.benchmark_{name}",
+            lambda *args, **options: (
+                seen.append((args, options))
+                or iter([StepRow("detlite", "float32", 1.0, None, 1.0, 0.5)])
+            ),
+        )
+    monkeypatch.setattr("detlite.commands.benchmark.has_bfloat16", lambda device: able)
+    assert run_tool("benchmark.py", "model", "--config", "some.yaml") == 0
+    assert run_tool("benchmark.py", "train", "--config", "some.yaml") == 0
+    ways = seen[0][0][2]
+    assert [way for library, way in ways if library == "torchvision"] == formats
+    assert ("detlite", "optimize bfloat16") in ways or not able
+    assert seen[1][1]["dtypes"] == tuple(formats)
+
+
 def test_a_table_is_written_with_its_command(run_tool, tmp_path):
     file = tmp_path / "ops.md"
     options = ("--only", "batched_nms", "--seconds", "0.01", "--markdown", file)

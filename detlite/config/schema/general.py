@@ -34,8 +34,8 @@ _MODEL = section(
     Key(
         "DEVICE",
         "auto",
-        "'cpu', 'cuda', 'cuda:1', or another that torch sees ('mps', 'xpu': docs/devices.md); auto: "
-        "CUDA when there is one",
+        "'cpu', 'cuda', 'cuda:1', or another that torch sees ('mps', 'xpu'; docs/devices.md); "
+        "auto: CUDA when there is one",
     ),
     Key(
         "MEMORY_FORMAT",

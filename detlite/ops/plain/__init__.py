@@ -15,8 +15,8 @@ waits for such a device a few times.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache, wraps
 from typing import Any
 
@@ -94,3 +94,15 @@ KERNELS |= {name: _on_any_device(_on_cpu(name)) for name in ON_CPU}
 for _name, _kernel in KERNELS.items():
     # For every backend that has no kernel of its own.
     torch.library.impl(f"detlite::{_name}", "CompositeExplicitAutograd")(_kernel)
+
+
+@contextmanager
+def instead_of_kernels() -> Iterator[None]:
+    """Within it the CPU has the plain operators too: to test and to measure them."""
+    library = torch.library.Library("detlite", "IMPL")
+    for name in PLAIN:
+        library.impl(name, KERNELS[name], "CPU", allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
