@@ -2,6 +2,7 @@
 
 CUDA kernels are built when CUDA_HOME names a toolkit (a folder with bin/nvcc) or DETLITE_CUDA=1
 asks for them; DETLITE_CUDA=0 leaves them out. Whether the machine has a GPU is never asked.
+They are for NVIDIA's GPUs: a torch built for ROCm runs its operators as plain torch.
 TORCH_CUDA_ARCH_LIST chooses the GPU generations and MAX_JOBS the parallel compilers, as for any
 torch extension.
 """
@@ -12,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -38,6 +40,8 @@ CXX_FLAGS = [
     "-fno-trapping-math",
     "-ffp-contract=off",
 ]
+# Of the linker that Linux has; that of macOS knows neither, and drops what is not used by itself.
+LINK_FLAGS = ["-Wl,-O1", "-Wl,--as-needed"] if sys.platform == "linux" else []
 NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler=-Wall,-Wextra,-fvisibility=hidden"]
 
 
@@ -75,6 +79,24 @@ def find_cuda() -> Path | None:
     return toolkit
 
 
+def refuse_rocm() -> None:
+    """Ends a build that is to have GPU kernels for a torch which is built for AMD's GPUs.
+
+    The kernels vote and shuffle in warps of 32 lanes, by masks of 32 bits. HIP takes 64, and some
+    of AMD's GPUs have 64 lanes: what torch's hipify makes of the sources cannot be right.
+    """
+    asked = os.environ.get("DETLITE_CUDA", "") or ("1" if os.environ.get("CUDA_HOME") else "0")
+    try:
+        from torch.version import hip
+    except ImportError:  # of which more below
+        return
+    if hip and asked == "1":
+        raise SystemExit(
+            f"this torch is built for ROCm {hip}, and the GPU kernels are NVIDIA's alone: set "
+            "DETLITE_CUDA=0, and the operators run as plain torch on the GPU"
+        )
+
+
 class BuildPackage(build_py):
     """Puts the configs into the package, where an installed `detlite` finds them by name."""
 
@@ -89,6 +111,7 @@ class BuildKernels(build_ext):
     """Hands the build to torch's compiler driver, imported only here: metadata needs no torch."""
 
     def run(self) -> None:
+        refuse_rocm()
         cuda = find_cuda()
         if cuda:
             # Both are read when cpp_extension is imported or when it builds.
@@ -131,7 +154,7 @@ class BuildKernels(build_ext):
                 "cxx": [*CXX_FLAGS, *shown, *defines],
                 "nvcc": [*NVCC_FLAGS, *(f"-Xcompiler={flag}" for flag in shown), *defines],
             },
-            extra_link_args=["-Wl,-O1", "-Wl,--as-needed"],
+            extra_link_args=LINK_FLAGS,
         )
         build = cpp_extension.BuildExtension(
             self.distribution, use_ninja=cpp_extension.is_ninja_available()

@@ -57,7 +57,7 @@ def facts() -> dict[str, str]:
 def problems() -> list[str]:
     """What does not fit together or makes detlite slow; a sentence each, with what to do."""
     found = []
-    if torch.cuda.is_available() and not has_kernels("cuda"):
+    if torch.cuda.is_available() and torch.version.cuda and not has_kernels("cuda"):
         found.append(
             "torch sees a GPU, but the kernels were built for the CPU alone, so the operators are "
             "plain torch on the GPU, which is slow: set CUDA_HOME to a CUDA toolkit and install "

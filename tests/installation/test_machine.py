@@ -52,6 +52,7 @@ def test_what_is_wrong(patches, said, monkeypatch):
     if "gpu" in patches:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(machine, "has_kernels", lambda _: False)
+        monkeypatch.setattr(torch.version, "cuda", "13.2")
     if "OMP_NUM_THREADS" in patches:
         monkeypatch.setenv("OMP_NUM_THREADS", patches["OMP_NUM_THREADS"])
     (found,) = problems()

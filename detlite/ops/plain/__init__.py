@@ -53,7 +53,8 @@ def has_kernels(device: torch.device | str) -> bool:
 
 @cache
 def _warn_of(kind: str) -> None:
-    advice = "; a build with CUDA_HOME set has them (detlite doctor)" if kind == "cuda" else ""
+    built = kind == "cuda" and torch.version.cuda  # not ROCm, which is called so too
+    advice = "; a build with CUDA_HOME set has them (detlite doctor)" if built else ""
     logger.warning(
         "detlite has no compiled kernels for %s: its operators run as plain torch there, and more "
         "slowly%s", kind, advice,
