@@ -1,0 +1,30 @@
+"""The reference page of the config."""
+
+from __future__ import annotations
+
+from detlite.config import KEYS
+from detlite.config.document import config_page
+
+
+def test_page_is_up_to_date(repo_root):
+    """Else: python -m detlite.config.document > docs/config.md"""
+    assert (repo_root / "docs" / "config.md").read_text() == config_page()
+
+
+def test_every_key_has_its_type_default_and_meaning():
+    rows = {line.split("`")[1]: line for line in config_page().splitlines() if line[:3] == "| `"}
+    assert KEYS
+    for key in KEYS:
+        value, default, meaning = rows[key.name].removesuffix(" |").split(" | ")[1:4]
+        assert value
+        assert default in ("left out", f"`{key.default!r}`")
+        assert meaning.replace("&lt;", "<") == key.doc
+
+
+def test_values_are_those_of_the_checks():
+    page = config_page()
+    assert "| `SOLVER.LR_SCHEDULE` | one of `'multistep'`, `'cosine'` | `'multistep'` |" in page
+    assert "| `SOLVER.MOMENTUM` | float, at least 0, below 1 | `0.9` |" in page
+    assert "| `SOLVER.MAX_EPOCHS` | float, greater than 0 | left out |" in page
+    assert "| `MODEL.MASK_ON` | bool | `False` |" in page
+    assert "| `DATASETS.TRAIN` | list | `()` |" in page
