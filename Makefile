@@ -8,6 +8,7 @@
 #   with CUDA kernels: make wheel DETLITE_CUDA=1
 # make soak SOAK_MINUTES=60: interrupt training runs at random and compare what comes of them
 # make fuzz MINUTES=60: throw nearly sound files at what reads them
+# make docs: build the documentation into site/, warnings taken for errors
 # Other versions: make test VENV=.venv-oldest PYTHON=python3.10 TORCH="torch==2.11.* torchvision"
 PYTHON ?= python3
 TORCH ?= torch>=2.11 torchvision
@@ -17,7 +18,7 @@ INSTALLED := $(VENV)/.installed
 DEMO := output/demo
 KERNELS := setup.py $(shell find csrc -type f)
 
-.PHONY: install demo test wheel soak fuzz cuda sanitize lint format clean
+.PHONY: install demo test wheel docs soak fuzz cuda sanitize lint format clean
 
 install: $(INSTALLED)
 
@@ -93,6 +94,9 @@ wheel: $(VENV)/.dependencies
 	cp build/wheel/*.tar.gz dist/
 	$(BIN)/python tests/wheel/check.py dist/*.whl $(CHECK)
 
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --strict
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -103,4 +107,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf build dist detlite/*.so *.egg-info output/demo
+	rm -rf build dist site detlite/*.so *.egg-info output/demo

@@ -12,7 +12,8 @@ from detlite.config import KEYS, load_config
 from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "configs" / "README.md", *(ROOT / "docs").glob("*.md")])
+_OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/README.md", "csrc/README.md")
+PAGES = sorted([*(ROOT / name for name in _OUTSIDE), *(ROOT / "docs").glob("*.md")])
 _NAMES = {key.name for key in KEYS} | NO_EFFECT.keys() | RESTATING.keys()
 _SECTIONS = {name.rpartition(".")[0] for name in _NAMES}
 

@@ -1,0 +1,318 @@
+"""The code of the documentation: Python runs, and commands have the options that they are given.
+
+A block of Python is run, page by page, in a folder with a trained tiny model and a small data set.
+One that cannot be run here has a comment before it that says why, `<!-- not run: ... -->`; its
+names and the arguments of its calls are still looked up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import importlib
+import inspect
+import json
+import re
+import runpy
+import shlex
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from PIL import Image
+from torch.distributed.run import get_args_parser
+
+import detlite
+from detlite.__main__ import COMMANDS
+from detlite.config import KEYS, ConfigError, load_config
+from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "configs/README.md")),
+    ROOT / "csrc" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+# Pages whose Python another test runs.
+RUN_ELSEWHERE = {"extending.md": "tests/modeling/test_extending_docs.py"}
+_KEYS = {key.name for key in KEYS} | NO_EFFECT.keys() | RESTATING.keys()
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    language: str
+    code: str
+    not_run: str  # why, if it is not
+
+
+def blocks(page: Path, *languages: str) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    fence = r"(?:^<!-- not run: ([^>]+) -->\n+)?^```(\w+)\n(.*?)^```"
+    return [
+        Block(page, text[: found.start(3)].count("\n"), found[2], found[3], found[1] or "")
+        for found in re.finditer(fence, text, re.MULTILINE | re.DOTALL)
+        if found[2] in languages
+    ]
+
+
+def having(*languages: str) -> list[Path]:
+    return [page for page in PAGES if blocks(page, *languages)]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+# --- Python ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(
+    tmp_path: Path,
+    tiny_config: Callable[..., Any],
+    make_set: Callable[..., tuple[Path, Path]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict[str, Any]:
+    """The names that pages leave to the reader, in a folder of files that they name."""
+    annotations, images = make_set("cells", pictures=4)
+    monkeypatch.chdir(tmp_path)
+    Path("configs").symlink_to(ROOT / "configs")
+    annotations.rename("train.json")
+    images.rename("pictures")
+    picture = Image.open("pictures/1.png").convert("RGB")
+    picture.save("photo.jpg")
+    cfg = tiny_config("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 3)
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    model = detlite.build_model(cfg)
+    checkpoint = {
+        "model": model.state_dict(),
+        "config": cfg.dump(),
+        "categories": categories,
+        "convention": "detlite",
+    }
+    Path("output/demo").mkdir(parents=True)
+    torch.save(checkpoint, "output/demo/model_final.pth")
+    boxes = torch.tensor([[10.0, 20.0, 50.0, 60.0]])
+    masks = torch.zeros(1, 96, 128, dtype=torch.bool)
+    masks[0, 20:60, 10:50] = True
+    target = {"boxes": boxes, "labels": torch.tensor([1]), "masks": masks}
+    given = {"detlite": detlite, "images": [torch.rand(3, 96, 128)], "targets": [target]}
+    return {**given, **target, "cfg": cfg}
+
+
+@pytest.mark.parametrize("page", having("python"), ids=name)
+def test_python_runs(page: Path, reader: dict[str, Any]) -> None:
+    if page.name in RUN_ELSEWHERE:
+        assert page.name in (ROOT / RUN_ELSEWHERE[page.name]).read_text()
+        return
+    for block in blocks(page, "python"):
+        if not block.not_run:
+            where = f"{name(page)}, line {block.line}"
+            exec(compile("\n" * block.line + block.code, where, "exec"), reader)
+
+
+def check_names(code: str) -> None:
+    """Raises where a name of detlite that the code uses, or an argument that it gives, is not."""
+    tree = ast.parse(code)
+    known: dict[str, Any] = {"detlite": detlite}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            try:
+                exec(compile(ast.Module([node], []), "import", "exec"), known)
+            except ModuleNotFoundError as error:
+                if (error.name or "").startswith("detlite"):
+                    raise
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            resolve(node, known)
+        if isinstance(node, ast.Call):
+            called = resolve(node.func, known)
+            if inspect.isfunction(called) and called.__module__.startswith("detlite"):
+                given = [keyword.arg for keyword in node.keywords if keyword.arg]
+                inspect.signature(called).bind_partial(*node.args, **dict.fromkeys(given))
+
+
+def resolve(node: ast.AST, known: dict[str, Any]) -> Any:
+    """What a dotted name stands for; None for what only running it would tell."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Attribute):
+        owner = resolve(node.value, known)
+        if isinstance(owner, types.ModuleType | type):
+            return getattr(owner, node.attr)
+    return None
+
+
+@pytest.mark.parametrize("page", having("python"), ids=name)
+def test_python_names_what_there_is(page: Path) -> None:
+    for block in blocks(page, "python"):
+        check_names(block.code)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("detlite.trian()", AttributeError),
+        ("detlite.train(minute=15)", TypeError),
+        ("from detlite.ops import roi_aling", ImportError),
+        ("from detlite import ops\nops.nms(1, 2, 3, 4)", TypeError),
+    ],
+)
+def test_wrong_names_are_noticed(code: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        check_names(code)
+
+
+@pytest.mark.parametrize("page", having("json"), ids=name)
+def test_json_is_json(page: Path) -> None:
+    for block in blocks(page, "json"):
+        json.loads(block.code)
+
+
+# --- Commands -------------------------------------------------------------------------------------
+
+
+class Parsed(BaseException):  # which no command catches
+    def __init__(self, parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
+        self.parser, self.found = parser, found
+
+
+@pytest.fixture
+def parsing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands end when they have read their command line."""
+    for method in ("parse_args", "parse_intermixed_args"):
+        read = getattr(argparse.ArgumentParser, method)
+
+        @functools.wraps(read)
+        def stopping(self: Any, *args: Any, read: Any = read, **kwargs: Any) -> None:
+            raise Parsed(self, read(self, *args, **kwargs))
+
+        monkeypatch.setattr(argparse.ArgumentParser, method, stopping)
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """The words of each command of a block of shell, without comments and redirections."""
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            del words[0]
+        ends = [place for place, word in enumerate(words) if word in (">", "2>", "|", "&&", "&")]
+        if words:
+            yield words[: ends[0]] if ends else words
+
+
+def check_command(words: list[str]) -> None:
+    """Raises where a program, option, config, key, file, extra or target is not there."""
+    program, *arguments = words
+    if program == "detlite":
+        check_detlite(arguments)
+    elif program == "torchrun":
+        args, _ = get_args_parser().parse_known_args(arguments)
+        assert (args.module, args.training_script) == (True, "detlite"), words
+        check_detlite(args.training_script_args)
+    elif program == "python" and arguments[0] == "-m":
+        assert importlib.util.find_spec(arguments[1]), words
+    elif program == "python" and arguments[0] != "-c":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", arguments)
+            patch.syspath_prepend(str((ROOT / arguments[0]).parent))
+            with pytest.raises(Parsed):
+                runpy.run_path(str(ROOT / arguments[0]), run_name="__main__")
+    elif program == "pip":
+        known = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+        for extras in re.findall(r"(?:detlite|\.)\[([\w,]+)\]", " ".join(arguments)):
+            assert set(extras.split(",")) <= set(known), words
+    elif program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert {word for word in arguments if "=" not in word} <= set(targets), words
+
+
+def check_detlite(arguments: list[str]) -> None:
+    command, *arguments = arguments
+    assert command in COMMANDS
+    try:
+        importlib.import_module(f"detlite.commands.{command}").main(arguments)
+    except Parsed as parsed:
+        check_configs(parsed.found)
+    else:
+        raise AssertionError(f"detlite {command} did not read its command line")
+
+
+def check_configs(args: argparse.Namespace) -> None:
+    """The overrides by name; where the config is one of detlite's own, their values, too."""
+    opts = getattr(args, "opts", None) or []
+    assert len(opts) % 2 == 0, opts
+    assert set(opts[::2]) <= _KEYS, opts
+    config = getattr(args, "config", None) or ""
+    if config.startswith("configs/"):
+        load_config(ROOT / config, [] if "IMPORTS" in opts else opts)
+
+
+@pytest.mark.usefixtures("parsing")
+@pytest.mark.parametrize("page", having("sh", "console"), ids=name)
+def test_commands_are_understood(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for block in blocks(page, "sh", "console"):
+        code = block.code
+        if block.language == "console":  # the rest is what is printed
+            code = "\n".join(re.findall(r"^\$ .*(?:\\\n.*)*", code, re.MULTILINE))
+        for words in commands(code):
+            try:
+                check_command(words)
+            except SystemExit:
+                pytest.fail(f"{name(page)}: {shlex.join(words)}: {capsys.readouterr().err}")
+
+
+@pytest.mark.usefixtures("parsing")
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_options_in_sentences_exist(page: Path) -> None:
+    """Of commands that are named in the text, such as `detlite predict --threshold`."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for command, rest in re.findall(r"`detlite ([a-z]+)([^`]*)`", text):
+        assert command in COMMANDS, f"{name(page)}: detlite {command}"
+        options = {word.partition("=")[0] for word in rest.split() if word.startswith("--")}
+        if options:
+            assert options <= options_of(command), f"{name(page)}: detlite {command}{rest}"
+
+
+def options_of(command: str) -> set[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        seen: set[str] = set()
+
+        def keep(self: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+            seen.update(self._option_string_actions)
+            for action in self._actions:
+                if isinstance(action, argparse._SubParsersAction):
+                    for part in action.choices.values():
+                        seen.update(part._option_string_actions)
+            raise Parsed(self, argparse.Namespace())
+
+        for method in ("parse_args", "parse_intermixed_args"):
+            patch.setattr(argparse.ArgumentParser, method, keep)
+        with pytest.raises(Parsed):
+            importlib.import_module(f"detlite.commands.{command}").main([])
+    return seen
+
+
+@pytest.mark.usefixtures("parsing")
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("detlite tarin --config a.yaml", AssertionError),
+        ("detlite train --confg a.yaml", SystemExit),
+        ("detlite train --config a.yaml SOLVER.BASE_RL 1", AssertionError),
+        ("detlite train --config configs/none.yaml", ConfigError),
+        ("torchrun --nproc-per-node 2 -m detlite test --conf a.yaml --nope", SystemExit),
+        ("python tools/none.py", FileNotFoundError),
+        ('pip install "detlite[none]"', AssertionError),
+        ("make none", AssertionError),
+    ],
+)
+def test_wrong_commands_are_noticed(line: str, error: type[BaseException]) -> None:
+    with pytest.raises(error):
+        check_command(next(commands(line)))

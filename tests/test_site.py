@@ -1,0 +1,56 @@
+"""The site of docs/: its settings, and the links of pages that lie outside of docs/."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import yaml
+
+
+@pytest.fixture(scope="module")
+def hooks(repo_root: Path) -> dict[str, Any]:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install 'detlite[docs]')")
+    return runpy.run_path(str(repo_root / "docs" / "site_hooks.py"))
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "expected"),
+    [
+        ("README.md", "[a](docs/data.md#an-index)", "[a](data.md#an-index)"),
+        ("README.md", "![a](docs/pictures/demo.jpg)", "![a](pictures/demo.jpg)"),
+        ("README.md", "[`rcnn.py`](detlite/modeling/rcnn.py)", "`detlite/modeling/rcnn.py`"),
+        ("docs/architecture.md", "[k](../csrc/README.md#backward)", "[k](kernels.md#backward)"),
+        ("docs/data.md", "[a](init.md), [b](#the-index)", "[a](init.md), [b](#the-index)"),
+        ("configs/README.md", "[yaml](coco/a.yaml)", "`configs/coco/a.yaml`"),
+        ("docs/data.md", "[a](https://a.org/b.md)", "[a](https://a.org/b.md)"),
+        ("docs/data.md", "```\n[a](../csrc/README.md)\n```", "```\n[a](../csrc/README.md)\n```"),
+    ],
+)
+def test_links_lead_to_pages_of_the_site(
+    hooks: dict[str, Any], source: str, text: str, expected: str
+) -> None:
+    assert hooks["site_links"](text, PurePosixPath(source)) == expected
+
+
+def test_every_page_is_in_the_navigation(hooks: dict[str, Any], repo_root: Path) -> None:
+    settings = (repo_root / "mkdocs.yml").read_text()
+    named = set(re.findall(r"^ +- .*: (\w+\.md)$", settings, re.MULTILINE))
+    there = {file.name for file in (repo_root / "docs").glob("*.md")}
+    assert named == there | hooks["OUTSIDE"].keys()
+
+
+def test_no_page_asks_the_network_for_anything(repo_root: Path) -> None:
+    settings = yaml.safe_load((repo_root / "mkdocs.yml").read_text())
+    assert settings["theme"]["font"] is False
+    assert "analytics" not in settings.get("extra", {})
+    assert not settings.get("extra_javascript")
+
+
+def test_pictures_of_pages_are_small(repo_root: Path) -> None:
+    pictures = [*(repo_root / "docs").rglob("*.jpg"), *(repo_root / "docs").rglob("*.svg")]
+    assert len(pictures) > 10
+    assert not [file.name for file in pictures if file.stat().st_size > 150_000]
