@@ -1,0 +1,44 @@
+"""The notebooks run from their first cell to their last, and are kept without outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: detlite[docs]")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: detlite[docs]")
+pytest.importorskip("ipykernel", reason="ipykernel is not installed: detlite[docs]")
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+
+
+def read(notebook: Path) -> Any:
+    return nbformat.read(notebook, as_version=4)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.name)
+def test_no_outputs_are_kept(notebook: Path) -> None:
+    for cell in read(notebook).cells:
+        if cell.cell_type == "code":
+            assert not cell.outputs
+            assert cell.execution_count is None
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.name)
+def test_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On generated pictures, for some seconds of training."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("MINUTES", "0.1")
+    content = read(notebook)
+    nbclient.NotebookClient(
+        content, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [output for cell in content.cells for output in cell.get("outputs", [])]
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    assert "60 pictures" in printed
+    assert "AP " in printed
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == 3 + 1 + 3
+    assert (tmp_path / "output" / "notebook" / "model_final.pth").is_file()
