@@ -3,7 +3,7 @@
 README.md is the home page, and the other texts of `OUTSIDE` are pages, each from its one file, so
 that links work where the repository is read, too. Links from any page to such a text lead to its
 page; links to other files outside of docs/ become their path, as there is no address of the
-repository to lead to.
+repository to lead to. Where a link's text is the path of a page, the page's title stands instead.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def site_links(markdown: str, source: PurePosixPath) -> str:
         if not path:
             return found[0]
         target = os.path.normpath(source.parent / path)
+        if text.endswith(".md"):
+            text = (ROOT / target).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         if target in _PAGES:
             return f"{picture}[{text}]({_PAGES[target]}{anchor})"
         if target.startswith("docs/"):

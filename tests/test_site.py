@@ -25,6 +25,7 @@ def hooks(repo_root: Path) -> dict[str, Any]:
         ("README.md", "[`rcnn.py`](detlite/modeling/rcnn.py)", "`detlite/modeling/rcnn.py`"),
         ("docs/architecture.md", "[k](../csrc/README.md#backward)", "[k](kernels.md#backward)"),
         ("docs/data.md", "[a](init.md), [b](#the-index)", "[a](init.md), [b](#the-index)"),
+        ("docs/init.md", "[data.md](data.md#lvis)", "[Data sets](data.md#lvis)"),
         ("configs/README.md", "[yaml](coco/a.yaml)", "`configs/coco/a.yaml`"),
         ("docs/data.md", "[a](https://a.org/b.md)", "[a](https://a.org/b.md)"),
         ("docs/data.md", "```\n[a](../csrc/README.md)\n```", "```\n[a](../csrc/README.md)\n```"),
