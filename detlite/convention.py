@@ -65,8 +65,14 @@ class Convention:
     retinanet_min_size: float = 0.0
     # The convolutions of RetinaNet's towers have a bias below their norm too (detectron2).
     retinanet_normed_bias: bool = False
-    # The box head drops boxes with a shorter side, in pixels (torchvision, remove_small_boxes).
+    # The box head drops boxes with a shorter side, in pixels (torchvision, remove_small_boxes);
+    # negative: even empty ones stay (mmdetection, multiclass_nms).
     detection_min_size: float = 0.0
+    # Boxes shrink no further than they may grow, 1000 / 16 times (mmdetection, DeltaXYWHBBoxCoder).
+    limit_shrinking: bool = False
+    # What the stages of a cascade are averaged in: probabilities, or what they are made from
+    # (mmdetection, CascadeRoIHead).
+    cascade_mean: Literal["probabilities", "logits"] = "probabilities"
     # What masks are trained on: crops of 0 and 1, or averages as they are (torchvision,
     # project_masks_on_boxes).
     mask_targets: Literal["binary", "soft"] = "binary"
@@ -77,10 +83,11 @@ class Convention:
     # (torchvision, maskrcnn-benchmark).
     keypoint_center: float = 0.5
     # Bilinear resizing as Pillow's, to the nearest size (detectron2) or the size below
-    # (maskrcnn-benchmark), or without antialiasing and rounding to 8 bits (torchvision).
-    resize: Literal["round", "floor", "interpolate"] = "round"
-    # Pictures are turned as their EXIF orientation says (detectron2, read_image), or taken as
-    # stored (torchvision's CocoDetection, and maskrcnn-benchmark with it).
+    # (maskrcnn-benchmark); without antialiasing and rounding to 8 bits (torchvision); or without
+    # antialiasing, in OpenCV's whole numbers, to the nearest size (mmdetection, mmcv.imrescale).
+    resize: Literal["round", "floor", "interpolate", "opencv"] = "round"
+    # Pictures are turned as their EXIF orientation says (detectron2, read_image; mmdetection), or
+    # taken as stored (torchvision's CocoDetection, and maskrcnn-benchmark with it).
     exif_orientation: bool = True
 
     def clip(self, boxes: Tensor, sizes: Sizes) -> Tensor:
@@ -230,6 +237,14 @@ CONVENTIONS: dict[str, Convention] = {
             keypoint_center=0.0,
             resize="floor",
             exif_orientation=False,
+        ),
+        Convention(
+            "mmdetection",
+            anchor_offset=0.0,
+            detection_min_size=-1.0,
+            limit_shrinking=True,
+            cascade_mean="logits",
+            resize="opencv",
         ),
     )
 }

@@ -10,10 +10,12 @@ from __future__ import annotations
 import collections
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 
 
 class RefusedPickleError(ValueError):
@@ -145,3 +147,42 @@ def read_pickle(path: str | Path) -> Any:
     with Path(path).open("rb") as stream:
         # latin1: the arrays in pickles of Python 2 are byte strings.
         return _Unpickler(stream, encoding="latin1").load()
+
+
+class Inert:
+    """What stands for an object that is not needed: it takes all arguments and keeps none."""
+
+    __slots__ = ()
+
+    def __new__(cls, *_args: Any) -> Inert:
+        return super().__new__(cls)
+
+    def __init__(self, *_args: Any) -> None: ...
+
+    def __setstate__(self, _state: Any) -> None: ...
+
+
+# The log that mmengine keeps beside weights, numbers in arrays. `getattr` names its methods.
+_LOG = re.compile(
+    r"mmengine\.logging\.\w+\.HistoryBuffer|numpy\.(ndarray|dtype|dtypes\.\w+)|builtins\.getattr"
+    r"|numpy\._?core\.(multiarray\.(_reconstruct|scalar)|numeric\._frombuffer)|_codecs\.encode"
+)
+
+
+def load_weights_only(path: Path) -> Any:
+    """What `torch.load(weights_only=True)` reads, with `Inert` in the place of mmengine's log.
+
+    Raises:
+        Exception: whatever torch raises, among it an UnpicklingError that names what it refuses.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        if not zipfile.is_zipfile(path):
+            raise
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        if not any(name.startswith("mmengine.") for name in names):
+            raise
+        inert: Any = [(Inert, name) for name in names if _LOG.fullmatch(name)]
+        with torch.serialization.safe_globals(inert):
+            return torch.load(path, map_location="cpu", weights_only=True)

@@ -25,10 +25,11 @@ def batch_of_boxes() -> torch.Tensor:
     return torch.cat([low, low + torch.rand(3, 50, 2, generator=generator) * 10], dim=-1)
 
 
-def test_there_are_four():
-    assert list(CONVENTIONS) == ["detlite", "torchvision", "detectron2", "maskrcnn-benchmark"]
+def test_there_are_five():
+    frameworks = ["torchvision", "detectron2", "maskrcnn-benchmark", "mmdetection"]
+    assert list(CONVENTIONS) == ["detlite", *frameworks]
     assert all(convention.name == name for name, convention in CONVENTIONS.items())
-    assert len(set(CONVENTIONS.values())) == 4
+    assert len(set(CONVENTIONS.values())) == 5
 
 
 def test_every_field_is_used_by_some_framework():

@@ -1,4 +1,4 @@
-"""Convert weights of torchvision, detectron2, maskrcnn-benchmark, Caffe2's Detectron or timm.
+"""Convert weights of torchvision, detectron2, mmdetection, maskrcnn-benchmark, Detectron or timm.
 
     detlite convert model_final_f10217.pkl mask_rcnn.pth
     detlite convert mask_rcnn.pth for_torchvision.pth --to torchvision

@@ -1,4 +1,4 @@
-"""Weights of torchvision, detectron2, maskrcnn-benchmark, Caffe2's Detectron and timm.
+"""Weights of torchvision, detectron2, mmdetection, maskrcnn-benchmark, Caffe2's Detectron, timm.
 
 A file for each framework says how its files are recognised, renamed, brought into our layout and
 which config they need (`source.Source`); `convert` drives them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torchvision.models.detection import (
@@ -39,3 +40,13 @@ def categories_for(num_classes: int, keypoints: bool = False) -> list[dict[str, 
     if num_classes == 2 and keypoints:
         return [{**ids[0], "keypoints": _KEYPOINTS}]
     return [{"id": label, "name": f"class {label}"} for label in range(1, num_classes)]
+
+
+def categories_by_name(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Categories {"id", "name"} of the labels 1, 2, ... that a file names.
+
+    Their ids are COCO's where all are categories of COCO, else the labels.
+    """
+    of_coco = set(names) <= set(_NAMES) - {"N/A"} and len(set(names)) == len(names)
+    ids = [_NAMES.index(name) + 1 if of_coco else label for label, name in enumerate(names, 1)]
+    return [{"id": number, "name": name} for number, name in zip(ids, names, strict=True)]

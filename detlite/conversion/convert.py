@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,24 @@ import torch
 from torch import Tensor
 
 from .caffe2 import CAFFE2
-from .categories import categories_for
+from .categories import categories_by_name, categories_for
 from .detectron2 import DETECTRON2
 from .efficientnet import EFFICIENTNET
 from .maskrcnn_benchmark import MASKRCNN_BENCHMARK
+from .mmdetection import MMDETECTION
 from .source import Config, Source, State
 from .timm import TIMM
 from .torchvision import TORCHVISION
 
-_ALL = (TORCHVISION, DETECTRON2, MASKRCNN_BENCHMARK, CAFFE2, EFFICIENTNET, TIMM)
+_ALL = (
+    MMDETECTION,
+    TORCHVISION,
+    DETECTRON2,
+    MASKRCNN_BENCHMARK,
+    CAFFE2,
+    EFFICIENTNET,
+    TIMM,
+)
 SOURCES: dict[str, Source] = {source.name: source for source in _ALL}
 
 
@@ -71,12 +81,14 @@ def convert(content: Any, name: str, path: Path = Path()) -> Converted:
     if all(ours.startswith("backbone.body.") for ours in state):
         return Converted(state, backbone_only=True)
     try:
-        config = source.configure(state, entries, path)
+        config = source.configure(state, entries, path, content)
     except ValueError as error:
         raise ValueError(f"looks like {source.name}'s, but {error}") from error
     if config:
         config["MODEL.CONVENTION"] = source.convention
-    return Converted(state, config, source.convention, _categories(state, config))
+    return Converted(
+        state, config, source.convention, _categories(state, config, source.class_names(content))
+    )
 
 
 def entries_of(content: Any) -> dict[str, Any]:
@@ -100,9 +112,11 @@ def _tensor(name: str, value: Any) -> Tensor:
         raise ValueError(f"{name} is no tensor, nor an array of numbers") from error
 
 
-def _categories(state: State, config: Config) -> list[dict[str, Any]]:
+def _categories(state: State, config: Config, names: Sequence[str]) -> list[dict[str, Any]]:
     # Without a config, an FBNet's.
     num_classes = len(state.get("roi_heads.box.predictor.cls_score.weight", ()))
     for part in ("ROI_BOX_HEAD", "RETINANET"):
         num_classes = config.get(f"MODEL.{part}.NUM_CLASSES", num_classes)
+    if len(names) == num_classes - 1:
+        return categories_by_name(names)
     return categories_for(num_classes, config.get("MODEL.KEYPOINT_ON", False))

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Collection
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -142,7 +143,7 @@ _CONFIG: Config = {
 }
 
 
-def _configure(state: State, entries: Entries, path: Path) -> Config:
+def _configure(state: State, entries: Entries, path: Path, _content: Any) -> Config:
     if "head.ctrness.weight" in state:
         raise ValueError("is an FCOS, which is none of the detectors here")
     config = _CONFIG | read_config(state, "ROIAlignV2", 0)

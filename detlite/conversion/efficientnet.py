@@ -68,6 +68,6 @@ EFFICIENTNET = Source(
     convention="",
     recognise=lambda names: "_conv_stem.weight" in names and "_blocks.0._bn1.weight" in names,
     rules=[],
-    configure=lambda _state, _entries, _path: {},
+    configure=lambda *_: {},
     adapt=_by_stage,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from .shapes import read_config
 from .source import Config, Entries, Rules, Source, State, levels_from_0
@@ -42,7 +43,7 @@ def _adapt(state: State, _entries: Entries) -> State:
     return levels_from_0(state)
 
 
-def configure(state: State, _entries: Entries, _path: Path) -> Config:
+def configure(state: State, _entries: Entries, _path: Path, _content: Any) -> Config:
     """The config of a detector of maskrcnn-benchmark or Caffe2; empty for an FBNet.
 
     An FBNet's shapes do not say its operators: its config is that which it was built from.

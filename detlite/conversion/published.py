@@ -1,7 +1,8 @@
 """Weights by name: what stands for a file on the web, in a package or in a hub.
 
     weights/own.pth                             a path, taken as it is
-    https://host/any/path/file.pth              <root>/file.pth; `#sha256=...` is verified
+    https://host/any/path/file.pth              <root>/file.pth; `#sha256=...` is verified, and the
+                                                digits in names of download.openmmlab.com
     catalog://ImageNetPretrained/MSRA/R-50      maskrcnn-benchmark's names; <root>/<name>.pkl
     detectron2://COCO-Detection/.../model.pkl   detectron2's names; <root>/<name>
     torchvision://ResNet50_Weights.IMAGENET1K_V2   where torchvision itself keeps it
@@ -117,6 +118,9 @@ def _web(scheme: str) -> Callable[[str, Path], _Published]:
             raise ConfigError(
                 f"weights {address}#{fragment}: after # stands sha256=<8 to 64 digits>"
             )
+        of_name = re.search(r"-([0-9a-f]{8})\.pth$", file_name)
+        if of_name and urlsplit(address).hostname == "download.openmmlab.com":
+            digits = digits or of_name[1]
         return _Published(root / file_name, address, digits)
 
     return published

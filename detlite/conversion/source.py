@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,23 @@ class Source:
             its files hold no detectors.
         recognise: whether a file with entries of these names is its own.
         rules: its names -> ours.
-        configure: (state, entries, path) -> the config that an adapted state dict needs; empty
-            where its shapes do not say it. Raises ValueError for a model that we do not have.
+        configure: (state, entries, path, content) -> the config that an adapted state dict needs,
+            `content` being all that the file holds; empty where nothing says it. Raises ValueError
+            for a model that we do not have.
         unused: a pattern for names of entries that no model of ours has.
         adapt: (state, entries) -> state. Changes the layout of a state dict by our names, in place
             or not. `entries` are those of the file, by its own names.
+        class_names: content -> names of the labels 1, 2, ...; empty where the file says none.
     """
 
     name: str
     convention: str
     recognise: Callable[[Collection[str]], bool]
     rules: Rules
-    configure: Callable[[State, Entries, Path], Config]
+    configure: Callable[[State, Entries, Path, Any], Config]
     unused: str = r"(?!)"  # none
     adapt: Callable[[State, Entries], State] = lambda state, _entries: state
+    class_names: Callable[[Any], Sequence[str]] = lambda _content: ()
 
     def rename(self, entries: Entries) -> dict[str, Any]:
         """The entries that we use, by our names."""

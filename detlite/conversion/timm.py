@@ -15,7 +15,7 @@ TIMM = Source(
     # Its models have no names in common: who loads one says that it is timm's.
     recognise=lambda _names: False,
     rules=[(r"^", BODY)],
-    configure=lambda _state, _entries, _path: {},
+    configure=lambda *_: {},
 )
 
 

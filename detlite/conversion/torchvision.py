@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -71,7 +72,7 @@ _RETINANET_CONFIG: Config = L1_RETINANET | {
 }
 
 
-def _configure(state: State, _entries: Entries, _path: Path) -> Config:
+def _configure(state: State, _entries: Entries, _path: Path, _content: Any) -> Config:
     config = _CONFIG | read_config(state, "ROIAlign", 2)
     if not is_retinanet(state):
         return config

@@ -41,9 +41,9 @@ def get_size(
         if long * min_size > max_size * short:
             min_size = round(max_size * short / long)
         sides = [min_size * side // short for side in size]
-    elif resize == "interpolate":
+    elif resize in ("interpolate", "opencv"):
         scale = min(min_size / short, max_size / long)
-        sides = [side * scale for side in size]
+        sides = [side * scale + 0.5 * (resize == "opencv") for side in size]
     else:
         # In these steps: where a side falls halfway between two pixels, as that of 88 x 44 does,
         # the last bit decides.
@@ -141,8 +141,43 @@ def _resize_image(image: Tensor, size: tuple[int, int], resize: str) -> Tensor:
     if resize == "interpolate":
         # Not rounded to uint8 again: the model takes float images as well.
         return interpolate(image[None].float() / 255, size=size, mode="bilinear")[0]
+    if resize == "opencv":
+        return resize_as_opencv(image, size)
     # By Pillow, as the other frameworks do it: torch's own is one level off in a few pixels, which
     # is enough to move a box by a fifth of a pixel.
     picture = Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
     resized = np.array(picture.resize(size[::-1], Image.Resampling.BILINEAR))
     return torch.from_numpy(resized).permute(2, 0, 1).contiguous().to(image.device)
+
+
+def resize_as_opencv(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """A picture uint8 [3, H, W] resized to (height, width) as OpenCV's INTER_LINEAR does it.
+
+    Two pixels a side are mixed, however small the result, by weights that are whole numbers of
+    2048ths; what is between the two passes and behind them is rounded as there, so that every
+    pixel is the same (on processors for which OpenCV has no arithmetic of its own).
+    """
+    rows, lower, upper = _opencv_taps(image.shape[1], size[0], image.device)
+    columns, left, right = _opencv_taps(image.shape[2], size[1], image.device)
+    # Past the right border one pixel counts alone; past the lower one twice, rounded twice.
+    inner = (columns >= 0) & (columns < image.shape[2] - 1)
+    left, right = torch.where(inner, left, 2048), torch.where(inner, right, 0)
+    near, far = (columns.clamp(0, image.shape[2] - 1), (columns + 1).clamp(0, image.shape[2] - 1))
+    pixels = image.int()
+    wide = (pixels[:, :, near] * left + pixels[:, :, far] * right) >> 4
+    above, below = rows.clamp(0, image.shape[1] - 1), (rows + 1).clamp(0, image.shape[1] - 1)
+    mixed = (wide[:, above] * lower[:, None] >> 16) + (wide[:, below] * upper[:, None] >> 16)
+    return ((mixed + 2) >> 2).clamp(0, 255).to(torch.uint8)
+
+
+def _opencv_taps(length: int, wanted: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Along a side the first of two pixels for each wanted one, and the weights of both."""
+    # The scale in double precision, positions and weights in single.
+    scale = 1.0 / (wanted / length)
+    position = (
+        (torch.arange(wanted, dtype=torch.float64, device=device) + 0.5) * scale - 0.5
+    ).float()
+    first = position.floor()
+    second = position - first
+    weights = ((1 - second) * 2048).round().int(), (second * 2048).round().int()
+    return first.long(), *weights

@@ -25,7 +25,7 @@ from ..conversion import convert, entries_of, source_of
 from ..conversion.timm import BODY as TIMM_BODY
 from ..conversion.timm import timm_body
 from ..data.mistaken_files import stored_elsewhere
-from ..pickles import RefusedPickleError, read_pickle
+from ..pickles import RefusedPickleError, load_weights_only, read_pickle
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ def _read(path: Path) -> Any:
                     f"{path}: is damaged: the record {damaged} does not have its checksum. If the "
                     "file was saved without (torch.serialization.set_crc32_options), save it again"
                 )
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return load_weights_only(path)
     except CheckpointError:
         raise
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:

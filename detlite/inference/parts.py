@@ -6,7 +6,7 @@ pooled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -102,6 +102,8 @@ def split(model: Detector) -> tuple[Detector, list[str]]:
         stages = enumerate(heads.box.stages)
         heads_by_name = {f"roi_heads.box.{number}": stage for number, stage in stages}
     heads_by_name |= {"roi_heads.mask": heads.mask, "roi_heads.keypoint": heads.keypoint}
+    more: Iterable[Any] = () if heads.mask is None else heads.mask.more
+    heads_by_name |= {f"roi_heads.mask.more.{number}": head for number, head in enumerate(more)}
     for name, head in heads_by_name.items():
         extractor = None if head is None else head.feature_extractor
         if extractor is not None and name == "roi_heads.box" and heads.shares:

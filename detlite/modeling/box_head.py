@@ -197,16 +197,16 @@ def build_box_head(
 ) -> BoxHead:
     """The box head that MODEL.ROI_BOX_HEAD describes; `reg_weights` scale its deltas, if not
     MODEL.ROI_HEADS.BBOX_REG_WEIGHTS."""
-    head = cfg.MODEL.ROI_BOX_HEAD
+    head, convention = cfg.MODEL.ROI_BOX_HEAD, convention_of(cfg)
     build = BOX_EXTRACTORS.get(head.FEATURE_EXTRACTOR, "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR")
     extractor = build(cfg, backbone)
     predictor = BOX_PREDICTORS.get(head.PREDICTOR, "MODEL.ROI_BOX_HEAD.PREDICTOR")
     return BoxHead(
         extractor,
         predictor(cfg, extractor.out_channels),
-        BoxCoder(reg_weights or cfg.MODEL.ROI_HEADS.BBOX_REG_WEIGHTS),
+        BoxCoder(reg_weights or cfg.MODEL.ROI_HEADS.BBOX_REG_WEIGHTS, convention.limit_shrinking),
         box_loss=build_box_loss(cfg, "ROI_BOX_HEAD"),
         class_agnostic=cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,
         score_thresh=cfg.MODEL.ROI_HEADS.SCORE_THRESH,
-        convention=convention_of(cfg),
+        convention=convention,
     )

@@ -24,13 +24,15 @@ class BoxCoder(nn.Module):
     """Encodes boxes relative to references and back.
 
     (dx, dy) are the shift of the centre in units of the reference's sides, (dw, dh) the logarithm
-    of the ratio of the sides; each is multiplied by its weight.
+    of the ratio of the sides; each is multiplied by its weight. With `limit_shrinking` decoded
+    boxes shrink no further than they may grow.
     """
 
     weights: Tensor
 
-    def __init__(self, weights: Sequence[float]) -> None:
+    def __init__(self, weights: Sequence[float], limit_shrinking: bool = False) -> None:
         super().__init__()
+        self.least = -MAX_LOG_SCALE if limit_shrinking else None
         # A buffer, because a tensor made of numbers in the forward pass waits for the device.
         self.register_buffer("weights", torch.tensor(tuple(weights)), persistent=False)
 
@@ -46,7 +48,7 @@ class BoxCoder(nn.Module):
         deltas = at_least_float32(deltas) / self.weights
         ref_centre, ref_size = _centre_size(references)
         centre = ref_centre + deltas[..., :2] * ref_size
-        half = 0.5 * ref_size * deltas[..., 2:].clamp(max=MAX_LOG_SCALE).exp()
+        half = 0.5 * ref_size * deltas[..., 2:].clamp(self.least, MAX_LOG_SCALE).exp()
         return torch.cat([centre - half, centre + half], dim=-1)
 
 

@@ -69,14 +69,18 @@ class CascadeBoxHead(nn.Module):
     def predict(
         self, features: list[Tensor], proposals: Proposals, sizes: Tensor
     ) -> PredictedBoxes:
-        """Boxes of the last stage, with the mean of all stages' scores."""
+        """Boxes of the last stage, with the mean of all stages' scores, or of their logits."""
         predictions: list[BoxPredictions] = []
         for number, stage in enumerate(self.stages):
             if number:
                 boxes = self.stages[number - 1].refine(predictions[-1], proposals.boxes, sizes)
                 proposals = replace(proposals, boxes=boxes)
             predictions.append(stage(features, proposals.boxes, proposals.valid))
-        scores = torch.stack([own.logits.softmax(dim=1) for own in predictions]).mean(dim=0)
+        logits = torch.stack([own.logits for own in predictions])
+        if self.stages[-1].convention.cascade_mean == "logits":
+            scores = logits.mean(dim=0).softmax(dim=1)
+        else:
+            scores = logits.softmax(dim=2).mean(dim=0)
         return self.stages[-1].decode(predictions[-1], scores, proposals)
 
 

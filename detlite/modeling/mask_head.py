@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
+from ..convention import Convention
 from ..ops import crop_masks
 from ..registry import Registry
 from ..structures.instances import GroundTruth, Samples
@@ -27,7 +28,7 @@ from .extractors import (
     build_conv5_extractor,
 )
 from .layers import init_he, init_normal
-from .map_head import MapHead
+from .map_head import MapHead, build_map_head
 from .norm import optional_norm
 from .pooler import build_pooler
 
@@ -89,14 +90,31 @@ def _build_1x1_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
 
 
 class MaskHead(MapHead):
-    """Masks of every class, of which that of the true or the detected class is used."""
+    """Masks of every class, of which that of the true or the detected class is used.
+
+    There may be `more` heads, E in all: their logits are [R, E, K, M, M], and the probabilities are
+    their mean, as in mmdetection's Cascade Mask R-CNN. All are trained on the same samples.
+    """
+
+    def __init__(
+        self, extractor: Extractor | None, predictor: nn.Module, convention: Convention
+    ) -> None:
+        super().__init__(extractor, predictor, convention)
+        self.more = nn.ModuleList()
+
+    def forward(self, features: list[Tensor], rois: Tensor, shared: Tensor | None) -> Tensor:
+        """float32 logits [R, K, M, M], or [R, E, K, M, M], of RoIs [R, 5]."""
+        logits = super().forward(features, rois, shared)
+        if not self.more:
+            return logits
+        return torch.stack([logits, *(head(features, rois, shared) for head in self.more)], dim=1)
 
     def losses(
         self, logits: Tensor, rows: Rows, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
         """`loss_mask`: mean binary cross entropy of the mask of the true class [R, K, M, M]."""
         assert truth.masks is not None
-        selected = _of_labels(logits, rows.pack(samples.labels).clamp(min=0))  # (R, M, M)
+        selected = _of_labels(logits, rows.pack(samples.labels).clamp(min=0))  # (R, E, M, M)
         instance = rows.image * truth.labels.shape[1] + rows.pack(samples.gt_index)
         wanted = crop_masks(
             *truth.masks.tensors(),
@@ -105,15 +123,37 @@ class MaskHead(MapHead):
             logits.shape[-1],
             self.convention.mask_targets == "soft",
         ).to(logits.dtype)
+        wanted = wanted[:, None].expand_as(selected)
         loss = F.binary_cross_entropy_with_logits(selected, wanted, reduction="none")
         count = rows.valid.sum() * wanted.shape[1:].numel()
-        loss = torch.where(rows.valid[:, None, None], loss, 0).sum()
+        loss = torch.where(rows.valid[:, None, None, None], loss, 0).sum()
         return {"loss_mask": loss / count.clamp(min=1)}
 
     def probabilities(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """float32 [R, M, M] in 0..1, from logits [R, K, M, M] and labels [R]."""
-        return _of_labels(logits, labels).sigmoid()
+        """float32 [R, M, M] in 0..1, from logits of every class and labels [R]."""
+        probs = _of_labels(logits, labels).sigmoid()
+        return probs.mean(dim=1) if self.more else probs[:, 0]
 
 
 def _of_labels(logits: Tensor, labels: Tensor) -> Tensor:
-    return logits[torch.arange(labels.shape[0], device=labels.device), labels]
+    """[R, E, M, M] of the labels [R], from logits [R, E, K, M, M], or of one head [R, K, M, M]."""
+    rows = torch.arange(labels.shape[0], device=labels.device)
+    return logits[rows, :, labels] if logits.dim() == 5 else logits[rows, labels][:, None]
+
+
+def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extractor) -> MaskHead:
+    """The mask head that MODEL.ROI_MASK_HEAD describes, see `build_map_head`."""
+    heads = [
+        build_map_head(
+            MaskHead,
+            cfg,
+            "ROI_MASK_HEAD",
+            backbone,
+            box_extractor,
+            MASK_EXTRACTORS,
+            MASK_PREDICTORS,
+        )
+        for _ in range(cfg.MODEL.ROI_MASK_HEAD.NUM_HEADS)
+    ]
+    heads[0].more.extend(heads[1:])
+    return heads[0]

@@ -217,7 +217,7 @@ def build_retinanet(cfg: CfgNode) -> RetinaNet:
             bias=convention.retinanet_normed_bias or None,
         ),
         anchors,
-        BoxCoder(node.BBOX_REG_WEIGHTS),
+        BoxCoder(node.BBOX_REG_WEIGHTS, convention.limit_shrinking),
         Postprocess(
             convention,
             build_suppression(cfg, node.NMS_TH),

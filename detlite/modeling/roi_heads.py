@@ -17,7 +17,7 @@ from .box_head import BoxPredictions
 from .cascade import BoxStage, build_box_stage
 from .keypoint_head import KEYPOINT_EXTRACTORS, KEYPOINT_PREDICTORS, KeypointHead
 from .map_head import MapHead, build_map_head
-from .mask_head import MASK_EXTRACTORS, MASK_PREDICTORS, MaskHead
+from .mask_head import MaskHead, build_mask_head
 from .norm import takes_batch_statistics
 
 # Maps of the rows that were computed: "mask_probs" [R, M, M], "keypoint_logits" [R, K, M, M].
@@ -103,9 +103,7 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     box = build_box_stage(cfg, backbone)
     shared, mask, keypoint = box.feature_extractor, None, None
     if cfg.MODEL.MASK_ON:
-        mask = build_map_head(
-            MaskHead, cfg, "ROI_MASK_HEAD", backbone, shared, MASK_EXTRACTORS, MASK_PREDICTORS
-        )
+        mask = build_mask_head(cfg, backbone, shared)
     if cfg.MODEL.KEYPOINT_ON:
         keypoint = build_map_head(
             KeypointHead,

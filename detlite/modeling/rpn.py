@@ -179,14 +179,14 @@ def _best_of_batch(proposals: Proposals, count: int) -> Tensor:
 
 def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
     """The RPN that MODEL.RPN describes, for the levels of `backbone`."""
-    rpn = cfg.MODEL.RPN
+    rpn, convention = cfg.MODEL.RPN, convention_of(cfg)
     fpn = len(backbone.strides) > 1
     anchors = build_anchors(cfg, backbone.strides, "RPN")
     head = RPN_HEADS.get(rpn.RPN_HEAD, "MODEL.RPN.RPN_HEAD")
     return RPN(
         head(cfg, backbone.out_channels, anchors.per_cell[0]),
         anchors,
-        BoxCoder(weights=(1.0, 1.0, 1.0, 1.0)),
+        BoxCoder((1.0, 1.0, 1.0, 1.0), convention.limit_shrinking),
         train_limits=ProposalLimits(
             rpn.PRE_NMS_TOP_N_TRAIN,
             rpn.POST_NMS_TOP_N_TRAIN,
@@ -205,5 +205,5 @@ def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
         sampler=Sampler(rpn.BATCH_SIZE_PER_IMAGE, rpn.POSITIVE_FRACTION),
         straddle=rpn.STRADDLE_THRESH,
         box_loss=build_box_loss(cfg, "RPN"),
-        convention=convention_of(cfg),
+        convention=convention,
     )

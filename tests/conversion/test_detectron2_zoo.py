@@ -32,7 +32,7 @@ def found(tiny_config: Callable[..., CfgNode]) -> Callable[..., Config]:
         for name in state:
             if name.endswith("num_batches_tracked"):  # as after training
                 state[name].add_(7)
-        return DETECTRON2.configure(state, {}, Path())
+        return DETECTRON2.configure(state, {}, Path(), state)
 
     return config
 

@@ -93,6 +93,16 @@ def test_web_address_may_state_its_hash(tmp_path, downloads):
     assert downloads == [(address, tmp_path / "w.pth", "abc12345")]
 
 
+def test_openmmlab_names_its_files_by_their_hash(tmp_path, downloads):
+    address = "https://download.openmmlab.com/mmdetection/v2.0/a/b_1x_coco_20200205-d4b0c5d6.pth"
+    file = tmp_path / "b_1x_coco_20200205-d4b0c5d6.pth"
+    assert weight_file(_config(address, tmp_path)) == file
+    assert downloads == [(address, file, "d4b0c5d6")]
+    elsewhere = "https://host.example/c-d4b0c5d6.pth"
+    weight_file(_config(elsewhere, tmp_path))
+    assert downloads[1] == (elsewhere, tmp_path / "c-d4b0c5d6.pth", "")
+
+
 @pytest.mark.parametrize("fragment", ["md5=0123456789", "egg", "sha256=", "sha256=xyz12345"])
 def test_other_things_after_an_address(fragment, tmp_path):
     with pytest.raises(ConfigError, match=r"after # stands sha256=<8 to 64 digits>"):

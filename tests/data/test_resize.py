@@ -9,7 +9,13 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from detlite.data.resize import RandomShortestSize, ScaleJitter, get_size, resize_shortest
+from detlite.data.resize import (
+    RandomShortestSize,
+    ScaleJitter,
+    get_size,
+    resize_as_opencv,
+    resize_shortest,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,40 @@ def test_resizing_is_pillows(size, min_size):
     height, width = found.shape[1:]
     picture = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((width, height), 2)
     assert torch.equal(found.permute(1, 2, 0), torch.from_numpy(np.array(picture)))
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [((480, 640), (800, 1067)), ((427, 640), (800, 1199)), ((1, 5000), (1, 1333)),
+     ((375, 500), (800, 1067)), ((300, 900), (444, 1333))],
+)  # fmt: skip
+def test_sizes_as_mmcv_rounds_them(size, wanted):
+    """int(side * scale + 0.5), of one scale for both sides."""
+    assert get_size(size, 800, 1333, "opencv") == wanted
+
+
+# Of a picture 3 x 4 of 0, 20, 40, ...: written by OpenCV 5.0 (cv2.resize, INTER_LINEAR).
+_BY_OPENCV = {
+    (2, 3): [[23, 50, 76], [143, 170, 196]],
+    (5, 6): [[0, 10, 23, 37, 50, 60], [32, 42, 55, 69, 82, 92], [80, 90, 103, 117, 130, 140],
+             [128, 138, 151, 165, 178, 188], [160, 170, 183, 197, 210, 220]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", _BY_OPENCV)
+def test_resizing_is_opencvs(size):
+    picture = (torch.arange(12) * 20).view(1, 3, 4).to(torch.uint8)
+    assert resize_as_opencv(picture, size).tolist() == [_BY_OPENCV[size]]
+
+
+@pytest.mark.parametrize("size", [(47, 64), (64, 47), (1, 30), (30, 1), (200, 301)])
+@pytest.mark.parametrize("wanted", [(80, 109), (33, 20), (100, 150), (1, 1)])
+def test_resizing_is_opencvs_beside_it(size, wanted):
+    cv2 = pytest.importorskip("cv2")
+    image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
+    pixels = image.permute(1, 2, 0).contiguous().numpy()
+    theirs = cv2.resize(pixels, wanted[::-1], interpolation=cv2.INTER_LINEAR)
+    assert torch.equal(resize_as_opencv(image, wanted).permute(1, 2, 0), torch.from_numpy(theirs))
 
 
 def test_resize_shortest_keeps_type_and_a_picture_of_the_right_size():

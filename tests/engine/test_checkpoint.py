@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
@@ -142,3 +145,33 @@ def test_weights_without_values(tmp_path):
     torch.save({"a": torch.ones(1), "b": torch.ones(1, device="meta")}, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"w\.pth: b is on the device 'meta'"):
         read_checkpoint(tmp_path / "w.pth")
+
+
+def test_the_log_of_mmengine_is_left_out(tmp_path, monkeypatch):
+    """Its checkpoints hold an object of its own, with arrays and functions in it."""
+    module = ModuleType("mmengine.logging.history_buffer")
+
+    class HistoryBuffer:
+        def __init__(self) -> None:
+            self.values = np.arange(3.0)
+            self.methods = {"mean": HistoryBuffer.mean}
+
+        def mean(self) -> float:
+            return 0.0
+
+    HistoryBuffer.__module__, HistoryBuffer.__qualname__ = module.__name__, "HistoryBuffer"
+    HistoryBuffer.mean.__module__ = module.__name__
+    HistoryBuffer.mean.__qualname__ = "HistoryBuffer.mean"
+    module.HistoryBuffer = HistoryBuffer
+    for name in ("mmengine", "mmengine.logging"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    hub = {"log_scalars": {"loss": HistoryBuffer()}, "lr": np.float64(0.1)}
+    content = {"state_dict": {"weight": torch.ones(2)}, "message_hub": hub}
+    torch.save(content, tmp_path / "epoch_1.pth")
+    torch.save({**content, "x": RunsCode(tmp_path / "ran")}, tmp_path / "evil.pth")
+    monkeypatch.undo()
+    assert read_checkpoint(tmp_path / "epoch_1.pth").model["weight"].tolist() == [1, 1]
+    with pytest.raises(CheckpointError, match=r"evil\.pth: holds a pickled posix\.mkdir"):
+        read_checkpoint(tmp_path / "evil.pth")
+    assert not (tmp_path / "ran").exists()

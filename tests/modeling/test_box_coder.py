@@ -43,6 +43,13 @@ def test_decode_undoes_encode():
     torch.testing.assert_close(decoded, boxes, atol=1e-3, rtol=1e-5)
 
 
+def test_shrinking_is_limited_where_it_is_asked_for():
+    deltas, reference = torch.tensor([[0.0, 0, -100, 0]]), torch.tensor([[0.0, 0, 1000, 2]])
+    decoded = BoxCoder((1, 1, 1, 1), limit_shrinking=True).decode(deltas, reference)
+    torch.testing.assert_close(decoded, torch.tensor([[492.0, 0, 508, 2]]))
+    assert BoxCoder((1, 1, 1, 1)).decode(deltas, reference)[0, 0] == 500
+
+
 def test_growth_is_limited():
     huge = torch.tensor([[0.0, 0, 100, 100]])
     decoded = BoxCoder((1, 1, 1, 1)).decode(huge, torch.tensor([[0.0, 0, 2, 2]]))

@@ -30,9 +30,11 @@ def test_every_stage_is_trained(tiny_config, make_batch):
         assert stage.predictor.cls_score.weight.grad.abs().sum() > 0
 
 
-def test_scores_are_averaged_and_boxes_refined(tiny_config, make_batch):
+@pytest.mark.parametrize("mean", ["probabilities", "logits"])
+def test_scores_are_averaged_and_boxes_refined(mean, tiny_config, make_batch):
     images, _ = make_batch(1)
-    model = build_model(tiny_config(*OPTS, "MODEL.MASK_ON", False)).eval()
+    override = ["MODEL.CONVENTION_OVERRIDE", [f"cascade_mean={mean}"]]
+    model = build_model(tiny_config(*OPTS, "MODEL.MASK_ON", False, *override)).eval()
     cascade = model.roi_heads.box
     assert isinstance(cascade, CascadeBoxHead)
     batch = model.normalizer(images)
@@ -45,7 +47,7 @@ def test_scores_are_averaged_and_boxes_refined(tiny_config, make_batch):
         for number, stage in enumerate(cascade.stages):
             rois = torch.cat([torch.zeros(len(boxes), 1), boxes], dim=1)
             logits, deltas = stage.predictor(stage.feature_extractor(features, rois))
-            scores.append(logits.softmax(1)[:, 1:])
+            scores.append(logits.softmax(1) if mean == "probabilities" else logits)
             boxes = stage.box_coder.decode(deltas[:, 4:], boxes)
             if number < 2:
                 boxes[:, 0::2] = boxes[:, 0::2].clamp(0, width)
@@ -53,7 +55,8 @@ def test_scores_are_averaged_and_boxes_refined(tiny_config, make_batch):
         found = model.predict_boxes(features, batch)
     assert found.valid.all()
     assert len(boxes) > 3
-    torch.testing.assert_close(found.scores[0], (sum(scores) / 3).flatten())
+    wanted = sum(scores) / 3 if mean == "probabilities" else (sum(scores) / 3).softmax(1)
+    torch.testing.assert_close(found.scores[0], wanted[:, 1:].flatten())
     torch.testing.assert_close(found.boxes[0], boxes.repeat_interleave(3, dim=0))
     assert found.labels[0].tolist() == [1, 2, 3] * len(boxes)
 

@@ -108,7 +108,32 @@ def test_prediction_takes_the_mask_of_the_label():
     torch.testing.assert_close(found, torch.stack([logits[0, 2], logits[1, 1]]).sigmoid())
 
 
+@SHAPES
+def test_several_heads_are_averaged_and_trained_alike(shapes):
+    several = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
+    several.more.append(MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"]))
+    truth = two_images(*(torch.rand(3, 12, 12) > 0.4).to(torch.uint8).split([2, 1]))
+    with shapes():
+        rows = Rows(SAMPLES.labels > 0)
+        logits = torch.randn(len(rows.index), 2, 3, SIDE, SIDE)
+        loss = several.losses(logits, rows, SAMPLES, truth)["loss_mask"]
+        each = [HEAD.losses(own, rows, SAMPLES, truth)["loss_mask"] for own in logits.unbind(1)]
+    torch.testing.assert_close(loss, torch.stack(each).mean())
+    labels = torch.arange(len(logits)) % 3
+    probs = torch.stack([HEAD.probabilities(own, labels) for own in logits.unbind(1)])
+    torch.testing.assert_close(several.probabilities(logits, labels), probs.mean(dim=0))
+
+
 # ---- parts
+
+
+def test_a_model_has_as_many_mask_heads_as_it_is_told(tiny_config, make_batch):
+    model = build_model(tiny_config("MODEL.ROI_MASK_HEAD.NUM_HEADS", 3))
+    head = model.roi_heads.mask
+    assert len(head.more) == 2
+    model(*make_batch(1))["loss_mask"].backward()
+    for part in (head, *head.more):
+        assert part.predictor.mask_fcn_logits.weight.grad.any()
 
 
 def test_conv_layers_and_dilation(tiny_config):

@@ -307,15 +307,16 @@ def test_the_background_is_label_0_where_it_is_scored():
     assert set(labels.tolist()) == {1, 2, 3}
 
 
+@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("from_c5", [False, True])
-def test_p6_and_p7(from_c5):
-    neck = FPN([4, 6], 8, top=P6P7(6 if from_c5 else 8, 8, from_c5))
+def test_p6_and_p7(from_c5, relu):
+    neck = FPN([4, 6], 8, top=P6P7(6 if from_c5 else 8, 8, from_c5, relu))
     maps = [torch.rand(1, 4, 14, 10), torch.rand(1, 6, 7, 5)]
     levels = neck(maps)
     assert [tuple(x.shape[-2:]) for x in levels] == [(14, 10), (7, 5), (4, 3), (2, 2)]
     p6 = neck.top.p6(maps[-1] if from_c5 else levels[1])
     torch.testing.assert_close(levels[2], p6)
-    torch.testing.assert_close(levels[3], neck.top.p7(p6.relu()))
+    torch.testing.assert_close(levels[3], neck.top.p7(p6.relu() if relu else p6))
 
 
 def test_sizes_of_an_octave():

@@ -49,6 +49,7 @@ _RETINANET = section(
     Key("SCALES_PER_OCTAVE", 3, "sizes on the way there", positive),
     Key("ASPECT_RATIOS", (0.5, 1.0, 2.0), "height / width", each(positive)),
     Key("USE_C5", True, "in a CONV_BODY R-...-FPN-RETINANET, P6 is made from C5; False: from P5"),
+    Key("P7_RELU", True, "P7 is made from P6 behind a ReLU; False: from P6 as it is (mmdetection)"),
     Key("NUM_CONVS", 4, "3x3s of each tower", not_negative),
     Key(
         "NORM",

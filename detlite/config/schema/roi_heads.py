@@ -54,6 +54,7 @@ _ROI_MASK_HEAD = section(
     Key("CONV_LAYERS", (256, 256, 256, 256), "channels of its 3x3s", each(positive)),
     Key("DILATION", 1, "dilation of its 3x3s", positive),
     Key("NORM", "", "norm in the mask head; empty: none", one_of("", *NORMS)),
+    Key("NUM_HEADS", 1, "mask heads, whose probabilities are averaged", positive),
     Key("RESOLUTION", 14, "side of the predicted masks; must be what the head gives", positive),
     Key("SHARE_BOX_FEATURE_EXTRACTOR", True, "reuse the box head's features"),
     Key("POSTPROCESS_MASKS_THRESHOLD", 0.5, "least probability of a mask's pixels", fraction),

@@ -133,8 +133,8 @@ def _with_neck(
         return Backbone(body, nn.Identity(), channels[0], strides=(stride,), pooled=1)
     out_channels, top, strides = stated or 256, None, (4, 8, 16, 32, 64)
     if ending == "FPN-RETINANET":
-        from_c5 = cfg.MODEL.RETINANET.USE_C5
-        top = P6P7(channels[-1] if from_c5 else out_channels, out_channels, from_c5)
+        from_c5, relu = cfg.MODEL.RETINANET.USE_C5, cfg.MODEL.RETINANET.P7_RELU
+        top = P6P7(channels[-1] if from_c5 else out_channels, out_channels, from_c5, relu)
         strides = (8, 16, 32, 64, 128)
     neck = FPN(channels, out_channels, optional_norm(cfg, "FPN"), cfg.MODEL.FPN.USE_RELU, top)
     return Backbone(body, neck, out_channels, strides, pooled=4)

@@ -12,12 +12,16 @@ from ..norm import Norm
 class P6P7(nn.Module):
     """Two levels above P5 by 3x3s of stride 2 (RetinaNet, https://arxiv.org/abs/1708.02002).
 
-    P6 is made from P5 or, if `from_c5`, from the body's coarsest map.
+    P6 is made from P5 or, if `from_c5`, from the body's coarsest map; P7 from P6, behind a ReLU
+    unless `relu` is False.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, from_c5: bool) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, from_c5: bool, relu: bool = True
+    ) -> None:
         super().__init__()
         self.from_c5 = from_c5
+        self.relu = relu
         self.p6 = nn.Conv2d(in_channels, out_channels, 3, stride=2, padding=1)
         self.p7 = nn.Conv2d(out_channels, out_channels, 3, stride=2, padding=1)
         for layer in (self.p6, self.p7):
@@ -26,7 +30,7 @@ class P6P7(nn.Module):
     def forward(self, c5: Tensor, p5: Tensor) -> list[Tensor]:
         """C5 [B, C_5, H, W] and P5 [B, C, H, W] -> P6 and P7 of a half and a quarter."""
         p6 = self.p6(c5 if self.from_c5 else p5)
-        return [p6, self.p7(F.relu(p6))]
+        return [p6, self.p7(F.relu(p6) if self.relu else p6)]
 
 
 class FPN(nn.Module):
