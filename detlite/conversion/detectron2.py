@@ -80,6 +80,8 @@ def _by_block(state: State) -> State:
 
     def numbered(match: re.Match[str]) -> str:
         block = bisect_right(convs, int(match[2])) - 1
+        if block < 0:  # a tower that begins with no convolution
+            return match[0]
         return f"head.{match[1]}_tower.{block}.{int(match[2]) - convs[block]}."
 
     return {layer.sub(numbered, name): value for name, value in state.items()}
@@ -106,7 +108,7 @@ def background_first(state: State) -> None:
             state[name] = value.roll(1, dims=0)
         elif layer in rows and name.startswith("roi_heads."):
             background = value.new_zeros((rows[layer], *value.shape[1:]))
-            if layer == "mask_fcn_logits" and len(value) == 1:
+            if layer == "mask_fcn_logits" and len(value) == 1 and classes:
                 value = value.expand(classes[0] - 1, *value.shape[1:])
             state[name] = torch.cat([background, value])
 
@@ -167,7 +169,7 @@ def _configure(state: State, entries: Entries, path: Path, _content: Any) -> Con
 def _stem_trained(state: State) -> bool:
     """A frozen norm has no counter of batches in files of older versions, and counts none since."""
     names = (f"backbone.body.{norm}.num_batches_tracked" for norm in ("stem.norm1", "net.stem.bn"))
-    return any(name in state and int(state[name]) > 0 for name in names)
+    return any(name in state and bool((state[name] > 0).any()) for name in names)
 
 
 def _part(state: State) -> str:

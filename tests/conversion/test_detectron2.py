@@ -10,6 +10,7 @@ from states import CLASSES, RES2, cascade, detectron2, dilated, retinanet
 
 from detlite.conversion import convert
 from detlite.conversion.detectron2 import ratios_slowest
+from detlite.engine.checkpoint import CheckpointError
 from detlite.engine.weights import build_model_from_checkpoint
 from detlite.modeling.prepare import prepare_proposals
 
@@ -170,3 +171,12 @@ def test_a_mask_of_all_classes_is_that_of_each():
         ours = model[f"roi_heads.mask.predictor.mask_fcn_logits.{leaf}"]
         assert len(ours) == CLASSES
         assert (ours[1:] == state[f"roi_heads.mask_head.predictor.{leaf}"]).all()
+
+
+def test_towers_that_begin_with_a_norm_are_no_model(tmp_path):
+    state = retinanet("detectron2", "GN")
+    for tower in ("cls", "bbox"):
+        del state[f"head.{tower}_subnet.0.weight"]
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.GROUP_NORM.NUM_GROUPS", 4])
