@@ -13,7 +13,8 @@ import torch
 from torch import fx, nn
 
 from ..modeling.backbone.deform import DeformConv3x3
-from ..modeling.backbone.timm_body import PaddedConv2d
+from ..modeling.backbone.folding import unfold_norms
+from ..modeling.backbone.padded import PaddedConv2d
 from ..modeling.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d, LevelBatchNorm
 from ..modeling.pooler import Pooler
 from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, cast, joined
@@ -35,6 +36,7 @@ def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.M
     Raises:
         TraceError: the code of `part` depends on values, so that it has no graph.
     """
+    unfold_norms(part)
     _split(part)
     graph = _Tracer().trace(part, {"features": [fx.PH] * levels} if _iterates(part) else None)
     traced = fx.GraphModule(part, graph)

@@ -21,14 +21,27 @@ class FrozenBatchNorm2d(TorchvisionFrozenBatchNorm2d):
     """Batch norm whose statistics and affine parameters are fixed buffers.
 
     y = (x - running_mean) / sqrt(running_var + eps) * weight + bias, per channel.
+
+    Attributes:
+        applied: the convolution before it does that as well, see `backbone.folding`.
     """
+
+    applied = False
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> the same shape and type."""
+        return x if self.applied else self.affine(x)
+
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """[C] and [C], with which y = x * scale + shift."""
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        return scale, self.bias - self.running_mean * scale
+
+    def affine(self, x: Tensor) -> Tensor:
+        """y of x, also where it was applied before."""
         if x.dtype == self.weight.dtype and x.is_contiguous():
             # As torchvision, to the last bit: one pass rounds once where this rounds twice.
-            scale = self.weight * (self.running_var + self.eps).rsqrt()
-            shift = self.bias - self.running_mean * scale
+            scale, shift = self.scale_and_shift()
             return (x * scale[:, None, None]).add_(shift[:, None, None])
         if torch.is_grad_enabled() and x.requires_grad:
             return _Affine.apply(

@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 from ...convention import convention_of
 from ...registry import Registry
 from ..norm import build_norm, optional_norm
+from .folding import fold_frozen_norms
 from .fpn import FPN, P6P7
 from .resnet import DEPTHS, ResNet, ResNetSpec
 from .timm_body import TimmBody
@@ -122,6 +123,7 @@ def _with_neck(
 
     `channels` are those of its maps; `dilation` 2 keeps the last map at half its stride.
     """
+    fold_frozen_norms(body)
     stated = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
     if len(channels) == 1:
         if stated not in (None, channels[0]):

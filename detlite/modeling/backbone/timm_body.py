@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..norm import frozen, takes_batch_statistics
+from .padded import PaddedConv2d
 
 
 class TimmBody(nn.Module):
@@ -130,36 +131,6 @@ def _freeze(net: Any, name: str, freeze_at: int) -> None:
         for parameter in module.parameters(recurse=False):
             parameter.requires_grad_(False)
     _freeze_norms(net, leading)
-
-
-class PaddedConv2d(nn.Conv2d):
-    """A convolution, plain but for a border of zeros that it puts around its maps.
-
-    Args:
-        conv: whose parameters it shares.
-        margins: pixels at the left, right, top and bottom.
-    """
-
-    def __init__(self, conv: nn.Conv2d, margins: tuple[int, int, int, int]) -> None:
-        super().__init__(**_geometry(conv))
-        self.weight, self.bias = conv.weight, conv.bias
-        self.margins = margins
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, D, H', W']."""
-        return super().forward(F.pad(x, self.margins))
-
-    def plain(self) -> nn.Conv2d:
-        """What is done of maps with the border, with the same parameters."""
-        conv = nn.Conv2d(**_geometry(self))
-        conv.weight, conv.bias = self.weight, self.bias
-        return conv
-
-
-def _geometry(conv: nn.Conv2d) -> dict[str, Any]:
-    names = ("in_channels", "out_channels", "kernel_size", "stride", "dilation", "groups")
-    own = {name: getattr(conv, name) for name in names}
-    return {**own, "bias": conv.bias is not None, "device": "meta"}
 
 
 def _fix_margins(net: nn.Module) -> None:
