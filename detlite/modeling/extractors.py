@@ -76,7 +76,10 @@ class FPN2MLPFeatureExtractor(Extractor):
 
 
 class ConvFeatureExtractor(Extractor):
-    """Pools and applies a row of 3x3 convolutions of some widths, each with the optional norm."""
+    """Pools and applies a row of 3x3 convolutions of some widths, each with the optional norm.
+
+    `block` makes each of them, as `layers.conv_block` does.
+    """
 
     def __init__(
         self,
@@ -85,13 +88,14 @@ class ConvFeatureExtractor(Extractor):
         widths: Sequence[int],
         norm: Norm | None = None,
         dilation: int = 1,
+        block: Callable[..., nn.Module] = conv_block,
     ) -> None:
         super().__init__()
         self.pooler = pooler
         self.convs = nn.Sequential()
         for width in widths:
-            block = conv_block(in_channels, width, 3, norm=norm, relu=True, dilation=dilation)
-            self.convs.append(block)
+            conv = block(in_channels, width, 3, norm=norm, relu=True, dilation=dilation)
+            self.convs.append(conv)
             in_channels = width
         self.out_channels = in_channels
         self.out_resolution = pooler.resolution
@@ -112,8 +116,9 @@ class FPNXconv1fcFeatureExtractor(ConvFeatureExtractor):
         out_channels: int,
         norm: Norm | None = None,
         dilation: int = 1,
+        block: Callable[..., nn.Module] = conv_block,
     ) -> None:
-        super().__init__(pooler, in_channels, widths, norm, dilation)
+        super().__init__(pooler, in_channels, widths, norm, dilation, block)
         self.fc6 = nn.Linear(self.out_channels * pooler.resolution**2, out_channels)
         self.out_channels, self.out_resolution = out_channels, None
         init_xavier(self.fc6)

@@ -19,7 +19,7 @@ from detlite.inference import fused_layers
 from detlite.inference.fused_layers import FusedConv2d, InFloat32, onednn_fuses
 from detlite.inference.fusion import fuse
 from detlite.inference.openvino import openvino_parts
-from detlite.modeling.backbone.timm_body import PaddedConv2d
+from detlite.modeling.backbone.padded import PaddedConv2d
 from detlite.modeling.detector import Detector
 from detlite.modeling.norm import FrozenBatchNorm2d, LevelBatchNorm
 
@@ -60,6 +60,13 @@ BODIES: dict[str, dict[str, Any]] = {
         "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "FPNXconv1fcFeatureExtractor",
         "MODEL.ROI_BOX_HEAD.NORM": "BN",
         "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM": 16,
+    },
+    "separable convolutions in the heads": {
+        "MODEL.RPN.RPN_HEAD": "SeparableRPNHead",
+        "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "SeparableXconv1fcFeatureExtractor",
+        "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM": 16,
+        "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR": "SeparableConvFeatureExtractor",
+        "MODEL.ROI_MASK_HEAD.NORM": "BN",
     },
 }
 

@@ -7,7 +7,11 @@ from .key import BOX_LOSS, NORMS, Key, box_loss, section
 
 _RPN = section(
     "MODEL.RPN",
-    Key("RPN_HEAD", "SingleConvRPNHead", "registered RPN head"),
+    Key(
+        "RPN_HEAD",
+        "SingleConvRPNHead",
+        "registered RPN head; SeparableRPNHead: of separable convolutions",
+    ),
     Key("NUM_CONVS", 1, "3x3s before its predictions", positive),
     Key(
         "ANCHOR_SIZES",

@@ -35,7 +35,11 @@ _ROI_HEADS = section(
 )
 _ROI_BOX_HEAD = section(
     "MODEL.ROI_BOX_HEAD",
-    Key("FEATURE_EXTRACTOR", "ResNet50Conv5ROIFeatureExtractor", "registered extractor"),
+    Key(
+        "FEATURE_EXTRACTOR",
+        "ResNet50Conv5ROIFeatureExtractor",
+        "registered extractor; SeparableXconv1fcFeatureExtractor: of separable convolutions",
+    ),
     Key("PREDICTOR", "FastRCNNPredictor", "registered predictor"),
     *_POOLER,
     Key("NUM_CLASSES", 81, "categories + 1 (background)", in_range(2)),
@@ -48,7 +52,11 @@ _ROI_BOX_HEAD = section(
 )
 _ROI_MASK_HEAD = section(
     "MODEL.ROI_MASK_HEAD",
-    Key("FEATURE_EXTRACTOR", "ResNet50Conv5ROIFeatureExtractor", "registered extractor"),
+    Key(
+        "FEATURE_EXTRACTOR",
+        "ResNet50Conv5ROIFeatureExtractor",
+        "registered extractor; SeparableConvFeatureExtractor: of separable convolutions",
+    ),
     Key("PREDICTOR", "MaskRCNNC4Predictor", "registered predictor"),
     *_POOLER,
     Key("CONV_LAYERS", (256, 256, 256, 256), "channels of its 3x3s", each(positive)),
