@@ -2,6 +2,7 @@
 
     detlite init --data photos > mine.yaml                  # a folder of any form that is known
     detlite init --data train.json --val val.json > mine.yaml
+    detlite init --data photos --minutes 15 > mine.yaml     # what can be trained in that time here
     detlite init --data photos --coco photos.json           # only convert to COCO json
     detlite train --config mine.yaml
 
@@ -15,12 +16,18 @@ Exit status: 0; 2 when the data cannot be used.
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config import ConfigError
 from ..data import DataError
+
+if TYPE_CHECKING:
+    from ..configuring import Choice, Facts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         if args.coco is None:
-            print(config(args.data, args.val, args.images, args.annotations), end="")
+            if args.minutes is not None and args.minutes <= 0:
+                raise ConfigError("--minutes needs a number above 0")
+            print(config(args.data, args.val, args.images, args.annotations, args.minutes), end="")
         else:
             if args.val is not None:
                 raise ConfigError("--coco converts --data alone: run it again for --val")
@@ -40,9 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def config(data: Path, val: Path | None, images: Path | None, folder: Path | None) -> str:
-    """The text of a config; what it was made from is told on the standard error."""
-    from ..configuring import Facts, choose, config_text, measure
+def config(
+    data: Path,
+    val: Path | None,
+    images: Path | None,
+    folder: Path | None,
+    minutes: float | None = None,
+) -> str:
+    """The text of a config; what it was made from is told on the standard error.
+
+    With `minutes` steps are timed, for about a minute, and the model fits them.
+    """
+    from ..configuring import Facts, choose, config_text, fit, measure
     from ..data.formats import find_sets
     from ..installation import resources
 
@@ -50,7 +68,25 @@ def config(data: Path, val: Path | None, images: Path | None, folder: Path | Non
     print(how, file=sys.stderr)
     found = {split: measure(one.annotations, one.images) for split, one in sets.items()}
     facts = Facts(found["train"], found.get("val"), resources())
-    return config_text(choose(facts), sets, how, facts.summary)
+
+    def text(facts: Facts, choices: Sequence[Choice]) -> str:
+        return config_text(choices, sets, how, facts.summary, facts.base)
+
+    if minutes:
+        print("timing training steps on this machine", file=sys.stderr)
+        facts = fit(facts, minutes, lambda *candidate: _seconds_of_step(text(*candidate)))
+    return text(facts, choose(facts))
+
+
+def _seconds_of_step(text: str) -> float:
+    """The median of three training steps of the config."""
+    from ..benchmark.steps import step_seconds
+    from ..config import load_config
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_text(text)
+        return statistics.median(step_seconds(load_config(file)))
 
 
 def _convert(data: Path, file: Path) -> list[Path]:
@@ -74,6 +110,11 @@ def _parser() -> argparse.ArgumentParser:
         "--annotations",
         type=Path,
         help="folder for the json files that are made (detlite, in the folder of --data)",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="of training: time some steps, and choose a model and a size of pictures for them",
     )
     parser.add_argument("--coco", type=Path, help="only write --data as COCO json, to this file")
     return parser

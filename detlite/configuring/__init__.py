@@ -5,8 +5,9 @@ and the machine does, and the rest is fixed.
 """
 
 from .facts import Choice, Facts
+from .fitting import fit
 from .rules import choose
 from .statistics import SetStatistics, measure
 from .yaml_text import config_text
 
-__all__ = ["Choice", "Facts", "SetStatistics", "choose", "config_text", "measure"]
+__all__ = ["Choice", "Facts", "SetStatistics", "choose", "config_text", "fit", "measure"]

@@ -14,11 +14,29 @@ from .statistics import SetStatistics
 
 @dataclass(frozen=True)
 class Facts:
-    """What rules decide by: the set that is trained on, that measured on, if any, the machine."""
+    """What rules decide by.
+
+    Attributes:
+        train, measured: the set that is trained on, and that measured on, if any.
+        machine: where.
+        small: whether the model is that of `_base_/small_fpn.yaml`.
+        shrink: by how much pictures are smaller than objects would have it.
+        minutes: that training may take, and a word on what was timed for it; None: as it needs.
+        step_seconds: of a training step, where that was measured.
+    """
 
     train: SetStatistics
     measured: SetStatistics | None
     machine: Resources
+    small: bool = False
+    shrink: float = 1.0
+    minutes: tuple[float, str] | None = None
+    step_seconds: float | None = None
+
+    @property
+    def base(self) -> str:
+        """The config that the choices go over."""
+        return "_base_/small_fpn.yaml" if self.small else "_base_/from_scratch_fpn.yaml"
 
     @property
     def sets(self) -> list[SetStatistics]:

@@ -1,7 +1,7 @@
 """From statistics of a data set and the machine to config keys, each with its reason.
 
 A rule is a function that is given `Facts` and what was chosen before it, and yields choices. What
-no rule names stays as in `_base_/from_scratch_fpn.yaml`.
+no rule names stays as in the config that `Facts.base` names.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def image_size(facts: Facts, _: Chosen) -> Iterator[Choice]:
     wanted = _WANTED_SIDE / small
     most = min(_MOST_ENLARGED * median, _MOST_SIZE[place])
     least = min(_LEAST_SIZE, most)
-    size = _rounded(min(max(wanted, least), most), up=True)
+    size = _rounded(min(max(wanted, least), most) * facts.shrink, up=True)
     reason = (
         f"{whose} have sides below {small:.1%} of their picture's short side (median "
         f"{median:.0f} pixels); to make that {_WANTED_SIDE} pixels, seven cells of the finest map, "
@@ -73,6 +73,8 @@ def image_size(facts: Facts, _: Chosen) -> Iterator[Choice]:
             else f"{_MOST_SIZE[place]} is the most for a {place.upper()}"
         )
         reason += f"; {limit}"
+    if facts.shrink < 1:
+        reason += f"; times {facts.shrink:g} for the minutes"
     lost = float((found.sides * size / short[found.owners] < 8).mean())
     if lost > 0.05:
         reason += (
@@ -166,7 +168,9 @@ def heads(facts: Facts, _: Chosen) -> Iterator[Choice]:
 
 
 def widths(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
-    if facts.machine.gpu:
+    if facts.small and chosen.get("MODEL.KEYPOINT_ON"):
+        yield Choice("MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", [96] * 4, "as narrow as the pyramid")
+    if facts.machine.gpu or facts.small:
         return
     reason = "half of the usual: the time of a step on a CPU is spent in the pyramid and the heads"
     yield Choice("MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 128, reason)

@@ -51,7 +51,8 @@ def batch(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     )
 
 
-def schedule(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
+def steps_wanted(facts: Facts, chosen: Chosen) -> tuple[int, str]:
+    """How many steps training should have, and why."""
     trained = int((facts.train.per_image > 0).sum())
     size = chosen["SOLVER.IMS_PER_BATCH"]
     pretrained = "MODEL.WEIGHT" in chosen
@@ -63,9 +64,25 @@ def schedule(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     reason = f"{rounds} rounds of {trained} pictures from {start} weights on a {facts.place}"
     if end * size > 1.2 * rounds * trained:
         reason = f"{least} steps at least, or {end * size / trained:.0f} rounds of {trained}"
-    reason = reason.replace("cpu", "CPU").replace("gpu", "GPU")
-    yield Choice("SOLVER.MAX_ITER", end, f"{reason}; more is better, and takes longer")
-    yield Choice("SOLVER.WARMUP_ITERS", min(100, end // 10), "a tenth of it, 100 at most")
+    return end, reason.replace("cpu", "CPU").replace("gpu", "GPU")
+
+
+def schedule(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
+    size = chosen["SOLVER.IMS_PER_BATCH"]
+    end, reason = steps_wanted(facts, chosen)
+    if facts.minutes and facts.step_seconds:
+        minutes, timed = facts.minutes
+        wanted, end = end, max(int(minutes * 60 / facts.step_seconds), 1)
+        yield Choice(
+            "SOLVER.MAX_MINUTES",
+            minutes,
+            f"as asked for: about {end} steps of {facts.step_seconds:.2g} seconds, loading "
+            f"included, where {wanted} are wanted ({reason}). {timed}",
+        )
+        yield Choice("SOLVER.WARMUP_ITERS", min(100, max(end // 10, 1)), "a tenth, 100 at most")
+    else:
+        yield Choice("SOLVER.MAX_ITER", end, f"{reason}; more is better, and takes longer")
+        yield Choice("SOLVER.WARMUP_ITERS", min(100, end // 10), "a tenth of it, 100 at most")
     if facts.measured is None:
         return
     # Inference takes about a third of a training step.

@@ -14,12 +14,15 @@ import yaml
 from ..data.formats import Source
 from .facts import Choice
 
-_BASE = "_base_/from_scratch_fpn.yaml"
 _WIDTH = 98
 
 
 def config_text(
-    choices: Sequence[Choice], sets: Mapping[str, Source], how: str, summary: str
+    choices: Sequence[Choice],
+    sets: Mapping[str, Source],
+    how: str,
+    summary: str,
+    base: str = "_base_/from_scratch_fpn.yaml",
 ) -> str:
     """The text of a config.
 
@@ -28,6 +31,7 @@ def config_text(
         sets: "train", and "val" if there is one.
         how: how the sets came about, in a sentence.
         summary: what the data and the machine are, in a sentence.
+        base: the config that they go over.
     """
     name = _name(sets["train"].images)
     root, entries = _catalog(sets, name)
@@ -47,7 +51,7 @@ def config_text(
             f"Written by `detlite init`: {summary}. Every key may be changed; `detlite train "
             "--config` and this file's name trains it, docs/config.md has all keys."
         ),
-        f"_BASE_: {_BASE}",
+        f"_BASE_: {base}",
     ]
     tree: dict[str, Any] = {}
     for choice in [*wrapped, *choices]:

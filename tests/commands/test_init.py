@@ -151,3 +151,29 @@ def test_what_cannot_be_configured_is_one_line(make_set, tmp_path, capsys):
         assert output.out == ""
         assert output.err.splitlines()[-1].startswith("error: ")
         assert message in output.err
+
+
+def test_pictures_may_lie_anywhere(plain, make_set, tmp_path, capsys):
+    file, images = make_set()
+    other = tmp_path / "elsewhere" / "annotations" / "instances_train.json"
+    other.parent.mkdir(parents=True)
+    file.rename(other)
+    config, _ = written(tmp_path, capsys, "--data", other, "--val", other, "--images", images)
+    entry = load_config(config).DATASETS.CATALOG[0]
+    assert (entry["annotations"], entry["images"]) == (
+        "elsewhere/annotations/instances_train.json",
+        "set/images",
+    )
+
+
+def test_minutes_are_fitted_by_timed_steps(plain, make_set, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(init, "_seconds_of_step", lambda text: 0.001)
+    file, _ = make_set()
+    config, said = written(tmp_path, capsys, "--data", file, "--minutes", 2.5)
+    solver = load_config(config).SOLVER
+    assert (solver.MAX_MINUTES, solver.MAX_ITER) == (2.5, None)
+    assert "timing training steps" in said
+    assert "Timed on this machine: the model" in " ".join(
+        config.read_text().replace("#", "").split()
+    )
+    assert init.main(["--data", str(file), "--minutes", "0"]) == 2

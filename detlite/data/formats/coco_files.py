@@ -74,7 +74,7 @@ def find_pictures(annotations: Path, folder: Path | None = None) -> Path:
         )
     best = [place for place in places if found[place] == most]
     root = annotations.parent.parent
-    if split := _splits(annotations, root):
+    if not folder and (split := _splits(annotations, root)):
         best = [place for place in best if _splits(place, root) == split] or best
     if len(best) > 1 and best[0] not in _near(annotations):
         raise DataError(

@@ -1,0 +1,44 @@
+"""How long a training step of a config takes on its own data."""
+
+from __future__ import annotations
+
+import time
+
+from yacs.config import CfgNode
+
+from ..data import build_train_dataset, build_train_loader
+from ..engine.budget import Budget
+from ..engine.freezing import with_norms_by_batch
+from ..engine.state import build_state
+from ..modeling import build_model
+from .case import Clock
+from .peak import synchronize
+
+
+def step_seconds(
+    cfg: CfgNode, steps: int = 3, warm_up: int = 1, clock: Clock = time.perf_counter
+) -> list[float]:
+    """Seconds of each of the first training steps, their loading included.
+
+    The weights are random ones: a step takes as long with others. Nothing is written.
+
+    Args:
+        cfg: of a run, all of whose keys are obeyed.
+        steps: that count.
+        warm_up: steps before them, which do not.
+        clock: what times are read from.
+    """
+    cfg = with_norms_by_batch(cfg)
+    train_set = build_train_dataset(cfg)
+    model = build_model(cfg)
+    model.categories = train_set.categories
+    model.train()
+    _, step = build_state(cfg, model, Budget(cfg.SOLVER.MAX_ITER or steps + warm_up))
+    batches = iter(build_train_loader(cfg, train_set, 0))
+    seconds = []
+    for done in range(steps + warm_up):
+        start = clock()
+        step(done, *next(batches))
+        synchronize(model.device.type)
+        seconds.append(clock() - start)
+    return seconds[warm_up:]

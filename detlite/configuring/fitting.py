@@ -1,0 +1,68 @@
+"""A model and a size of pictures that can be trained in the minutes that there are.
+
+The rule: of `candidates`, from the best to the quickest, the first whose measured step lets the
+minutes hold as many steps as the set wants (`training_rules.steps_wanted`). Objects that are too
+small are not found by any model, so the model becomes small before the pictures do. Where none is
+quick enough it is the last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from .facts import Choice, Facts
+from .rules import choose
+from .training_rules import steps_wanted
+
+# Seconds after which no candidate is timed but the last.
+TIMING = 60.0
+# By how much pictures shrink.
+SHRINKS = (1.0, 0.75, 0.5)
+
+# Seconds of a training step of a config, by what it is made of.
+Timer = Callable[[Facts, Sequence[Choice]], float]
+
+
+def candidates(facts: Facts) -> Iterator[tuple[str, Facts]]:
+    """What is called how, from the best to the quickest."""
+    for shrink in SHRINKS:
+        size = "" if shrink == 1 else f", pictures of {shrink:g} of their side"
+        # The small model's body has no other weights than those.
+        for small in (False, True) if facts.machine.pretrained else (False,):
+            if shrink < 1 and not small and facts.machine.pretrained:
+                continue  # the small model of whole pictures was too slow already
+            name = "the small model" if small else "the model"
+            yield name + size, replace(facts, small=small, shrink=shrink)
+
+
+def fit(
+    facts: Facts,
+    minutes: float,
+    seconds_of_step: Timer,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Facts:
+    """The facts with which `choose` gives a config for so many minutes of training.
+
+    Args:
+        facts: of the data and the machine.
+        minutes: above 0.
+        seconds_of_step: measures a candidate.
+        clock: by which timing ends after TIMING seconds.
+    """
+    start, said = clock(), []
+    found, seconds = facts, None
+    *_, (last, _) = candidates(facts)
+    for name, found in candidates(facts):
+        if seconds is not None and name != last and clock() - start > TIMING:
+            continue
+        choices = choose(found)
+        seconds = seconds_of_step(found, choices)
+        wanted, _ = steps_wanted(found, {one.key: one.value for one in choices})
+        have = int(minutes * 60 / seconds)
+        said.append(f"{name}: {seconds:.2g} seconds a step, {have} steps of {wanted}")
+        if have >= wanted:
+            break
+    told = f"Timed on this machine: {'; '.join(said)}"
+    return replace(found, minutes=(minutes, told), step_seconds=seconds)
