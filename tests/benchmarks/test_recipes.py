@@ -1,0 +1,94 @@
+"""The recipes that are compared: each is a config that builds, and their table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from detlite.commands.init import config as init_config
+from detlite.config import load_config
+from detlite.config.loading import flatten
+from detlite.modeling.build import build_model
+
+pytest.importorskip("timm", reason="timm is not installed")
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "recipes"))
+import run as program
+from recipes import RECIPES
+
+
+@pytest.fixture
+def base(make_set, tmp_path) -> Path:
+    """The config that `detlite init` writes for a small set of two categories."""
+    annotations, images = make_set()
+    file = tmp_path / program.BASE
+    file.write_text(init_config(annotations, annotations, images, tmp_path))
+    return file
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_builds_and_changes_something(name, base):
+    before = dict(flatten(load_config(base)))
+    cfg = program.configured(base, name, program.schedule(40))
+    with torch.device("meta"):
+        cfg.defrost()
+        cfg.MODEL.DEVICE = "meta"
+        build_model(cfg)
+    named = RECIPES[name].overrides(load_config(base))
+    assert (name == "lite0") == all(before[key] == value for key, value in named.items())
+    after = dict(flatten(cfg))
+    assert all(str(after[key]) == str(value) or key in named for key, value in named.items())
+    assert cfg.SOLVER.MAX_ITER == 40
+    assert (cfg.SOLVER.WARMUP_ITERS == 0) == (name == "no_warm_up")
+
+
+def test_recipes_that_mean_nothing_for_a_set_are_left_out(base):
+    cfg = load_config(base, ["MODEL.ROI_BOX_HEAD.NUM_CLASSES", 2, "MODEL.MASK_ON", False])
+    left_out = {name for name, recipe in RECIPES.items() if not recipe.fits(cfg)}
+    assert left_out == {"repeat", "copy_paste", "masks_56"}
+    assert all(recipe.fits(load_config(base)) for recipe in RECIPES.values())
+
+
+def finished(folder: Path, seed: int, box: float, mask: float | None) -> None:
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({"recipe": "", "seed": seed, "steps": 300}))
+    metrics = {"bbox": {"AP": box, "AP50": box + 0.2}}
+    if mask is not None:
+        metrics["segm"] = {"AP": mask}
+    (folder / "evaluation.json").write_text(json.dumps(metrics))
+
+
+def test_table_has_means_and_spreads(tmp_path):
+    finished(tmp_path / "lite0" / "seed0", 0, 0.30, 0.25)
+    finished(tmp_path / "lite0" / "seed1", 1, 0.34, 0.27)
+    finished(tmp_path / "ema" / "seed0", 0, 0.10, None)
+    finished(tmp_path / "ema" / "seed0" / "average", 0, 0.40, None)  # of the mean of the weights
+    (tmp_path / "sgd" / "seed0").mkdir(parents=True)  # not finished
+    (tmp_path / program.TIMES).write_text(json.dumps({"lite0": 2.0}))
+    rows = list(program.results(tmp_path, ["lite0", "ema", "sgd"]))
+    lines = program.markdown(rows).splitlines()[2:]
+    what = RECIPES["lite0"].what
+    assert lines[0] == f"| lite0 | {what} | 300 | 32.0 ± 2.0 | 52.0 ± 2.0 | 26.0 ± 1.0 | 2 | 10.0 |"
+    assert lines[1].endswith("| 300 | 40.0 | 60.0 |  | 1 |  |")
+    assert len(lines) == 2
+
+
+def test_a_finished_run_is_skipped_and_another_is_not_written_over(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(program.subprocess, "run", lambda *args, **kw: calls.append(args))
+    args = program._parser().parse_args(["train", "--output", str(tmp_path)])
+    finished(tmp_path / "lite0" / "seed0", 0, 0.3, None)
+    plan = {"recipe": "lite0", "seed": 0, "steps": 300}
+    (tmp_path / "lite0" / "seed0" / "plan.json").write_text(json.dumps(plan))
+    assert program.run(args, "lite0", 0, 300) == 0
+    assert program.run(args, "lite0", 0, 200) == 1
+    assert not calls
+
+
+def test_steps_follow_from_minutes(tmp_path):
+    (tmp_path / program.TIMES).write_text(json.dumps({"lite0": 1.5}))
+    args = program._parser().parse_args(["train", "--output", str(tmp_path), "--minutes", "10"])
+    assert program.steps_of(args, "lite0") == 400
