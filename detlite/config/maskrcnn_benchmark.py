@@ -49,6 +49,7 @@ _STRIDES = {
     "C5": (32,),
     "FPN": (4, 8, 16, 32, 64),
     "FPN-RETINANET": (8, 16, 32, 64, 128),
+    "SFP": (4, 8, 16, 32, 64),
 }
 
 
@@ -131,7 +132,9 @@ def _count_detections(cfg: CfgNode, stated: Mapping[str, Any], given: Collection
 
 def _levels(model: CfgNode) -> dict[str, Any]:
     """The keys that must restate the levels of the backbone; none of one that is not known here."""
-    body = re.fullmatch(r"(R-\d+|timm/.+?)-(C4|C5|FPN|FPN-RETINANET)", model.BACKBONE.CONV_BODY)
+    body = re.fullmatch(
+        r"(R-\d+|ViT-\w|timm/.+?)-(C4|C5|FPN|FPN-RETINANET|SFP)", model.BACKBONE.CONV_BODY
+    )
     if not body:
         return {}
     strides = _STRIDES[body[2]]

@@ -15,6 +15,7 @@ from torch import fx, nn
 from ..modeling.backbone.deform import DeformConv3x3
 from ..modeling.backbone.folding import unfold_norms
 from ..modeling.backbone.padded import PaddedConv2d
+from ..modeling.backbone.timm_vit import TimmViT
 from ..modeling.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d, LevelBatchNorm
 from ..modeling.pooler import Pooler
 from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, cast, joined
@@ -34,8 +35,10 @@ def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.M
         scores: whether it scores and moves boxes: its last layers then are run in float32.
 
     Raises:
-        TraceError: the code of `part` depends on values, so that it has no graph.
+        TraceError: the code of `part` depends on values or sizes, so that it has no graph.
     """
+    if any(isinstance(module, TimmViT) for module in part.modules()):
+        raise fx.proxy.TraceError("a transformer has no convolutions to fuse, and asks for sizes")
     unfold_norms(part)
     _split(part)
     graph = _Tracer().trace(part, {"features": [fx.PH] * levels} if _iterates(part) else None)

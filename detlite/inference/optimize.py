@@ -102,4 +102,6 @@ class _InMixedPrecision(nn.Module):
         maps = cast(x, torch.float32)
         device = maps[0].device.type
         with torch.autocast(device, self.dtype, enabled=self.dtype != torch.float32):
-            return self.part(maps, *args)
+            found = self.part(maps, *args)
+        # Some norms give float32 whatever they take.
+        return cast(found, self.dtype) if isinstance(found, list) else found

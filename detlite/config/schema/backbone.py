@@ -1,4 +1,4 @@
-"""Keys of the backbone: the body (ResNet, FBNet, timm) and the FPN."""
+"""Keys of the backbone: the body (ResNet, vision transformer, FBNet, timm) and the FPN."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _BACKBONE = section(
     Key(
         "CONV_BODY",
         "R-50-C4",
-        "R-{18,34,50,101,152}-{C4,C5,FPN,FPN-RETINANET}, timm/<model> with the same endings, FBNet "
-        "or a registered name",
+        "R-{18,34,50,101,152}-{C4,C5,FPN,FPN-RETINANET}, timm/<model> with the same endings or, of "
+        "a plain vision transformer, -SFP (ViTDet's pyramid), FBNet or a registered name",
     ),
     Key(
         "FREEZE_CONV_BODY_AT",
         2,
-        "leading stages (stem first) of a ResNet that are not trained",
+        "leading stages (stem first) of a ResNet that are not trained; of a vision transformer its "
+        "embedding, then quarters of its blocks",
         in_range(0, 5),
     ),
     Key(
@@ -44,8 +45,8 @@ _BACKBONE = section(
     Key(
         "CHECKPOINT_ACTIVATIONS",
         False,
-        "training keeps the inputs of a ResNet's stages (of a timm model, what timm keeps) alone "
-        "and computes the rest again: less memory, more time",
+        "training keeps the inputs of a ResNet's stages or an SFP's blocks (of other timm models, "
+        "what timm keeps) alone and computes the rest again: less memory, more time",
     ),
 )
 _RESNETS = section(
@@ -102,9 +103,31 @@ _TIMM = section(
     "MODEL.TIMM",
     Key("FROZEN_NORM", True, "batch norm of a body of timm keeps its statistics, scale and shift"),
 )
+_VIT = section(
+    "MODEL.VIT",
+    Key(
+        "WINDOW",
+        14,
+        "side of the windows that most blocks of a CONV_BODY ...-SFP attend within, in patches of "
+        "16 pixels; 0: all attend to the whole image",
+        not_negative,
+    ),
+    Key("GLOBAL_BLOCKS", 4, "blocks that do, evenly spread, the last one included", not_negative),
+    Key(
+        "DROP_PATH",
+        0.0,
+        "probability that training leaves out what the last block adds to an image; less before it",
+        in_range(0, 1, open_end=True),
+    ),
+)
 _FPN = section(
     "MODEL.FPN",
-    Key("NORM", "", "norm in the FPN; empty: none", one_of("", *NORMS)),
+    Key(
+        "NORM",
+        "",
+        "norm in the pyramid; empty: none, in the SFP of a vision transformer LN",
+        one_of("", *NORMS),
+    ),
     Key("USE_RELU", False, "ReLU after the FPN's convolutions"),
 )
 _GROUP_NORM = section(
@@ -114,4 +137,4 @@ _GROUP_NORM = section(
     Key("EPSILON", 1e-5, "added to the variance", positive),
 )
 
-KEYS = (*_BACKBONE, *_RESNETS, *_FBNET, *_TIMM, *_FPN, *_GROUP_NORM)
+KEYS = (*_BACKBONE, *_RESNETS, *_FBNET, *_TIMM, *_VIT, *_FPN, *_GROUP_NORM)

@@ -15,7 +15,9 @@ from ..norm import build_norm, optional_norm
 from .folding import fold_frozen_norms
 from .fpn import FPN, P6P7
 from .resnet import DEPTHS, ResNet, ResNetSpec
+from .simple_pyramid import SimpleFeaturePyramid
 from .timm_body import TimmBody
+from .timm_vit import TimmViT, ViTOptions
 
 
 class Backbone(nn.Sequential):
@@ -98,12 +100,15 @@ def _build_resnet(cfg: CfgNode, ending: str) -> Backbone:
 @BACKBONES.register("timm")
 def _build_timm(cfg: CfgNode) -> Backbone:
     name = cfg.MODEL.BACKBONE.CONV_BODY
-    match = re.fullmatch(r"timm/(.+)-(C4|C5|FPN|FPN-RETINANET)", name)
+    match = re.fullmatch(r"timm/(.+)-(C4|C5|FPN|FPN-RETINANET|SFP)", name)
     if not match:
         raise ValueError(
             f"MODEL.BACKBONE.CONV_BODY is {name!r}; a body of timm is called timm/<model>-FPN, "
-            "-FPN-RETINANET, -C4 or -C5"
+            "-FPN-RETINANET, -C4, -C5 or, if it is a plain vision transformer, -SFP"
         )
+    if match[2] == "SFP":
+        vit = TimmViT(match[1], vit_options(cfg))
+        return with_simple_pyramid(cfg, vit, vit.channels)
     strides = [2**stage for stage in ENDINGS[match[2]]]
     backbone = cfg.MODEL.BACKBONE
     body = TimmBody(
@@ -114,6 +119,25 @@ def _build_timm(cfg: CfgNode) -> Backbone:
         backbone.CHECKPOINT_ACTIVATIONS,
     )
     return _with_neck(cfg, body, body.channels, match[2])
+
+
+def vit_options(cfg: CfgNode) -> ViTOptions:
+    """What MODEL.VIT and MODEL.BACKBONE say of a plain transformer."""
+    return ViTOptions(
+        window=cfg.MODEL.VIT.WINDOW,
+        global_blocks=cfg.MODEL.VIT.GLOBAL_BLOCKS,
+        drop_path=cfg.MODEL.VIT.DROP_PATH,
+        freeze_at=cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT,
+        checkpoints=cfg.MODEL.BACKBONE.CHECKPOINT_ACTIVATIONS,
+    )
+
+
+def with_simple_pyramid(cfg: CfgNode, body: nn.Module, channels: int) -> Backbone:
+    """A body of one map of stride 16 and so many channels with ViTDet's pyramid over it."""
+    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
+    norm = optional_norm(cfg, "FPN") or build_norm(cfg, "LN")
+    neck = SimpleFeaturePyramid(channels, out_channels, norm, cfg.MODEL.FPN.USE_RELU)
+    return Backbone(body, neck, out_channels, (4, 8, 16, 32, 64), pooled=4)
 
 
 def _with_neck(

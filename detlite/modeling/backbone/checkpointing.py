@@ -5,7 +5,7 @@ Chen et al., Training Deep Nets with Sublinear Memory Cost, https://arxiv.org/ab
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -15,23 +15,31 @@ from torch.utils.checkpoint import checkpoint
 from ..norm import takes_batch_statistics
 
 
-def checkpointed(part: nn.Module, x: Tensor) -> Tensor:
+def checkpointed(
+    part: nn.Module, x: Tensor, call: Callable[[Tensor], Tensor] | None = None, random: bool = False
+) -> Tensor:
     """`part(x)`, of which backward keeps `x` alone and computes the rest again.
 
-    Losses, gradients and batch statistics are those of `part(x)`. Nothing in it may draw random
-    numbers. A part that has nothing to train keeps nothing and is simply called.
+    Losses, gradients and batch statistics are those of `part(x)`. A part that has nothing to train
+    keeps nothing and is simply called.
+
+    Args:
+        part, x: a part of a model, and its input.
+        call: what is done instead of `part(x)`, with the parameters of `part`.
+        random: whether it draws random numbers, which are then drawn again.
     """
-    # A whole stage, not each of its blocks: most memory is taken when the heads' maps are there as
-    # well, and those are gone when a stage is computed again.
+    call = call or part
+    # Of a ResNet a whole stage, not each of its blocks: most memory is taken when the heads' maps
+    # are there as well, and those are gone when a stage is computed again.
     if not torch.is_grad_enabled() or not any(p.requires_grad for p in part.parameters()):
-        return part(x)
+        return call(x)
     if not takes_batch_statistics(part):
-        return checkpoint(part, x, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(call, x, use_reentrant=False, preserve_rng_state=random)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _statistics_kept(part)
 
-    return checkpoint(part, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+    return checkpoint(call, x, use_reentrant=False, preserve_rng_state=random, context_fn=contexts)
 
 
 @contextmanager

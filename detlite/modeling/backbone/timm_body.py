@@ -38,7 +38,7 @@ class TimmBody(nn.Module):
         checkpoints: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        net = _create(name)
+        net = create(name)
         # Of several maps of a stride the last is the deepest.
         levels = {info["reduction"]: index for index, info in enumerate(net.feature_info)}
         if not levels.keys() >= set(strides):
@@ -84,7 +84,12 @@ class TimmBody(nn.Module):
         )
 
 
-def _create(name: str) -> Any:
+def create(name: str, **options: Any) -> Any:
+    """A classifier of timm without its last layer, which takes images of any size if it can.
+
+    Raises:
+        ValueError: timm is not installed, or does not know the model.
+    """
     try:
         import timm
     except ImportError as error:
@@ -99,9 +104,9 @@ def _create(name: str) -> Any:
         )
     # Transformers take one size of image only, unless they are asked by this option.
     try:
-        return timm.create_model(name, num_classes=0, dynamic_img_size=True)
+        return timm.create_model(name, num_classes=0, dynamic_img_size=True, **options)
     except TypeError:
-        return timm.create_model(name, num_classes=0)
+        return timm.create_model(name, num_classes=0, **options)
 
 
 def _freeze(net: Any, name: str, freeze_at: int) -> None:

@@ -1,0 +1,53 @@
+"""The simple feature pyramid of plain vision transformers (ViTDet: Li et al., Exploring Plain
+Vision Transformer Backbones for Object Detection, https://arxiv.org/abs/2203.16527)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..layers import conv_block
+from ..norm import Norm
+
+
+class SimpleFeaturePyramid(nn.Module):
+    """Levels of strides 4, 8, 16, 32 and 64, all made from one map of stride 16.
+
+    Args:
+        in_channels: of that map, a multiple of 4.
+        out_channels: of every level.
+        norm: between the two deconvolutions of the finest level, and after each convolution.
+        relu: after each convolution.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, norm: Norm, relu: bool = False) -> None:
+        super().__init__()
+        half, quarter = in_channels // 2, in_channels // 4
+        self.scale = nn.ModuleList(
+            [
+                nn.Sequential(
+                    nn.ConvTranspose2d(in_channels, half, 2, stride=2),
+                    norm(half),
+                    nn.GELU(),
+                    nn.ConvTranspose2d(half, quarter, 2, stride=2),
+                ),
+                nn.ConvTranspose2d(in_channels, half, 2, stride=2),
+                nn.Identity(),
+                nn.MaxPool2d(2, stride=2),
+            ]
+        )
+        self.lateral = nn.ModuleList(
+            conv_block(channels, out_channels, 1, norm=norm, relu=relu)
+            for channels in (quarter, half, in_channels, in_channels)
+        )
+        self.output = nn.ModuleList(
+            conv_block(out_channels, out_channels, 3, norm=norm, relu=relu) for _ in self.scale
+        )
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        """One map [B, in_channels, H, W], H and W even -> levels [B, out_channels, h, w] of 4, 2, 1
+        and 1/2 of its sides and, for the largest anchors alone, a half of the last."""
+        (x,) = maps
+        parts = zip(self.scale, self.lateral, self.output, strict=True)
+        levels = [output(lateral(scale(x))) for scale, lateral, output in parts]
+        return [*levels, F.max_pool2d(levels[-1], 1, 2)]
