@@ -217,10 +217,17 @@ def data_parallel(model: nn.Module) -> nn.Module:
     """The model whose gradients are averaged over the processes; alone, the model itself.
 
     Raises:
-        ConfigError: it has synchronised batch norm, which torch has for GPUs only, on the CPU.
+        ConfigError: it is neither on the CPU nor on CUDA; or it has synchronised batch norm, which
+            torch has for GPUs only, on the CPU.
     """
     if world_size() == 1:
         return model
+    kinds = {parameter.device.type for parameter in model.parameters()}
+    if not kinds <= {"cpu", "cuda"}:
+        raise ConfigError(
+            f"{world_size()} processes train on the CPU or CUDA alone, not on "
+            f"{', '.join(sorted(kinds))}: start one process, without torchrun"
+        )
     synchronised = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
     if any(buffer.device.type == "cpu" for module in synchronised for buffer in module.buffers()):
         raise ConfigError(

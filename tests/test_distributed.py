@@ -158,3 +158,9 @@ def test_ranks_of_processes_that_do_not_meet(monkeypatch):
             patch.setenv(name, value)
             with pytest.raises(ConfigError, match=f"{name} {value}"):
                 torchrun_rank()
+
+
+def test_several_processes_need_a_cpu_or_cuda(monkeypatch):
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(ConfigError, match="train on the CPU or CUDA alone, not on meta"):
+        data_parallel(nn.Linear(2, 2, device="meta"))

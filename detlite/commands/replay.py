@@ -20,8 +20,8 @@ from pathlib import Path
 
 from ..config import ConfigError
 from ..engine.checkpoint import CheckpointError
+from ..engine.generators import seed_all
 from ..engine.replay import first_non_finite, read_batch
-from ..engine.state import seed_all
 from ..engine.weights import build_model_from_checkpoint
 
 

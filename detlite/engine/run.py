@@ -22,9 +22,9 @@ from ..visualization import contact_sheet, draw_detections, plot_metrics
 from .checkpoint import Checkpoint
 from .evaluate import evaluate
 from .freezing import with_norms_by_batch
+from .generators import seed_all
 from .metrics import METRICS_FILE, setup_logging
 from .resuming import newest_checkpoint
-from .state import seed_all
 from .train import check_output_dir, train
 from .weights import load_weights, read_weights
 

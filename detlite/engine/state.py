@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
-import random
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 from torch.optim import Optimizer
@@ -29,6 +26,7 @@ from .best import BestCheckpoint
 from .budget import Budget
 from .checkpoint import Checkpoint, CheckpointError, save_checkpoint
 from .evaluate import evaluate
+from .generators import rng_state, set_rng_state
 from .resuming import AVERAGE_CHECKPOINT, FINAL_CHECKPOINT, numbered_checkpoints
 from .step import TrainingStep
 from .weights import config_of, load_weights
@@ -176,40 +174,6 @@ def evaluate_state(
             averaged = evaluate(state.cfg, state.model, test_sets, folder)
         metrics |= {f"{name} average": row for name, row in averaged.items()}
     return metrics
-
-
-def seed_all(seed: int, deterministic: bool = False) -> None:
-    """Seeds random, numpy and torch (all devices); any seed from 0.
-
-    With `deterministic` torch also takes algorithms that give the same bits each time, and raises
-    a RuntimeError where it has none. CUDA reads the setting of cuBLAS when it is first used.
-    """
-    if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(deterministic)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def rng_state(device: torch.device) -> dict[str, Any]:
-    """The generators' state in tensors and plain containers, fit for a checkpoint."""
-    numpy_state: dict[str, Any] = np.random.get_state(legacy=False)
-    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
-    state = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Puts back what `rng_state` took; a generator that it did not know stays as it is."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def _changed_keys(checkpoint: Checkpoint, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:

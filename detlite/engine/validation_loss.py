@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 from ..data import CocoDataset, build_dataset, build_test_loader
 from ..distributed import all_gather_objects
 from ..modeling.detector import Detector
+from .generators import generators_kept
 from .precision import autocast
 
 KIND = "loss"  # among the metrics of a data set; the lower, the better
@@ -39,8 +40,7 @@ def validation_loss(cfg: CfgNode, model: Detector, name: str) -> dict[str, float
     dataset = build_loss_dataset(cfg, name)
     rows: list[dict[str, float]] = []
     was_training = model.training
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices):
+    with torch.no_grad(), generators_kept(model.device):
         model.train()
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -45,9 +45,9 @@ class FusedConv2d(nn.Module):
         self, conv: nn.Conv2d, norm: nn.Module | None, activation: Any, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        weight, bias = _folded(conv, norm)
-        self.register_buffer("weight", weight.to(dtype, memory_format=torch.channels_last))
-        self.register_buffer("bias", None if bias is None else bias.to(dtype))
+        weight, bias = _folded(conv, norm, dtype)
+        self.register_buffer("weight", weight.to(memory_format=torch.channels_last))
+        self.register_buffer("bias", bias)
         assert not isinstance(conv.padding, str)
         self.padding, self.stride, self.dilation = conv.padding, conv.stride, conv.dilation
         self.groups = conv.groups
@@ -119,24 +119,32 @@ def onednn_fuses(dtype: torch.dtype) -> bool:
     return bool((out == 32).all())
 
 
-def _folded(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor | None]:
+def _folded(
+    conv: nn.Conv2d, norm: nn.Module | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
     weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
-    if norm is None:
-        return weight, bias
-    assert isinstance(norm, NORMS)
-    mean, variance = norm.running_mean, norm.running_var
-    assert isinstance(mean, Tensor)
-    assert isinstance(variance, Tensor)
-    folded = fuse_conv_bn_weights(
-        weight.double(),
-        None if bias is None else bias.double(),
-        mean.double(),
-        variance.double(),
-        norm.eps,
-        None if norm.weight is None else norm.weight.detach().double(),
-        None if norm.bias is None else norm.bias.detach().double(),
-    )
-    return folded[0].detach(), folded[1].detach()
+    if norm is not None:
+        assert isinstance(norm, NORMS)
+        mean, variance = norm.running_mean, norm.running_var
+        assert isinstance(mean, Tensor)
+        assert isinstance(variance, Tensor)
+        weight, bias = fuse_conv_bn_weights(
+            _exact(weight),
+            None if bias is None else _exact(bias),
+            _exact(mean),
+            _exact(variance),
+            norm.eps,
+            None if norm.weight is None else _exact(norm.weight),
+            None if norm.bias is None else _exact(norm.bias),
+        )
+        bias = bias.detach()
+    device = conv.weight.device
+    weight = weight.detach().to(dtype).to(device)
+    return weight, None if bias is None else bias.to(dtype).to(device)
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x.detach().cpu().double()  # MPS has no float64
 
 
 def cast(maps: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Any:

@@ -186,7 +186,7 @@ def _fuse(
     order = scores.argsort(descending=True, stable=True)
     # One by one, each joins the group whose mean it overlaps most: a chain of steps so small that
     # numpy takes a fraction of torch's time.
-    columns = (t[order].double().cpu().numpy() for t in (boxes, scores, labels))
+    columns = (t[order].cpu().double().numpy() for t in (boxes, scores, labels))
     means, areas = np.zeros((len(order), 4)), np.zeros(len(order))
     weights, sizes, group_labels = (np.zeros(len(order)) for _ in range(3))
     groups = 0

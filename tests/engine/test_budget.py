@@ -12,7 +12,7 @@ from detlite.config import ConfigError
 from detlite.engine import budget as budget_module
 from detlite.engine.budget import Budget, TimeBudget, build_budget
 from detlite.engine.checkpoint import read_checkpoint
-from detlite.engine.state import seed_all
+from detlite.engine.generators import seed_all
 from detlite.engine.train import train
 
 NO_ITER = ["SOLVER.MAX_ITER", None]

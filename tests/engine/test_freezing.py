@@ -10,7 +10,8 @@ import torch
 from detlite.engine.budget import Budget
 from detlite.engine.checkpoint import Checkpoint, read_checkpoint
 from detlite.engine.freezing import with_norms_by_batch
-from detlite.engine.state import build_state, seed_all
+from detlite.engine.generators import seed_all
+from detlite.engine.state import build_state
 from detlite.engine.train import train
 from detlite.modeling.build import build_model
 

@@ -15,11 +15,11 @@ from detlite.convention import convention_of
 from detlite.data import DataError
 from detlite.data.shard_writer import write_shards
 from detlite.engine.checkpoint import CheckpointError, read_checkpoint
+from detlite.engine.generators import seed_all
 from detlite.engine.metrics import NonFiniteLossError
 from detlite.engine.replay import read_batch
 from detlite.engine.resuming import newest_checkpoint
 from detlite.engine.signals import StoppedError
-from detlite.engine.state import seed_all
 from detlite.engine.train import check_output_dir, train
 
 

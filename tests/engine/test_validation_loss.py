@@ -14,7 +14,7 @@ from detlite.data import DataError, build_dataset
 from detlite.engine.best import BestCheckpoint
 from detlite.engine.checkpoint import read_checkpoint
 from detlite.engine.evaluate import evaluate
-from detlite.engine.state import seed_all
+from detlite.engine.generators import seed_all
 from detlite.engine.train import train
 from detlite.engine.validation_loss import validation_loss
 from detlite.modeling.build import build_model

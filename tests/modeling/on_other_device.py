@@ -11,16 +11,19 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from family import FAMILY, family_batch, family_config
+from family import family_batch, family_config
 from other_device import DEVICE, NAME, OtherDevice
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+import detlite
 from detlite import ops
+from detlite.inference.optimize import optimize
+from detlite.installation import machine, operator_errors
 from detlite.modeling.build import build_model, torch_device
 from detlite.structures.rows import fixed_shapes
 
-KINDS = ["mask", "c4", "keypoint", "cascade", "maskrcnn-benchmark", "torchvision", "retinanet"]
+KINDS = ["mask", "c4", "keypoint", "cascade", "retinanet"]
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def other():
         yield device
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 def config(request, tiny_config):
     return family_config(request.param, tiny_config)
 
@@ -47,6 +50,7 @@ def test_the_device_is_there(other):
         torch.ones(3, device=DEVICE) + torch.ones(3)
 
 
+@pytest.mark.parametrize("config", KINDS, indirect=True)
 def test_losses_and_gradients_are_those_of_the_cpu(config, other):
     model = build_model(config).train()
     there = copy.deepcopy(model).to(DEVICE)
@@ -68,6 +72,7 @@ def test_losses_and_gradients_are_those_of_the_cpu(config, other):
     assert {name.split(".")[1] for name in other.called} & {"match_boxes"}
 
 
+@pytest.mark.parametrize("config", [*KINDS, "voting"], indirect=True)
 @torch.no_grad()
 def test_detections_are_those_of_the_cpu(config, other):
     model = build_model(config).eval()
@@ -102,5 +107,52 @@ def test_a_model_learns_and_detects_by_the_public_edge(tiny_config, other):
     assert found["masks"].shape[1:] == (1, 64, 96)
 
 
-def test_families_are_covered():
-    assert set(KINDS) <= FAMILY.keys()
+def test_the_doctors_checks_pass(other):
+    """As `detlite doctor` makes them on an Apple or Intel GPU."""
+    assert machine.devices() == ["cpu", NAME]
+    assert set(operator_errors(NAME).values()) == {""}
+
+
+@torch.no_grad()
+def test_an_optimized_model_detects_the_same(tiny_config, other):
+    cfg = tiny_config("MODEL.RESNETS.NORM", "FrozenBN")
+    model = build_model(cfg).eval()
+    images, _, _ = family_batch(model)
+    expected = model.predict(images)
+    found = optimize(copy.deepcopy(model).to(DEVICE), "float32").predict(images.to(DEVICE))
+    torch.testing.assert_close(on_cpu(found.boxes), expected.boxes, rtol=1e-4, atol=1e-2)
+
+
+def test_a_run_trains_saves_evaluates_and_resumes(make_set, tmp_path, other):
+    """Also the loss on the test set, and the device's own generator in checkpoints."""
+    data = make_set(pictures=4, size=(64, 96))
+    settings = {
+        "MODEL.DEVICE": NAME,
+        "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
+        "MODEL.RESNETS.RES2_OUT_CHANNELS": 8,
+        "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
+        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 16,
+        "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
+        "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
+        "MODEL.RPN.PRE_NMS_TOP_N_TEST": 100,
+        "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 30,
+        "INPUT.MIN_SIZE_TRAIN": (64,),
+        "INPUT.MIN_SIZE_TEST": 64,
+        "DATALOADER.NUM_WORKERS": 0,
+        "SOLVER.IMS_PER_BATCH": 2,
+        "SOLVER.LOG_PERIOD": 1,
+        "TEST.IMS_PER_BATCH": 1,
+        "TEST.LOSS": True,
+    }
+    for iterations in (2, 3):
+        result = detlite.train(
+            data=data,
+            test_data=data,
+            output_dir=tmp_path / "run",
+            overrides={**settings, "SOLVER.MAX_ITER": iterations},
+            resume=iterations == 3,
+        )
+    assert result.metrics
+    saved = torch.load(tmp_path / "run" / "model_final.pth", weights_only=True)
+    (generators,) = saved["training"]["rng"]
+    assert generators[NAME].shape == (16,)

@@ -66,8 +66,14 @@ class _Other(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"other({self.inner})"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.inner.__reduce_ex__(protocol)  # as checkpoints are read, on the CPU
+
     def tolist(self) -> Any:
         return self.inner.tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.inner.numpy(force=force)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -103,7 +109,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         assert not foreign, f"{func}: tensors of two devices"
     args, kwargs = pytree.tree_map_only(_Other, lambda x: x.inner, (list(args), kwargs))
     result = func(*args, **kwargs)
-    if func is aten._local_scalar_dense.default:
+    if func is aten._local_scalar_dense.default or not func._schema.returns:
         return result
     written = [
         value for value, spec in zip(leaves, func._schema.arguments, strict=False)

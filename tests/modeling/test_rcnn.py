@@ -421,7 +421,10 @@ def test_padding_follows_the_divisibility(tiny_config):
     assert model.normalizer([torch.zeros(3, 33, 64)]).pixels.shape[-2:] == (64, 64)
 
 
-@pytest.mark.parametrize("name", ["nonsense", "cuda:9999"])
+ABSENT = [name for name in ("mps", "xpu") if not torch.get_device_module(name).is_available()]
+
+
+@pytest.mark.parametrize("name", ["nonsense", "cuda:9999", "privateuseone", *ABSENT])
 def test_impossible_device(tiny_config, name):
     with pytest.raises(ConfigError, match=r"MODEL\.DEVICE"):
         build_model(tiny_config("MODEL.DEVICE", name))
