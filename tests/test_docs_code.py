@@ -11,6 +11,7 @@ import argparse
 import ast
 import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import re
