@@ -162,12 +162,26 @@ def resize_as_opencv(image: Tensor, size: tuple[int, int]) -> Tensor:
     # Past the right border one pixel counts alone; past the lower one twice, rounded twice.
     inner = (columns >= 0) & (columns < image.shape[2] - 1)
     left, right = torch.where(inner, left, 2048), torch.where(inner, right, 0)
-    near, far = (columns.clamp(0, image.shape[2] - 1), (columns + 1).clamp(0, image.shape[2] - 1))
-    pixels = image.int()
-    wide = (pixels[:, :, near] * left + pixels[:, :, far] * right) >> 4
-    above, below = rows.clamp(0, image.shape[1] - 1), (rows + 1).clamp(0, image.shape[1] - 1)
-    mixed = (wide[:, above] * lower[:, None] >> 16) + (wide[:, below] * upper[:, None] >> 16)
-    return ((mixed + 2) >> 2).clamp(0, 255).to(torch.uint8)
+    wide = _mixed(image.int(), 2, columns, left, right, 4, 0)
+    mixed = _mixed(wide, 1, rows, lower[:, None], upper[:, None], 0, 16)
+    return mixed.add_(2).bitwise_right_shift_(2).clamp_(0, 255).to(torch.uint8)
+
+
+def _mixed(
+    image: Tensor,
+    dim: int,
+    first: Tensor,
+    weight: Tensor,
+    next_weight: Tensor,
+    sum_shift: int,
+    own: int,
+) -> Tensor:
+    """Pixels `first` along a dimension and the next ones, weighted, shifted by `own` and added; the
+    sum is shifted by `sum_shift`. In place where it can be: pictures are large."""
+    last = image.shape[dim] - 1
+    low = image.index_select(dim, first.clamp(0, last)).mul_(weight).bitwise_right_shift_(own)
+    high = image.index_select(dim, (first + 1).clamp_(0, last)).mul_(next_weight)
+    return low.add_(high.bitwise_right_shift_(own)).bitwise_right_shift_(sum_shift)
 
 
 def _opencv_taps(length: int, wanted: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
