@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 
 def test_models_on_a_device_without_kernels():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     ran = subprocess.run(
         [*command, str(HERE / "on_other_device.py")],
         capture_output=True,
