@@ -35,7 +35,7 @@ class NormedConv2d(nn.Conv2d):
     """
 
     def __init__(self, conv: nn.Conv2d, norm: FrozenBatchNorm2d) -> None:
-        super().__init__(**geometry(conv), padding=conv.padding)
+        super().__init__(**geometry(conv))
         self.weight, self.bias = conv.weight, conv.bias
         self.margins = conv.margins if isinstance(conv, PaddedConv2d) else None
         self._norm = (norm,)  # in a tuple it is no child, with entries of its own
@@ -55,7 +55,7 @@ class NormedConv2d(nn.Conv2d):
     def plain(self) -> nn.Conv2d:
         """The convolution alone, with the same parameters; its norm is one again."""
         self._norm[0].applied = False
-        conv = nn.Conv2d(**geometry(self), padding=self.padding)
+        conv = nn.Conv2d(**geometry(self))
         conv.weight, conv.bias = self.weight, self.bias
         return conv if self.margins is None else PaddedConv2d(conv, self.margins)
 

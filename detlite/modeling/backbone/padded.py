@@ -33,7 +33,9 @@ class PaddedConv2d(nn.Conv2d):
 
 
 def geometry(conv: nn.Conv2d) -> dict[str, Any]:
-    """Arguments of a convolution of the same shape, but for its padding and its parameters."""
-    names = ("in_channels", "out_channels", "kernel_size", "stride", "dilation", "groups")
+    """Arguments of a convolution of the same shape, which has no parameters yet."""
+    names = (
+        "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups",
+    )  # fmt: skip
     own = {name: getattr(conv, name) for name in names}
     return {**own, "bias": conv.bias is not None, "device": "meta"}
