@@ -25,7 +25,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 OLDEST_PYTHON = (3, 10)
 TORCHES = ("torch==2.11.* torchvision", "torch torchvision")
 # A package index takes no file above it, unless asked.
@@ -69,8 +69,8 @@ def contents(wheel: Path, root: Path = ROOT) -> list[str]:
         found += [f"{name} does not belong in it" for name in sorted(names - described - expected)]
         for name in sorted(names):
             content = archive.read(name)
-            leaks = {path.encode() for path in map(str, (root, sys.prefix)) if path != "/"}
-            paths = [leak for leak in leaks if leak in content]
+            machines = [str(root), *([sys.prefix] if name.endswith(".so") else [])]
+            paths = [path.encode() for path in machines if path.encode() in content]
             if name.endswith(".so"):
                 paths += MACHINE_PATHS.findall(content)
             if paths:

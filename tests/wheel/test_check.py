@@ -67,6 +67,11 @@ def test_paths_of_the_machine(path, problems):
     assert problem == f"detlite/_C.abi3.so names {path}, a path of this machine"
 
 
+def test_the_folder_of_the_sources(problems, tmp_path):
+    [problem] = problems(changed={"detlite/__init__.py": f"FOLDER = '{tmp_path}'".encode()})
+    assert problem == f"detlite/__init__.py names {tmp_path}, a path of this machine"
+
+
 def test_pythons_that_are_not_there():
     assert CHECK["version_of"]("python3.999") is None
     assert CHECK["pythons"]()[0] == "python3.10"
