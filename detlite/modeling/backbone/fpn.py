@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -70,5 +71,14 @@ class FPN(nn.Module):
             top_down = self.lateral[index](maps[index]) + above
             levels.insert(0, self.output[index](top_down))
         if self.top is None:
-            return [*levels, F.max_pool2d(levels[-1], 1, 2)]  # a strided slice does not export
+            return [*levels, _every_second(levels[-1])]
         return [*levels, *self.top(maps[-1], levels[-1])]
+
+
+def _every_second(level: Tensor) -> Tensor:
+    """The even rows and columns of a map [B, C, H, W]."""
+    if not torch.compiler.is_exporting():
+        return F.max_pool2d(level, 1, 2)
+    # Torch 2.11 exports a pooling, or a strided slice, for odd sides or for even ones alone.
+    rows, columns = (torch.arange(0, side, 2, device=level.device) for side in level.shape[-2:])
+    return level.index_select(2, rows).index_select(3, columns)
