@@ -22,6 +22,7 @@ from torchvision_models import (
     torchvision_model,
     training_batch,
 )
+from zoo_tables import live_section, published_section
 
 
 def main() -> None:
@@ -61,6 +62,7 @@ def main() -> None:
             cells = [name, str(dtype).removeprefix("torch."), str(step.parameters)]
             cells += [f"{step.losses:.1g}", f"{step.gradients:.1g}"]
             print("| " + " | ".join(cells) + " |", flush=True)
+    print(live_section() + published_section(), end="")
 
 
 _CASES = {
@@ -76,7 +78,8 @@ made from parameter names, so that nothing needs to be downloaded; detections ar
 one. Of detectron2 and maskrcnn-benchmark the outputs were recorded, torchvision runs beside.
 Of detectron2's other models, whose outputs are not recorded, a second implementation runs beside in
 `tests/conversion/test_detectron2_models.py`, in float64 and narrow: its boxes are the same to 1e-3
-pixel.
+pixel; its newer models run beside in detectron2 itself,
+[below](#detectron2s-newer-models-beside-its-own-code).
 Of mmdetection 3.3.0, with mmcv 2.1.0's own operators on the CPU, the outputs of narrow models were
 recorded by `tests/conversion/mmdetection_models.py`. Beside it, live, at full width and on pictures
 of COCO of which 100 detections each were compared (2026-11-22, torch 2.15.0), all were matched, with
