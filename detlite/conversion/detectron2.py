@@ -15,6 +15,7 @@ from .detectron2_zoo import anchor_config, config_by_name, config_by_shape, pixe
 from .regnet import REGNET_RULES
 from .shapes import L1_RETINANET, is_retinanet, read_config
 from .source import Config, Entries, Rules, Source, State, levels_from_0
+from .vitdet import VITDET_RULES, is_vitdet, vitdet_config
 
 
 def _recognise(names: Collection[str]) -> bool:
@@ -24,6 +25,7 @@ def _recognise(names: Collection[str]) -> bool:
 
 _RULES: Rules = [
     *REGNET_RULES,
+    *VITDET_RULES,
     # a body alone, that of a C4 model, that of a pyramid
     (r"^(stem|res\d)\.", r"backbone.\1."),
     (r"^backbone\.(stem|res\d)\.", r"backbone.body.\1."),
@@ -148,6 +150,8 @@ _CONFIG: Config = {
 def _configure(state: State, entries: Entries, path: Path, _content: Any) -> Config:
     if "head.ctrness.weight" in state:
         raise ValueError("is an FCOS, which is none of the detectors here")
+    if is_vitdet(state):
+        return _CONFIG | vitdet_config(state)
     config = _CONFIG | read_config(state, "ROIAlignV2", 0)
     if config["MODEL.BACKBONE.CONV_BODY"].endswith("-C5"):
         config["MODEL.RESNETS.RES5_DILATION"] = 2

@@ -6,6 +6,7 @@ The parts of all frameworks are alike; what no shape tells, `configure` of each 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ..modeling.backbone.resnet import DEPTHS
 from .regnet import is_regnet, regnet_config
@@ -20,19 +21,22 @@ L1_RETINANET: Config = {
 }
 
 
-def read_config(state: State, pooler: str, sampling: int) -> Config:
+def read_config(
+    state: State, pooler: str, sampling: int, body: Callable[[State], Config] | None = None
+) -> Config:
     """The config keys and values that follow from a detector's entries.
 
     Args:
         state: its entries, by our names.
         pooler: how its framework pools RoIs, a POOLER_TYPE.
         sampling: samples per bin side, in the heads of a pyramid and other convolutional heads.
+        body: reads backbones that are no ResNets.
 
     Raises:
         ValueError: no such detector, or a body that is no ResNet of a known depth and no RegNet.
     """
     try:
-        config = _body(state)
+        config = (body or _body)(state)
         if is_retinanet(state):
             config |= _retinanet(state)
         else:

@@ -16,6 +16,7 @@ from ..modeling.backbone.deform import DeformConv3x3
 from ..modeling.backbone.folding import unfold_norms
 from ..modeling.backbone.padded import PaddedConv2d
 from ..modeling.backbone.timm_vit import TimmViT
+from ..modeling.backbone.vit import ViT
 from ..modeling.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d, LevelBatchNorm
 from ..modeling.pooler import Pooler
 from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, cast, joined
@@ -37,7 +38,7 @@ def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.M
     Raises:
         TraceError: the code of `part` depends on values or sizes, so that it has no graph.
     """
-    if any(isinstance(module, TimmViT) for module in part.modules()):
+    if any(isinstance(module, (TimmViT, ViT)) for module in part.modules()):
         raise fx.proxy.TraceError("a transformer has no convolutions to fuse, and asks for sizes")
     unfold_norms(part)
     _split(part)

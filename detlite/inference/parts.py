@@ -147,11 +147,18 @@ def example_batch(model: Detector) -> tuple[Images, Proposals | None]:
 
     As many proposals as there may be detections: with fewer, a graph would give fewer.
     """
-    given = None
+    given, side = None, max(256, least_side(model))
     if model.takes_proposals:
         count = max(2, model.postprocess.detections_per_image)
         given = [torch.tensor([8.0, 8.0, 90.0, 70.0]).repeat(count, 1)] * 2
-    return model.prepare([torch.rand(3, 256, 320), torch.rand(3, 224, 256)], given)
+    return model.prepare([torch.rand(3, side, side + 64), torch.rand(3, side - 32, side)], given)
+
+
+def least_side(model: Detector) -> int:
+    """The least height and width that a program takes: two cells of the coarsest level, and two of
+    the windows that a transformer attends within."""
+    windows = getattr(model.backbone.body, "two_windows", 0)
+    return max(2 * model.backbone.strides[-1], windows)
 
 
 def example_calls(model: Detector, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:

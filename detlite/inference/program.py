@@ -23,7 +23,7 @@ from ..structures.instances import (
     PredictedBoxes,
     Proposals,
 )
-from .parts import example_batch
+from .parts import example_batch, least_side
 
 # Pixels float32 [B, 3, H, W] and sizes int64 [B, 2] (of a Fast R-CNN also proposals: boxes float32
 # [B, P, 4] and bool [B, P], which are valid) -> the fields of `Detections` that the model has.
@@ -141,8 +141,3 @@ def export_program(model: Detector, batch: int | None = None) -> ExportedProgram
             tuple(x[:batch] for x in inputs),
             dynamic_shapes=tuple(dict.fromkeys(own, Dim.AUTO) for own in axes),
         )
-
-
-def least_side(model: Detector) -> int:
-    """The least height and width that a program takes: two cells of the coarsest level."""
-    return 2 * model.backbone.strides[-1]

@@ -78,7 +78,8 @@ made from parameter names, so that nothing needs to be downloaded; detections ar
 one. Of detectron2 and maskrcnn-benchmark the outputs were recorded, torchvision runs beside.
 Of detectron2's other models, whose outputs are not recorded, a second implementation runs beside in
 `tests/conversion/test_detectron2_models.py`, in float64 and narrow: its boxes are the same to 1e-3
-pixel; its newer models run beside in detectron2 itself,
+pixel. So are those of ViTDet's Mask R-CNN and cascade in `tests/conversion/test_vitdet.py`, which
+compares with detectron2 itself where it is installed. Its other newer models run beside in detectron2,
 [below](#detectron2s-newer-models-beside-its-own-code).
 Of mmdetection 3.3.0, with mmcv 2.1.0's own operators on the CPU, the outputs of narrow models were
 recorded by `tests/conversion/mmdetection_models.py`. Beside it, live, at full width and on pictures

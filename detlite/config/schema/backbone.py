@@ -24,8 +24,9 @@ _BACKBONE = section(
     Key(
         "CONV_BODY",
         "R-50-C4",
-        "R-{18,34,50,101,152}-{C4,C5,FPN,FPN-RETINANET}, timm/<model> with the same endings or, of "
-        "a plain vision transformer, -SFP (ViTDet's pyramid), FBNet or a registered name",
+        "R-{18,34,50,101,152}-{C4,C5,FPN,FPN-RETINANET}, ViT-{T,S,B,L,H}-SFP (ViTDet's), "
+        "timm/<model> with the endings of a ResNet or, of a plain vision transformer, -SFP; FBNet "
+        "or a registered name",
     ),
     Key(
         "FREEZE_CONV_BODY_AT",
@@ -113,6 +114,13 @@ _VIT = section(
         not_negative,
     ),
     Key("GLOBAL_BLOCKS", 4, "blocks that do, evenly spread, the last one included", not_negative),
+    Key(
+        "IMAGE_SIZE",
+        1024,
+        "a ViT-...-SFP learns the relative positions of images of so many pixels on a side, and "
+        "interpolates those of others",
+        positive,
+    ),
     Key(
         "DROP_PATH",
         0.0,

@@ -18,6 +18,7 @@ from .resnet import DEPTHS, ResNet, ResNetSpec
 from .simple_pyramid import SimpleFeaturePyramid
 from .timm_body import TimmBody
 from .timm_vit import TimmViT, ViTOptions
+from .vit import SIZES, ViT
 
 
 class Backbone(nn.Sequential):
@@ -107,8 +108,8 @@ def _build_timm(cfg: CfgNode) -> Backbone:
             "-FPN-RETINANET, -C4, -C5 or, if it is a plain vision transformer, -SFP"
         )
     if match[2] == "SFP":
-        vit = TimmViT(match[1], vit_options(cfg))
-        return with_simple_pyramid(cfg, vit, vit.channels)
+        vit = TimmViT(match[1], _vit_options(cfg))
+        return _with_simple_pyramid(cfg, vit, vit.channels)
     strides = [2**stage for stage in ENDINGS[match[2]]]
     backbone = cfg.MODEL.BACKBONE
     body = TimmBody(
@@ -121,7 +122,12 @@ def _build_timm(cfg: CfgNode) -> Backbone:
     return _with_neck(cfg, body, body.channels, match[2])
 
 
-def vit_options(cfg: CfgNode) -> ViTOptions:
+def _build_vit(cfg: CfgNode, size: str) -> Backbone:
+    body = ViT(*SIZES[size], cfg.MODEL.VIT.IMAGE_SIZE, _vit_options(cfg))
+    return _with_simple_pyramid(cfg, body, body.channels)
+
+
+def _vit_options(cfg: CfgNode) -> ViTOptions:
     """What MODEL.VIT and MODEL.BACKBONE say of a plain transformer."""
     return ViTOptions(
         window=cfg.MODEL.VIT.WINDOW,
@@ -132,7 +138,7 @@ def vit_options(cfg: CfgNode) -> ViTOptions:
     )
 
 
-def with_simple_pyramid(cfg: CfgNode, body: nn.Module, channels: int) -> Backbone:
+def _with_simple_pyramid(cfg: CfgNode, body: nn.Module, channels: int) -> Backbone:
     """A body of one map of stride 16 and so many channels with ViTDet's pyramid over it."""
     out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
     norm = optional_norm(cfg, "FPN") or build_norm(cfg, "LN")
@@ -169,3 +175,5 @@ def _with_neck(
 for _depth in DEPTHS:
     for _ending in ENDINGS:
         BACKBONES.register(f"R-{_depth}-{_ending}")(partial(_build_resnet, ending=_ending))
+for _size in SIZES:
+    BACKBONES.register(f"ViT-{_size}-SFP")(partial(_build_vit, size=_size))

@@ -44,6 +44,11 @@ class ViTOptions:
     freeze_at: int = 0
     checkpoints: bool = False
 
+    @property
+    def two_windows(self) -> int:
+        """The least side of an image with two windows beside each other, padded, in pixels."""
+        return 2 * PATCH * (self.window // 2 + 1) if self.window else 0
+
 
 class TimmViT(nn.Module):
     """A plain transformer of timm (vit, deit, dinov3, eva02) without its head; gives one map.
@@ -58,6 +63,7 @@ class TimmViT(nn.Module):
 
     Attributes:
         channels: of the map.
+        two_windows: the least side of an image that has two windows beside each other, in pixels.
 
     Raises:
         ValueError: timm is not installed or does not know the model, or it is no plain transformer
@@ -73,6 +79,7 @@ class TimmViT(nn.Module):
         self.net = net
         self.channels = net.embed_dim
         self.options = options
+        self.two_windows = options.two_windows
         whole = global_blocks(len(net.blocks), options.global_blocks)
         self.windows = [0 if n in whole else options.window for n in range(len(net.blocks))]
         freeze(self.layers(), options.freeze_at)
