@@ -88,9 +88,9 @@ Its other newer models run beside in detectron2,
 Of mmdetection 3.3.0, with mmcv 2.1.0's own operators on the CPU, the outputs of narrow models were
 recorded by `tests/conversion/mmdetection_models.py`. Beside it, live, at full width and on pictures
 of COCO of which 100 detections each were compared (2026-11-22, torch 2.15.0), all were matched, with
-boxes to 4e-4 pixel and scores to 4e-5: `mask-rcnn_r50`, `faster-rcnn_r50-caffe` and
-`retinanet_r50-caffe` on two pictures, `retinanet_r50`, `mask-rcnn_x101-32x8d` and
-`cascade-mask-rcnn_r50` on one. The files that it publishes were not at hand.
+boxes to 4e-4 pixel and scores to 4e-5: `mask-rcnn_r50`, `faster-rcnn_r50-caffe`, `retinanet_r50`,
+`retinanet_r50-caffe` and `cascade-mask-rcnn_r50` on two pictures, `mask-rcnn_x101-32x8d` on one. The
+files that it publishes were not at hand.
 
 Differences are the largest found: of box corners in pixels; of scores; of mask probabilities; of
 pasted masks, the pixels that differ over the area of all masks of a picture; of keypoints in
