@@ -177,7 +177,12 @@ def _quantised(
             data = nncf.Dataset(found[name], _read_call)
             in_float = nncf.IgnoredScope(names=_first_convolutions(graph)) if pixels else None
             quantised[name] = nncf.quantize(
-                graph, data, subset_size=len(found[name]), ignored_scope=in_float
+                graph,
+                data,
+                subset_size=len(found[name]),
+                ignored_scope=in_float,
+                # By what the quantised layers before give, not by what the float ones would.
+                fast_bias_correction=False,
             )
     return quantised
 

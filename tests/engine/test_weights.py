@@ -151,8 +151,8 @@ def test_errors_in_a_stored_config_name_the_checkpoint(tmp_path, toy):
 def test_an_unknown_convention_is_named(tmp_path, tiny_config):
     cfg, path = tiny_config(), tmp_path / "w.pth"
     state = build_model(cfg).state_dict()
-    save_checkpoint(Checkpoint(path, state, config=cfg.dump(), convention="mmdetection"))
-    with pytest.raises(CheckpointError, match=r"w\.pth: follows the convention 'mmdetection'"):
+    save_checkpoint(Checkpoint(path, state, config=cfg.dump(), convention="yolo"))
+    with pytest.raises(CheckpointError, match=r"w\.pth: follows the convention 'yolo'"):
         build_model_from_checkpoint(path)
 
 
