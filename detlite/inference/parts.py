@@ -147,7 +147,7 @@ def example_batch(model: Detector) -> tuple[Images, Proposals | None]:
 
     As many proposals as there may be detections: with fewer, a graph would give fewer.
     """
-    given, side = None, max(256, least_side(model))
+    given, side = None, max(256, _two_windows(model))
     if model.takes_proposals:
         count = max(2, model.postprocess.detections_per_image)
         given = [torch.tensor([8.0, 8.0, 90.0, 70.0]).repeat(count, 1)] * 2
@@ -157,8 +157,12 @@ def example_batch(model: Detector) -> tuple[Images, Proposals | None]:
 def least_side(model: Detector) -> int:
     """The least height and width that a program takes: two cells of the coarsest level, and two of
     the windows that a transformer attends within."""
-    windows = getattr(model.backbone.body, "two_windows", 0)
-    return max(2 * model.backbone.strides[-1], windows)
+    return max(2 * model.backbone.strides[-1], _two_windows(model))
+
+
+def _two_windows(model: Detector) -> int:
+    """The least side that holds two windows of the transformer in a detector, or 0."""
+    return max(getattr(module, "two_windows", 0) for module in model.modules())
 
 
 def example_calls(model: Detector, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
