@@ -31,7 +31,7 @@ from .extractors import (
     FPNXconv1fcFeatureExtractor,
     build_conv5_extractor,
 )
-from .layers import at_least_float32
+from .layers import Block, at_least_float32, conv_block
 from .norm import optional_norm, takes_batch_statistics
 from .pooler import build_pooler
 
@@ -49,8 +49,8 @@ def _build_two_layers(cfg: CfgNode, backbone: Backbone) -> Extractor:
     )
 
 
-@BOX_EXTRACTORS.register("FPNXconv1fcFeatureExtractor")
-def _build_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
+def build_box_convs(cfg: CfgNode, backbone: Backbone, block: Block = conv_block) -> Extractor:
+    """The convolutions and the layer that MODEL.ROI_BOX_HEAD describes; `block` makes each 3x3."""
     head = cfg.MODEL.ROI_BOX_HEAD
     return FPNXconv1fcFeatureExtractor(
         build_pooler(cfg, "ROI_BOX_HEAD", backbone),
@@ -59,7 +59,11 @@ def _build_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
         head.MLP_HEAD_DIM,
         optional_norm(cfg, "ROI_BOX_HEAD"),
         head.DILATION,
+        block,
     )
+
+
+BOX_EXTRACTORS.register("FPNXconv1fcFeatureExtractor")(build_box_convs)
 
 
 @dataclass(frozen=True)

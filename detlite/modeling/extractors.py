@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from .backbone import Backbone
 from .backbone.build import resnet_spec
 from .backbone.resnet import ResNetSpec, make_stage
-from .layers import conv_block, init_xavier
+from .layers import Block, conv_block, init_xavier
 from .norm import Norm
 from .pooler import Pooler, build_pooler
 
@@ -88,7 +88,7 @@ class ConvFeatureExtractor(Extractor):
         widths: Sequence[int],
         norm: Norm | None = None,
         dilation: int = 1,
-        block: Callable[..., nn.Module] = conv_block,
+        block: Block = conv_block,
     ) -> None:
         super().__init__()
         self.pooler = pooler
@@ -116,7 +116,7 @@ class FPNXconv1fcFeatureExtractor(ConvFeatureExtractor):
         out_channels: int,
         norm: Norm | None = None,
         dilation: int = 1,
-        block: Callable[..., nn.Module] = conv_block,
+        block: Block = conv_block,
     ) -> None:
         super().__init__(pooler, in_channels, widths, norm, dilation, block)
         self.fc6 = nn.Linear(self.out_channels * pooler.resolution**2, out_channels)

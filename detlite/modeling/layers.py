@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from .norm import Norm
+
+# What is called as `conv_block` is.
+Block = Callable[..., nn.Module]
 
 
 def conv_block(

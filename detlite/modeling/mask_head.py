@@ -27,7 +27,7 @@ from .extractors import (
     Extractor,
     build_conv5_extractor,
 )
-from .layers import init_he, init_normal
+from .layers import Block, conv_block, init_he, init_normal
 from .map_head import MapHead, build_map_head
 from .norm import optional_norm
 from .pooler import build_pooler
@@ -38,8 +38,8 @@ MASK_EXTRACTORS.register(*CONV5_NAMES)(partial(build_conv5_extractor, head="ROI_
 MASK_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("mask predictor")
 
 
-@MASK_EXTRACTORS.register("MaskRCNNFPNFeatureExtractor")
-def _build_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
+def build_mask_convs(cfg: CfgNode, backbone: Backbone, block: Block = conv_block) -> Extractor:
+    """The convolutions that MODEL.ROI_MASK_HEAD describes; `block` makes each 3x3."""
     head = cfg.MODEL.ROI_MASK_HEAD
     return ConvFeatureExtractor(
         build_pooler(cfg, "ROI_MASK_HEAD", backbone),
@@ -47,7 +47,11 @@ def _build_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
         head.CONV_LAYERS,
         optional_norm(cfg, "ROI_MASK_HEAD"),
         head.DILATION,
+        block,
     )
+
+
+MASK_EXTRACTORS.register("MaskRCNNFPNFeatureExtractor")(build_mask_convs)
 
 
 class MaskRCNNC4Predictor(nn.Module):

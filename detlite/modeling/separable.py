@@ -6,16 +6,15 @@ https://arxiv.org/abs/1704.04861). Shapes: B images, levels [B, C, H_l, W_l], A 
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from .backbone import Backbone
-from .box_head import BOX_EXTRACTORS
-from .extractors import ConvFeatureExtractor, Extractor, FPNXconv1fcFeatureExtractor
+from .box_head import BOX_EXTRACTORS, build_box_convs
 from .layers import init_he, init_normal, init_xavier
-from .mask_head import MASK_EXTRACTORS
-from .norm import Norm, optional_norm
-from .pooler import build_pooler
+from .mask_head import MASK_EXTRACTORS, build_mask_convs
+from .norm import Norm
 from .rpn_head import RPN_HEADS
 
 
@@ -76,28 +75,9 @@ def _build_rpn_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn
     return SeparableRPNHead(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)
 
 
-@BOX_EXTRACTORS.register("SeparableXconv1fcFeatureExtractor")
-def _build_box_extractor(cfg: CfgNode, backbone: Backbone) -> Extractor:
-    head = cfg.MODEL.ROI_BOX_HEAD
-    return FPNXconv1fcFeatureExtractor(
-        build_pooler(cfg, "ROI_BOX_HEAD", backbone),
-        backbone.out_channels,
-        [head.CONV_HEAD_DIM] * head.NUM_STACKED_CONVS,
-        head.MLP_HEAD_DIM,
-        optional_norm(cfg, "ROI_BOX_HEAD"),
-        head.DILATION,
-        separable_block,
-    )
-
-
-@MASK_EXTRACTORS.register("SeparableConvFeatureExtractor")
-def _build_mask_extractor(cfg: CfgNode, backbone: Backbone) -> Extractor:
-    head = cfg.MODEL.ROI_MASK_HEAD
-    return ConvFeatureExtractor(
-        build_pooler(cfg, "ROI_MASK_HEAD", backbone),
-        backbone.out_channels,
-        head.CONV_LAYERS,
-        optional_norm(cfg, "ROI_MASK_HEAD"),
-        head.DILATION,
-        separable_block,
-    )
+BOX_EXTRACTORS.register("SeparableXconv1fcFeatureExtractor")(
+    partial(build_box_convs, block=separable_block)
+)
+MASK_EXTRACTORS.register("SeparableConvFeatureExtractor")(
+    partial(build_mask_convs, block=separable_block)
+)
