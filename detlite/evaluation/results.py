@@ -251,3 +251,5 @@ def _check_rle(rle: Any, number: int) -> None:
     size = rle.get("size")
     if not isinstance(size, list | tuple) or [type(side) for side in size] != [int, int]:
         raise DataError(f"result {number}: the mask's size is {size}, not [height, width]")
+    if not all(0 <= side < 2**31 for side in size):
+        raise DataError(f"result {number}: the mask's size is {size}; no image has it")

@@ -158,6 +158,14 @@ class TestRows:
                 {"segmentation": {"size": [4], "counts": "`0"}},
                 r"result 1: the mask's size is \[4\], not \[height, width\]",
             ),
+            (
+                {"segmentation": {"size": [0, 2**63], "counts": "`0"}},
+                r"result 1: the mask's size is \[0, 9223372036854775808\]; no image has it",
+            ),
+            (
+                {"segmentation": {"size": [-1, 4], "counts": "`0"}},
+                r"result 1: the mask's size is \[-1, 4\]; no image has it",
+            ),
         ],
     )
     def test_bad(self, change: dict, message: str) -> None:

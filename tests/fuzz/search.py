@@ -38,7 +38,7 @@ def main() -> int:
         for test in args.tests:
             seed = args.seed + searches
             command = [sys.executable, "-m", "pytest", "-x", f"--hypothesis-seed={seed}", test]
-            command += ["-o", "faulthandler_timeout=600"]
+            command += ["-o", "faulthandler_timeout=600", "--disable-warnings"]
             try:
                 done = subprocess.run(
                     command, env=os.environ | {"DETLITE_FUZZ": "long"}, cwd=FOLDER.parents[1],

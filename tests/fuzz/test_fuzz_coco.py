@@ -128,6 +128,9 @@ _kinds = st.sets(st.sampled_from(["bbox", "segm", "keypoints"]), min_size=1).map
 @given(rows=nearly(RESULTS), kinds=_kinds)
 @example(rows=[RESULTS[0] | {"keypoints": 0}], kinds=["keypoints"])
 @example(rows=[RESULTS[0] | {"score": [0.5]}, RESULTS[1]], kinds=["bbox"])
+@example(
+    rows=[RESULTS[0] | {"segmentation": {"size": [0, 2**63], "counts": "`0`<P<"}}], kinds=["segm"]
+)
 def test_nearly_results(rows, kinds, bounded):
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return  # which whoever reads the file checks

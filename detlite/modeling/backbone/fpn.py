@@ -71,11 +71,11 @@ class FPN(nn.Module):
             top_down = self.lateral[index](maps[index]) + above
             levels.insert(0, self.output[index](top_down))
         if self.top is None:
-            return [*levels, _every_second(levels[-1])]
+            return [*levels, every_second(levels[-1])]
         return [*levels, *self.top(maps[-1], levels[-1])]
 
 
-def _every_second(level: Tensor) -> Tensor:
+def every_second(level: Tensor) -> Tensor:
     """The even rows and columns of a map [B, C, H, W]."""
     if not torch.compiler.is_exporting():
         return F.max_pool2d(level, 1, 2)

@@ -4,10 +4,10 @@ Vision Transformer Backbones for Object Detection, https://arxiv.org/abs/2203.16
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..layers import conv_block
 from ..norm import Norm
+from .fpn import every_second
 
 
 class SimpleFeaturePyramid(nn.Module):
@@ -50,4 +50,4 @@ class SimpleFeaturePyramid(nn.Module):
         (x,) = maps
         parts = zip(self.scale, self.lateral, self.output, strict=True)
         levels = [output(lateral(scale(x))) for scale, lateral, output in parts]
-        return [*levels, F.max_pool2d(levels[-1], 1, 2)]
+        return [*levels, every_second(levels[-1])]
