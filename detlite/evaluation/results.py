@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.ops import box_convert
 
 from ..convention import CONVENTIONS, Convention
-from ..data.errors import DataError
+from ..data.errors import DataError, shown
 from ..structures.instances import Detections
 from ..structures.keypoints import PIXEL_CENTRE
 from ..structures.masks import RLE, encode_bitmap
@@ -71,7 +71,7 @@ class Results:
         if "keypoints" in iou_types:
             first = rows[0]["keypoints"] if rows else []
             if not isinstance(first, Sequence):
-                raise DataError(f"result 0: keypoints is {first!r}, not a list of numbers")
+                raise DataError(f"result 0: keypoints is {shown(first)}, not a list of numbers")
             points = len(first) // 3
             keypoints = _column(rows, "keypoints", (points, 3))
         boxes = _column(rows, "bbox", (4,)) if "bbox" in iou_types else None
@@ -223,7 +223,7 @@ def _ids(rows: Sequence[dict[str, Any]], field: str) -> np.ndarray:
         try:
             ids[number] = operator.index(row[field])
         except (TypeError, OverflowError):
-            raise DataError(f"result {number}: {field} is {row[field]!r}, not an id") from None
+            raise DataError(f"result {number}: {field} is {shown(row[field])}, not an id") from None
     return ids
 
 
@@ -233,13 +233,13 @@ def _column(rows: Sequence[dict[str, Any]], field: str, shape: tuple[int, ...]) 
     wanted = (size,) if shape else ()
     try:
         return np.array([row[field] for row in rows], np.float64).reshape(len(rows), *shape)
-    except (TypeError, ValueError):  # one row is to blame
+    except (TypeError, ValueError, OverflowError):  # one row is to blame
         for number, row in enumerate(rows):
-            with contextlib.suppress(TypeError, ValueError):
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
                 if np.array(row[field], np.float64).shape == wanted:
                     continue
-            what = f"{size} numbers" if shape else "a number"
-            raise DataError(f"result {number}: {field} is {row[field]!r}, not {what}") from None
+            found, what = shown(row[field]), f"{size} numbers" if shape else "a number"
+            raise DataError(f"result {number}: {field} is {found}, not {what}") from None
         raise
 
 
@@ -250,6 +250,6 @@ def _check_rle(rle: Any, number: int) -> None:
         raise DataError(f"result {number}: its mask is not run lengths that cover its image")
     size = rle.get("size")
     if not isinstance(size, list | tuple) or [type(side) for side in size] != [int, int]:
-        raise DataError(f"result {number}: the mask's size is {size}, not [height, width]")
+        raise DataError(f"result {number}: the mask's size is {shown(size)}, not [height, width]")
     if not all(0 <= side < 2**31 for side in size):
-        raise DataError(f"result {number}: the mask's size is {size}; no image has it")
+        raise DataError(f"result {number}: the mask's size is {shown(size)}; no image has it")

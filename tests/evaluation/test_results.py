@@ -147,6 +147,7 @@ class TestRows:
             ({"image_id": 1.0}, "result 1: image_id is 1.0, not an id"),
             ({"category_id": 2**70}, "result 1: category_id is 1180591620717411303424, not an id"),
             ({"score": "high"}, "result 1: score is 'high', not a number"),
+            ({"score": 10**400}, "result 1: score is 1000.*, not a number"),
             ({"bbox": [1, 2, 3]}, r"result 1: bbox is \[1, 2, 3\], not 4 numbers"),
             ({"keypoints": [1, 2, 1] * 2}, r"result 1: keypoints is .*, not 3 numbers"),
             ({"segmentation": [[1, 1, 2, 2, 3, 1]]}, "result 1: .* must be a compressed RLE"),
