@@ -155,6 +155,11 @@ class Predictor:
         loaded = [self.load(picture) for picture in pictures]
         return list(map(self.in_picture, self.detect(loaded, proposals), loaded))
 
+    @property
+    def streams(self) -> int:
+        """So many calls of `detect` at a time keep the device busy; two share a CPU's cores."""
+        return min(2, torch.get_num_threads()) if self.model.device.type == "cpu" else 1
+
     def load(self, picture: Picture) -> Loaded:
         """A picture as a call takes it, read and resized."""
         if isinstance(picture, str | Path | bytes):

@@ -18,7 +18,8 @@ from detlite.inference.stream import predict_stream
 class Mean:
     """Stands for a Predictor: finds the mean of a picture, and notes the batches."""
 
-    def __init__(self, fails: bool = False) -> None:
+    def __init__(self, fails: bool = False, streams: int = 1) -> None:
+        self.streams = streams
         self.batches: list[list[tuple[int, ...]]] = []
         self.loaded = 0
         self.fails = fails
@@ -49,9 +50,12 @@ def then(place: int, picture: Tensor, found: Any) -> tuple[int, tuple[int, ...],
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_results_come_in_the_order_of_the_pictures(batch_size: int, threads: int) -> None:
+@pytest.mark.parametrize("streams", [1, 2])
+def test_results_come_in_the_order_of_the_pictures(
+    batch_size: int, threads: int, streams: int
+) -> None:
     sizes = [(40, 60), (200, 100), (45, 50), (40, 60), (300, 20), (200, 97), (33, 64)] * 3
-    predictor = Mean()
+    predictor = Mean(streams=streams)
     found = list(predict_stream(predictor, pictures(*sizes), then, batch_size, threads))
     assert found == [(place, size, float(place)) for place, size in enumerate(sizes)]
     assert sum(map(len, predictor.batches)) == len(sizes)
@@ -120,3 +124,34 @@ def test_pictures_are_read_by_another_reader() -> None:
         5.0, "nothing there", 7.0,
     ]  # fmt: skip
     assert predictor.loaded == 0
+
+
+class Pair(Mean):
+    """Ends a call of the network only when another one runs; notes the threads that torch has."""
+
+    def __init__(self) -> None:
+        super().__init__(streams=2)
+        self.meeting = threading.Barrier(2, timeout=30)
+        self.shares: list[int] = []
+
+    def detect(self, loaded: list[Loaded]) -> list[Any]:
+        self.meeting.wait()
+        self.shares.append(torch.get_num_threads())
+        return super().detect(loaded)
+
+
+def test_two_networks_share_the_cores() -> None:
+    cores = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        predictor = Pair()
+        found = list(predict_stream(predictor, pictures(*[(8, 8)] * 6), then))
+        assert [one[0] for one in found if not isinstance(one, DataError)] == list(range(6))
+        assert predictor.shares == [2] * 6
+        after: list[int] = []
+        late = threading.Thread(target=lambda: after.append(torch.get_num_threads()))
+        late.start()
+        late.join()
+        assert [*after, torch.get_num_threads()] == [4, 4]
+    finally:
+        torch.set_num_threads(cores)
