@@ -26,8 +26,10 @@ ROOT = Path(__file__).parents[2]
 def live(args: list[str], output: Path, limit: int, slow: float) -> NoReturn:
     """What a forked process does: it is the program, in a process group of its own."""
     os.setpgid(0, 0)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # whatever this program was started by, as nohup
+    # Whatever this program was started by: nohup, and a shell in the background, ignore some.
+    for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with output.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
