@@ -155,7 +155,8 @@ def _why_unknown(name: str) -> str:
         return f"{name} is a section with keys such as {inside[0]}, not a key"
     close = difflib.get_close_matches(name.upper(), _BY_NAME, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]}?" if close else ""
-    return f"unknown config key {name}{hint}"
+    # YAML takes line ends and the like in a key.
+    return f"unknown config key {name if name.isprintable() else repr(name)}{hint}"
 
 
 def _coerce(key: Key, value: Any, source: str) -> Any:

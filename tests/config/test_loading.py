@@ -75,6 +75,7 @@ def test_config_is_frozen():
         ("_BASE_: 3", "_BASE_ is the path of a file, or a list of paths, not 3"),
         ("_BASE_: [a.yaml, 3]", "_BASE_ is the path of a file, or a list of paths, not ['a.yaml'"),
         ("_BASE_: {a: b.yaml}", "_BASE_ is the path of a file, or a list of paths, not {'a'"),
+        ('DATALOADER: {"\\n": 0}', r"unknown config key 'DATALOADER.\n'; did you mean"),
         ("1: 2", "unknown config key 1"),
     ],
 )

@@ -51,6 +51,7 @@ def runs_code(content: Any) -> bool:
 
 
 @given(content=nearly(SOUND))
+@example(content={"DATALOADER": {"\n": 0}})
 def test_nearly_a_config(content, folder, bounded):
     if runs_code(content):
         return
