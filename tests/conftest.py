@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,15 @@ _TINY_FPN: dict[str, Any] = {
     "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
     "MODEL.ROI_MASK_HEAD.RESOLUTION": 28,
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_signals() -> None:
+    """Processes that tests start take these signals, even where nohup or a shell in the background
+    had us ignore them: what is handled here is back to the default there."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(scope="session", autouse=True)

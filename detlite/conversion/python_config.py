@@ -34,7 +34,7 @@ def read_python_config(text: str) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     try:
-        for statement in ast.parse(text).body:
+        for statement in _statements(text):
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
                 values[statement.targets[0].id] = _value(statement.value, values)
             elif not isinstance(statement, (ast.Import, ast.ImportFrom, ast.Expr)):
@@ -50,6 +50,13 @@ def read_python_config(text: str) -> dict[str, Any]:
             "writes beside its checkpoints, or tools/misc/print_config.py"
         )
     return values
+
+
+def _statements(text: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(text).body
+    except ValueError as error:  # a NUL, to Python 3.10
+        raise SyntaxError(str(error)) from error
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
