@@ -173,7 +173,8 @@ def _coerce(key: Key, value: Any, source: str) -> Any:
     if wanted is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         value = str(value)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        with contextlib.suppress(OverflowError):
+            return float(value)
     if wanted in (tuple, list):
         if isinstance(value, (tuple, list)):
             return _as_tuples(value) if wanted is tuple else list(value)

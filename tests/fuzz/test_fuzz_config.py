@@ -83,6 +83,7 @@ def test_bytes_of_a_config(data, folder, bounded):
 @example(opts=[("SOLVER.MAX_ITER", "9" * 5000)])
 @example(opts=[("SOLVER.STEPS", "(" * 500)])
 @example(opts=[("SOLVER.STEPS", "-" * 100_000 + "1")])
+@example(opts=[("SOLVER.BASE_LR", 10**400)])
 def test_overrides(opts, folder, bounded):
     with bounded():
         use(b"", [part for pair in opts for part in pair], folder)
