@@ -8,10 +8,9 @@ from torch import Tensor
 
 from ..structures import boxes as box_ops
 from ..structures.mask_editing import hide_masks, visible_boxes
-from ..structures.packed_masks import PackedMasks
 from ..structures.run_lengths import used_columns
 from .coco import Target
-from .cropping import crop_target, keep_objects
+from .cropping import crop_target, join_targets, keep_objects
 
 HIDDEN = 1  # COCO's visibility of a keypoint that is labelled, but not to be seen
 
@@ -47,12 +46,7 @@ def paste_objects(
     height, width = min(height, source.shape[1]), min(width, source.shape[2])
     seen = covered[:height, :width]
     image[:, :height, :width][:, seen] = source[:, :height, :width][:, seen]
-    below = _covered_target(target, covered)
-    joined = {name: torch.cat([below[name], pasted[name]]) for name in ("boxes", "labels")}
-    if "keypoints" in target:
-        joined["keypoints"] = torch.cat([below["keypoints"], pasted["keypoints"]])
-    masks = PackedMasks.join([below["masks"], pasted["masks"]])
-    return image, {**target, **joined, "masks": masks}
+    return image, join_targets([_covered_target(target, covered), pasted])
 
 
 def choose_objects(target: Target) -> Target:

@@ -1,6 +1,8 @@
-"""Random crops of images with their targets, padded where the image is smaller."""
+"""Windows of images with their targets, padded where the image is smaller: random crops."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -8,7 +10,12 @@ from torchvision.ops import clip_boxes_to_image
 
 from ..structures import boxes as box_ops
 from ..structures.mask_editing import cut_masks, visible_boxes
+from ..structures.packed_masks import PackedMasks
 from .coco import Target
+
+Colour = tuple[float, float, float]  # RGB in 0..255
+
+_OF_OBJECTS = {"boxes", "labels", "keypoints"}  # with a row for each; masks are no tensor
 
 
 class RandomCrop:
@@ -16,25 +23,42 @@ class RandomCrop:
 
     Args:
         side: of the square, in pixels.
-        fill: what is padded with, RGB in 0..255.
+        fill: what is padded with.
     """
 
-    def __init__(self, side: int, fill: tuple[float, float, float]) -> None:
+    def __init__(self, side: int, fill: Colour) -> None:
         self.side = side
-        self._fill = torch.tensor(fill)
+        self._fill = fill
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         """An image [3, H, W], uint8 or float in 0..1, and its target as `crop_target` has them."""
-        top, left = (
-            int(torch.randint(max(length - self.side, 0) + 1, ())) for length in image.shape[1:]
-        )
-        part = image[:, top : top + self.side, left : left + self.side]
-        if part.shape[1:] == (self.side, self.side):
-            return part.contiguous(), crop_target(target, top, left, self.side, self.side)
-        fill = self._fill / 255 if image.is_floating_point() else self._fill.round()
-        square = fill.to(image.dtype)[:, None, None].repeat(1, self.side, self.side)
-        square[:, : part.shape[1], : part.shape[2]] = part
-        return square, crop_target(target, top, left, self.side, self.side)
+        top, left = (random_start(length, self.side) for length in image.shape[1:])
+        window = (top, left, self.side, self.side)
+        return crop_image(image, *window, self._fill), crop_target(target, *window)
+
+
+def random_start(length: int, size: int) -> int:
+    """Where a random window of that size begins along a side; at 0 in a side that is shorter."""
+    return int(torch.randint(max(length - size, 0) + 1, ()))
+
+
+def crop_image(image: Tensor, top: int, left: int, height: int, width: int, fill: Colour) -> Tensor:
+    """A window of an image, padded with a colour where it reaches out.
+
+    Args:
+        image: [3, H, W], uint8 or float in 0..1.
+        top, left, height, width: the window, in pixels of the image; it touches the image.
+        fill: the colour.
+    """
+    part = image[:, max(top, 0) : top + height, max(left, 0) : left + width]
+    if part.shape[1:] == (height, width):
+        return part.contiguous()
+    colour = torch.tensor(fill)
+    colour = colour / 255 if image.is_floating_point() else colour.round()
+    window = colour.to(image.dtype)[:, None, None].repeat(1, height, width)
+    y, x = max(-top, 0), max(-left, 0)
+    window[:, y : y + part.shape[1], x : x + part.shape[2]] = part
+    return window
 
 
 def crop_target(target: Target, top: int, left: int, height: int, width: int) -> Target:
@@ -48,14 +72,16 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
         target: as `DetectionTransform` gives it.
         top, left, height, width: the window, in pixels of the image.
     """
-    target = dict(target)
     size = (height, width)
     shift = torch.tensor([left, top, left, top])
+    outline = clip_boxes_to_image(target["boxes"] - shift, size)
+    # Before the masks are cut, of which most may lie outside.
+    target = dict(keep_objects(target, box_ops.at_least(outline, 1)))
     moved = target["boxes"] - shift
     boxes = clip_boxes_to_image(moved, size)
     if "masks" in target:
         target["masks"] = cut_masks(target["masks"], top, left, height, width)
-        cut = (boxes != moved).any(dim=1) & box_ops.at_least(boxes, 0)
+        cut = (boxes != moved).any(dim=1)
         seen = visible_boxes(target["masks"].select(cut), height, width)
         boxes[cut] = box_ops.intersect(boxes[cut], seen)
     target["boxes"] = boxes
@@ -73,7 +99,19 @@ def keep_objects(target: Target, keep: Tensor) -> Target:
     """A target with some of its N objects alone: `keep` is bool [N]."""
     if keep.all():
         return target
-    kept = {name: target[name][keep] for name in target.keys() & {"boxes", "labels", "keypoints"}}
+    kept = {name: target[name][keep] for name in target.keys() & _OF_OBJECTS}
     if "masks" in target:
         kept["masks"] = target["masks"].select(keep)
     return {**target, **kept}
+
+
+def join_targets(targets: Sequence[Target]) -> Target:
+    """A target with the objects of several in one frame; what else it has is the first one's."""
+    first = targets[0]
+    joined: Target = {
+        name: torch.cat([target[name] for target in targets])
+        for name in first.keys() & (_OF_OBJECTS | {"proposals"})
+    }
+    if "masks" in first:
+        joined["masks"] = PackedMasks.join([target["masks"] for target in targets])
+    return {**first, **joined}

@@ -1,0 +1,84 @@
+"""Pictures that say of each pixel where it comes from, and an oracle that reads it.
+
+Red is a pixel's column, green its row, blue the picture. What an image made of them shows is what
+its masks and boxes must say.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torchvision.ops import masks_to_boxes
+
+from detlite.structures.masks import encode_bitmap
+from detlite.structures.packed_masks import PackedMasks
+
+FILL = (250.0, 251.0, 252.0)  # no picture's
+
+
+def scene(number, size, seed):
+    """A picture, its target, and the bitmaps of its masks: rectangles and blobs, in both forms."""
+    rng = np.random.default_rng(seed)
+    height, width = size
+    image = torch.zeros(3, height, width, dtype=torch.uint8)
+    image[0], image[1] = torch.arange(width), torch.arange(height)[:, None]
+    image[2] = number
+    segmentations, bitmaps = [], []
+    for index in range(8):
+        x1, y1 = rng.integers(0, width - 4), rng.integers(0, height - 4)
+        x2, y2 = rng.integers(x1 + 2, width + 1), rng.integers(y1 + 2, height + 1)
+        bitmap = np.zeros(size, np.uint8)
+        bitmap[y1:y2, x1:x2] = 1
+        if index % 2:
+            bitmap[y1:y2, x1:x2] = rng.random((y2 - y1, x2 - x1)) > 0.4
+            bitmap[[y1, y2 - 1], [x1, x2 - 1]] = 1
+            bitmap[[y2 - 1, y1], [x1, x2 - 1]] = 1
+            segmentations.append(encode_bitmap(bitmap))
+        else:
+            corners = [x1, y1, x2, y1, x2, y2, x1, y2]
+            segmentations.append([[float(value) for value in corners]])
+        bitmaps.append(bitmap)
+    masks = PackedMasks.from_segmentations(segmentations, height, width, False)
+    bitmaps = torch.from_numpy(np.stack(bitmaps))
+    boxes = masks_to_boxes(bitmaps) + torch.tensor([0, 0, 1, 1])
+    points = torch.from_numpy(rng.uniform(0, [width, height], (8, 5, 2))).float()
+    seen = torch.from_numpy(rng.integers(0, 3, (8, 5, 1))).float()
+    target = {
+        "boxes": boxes, "labels": torch.arange(1, 9) + 10 * number, "masks": masks,
+        "keypoints": torch.cat([points, seen], dim=-1), "image_id": number, "size": size,
+    }  # fmt: skip
+    return image, target, bitmaps
+
+
+def bitmaps_by_pixel(image, scenes):
+    """The oracle: of each object the pixels of an image that show it, {label: bool [H, W]}."""
+    _, height, width = image.shape
+    found = {
+        int(label): torch.zeros(height, width, dtype=torch.bool)
+        for _, target, _ in scenes
+        for label in target["labels"]
+    }
+    for y in range(height):
+        for x in range(width):
+            column, row, number = image[:, y, x].tolist()
+            if number < len(scenes):  # else it is padding
+                for label, bitmap in zip(
+                    scenes[number][1]["labels"].tolist(), scenes[number][2], strict=True
+                ):
+                    found[label][y, x] = bool(bitmap[row, column])
+    return found
+
+
+def check(image, target, wanted, whole=()):
+    """`whole` are labels of objects that may be covered by one another."""
+    bitmaps = target["masks"].bitmaps(*image.shape[1:]).bool()
+    for label, box, bitmap in zip(target["labels"].tolist(), target["boxes"], bitmaps, strict=True):
+        seen = wanted[label]
+        if label in whole:
+            assert not (seen & ~bitmap).any()
+            seen = bitmap
+        assert torch.equal(bitmap, seen)
+        tight = masks_to_boxes(seen[None].byte())[0] + torch.tensor([0, 0, 1, 1])
+        assert torch.equal(box, tight)
+    for label, seen in wanted.items():
+        assert (label in target["labels"].tolist()) == bool(seen.any())
