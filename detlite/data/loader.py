@@ -18,10 +18,12 @@ from .batch_loader import BatchLoader
 from .catalog import JoinedDataset
 from .coco import CocoDataset, Target
 from .copy_paste import choose_objects, paste_objects
+from .cropping import Colour
 from .errors import DataError
+from .mosaic import make_mosaic
 from .resize import get_size
 from .samplers import Sample, TrainingBatchSampler, repeat_factors
-from .transforms import DetectionTransform, build_transform
+from .transforms import DetectionTransform, build_transform, mean_colour
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +35,11 @@ class TransformedDataset(Dataset[Any]):
     loads it, nor on what was loaded before. A DataError is returned, not raised, as torch would
     bury its message on the way out of a loader process; `BatchLoader` raises it.
 
-    With the probability `paste` some objects of another image, transformed apart, are pasted into a
-    sample, see `paste_objects`; where pictures lie in shards, of one of the same shard.
+    With the probability `mosaic` a sample is made of its image and three others, see `make_mosaic`,
+    at the size of its image or, under a crop, of that; `fill` is the colour of what they leave.
+    With the probability `paste` some objects of another image are then pasted into it, see
+    `paste_objects`. Each image is transformed apart; those of a mosaic are cropped by it. Others
+    are drawn from the whole set, or where pictures lie in shards, from the same shard.
     """
 
     def __init__(
@@ -42,13 +47,16 @@ class TransformedDataset(Dataset[Any]):
         dataset: CocoDataset | JoinedDataset,
         transform: DetectionTransform,
         seed: int,
+        mosaic: float = 0.0,
         paste: float = 0.0,
+        fill: Colour = (0.0, 0.0, 0.0),
     ) -> None:
         self._dataset = dataset
         self._transform = transform
         self._seed = seed
-        self._paste = paste
-        self._shards = dataset.shards if paste else None
+        self._mosaic, self._paste = mosaic, paste
+        self._fill = fill
+        self._shards = dataset.shards if mosaic or paste else None
 
     def __getitem__(self, sample: int | Sample) -> tuple[Tensor, Target] | DataError:
         try:
@@ -64,17 +72,34 @@ class TransformedDataset(Dataset[Any]):
             return error
 
     def _augmented(self, index: int) -> tuple[Tensor, Target]:
-        image, target = self._transform(*self._dataset[index])
-        if self._paste == 0 or torch.rand(()) >= self._paste:
-            return image, target
+        if _happens(self._mosaic):
+            image, target = self._mosaic_around(index)
+        else:
+            image, target = self._transform(*self._dataset[index])
+        if _happens(self._paste):
+            source, objects = self._transform(*self._dataset[self._another(index)])
+            image, target = paste_objects(image, target, source, choose_objects(objects))
+        return image, target
+
+    def _mosaic_around(self, index: int) -> tuple[Tensor, Target]:
+        chosen = [index, *(self._another(index) for _ in range(3))]
+        parts = [self._transform.uncropped(*self._dataset[one]) for one in chosen]
+        crop, (height, width) = self._transform.crop, parts[0][0].shape[1:]
+        return make_mosaic(parts, (crop.side, crop.side) if crop else (height, width), self._fill)
+
+    def _another(self, index: int) -> int:
+        """A random image of the set, or of the shard if there are several in it; perhaps itself."""
         first, stop = 0, len(self._dataset)
         if self._shards is not None:
             own = self._shards[index]
             near = np.searchsorted(self._shards, (own, own + 1)).tolist()
             first, stop = near if near[1] - near[0] > 1 else (first, stop)
-        other = int(torch.randint(first, stop, ()))
-        source, source_target = self._transform(*self._dataset[other])
-        return paste_objects(image, target, source, choose_objects(source_target))
+        return int(torch.randint(first, stop, ()))
+
+
+def _happens(probability: float) -> bool:
+    """By the global generator, of which nothing is drawn for what never happens."""
+    return probability > 0 and float(torch.rand(())) < probability
 
 
 def build_train_loader(
@@ -114,7 +139,10 @@ def build_train_loader(
             f"INPUT.COPY_PASTE_PROB is {paste:g}: pasting objects needs their masks "
             "(MODEL.MASK_ON), and makes proposals of the pictures worthless (MODEL.LOAD_PROPOSALS)"
         )
-    return BatchLoader(cfg, TransformedDataset(dataset, transform, cfg.SEED, paste), batches)
+    samples = TransformedDataset(
+        dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC, paste, mean_colour(cfg)
+    )
+    return BatchLoader(cfg, samples, batches)
 
 
 def _repeat_factors(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> np.ndarray | None:

@@ -15,7 +15,7 @@ from ..structures import boxes as box_ops
 from ..structures.keypoints import PIXEL_CENTRE, flip_order
 from ..structures.packed_masks import PackedMasks
 from .coco import Target
-from .cropping import RandomCrop, keep_objects
+from .cropping import Colour, RandomCrop, keep_objects
 from .resize import RandomShortestSize, ScaleJitter
 
 Size = tuple[int, int]  # height, width
@@ -47,9 +47,14 @@ class DetectionTransform:
         self._transform = v2.Compose([*transforms, v2.ClampBoundingBoxes()])
         self._flip_order = flip_order(keypoint_names)
         self._keypoint_center = keypoint_center
-        self._crop = crop
+        self.crop = crop
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
+        image, target = self.uncropped(image, target)
+        return self.crop(image, target) if self.crop else (image, target)
+
+    def uncropped(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
+        """All but the crop."""
         height, width = image.shape[-2:]
         target = dict(target)
         boxed = target.keys() & {"boxes", "proposals"}
@@ -73,8 +78,7 @@ class DetectionTransform:
         for name in boxed:
             target[name] = target[name].as_subclass(Tensor)
         target = keep_objects(target, box_ops.at_least(target["boxes"], 1))
-        image = image.as_subclass(Tensor)
-        return self._crop(image, target) if self._crop else (image, target)
+        return image.as_subclass(Tensor), target
 
     def _move_keypoints(
         self, keypoints: Tensor, flip_x: bool, flip_y: bool, in_size: Size, out_size: Size
@@ -123,8 +127,8 @@ def build_transform(
     return DetectionTransform(transforms, keypoint_names, convention.keypoint_center, crop)
 
 
-def mean_colour(cfg: CfgNode) -> tuple[float, float, float]:
-    """The colour, RGB in 0..255, that the model normalises to 0."""
+def mean_colour(cfg: CfgNode) -> Colour:
+    """The colour that the model normalises to 0."""
     mean = cfg.INPUT.PIXEL_MEAN
     red, green, blue = reversed(mean) if cfg.INPUT.TO_BGR255 else (255 * value for value in mean)
     return red, green, blue

@@ -1,4 +1,4 @@
-"""Masks of one image, cut to a window of it or hidden in part, as augmentation needs them.
+"""Masks of one image: cut to a window, placed in a larger one, hidden in part, for augmentation.
 
 Polygons stay polygons wherever they can; run lengths are read anew at the pixels of the result.
 """
@@ -24,7 +24,7 @@ def cut_masks(masks: PackedMasks, top: int, left: int, height: int, width: int) 
 
     Args:
         masks: of one image, of any size.
-        top, left: the window's first row and column in the image.
+        top, left: the window's first row and column in the image, negative where it begins outside.
         height, width: its size in pixels.
 
     Returns:
@@ -44,6 +44,35 @@ def cut_masks(masks: PackedMasks, top: int, left: int, height: int, width: int) 
             rings = (_clip_ring(ring.reshape(-1, 2) - (left, top), height, width) for ring in own)
             pieces.append([ring.reshape(-1) for ring in rings if len(ring) >= 3])
     return pack_pieces(pieces, is_rle, height, width)
+
+
+def place_masks(
+    masks: PackedMasks, size: tuple[int, int], top: int, left: int, whole: tuple[int, int]
+) -> PackedMasks:
+    """The masks of an image that becomes a part of a larger one.
+
+    Args:
+        masks: of one image.
+        size: its (height, width).
+        top, left: where its first pixel comes to lie in the larger one.
+        whole: (height, width) of that.
+
+    Returns:
+        The same instances. Polygons that reach out of their image become run lengths, as what they
+        would show there belongs to other images.
+    """
+    own_pieces, place = [*masks.pieces_and_frames()], np.array([left, top])
+    is_rle = [frame[0] > 0 or _reach_out(own, *size) for own, frame in own_pieces]
+    drawn = masks.select(torch.tensor(is_rle, dtype=torch.bool)).each_bitmap(*size)
+    pieces = []
+    for (own, _), as_runs in zip(own_pieces, is_rle, strict=True):
+        if as_runs:
+            bitmap = np.zeros(whole, np.uint8)
+            bitmap[top : top + size[0], left : left + size[1]] = next(drawn)
+            pieces.append([toggles_of_bitmap(bitmap)])
+        else:
+            pieces.append([(ring.reshape(-1, 2) + place).reshape(-1) for ring in own])
+    return pack_pieces(pieces, is_rle, *whole)
 
 
 def hide_masks(masks: PackedMasks, hidden: np.ndarray) -> tuple[PackedMasks, Tensor]:
@@ -77,6 +106,12 @@ def visible_boxes(masks: PackedMasks, height: int, width: int) -> Tensor:
         rows = used_columns(bitmap[:, columns].T)
         boxes[index] = torch.tensor([columns.start, rows.start, columns.stop, rows.stop])
     return boxes
+
+
+def _reach_out(rings: Sequence[np.ndarray], height: int, width: int) -> bool:
+    """Whether rings [2 P] leave an image of that size."""
+    corners = np.concatenate([np.empty(0), *rings]).reshape(-1, 2)
+    return bool((corners < 0).any() or (corners > (width, height)).any())
 
 
 def _clip_ring(ring: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -268,6 +268,22 @@ def test_pasted_objects_come_from_the_same_shard(many, monkeypatch):
     assert all(own == other for own, other in pairs)
 
 
+def test_mosaics_are_of_one_shard(many, monkeypatch):
+    cfg = many("INPUT.MOSAIC", 1.0)
+    dataset = build_train_dataset(cfg)
+    shard = dict(zip((t["image_id"] for _, t in dataset), dataset.shards.tolist(), strict=True))
+    found = []
+
+    def noting(parts, size, fill):
+        found.append([shard[target["image_id"]] for _, target in parts])
+        return parts[0]
+
+    monkeypatch.setattr("detlite.data.loader.make_mosaic", noting)
+    take(build_train_loader(cfg, dataset), 10)
+    assert len(found) == 40
+    assert all(len(own) == 4 and len(set(own)) == 1 for own in found)
+
+
 def test_shards_and_files_are_trained_on_together(shards, shard_cfg):
     cfg = shard_cfg("DATASETS.TRAIN", ("small", "tars", "small"))
     dataset = build_train_dataset(cfg)

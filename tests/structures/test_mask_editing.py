@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.structures.mask_editing import cut_masks, hide_masks, visible_boxes
+from detlite.structures.mask_editing import cut_masks, hide_masks, place_masks, visible_boxes
 from detlite.structures.masks import encode_bitmap
 from detlite.structures.packed_masks import PackedMasks
 
@@ -41,8 +41,8 @@ def polygons():
 def cut_bitmaps(bitmaps, top, left, height, width):
     """The oracle: every pixel from the place where it was."""
     cut = np.zeros((len(bitmaps), height, width), np.uint8)
-    for y in range(min(height, bitmaps.shape[1] - top)):
-        for x in range(min(width, bitmaps.shape[2] - left)):
+    for y in range(max(-top, 0), min(height, bitmaps.shape[1] - top)):
+        for x in range(max(-left, 0), min(width, bitmaps.shape[2] - left)):
             cut[:, y, x] = bitmaps[:, y + top, x + left]
     return cut
 
@@ -60,6 +60,29 @@ def test_run_lengths_are_cut_as_bitmaps(window, flips, size):
     # They can be moved and cut again.
     again = cut_masks(found.transformed(True, False, (height, width), (height, width)), 0, 0, 9, 9)
     assert np.array_equal(again.bitmaps(9, 9).numpy(), cut_bitmaps(wanted[:, :, ::-1], 0, 0, 9, 9))
+
+
+def test_windows_may_begin_outside():
+    masks = PackedMasks.join([polygons().select(torch.tensor([0])), runs()])
+    masks = masks.transformed(True, True, SIZE, SIZE)
+    wanted = cut_bitmaps(masks.bitmaps(*SIZE).numpy(), -7, -11, 30, 80)
+    assert wanted.any(axis=(1, 2)).tolist() == [True, True, True, True, True, False]
+    assert np.array_equal(cut_masks(masks, -7, -11, 30, 80).bitmaps(30, 80).numpy(), wanted)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (4, 9), (11, 17)])
+@pytest.mark.parametrize("flips", [(False, False), (True, True)])
+def test_masks_are_placed_as_bitmaps(place, flips):
+    """Those of an image of 37 x 53 in one of 48 x 70."""
+    masks = PackedMasks.join([polygons(), runs()]).transformed(*flips, SIZE, SIZE)
+    wanted = np.zeros((len(masks), 48, 70), np.uint8)
+    wanted[:, place[0] : place[0] + 37, place[1] : place[1] + 53] = masks.bitmaps(*SIZE).numpy()
+    found = place_masks(masks, SIZE, *place, (48, 70))
+    assert np.array_equal(found.bitmaps(48, 70).numpy(), wanted)
+    # Polygons they are still, but for the third, which reaches out.
+    assert found.frames.any(dim=1).tolist() == [False, False, *[True] * 6]
+    nothing = place_masks(masks.select(torch.zeros(8, dtype=torch.bool)), SIZE, *place, (48, 70))
+    assert len(nothing) == 0
 
 
 @pytest.mark.parametrize("window", WINDOWS[:4])

@@ -55,6 +55,12 @@ _INPUT = section(
         positive,
     ),
     Key(
+        "MOSAIC",
+        0.0,
+        "probability that an image is made of windows of four training pictures",
+        fraction,
+    ),
+    Key(
         "COPY_PASTE_PROB",
         0.0,
         "probability that objects of another training picture are pasted into an image",
