@@ -108,6 +108,9 @@ RECIPES: dict[str, Recipe] = {
             "INPUT.CROP_SIZE": cfg.INPUT.MIN_SIZE_TEST,
         },
     ),
+    "mosaic": Recipe(
+        "half of the images mosaics of four pictures", lambda cfg: {"INPUT.MOSAIC": 0.5}
+    ),
     "copy_paste": Recipe(
         "copy-paste into half of the images",
         lambda cfg: {"INPUT.COPY_PASTE_PROB": 0.5},
