@@ -109,7 +109,7 @@ RECIPES: dict[str, Recipe] = {
         },
     ),
     "mosaic": Recipe(
-        "half of the images mosaics of four pictures", lambda cfg: {"INPUT.MOSAIC": 0.5}
+        "half of the images mosaics of four pictures", lambda cfg: {"INPUT.MOSAIC_PROB": 0.5}
     ),
     "copy_paste": Recipe(
         "copy-paste into half of the images",

@@ -140,7 +140,7 @@ def build_train_loader(
             "(MODEL.MASK_ON), and makes proposals of the pictures worthless (MODEL.LOAD_PROPOSALS)"
         )
     samples = TransformedDataset(
-        dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC, paste, mean_colour(cfg)
+        dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC_PROB, paste, mean_colour(cfg)
     )
     return BatchLoader(cfg, samples, batches)
 

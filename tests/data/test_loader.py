@@ -155,14 +155,14 @@ def test_strong_augmentation_is_a_function_of_seed_and_iteration(training):
 @pytest.mark.parametrize("jitter", [(), STRONG])
 @pytest.mark.parametrize("masks", [True, False])
 def test_mosaics_are_a_function_of_seed_and_iteration(training, jitter, masks):
-    options = [*jitter, "INPUT.MOSAIC", 0.7, "MODEL.MASK_ON", masks]
+    options = [*jitter, "INPUT.MOSAIC_PROB", 0.7, "MODEL.MASK_ON", masks]
     options += [] if masks else ["INPUT.COPY_PASTE_PROB", 0.0]
     straight = take(build_train_loader(*training(*options)), 16)
     assert equal(straight[11:], take(build_train_loader(*training(*options), start_iter=11), 5))
     workers = build_train_loader(*training(*options, "DATALOADER.NUM_WORKERS", 2))
     assert equal(straight[:8], take(workers, 8))
     assert not equal(straight[:4], take(build_train_loader(*training(*options, "SEED", 1)), 4))
-    without = [*options, "INPUT.MOSAIC", 0.0]
+    without = [*options, "INPUT.MOSAIC_PROB", 0.0]
     sizes = [
         {tuple(image.shape) for images, _ in batches for image in images}
         for batches in (straight, take(build_train_loader(*training(*without)), 16))
@@ -185,7 +185,7 @@ def test_mosaics_are_a_function_of_seed_and_iteration(training, jitter, masks):
 
 def test_mosaics_come_before_pasted_objects(training, monkeypatch):
     """Three other pictures, each transformed apart, and one more whose objects are pasted."""
-    cfg, dataset = training("INPUT.MOSAIC", 1.0, "INPUT.COPY_PASTE_PROB", 1.0)
+    cfg, dataset = training("INPUT.MOSAIC_PROB", 1.0, "INPUT.COPY_PASTE_PROB", 1.0)
     mosaics, pasted = [], []
 
     def noting_parts(parts, size, fill):
@@ -210,7 +210,7 @@ def test_mosaics_come_before_pasted_objects(training, monkeypatch):
 def test_mosaics_under_jitter_have_the_size_of_the_crop(training, monkeypatch):
     """And are made of pictures that were not cropped before."""
     jitter = ("INPUT.SCALE_JITTER", (2.0, 2.0), "INPUT.CROP_SIZE", 48)
-    cfg, dataset = training(*jitter, "INPUT.MOSAIC", 1.0)
+    cfg, dataset = training(*jitter, "INPUT.MOSAIC_PROB", 1.0)
     sizes = set()
 
     def noting_parts(parts, size, fill):
@@ -235,7 +235,7 @@ def test_mosaics_take_the_proposals_of_their_pictures(training, tmp_path):
         "DATASETS.PROPOSAL_FILES_TRAIN",
         ("small/proposals.json",),
     )
-    batches = take(build_train_loader(*training(*options, "INPUT.MOSAIC", 1.0)), 8)
+    batches = take(build_train_loader(*training(*options, "INPUT.MOSAIC_PROB", 1.0)), 8)
     for images, targets in batches:
         for image, target in zip(images, targets, strict=True):
             proposals, size = target["proposals"], torch.tensor(image.shape[1:])

@@ -269,7 +269,7 @@ def test_pasted_objects_come_from_the_same_shard(many, monkeypatch):
 
 
 def test_mosaics_are_of_one_shard(many, monkeypatch):
-    cfg = many("INPUT.MOSAIC", 1.0)
+    cfg = many("INPUT.MOSAIC_PROB", 1.0)
     dataset = build_train_dataset(cfg)
     shard = dict(zip((t["image_id"] for _, t in dataset), dataset.shards.tolist(), strict=True))
     found = []

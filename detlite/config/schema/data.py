@@ -55,7 +55,7 @@ _INPUT = section(
         positive,
     ),
     Key(
-        "MOSAIC",
+        "MOSAIC_PROB",
         0.0,
         "probability that an image is made of windows of four training pictures",
         fraction,
