@@ -86,7 +86,7 @@ def _config_text(meta: dict[str, Any], path: Path) -> str:
     for name in names:
         file = path.parent / f"{name}.py"
         if name and file.is_file():
-            return file.read_text()
+            return file.read_text(encoding="utf-8")
     for key in ("cfg", "config"):  # of version 3, of version 2
         if isinstance(meta.get(key), str):
             return str(meta[key])

@@ -27,10 +27,13 @@ def anchors(head: Part, key: str, strides: list[int]) -> Config:
         generator.refuse("strides", str(strides))
     bases = generator.numbers("base_sizes", strides)
     octaves = int(generator.number("scales_per_octave", 1))
-    scales = generator.numbers("octave_base_scale" if octaves > 1 else "scales")
+    in_octaves = "octave_base_scale" in generator
+    scales = generator.numbers("octave_base_scale" if in_octaves else "scales")
     config: Config = {f"{key}.ASPECT_RATIOS": generator.numbers("ratios")}
     if key == "MODEL.RETINANET":
         config |= {f"{key}.OCTAVE": 2.0, f"{key}.SCALES_PER_OCTAVE": octaves}
+    elif in_octaves:
+        scales = [scale * 2 ** (step / octaves) for scale in scales for step in range(octaves)]
     sizes = [[base * scale for scale in scales] for base in bases]
     config[f"{key}.ANCHOR_SIZES"] = sizes if len(scales) > 1 else [row[0] for row in sizes]
     offset = generator.number("center_offset", 0.0)
@@ -101,7 +104,7 @@ def overlap(test: Part) -> float:
     if "nms_thr" in test:
         return float(test.number("nms_thr"))
     nms = test.part("nms")
-    nms.check((), "iou_threshold iou_thr max_num split_thr", class_agnostic=(False,))
+    nms.check((), "iou_threshold iou_thr split_thr", class_agnostic=(False,), max_num=(-1, 0))
     if nms.kind not in ("nms", ""):
         nms.refuse("type", "'nms'")
     return float(nms.number("iou_threshold" if "iou_threshold" in nms else "iou_thr"))

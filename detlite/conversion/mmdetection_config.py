@@ -110,9 +110,8 @@ def _proposals(head: Part, test: Part) -> Config:
         head.part("bbox_coder").refuse("target_stds", "1.0")
     test.check((), "nms_pre nms_post max_num max_per_img min_bbox_size nms nms_thr score_thr",
                nms_across_levels=(False,))  # fmt: skip
-    most = min(
-        int(test.number(key)) for key in ("nms_post", "max_num", "max_per_img") if key in test
-    )
+    limits = [key for key in ("nms_post", "max_num", "max_per_img") if key in test]
+    most = min(int(test.number(key)) for key in limits or ["max_per_img"])
     return {
         **anchors(head, "MODEL.RPN", STRIDES),
         **box_loss(head, "MODEL.RPN"),
@@ -152,7 +151,9 @@ def _heads(heads: Part, test: Part) -> Config:
         config["MODEL.CLS_AGNOSTIC_BBOX_REG"] = bool(boxes[0].get("reg_class_agnostic", False))
         config["MODEL.ROI_HEADS.BBOX_REG_WEIGHTS"] = weights(boxes[0])
     if "mask_head" in heads:
-        config |= pooling(heads.part("mask_roi_extractor"), "MODEL.ROI_MASK_HEAD")
+        pooled = pooling(heads.part("mask_roi_extractor"), "MODEL.ROI_MASK_HEAD")
+        side = pooled["MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION"]
+        config |= {**pooled, "MODEL.ROI_MASK_HEAD.RESOLUTION": 2 * side}
         config["MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD"] = test.number("mask_thr_binary")
         for head in heads.parts("mask_head"):
             head.check(

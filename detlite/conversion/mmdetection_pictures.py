@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from .python_config import Part
+from .python_config import Part, shown
 from .source import Config
 
 # Steps that leave the picture as it is.
@@ -16,6 +17,7 @@ _WITHOUT_EFFECT = (
     "Collect",
     "PackDetInputs",
 )
+_DIVISIBILITY = "DATALOADER.SIZE_DIVISIBILITY"
 
 
 def picture_config(tree: dict[str, Any], model: Part) -> Config:
@@ -28,7 +30,7 @@ def picture_config(tree: dict[str, Any], model: Part) -> Config:
     Raises:
         ValueError: a step of the pipeline is not understood.
     """
-    config: Config = {}
+    config: Config = {_DIVISIBILITY: 1}
     for step in _pipeline(tree):
         if step.kind == "MultiScaleFlipAug":  # version 2 nests the steps behind it
             step.check(step.kind.split(), "img_scale transforms", flip=(False,), scale_factor=())
@@ -39,7 +41,7 @@ def picture_config(tree: dict[str, Any], model: Part) -> Config:
         else:
             config |= _step(step)
     if "data_preprocessor" in model:
-        config |= _preprocessor(model.part("data_preprocessor"))
+        config |= _preprocessor(model.part("data_preprocessor"), config)
     for key, what in (("INPUT.MIN_SIZE_TEST", "Resize"), ("INPUT.PIXEL_MEAN", "Normalize")):
         if key not in config:
             raise ValueError(f"its config has no {what} among the steps of its test pipeline")
@@ -80,7 +82,7 @@ def _step(step: Part) -> Config:
         return _pixels(step.numbers("mean"), step.numbers("std"), step.get("to_rgb", True), step)
     if step.kind == "Pad":
         step.check(("Pad",), "size_divisor", pad_val=(0, {"img": 0, "masks": 0, "seg": 255}))
-        return {"DATALOADER.SIZE_DIVISIBILITY": int(step.number("size_divisor"))}
+        return {_DIVISIBILITY: int(step.number("size_divisor"))}
     step.check(
         ("LoadImageFromFile", "Resize", "Normalize", "Pad"),
         "file_client_args backend_args to_float32",
@@ -91,7 +93,8 @@ def _step(step: Part) -> Config:
     return {}
 
 
-def _preprocessor(part: Part) -> Config:
+def _preprocessor(part: Part, steps: Config) -> Config:
+    """The keys that follow from what the model does itself, behind the `steps` of the pipeline."""
     part.check(
         ("DetDataPreprocessor",),
         "mean std bgr_to_rgb pad_size_divisor pad_mask mask_pad_value pad_seg seg_pad_value "
@@ -99,11 +102,15 @@ def _preprocessor(part: Part) -> Config:
         rgb_to_bgr=(False,),
         pad_value=(0,),
     )
+    divisor = int(part.number("pad_size_divisor", 1))
+    padded = {_DIVISIBILITY: math.lcm(steps[_DIVISIBILITY], divisor)}
+    if "INPUT.PIXEL_MEAN" in steps:
+        for key in ("mean", "std", "bgr_to_rgb"):
+            if part.get(key):
+                part.refuse(key, "None, behind a step Normalize,")
+        return padded
     mean, std = part.numbers("mean", [0.0] * 3), part.numbers("std", [1.0] * 3)
-    return {
-        **_pixels(mean, std, part.get("bgr_to_rgb", False), part),
-        "DATALOADER.SIZE_DIVISIBILITY": int(part.number("pad_size_divisor", 1)),
-    }
+    return padded | _pixels(mean, std, part.get("bgr_to_rgb", False), part)
 
 
 def _pixels(mean: Sequence[float], std: Sequence[float], rgb: Any, part: Part) -> Config:
@@ -124,6 +131,7 @@ def _size(step: Part, key: str) -> Config:
     numbers = isinstance(value, (list, tuple)) and all(type(side) is int for side in value)
     if not numbers or len(value) != 2:
         raise ValueError(
-            f"its config says {step.where}.{key} = {value!r}: only one (long, short) is converted"
+            f"its config says {step.where}.{key} = {shown(value)}: only one (long, short) is "
+            "converted"
         )
     return {"INPUT.MIN_SIZE_TEST": min(value), "INPUT.MAX_SIZE_TEST": max(value)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import reprlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -14,6 +15,12 @@ _NUMBERS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+# Items or characters of a sum: names stand for sums of themselves, so that without a limit a few
+# lines would take all memory.
+_MOST = 10_000
+# So that a message stays short, of values that hold others many times over as well.
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 3, 80, 80
 
 
 @dataclass(frozen=True)
@@ -26,8 +33,8 @@ class Unread:
 def read_python_config(text: str) -> dict[str, Any]:
     """The values that a flat config file assigns, by name.
 
-    Literals, `dict(...)`, names assigned before, and sums of them are values; of all else the text
-    is kept as `Unread`. Nothing is executed.
+    Literals, `dict(...)`, names assigned before, and short sums of them are values; of all else the
+    text is kept as `Unread`. Nothing is executed.
 
     Raises:
         ValueError: no Python, statements other than assignments, or a file that has bases.
@@ -75,12 +82,14 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return -value if _is_number(value) else _unread(node)
     if isinstance(node, ast.BinOp) and type(node.op) in _NUMBERS:
         left, right = _value(node.left, names), _value(node.right, names)
-        joined = isinstance(node.op, ast.Add) and type(left) is type(right) in (str, list, tuple)
-        if joined or (_is_number(left) and _is_number(right)):
+        if isinstance(node.op, ast.Add) and type(left) is type(right) in (str, list, tuple):
+            return left + right if len(left) + len(right) <= _MOST else _unread(node)
+        if _is_number(left) and _is_number(right):
             try:
-                return _NUMBERS[type(node.op)](left, right)
+                value = _NUMBERS[type(node.op)](left, right)
             except ArithmeticError:
                 return _unread(node)
+            return value if abs(value) <= 2.0**63 else _unread(node)
     return _unread(node)
 
 
@@ -108,6 +117,11 @@ def _merged(node: ast.Dict | ast.Call, names: Mapping[str, Any]) -> dict[Any, An
         else:
             return None
     return merged
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it."""
+    return _REPR.repr(value)
 
 
 def _is_number(value: Any) -> bool:
@@ -158,14 +172,18 @@ class Part:
         value = default if value is None else value
         row = list(value) if isinstance(value, (list, tuple)) else [value]
         if not row or not all(_is_number(item) for item in row):
-            raise ValueError(f"its config says {self.where}.{key} = {value!r}, where numbers stand")
+            raise ValueError(
+                f"its config says {self.where}.{key} = {shown(value)}, where numbers stand"
+            )
         return row
 
     def number(self, key: str, default: Any = None) -> Any:
         """The value of a key, which is one number."""
         row = self.numbers(key, default)
         if len(set(row)) > 1:
-            raise ValueError(f"its config says {self.where}.{key} = {row}, where one number stands")
+            raise ValueError(
+                f"its config says {self.where}.{key} = {shown(row)}, where one number stands"
+            )
         return row[0]
 
     def part(self, key: str) -> Part:
@@ -188,7 +206,7 @@ class Part:
         """Raises ValueError: the value of a key is none of what is `wanted`."""
         value = self.get(key)
         raise ValueError(
-            f"its config says {self.where}.{key} = {value!r}: only {wanted} is converted"
+            f"its config says {self.where}.{key} = {shown(value)}: only {wanted} is converted"
         )
 
     def check(self, kinds: Collection[str] = (), read: str = "", **only: tuple[Any, ...]) -> None:

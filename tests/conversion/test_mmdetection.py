@@ -185,6 +185,7 @@ _HEAD, _TEST = "model.roi_head.bbox_head", "model.test_cfg.rcnn"
         ("model.roi_head.bbox_roi_extractor.finest_scale", 28, "finest_scale = 28: only 56"),
         ("model.roi_head.mask_head.class_agnostic", True, "class_agnostic"),
         (f"{_TEST}.nms.type", "soft_nms", "only 'nms'"),
+        ("model.test_cfg.rpn", {"nms_pre": 9}, "rpn.max_per_img = None, where numbers stand"),
         (f"{_TEST}.score_thr", "low", "where numbers stand"),
         ("model.data_preprocessor.mean", [1.0], "three numbers"),
         ("model.data_preprocessor.pad_value", 114, "pad_value"),

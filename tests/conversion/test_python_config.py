@@ -77,3 +77,19 @@ def test_a_part_says_what_it_does_not_know():
     with pytest.raises(ValueError, match=r"no dict neck\.other"):
         part.part("other")
     assert [item.where for item in Part({"a": [{}, {}]}, "x").parts("a")] == ["x.a[0]", "x.a[1]"]
+
+
+def test_a_few_lines_do_not_take_all_memory():
+    doubled = "a = [0]\nb = 2\n" + "a = a + a\nb = b * b\n" * 60
+    values = read_python_config(doubled)
+    assert values["a"] == Unread("a + a")
+    assert values["b"] == Unread("b * b")
+
+
+def test_messages_stay_short():
+    value = [0]
+    for _ in range(50):
+        value = [value, value]
+    with pytest.raises(ValueError, match="where numbers stand") as error:
+        Part({"a": value}, "part").numbers("a")
+    assert len(str(error.value)) < 500
