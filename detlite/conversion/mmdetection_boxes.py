@@ -61,17 +61,27 @@ def weights(head: Part) -> list[float]:
 
 
 def box_loss(head: Part, key: str) -> Config:
-    """What its boxes are trained on, where we have it."""
+    """What its boxes are trained on, where we have it, for the section `key` of ours."""
     if "loss_bbox" not in head:
         return {}
-    loss = head.part("loss_bbox")
+    loss, retinanet = head.part("loss_bbox"), key == "MODEL.RETINANET"
+    width = "BBOX_REG_BETA" if retinanet else "SMOOTH_L1_BETA"
     known: dict[str, Config] = {
         "L1Loss": {f"{key}.BOX_LOSS": "l1"},
-        "SmoothL1Loss": {f"{key}.SMOOTH_L1_BETA": float(loss.number("beta", 1.0))},
+        "SmoothL1Loss": {
+            f"{key}.BOX_LOSS": "smooth_l1",
+            f"{key}.{width}": float(loss.number("beta", 1.0)),
+        },
         "GIoULoss": {f"{key}.BOX_LOSS": "giou"},
     }
-    factor = {f"{key}.BOX_LOSS_WEIGHT": float(loss.number("loss_weight", 1.0))}
-    return known[loss.kind] | factor if loss.kind in known else {}
+    if loss.kind not in known:
+        return {}
+    factor = float(loss.number("loss_weight", 1.0))
+    if not retinanet:
+        return known[loss.kind] | {f"{key}.BOX_LOSS_WEIGHT": factor}
+    if factor <= 0:
+        loss.refuse("loss_weight", "a number above 0")
+    return known[loss.kind] | {f"{key}.BBOX_REG_WEIGHT": 1 / factor}
 
 
 def pooling(extractor: Part, key: str) -> Config:

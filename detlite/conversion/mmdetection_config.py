@@ -207,6 +207,7 @@ def _retinanet(model: Part, test: Part) -> Config:
     test.check((), "nms_pre score_thr nms max_per_img", min_bbox_size=(0,))
     return {
         **L1_RETINANET,
+        **box_loss(head, "MODEL.RETINANET"),
         **anchors(head, "MODEL.RETINANET", _RETINANET_STRIDES),
         "MODEL.RETINANET.BBOX_REG_WEIGHTS": weights(head),
         "MODEL.RETINANET.USE_C5": source == "on_input",

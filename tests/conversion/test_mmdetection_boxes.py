@@ -12,6 +12,7 @@ from mmdetection_models import CONFIGS, OUTPUTS, config_text
 from mmdetection_recordings import PLAIN, save, state_of
 
 import detlite
+from detlite.conversion import convert
 from detlite.conversion.mmdetection_boxes import anchors, overlap
 from detlite.conversion.python_config import Part
 
@@ -38,6 +39,25 @@ def test_an_rpn_states_the_sizes_of_an_octave():
         "MODEL.RPN.ASPECT_RATIOS": [1.0],
         "MODEL.RPN.ANCHOR_SIZES": [[8, 8 * 2**0.5], [16, 16 * 2**0.5]],
     }
+
+
+@pytest.mark.parametrize(
+    ("loss", "wanted"),
+    [
+        ({"type": "SmoothL1Loss", "beta": 0.11}, {"BOX_LOSS": "smooth_l1", "BBOX_REG_BETA": 0.11}),
+        ({"type": "GIoULoss"}, {"BOX_LOSS": "giou"}),
+    ],
+)
+def test_a_retinanet_is_trained_on_the_stated_loss(loss, wanted):
+    tree = deepcopy(CONFIGS["retinanet_r50"])
+    tree["model"]["bbox_head"]["loss_bbox"] = {**loss, "loss_weight": 2.0}
+    state = state_of("retinanet_r50", np.load(OUTPUTS))
+    content = {"meta": {"cfg": config_text(tree)}, "state_dict": state}
+    found = convert(content, "mmdetection").config
+    wanted = {**wanted, "BBOX_REG_WEIGHT": 0.5}
+    assert {
+        f"MODEL.RETINANET.{key}": value for key, value in wanted.items()
+    }.items() <= found.items()
 
 
 def test_a_limit_within_the_suppression_is_refused():
