@@ -29,18 +29,24 @@ from ..data import DataError
 if TYPE_CHECKING:
     from ..configuring import Choice, Facts
 
+_MOST_MINUTES = 525_600
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line, without its name, or the process's own; returns the exit status."""
     args = _parser().parse_args(arguments)
     try:
         if args.coco is None:
-            if args.minutes is not None and args.minutes <= 0:
-                raise ConfigError("--minutes needs a number above 0")
+            if args.minutes is not None and not 0 < args.minutes <= _MOST_MINUTES:
+                raise ConfigError(
+                    f"--minutes needs a number above 0, {_MOST_MINUTES} at most, a year"
+                )
             print(config(args.data, args.val, args.images, args.annotations, args.minutes), end="")
         else:
             if args.val is not None:
                 raise ConfigError("--coco converts --data alone: run it again for --val")
+            if args.minutes is not None:
+                raise ConfigError("--coco writes no config that --minutes could be for: give one")
             for file in _convert(args.data, args.coco):
                 print(f"written: {file}", file=sys.stderr)
     except (ConfigError, DataError) as error:
@@ -85,7 +91,7 @@ def _seconds_of_step(text: str) -> float:
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
         return statistics.median(step_seconds(load_config(file)))
 
 

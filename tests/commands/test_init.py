@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
@@ -176,4 +177,25 @@ def test_minutes_are_fitted_by_timed_steps(plain, make_set, tmp_path, capsys, mo
     assert "Timed on this machine: the model" in " ".join(
         config.read_text().replace("#", "").split()
     )
-    assert init.main(["--data", str(file), "--minutes", "0"]) == 2
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "1e308"])
+def test_minutes_are_a_length_of_time(minutes, make_set, capsys):
+    file, _ = make_set()
+    assert init.main(["--data", str(file), "--minutes", minutes]) == 2
+    assert "--minutes needs a number above 0" in capsys.readouterr().err
+
+
+def test_minutes_are_of_training(make_set, tmp_path, capsys):
+    file, _ = make_set()
+    assert init.main(["--data", str(file), "--coco", str(tmp_path / "a"), "--minutes", "5"]) == 2
+    assert "--coco writes no config" in capsys.readouterr().err
+
+
+def test_a_config_that_is_timed_is_read_as_it_was_written(plain, make_set, capsys, monkeypatch):
+    file, _ = make_set(categories=["Größe"])
+    # what files are written in without a word, on some machines
+    monkeypatch.setattr(io, "text_encoding", lambda stated, level=2: stated or "ascii")
+    monkeypatch.setattr("detlite.benchmark.steps.step_seconds", lambda cfg: [1.0])
+    assert init.main(["--data", str(file), "--minutes", "1"]) == 0
+    assert "Größe" in capsys.readouterr().out
