@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -34,6 +35,7 @@ BODIES: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the norms that
     "Lite0": (lambda: timm_body("tf_efficientnet_lite0"), 0),
     "Lite0, two stages frozen": (lambda: timm_body("tf_efficientnet_lite0", 3), 0),
     "RegNet": (lambda: timm_body("regnetx_002"), 0),
+    "a buffer that is not stored": (lambda: timm_body("resnetblur18"), 0),
 }
 
 
@@ -135,6 +137,23 @@ def test_what_others_read_is_not_folded():
     fold_frozen_norms(body)
     folded = {name for name, m in body.named_modules() if isinstance(m, NormedConv2d)}
     assert folded == {"conv4"}
+
+
+class OfOneSize(nn.Sequential):
+    """Which reads a value, and takes images of one size."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        assert x.shape[2:] == (32, 32)
+        return [super().forward(x) * x.mean().item()]
+
+
+def test_a_body_that_cannot_be_called_without_values_stays_as_it_is(caplog):
+    body = OfOneSize(nn.Conv2d(3, 3, 1), FrozenBatchNorm2d(3))
+    with caplog.at_level(logging.INFO):
+        fold_frozen_norms(body)
+    assert "frozen norms stay layers of their own" in caplog.text
+    assert not any(isinstance(m, NormedConv2d) for m in body.modules())
+    assert body(torch.ones(1, 3, 32, 32))[0].shape == (1, 3, 32, 32)
 
 
 def kept_numbers(run: Callable[[Tensor], object]) -> int:

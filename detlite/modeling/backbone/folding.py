@@ -6,6 +6,7 @@ nothing beside a pass over a map, forward and backward; their gradient goes thro
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..norm import FrozenBatchNorm2d
 from .padded import PaddedConv2d, geometry
+
+logger = logging.getLogger(__name__)
 
 
 class NormedConv2d(nn.Conv2d):
@@ -63,13 +66,19 @@ class NormedConv2d(nn.Conv2d):
 def fold_frozen_norms(body: nn.Module) -> None:
     """Makes one layer of each convolution and the frozen norm that alone reads what it gives.
 
-    `body` takes images [B, 3, H, W] whose sides are multiples of 64.
+    `body` takes images [B, 3, H, W]. One that cannot be called without values stays as it is.
     """
-    if any(isinstance(module, FrozenBatchNorm2d) for module in body.modules()):
-        for path, norm in list(_pairs(body)):
-            conv = body.get_submodule(path)
-            assert isinstance(conv, nn.Conv2d)
-            body.set_submodule(path, NormedConv2d(conv, norm))
+    if not any(isinstance(module, FrozenBatchNorm2d) for module in body.modules()):
+        return
+    try:
+        pairs = list(_pairs(body))
+    except Exception as error:  # of others' code: some takes images of one size, some reads values
+        logger.info("frozen norms stay layers of their own: %s", str(error).partition("\n")[0])
+        return
+    for path, norm in pairs:
+        conv = body.get_submodule(path)
+        assert isinstance(conv, nn.Conv2d)
+        body.set_submodule(path, NormedConv2d(conv, norm))
 
 
 def unfold_norms(module: nn.Module) -> None:
@@ -101,13 +110,13 @@ def _pairs(body: nn.Module) -> Iterator[tuple[str, FrozenBatchNorm2d]]:
             )
         elif isinstance(module, FrozenBatchNorm2d):
             hooks.append(module.register_forward_pre_hook(read))
-    own = body.state_dict().items()
+    own = [*body.named_parameters(), *body.named_buffers()]
     uses = _Uses()
     dtype = next(body.parameters()).dtype
     try:
         with torch.no_grad(), FakeTensorMode(), torch.device("cpu"), uses:
             state = {name: torch.empty(x.shape, dtype=x.dtype) for name, x in own}
-            maps = functional_call(body, state, torch.empty(2, 3, 64, 64, dtype=dtype))
+            maps = functional_call(body, state, torch.empty(2, 3, 256, 256, dtype=dtype))
     finally:
         for hook in hooks:
             hook.remove()
