@@ -357,6 +357,7 @@ def test_wrong_type_tells_key_value_and_meaning(name, value):
         ("SOLVER.WEIGHT_DECAY", -1e-4, "at least 0"),
         ("SOLVER.WEIGHT_DECAY", float("nan"), "at least 0"),
         ("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 1, "at least 2"),
+        ("MODEL.VIT.IMAGE_SIZE", 15, "at least 16"),
         ("MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 6, "from 0 to 5"),
         ("MODEL.RESNETS.RES5_DILATION", 3, "one of 1, 2"),
         ("MODEL.RESNETS.NORM", "IN", "one of 'FrozenBN', 'BN', 'SyncBN', 'GN', 'LN'"),

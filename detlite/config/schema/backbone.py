@@ -119,7 +119,7 @@ _VIT = section(
         1024,
         "a ViT-...-SFP learns the relative positions of images of so many pixels on a side, and "
         "interpolates those of others",
-        positive,
+        in_range(16),
     ),
     Key(
         "DROP_PATH",
