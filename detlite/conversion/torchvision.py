@@ -121,12 +121,21 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
     """
     for names in (
         ["backbone.neck.output.0.0.weight"],
+        ["backbone.body.stem.conv1.weight"],
+        ["rpn.head.conv.weight", "head.bbox_pred.weight"],
         ["roi_heads.box.feature_extractor.fc6.weight", "head.bbox_pred.weight"],
     ):
         if not any(name in state for name in names):
             raise ValueError(
-                "torchvision has R-CNNs with fully connected heads, and RetinaNets, on a feature "
-                f"pyramid only; this model has no {' or '.join(names)}"
+                "torchvision has R-CNNs with fully connected heads, and RetinaNets, on a ResNet "
+                f"with a feature pyramid only; this model has no {' or '.join(names)}"
+            )
+    for name, value in state.items():
+        separable = name.endswith(".1.weight") and value.ndim == 4  # a 1x1 behind another layer
+        if separable or ".offset." in name or name.startswith("roi_heads.mask.more."):
+            raise ValueError(
+                "torchvision has neither separable nor deformable convolutions, nor several mask "
+                f"heads; this model has {name}"
             )
     renamed = {rename(name, RULES_BACK): value for name, value in state.items()}
     convs = {name.split(".")[2] for name in renamed if re.match(r"roi_heads\.box_head\.\d", name)}

@@ -27,9 +27,8 @@ from states import (
 
 from detlite.conversion import convert, source_of, to_torchvision
 from detlite.engine.checkpoint import CheckpointError, read_checkpoint
-from detlite.engine.weights import (
-    build_model_from_checkpoint,
-)
+from detlite.engine.weights import build_model_from_checkpoint
+from detlite.modeling.build import build_model
 
 
 @pytest.mark.parametrize("source", ["detectron2", "maskrcnn-benchmark"])
@@ -139,8 +138,37 @@ def test_what_cannot_be_converted(tmp_path):
         convert(short, "detectron2")
     with pytest.raises(ValueError, match="holds no state dict"):
         convert([1, 2], "detectron2")
-    with pytest.raises(ValueError, match=r"on a feature pyramid only; this model has no backbone"):
+    with pytest.raises(
+        ValueError, match=r"with a feature pyramid only; this model has no backbone"
+    ):
         to_torchvision({})
+
+
+@pytest.mark.parametrize(
+    ("opts", "lacking"),
+    [
+        (["MODEL.BACKBONE.CONV_BODY", "ViT-T-SFP"], "no backbone.body.stem.conv1.weight"),
+        (["MODEL.RPN.RPN_HEAD", "SeparableRPNHead"], "no rpn.head.conv.weight"),
+        (
+            ["MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR", "SeparableConvFeatureExtractor"],
+            r"separable .* has roi_heads.mask.feature_extractor.convs.0.1.weight",
+        ),
+        (["MODEL.ROI_MASK_HEAD.NUM_HEADS", 2], "several mask heads; this model has .*more.0"),
+        (
+            [
+                "MODEL.BACKBONE.CONV_BODY",
+                "R-50-FPN",
+                "MODEL.RESNETS.STAGE_WITH_DCN",
+                (False, False, False, True),
+            ],
+            "deformable",
+        ),
+    ],
+)
+def test_torchvision_has_no_such_model(tiny_config, opts, lacking):
+    model = build_model(tiny_config(*opts))
+    with pytest.raises(ValueError, match=rf"torchvision has .*{lacking}"):
+        to_torchvision(model.state_dict())
 
 
 def test_source_of_what_is_not_theirs():
