@@ -13,6 +13,7 @@ from torch.export import Dim
 
 from detlite import ops
 from detlite.inference.onnx import to_onnx
+from detlite.modeling.backbone.padded import pad_to
 
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -85,6 +86,14 @@ def test_padded_nms(limit, tmp_path):
             expected, expected_kept = suppress(*x)
             assert torch.equal(kept, expected_kept)
             assert torch.equal(index, expected)
+
+
+def test_maps_are_padded_up_to_a_multiple(tmp_path):
+    """Quotients below 0 are rounded the other way there."""
+    session = session_of(lambda x: pad_to(x, 32), [torch.rand(1, 3, 64, 256)], [3], tmp_path)
+    for width in (33, 96, 130):
+        x = torch.rand(1, 3, 64, width)
+        assert torch.equal(run(session, [x])[0], pad_to(x, 32))
 
 
 def test_no_box_is_valid(tmp_path):

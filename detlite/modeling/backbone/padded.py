@@ -1,4 +1,4 @@
-"""Convolutions with a margin of zeros that is not the same on all sides."""
+"""Zeros around maps: up to a multiple, and of convolutions that have more on one side."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+
+def pad_to(x: Tensor, multiple: int) -> Tensor:
+    """[B, C, H, W] with zeros at the right and at the bottom, up to the next multiples."""
+    right, down = (parts(side, multiple) * multiple - side for side in (x.shape[3], x.shape[2]))
+    return F.pad(x, (0, right, 0, down))
+
+
+def parts(side: int, size: int) -> int:
+    """How many parts of a size a side begins.
+
+    Exporters know no remainder of sizes, and ONNX and OpenVINO round a quotient below 0 up: all
+    numbers are positive here.
+    """
+    return (side + size - 1) // size
 
 
 class PaddedConv2d(nn.Conv2d):

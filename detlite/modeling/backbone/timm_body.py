@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..norm import frozen, takes_batch_statistics
-from .padded import PaddedConv2d
+from .padded import PaddedConv2d, pad_to
 
 
 class TimmBody(nn.Module):
@@ -74,11 +73,7 @@ class TimmBody(nn.Module):
         H' and W' are H and W up to the next multiple of the last stride: some models cannot divide
         other sizes, some round up and some down.
         """
-        height, width = x.shape[-2:]
-        multiple = self.padding_multiple
-        # In divisions alone: exporters know no remainder of sizes.
-        right, down = (-(-side // multiple) * multiple - side for side in (width, height))
-        x = F.pad(x, (0, right, 0, down))
+        x = pad_to(x, self.padding_multiple)
         return self.net.forward_intermediates(
             x, indices=self.indices, output_fmt="NCHW", intermediates_only=True
         )

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .checkpointing import checkpointed
+from .padded import pad_to
 from .timm_body import create
 from .windows import from_windows, global_blocks, to_windows, window_counts
 
@@ -175,13 +175,6 @@ def _rotate_on_device(net: Any) -> None:
     rope = getattr(net, "rope", None)
     if isinstance(rope, RotaryEmbeddingDinoV3) and rope.normalize_coords == "separate":
         net.rope = _DinoRope(rope)
-
-
-def pad_to(x: Tensor, multiple: int) -> Tensor:
-    """[B, C, H, W] with zeros at the right and at the bottom, up to the next multiples."""
-    # In divisions alone: exporters know no remainder of sizes.
-    right, down = (-(-side // multiple) * multiple - side for side in (x.shape[3], x.shape[2]))
-    return F.pad(x, (0, right, 0, down))
 
 
 def freeze(layers: Sequence[Sequence[nn.Parameter]], count: int) -> None:

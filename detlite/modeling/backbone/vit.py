@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .checkpointing import checkpointed
-from .timm_vit import PATCH, ViTOptions, freeze, pad_to
+from .padded import pad_to
+from .timm_vit import PATCH, ViTOptions, freeze
 from .windows import from_windows, global_blocks, to_windows
 
 # Channels, blocks and heads (https://arxiv.org/abs/2010.11929, https://arxiv.org/abs/2012.12877).

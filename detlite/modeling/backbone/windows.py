@@ -8,6 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from .padded import parts
+
 
 def global_blocks(depth: int, count: int) -> frozenset[int]:
     """The numbers of the blocks that attend to whole maps: the last of `count` equal parts each.
@@ -20,7 +22,7 @@ def global_blocks(depth: int, count: int) -> frozenset[int]:
 
 def window_counts(height: int, width: int, side: int) -> tuple[int, int]:
     """How many windows lie below and beside each other."""
-    return -(-height // side), -(-width // side)  # exporters know no remainder of sizes
+    return parts(height, side), parts(width, side)
 
 
 def to_windows(x: Tensor, side: int) -> Tensor:
