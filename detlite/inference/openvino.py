@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,7 +79,8 @@ def to_openvino(
         proposals: of a Fast R-CNN, those of each picture, see `Detector.detect`.
 
     Raises:
-        ConfigError: a package is not installed, or the model is on another device.
+        ConfigError: a package is not installed, the model is on another device, or OpenVINO lacks
+            an operation of it.
     """
     if model.device.type != "cpu":
         raise ConfigError("OpenVINO runs on the CPU: set MODEL.DEVICE cpu")
@@ -116,7 +118,15 @@ def from_bytes(xml: bytes, weights: bytes) -> openvino.Model:
 
 
 def _convert(model: Detector, name: str, arguments: tuple[Any, ...]) -> openvino.Model:
-    graph = _import_openvino().convert_model(export_part(model, name, arguments))
+    ov, program = _import_openvino(), export_part(model, name, arguments)
+    try:
+        graph = ov.convert_model(program)
+    except ov.frontend.OpConversionFailure as error:
+        missing = re.findall(r"operations?: (.+)", str(error))
+        raise ConfigError(
+            f"OpenVINO has no form of {', '.join(missing) or error} in {name}: export to pt2 or "
+            "aoti"
+        ) from error
     shapes = [list(x.shape) for x in pytree.tree_leaves(arguments)]
     for shape in shapes:
         for axis in free_axes(name):

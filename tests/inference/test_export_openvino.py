@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 from detlite import ConfigError, Predictor, build_model
 from detlite.inference.exported import exportable, write_exported
 from detlite.inference.openvino import openvino_parts, to_openvino
+from detlite.modeling.backbone import vit
 from detlite.modeling.detector import Detector
 
 pytest.importorskip("openvino", reason="needs the extra openvino")
@@ -61,7 +62,21 @@ def test_bodies_of_timm_give_the_same_maps(name, tiny_config):
     pytest.importorskip("timm", reason="needs the extra timm")
     model = build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN")).eval()
     converted = to_openvino(model)
-    for size in [(64, 96), (160, 64)]:
+    for size in [(64, 96), (160, 64), (75, 130)]:  # the last one is padded
+        pixels = torch.rand(2, 3, *size)
+        with torch.no_grad():
+            pairs = zip(model.backbone(pixels), converted.backbone(pixels), strict=True)
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_a_transformer_of_any_size_gives_the_same_maps(tiny_config, monkeypatch):
+    """In the last size neither the windows nor the patches come out even."""
+    monkeypatch.setitem(vit.SIZES, "T", (32, 3, 2))
+    cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "ViT-T-SFP", "MODEL.VIT.WINDOW", 3)
+    model = build_model(cfg).eval()
+    converted = to_openvino(model)
+    for size in [(64, 96), (233, 131)]:
         pixels = torch.rand(2, 3, *size)
         with torch.no_grad():
             pairs = zip(model.backbone(pixels), converted.backbone(pixels), strict=True)
@@ -124,6 +139,16 @@ def test_int8_is_close_and_survives_a_file(config, tmp_path):
     assert read.categories == quantised.categories
     assert read.model.normalizer.divisibility == 32
     torch.testing.assert_close(read.model.backbone(pixels), levels)
+
+
+def test_an_operation_that_openvino_lacks_is_named(tiny_config):
+    """timm's position embeddings are resized with antialiasing."""
+    pytest.importorskip("timm", reason="timm is not installed")
+    cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "timm/vit_tiny_patch16_224-SFP")
+    with pytest.raises(
+        ConfigError, match=r"^OpenVINO has no form of aten\._upsample\S+ in backbone"
+    ):
+        to_openvino(build_model(cfg).eval())
 
 
 def test_int8_leaves_the_first_convolution_in_float32(config):
