@@ -15,7 +15,7 @@ import numpy as np
 from .source import Config
 
 # Classes of LVIS 0.5 and 1.0 with background: so many that each scores low.
-_LVIS = (1231, 1204)
+LVIS = (1231, 1204)
 
 # Of ImageNet's pixels. Elsewhere the first convolution has taken the division up.
 _PIXEL_STD = (57.375, 57.12, 58.395)
@@ -84,7 +84,7 @@ def config_by_shape(config: Config, stem_trained: bool) -> Config:
         found["MODEL.RESNETS.STRIDE_IN_1X1"] = False
     if from_scratch or resnext_101 or regnet:
         found["INPUT.PIXEL_STD"] = list(_PIXEL_STD)
-    if config.get("MODEL.ROI_BOX_HEAD.NUM_CLASSES") in _LVIS:
+    if config.get("MODEL.ROI_BOX_HEAD.NUM_CLASSES") in LVIS:
         found["MODEL.ROI_HEADS.SCORE_THRESH"] = 1e-4
         found["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] = 300
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..modeling.backbone.timm_vit import PATCH
 from ..modeling.backbone.vit import SIZES
 from ..modeling.backbone.windows import global_blocks
+from .detectron2_zoo import LVIS
 from .shapes import read_config
 from .source import Config, Rules, State
 
@@ -23,8 +24,6 @@ VITDET_RULES: Rules = [
     (r"^(backbone\.neck\.(?:lateral|output)\.\d)\.(?=weight$|bias$)", r"\1.0."),
 ]
 
-# Its LVIS models score by sigmoids, which no entry tells: classes of LVIS 0.5 and 1.0.
-_LVIS = (1231, 1204)
 _DROP_PATH = {"B": 0.1, "L": 0.4, "H": 0.5}
 _MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # RGB
 
@@ -41,7 +40,8 @@ def vitdet_config(state: State) -> Config:
         ValueError: a transformer that is none of ours, or a model of LVIS.
     """
     config = read_config(state, "ROIAlignV2", 0, _body)
-    if config["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] in _LVIS:
+    # They score by sigmoids, which no entry tells.
+    if config["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] in LVIS:
         raise ValueError("it scores the classes of LVIS by sigmoids, which no model of ours does")
     # A norm of weight and bias alone is taken for GN.
     return {key: "LN" if key.endswith("NORM") and value else value for key, value in config.items()}
