@@ -132,7 +132,9 @@ class LevelBatchNorm(nn.ModuleList):
         norm = self[level]
         x = norm(x)
         # Where it is to be folded into a convolution, each norm has them itself.
-        return x if norm.affine else x * self.weight[:, None, None] + self.bias[:, None, None]
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.affine:
+            return x
+        return x * self.weight[:, None, None] + self.bias[:, None, None]
 
 
 def freeze_batch_norm(module: nn.Module) -> None:

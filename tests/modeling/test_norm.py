@@ -9,6 +9,7 @@ from detlite.config import load_config
 from detlite.modeling.norm import (
     FrozenBatchNorm2d,
     GroupNorm,
+    LevelBatchNorm,
     build_norm,
     freeze_batch_norm,
     frozen,
@@ -19,7 +20,9 @@ from detlite.modeling.norm import (
 def randomize(norm: nn.Module) -> nn.Module:
     for name, tensor in norm.state_dict().items():
         if tensor.is_floating_point():
-            tensor.data.copy_(torch.rand_like(tensor) + (0.5 if name == "running_var" else -0.5))
+            tensor.data.copy_(
+                torch.rand_like(tensor) + (0.5 if name.endswith("running_var") else -0.5)
+            )
     return norm
 
 
@@ -91,6 +94,16 @@ def test_norms_are_frozen_with_their_numbers():
     freeze_batch_norm(body)
     torch.testing.assert_close(body[0][0](x), norm(x))
     assert type(body[1]) is FrozenBatchNorm2d
+
+
+def test_frozen_norms_of_levels_keep_their_common_scale():
+    body = nn.ModuleList([LevelBatchNorm(6, 2, nn.BatchNorm2d)]).eval()
+    randomize(body[0])
+    x = torch.randn(2, 6, 4, 4)
+    expected = [body[0](x, level) for level in (0, 1)]
+    freeze_batch_norm(body)
+    assert type(body[0][1]) is FrozenBatchNorm2d
+    torch.testing.assert_close([body[0](x, level) for level in (0, 1)], expected)
 
 
 @pytest.mark.parametrize("name", ["BatchNormAct2d", "BatchNorm2d"])
