@@ -20,12 +20,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..norm import FrozenBatchNorm2d
-from .padded import PaddedConv2d, geometry
+from .grouped import GroupedConv2d
+from .padded import PaddedConv2d
 
 logger = logging.getLogger(__name__)
 
 
-class NormedConv2d(nn.Conv2d):
+class NormedConv2d(GroupedConv2d):
     """A convolution and the frozen norm behind it.
 
     On channels-last maps, in training or where gradients are wanted, they are one convolution; else
@@ -38,8 +39,7 @@ class NormedConv2d(nn.Conv2d):
     """
 
     def __init__(self, conv: nn.Conv2d, norm: FrozenBatchNorm2d) -> None:
-        super().__init__(**geometry(conv))
-        self.weight, self.bias = conv.weight, conv.bias
+        super().__init__(conv)
         self.margins = conv.margins if isinstance(conv, PaddedConv2d) else None
         self._norm = (norm,)  # in a tuple it is no child, with entries of its own
         norm.applied = True
@@ -58,8 +58,7 @@ class NormedConv2d(nn.Conv2d):
     def plain(self) -> nn.Conv2d:
         """The convolution alone, with the same parameters; its norm is one again."""
         self._norm[0].applied = False
-        conv = nn.Conv2d(**geometry(self))
-        conv.weight, conv.bias = self.weight, self.bias
+        conv = super().plain()
         return conv if self.margins is None else PaddedConv2d(conv, self.margins)
 
 
@@ -104,7 +103,10 @@ def _pairs(body: nn.Module) -> Iterator[tuple[str, FrozenBatchNorm2d]]:
 
     hooks: list[Any] = []
     for path, module in body.named_modules():
-        if type(module) in (nn.Conv2d, PaddedConv2d) and module.padding_mode == "zeros":
+        if (
+            type(module) in (nn.Conv2d, GroupedConv2d, PaddedConv2d)
+            and module.padding_mode == "zeros"
+        ):
             hooks.append(
                 module.register_forward_hook(lambda m, _, out, path=path: made(path, m, out))
             )

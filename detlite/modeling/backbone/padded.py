@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from .grouped import GroupedConv2d
 
 
 def pad_to(x: Tensor, multiple: int) -> Tensor:
@@ -23,7 +23,7 @@ def parts(side: int, size: int) -> int:
     return (side + size - 1) // size
 
 
-class PaddedConv2d(nn.Conv2d):
+class PaddedConv2d(GroupedConv2d):
     """A convolution, plain but for a border of zeros that it puts around its maps.
 
     Args:
@@ -32,25 +32,9 @@ class PaddedConv2d(nn.Conv2d):
     """
 
     def __init__(self, conv: nn.Conv2d, margins: tuple[int, int, int, int]) -> None:
-        super().__init__(**geometry(conv))
-        self.weight, self.bias = conv.weight, conv.bias
+        super().__init__(conv)
         self.margins = margins
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, D, H', W']."""
         return super().forward(F.pad(x, self.margins))
-
-    def plain(self) -> nn.Conv2d:
-        """What is done of maps with the border, with the same parameters."""
-        conv = nn.Conv2d(**geometry(self))
-        conv.weight, conv.bias = self.weight, self.bias
-        return conv
-
-
-def geometry(conv: nn.Conv2d) -> dict[str, Any]:
-    """Arguments of a convolution of the same shape, which has no parameters yet."""
-    names = (
-        "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups",
-    )  # fmt: skip
-    own = {name: getattr(conv, name) for name in names}
-    return {**own, "bias": conv.bias is not None, "device": "meta"}
