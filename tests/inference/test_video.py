@@ -60,6 +60,7 @@ class Squares:
 
     categories = ({"id": 5, "name": "square"}, {"id": 6, "name": "circle"})
     model = SimpleNamespace(convention=CONVENTIONS["detlite"])
+    streams = 1
 
     def load(self, picture: Tensor) -> Loaded:
         return Loaded(picture, picture)
