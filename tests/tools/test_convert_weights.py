@@ -62,7 +62,9 @@ def test_model_that_torchvision_lacks(run_tool, tiny_config, tmp_path, capsys):
     save_checkpoint(Checkpoint(tmp_path / "c4.pth", state))
     options = (tmp_path / "c4.pth", tmp_path / "out.pth", "--to", "torchvision")
     assert run_tool("convert_weights.py", *options) == 2
-    assert "a feature pyramid only; this model has no backbone.neck.output" in capsys.readouterr().err
+    assert (
+        "a feature pyramid only; this model has no backbone.neck.output" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
