@@ -92,10 +92,8 @@ def run(args: argparse.Namespace, name: str, seed: int, steps: int) -> int:
     if recipe.tests:
         opts["MODEL.WEIGHT"] = str(folder(args.output, recipe.tests, seed) / "model_final.pth")
     file.write_text(configured(args.output / BASE, name, opts).dump())
-    command = [sys.executable, "-m", "detlite", "test" if recipe.tests else "train"]
-    command += ["--config", str(file)]
-    if any(own.glob("model_*.pth")):
-        command.append("--resume")
+    action = ["test"] if recipe.tests else ["train", "--resume"]
+    command = [sys.executable, "-m", "detlite", *action, "--config", str(file)]
     threads = {"OMP_NUM_THREADS": str(args.threads)} if args.threads else {}
     print(f"{name}, seed {seed}: {steps} steps", flush=True)
     with (own / "out.txt").open("a") as out:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,6 +87,23 @@ def test_a_finished_run_is_skipped_and_another_is_not_written_over(tmp_path, mon
     assert program.run(args, "lite0", 0, 300) == 0
     assert program.run(args, "lite0", 0, 200) == 1
     assert not calls
+
+
+def test_an_interrupted_run_goes_on_even_before_its_first_checkpoint(base, monkeypatch):
+    commands = []
+
+    def noting(command, **_):
+        commands.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(program.subprocess, "run", noting)
+    args = program._parser().parse_args(["train", "--output", str(base.parent)])
+    own = program.folder(base.parent, "lite0", 0)
+    own.mkdir(parents=True)
+    (own / "metrics.jsonl").touch()  # by which `detlite train` knows another run
+    assert program.run(args, "lite0", 0, 30) == 0
+    assert program.run(args, "test_scales", 0, 30) == 0
+    assert [command[3:5] for command in commands] == [["train", "--resume"], ["test", "--config"]]
 
 
 def test_steps_follow_from_minutes(tmp_path):
