@@ -7,7 +7,8 @@ As in references/detection: maskrcnn_resnet50_fpn, SGD with momentum 0.9 and dec
 of 2 that are alike in shape, left-right flips, a linear warm-up of 1000 steps from a thousandth,
 and a rate of 0.02 for 16 images that falls to a tenth after 16 and 22 of 26 epochs: here the same
 shares of the minutes, and a tenth of them at most for the warm-up. --weights is a file of
-torchvision's; `coco` and `imagenet` are downloaded by it, `none` starts from random weights.
+torchvision's for that model; `coco` and `imagenet` are downloaded by it, `none` starts from random
+weights.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from torch import Tensor, nn
-from torchvision.models.detection import maskrcnn_resnet50_fpn
+from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
+from torchvision.ops import FrozenBatchNorm2d
 from torchvision.transforms.functional import to_tensor
 
 BATCH, RATE, WARM_UP = 2, 0.02 * 2 / 16, 1000
@@ -56,11 +59,15 @@ def build(weights: str, classes: int) -> nn.Module:
     """The model with new predictors for so many classes; the background counts."""
     if weights == "coco":
         model = maskrcnn_resnet50_fpn(weights="COCO_V1")
-    else:
+    elif weights in ("imagenet", "none"):
         backbone = "IMAGENET1K_V1" if weights == "imagenet" else None
         model = maskrcnn_resnet50_fpn(weights=None, weights_backbone=backbone)
-        if weights not in ("imagenet", "none"):
-            model.load_state_dict(torch.load(weights, map_location="cpu"))
+    else:  # what `coco` makes; the function by itself freezes nothing without weights of its own
+        model = MaskRCNN(resnet_fpn_backbone(backbone_name="resnet50", weights=None), 91)
+        for module in model.modules():
+            if isinstance(module, FrozenBatchNorm2d):
+                module.eps = 0.0
+        model.load_state_dict(torch.load(weights, map_location="cpu"))
     heads = model.roi_heads
     heads.box_predictor = FastRCNNPredictor(heads.box_predictor.cls_score.in_features, classes)
     channels = heads.mask_predictor.conv5_mask.in_channels
