@@ -74,6 +74,17 @@ def test_all_else_is_plain(shape: tuple) -> None:
     assert half.weight.grad.dtype == torch.bfloat16
 
 
+def test_margins_that_are_named_are_left_to_torch() -> None:
+    conv = nn.Conv2d(8, 8, 5, groups=8, padding="same")
+    x, weights = torch.randn(2, 8, 9, 11), torch.tensor(1.0)
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(
+            gradients(GroupedConv2d(conv), x, weights), gradients(conv, x, weights), strict=True
+        )
+    )
+
+
 def test_frozen_weights_get_no_gradient() -> None:
     own = GroupedConv2d(convolution(SHAPES[0]).requires_grad_(False))
     x = torch.randn(1, 6, 8, 8, requires_grad=True)

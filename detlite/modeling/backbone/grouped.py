@@ -17,13 +17,14 @@ class GroupedConv2d(nn.Conv2d):
     channels: up to eight times as slow as in float32 (`docs/benchmarks.md`).
 
     Args:
-        conv: whose parameters it shares; its padding is a number of zeros.
+        conv: whose parameters it shares; it pads by zeros. Where it names how ("same"), all stays
+            as torch has it.
     """
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__(**geometry(conv))
         self.weight, self.bias = conv.weight, conv.bias
-        self._float_gradients = slow_in_bfloat16(conv)
+        self._float_gradients = slow_in_bfloat16(conv) and not isinstance(conv.padding, str)
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         on_cpu = x.device.type == "cpu"
