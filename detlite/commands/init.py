@@ -43,10 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             print(config(args.data, args.val, args.images, args.annotations, args.minutes), end="")
         else:
-            if args.val is not None:
-                raise ConfigError("--coco converts --data alone: run it again for --val")
-            if args.minutes is not None:
-                raise ConfigError("--coco writes no config that --minutes could be for: give one")
+            for option in ("val", "images", "annotations", "minutes"):
+                if getattr(args, option) is not None:
+                    raise ConfigError(f"--coco converts --data alone: leave out --{option}")
             for file in _convert(args.data, args.coco):
                 print(f"written: {file}", file=sys.stderr)
     except (ConfigError, DataError) as error:

@@ -144,7 +144,6 @@ def test_what_cannot_be_configured_is_one_line(make_set, tmp_path, capsys):
             ["--data", file, "--coco", tmp_path / "x.json"],
             "is no folder, so there is nothing to convert",
         ),
-        (["--data", file, "--val", file, "--coco", tmp_path / "x.json"], "--coco converts --data"),
         (["--data", file, "--images", tmp_path], "name the folder that their names are relative"),
     ):
         assert init.main([*map(str, arguments)]) == 2
@@ -186,10 +185,11 @@ def test_minutes_are_a_length_of_time(minutes, make_set, capsys):
     assert "--minutes needs a number above 0" in capsys.readouterr().err
 
 
-def test_minutes_are_of_training(make_set, tmp_path, capsys):
+@pytest.mark.parametrize("option", ["--val", "--images", "--annotations", "--minutes"])
+def test_conversion_takes_no_other_option(option, make_set, tmp_path, capsys):
     file, _ = make_set()
-    assert init.main(["--data", str(file), "--coco", str(tmp_path / "a"), "--minutes", "5"]) == 2
-    assert "--coco writes no config" in capsys.readouterr().err
+    assert init.main(["--data", str(file), "--coco", str(tmp_path / "a"), option, "5"]) == 2
+    assert f"leave out {option}" in capsys.readouterr().err
 
 
 def test_a_config_that_is_timed_is_read_as_it_was_written(plain, make_set, capsys, monkeypatch):
