@@ -5,7 +5,12 @@ from __future__ import annotations
 import ctypes
 import sys
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+# Of glibc's malloc.h.
+_OPTIONS = {
+    -4: 0,  # M_MMAP_MAX
+    -1: -1,  # M_TRIM_THRESHOLD
+    -8: 1,  # M_ARENA_MAX: heaps of threads hold 64 MB, and malloc maps what does not fit into one
+}
 
 
 def keep_freed_memory() -> bool:
@@ -13,9 +18,10 @@ def keep_freed_memory() -> bool:
 
     Each map of an image takes megabytes, which glibc maps anew each time: the system then clears
     every page before its first use. Kept, they are cleared once. It holds for the whole process,
-    which stays as large as it was at its largest; call it once. Nothing happens without glibc.
+    which stays as large as it was at its largest; call it once, before there are threads that
+    compute. Nothing happens without glibc.
     """
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    return mallopt is not None and mallopt(_M_MMAP_MAX, 0) == mallopt(_M_TRIM_THRESHOLD, -1) == 1
+    return mallopt is not None and all(mallopt(*option) == 1 for option in _OPTIONS.items())
