@@ -55,7 +55,7 @@ def predict_stream(
     running: deque[Future[Found]] = deque()
     done: dict[int, Future[T | DataError]] = {}
     streams = predictor.streams
-    with ThreadPoolExecutor(threads) as pool, _networks(streams) as networks:
+    with _ended(ThreadPoolExecutor(threads)) as pool, _networks(streams) as networks:
         while True:
             for place, picture in islice(source, ahead - len(reading)):
                 reading.append((place, pool.submit(_load, read, picture)))
@@ -68,6 +68,15 @@ def predict_stream(
                 return
             for place, loaded, found in running.popleft().result():
                 done[place] = pool.submit(_finish, predictor, then, place, loaded, found)
+
+
+@contextmanager
+def _ended(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+    """The pool; in the end what it has not begun, as after Ctrl-C, is left out."""
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -111,6 +111,21 @@ def test_errors_reach_the_caller(place: str) -> None:
         list(predict_stream(Mean(place == "network"), pictures((8, 8), (8, 8)), broken))
 
 
+def test_an_end_waits_for_no_picture_that_is_not_being_read() -> None:
+    go, begun = threading.Event(), []
+
+    def load(number: int) -> Loaded:
+        begun.append(number)
+        assert number == 0 or go.wait(30)  # as for a server that is slow
+        picture = torch.zeros(3, 8, 8, dtype=torch.uint8)
+        return Loaded(picture, picture)
+
+    threading.Timer(0.5, go.set).start()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        list(predict_stream(Mean(fails=True), count(), then, threads=1, load=load))
+    assert begun in ([0], [0, 1])
+
+
 def test_pictures_are_read_by_another_reader() -> None:
     def load(name: str) -> Loaded:
         if name == "":
