@@ -14,7 +14,7 @@ class GroupedConv2d(nn.Conv2d):
     """`nn.Conv2d`, whose gradients are computed in float32 where that takes less time.
 
     oneDNN, which torch has convolve bfloat16 on a CPU, is slow with gradients of groups of few
-    channels: up to eight times as slow as in float32 (`docs/benchmarks.md`).
+    channels: up to four times as slow as in float32 (`docs/fine_tuning.md`).
 
     Args:
         conv: whose parameters it shares; it pads by zeros. Where it names how ("same"), all stays
