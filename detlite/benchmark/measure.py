@@ -12,6 +12,7 @@ import torch
 from .boxes import match_cases, nms_cases
 from .case import Case, Clock
 from .masks import crop_cases, keypoint_cases, paste_cases
+from .norms import norm_cases
 from .roi import pool_cases, pyramid_cases
 
 # Each makes its inputs on a device ("cpu" or "cuda") and yields the cases of them.
@@ -21,6 +22,7 @@ GROUPS = (
     paste_cases,
     match_cases,
     nms_cases,
+    norm_cases,
     pool_cases,
     pyramid_cases,
 )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..inference.memory import keep_freed_memory
+from ..inference.memory import keep_freed_memory, keeps_freed_memory
 from .case import Clock
 
 # (M, K, N): large and square, a wide layer, and a 3x3 of 64 channels on a map of 200 x 304.
@@ -59,7 +59,9 @@ def peak_memory(build: Callable[..., Callable[[], object]], *args: Any, device: 
     Returns:
         The peak in 10^6 bytes, with the model in it; nan where the system does not tell it.
     """
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    keep = keep_freed_memory if keeps_freed_memory() else None
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=keep) as pool:
         return pool.submit(_peak, build, args, device, torch.get_num_threads()).result()
 
 
@@ -67,7 +69,6 @@ def _peak(
     build: Callable[..., Callable[[], object]], args: Any, device: str, threads: int
 ) -> float:
     torch.set_num_threads(threads)
-    keep_freed_memory()
     before = status("VmRSS")
     run = build(*args)
     if device == "cuda":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def comparable_config(config: str | Path, opts: Sequence[Any] = ()) -> CfgNode:
         and cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
         and cfg.MODEL.MASK_ON
         and not cfg.MODEL.KEYPOINT_ON
-        and resnets.NORM in ("FrozenBN", "BN")
+        and resnets.NORM in ("FrozenBN", "BN", "GN")
         and not any(resnets.STAGE_WITH_DCN)
     ):
         raise ConfigError(
@@ -130,7 +131,8 @@ def torchvision_model(cfg: CfgNode, model: Detector) -> nn.Module:
 
 def _backbone(cfg: CfgNode) -> BackboneWithFPN:
     depth = cfg.MODEL.BACKBONE.CONV_BODY.split("-")[1]
-    norm = FrozenBatchNorm2d if cfg.MODEL.RESNETS.NORM == "FrozenBN" else nn.BatchNorm2d
+    norms = {"FrozenBN": FrozenBatchNorm2d, "BN": nn.BatchNorm2d, "GN": partial(_group_norm, cfg)}
+    norm = norms[cfg.MODEL.RESNETS.NORM]
     body = getattr(torchvision.models, f"resnet{depth}")(weights=None, norm_layer=norm)
     parts = [("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",)]
     for names in parts[: cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT]:
@@ -140,6 +142,12 @@ def _backbone(cfg: CfgNode) -> BackboneWithFPN:
     layers = {f"layer{k + 1}": str(k) for k in range(4)}
     out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
     return BackboneWithFPN(body, layers, widths, out_channels, LastLevelMaxPool())
+
+
+def _group_norm(cfg: CfgNode, channels: int) -> nn.GroupNorm:
+    node = cfg.MODEL.GROUP_NORM
+    groups = node.NUM_GROUPS if node.NUM_GROUPS > 0 else channels // node.DIM_PER_GP
+    return nn.GroupNorm(groups, channels, eps=node.EPSILON)
 
 
 @torch.no_grad()

@@ -68,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.threads or args.cpu_time:
             torch.set_num_threads(1 if args.cpu_time else args.threads)
         args.clock = time.process_time if args.cpu_time else time.perf_counter
-        keep_freed_memory()  # as the commands do, and to all libraries' benefit
+        if args.freed_memory == "keep":
+            keep_freed_memory()
         measured_on = environment(args.device) + (", CPU time" if args.cpu_time else "")
         print(measured_on)
         rows: list[Any] = []
@@ -215,6 +216,13 @@ def _parser() -> argparse.ArgumentParser:
             "--cpu-time",
             action="store_true",
             help="one thread, and the time that it ran: for a machine that is shared",
+        )
+        own.add_argument(
+            "--freed-memory",
+            choices=("keep", "return"),
+            default="return" if name == "train" else "keep",
+            help="kept by the process, or given back to the system; the same for all libraries. "
+            "Left out: as detlite's own command does",
         )
         own.add_argument("--json", type=Path, metavar="FILE", help="where to write the rows")
         own.add_argument("--markdown", type=Path, metavar="FILE", help="where to write the table")

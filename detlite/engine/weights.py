@@ -28,6 +28,7 @@ _FRESH_IN_BODY = re.compile(r"\.num_batches_tracked$|\.conv2\.offset\.")
 # RetinaNet's average of foreground anchors, which detectron2 does not save.
 _MOVING_AVERAGE = "moving_foreground"
 _COUNTER = ".num_batches_tracked"
+_STATISTICS = (".running_mean", ".running_var")
 
 
 def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = False) -> None:
@@ -84,6 +85,12 @@ def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = F
             message += (
                 ". Only the number of classes differs: MODEL.REINIT_HEADS True takes the rest, and "
                 "of these the rows of categories of the same name"
+            )
+        if all(name.endswith(_STATISTICS) for _, name in problems):
+            message += (
+                ". Only statistics of batch norm differ: the weights have it where the model has "
+                "not, or the other way round; MODEL.RESNETS.NORM says which norm a ResNet has, "
+                "FrozenBN or BN for such weights"
             )
         raise CheckpointError(f"{message}\n{_table(sorted(problems), theirs, ours)}")
     model.load_state_dict({**theirs, **{name: ours[name] for name in fresh}})

@@ -11,6 +11,7 @@ _OPTIONS = {
     -1: -1,  # M_TRIM_THRESHOLD
     -8: 1,  # M_ARENA_MAX: heaps of threads hold 64 MB, and malloc maps what does not fit into one
 }
+_kept = False
 
 
 def keep_freed_memory() -> bool:
@@ -21,7 +22,13 @@ def keep_freed_memory() -> bool:
     which stays as large as it was at its largest; call it once, before there are threads that
     compute. Nothing happens without glibc.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    return mallopt is not None and all(mallopt(*option) == 1 for option in _OPTIONS.items())
+    global _kept
+    if sys.platform.startswith("linux"):
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+        _kept = mallopt is not None and all(mallopt(*option) == 1 for option in _OPTIONS.items())
+    return _kept
+
+
+def keeps_freed_memory() -> bool:
+    """Whether `keep_freed_memory` was called in this process and took effect."""
+    return _kept

@@ -13,6 +13,7 @@ from torchvision.ops import FrozenBatchNorm2d as TorchvisionFrozenBatchNorm2d
 from yacs.config import CfgNode
 
 from ..convention import convention_of
+from .group_norm import GroupNorm
 
 Norm = Callable[[int], nn.Module]
 
@@ -150,44 +151,6 @@ def takes_batch_statistics(module: nn.Module) -> bool:
     """Whether a norm inside `module` normalises by its batch: what is in it changes the digits."""
     kinds = (nn.BatchNorm2d, nn.SyncBatchNorm)
     return any(isinstance(child, kinds) and child.training for child in module.modules())
-
-
-_CACHED = 2**18  # numbers that are still in the cache when they are read again
-_LONG = 2**12  # pixels whose naive sum in float32 is exact to a millionth
-
-
-class GroupNorm(nn.GroupNorm):
-    """Group norm that keeps its digits on channels-last maps.
-
-    torch adds up the pixels of such maps on the CPU one after the other, in float32: of 400 x 608
-    the fourth digit is lost, which moves boxes by some hundredths of a pixel.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> the same shape."""
-        naive = (
-            not torch.compiler.is_compiling()  # a graph must not depend on the size of a map
-            and x.device.type == "cpu"
-            and x.dtype == torch.float32
-            and x.is_contiguous(memory_format=torch.channels_last)
-            and x.shape[2] * x.shape[3] > _LONG
-        )
-        # Training is as exact as its gradients need it to be, and torch's own takes less memory.
-        if not naive or torch.is_grad_enabled():
-            return super().forward(x)
-        values = x.permute(0, 2, 3, 1).flatten(1, 2)  # (B, H W, C)
-        mean = self._per_group(values.mean(dim=1))
-        rows = max(1, _CACHED // (values.shape[0] * values.shape[2]))
-        squares = [(part - mean).square_().sum(dim=1) for part in values.split(rows, dim=1)]
-        variance = self._per_group(torch.stack(squares).sum(dim=0) / values.shape[1])
-        scale = (variance + self.eps).rsqrt() * self.weight
-        normed = torch.addcmul(self.bias - mean * scale, values, scale)
-        return normed.unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
-
-    def _per_group(self, means: Tensor) -> Tensor:
-        """Means [B, C] of channels -> those of their groups, for each channel [B, 1, C]."""
-        groups = means.unflatten(1, (self.num_groups, -1)).mean(dim=2, keepdim=True)
-        return groups.expand(-1, -1, means.shape[1] // self.num_groups).flatten(1)[:, None]
 
 
 def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -> nn.GroupNorm:

@@ -7,6 +7,7 @@ import torch
 
 from detlite.benchmark import peak
 from detlite.benchmark.peak import flops, matmul_peak, peak_memory
+from detlite.inference.memory import keeps_freed_memory
 
 
 def test_peak_is_that_of_the_best_product(monkeypatch):
@@ -32,3 +33,17 @@ def holding(megabytes: int):
 def test_memory_is_what_a_call_takes():
     # The second call may not fit into what the first one has left on the heap, by a few bytes.
     assert 400 < peak_memory(holding, 400, device="cpu") < 880
+
+
+def only_where(kept: bool):
+    assert keeps_freed_memory() == kept
+    return lambda: None
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc is asked")
+def test_freed_memory_is_kept_as_in_this_process(kept: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peak, "keeps_freed_memory", lambda: kept)
+    peak_memory(only_where, kept, device="cpu")
+    with pytest.raises(AssertionError):
+        peak_memory(only_where, not kept, device="cpu")

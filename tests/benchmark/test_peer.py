@@ -18,7 +18,7 @@ from detlite.benchmark.pictures import for_torchvision, pictures, training_batch
 from detlite.config import ConfigError
 
 
-@pytest.mark.parametrize("norm", ["FrozenBN", "BN"])
+@pytest.mark.parametrize("norm", ["FrozenBN", "BN", "GN"])
 def test_it_trains_alike(config, small, norm):
     """What is drawn at random is not drawn here: both take the first of what there is."""
     opts = ("MODEL.DEVICE", "cpu", "MODEL.RESNETS.NORM", norm, "MODEL.MEMORY_FORMAT", "contiguous")
@@ -66,7 +66,7 @@ def test_so_many_boxes_pass_the_threshold(config, small):
     [
         ("MODEL.MASK_ON", False),
         ("MODEL.BACKBONE.CONV_BODY", "R-50-C4"),
-        ("MODEL.RESNETS.NORM", "GN"),
+        ("MODEL.RESNETS.NORM", "LN"),
     ],
 )
 def test_models_that_torchvision_lacks(config, opts):

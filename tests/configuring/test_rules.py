@@ -85,6 +85,7 @@ def test_pictures_are_turned_over_where_up_and_down_look_alike(cpu):
 def test_weights_that_are_installed_are_started_from(cpu):
     without = chosen(statistics(), cpu)
     assert without["MODEL.BACKBONE.CONV_BODY"] == "R-18-FPN"
+    assert without["MODEL.RESNETS.NORM"] == "GN"
     assert "MODEL.WEIGHT" not in without
     found = chosen(statistics(), dataclasses.replace(cpu, pretrained=True))
     assert found["MODEL.BACKBONE.CONV_BODY"] == "timm/tf_efficientnet_lite0-FPN"

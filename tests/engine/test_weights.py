@@ -65,6 +65,14 @@ def test_table_of_what_does_not_fit(toy, tmp_path):
         torch.testing.assert_close(toy.state_dict()[name], value, rtol=0, atol=0)
 
 
+def test_another_norm_is_named(toy, tmp_path):
+    torch.save(toy.state_dict(), tmp_path / "w.pth")
+    toy.norm = torch.nn.GroupNorm(2, 4)
+    with pytest.raises(CheckpointError, match=r"has not, .* MODEL\.RESNETS\.NORM") as error:
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
+    assert str(error.value).count("unknown to the model") == 2
+
+
 def test_long_tables_are_cut(toy, tmp_path):
     torch.save({f"x{number}": torch.zeros(1) for number in range(100)}, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"\.\.\. and 71 more"):

@@ -164,42 +164,6 @@ def test_layer_norm_is_over_the_channels_of_each_place(memory_format):
     assert norm(x[:0]).shape == (0, 6, 5, 4)
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("size", [(7, 5), (1, 1), (81, 64)])
-@pytest.mark.parametrize("training", [False, True])
-def test_group_norm_is_torchs(memory_format, training, size):
-    norm = GroupNorm(4, 12, eps=1e-3)
-    randomize(norm)
-    x = torch.randn(2, 12, *size).contiguous(memory_format=memory_format)
-    wanted = nn.functional.group_norm(x.double(), 4, norm.weight.double(), norm.bias.double(), 1e-3)
-    with torch.set_grad_enabled(training):
-        found = norm(x)
-    assert found.is_contiguous(memory_format=memory_format)
-    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=0)
-
-
-def test_group_norm_keeps_its_digits():
-    x = torch.randn(1, 32, 200, 304).relu().contiguous(memory_format=torch.channels_last)
-    norm = GroupNorm(32, 32)
-    wanted = nn.functional.group_norm(x.double(), 32)
-    with torch.no_grad():
-        torch.testing.assert_close(norm(x).double(), wanted, atol=3e-6, rtol=0)
-
-
-def test_group_norm_exports_for_any_size():
-    norm = GroupNorm(4, 8)
-
-    def maps(side):
-        return torch.rand(2, 8, side, side).contiguous(memory_format=torch.channels_last)
-
-    free = ({2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
-    with torch.no_grad():
-        program = torch.export.export(norm, (maps(100),), dynamic_shapes=free)
-        for side in (20, 130):  # below and above the size that is worth more care
-            x = maps(side)
-            torch.testing.assert_close(program.module()(x), norm(x), rtol=1e-3, atol=1e-3)
-
-
 def test_group_norm_reads_its_keys():
     keys = "MODEL.GROUP_NORM."
     cfg = load_config(

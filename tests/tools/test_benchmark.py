@@ -131,6 +131,27 @@ def test_every_command_measures_what_its_options_say(run_tool, monkeypatch, tmp_
 
 
 @pytest.mark.parametrize(
+    ("options", "keeps"),
+    [
+        (("model",), True),
+        (("train",), False),
+        (("model", "--freed-memory", "return"), False),
+        (("train", "--freed-memory", "keep"), True),
+    ],
+)
+def test_freed_memory_is_kept_where_the_command_does(run_tool, monkeypatch, options, keeps):
+    seen = []
+    monkeypatch.setattr("detlite.commands.benchmark.keep_freed_memory", lambda: seen.append("kept"))
+    for name in ("model", "train"):
+        monkeypatch.setattr(
+            f"detlite.commands.benchmark.benchmark_{name}",
+            lambda *args, **options: iter([StepRow("detlite", "float32", 1.0, None, 1.0, 0.5)]),
+        )
+    assert run_tool("benchmark.py", *options, "--config", "some.yaml") == 0
+    assert seen == ["kept"] * keeps
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("model", "--only", "tensorflow"), "--only tensorflow: no way has that in its name"),
