@@ -185,7 +185,12 @@ def _quantised(
             # is much of what a dark picture has: the first convolution stays in float32.
             pixels = name.startswith("backbone")
             data = nncf.Dataset(found[name], _read_call)
-            in_float = nncf.IgnoredScope(names=_first_convolutions(graph)) if pixels else None
+            # Group norm takes what a convolution gives in float32, and would be given it rounded.
+            in_float = nncf.IgnoredScope(
+                names=_first_convolutions(graph) if pixels else [],
+                types=["GroupNormalization"],
+                validate=False,
+            )
             quantised[name] = nncf.quantize(
                 graph,
                 data,

@@ -168,6 +168,19 @@ def test_int8_leaves_the_first_convolution_in_float32(config):
         assert givers.count("Transpose") == in_float, (name, givers)
 
 
+def test_int8_leaves_group_norm_in_float32(tiny_config):
+    """It takes the sums of a convolution, which come in float32 anyway."""
+    pytest.importorskip("nncf", reason="needs the extra openvino")
+    cfg = tiny_config("MODEL.RESNETS.NORM", "GN", "MODEL.GROUP_NORM.NUM_GROUPS", 2)
+    model = build_model(cfg).eval()
+    pictures = [torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8) for _ in range(3)]
+    graph = openvino_parts(to_openvino(model, pictures))["backbone.dense"].graph
+    norms = [op for op in graph.get_ops() if op.get_type_name() == "GroupNormalization"]
+    givers = {op.input_value(0).get_node().get_type_name() for op in norms}
+    assert givers
+    assert "FakeQuantize" not in givers
+
+
 def test_int8_needs_detections(model, monkeypatch):
     pytest.importorskip("nncf", reason="needs the extra openvino")
     monkeypatch.setattr(model.roi_heads.box, "score_thresh", 1.0)
