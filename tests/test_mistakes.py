@@ -46,6 +46,7 @@ class Beginner:
             "MODEL": {
                 "DEVICE": "cpu",
                 "MASK_ON": True,
+                "GROUP_NORM": {"NUM_GROUPS": 4},
                 "RESNETS": {
                     "STEM_OUT_CHANNELS": 8, "RES2_OUT_CHANNELS": 8, "BACKBONE_OUT_CHANNELS": 16
                 },

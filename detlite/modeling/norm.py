@@ -162,7 +162,11 @@ def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -
         )
     groups = num_groups if num_groups > 0 else channels // dim_per_group
     if groups < 1 or channels % groups:
-        raise ValueError(f"group norm cannot split {channels} channels into {groups} groups")
+        raise ValueError(
+            f"group norm cannot split {channels} channels into {groups} groups: set "
+            "MODEL.GROUP_NORM.NUM_GROUPS to a divisor of all widths, or "
+            "MODEL.GROUP_NORM.DIM_PER_GP and the other to -1"
+        )
     return GroupNorm(groups, channels, eps=eps)
 
 
