@@ -132,6 +132,7 @@ def test_a_run_trains_saves_evaluates_and_resumes(make_set, tmp_path, other):
         "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
         "MODEL.RESNETS.RES2_OUT_CHANNELS": 8,
         "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
+        "MODEL.GROUP_NORM.NUM_GROUPS": 4,
         "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 16,
         "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 16,
         "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
