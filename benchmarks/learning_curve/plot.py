@@ -66,15 +66,14 @@ def draw(curves: dict[str, list[dict[str, Any]]], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharex=True)
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 5), sharex=True, layout="constrained")
     for axis, kind in zip(axes, ("box_AP", "mask_AP"), strict=True):
         for name, rows in curves.items():
             minutes = [row["minutes"] for row in rows]
             axis.plot(minutes, [100 * row[kind] for row in rows], marker="o", label=name)
         axis.set(xlabel="minutes", ylabel=kind.replace("_", " "), ylim=(0, None), xlim=(0, None))
         axis.grid(alpha=0.3)
-    axes[0].legend()
-    figure.tight_layout()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.savefig(file, dpi=150)
 
 
