@@ -24,6 +24,7 @@ from ..config import ConfigError, load_config
 from ..conversion import to_torchvision
 from ..modeling.build import build_model
 from ..modeling.detector import Detector
+from ..modeling.norm import build_norm
 
 # What torchvision does and does not let its users choose.
 _AS_TORCHVISION: dict[str, Any] = {
@@ -145,9 +146,9 @@ def _backbone(cfg: CfgNode) -> BackboneWithFPN:
 
 
 def _group_norm(cfg: CfgNode, channels: int) -> nn.GroupNorm:
-    node = cfg.MODEL.GROUP_NORM
-    groups = node.NUM_GROUPS if node.NUM_GROUPS > 0 else channels // node.DIM_PER_GP
-    return nn.GroupNorm(groups, channels, eps=node.EPSILON)
+    """torch's own, as the config has it."""
+    ours: Any = build_norm(cfg, "GN")(channels)
+    return nn.GroupNorm(ours.num_groups, channels, eps=ours.eps)
 
 
 @torch.no_grad()

@@ -186,7 +186,8 @@ def test_detections_are_those_of_detectron2(size, cascade, data_root, tmp_path):
     found = compare_live(size, cascade, data_root, tmp_path)
     print(size, "cascade" if cascade else "plain", found)
     assert found.count >= 20
-    assert found.unmatched <= 2  # the last that is kept may be either of two that score alike
+    # Of a picture of ViT-B's cascade the last that is kept is either of two that score alike.
+    assert found.unmatched == (2 if (size, cascade) == ("B", True) else 0)
     assert found.box < 0.05
     assert found.score < 1e-3
     assert found.mask < 5e-3
