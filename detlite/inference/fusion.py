@@ -14,10 +14,10 @@ from torch import fx, nn
 
 from ..modeling.backbone.deform import DeformConv3x3
 from ..modeling.backbone.folding import unfold_norms
-from ..modeling.backbone.grouped import GroupedConv2d
 from ..modeling.backbone.padded import PaddedConv2d
 from ..modeling.backbone.timm_vit import TimmViT
 from ..modeling.backbone.vit import ViT
+from ..modeling.convolution import QuickConv2d
 from ..modeling.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d, LevelBatchNorm
 from ..modeling.pooler import Pooler
 from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, cast, joined
@@ -95,7 +95,7 @@ def _split(module: nn.Module) -> None:
                 own.affine, own.weight, own.bias = True, child.weight, child.bias
         elif isinstance(child, PaddedConv2d):
             setattr(module, name, nn.Sequential(nn.ZeroPad2d(child.margins), child.plain()))
-        elif isinstance(child, GroupedConv2d):
+        elif isinstance(child, QuickConv2d):
             setattr(module, name, child.plain())
         else:
             _split(child)

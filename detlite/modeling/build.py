@@ -10,6 +10,7 @@ from yacs.config import CfgNode
 
 from ..config import ConfigError
 from ..registry import Registry
+from .convolution import quicken_gradients
 from .prepare import memory_format
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def build_model(cfg: CfgNode) -> Detector:
         raise
     except ValueError as error:  # a module that was given arguments that do not fit
         raise ConfigError(str(error)) from error
+    quicken_gradients(model)
     return model.to(device).to(memory_format=memory_format(cfg))
 
 

@@ -14,7 +14,6 @@ from ...registry import Registry
 from ..norm import build_norm, optional_norm
 from .folding import fold_frozen_norms
 from .fpn import FPN, P6P7
-from .grouped import quicken_gradients
 from .resnet import DEPTHS, ResNet, ResNetSpec
 from .simple_pyramid import SimpleFeaturePyramid
 from .timm_body import TimmBody
@@ -154,7 +153,6 @@ def _with_neck(
 
     `channels` are those of its maps; `dilation` 2 keeps the last map at half its stride.
     """
-    quicken_gradients(body)
     fold_frozen_norms(body)
     stated = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
     if len(channels) == 1:

@@ -19,14 +19,14 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..convolution import QuickConv2d
 from ..norm import FrozenBatchNorm2d
-from .grouped import GroupedConv2d
 from .padded import PaddedConv2d
 
 logger = logging.getLogger(__name__)
 
 
-class NormedConv2d(GroupedConv2d):
+class NormedConv2d(QuickConv2d):
     """A convolution and the frozen norm behind it.
 
     On channels-last maps, in training or where gradients are wanted, they are one convolution; else
@@ -104,7 +104,7 @@ def _pairs(body: nn.Module) -> Iterator[tuple[str, FrozenBatchNorm2d]]:
     hooks: list[Any] = []
     for path, module in body.named_modules():
         if (
-            type(module) in (nn.Conv2d, GroupedConv2d, PaddedConv2d)
+            type(module) in (nn.Conv2d, QuickConv2d, PaddedConv2d)
             and module.padding_mode == "zeros"
         ):
             hooks.append(

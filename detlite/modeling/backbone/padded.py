@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .grouped import GroupedConv2d
+from ..convolution import QuickConv2d
 
 
 def pad_to(x: Tensor, multiple: int) -> Tensor:
@@ -23,7 +23,7 @@ def parts(side: int, size: int) -> int:
     return (side + size - 1) // size
 
 
-class PaddedConv2d(GroupedConv2d):
+class PaddedConv2d(QuickConv2d):
     """A convolution, plain but for a border of zeros that it puts around its maps.
 
     Args:
