@@ -46,3 +46,10 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     except RuntimeError as error:
         pytest.skip(str(error))
     yield name
+
+
+@pytest.fixture
+def plain(request: pytest.FixtureRequest) -> bool:
+    """Whether the test runs the plain operators: torch's products of matrices round by the
+    matrices' sizes, so that one call and many agree to rounding and not to the bit."""
+    return bool(request.node.callspec.params["device"] == "cpu-plain")
