@@ -5,11 +5,12 @@ The optional packages are those of `pip install 'detlite[openvino]'`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +121,8 @@ def from_bytes(xml: bytes, weights: bytes) -> openvino.Model:
 def _convert(model: Detector, name: str, arguments: tuple[Any, ...]) -> openvino.Model:
     ov, program = _import_openvino(), export_part(model, name, arguments)
     try:
-        graph = ov.convert_model(program)
+        with _logging_kept():
+            graph = ov.convert_model(program)
     except ov.frontend.OpConversionFailure as error:
         missing = re.findall(r"operations?: (.+)", str(error))
         raise ConfigError(
@@ -133,6 +135,18 @@ def _convert(model: Detector, name: str, arguments: tuple[Any, ...]) -> openvino
             shape[axis] = -1
     graph.reshape(dict(enumerate(shapes)))
     return graph
+
+
+@contextlib.contextmanager
+def _logging_kept() -> Iterator[None]:
+    """OpenVINO sets the root logger to errors alone, and leaves it so where a conversion fails."""
+    root = logging.getLogger()
+    level, filters, handlers = root.level, root.filters[:], root.handlers[:]
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.filters, root.handlers = filters, handlers
 
 
 def _channels_last(graph: openvino.Model) -> openvino.Model:

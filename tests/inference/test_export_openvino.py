@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -142,13 +143,16 @@ def test_int8_is_close_and_survives_a_file(config, tmp_path):
 
 
 def test_an_operation_that_openvino_lacks_is_named(tiny_config):
-    """timm's position embeddings are resized with antialiasing."""
+    """timm's position embeddings are resized with antialiasing. The program logs on as before."""
     pytest.importorskip("timm", reason="timm is not installed")
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "timm/vit_tiny_patch16_224-SFP")
+    root = logging.getLogger()
+    before = root.level, root.filters[:], root.handlers[:]
     with pytest.raises(
         ConfigError, match=r"^OpenVINO has no form of aten\._upsample\S+ in backbone"
     ):
         to_openvino(build_model(cfg).eval())
+    assert (root.level, root.filters, root.handlers) == before
 
 
 def test_int8_leaves_the_first_convolution_in_float32(config):
