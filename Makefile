@@ -41,8 +41,13 @@ demo: $(DEMO)/detections.png
 $(DEMO)/detections.png: configs/demo_shapes.yaml | $(INSTALLED)
 	$(BIN)/python tools/train_net.py --config configs/demo_shapes.yaml --resume OUTPUT_DIR $(DEMO)
 
+# Files side by side, each in one process, of one thread: most of the time nothing is multiplied.
+TESTS ?=
+PROCESSES ?= auto
+
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --maxprocesses=4 \
+	  --dist=loadfile $(TESTS)
 
 SOAK_MINUTES ?= 60
 SOAK_SEED ?= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from yacs.config import CfgNode
 
 from detlite import _C, ConfigError, Predictor, build_model
 from detlite.engine.checkpoint import CheckpointError
+from detlite.inference import exported
 from detlite.inference.comparison import compare_detectors
 from detlite.inference.exported import exportable, read_exported, write_exported
 from detlite.inference.program import ProgramDetector, export_program
@@ -50,8 +52,14 @@ def assert_agree(model: Detector, read: Detector) -> None:
         ]
 
 
+@pytest.fixture
+def read_once(monkeypatch):
+    """A program is read, which takes torch long, only the first time."""
+    monkeypatch.setattr(exported, "_pt2_run", functools.cache(exported._pt2_run))
+
+
 @pytest.mark.parametrize("kind", ["pt2", "onnx"])
-def test_a_file_finds_what_the_model_finds(kind, tiny_config, tmp_path):
+def test_a_file_finds_what_the_model_finds(kind, tiny_config, tmp_path, read_once):
     if kind == "onnx":
         for package in ("onnx", "onnxruntime", "onnxscript"):
             pytest.importorskip(package, reason="needs the extra onnx")
@@ -181,7 +189,7 @@ def test_files_that_are_none(tmp_path):
         Predictor(tmp_path / "model.pth")
 
 
-def test_an_exported_model_takes_tiles(tiny_config, tmp_path):
+def test_an_exported_model_takes_tiles(tiny_config, tmp_path, read_once):
     """As the config in the file says, or the caller."""
     keys = ["MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 96, "TEST.TILE", 100]
     cfg, model = build(tiny_config(*keys))
