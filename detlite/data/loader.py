@@ -168,30 +168,36 @@ def _repeat_factors(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> np.nd
 def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
     """A loader of this process's share of a set: over all processes each image exactly once.
 
-    A batch is that of all processes together, consecutive images of the set, and is padded to one
-    size in each of them: what is found does not depend on their number.
+    A batch is that of all processes together, of images of like size, and is padded to one size in
+    each of them: what is found does not depend on their number.
 
     Raises:
         ConfigError: TEST.IMS_PER_BATCH cannot be shared among the processes.
     """
     size = _per_process(cfg.TEST.IMS_PER_BATCH, "TEST.IMS_PER_BATCH")
-    # Shares that differ by at most one image: nothing is repeated to even them out. The n-th batch
-    # of each process is its part of the n-th batch of all.
-    shard = range(distributed.rank(), len(dataset), distributed.world_size())
-    samples = TransformedDataset(dataset, build_transform(cfg, train=False), cfg.SEED)
-    canvases = _canvases(cfg, dataset)
-    return BatchLoader(cfg, samples, BatchSampler(shard, size, drop_last=False), canvases)
-
-
-def _canvases(cfg: CfgNode, dataset: CocoDataset) -> list[tuple[int, int]]:
-    """The (height, width) that holds each batch of evaluation; of several views or tiles there is
-    none."""
-    if cfg.TEST.BBOX_AUG.ENABLED or cfg.TEST.TILE:
-        return []
     limits = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, convention_of(cfg).resize
     sizes = np.array([get_size(size, *limits) for size in dataset.sizes])
-    step = cfg.TEST.IMS_PER_BATCH
-    largest = [sizes[start : start + step].max(axis=0) for start in range(0, len(sizes), step)]
+    order = _evaluation_order(sizes, dataset.shards)
+    # Shares that differ by at most one image: nothing is repeated to even them out. The n-th batch
+    # of each process is its part of the n-th batch of all.
+    share = order[distributed.rank() :: distributed.world_size()].tolist()
+    samples = TransformedDataset(dataset, build_transform(cfg, train=False), cfg.SEED)
+    views = cfg.TEST.BBOX_AUG.ENABLED or cfg.TEST.TILE  # of sizes of their own
+    canvases = [] if views else _canvases(sizes[order], cfg.TEST.IMS_PER_BATCH)
+    return BatchLoader(cfg, samples, BatchSampler(share, size, drop_last=False), canvases)
+
+
+def _evaluation_order(sizes: np.ndarray, shards: np.ndarray | None) -> np.ndarray:
+    """Images of like size side by side, so that little is padded: padding takes time, and what is
+    near it is found less well. The largest come first, and show at once whether memory holds
+    them. Shards are read one after the other."""
+    keys = (-sizes[:, 1], -sizes[:, 0])
+    return np.lexsort(keys if shards is None else (*keys, shards))
+
+
+def _canvases(sizes: np.ndarray, batch: int) -> list[tuple[int, int]]:
+    """The (height, width) that holds each batch of sizes [images, 2]."""
+    largest = [sizes[start : start + batch].max(axis=0) for start in range(0, len(sizes), batch)]
     return [(int(height), int(width)) for height, width in largest]
 
 
