@@ -116,6 +116,13 @@ RECIPES: dict[str, Recipe] = {
         lambda cfg: {"INPUT.COPY_PASTE_PROB": 0.5},
         needs_masks=True,
     ),
+    "larger_batch": Recipe(
+        "batches of four times as many pictures (give it a quarter of the steps)",
+        lambda cfg: {
+            "SOLVER.IMS_PER_BATCH": 4 * cfg.SOLVER.IMS_PER_BATCH,
+            "SOLVER.BASE_LR": min(2 * cfg.SOLVER.BASE_LR, 0.0005),
+        },
+    ),
     "ema": Recipe("mean of the weights, decay 0.99", lambda cfg: {"SOLVER.EMA_DECAY": 0.99}),
     "steps": Recipe(
         "rate falls in two steps, no cosine",
@@ -129,6 +136,16 @@ RECIPES: dict[str, Recipe] = {
     ),
     "norms_trained": Recipe(
         "batch norm of the body trained", lambda cfg: {"MODEL.TIMM.FROZEN_NORM": False}
+    ),
+    "stages_frozen": Recipe(
+        "the body's first two stages as ImageNet left them",
+        lambda cfg: {"MODEL.BACKBONE.FREEZE_CONV_BODY_AT": 2},
+    ),
+    "fewer_rois": Recipe(
+        "half as many RoIs to train the heads on",
+        lambda cfg: {
+            "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": cfg.MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE // 2
+        },
     ),
     "masks_56": Recipe(
         "masks of 56 x 56, no 28 x 28",

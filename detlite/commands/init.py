@@ -16,6 +16,7 @@ Exit status: 0; 2 when the data cannot be used.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..configuring import Choice, Facts
 
 _MOST_MINUTES = 525_600
+_TIMED_PICTURES = 8  # at least, as pictures differ
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,14 +86,16 @@ def config(
 
 
 def _seconds_of_step(text: str) -> float:
-    """The median of three training steps of the config."""
+    """The median of three training steps of the config, or more if they are small."""
     from ..benchmark.steps import step_seconds
     from ..config import load_config
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(text, encoding="utf-8")
-        return statistics.median(step_seconds(load_config(file)))
+        cfg = load_config(file)
+        steps = max(3, math.ceil(_TIMED_PICTURES / cfg.SOLVER.IMS_PER_BATCH))
+        return statistics.median(step_seconds(cfg, steps))
 
 
 def _convert(data: Path, file: Path) -> list[Path]:

@@ -9,11 +9,15 @@ import numpy as np
 
 from .facts import Choice, Chosen, Facts, scales
 
-_STEP_PIXELS = {"cpu": 1.2e6, "gpu": 4e6}  # of a batch
+# Pixels of a batch. Many small steps reach more than few large ones of as many pictures
+# (docs/recipes.md), and on a CPU take no longer; a GPU would be idle.
+_STEP_PIXELS = {"cpu": 3e5, "gpu": 4e6}
 # EfficientNet-lite0-FPN took up to 2400 in bfloat16 (docs/init.md); float32 takes twice as much.
 _BYTES_PER_PIXEL = 5000
 _EPOCHS = {(True, "cpu"): 6, (True, "gpu"): 12, (False, "cpu"): 12, (False, "gpu"): 36}
+# At least so many steps, and in small batches as many pictures as these would have in fours.
 _LEAST_ITERATIONS = {True: 200, False: 400}
+_LEAST_BATCH = 4
 
 
 def precision(facts: Facts, _: Chosen) -> Iterator[Choice]:
@@ -43,7 +47,7 @@ def batch(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     if size > trained:
         size, reason = trained, f"there are {trained} pictures with objects"
     yield Choice("SOLVER.IMS_PER_BATCH", size, reason)
-    rate = float(f"{0.0005 * math.sqrt(size / 4):.1g}") if size < 4 or size > 8 else 0.0005
+    rate = float(f"{0.0005 * math.sqrt(size / 4):.2g}") if size < 4 or size > 8 else 0.0005
     yield Choice(
         "SOLVER.BASE_LR",
         rate,
@@ -58,7 +62,7 @@ def steps_wanted(facts: Facts, chosen: Chosen) -> tuple[int, str]:
     pretrained = "MODEL.WEIGHT" in chosen
     rounds = _EPOCHS[pretrained, facts.place]
     start = "pretrained" if pretrained else "random"
-    least = _LEAST_ITERATIONS[pretrained]
+    least = math.ceil(_LEAST_ITERATIONS[pretrained] * max(_LEAST_BATCH / size, 1))
     end = max(math.ceil(rounds * trained / size), least)
     end = math.ceil(end / 10) * 10
     reason = f"{rounds} rounds of {trained} pictures from {start} weights on a {facts.place}"

@@ -197,6 +197,6 @@ def test_a_config_that_is_timed_is_read_as_it_was_written(plain, make_set, capsy
     file, _ = make_set(categories=["Größe"])
     # what files are written in without a word, on some machines
     monkeypatch.setattr(io, "text_encoding", lambda stated, level=2: stated or "ascii")
-    monkeypatch.setattr("detlite.benchmark.steps.step_seconds", lambda cfg: [1.0])
+    monkeypatch.setattr("detlite.benchmark.steps.step_seconds", lambda cfg, steps: [1.0] * steps)
     assert init.main(["--data", str(file), "--minutes", "1"]) == 0
     assert "Größe" in capsys.readouterr().out

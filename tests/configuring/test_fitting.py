@@ -19,13 +19,13 @@ from test_rules import statistics
 
 @pytest.fixture
 def facts(cpu) -> Facts:
-    """Pictures whose objects want 512 pixels, and 600 steps, on a machine with weights."""
+    """Pictures whose objects want 512 pixels, and 2400 steps of one, on a machine with weights."""
     found = statistics(size=(512, 512), sides=(28, 60))
     return Facts(found, statistics(pictures=100), replace(cpu, pretrained=True))
 
 
 class FakeTimer:
-    """Seconds of a step by the model and its pictures; each call takes a while."""
+    """Seconds of a step by the model and the size of its pictures; each call takes a while."""
 
     def __init__(self, full: float, small: float, spent: float = 1.0) -> None:
         self.full, self.small, self.spent = full, small, spent
@@ -41,10 +41,10 @@ class FakeTimer:
 @pytest.mark.parametrize(
     ("seconds", "wanted"),
     [
-        ((1.0, 0.5), (False, 1.0)),  # 900 steps in 15 minutes
-        ((2.0, 1.0), (True, 1.0)),
-        ((8.0, 2.0), (True, 0.75)),
-        ((9.0, 6.0), (True, 0.5)),
+        ((0.25, 0.125), (False, 1.0)),  # 3600 steps in 15 minutes
+        ((0.5, 0.25), (True, 1.0)),
+        ((2.0, 0.5), (True, 0.75)),
+        ((2.25, 1.5), (True, 0.5)),
         ((90.0, 40.0), (True, 0.5)),  # nothing fits: the quickest
     ],
 )

@@ -125,18 +125,20 @@ def test_counts_follow_crowded_pictures(cpu):
 
 def test_batches_by_pixels_memory_and_pictures(cpu, gpu):
     small, large = statistics(size=(256, 256), sides=(100, 200)), statistics(sides=(10, 20))
-    assert chosen(small, cpu)["SOLVER.IMS_PER_BATCH"] == 16
-    assert chosen(large, cpu)["SOLVER.IMS_PER_BATCH"] == 2
+    assert chosen(small, cpu)["SOLVER.IMS_PER_BATCH"] == 4
+    assert chosen(small, gpu)["SOLVER.IMS_PER_BATCH"] == 16
+    assert chosen(large, cpu)["SOLVER.IMS_PER_BATCH"] == 1
     assert chosen(large, gpu)["SOLVER.IMS_PER_BATCH"] > 2
-    poor = dataclasses.replace(cpu, memory=2_000_000_000)
+    poor = dataclasses.replace(gpu, gpu_memory=2_000_000_000)
     assert chosen(large, poor)["SOLVER.IMS_PER_BATCH"] == 1
-    assert chosen(statistics(pictures=3, size=(256, 256)), cpu)["SOLVER.IMS_PER_BATCH"] == 3
+    few = statistics(pictures=3, size=(256, 256), sides=(100, 200))
+    assert chosen(few, cpu)["SOLVER.IMS_PER_BATCH"] == 3
 
 
 def test_the_rate_falls_for_small_batches(cpu):
     large = chosen(statistics(sides=(10, 20)), cpu)
-    assert large["SOLVER.IMS_PER_BATCH"] == 2
-    assert large["SOLVER.BASE_LR"] == pytest.approx(0.0004, rel=0.2)
+    assert large["SOLVER.IMS_PER_BATCH"] == 1
+    assert large["SOLVER.BASE_LR"] == pytest.approx(0.00025)
 
 
 def test_the_schedule_counts_rounds(cpu):
@@ -145,8 +147,9 @@ def test_the_schedule_counts_rounds(cpu):
     assert 12 <= rounds < 12.2
     assert found["SOLVER.TEST_PERIOD"] == -(-found["SOLVER.MAX_ITER"] // 5)
     few = chosen(statistics(pictures=1), cpu)
-    assert few["SOLVER.MAX_ITER"] == 400
-    assert few["SOLVER.WARMUP_ITERS"] == 40
+    assert few["SOLVER.IMS_PER_BATCH"] == 1
+    assert few["SOLVER.MAX_ITER"] == 1600
+    assert few["SOLVER.WARMUP_ITERS"] == 100
     rare = chosen(statistics(pictures=40), cpu, statistics(pictures=5000))
     assert rare["SOLVER.TEST_PERIOD"] == rare["SOLVER.MAX_ITER"]
 
