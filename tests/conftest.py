@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 from yacs.config import CfgNode
 
@@ -21,6 +22,10 @@ from detlite.config import load_config
 
 _ROOT = Path(__file__).parent.parent
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+# The same examples in each run, however slow the machine is.
+settings.register_profile("seeded", derandomize=True, deadline=None)
+settings.load_profile("seeded")
 
 # A Mask R-CNN with a ResNet-18-FPN of 1/4 width.
 _TINY: dict[str, Any] = {
