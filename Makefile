@@ -43,7 +43,7 @@ $(DEMO)/detections.png: configs/demo_shapes.yaml | $(INSTALLED)
 
 # Files side by side, each in one process, of one thread: most of the time nothing is multiplied.
 TESTS ?=
-PROCESSES ?= auto
+PROCESSES ?= logical
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --maxprocesses=4 \

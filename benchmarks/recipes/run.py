@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace) -> int:
-    """The base config, and the median seconds of a step of each recipe, one after the other."""
+    """The base config, and the mean seconds of a step of each recipe, one after the other."""
     args.output.mkdir(parents=True, exist_ok=True)
     base = args.output / BASE
     if not base.exists():
@@ -52,7 +52,7 @@ def measure(args: argparse.Namespace) -> int:
     found: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     for name in _chosen(args, base):
         if name not in found and not RECIPES[name].tests:
-            found[name] = statistics.median(step_seconds(configured(base, name), args.steps, 2))
+            found[name] = statistics.mean(step_seconds(configured(base, name), args.steps, 2))
             print(f"{name}: {found[name]:.2f} s a step", flush=True)
             file.write_text(json.dumps(found, indent=2))
     return 0

@@ -86,7 +86,7 @@ def config(
 
 
 def _seconds_of_step(text: str) -> float:
-    """The median of three training steps of the config, or more if they are small."""
+    """The mean of three training steps of the config, or more if they are small."""
     from ..benchmark.steps import step_seconds
     from ..config import load_config
 
@@ -95,7 +95,7 @@ def _seconds_of_step(text: str) -> float:
         file.write_text(text, encoding="utf-8")
         cfg = load_config(file)
         steps = max(3, math.ceil(_TIMED_PICTURES / cfg.SOLVER.IMS_PER_BATCH))
-        return statistics.median(step_seconds(cfg, steps))
+        return statistics.mean(step_seconds(cfg, steps))
 
 
 def _convert(data: Path, file: Path) -> list[Path]:

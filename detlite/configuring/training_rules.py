@@ -9,8 +9,8 @@ import numpy as np
 
 from .facts import Choice, Chosen, Facts, scales
 
-# Pixels of a batch. Many small steps reach more than few large ones of as many pictures
-# (docs/recipes.md), and on a CPU take no longer; a GPU would be idle.
+# Pixels of a batch. In a short training many small steps reached more than few large ones of as
+# many pictures (docs/recipes.md), and on a CPU they take no longer; a GPU would be idle.
 _STEP_PIXELS = {"cpu": 3e5, "gpu": 4e6}
 # EfficientNet-lite0-FPN took up to 2400 in bfloat16 (docs/init.md); float32 takes twice as much.
 _BYTES_PER_PIXEL = 5000
@@ -39,7 +39,9 @@ def batch(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
         f"an image has {pixels / 1e6:.2f} million pixels, and a step on a {place.upper()} about "
         f"{_STEP_PIXELS[place] / 1e6:g}"
     )
-    if fits < useful:
+    if useful < 1:
+        reason = f"an image has {pixels / 1e6:.2f} million pixels; on a CPU small steps reach more"
+    if fits < max(useful, 1):
         reason = (
             f"half of the memory ({memory / 1e9:.0f} GB) holds {fits:.0f} images of "
             f"{pixels / 1e6:.2f} million pixels in training"
@@ -51,7 +53,7 @@ def batch(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     yield Choice(
         "SOLVER.BASE_LR",
         rate,
-        "AdamW's for batches of 4 to 8, times the root of the batch outside of them",
+        "AdamW's: 0.0005 for batches of 4 to 8, else times the root of a quarter of the batch",
     )
 
 

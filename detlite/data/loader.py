@@ -169,7 +169,7 @@ def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
     """A loader of this process's share of a set: over all processes each image exactly once.
 
     A batch is that of all processes together, of images of like size, and is padded to one size in
-    each of them: what is found does not depend on their number.
+    each of them: what is found does not depend on their number. Shards are read in their order.
 
     Raises:
         ConfigError: TEST.IMS_PER_BATCH cannot be shared among the processes.
@@ -177,7 +177,7 @@ def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
     size = _per_process(cfg.TEST.IMS_PER_BATCH, "TEST.IMS_PER_BATCH")
     limits = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, convention_of(cfg).resize
     sizes = np.array([get_size(size, *limits) for size in dataset.sizes])
-    order = _evaluation_order(sizes, dataset.shards)
+    order = np.arange(len(sizes)) if dataset.shards is not None else _by_size(sizes)
     # Shares that differ by at most one image: nothing is repeated to even them out. The n-th batch
     # of each process is its part of the n-th batch of all.
     share = order[distributed.rank() :: distributed.world_size()].tolist()
@@ -187,12 +187,10 @@ def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
     return BatchLoader(cfg, samples, BatchSampler(share, size, drop_last=False), canvases)
 
 
-def _evaluation_order(sizes: np.ndarray, shards: np.ndarray | None) -> np.ndarray:
-    """Images of like size side by side, so that little is padded: padding takes time, and what is
-    near it is found less well. The largest come first, and show at once whether memory holds
-    them. Shards are read one after the other."""
-    keys = (-sizes[:, 1], -sizes[:, 0])
-    return np.lexsort(keys if shards is None else (*keys, shards))
+def _by_size(sizes: np.ndarray) -> np.ndarray:
+    """The order of images (height, width) [N, 2] that has those of like size side by side: padding
+    takes time, and what is near it is found less well."""
+    return np.lexsort((-sizes[:, 1], -sizes[:, 0]))  # by height, then by width
 
 
 def _canvases(sizes: np.ndarray, batch: int) -> list[tuple[int, int]]:

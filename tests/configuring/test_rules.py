@@ -131,6 +131,15 @@ def test_batches_by_pixels_memory_and_pictures(cpu, gpu):
     assert chosen(large, gpu)["SOLVER.IMS_PER_BATCH"] > 2
     poor = dataclasses.replace(gpu, gpu_memory=2_000_000_000)
     assert chosen(large, poor)["SOLVER.IMS_PER_BATCH"] == 1
+    poor = dataclasses.replace(cpu, memory=2_000_000_000)
+    reasons = [
+        choice.reason
+        for machine in (cpu, poor)
+        for choice in choose(Facts(large, large, machine))
+        if choice.key == "SOLVER.IMS_PER_BATCH"
+    ]
+    assert "small steps" in reasons[0]
+    assert "memory (2 GB)" in reasons[1]
     few = statistics(pictures=3, size=(256, 256), sides=(100, 200))
     assert chosen(few, cpu)["SOLVER.IMS_PER_BATCH"] == 3
 

@@ -256,7 +256,7 @@ def test_pasting_needs_masks_and_no_proposals(training, options):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_sees_each_image_once_the_largest_first(content, write_set, small_cfg, workers):
+def test_evaluation_sees_each_image_once_by_size(content, write_set, small_cfg, workers):
     write_set(content)
     cfg = small_cfg("DATALOADER.NUM_WORKERS", workers, "TEST.IMS_PER_BATCH", 3)
     loader = build_test_loader(cfg, build_dataset(cfg, "small", train=False))
@@ -267,6 +267,7 @@ def test_evaluation_sees_each_image_once_the_largest_first(content, write_set, s
         found = [tuple(image.shape[1:]) for image, _ in pairs]
         assert found == [(40, 20), (20, 30), (20, 27), (20, 20)]
         assert [target["size"] for _, target in pairs] == [(40, 20), (16, 24), (30, 40), (16, 16)]
+        assert [images.canvas for images, _ in loader] == [(40, 30), (20, 20)]
 
 
 def test_processes_share_training_and_evaluation(training, monkeypatch):

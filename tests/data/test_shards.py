@@ -298,8 +298,10 @@ def test_shards_and_files_are_trained_on_together(shards, shard_cfg):
 
 def test_evaluation_reads_each_image_once(many):
     cfg = many()
-    loader = build_test_loader(cfg, build_dataset(cfg, "many", train=False))
+    dataset = build_dataset(cfg, "many", train=False)
+    loader = build_test_loader(cfg, dataset)
     ids = [target["image_id"] for _, targets in loader for target in targets]
+    assert ids == dataset.image_ids
     assert sorted(ids) == list(range(1, 61))
 
 

@@ -121,11 +121,11 @@ def test_far_corners_cost_nothing(device):
     boxes = torch.tensor([[0.0, 0, 28, 28]])
     wanted = torch.zeros(1, 28, 28)
     wanted[..., :14] = 1
-    begin = time.perf_counter()
+    begin = time.process_time()
     for far in (1e3, 1e6, 1e7, 1e15, 1e300, math.inf):
         polygon = [-far, -far, 14, -far, 14, far, -far, far]
         assert torch.equal(crop(pack([[polygon]]), [0], boxes, 28, device=device), wanted)
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -1e300, 1e20])

@@ -112,14 +112,14 @@ def test_one_cell_is_everywhere(device):
 def test_gigantic_boxes_end(device):
     maps = torch.randn(1, 1, 3, 3)
     wanted, wanted_scores = enlarge(maps, torch.tensor([[0.0, 0, 4096, 10]]))
-    begin = time.perf_counter()
+    begin = time.process_time()
     for far in (4097.0, 1e5, 1e9, 3e38):
         keypoints, scores = peaks(maps, torch.tensor([[0.0, 0, far, 10]]), device)
         torch.testing.assert_close(scores, wanted_scores)
         torch.testing.assert_close(
             keypoints[0, 0] / torch.tensor([far / 4096, 1, 1]), wanted[0, 0], rtol=1e-3, atol=0
         )
-    assert time.perf_counter() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
