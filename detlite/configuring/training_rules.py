@@ -40,7 +40,10 @@ def batch(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
         f"{_STEP_PIXELS[place] / 1e6:g}"
     )
     if useful < 1:
-        reason = f"an image has {pixels / 1e6:.2f} million pixels; on a CPU small steps reach more"
+        reason = (
+            f"one image has {pixels / 1e6:.2f} million pixels, more than the about "
+            f"{_STEP_PIXELS[place] / 1e6:g} of a step on a {place.upper()}"
+        )
     if fits < max(useful, 1):
         reason = (
             f"half of the memory ({memory / 1e9:.0f} GB) holds {fits:.0f} images of "

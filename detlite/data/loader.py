@@ -176,7 +176,7 @@ def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
     """
     size = _per_process(cfg.TEST.IMS_PER_BATCH, "TEST.IMS_PER_BATCH")
     limits = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, convention_of(cfg).resize
-    sizes = np.array([get_size(size, *limits) for size in dataset.sizes])
+    sizes = np.array([get_size(taken, *limits) for taken in dataset.sizes])
     order = np.arange(len(sizes)) if dataset.shards is not None else _by_size(sizes)
     # Shares that differ by at most one image: nothing is repeated to even them out. The n-th batch
     # of each process is its part of the n-th batch of all.

@@ -138,7 +138,7 @@ def test_batches_by_pixels_memory_and_pictures(cpu, gpu):
         for choice in choose(Facts(large, large, machine))
         if choice.key == "SOLVER.IMS_PER_BATCH"
     ]
-    assert "small steps" in reasons[0]
+    assert "more than the about 0.3 of a step on a CPU" in reasons[0]
     assert "memory (2 GB)" in reasons[1]
     few = statistics(pictures=3, size=(256, 256), sides=(100, 200))
     assert chosen(few, cpu)["SOLVER.IMS_PER_BATCH"] == 3

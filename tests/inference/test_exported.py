@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from yacs.config import CfgNode
 
 from detlite import _C, ConfigError, Predictor, build_model
 from detlite.engine.checkpoint import CheckpointError
-from detlite.inference import exported
 from detlite.inference.comparison import compare_detectors
 from detlite.inference.exported import exportable, read_exported, write_exported
 from detlite.inference.program import ProgramDetector, export_program
@@ -50,12 +48,6 @@ def assert_agree(model: Detector, read: Detector) -> None:
         assert [len(found.boxes) for found in read.detect(images)] == [
             len(read.detect([image])[0].boxes) for image in images
         ]
-
-
-@pytest.fixture
-def read_once(monkeypatch):
-    """A program is read, which takes torch long, only the first time."""
-    monkeypatch.setattr(exported, "_pt2_run", functools.cache(exported._pt2_run))
 
 
 @pytest.mark.parametrize("kind", ["pt2", "onnx"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from yacs.config import CfgNode
 
 from detlite import ConfigError, build_model
-from detlite.inference import exported as exported_files
 from detlite.inference import predictor
 from detlite.inference.exported import exportable, write_exported
 from detlite.inference.many import load_predictor
@@ -22,10 +20,9 @@ from detlite.inference.tiling import Tiling
 
 @pytest.fixture(scope="module")
 def exported(
-    tiny_config: Callable[..., CfgNode], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """A file of an untrained model that finds something everywhere. Its program, which torch takes
-    long to read, is read once."""
+    tiny_config: Callable[..., CfgNode], tmp_path_factory: pytest.TempPathFactory, read_once: None
+) -> str:
+    """A file of an untrained model that finds something everywhere."""
     cfg = tiny_config(
         "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 64, "TEST.TILE", 80,
         "TEST.TILE_OVERLAP", 0.3, "INPUT.PICTURE_BITS", 12, "DATASETS.MAX_PIXELS", 20_000,
@@ -34,9 +31,7 @@ def exported(
     model.categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
     file: Path = tmp_path_factory.mktemp("exported") / "model.pt2"
     write_exported(file, "pt2", exportable(cfg, model), model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exported_files, "_pt2_run", functools.cache(exported_files._pt2_run))
-        yield str(file)
+    return str(file)
 
 
 def test_tiles_of_an_exported_model(exported: str) -> None:
