@@ -6,24 +6,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from yacs.config import CfgNode
 
-from .config import ConfigError, config_from, load_config
-from .config.loading import flatten
-
-if TYPE_CHECKING:
-    from .data.index import AnnotationIndex
+from .config import ConfigError, load_config
 
 FilePath = str | Path
 # An annotation file in COCO's form, and the folder of its pictures.
 Data = tuple[FilePath, FilePath]
 Overrides = Mapping[str, Any] | Sequence[Any]
-
-# Where no config is named: a small detector, and the schedule that it is trained by.
-DEFAULT_CONFIG = "_base_/from_scratch_fpn.yaml"
-DEFAULT_BATCH = 4
 
 
 @dataclass(frozen=True)
@@ -58,17 +50,17 @@ def train(
     """Trains a detector and evaluates it, as `detlite train` does.
 
     Args:
-        config: a YAML file, or the name of one of detlite's own. None: the model is that of the
-            `weights`, or a Mask R-CNN (of data without masks a Faster R-CNN) on a ResNet-18-FPN
-            from random weights; the schedule is that of `_base_/from_scratch_fpn.yaml` with
-            batches of 4.
+        config: a YAML file, or the name of one of detlite's own. None: what `detlite init` writes
+            for the data, or with `weights` their model, trained as that says; of a run that is
+            resumed, its own.
         data: (annotation file, folder of pictures) to train on, paths or URLs, as the set "train";
             the classes are its categories. None: as the config says.
         test_data: the same to evaluate on, as the set "test", beside `data`; with `data` alone
             nothing is evaluated.
         weights: checkpoint to start from, see MODEL.WEIGHT; what it knows of categories of the same
             name is kept.
-        minutes: SOLVER.MAX_MINUTES.
+        minutes: SOLVER.MAX_MINUTES. Without a config some training steps are timed before, which
+            takes about a minute more, so that the model fits them.
         output_dir: OUTPUT_DIR.
         overrides: of any keys, `{"SOLVER.BASE_LR": 0.01}`; they go before all others.
         resume: go on with the run in the output folder, if there is one.
@@ -101,7 +93,14 @@ def train(
         if output_dir is not None:
             opts["OUTPUT_DIR"] = str(output_dir)
         given = _pairs(opts) + _pairs(overrides)
-        cfg = load_config(config, given) if config else _default_config(data, weights, given)
+        if config is None and resume:
+            config = _written_config(given)
+        if config is not None:
+            cfg = load_config(config, given)
+        elif data is not None:
+            cfg = _config_by_rules(data, test_data, weights, minutes, given)
+        else:
+            raise ConfigError("train() needs a config, or data to train on")
         with process_group(cfg.MODEL.DEVICE):
             metrics = run_training(cfg, resume)
     folder = Path(cfg.OUTPUT_DIR)
@@ -183,7 +182,7 @@ def _address(path: FilePath) -> str:
     return str(path) if "://" in str(path) else str(Path(path).absolute())
 
 
-def _index(data: Data) -> AnnotationIndex:
+def _classes(data: Data) -> dict[str, Any]:
     from .data import DataError
     from .data.index_cache import open_index
     from .data.remote import local_copy, place
@@ -191,45 +190,38 @@ def _index(data: Data) -> AnnotationIndex:
     with local_copy(place(str(data[0]))) as file:
         if not file.is_file():
             raise DataError(f"data: no annotation file {file}")
-        return open_index(file)
-
-
-def _classes(data: Data) -> dict[str, Any]:
-    count = len(_index(data).content["categories"]) + 1
+        count = len(open_index(file).content["categories"]) + 1
     return {f"MODEL.{part}.NUM_CLASSES": count for part in ("ROI_BOX_HEAD", "RETINANET")}
 
 
-def _has_masks(data: Data) -> bool:
-    from .data.index import unsound_bits
-
-    index = _index(data)
-    with_boxes, with_masks = (
-        index.counts(unsound_bits(masks, keypoints=False)).sum() for masks in (False, True)
-    )
-    return bool(0 < with_masks == with_boxes)
-
-
-def _default_config(data: Data | None, weights: FilePath | None, given: list[Any]) -> CfgNode:
-    """The config of a model that no file describes, with the overrides `given`."""
-    if data is None:
-        raise ConfigError("train() needs a config, or data to train on")
-    own: dict[str, Any] = {"SOLVER.IMS_PER_BATCH": DEFAULT_BATCH}
-    if weights is None:
-        own["MODEL.MASK_ON"] = _has_masks(data)
-        return load_config(DEFAULT_CONFIG, _pairs(own) + given)
+def _config_by_rules(
+    data: Data,
+    test_data: Data | None,
+    weights: FilePath | None,
+    minutes: float | None,
+    given: list[Any],
+) -> CfgNode:
+    """The config of a run that names none, with the overrides `given`."""
+    from .benchmark.steps import mean_step_seconds
+    from .configuring import Facts, config_by_data, config_by_weights, measure
+    from .data.remote import place
+    from .distributed import torchrun_rank
     from .engine.checkpoint import read_checkpoint
-    from .engine.weights import config_of, file_of
+    from .engine.weights import file_of
+    from .installation import resources
 
-    checkpoint = read_checkpoint(file_of(weights, given))
-    stored = flatten(config_of(checkpoint) or {})
-    if not stored:
-        raise ConfigError(
-            f"{weights}: does not say which detector it is for, as a classifier's body does not: "
-            "name a config with it"
-        )
-    solver = load_config(DEFAULT_CONFIG).SOLVER
-    content = {f"SOLVER.{key}": value for key, value in solver.items()} | own
-    content |= {name: value for name, value in stored if name.startswith(("MODEL.", "INPUT."))}
-    if not _has_masks(data):
-        content["MODEL.MASK_ON"] = False
-    return config_from(content, checkpoint.path, given)
+    checkpoint = None if weights is None else read_checkpoint(file_of(weights, given))
+    found = [measure(*(place(_address(part)) for part in one)) for one in (data, test_data) if one]
+    facts = Facts(found[0], found[1] if test_data else None, resources())
+    if torchrun_rank()[1] > 1:  # each would time steps of its own, and choose by them
+        minutes = None
+    if checkpoint is None:
+        return config_by_data(facts, given, minutes, mean_step_seconds)
+    return config_by_weights(facts, given, minutes, mean_step_seconds, checkpoint)
+
+
+def _written_config(given: list[Any]) -> Path | None:
+    """The config that a run in the output folder has written, if there is one."""
+    folder = dict(zip(given[::2], given[1::2], strict=False)).get("OUTPUT_DIR")
+    file = Path(folder or load_config().OUTPUT_DIR) / "config.yaml"
+    return file if file.exists() else None

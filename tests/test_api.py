@@ -10,7 +10,10 @@ import pytest
 import torch
 
 import detlite
+from detlite import installation
+from detlite.commands import init
 from detlite.config import ConfigError, load_config
+from detlite.config.loading import flatten
 from detlite.data import DataError
 from detlite.engine.checkpoint import read_checkpoint
 
@@ -35,6 +38,25 @@ SMALL = {
     "SOLVER.LOG_PERIOD": 1,
     "TEST.IMS_PER_BATCH": 1,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machine():
+    """Without weights, whatever is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = installation.Resources(2, 16_000_000_000, "", 0, "float32", pretrained=False)
+        patch.setattr(installation, "resources", lambda: found)
+        yield found
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """The configs whose steps are timed, at a millisecond each."""
+    configs = []
+    monkeypatch.setattr(
+        "detlite.benchmark.steps.mean_step_seconds", lambda cfg: configs.append(cfg) or 0.001
+    )
+    return configs
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +94,21 @@ def test_a_run_that_is_given_data_alone(trained, shapes):
     assert cfg.MODEL.MASK_ON
     assert cfg.SOLVER.LR_SCHEDULE == "cosine"
     assert (trained.output_dir / "detections.png").exists()
+
+
+def test_without_a_config_the_one_that_init_writes(trained, shapes, tmp_path):
+    file = tmp_path / "mine.yaml"
+    (data, _), (test_data, _) = shapes
+    file.write_text(init.config(data, test_data, None, tmp_path))
+    wanted = dict(flatten(load_config(file, [part for pair in SMALL.items() for part in pair])))
+    found = dict(flatten(load_config(trained.output_dir / "config.yaml")))
+    # init has no such model
+    wanted["MODEL.RETINANET.NUM_CLASSES"] = wanted["MODEL.ROI_BOX_HEAD.NUM_CLASSES"]
+    differing = {key for key in wanted if wanted[key] != found[key]}
+    names = ("ROOT", "CATALOG", "TRAIN", "TEST")
+    assert differing == {"OUTPUT_DIR", *(f"DATASETS.{name}" for name in names)}
+    base = dict(flatten(load_config("_base_/from_scratch_fpn.yaml")))
+    assert found["MODEL.RPN.ANCHOR_SIZES"] != base["MODEL.RPN.ANCHOR_SIZES"]
 
 
 def test_results_do_not_change(trained):
@@ -143,17 +180,44 @@ def test_training_goes_on_from_weights_of_other_classes(trained, shapes, tmp_pat
     assert load_config(result.output_dir / "config.yaml").INPUT.MIN_SIZE_TEST == 64
 
 
-def test_minutes_and_resuming(trained, shapes, tmp_path):
+def test_minutes_and_resuming(timed, shapes, tmp_path):
     overrides = {key: value for key, value in SMALL.items() if key != "SOLVER.MAX_ITER"}
     call = {"data": shapes[0], "minutes": 0.02, "output_dir": tmp_path / "run"}
     result = detlite.train(**call, overrides=overrides)
     training = read_checkpoint(result.weights).training
     assert training["budget"]["seconds"] < 60 * 0.02 + 30  # a step may be long, but it is the last
     assert training["iteration"] == len(training["budget"]["shares"])
+    cfg = load_config(tmp_path / "run" / "config.yaml")
+    assert cfg.SOLVER.WARMUP_ITERS == 100  # 1200 steps fit
+    assert [one.MODEL.ROI_MASK_HEAD.CONV_LAYERS for one in timed] == [(16,)]
     again = detlite.train(**call, overrides=overrides, resume=True)
     assert read_checkpoint(again.weights).training["iteration"] == training["iteration"]
+    assert len(timed) == 1  # the config is that of the run
     with pytest.raises(ConfigError, match="holds a run already"):
         detlite.train(**call, overrides=overrides)
+
+
+def test_minutes_for_weights_are_timed_as_well(timed, trained, shapes, tmp_path):
+    result = detlite.train(
+        data=shapes[0], weights=trained.weights, minutes=0.001, output_dir=tmp_path / "run",
+    )  # fmt: skip
+    cfg = load_config(result.output_dir / "config.yaml")
+    assert [one.MODEL.WEIGHT for one in timed] == [str(trained.weights)]
+    assert (cfg.SOLVER.MAX_MINUTES, cfg.SOLVER.MAX_ITER) == (0.001, None)
+    assert cfg.SOLVER.WARMUP_ITERS == 6  # of 60 steps
+    assert cfg.MODEL.RESNETS.RES2_OUT_CHANNELS == 8
+    assert cfg.INPUT.MIN_SIZE_TRAIN == (64,)
+    assert cfg.SOLVER.IMS_PER_BATCH == 5  # all that have objects, as they are small
+
+
+def test_processes_time_nothing(timed, shapes, monkeypatch, tmp_path):
+    """Each would choose by times of its own."""
+    monkeypatch.setattr("detlite.distributed.torchrun_rank", lambda: (0, 2))
+    monkeypatch.setattr("detlite.engine.run.run_training", lambda cfg, resume: made.append(cfg))
+    made = []
+    detlite.train(data=shapes[0], minutes=0.02, output_dir=tmp_path / "run")
+    assert not timed
+    assert made[0].SOLVER.MAX_MINUTES == 0.02
 
 
 def test_overrides_as_the_commands_give_them(shapes, tmp_path):

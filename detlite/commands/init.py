@@ -16,22 +16,14 @@ Exit status: 0; 2 when the data cannot be used.
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..config import ConfigError
 from ..data import DataError
 
-if TYPE_CHECKING:
-    from ..configuring import Choice, Facts
-
 _MOST_MINUTES = 525_600
-_TIMED_PICTURES = 8  # at least, as pictures differ
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,7 +59,17 @@ def config(
 
     With `minutes` steps are timed, for about a minute, and the model fits them.
     """
-    from ..configuring import Facts, choose, config_text, fit, measure
+    from ..benchmark.steps import mean_step_seconds
+    from ..configuring import (
+        Choice,
+        Facts,
+        as_config,
+        choose,
+        config_text,
+        fit,
+        measure,
+        places,
+    )
     from ..data.formats import find_sets
     from ..installation import resources
 
@@ -75,27 +77,15 @@ def config(
     print(how, file=sys.stderr)
     found = {split: measure(one.annotations, one.images) for split, one in sets.items()}
     facts = Facts(found["train"], found.get("val"), resources())
+    where = places(sets, how)
 
-    def text(facts: Facts, choices: Sequence[Choice]) -> str:
-        return config_text(choices, sets, how, facts.summary, facts.base)
+    def seconds_of_step(facts: Facts, choices: Sequence[Choice]) -> float:
+        return mean_step_seconds(as_config(facts, [*where, *choices]))
 
     if minutes:
         print("timing training steps on this machine", file=sys.stderr)
-        facts = fit(facts, minutes, lambda *candidate: _seconds_of_step(text(*candidate)))
-    return text(facts, choose(facts))
-
-
-def _seconds_of_step(text: str) -> float:
-    """The mean of three training steps of the config, or more if they are small."""
-    from ..benchmark.steps import step_seconds
-    from ..config import load_config
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "config.yaml"
-        file.write_text(text, encoding="utf-8")
-        cfg = load_config(file)
-        steps = max(3, math.ceil(_TIMED_PICTURES / cfg.SOLVER.IMS_PER_BATCH))
-        return statistics.mean(step_seconds(cfg, steps))
+        facts = fit(facts, minutes, seconds_of_step)
+    return config_text([*where, *choose(facts)], facts.summary, facts.base)
 
 
 def _convert(data: Path, file: Path) -> list[Path]:

@@ -58,18 +58,22 @@ def load_config(path: str | Path | None = None, opts: Sequence[Any] = ()) -> Cfg
     return _resolve(read_chain(path), opts, path.parent)
 
 
-def config_from(content: dict[str, Any], source: Path, opts: Sequence[Any] = ()) -> CfgNode:
+def config_from(
+    content: dict[str, Any], source: Path, opts: Sequence[Any] = (), base: str | None = None
+) -> CfgNode:
     """`load_config` of a config that is not in a file of its own, such as a checkpoint's.
 
     Args:
         content: what the YAML file would hold, without `_BASE_`.
         source: what holds it, for messages.
         opts: overrides as for `load_config`.
+        base: its `_BASE_`: a file, or the name of one of detlite's own.
 
     Raises:
         ConfigError: see `load_config`.
     """
-    return _resolve([(source, content)], opts, Path())
+    chain = read_chain(find_config(base)) if base else []
+    return _resolve([*chain, (source, content)], opts, Path())
 
 
 def _resolve(

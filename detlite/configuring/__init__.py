@@ -4,10 +4,23 @@ After nnU-Net (Isensee et al. 2021, doi 10.1038/s41592-020-01008-z): what can fo
 and the machine does, and the rest is fixed.
 """
 
+from .configs import as_config, config_by_data, config_by_weights
 from .facts import Choice, Facts
 from .fitting import fit
 from .rules import choose
 from .statistics import SetStatistics, measure
-from .yaml_text import config_text
+from .yaml_text import config_text, places
 
-__all__ = ["Choice", "Facts", "SetStatistics", "choose", "config_text", "fit", "measure"]
+__all__ = [
+    "Choice",
+    "Facts",
+    "SetStatistics",
+    "as_config",
+    "choose",
+    "config_by_data",
+    "config_by_weights",
+    "config_text",
+    "fit",
+    "measure",
+    "places",
+]

@@ -7,7 +7,7 @@ no rule names stays as in the config that `Facts.base` names.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,11 +23,19 @@ _MOST_SIZE = {"cpu": 640, "gpu": 800}
 _FEW_IMAGES, _FEW_OBJECTS = 1000, 10
 
 
-def choose(facts: Facts) -> list[Choice]:
-    """All choices, in the order in which they are written."""
+def choose(
+    facts: Facts, rules: Sequence[Rule] | None = None, given: Chosen | None = None
+) -> list[Choice]:
+    """All choices, in the order in which they are written.
+
+    Args:
+        facts: of the data and the machine.
+        rules: that choose; None: all.
+        given: keys that are decided already.
+    """
     choices: dict[str, Choice] = {}
-    for rule in RULES:
-        chosen = {key: choice.value for key, choice in choices.items()}
+    for rule in RULES if rules is None else rules:
+        chosen = {**(given or {}), **{key: choice.value for key, choice in choices.items()}}
         choices |= {choice.key: choice for choice in rule(facts, chosen)}
     return list(choices.values())
 
@@ -224,6 +232,10 @@ def counts(facts: Facts, _: Chosen) -> Iterator[Choice]:
     )
 
 
+# Of how a model is trained, whichever it is.
+TRAINING_RULES: tuple[Rule, ...] = (
+    precision, bad_annotations, batch, schedule, rare_categories, workers,
+)  # fmt: skip
 RULES: tuple[Rule, ...] = (
     precision, bad_annotations, image_size, augmentation, start_weights, heads, widths, anchors,
     counts, batch, schedule, rare_categories, workers,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from ..data.index import CROWD, NO_KEYPOINTS, NO_MASK, unsound_bits
 from ..data.index_cache import open_index
 from ..data.index_pictures import picture_problems
 from ..data.picture_files import MAX_PIXELS
+from ..data.remote import Location, local_copy
 
 _SAMPLE = 32  # pictures that are decoded
 
@@ -70,14 +70,19 @@ class SetStatistics:
         return self.boxes[:, 3] / self.boxes[:, 2]
 
 
-def measure(annotations: Path, images: Path) -> SetStatistics:
+def measure(annotations: Location, images: Location) -> SetStatistics:
     """Reads an annotation file, checks all of its pictures and decodes some.
+
+    Args:
+        annotations: in COCO's form, on the disk or at a URL.
+        images: the folder of its pictures, or its URL.
 
     Raises:
         DataError: the file cannot be used at all, all pictures are missing or damaged, or no
             object has a sound box.
     """
-    index = open_index(annotations)
+    with local_copy(annotations) as file:
+        index = open_index(file)
     problems, unsound = index.problems(False, 0, 1)
     broken = picture_problems(index, images, MAX_PIXELS, 16, True)
     count = len(index.image_ids)
@@ -129,7 +134,7 @@ def _balance(
     return table
 
 
-def _decode(files: list[Path]) -> tuple[float, float]:
+def _decode(files: list[Location]) -> tuple[float, float]:
     """Median seconds, and mean difference in brightness, of pictures from all over the list."""
     times, differences = [], []
     for file in files[:: max(len(files) // _SAMPLE, 1)][:_SAMPLE]:

@@ -17,25 +17,16 @@ from .facts import Choice
 _WIDTH = 98
 
 
-def config_text(
-    choices: Sequence[Choice],
-    sets: Mapping[str, Source],
-    how: str,
-    summary: str,
-    base: str = "_base_/from_scratch_fpn.yaml",
-) -> str:
-    """The text of a config.
+def places(sets: Mapping[str, Source], how: str) -> list[Choice]:
+    """Where the data are, and what a run makes of them.
 
     Args:
-        choices: its keys.
         sets: "train", and "val" if there is one.
         how: how the sets came about, in a sentence.
-        summary: what the data and the machine are, in a sentence.
-        base: the config that they go over.
     """
     name = _name(sets["train"].images)
     root, entries = _catalog(sets, name)
-    wrapped = [
+    return [
         Choice("OUTPUT_DIR", f"output/{name}", "where a run leaves its files"),
         Choice("DATASETS.ROOT", root, f"{how}. The paths below are relative to this folder"),
         Choice("DATASETS.CATALOG", entries),
@@ -46,6 +37,18 @@ def config_text(
             "" if "val" in sets else "what is trained on would be measured as known",
         ),
     ]
+
+
+def config_text(
+    choices: Sequence[Choice], summary: str, base: str = "_base_/from_scratch_fpn.yaml"
+) -> str:
+    """The text of a config.
+
+    Args:
+        choices: its keys.
+        summary: what the data and the machine are, in a sentence.
+        base: the config that they go over.
+    """
     lines = [
         *_comment(
             f"Written by `detlite init`: {summary}. Every key may be changed; `detlite train "
@@ -54,7 +57,7 @@ def config_text(
         f"_BASE_: {base}",
     ]
     tree: dict[str, Any] = {}
-    for choice in [*wrapped, *choices]:
+    for choice in choices:
         *sections, leaf = choice.key.split(".")
         place = tree
         for section in sections:

@@ -168,7 +168,7 @@ def test_pictures_may_lie_anywhere(plain, make_set, tmp_path, capsys):
 
 
 def test_minutes_are_fitted_by_timed_steps(plain, make_set, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(init, "_seconds_of_step", lambda text: 0.001)
+    monkeypatch.setattr("detlite.benchmark.steps.mean_step_seconds", lambda cfg: 0.001)
     file, _ = make_set()
     config, said = written(tmp_path, capsys, "--data", file, "--minutes", 2.5)
     solver = load_config(config).SOLVER

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from detlite.config import load_config
-from detlite.configuring import Facts, choose, config_text, fit
+from detlite.configuring import Facts, choose, config_text, fit, places
 from detlite.data.formats import Source
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -91,7 +91,7 @@ def test_the_config_is_that_of_the_small_model(facts, tmp_path):
     timer = FakeTimer(9.0, 6.0)
     found = fit(facts, 15, timer, lambda: timer.now)
     sets = {"train": Source(tmp_path / "train.json", tmp_path / "images")}
-    text = config_text(choose(found), sets, "made up", found.summary, found.base)
+    text = config_text([*places(sets, "made up"), *choose(found)], found.summary, found.base)
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     cfg = load_config(file)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detlite.config import load_config
-from detlite.configuring import Facts, SetStatistics, choose, config_text
+from detlite.configuring import Facts, SetStatistics, choose, config_text, places
 from detlite.data.formats import Source
 
 
@@ -191,7 +191,7 @@ def test_what_is_chosen_loads(cpu, gpu, tmp_path):
             choices = choose(facts)
             values = {one.key: one.value for one in choices}
             file = tmp_path / f"{number}.yaml"
-            file.write_text(config_text(choices, sets, "", facts.summary))
+            file.write_text(config_text([*places(sets, ""), *choices], facts.summary))
             cfg = load_config(file)
             heads, solver = cfg.MODEL.ROI_BOX_HEAD, cfg.SOLVER
             assert values["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] == heads.NUM_CLASSES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from detlite.configuring import Choice, config_text
+from detlite.configuring import Choice, config_text, places
 from detlite.data.formats import Source
 
 
@@ -19,7 +19,7 @@ def test_values_come_back_and_reasons_are_comments(tmp_path):
         split: Source(tmp_path / f"cells: x/{split}.json", tmp_path / "cells: x/images")
         for split in ("train", "val")
     }
-    text = config_text(choices, sets, "made up", "a set")
+    text = config_text([*places(sets, "made up"), *choices], "a set")
     content = yaml.safe_load(text)
     assert content["MODEL"]["MASK_ON"] is True
     assert content["MODEL"]["RPN"]["ANCHOR_SIZES"] == [[1, 2], [3, 4]]
@@ -37,6 +37,6 @@ def test_values_come_back_and_reasons_are_comments(tmp_path):
 
 def test_without_a_set_to_measure_on(tmp_path):
     sets = {"train": Source(tmp_path / "train.json", tmp_path / "images")}
-    content = yaml.safe_load(config_text([], sets, "", ""))
+    content = yaml.safe_load(config_text(places(sets, ""), ""))
     assert content["DATASETS"]["TEST"] == []
     assert len(content["DATASETS"]["CATALOG"]) == 1
