@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,18 @@ def device(request: pytest.FixtureRequest) -> str:
 def repo_root() -> Path:
     """The folder that holds pyproject.toml."""
     return _ROOT
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """`free_port()`: a port of the loopback on which nothing listens."""
+
+    def find() -> int:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            return int(server.getsockname()[1])
+
+    return find
 
 
 @pytest.fixture(scope="session")

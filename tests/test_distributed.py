@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -69,12 +68,6 @@ TWO_PROCESSES = """
 """
 
 
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
 def test_one_process_needs_no_initialisation(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     layer = nn.BatchNorm1d(2)
@@ -92,7 +85,7 @@ def test_one_process_needs_no_initialisation(monkeypatch):
     assert torch.equal(layer.running_mean, torch.zeros(2))
 
 
-def test_who_does_not_come_is_not_waited_for_long(monkeypatch):
+def test_who_does_not_come_is_not_waited_for_long(monkeypatch, free_port):
     monkeypatch.setattr(distributed, "_MEETING", timedelta(seconds=1))
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in {**environment, "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
@@ -101,7 +94,7 @@ def test_who_does_not_come_is_not_waited_for_long(monkeypatch):
         process_group("cpu").__enter__()
 
 
-def test_two_processes(tmp_path):
+def test_two_processes(tmp_path, free_port):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(TWO_PROCESSES))
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -237,15 +236,16 @@ def plates_config(
 
 
 @pytest.fixture
-def in_two_processes(tmp_path: Path) -> Callable[[str], str]:
+def in_two_processes(tmp_path: Path, free_port: Callable[[], int]) -> Callable[[str], str]:
     """Runs a script in tmp_path in two processes of one thread; returns what the first printed."""
 
     def run(script: str) -> str:
-        with socket.socket() as server:
-            server.bind(("127.0.0.1", 0))
-            port = server.getsockname()[1]
         (tmp_path / "script.py").write_text(script)
-        env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        env = os.environ | {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": "2",
+        }
         env |= {
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'engine'}",

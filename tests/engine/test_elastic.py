@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -86,7 +85,7 @@ def logs(folder: Path) -> str:
     return "\n".join(file.read_text()[-3000:] for file in sorted(folder.glob("agent*.txt")))
 
 
-def test_a_run_goes_on_with_fewer_and_with_more_processes(make_cfg, toy, tmp_path):
+def test_a_run_goes_on_with_fewer_and_with_more_processes(make_cfg, toy, tmp_path, free_port):
     opts = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.MAX_ITER", 12, "SOLVER.CHECKPOINT_PERIOD", 2]
     opts += ["DATASETS.TEST", ()]
     cfg = make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "unbroken"))
@@ -99,9 +98,7 @@ def test_a_run_goes_on_with_fewer_and_with_more_processes(make_cfg, toy, tmp_pat
     changing = make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "changing"))
     (tmp_path / "config.yaml").write_text(changing.dump())
     (tmp_path / "script.py").write_text(CHANGING)
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
+    port = free_port()
     agents = [agent(tmp_path, port, is_host=1), agent(tmp_path, port, is_host=0)]
     try:
         end = time.monotonic() + 120

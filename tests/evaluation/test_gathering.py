@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +69,7 @@ PROCESSES = """
 """
 
 
-def test_three_processes(tmp_path: Path) -> None:
+def test_three_processes(tmp_path: Path, free_port: Callable[[], int]) -> None:
     """Rank 0 gets all results by rank; a process may have no detection, or no image."""
     counts = [
         [[(0, 2), (3, 1)], [(1, 3)], [(2, 1)]],
@@ -80,14 +80,11 @@ def test_three_processes(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent(PROCESSES.format(folder=str(Path(__file__).parent), counts=counts))
     )
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [
         subprocess.Popen(
             [sys.executable, str(script)],
-            env={**env, "RANK": str(number), "LOCAL_RANK": str(number)},
+            env={**env, "WORLD_SIZE": "3", "RANK": str(number), "LOCAL_RANK": str(number)},
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -82,12 +81,6 @@ TEST:
 
 
 FREE_PORT = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 def torchrun(program, *args, rendezvous=FREE_PORT):
@@ -234,7 +227,7 @@ def test_a_signal_saves_and_has_a_status_of_its_own(config, tmp_path, name):
     assert last.training["iteration"] == int(message[1])
 
 
-def test_a_signal_to_one_process_saves_and_ends_both(config, tmp_path):
+def test_a_signal_to_one_process_saves_and_ends_both(config, tmp_path, free_port):
     opts = ["SOLVER.MAX_ITER", 100_000, "TEST.IMS_PER_BATCH", 2, "OUTPUT_DIR", tmp_path / "run"]
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     processes = [
@@ -365,7 +358,7 @@ def test_deterministic_runs_have_the_same_weights(run_tool, config, tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_changes_nothing(config, tmp_path, rank):
+def test_a_killed_process_changes_nothing(config, tmp_path, rank, free_port):
     """torchrun starts all anew, with its default rendezvous, from the last checkpoint."""
     extension = tmp_path / "dying.py"
     extension.write_text(
