@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ FilePath = str | Path
 # An annotation file in COCO's form, and the folder of its pictures.
 Data = tuple[FilePath, FilePath]
 Overrides = Mapping[str, Any] | Sequence[Any]
+
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,17 +54,18 @@ def train(
     """Trains a detector and evaluates it, as `detlite train` does.
 
     Args:
-        config: a YAML file, or the name of one of detlite's own. None: what `detlite init` writes
-            for the data, or with `weights` their model, trained as that says; of a run that is
-            resumed, its own.
+        config: a YAML file, or the name of one of detlite's own. None: chosen by the rules of
+            `detlite init`, or with `weights` their model and what those say of training; the log
+            has the reasons. Of a run that is resumed, its own.
         data: (annotation file, folder of pictures) to train on, paths or URLs, as the set "train";
             the classes are its categories. None: as the config says.
         test_data: the same to evaluate on, as the set "test", beside `data`; with `data` alone
             nothing is evaluated.
         weights: checkpoint to start from, see MODEL.WEIGHT; what it knows of categories of the same
             name is kept.
-        minutes: SOLVER.MAX_MINUTES. Without a config some training steps are timed before, which
-            takes about a minute more, so that the model fits them.
+        minutes: SOLVER.MAX_MINUTES. Without a config, in a single process, some training steps are
+            timed before, mostly for a minute: by them a model is chosen, or for that of the
+            `weights` the warm-up.
         output_dir: OUTPUT_DIR.
         overrides: of any keys, `{"SOLVER.BASE_LR": 0.01}`; they go before all others.
         resume: go on with the run in the output folder, if there is one.
@@ -75,6 +80,7 @@ def train(
     from .engine.resuming import FINAL_CHECKPOINT
     from .engine.run import run_training
     from .engine.signals import StopSignals
+    from .engine.train import files_of_run
 
     start = time.perf_counter()
     with StopSignals() as stop, stop.ending_at_once(), naming_dead_loaders():
@@ -93,17 +99,17 @@ def train(
         if output_dir is not None:
             opts["OUTPUT_DIR"] = str(output_dir)
         given = _pairs(opts) + _pairs(overrides)
-        if config is None and resume:
-            config = _written_config(given)
-        if config is not None:
+        cfg = load_config(config, given)
+        folder = Path(cfg.OUTPUT_DIR)
+        if config is None and resume and files_of_run(folder):
+            config = folder / "config.yaml"
             cfg = load_config(config, given)
-        elif data is not None:
-            cfg = _config_by_rules(data, test_data, weights, minutes, given)
-        else:
+        elif config is None and data is None:
             raise ConfigError("train() needs a config, or data to train on")
         with process_group(cfg.MODEL.DEVICE):
+            if config is None:
+                cfg = _config_by_rules(cfg, weights, given, resume)
             metrics = run_training(cfg, resume)
-    folder = Path(cfg.OUTPUT_DIR)
     return Result(metrics, folder, folder / FINAL_CHECKPOINT, time.perf_counter() - start)
 
 
@@ -195,33 +201,23 @@ def _classes(data: Data) -> dict[str, Any]:
 
 
 def _config_by_rules(
-    data: Data,
-    test_data: Data | None,
-    weights: FilePath | None,
-    minutes: float | None,
-    given: list[Any],
+    cfg: CfgNode, weights: FilePath | None, given: list[Any], resume: bool
 ) -> CfgNode:
-    """The config of a run that names none, with the overrides `given`."""
+    """The config of a run that names none: `cfg` has the overrides `given`, and nothing else."""
     from .benchmark.steps import mean_step_seconds
-    from .configuring import Facts, config_by_data, config_by_weights, measure
-    from .data.remote import place
-    from .distributed import torchrun_rank
+    from .configuring import config_by_rules
+    from .distributed import barrier
     from .engine.checkpoint import read_checkpoint
+    from .engine.metrics import setup_logging
+    from .engine.train import check_output_dir
     from .engine.weights import file_of
-    from .installation import resources
 
+    folder = Path(cfg.OUTPUT_DIR)
+    check_output_dir(folder, resume)
     checkpoint = None if weights is None else read_checkpoint(file_of(weights, given))
-    found = [measure(*(place(_address(part)) for part in one)) for one in (data, test_data) if one]
-    facts = Facts(found[0], found[1] if test_data else None, resources())
-    if torchrun_rank()[1] > 1:  # each would time steps of its own, and choose by them
-        minutes = None
-    if checkpoint is None:
-        return config_by_data(facts, given, minutes, mean_step_seconds)
-    return config_by_weights(facts, given, minutes, mean_step_seconds, checkpoint)
-
-
-def _written_config(given: list[Any]) -> Path | None:
-    """The config that a run in the output folder has written, if there is one."""
-    folder = dict(zip(given[::2], given[1::2], strict=False)).get("OUTPUT_DIR")
-    file = Path(folder or load_config().OUTPUT_DIR) / "config.yaml"
-    return file if file.exists() else None
+    barrier()  # before rank 0 writes what the others look for
+    setup_logging(folder)
+    cfg, choices = config_by_rules(given, mean_step_seconds, checkpoint)
+    for one in choices:
+        _logger.info("chosen: %s %s%s", one.key, one.value, one.reason and f": {one.reason}")
+    return cfg

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -45,6 +46,7 @@ def machine():
     """Without weights, whatever is installed."""
     with pytest.MonkeyPatch.context() as patch:
         found = installation.Resources(2, 16_000_000_000, "", 0, "float32", pretrained=False)
+        patch.setattr("detlite.configuring.configs.resources", lambda device: found)
         patch.setattr(installation, "resources", lambda: found)
         yield found
 
@@ -96,12 +98,14 @@ def test_a_run_that_is_given_data_alone(trained, shapes):
     assert (trained.output_dir / "detections.png").exists()
 
 
-def test_without_a_config_the_one_that_init_writes(trained, shapes, tmp_path):
+def test_without_a_config_the_one_that_init_writes(shapes, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("detlite.engine.run.run_training", lambda cfg, resume: made.append(cfg))
+    detlite.train(data=shapes[0], test_data=shapes[1], output_dir=tmp_path)
     file = tmp_path / "mine.yaml"
     (data, _), (test_data, _) = shapes
     file.write_text(init.config(data, test_data, None, tmp_path))
-    wanted = dict(flatten(load_config(file, [part for pair in SMALL.items() for part in pair])))
-    found = dict(flatten(load_config(trained.output_dir / "config.yaml")))
+    wanted, found = dict(flatten(load_config(file))), dict(flatten(made[0]))
     # init has no such model
     wanted["MODEL.RETINANET.NUM_CLASSES"] = wanted["MODEL.ROI_BOX_HEAD.NUM_CLASSES"]
     differing = {key for key in wanted if wanted[key] != found[key]}
@@ -200,6 +204,7 @@ def test_minutes_and_resuming(timed, shapes, tmp_path):
 def test_minutes_for_weights_are_timed_as_well(timed, trained, shapes, tmp_path):
     result = detlite.train(
         data=shapes[0], weights=trained.weights, minutes=0.001, output_dir=tmp_path / "run",
+        overrides={"MODEL.DEVICE": "cpu"},
     )  # fmt: skip
     cfg = load_config(result.output_dir / "config.yaml")
     assert [one.MODEL.WEIGHT for one in timed] == [str(trained.weights)]
@@ -210,14 +215,50 @@ def test_minutes_for_weights_are_timed_as_well(timed, trained, shapes, tmp_path)
     assert cfg.SOLVER.IMS_PER_BATCH == 5  # all that have objects, as they are small
 
 
-def test_processes_time_nothing(timed, shapes, monkeypatch, tmp_path):
-    """Each would choose by times of its own."""
-    monkeypatch.setattr("detlite.distributed.torchrun_rank", lambda: (0, 2))
-    monkeypatch.setattr("detlite.engine.run.run_training", lambda cfg, resume: made.append(cfg))
-    made = []
-    detlite.train(data=shapes[0], minutes=0.02, output_dir=tmp_path / "run")
+SEVERAL = """
+import sys
+import detlite
+
+detlite.train(data=({data!r}, {images!r}), output_dir={folder!r}, minutes=0.001, overrides={opts!r})
+"""
+
+
+def test_processes_take_one_config(shapes, free_port, tmp_path):
+    data, images = map(str, shapes[0])
+    skipped = "SOLVER.IMS_PER_BATCH", "SOLVER.MAX_ITER"
+    opts = {key: value for key, value in SMALL.items() if key not in skipped}
+    script = tmp_path / "script.py"
+    script.write_text(
+        SEVERAL.format(data=data, images=images, folder=str(tmp_path / "run"), opts=opts)
+    )
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script)], env={**env, "RANK": rank, "LOCAL_RANK": rank}
+        )
+        for rank in "01"
+    ]
+    assert [process.wait(120) for process in processes] == [0, 0]
+    cfg = load_config(tmp_path / "run" / "config.yaml")
+    assert cfg.SOLVER.MAX_MINUTES == 0.001
+    assert cfg.SOLVER.IMS_PER_BATCH == 4  # of five pictures with objects
+
+
+def test_a_folder_without_a_training_has_nothing_to_resume(trained, shapes, tmp_path):
+    """An evaluation leaves a config.yaml as well."""
+    detlite.evaluate(trained.weights, data=shapes[1], output_dir=tmp_path)
+    small = SMALL | {"SOLVER.MAX_ITER": 1, "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 24}
+    detlite.train(data=shapes[0], output_dir=tmp_path, overrides=small, resume=True)
+    cfg = load_config(tmp_path / "config.yaml")
+    assert (cfg.MODEL.WEIGHT, cfg.DATASETS.TEST) == ("", ())
+    assert "chosen: MODEL.RPN.ANCHOR_SIZES" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_folder_that_holds_a_run_is_told_at_once(trained, shapes, timed):
+    with pytest.raises(ConfigError, match="holds a run already"):
+        detlite.train(data=shapes[0], output_dir=trained.output_dir, minutes=1)
     assert not timed
-    assert made[0].SOLVER.MAX_MINUTES == 0.02
 
 
 def test_overrides_as_the_commands_give_them(shapes, tmp_path):

@@ -11,12 +11,13 @@ from yacs.config import CfgNode
 from ..data import build_train_dataset, build_train_loader
 from ..engine.budget import Budget
 from ..engine.freezing import with_norms_by_batch
+from ..engine.generators import seed_all
 from ..engine.state import build_state
 from ..modeling import build_model
 from .case import Clock
 from .peak import synchronize
 
-_LEAST_PICTURES = 8  # as they differ
+_LEAST_PICTURES = 8  # as their sizes differ, and how many objects they have
 
 
 def mean_step_seconds(cfg: CfgNode) -> float:
@@ -39,6 +40,7 @@ def step_seconds(
         warm_up: steps before them, which do not.
         clock: what times are read from.
     """
+    seed_all(cfg.SEED, cfg.SOLVER.DETERMINISTIC)
     cfg = with_norms_by_batch(cfg)
     train_set = build_train_dataset(cfg)
     model = build_model(cfg)

@@ -4,7 +4,7 @@ After nnU-Net (Isensee et al. 2021, doi 10.1038/s41592-020-01008-z): what can fo
 and the machine does, and the rest is fixed.
 """
 
-from .configs import as_config, config_by_data, config_by_weights
+from .configs import as_config, config_by_data, config_by_rules, config_by_weights
 from .facts import Choice, Facts
 from .fitting import fit
 from .rules import choose
@@ -18,6 +18,7 @@ __all__ = [
     "as_config",
     "choose",
     "config_by_data",
+    "config_by_rules",
     "config_by_weights",
     "config_text",
     "fit",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ class Facts:
         shrink: by how much pictures are smaller than objects would have it.
         minutes: that training may take, and a word on what was timed for it; None: as it needs.
         step_seconds: of a training step, where that was measured.
+        processes: that train together.
     """
 
     train: SetStatistics
@@ -32,6 +34,7 @@ class Facts:
     shrink: float = 1.0
     minutes: tuple[float, str] | None = None
     step_seconds: float | None = None
+    processes: int = 1
 
     @property
     def base(self) -> str:
@@ -76,6 +79,12 @@ class Choice:
 
 Chosen = Mapping[str, Any]
 Rule = Callable[[Facts, Chosen], Iterator[Choice]]
+NOTHING_GIVEN: Chosen = MappingProxyType({})
+
+
+def gives_body(chosen: Chosen) -> bool:
+    """Whether the body, or the weights to start from, are decided already."""
+    return "MODEL.BACKBONE.CONV_BODY" in chosen or "MODEL.WEIGHT" in chosen
 
 
 def scales(found: SetStatistics, short: float, longest: float) -> np.ndarray:

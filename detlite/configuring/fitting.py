@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from .facts import Choice, Facts
+from .facts import NOTHING_GIVEN, Choice, Chosen, Facts, gives_body
 from .rules import choose
 from .training_rules import steps_wanted
 
@@ -25,13 +25,14 @@ SHRINKS = (1.0, 0.75, 0.5)
 Timer = Callable[[Facts, Sequence[Choice]], float]
 
 
-def candidates(facts: Facts) -> Iterator[tuple[str, Facts]]:
+def candidates(facts: Facts, given: Chosen = NOTHING_GIVEN) -> Iterator[tuple[str, Facts]]:
     """What is called how, from the best to the quickest."""
+    # The small model's body has no other weights than those that are installed.
+    has_small = facts.machine.pretrained and not gives_body(given)
     for shrink in SHRINKS:
         size = "" if shrink == 1 else f", pictures of {shrink:g} of their side"
-        # The small model's body has no other weights than those.
-        for small in (False, True) if facts.machine.pretrained else (False,):
-            if shrink < 1 and not small and facts.machine.pretrained:
+        for small in (False, True) if has_small else (False,):
+            if shrink < 1 and not small and has_small:
                 continue  # the small model of whole pictures was too slow already
             name = "the small model" if small else "the model"
             yield name + size, replace(facts, small=small, shrink=shrink)
@@ -42,6 +43,7 @@ def fit(
     minutes: float,
     seconds_of_step: Timer,
     clock: Callable[[], float] = time.perf_counter,
+    given: Chosen = NOTHING_GIVEN,
 ) -> Facts:
     """The facts with which `choose` gives a config for so many minutes of training.
 
@@ -50,16 +52,18 @@ def fit(
         minutes: above 0.
         seconds_of_step: measures a candidate.
         clock: by which timing ends after TIMING seconds.
+        given: keys that are decided already.
     """
     start, said = clock(), []
     found, seconds = facts, None
-    *_, (last, _) = candidates(facts)
-    for name, found in candidates(facts):
+    tried = list(candidates(facts, given))
+    last = tried[-1][0]
+    for name, found in tried:
         if seconds is not None and name != last and clock() - start > TIMING:
             continue
-        choices = choose(found)
+        choices = choose(found, given)
         seconds = seconds_of_step(found, choices)
-        wanted, _ = steps_wanted(found, {one.key: one.value for one in choices})
+        wanted, _ = steps_wanted(found, {one.key: one.value for one in choices} | dict(given))
         have = int(minutes * 60 / seconds)
         said.append(f"{name}: {seconds:.2g} seconds a step, {have} steps of {wanted}")
         if have >= wanted:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .anchors import choose_anchors
-from .facts import Choice, Chosen, Facts, Rule, scales
-from .training_rules import batch, precision, rare_categories, schedule, workers
+from .facts import NOTHING_GIVEN, Choice, Chosen, Facts, Rule, gives_body, scales
+from .training_rules import batch, precision, rare_categories, rate, schedule, workers
 
 _STEP = 32  # pixels: images are padded to multiples of it
 _WANTED_SIDE = 28  # pixels of a small object in the image: seven cells of the finest map
@@ -24,19 +24,19 @@ _FEW_IMAGES, _FEW_OBJECTS = 1000, 10
 
 
 def choose(
-    facts: Facts, rules: Sequence[Rule] | None = None, given: Chosen | None = None
+    facts: Facts, given: Chosen = NOTHING_GIVEN, rules: Sequence[Rule] | None = None
 ) -> list[Choice]:
     """All choices, in the order in which they are written.
 
     Args:
         facts: of the data and the machine.
+        given: keys that are decided already, by which the others are chosen.
         rules: that choose; None: all.
-        given: keys that are decided already.
     """
     choices: dict[str, Choice] = {}
     for rule in RULES if rules is None else rules:
-        chosen = {**(given or {}), **{key: choice.value for key, choice in choices.items()}}
-        choices |= {choice.key: choice for choice in rule(facts, chosen)}
+        chosen = {key: choice.value for key, choice in choices.items()} | dict(given)
+        choices |= {one.key: one for one in rule(facts, chosen) if one.key not in given}
     return list(choices.values())
 
 
@@ -54,7 +54,7 @@ def bad_annotations(facts: Facts, _: Chosen) -> Iterator[Choice]:
         )
 
 
-def image_size(facts: Facts, _: Chosen) -> Iterator[Choice]:
+def image_size(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     found, place = facts.train, facts.place
     short = found.sizes.min(axis=1)
     median = float(np.median(short))
@@ -90,8 +90,10 @@ def image_size(facts: Facts, _: Chosen) -> Iterator[Choice]:
             "cutting the pictures into tiles would help more than any key"
         )
     yield Choice("INPUT.MIN_SIZE_TEST", size, reason)
+    size = chosen.get("INPUT.MIN_SIZE_TEST", size)
     sizes = [max(size + shift, _STEP) for shift in (-2 * _STEP, -_STEP, 0, _STEP)]
     yield Choice("INPUT.MIN_SIZE_TRAIN", sorted(set(sizes)), "around it, so that sizes vary")
+    sizes = list(chosen.get("INPUT.MIN_SIZE_TRAIN", sizes))
     aspect = float(np.quantile(found.sizes.max(axis=1) / short, 0.99))
     longest = _rounded(min(aspect, 2.5) * max(sizes), up=True)
     reason = f"99 of 100 pictures are at most {aspect:.2f} times as long as they are short"
@@ -119,7 +121,9 @@ def augmentation(facts: Facts, _: Chosen) -> Iterator[Choice]:
         yield Choice("INPUT.CONTRAST", 0.2)
 
 
-def start_weights(facts: Facts, _: Chosen) -> Iterator[Choice]:
+def start_weights(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
+    if gives_body(chosen):
+        return
     if not facts.machine.pretrained:
         yield Choice(
             "MODEL.BACKBONE.CONV_BODY",
@@ -232,14 +236,13 @@ def counts(facts: Facts, _: Chosen) -> Iterator[Choice]:
     )
 
 
-# Of how a model is trained, whichever it is.
-TRAINING_RULES: tuple[Rule, ...] = (
-    precision, bad_annotations, batch, schedule, rare_categories, workers,
-)  # fmt: skip
+_FIRST: tuple[Rule, ...] = (precision, bad_annotations)
+_SOLVER: tuple[Rule, ...] = (batch, rate, schedule, rare_categories, workers)
 RULES: tuple[Rule, ...] = (
-    precision, bad_annotations, image_size, augmentation, start_weights, heads, widths, anchors,
-    counts, batch, schedule, rare_categories, workers,
+    *_FIRST, image_size, augmentation, start_weights, heads, widths, anchors, counts, *_SOLVER,
 )  # fmt: skip
+# Of how a model is trained, whichever it is.
+TRAINING_RULES: tuple[Rule, ...] = (*_FIRST, *_SOLVER)
 
 
 def _rounded(value: float, up: bool = False) -> int:

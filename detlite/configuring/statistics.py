@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,9 @@ from ..data.images import read_image
 from ..data.index import CROWD, NO_KEYPOINTS, NO_MASK, unsound_bits
 from ..data.index_cache import open_index
 from ..data.index_pictures import picture_problems
-from ..data.picture_files import MAX_PIXELS
+from ..data.picture_files import MAX_PIXELS, PictureFile
 from ..data.remote import Location, local_copy
+from ..data.shards import Folder, picture_of
 
 _SAMPLE = 32  # pictures that are decoded
 
@@ -70,12 +72,21 @@ class SetStatistics:
         return self.boxes[:, 3] / self.boxes[:, 2]
 
 
-def measure(annotations: Location, images: Location) -> SetStatistics:
+def measure(
+    annotations: Location,
+    images: Folder,
+    max_pixels: int = MAX_PIXELS,
+    bits: int = 16,
+    exif_orientation: bool = True,
+    check: bool = True,
+) -> SetStatistics:
     """Reads an annotation file, checks all of its pictures and decodes some.
 
     Args:
         annotations: in COCO's form, on the disk or at a URL.
         images: the folder of its pictures, or its URL.
+        max_pixels, bits, exif_orientation: of a picture, see `read_image`.
+        check: whether to look at all pictures.
 
     Raises:
         DataError: the file cannot be used at all, all pictures are missing or damaged, or no
@@ -84,7 +95,8 @@ def measure(annotations: Location, images: Location) -> SetStatistics:
     with local_copy(annotations) as file:
         index = open_index(file)
     problems, unsound = index.problems(False, 0, 1)
-    broken = picture_problems(index, images, MAX_PIXELS, 16, True)
+    limits = max_pixels, bits, exif_orientation
+    broken = picture_problems(index, images, *limits) if check else {}
     count = len(index.image_ids)
     if len(broken) == count:
         raise DataError(f"{annotations}: none of its {count} pictures can be used: {broken[0]}")
@@ -102,9 +114,8 @@ def measure(annotations: Location, images: Location) -> SetStatistics:
             f"{annotations}: no image has an object with a sound box, so there is nothing to "
             f"train on{why}"
         )
-    decoding, top_bottom = _decode(
-        [images / index.image(number)["file_name"] for number in numbers]
-    )
+    pictures = [picture_of(images, index.image(number)) for number in numbers]
+    decoding, top_bottom = _decode(pictures, limits)
     rows = sorted(index.content["categories"], key=lambda row: row["id"])
     names = keypoint_names(rows)
     return SetStatistics(
@@ -134,13 +145,13 @@ def _balance(
     return table
 
 
-def _decode(files: list[Location]) -> tuple[float, float]:
+def _decode(files: Sequence[PictureFile], limits: tuple[int, int, bool]) -> tuple[float, float]:
     """Median seconds, and mean difference in brightness, of pictures from all over the list."""
     times, differences = [], []
     for file in files[:: max(len(files) // _SAMPLE, 1)][:_SAMPLE]:
         start = time.perf_counter()
         try:
-            picture = read_image(file)
+            picture = read_image(file, None, *limits)
         except DataError:  # damaged inside
             continue
         times.append(time.perf_counter() - start)

@@ -30,11 +30,12 @@ def batch(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     sizes = found.sizes * scales(found, max(chosen["INPUT.MIN_SIZE_TRAIN"]),
                                   chosen["INPUT.MAX_SIZE_TRAIN"])[:, None]  # fmt: skip
     pixels = float(np.median(sizes.prod(axis=1)))
-    memory = machine.gpu_memory if machine.gpu else machine.memory
+    # Processes share the memory of a machine, each has a GPU of its own.
+    memory = machine.gpu_memory if machine.gpu else machine.memory / facts.processes
     fits = memory / 2 / (_BYTES_PER_PIXEL * pixels) if memory else 16.0
     useful = _STEP_PIXELS[place] / pixels
     trained = int((found.per_image > 0).sum())
-    size = 2 ** max(round(math.log2(min(max(min(useful, fits), 1), 16))), 0)
+    size = facts.processes * 2 ** max(round(math.log2(min(max(min(useful, fits), 1), 16))), 0)
     reason = (
         f"an image has {pixels / 1e6:.2f} million pixels, and a step on a {place.upper()} about "
         f"{_STEP_PIXELS[place] / 1e6:g}"
@@ -49,13 +50,20 @@ def batch(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
             f"half of the memory ({memory / 1e9:.0f} GB) holds {fits:.0f} images of "
             f"{pixels / 1e6:.2f} million pixels in training"
         )
+    if facts.processes > 1:
+        reason += f"; for each of {facts.processes} processes"
     if size > trained:
-        size, reason = trained, f"there are {trained} pictures with objects"
+        size = max(trained // facts.processes, 1) * facts.processes
+        reason = f"there are {trained} pictures with objects"
     yield Choice("SOLVER.IMS_PER_BATCH", size, reason)
-    rate = float(f"{0.0005 * math.sqrt(size / 4):.2g}") if size < 4 or size > 8 else 0.0005
+
+
+def rate(_: Facts, chosen: Chosen) -> Iterator[Choice]:
+    size = chosen["SOLVER.IMS_PER_BATCH"]
+    value = float(f"{0.0005 * math.sqrt(size / 4):.2g}") if size < 4 or size > 8 else 0.0005
     yield Choice(
         "SOLVER.BASE_LR",
-        rate,
+        value,
         "AdamW's: 0.0005 for batches of 4 to 8, else times the root of a quarter of the batch",
     )
 
@@ -64,7 +72,7 @@ def steps_wanted(facts: Facts, chosen: Chosen) -> tuple[int, str]:
     """How many steps training should have, and why."""
     trained = int((facts.train.per_image > 0).sum())
     size = chosen["SOLVER.IMS_PER_BATCH"]
-    pretrained = "MODEL.WEIGHT" in chosen
+    pretrained = bool(chosen.get("MODEL.WEIGHT"))
     rounds = _EPOCHS[pretrained, facts.place]
     start = "pretrained" if pretrained else "random"
     least = math.ceil(_LEAST_ITERATIONS[pretrained] * max(_LEAST_BATCH / size, 1))
@@ -76,10 +84,22 @@ def steps_wanted(facts: Facts, chosen: Chosen) -> tuple[int, str]:
     return end, reason.replace("cpu", "CPU").replace("gpu", "GPU")
 
 
+def _steps_given(facts: Facts, chosen: Chosen) -> int | None:
+    """The length of training that is decided already, if it is one of steps."""
+    if epochs := chosen.get("SOLVER.MAX_EPOCHS"):
+        trained = int((facts.train.per_image > 0).sum())
+        return math.ceil(epochs * trained / chosen["SOLVER.IMS_PER_BATCH"])
+    steps: int | None = chosen.get("SOLVER.MAX_ITER")
+    return steps
+
+
 def schedule(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     size = chosen["SOLVER.IMS_PER_BATCH"]
     end, reason = steps_wanted(facts, chosen)
-    if facts.minutes and facts.step_seconds:
+    if given := _steps_given(facts, chosen):
+        end = given
+        yield Choice("SOLVER.WARMUP_ITERS", min(100, end // 10), "a tenth of all, 100 at most")
+    elif facts.minutes and facts.step_seconds:
         minutes, timed = facts.minutes
         wanted, end = end, max(int(minutes * 60 / facts.step_seconds), 1)
         yield Choice(
@@ -89,6 +109,8 @@ def schedule(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
             f"included, where {wanted} are wanted ({reason}). {timed}",
         )
         yield Choice("SOLVER.WARMUP_ITERS", min(100, max(end // 10, 1)), "a tenth, 100 at most")
+    elif chosen.get("SOLVER.MAX_MINUTES"):
+        return  # of so many steps as nobody knows
     else:
         yield Choice("SOLVER.MAX_ITER", end, f"{reason}; more is better, and takes longer")
         yield Choice("SOLVER.WARMUP_ITERS", min(100, end // 10), "a tenth of it, 100 at most")

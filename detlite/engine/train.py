@@ -32,10 +32,15 @@ from .validation_loss import build_loss_dataset
 logger = logging.getLogger(__name__)
 
 
+def files_of_run(output_dir: Path) -> list[str]:
+    """The names of some files by which the folder holds a training, if it does."""
+    found = [name for name in (METRICS_FILE, FINAL_CHECKPOINT) if (output_dir / name).exists()]
+    return found + [path.name for path in numbered_checkpoints(output_dir).values()][-1:]
+
+
 def check_output_dir(output_dir: Path, resume: bool) -> None:
     """Raises a ConfigError where a new run, not one to `resume`, would mix with another's files."""
-    found = [name for name in (METRICS_FILE, FINAL_CHECKPOINT) if (output_dir / name).exists()]
-    found += [path.name for path in numbered_checkpoints(output_dir).values()][-1:]
+    found = files_of_run(output_dir)
     if found and not resume:
         raise ConfigError(
             f"OUTPUT_DIR {output_dir} holds a run already ({', '.join(found)}): go on with it by "

@@ -155,11 +155,16 @@ def read_weights(cfg: CfgNode) -> tuple[CfgNode, Checkpoint | None]:
     if not cfg.MODEL.WEIGHT:
         return cfg, None
     checkpoint = read_checkpoint(weight_file(cfg))
-    return _with_convention(cfg, checkpoint), checkpoint
+    return with_convention(cfg, checkpoint), checkpoint
 
 
-def _with_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
-    """A config with the convention of weights; fields that it overrides go before theirs."""
+def with_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
+    """A config with the convention of weights; fields that it overrides go before theirs.
+
+    Raises:
+        CheckpointError: weights of a convention that is not known.
+        ConfigError: another convention than that of the weights.
+    """
     path, convention = checkpoint.path, checkpoint.convention
     if not convention:
         return cfg
@@ -195,7 +200,7 @@ def read_model_checkpoint(
     """
     checkpoint = read_checkpoint(file_of(path, opts))
     cfg = load_config(config, opts) if config else _stored_config(checkpoint, opts)
-    return _with_convention(cfg, checkpoint), checkpoint
+    return with_convention(cfg, checkpoint), checkpoint
 
 
 def build_model_from_checkpoint(

@@ -114,10 +114,10 @@ class Resources:
     pretrained: bool
 
 
-def resources() -> Resources:
-    """What there is here."""
-    device = torch_device("auto")
-    gpu = torch.cuda.get_device_properties(0) if device.type == "cuda" else None
+def resources(device_name: str = "auto") -> Resources:
+    """What there is here; of another MODEL.DEVICE than a GPU, no GPU."""
+    device = torch_device(device_name)
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return Resources(
         cores=_cores(),
         memory=_memory_bytes(),

@@ -39,7 +39,7 @@ def predict_all(
         return found
 
     predictor.model.gate.clear()
-    return asyncio.run(go())
+    return asyncio.run(asyncio.wait_for(go(), 60))
 
 
 def test_what_waits_together_is_predicted_together(
