@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from .statistics import SetStatistics, measure
 
 StepTimer = Callable[[CfgNode], float]
 
+_logger = logging.getLogger(__name__)
 _SOURCE = Path("the config for these data")  # in messages
 # A config, and what was chosen for it.
 _Chosen = tuple[CfgNode, list[Choice]]
@@ -53,6 +55,7 @@ def config_by_data(facts: Facts, opts: Sequence[Any], seconds_of_step: StepTimer
             return seconds_of_step(as_config(facts, choices, opts))
 
         facts = fit(facts, minutes, timer, given=given)
+        _logger.info("%s", facts.minutes and facts.minutes[1])
     choices = choose(facts, given)
     return as_config(facts, choices, opts), choices
 
