@@ -108,8 +108,8 @@ def train(
         resolve_dtype(cfg.DTYPE, device),
     )  # fmt: skip
     with StopSignals() as stop:
-        if again:
-            measure(start, checkpoint_name(start))
+        if again and checkpoint:
+            measure(start, checkpoint.path.name)
         model.train()
         iteration = start
         for iteration in () if over else itertools.count(start + 1):

@@ -227,6 +227,16 @@ def test_resume_with_more_iterations_goes_on(run):
     assert [row["iteration"] for row in rows(cfg)] == [1, 2, 3, 4, 5, 6]
 
 
+def test_resume_with_more_iterations_finds_the_finished_run_its_best_so_far(run):
+    opts = ["SOLVER.BEST_METRIC", "bbox/AP", "SOLVER.TEST_PERIOD", 2]
+    cfg, _ = run("SOLVER.MAX_ITER", 4, *opts[:2])
+    best = Path(cfg.OUTPUT_DIR) / "model_best.pth"
+    best.unlink()
+    run("SOLVER.MAX_ITER", 6, *opts, resume=True)
+    # The toy finds the same in every evaluation, so the first, which is done again, is the best.
+    assert read_checkpoint(best).training["iteration"] == 4
+
+
 def test_resume_with_fewer_iterations_than_are_done_ends(run):
     cfg, _ = run("SOLVER.CHECKPOINT_PERIOD", 1)
     folder = Path(cfg.OUTPUT_DIR)
