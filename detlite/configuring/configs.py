@@ -31,6 +31,7 @@ _SOURCE = Path("the config for these data")  # in messages
 _Chosen = tuple[CfgNode, list[Choice]]
 # Batch norm that was trained on in batches of 4 and of 8 lost AP (docs/recipes.md).
 _LEAST_NORM_IMAGES = 16
+_OF_MODEL = ("MODEL.", "INPUT.")  # keys that are a checkpoint's
 
 
 def as_config(facts: Facts, choices: Sequence[Choice], opts: Sequence[Any] = ()) -> CfgNode:
@@ -85,8 +86,8 @@ def config_by_weights(
         return with_convention(cfg, checkpoint)
 
     start = config([])
-    model = {key: value for key, value in flatten(start) if key in content}
-    given = {key: model[key] for key in model if not key.startswith("SOLVER.")}
+    # All of them, as a converted checkpoint names only those that are not the default.
+    given = {key: value for key, value in flatten(start) if key.startswith(_OF_MODEL)}
     given |= _given(start, opts)
     minutes = given.get("SOLVER.MAX_MINUTES")
     if minutes and facts.processes == 1:
@@ -141,7 +142,7 @@ def _model(checkpoint: Checkpoint) -> dict[str, Any]:
             "does not: name a config with it"
         )
     content = dict(flatten({"SOLVER": load_config("_base_/from_scratch_fpn.yaml").SOLVER}))
-    content |= {key: value for key, value in stored.items() if key.startswith(("MODEL.", "INPUT."))}
+    content |= {key: value for key, value in stored.items() if key.startswith(_OF_MODEL)}
     for key in ("MODEL.DEVICE", "MODEL.WEIGHT_ROOT"):  # of the machine where it was trained
         content.pop(key, None)
     key = "MODEL.BACKBONE.FREEZE_NORM_BELOW"

@@ -147,8 +147,10 @@ def to_coco_results(
         convention, mask_threshold: the model's own.
 
     Returns:
-        The N detections in their order, with masks and keypoints where there is such a head.
+        The N detections in their order, without those of the background, with masks and keypoints
+        where there is such a head.
     """
+    detections = detections[detections.labels != 0]
     boxes = convention.rescale_boxes(detections.boxes, net_size, orig_size)
     rles = keypoints = None
     if detections.mask_probs is not None:

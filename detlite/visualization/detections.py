@@ -12,6 +12,7 @@ import torch
 from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
+from ..evaluation.results import categories_of
 from ..structures.masks import to_bitmap
 from ..structures.packed_masks import PackedMasks
 
@@ -72,8 +73,9 @@ def draw_detections(
         if "keypoints" in detections:
             _draw_keypoints(draw, detections["keypoints"][i] * factor, 2 * line, colours[i])
     draw.font = ImageFont.load_default(max(11, round(max(picture.size) / 48)))
+    names = [category["name"] for category in categories_of(detections["labels"], categories)]
     for i in reversed(shown):
-        text = _label(categories[labels[i] - 1]["name"], scores[i], len(categories))
+        text = _label(names[i], scores[i], len(categories))
         if tracks[i] is not None:
             text = f"#{tracks[i]} {text}"
         if text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,6 +78,9 @@ class TestToCocoResults:
     def test_the_background_is_of_no_data_set(self) -> None:
         found = categories_of(torch.tensor([0, 1]), CATEGORIES)
         assert [category["id"] for category in found] == [-1, 7]
+        both = replace(detections(), labels=torch.tensor([0, 1]))
+        results = to_coco_results(both, 5, (50, 100), (50, 100), CATEGORIES)
+        assert results.category_ids.tolist() == [7]
 
     @pytest.mark.parametrize("label", [-1, 3])
     def test_label_without_category(self, label: int) -> None:

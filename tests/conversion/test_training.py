@@ -1,0 +1,52 @@
+"""Detectors of other frameworks are trained by one call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from states import caffe2_c4, cascade, detectron2, maskrcnn_benchmark, retinanet
+
+import detlite
+from detlite.config import load_config
+
+STATES = {
+    "detectron2": detectron2,
+    "detectron2, cascade": cascade,
+    "detectron2, RetinaNet": lambda: retinanet("detectron2"),
+    "maskrcnn-benchmark": maskrcnn_benchmark,
+    "torchvision, RetinaNet": lambda: retinanet("torchvision"),
+    "Detectron, C4": caffe2_c4,
+}
+
+
+@pytest.mark.parametrize("source", STATES)
+def test_a_file_is_trained_without_a_config(source, make_set, tmp_path):
+    """What it says of its model is little, and what the rules ask for besides is the default's."""
+    torch.manual_seed(0)
+    # Random layers as they are would give numbers that are not finite.
+    state = {
+        name: 0.05 * value if name.endswith((".weight", "_w")) and value.dim() > 1 else value
+        for name, value in STATES[source]().items()
+    }
+    torch.save(state if source.startswith("torchvision") else {"model": state}, tmp_path / "w.pth")
+    data = make_set(pictures=2, size=(64, 96))
+    result = detlite.train(
+        data=data,
+        test_data=data,
+        weights=tmp_path / "w.pth",
+        output_dir=tmp_path / "run",
+        overrides={
+            "MODEL.DEVICE": "cpu",
+            "SOLVER.MAX_ITER": 1,
+            "DATALOADER.NUM_WORKERS": 0,
+            "MODEL.RPN.PRE_NMS_TOP_N_TEST": 100,
+            "MODEL.RPN.POST_NMS_TOP_N_TEST": 20,
+            "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 20,
+        },
+    )
+    cfg = load_config(tmp_path / "run" / "config.yaml")
+    masks = "RetinaNet" not in source
+    kind = "segm" if masks else "bbox"
+    assert cfg.SOLVER.BEST_METRIC.split("/") == [kind, "AP"]
+    assert ("segm" in result.metrics["test"]) == masks
+    assert cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW == 16
