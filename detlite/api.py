@@ -31,6 +31,7 @@ class Result:
             other than the first nothing.
         output_dir: the folder of all its files.
         weights: the checkpoint that was trained or evaluated.
+        best_weights: of training, the one of the best SOLVER.BEST_METRIC; None: none was kept.
         seconds: that it took, everything included.
     """
 
@@ -38,6 +39,7 @@ class Result:
     output_dir: Path
     weights: Path
     seconds: float
+    best_weights: Path | None = None
 
 
 def train(
@@ -77,6 +79,7 @@ def train(
     """
     from .data import naming_dead_loaders
     from .distributed import process_group
+    from .engine.best import BEST_CHECKPOINT
     from .engine.resuming import FINAL_CHECKPOINT
     from .engine.run import run_training
     from .engine.signals import StopSignals
@@ -110,7 +113,11 @@ def train(
             if config is None:
                 cfg = _config_by_rules(cfg, weights, given, resume)
             metrics = run_training(cfg, resume)
-    return Result(metrics, folder, folder / FINAL_CHECKPOINT, time.perf_counter() - start)
+    best = folder / BEST_CHECKPOINT
+    seconds = time.perf_counter() - start
+    return Result(
+        metrics, folder, folder / FINAL_CHECKPOINT, seconds, best if best.exists() else None
+    )
 
 
 def evaluate(

@@ -86,6 +86,7 @@ def trained(shapes, tmp_path_factory):
 def test_a_run_that_is_given_data_alone(trained, shapes):
     assert trained.output_dir.name == "run"
     assert trained.weights == trained.output_dir / "model_final.pth"
+    assert trained.best_weights == trained.output_dir / "model_best.pth"
     assert trained.seconds > 0
     written = json.loads((trained.output_dir / "evaluation.json").read_text())
     assert trained.metrics == {"test": written}
@@ -174,7 +175,7 @@ def test_training_goes_on_from_weights_of_other_classes(trained, shapes, tmp_pat
         data=(other, folder), weights=trained.weights, output_dir=tmp_path / "run",
         overrides=still | {"DATALOADER.NUM_WORKERS": 0},
     )  # fmt: skip
-    assert result.metrics == {}
+    assert (result.metrics, result.best_weights) == ({}, None)
     name = "roi_heads.box.predictor.cls_score.weight"
     before, after = (read_checkpoint(run.weights) for run in (trained, result))
     assert [row["name"] for row in after.categories] == ["new", *names[1:]]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+OF_AVERAGE = " average"  # after a data set's name: the metrics of the average on it
+
 
 class WeightAverage:
     """Follows the weights of a model in training, by `decay` of itself and 1 - `decay` of them.

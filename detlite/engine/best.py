@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError
 from ..distributed import all_gather_objects, is_main
-from .checkpoint import replace_file
+from .averaging import OF_AVERAGE
+from .checkpoint import read_checkpoint, replace_file, save_checkpoint
 from .validation_loss import KIND as LOSS
 
 logger = logging.getLogger(__name__)
@@ -20,7 +22,8 @@ BEST_CHECKPOINT = "model_best.pth"
 class BestCheckpoint:
     """Keeps a copy of the checkpoint whose evaluation gave the best value of a metric.
 
-    That is the highest one, of a loss the lowest.
+    That is the highest one, of a loss the lowest. Of a metric of the weights' average the file has
+    that average as its weights, and nothing to go on training from.
 
     Args:
         metric: `<data set>/<kind>/<name>`, such as my_val/bbox/AP or my_val/loss/total, or without
@@ -68,7 +71,12 @@ class BestCheckpoint:
         self.value, self.evaluations_since = value, 0
         if is_main():
             best = checkpoint.with_name(BEST_CHECKPOINT)
-            replace_file(best, lambda temporary: shutil.copyfile(checkpoint, temporary))
+            if len(self._path) > 2 and self._path[0].endswith(OF_AVERAGE):
+                saved = read_checkpoint(checkpoint)
+                average = saved.training["average"]["values"]
+                save_checkpoint(replace(saved, path=best, model=average, training={}), last=False)
+            else:
+                replace_file(best, lambda temporary: shutil.copyfile(checkpoint, temporary))
             logger.info("%s is the best so far: %s %.4f", best, "/".join(self._path), value)
 
     def state_dict(self) -> dict[str, Any]:

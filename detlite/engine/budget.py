@@ -92,9 +92,11 @@ class TimeBudget(Budget):
         self._with_evaluation = with_evaluation
         self._shares: list[float] = []
         self._least = 0.0  # no later share is less, unless the limit is changed
-        # Of rank 0, and as all processes know them since the last iteration.
+        # Of rank 0, and as all processes know them since the last iteration. Evaluations are those
+        # that are in the seconds.
         self._seconds = self._evaluations = self._longest = self._slowest = 0.0
         self._trained = 0.0  # after the last iteration
+        self._timed = 0  # iterations that the clock has seen
         self._since = time.monotonic()
 
     @property
@@ -115,7 +117,8 @@ class TimeBudget(Budget):
 
     def is_spent(self, done: int) -> bool:
         # The slowest, most often the first, says nothing about the next.
-        step = (self._in_steps(self._seconds) - self._slowest) / (done - 1) if done > 1 else 0.0
+        others = self._timed - 1
+        step = (self._in_steps(self._seconds) - self._slowest) / others if others > 0 else 0.0
         return self.seconds_left < step or self.seconds_left == 0
 
     def advance(self, stops: bool) -> bool:
@@ -126,6 +129,7 @@ class TimeBudget(Budget):
             own = [seconds, self._evaluations, self._longest, max(step, self._slowest)]
         stopped, *agreed = largest([stops, *own])
         self._seconds, self._evaluations, self._longest, self._slowest = agreed
+        self._timed += 1
         self._trained = self._in_steps(self._seconds)
         share = self._seconds / max(self._limit - self._kept, self._seconds, 1e-9)
         self._least = max(share, self._least)
@@ -137,11 +141,12 @@ class TimeBudget(Budget):
         start = time.monotonic()
         yield
         seconds = time.monotonic() - start
-        self._evaluations += seconds
         self._longest = max(self._longest, seconds)
         if not self._with_evaluation:
             self._since += seconds
-        elif 2 * seconds > self._limit:
+            return
+        self._evaluations += seconds
+        if 2 * seconds > self._limit:
             logger.warning(
                 "an evaluation takes %.1f minutes, more than half of SOLVER.MAX_MINUTES: the last "
                 "one may end later", seconds / 60,
@@ -157,6 +162,7 @@ class TimeBudget(Budget):
             "evaluations": self._evaluations,
             "longest": self._longest,
             "slowest": self._slowest,
+            "timed": self._timed,
             "shares": torch.tensor(self._shares, dtype=torch.float64),
         }
 
@@ -171,6 +177,7 @@ class TimeBudget(Budget):
         self._evaluations = state.get("evaluations", 0.0)
         self._longest = state.get("longest", 0.0)
         self._slowest = state.get("slowest", 0.0)
+        self._timed = state.get("timed", 0)
         self._trained = self._in_steps(self._seconds)
         self._since = time.monotonic() - self._seconds
 
@@ -181,7 +188,7 @@ class TimeBudget(Budget):
 
     def _in_steps(self, seconds: float) -> float:
         """What of the counted seconds training took."""
-        return seconds - (self._evaluations if self._with_evaluation else 0.0)
+        return seconds - self._evaluations
 
     def __str__(self) -> str:
         return f"{self._limit / 60:g} minutes, of which {self._seconds / 60:.1f} are spent"

@@ -21,7 +21,7 @@ from ..data import CocoDataset
 from ..distributed import all_gather_objects, barrier, is_main, rank, world_size
 from ..modeling.detector import Detector
 from ..solver import build_optimizer, build_scheduler
-from .averaging import WeightAverage
+from .averaging import OF_AVERAGE, WeightAverage
 from .best import BestCheckpoint
 from .budget import Budget
 from .checkpoint import Checkpoint, CheckpointError, save_checkpoint
@@ -172,7 +172,7 @@ def evaluate_state(
         folder.mkdir(exist_ok=True)
         with state.average.in_place_of_weights():
             averaged = evaluate(state.cfg, state.model, test_sets, folder)
-        metrics |= {f"{name} average": row for name, row in averaged.items()}
+        metrics |= {name + OF_AVERAGE: row for name, row in averaged.items()}
     return metrics
 
 

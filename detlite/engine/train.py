@@ -89,9 +89,12 @@ def train(
         state.save(output_dir / FINAL_CHECKPOINT, start)  # the length is now less than what is done
     batches = iter(build_train_loader(cfg, train_set, start))
     meters = Meters(budget.max_iter, lambda iteration: keep_batch(cfg, train_set, iteration))
-    # Of an evaluation after the last checkpoint nobody knows whether it came to its end.
-    again = bool(test_sets) and not over and start > 0 and _due(start, solver.TEST_PERIOD)
-    again = again and budget.allows_evaluation
+    again = False
+    if checkpoint and start > 0 and test_sets and not over:
+        # It may have been evaluated after it was saved; whether that came to its end nobody knows.
+        ended = checkpoint.path.name == FINAL_CHECKPOINT
+        again = ended or _due(start, solver.TEST_PERIOD) or budget.wants_evaluation
+        again = again and budget.allows_evaluation
     writer = MetricsWriter(output_dir, start, again or over)
 
     def measure(iteration: int, name: str) -> dict[str, dict[str, Any]]:

@@ -65,7 +65,13 @@ def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = F
     if reinit_heads:
         theirs = with_same_heads(theirs, ours, checkpoint.path)
     if reinit_heads and classes.differ:
-        theirs = {name: classes.taken(name, value, ours) for name, value in theirs.items()}
+        heads = (n for n, m in model.named_modules() if getattr(m, "class_agnostic", False))
+        alike = {f"{name}.predictor.bbox_pred" for name in heads}
+        theirs |= {
+            name: classes.taken(name, value, ours)
+            for name, value in theirs.items()
+            if name.rpartition(".")[0] not in alike
+        }
     differs = [name for name in ours if name in theirs and ours[name].shape != theirs[name].shape]
     by_class = [
         n for n in differs if CLASS_LAYERS.match(n) and ours[n].shape[1:] == theirs[n].shape[1:]

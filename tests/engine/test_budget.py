@@ -154,6 +154,38 @@ def test_a_run_of_iterations_goes_on_by_the_clock(clock):
     assert budget.share(4) == pytest.approx(0.5)
 
 
+def test_steps_before_the_clock_say_nothing_of_how_long_one_takes(clock):
+    budget = TimeBudget(1)
+    budget.load_state_dict(Budget(300).state_dict(), 300)
+    for done in (301, 302):
+        assert not budget.is_spent(done - 1)
+        clock.seconds += 25
+        budget.advance(False)
+    assert budget.is_spent(302)  # 10 seconds are left
+
+
+def test_evaluations_that_were_not_in_the_minutes_are_not_taken_from_them(clock):
+    budget = TimeBudget(1)
+    for _ in range(3):
+        clock.seconds += 10
+        budget.advance(False)
+    with budget.evaluating():
+        clock.seconds += 1000
+    since = TimeBudget(20, with_evaluation=True)
+    since.load_state_dict(budget.state_dict(), 3)
+    clock.seconds += 10
+    since.advance(False)
+    assert since.seconds_left == pytest.approx(1200 - 40 - 1000)
+    assert since.report()["share"] == pytest.approx(40 / 200)
+    for _ in range(15):
+        clock.seconds += 10
+        since.advance(False)
+    assert not since.is_spent(19)  # one more of ten seconds
+    clock.seconds += 5
+    since.advance(False)
+    assert since.is_spent(20)
+
+
 @pytest.fixture
 def run(make_cfg, make_sets, toy, tmp_path, clock):
     """Trains the toy detector for some minutes, in which a step takes ten seconds."""
@@ -216,10 +248,11 @@ def test_the_last_evaluation_is_within_the_budget_if_asked(run, clock):
     assert clock.seconds - begin == pytest.approx(145)
 
 
-@pytest.mark.parametrize("with_test", [False, True])
+@pytest.mark.parametrize(("period", "with_test"), [(3, False), (3, True), (0, True)])
 @pytest.mark.parametrize("fail_at", [2, 4, 7])
-def test_a_broken_run_is_resumed_exactly(run, tmp_path, fail_at, with_test):
-    opts = ["SOLVER.TEST_PERIOD", 3, "SOLVER.MINUTES_INCLUDE_TEST", with_test]
+def test_a_broken_run_is_resumed_exactly(run, tmp_path, fail_at, period, with_test):
+    """Without a period there is an evaluation at half time, after iteration 6."""
+    opts = ["SOLVER.TEST_PERIOD", period, "SOLVER.MINUTES_INCLUDE_TEST", with_test]
     straight = run("straight", *opts, minutes=2)
     with pytest.raises(KeyboardInterrupt):
         run("broken", *opts, fail_at=fail_at, minutes=2)

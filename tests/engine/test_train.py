@@ -227,14 +227,31 @@ def test_resume_with_more_iterations_goes_on(run):
     assert [row["iteration"] for row in rows(cfg)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_resume_with_more_iterations_finds_the_finished_run_its_best_so_far(run):
-    opts = ["SOLVER.BEST_METRIC", "bbox/AP", "SOLVER.TEST_PERIOD", 2]
-    cfg, _ = run("SOLVER.MAX_ITER", 4, *opts[:2])
-    best = Path(cfg.OUTPUT_DIR) / "model_best.pth"
-    best.unlink()
-    run("SOLVER.MAX_ITER", 6, *opts, resume=True)
-    # The toy finds the same in every evaluation, so the first, which is done again, is the best.
-    assert read_checkpoint(best).training["iteration"] == 4
+@pytest.fixture
+def scripted(monkeypatch):
+    """`scripted(0.3, 0.5)`: the APs of the evaluations to come; the list of those that are left."""
+
+    def prepare(*values):
+        left = list(values)
+        evaluated = lambda *_: {"val": {"bbox": {"AP": left.pop(0)}}}  # noqa: E731
+        monkeypatch.setattr("detlite.engine.train.evaluate_state", evaluated)
+        return left
+
+    return prepare
+
+
+@pytest.mark.parametrize("test_period", [2, 3])
+def test_a_finished_run_that_goes_on_knows_its_last_evaluation(run, scripted, test_period):
+    """Whether or not the evaluation's period divides the iterations that were done."""
+    opts = ["SOLVER.BEST_METRIC", "bbox/AP", "SOLVER.TEST_PERIOD", test_period]
+    left = scripted(0.3, 0.5)
+    cfg, _ = run("SOLVER.MAX_ITER", 4, *opts)
+    left[:] = [0.5, 0.4, 0.4]  # at 4, at 6 and, after the last, at 7
+    run("SOLVER.MAX_ITER", 7, *opts, resume=True)
+    assert left == []
+    best = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_best.pth")
+    assert best.training["iteration"] == 4
+    assert [row["iteration"] for row in rows(cfg, "evaluation")][-3:] == [4, 6, 7]
 
 
 def test_resume_with_fewer_iterations_than_are_done_ends(run):
@@ -423,6 +440,16 @@ def test_the_average_is_evaluated_and_saved_beside_the_weights(run):
     assert final.path.name == "model_final.pth"
     assert torch.equal(average["body.weight"], final.training["average"]["values"]["body.weight"])
     assert not torch.equal(average["body.weight"], final.model["body.weight"])
+
+
+def test_the_best_average_is_kept_as_weights(run):
+    cfg, _ = run("SOLVER.EMA_DECAY", 0.5, "SOLVER.BEST_METRIC", "val average/bbox/AP")
+    best = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_best.pth")
+    average = weights_of(cfg, "model_final_average.pth")
+    assert best.model.keys() == average.keys()
+    assert all(torch.equal(best.model[name], average[name]) for name in average)
+    assert not best.training
+    assert best.categories
 
 
 def test_the_last_checkpoints_are_kept_and_the_best(run):

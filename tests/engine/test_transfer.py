@@ -16,10 +16,12 @@ OURS = [{"id": 3, "name": "cell"}, {"id": 5, "name": " Dog"}, {"id": 6, "name": 
 SHARED = {0: 0, 2: 4, 3: 1}
 
 
-def two_models(tiny_config, *opts, key="MODEL.ROI_BOX_HEAD.NUM_CLASSES", **kinds):
+def two_models(
+    tiny_config, *opts, key="MODEL.ROI_BOX_HEAD.NUM_CLASSES", sets=(THEIRS, OURS), **kinds
+):
     """A model of THEIRS and one of OURS, every number of which differs."""
     models = []
-    for categories in (THEIRS, OURS):
+    for categories in sets:
         model = build_model(tiny_config(*opts, key, len(categories) + 1, **kinds))
         for value in model.state_dict().values():
             if value.is_floating_point():
@@ -73,6 +75,26 @@ def test_boxes_that_are_the_same_for_all_classes_are_kept(tiny_config, tmp_path)
     boxes, scores = (f"roi_heads.box.predictor.{n}.weight" for n in ("bbox_pred", "cls_score"))
     assert torch.equal(after[boxes], theirs.state_dict()[boxes])
     assert_rows(before[scores], after[scores], theirs.state_dict()[scores], 1)
+
+
+@pytest.mark.parametrize("cascade", [False, True])
+def test_boxes_that_are_the_same_for_all_are_kept_if_all_are_one(tiny_config, tmp_path, cascade):
+    """Then they have as many rows as those of the background and of one class."""
+    opts = ["MODEL.CLS_AGNOSTIC_BBOX_REG", True]
+    if cascade:
+        opts += ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7)]
+    sets = ([{"id": 1, "name": "cell"}], [{"id": 1, "name": "nucleus"}])
+    theirs, ours = two_models(tiny_config, *opts, sets=sets)
+    before, after = loaded(theirs, ours, tmp_path, sets[0])
+    source = theirs.state_dict()
+    boxes = [name for name in after if name.endswith("predictor.bbox_pred.weight")]
+    assert len(boxes) == (3 if cascade else 1)
+    for name in boxes:
+        assert len(after[name]) == 8
+        assert torch.equal(after[name], source[name])
+        scores = name.replace("bbox_pred", "cls_score")
+        assert torch.equal(after[scores][0], source[scores][0])
+        assert torch.equal(after[scores][1], before[scores][1])
 
 
 def test_rows_of_a_retinanet_are_those_of_each_anchor(tiny_config, tmp_path):

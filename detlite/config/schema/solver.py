@@ -133,7 +133,8 @@ KEYS = section(
         "BEST_METRIC",
         "",
         "the checkpoint with its highest value is kept as model_best.pth: bbox/AP of the first "
-        "test set, or my_val/bbox/AP; of a loss, such as loss/total, the lowest; empty: none",
+        "test set, my_val/bbox/AP, or, of the average of the weights, my_val average/bbox/AP; of a "
+        "loss, such as loss/total, the lowest; empty: none",
     ),
     Key(
         "PATIENCE",
