@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -281,6 +282,30 @@ def test_what_is_missing_is_named(shapes, tmp_path):
     torch.save({"weight": torch.zeros(1)}, tmp_path / "bare.pth")
     with pytest.raises(ConfigError, match=r"bare\.pth: does not say which detector .* config"):
         detlite.train(data=shapes[0], weights=tmp_path / "bare.pth")
+
+
+@pytest.mark.parametrize("kind", ["GeneralizedRCNN", "RetinaNet"])
+def test_pictures_without_objects_teach_the_background(shapes, tmp_path, kind):
+    """Alone in a batch, and put together with others."""
+    annotations, folder = shapes[0]
+    content = json.loads(annotations.read_text())
+    few = {row["id"] for row in content["images"][:2]}
+    content["annotations"] = [row for row in content["annotations"] if row["image_id"] in few]
+    empty = annotations.with_name("empty.json")
+    empty.write_text(json.dumps(content))
+    more = {"INPUT.COPY_PASTE_PROB": 0.5} if kind == "GeneralizedRCNN" else {}
+    result = detlite.train(
+        data=(empty, folder), test_data=(empty, folder), output_dir=tmp_path / "run",
+        overrides=SMALL | more | {
+            "DATASETS.BACKGROUND_PICTURES": True, "SOLVER.IMS_PER_BATCH": 1, "SOLVER.MAX_ITER": 6,
+            "INPUT.MOSAIC_PROB": 0.3, "TEST.LOSS": True, "MODEL.META_ARCHITECTURE": kind,
+            "MODEL.MASK_ON": kind == "GeneralizedRCNN",
+        },
+    )  # fmt: skip
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert 0 in [row.get("loss_box") for row in rows]
+    assert all(math.isfinite(row["loss"]) for row in rows if "loss" in row)
+    assert result.metrics["test"]["loss"]["total"] > 0
 
 
 def test_data_without_masks_trains_boxes(shapes, tmp_path):

@@ -54,6 +54,17 @@ def bad_annotations(facts: Facts, _: Chosen) -> Iterator[Choice]:
         )
 
 
+def background(facts: Facts, _: Chosen) -> Iterator[Choice]:
+    if facts.train.empty:
+        yield Choice(
+            "DATASETS.BACKGROUND_PICTURES",
+            False,
+            f"{facts.train.empty} of {len(facts.train.sizes)} pictures have no annotation, and are "
+            "left out of training: True trains on them as well, where it is certain that there is "
+            "nothing in them to find",
+        )
+
+
 def image_size(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     found, place = facts.train, facts.place
     short = found.sizes.min(axis=1)
@@ -236,7 +247,7 @@ def counts(facts: Facts, _: Chosen) -> Iterator[Choice]:
     )
 
 
-_FIRST: tuple[Rule, ...] = (precision, bad_annotations)
+_FIRST: tuple[Rule, ...] = (precision, bad_annotations, background)
 _SOLVER: tuple[Rule, ...] = (batch, rate, schedule, rare_categories, workers)
 RULES: tuple[Rule, ...] = (
     *_FIRST, image_size, augmentation, start_weights, heads, widths, anchors, counts, *_SOLVER,

@@ -40,6 +40,7 @@ class SetStatistics:
         decoding: seconds that reading a picture takes on one core, the median of a sample.
         top_bottom: how much brighter the upper half of pictures is than the lower, -1 to 1, mean of
             the sample.
+        empty: pictures without any annotation.
     """
 
     sizes: np.ndarray
@@ -55,6 +56,7 @@ class SetStatistics:
     unsound_masks: int
     decoding: float
     top_bottom: float
+    empty: int = 0
 
     @property
     def per_image(self) -> np.ndarray:
@@ -132,6 +134,7 @@ def measure(
         unsound_masks=index.problems(True, 0, 1)[1] + len(broken),
         decoding=decoding,
         top_bottom=top_bottom,
+        empty=int((index.counts(without=0)[numbers] == 0).sum()),
     )
 
 

@@ -85,7 +85,8 @@ class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
 def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
     """The data set that DATASETS.CATALOG, or else the built-in catalog, lists under `name`.
 
-    For training (`train`) it has masks, if MODEL.MASK_ON, and no images that teach nothing.
+    For training (`train`) it has masks, if MODEL.MASK_ON, and no images that teach nothing;
+    those without any annotation only under DATASETS.BACKGROUND_PICTURES.
 
     Raises:
         ConfigError: no or no sound entry of that name, or no file of its proposals.
@@ -113,6 +114,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         masks_as_runs=convention_of(cfg).mask_targets == "soft",
         keypoints=cfg.MODEL.KEYPOINT_ON,
         min_keypoints=cfg.DATASETS.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
+        background=cfg.DATASETS.BACKGROUND_PICTURES,
         skip_bad=cfg.DATASETS.ON_BAD_ANNOTATION == "skip",
         proposals=_proposal_file(cfg, name, train) if cfg.MODEL.LOAD_PROPOSALS else None,
         most_proposals=(

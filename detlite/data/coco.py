@@ -54,6 +54,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         masks_as_runs: draw polygons at the picture's size: what torchvision trains on.
         keypoints: every annotation must have keypoints, and a category name them.
         min_keypoints: leave out images with fewer labelled keypoints, too, if `train`.
+        background: keep images without any annotation after all, if `train`: they teach that there
+            is nothing to find.
         skip_bad: log, count and leave out bad annotations and pictures, instead of an error.
         proposals: a file of regions, see `load_proposals`: `proposals` float32 [P, 4] of targets.
         most_proposals: how many of an image.
@@ -77,6 +79,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         masks_as_runs: bool = False,
         keypoints: bool = False,
         min_keypoints: int = 0,
+        background: bool = False,
         skip_bad: bool = False,
         proposals: Location | None = None,
         most_proposals: int = 1000,
@@ -132,6 +135,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         if train:
             taught = self._index.counts(self._unsound | CROWD, min_keypoints > 0)
             keeps = taught >= max(min_keypoints, 1)
+            if background and keeps.any():
+                keeps |= self._index.counts(without=0) == 0  # one of a crowd alone is none
         keeps[list(broken)] = False
         if not keeps.any():
             needed = f" and {min_keypoints} keypoints" if min_keypoints else ""

@@ -14,6 +14,7 @@ from ..config import ConfigError
 from ..data import CocoDataset, JoinedDataset, build_train_loader
 from ..distributed import world_size
 from ..modeling.detector import Detector
+from ..modeling.norm import FrozenBatchNorm2d
 from .budget import build_budget
 from .evaluate import check_evaluation
 from .metrics import METRICS_FILE, Meters, MetricsWriter
@@ -77,7 +78,7 @@ def train(
         check_evaluation(cfg, model, test_set)
         if cfg.TEST.LOSS:
             build_loss_dataset(cfg, test_set.name)  # better now than after hours
-    _warn_of_frozen_norms(cfg)
+    _warn_of_frozen_norms(cfg, model)
     budget = build_budget(cfg, len(train_set))
     state, step = build_state(cfg, model, budget)
     checkpoint = newest_checkpoint(output_dir) if resume else None
@@ -152,12 +153,16 @@ def train(
     return metrics
 
 
-def _warn_of_frozen_norms(cfg: CfgNode) -> None:
-    if cfg.MODEL.RESNETS.NORM == "FrozenBN" and not cfg.MODEL.WEIGHT:
+def _warn_of_frozen_norms(cfg: CfgNode, model: Detector) -> None:
+    frozen = any(isinstance(module, FrozenBatchNorm2d) for module in model.modules())
+    if frozen and not cfg.MODEL.WEIGHT:
+        key = "MODEL.RESNETS.NORM BN or GN"
+        if cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/"):
+            key = "MODEL.TIMM.FROZEN_NORM False"
         logger.warning(
-            "MODEL.RESNETS.NORM is FrozenBN, but MODEL.WEIGHT names no weights: a body without "
-            "batch statistics hardly trains; from scratch use BN or GN"
-        )
+            "batch norm is frozen, but MODEL.WEIGHT names no weights: a body without batch "
+            "statistics hardly trains; from scratch use %s", key
+        )  # fmt: skip
 
 
 def _due(iteration: int, period: int) -> bool:

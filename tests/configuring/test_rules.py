@@ -178,6 +178,15 @@ def test_bad_entries_are_skipped(cpu):
     assert "3 annotations or pictures cannot be used, the first: a box" in choice.reason
 
 
+def test_pictures_without_annotations_are_told_of(cpu):
+    assert "DATASETS.BACKGROUND_PICTURES" not in chosen(statistics(), cpu)
+    found = dataclasses.replace(statistics(), empty=3)
+    choices = {one.key: one for one in choose(Facts(found, None, cpu))}
+    choice = choices["DATASETS.BACKGROUND_PICTURES"]
+    assert choice.value is False
+    assert "3 of 400 pictures have no annotation" in choice.reason
+
+
 def test_loaders_do_not_take_the_cores_of_the_model(cpu, gpu):
     assert chosen(statistics(), cpu)["DATALOADER.NUM_WORKERS"] == 0
     assert chosen(statistics(), gpu)["DATALOADER.NUM_WORKERS"] == 8

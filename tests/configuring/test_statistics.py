@@ -46,6 +46,16 @@ def test_crowds_and_bad_entries_are_left_out(make_set):
     assert "annotation 2 (image 1): bbox" in found.first_unsound
 
 
+def test_pictures_without_any_annotation_are_counted(make_set):
+    file, images = make_set(pictures=3)
+    content = json.loads(file.read_text())
+    for row in content["annotations"]:
+        row["iscrowd"] = int(row["image_id"] == 2)
+    content["annotations"] = [row for row in content["annotations"] if row["image_id"] != 3]
+    file.write_text(json.dumps(content))
+    assert measure(file, images).empty == 1
+
+
 def test_brightness_of_upper_and_lower_half(make_set):
     file, images = make_set(pictures=2, objects=1)
     assert abs(measure(file, images).top_bottom) < 0.1

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pycocotools.cocoeval import COCOeval
 
-from detlite.data import CocoDataset
+from detlite.data import CocoDataset, DataError
 from detlite.data.validation import fill_missing
 
 
@@ -54,6 +54,20 @@ def test_training_drops_empty_and_crowd_only_images(content, write_set):
     dataset = CocoDataset(*write_set(content), train=True)
     assert dataset.image_ids == [10, 11]
     assert dataset.aspect_ratios == [40 / 30, 0.5]
+
+
+def test_background_is_trained_on_if_asked_for(content, write_set):
+    """Not a picture of a crowd alone, whose objects are there and not marked one by one."""
+    dataset = CocoDataset(*write_set(content), train=True, background=True)
+    assert dataset.image_ids == [10, 11, 12]
+    _, target = dataset[2]
+    assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"]) == 0
+
+
+def test_background_alone_teaches_nothing(content, write_set):
+    content["annotations"] = []
+    with pytest.raises(DataError, match="no image has a usable annotation"):
+        CocoDataset(*write_set(content), train=True, background=True)
 
 
 def test_evaluation_keeps_all_images_and_decodes_no_masks(content, write_set):

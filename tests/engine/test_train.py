@@ -21,6 +21,7 @@ from detlite.engine.replay import read_batch
 from detlite.engine.resuming import newest_checkpoint
 from detlite.engine.signals import StoppedError
 from detlite.engine.train import check_output_dir, train
+from detlite.modeling.norm import FrozenBatchNorm2d
 
 
 @pytest.fixture
@@ -263,6 +264,21 @@ def test_resume_with_fewer_iterations_than_are_done_ends(run):
     run("SOLVER.MAX_ITER", done - 1, "SOLVER.BEST_METRIC", "bbox/AP", resume=True)
     assert read_checkpoint(folder / "model_final.pth").training["iteration"] == done
     assert (folder / "model_best.pth").exists()
+
+
+@pytest.mark.parametrize(
+    ("opts", "key"),
+    [
+        ((), "MODEL.RESNETS.NORM BN or GN"),
+        (("MODEL.BACKBONE.CONV_BODY", "timm/resnet18-FPN"), "MODEL.TIMM.FROZEN_NORM False"),
+    ],
+)
+def test_frozen_norms_of_random_weights_are_warned_of(run, toy, caplog, tmp_path, opts, key):
+    run("SOLVER.MAX_ITER", 1)
+    assert "batch norm is frozen" not in caplog.text
+    toy.frozen = FrozenBatchNorm2d(1)
+    run("SOLVER.MAX_ITER", 1, "OUTPUT_DIR", str(tmp_path / "frozen"), *opts)
+    assert f"from scratch use {key}" in caplog.text
 
 
 def test_resume_without_a_checkpoint_starts(run):

@@ -147,6 +147,17 @@ def test_levels_are_those_of_any_pyramid(timm, tiny_config):
         load_config(None, [*pyramid, "MODEL.RPN.USE_FPN", False])
 
 
+def test_blocks_are_left_out_by_the_key_of_transformers(timm, tiny_config):
+    opts = ["MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN", "MODEL.VIT.DROP_PATH"]
+    for value in (0.0, 0.3):
+        model = build_model(tiny_config(*opts, value))
+        rates = [m.drop_prob for m in model.modules() if isinstance(m, timm.layers.DropPath)]
+        assert max(rates, default=0.0) == pytest.approx(value)
+    opts[1] = "timm/vgg11-C4"
+    with pytest.raises(ConfigError, match=r"DROP_PATH is 0\.3, but timm's vgg11 cannot"):
+        build_model(tiny_config(*opts, 0.3))
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

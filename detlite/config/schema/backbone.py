@@ -124,7 +124,8 @@ _VIT = section(
     Key(
         "DROP_PATH",
         0.0,
-        "probability that training leaves out what the last block adds to an image; less before it",
+        "probability that training leaves out what the last block of a ...-SFP or of any body of "
+        "timm adds to an image; less before it",
         in_range(0, 1, open_end=True),
     ),
 )

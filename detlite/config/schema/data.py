@@ -85,6 +85,12 @@ _DATASETS = section(
         one_of("error", "skip"),
     ),
     Key(
+        "BACKGROUND_PICTURES",
+        False,
+        "train also on pictures without any annotation, in which there is nothing to find; False: "
+        "leave them out",
+    ),
+    Key(
         "CHECK_PICTURES",
         True,
         "look at every picture when a set is first opened; False: a bad one shows when it is read",

@@ -118,6 +118,7 @@ def _build_timm(cfg: CfgNode) -> Backbone:
         backbone.FREEZE_CONV_BODY_AT,
         cfg.MODEL.TIMM.FROZEN_NORM,
         backbone.CHECKPOINT_ACTIVATIONS,
+        cfg.MODEL.VIT.DROP_PATH,
     )
     return _with_neck(cfg, body, body.channels, match[2])
 

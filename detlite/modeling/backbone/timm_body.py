@@ -23,21 +23,22 @@ class TimmBody(nn.Module):
             before the stage of stride 4, 2 ends with that stage, each further one with the next.
         frozen_norm: freeze all other batch norm as well.
         checkpoints: training keeps what timm's own checkpointing keeps, the rest it computes again.
+        drop_path: probability of stochastic depth at the last block, less before it.
 
     Attributes:
         channels: of each map.
 
     Raises:
         ValueError: timm is not installed or does not know the model, the model does not have such
-            maps, or it cannot be checkpointed.
+            maps, or it can neither be checkpointed nor leave out blocks.
     """
 
     def __init__(
         self, name: str, strides: Sequence[int], freeze_at: int = 0, frozen_norm: bool = False,
-        checkpoints: bool = False,
+        checkpoints: bool = False, drop_path: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        net = create(name)
+        net = _with_drop_path(name, drop_path) if drop_path else create(name)
         # Of several maps of a stride the last is the deepest.
         levels = {info["reduction"]: index for index, info in enumerate(net.feature_info)}
         if not levels.keys() >= set(strides):
@@ -102,6 +103,16 @@ def create(name: str, **options: Any) -> Any:
         return timm.create_model(name, num_classes=0, dynamic_img_size=True, **options)
     except TypeError:
         return timm.create_model(name, num_classes=0, **options)
+
+
+def _with_drop_path(name: str, drop_path: float) -> Any:
+    try:
+        return create(name, drop_path_rate=drop_path)
+    except TypeError as error:
+        raise ValueError(
+            f"MODEL.VIT.DROP_PATH is {drop_path}, but timm's {name} cannot leave out blocks in "
+            "training: set it to 0"
+        ) from error
 
 
 def _freeze(net: Any, name: str, freeze_at: int) -> None:
