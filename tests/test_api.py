@@ -186,6 +186,17 @@ def test_training_goes_on_from_weights_of_other_classes(trained, shapes, tmp_pat
     assert load_config(result.output_dir / "config.yaml").INPUT.MIN_SIZE_TEST == 64
 
 
+def test_a_run_goes_on_without_what_it_started_from(trained, shapes, tmp_path):
+    start = tmp_path / "start.pth"
+    start.write_bytes(trained.weights.read_bytes())
+    call = {"data": shapes[0], "weights": start, "output_dir": tmp_path / "run"}
+    overrides = {"DATALOADER.NUM_WORKERS": 0, "MODEL.DEVICE": "cpu", "SOLVER.MAX_ITER": 1}
+    detlite.train(**call, overrides=overrides)
+    start.unlink()
+    result = detlite.train(**call, overrides=overrides | {"SOLVER.MAX_ITER": 2}, resume=True)
+    assert read_checkpoint(result.weights).training["iteration"] == 2
+
+
 def test_minutes_and_resuming(timed, shapes, tmp_path):
     overrides = {key: value for key, value in SMALL.items() if key != "SOLVER.MAX_ITER"}
     call = {"data": shapes[0], "minutes": 0.02, "output_dir": tmp_path / "run"}

@@ -115,6 +115,10 @@ def schedule(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
         yield Choice("SOLVER.MAX_ITER", end, f"{reason}; more is better, and takes longer")
         yield Choice("SOLVER.WARMUP_ITERS", min(100, end // 10), "a tenth of it, 100 at most")
     if facts.measured is None:
+        period = math.ceil(end / 5)
+        reason = "a fifth of it: from there an interrupted run goes on"
+        yield Choice("SOLVER.CHECKPOINT_PERIOD", period, reason)
+        yield Choice("SOLVER.CHECKPOINTS_KEPT", 1)
         return
     # Inference takes about a third of a training step.
     times = int(min(max(0.1 * end * size * 3 / len(facts.measured.sizes), 1), 5))

@@ -26,7 +26,7 @@ from .generators import seed_all
 from .metrics import METRICS_FILE, setup_logging
 from .resuming import newest_checkpoint
 from .train import check_output_dir, train
-from .weights import load_weights, read_weights
+from .weights import load_weights, read_weights, with_convention
 
 Metrics = dict[str, dict[str, Any]]
 
@@ -44,9 +44,13 @@ def run_training(cfg: CfgNode, resume: bool = False) -> Metrics:
     check_output_dir(output_dir, resume)
     barrier()  # before rank 0 writes what the others look for
     setup_logging(output_dir)
-    cfg, weights = read_weights(cfg)  # which may be absent: ask first
-    resolves = resume and cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW > 0
-    cfg = with_norms_by_batch(cfg, newest_checkpoint(output_dir) if resolves else None)
+    before = newest_checkpoint(output_dir) if resume else None
+    if before:  # it has all weights, and those that the run started from may be gone
+        cfg, weights = with_convention(cfg, before), None
+    else:
+        cfg, weights = read_weights(cfg)  # which may be absent: ask first
+    cfg = with_norms_by_batch(cfg, before if cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW > 0 else None)
+    del before
     seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
     train_set = build_train_dataset(cfg)
     test_sets = _test_sets(cfg)
