@@ -25,20 +25,45 @@ def test_numbers_of_torchvision_are_its_own():
 
 
 @pytest.mark.skipif(find_spec("detectron2") is None, reason="detectron2 is not installed")
-def test_numbers_of_detectron2_are_those_of_its_page():
+@pytest.mark.parametrize(
+    ("name", "file", "count"),
+    [
+        ("detectron2", "MODEL_ZOO.md", 54),
+        ("detectron2's ViTDet", "projects/ViTDet/README.md", 6),
+    ],
+)
+def test_numbers_of_detectron2_are_those_of_its_page(name, file, count):
     import detectron2
 
-    page = Path(detectron2.__file__).parents[1] / "MODEL_ZOO.md"
+    page = Path(detectron2.__file__).parents[1] / file
     if not page.exists():
         pytest.skip("detectron2 is not imported from its sources")
     published = dict(_rows_of(page.read_text()))
-    with PUBLISHED.open(newline="") as file:
-        kept = [row for row in csv.DictReader(file) if row["framework"] == "detectron2"]
-    assert len(kept) > 40
+    kept = [row for row in _kept() if row["framework"] == name]
+    assert len(kept) == count
     for row in kept:
         wanted = published[row["weights"].removeprefix("detectron2://")]
         for column, name in (("box", "box AP"), ("mask", "mask AP"), ("keypoint", "kp. AP")):
             assert row[column] == wanted.get(name, ""), row["model"]
+
+
+def test_mmdetections_files_name_the_numbers_that_they_were_measured_with():
+    """As far as they have them, as fractions; a zero at their end may be left out."""
+    kept = [row for row in _kept() if row["framework"] == "mmdetection"]
+    named = 0
+    for row in kept:
+        for kind, column in (("bbox", "box"), ("segm", "mask")):
+            found = re.search(rf"{kind}_mAP-([\d.]+)_", row["weights"])
+            if found:
+                assert float(row[column]) / 100 == pytest.approx(float(found[1])), row["model"]
+                named += 1
+        assert row["model"] in row["weights"]
+    assert named == 12
+
+
+def _kept() -> list[dict[str, str]]:
+    with PUBLISHED.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def _rows_of(page: str) -> Iterator[tuple[str, dict[str, str]]]:

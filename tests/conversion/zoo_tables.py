@@ -17,6 +17,10 @@ PUBLISHED = Path(__file__).with_name("published_numbers.csv")
 _SOURCES = {
     "detectron2": ("[MODEL_ZOO.md](https://github.com/facebookresearch/detectron2/blob/main/"
                    "MODEL_ZOO.md), commit 02b5c4e", "val2017"),
+    "detectron2's ViTDet": ("[README.md](https://github.com/facebookresearch/detectron2/blob/main/"
+                            "projects/ViTDet/README.md)", "val2017"),
+    "mmdetection": ("the `metafile.yml` of each family in its [configs](https://github.com/open-mmlab/"
+                    "mmdetection/tree/v2.28.2/configs), a choice", "val2017"),
     "torchvision": ("the `meta` of its `Weights`, version 0.29", "val2017"),
     "maskrcnn-benchmark": ("[MODEL_ZOO.md](https://github.com/facebookresearch/maskrcnn-benchmark/"
                            "blob/main/MODEL_ZOO.md)", "2014 minival"),
