@@ -1,0 +1,34 @@
+"""The times of trained models."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from detlite.data import DataError
+from detlite.engine.checkpoint import Checkpoint, save_checkpoint
+from detlite.modeling.build import build_model
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import trained_models as program
+
+
+def test_models_are_timed_on_the_same_pictures(tiny_config, make_set, tmp_path, capsys):
+    cfg = tiny_config("MODEL.DEVICE", "cpu", "INPUT.MIN_SIZE_TEST", 64)
+    state = build_model(cfg).state_dict()
+    files = [tmp_path / name for name in ("a.pth", "b.pth")]
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    for file in files:
+        save_checkpoint(Checkpoint(file, state, categories, cfg.dump()), last=False)
+    _, images = make_set(pictures=4)
+    options = ["--pictures", str(images), "--count", "2", "--rounds", "1"]
+    assert program.main([*map(str, files), *options]) == 0
+    out = capsys.readouterr().out
+    assert "2 pictures, 1 rounds" in out
+    for file in files:
+        assert re.search(rf"{file}: median \d+ ms, mean \d+ ms, least \d+ ms", out)
+    with pytest.raises(DataError, match="there is no picture in this folder"):
+        program.main([str(files[0]), "--pictures", str(images.parent)])
