@@ -136,7 +136,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             taught = self._index.counts(self._unsound | CROWD, min_keypoints > 0)
             keeps = taught >= max(min_keypoints, 1)
             if background and keeps.any():
-                keeps |= self._index.counts(without=0) == 0  # one of a crowd alone is none
+                keeps |= self._index.counts(without=0) == 0  # unlike one of a crowd alone
         keeps[list(broken)] = False
         if not keeps.any():
             needed = f" and {min_keypoints} keypoints" if min_keypoints else ""

@@ -41,10 +41,10 @@ class FakeTimer:
 @pytest.mark.parametrize(
     ("seconds", "wanted"),
     [
-        ((0.25, 0.125), (False, 1.0)),  # 3600 steps in 15 minutes
-        ((0.5, 0.25), (True, 1.0)),
-        ((2.0, 0.5), (True, 0.75)),
-        ((2.25, 1.5), (True, 0.5)),
+        ((0.75, 0.125), (False, 1.0)),  # 1200 steps in 15 minutes, half of those that are wanted
+        ((0.76, 0.125), (False, 0.75)),
+        ((4.0, 1.6), (True, 0.75)),
+        ((9.0, 6.0), (True, 0.5)),
         ((90.0, 40.0), (True, 0.5)),  # nothing fits: the quickest
     ],
 )
