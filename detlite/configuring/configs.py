@@ -28,7 +28,7 @@ StepTimer = Callable[[CfgNode], float]
 _logger = logging.getLogger(__name__)
 _SOURCE = Path("the config for these data")  # in messages
 # A config, and what was chosen for it.
-_Chosen = tuple[CfgNode, list[Choice]]
+_Derived = tuple[CfgNode, list[Choice]]
 # Batch norm that was trained on in batches of 4 and of 8 lost AP (docs/recipes.md).
 _LEAST_NORM_IMAGES = 16
 _OF_MODEL = ("MODEL.", "INPUT.")  # keys that are a checkpoint's
@@ -39,7 +39,7 @@ def as_config(facts: Facts, choices: Sequence[Choice], opts: Sequence[Any] = ())
     return config_from(_keys(choices), _SOURCE, opts, facts.base)
 
 
-def config_by_data(facts: Facts, opts: Sequence[Any], seconds_of_step: StepTimer) -> _Chosen:
+def config_by_data(facts: Facts, opts: Sequence[Any], seconds_of_step: StepTimer) -> _Derived:
     """What `detlite init` writes, where overrides do not say otherwise.
 
     Args:
@@ -56,14 +56,15 @@ def config_by_data(facts: Facts, opts: Sequence[Any], seconds_of_step: StepTimer
             return seconds_of_step(as_config(facts, choices, opts))
 
         facts = fit(facts, minutes, timer, given=given)
-        _logger.info("%s", facts.minutes and facts.minutes[1])
+        if facts.minutes:
+            _logger.info("%s", facts.minutes[1])
     choices = choose(facts, given)
     return as_config(facts, choices, opts), choices
 
 
 def config_by_weights(
     facts: Facts, opts: Sequence[Any], seconds_of_step: StepTimer, checkpoint: Checkpoint
-) -> _Chosen:
+) -> _Derived:
     """A checkpoint's model, trained as the rules say.
 
     Its MODEL and INPUT keys are kept; of data without masks, or with other keypoints, it has no
@@ -99,7 +100,7 @@ def config_by_weights(
 
 def config_by_rules(
     opts: Sequence[Any], seconds_of_step: StepTimer, checkpoint: Checkpoint | None = None
-) -> _Chosen:
+) -> _Derived:
     """The config of a run that names none; every process calls it.
 
     Args:
@@ -116,7 +117,7 @@ def config_by_rules(
         model = config_from(_model(checkpoint), checkpoint.path, opts)
         start = with_convention(model, checkpoint)
 
-    def derive() -> _Chosen:
+    def derive() -> _Derived:
         sets = start.DATASETS
         facts = Facts(
             _measured(start, sets.TRAIN[0]),
@@ -129,7 +130,7 @@ def config_by_rules(
         return config_by_data(facts, opts, seconds_of_step)
 
     # Machines may differ, the config of a run does not.
-    found: _Chosen = all_gather_objects(derive() if is_main() else None)[0]
+    found: _Derived = all_gather_objects(derive() if is_main() else None)[0]
     return found
 
 

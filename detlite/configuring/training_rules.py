@@ -20,6 +20,12 @@ _LEAST_ITERATIONS = {True: 200, False: 400}
 _LEAST_BATCH = 4
 
 
+def _trained(facts: Facts, chosen: Chosen) -> int:
+    """How many pictures are trained on."""
+    empty = facts.train.empty if chosen.get("DATASETS.BACKGROUND_PICTURES") else 0
+    return int((facts.train.per_image > 0).sum()) + empty
+
+
 def precision(facts: Facts, _: Chosen) -> Iterator[Choice]:
     device = facts.machine.gpu or "the CPU"
     yield Choice("DTYPE", "auto", f"{facts.machine.dtype} on {device} of this machine")
@@ -34,7 +40,7 @@ def batch(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     memory = machine.gpu_memory if machine.gpu else machine.memory / facts.processes
     fits = memory / 2 / (_BYTES_PER_PIXEL * pixels) if memory else 16.0
     useful = _STEP_PIXELS[place] / pixels
-    trained = int((found.per_image > 0).sum())
+    trained = _trained(facts, chosen)
     size = facts.processes * 2 ** max(round(math.log2(min(max(min(useful, fits), 1), 16))), 0)
     reason = (
         f"an image has {pixels / 1e6:.2f} million pixels, and a step on a {place.upper()} about "
@@ -54,7 +60,7 @@ def batch(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
         reason += f"; for each of {facts.processes} processes"
     if size > trained:
         size = max(trained // facts.processes, 1) * facts.processes
-        reason = f"there are {trained} pictures with objects"
+        reason = f"there are {trained} pictures to train on"
     yield Choice("SOLVER.IMS_PER_BATCH", size, reason)
 
 
@@ -70,7 +76,7 @@ def rate(_: Facts, chosen: Chosen) -> Iterator[Choice]:
 
 def steps_wanted(facts: Facts, chosen: Chosen) -> tuple[int, str]:
     """How many steps training should have, and why."""
-    trained = int((facts.train.per_image > 0).sum())
+    trained = _trained(facts, chosen)
     size = chosen["SOLVER.IMS_PER_BATCH"]
     pretrained = bool(chosen.get("MODEL.WEIGHT"))
     rounds = _EPOCHS[pretrained, facts.place]
@@ -87,8 +93,7 @@ def steps_wanted(facts: Facts, chosen: Chosen) -> tuple[int, str]:
 def _steps_given(facts: Facts, chosen: Chosen) -> int | None:
     """The length of training that is decided already, if it is one of steps."""
     if epochs := chosen.get("SOLVER.MAX_EPOCHS"):
-        trained = int((facts.train.per_image > 0).sum())
-        return math.ceil(epochs * trained / chosen["SOLVER.IMS_PER_BATCH"])
+        return math.ceil(epochs * _trained(facts, chosen) / chosen["SOLVER.IMS_PER_BATCH"])
     steps: int | None = chosen.get("SOLVER.MAX_ITER")
     return steps
 
@@ -133,9 +138,8 @@ def schedule(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     yield Choice("SOLVER.CHECKPOINTS_KEPT", 1)
 
 
-def rare_categories(facts: Facts, _: Chosen) -> Iterator[Choice]:
-    found = facts.train
-    trained = int((found.per_image > 0).sum())
+def rare_categories(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
+    found, trained = facts.train, _trained(facts, chosen)
     rarest = min((row for row in found.categories if row[2]), key=lambda row: row[2])
     if len(found.categories) > 1 and rarest[2] / trained < 0.05:
         yield Choice(

@@ -67,6 +67,14 @@ def test_other_keys_follow_those_that_are_overridden(facts):
     assert large.MAX_SIZE_TRAIN == 1056
 
 
+def test_background_pictures_count_where_they_are_trained_on(facts):
+    facts = replace(facts, train=replace(facts.train, empty=100))
+    assert by_data(facts).SOLVER.MAX_ITER == 4800
+    opts = "DATASETS.BACKGROUND_PICTURES", True
+    assert by_data(facts, *opts).SOLVER.MAX_ITER == 6000
+    assert by_data(facts, *opts, "SOLVER.MAX_EPOCHS", 1).SOLVER.WARMUP_ITERS == 50
+
+
 def test_a_body_of_ones_own_has_no_weights_of_another(facts):
     with_weights = replace(facts, machine=replace(facts.machine, pretrained=True))
     assert by_data(with_weights).MODEL.WEIGHT.startswith("package://")
