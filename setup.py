@@ -2,9 +2,10 @@
 
 CUDA kernels are built when CUDA_HOME names a toolkit (a folder with bin/nvcc) or DETLITE_CUDA=1
 asks for them; DETLITE_CUDA=0 leaves them out. Whether the machine has a GPU is never asked.
-They are for NVIDIA's GPUs: a torch built for ROCm runs its operators as plain torch.
-TORCH_CUDA_ARCH_LIST chooses the GPU generations and MAX_JOBS the parallel compilers, as for any
-torch extension.
+With a torch that is built for ROCm, torch's hipify makes HIP of them, in csrc/hip, where ROCM_HOME
+is set or DETLITE_CUDA=1 asks for it.
+TORCH_CUDA_ARCH_LIST chooses the GPU generations (PYTORCH_ROCM_ARCH those of AMD) and MAX_JOBS the
+parallel compilers, as for any torch extension.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -43,6 +45,8 @@ CXX_FLAGS = [
 # Of the linker that Linux has; that of macOS knows neither, and drops what is not used by itself.
 LINK_FLAGS = ["-Wl,-O1", "-Wl,--as-needed"] if sys.platform == "linux" else []
 NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler=-Wall,-Wextra,-fvisibility=hidden"]
+# Clang, which does not unroll every loop that it is asked to.
+HIPCC_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-ffp-contract=off", "-Wno-pass-failed"]
 
 
 def sources(*folders: str) -> list[str]:
@@ -59,14 +63,39 @@ def toolkit_of(nvcc: str) -> str:
     return os.path.dirname(here[1] if here else os.path.dirname(os.path.realpath(nvcc)))
 
 
-def find_cuda() -> Path | None:
-    """The CUDA toolkit to build with, or None for a build without CUDA."""
+def has_gpu_kernels(torch: ModuleType) -> bool:
+    """Whether kernels for GPUs are built; if so, readies what torch's compiler driver reads."""
+    rocm = torch.version.hip is not None
     asked = os.environ.get("DETLITE_CUDA", "")
-    home = os.environ.get("CUDA_HOME", "")
     if asked not in ("", "0", "1"):
         raise SystemExit(f"DETLITE_CUDA must be 0 or 1, not {asked!r}")
-    if asked == "0" or not (asked or home):
-        return None
+    if asked == "0" or not (asked or os.environ.get("ROCM_HOME" if rocm else "CUDA_HOME")):
+        return False
+    if rocm:
+        from torch.utils import cpp_extension
+
+        if not cpp_extension.ROCM_HOME:
+            raise SystemExit(
+                "no ROCm toolkit: set ROCM_HOME to its folder, or DETLITE_CUDA=0 to build for the "
+                "CPU alone"
+            )
+        return True
+    if torch.version.cuda is None:
+        raise SystemExit(
+            f"CUDA kernels need a torch built with CUDA, and torch {torch.__version__} is not: "
+            "install one, or set DETLITE_CUDA=0 to build without CUDA"
+        )
+    # Both are read when cpp_extension is imported or when it builds.
+    os.environ["CUDA_HOME"] = str(find_cuda())
+    os.environ["TORCH_CUDA_ARCH_LIST"] = (
+        os.environ.get("TORCH_CUDA_ARCH_LIST") or CUDA_ARCHITECTURES
+    )
+    return True
+
+
+def find_cuda() -> Path:
+    """The CUDA toolkit to build with."""
+    home = os.environ.get("CUDA_HOME", "")
     if not home:
         on_path = shutil.which("nvcc")
         home = toolkit_of(on_path) if on_path else "/usr/local/cuda"
@@ -77,24 +106,6 @@ def find_cuda() -> Path | None:
             "or DETLITE_CUDA=0 to build without CUDA"
         )
     return toolkit
-
-
-def refuse_rocm() -> None:
-    """Ends a build that is to have GPU kernels for a torch which is built for AMD's GPUs.
-
-    The kernels vote and shuffle in warps of 32 lanes, by masks of 32 bits. HIP takes 64, and some
-    of AMD's GPUs have 64 lanes: what torch's hipify makes of the sources cannot be right.
-    """
-    asked = os.environ.get("DETLITE_CUDA", "") or ("1" if os.environ.get("CUDA_HOME") else "0")
-    try:
-        from torch.version import hip
-    except ImportError:  # of which more below
-        return
-    if hip and asked == "1":
-        raise SystemExit(
-            f"this torch is built for ROCm {hip}, and the GPU kernels are NVIDIA's alone: set "
-            "DETLITE_CUDA=0, and the operators run as plain torch on the GPU"
-        )
 
 
 class BuildPackage(build_py):
@@ -111,17 +122,8 @@ class BuildKernels(build_ext):
     """Hands the build to torch's compiler driver, imported only here: metadata needs no torch."""
 
     def run(self) -> None:
-        refuse_rocm()
-        cuda = find_cuda()
-        if cuda:
-            # Both are read when cpp_extension is imported or when it builds.
-            os.environ["CUDA_HOME"] = str(cuda)
-            os.environ["TORCH_CUDA_ARCH_LIST"] = (
-                os.environ.get("TORCH_CUDA_ARCH_LIST") or CUDA_ARCHITECTURES
-            )
         try:
             import torch
-            from torch.utils import cpp_extension
         except ImportError as error:
             raise SystemExit(
                 f"building detlite._C needs torch >= {TORCH_TARGET[0]}.{TORCH_TARGET[1]}, "
@@ -133,26 +135,27 @@ class BuildKernels(build_ext):
                 f"detlite needs torch >= {TORCH_TARGET[0]}.{TORCH_TARGET[1]}; "
                 f"this is torch {torch.__version__}"
             )
-        if cuda and torch.version.cuda is None:
-            raise SystemExit(
-                f"CUDA kernels need a torch built with CUDA, and torch {torch.__version__} is not: "
-                "install one, or set DETLITE_CUDA=0 to build without CUDA"
-            )
+        gpu = has_gpu_kernels(torch)
+        from torch.utils import cpp_extension
 
         (declared,) = self.distribution.ext_modules
-        make = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
-        defines = [*DEFINES, "-DUSE_CUDA"] if cuda else DEFINES
+        make = cpp_extension.CUDAExtension if gpu else cpp_extension.CppExtension
+        # In two words: of one, torch makes -DUSE_HIP for ROCm, which its headers do not ask for.
+        defines = [*DEFINES, "-D", "USE_CUDA"] if gpu else DEFINES
         # Messages of failed checks name files; not those of the machine that compiled them.
         shown = [f"-ffile-prefix-map={path}/=" for path in (ROOT, *cpp_extension.include_paths())]
+        of_gpu = NVCC_FLAGS + [f"-Xcompiler={flag}" for flag in shown]
+        if torch.version.hip:
+            of_gpu = HIPCC_FLAGS + shown
         kernels = make(
             declared.name,
-            declared.sources + (sources("csrc/cuda") if cuda else []),
+            declared.sources + (sources("csrc/cuda") if gpu else []),
             depends=declared.depends,
             py_limited_api=True,
             include_dirs=[str(ROOT / "csrc")],
             extra_compile_args={
                 "cxx": [*CXX_FLAGS, *shown, *defines],
-                "nvcc": [*NVCC_FLAGS, *(f"-Xcompiler={flag}" for flag in shown), *defines],
+                "nvcc": [*of_gpu, *defines],
             },
             extra_link_args=LINK_FLAGS,
         )

@@ -17,7 +17,7 @@ def build(repo_root, monkeypatch):
     """`build(platform)`: what is handed to torch's CppExtension and CUDAExtension."""
     monkeypatch.chdir(repo_root)
     monkeypatch.setattr(setuptools, "setup", lambda **options: None)
-    for name in ("CUDA_HOME", "DETLITE_CUDA"):
+    for name in ("CUDA_HOME", "ROCM_HOME", "DETLITE_CUDA"):
         monkeypatch.delenv(name, raising=False)
 
     def run(platform: str = "linux") -> dict[str, Any]:
@@ -64,21 +64,48 @@ def test_macos_has_another_linker(build):
     assert build("darwin")["extra_link_args"] == []
 
 
-def test_rocm_has_the_kernels_of_the_cpu_alone(build, monkeypatch):
+@pytest.fixture
+def rocm(monkeypatch):
+    """A torch for AMD's GPUs, and its toolkit."""
+    from torch.utils import cpp_extension
+
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(cpp_extension, "ROCM_HOME", "/opt/rocm")
+
+
+@pytest.mark.usefixtures("rocm")
+def test_rocm_has_kernels_where_they_are_asked_for(build, monkeypatch):
+    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
     made = build()
     assert made["kind"] == "cpu"
-    assert "-DUSE_CUDA" not in made["extra_compile_args"]["cxx"]
+    assert "USE_CUDA" not in made["extra_compile_args"]["cxx"]
+    monkeypatch.setenv("ROCM_HOME", "/opt/rocm")
+    made = build()
+    assert made["kind"] == "cuda"
+    assert "csrc/cuda/nms.cu" in made["sources"]
+    flags = made["extra_compile_args"]["nvcc"]
+    assert "-ffp-contract=off" in flags
+    assert not [flag for flag in flags if "-Xcompiler" in flag or flag == "-DUSE_CUDA"]
     monkeypatch.setenv("DETLITE_CUDA", "0")
-    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
     assert build()["kind"] == "cpu"
 
 
-@pytest.mark.parametrize("asked", [{"DETLITE_CUDA": "1"}, {"CUDA_HOME": "/opt/rocm"}])
-def test_rocm_refuses_the_kernels_of_cuda(build, monkeypatch, asked):
-    monkeypatch.setattr(torch.version, "hip", "7.0")
-    for name, value in asked.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit, match=r"built for ROCm 7\.0.*set DETLITE_CUDA=0, and the"):
+@pytest.mark.usefixtures("rocm")
+def test_rocm_needs_its_toolkit(build, monkeypatch):
+    from torch.utils import cpp_extension
+
+    monkeypatch.setattr(cpp_extension, "ROCM_HOME", None)
+    monkeypatch.setenv("DETLITE_CUDA", "1")
+    with pytest.raises(SystemExit, match="no ROCm toolkit: set ROCM_HOME"):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [("2", "must be 0 or 1, not '2'"), ("1", "CUDA kernels need a torch built")]
+)
+def test_what_cannot_be_built_is_told(build, monkeypatch, value, said):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setenv("DETLITE_CUDA", value)
+    with pytest.raises(SystemExit, match=said):
         build()

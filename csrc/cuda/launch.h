@@ -10,11 +10,13 @@
 #include <torch/csrc/stable/macros.h>
 #include <torch/csrc/stable/ops.h>
 
+#include "checks.h"
+
 namespace detlite {
 
 constexpr int kThreads = 256;
 
-#ifdef __CUDACC__
+#ifndef DETLITE_CUDA_ON_CPU
 using torch::stable::accelerator::DeviceGuard;
 #endif
 
@@ -25,21 +27,35 @@ inline cudaStream_t current_stream(const torch::stable::Tensor& tensor) {
   return static_cast<cudaStream_t>(stream);
 }
 
+inline void check_status(cudaError_t status) {
+#ifdef USE_ROCM
+  check(status == cudaSuccess, "HIP: ", cudaGetErrorString(status));
+#else
+  STD_CUDA_CHECK(status);
+#endif
+}
+
 // Calls a kernel on torch's stream of the tensor's device. A function rather than <<<>>>, so that
 // the sources are plain C++: the tests compile them for the CPU.
 template <typename... Parameters, typename... Arguments>
 void launch(const torch::stable::Tensor& tensor, void (*kernel)(Parameters...), dim3 blocks,
             int threads, size_t shared_bytes, Arguments&&... arguments) {
+#ifdef USE_ROCM
+  hipLaunchKernelGGL(kernel, blocks, dim3(static_cast<unsigned>(threads)), shared_bytes,
+                     current_stream(tensor), std::forward<Arguments>(arguments)...);
+  check_status(cudaGetLastError());
+#else
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = current_stream(tensor);
-  STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+  check_status(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+#endif
 }
 
 // A kernel's shared memory whose size the launch gives.
-#ifdef __CUDACC__
+#ifndef DETLITE_CUDA_ON_CPU
 #define DETLITE_LAUNCHED_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #else
 #define DETLITE_LAUNCHED_SHARED(name) unsigned char* const name = launched_shared_memory()

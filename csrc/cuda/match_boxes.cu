@@ -7,13 +7,13 @@
 #include <torch/csrc/stable/library.h>
 
 #include "launch.h"
+#include "warp.h"
 
 namespace detlite {
 namespace {
 
 // As many as a block has threads, each of which loads one.
 constexpr int kTile = kThreads;
-constexpr unsigned kWholeWarp = 0xffffffffu;
 
 struct Boxes {
   const Box<float>* truth;
@@ -35,17 +35,17 @@ struct Tile {
   float areas[kTile];
   int numbers[kTile];
   int highest[kTile];  // bits of overlaps
-  unsigned chosen[kTile / 32];
+  unsigned chosen[kTile / kWarp];
 
   // Takes that of the block's threads for which `choose`, from `first` on, and returns how many
   // there are. Its first barrier waits for who still reads what was here.
   __device__ int load(const Box<float>* truth, int first, bool choose, int overlap) {
-    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-    const unsigned word = __ballot_sync(kWholeWarp, choose);
-    if (thread % 32 == 0) chosen[warp] = word;
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp;
+    const unsigned word = vote(choose);
+    if (thread % kWarp == 0) chosen[warp] = word;
     __syncthreads();
-    int before = __popc(word & ((1u << thread % 32) - 1)), count = 0;
-    for (int w = 0; w < kTile / 32; ++w) {
+    int before = __popc(word & lanes_before(thread % kWarp)), count = 0;
+    for (int w = 0; w < kTile / kWarp; ++w) {
       if (w < warp) before += __popc(chosen[w]);
       count += __popc(chosen[w]);
     }
@@ -74,11 +74,11 @@ __device__ bool may_meet(const Box<float>& a, const Box<float>& b) {
 
 // The smallest box around those of the warp; NaN is left out.
 __device__ Box<float> around_warp(Box<float> box) {
-  for (int step = 16; step > 0; step /= 2) {
-    box.x1 = std::fmin(box.x1, __shfl_xor_sync(kWholeWarp, box.x1, step));
-    box.y1 = std::fmin(box.y1, __shfl_xor_sync(kWholeWarp, box.y1, step));
-    box.x2 = std::fmax(box.x2, __shfl_xor_sync(kWholeWarp, box.x2, step));
-    box.y2 = std::fmax(box.y2, __shfl_xor_sync(kWholeWarp, box.y2, step));
+  for (int bit = kWarp / 2; bit > 0; bit /= 2) {
+    box.x1 = std::fmin(box.x1, from_lane_across(box.x1, bit));
+    box.y1 = std::fmin(box.y1, from_lane_across(box.y1, bit));
+    box.x2 = std::fmax(box.x2, from_lane_across(box.x2, bit));
+    box.y2 = std::fmax(box.y2, from_lane_across(box.y2, bit));
   }
   return box;
 }
@@ -101,11 +101,11 @@ __global__ void __launch_bounds__(kThreads)
     const bool valid = loaded < all.truth_count && all.valid[image_truth + loaded];
     const int count = tile.load(all.truth + image_truth, first, valid, 0);
     if (best < 0 && count > 0) best = tile.numbers[0];
-    for (int part = 0; part < count; part += 32) {
+    for (int part = 0; part < count; part += kWarp) {
       // A lane for each ground truth: neighbouring candidates meet the same few.
-      const int asked = part + thread % 32;
+      const int asked = part + thread % kWarp;
       const bool meets = asked < count && may_meet(tile.boxes[asked], around);
-      for (unsigned left = __ballot_sync(kWholeWarp, meets); left; left &= left - 1) {
+      for (unsigned left = vote(meets); left; left &= left - 1) {
         const int k = part + __ffs(static_cast<int>(left)) - 1;
         const float here = overlap(tile.boxes[k], tile.areas[k], own, own_area);
         if (here > most) {

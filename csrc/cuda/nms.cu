@@ -86,9 +86,9 @@ void suppress(const char* op, const Candidates& candidates, double iou_threshold
       const dim3 grid(static_cast<unsigned>(here),
                       static_cast<unsigned>(std::min(first / 2 + here, most_along_y)), all);
       start(overlap_kernel<T>, grid, kTile, sorted, first, side, threshold, share, overlaps);
-      start(resolve_kernel<T>, dim3(all), here * 32, sorted, first, side, overlaps);
+      start(resolve_kernel<T>, dim3(all), here * kWarp, sorted, first, side, overlaps);
     }
-    start(collect_kernel<T>, dim3(all), 32 * std::min(32, 2 * tiles), sorted, survivors);
+    start(collect_kernel<T>, dim3(all), kWarp * std::min(kMostWarps, 2 * tiles), sorted, survivors);
   });
 }
 
@@ -105,9 +105,9 @@ Tensor suppress_one_image(const char* op, const Candidates& candidates, double i
 
   int64_t kept_count = 0;
   const cudaStream_t stream = current_stream(candidates.boxes);
-  STD_CUDA_CHECK(cudaMemcpyAsync(&kept_count, index + count, sizeof(kept_count),
-                                 cudaMemcpyDeviceToHost, stream));
-  STD_CUDA_CHECK(cudaStreamSynchronize(stream));
+  check_status(cudaMemcpyAsync(&kept_count, index + count, sizeof(kept_count),
+                               cudaMemcpyDeviceToHost, stream));
+  check_status(cudaStreamSynchronize(stream));
   return torch::stable::clone(torch::stable::narrow(kept, 0, 0, kept_count));
 }
 

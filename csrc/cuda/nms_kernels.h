@@ -5,14 +5,15 @@
 #include "launch.h"
 #include "nms.h"
 #include "overlaps.h"
+#include "warp.h"
 
 namespace detlite {
 
 // Boxes are handled in tiles of as many as a word has bits, and tiles in chunks of as many as a
 // block has warps.
 constexpr int kTile = 64;
-constexpr int kChunk = 32;
-constexpr unsigned kWholeWarp = 0xffffffffu;
+constexpr int kMostWarps = 32;
+constexpr int kChunk = kMostWarps;
 
 // The bits under `count`, which may be any number.
 __device__ inline uint64_t bits_below(int count) {
@@ -79,10 +80,10 @@ __global__ void __launch_bounds__(kThreads)
   }
   sorted.boxes[position] = box;
   if (sorted.groups) sorted.starts[position] = start;
-  const unsigned removed = __ballot_sync(kWholeWarp, out);
-  if (threadIdx.x % 32 == 0) {
-    sorted.removed[position / 32] = removed;
-    sorted.best[position / 32] = 0;
+  const unsigned removed = vote(out);
+  if (threadIdx.x % kWarp == 0) {
+    sorted.removed[position / kWarp] = removed;
+    sorted.best[position / kWarp] = 0;
   }
 }
 
@@ -124,8 +125,8 @@ __global__ void __launch_bounds__(kTile)
     __syncthreads();
     const uint64_t word = overlaps(own, share, rows, needed, count, threshold);
     if (earlier) {
-      const unsigned removed = __ballot_sync(kWholeWarp, word != 0 && start == tile_start);
-      if (removed && thread % 32 == 0) atomicOr(&sorted.removed[position / 32], removed);
+      const unsigned removed = vote(word != 0 && start == tile_start);
+      if (removed && thread % kWarp == 0) atomicOr(&sorted.removed[position / kWarp], removed);
     } else {
       const uint64_t better = bits_below(position - row) & ~bits_below(start - row);
       words[(row_tile - first) * kTile] = word & better;
@@ -133,16 +134,17 @@ __global__ void __launch_bounds__(kTile)
   }
 }
 
-// Finds what is kept of a chunk. A block has an image, a warp a tile, a lane two boxes, 32 apart.
+// Finds what is kept of a chunk. A block has an image, a warp a tile, a lane two boxes, kWarp apart.
 // Tile after tile is resolved, and tells the later ones what it kept. Words are loaded two steps
 // before they are asked for.
 // Budget: resolve_kernel 520 instructions.
 template <typename T>
-__global__ void __launch_bounds__(kChunk * 32)
+__global__ void __launch_bounds__(kChunk * kWarp)
     resolve_kernel(Sorted<T> all, int first, int side, const uint64_t* masks) {
   __shared__ uint64_t kept[kChunk];
   const Sorted<T> sorted = all.of_image(blockIdx.x);
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int tile = first + warp, position = tile * kTile + lane;
   const int from = sorted.start_of(tile * kTile) / kTile - first;
   const uint64_t* words = masks + ((int64_t{blockIdx.x} * side + warp) * side) * kTile + lane;
@@ -151,17 +153,17 @@ __global__ void __launch_bounds__(kChunk * 32)
   };
   const auto load = [&](int row_tile) -> Pair {
     if (row_tile < from || row_tile > warp) return {0, 0};
-    return {words[row_tile * kTile], words[row_tile * kTile + 32]};
+    return {words[row_tile * kTile], words[row_tile * kTile + kWarp]};
   };
-  const auto vote = [](bool low, bool high) {
-    return __ballot_sync(kWholeWarp, low) | uint64_t{__ballot_sync(kWholeWarp, high)} << 32;
+  const auto vote_twice = [](bool low, bool high) {
+    return vote(low) | uint64_t{vote(high)} << kWarp;
   };
 
   bool low_gone = sorted.removed[tile * 2] >> lane & 1;
   bool high_gone = sorted.removed[tile * 2 + 1] >> lane & 1;
   uint64_t alive = 0;
   Pair now = load(0), next = load(1);
-  const int tiles = static_cast<int>(blockDim.x) / 32;
+  const int tiles = static_cast<int>(blockDim.x) / kWarp;
   // By three, so that the three pairs change their names: to copy one would wait for its loads.
 #pragma unroll 3
   for (int step = 0; step < tiles; ++step) {
@@ -169,11 +171,11 @@ __global__ void __launch_bounds__(kChunk * 32)
     if (step == warp) {
       // Who is kept depends on better boxes alone, so each round settles one more of a chain of
       // boxes that suppress each other, and what no longer changes is right.
-      const uint64_t candidates = ~vote(low_gone, high_gone);
+      const uint64_t candidates = ~vote_twice(low_gone, high_gone);
       alive = candidates;
       for (uint64_t before = ~alive; before != alive;) {
         before = alive;
-        alive = candidates & ~vote(now.low & before, now.high & before);
+        alive = candidates & ~vote_twice(now.low & before, now.high & before);
       }
       if (lane == 0) kept[warp] = alive;
     }
@@ -187,10 +189,10 @@ __global__ void __launch_bounds__(kChunk * 32)
   // Only now, since all wait for the warp whose turn it is.
   if (lane == 0) sorted.kept[tile] = alive;
   if (!sorted.groups) return;
-  for (int half = 0; half < kTile; half += 32) {
+  for (int half = 0; half < kTile; half += kWarp) {
     if (!(alive >> (lane + half) & 1)) continue;
     const int place = static_cast<int>(sorted.places[position + half]);
-    atomicOr(&sorted.best[place / 32], 1u << place % 32);
+    atomicOr(&sorted.best[place / kWarp], 1u << place % kWarp);
   }
 }
 
@@ -203,39 +205,36 @@ struct Survivors {
   int64_t* count;
 };
 
-__device__ inline int sum_of_warp(int value) {
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kWholeWarp, value, step);
-  return value;
-}
-
 // From bits in the order of scores to indices. A block has an image, a warp some words in a row, a
 // lane a bit.
 // Budget: collect_kernel 740 instructions.
 template <typename T>
-__global__ void __launch_bounds__(1024) collect_kernel(Sorted<T> all, Survivors survivors) {
-  __shared__ int sums[32];
+__global__ void __launch_bounds__(kMostWarps * kWarp)
+    collect_kernel(Sorted<T> all, Survivors survivors) {
+  __shared__ int sums[kMostWarps];
   const Sorted<T> sorted = all.of_image(blockIdx.x);
   const uint32_t* bits = sorted.groups ? sorted.best : reinterpret_cast<uint32_t*>(sorted.kept);
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int warps = static_cast<int>(blockDim.x) / 32, words = sorted.tiles * 2;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warps = static_cast<int>(blockDim.x) / kWarp, words = sorted.tiles * 2;
   const int share = (words + warps - 1) / warps, begin = warp * share;
   const int end = min(begin + share, words), limit = survivors.limit;
   int64_t* index = survivors.index + int64_t{blockIdx.x} * limit;
 
   int own = 0;
-  for (int w = begin + lane; w < end; w += 32) own += __popc(bits[w]);
+  for (int w = begin + lane; w < end; w += kWarp) own += __popc(bits[w]);
   own = sum_of_warp(own);
   if (lane == 0) sums[warp] = own;
   __syncthreads();
   const int others = lane < warps ? sums[lane] : 0;
   const int total = sum_of_warp(others);
   int place = sum_of_warp(lane < warp ? others : 0);
-  for (int first = begin; first < end && place < limit; first += 32) {
+  for (int first = begin; first < end && place < limit; first += kWarp) {
     const uint32_t loaded = first + lane < end ? bits[first + lane] : 0;
-    for (int j = 0; j < min(32, end - first); ++j) {
-      const uint32_t word = __shfl_sync(kWholeWarp, loaded, j);
-      const int at = place + __popc(word & ((1u << lane) - 1));
-      if ((word >> lane & 1) && at < limit) index[at] = sorted.order[(first + j) * 32 + lane];
+    for (int j = 0; j < min(kWarp, end - first); ++j) {
+      const uint32_t word = from_lane(loaded, j);
+      const int at = place + __popc(word & lanes_before(lane));
+      if ((word >> lane & 1) && at < limit) index[at] = sorted.order[(first + j) * kWarp + lane];
       place += __popc(word);
     }
   }

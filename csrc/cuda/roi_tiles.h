@@ -4,6 +4,7 @@
 #pragma once
 
 #include "roi_device.h"
+#include "warp.h"
 
 namespace detlite {
 
@@ -12,7 +13,6 @@ constexpr int kTileThreads = 64;      // of a block, each with a channel
 constexpr int kListThreads = 512;     // of a block that lists RoIs
 constexpr int kLoadsPerThread = 4;    // bounds that a thread compares at once
 constexpr int kChunk = kTileThreads * kLoadsPerThread;
-constexpr int kWarp = 32;
 
 // The cells that a RoI may touch, the last ones included; none where first > last.
 struct alignas(16) Bounds {
@@ -47,9 +47,7 @@ __global__ void __launch_bounds__(kListThreads)
 
   int before = 0;
   for (int k = thread; k < count; k += kListThreads) before += segment_of(k) < segment;
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    before += __shfl_xor_sync(0xffffffffu, before, step);
-  }
+  before = sum_of_warp(before);
   if (lane == 0) counts[warp] = before;
   __syncthreads();
   int start = 0;
@@ -60,10 +58,10 @@ __global__ void __launch_bounds__(kListThreads)
   for (int base = 0; base < count; base += kListThreads) {
     const int k = base + thread;
     const bool own = k < count && segment_of(k) == segment;
-    const unsigned votes = __ballot_sync(0xffffffffu, own);
+    const unsigned votes = vote(own);
     if (lane == 0) counts[warp] = __popc(votes);
     __syncthreads();
-    int place = start + __popc(votes & ((1u << lane) - 1));
+    int place = start + __popc(votes & lanes_before(lane));
     for (int w = 0; w < warps; ++w) {
       if (w < warp) place += counts[w];
       start += counts[w];
@@ -121,7 +119,7 @@ __device__ void for_touching_rois(const RoiLists& lists, int segment, const Tile
                      bounds.first_column < tile.column + kTile &&
                      bounds.last_column >= tile.column;
       }
-      const unsigned votes = __ballot_sync(0xffffffffu, touches[i]);
+      const unsigned votes = vote(touches[i]);
       if (lane == 0) touching[(i * kTileThreads + thread) / kWarp] = votes;
     }
     __syncthreads();
@@ -135,7 +133,7 @@ __device__ void for_touching_rois(const RoiLists& lists, int segment, const Tile
     for (int i = 0; i < kLoadsPerThread; ++i) {
       if (!touches[i]) continue;
       const unsigned own = touching[(i * kTileThreads + thread) / kWarp];
-      numbers[before[i] + __popc(own & ((1u << lane) - 1))] =
+      numbers[before[i] + __popc(own & lanes_before(lane))] =
           lists.order[base + i * kTileThreads + thread];
     }
     __syncthreads();

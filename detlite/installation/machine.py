@@ -57,11 +57,12 @@ def facts() -> dict[str, str]:
 def problems() -> list[str]:
     """What does not fit together or makes detlite slow; a sentence each, with what to do."""
     found = []
-    if torch.cuda.is_available() and torch.version.cuda and not has_kernels("cuda"):
+    if torch.cuda.is_available() and not has_kernels("cuda"):
+        toolkit = "ROCM_HOME to a ROCm" if torch.version.hip else "CUDA_HOME to a CUDA"
         found.append(
             "torch sees a GPU, but the kernels were built for the CPU alone, so the operators are "
-            "plain torch on the GPU, which is slow: set CUDA_HOME to a CUDA toolkit and install "
-            "detlite again"
+            f"plain torch on the GPU, which is slow: set {toolkit} toolkit and install detlite "
+            "again"
         )
     if _driver() and torch.version.cuda is None:
         found.append(

@@ -37,7 +37,8 @@ def test_nothing_is_wrong():
         ({"shared": 64e6}, "/dev/shm holds 64 MB, .*NUM_WORKERS 0"),
         ({"driver": True, "cuda": None}, "this torch is built for the CPU: install one with CUDA"),
         ({"driver": True, "cuda": "13.2"}, "torch sees no GPU: the driver may be older than CUDA"),
-        ({"gpu": True}, "the kernels were built for the CPU alone, .*: set CUDA_HOME"),
+        ({"gpu": None}, "the kernels were built for the CPU alone, .*: set CUDA_HOME to a CUDA"),
+        ({"gpu": "7.0"}, "the kernels were built for the CPU alone, .*: set ROCM_HOME to a ROCm"),
     ],
 )
 def test_what_is_wrong(patches, said, monkeypatch):
@@ -52,7 +53,7 @@ def test_what_is_wrong(patches, said, monkeypatch):
     if "gpu" in patches:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(machine, "has_kernels", lambda _: False)
-        monkeypatch.setattr(torch.version, "cuda", "13.2")
+        monkeypatch.setattr(torch.version, "hip", patches["gpu"])
     if "OMP_NUM_THREADS" in patches:
         monkeypatch.setenv("OMP_NUM_THREADS", patches["OMP_NUM_THREADS"])
     (found,) = problems()

@@ -3,7 +3,8 @@ registered as the CPU's kernels in a copy of the package, it must pass the opera
 
 Threads and blocks run in random order, and each barrier is taken out once to see that it is needed
 and that the cases would show it (cuda_on_cpu/barriers.py). A second build fuses multiplications
-and additions, as the GPU's compiler does. What this cannot show: what the hardware does to memory
+and additions, as the GPU's compiler does, and a third one takes what the sources have for AMD's
+GPUs, of which 64 threads run together. What this cannot show: what the hardware does to memory
 that is read and written at once, and how fast anything is.
 
 CUDA_ON_CPU_FLAGS adds flags of the compiler; `make sanitize` gives its own.
@@ -30,6 +31,7 @@ ADDED = os.environ.get("CUDA_ON_CPU_FLAGS", "").split()
 FLAGS = ["-O1", "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-fsanitize=alignment"]
 FLAGS += ["-fno-sanitize-recover=all", *ADDED]
 PLAIN = ["-ffp-contract=off"]
+ROCM = [*PLAIN, "-DUSE_ROCM"]
 FUSED = ["-ffp-contract=fast", "-mfma", "-fexpensive-optimizations"]
 # As in setup.py.
 DEFINES = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000"]
@@ -86,6 +88,11 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def rocm_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("rocm_on_cpu"), ROCM)
+
+
+@pytest.fixture(scope="module")
 def fused_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if ADDED:
         pytest.skip("one build is enough with other flags")
@@ -139,8 +146,10 @@ def test_fused_kernels_pass_the_operators_tests(fused_package, operators):
     run_operators_tests(fused_package, operators, seed=2)
 
 
-def test_every_barrier_is_needed(package, tmp_path):
+@pytest.mark.parametrize("kind", ["package", "rocm_package"])
+def test_every_barrier_is_needed(kind, request, tmp_path):
     # In every order; and the results are those of the CPU's kernels.
+    package = request.getfixturevalue(kind)
     folder = HERE / "cuda_on_cpu"
     ran = run(package, str(folder / "barriers.py"), str(tmp_path / "results.pt"))
     assert ran.returncode == 0, ran.stdout + ran.stderr[-5000:]

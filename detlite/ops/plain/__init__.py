@@ -53,8 +53,8 @@ def has_kernels(device: torch.device | str) -> bool:
 
 @cache
 def _warn_of(kind: str) -> None:
-    built = kind == "cuda" and torch.version.cuda  # not ROCm, which is called so too
-    advice = "; a build with CUDA_HOME set has them (detlite doctor)" if built else ""
+    home = "ROCM_HOME" if torch.version.hip else "CUDA_HOME"  # both are called cuda
+    advice = f"; a build with {home} set has them (detlite doctor)" if kind == "cuda" else ""
     logger.warning(
         "detlite has no compiled kernels for %s: its operators run as plain torch there, and more "
         "slowly%s", kind, advice,

@@ -98,6 +98,24 @@ T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
   return cuda_on_cpu::value_of_lane(mask, value, cuda_on_cpu::lane_in_part(lane, width));
 }
 
+// ---- What HIP has instead, on GPUs whose 64 threads run together, as two warps that may be in
+// different places: what the other half of them votes there is anything.
+
+inline unsigned __lane_id() { return threadIdx.x % 64; }
+inline unsigned long long __ballot(bool vote) {
+  const unsigned long long own = __ballot_sync(0xffffffffu, vote);
+  const unsigned long long other = cuda_on_cpu::fibers.random();
+  return __lane_id() < 32 ? own | other << 32 : own << 32 | other;
+}
+template <typename T>
+T __shfl(T value, int source, int width) {
+  return __shfl_sync(0xffffffffu, value, source, width);
+}
+template <typename T>
+T __shfl_xor(T value, int bits, int width) {
+  return __shfl_xor_sync(0xffffffffu, value, bits, width);
+}
+
 // ---- Atomics, of integers alone: a sum of floats would depend on the order of threads.
 
 #define CUDA_ON_CPU_ATOMIC(name, result)                               \
@@ -170,6 +188,7 @@ using std::min;
 
 using cudaStream_t = void*;
 using cudaError_t = int;
+enum { cudaSuccess = 0 };
 enum { cudaMemcpyDeviceToHost = 2, cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 struct cudaLaunchConfig_t {
@@ -233,6 +252,14 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   cuda_on_cpu::run_blocks(*config, [&] { kernel(arguments...); });
   return 0;
 }
+template <typename... Parameters, typename... Arguments>
+void hipLaunchKernelGGL(void (*kernel)(Parameters...), dim3 blocks, dim3 threads,
+                        size_t shared_bytes, cudaStream_t stream, Arguments&&... arguments) {
+  const cudaLaunchConfig_t config{blocks, threads, shared_bytes, stream};
+  cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+}
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline const char* cudaGetErrorString(cudaError_t) { return "an error"; }
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel* kernel, int, int bytes) {
   cuda_on_cpu::allowed_memory[reinterpret_cast<const void*>(kernel)] = static_cast<size_t>(bytes);
