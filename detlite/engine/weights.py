@@ -219,7 +219,7 @@ def build_model_from_checkpoint(
     return cfg, model.eval()
 
 
-def file_of(path: str | Path, opts: Sequence[Any]) -> Path:
+def file_of(path: str | Path, opts: Sequence[Any] = ()) -> Path:
     """The file of a checkpoint, which may be given by name; `opts` may state MODEL.WEIGHT_ROOT."""
     if isinstance(path, Path) or "://" not in path:
         return Path(path)

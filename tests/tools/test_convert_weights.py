@@ -67,6 +67,19 @@ def test_model_that_torchvision_lacks(run_tool, tiny_config, tmp_path, capsys):
     )
 
 
+def test_weights_by_name(run_tool, weights, tmp_path, monkeypatch, capsys):
+    package = tmp_path / "some_weights"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    weights.rename(package / "some.pth")
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "out.pth"
+    assert run_tool("convert_weights.py", "package://some_weights", out) == 0
+    assert read_checkpoint(out).config
+    assert run_tool("convert_weights.py", "package://nowhere", out) == 2
+    assert "there is no such package" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "written", "message"),
     [
