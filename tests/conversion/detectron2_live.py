@@ -18,12 +18,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from differences import Difference, as_dict, compare
 from recordings import load_recipe
 from torch import Tensor, nn
+from vitdet_reference import filled
 
 import detlite
 from detlite.data.images import read_image
@@ -56,14 +58,22 @@ MODELS: dict[str, tuple[str, list[Any]]] = {
     "mask_rcnn_R_50_FPN_3x_dconv_c3-c5": (f"{_MISC}/mask_rcnn_R_50_FPN_3x_dconv_c3-c5.yaml", []),
     "mask_rcnn_R_50_FPN_1x_cls_agnostic": (f"{_MISC}/mask_rcnn_R_50_FPN_1x_cls_agnostic.yaml", []),
     "faster_rcnn_R_50_C4, VOC": ("PascalVOC-Detection/faster_rcnn_R_50_C4.yaml", []),
+    **{
+        name: (f"../projects/ViTDet/configs/COCO/{name}.py", [])
+        for name in (
+            "mask_rcnn_vitdet_b_100ep", "mask_rcnn_vitdet_l_100ep", "mask_rcnn_vitdet_h_75ep",
+            "cascade_mask_rcnn_vitdet_b_100ep", "cascade_mask_rcnn_vitdet_l_100ep",
+            "cascade_mask_rcnn_vitdet_h_75ep",
+        )
+    },
 }  # fmt: skip
 # What the last layers should give, so that boxes of all places and sizes come out, and scores that
 # are neither 0 nor 1: the standard deviation of their results, in the order in which they are met.
 _SPREAD = {
     r"rpn_head\.objectness_logits$": 1.5,
     r"rpn_head\.anchor_deltas$": 0.3,
-    r"box_predictor\.cls_score$": 2.5,
-    r"box_predictor\.bbox_pred$": 1.0,
+    r"box_predictor\.(\d\.)?cls_score$": 2.5,
+    r"box_predictor\.(\d\.)?bbox_pred$": 1.0,
     r"mask_head\.predictor$": 2.0,
     r"^head\.cls_score$": 0.4,
     r"^head\.bbox_pred$": 0.3,
@@ -94,7 +104,7 @@ def compare_live(name: str, recipe: ModuleType, images: list[Tensor]) -> Differe
     peer = build_peer(*MODELS[name])
     _fill(peer, recipe)
     with torch.no_grad():
-        _spread(peer, _peer_inputs(images[:1]))
+        _spread(peer, _peer_inputs(peer, images[:1]))
     with tempfile.TemporaryDirectory() as folder:
         path = save(peer.state_dict(), Path(folder), MODELS[name][0])
         model = detlite.load_checkpoint(path, ["MODEL.DEVICE", "cpu"]).model
@@ -136,7 +146,7 @@ def peer_config(config: str, opts: list[Any]) -> Any:
 @torch.no_grad()
 def detect(peer: Any, image: Tensor) -> dict[str, Tensor]:
     """Its detections in the resized image, labels from 1, masks as probabilities."""
-    inputs = _peer_inputs([image])
+    inputs = _peer_inputs(peer, [image])
     if hasattr(peer, "roi_heads"):
         found = peer.inference(inputs, do_postprocess=False)[0]
     else:
@@ -154,21 +164,23 @@ def detect(peer: Any, image: Tensor) -> dict[str, Tensor]:
 
 def save(state: Mapping[str, Tensor], folder: Path, config: str) -> Path:
     """A file as detectron2 publishes them, in a folder called as its config."""
-    path = folder / Path(config).with_suffix("") / "model_final.pkl"
+    path = folder / Path(config.removeprefix("../")).with_suffix("") / "model_final.pkl"
     path.parent.mkdir(parents=True)
     arrays = {name: value.numpy() for name, value in state.items()}
     path.write_bytes(pickle.dumps({"model": arrays, "__author__": "test"}))
     return path
 
 
-def _peer_inputs(images: list[Tensor]) -> list[dict[str, Any]]:
+def _peer_inputs(peer: Any, images: list[Tensor]) -> list[dict[str, Any]]:
     from detectron2.data.transforms import ResizeShortestEdge
 
     resize = ResizeShortestEdge(_SIDES[0], _SIDES[1])
     inputs = []
     for image in images:
-        bgr = image.permute(1, 2, 0).numpy()[:, :, ::-1]
-        resized = np.ascontiguousarray(resize.get_transform(bgr).apply_image(bgr))
+        pixels = image.permute(1, 2, 0).numpy()
+        if getattr(peer, "input_format", "BGR") == "BGR":
+            pixels = pixels[:, :, ::-1]
+        resized = np.ascontiguousarray(resize.get_transform(pixels).apply_image(pixels))
         tensor = torch.from_numpy(resized.transpose(2, 0, 1).copy())
         inputs.append({"image": tensor, "height": tensor.shape[1], "width": tensor.shape[2]})
     return inputs
@@ -176,6 +188,9 @@ def _peer_inputs(images: list[Tensor]) -> list[dict[str, Any]]:
 
 def _fill(peer: Any, recipe: ModuleType) -> None:
     """Weights that are made from the names of the parameters."""
+    if "backbone.net.pos_embed" in peer.state_dict():
+        peer.load_state_dict(filled(peer))
+        return
     entries = [(name, tuple(value.shape), "") for name, value in peer.state_dict().items()]
     gains = {name: 0.25 for name, _, _ in entries if ".c_bn." in name}  # as the recipe's others
     gains |= {name: 0.1 for name, _, _ in entries if "conv2_offset" in name}
@@ -198,16 +213,18 @@ def _spread(peer: Any, inputs: list[dict[str, Any]]) -> None:
         for name, layer in peer.named_modules()
         if any(re.search(pattern, name) for pattern in _SPREAD)
     ]
-    for part in ("rpn_head", "box_predictor", "mask_head", "^head"):
-        found.clear()
-        peer(inputs)
-        for name, values in found.items():
-            if re.search(part, name):
-                wanted = next(v for pattern, v in _SPREAD.items() if re.search(pattern, name))
-                layer = peer.get_submodule(name)
-                layer.weight.mul_(wanted / torch.cat(values).std())
-                if name == "head.cls_score":
-                    layer.bias.fill_(-2.0)
+    maps = peer.backbone(peer.preprocess_image(inputs).tensor)  # no layer of these is before them
+    with patch.object(peer.backbone, "forward", lambda _: maps):
+        for part in ("rpn_head", "box_predictor", "mask_head", "^head"):
+            found.clear()
+            peer(inputs)
+            for name, values in found.items():
+                if re.search(part, name):
+                    wanted = next(v for pattern, v in _SPREAD.items() if re.search(pattern, name))
+                    layer = peer.get_submodule(name)
+                    layer.weight.mul_(wanted / torch.cat(values).std())
+                    if name == "head.cls_score":
+                        layer.bias.fill_(-2.0)
     for hook in hooks:
         hook.remove()
 

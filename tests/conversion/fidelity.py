@@ -78,14 +78,8 @@ made from parameter names, so that nothing needs to be downloaded; detections ar
 one. Of detectron2 and maskrcnn-benchmark the outputs were recorded, torchvision runs beside.
 Of detectron2's other models, whose outputs are not recorded, a second implementation runs beside in
 `tests/conversion/test_detectron2_models.py`, in float64 and narrow: its boxes are the same to 1e-3
-pixel. So are those of ViTDet's Mask R-CNN and cascade in `tests/conversion/test_vitdet.py`, which
-compares with detectron2 itself where it is installed: on 2026-11-23 (detectron2 0.6 at 02b5c4e2, torch
-2.15.0, float32) the 200 detections in two photographs, on 1024 x 1024 pixels, were matched, with boxes to
-0.011 pixel, scores to 6e-6 and masks to 2e-4: of the Mask R-CNN and the cascade of a ViT-T, of ViT-B and
-of ViT-L. One detection of ViT-B's cascade differs: the hundredth of a picture, of which two score alike
-to 2e-7. Those of ViT-H were matched as well: of its Mask R-CNN with boxes to 0.016 pixel, scores to 2.3e-5
-and masks to 2e-4, of its cascade to 0.012 pixel, 5e-6 and 2e-4.
-Its other newer models run beside in detectron2,
+pixel. So are those of ViTDet's Mask R-CNN and cascade in `tests/conversion/test_vitdet.py`. ViTDet and
+its other newer models run beside in detectron2, at full width,
 [below](#detectron2s-newer-models-beside-its-own-code).
 Of mmdetection 3.3.0, with mmcv 2.1.0's own operators on the CPU, the outputs of narrow models were
 recorded by `tests/conversion/mmdetection_models.py`. Beside it, live, at full width and on pictures

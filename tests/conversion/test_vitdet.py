@@ -1,23 +1,14 @@
-"""ViTDet's weights: their config, their detections beside a second implementation, and beside
-detectron2 where it is installed."""
+"""ViTDet's weights: their config, and their detections beside a second implementation."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from itertools import product
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from differences import Difference, as_dict, compare
-from PIL import Image
-from states import State
-from torch import Tensor
+from differences import as_dict, compare
 from torch.nn import functional as F
-from torchvision.transforms.functional import pil_to_tensor
-from vitdet_reference import CHANNELS, DEPTH, HEADS, ViTDetReference, vitdet
+from vitdet_reference import CHANNELS, DEPTH, HEADS, ViTDetReference, calm, vitdet
 
 import detlite
 from detlite.conversion.convert import convert, source_of
@@ -35,18 +26,6 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def calm(name: str, value: Tensor) -> Tensor:
-    """Weights that neither grow nor drown what they are given."""
-    if value.ndim == 1:
-        return value if "norm" in name and name.endswith("weight") else value * 0.1
-    if "pos_" in name:
-        return value * 0.5
-    transposed = name in ("deconv.weight",) or "simfp_2.0" in name or "simfp_2.3" in name
-    fan_in = len(value) if transposed else value[0].numel()
-    gain = 0.4 if "predictor" in name or "deltas" in name else 1.0
-    return value * gain * (2 / fan_in) ** 0.5
 
 
 @pytest.mark.usefixtures("narrow")
@@ -109,111 +88,3 @@ def test_what_is_refused(change, message):
             state[name] = torch.zeros(shape)
     with pytest.raises(ValueError, match=message):
         convert(state, "detectron2")
-
-
-def filled(model: torch.nn.Module) -> State:
-    """Weights that follow from the names of their entries alone."""
-    state = {}
-    for name, value in model.state_dict().items():
-        seed = int.from_bytes(name.encode()[-8:], "little") + sum(name.encode())
-        drawn = np.random.Generator(np.random.Philox(seed)).standard_normal(tuple(value.shape))
-        value = torch.from_numpy(drawn).to(value.dtype)
-        if ("norm" in name and name.endswith("weight")) or "simfp_2.1.weight" in name:
-            value = 1 + 0.2 * value
-        state[name] = calm(name, value)
-    return state
-
-
-def vitdet_of_detectron2(name: str, cascade: bool) -> torch.nn.Module:
-    """Its model of a size in vit.SIZES, by its own config of ViT-B."""
-    detectron2 = pytest.importorskip("detectron2", reason="detectron2 is not installed")
-    from detectron2.config import LazyCall, LazyConfig, instantiate
-    from detectron2.layers import ShapeSpec
-    from detectron2.modeling.box_regression import Box2BoxTransform
-    from detectron2.modeling.matcher import Matcher
-    from detectron2.modeling.roi_heads import (
-        CascadeROIHeads,
-        FastRCNNConvFCHead,
-        FastRCNNOutputLayers,
-    )
-
-    folder = Path(detectron2.__file__).parent / "model_zoo" / "configs" / "common" / "models"
-    config = LazyConfig.load(str(folder / "mask_rcnn_vitdet.py")).model
-    net = config.backbone.net
-    net.embed_dim, net.depth, net.num_heads = vit.SIZES[name]
-    part = net.depth // 4
-    net.window_block_indexes = [n for n in range(net.depth) if n % part != part - 1]
-    if cascade:  # as projects/ViTDet/configs/COCO/cascade_mask_rcnn_vitdet_b_100ep.py
-        for key in ("box_head", "box_predictor", "proposal_matcher"):
-            config.roi_heads.pop(key)
-        config.roi_heads.update(
-            _target_=CascadeROIHeads,
-            box_heads=[
-                LazyCall(FastRCNNConvFCHead)(
-                    input_shape=ShapeSpec(channels=256, height=7, width=7),
-                    conv_dims=[256] * 4, fc_dims=[1024], conv_norm="LN",
-                )
-                for _ in range(3)
-            ],
-            box_predictors=[
-                LazyCall(FastRCNNOutputLayers)(
-                    input_shape=ShapeSpec(channels=1024), test_score_thresh=0.05,
-                    box2box_transform=LazyCall(Box2BoxTransform)(weights=(w1, w1, w2, w2)),
-                    cls_agnostic_bbox_reg=True, num_classes="${...num_classes}",
-                )
-                for w1, w2 in ((10, 5), (20, 10), (30, 15))
-            ],
-            proposal_matchers=[
-                LazyCall(Matcher)(
-                    thresholds=[iou], labels=[0, 1], allow_low_quality_matches=False
-                )
-                for iou in (0.5, 0.6, 0.7)
-            ],
-        )  # fmt: skip
-    model: torch.nn.Module = instantiate(config).eval()
-    model.load_state_dict(filled(model))
-    heads = model.roi_heads
-    for predictor in heads.box_predictor if cascade else [heads.box_predictor]:
-        predictor.test_score_thresh = _LOW_SCORE
-    return model
-
-
-@pytest.mark.parametrize(("size", "cascade"), list(product("TBLH", (False, True))))
-def test_detections_are_those_of_detectron2(size, cascade, data_root, tmp_path):
-    """Two photographs on one canvas of 1024 x 1024. Sizes beyond T by DETLITE_VITDET=B,L,H."""
-    if size not in ("T", *os.environ.get("DETLITE_VITDET", "").split(",")):
-        pytest.skip("takes minutes: name it in DETLITE_VITDET")
-    found = compare_live(size, cascade, data_root, tmp_path)
-    print(size, "cascade" if cascade else "plain", found)
-    assert found.count >= 20
-    # Of a picture of ViT-B's cascade the last that is kept is either of two that score alike.
-    assert found.unmatched == (2 if (size, cascade) == ("B", True) else 0)
-    assert found.box < 0.05
-    assert found.score < 1e-3
-    assert found.mask < 5e-3
-
-
-def compare_live(
-    size: str, cascade: bool, data_root: Path, tmp_path: Path, count: int = 2
-) -> Difference:
-    reference = vitdet_of_detectron2(size, cascade)
-    torch.save({"model": reference.state_dict()}, tmp_path / "w.pth")
-    opts = ["MODEL.DEVICE", "cpu", "TEST.OPTIMIZE", False,
-            "MODEL.ROI_HEADS.SCORE_THRESH", _LOW_SCORE]  # fmt: skip
-    loaded = detlite.load_checkpoint(tmp_path / "w.pth", opts)
-    assert loaded.model.backbone.body.channels == vit.SIZES[size][0]
-    files = sorted((data_root / "data/coco_open/images").rglob("*.jpg"))[:count]
-    assert len(files) == count
-    images = [pil_to_tensor(Image.open(file).convert("RGB").resize((608, 448))) for file in files]
-    total = Difference()
-    with torch.no_grad():
-        theirs = reference.inference([{"image": image} for image in images], do_postprocess=False)
-        for ours, raw in zip(loaded.model.detect(images), theirs, strict=True):
-            wanted = {
-                "boxes": raw.pred_boxes.tensor,
-                "scores": raw.scores,
-                "labels": raw.pred_classes + 1,
-                "mask_probs": raw.pred_masks[:, 0],
-            }
-            total.merge(compare(as_dict(ours), wanted))
-    return total

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import torch
 from detectron2_reference import Reference
 from states import CLASSES, DIM, PYRAMID, State, Writer
@@ -156,3 +157,28 @@ def vitdet(cascade: bool = False, side: int = 128) -> State:
     out.layer("roi_heads.mask_head.deconv", PYRAMID, PYRAMID, 2, 2)
     out.layer("roi_heads.mask_head.predictor", CLASSES - 1, PYRAMID, 1, 1)
     return out.state
+
+
+def calm(name: str, value: Tensor) -> Tensor:
+    """Weights that neither grow nor drown what they are given."""
+    if value.ndim == 1:
+        return value if "norm" in name and name.endswith("weight") else value * 0.1
+    if "pos_" in name:
+        return value * 0.5
+    transposed = name in ("deconv.weight",) or "simfp_2.0" in name or "simfp_2.3" in name
+    fan_in = len(value) if transposed else value[0].numel()
+    gain = 0.4 if "predictor" in name or "deltas" in name else 1.0
+    return value * gain * (2 / fan_in) ** 0.5
+
+
+def filled(model: torch.nn.Module) -> State:
+    """Weights that follow from the names of their entries alone."""
+    state = {}
+    for name, value in model.state_dict().items():
+        seed = int.from_bytes(name.encode()[-8:], "little") + sum(name.encode())
+        drawn = np.random.Generator(np.random.Philox(seed)).standard_normal(tuple(value.shape))
+        value = torch.from_numpy(drawn).to(value.dtype)
+        if ("norm" in name and name.endswith("weight")) or "simfp_2.1.weight" in name:
+            value = 1 + 0.2 * value
+        state[name] = calm(name, value)
+    return state

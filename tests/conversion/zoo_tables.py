@@ -76,11 +76,11 @@ _LIVE_HEAD = """
 
 These run in detectron2 itself, built from its commit 02b5c4e, and here: each by its own config, at
 full width, with weights made from parameter names and the last layers scaled so that scores spread.
-Two photographs of COCO, resized to 320 pixels by each its own way, one after the other, in float32
-on a CPU; differences as above, of masks those of their probabilities. The two that are unmatched
-are the hundredth of a picture in either, the last that is kept: their scores, 0.86862 and 0.86855,
-are nearer than rounding. `DETLITE_TEST_DATA=<folder> python tests/conversion/detectron2_live.py`
-measures all anew where detectron2 can be imported.
+Two photographs of COCO, resized to 320 pixels by each its own way (and for ViTDet padded to 1024
+x 1024), one after the other, in float32 on a CPU; differences as above, of masks those of their
+probabilities. The two that are unmatched are the hundredth of a picture in either, the last that
+is kept: their scores, 0.86862 and 0.86855, are nearer than rounding. `DETLITE_TEST_DATA=<folder>
+python tests/conversion/detectron2_live.py` measures all anew where detectron2 can be imported.
 
 | model | detections | unmatched | box | score | mask | date | versions |
 |---|---|---|---|---|---|---|---|
