@@ -95,7 +95,8 @@ wheel: $(VENV)/.dependencies
 	rm -rf build/wheel dist
 	$(BIN)/python -m build --no-isolation --outdir build/wheel
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --strip --wheel-dir dist \
-	  --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libcudart*' build/wheel/*.whl
+	  --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libcudart*' \
+	  --exclude 'libamdhip64*' build/wheel/*.whl
 	cp build/wheel/*.tar.gz dist/
 	$(BIN)/python tests/wheel/check.py dist/*.whl $(CHECK)
 

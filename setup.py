@@ -3,7 +3,7 @@
 CUDA kernels are built when CUDA_HOME names a toolkit (a folder with bin/nvcc) or DETLITE_CUDA=1
 asks for them; DETLITE_CUDA=0 leaves them out. Whether the machine has a GPU is never asked.
 With a torch that is built for ROCm, torch's hipify makes HIP of them, in csrc/hip, where ROCM_HOME
-is set or DETLITE_CUDA=1 asks for it.
+or ROCM_PATH is set or DETLITE_CUDA=1 asks for it.
 TORCH_CUDA_ARCH_LIST chooses the GPU generations (PYTORCH_ROCM_ARCH those of AMD) and MAX_JOBS the
 parallel compilers, as for any torch extension.
 """
@@ -25,6 +25,8 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 # Turing to Hopper as machine code; later generations compile the PTX when they first load it.
 CUDA_ARCHITECTURES = "7.5;8.0;9.0+PTX"
+# CDNA 2 and 3, RDNA 2 and 3. torch's own default is the cards of the machine that builds.
+ROCM_ARCHITECTURES = "gfx90a;gfx942;gfx1030;gfx1100"
 # The oldest torch whose stable ABI the kernels use: one binary runs on it and on every later one.
 TORCH_TARGET = (2, 11)
 TORCH_TARGET_VERSION = f"0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}000000000000"
@@ -45,7 +47,8 @@ CXX_FLAGS = [
 # Of the linker that Linux has; that of macOS knows neither, and drops what is not used by itself.
 LINK_FLAGS = ["-Wl,-O1", "-Wl,--as-needed"] if sys.platform == "linux" else []
 NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler=-Wall,-Wextra,-fvisibility=hidden"]
-# Clang, which does not unroll every loop that it is asked to.
+# No contraction: rounded_product() counts on it there. Clang warns of loops that it does not unroll
+# as asked.
 HIPCC_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-ffp-contract=off", "-Wno-pass-failed"]
 
 
@@ -63,22 +66,24 @@ def toolkit_of(nvcc: str) -> str:
     return os.path.dirname(here[1] if here else os.path.dirname(os.path.realpath(nvcc)))
 
 
-def has_gpu_kernels(torch: ModuleType) -> bool:
+def prepare_gpu(torch: ModuleType) -> bool:
     """Whether kernels for GPUs are built; if so, readies what torch's compiler driver reads."""
-    rocm = torch.version.hip is not None
+    homes = ("ROCM_HOME", "ROCM_PATH") if torch.version.hip else ("CUDA_HOME",)
     asked = os.environ.get("DETLITE_CUDA", "")
     if asked not in ("", "0", "1"):
         raise SystemExit(f"DETLITE_CUDA must be 0 or 1, not {asked!r}")
-    if asked == "0" or not (asked or os.environ.get("ROCM_HOME" if rocm else "CUDA_HOME")):
+    if asked == "0" or not (asked or any(os.environ.get(home) for home in homes)):
         return False
-    if rocm:
+    if torch.version.hip:
         from torch.utils import cpp_extension
 
-        if not cpp_extension.ROCM_HOME:
+        compiler = Path(cpp_extension.ROCM_HOME or "/opt/rocm", "bin", "hipcc")
+        if not compiler.exists():
             raise SystemExit(
-                "no ROCm toolkit: set ROCM_HOME to its folder, or DETLITE_CUDA=0 to build for the "
-                "CPU alone"
+                f"no ROCm compiler at {compiler}: set ROCM_HOME to the toolkit's folder, or "
+                "DETLITE_CUDA=0 to build for the CPU alone"
             )
+        os.environ["PYTORCH_ROCM_ARCH"] = os.environ.get("PYTORCH_ROCM_ARCH") or ROCM_ARCHITECTURES
         return True
     if torch.version.cuda is None:
         raise SystemExit(
@@ -135,7 +140,7 @@ class BuildKernels(build_ext):
                 f"detlite needs torch >= {TORCH_TARGET[0]}.{TORCH_TARGET[1]}; "
                 f"this is torch {torch.__version__}"
             )
-        gpu = has_gpu_kernels(torch)
+        gpu = prepare_gpu(torch)
         from torch.utils import cpp_extension
 
         (declared,) = self.distribution.ext_modules

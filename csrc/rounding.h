@@ -6,8 +6,8 @@
 namespace detlite {
 
 // a * b, rounded before anything is added to it. Fused, the last bit, and with it which of two boxes
-// is kept or how many samples a bin has, would depend on the device. (On the host, setup.py tells the
-// compiler not to fuse.)
+// is kept or how many samples a bin has, would depend on the device. (On the host
+// and for AMD's GPUs setup.py tells the compiler not to fuse.)
 template <typename T>
 C10_HOST_DEVICE T rounded_product(T a, T b) {
 #if defined(__CUDA_ARCH__) || defined(DETLITE_CUDA_ON_CPU)

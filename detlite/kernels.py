@@ -25,6 +25,13 @@ def refusal() -> str:
     )
 
 
+def _platform() -> str:
+    """What torch was built for."""
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU alone"
+
+
 def remedy(error: Exception) -> str:
     """What to do about the error by which detlite._C, or an operator in it, was not found."""
     if not any(Path(__file__).parent.glob("_C.*.so")):
@@ -32,13 +39,15 @@ def remedy(error: Exception) -> str:
             "detlite._C, the compiled kernels, is not built: "
             "`pip install --no-build-isolation -e .` in the detlite folder"
         )
-    cuda = re.search(r"lib(?:cudart\.so\.(\d+)|torch_cuda\.so|c10_cuda\.so)", str(error))
-    if cuda:
-        kind = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU alone"
-        built = f"CUDA {cuda[1]}" if cuda[1] else "CUDA"
+    gpu = re.search(
+        r"lib(?:cudart\.so\.(?P<cuda>\d+)|(?:torch|c10)_cuda\.so|"
+        r"(?P<rocm>amdhip64\.so|(?:torch|c10)_hip\.so))", str(error),
+    )  # fmt: skip
+    if gpu:
+        built = "ROCm" if gpu["rocm"] else f"CUDA {gpu['cuda'] or ''}".strip()
         return (
-            f"detlite's kernels were built for {built}, and torch {torch.__version__} for {kind}: "
-            f"install a torch for {built}, or a wheel of detlite for the CPU"
+            f"detlite's kernels were built for {built}, and torch {torch.__version__} for "
+            f"{_platform()}: install a torch for {built}, or a wheel of detlite for the CPU"
         )
     return (
         f"detlite._C, the compiled kernels, cannot be loaded ({error}): install detlite again "

@@ -47,6 +47,19 @@ def test_kernels_for_another_cuda(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     error = ImportError("libc10_cuda.so: cannot open shared object file: No such file")
     assert "built for CUDA, and torch 2.12.0+cu126 for the CPU alone: " in kernels.remedy(error)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert "built for CUDA, and torch 2.12.0+cu126 for ROCm 7.0: " in kernels.remedy(error)
+
+
+@pytest.mark.parametrize("library", ["libamdhip64.so.7", "libtorch_hip.so"])
+def test_kernels_for_rocm(library, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    error = ImportError(f"{library}: cannot open shared object file: No such file")
+    found = kernels.remedy(error)
+    assert found.startswith("detlite's kernels were built for ROCm, and torch ")
+    assert found.endswith(
+        " for CUDA 13.2: install a torch for ROCm, or a wheel of detlite for the CPU"
+    )
 
 
 def test_kernels_that_are_not_there(monkeypatch, tmp_path):

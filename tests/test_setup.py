@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from typing import Any
@@ -17,8 +18,10 @@ def build(repo_root, monkeypatch):
     """`build(platform)`: what is handed to torch's CppExtension and CUDAExtension."""
     monkeypatch.chdir(repo_root)
     monkeypatch.setattr(setuptools, "setup", lambda **options: None)
-    for name in ("CUDA_HOME", "ROCM_HOME", "DETLITE_CUDA"):
+    for name in ("CUDA_HOME", "ROCM_HOME", "ROCM_PATH", "DETLITE_CUDA"):
         monkeypatch.delenv(name, raising=False)
+    for name in ("CUDA_HOME", "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH"):  # which setup.py sets
+        monkeypatch.setenv(name, "")
 
     def run(platform: str = "linux") -> dict[str, Any]:
         made: dict[str, Any] = {}
@@ -65,13 +68,36 @@ def test_macos_has_another_linker(build):
 
 
 @pytest.fixture
-def rocm(monkeypatch):
+def toolkit(tmp_path):
+    """A folder with the compilers of CUDA and ROCm."""
+    (tmp_path / "bin").mkdir()
+    for name in ("nvcc", "hipcc"):
+        (tmp_path / "bin" / name).touch()
+    return str(tmp_path)
+
+
+def test_cuda_has_kernels_where_they_are_asked_for(build, monkeypatch, toolkit):
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setenv("CUDA_HOME", toolkit)
+    made = build()
+    assert made["kind"] == "cuda"
+    assert "csrc/cuda/nms.cu" in made["sources"]
+    flags = made["extra_compile_args"]["nvcc"]
+    assert flags[flags.index("-D") + 1] == "USE_CUDA"
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "7.5;8.0;9.0+PTX"
+    monkeypatch.setenv("CUDA_HOME", f"{toolkit}/bin")
+    with pytest.raises(SystemExit, match=r"no CUDA compiler at .*/bin/bin/nvcc: set CUDA_HOME"):
+        build()
+
+
+@pytest.fixture
+def rocm(monkeypatch, toolkit):
     """A torch for AMD's GPUs, and its toolkit."""
     from torch.utils import cpp_extension
 
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(cpp_extension, "ROCM_HOME", "/opt/rocm")
+    monkeypatch.setattr(cpp_extension, "ROCM_HOME", toolkit)
 
 
 @pytest.mark.usefixtures("rocm")
@@ -85,6 +111,8 @@ def test_rocm_has_kernels_where_they_are_asked_for(build, monkeypatch):
     assert made["kind"] == "cuda"
     assert "csrc/cuda/nms.cu" in made["sources"]
     flags = made["extra_compile_args"]["nvcc"]
+    assert flags[flags.index("-D") + 1] == "USE_CUDA"
+    assert os.environ["PYTORCH_ROCM_ARCH"] == "gfx90a;gfx942;gfx1030;gfx1100"
     assert "-ffp-contract=off" in flags
     assert not [flag for flag in flags if "-Xcompiler" in flag or flag == "-DUSE_CUDA"]
     monkeypatch.setenv("DETLITE_CUDA", "0")
@@ -95,9 +123,9 @@ def test_rocm_has_kernels_where_they_are_asked_for(build, monkeypatch):
 def test_rocm_needs_its_toolkit(build, monkeypatch):
     from torch.utils import cpp_extension
 
-    monkeypatch.setattr(cpp_extension, "ROCM_HOME", None)
+    monkeypatch.setattr(cpp_extension, "ROCM_HOME", "/nowhere")
     monkeypatch.setenv("DETLITE_CUDA", "1")
-    with pytest.raises(SystemExit, match="no ROCm toolkit: set ROCM_HOME"):
+    with pytest.raises(SystemExit, match="no ROCm compiler at /nowhere/bin/hipcc: set ROCM_HOME"):
         build()
 
 

@@ -4,9 +4,9 @@
         --output out/torchvision
 
 As in references/detection: maskrcnn_resnet50_fpn, SGD with momentum 0.9 and decay 0.0001, batches
-of 2 that are alike in shape, left-right flips, a linear warm-up from a thousandth in the first 1000
-steps or the first epoch, and a rate of 0.02 for 16 images that falls to a tenth after 16 and 22 of
-26 epochs: here the same shares of the minutes. --weights is a file of
+of 2 that are alike in shape, left-right flips, a linear warm-up from a thousandth over 1000 steps,
+or over an epoch where that is shorter, and a rate of 0.02 for 16 images that falls to a tenth
+after 16 and 22 of 26 epochs: here the same shares of the minutes. --weights is a file of
 torchvision's for that model; `coco` and `imagenet` are downloaded by it, `none` starts from random
 weights.
 
@@ -117,7 +117,7 @@ def train(model: nn.Module, coco: COCO, args: argparse.Namespace) -> list[tuple[
     labels = {category: number for number, category in enumerate(ids, start=1)}
     saved: list[tuple[float, Path]] = []
     whole, start = args.minutes * 60, time.time()
-    warm_up = min(WARM_UP, len(with_objects(coco)) // BATCH - 1)
+    warm_up = max(min(WARM_UP, len(with_objects(coco)) // BATCH - 1), 1)
     model.train()
     for step, batch in enumerate(batches(coco), start=1):
         share = (time.time() - start) / whole
@@ -220,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("train", "val", "images", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--weights", default="coco", help="coco, imagenet, none or a file (coco)")
-    parser.add_argument("--body", type=Path, help="weights of EfficientNet-Lite0, in its place")
+    parser.add_argument("--body", type=Path, help="of EfficientNet-Lite0, goes before --weights")
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--checkpoints", type=int, default=8, help="saved and scored (8)")
     parser.add_argument("--detections", type=int, default=200, help="most of a picture (200)")

@@ -27,6 +27,7 @@ inline cudaStream_t current_stream(const torch::stable::Tensor& tensor) {
   return static_cast<cudaStream_t>(stream);
 }
 
+// torch's macro names CUDA's types, whether or not its headers went through hipify.
 inline void check_status(cudaError_t status) {
 #ifdef USE_ROCM
   check(status == cudaSuccess, "HIP: ", cudaGetErrorString(status));

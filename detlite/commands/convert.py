@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..config import ConfigError
 from ..conversion import SOURCES, to_torchvision
 from ..engine.checkpoint import (
     CheckpointError,
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_content(args.output, to_torchvision(checkpoint.model))
         else:
             save_checkpoint(replace(checkpoint, path=args.output), last=False)
-    except (CheckpointError, ConfigError, ValueError) as error:
+    except (CheckpointError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{args.output}: {len(checkpoint.model)} entries")

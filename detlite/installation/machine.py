@@ -62,7 +62,7 @@ def problems() -> list[str]:
         found.append(
             "torch sees a GPU, but the kernels were built for the CPU alone, so the operators are "
             f"plain torch on the GPU, which is slow: set {toolkit} toolkit and install detlite "
-            "again"
+            "again, by `pip install --no-build-isolation`"
         )
     if _driver() and torch.version.cuda is None:
         found.append(

@@ -3,9 +3,10 @@ registered as the CPU's kernels in a copy of the package, it must pass the opera
 
 Threads and blocks run in random order, and each barrier is taken out once to see that it is needed
 and that the cases would show it (cuda_on_cpu/barriers.py). A second build fuses multiplications
-and additions, as the GPU's compiler does, and a third one takes what the sources have for AMD's
-GPUs, of which 64 threads run together. What this cannot show: what the hardware does to memory
-that is read and written at once, and how fast anything is.
+and additions, as the GPU's compiler does. A third one takes what the sources have for AMD's GPUs,
+of which 64 threads run together, and must give the same in the cases of barriers.py. What this
+cannot show: what the hardware does to memory that is read and written at once, and how fast
+anything is.
 
 CUDA_ON_CPU_FLAGS adds flags of the compiler; `make sanitize` gives its own.
 """

@@ -38,7 +38,7 @@ def hipified(repo_root: Path, tmp_path: Path) -> list[Path]:
     if shutil.which("hipcc") is None:
         pytest.skip("needs hipcc, of ROCm or of Debian's package hipcc")
     shutil.copytree(repo_root / "csrc", tmp_path / "csrc", ignore=shutil.ignore_patterns("hip"))
-    sources = sorted((tmp_path / "csrc" / "cuda").glob("*.cu"))
+    sources = sorted((tmp_path / "csrc").rglob("*.c*"))
     # As torch's CUDAExtension calls it.
     made = hipify_python.hipify(
         project_directory=str(tmp_path),
@@ -50,7 +50,9 @@ def hipified(repo_root: Path, tmp_path: Path) -> list[Path]:
         hipify_extra_files_only=True,
         show_progress=False,
     )
-    return [Path(made[str(source)].hipified_path) for source in sources]
+    new = {Path(made[str(source)].hipified_path) for source in sources} - set(sources)
+    assert {file.parent for file in new} == {tmp_path / "csrc" / "hip"}
+    return sorted(new)
 
 
 def test_the_kernels_compile_for_amd(hipified, repo_root, tmp_path, monkeypatch):

@@ -90,6 +90,12 @@ def test_gpus_can_have_kernels(warnings, monkeypatch, hip, home):
     assert f"a build with {home} set has them" in warnings.text
 
 
+def test_others_cannot(warnings):
+    plain._warn_of("mps")
+    assert "no compiled kernels for mps" in warnings.text
+    assert "_HOME" not in warnings.text
+
+
 def test_random_inputs_give_what_the_kernels_give():
     """Maps of any layout, boxes anywhere, infinite and NaN, forward and backward."""
     for seed in range(300):
