@@ -56,7 +56,7 @@ class Facts:
         """What the set and the machine are, in a sentence."""
         found, machine = self.train, self.machine
         low, high = found.sizes.min(axis=0).astype(int), found.sizes.max(axis=0).astype(int)
-        device = machine.gpu or f"{machine.cores} cores"
+        device = machine.gpu or ("1 core" if machine.cores == 1 else f"{machine.cores} cores")
         return (
             f"{len(found.sizes)} pictures of {low[1]}x{low[0]} to {high[1]}x{high[0]} pixels to "
             f"train on, with {len(found.boxes)} objects (sides of {found.sides.min():.0f} to "

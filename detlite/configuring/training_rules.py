@@ -154,7 +154,8 @@ def workers(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     machine = facts.machine
     decoding = f"reading a picture takes {1000 * facts.train.decoding:.0f} ms"
     if not machine.gpu:
-        reason = f"the model is computed on all {machine.cores} cores, and {decoding}"
+        cores = "the core" if machine.cores == 1 else f"all {machine.cores} cores"
+        reason = f"the model is computed on {cores}, and {decoding}"
         yield Choice("DATALOADER.NUM_WORKERS", 0, reason)
         return
     count = max(min(machine.cores - 1, 8), 0)

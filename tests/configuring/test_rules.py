@@ -192,6 +192,13 @@ def test_loaders_do_not_take_the_cores_of_the_model(cpu, gpu):
     assert chosen(statistics(), gpu)["DATALOADER.NUM_WORKERS"] == 8
 
 
+def test_one_core_is_no_cores(cpu):
+    facts = Facts(statistics(), None, dataclasses.replace(cpu, cores=1))
+    assert "on 1 core with" in facts.summary
+    reasons = {choice.key: choice.reason for choice in choose(facts)}
+    assert "on the core," in reasons["DATALOADER.NUM_WORKERS"]
+
+
 def test_what_is_chosen_loads(cpu, gpu, tmp_path):
     sets = {split: Source(tmp_path / f"{split}.json", tmp_path) for split in ("train", "val")}
     for number, machine in enumerate((cpu, gpu, dataclasses.replace(cpu, pretrained=True))):
