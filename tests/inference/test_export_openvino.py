@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -183,6 +184,37 @@ def test_int8_leaves_group_norm_in_float32(tiny_config):
     givers = {op.input_value(0).get_node().get_type_name() for op in norms}
     assert givers
     assert "FakeQuantize" not in givers
+
+
+_LEVELS = """
+import sys
+import torch
+from detlite import Predictor
+backbone = Predictor(sys.argv[1]).model.backbone
+torch.save([level.clone() for level in backbone(torch.load(sys.argv[2]))], sys.argv[3])
+"""
+
+
+def test_int8_gives_the_same_without_its_instructions(config, tmp_path):
+    """Without VNNI two products are added in 16 bits, where large ones of 8 bits overflow."""
+    pytest.importorskip("nncf", reason="needs the extra openvino")
+    model = build_model(config).eval()
+    for module in model.backbone.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.weight.data.abs_()
+    pictures = [torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8) for _ in range(3)]
+    quantised = to_openvino(model, pictures)
+    write_exported(tmp_path / "int8.openvino", "openvino", exportable(config, model), quantised)
+    pixels = model.prepare(pictures[:1])[0].pixels
+    torch.save(pixels, tmp_path / "pixels.pt")
+    files = [str(tmp_path / name) for name in ("int8.openvino", "pixels.pt", "levels.pt")]
+    subprocess.run(
+        [sys.executable, "-c", _LEVELS, *files],
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+        check=True,
+    )
+    for one, other in zip(quantised.backbone(pixels), torch.load(files[2]), strict=True):
+        assert (one - other).norm() / one.norm() < 1e-3
 
 
 def test_int8_needs_detections(model, monkeypatch):
