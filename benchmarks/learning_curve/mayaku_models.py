@@ -5,7 +5,7 @@
 
 `mayaku-n-seg` is its smallest, pretrained on Objects365 and downloaded by mayaku; a .pth that is
 there is taken as it is. `mask_rcnn` is its Mask R-CNN on ResNet-50, for which it offers no weights:
-it starts from random ones, with group norm.
+it starts from random ones, with batch norm, as its ResNets have no group norm.
 
 mayaku counts in epochs, its cosine as well. One is timed first, and as many as fit are trained.
 """
@@ -63,10 +63,11 @@ def mask_rcnn(file: Path) -> MayakuConfig:
             "model": {
                 "meta_architecture": "mask_rcnn",
                 "mask_on": True,
-                "backbone": {"name": "resnet50", "norm": "GN", "freeze_at": 0},
+                "backbone": {"name": "resnet50", "norm": "BN", "freeze_at": 0},
                 "roi_heads": {"num_classes": classes},
                 "roi_mask_head": {},
             },
+            "input": {"mask_format": "bitmask"},
             "solver": {"ims_per_batch": 2, "base_lr": 0.0025},
         }
     )

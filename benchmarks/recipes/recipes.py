@@ -46,9 +46,14 @@ class Recipe:
 
 
 def _small(cfg: CfgNode) -> Overrides:
-    """The model of `_base_/small_fpn.yaml`, with the anchors and the detections of the data."""
+    """The small model as `detlite init` writes it: anchors and numbers of RoIs by the data."""
     own = yaml.safe_load((Path(str(CONFIGS)) / "_base_" / "small_fpn.yaml").read_text())
-    return dict(flatten({"MODEL": own["MODEL"]}))
+    keys: Overrides = dict(flatten({"MODEL": own["MODEL"]}))
+    del keys["MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE"]
+    for split in ("TRAIN", "TEST"):
+        name = f"FPN_POST_NMS_TOP_N_{split}"
+        keys[f"MODEL.RPN.{name}"] = min(keys[f"MODEL.RPN.{name}"], cfg.MODEL.RPN[name])
+    return keys
 
 
 def _resnet18(cfg: CfgNode) -> Overrides:

@@ -2,7 +2,7 @@
 
     python benchmarks/recipes/run.py measure --train t.json --val v.json --output out
     python benchmarks/recipes/run.py train --output out --minutes 15 --seeds 0 1 --slots 2
-    python benchmarks/recipes/run.py table --output out --markdown docs/recipes.md
+    python benchmarks/recipes/run.py table --output out --markdown out/table.md
 
 `measure` writes the base config and the seconds of a step of each recipe, which wants a quiet
 machine. `train` gives each recipe minutes x 60 / seconds steps, so that a machine that others use
@@ -12,6 +12,7 @@ spoils nothing; what is finished is skipped, what was interrupted goes on.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import statistics
@@ -44,7 +45,9 @@ def measure(args: argparse.Namespace) -> int:
     """The base config, and the mean seconds of a step of each recipe, one after the other."""
     args.output.mkdir(parents=True, exist_ok=True)
     base = args.output / BASE
-    if not base.exists():
+    if base.exists():
+        print(f"{base} is there already and is what is measured; --train and --val are not read")
+    else:
         if args.train is None:
             raise SystemExit(f"{base} is not there: --train names the data to write it for")
         base.write_text(init_config(args.train, args.val, args.images, args.output))
@@ -80,7 +83,8 @@ def train(args: argparse.Namespace) -> int:
 def run(args: argparse.Namespace, name: str, seed: int, steps: int) -> int:
     """Trains, or only evaluates, a recipe in a process of its own; its exit status."""
     own, recipe = folder(args.output, name, seed), RECIPES[name]
-    plan = {"recipe": name, "seed": seed, "steps": steps}
+    base = hashlib.sha256((args.output / BASE).read_bytes()).hexdigest()
+    plan = {"recipe": name, "seed": seed, "steps": steps, "base": base}
     done = own / "plan.json"
     if done.exists() and json.loads(done.read_text()) != plan:
         print(f"{own} holds another run, {done.read_text()}: remove it", flush=True)
