@@ -11,7 +11,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from .config import ConfigError, load_config
+from .config import ConfigError, expand_path, load_config
 
 FilePath = str | Path
 # An annotation file in COCO's form, and the folder of its pictures.
@@ -155,7 +155,8 @@ def evaluate(
     if weights is not None:
         opts["MODEL.WEIGHT"] = str(weights)
     if output_dir is None and config is None and weights and "://" not in str(weights):
-        output_dir = Path(weights).parent / "evaluation"  # not among the files of its training
+        # Not among the files of its training.
+        output_dir = expand_path(str(weights)).parent / "evaluation"
     if output_dir is not None:
         opts["OUTPUT_DIR"] = str(output_dir)
     given = _pairs(opts) + _pairs(overrides)
@@ -191,8 +192,10 @@ def _datasets(**sets: Data | None) -> dict[str, Any]:
 
 
 def _address(path: FilePath) -> str:
-    """A URL, or an absolute path."""
-    return str(path) if "://" in str(path) else str(Path(path).absolute())
+    """A URL, or an absolute path, with `~` and variables as a config may have them."""
+    from .data.remote import address, place
+
+    return address(place(str(path)))
 
 
 def _classes(data: Data) -> dict[str, Any]:

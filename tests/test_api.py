@@ -163,6 +163,18 @@ def test_data_at_urls(shapes, tmp_path):
     assert (entry["annotations"], entry["images"]) == urls
 
 
+def test_home_and_variables_are_expanded(trained, shapes, tmp_path, monkeypatch):
+    annotations, folder = shapes[1]
+    (tmp_path / "found.json").write_bytes(annotations.read_bytes())
+    (tmp_path / "model.pth").write_bytes(trained.weights.read_bytes())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PHOTOS", str(folder))
+    result = detlite.evaluate("~/model.pth", data=("~/found.json", "$PHOTOS"))
+    assert result.weights == tmp_path / "model.pth"
+    assert result.output_dir == tmp_path / "evaluation"
+    assert result.metrics["test"]["bbox"]
+
+
 def test_training_goes_on_from_weights_of_other_classes(trained, shapes, tmp_path, capsys):
     """The model is that of the checkpoint; classes of the same name keep their rows."""
     annotations, folder = shapes[0]

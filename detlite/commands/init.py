@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..config import ConfigError
-from ..data import DataError
+from ..data import DataError, LoaderProcessError, naming_dead_loaders
 
 _MOST_MINUTES = 525_600
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     raise ConfigError(f"--coco converts --data alone: leave out --{option}")
             for file in _convert(args.data, args.coco):
                 print(f"written: {file}", file=sys.stderr)
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, LoaderProcessError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -84,7 +84,8 @@ def config(
 
     if minutes:
         print("timing training steps on this machine", file=sys.stderr)
-        facts = fit(facts, minutes, seconds_of_step)
+        with naming_dead_loaders():
+            facts = fit(facts, minutes, seconds_of_step)
     return config_text([*where, *choose(facts)], facts.summary, facts.base)
 
 

@@ -8,13 +8,18 @@ import numpy as np
 
 _LEVELS = 5
 _STRIDE = 4  # of the finest level
+_RETINANET_STRIDE = 8
+_OCTAVE = 2 ** (np.arange(3) / 3)  # MODEL.RETINANET.OCTAVE, SCALES_PER_OCTAVE
 _WANTED = 0.6  # IoU
 _ENOUGH = 0.95  # of the boxes that an anchor's shape fits so well
 _RATIOS = [0.5, 1.0, 2.0]
 _FACTORS = (2**0.5, 3.0)  # from a level to the next
+_COUNTS = ((1, _RATIOS), (2, _RATIOS))  # sizes a level, and ratios
 
 
-def choose_anchors(boxes: np.ndarray) -> tuple[list[Any], list[float], float, float]:
+def choose_anchors(
+    boxes: np.ndarray, octaves: bool = False
+) -> tuple[list[Any], list[float], float, float]:
     """The simplest anchors whose shapes fit nearly all boxes.
 
     Sizes rise evenly over the five levels of an FPN, from near the smallest boxes. First one size
@@ -22,6 +27,8 @@ def choose_anchors(boxes: np.ndarray) -> tuple[list[Any], list[float], float, fl
 
     Args:
         boxes: [N, 2] of (width, height) in pixels of the image.
+        octaves: those of a RetinaNet: each level's size is twice the one before, with two more on
+            the way there, which are not among ANCHOR_SIZES; only ratios are tried.
 
     Returns:
         ANCHOR_SIZES, ASPECT_RATIOS, the part of the boxes that such an anchor fits (an IoU of 0.6
@@ -30,17 +37,17 @@ def choose_anchors(boxes: np.ndarray) -> tuple[list[Any], list[float], float, fl
     sides = np.sqrt(boxes.prod(axis=1))
     low, high = np.quantile(sides, [0.05, 0.995])
     # Anchors below two cells are hardly matched.
-    first = float(np.clip(low, 2 * _STRIDE, 8 * _STRIDE))
-    own = np.quantile(boxes[:, 1] / boxes[:, 0], [0.05, 0.5, 0.95])
-    candidates = [
-        (1, _RATIOS),
-        (2, _RATIOS),
-        (2, _distinct(own)),
-    ]
-    tried = [
-        (sizes, ratios, _share(boxes, np.ravel(sizes), ratios))
-        for sizes, ratios in ((_sizes(first, high, n), ratios) for n, ratios in candidates)
-    ]
+    stride = _RETINANET_STRIDE if octaves else _STRIDE
+    first = float(np.clip(low, 2 * stride, 8 * stride))
+    own = _distinct(np.quantile(boxes[:, 1] / boxes[:, 0], [0.05, 0.5, 0.95]))
+    if octaves:
+        sizes = [round(first * 2**level) for level in range(_LEVELS)]
+        candidates = [(sizes, np.outer(sizes, _OCTAVE).ravel(), one) for one in (_RATIOS, own)]
+    else:
+        fitted = [(_sizes(first, high, n), ratios) for n, ratios in _COUNTS]
+        fitted.append((fitted[-1][0], own))
+        candidates = [(sizes, np.ravel(sizes), ratios) for sizes, ratios in fitted]
+    tried = [(sizes, ratios, _share(boxes, every, ratios)) for sizes, every, ratios in candidates]
     best = next((one for one in tried if one[2] >= _ENOUGH), max(tried, key=lambda one: one[2]))
     return *best, tried[0][2]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..installation import Resources
+from ..installation import Resources, counted
 from .statistics import SetStatistics
 
 
@@ -56,7 +56,7 @@ class Facts:
         """What the set and the machine are, in a sentence."""
         found, machine = self.train, self.machine
         low, high = found.sizes.min(axis=0).astype(int), found.sizes.max(axis=0).astype(int)
-        device = machine.gpu or ("1 core" if machine.cores == 1 else f"{machine.cores} cores")
+        device = machine.gpu or counted(machine.cores, "core")
         return (
             f"{len(found.sizes)} pictures of {low[1]}x{low[0]} to {high[1]}x{high[0]} pixels to "
             f"train on, with {len(found.boxes)} objects (sides of {found.sides.min():.0f} to "
@@ -85,6 +85,11 @@ NOTHING_GIVEN: Chosen = MappingProxyType({})
 def gives_body(chosen: Chosen) -> bool:
     """Whether the body, or the weights to start from, are decided already."""
     return "MODEL.BACKBONE.CONV_BODY" in chosen or "MODEL.WEIGHT" in chosen
+
+
+def is_retinanet(chosen: Chosen) -> bool:
+    """Whether the detector is decided to be a RetinaNet, which has no RPN and no RoIs."""
+    return bool(chosen.get("MODEL.META_ARCHITECTURE") == "RetinaNet")
 
 
 def scales(found: SetStatistics, short: float, longest: float) -> np.ndarray:

@@ -13,6 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
+from ..config import ConfigError
 from .facts import NOTHING_GIVEN, Choice, Chosen, Facts, gives_body
 from .rules import choose
 from .training_rules import steps_wanted
@@ -32,8 +35,9 @@ def candidates(facts: Facts, given: Chosen = NOTHING_GIVEN) -> Iterator[tuple[st
     """What is called how, from the largest to the quickest."""
     # The small model's body has no other weights than those that are installed.
     has_small = facts.machine.pretrained and not gives_body(given)
-    sizes = SIZES if has_small else dict.fromkeys((False, shrink) for _, shrink in SIZES)
-    for small, shrink in sizes:
+    fixed = not given.keys().isdisjoint({"INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"})
+    models = [(small and has_small, 1.0 if fixed else shrink) for small, shrink in SIZES]
+    for small, shrink in dict.fromkeys(models):
         name = "the small model" if small else "the model"
         size = "" if shrink == 1 else f", pictures of {shrink:g} of their side"
         yield name + size, replace(facts, small=small, shrink=shrink)
@@ -54,20 +58,33 @@ def fit(
         seconds_of_step: measures a candidate.
         clock: by which timing ends after TIMING seconds.
         given: keys that are decided already.
+
+    Raises:
+        ConfigError: a GPU's memory is too small for all of them.
     """
     start, said = clock(), []
-    found, seconds = facts, None
+    found: Facts | None = None
     tried = list(candidates(facts, given))
     last = tried[-1][0]
-    for name, found in tried:
-        if seconds is not None and name != last and clock() - start > TIMING:
+    for name, one in tried:
+        if found and name != last and clock() - start > TIMING:
             continue
-        choices = choose(found, given)
-        seconds = seconds_of_step(found, choices)
-        wanted, _ = steps_wanted(found, {one.key: one.value for one in choices} | dict(given))
+        choices = choose(one, given)
+        try:
+            seconds = seconds_of_step(one, choices)
+        except torch.OutOfMemoryError:
+            said.append(f"{name}: too large for the GPU's memory")
+            continue
+        found = replace(one, step_seconds=seconds)
+        wanted, _ = steps_wanted(found, {x.key: x.value for x in choices} | dict(given))
         have = int(minutes * 60 / seconds)
         said.append(f"{name}: {seconds:.2g} seconds a step, {have} steps of {wanted}")
         if have >= ENOUGH * wanted:
             break
+    if found is None:
+        raise ConfigError(
+            f"no model fits in the GPU's memory ({'; '.join(said)}): end other programs that use "
+            "it, or train on the CPU, with CUDA_VISIBLE_DEVICES set to nothing"
+        )
     told = f"Timed on this machine, where half of the steps are enough: {'; '.join(said)}"
-    return replace(found, minutes=(minutes, told), step_seconds=seconds)
+    return replace(found, minutes=(minutes, told))

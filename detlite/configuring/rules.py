@@ -12,7 +12,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .anchors import choose_anchors
-from .facts import NOTHING_GIVEN, Choice, Chosen, Facts, Rule, gives_body, scales
+from .facts import (
+    NOTHING_GIVEN,
+    Choice,
+    Chosen,
+    Facts,
+    Rule,
+    gives_body,
+    is_retinanet,
+    scales,
+)
 from .training_rules import batch, precision, rare_categories, rate, schedule, workers
 
 _STEP = 32  # pixels: images are padded to multiples of it
@@ -21,6 +30,8 @@ _MOST_ENLARGED = 2.0
 _LEAST_SIZE = 256
 _MOST_SIZE = {"cpu": 640, "gpu": 800}
 _FEW_IMAGES, _FEW_OBJECTS = 1000, 10
+# Proposals in training and in evaluation; of the small model so many were measured.
+_MOST_PROPOSALS = {"full": (1000, 1000), "small": (500, 300)}
 
 
 def choose(
@@ -100,6 +111,9 @@ def image_size(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
             f". {lost:.0%} of the objects are then smaller than 8 pixels, which are hardly found: "
             "cutting the pictures into tiles would help more than any key"
         )
+    if given := chosen.get("INPUT.MIN_SIZE_TRAIN"):
+        size = sorted(given)[len(given) // 2]
+        reason = f"the middle of what is trained on, {', '.join(map(str, given))}"
     yield Choice("INPUT.MIN_SIZE_TEST", size, reason)
     size = chosen.get("INPUT.MIN_SIZE_TEST", size)
     sizes = [max(size + shift, _STEP) for shift in (-2 * _STEP, -_STEP, 0, _STEP)]
@@ -208,7 +222,8 @@ def anchors(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     found = facts.train
     scale = scales(found, chosen["INPUT.MIN_SIZE_TEST"], chosen["INPUT.MAX_SIZE_TEST"])
     boxes = found.boxes[:, 2:] * scale[found.owners, None]
-    sizes, ratios, share, simple = choose_anchors(boxes)
+    node = "RETINANET" if is_retinanet(chosen) else "RPN"
+    sizes, ratios, share, simple = choose_anchors(boxes, octaves=node == "RETINANET")
     low, high = np.quantile(np.sqrt(boxes.prod(axis=1)), [0.05, 0.95])
     reason = (
         f"nine in ten objects have sides of {low:.0f} to {high:.0f} pixels in the image; "
@@ -216,28 +231,32 @@ def anchors(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     )
     if isinstance(sizes[0], list):
         reason += f", by one size a level {simple:.0%}"
-    yield Choice("MODEL.RPN.ANCHOR_SIZES", sizes, reason)
+    yield Choice(f"MODEL.{node}.ANCHOR_SIZES", sizes, reason)
     if ratios != [0.5, 1.0, 2.0]:
         thin, thick = np.quantile(found.ratios, [0.05, 0.95])
         reason = f"height / width of nine in ten objects is from {thin:.2f} to {thick:.2f}"
-        yield Choice("MODEL.RPN.ASPECT_RATIOS", ratios, reason)
+        yield Choice(f"MODEL.{node}.ASPECT_RATIOS", ratios, reason)
 
 
-def counts(facts: Facts, _: Chosen) -> Iterator[Choice]:
+def counts(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     per_image = facts.train.per_image
     many, most = float(np.quantile(per_image, 0.99)), int(per_image.max())
     crowded = float(np.quantile(per_image[per_image > 0], 0.9))
-    top = min(max(_hundreds(10 * many), 300), 1000)
-    reason = f"ten for each object of a crowded picture (99 of 100 have at most {many:.0f})"
-    yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", top, f"{reason}; from 300 to 1000")
-    yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", top)
-    samples = 2 ** round(math.log2(min(max(5 * crowded, 64), 512)))
-    yield Choice(
-        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE",
-        samples,
-        f"a quarter of them are of objects, of which nine in ten pictures have at "
-        f"most {crowded:.0f}",
-    )
+    if not is_retinanet(chosen):
+        most_train, most_test = _MOST_PROPOSALS["small" if facts.small else "full"]
+        top = max(_hundreds(10 * many), 300)
+        reason = (
+            f"ten for each object of a crowded picture (99 of 100 have at most {many:.0f}); from "
+            f"300 to {most_train} in training and {most_test} in evaluation"
+        )
+        yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", min(top, most_train), reason)
+        yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", min(top, most_test))
+        yield Choice(
+            "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE",
+            2 ** round(math.log2(min(max(5 * crowded, 64), 512))),
+            f"a quarter of them are of objects, of which nine in ten pictures have at "
+            f"most {crowded:.0f}",
+        )
     kept = min(max(math.ceil(1.5 * many / 50) * 50, 100), 300)
     yield Choice(
         "MODEL.ROI_HEADS.DETECTIONS_PER_IMG",

@@ -115,26 +115,42 @@ def schedule(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
         )
         yield Choice("SOLVER.WARMUP_ITERS", min(100, max(end // 10, 1)), "a tenth, 100 at most")
     elif chosen.get("SOLVER.MAX_MINUTES"):
-        return  # of so many steps as nobody knows
+        # Of so many steps as nobody knows: when to evaluate cannot be said.
+        reason = f"a fifth of the steps that are wanted ({end})"
+        yield from _checkpoints(math.ceil(end / 5), reason)
+        return
     else:
         yield Choice("SOLVER.MAX_ITER", end, f"{reason}; more is better, and takes longer")
         yield Choice("SOLVER.WARMUP_ITERS", min(100, end // 10), "a tenth of it, 100 at most")
+    fifth = math.ceil(end / 5)
     if facts.measured is None:
-        period = math.ceil(end / 5)
-        reason = "a fifth of it: from there an interrupted run goes on"
-        yield Choice("SOLVER.CHECKPOINT_PERIOD", period, reason)
-        yield Choice("SOLVER.CHECKPOINTS_KEPT", 1)
+        yield from _checkpoints(fifth, "a fifth of it")
         return
-    # Inference takes about a third of a training step.
-    times = int(min(max(0.1 * end * size * 3 / len(facts.measured.sizes), 1), 5))
-    period = math.ceil(end / times)
+    pictures = len(facts.measured.sizes)
+    # Inference takes about a third of a training step: the part of training that evaluation takes.
+    part = pictures / (3 * end * size)
+    times = int(min(0.1 / part, 5))
+    if times < 2:
+        reason = (
+            f"once, at the end: {pictures} pictures take about {part:.0%} of the time that "
+            "training takes"
+        )
+        yield Choice("SOLVER.TEST_PERIOD", 0, reason)
+        yield from _checkpoints(fifth, "a fifth of it")
+        return
     reason = (
-        f"{times} evaluations of {len(facts.measured.sizes)} pictures, in about a tenth of the "
-        "time that training takes"
+        f"{times} evaluations of {pictures} pictures, in about {times * part:.0%} of the time that "
+        "training takes; an interrupted run goes on from the last"
     )
-    yield Choice("SOLVER.TEST_PERIOD", period, reason)
+    yield Choice("SOLVER.TEST_PERIOD", math.ceil(end / times), reason)
     kind = "segm" if chosen["MODEL.MASK_ON"] else "bbox"
     yield Choice("SOLVER.BEST_METRIC", f"{kind}/AP", "the best of them is kept: model_best.pth")
+    yield Choice("SOLVER.CHECKPOINTS_KEPT", 1)
+
+
+def _checkpoints(period: int, reason: str) -> Iterator[Choice]:
+    reason += ": from there an interrupted run goes on"
+    yield Choice("SOLVER.CHECKPOINT_PERIOD", period, reason)
     yield Choice("SOLVER.CHECKPOINTS_KEPT", 1)
 
 
@@ -159,6 +175,5 @@ def workers(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
         yield Choice("DATALOADER.NUM_WORKERS", 0, reason)
         return
     count = max(min(machine.cores - 1, 8), 0)
-    yield Choice(
-        "DATALOADER.NUM_WORKERS", count, f"{decoding}; one of {machine.cores} cores drives the GPU"
-    )
+    cores = "the core" if machine.cores == 1 else f"one of {machine.cores} cores"
+    yield Choice("DATALOADER.NUM_WORKERS", count, f"{decoding}; {cores} drives the GPU")

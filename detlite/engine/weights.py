@@ -11,7 +11,14 @@ from typing import Any
 from torch import Tensor
 from yacs.config import CfgNode
 
-from ..config import ConfigError, config_from, default_config, load_config, parse_yaml
+from ..config import (
+    ConfigError,
+    config_from,
+    default_config,
+    expand_path,
+    load_config,
+    parse_yaml,
+)
 from ..config.checks import convention_fields
 from ..convention import CONVENTIONS
 from ..conversion import find_weights, weight_file
@@ -222,7 +229,7 @@ def build_model_from_checkpoint(
 def file_of(path: str | Path, opts: Sequence[Any] = ()) -> Path:
     """The file of a checkpoint, which may be given by name; `opts` may state MODEL.WEIGHT_ROOT."""
     if isinstance(path, Path) or "://" not in path:
-        return Path(path)
+        return expand_path(str(path))
     given = dict(zip(opts[::2], opts[1::2], strict=False))
     return find_weights(path, given.get("MODEL.WEIGHT_ROOT", default_config().MODEL.WEIGHT_ROOT))
 

@@ -76,8 +76,8 @@ def problems() -> list[str]:
     cores = _cores()
     if torch.get_num_threads() > cores:
         found.append(
-            f"torch uses {torch.get_num_threads()} threads on {cores} cores that this process may "
-            f"use, which is slow: set OMP_NUM_THREADS={cores}"
+            f"torch uses {torch.get_num_threads()} threads on {counted(cores, 'core')} that this "
+            f"process may use, which is slow: set OMP_NUM_THREADS={cores}"
         )
     if 2 * torch.get_num_threads() < cores and "OMP_NUM_THREADS" in os.environ:
         found.append(
@@ -135,6 +135,11 @@ def devices() -> list[str]:
     return ["cpu"] if accelerator is None else ["cpu", accelerator.type]
 
 
+def counted(number: int, word: str) -> str:
+    """A number and what it counts: "1 core", "2 cores"."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def _driver() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
@@ -163,7 +168,8 @@ def _processor() -> str:
     device = torch.device("cpu")
     capability = torch.backends.cpu.get_cpu_capability()
     return (
-        f"{name} ({capability}), {_cores()} cores, {torch.get_num_threads()} threads; "
+        f"{name} ({capability}), {counted(_cores(), 'core')}, "
+        f"{counted(torch.get_num_threads(), 'thread')}; "
         f"{formats_in_words(device)}; DTYPE auto is {resolve_dtype('auto', device)}"
     )
 

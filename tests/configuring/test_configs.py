@@ -58,7 +58,7 @@ def test_other_keys_follow_those_that_are_overridden(facts):
     solver = by_data(facts, "SOLVER.IMS_PER_BATCH", "8").SOLVER
     assert (solver.IMS_PER_BATCH, solver.BASE_LR, solver.MAX_ITER) == (8, 0.0005, 600)
     solver = by_data(facts, "SOLVER.MAX_ITER", 300).SOLVER
-    assert (solver.MAX_ITER, solver.WARMUP_ITERS, solver.TEST_PERIOD) == (300, 30, 300)
+    assert (solver.MAX_ITER, solver.WARMUP_ITERS, solver.CHECKPOINT_PERIOD) == (300, 30, 60)
     solver = by_data(facts, "SOLVER.MAX_EPOCHS", 0.5).SOLVER  # 200 steps
     assert (solver.MAX_ITER, solver.MAX_EPOCHS, solver.WARMUP_ITERS) == (None, 0.5, 20)
     assert by_data(facts, "MODEL.MASK_ON", False).SOLVER.BEST_METRIC == "bbox/AP"

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from detlite.config import load_config
+from detlite.config import ConfigError, load_config
 from detlite.configuring import Facts, choose, config_text, fit, places
 from detlite.data.formats import Source
 
@@ -85,6 +86,33 @@ def test_without_weights_the_model_stays(facts):
     found = fit(plain, 15, timer, lambda: timer.now)
     assert timer.timed == [(False, 1.0), (False, 0.75), (False, 0.5)]
     assert not found.small
+
+
+@pytest.mark.parametrize("key", ["INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"])
+def test_pictures_of_a_given_size_do_not_shrink(facts, key):
+    given = {key: (640,) if key.endswith("TRAIN") else 640}
+    timer = FakeTimer(90.0, 40.0)
+    fit(facts, 15, timer, lambda: timer.now, given)
+    assert timer.timed == [(False, 1.0), (True, 1.0)]
+
+
+def test_what_does_not_fit_in_the_memory_of_a_gpu_is_passed_over(facts):
+    timer = FakeTimer(0.1, 0.1)
+
+    def full(least: float):
+        def seconds(facts: Facts, choices: object) -> float:
+            if facts.shrink > least:
+                raise torch.OutOfMemoryError
+            return timer(facts, choices)
+
+        return seconds
+
+    found = fit(facts, 15, full(0.75), lambda: timer.now)
+    assert (found.small, found.shrink) == (False, 0.75)
+    assert found.minutes is not None
+    assert "the model: too large for the GPU's memory" in found.minutes[1]
+    with pytest.raises(ConfigError, match="no model fits in the GPU's memory"):
+        fit(facts, 15, full(0.1), lambda: timer.now)
 
 
 def test_the_config_is_that_of_the_small_model(facts, tmp_path):

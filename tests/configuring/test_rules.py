@@ -66,6 +66,23 @@ def test_the_category_of_the_smallest_objects_decides(cpu):
     assert "half of the objects of platelet have" in choices["INPUT.MIN_SIZE_TEST"].reason
 
 
+def test_sizes_that_are_given_decide_the_others(cpu):
+    facts = Facts(statistics(), None, cpu)
+
+    def values(**given):
+        own = {f"INPUT.{key}": value for key, value in given.items()}
+        return {one.key: one.value for one in choose(facts, own)}
+
+    trained = values(MIN_SIZE_TRAIN=(1024,))
+    assert trained["INPUT.MIN_SIZE_TEST"] == 1024
+    assert values(MIN_SIZE_TRAIN=(448, 480, 512, 544))["INPUT.MIN_SIZE_TEST"] == 512
+    tested = values(MIN_SIZE_TEST=1024)
+    assert tested["INPUT.MIN_SIZE_TRAIN"] == [960, 992, 1024, 1056]
+    key = "MODEL.RPN.ANCHOR_SIZES"
+    both = values(MIN_SIZE_TRAIN=(1024,), MIN_SIZE_TEST=1024)
+    assert trained[key] == both[key] != values()[key]
+
+
 def test_tiny_objects_in_huge_pictures_are_told_of(cpu, gpu):
     found = statistics(size=(4000, 6000), sides=(15, 30))
     for machine, size in ((cpu, 640), (gpu, 800)):
@@ -121,6 +138,21 @@ def test_counts_follow_crowded_pictures(cpu):
     assert many["MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE"] == 512
     assert few["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] == 100
     assert many["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] == 250
+    facts = Facts(statistics(per_image=150), None, cpu, small=True)
+    small = {one.key: one.value for one in choose(facts)}
+    base = load_config("_base_/small_fpn.yaml").MODEL.RPN
+    assert small["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] == base.FPN_POST_NMS_TOP_N_TRAIN
+    assert small["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST"] == base.FPN_POST_NMS_TOP_N_TEST
+
+
+def test_a_retinanet_has_anchors_of_its_own(cpu):
+    found = statistics(size=(512, 512), sides=(28, 60))
+    given = {"MODEL.META_ARCHITECTURE": "RetinaNet"}
+    values = {one.key: one.value for one in choose(Facts(found, None, cpu), given)}
+    assert not [key for key in values if key.startswith(("MODEL.RPN.", "MODEL.ROI_HEADS.BATCH"))]
+    sizes = values["MODEL.RETINANET.ANCHOR_SIZES"]
+    assert 16 <= sizes[0] <= 32  # from the smallest objects on, but two cells of stride 8 at least
+    assert [round(size / sizes[0]) for size in sizes] == [1, 2, 4, 8, 16]
 
 
 def test_batches_by_pixels_memory_and_pictures(cpu, gpu):
@@ -159,8 +191,25 @@ def test_the_schedule_counts_rounds(cpu):
     assert few["SOLVER.IMS_PER_BATCH"] == 1
     assert few["SOLVER.MAX_ITER"] == 1600
     assert few["SOLVER.WARMUP_ITERS"] == 100
-    rare = chosen(statistics(pictures=40), cpu, statistics(pictures=5000))
-    assert rare["SOLVER.TEST_PERIOD"] == rare["SOLVER.MAX_ITER"]
+
+
+def test_a_large_test_set_is_measured_once(cpu):
+    found = chosen(statistics(pictures=40), cpu, statistics(pictures=5000))
+    assert found["SOLVER.TEST_PERIOD"] == 0
+    # An interrupted run goes on from somewhere all the same.
+    assert found["SOLVER.CHECKPOINT_PERIOD"] == -(-found["SOLVER.MAX_ITER"] // 5)
+    assert "SOLVER.BEST_METRIC" not in found
+    facts = Facts(statistics(pictures=40), statistics(pictures=5000), cpu)
+    reasons = {one.key: one.reason for one in choose(facts)}
+    assert "take about 104% of the time" in reasons["SOLVER.TEST_PERIOD"]
+
+
+def test_minutes_of_unknown_steps_leave_checkpoints(cpu):
+    facts = Facts(statistics(), statistics(pictures=100), cpu, processes=2)
+    values = {one.key: one.value for one in choose(facts, {"SOLVER.MAX_MINUTES": 60})}
+    assert values["SOLVER.CHECKPOINT_PERIOD"] > 0
+    assert values["SOLVER.CHECKPOINTS_KEPT"] == 1
+    assert "SOLVER.TEST_PERIOD" not in values
 
 
 def test_rare_categories_are_repeated(cpu):
@@ -192,11 +241,14 @@ def test_loaders_do_not_take_the_cores_of_the_model(cpu, gpu):
     assert chosen(statistics(), gpu)["DATALOADER.NUM_WORKERS"] == 8
 
 
-def test_one_core_is_no_cores(cpu):
+def test_one_core_is_no_cores(cpu, gpu):
     facts = Facts(statistics(), None, dataclasses.replace(cpu, cores=1))
     assert "on 1 core with" in facts.summary
     reasons = {choice.key: choice.reason for choice in choose(facts)}
     assert "on the core," in reasons["DATALOADER.NUM_WORKERS"]
+    facts = Facts(statistics(), None, dataclasses.replace(gpu, cores=1))
+    reasons = {choice.key: choice.reason for choice in choose(facts)}
+    assert "; the core drives the GPU" in reasons["DATALOADER.NUM_WORKERS"]
 
 
 def test_what_is_chosen_loads(cpu, gpu, tmp_path):
