@@ -130,12 +130,14 @@ def schedule(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     # Inference takes about a third of a training step: the part of training that evaluation takes.
     part = pictures / (3 * end * size)
     times = int(min(0.1 / part, 5))
+    metric = "segm/AP" if chosen["MODEL.MASK_ON"] else "bbox/AP"
     if times < 2:
         reason = (
             f"once, at the end: {pictures} pictures take about {part:.0%} of the time that "
             "training takes"
         )
         yield Choice("SOLVER.TEST_PERIOD", 0, reason)
+        yield Choice("SOLVER.BEST_METRIC", metric, "model_best.pth is then the last model")
         yield from _checkpoints(fifth, "a fifth of it")
         return
     reason = (
@@ -143,8 +145,7 @@ def schedule(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
         "training takes; an interrupted run goes on from the last"
     )
     yield Choice("SOLVER.TEST_PERIOD", math.ceil(end / times), reason)
-    kind = "segm" if chosen["MODEL.MASK_ON"] else "bbox"
-    yield Choice("SOLVER.BEST_METRIC", f"{kind}/AP", "the best of them is kept: model_best.pth")
+    yield Choice("SOLVER.BEST_METRIC", metric, "the best of them is kept: model_best.pth")
     yield Choice("SOLVER.CHECKPOINTS_KEPT", 1)
 
 

@@ -198,7 +198,7 @@ def test_a_large_test_set_is_measured_once(cpu):
     assert found["SOLVER.TEST_PERIOD"] == 0
     # An interrupted run goes on from somewhere all the same.
     assert found["SOLVER.CHECKPOINT_PERIOD"] == -(-found["SOLVER.MAX_ITER"] // 5)
-    assert "SOLVER.BEST_METRIC" not in found
+    assert found["SOLVER.BEST_METRIC"] == "segm/AP"
     facts = Facts(statistics(pictures=40), statistics(pictures=5000), cpu)
     reasons = {one.key: one.reason for one in choose(facts)}
     assert "take about 104% of the time" in reasons["SOLVER.TEST_PERIOD"]
