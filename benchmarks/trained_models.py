@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -28,31 +28,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.set_num_threads(args.threads)
     pictures = list_pictures(args.pictures)
     pictures = pictures[:: max(len(pictures) // args.count, 1)][: args.count]
-    predictors = {file: _read(file) for file in args.files}
-    seconds: dict[Path, list[float]] = {file: [] for file in args.files}
+    predictors = {
+        name: predictor for file in args.files for name, predictor in _read(file, args.dtypes)
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in predictors}
     for _ in range(args.rounds):
         for picture in pictures:
-            for file, predictor in predictors.items():
+            for name, predictor in predictors.items():
                 loaded = [predictor.load(picture)]
                 predictor.detect(loaded)
                 start = time.perf_counter()
                 predictor.detect(loaded)
-                seconds[file].append(time.perf_counter() - start)
+                seconds[name].append(time.perf_counter() - start)
     print(f"{len(pictures)} pictures, {args.rounds} rounds, {torch.get_num_threads()} threads")
-    for file, own in seconds.items():
+    for name, own in seconds.items():
         milliseconds = [1000 * one for one in own]
         print(
-            f"{file}: median {statistics.median(milliseconds):.0f} ms, "
+            f"{name}: median {statistics.median(milliseconds):.0f} ms, "
             f"mean {statistics.mean(milliseconds):.0f} ms, least {min(milliseconds):.0f} ms"
         )
     return 0
 
 
-def _read(file: Path) -> Predictor:
-    """The predictor of a checkpoint or of a file of `detlite export`."""
+def _read(file: Path, dtypes: Sequence[str]) -> Iterator[tuple[str, Predictor]]:
+    """The predictor of a file of `detlite export`, or those of a checkpoint."""
     if file.suffix != ".pth":
-        return read_predictor(file)
-    return build_predictor(*build_model_from_checkpoint(file, ["MODEL.DEVICE", "cpu"]))
+        yield str(file), read_predictor(file)
+        return
+    for dtype in dtypes:
+        opts = ["MODEL.DEVICE", "cpu", "DTYPE", dtype]
+        yield f"{file} in {dtype}", build_predictor(*build_model_from_checkpoint(file, opts))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--count", type=int, default=20, help="so many of them, evenly (20)")
     parser.add_argument("--rounds", type=int, default=3, help="over all pictures (3)")
+    parser.add_argument(
+        "--dtypes", nargs="+", default=["auto"], help="of a checkpoint, as DTYPE (auto)"
+    )
     parser.add_argument("--threads", type=int, default=0, help="of the CPU; 0: torch's own number")
     return parser
 

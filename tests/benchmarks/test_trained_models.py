@@ -25,10 +25,12 @@ def test_models_are_timed_on_the_same_pictures(tiny_config, make_set, tmp_path, 
         save_checkpoint(Checkpoint(file, state, categories, cfg.dump()), last=False)
     _, images = make_set(pictures=4)
     options = ["--pictures", str(images), "--count", "2", "--rounds", "1"]
+    options += ["--dtypes", "float32", "bfloat16"]
     assert program.main([*map(str, files), *options]) == 0
     out = capsys.readouterr().out
     assert "2 pictures, 1 rounds" in out
     for file in files:
-        assert re.search(rf"{file}: median \d+ ms, mean \d+ ms, least \d+ ms", out)
+        for dtype in ("float32", "bfloat16"):
+            assert re.search(rf"{file} in {dtype}: median \d+ ms, mean \d+ ms, least \d+ ms", out)
     with pytest.raises(DataError, match="there is no picture in this folder"):
         program.main([str(files[0]), "--pictures", str(images.parent)])
