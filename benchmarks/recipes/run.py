@@ -46,10 +46,11 @@ def measure(args: argparse.Namespace) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     base = args.output / BASE
     if base.exists():
-        print(f"{base} is there already and is what is measured; --train and --val are not read")
+        if args.train:
+            print(f"{base} is there already and is what is measured: --train is not read")
+    elif args.train is None:
+        raise SystemExit(f"{base} is not there: --train names the data to write it for")
     else:
-        if args.train is None:
-            raise SystemExit(f"{base} is not there: --train names the data to write it for")
         base.write_text(init_config(args.train, args.val, args.images, args.output))
     file = args.output / TIMES
     found: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}

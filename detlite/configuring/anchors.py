@@ -14,7 +14,6 @@ _WANTED = 0.6  # IoU
 _ENOUGH = 0.95  # of the boxes that an anchor's shape fits so well
 _RATIOS = [0.5, 1.0, 2.0]
 _FACTORS = (2**0.5, 3.0)  # from a level to the next
-_COUNTS = ((1, _RATIOS), (2, _RATIOS))  # sizes a level, and ratios
 
 
 def choose_anchors(
@@ -42,12 +41,14 @@ def choose_anchors(
     own = _distinct(np.quantile(boxes[:, 1] / boxes[:, 0], [0.05, 0.5, 0.95]))
     if octaves:
         sizes = [round(first * 2**level) for level in range(_LEVELS)]
-        candidates = [(sizes, np.outer(sizes, _OCTAVE).ravel(), one) for one in (_RATIOS, own)]
+        factors, candidates = _OCTAVE, [(sizes, _RATIOS), (sizes, own)]
     else:
-        fitted = [(_sizes(first, high, n), ratios) for n, ratios in _COUNTS]
-        fitted.append((fitted[-1][0], own))
-        candidates = [(sizes, np.ravel(sizes), ratios) for sizes, ratios in fitted]
-    tried = [(sizes, ratios, _share(boxes, every, ratios)) for sizes, every, ratios in candidates]
+        one, two = _sizes(first, high, 1), _sizes(first, high, 2)
+        factors, candidates = np.ones(1), [(one, _RATIOS), (two, _RATIOS), (two, own)]
+    tried = [
+        (sizes, ratios, _share(boxes, np.outer(sizes, factors).ravel(), ratios))
+        for sizes, ratios in candidates
+    ]
     best = next((one for one in tried if one[2] >= _ENOUGH), max(tried, key=lambda one: one[2]))
     return *best, tried[0][2]
 
