@@ -148,10 +148,14 @@ class BuildKernels(build_ext):
         # In two words: of one, torch makes -DUSE_HIP for ROCm, which its headers do not ask for.
         defines = [*DEFINES, "-D", "USE_CUDA"] if gpu else DEFINES
         # Messages of failed checks name files; not those of the machine that compiled them.
-        shown = [f"-ffile-prefix-map={path}/=" for path in (ROOT, *cpp_extension.include_paths())]
+        headers = cpp_extension.include_paths()
+        shown = [f"-ffile-prefix-map={path}/=" for path in (ROOT, *headers)]
         of_gpu = NVCC_FLAGS + [f"-Xcompiler={flag}" for flag in shown]
         if torch.version.hip:
             of_gpu = HIPCC_FLAGS + shown
+        # What compilers say of torch's headers is not ours to mend: torch 2.14 has parameters
+        # that it does not use.
+        quiet = [word for path in headers for word in ("-isystem", path)]
         kernels = make(
             declared.name,
             declared.sources + (sources("csrc/cuda") if gpu else []),
@@ -159,8 +163,8 @@ class BuildKernels(build_ext):
             py_limited_api=True,
             include_dirs=[str(ROOT / "csrc")],
             extra_compile_args={
-                "cxx": [*CXX_FLAGS, *shown, *defines],
-                "nvcc": [*of_gpu, *defines],
+                "cxx": [*CXX_FLAGS, *shown, *quiet, *defines],
+                "nvcc": [*of_gpu, *quiet, *defines],
             },
             extra_link_args=LINK_FLAGS,
         )

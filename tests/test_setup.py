@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import runpy
+import shutil
+import subprocess
 import sys
 from typing import Any
 
@@ -61,6 +63,24 @@ def test_kernels_of_the_cpu(build):
     assert "csrc/cpu/nms.cpp" in made["sources"]
     assert not [source for source in made["sources"] if source.endswith(".cu")]
     assert made["extra_link_args"] == ["-Wl,-O1", "-Wl,--as-needed"]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_warnings_in_headers_of_torch_are_not_ours(build, monkeypatch, tmp_path):
+    from torch.utils import cpp_extension
+
+    headers = tmp_path / "include"
+    headers.mkdir()
+    (headers / "torchs.h").write_text("inline int unused(int value) { return 0; }\n")
+    monkeypatch.setattr(cpp_extension, "include_paths", lambda *of: [str(headers)])
+    flags = [f"-I{headers}", *build()["extra_compile_args"]["cxx"], "-Werror", "-fsyntax-only"]
+
+    def compiled(text: str) -> subprocess.CompletedProcess[str]:
+        command = ["c++", *flags, "-x", "c++", "-"]
+        return subprocess.run(command, input=text, capture_output=True, text=True)
+
+    assert compiled("#include <torchs.h>\n").stderr == ""
+    assert "unused parameter" in compiled("int own(int value) { return 0; }\n").stderr
 
 
 def test_macos_has_another_linker(build):
