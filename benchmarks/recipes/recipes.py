@@ -30,19 +30,19 @@ class Recipe:
         overrides: keys that it sets, from the config that it starts from.
         tests: the name of the recipe whose trained weights it evaluates; empty: it trains its own.
         needs_masks: whether it means nothing for a set without masks.
-        several: whether it means nothing for a set of one category.
+        needs_rare: whether it means nothing for a set without rare categories.
     """
 
     what: str
     overrides: Callable[[CfgNode], Overrides]
     tests: str = ""
     needs_masks: bool = False
-    several: bool = False
+    needs_rare: bool = False
 
     def fits(self, cfg: CfgNode) -> bool:
         """Whether it means anything for the data set of a config."""
         masks = cfg.MODEL.MASK_ON or not self.needs_masks
-        return masks and (cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES > 2 or not self.several)
+        return masks and (cfg.DATALOADER.REPEAT_THRESHOLD > 0 or not self.needs_rare)
 
 
 def _small(cfg: CfgNode) -> Overrides:
@@ -167,11 +167,12 @@ RECIPES: dict[str, Recipe] = {
             "MODEL.RPN.ASPECT_RATIOS": [0.5, 1.0, 2.0],
         },
     ),
-    "repeat": Recipe(
-        "pictures of categories in fewer than 30 % repeated",
-        lambda cfg: {"DATALOADER.REPEAT_THRESHOLD": 0.3},
-        several=True,
+    "no_repeat": Recipe(
+        "rare categories not shown more often",
+        lambda cfg: {"DATALOADER.REPEAT_THRESHOLD": 0.0},
+        needs_rare=True,
     ),
+    "half": Recipe("pictures of half of the side", lambda cfg: _sizes(cfg, 0.5)),
     "smaller": Recipe("pictures of 3/4 of the side", lambda cfg: _sizes(cfg, 0.75)),
     "larger": Recipe("pictures of 5/4 of the side", lambda cfg: _sizes(cfg, 1.25)),
     "test_scales": Recipe("lite0, tested in three sizes and mirrored", _scales, tests="lite0"),

@@ -51,7 +51,7 @@ def measure(args: argparse.Namespace) -> int:
     elif args.train is None:
         raise SystemExit(f"{base} is not there: --train names the data to write it for")
     else:
-        base.write_text(init_config(args.train, args.val, args.images, args.output))
+        _write_base(args, base)
     file = args.output / TIMES
     found: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     for name in _chosen(args, base):
@@ -198,6 +198,15 @@ def folder(output: Path, name: str, seed: int) -> Path:
     return output / name / f"seed{seed}"
 
 
+def _write_base(args: argparse.Namespace, base: Path) -> None:
+    """What `detlite init` writes, or a recipe and other keys over it."""
+    base.write_text(init_config(args.train, args.val, args.images, args.output))
+    overrides = RECIPES[args.start].overrides(load_config(base))
+    opts = [item for pair in overrides.items() for item in pair] + args.opts
+    if opts:
+        base.write_text(load_config(base, opts).dump())
+
+
 def _chosen(args: argparse.Namespace, base: Path) -> list[str]:
     """The recipes that were asked for and mean something for the data."""
     if not base.exists():
@@ -229,6 +238,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--val", type=Path, help="measure: the same, to evaluate on")
     parser.add_argument("--images", type=Path, help="measure: folder of the pictures of json files")
+    parser.add_argument(
+        "--start",
+        choices=RECIPES,
+        default="lite0",
+        metavar="RECIPE",
+        help="measure: what all start from is changed by this recipe first",
+    )
+    parser.add_argument(
+        "--opts", nargs="+", default=[], metavar="KEY VALUE", help="measure: and by these keys"
+    )
     parser.add_argument("--only", nargs="+", default=[], metavar="RECIPE", help="these recipes")
     parser.add_argument("--steps", type=int, default=10, help="measure: steps that are timed (10)")
     parser.add_argument("--minutes", type=float, default=15, help="train: of each run (15)")

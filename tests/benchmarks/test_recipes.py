@@ -24,10 +24,11 @@ from recipes import RECIPES
 
 @pytest.fixture
 def base(make_set, tmp_path) -> Path:
-    """The config that `detlite init` writes for a small set of two categories."""
+    """The config that `detlite init` writes for a small set, as if one category were rare."""
     annotations, images = make_set()
     file = tmp_path / program.BASE
     file.write_text(init_config(annotations, annotations, images, tmp_path))
+    file.write_text(load_config(file, ["DATALOADER.REPEAT_THRESHOLD", 0.05]).dump())
     return file
 
 
@@ -48,9 +49,9 @@ def test_every_recipe_builds_and_changes_something(name, base):
 
 
 def test_recipes_that_mean_nothing_for_a_set_are_left_out(base):
-    cfg = load_config(base, ["MODEL.ROI_BOX_HEAD.NUM_CLASSES", 2, "MODEL.MASK_ON", False])
+    cfg = load_config(base, ["DATALOADER.REPEAT_THRESHOLD", 0.0, "MODEL.MASK_ON", False])
     left_out = {name for name, recipe in RECIPES.items() if not recipe.fits(cfg)}
-    assert left_out == {"repeat", "copy_paste", "masks_56"}
+    assert left_out == {"no_repeat", "copy_paste", "masks_56"}
     assert all(recipe.fits(load_config(base)) for recipe in RECIPES.values())
 
 
@@ -110,6 +111,19 @@ def test_an_interrupted_run_goes_on_even_before_its_first_checkpoint(base, monke
     assert program.run(args, "lite0", 0, 30) == 0
     assert program.run(args, "test_scales", 0, 30) == 0
     assert [command[3:5] for command in commands] == [["train", "--resume"], ["test", "--config"]]
+
+
+def test_all_may_start_from_another_recipe(make_set, tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "step_seconds", lambda cfg, *of: [1.0])
+    annotations, images = make_set()
+    data = ["--train", str(annotations), "--val", str(annotations), "--images", str(images)]
+    action = ["measure", "--only", "lite0", *data, "--output"]
+    opts = ["--start", "larger_batch", "--opts", "SOLVER.IMS_PER_BATCH", "3"]
+    for arguments in ([str(tmp_path / "init")], [str(tmp_path / "other"), *opts]):
+        assert program.main([*action, *arguments]) == 0
+    one, other = (load_config(tmp_path / name / program.BASE) for name in ("init", "other"))
+    assert min(2 * one.SOLVER.BASE_LR, 0.0005) == other.SOLVER.BASE_LR
+    assert one.SOLVER.IMS_PER_BATCH != other.SOLVER.IMS_PER_BATCH == 3
 
 
 def test_data_are_needed_for_the_base_config(tmp_path):

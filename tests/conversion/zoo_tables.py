@@ -17,6 +17,9 @@ PUBLISHED = Path(__file__).with_name("published_numbers.csv")
 _SOURCES = {
     "detectron2": ("[MODEL_ZOO.md](https://github.com/facebookresearch/detectron2/blob/main/"
                    "MODEL_ZOO.md), commit 02b5c4e", "val2017"),
+    "detectron2's Detectron1-Comparisons": (
+        "[README.md](https://github.com/facebookresearch/detectron2/blob/main/configs/"
+        "Detectron1-Comparisons/README.md)", "val2017"),
     "detectron2's ViTDet": ("[README.md](https://github.com/facebookresearch/detectron2/blob/main/"
                             "projects/ViTDet/README.md)", "val2017"),
     "mmdetection": ("the `metafile.yml` of each family in its [configs](https://github.com/open-mmlab/"
@@ -24,6 +27,8 @@ _SOURCES = {
     "torchvision": ("the `meta` of its `Weights`, version 0.29", "val2017"),
     "maskrcnn-benchmark": ("[MODEL_ZOO.md](https://github.com/facebookresearch/maskrcnn-benchmark/"
                            "blob/main/MODEL_ZOO.md)", "2014 minival"),
+    "Detectron": ("[MODEL_ZOO.md](https://github.com/facebookresearch/Detectron/blob/main/"
+                  "MODEL_ZOO.md), commit 04155a0", "2014 minival, which is val2017"),
 }  # fmt: skip
 
 
@@ -33,7 +38,7 @@ def live_section() -> str:
 
 
 def published_section() -> str:
-    """Published numbers of every model that loads."""
+    """Published numbers of every family that loads."""
     sources = "".join(
         f"- {name}: {place}; COCO {pictures}.\n" for name, (place, pictures) in _SOURCES.items()
     )

@@ -91,10 +91,13 @@ def test_losses_and_gradients_of_a_detector(tiny_config, make_batch):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_a_body_of_timm_checkpoints_as_timm_does():
+@pytest.mark.parametrize(
+    "name", ["test_convnext", "test_efficientnet", "swin_tiny_patch4_window7_224"]
+)
+def test_a_body_of_timm_checkpoints_as_timm_does(name):
     pytest.importorskip("timm", reason="timm is not installed")
-    plain = TimmBody("test_convnext", (4, 8)).train()
-    saving = TimmBody("test_convnext", (4, 8), checkpoints=True).train()
+    plain = TimmBody(name, (4, 8), frozen_norm=True).train()
+    saving = TimmBody(name, (4, 8), frozen_norm=True, checkpoints=True).train()
     saving.load_state_dict(plain.state_dict())
     x = torch.randn(1, 3, 32, 32)
     wanted, most = step(plain, x)

@@ -31,8 +31,8 @@ _BACKBONE = section(
     Key(
         "FREEZE_CONV_BODY_AT",
         2,
-        "leading stages (stem first) of a ResNet that are not trained; of a vision transformer its "
-        "embedding, then quarters of its blocks",
+        "leading stages (stem first) of a ResNet or another body in stages that are not trained; "
+        "of a plain vision transformer its embedding, then quarters of its blocks",
         in_range(0, 5),
     ),
     Key(

@@ -38,7 +38,7 @@ class TimmBody(nn.Module):
         checkpoints: bool = False, drop_path: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        net = _with_drop_path(name, drop_path) if drop_path else create(name)
+        net = _with_drop_path(name, drop_path)
         # Of several maps of a stride the last is the deepest.
         levels = {info["reduction"]: index for index, info in enumerate(net.feature_info)}
         if not levels.keys() >= set(strides):
@@ -106,9 +106,12 @@ def create(name: str, **options: Any) -> Any:
 
 
 def _with_drop_path(name: str, drop_path: float) -> Any:
+    """By the key, 0 as well: some models, as Swin, have another default."""
     try:
         return create(name, drop_path_rate=drop_path)
     except TypeError as error:
+        if not drop_path:
+            return create(name)
         raise ValueError(
             f"MODEL.VIT.DROP_PATH is {drop_path}, but timm's {name} cannot leave out blocks in "
             "training: set it to 0"
