@@ -49,11 +49,12 @@ def _small(cfg: CfgNode) -> Overrides:
     """The small model as `detlite init` writes it: anchors and numbers of RoIs by the data."""
     own = yaml.safe_load((Path(str(CONFIGS)) / "_base_" / "small_fpn.yaml").read_text())
     keys: Overrides = dict(flatten({"MODEL": own["MODEL"]}))
-    del keys["MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE"]
-    for split in ("TRAIN", "TEST"):
-        name = f"FPN_POST_NMS_TOP_N_{split}"
-        keys[f"MODEL.RPN.{name}"] = min(keys[f"MODEL.RPN.{name}"], cfg.MODEL.RPN[name])
-    return keys
+    by_data = (
+        "ROI_HEADS.BATCH_SIZE_PER_IMAGE",
+        "RPN.FPN_POST_NMS_TOP_N_TRAIN",
+        "RPN.FPN_POST_NMS_TOP_N_TEST",
+    )
+    return {key: keys[key] for key in keys.keys() - {f"MODEL.{name}" for name in by_data}}
 
 
 def _resnet18(cfg: CfgNode) -> Overrides:

@@ -30,8 +30,7 @@ _MOST_ENLARGED = 2.0
 _LEAST_SIZE = 256
 _MOST_SIZE = {"cpu": 640, "gpu": 800}
 _FEW_IMAGES, _FEW_OBJECTS = 1000, 10
-# Proposals in training and in evaluation; of the small model so many were measured.
-_MOST_PROPOSALS = {"full": (1000, 1000), "small": (500, 300)}
+_MOST_PROPOSALS = 1000
 
 
 def choose(
@@ -243,14 +242,13 @@ def counts(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
     many, most = float(np.quantile(per_image, 0.99)), int(per_image.max())
     crowded = float(np.quantile(per_image[per_image > 0], 0.9))
     if not is_retinanet(chosen):
-        most_train, most_test = _MOST_PROPOSALS["small" if facts.small else "full"]
-        top = max(_hundreds(10 * many), 300)
+        top = min(max(_hundreds(10 * many), 300), _MOST_PROPOSALS)
         reason = (
             f"ten for each object of a crowded picture (99 of 100 have at most {many:.0f}); from "
-            f"300 to {most_train} in training and {most_test} in evaluation"
+            f"300 to {_MOST_PROPOSALS}"
         )
-        yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", min(top, most_train), reason)
-        yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", min(top, most_test))
+        yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", top, reason)
+        yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", top)
         yield Choice(
             "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE",
             2 ** round(math.log2(min(max(5 * crowded, 64), 512))),

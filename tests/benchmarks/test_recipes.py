@@ -113,6 +113,12 @@ def test_an_interrupted_run_goes_on_even_before_its_first_checkpoint(base, monke
     assert [command[3:5] for command in commands] == [["train", "--resume"], ["test", "--config"]]
 
 
+def test_the_small_model_has_as_many_proposals_as_the_data_ask_for(base):
+    crowded = load_config(base, ["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", 900])
+    assert not [key for key in RECIPES["small"].overrides(crowded) if "POST_NMS" in key]
+    assert "MODEL.RPN.RPN_HEAD" in RECIPES["small"].overrides(crowded)
+
+
 def test_all_may_start_from_another_recipe(make_set, tmp_path, monkeypatch):
     monkeypatch.setattr(program, "step_seconds", lambda cfg, *of: [1.0])
     annotations, images = make_set()
