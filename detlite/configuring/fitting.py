@@ -3,8 +3,8 @@
 The rule: of `candidates`, from the largest to the quickest, the first whose measured step lets the
 minutes hold half of the steps that the set wants (`training_rules.steps_wanted`). Where none is
 quick enough it is the last. Pictures become somewhat smaller before the model does: in 5 and in 15
-minutes more rounds of smaller pictures reached more than fewer of whole ones, and a small model of
-whole pictures least (docs/recipes.md).
+minutes more rounds of smaller pictures reached as much as fewer of whole ones or somewhat more
+(docs/recipes.md).
 """
 
 from __future__ import annotations
