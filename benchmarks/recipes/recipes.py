@@ -49,12 +49,10 @@ def _small(cfg: CfgNode) -> Overrides:
     """The small model as `detlite init` writes it: anchors and numbers of RoIs by the data."""
     own = yaml.safe_load((Path(str(CONFIGS)) / "_base_" / "small_fpn.yaml").read_text())
     keys: Overrides = dict(flatten({"MODEL": own["MODEL"]}))
-    by_data = (
-        "ROI_HEADS.BATCH_SIZE_PER_IMAGE",
-        "RPN.FPN_POST_NMS_TOP_N_TRAIN",
-        "RPN.FPN_POST_NMS_TOP_N_TEST",
-    )
-    return {key: keys[key] for key in keys.keys() - {f"MODEL.{name}" for name in by_data}}
+    for by_data in ("ROI_HEADS.BATCH_SIZE_PER_IMAGE", "RPN.FPN_POST_NMS_TOP_N_TRAIN",
+                    "RPN.FPN_POST_NMS_TOP_N_TEST"):  # fmt: skip
+        del keys[f"MODEL.{by_data}"]
+    return keys
 
 
 def _resnet18(cfg: CfgNode) -> Overrides:

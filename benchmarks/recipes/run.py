@@ -46,8 +46,8 @@ def measure(args: argparse.Namespace) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     base = args.output / BASE
     if base.exists():
-        if args.train:
-            print(f"{base} is there already and is what is measured: --train is not read")
+        if args.train or args.opts or args.start != "lite0":
+            print(f"{base} is there already and is measured: --train, --start, --opts are not read")
     elif args.train is None:
         raise SystemExit(f"{base} is not there: --train names the data to write it for")
     else:
@@ -200,11 +200,11 @@ def folder(output: Path, name: str, seed: int) -> Path:
 
 def _write_base(args: argparse.Namespace, base: Path) -> None:
     """What `detlite init` writes, or a recipe and other keys over it."""
-    base.write_text(init_config(args.train, args.val, args.images, args.output))
-    overrides = RECIPES[args.start].overrides(load_config(base))
+    init = base.with_name("init.yaml")  # the base is written when the keys are seen to be sound
+    init.write_text(init_config(args.train, args.val, args.images, args.output))
+    overrides = RECIPES[args.start].overrides(load_config(init))
     opts = [item for pair in overrides.items() for item in pair] + args.opts
-    if opts:
-        base.write_text(load_config(base, opts).dump())
+    base.write_text(load_config(init, opts).dump() if opts else init.read_text())
 
 
 def _chosen(args: argparse.Namespace, base: Path) -> list[str]:

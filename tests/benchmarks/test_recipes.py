@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from detlite.commands.init import config as init_config
-from detlite.config import load_config
+from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
 from detlite.modeling.build import build_model
 
@@ -127,6 +127,9 @@ def test_all_may_start_from_another_recipe(make_set, tmp_path, monkeypatch):
     opts = ["--start", "larger_batch", "--opts", "SOLVER.IMS_PER_BATCH", "3"]
     for arguments in ([str(tmp_path / "init")], [str(tmp_path / "other"), *opts]):
         assert program.main([*action, *arguments]) == 0
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
+        program.main([*action, str(tmp_path / "wrong"), "--opts", "SOLVER.NO_SUCH_KEY", "3"])
+    assert not (tmp_path / "wrong" / program.BASE).exists()  # else the next call would take it
     one, other = (load_config(tmp_path / name / program.BASE) for name in ("init", "other"))
     assert min(2 * one.SOLVER.BASE_LR, 0.0005) == other.SOLVER.BASE_LR
     assert one.SOLVER.IMS_PER_BATCH != other.SOLVER.IMS_PER_BATCH == 3
