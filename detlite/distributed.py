@@ -5,6 +5,7 @@ Everything works unchanged in a single process that was never initialised: rank 
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import uuid
@@ -53,6 +54,9 @@ def process_group(device: str) -> Iterator[None]:
     config's MODEL.DEVICE, is a GPU, each process takes that of its local rank as the current one,
     so that "cuda" means its own.
 
+    When the block ends, so do gloo's threads, as long as nothing that was made by `data_parallel`
+    is referenced any more: keep it inside a function that the block calls.
+
     Raises:
         ConfigError: the other processes do not come.
     """
@@ -83,6 +87,9 @@ def process_group(device: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        # gloo's threads let go of tensors that Python knows, after the operation is done. One that
+        # does so while the interpreter ends aborts the process; without references, they end here.
+        gc.collect()
 
 
 def torchrun_rank() -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from detlite.config import config_from
 from detlite.distributed import all_gather_objects, data_parallel, process_group, rank
 from detlite.modeling.build import build_model
 
-cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")
-with process_group("cpu"):
+
+def steps():
+    cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")
     torch.manual_seed(0)
     model = build_model(cfg).train()
     parallel = data_parallel(model)
@@ -42,8 +44,12 @@ with process_group("cpu"):
         optimizer.step()
         keys = list(losses)
         seen.append(all_gather_objects((keys, missing, norm)))
-    if rank() == 0:
-        print(json.dumps(seen))
+    return seen
+
+with process_group("cpu"):
+    first, seen = rank() == 0, steps()
+if first:
+    print(json.dumps(seen))
 """
 
 
@@ -90,6 +96,28 @@ def test_ranks_that_have_nothing_have_the_same_losses_and_graph(
         assert norm == pytest.approx(other_norm, rel=1e-12)
         # Where both have nothing, an RPN still learns what background is.
         assert (norm > 0) == (number > 0 or "MODEL.LOAD_PROPOSALS" not in opts)
+
+
+LEFT_IN_A_CYCLE = """
+from pathlib import Path
+import torch
+from detlite.distributed import data_parallel, process_group
+
+def step():
+    model = torch.nn.Linear(3, 3)
+    model.parallel = [data_parallel(model)]
+    model.parallel[0](torch.ones(2, 3)).sum().backward()
+
+with process_group("cpu"):
+    step()
+print(sorted(file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists the threads that Linux names")
+def test_no_thread_of_gloo_is_left(in_two_processes):
+    """One that still lets go of tensors while the interpreter ends would abort the process."""
+    assert "gloo" not in in_two_processes(LEFT_IN_A_CYCLE)
 
 
 SHARED_BATCHES = """
