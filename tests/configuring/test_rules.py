@@ -211,11 +211,17 @@ def test_minutes_of_unknown_steps_leave_checkpoints(cpu):
     assert "SOLVER.TEST_PERIOD" not in values
 
 
-def test_rare_categories_are_repeated(cpu):
-    found = statistics(categories=3)
+@pytest.mark.parametrize(
+    ("pictures", "rarest", "threshold"),
+    [(40, 20, None), (40, 19, 0.5), (135, 5, 0.44), (3000, 60, None), (3000, 59, 0.02)],
+)
+def test_categories_in_few_pictures_are_repeated(cpu, pictures, rarest, threshold):
+    """Below half of a small set, below 60 pictures of a large one."""
+    found = statistics(pictures=pictures, categories=3)
     assert "DATALOADER.REPEAT_THRESHOLD" not in chosen(found, cpu)
-    rows = [*found.categories[:2], ("c2", 4, 4)]
-    assert chosen(dataclasses.replace(found, categories=rows), cpu)["DATALOADER.REPEAT_THRESHOLD"]
+    rows = [*found.categories[:2], ("c2", 100, rarest)]
+    values = chosen(dataclasses.replace(found, categories=rows), cpu)
+    assert values.get("DATALOADER.REPEAT_THRESHOLD") == threshold
 
 
 def test_bad_entries_are_skipped(cpu):
