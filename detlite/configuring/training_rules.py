@@ -167,7 +167,7 @@ def rare_categories(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
             "DATALOADER.REPEAT_THRESHOLD",
             float(f"{common / trained:.2g}"),
             f"{rarest[0]} is in {rarest[2]} of {trained} pictures: categories in fewer than "
-            f"{common:.0f} are shown more often",
+            f"{math.ceil(common)} are shown more often",
         )
 
 

@@ -224,6 +224,14 @@ def test_categories_in_few_pictures_are_repeated(cpu, pictures, rarest, threshol
     assert values.get("DATALOADER.REPEAT_THRESHOLD") == threshold
 
 
+def test_an_odd_number_of_pictures_has_a_true_reason_for_repeats(cpu):
+    found = statistics(pictures=41, categories=2)
+    rows = [found.categories[0], ("c1", 100, 20)]
+    facts = Facts(dataclasses.replace(found, categories=rows), statistics(), cpu)
+    reasons = {one.key: one.reason for one in choose(facts)}
+    assert "in fewer than 21 are" in reasons["DATALOADER.REPEAT_THRESHOLD"]
+
+
 def test_bad_entries_are_skipped(cpu):
     found = dataclasses.replace(statistics(), unsound_masks=3, unsound=3, first_unsound="a box")
     choices = {one.key: one for one in choose(Facts(found, None, cpu))}
