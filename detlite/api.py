@@ -7,15 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
 
 from .config import ConfigError, expand_path, load_config
 
+if TYPE_CHECKING:
+    from .data.given import Data, Pair
+
 FilePath = str | Path
-# An annotation file in COCO's form, and the folder of its pictures.
-Data = tuple[FilePath, FilePath]
 Overrides = Mapping[str, Any] | Sequence[Any]
 
 
@@ -60,9 +61,11 @@ def train(
             `detlite init`, or with `weights` their model and what those say of training; the log
             has the reasons. Of a run that is resumed, its own.
         data: (annotation file, folder of pictures) to train on, paths or URLs, as the set "train";
-            the classes are its categories. None: as the config says.
-        test_data: the same to evaluate on, as the set "test", beside `data`; with `data` alone
-            nothing is evaluated.
+            or the path of a folder or file as `detlite init --data` takes it, of whose pictures one
+            in five is set apart to evaluate on, unless `test_data` or the folder says on which. The
+            classes are its categories. None: as the config says.
+        test_data: the same to evaluate on, as the set "test"; beside `data` that is a pair nothing
+            is evaluated without it.
         weights: checkpoint to start from, see MODEL.WEIGHT; what it knows of categories of the same
             name is kept.
         minutes: SOLVER.MAX_MINUTES. Without a config, in a single process, some training steps are
@@ -78,23 +81,28 @@ def train(
         StoppedError: SIGTERM or SIGHUP came; the step was finished and saved.
     """
     from .data import naming_dead_loaders
-    from .distributed import process_group
+    from .data.given import training_data
+    from .distributed import barrier, process_group
     from .engine.best import BEST_CHECKPOINT
+    from .engine.metrics import logging_to
     from .engine.resuming import FINAL_CHECKPOINT
     from .engine.run import run_training
     from .engine.signals import StopSignals
-    from .engine.train import files_of_run
+    from .engine.train import check_output_dir, files_of_run
 
     start = time.perf_counter()
     with StopSignals() as stop, stop.ending_at_once(), naming_dead_loaders():
         opts: dict[str, Any] = {}
-        if test_data and not data:
+        how = ""
+        if not isinstance(config, str | Path | None):
+            raise ConfigError(f"config is {config!r}: it must be a file; data are named as `data=`")
+        if test_data is not None and data is None:
             raise ConfigError(
                 "test_data needs data to train on beside it; other sets than a config's own are "
                 "measured by evaluate()"
             )
-        if data:
-            opts |= _datasets(train=data, test=test_data) | _classes(data)
+        if data is not None:
+            opts, how = training_data(data, test_data)
         if weights is not None:
             opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
         if minutes is not None:
@@ -110,9 +118,14 @@ def train(
         elif config is None and data is None:
             raise ConfigError("train() needs a config, or data to train on")
         with process_group(cfg.MODEL.DEVICE):
-            if config is None:
-                cfg = _config_by_rules(cfg, weights, given, resume)
-            metrics = run_training(cfg, resume)
+            check_output_dir(folder, resume)
+            barrier()  # before rank 0 writes what the others look for
+            with logging_to(folder):
+                if how:
+                    _logger.info("data: %s", how)
+                if config is None:
+                    cfg = _config_by_rules(weights, given)
+                metrics = run_training(cfg, resume)
     best = folder / BEST_CHECKPOINT
     seconds = time.perf_counter() - start
     return Result(
@@ -124,7 +137,7 @@ def evaluate(
     weights: FilePath | None = None,
     *,
     config: FilePath | None = None,
-    data: Data | None = None,
+    data: Pair | None = None,
     output_dir: FilePath | None = None,
     overrides: Overrides = (),
 ) -> Result:
@@ -144,14 +157,16 @@ def evaluate(
     """
     from .conversion import weight_file
     from .data import naming_dead_loaders
+    from .data.given import test_data
     from .distributed import process_group
+    from .engine.metrics import logging_to
     from .engine.run import run_evaluation
     from .engine.weights import read_model_checkpoint
 
     start = time.perf_counter()
     opts: dict[str, Any] = {}
-    if data:
-        opts |= _datasets(test=data)
+    if data is not None:
+        opts |= test_data(data)
     if weights is not None:
         opts["MODEL.WEIGHT"] = str(weights)
     if output_dir is None and config is None and weights and "://" not in str(weights):
@@ -167,10 +182,11 @@ def evaluate(
         cfg, checkpoint = read_model_checkpoint(weights, given)
     else:
         cfg = load_config(config, given)
-    with naming_dead_loaders(), process_group(cfg.MODEL.DEVICE):
+    folder = Path(cfg.OUTPUT_DIR)
+    with naming_dead_loaders(), process_group(cfg.MODEL.DEVICE), logging_to(folder):
         metrics = run_evaluation(cfg, checkpoint)
     file = checkpoint.path if checkpoint else weight_file(cfg)
-    return Result(metrics, Path(cfg.OUTPUT_DIR), file, time.perf_counter() - start)
+    return Result(metrics, folder, file, time.perf_counter() - start)
 
 
 def _pairs(overrides: Overrides) -> list[Any]:
@@ -180,53 +196,14 @@ def _pairs(overrides: Overrides) -> list[Any]:
     return list(overrides)
 
 
-def _datasets(**sets: Data | None) -> dict[str, Any]:
-    """The keys of sets called "train" and "test"; one that is None is left out."""
-    catalog, keys = [], {}
-    for name, files in sets.items():
-        keys[f"DATASETS.{name.upper()}"] = (name,) if files else ()
-        if files:
-            annotations, images = map(_address, files)
-            catalog.append({"name": name, "annotations": annotations, "images": images})
-    return {"DATASETS.CATALOG": catalog, **keys}
-
-
-def _address(path: FilePath) -> str:
-    """A URL, or an absolute path, with `~` and variables as a config may have them."""
-    from .data.remote import address, place
-
-    return address(place(str(path)))
-
-
-def _classes(data: Data) -> dict[str, Any]:
-    from .data import DataError
-    from .data.index_cache import open_index
-    from .data.remote import local_copy, place
-
-    with local_copy(place(str(data[0]))) as file:
-        if not file.is_file():
-            raise DataError(f"data: no annotation file {file}")
-        count = len(open_index(file).content["categories"]) + 1
-    return {f"MODEL.{part}.NUM_CLASSES": count for part in ("ROI_BOX_HEAD", "RETINANET")}
-
-
-def _config_by_rules(
-    cfg: CfgNode, weights: FilePath | None, given: list[Any], resume: bool
-) -> CfgNode:
-    """The config of a run that names none: `cfg` has the overrides `given`, and nothing else."""
+def _config_by_rules(weights: FilePath | None, given: list[Any]) -> CfgNode:
+    """The config of a run that names none: the overrides `given` go before the rules."""
     from .benchmark.steps import mean_step_seconds
     from .configuring import config_by_rules
-    from .distributed import barrier
     from .engine.checkpoint import read_checkpoint
-    from .engine.metrics import setup_logging
-    from .engine.train import check_output_dir
     from .engine.weights import file_of
 
-    folder = Path(cfg.OUTPUT_DIR)
-    check_output_dir(folder, resume)
     checkpoint = None if weights is None else read_checkpoint(file_of(weights, given))
-    barrier()  # before rank 0 writes what the others look for
-    setup_logging(folder)
     cfg, choices = config_by_rules(given, mean_step_seconds, checkpoint)
     for one in choices:
         _logger.info("chosen: %s %s%s", one.key, one.value, one.reason and f": {one.reason}")

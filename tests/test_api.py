@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
+import shutil
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -175,7 +179,7 @@ def test_home_and_variables_are_expanded(trained, shapes, tmp_path, monkeypatch)
     assert result.metrics["test"]["bbox"]
 
 
-def test_training_goes_on_from_weights_of_other_classes(trained, shapes, tmp_path, capsys):
+def test_training_goes_on_from_weights_of_other_classes(trained, shapes, tmp_path):
     """The model is that of the checkpoint; classes of the same name keep their rows."""
     annotations, folder = shapes[0]
     content = json.loads(annotations.read_text())
@@ -194,7 +198,7 @@ def test_training_goes_on_from_weights_of_other_classes(trained, shapes, tmp_pat
     assert [row["name"] for row in after.categories] == ["new", *names[1:]]
     torch.testing.assert_close(after.model[name][2:], before.model[name][2:])
     assert not torch.equal(after.model[name][1], before.model[name][1])
-    assert "begin anew: new" in capsys.readouterr().out
+    assert "begin anew: new" in (tmp_path / "run" / "log.txt").read_text()
     assert load_config(result.output_dir / "config.yaml").INPUT.MIN_SIZE_TEST == 64
 
 
@@ -207,6 +211,84 @@ def test_a_run_goes_on_without_what_it_started_from(trained, shapes, tmp_path):
     start.unlink()
     result = detlite.train(**call, overrides=overrides | {"SOLVER.MAX_ITER": 2}, resume=True)
     assert read_checkpoint(result.weights).training["iteration"] == 2
+
+
+def test_a_run_that_is_resumed_as_it_was_has_no_other_config(trained, shapes, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(trained.output_dir, folder)
+    detlite.train(
+        data=shapes[0], test_data=shapes[1], output_dir=folder, overrides=SMALL, resume=True
+    )
+    log = (folder / "log.txt").read_text()
+    assert "resumed" in log
+    assert "another config" not in log
+
+
+def test_a_folder_as_init_takes_it(shapes, tmp_path):
+    """A part of it is set apart, and is not trained on."""
+    annotations, images = shapes[0]
+    folder = tmp_path / "photos"
+    shutil.copytree(images, folder / "images")
+    shutil.copy(annotations, folder / "annotations.json")
+    opts = SMALL | {"SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 1}
+    result = detlite.train(data=str(folder), output_dir=tmp_path / "run", overrides=opts)
+    assert result.metrics["test"]["bbox"]
+    assert "data: read as COCO json; " in (tmp_path / "run" / "log.txt").read_text()
+    halves = [
+        {row["id"] for row in json.loads(Path(entry["annotations"]).read_text())["images"]}
+        for entry in load_config(tmp_path / "run" / "config.yaml").DATASETS.CATALOG
+    ]
+    assert halves[0] & halves[1] == set()
+    every = {row["id"] for row in json.loads(annotations.read_text())["images"]}
+    assert halves[0] | halves[1] == every
+
+
+def test_paths_to_train_and_to_test_on(shapes, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("detlite.engine.run.run_training", lambda cfg, resume: made.append(cfg))
+    folders = []
+    for (file, images), name in zip(shapes, ("photos", "others"), strict=True):
+        folders.append(tmp_path / name)
+        shutil.copytree(images, folders[-1] / "images")
+        shutil.copy(file, folders[-1] / "annotations.json")
+    detlite.train(
+        "demo_shapes.yaml", data=folders[0], test_data=folders[1], output_dir=tmp_path / "run"
+    )
+    found = {row["name"]: row["annotations"] for row in made[0].DATASETS.CATALOG}
+    assert found == {
+        name: str(folder / "annotations.json")
+        for name, folder in zip(("train", "test"), folders, strict=True)
+    }
+
+
+@pytest.mark.parametrize("given", [3, (), ("a.json",), ("a.json", 3), {"a": 1}, ["a", "b", "c"]])
+def test_what_is_no_data_is_told(given):
+    wanted = r"must be \(annotation file, folder of its pictures\)"
+    with pytest.raises(ConfigError, match=f"^data is .*{wanted}"):
+        detlite.train(data=given)
+    with pytest.raises(ConfigError, match=f"^data is .*{wanted}"):
+        detlite.evaluate("model.pth", data=given)
+    with pytest.raises(ConfigError, match=f"^test_data is .*{wanted}"):
+        detlite.train(data=("a.json", "b"), test_data=given)
+
+
+def test_data_and_files_in_each_other_s_place(shapes, tmp_path):
+    with pytest.raises(ConfigError, match="must be a file; data are named as `data=`"):
+        detlite.train(shapes[0])
+    with pytest.raises(ConfigError, match="test_data is a pair, and data is a path"):
+        detlite.train(data=tmp_path, test_data=shapes[0])
+    with pytest.raises(ConfigError, match=r"^data is .*must be"):
+        detlite.evaluate("model.pth", data=str(tmp_path))
+
+
+def test_what_the_caller_logs_is_left_alone(trained, shapes, tmp_path):
+    root = logging.getLogger()
+    before = list(root.handlers), root.level, warnings.showwarning
+    detlite.evaluate(trained.weights, data=shapes[1], output_dir=tmp_path)
+    assert (list(root.handlers), root.level, warnings.showwarning) == before
+    text = (tmp_path / "log.txt").read_text()
+    logging.getLogger("mine").warning("after the call")
+    assert (tmp_path / "log.txt").read_text() == text != ""
 
 
 def test_minutes_and_resuming(timed, shapes, tmp_path):

@@ -319,7 +319,7 @@ def test_the_page_lists_what_is_tested():
 
 
 @pytest.mark.parametrize("title", MISTAKES)
-def test_the_message_is_that_of_the_page(title, make_set, tmp_path, capsys):
+def test_the_message_is_that_of_the_page(title, make_set, tmp_path, capsys, caplog):
     message, then = ROWS[title]
     arguments = MISTAKES[title](Beginner(tmp_path, *make_set()))
     status = main([*map(str, arguments)])
@@ -331,4 +331,4 @@ def test_the_message_is_that_of_the_page(title, make_set, tmp_path, capsys):
         assert "Traceback" not in output.err
     else:
         assert status == 0, output.err
-        assert re.search(pattern, output.out), output.out
+        assert re.search(pattern, caplog.text), caplog.text

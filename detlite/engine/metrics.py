@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,13 +26,21 @@ logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 
 
-def setup_logging(output_dir: Path) -> None:
-    """Logs to the console and, appending, to `output_dir`/log.txt; other ranks only warnings.
+@contextmanager
+def logging_to(output_dir: Path) -> Iterator[None]:
+    """Within it, what is logged and warned of goes to `output_dir`/log.txt, appending, as well.
+
+    Python's own handlers are left as they are, and where there are none it is written to the
+    console, as in a command. Ranks other than the first log warnings alone, and to no file.
 
     Raises:
         ConfigError: OUTPUT_DIR cannot be made or written to.
     """
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
+    root = logging.getLogger()
+    level, showing = root.level, warnings.showwarning
+    handlers: list[logging.Handler] = []
+    if not root.handlers:
+        handlers.append(logging.StreamHandler(sys.stdout))
     if is_main():
         try:
             output_dir.mkdir(parents=True, exist_ok=True)
@@ -40,14 +49,21 @@ def setup_logging(output_dir: Path) -> None:
             raise ConfigError(
                 f"OUTPUT_DIR {output_dir}: cannot be written to ({error.strerror})"
             ) from error
-    logging.basicConfig(
-        level=logging.INFO if is_main() else logging.WARNING,
-        format="%(asctime)s %(levelname).1s %(message)s",
-        datefmt="%m-%d %H:%M:%S",
-        handlers=handlers,
-        force=True,
-    )
+    form = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S")
+    for handler in handlers:
+        handler.setFormatter(form)
+        root.addHandler(handler)
+    root.setLevel(logging.INFO if is_main() else logging.WARNING)
     logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        if warnings.showwarning is not showing:  # the caller had not captured them
+            logging.captureWarnings(False)
+        root.setLevel(level)
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()
 
 
 class NonFiniteLossError(RuntimeError):

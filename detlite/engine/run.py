@@ -15,7 +15,7 @@ from ..data import (
     check_num_classes,
     warn_of_known,
 )
-from ..distributed import barrier, is_main, rank
+from ..distributed import is_main, rank
 from ..inference.predictor import Predictor, build_predictor
 from ..modeling import build_model
 from ..visualization import contact_sheet, draw_detections, plot_metrics
@@ -23,9 +23,9 @@ from .checkpoint import Checkpoint
 from .evaluate import evaluate
 from .freezing import with_norms_by_batch
 from .generators import seed_all
-from .metrics import METRICS_FILE, setup_logging
+from .metrics import METRICS_FILE
 from .resuming import newest_checkpoint
-from .train import check_output_dir, train
+from .train import train
 from .weights import load_weights, read_weights, with_convention
 
 Metrics = dict[str, dict[str, Any]]
@@ -38,12 +38,9 @@ def run_training(cfg: CfgNode, resume: bool = False) -> Metrics:
         What `train` returns.
 
     Raises:
-        ConfigError: OUTPUT_DIR holds another run; and whatever parts of the run raise.
+        ConfigError, DataError, CheckpointError, ...: whatever parts of the run raise.
     """
     output_dir = Path(cfg.OUTPUT_DIR)
-    check_output_dir(output_dir, resume)
-    barrier()  # before rank 0 writes what the others look for
-    setup_logging(output_dir)
     before = newest_checkpoint(output_dir) if resume else None
     if before:  # it has all weights, and those that the run started from may be gone
         cfg, weights = with_convention(cfg, before), None
@@ -87,7 +84,6 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> Metrics:
     if not cfg.DATASETS.TEST:
         raise ConfigError("DATASETS.TEST is empty: name at least one entry of DATASETS.CATALOG")
     output_dir = Path(cfg.OUTPUT_DIR)
-    setup_logging(output_dir)
     if weights is None:
         cfg, weights = read_weights(cfg)
     if weights is None:

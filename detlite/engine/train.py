@@ -45,7 +45,7 @@ def check_output_dir(output_dir: Path, resume: bool) -> None:
     if found and not resume:
         raise ConfigError(
             f"OUTPUT_DIR {output_dir} holds a run already ({', '.join(found)}): go on with it by "
-            "--resume, name another OUTPUT_DIR, or remove the folder"
+            "--resume (resume=True), name another OUTPUT_DIR, or remove the folder"
         )
 
 

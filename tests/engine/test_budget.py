@@ -120,7 +120,7 @@ def test_evaluations_that_take_too_long_are_told(clock, caplog):
         assert "more than half" not in caplog.text
         with budget.evaluating():
             clock.seconds += seconds
-    assert "takes 0.5 minutes, more than half of SOLVER.MAX_MINUTES" in caplog.text
+    assert "takes 0.52 minutes, more than half of SOLVER.MAX_MINUTES" in caplog.text
 
 
 def test_a_resumed_run_has_the_time_that_is_left(clock):

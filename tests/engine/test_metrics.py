@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import time
+import warnings
 import weakref
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from detlite.engine.metrics import Meters, MetricsWriter, NonFiniteLossError, setup_logging
+from detlite.engine.metrics import Meters, MetricsWriter, NonFiniteLossError, logging_to
 
 MEANS = {"loss": 1.5, "loss_a": 1.0, "time": 0.5, "data_time": 0.1, "eta_s": 61.0}
 LR = {"lr": 0.02}
@@ -18,16 +20,15 @@ STEP = MEANS | LR
 
 
 @pytest.fixture
-def root_logger():
-    """The root logger, with its handlers put back afterwards."""
-    logger = logging.getLogger()
-    handlers, level = logger.handlers[:], logger.level
-    yield logger
-    for handler in set(logger.handlers) - set(handlers):
-        handler.close()
-    logger.handlers[:] = handlers
-    logger.setLevel(level)
-    logging.captureWarnings(False)
+def bare_root(monkeypatch):
+    """Takes away the root logger's handlers, of which a command has none, and returns it."""
+
+    def make():
+        logger = logging.getLogger()
+        monkeypatch.setattr(logger, "handlers", [])
+        return logger
+
+    return make
 
 
 def write(folder, start, iterations):
@@ -179,21 +180,45 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_log_goes_to_console_and_file_and_appends(tmp_path, root_logger, capsys):
+def test_log_goes_to_console_and_file_and_appends(tmp_path, bare_root, capsys):
+    bare_root()
     for message in ("first", "second"):
-        setup_logging(tmp_path / "run")
-        logging.getLogger("detlite.engine").info(message)
+        with logging_to(tmp_path / "run"):
+            logging.getLogger("detlite.engine").info(message)
+            warnings.warn(f"{message} warning", stacklevel=1)
     text = (tmp_path / "run" / "log.txt").read_text()
-    assert "first" in text
-    assert "second" in text
-    assert "second" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    for message in ("first", "second", "first warning", "second warning"):
+        assert message in text
+        assert message in out
 
 
-def test_other_ranks_log_warnings_to_the_console_alone(tmp_path, root_logger, monkeypatch, capsys):
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_was_set_before_is_set_again(tmp_path, bare_root, capsys, captured):
+    root_logger = bare_root()
+    own = logging.NullHandler()
+    root_logger.addHandler(own)
+    logging.captureWarnings(captured)
+    before = root_logger.level, warnings.showwarning
+    try:
+        with contextlib.suppress(ZeroDivisionError), logging_to(tmp_path):
+            assert root_logger.handlers[0] is own
+            logging.getLogger("detlite").info("told")
+            _ = 1 / 0
+        assert (root_logger.level, warnings.showwarning) == before
+    finally:
+        logging.captureWarnings(False)
+    assert root_logger.handlers == [own]
+    assert "told" in (tmp_path / "log.txt").read_text()
+    assert capsys.readouterr().out == ""  # the caller's own handlers say where else it goes
+
+
+def test_other_ranks_log_warnings_to_the_console_alone(tmp_path, bare_root, monkeypatch, capsys):
+    bare_root()
     monkeypatch.setattr("detlite.engine.metrics.is_main", lambda: False)
-    setup_logging(tmp_path / "run")
-    logging.getLogger("detlite").info("quiet")
-    logging.getLogger("detlite").warning("loud")
+    with logging_to(tmp_path / "run"):
+        logging.getLogger("detlite").info("quiet")
+        logging.getLogger("detlite").warning("loud")
     out = capsys.readouterr().out
     assert "quiet" not in out
     assert "loud" in out

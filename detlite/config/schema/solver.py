@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from ..checks import above_up_to_one, each, fraction, in_range, not_negative, one_of, positive
+from ..checks import (
+    above_up_to_one,
+    each,
+    fraction,
+    in_range,
+    length,
+    not_negative,
+    one_of,
+    positive,
+)
 from .key import Key, section
 
 KEYS = section(
@@ -12,15 +21,15 @@ KEYS = section(
         "MAX_ITER",
         40000,
         "length of a run in training steps; stating MAX_EPOCHS or MAX_MINUTES unsets it",
-        positive,
+        length,
         int,
     ),
-    Key("MAX_EPOCHS", None, "length of a run in passes over the training images", positive, float),
+    Key("MAX_EPOCHS", None, "length of a run in passes over the training images", length, float),
     Key(
         "MAX_MINUTES",
         None,
         "length of a run in minutes of training, which the learning rate follows",
-        positive,
+        length,
         float,
     ),
     Key(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ FRACTION = 0.2  # of the pictures that are measured on
 
 
 def write_coco(content: dict[str, Any], file: Path) -> None:
-    """Writes an annotation file, atomically; its folder is made.
+    """Writes an annotation file, whole also where several processes do; its folder is made.
 
     Raises:
         DataError: it cannot be written.
     """
-    unfinished = file.with_name(f".{file.name}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(content), encoding="utf-8")
-        unfinished.replace(file)
+        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as temporary:
+            unfinished = Path(temporary) / file.name
+            unfinished.write_text(json.dumps(content), encoding="utf-8")
+            unfinished.replace(file)
     except OSError as error:
         raise DataError(f"{file}: cannot be written ({error.strerror})") from error
 
