@@ -47,6 +47,13 @@ def moved(checkpoints, name):
     ]
 
 
+def test_a_body_that_never_begins_to_learn_is_told(run, caplog):
+    run("some", frozen=5)
+    assert "not trained at all" not in caplog.text
+    run("all", frozen=6)
+    assert "BACKBONE_FREEZE_ITERS is 6 and the run has 6 iterations: the body is not" in caplog.text
+
+
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_the_body_begins_to_learn_after_so_many_iterations(run, optimizer):
     checkpoints = run("run", "SOLVER.OPTIMIZER", optimizer, "SOLVER.WEIGHT_DECAY", 0.1)
