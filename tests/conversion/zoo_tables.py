@@ -97,6 +97,8 @@ AP in percent as the authors of the weights published it. **Nothing in this tabl
 here**; it says what to expect of a model whose weights load. Each number is read from its source:
 
 {sources}
+Of FBNet maskrcnn-benchmark publishes neither weights nor AP.
+
 | framework | model | `MODEL.WEIGHT` | box AP | mask AP | keypoint AP |
 |---|---|---|---|---|---|
 """
