@@ -80,7 +80,7 @@ def train(
             build_loss_dataset(cfg, test_set.name)  # better now than after hours
     _warn_of_frozen_norms(cfg, model)
     budget = build_budget(cfg, len(train_set))
-    if budget.max_iter is not None and solver.BACKBONE_FREEZE_ITERS >= budget.max_iter:
+    if budget.max_iter is not None and budget.max_iter <= solver.BACKBONE_FREEZE_ITERS:
         logger.warning(
             "SOLVER.BACKBONE_FREEZE_ITERS is %d and the run has %d iterations: the body is not "
             "trained at all", solver.BACKBONE_FREEZE_ITERS, budget.max_iter,
