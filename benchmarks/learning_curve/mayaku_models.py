@@ -4,8 +4,9 @@
         --train t.json --val v.json --images images --minutes 15 --output out/mayaku_n
 
 `mayaku-n-seg` is its smallest, pretrained on Objects365 and downloaded by mayaku; a .pth that is
-there is taken as it is. `mask_rcnn` is its Mask R-CNN on ResNet-50, for which it offers no weights:
-it starts from random ones, with batch norm, as its ResNets have no group norm.
+there is taken as it is, and of a .yaml of its repository (configs/segmentation/mayaku-n-seg.yaml)
+the model starts from random weights. `mask_rcnn` is its Mask R-CNN on ResNet-50, for which it
+offers no weights: it starts from random ones, with batch norm, as its ResNets have no group norm.
 
 mayaku counts in epochs, its cosine as well. One is timed first, and as many as fit are trained.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from mayaku import from_pretrained, train
 from mayaku.config import MayakuConfig
 from pycocotools import mask as coco_mask
@@ -48,6 +50,8 @@ def run(args: argparse.Namespace, folder: Path, epochs: int) -> float:
     model: dict[str, Any] = {"weights": args.model}
     if args.model == "mask_rcnn":
         model = {"config": mask_rcnn(args.train)}
+    elif args.model.endswith(".yaml"):
+        model = {"config": from_file(Path(args.model), args.train)}
     found = train(
         **model, train_annotations=args.train, train_images=args.images, output_dir=folder,
         num_epochs=epochs, device=args.device,
@@ -55,16 +59,23 @@ def run(args: argparse.Namespace, folder: Path, epochs: int) -> float:
     return float(found["train_seconds"])
 
 
+def from_file(config: Path, file: Path) -> MayakuConfig:
+    """One of mayaku's configs, for the classes and the form of masks of an annotation file."""
+    content = yaml.safe_load(config.read_text())
+    content["model"]["roi_heads"]["num_classes"] = _classes(file)
+    content["input"]["mask_format"] = "bitmask"
+    return MayakuConfig.model_validate(content)
+
+
 def mask_rcnn(file: Path) -> MayakuConfig:
     """mayaku's Mask R-CNN as its schema has it by default, for a small batch and no weights."""
-    classes = len(json.loads(file.read_text())["categories"])
     return MayakuConfig.model_validate(
         {
             "model": {
                 "meta_architecture": "mask_rcnn",
                 "mask_on": True,
                 "backbone": {"name": "resnet50", "norm": "BN", "freeze_at": 0},
-                "roi_heads": {"num_classes": classes},
+                "roi_heads": {"num_classes": _classes(file)},
                 "roi_mask_head": {},
             },
             "input": {"mask_format": "bitmask"},
@@ -100,6 +111,10 @@ def predict(weights: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
+def _classes(file: Path) -> int:
+    return len(json.loads(file.read_text())["categories"])
+
+
 def _made(file: Path) -> float:
     return file.stat().st_mtime
 
@@ -112,7 +127,7 @@ def _some(files: list[Path], most: int) -> list[Path]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="mayaku-n-seg", help="a name, a .pth, or mask_rcnn")
+    parser.add_argument("--model", default="mayaku-n-seg", help="name, .pth, .yaml, or mask_rcnn")
     for name in ("train", "val", "images", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=15)
