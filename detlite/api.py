@@ -14,9 +14,8 @@ from yacs.config import CfgNode
 from .config import ConfigError, expand_path, load_config
 
 if TYPE_CHECKING:
-    from .data.given import Data, Pair
+    from .data.given import Data, FilePath, Pair
 
-FilePath = str | Path
 Overrides = Mapping[str, Any] | Sequence[Any]
 
 
@@ -77,7 +76,8 @@ def train(
 
     Raises:
         ConfigError, DataError, CheckpointError, NonFiniteLossError, LoaderProcessError: see
-            `engine.run.run_training`; each message says what to do.
+            `engine.run.run_training`; each message says what to do. A ConfigError also where the
+            output folder holds a run that is not resumed, or `data` is no such thing.
         StoppedError: SIGTERM or SIGHUP came; the step was finished and saved.
     """
     from .data import naming_dead_loaders
@@ -157,7 +157,7 @@ def evaluate(
     """
     from .conversion import weight_file
     from .data import naming_dead_loaders
-    from .data.given import test_data
+    from .data.given import evaluation_data
     from .distributed import process_group
     from .engine.metrics import logging_to
     from .engine.run import run_evaluation
@@ -166,7 +166,7 @@ def evaluate(
     start = time.perf_counter()
     opts: dict[str, Any] = {}
     if data is not None:
-        opts |= test_data(data)
+        opts |= evaluation_data(data)
     if weights is not None:
         opts["MODEL.WEIGHT"] = str(weights)
     if output_dir is None and config is None and weights and "://" not in str(weights):

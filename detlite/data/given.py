@@ -26,7 +26,7 @@ def training_data(data: Data, test_data: Data | None = None) -> tuple[dict[str, 
     `formats.find_sets`; of a pair nothing is.
 
     Raises:
-        ConfigError: neither is a path nor a pair of paths, or one is the one, one the other.
+        ConfigError: one is neither a path nor a pair of paths, or one is a path, the other a pair.
         DataError: there is no such data, or they cannot be read.
     """
     if not isinstance(data, str | Path):
@@ -46,7 +46,7 @@ def training_data(data: Data, test_data: Data | None = None) -> tuple[dict[str, 
     return keys | _classes(pairs["train"]), how
 
 
-def test_data(data: Pair) -> dict[str, Any]:
+def evaluation_data(data: Pair) -> dict[str, Any]:
     """The key of the set "test".
 
     Raises:

@@ -30,8 +30,9 @@ METRICS_FILE = "metrics.jsonl"
 def logging_to(output_dir: Path) -> Iterator[None]:
     """Within it, what is logged and warned of goes to `output_dir`/log.txt, appending, as well.
 
-    Python's own handlers are left as they are, and where there are none it is written to the
-    console, as in a command. Ranks other than the first log warnings alone, and to no file.
+    Handlers that the root logger has get it too; where there are none, as in a command, the console
+    does. The level is INFO. Ranks other than the first log warnings alone, and to no file. After it
+    all is as before.
 
     Raises:
         ConfigError: OUTPUT_DIR cannot be made or written to.

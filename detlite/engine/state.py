@@ -180,7 +180,7 @@ def _changed_keys(checkpoint: Checkpoint, cfg: CfgNode) -> dict[str, tuple[Any, 
     """(value in the config of a checkpoint, value now) by key, where they differ."""
     # Both as YAML gives them, which knows no tuples.
     before = dict(flatten(config_of(checkpoint) or {}))
-    # What it states is checked where weights are loaded; where it states none, it has one still.
+    # load_weights refuses another one; what states none has that of its weights by now.
     before.pop("MODEL.CONVENTION", None)
     now = dict(flatten(yaml.safe_load(cfg.dump())))
     return {
