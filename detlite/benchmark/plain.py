@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from ..ops.plain import instead_of_kernels
-from .boxes import match_cases
+from .boxes import match_cases, nms_cases
 from .case import Clock
+from .masks import crop_cases, keypoint_cases
 from .roi import pool_cases, pyramid_cases
 
-GROUPS = (match_cases, pool_cases, pyramid_cases)
+GROUPS = (nms_cases, match_cases, pool_cases, pyramid_cases, crop_cases, keypoint_cases)
 
 
 @dataclass(frozen=True)

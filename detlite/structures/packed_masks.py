@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -128,11 +129,8 @@ class PackedMasks:
         return len(self.instances) - 1
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedMasks:
-        """The same on another device that masks can be cropped on, or else where they are.
-
-        All but the CPU and CUDA have them cropped on the CPU, and MPS knows no float64.
-        """
-        if torch.device(device).type not in ("cpu", "cuda", "meta"):
+        """The same on another device; or where they are, if that has no float64, as MPS."""
+        if not _has_float64(torch.device(device).type):
             return self
         return PackedMasks(*(t.to(device, non_blocking=non_blocking) for t in self.tensors()))
 
@@ -223,6 +221,17 @@ class PackedMasks:
 
 
 torch.export.register_dataclass(PackedMasks, serialized_type_name="detlite.PackedMasks")
+
+
+@cache
+def _has_float64(kind: str) -> bool:
+    if kind in ("cpu", "cuda", "meta"):
+        return True
+    try:
+        torch.zeros(1, dtype=torch.float64, device=kind)
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def _from_arrays(*arrays: np.ndarray) -> PackedMasks:

@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from family import family_batch, family_config
-from other_device import DEVICE, NAME, OtherDevice
+from other_device import DEVICE, NAME, OtherDevice, _Other
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -21,6 +21,7 @@ from detlite import ops
 from detlite.inference.optimize import optimize
 from detlite.installation import machine, operator_errors
 from detlite.modeling.build import build_model, torch_device
+from detlite.structures import packed_masks
 from detlite.structures.rows import fixed_shapes
 
 KINDS = ["mask", "c4", "keypoint", "cascade", "retinanet"]
@@ -70,6 +71,21 @@ def test_losses_and_gradients_are_those_of_the_cpu(config, other):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(own, gradients, rtol=1e-3, atol=1e-5)
     assert {name.split(".")[1] for name in other.called} & {"match_boxes"}
+
+
+@pytest.mark.parametrize("has_float64", [False, True])
+def test_masks_are_cropped_where_there_is_float64(tiny_config, other, monkeypatch, has_float64):
+    monkeypatch.setattr(_Other, "has_float64", has_float64)
+    monkeypatch.setattr(packed_masks, "_has_float64", packed_masks._has_float64.__wrapped__)
+    _, truth, _ = family_batch(build_model(family_config("mask", tiny_config)))
+    index, boxes = torch.tensor([0, -1, 2]), torch.tensor([[5.0, 5, 25, 30]]).repeat(3, 1)
+    expected = ops.crop_masks(*truth.masks.tensors(), index, boxes, 14, False)
+    there = truth.to(DEVICE).masks
+    assert there.values.device.type == (NAME if has_float64 else "cpu")
+    found = ops.crop_masks(*there.tensors(), index.to(DEVICE), boxes.to(DEVICE), 14, False)
+    assert found.device.type == NAME
+    assert expected.any()
+    assert torch.equal(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("config", [*KINDS, "voting"], indirect=True)

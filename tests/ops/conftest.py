@@ -19,7 +19,18 @@ VARIABLE = "DETLITE_CPU_CAPABILITY"
 
 DEVICES = ["cpu-default", "cpu-avx2", "cpu-avx512", "cuda"]
 # Of the operators that have a plain form.
-PLAIN_FILES = {"focal_loss", "match_boxes", "pyramid", "roi_align", "roi_pool", "rois"}
+PLAIN_FILES = {
+    "crop_masks",
+    "focal_loss",
+    "heatmap_peaks",
+    "match_boxes",
+    "nms",
+    "padded_nms",
+    "pyramid",
+    "roi_align",
+    "roi_pool",
+    "rois",
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -23,7 +23,7 @@ from detlite import ops
 
 VARIABLE = "DETLITE_CPU_CAPABILITY"
 DTYPES = [torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64]
-ODD = [0.0, -0.0, 1.0, -1.0, 7.5, 1e4, -1e4, 1e9, -1e9, 3e38, float("inf"), float("-inf")]
+ODD = [0.0, -0.0, 1.0, -1.0, 7.5, 1e4, -1e4, 1e9, -1e9, 3e38, -3e38, float("inf"), float("-inf")]
 
 
 def capabilities() -> list[str]:
@@ -121,8 +121,11 @@ def pasting(rng: random.Random) -> Callable[[], list[Tensor]]:
     return lambda: list(torch.ops.detlite.paste_masks_rle(probs, boxes, *size, 0.5))
 
 
-def cropping(rng: random.Random) -> Callable[[], list[Tensor]]:
-    """Masks of polygons or of run lengths, which need not lie in their frames."""
+def cropping(rng: random.Random, plain: bool = False) -> Callable[[], list[Tensor]]:
+    """Masks of polygons or of run lengths, which need not lie in their frames, nor be in order.
+
+    For the plain operators they are in order, and soft, so that rounding turns no cell over.
+    """
     count, extent = rng.choice([0, 1, 7]), rng.choice([1, 30, 300, 1e5])
     boxes = random_boxes(rng, count, extent)
     if rng.random() < 0.5:
@@ -133,12 +136,12 @@ def cropping(rng: random.Random) -> Callable[[], list[Tensor]]:
         sides = [rng.randrange(1, 150) for _ in range(4)]
         frame = [*sides[:2], rng.randrange(2), rng.randrange(2), *sides[2:]]
         values = torch.randint(-10, sides[0] * sides[1] + 10, (60,)).double()
-        if rng.random() < 0.8:
+        if rng.random() < 0.8 or plain:
             values = values.sort().values
     offsets = torch.tensor([0, 0, 10, 60]), torch.tensor([0, 0, 1, 2, 3])
     frames, index = torch.tensor([frame] * 4), torch.randint(-1, 4, (count,))
-    resolution = rng.choice([1, 7, 28, 65])
-    return lambda: [ops.crop_masks(values, *offsets, frames, index, boxes, resolution, False)]
+    resolution, soft = rng.choice([1, 7, 28, 65]), plain and frame[0] > 0
+    return lambda: [ops.crop_masks(values, *offsets, frames, index, boxes, resolution, soft)]
 
 
 def keypoints(rng: random.Random) -> Callable[[], list[Tensor]]:

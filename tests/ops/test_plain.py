@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import fuzz
 import pytest
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from detlite import ops
 from detlite.ops import plain
-from detlite.ops.plain import matching, windows
+from detlite.ops.plain import matching, peaks, polygons, suppression, windows
 
 ELSEWHERE = ["MPS", "XPU", "PrivateUse1"]
 
@@ -97,12 +97,13 @@ def test_others_cannot(warnings):
 
 
 def test_random_inputs_give_what_the_kernels_give():
-    """Maps of any layout, boxes anywhere, infinite and NaN, forward and backward."""
-    for seed in range(300):
+    """Maps and masks of any form, boxes anywhere, infinite and NaN, forward and backward."""
+    kinds = [fuzz.suppression, fuzz.matching, fuzz.cropping, fuzz.keypoints, fuzz.focal_loss]
+    for seed in range(500):
         rng = random.Random(seed)
         torch.manual_seed(seed)
-        make = rng.choice([fuzz.pooling, fuzz.pooling, fuzz.matching, fuzz.focal_loss])
-        run = make(rng)
+        make = rng.choice([fuzz.pooling, fuzz.pooling, *kinds])
+        run = make(rng, plain=True) if make is fuzz.cropping else make(rng)
         wanted = run()
         with plain.instead_of_kernels():
             found = run()
@@ -163,8 +164,71 @@ def test_some_ground_truth_at_a_time_changes_nothing(monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def test_blocks_of_boxes_change_nothing(monkeypatch):
+    """Groups that begin and end anywhere in a block, and chains that go on through many."""
+    count = 300
+    boxes, scores = ordinary_rois(count)[:, 1:], torch.rand(count)
+    groups = torch.arange(count) // 70
+    chain = torch.arange(count, dtype=torch.float32)[:, None] * 6
+    chain = torch.cat([chain, chain * 0, chain + 10, chain * 0 + 10], dim=1)
+    valid = torch.rand(2, count) > 0.2
+    batch = boxes.view(1, count, 4).expand(2, -1, -1), torch.rand(2, count), groups.expand(2, -1)
+
+    def results() -> list[Tensor]:
+        return [
+            ops.nms(chain, scores.sort(descending=True).values, 0.2),
+            ops.batched_nms(boxes, scores, groups, 0.1),
+            *ops.padded_nms(*batch, valid, 0.1, 100),
+        ]
+
+    expected = results()
+    for block in (1, 7, 64, 1 << 10):
+        monkeypatch.setattr(suppression, "_BLOCK", block)
+        with plain.instead_of_kernels():
+            found = results()
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def largest_of(call: Callable[[], object]) -> int:
+    with plain.instead_of_kernels(), Largest() as largest:
+        call()
+    return largest.numbers
+
+
+def test_suppression_holds_no_table_of_all_boxes():
+    boxes, scores = ordinary_rois(5000)[:, 1:], torch.rand(5000)
+    assert largest_of(lambda: ops.nms(boxes, scores, 0.9)) <= 1 << 20
+
+
+def test_enlarged_maps_are_never_whole(monkeypatch):
+    """A box of 3000 x 3000 pixels."""
+    maps, boxes = torch.randn(2, 3, 9, 9), torch.tensor([[0.0, 0, 3000, 3000], [5, 5, 35, 45]])
+    expected = ops.heatmap_peaks(maps, boxes)
+    monkeypatch.setattr(peaks, "_MOST_NUMBERS", 1 << 15)
+    with plain.instead_of_kernels(), Largest() as largest:
+        found = ops.heatmap_peaks(maps, boxes)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert largest.numbers <= 1 << 15
+
+
+def test_some_polygons_at_a_time_change_nothing(monkeypatch):
+    """Also one that is more than a chunk by itself."""
+    random = torch.Generator().manual_seed(0)
+    values = 30 * torch.rand(2 * 1000, dtype=torch.float64, generator=random)
+    pieces, instances = torch.tensor([0, 900, 1000, 2000]), torch.tensor([0, 1, 3, 3])
+    index = torch.randint(-1, 3, (40,), generator=random)
+    masks = values, pieces, instances, torch.zeros(3, 6, dtype=torch.int64), index
+    boxes = ordinary_rois(40)[:, 1:]
+    expected = ops.crop_masks(*masks, boxes, 28, False)
+    assert expected.any()
+    for most in (1 << 10, 1 << 15, 1 << 22):
+        monkeypatch.setattr(polygons, "_MOST_NUMBERS", most)
+        with plain.instead_of_kernels():
+            assert torch.equal(ops.crop_masks(*masks, boxes, 28, False), expected)
+
+
 @pytest.mark.parametrize(
     ("cells", "wanted"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (9, 12), (33, 48)]
 )
 def test_windows_have_few_sizes(cells, wanted):
-    assert windows._rounded_up(cells) == wanted
+    assert windows.rounded_up(cells) == wanted

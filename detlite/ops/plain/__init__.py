@@ -1,15 +1,11 @@
-"""The operators where there is no kernel of ours: MPS, XPU, CUDA without our CUDA kernels, any
-other device that torch has.
+"""The operators in plain torch, where there is no kernel of ours: MPS, XPU, CUDA without our CUDA
+kernels, any other device that torch has.
 
 The dispatcher comes here only where a device has no kernel of its own, so the CPU and CUDA lose
-nothing. What is arithmetic on many numbers is plain torch on the device: RoIAlign, RoIPool,
-matching, the focal loss. What goes step by step through few numbers runs on the CPU, by the
-compiled kernels, between two copies: a suppression of 5000 boxes is 80 kB there and back, and would
-be hundreds of calls on the device, each of which needs the one before. Shape and gradient rules are
-those of the kernels, in the files beside this folder.
+nothing. Shape and gradient rules are those of the kernels, in the files beside this folder.
 
-Pooling reads the sizes of its RoIs, and what runs on the CPU its arguments, so a training step
-waits for such a device a few times.
+What is bounded is memory, not how often the host waits: pooling reads the sizes of its RoIs, and
+suppression whether a round still changed anything, so a step waits for such a device some times.
 """
 
 from __future__ import annotations
@@ -22,18 +18,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
+from .cropping import crop_masks
 from .focal_loss import sigmoid_focal_loss_backward, sigmoid_focal_loss_forward
 from .matching import match_boxes
+from .peaks import heatmap_peaks
 from .roi_align import roi_align_backward, roi_align_forward
 from .roi_pool import roi_pool_backward, roi_pool_forward
+from .suppression import batched_nms, nms, padded_nms
 
 logger = logging.getLogger(__name__)
 
-# In plain torch, by the names of csrc/module.cpp.
+# By the names of csrc/module.cpp.
 PLAIN: dict[str, Callable[..., Any]] = {
+    "nms": nms,
+    "batched_nms": batched_nms,
+    "padded_nms": padded_nms,
     "match_boxes": match_boxes,
+    "crop_masks": crop_masks,
+    "heatmap_peaks": heatmap_peaks,
     "roi_align_forward.maps": roi_align_forward,
     "roi_align_backward.maps": roi_align_backward,
     "roi_pool_forward.maps": roi_pool_forward,
@@ -41,8 +45,6 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "sigmoid_focal_loss_forward": sigmoid_focal_loss_forward,
     "sigmoid_focal_loss_backward": sigmoid_focal_loss_backward,
 }
-# Computed by the CPU's kernels, wherever their tensors are.
-ON_CPU = ("nms", "batched_nms", "padded_nms", "crop_masks", "heatmap_peaks")
 
 
 def has_kernels(device: torch.device | str) -> bool:
@@ -74,16 +76,6 @@ def _on_any_device(function: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _on_cpu(name: str) -> Callable[..., Any]:
-    def function(*arguments: Any) -> Any:
-        device = _device_of(arguments)
-        here = tree_map_only(Tensor, Tensor.cpu, arguments)
-        results = getattr(torch.ops.detlite, name)(*here)
-        return tree_map_only(Tensor, lambda x: x.to(device), results)
-
-    return function
-
-
 def _device_of(arguments: Any) -> torch.device:
     """That of the tensors which are not on the CPU."""
     devices = [leaf.device for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
@@ -91,7 +83,6 @@ def _device_of(arguments: Any) -> torch.device:
 
 
 KERNELS = {name: _on_any_device(function) for name, function in PLAIN.items()}
-KERNELS |= {name: _on_any_device(_on_cpu(name)) for name in ON_CPU}
 for _name, _kernel in KERNELS.items():
     # For every backend that has no kernel of its own.
     torch.library.impl(f"detlite::{_name}", "CompositeExplicitAutograd")(_kernel)
@@ -101,8 +92,8 @@ for _name, _kernel in KERNELS.items():
 def instead_of_kernels() -> Iterator[None]:
     """Within it the CPU has the plain operators too: to test and to measure them."""
     library = torch.library.Library("detlite", "IMPL")
-    for name in PLAIN:
-        library.impl(name, KERNELS[name], "CPU", allow_override=True)
+    for name, kernel in KERNELS.items():
+        library.impl(name, kernel, "CPU", allow_override=True)
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 _MOST_LEVELS = 8
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check(ok: bool, message: str) -> None:
@@ -22,10 +23,26 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def check_shape(op: str, name: str, tensor: Tensor, shape: Sequence[int]) -> None:
-    """Refuses a tensor of another shape."""
+def check_shape(op: str, name: str, tensor: Tensor, shape: Sequence[int], why: str = "") -> None:
+    """Refuses a tensor of another shape; `why` follows the wanted one in the message."""
     found, wanted = list(tensor.shape), list(shape)
-    check(found == wanted, f"{op}: {name} must have shape {wanted}, got {found}")
+    check(found == wanted, f"{op}: {name} must have shape {wanted}{why}, got {found}")
+
+
+def check_dtype(op: str, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Refuses a tensor of another type."""
+    check(
+        tensor.dtype == dtype,
+        f"{op}: {name} must be {_name(dtype)}, got {_name(tensor.dtype)}",
+    )
+
+
+def check_integers(op: str, name: str, tensor: Tensor) -> None:
+    """Refuses what is not int64, int32, int16, int8 or uint8."""
+    check(
+        tensor.dtype in _INTEGERS,
+        f"{op}: {name} must be integers, got {_name(tensor.dtype)}",
+    )
 
 
 def check_floating(op: str, name: str, tensor: Tensor) -> None:
@@ -91,7 +108,7 @@ def check_rois(op: str, features: Tensor, rois: Tensor, levels: Tensor) -> None:
         f"got {_name(rois.dtype)}",
     )
     check_shape(op, "levels", levels, [len(rois)])
-    check(levels.dtype == torch.int64, f"{op}: levels must be int64, got {_name(levels.dtype)}")
+    check_dtype(op, "levels", levels, torch.int64)
     check_same_device(op, features, rois=rois, levels=levels)
 
 

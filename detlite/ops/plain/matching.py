@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .checks import check, check_floating, check_same_device, check_shape
+from .checks import check, check_dtype, check_floating, check_same_device, check_shape
 
 # How many overlaps there are at once: 16 MB, and a few times that on the way.
 _MOST_OVERLAPS = 1 << 22
@@ -38,13 +38,14 @@ def _iou(truth: Tensor, candidates: Tensor) -> Tensor:
     """[B, g, 4] and [B or 1, N, 4] to [B, g, N], by the operations of csrc/iou.h; 0 for NaN."""
     ax1, ay1, ax2, ay2 = truth[:, :, None].unbind(dim=3)
     bx1, by1, bx2, by2 = candidates[:, None].unbind(dim=3)
-    width = (ax2.minimum(bx2) - ax1.maximum(bx1)).clamp(min=0)
-    height = (ay2.minimum(by2) - ay1.maximum(by1)).clamp(min=0)
-    shared = width * height
+    # In place, as the tables are large.
+    width = ax2.minimum(bx2).sub_(ax1.maximum(bx1)).clamp_(min=0)
+    height = ay2.minimum(by2).sub_(ay1.maximum(by1)).clamp_(min=0)
+    shared = width.mul_(height)
     area = (ax2 - ax1).clamp(min=0) * (ay2 - ay1).clamp(min=0)
     other = (bx2 - bx1).clamp(min=0) * (by2 - by1).clamp(min=0)
-    union = area + other - shared
-    return torch.where(union > 0, shared / union, 0)
+    union = (area + other).sub_(shared)
+    return torch.where(union > 0, shared.div_(union), 0)
 
 
 def _check(truth: Tensor, valid: Tensor, candidates: Tensor) -> None:
@@ -52,7 +53,7 @@ def _check(truth: Tensor, valid: Tensor, candidates: Tensor) -> None:
     shape = list(truth.shape)
     check(truth.dim() == 3 and shape[2] == 4, f"{op}: truth must have shape [B, G, 4], got {shape}")
     check_shape(op, "valid", valid, shape[:2])
-    check(valid.dtype == torch.bool, f"{op}: valid must be bool, got {valid.dtype}")
+    check_dtype(op, "valid", valid, torch.bool)
     found = list(candidates.shape)
     shared = len(found) == 2
     check(

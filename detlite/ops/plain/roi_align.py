@@ -22,7 +22,7 @@ _MOST_SAMPLES = 1 << 30
 
 
 @dataclass(frozen=True)
-class _Axis:
+class AlignAxis:
     """One axis of K RoIs, in cells.
 
     Attributes:
@@ -66,9 +66,16 @@ class _Axis:
         return result / samples.clamp(min=1)[..., None]
 
 
-def _axis(
-    low: Tensor, high: Tensor, scale: Tensor, size: Tensor, bins: int, sampling: int, aligned: bool
-) -> _Axis:
+def align_axis(
+    low: Tensor,
+    high: Tensor,
+    scale: Tensor | float,
+    size: Tensor,
+    bins: int,
+    sampling: int,
+    aligned: bool,
+) -> AlignAxis:
+    """One axis of RoIs from `low` to `high` [K] on maps of `size` [K] cells, in the RoIs' type."""
     offset = 0.5 if aligned else 0.0
     start = low * scale - offset
     length = high * scale - offset - start
@@ -83,10 +90,10 @@ def _axis(
 
     # Positions may be off by a few roundings of the largest term.
     rounding = 4 * torch.finfo(start.dtype).eps
-    reach = start.abs() + length.abs()
+    error = rounding * start.abs() + rounding * length.abs()  # of the largest boxes finite too
     end = start + length
-    lowest = (start.minimum(end) - rounding * reach).floor().clamp(min=0).minimum(size - 1)
-    highest = (start.maximum(end) + rounding * reach).floor().clamp(min=0).minimum(size - 1)
+    lowest = (start.minimum(end) - error).floor().clamp(min=0).minimum(size - 1)
+    highest = (start.maximum(end) + error).floor().clamp(min=0).minimum(size - 1)
     # The cell after the last position has a part in it.
     count = (highest + 2).minimum(size) - lowest
     count = torch.where(finite & (samples > 0) & (size > 0), count, 0).long()
@@ -94,14 +101,14 @@ def _axis(
     # Samples that may be near the map: few of a box that is far larger.
     spacing = (bin_size / samples)[:, None]
     begins = start[:, None] + torch.arange(bins, device=low.device) * bin_size[:, None]
-    slack = 2 + rounding * reach[:, None] / spacing.abs()
+    slack = 2 + error[:, None] / spacing.abs()
     ends = torch.stack([(-1 - begins) / spacing, (size[:, None] - begins) / spacing])
     most = samples[:, None].to(start.dtype)
     at_one_place = bin_size[:, None] == 0
     first = torch.where(at_one_place, 0, ends.amin(dim=0) - slack)
     last = torch.where(at_one_place, most, ends.amax(dim=0) + slack + 1)
     first, last = (x.nan_to_num(0).clamp(min=0).minimum(most).long() for x in (first, last))
-    return _Axis(
+    return AlignAxis(
         start,
         bin_size,
         samples,
@@ -117,8 +124,8 @@ def _axis(
 class _Plan:
     """All RoIs of a call: their axes, and the maps that they are pooled from."""
 
-    rows: _Axis
-    columns: _Axis
+    rows: AlignAxis
+    columns: AlignAxis
     shapes: list[tuple[int, int, int]]
 
     def matrices(self, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,8 +153,8 @@ def _plan(
     _, x1, y1, x2, y2 = rois.unbind(dim=1)
     scale = of_each(levels, scales, rois.dtype)
     high, broad = (of_each(levels, [s[side] for s in shapes], rois.dtype) for side in (1, 2))
-    rows = _axis(y1, y2, scale, high, pool[0], sampling, aligned)
-    columns = _axis(x1, x2, scale, broad, pool[1], sampling, aligned)
+    rows = align_axis(y1, y2, scale, high, pool[0], sampling, aligned)
+    columns = align_axis(x1, x2, scale, broad, pool[1], sampling, aligned)
     return _Plan(rows, columns, shapes)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..rois import empty_pooled
 from .checks import (
-    check,
+    check_dtype,
     check_maps,
     check_pool,
     check_rois,
@@ -133,7 +133,7 @@ def roi_pool_backward(
     check_scales(op, spatial_scales)
     check_rois(op, grad, rois, levels)
     check_shape(op, "grad", grad, [len(rois), channels, pooled_height, pooled_width])
-    check(argmax.dtype == torch.int32, f"{op}: argmax must be int32, got {argmax.dtype}")
+    check_dtype(op, "argmax", argmax, torch.int32)
     check_shape(op, "argmax", argmax, list(grad.shape))
     check_same_device(op, grad, argmax=argmax)
     shapes = [(batch_size, *size) for size in zip(heights, widths, strict=True)]

@@ -72,7 +72,7 @@ def chunks(
             f"{op}: levels[{number}] is {level}, but there are {len(maps)} maps",
         )
         if height and width:
-            group = level, _rounded_up(height), _rounded_up(width)
+            group = level, rounded_up(height), rounded_up(width)
             groups.setdefault(group, []).append(number)
     for (level, height, width), members in groups.items():
         size = max(1, _MOST_FEATURES // max(1, height * width * channels))
@@ -83,7 +83,7 @@ def chunks(
             yield Chunk(level, chosen, image[chosen], [height, width, *others])
 
 
-def _rounded_up(cells: int) -> int:
+def rounded_up(cells: int) -> int:
     """To 1, 2, 3, 4, 6, 8, 12, 16, ...: few sizes, none half empty."""
     step = 1 << max((cells - 1).bit_length() - 2, 0)
     return -(-cells // step) * step

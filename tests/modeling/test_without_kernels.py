@@ -1,0 +1,77 @@
+"""Whole models with every kernel of ours switched off, beside the kernels."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from family import family_batch, family_config
+from torch.utils import _pytree as pytree
+
+from detlite import ops
+from detlite.modeling.build import build_model
+from detlite.ops import plain
+
+KINDS = ["mask", "c4", "keypoint", "cascade", "retinanet"]
+
+
+@pytest.fixture
+def config(request, tiny_config):
+    return family_config(request.param, tiny_config)
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Names of the plain operators that ran."""
+    names = set()
+
+    def noting(name, kernel):
+        def run(*arguments):
+            names.add(name)
+            return kernel(*arguments)
+
+        return run
+
+    kernels = {name: noting(name, kernel) for name, kernel in plain.KERNELS.items()}
+    monkeypatch.setattr(plain, "KERNELS", kernels)
+    return names
+
+
+def step(model, batch):
+    torch.manual_seed(0)
+    losses = model.losses(*batch)
+    sum(losses.values()).backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return losses, gradients
+
+
+@pytest.mark.parametrize("config", KINDS, indirect=True)
+def test_losses_and_gradients_are_the_same(config, called):
+    model = build_model(config).train()
+    batch = family_batch(model)
+    losses, gradients = step(model, batch)
+    with plain.instead_of_kernels():
+        found, own = step(model, batch)
+    torch.testing.assert_close(found, losses, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(own, gradients, rtol=1e-3, atol=1e-5)
+    assert "match_boxes" in called
+    assert ("crop_masks" in called) == bool(config.MODEL.MASK_ON)
+    assert ops.has_kernels("cpu")
+
+
+@pytest.mark.parametrize("config", [*KINDS, "voting"], indirect=True)
+@torch.no_grad()
+def test_detections_are_the_same(config, called):
+    model = build_model(config).eval()
+    images, _, given = family_batch(model)
+    expected = model.predict(images, given)
+    with plain.instead_of_kernels():
+        found = model.predict(images, given)
+    assert expected.valid.any()
+    leaves = (pytree.tree_leaves(tree) for tree in (found, expected))
+    torch.testing.assert_close(*leaves, rtol=1e-4, atol=1e-3)
+    assert "padded_nms" in called
+    assert ("heatmap_peaks" in called) == bool(config.MODEL.KEYPOINT_ON)
