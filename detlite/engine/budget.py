@@ -199,6 +199,8 @@ def build_budget(cfg: CfgNode, images: int) -> Budget:
     solver = cfg.SOLVER
     if solver.MAX_MINUTES is not None:
         return TimeBudget(solver.MAX_MINUTES, solver.MINUTES_INCLUDE_TEST)
+    if solver.MINUTES_INCLUDE_TEST:
+        logger.warning("SOLVER.MINUTES_INCLUDE_TEST means nothing without SOLVER.MAX_MINUTES")
     if solver.MAX_EPOCHS is not None:
         return Budget(
             math.ceil(solver.MAX_EPOCHS * images / solver.IMS_PER_BATCH), shortens_warm_up=True

@@ -45,6 +45,16 @@ def test_lengths_by_config(make_cfg, keys, images, wanted):
     assert budget.shortens_warm_up == (keys[1] is None)
 
 
+def test_minutes_that_are_not_counted_are_told(make_cfg, caplog):
+    build_budget(make_cfg("SOLVER.MAX_ITER", 7, "SOLVER.MINUTES_INCLUDE_TEST", True), 10)
+    assert "means nothing without SOLVER.MAX_MINUTES" in caplog.text
+    caplog.clear()
+    build_budget(
+        make_cfg(*NO_ITER, "SOLVER.MAX_MINUTES", 2, "SOLVER.MINUTES_INCLUDE_TEST", True), 10
+    )
+    assert not caplog.text
+
+
 def test_iterations():
     budget = Budget(4)
     assert [budget.share(done) for done in range(5)] == [0, 0.25, 0.5, 0.75, 1]

@@ -46,6 +46,9 @@ def find_sets(
         DataError: there is no data set, or it cannot be read or written.
     """
     data, val = data.absolute(), val and val.absolute()
+    way_out = (
+        "" if folder else f"; `detlite init --data {data} --annotations FOLDER` writes elsewhere"
+    )
     folder = (folder or (data if data.is_dir() else data.parent) / WRITTEN).absolute()
     stem = "" if data.is_dir() else f"{data.stem}_"
     form, parts = _parts(data, images)
@@ -82,7 +85,10 @@ def find_sets(
     for split, (content, pictures) in parts.items():
         file = content if isinstance(content, Path) else folder / f"{stem}{split}.json"
         if not isinstance(content, Path):
-            write_coco(content, file)
+            try:
+                write_coco(content, file)
+            except DataError as error:
+                raise DataError(f"{error}{way_out}") from error
         sets[split] = Source(file, pictures.absolute())
     written = [str(one.annotations) for one in sets.values() if one.annotations.parent == folder]
     return sets, how + (f"; written: {', '.join(written)}" if written else "")

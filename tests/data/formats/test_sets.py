@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -223,3 +224,15 @@ def test_what_cannot_be_read_or_written(tmp_path, picture):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot be written"):
         write_coco({}, tmp_path / "file" / "a.json")
+
+
+def test_a_folder_that_cannot_be_written_to(make_set, tmp_path):
+    annotations, images = make_set(pictures=6)
+    (annotations.parent / "detlite").touch()  # where a folder would be made
+    way_out = f"detlite init --data {annotations} --annotations FOLDER` writes elsewhere"
+    with pytest.raises(DataError, match=rf"cannot be written .*; `{re.escape(way_out)}"):
+        find_sets(annotations, images=images)
+    sets, _ = find_sets(annotations, images=images, folder=tmp_path / "elsewhere")
+    assert sets["train"].annotations.parent == tmp_path / "elsewhere"
+    with pytest.raises(DataError, match=r"cannot be written \([^;]*$"):
+        find_sets(annotations, images=images, folder=annotations.parent / "detlite")
