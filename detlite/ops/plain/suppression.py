@@ -24,6 +24,7 @@ from .checks import (
     check_shape,
     wide,
 )
+from .overlaps import iou
 
 # Boxes of a block: a table of 4 MB, and a few times that on the way.
 _BLOCK = 1 << 10
@@ -148,7 +149,7 @@ def _suppresses(
 ) -> Tensor:
     """bool [K, k]: whether each box overlaps each other one, is better, and of the same group."""
     of_group = (place[:, None] >= begin) & (place[:, None] < others_place)
-    return of_group & (_iou(boxes, others) > threshold)
+    return of_group & (iou(boxes, others) > threshold)
 
 
 def _settled(table: Tensor, left: Tensor) -> Tensor:
@@ -160,18 +161,6 @@ def _settled(table: Tensor, left: Tensor) -> Tensor:
         stays = left & (before.to(table.dtype) @ table == 0)
         if torch.equal(stays, before):
             return stays
-
-
-def _iou(boxes: Tensor, others: Tensor) -> Tensor:
-    """[K, 4] and [k, 4] to [K, k], by the operations of csrc/iou.h; NaN where that has it."""
-    ax1, ay1, ax2, ay2 = boxes[:, None].unbind(dim=2)
-    bx1, by1, bx2, by2 = others.unbind(dim=1)
-    # In place, as the tables are large.
-    width = ax2.minimum(bx2).sub_(ax1.maximum(bx1)).clamp_(min=0)
-    height = ay2.minimum(by2).sub_(ay1.maximum(by1)).clamp_(min=0)
-    shared = width.mul_(height)
-    area, other = (ax2 - ax1) * (ay2 - ay1), (bx2 - bx1) * (by2 - by1)
-    return shared.div_((area + other).sub_(shared))
 
 
 def _first_of_equals(keys: list[Tensor]) -> Tensor:
