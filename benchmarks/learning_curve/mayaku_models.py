@@ -37,7 +37,9 @@ def main() -> None:
     start = time.time()
     run(args, args.output / "run", epochs)
     rows = []
-    files = sorted((args.output / "run" / "train").glob("model_iter_*.pth"), key=_made)
+    trained = args.output / "run" / "train"
+    averaged = trained / "ema"  # what mayaku hands out, where it averages
+    files = sorted((averaged if averaged.is_dir() else trained).glob("model_*.pth"), key=_made)
     for number, file in enumerate(_some(files, args.checkpoints)):
         results = f"results_{number}.json"
         (args.output / results).write_text(json.dumps(predict(file, args)))
@@ -64,6 +66,7 @@ def from_file(config: Path, file: Path) -> MayakuConfig:
     content = yaml.safe_load(config.read_text())
     content["model"]["roi_heads"]["num_classes"] = _classes(file)
     content["input"]["mask_format"] = "bitmask"
+    content["solver"]["checkpoint_period"] = 1  # in epochs, by which the package counts
     return MayakuConfig.model_validate(content)
 
 
@@ -92,6 +95,8 @@ def predict(weights: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for image in content["images"]:
         instances = predictor(args.images / image["file_name"])
+        if not len(instances):  # such have no masks
+            continue
         masks = instances.pred_masks.cpu().numpy()
         columns = zip(
             instances.pred_boxes.tensor.tolist(), instances.scores.tolist(),

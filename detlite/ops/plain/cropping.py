@@ -109,8 +109,8 @@ def _pixels(
     source = (2 * x.minimum(out_width - 1) + 1) * width // (2 * out_width)
     source = torch.where(flip_x != 0, width - 1 - source, source)
     start = source * height  # [k, x], where a column begins
-    before = count_up_to(values, begin, end, (start - 1).to(values.dtype))
-    through = count_up_to(values, begin, end, (start + height - 1).to(values.dtype))
+    ends = torch.stack([start, start + height], dim=1) - 1  # of the column before, and of this
+    before, through = count_up_to(values, begin, end, ends.to(values.dtype)).unbind(dim=1)
     first = begin[:, None] + before
     column, toggle = ranges(first.flatten(), (first + (through - before).clamp(min=0)).flatten())
     box = column // x.shape[1]

@@ -19,6 +19,8 @@ from .checks import check_maps, check_pool, check_rois, check_scales, check_shap
 from .windows import Chunk, as_cells, as_map, cells_of, chunks, of_each
 
 _MOST_SAMPLES = 1 << 30
+# How many shares of cells in samples there are at once: 16 MB, and a few times that on the way.
+_MOST_SHARES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,24 @@ class AlignAxis:
 
     def weights(self, rois: Tensor, count: int, near: int) -> Tensor:
         """How much of each bin each of the cells is: [k, bins, count]."""
-        start, bin_size = self.start[rois, None], self.bin_size[rois, None]
-        samples, size = self.samples[rois, None], self.size[rois, None]
-        first = self.first[rois]
-        cells = self.cells(rois, count)[:, None].to(start.dtype)
-        bins = torch.arange(first.shape[1], device=rois.device).to(start.dtype)
-        result = torch.zeros(*first.shape, count, dtype=start.dtype, device=rois.device)
-        for step in range(near):
-            number = first + step
+        start, bin_size, samples, size = (
+            x[rois, None, None] for x in (self.start, self.bin_size, self.samples, self.size)
+        )
+        first = self.first[rois, :, None]
+        cells = self.cells(rois, count)[:, None, None].to(start.dtype)
+        bins = torch.arange(first.shape[1], device=rois.device)[:, None].to(start.dtype)
+        result = torch.zeros(*first.shape[:2], count, dtype=start.dtype, device=rois.device)
+        step = max(1, _MOST_SHARES // max(1, result.numel()))
+        for begin in range(0, near, step):
+            some = torch.arange(begin, min(begin + step, near), device=rois.device)
+            number = first + some  # [k, bins, some]
             position = start + bins * bin_size + (number.to(start.dtype) + 0.5) * bin_size / samples
             counts = (number < samples) & (position >= -1) & (position <= size)
             # What is up to a cell outside the map takes the value of its edge.
             inside = position.clamp(min=0).minimum(size - 1)
-            share = (1 - (inside[..., None] - cells).abs()).clamp(min=0)
-            result += torch.where(counts[..., None], share, 0)
-        return result / samples.clamp(min=1)[..., None]
+            share = (inside[..., None] - cells).abs_().neg_().add_(1).clamp_(min=0)
+            result += torch.where(counts[..., None], share, 0).sum(dim=2)
+        return result / samples.clamp(min=1)
 
 
 def align_axis(
