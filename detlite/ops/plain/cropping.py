@@ -7,6 +7,7 @@ Shapes: R boxes, k of a chunk; M x M cells of a box, y x x pixels of a window.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,15 @@ _MOST_CELLS = 256
 _LONGEST_SOURCE, _LONGEST_TARGET = 1 << 30, 1 << 15
 
 
+class _Masks(NamedTuple):
+    """The fields of `PackedMasks`."""
+
+    values: Tensor
+    pieces: Tensor
+    instances: Tensor
+    frames: Tensor
+
+
 def crop_masks(
     values: Tensor,
     pieces: Tensor,
@@ -44,12 +54,12 @@ def crop_masks(
 
     Masks that are on the CPU, as the device has no float64, are cropped there.
     """
-    masks = values, pieces, instances, frames
+    masks = _Masks(values, pieces, instances, frames)
     if values.device.type == "cpu" and boxes.device.type != "cpu":
         crops = torch.ops.detlite.crop_masks(*masks, index.cpu(), boxes.cpu(), resolution, soft)
         return crops.to(boxes.device)
-    _check(*masks, index, boxes, resolution)
-    _check_contents(*masks, index, soft)
+    _check(masks, index, boxes, resolution)
+    _check_contents(masks, index, soft)
     boxes = boxes.float()
     crops = boxes.new_zeros(len(boxes), resolution, resolution)
     (chosen,) = (index >= 0).nonzero(as_tuple=True)
@@ -59,24 +69,15 @@ def crop_masks(
     drawn, read = chosen[some & ~in_runs], chosen[some & in_runs]
     outlines = values, pieces, instances
     crops[drawn] = draw_polygons(*outlines, index[drawn], boxes[drawn], resolution).to(crops.dtype)
-    crops[read] = _read_runs(*masks, index[read], boxes[read], resolution, soft)
+    crops[read] = _read_runs(masks, index[read], boxes[read], resolution, soft)
     return crops
 
 
-def _read_runs(
-    values: Tensor,
-    pieces: Tensor,
-    instances: Tensor,
-    frames: Tensor,
-    index: Tensor,
-    boxes: Tensor,
-    resolution: int,
-    soft: bool,
-) -> Tensor:
+def _read_runs(masks: _Masks, index: Tensor, boxes: Tensor, resolution: int, soft: bool) -> Tensor:
     """float32 [R, M, M] of instances that are run lengths."""
     crops = boxes.new_zeros(len(boxes), resolution, resolution)
-    frames, piece = frames[index], instances[index]
-    begin, end = pieces[piece], pieces[piece + 1]
+    frames, piece = masks.frames[index], masks.instances[index]
+    begin, end = masks.pieces[piece], masks.pieces[piece + 1]
     out_height, out_width = frames[:, 4:].to(boxes.dtype).unbind(dim=1)
     x1, y1, x2, y2 = boxes.unbind(dim=1)
     rows = align_axis(y1, y2, 1.0, out_height, resolution, 0, not soft)
@@ -87,7 +88,7 @@ def _read_runs(
         own = chunk.rois
         high, wide, near_rows, near_columns = chunk.numbers
         cells = rows.begin[own], high, columns.cells(own, wide)
-        inside = _pixels(values, begin[own], end[own], frames[own], *cells)
+        inside = _pixels(masks.values, begin[own], end[own], frames[own], *cells)
         down = rows.weights(own, high, near_rows)
         along = columns.weights(own, wide, near_columns)
         crops[own] = down @ inside.to(crops.dtype) @ along.mT
@@ -129,15 +130,8 @@ def _pixels(
     return (outside[:, None] + changes[:, :high].cumsum(1, dtype=torch.int32)) % 2
 
 
-def _check(
-    values: Tensor,
-    pieces: Tensor,
-    instances: Tensor,
-    frames: Tensor,
-    index: Tensor,
-    boxes: Tensor,
-    resolution: int,
-) -> None:
+def _check(masks: _Masks, index: Tensor, boxes: Tensor, resolution: int) -> None:
+    values, pieces, instances, frames = masks
     check(values.dim() == 1, f"{_OP}: values must have shape [V], got {list(values.shape)}")
     check_dtype(_OP, "values", values, torch.float64)
     for name, tensor, least in (
@@ -164,15 +158,9 @@ def _check(
     )
 
 
-def _check_contents(
-    values: Tensor,
-    pieces: Tensor,
-    instances: Tensor,
-    frames: Tensor,
-    index: Tensor,
-    soft: bool,
-) -> None:
+def _check_contents(masks: _Masks, index: Tensor, soft: bool) -> None:
     """Refuses offsets, frames and indices that are wrong. Waits for the device."""
+    values, pieces, instances, frames = masks
     ends, firsts = pieces.tolist(), instances.tolist()
     _check_offsets("pieces", ends, len(values), "values")
     _check_offsets("instances", firsts, len(pieces) - 1, "pieces")

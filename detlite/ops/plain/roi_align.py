@@ -80,7 +80,16 @@ def align_axis(
     sampling: int,
     aligned: bool,
 ) -> AlignAxis:
-    """One axis of RoIs from `low` to `high` [K] on maps of `size` [K] cells, in the RoIs' type."""
+    """One axis of RoIs as csrc/roi_align_geometry.h has it.
+
+    Args:
+        low, high: [K], where RoIs begin and end in pixels, anywhere, or not finite.
+        scale: cells to a pixel, [K] or one number.
+        size: [K], of the map in cells, in the type of the RoIs.
+        bins: how many to cut each RoI into.
+        sampling: samples of a bin; 0 or less: one for each cell begun.
+        aligned: cell centres lie at half-integers, and RoIs may be shorter than a cell.
+    """
     offset = 0.5 if aligned else 0.0
     start = low * scale - offset
     length = high * scale - offset - start
