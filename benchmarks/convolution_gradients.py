@@ -15,7 +15,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from detlite.modeling.convolution import (
+from detlite.modeling.layers.conv import (
     CAPABILITY,
     QuickConv2d,
     slow_in_bfloat16,

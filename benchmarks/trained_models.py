@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from detlite.engine.weights import build_model_from_checkpoint
-from detlite.inference.inputs import list_pictures
+from detlite.apps.batch_predict.input_sources import list_pictures
+from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.inference.predictor import Predictor, build_predictor, read_predictor
 
 

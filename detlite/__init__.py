@@ -1,22 +1,21 @@
-"""detlite: a small, fast, readable Mask R-CNN framework with compiled RoI kernels."""
+"""detlite: a small, fast, readable Mask R-CNN framework with compiled RoI kernels.
 
-from . import interrupts as interrupts  # first: from here on Ctrl-C ends the command by one line
-from . import kernels as kernels  # imports torch, which loads the libraries that _C links to
+The public names are imported on first use, so that `detlite --help` does not wait for torch.
+"""
 
-if refused := kernels.refusal():
-    raise ImportError(refused)
-try:
-    from . import _C as _C  # registers torch.ops.detlite
-    from . import ops as ops
-except (ImportError, AttributeError) as error:  # not built, or built from older sources
-    raise ImportError(kernels.remedy(error)) from error
+from __future__ import annotations
 
-from .api import Result, evaluate, train
-from .config import ConfigError, load_config
-from .inference.optimize import optimize
-from .inference.predictor import Predictor, load_checkpoint
-from .modeling import build_model
-from .modeling.rcnn import GeneralizedRCNN
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from detlite import ops as ops
+    from detlite.api import Result, evaluate, train
+    from detlite.config import ConfigError, load_config
+    from detlite.inference.optimize import optimize
+    from detlite.inference.predictor import Predictor, load_checkpoint
+    from detlite.modeling import build_model
+    from detlite.modeling.rcnn import GeneralizedRCNN
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,3 +30,29 @@ __all__ = [
     "optimize",
     "train",
 ]
+_MODULES = {
+    "ConfigError": "detlite.config",
+    "GeneralizedRCNN": "detlite.modeling.rcnn",
+    "Predictor": "detlite.inference.predictor",
+    "Result": "detlite.api",
+    "build_model": "detlite.modeling",
+    "evaluate": "detlite.api",
+    "load_checkpoint": "detlite.inference.predictor",
+    "load_config": "detlite.config",
+    "optimize": "detlite.inference.optimize",
+    "train": "detlite.api",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "ops":
+        return importlib.import_module("detlite.ops")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'detlite' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "ops"})

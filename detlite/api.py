@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
 
-from .config import ConfigError, expand_path, load_config
+from detlite.config import ConfigError, expand_path, load_config
 
 if TYPE_CHECKING:
-    from .data.given import Data, FilePath, Pair
+    from detlite.data.data_arguments import Data, FilePath, Pair
 
 Overrides = Mapping[str, Any] | Sequence[Any]
 
@@ -80,15 +80,15 @@ def train(
             output folder holds a run that is not resumed, or `data` is no such thing.
         StoppedError: SIGTERM or SIGHUP came; the step was finished and saved.
     """
-    from .data import naming_dead_loaders
-    from .data.given import training_data
-    from .distributed import barrier, process_group
-    from .engine.best import BEST_CHECKPOINT
-    from .engine.metrics import logging_to
-    from .engine.resuming import FINAL_CHECKPOINT
-    from .engine.run import run_training
-    from .engine.signals import StopSignals
-    from .engine.train import check_output_dir, files_of_run
+    from detlite.data import naming_dead_loaders
+    from detlite.data.data_arguments import training_data
+    from detlite.distributed import barrier, process_group
+    from detlite.engine.hooks.best_checkpoint import BEST_CHECKPOINT
+    from detlite.engine.hooks.metrics import logging_to
+    from detlite.engine.hooks.signals import StopSignals
+    from detlite.engine.resume import FINAL_CHECKPOINT
+    from detlite.engine.run import run_training
+    from detlite.engine.trainer import check_output_dir, files_of_run
 
     start = time.perf_counter()
     with StopSignals() as stop, stop.ending_at_once(), naming_dead_loaders():
@@ -155,13 +155,13 @@ def evaluate(
         ConfigError, DataError, CheckpointError, LoaderProcessError: see
             `engine.run.run_evaluation`; each message says what to do.
     """
-    from .conversion import weight_file
-    from .data import naming_dead_loaders
-    from .data.given import evaluation_data
-    from .distributed import process_group
-    from .engine.metrics import logging_to
-    from .engine.run import run_evaluation
-    from .engine.weights import read_model_checkpoint
+    from detlite.conversion import weight_file
+    from detlite.conversion.checkpoint.loading import read_model_checkpoint
+    from detlite.data import naming_dead_loaders
+    from detlite.data.data_arguments import evaluation_data
+    from detlite.distributed import process_group
+    from detlite.engine.hooks.metrics import logging_to
+    from detlite.engine.run import run_evaluation
 
     start = time.perf_counter()
     opts: dict[str, Any] = {}
@@ -198,10 +198,10 @@ def _pairs(overrides: Overrides) -> list[Any]:
 
 def _config_by_rules(weights: FilePath | None, given: list[Any]) -> CfgNode:
     """The config of a run that names none: the overrides `given` go before the rules."""
-    from .benchmark.steps import mean_step_seconds
-    from .configuring import config_by_rules
-    from .engine.checkpoint import read_checkpoint
-    from .engine.weights import file_of
+    from detlite.apps.autoconfig import config_by_rules
+    from detlite.apps.autoconfig.step_timing import mean_step_seconds
+    from detlite.conversion.checkpoint.files import read_checkpoint
+    from detlite.conversion.checkpoint.loading import file_of
 
     checkpoint = None if weights is None else read_checkpoint(file_of(weights, given))
     cfg, choices = config_by_rules(given, mean_step_seconds, checkpoint)

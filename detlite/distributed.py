@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .config import ConfigError
+from detlite.config import ConfigError
 
 # How long processes wait for each other: to meet; later, as rank 0 computes COCO metrics alone.
 _MEETING = timedelta(minutes=5)

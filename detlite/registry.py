@@ -7,12 +7,12 @@ import importlib
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from .config import ConfigError
+from detlite.config import ConfigError
 
 T = TypeVar("T")
 
 # Packages that are imported, and register their parts, when a name that begins so is asked for.
-_ON_DEMAND = {"FBNet": "detlite.modeling.fbnet"}
+_ON_DEMAND = {"FBNet": "detlite.modeling.backbone.fbnet"}
 
 
 class Registry(Generic[T]):

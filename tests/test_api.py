@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import detlite
-from detlite import installation
-from detlite.commands import init
+from detlite.apps import doctor as installation
+from detlite.apps.cli import init
 from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
+from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import DataError
-from detlite.engine.checkpoint import read_checkpoint
 
 # What makes the model small and the run short.
 SMALL = {
@@ -51,7 +51,7 @@ def machine():
     """Without weights, whatever is installed."""
     with pytest.MonkeyPatch.context() as patch:
         found = installation.Resources(2, 16_000_000_000, "", 0, "float32", pretrained=False)
-        patch.setattr("detlite.configuring.configs.resources", lambda device: found)
+        patch.setattr("detlite.apps.autoconfig.configs.resources", lambda device: found)
         patch.setattr(installation, "resources", lambda: found)
         yield found
 
@@ -61,7 +61,8 @@ def timed(monkeypatch):
     """The configs whose steps are timed, at a millisecond each."""
     configs = []
     monkeypatch.setattr(
-        "detlite.benchmark.steps.mean_step_seconds", lambda cfg: configs.append(cfg) or 0.001
+        "detlite.apps.autoconfig.step_timing.mean_step_seconds",
+        lambda cfg: configs.append(cfg) or 0.001,
     )
     return configs
 
@@ -73,7 +74,7 @@ def shapes(tmp_path_factory):
     found = []
     for split, count in (("train", 6), ("val", 3)):
         entry = {"name": split, "type": "shapes", "path": "shapes", "split": split}
-        from detlite.data.catalog import DATASETS
+        from detlite.data.datasets.catalog import DATASETS
 
         make = DATASETS.get("shapes", "type")
         found.append(make({**entry, "images": count, "seed": 1}, root))
@@ -147,7 +148,7 @@ def test_an_evaluation_leaves_that_of_the_training(trained, shapes):
 
 
 def test_weights_by_name_are_the_file_that_they_stand_for(trained, tmp_path, monkeypatch):
-    from detlite.conversion import published
+    from detlite.conversion.download import weight_catalog as published
 
     monkeypatch.setitem(published._LOCAL, "known", lambda name: trained.weights.with_name(name))
     found = detlite.evaluate(
@@ -415,7 +416,7 @@ def test_data_without_masks_trains_boxes(shapes, tmp_path):
 
 def test_importing_stays_light():
     """What only a run needs is imported by it."""
-    heavy = ("matplotlib", "tensorboard", "detlite.engine.run", "detlite.visualization", "timm")
+    heavy = ("matplotlib", "tensorboard", "detlite.engine.run", "detlite.apps.drawing", "timm")
     code = f"import sys, detlite; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

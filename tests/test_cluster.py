@@ -12,8 +12,8 @@ import yaml
 from torch.distributed.run import get_args_parser
 from yacs.config import CfgNode
 
-from detlite.__main__ import main
-from detlite.commands import train
+from detlite.apps.cli import train
+from detlite.apps.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 SLURM = ROOT / "docs" / "cluster" / "slurm.sh"

@@ -29,7 +29,7 @@ from PIL import Image
 from torch.distributed.run import get_args_parser
 
 import detlite
-from detlite.__main__ import COMMANDS
+from detlite.apps.cli.main import COMMANDS
 from detlite.config import KEYS, ConfigError, load_config
 from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
 
@@ -243,7 +243,7 @@ def check_detlite(arguments: list[str]) -> None:
     command, *arguments = arguments
     assert command in COMMANDS
     try:
-        importlib.import_module(f"detlite.commands.{command}").main(arguments)
+        importlib.import_module(f"detlite.apps.cli.{command}").main(arguments)
     except Parsed as parsed:
         check_configs(parsed.found)
     else:
@@ -301,7 +301,7 @@ def options_of(command: str) -> set[str]:
         for method in ("parse_args", "parse_intermixed_args"):
             patch.setattr(argparse.ArgumentParser, method, keep)
         with pytest.raises(Parsed):
-            importlib.import_module(f"detlite.commands.{command}").main([])
+            importlib.import_module(f"detlite.apps.cli.{command}").main([])
     return seen
 
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 from PIL import Image
 
-from detlite.__main__ import main
+from detlite.apps.cli.main import main
 from detlite.config import load_config
 from detlite.modeling import build_model
 

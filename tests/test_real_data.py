@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 
 from detlite.config import expand_path, load_config
 from detlite.data import build_dataset, build_train_dataset
-from detlite.engine.train import train
+from detlite.engine.trainer import train
 from detlite.modeling.build import build_model
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -1,4 +1,4 @@
-"""`detlite benchmark`, see `detlite/commands/benchmark.py`."""
+"""`detlite benchmark`, see `benchmarks/__main__.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 if __name__ == "__main__":
     # Imports take seconds, in which Ctrl-C should leave no traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from detlite.commands.benchmark import main
+    from benchmarks.__main__ import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""`detlite convert`, see `detlite/commands/convert.py`."""
+"""`detlite convert`, see `detlite/apps/cli/convert.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 if __name__ == "__main__":
     # Imports take seconds, in which Ctrl-C should leave no traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from detlite.commands.convert import main
+    from detlite.apps.cli.convert import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""`detlite export`, see `detlite/commands/export.py`."""
+"""`detlite export`, see `detlite/apps/cli/export.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 if __name__ == "__main__":
     # Imports take seconds, in which Ctrl-C should leave no traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from detlite.commands.export import main
+    from detlite.apps.cli.export import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

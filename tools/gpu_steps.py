@@ -234,7 +234,7 @@ def training(device: str) -> bool:
     """A step of a small Mask R-CNN in which the host may not wait for the device."""
     from detlite.config import load_config
     from detlite.modeling import build_model
-    from detlite.structures.rows import fixed_shapes
+    from detlite.structures.padding import fixed_shapes
 
     config = load_config(str(ROOT / "configs" / "demo_shapes.yaml"), ["MODEL.DEVICE", device])
     model = build_model(config).to(device).train()

@@ -1,4 +1,4 @@
-"""`detlite replay`, see `detlite/commands/replay.py`."""
+"""`detlite replay`, see `detlite/apps/cli/replay.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 if __name__ == "__main__":
     # Imports take seconds, in which Ctrl-C should leave no traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from detlite.commands.replay import main
+    from detlite.apps.cli.replay import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

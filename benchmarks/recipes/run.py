@@ -26,10 +26,9 @@ from typing import Any
 from yacs.config import CfgNode
 
 sys.path.insert(0, str(Path(__file__).parent))
-from recipes import RECIPES
-
-from detlite.benchmark.steps import step_seconds
-from detlite.commands.init import config as init_config
+from benchmarks.recipes.recipes import RECIPES
+from detlite.apps.autoconfig.step_timing import step_seconds
+from detlite.apps.cli.init import config as init_config
 from detlite.config import load_config
 
 BASE, TIMES, RESULTS = "base.yaml", "step_seconds.json", "results.json"

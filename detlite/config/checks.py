@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..convention import CONVENTIONS
+from detlite.conventions import CONVENTIONS
 
 Check = Callable[[Any], "str | None"]
 

@@ -5,7 +5,7 @@ which config they need (`source.Source`); `convert` drives them.
 """
 
 from .convert import SOURCES, Converted, convert, entries_of, source_of
-from .published import find_weights, weight_file
+from .download.weight_catalog import find_weights, weight_file
 from .torchvision import to_torchvision
 
 __all__ = [

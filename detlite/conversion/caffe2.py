@@ -6,8 +6,8 @@ import re
 
 import torch
 
+from .checkpoint_source import Entries, Rules, Source, State
 from .maskrcnn_benchmark import configure
-from .source import Entries, Rules, Source, State
 
 _RULES: Rules = [
     (r"_w$", ".weight"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from .source import Entries, Source, State, rename
+from .checkpoint_source import Entries, Source, State, rename
 from .timm import BODY
 
 _EXPANDING = [

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from .shapes import read_config
-from .source import Config, Entries, Rules, Source, State, levels_from_0
+from .checkpoint_source import Config, Entries, Rules, Source, State, levels_from_0
+from .infer_config import read_config
 
 
 def _recognise(names: Collection[str]) -> bool:

@@ -5,7 +5,7 @@ The arithmetic is the same: one to one the entries have other names.
 
 from __future__ import annotations
 
-from .source import Config, Rules, State
+from .checkpoint_source import Config, Rules, State
 from .timm import BODY
 
 _BLOCK = r"^(backbone\.body\.net\.s\d\.b\d+)\."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .source import Entries, Source, State
+from .checkpoint_source import Entries, Source, State
 
 # Where a detector keeps the entries of a classifier of timm.
 BODY = "backbone.body.net."

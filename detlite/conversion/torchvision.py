@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .shapes import L1_RETINANET, is_retinanet, read_config
-from .source import Config, Entries, Rules, Source, State, rename
+from .checkpoint_source import Config, Entries, Rules, Source, State, rename
+from .infer_config import L1_RETINANET, is_retinanet, read_config
 
 
 def _recognise(names: Collection[str]) -> bool:

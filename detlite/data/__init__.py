@@ -1,8 +1,9 @@
 """Data sets in COCO form, their transforms, and the loaders that feed training and evaluation."""
 
-from . import cityscapes, pascal_voc, shapes, shard_index  # noqa: F401  (register their data set types)
-from .batch_loader import LoaderProcessError, naming_dead_loaders
-from .catalog import (
+from .datasets import cityscapes as cityscapes
+from .datasets import pascal_voc as pascal_voc
+from .datasets import synthetic as synthetic
+from .datasets.catalog import (
     DATASETS,
     JoinedDataset,
     build_dataset,
@@ -10,9 +11,11 @@ from .catalog import (
     check_num_classes,
     warn_of_known,
 )
-from .coco import CocoDataset
+from .datasets.coco import CocoDataset
 from .errors import DataError
-from .loader import build_test_loader, build_train_loader
+from .loading.batch_loader import LoaderProcessError, naming_dead_loaders
+from .loading.loader import build_test_loader, build_train_loader
+from .remote import shard_index  # noqa: F401  (register their data set types)
 
 __all__ = [
     "DATASETS",

@@ -12,18 +12,19 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from ..config import ConfigError
-from ..data import CocoDataset, DataError, build_test_loader
-from ..distributed import broadcast_buffers, is_main
-from ..evaluation.evaluators import build_evaluators
-from ..evaluation.files import write_results, written_aside
-from ..evaluation.gathering import Collector, gather_results
-from ..evaluation.metrics import check_expected, format_losses, format_table
-from ..evaluation.results import Results, to_coco_results
-from ..inference.optimize import build_inference
-from ..inference.tiling import build_picture_detector
-from ..modeling.detector import Detector
-from .precision import autocast, resolve_dtype
+from detlite.atomic_write import atomic_open
+from detlite.config import ConfigError
+from detlite.data import CocoDataset, DataError, build_test_loader
+from detlite.distributed import broadcast_buffers, is_main
+from detlite.evaluation.evaluators import build_evaluators
+from detlite.evaluation.gather import Collector, gather_results
+from detlite.evaluation.metrics import check_expected, format_losses, format_table
+from detlite.evaluation.results import Results, to_coco_results, write_results
+from detlite.inference.optimize import build_inference
+from detlite.inference.tiling import build_picture_detector
+from detlite.modeling.detector import Detector
+from detlite.modeling.precision import autocast, resolve_dtype
+
 from .validation_loss import KIND as LOSS
 from .validation_loss import validation_loss
 
@@ -50,7 +51,7 @@ def evaluate(
         return {}
     if metrics:
         content = metrics if len(metrics) > 1 else next(iter(metrics.values()))
-        with written_aside(output_dir / "evaluation.json") as file:
+        with atomic_open(output_dir / "evaluation.json") as file:
             file.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
     return metrics
 

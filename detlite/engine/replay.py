@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from ..data import JoinedDataset, build_train_loader
-from ..distributed import rank
-from ..structures.packed_masks import PackedMasks
-from .checkpoint import CheckpointError, write_content
+from detlite.conversion.checkpoint.files import CheckpointError, write_content
+from detlite.data import JoinedDataset, build_train_loader
+from detlite.distributed import rank
+from detlite.structures.masks.packed import PackedMasks
 
 Batch = tuple[list[Tensor], list[dict[str, Any]]]
 _MASKS = ("values", "pieces", "instances", "frames")

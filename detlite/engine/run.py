@@ -7,26 +7,27 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from ..config import ConfigError
-from ..data import (
+from detlite.apps.drawing import contact_sheet, draw_detections, plot_metrics
+from detlite.config import ConfigError
+from detlite.conversion.checkpoint.files import Checkpoint
+from detlite.conversion.checkpoint.loading import load_weights, read_weights, with_convention
+from detlite.data import (
     CocoDataset,
     build_dataset,
     build_train_dataset,
     check_num_classes,
     warn_of_known,
 )
-from ..distributed import is_main, rank
-from ..inference.predictor import Predictor, build_predictor
-from ..modeling import build_model
-from ..visualization import contact_sheet, draw_detections, plot_metrics
-from .checkpoint import Checkpoint
+from detlite.distributed import is_main, rank
+from detlite.inference.predictor import Predictor, build_predictor
+from detlite.modeling import build_model
+
 from .evaluate import evaluate
-from .freezing import with_norms_by_batch
-from .generators import seed_all
-from .metrics import METRICS_FILE
-from .resuming import newest_checkpoint
-from .train import train
-from .weights import load_weights, read_weights, with_convention
+from .hooks.freezing import with_norms_by_batch
+from .hooks.metrics import METRICS_FILE
+from .resume import newest_checkpoint
+from .rng import seed_all
+from .trainer import train
 
 Metrics = dict[str, dict[str, Any]]
 

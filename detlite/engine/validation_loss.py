@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from ..data import CocoDataset, build_dataset, build_test_loader
-from ..distributed import all_gather_objects
-from ..modeling.detector import Detector
-from .generators import generators_kept
-from .precision import autocast
+from detlite.data import CocoDataset, build_dataset, build_test_loader
+from detlite.distributed import all_gather_objects
+from detlite.modeling.detector import Detector
+from detlite.modeling.precision import autocast
+
+from .rng import generators_kept
 
 KIND = "loss"  # among the metrics of a data set; the lower, the better
 

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 from pycocotools.coco import COCO
 
-from ..data.cityscapes import CATEGORIES, EVALUATED
-from ..data.errors import DataError
-from ..data.validation import rle_problem
-from ..structures.run_lengths import EncodedMasks
+from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED
+from detlite.data.errors import DataError
+from detlite.data.index.annotation_checks import rle_problem
+from detlite.structures.masks.rle import EncodedMasks
+
+from .ground_truth import Truth, check_results, read_truth
 from .metrics import mean_known
 from .overlaps import count_shared, mask_intersections, pair
 from .results import Results
-from .truth import Truth, check_results, read_truth
 
 OVERLAPS = np.arange(0.5, 1.0, 0.05)  # to be exceeded
 MIN_SIZE = 100  # pixels; smaller instances need not be found

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from pycocotools.coco import COCO
 
-from ..data.errors import DataError
+from detlite.data.errors import DataError
+
+from .ground_truth import Truth, check_results, read_truth
 from .matching import AREAS, Matched, Scored, match, score
 from .overlaps import keypoint_overlaps, pair, region_overlaps
 from .results import IOU_TYPES, Results
-from .truth import Truth, check_results, read_truth
 
 Metrics = dict[str, Any]
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from ..config import ConfigError
-from ..data import CocoDataset
-from ..registry import Registry
+from detlite.config import ConfigError
+from detlite.data import CocoDataset
+from detlite.registry import Registry
+
 from .cityscapes import check_void, evaluate_cityscapes
 from .coco import evaluate_coco
 from .lvis import check_lvis, evaluate_lvis

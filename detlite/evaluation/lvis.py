@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from pycocotools.coco import COCO
 
-from ..data.errors import DataError
+from detlite.data.errors import DataError
+
+from .ground_truth import Truth, check_results, read_truth
 from .matching import AREAS, Scored, match, score
 from .overlaps import pair, region_overlaps
 from .results import Results
-from .truth import Truth, check_results, read_truth
 
 MAX_DETS = 300  # LVIS's own: of a picture, over all categories
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import ops
+from detlite import ops
+
+from .ground_truth import Truth
 from .overlaps import Pairing
-from .truth import Truth
 
 # In pixels, both ends included.
 AREAS = {

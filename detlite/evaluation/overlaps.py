@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .. import ops
-from ..data.errors import DataError
-from ..structures.run_lengths import EncodedMasks
+from detlite import ops
+from detlite.data.errors import DataError
+from detlite.structures.masks.rle import EncodedMasks
+
+from .ground_truth import Truth
 from .results import Results
-from .truth import Truth
 
 _CHUNK = 1 << 16  # pairs of keypoints at a time, which bounds the memory
 

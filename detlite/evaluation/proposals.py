@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from pycocotools.coco import COCO
 
-from ..data.errors import DataError
+from detlite.data.errors import DataError
+
 from .results import Results
 
 _LIMITS = (100, 1000)  # the boxes of an image that count, best by score

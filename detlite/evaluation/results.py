@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 from torchvision.ops import box_convert
 
-from ..convention import CONVENTIONS, Convention
-from ..data.errors import DataError, shown
-from ..structures.instances import Detections
-from ..structures.keypoints import PIXEL_CENTRE
-from ..structures.masks import RLE, encode_bitmap
-from ..structures.run_lengths import EncodedMasks
+from detlite.atomic_write import atomic_open
+from detlite.conventions import CONVENTIONS, Convention
+from detlite.data.errors import DataError, shown
+from detlite.structures.instances import Detections
+from detlite.structures.keypoints import PIXEL_CENTRE
+from detlite.structures.masks.formats import RLE, encode_bitmap
+from detlite.structures.masks.rle import EncodedMasks
 
+_ROWS_PER_WRITE = 1000  # results held as text at the same time
 IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}  # type -> its field
 
 BACKGROUND: dict[str, Any] = {"id": -1, "name": "background"}
@@ -255,3 +259,17 @@ def _check_rle(rle: Any, number: int) -> None:
         raise DataError(f"result {number}: the mask's size is {shown(size)}, not [height, width]")
     if not all(0 <= side < 2**31 for side in size):
         raise DataError(f"result {number}: the mask's size is {shown(size)}; no image has it")
+
+
+def write_results(results: Results, file: Path) -> None:
+    """Write results as a COCO results file, which pycocotools' `loadRes` reads.
+
+    Raises:
+        OSError: the file cannot be written, for example because the disk is full. An existing file
+            is unchanged.
+    """
+    with atomic_open(file) as stream:
+        for first in range(0, max(len(results), 1), _ROWS_PER_WRITE):
+            text = json.dumps(list(results.rows(first, first + _ROWS_PER_WRITE)))
+            stream.write((", " if first else "[") + text[1:-1])
+        stream.write("]")

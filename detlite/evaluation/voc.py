@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from pycocotools.coco import COCO
 
+from .ground_truth import Truth, check_results, read_truth
 from .metrics import mean_known
 from .overlaps import Pairing, pair, region_overlaps
 from .results import Results
-from .truth import Truth, check_results, read_truth
 
 MIN_IOU = 0.5
 

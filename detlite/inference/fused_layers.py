@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from ..modeling.norm import FrozenBatchNorm2d
+from detlite.modeling.layers.norm import FrozenBatchNorm2d
 
 NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm, FrozenBatchNorm2d)
 # Activations by what traced code calls: oneDNN's name and arguments of them, and torch's function.

@@ -12,14 +12,19 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..modeling.backbone.deform import DeformConv3x3
-from ..modeling.backbone.folding import unfold_norms
-from ..modeling.backbone.padded import PaddedConv2d
-from ..modeling.backbone.timm_vit import TimmViT
-from ..modeling.backbone.vit import ViT
-from ..modeling.convolution import QuickConv2d
-from ..modeling.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d, LevelBatchNorm
-from ..modeling.pooler import Pooler
+from detlite.modeling.backbone.deform import DeformConv3x3
+from detlite.modeling.backbone.timm_vit import TimmViT
+from detlite.modeling.backbone.vit import ViT
+from detlite.modeling.layers.asymmetric_padding import PaddedConv2d
+from detlite.modeling.layers.conv import QuickConv2d
+from detlite.modeling.layers.fold_frozen_bn import unfold_norms
+from detlite.modeling.layers.norm import (
+    FrozenBatchNorm2d,
+    FrozenBatchNormAct2d,
+    LevelBatchNorm,
+)
+from detlite.modeling.roi_heads.pooler import Pooler
+
 from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, cast, joined
 
 _ADDITIONS = {operator.add, operator.iadd, torch.add}

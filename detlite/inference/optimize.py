@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.fx.proxy import TraceError
 from yacs.config import CfgNode
 
-from ..engine.precision import resolve_dtype
-from ..modeling.detector import Detector
-from ..modeling.mask_head import MaskHead
+from detlite.apps.export.openvino import to_openvino
+from detlite.modeling.detector import Detector
+from detlite.modeling.precision import resolve_dtype
+from detlite.modeling.roi_heads.mask_head import MaskHead
+
 from .fused_layers import cast
 from .fusion import fuse
-from .openvino import to_openvino
 
 # Where detectors, their RPNs and heads keep what is arithmetic on maps.
 PARTS = ("backbone", "head", "feature_extractor", "predictor")

@@ -10,22 +10,23 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from ..data.coco import keypoint_names
-from ..data.images import read_image
-from ..data.picture_files import MAX_PIXELS
-from ..data.resize import resize_shortest
-from ..engine.precision import autocast
-from ..engine.weights import build_model_from_checkpoint
-from ..evaluation.results import categories_of
-from ..modeling.detector import Detector
-from ..structures.instances import Detections
-from ..structures.masks import to_bitmap
-from .exported import read_exported
-from .interchange import to_supervision
+from detlite.apps.export.exported_detector import read_exported
+from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
+from detlite.data.datasets.coco import keypoint_names
+from detlite.data.loading.image_io import MAX_PIXELS
+from detlite.data.loading.image_reading import read_image
+from detlite.data.transforms.resize import resize_shortest
+from detlite.evaluation.results import categories_of
+from detlite.modeling.detector import Detector
+from detlite.modeling.precision import autocast
+from detlite.structures.instances import Detections
+from detlite.structures.masks.formats import to_bitmap
+
+from .exporters import to_supervision
+from .images import Loaded, Picture, as_tensor
 from .optimize import build_inference
-from .pictures import Loaded, Picture, as_tensor
-from .test_time_augmentation import View, build_views, size_of
 from .tiling import Tiling, build_tiling, picture_detector
+from .tta import View, build_views, size_of
 
 
 class Prediction(dict[str, Any]):
@@ -71,7 +72,7 @@ class Predictor:
             the file says where neither size is given.
         tiling: cut larger pictures into tiles, and look at each as at a picture. None: do not, or
             do what the file says.
-        max_pixels, picture_bits: of a picture's file, see `detlite.data.images.read_image`
+        max_pixels, picture_bits: of a picture's file, see `data.loading.image_reading.read_image`
             (MAX_PIXELS and 16, or what the file of the model says).
     """
 

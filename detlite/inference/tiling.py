@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from ..config import ConfigError
-from ..convention import Convention
-from ..data.resize import resize_shortest
-from ..modeling.detector import Detector
-from ..structures.instances import Detections
-from .joining import Tile, join
-from .test_time_augmentation import AugmentedDetector, View, build_views, size_of
+from detlite.config import ConfigError
+from detlite.conventions import Convention
+from detlite.data.transforms.resize import resize_shortest
+from detlite.modeling.detector import Detector
+from detlite.structures.instances import Detections
+
+from .tile_merging import Tile, join
+from .tta import AugmentedDetector, View, build_views, size_of
 
 
 @dataclass(frozen=True)

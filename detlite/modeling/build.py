@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from yacs.config import CfgNode
 
-from ..config import ConfigError
-from ..registry import Registry
-from .convolution import quicken_gradients
-from .prepare import memory_format
+from detlite.config import ConfigError
+from detlite.registry import Registry
+
+from .layers.conv import quicken_gradients
+from .preprocessing import memory_format
 
 if TYPE_CHECKING:
     from .detector import Detector

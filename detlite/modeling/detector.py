@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..convention import Convention
-from ..structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
-from ..structures.rows import varying_shapes
+from detlite.conventions import Convention
+from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
+from detlite.structures.padding import varying_shapes
+
 from .backbone import Backbone
 from .input_checks import check_images
-from .postprocess import Postprocess
-from .prepare import Normalizer, prepare_proposals, prepare_targets
-from .roi_heads import RoIHeads
+from .postprocessing import Postprocess
+from .preprocessing import Normalizer, prepare_proposals, prepare_targets
+from .roi_heads.roi_heads import RoIHeads
 
 
 class Detector(nn.Module, ABC):

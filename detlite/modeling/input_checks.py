@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..structures.packed_masks import PackedMasks
+from detlite.structures.masks.packed import PackedMasks
 
 Target = dict[str, Any]
 

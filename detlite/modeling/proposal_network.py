@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from ..convention import convention_of
-from ..structures.instances import GroundTruth, Images, PredictedBoxes, Proposals
+from detlite.conventions import convention_of
+from detlite.structures.instances import GroundTruth, Images, PredictedBoxes, Proposals
+
 from .backbone import Backbone, build_backbone
 from .build import META_ARCHITECTURES
 from .detector import Detector
-from .postprocess import Postprocess, Suppression
-from .prepare import Normalizer, build_normalizer
-from .rpn import RPN, build_rpn
+from .postprocessing import Postprocess, Suppression
+from .preprocessing import Normalizer, build_normalizer
+from .rpn.rpn import RPN, build_rpn
 
 
 class ProposalNetwork(Detector):

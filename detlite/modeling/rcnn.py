@@ -5,16 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 from yacs.config import CfgNode
 
-from ..structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
-from ..structures.rows import Rows
+from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
+from detlite.structures.padding import Rows
+
 from .backbone import Backbone, build_backbone
 from .build import META_ARCHITECTURES
 from .detector import Detector
-from .postprocess import Postprocess, build_postprocess
-from .prepare import Normalizer, build_normalizer
-from .roi_heads import RoIHeads, build_roi_heads
-from .rpn import RPN, build_rpn
-from .sampling import ProposalSampler, build_proposal_sampler
+from .postprocessing import Postprocess, build_postprocess
+from .preprocessing import Normalizer, build_normalizer
+from .roi_heads.roi_heads import RoIHeads, build_roi_heads
+from .rpn.rpn import RPN, build_rpn
+from .sampler import ProposalSampler, build_proposal_sampler
 
 
 class GeneralizedRCNN(Detector):

@@ -14,20 +14,21 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from ..convention import convention_of
-from ..ops import sigmoid_focal_loss
-from ..structures.instances import GroundTruth, Images, PredictedBoxes, Proposals
-from ..structures.rows import Rows, gather, highest
-from .anchors import AnchorGenerator, build_anchors, per_anchor
+from detlite.conventions import convention_of
+from detlite.ops import sigmoid_focal_loss
+from detlite.structures.instances import GroundTruth, Images, PredictedBoxes, Proposals
+from detlite.structures.padding import Rows, gather, highest
+
 from .backbone import Backbone, build_backbone
-from .box_regression import BoxCoder, BoxLoss
+from .box_coder import BoxCoder, BoxLoss
 from .build import META_ARCHITECTURES
 from .detector import Detector
-from .layers import conv_block, init_normal
-from .norm import LevelBatchNorm, Norm, optional_norm
-from .postprocess import Postprocess, build_suppression
-from .prepare import Normalizer, build_normalizer
-from .sampling import IGNORE, Matcher
+from .layers.basic import conv_block, init_normal
+from .layers.norm import LevelBatchNorm, Norm, optional_norm
+from .postprocessing import Postprocess, build_suppression
+from .preprocessing import Normalizer, build_normalizer
+from .rpn.anchors import AnchorGenerator, build_anchors, per_anchor
+from .sampler import IGNORE, Matcher
 
 
 class RetinaNetHead(nn.Module):

@@ -7,14 +7,17 @@ also reached as `torch.ops.detlite.<name>` and `detlite._C.<name>`. On devices t
 compiled for, `plain/` stands in.
 """
 
-from .box_maps import crop_masks, heatmap_peaks, paste_masks
+# Loads the kernels before operators are declared on them.
+from . import kernels as kernels  # isort: split
+
 from .evaluation import mask_intersections, match_detections
+from .fallback import has_kernels
 from .focal_loss import sigmoid_focal_loss
+from .masks import crop_masks, heatmap_peaks, paste_masks
 from .overlaps import batched_nms, match_boxes, nms, padded_nms
-from .plain import has_kernels
 from .roi_align import RoIAlign, pyramid_roi_align, roi_align
 from .roi_pool import RoIPool, pyramid_roi_pool, roi_pool
-from .rois import assign_levels
+from .roi_utils import assign_levels
 
 __all__ = [
     "RoIAlign",

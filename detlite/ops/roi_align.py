@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .rois import (
+from .roi_utils import (
     Boxes,
     OutputSize,
     as_pair,
@@ -36,7 +36,7 @@ def roi_align(
     """Pools each box's features to one size by averaging bilinear samples.
 
     Args:
-        input: `Tensor[N, C, H, W]`, features; see `detlite.ops.rois` on precision.
+        input: `Tensor[N, C, H, W]`, features; see `detlite.ops.roi_utils` on precision.
         boxes: `Tensor[K, 5]` of (batch index, x1, y1, x2, y2), or a list with a `Tensor[L, 4]`
             for each image, in the coordinates of the input image. Batch index -1 is padding.
         output_size: height and width of the pooled features, or one number for both.
@@ -83,7 +83,7 @@ def pyramid_roi_align(
     Raises:
         ValueError: `boxes` or `output_size` has the wrong shape, or from `assign_levels`.
         RuntimeError: any other argument is refused by the kernel; the message names it. A level
-            that there is not is refused as a batch index is, see `detlite.ops.rois`.
+            that there is not is refused as a batch index is, see `detlite.ops.roi_utils`.
     """
     height, width = as_pair(output_size)
     rois = as_rois(boxes, inputs[0])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .rois import (
+from .roi_utils import (
     Boxes,
     OutputSize,
     as_pair,
@@ -31,7 +31,7 @@ def roi_pool(
     """Pools each box's features to one size by taking the largest of each bin.
 
     Args:
-        input: `Tensor[N, C, H, W]`, features; see `detlite.ops.rois` on precision.
+        input: `Tensor[N, C, H, W]`, features; see `detlite.ops.roi_utils` on precision.
         boxes: `Tensor[K, 5]` of (batch index, x1, y1, x2, y2), or a list with a `Tensor[L, 4]`
             for each image, in the coordinates of the input image. Batch index -1 is padding.
             Scaled boxes are rounded to whole cells, the last one included.

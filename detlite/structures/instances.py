@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .packed_masks import PackedMasks
+from .masks.packed import PackedMasks
 
 R = TypeVar("R", bound="Record")
 

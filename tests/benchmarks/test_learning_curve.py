@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ import torch
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "learning_curve"))
-import torchvision_maskrcnn as program
+from benchmarks.learning_curve import torchvision_maskrcnn as program
 
 
 def test_weights_of_a_file_are_trained_as_those_that_are_downloaded(

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from detlite.commands.init import config as init_config
+from detlite.apps.cli.init import config as init_config
 from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
 from detlite.modeling.build import build_model
 
 pytest.importorskip("timm", reason="timm is not installed")
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "recipes"))
-import run as program
-from recipes import RECIPES
+from benchmarks.recipes import run as program
+from benchmarks.recipes.recipes import RECIPES
 
 
 @pytest.fixture

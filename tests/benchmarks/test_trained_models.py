@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
+from benchmarks import trained_models as program
+from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data import DataError
-from detlite.engine.checkpoint import Checkpoint, save_checkpoint
 from detlite.modeling.build import build_model
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import trained_models as program
 
 
 def test_models_are_timed_on_the_same_pictures(tiny_config, make_set, tmp_path, capsys):

@@ -13,7 +13,7 @@ from detlite.config import KEYS, load_config
 from detlite.config.files import read_chain
 from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
 from detlite.conversion import weight_file
-from detlite.data.builtin import BUILTIN
+from detlite.data.datasets.builtin_catalog import BUILTIN
 from detlite.modeling.build import build_model
 
 # Where a default differs from maskrcnn-benchmark's on purpose.
@@ -380,7 +380,8 @@ def test_file_builds_as_it_is(name, file, monkeypatch):
     if cfg.MODEL.WEIGHT:
         addresses = []
         monkeypatch.setattr(
-            "detlite.conversion.published.download", lambda address, *_: addresses.append(address)
+            "detlite.conversion.download.weight_catalog.download",
+            lambda address, *_: addresses.append(address),
         )
         weight_file(cfg)
         assert addresses[0].startswith("https://")

@@ -22,14 +22,14 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from differences import Difference, as_dict, compare
-from recordings import load_recipe
 from torch import Tensor, nn
-from vitdet_reference import filled
 
 import detlite
-from detlite.data.images import read_image
-from detlite.data.resize import resize_shortest
+from detlite.data.loading.image_reading import read_image
+from detlite.data.transforms.resize import resize_shortest
+from tests.conversion.differences import Difference, as_dict, compare
+from tests.conversion.recordings import load_recipe
+from tests.conversion.vitdet_reference import filled
 
 RECORD = Path(__file__).with_suffix(".json")
 _SIDES = (320, 533)  # pixels of the short and the long side: half the usual ones would be slow

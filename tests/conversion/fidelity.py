@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from differences import Difference
-from mmdetection_models import CONFIGS, OUTPUTS
-from mmdetection_recordings import compare_recorded
-from recordings import GOLDEN, Golden, load_recipe
-from torchvision_models import (
+
+from tests.conversion.differences import Difference
+from tests.conversion.mmdetection_models import CONFIGS, OUTPUTS
+from tests.conversion.mmdetection_recordings import compare_recorded
+from tests.conversion.recordings import GOLDEN, Golden, load_recipe
+from tests.conversion.torchvision_models import (
     TORCHVISION,
     compare_step,
     compare_torchvision,
@@ -22,7 +23,7 @@ from torchvision_models import (
     torchvision_model,
     training_batch,
 )
-from zoo_tables import live_section, published_section
+from tests.conversion.zoo_tables import live_section, published_section
 
 
 def main() -> None:
@@ -78,7 +79,7 @@ made from parameter names, so that nothing needs to be downloaded; detections ar
 one. Of detectron2 and maskrcnn-benchmark the outputs were recorded, torchvision runs beside.
 Of detectron2's other models, whose outputs are not recorded, a second implementation runs beside in
 `tests/conversion/test_detectron2_models.py`, in float64 and narrow: its boxes are the same to 1e-3
-pixel. So are those of ViTDet's Mask R-CNN and cascade in `tests/conversion/test_vitdet.py`. ViTDet and
+pixel. So are those of ViTDet's Mask R-CNN and cascade in `tests/conversion/detectron2/test_vitdet.py`. ViTDet and
 its other newer models run beside in detectron2, at full width,
 [below](#detectron2s-newer-models-beside-its-own-code).
 Of mmdetection 3.3.0, with mmcv 2.1.0's own operators on the CPU, the outputs of narrow models were

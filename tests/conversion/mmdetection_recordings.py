@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from differences import Difference, compare
-from mmdetection_models import pictures, weights
 
 import detlite
-from detlite.data.resize import resize_shortest
-from detlite.structures.masks import encode_bitmap
+from detlite.data.transforms.resize import resize_shortest
+from detlite.structures.masks.formats import encode_bitmap
+from tests.conversion.differences import Difference, compare
+from tests.conversion.mmdetection_models import pictures, weights
 
 PLAIN = ["MODEL.DEVICE", "cpu", "TEST.OPTIMIZE", False]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import torch
-from states import PYRAMID, State, Writer, detectron2
+
+from tests.conversion.states import PYRAMID, State, Writer, detectron2
 
 _DEPTHS, _WIDTHS, _GROUP = (1, 1, 4, 7), (24, 56, 152, 368), 8  # of RegNetX-200MF, RegNetY-200MF
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from differences import Difference, as_dict, compare
 from torch import Tensor
 
 import detlite
-from detlite.data.resize import resize_shortest
-from detlite.structures.rows import Rows
+from detlite.data.transforms.resize import resize_shortest
+from detlite.structures.padding import Rows
+from tests.conversion.differences import Difference, as_dict, compare
 
 GOLDEN = {
     "d2_mask_rcnn_R_50_FPN_3x": "detectron2",

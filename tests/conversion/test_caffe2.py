@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from states import STEM, caffe2, caffe2_c4
 
 from detlite.conversion import convert
+from tests.conversion.states import STEM, caffe2, caffe2_c4
 
 
 def test_caffe2_statistics_are_those_of_folded_norms():

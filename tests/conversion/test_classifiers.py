@@ -7,24 +7,21 @@ import re
 import pytest
 import torch
 import torchvision
-from states import (
+
+from detlite.conversion import convert, source_of
+from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
+from detlite.conversion.checkpoint.loading import build_model_from_checkpoint, load_weights
+from detlite.conversion.checkpoint_source import rename
+from detlite.conversion.torchvision import RULES_BACK
+from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
+from detlite.modeling.build import build_model
+from tests.conversion.states import (
     OF_THE_CLASSIFIER,
     RES2,
     STEM,
     State,
     caffe2_body,
 )
-
-from detlite.conversion import convert, source_of
-from detlite.conversion.source import rename
-from detlite.conversion.torchvision import RULES_BACK
-from detlite.engine.checkpoint import CheckpointError, read_checkpoint
-from detlite.engine.weights import (
-    build_model_from_checkpoint,
-    load_weights,
-)
-from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
-from detlite.modeling.build import build_model
 
 
 def test_classifier_gives_a_deformable_body_its_weights(tiny_config, tmp_path):

@@ -9,16 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from states import caffe2, detectron2, maskrcnn_benchmark
 from torchvision.models import detection
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError, load_config
-from detlite.convention import CONVENTIONS
+from detlite.conventions import CONVENTIONS
 from detlite.conversion import source_of
-from detlite.engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint, save_checkpoint
-from detlite.engine.weights import build_model_from_checkpoint, load_weights, read_weights
+from detlite.conversion.checkpoint.files import (
+    Checkpoint,
+    CheckpointError,
+    read_checkpoint,
+    save_checkpoint,
+)
+from detlite.conversion.checkpoint.loading import (
+    build_model_from_checkpoint,
+    load_weights,
+    read_weights,
+)
 from detlite.modeling.build import build_model
+from tests.conversion.states import caffe2, detectron2, maskrcnn_benchmark
 
 
 def _torchvision():

@@ -7,7 +7,12 @@ import re
 import numpy as np
 import pytest
 import torch
-from states import (
+
+from detlite.conversion import convert, source_of, to_torchvision
+from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
+from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
+from detlite.modeling.build import build_model
+from tests.conversion.states import (
     CLASSES,
     RETINANET_NAMES,
     c4_keypoints,
@@ -24,11 +29,6 @@ from states import (
     panoptic,
     retinanet,
 )
-
-from detlite.conversion import convert, source_of, to_torchvision
-from detlite.engine.checkpoint import CheckpointError, read_checkpoint
-from detlite.engine.weights import build_model_from_checkpoint
-from detlite.modeling.build import build_model
 
 
 @pytest.mark.parametrize("source", ["detectron2", "maskrcnn-benchmark"])

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from detectron2_reference import GROUPS, Reference
-from differences import as_dict, compare
-from newer_states import long_jittered, regnet
-from states import (
+from torch import Tensor
+from torch.nn import functional as F
+
+import detlite
+from tests.conversion.detectron2_reference import GROUPS, Reference
+from tests.conversion.differences import as_dict, compare
+from tests.conversion.newer_states import long_jittered, regnet
+from tests.conversion.states import (
     State,
     cascade_of_convolutions,
     deformable,
@@ -20,10 +24,6 @@ from states import (
     long_rpn,
     retinanet,
 )
-from torch import Tensor
-from torch.nn import functional as F
-
-import detlite
 
 _SCORE = 0.02
 DIVIDED = (57.375, 57.12, 58.395)

@@ -11,9 +11,9 @@ from PIL import Image
 
 import detlite
 from detlite.conversion import find_weights
+from detlite.conversion.checkpoint.files import read_checkpoint
+from detlite.conversion.checkpoint.loading import load_weights
 from detlite.conversion.timm import BODY
-from detlite.engine.checkpoint import read_checkpoint
-from detlite.engine.weights import load_weights
 from detlite.modeling.build import build_model
 
 timm = pytest.importorskip("timm", reason="needs the extra timm")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from differences import compare
-from recordings import GOLDEN, Golden
+
+from tests.conversion.differences import compare
+from tests.conversion.recordings import GOLDEN, Golden
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from states import maskrcnn_benchmark
 
 from detlite.conversion import convert
+from tests.conversion.states import maskrcnn_benchmark
 
 
 def test_the_last_head_says_what_the_shared_stage_is():

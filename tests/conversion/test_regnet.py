@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from newer_states import regnet
 
 from detlite.conversion import convert
 from detlite.conversion.regnet import REGNETS
+from tests.conversion.newer_states import regnet
 
 
 @pytest.mark.parametrize("name", REGNETS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from recordings import load_recipe
-from torchvision_models import (
+
+from detlite.conversion import to_torchvision
+from tests.conversion.recordings import load_recipe
+from tests.conversion.torchvision_models import (
     TORCHVISION,
     compare_step,
     compare_torchvision,
@@ -13,8 +15,6 @@ from torchvision_models import (
     torchvision_model,
     training_batch,
 )
-
-from detlite.conversion import to_torchvision
 
 SHORT_SIDE = 96
 SIZES = {"E": (96, 128), "F": (128, 96)}  # so that training needs no resize

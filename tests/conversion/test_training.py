@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from states import caffe2_c4, cascade, detectron2, maskrcnn_benchmark, retinanet
 
 import detlite
 from detlite.config import load_config
+from tests.conversion.states import caffe2_c4, cascade, detectron2, maskrcnn_benchmark, retinanet
 
 STATES = {
     "detectron2": detectron2,

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from detectron2_live import MODELS, RECORD
-from zoo_tables import PUBLISHED, live_section, published_section, torchvision_rows
 
-from detlite.conversion.published import _SIGNATURES
+from detlite.conversion.download.weight_catalog import _SIGNATURES
+from tests.conversion.detectron2_live import MODELS, RECORD
+from tests.conversion.zoo_tables import PUBLISHED, live_section, published_section, torchvision_rows
 
 
 def test_the_page_has_them(repo_root):

@@ -13,14 +13,14 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from differences import Difference, as_dict, compare
 from torch import Tensor
 from torchvision.models import detection
 from torchvision.ops import FrozenBatchNorm2d
 
 import detlite
 from detlite.conversion import to_torchvision
-from detlite.data.resize import resize_shortest
+from detlite.data.transforms.resize import resize_shortest
+from tests.conversion.differences import Difference, as_dict, compare
 
 # The detectors that have published weights, and which norm those were made with: frozen with an
 # epsilon of 0, or batch norm.

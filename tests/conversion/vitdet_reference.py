@@ -12,10 +12,11 @@ from itertools import product
 
 import numpy as np
 import torch
-from detectron2_reference import Reference
-from states import CLASSES, DIM, PYRAMID, State, Writer
 from torch import Tensor
 from torch.nn import functional as F
+
+from tests.conversion.detectron2_reference import Reference
+from tests.conversion.states import CLASSES, DIM, PYRAMID, State, Writer
 
 CHANNELS, DEPTH, HEADS, WINDOW = 16, 4, 2, 3
 

@@ -8,9 +8,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from detectron2_live import RECORD
 from torchvision.models import detection, get_model_weights
-from torchvision_models import TORCHVISION
+
+from tests.conversion.detectron2_live import RECORD
+from tests.conversion.torchvision_models import TORCHVISION
 
 PUBLISHED = Path(__file__).with_name("published_numbers.csv")
 # Where the numbers stand, and of which pictures of COCO they are.

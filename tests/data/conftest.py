@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ import pytest
 from PIL import Image
 
 from detlite.config import load_config
-from detlite.data import index_cache
-
-sys.path.insert(0, str(Path(__file__).parent))
+from detlite.data.index import cache as index_cache
 
 SMALL_SET: dict[str, Any] = {
     # Sparse ids, and not in order.

@@ -56,7 +56,7 @@ def write_set(folder: Path, count: int) -> None:
 def http_server(folder: Path) -> Iterator[str]:
     """Serves a folder in another process; its URL."""
     sys.path.insert(0, str(Path(__file__).parent))
-    from servers import FileServer
+    from tests.data.servers import FileServer
 
     server = FileServer(folder)
     process = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
@@ -122,9 +122,9 @@ def measure(folder: Path, count: int) -> None:
     """Prints a line for each way to read the set."""
     from detlite.config import load_config
     from detlite.data import CocoDataset, build_dataset
-    from detlite.data.remote import GIGABYTE, Location, Remote
-    from detlite.data.samplers import TrainingBatchSampler
-    from detlite.data.shard_writer import write_shards
+    from detlite.data.loading.samplers import TrainingBatchSampler
+    from detlite.data.remote.paths import GIGABYTE, Location, Remote
+    from detlite.data.remote.shard_writer import write_shards
 
     write_set(folder, count)
     size = sum(path.stat().st_size for path in (folder / "images").iterdir()) / count / 1e3

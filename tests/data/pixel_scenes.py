@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torchvision.ops import masks_to_boxes
 
-from detlite.structures.masks import encode_bitmap
-from detlite.structures.packed_masks import PackedMasks
+from detlite.structures.masks.formats import encode_bitmap
+from detlite.structures.masks.packed import PackedMasks
 
 FILL = (250.0, 251.0, 252.0)  # no picture's
 

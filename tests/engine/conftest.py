@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.config import load_config
-from detlite.convention import CONVENTIONS
+from detlite.conventions import CONVENTIONS
 from detlite.data import build_dataset, build_train_dataset
 from detlite.structures.instances import Detections
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import build_train_dataset
-from detlite.engine.checkpoint import read_checkpoint
-from detlite.engine.train import train
+from detlite.engine.trainer import train
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ from conftest import ToyDetector
 from detlite.config import config_from
 from detlite.data import build_train_dataset
 from detlite.distributed import process_group, rank, world_size
-from detlite.engine.train import train
+from detlite.engine.trainer import train
 
 died, alone = Path("died"), Path("alone")
 cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")

@@ -8,7 +8,7 @@ import torch
 
 from detlite.config import ConfigError
 from detlite.data import DataError
-from detlite.data.catalog import coco_files
+from detlite.data.datasets.catalog import coco_files
 from detlite.engine.evaluate import evaluate, evaluate_dataset, run_inference
 from detlite.evaluation import EVALUATORS, Evaluator
 from detlite.inference.predictor import Predictor
@@ -83,7 +83,7 @@ def test_expected_results_are_checked(evaluated, caplog):
 
 
 def test_voc_sets_are_measured_as_voc_does(evaluated, monkeypatch):
-    monkeypatch.setattr("detlite.data.catalog.DATASETS._builders", {"voc": coco_files})
+    monkeypatch.setattr("detlite.data.datasets.catalog.DATASETS._builders", {"voc": coco_files})
     entry = {"name": "val", "type": "voc", "annotations": "blocks.json", "images": "."}
     catalog = [entry, {**entry, "name": "train"}]
     metrics = evaluated("DATASETS.CATALOG", catalog, "MODEL.MASK_ON", False)["val"]
@@ -92,7 +92,9 @@ def test_voc_sets_are_measured_as_voc_does(evaluated, monkeypatch):
 
 
 def test_sets_of_cityscapes_are_measured_as_cityscapes_does(evaluated, blocks, monkeypatch):
-    monkeypatch.setattr("detlite.data.catalog.DATASETS._builders", {"cityscapes": coco_files})
+    monkeypatch.setattr(
+        "detlite.data.datasets.catalog.DATASETS._builders", {"cityscapes": coco_files}
+    )
     file = blocks / "blocks.json"
     entry = {"name": "val", "type": "cityscapes", "annotations": file.name, "images": "."}
     catalog = ["DATASETS.CATALOG", [entry, {**entry, "name": "train"}]]

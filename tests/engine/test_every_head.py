@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.data import build_dataset, build_train_dataset
 from detlite.engine.evaluate import evaluate_dataset
-from detlite.engine.train import train
+from detlite.engine.trainer import train
 from detlite.inference.predictor import Predictor
 from detlite.modeling.build import build_model
 

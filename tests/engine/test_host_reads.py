@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from detlite.data import build_train_dataset
-from detlite.engine import train as training
+from detlite.engine import trainer as training
 from detlite.modeling import detector
 from detlite.modeling.build import build_model
-from detlite.structures.rows import fixed_shapes
+from detlite.structures.padding import fixed_shapes
 
 aten = torch.ops.aten
 # Their results, or the shapes of these, are needed on the host. item, float, int and bool are

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from detlite.conversion.checkpoint.files import CheckpointError
 from detlite.data import build_train_loader
-from detlite.engine.checkpoint import CheckpointError
 from detlite.engine.replay import first_non_finite, keep_batch, read_batch
 
 

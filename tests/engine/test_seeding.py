@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from detlite.engine.generators import rng_state, seed_all, set_rng_state
+from detlite.engine.rng import rng_state, seed_all, set_rng_state
 
 CPU = torch.device("cpu")
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
+from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import build_train_dataset
-from detlite.engine.checkpoint import read_checkpoint
-from detlite.engine.train import train
+from detlite.engine.trainer import train
 
 EMPTY_RANKS = """
 import json, torch, yaml
@@ -126,7 +126,7 @@ from conftest import ToyDetector
 from detlite.config import config_from
 from detlite.data import build_train_dataset
 from detlite.distributed import process_group
-from detlite.engine.train import train
+from detlite.engine.trainer import train
 import torch
 
 cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from detlite.config import ConfigError
+from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import DataError, build_dataset
-from detlite.engine.best import BestCheckpoint
-from detlite.engine.checkpoint import read_checkpoint
 from detlite.engine.evaluate import evaluate
-from detlite.engine.generators import seed_all
-from detlite.engine.train import train
+from detlite.engine.hooks.best_checkpoint import BestCheckpoint
+from detlite.engine.rng import seed_all
+from detlite.engine.trainer import train
 from detlite.engine.validation_loss import validation_loss
 from detlite.modeling.build import build_model
 

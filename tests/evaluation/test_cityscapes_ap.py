@@ -8,7 +8,7 @@ from PIL import Image
 from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
-from detlite.data.cityscapes import CATEGORIES, EVALUATED, VOID, read_cityscapes
+from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED, VOID, read_cityscapes
 from detlite.data.errors import DataError
 from detlite.evaluation import Results
 from detlite.evaluation.cityscapes import (
@@ -17,7 +17,7 @@ from detlite.evaluation.cityscapes import (
     check_void,
     evaluate_cityscapes,
 )
-from detlite.structures.masks import encode_bitmap
+from detlite.structures.masks.formats import encode_bitmap
 
 ROAD, PERSON, CAR, CARAVAN = 7, 24, 26, 29
 IDS = {number: place for place, number in enumerate(EVALUATED, start=1)}  # the category ids

@@ -14,7 +14,7 @@ from pycocotools.coco import COCO
 
 from detlite.data import DataError
 from detlite.evaluation import Results, evaluate_coco
-from detlite.structures.masks import encode_bitmap, to_bitmap
+from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 
 Json = dict[str, Any]
 

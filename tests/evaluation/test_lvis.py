@@ -15,7 +15,7 @@ from pycocotools.coco import COCO
 from detlite.data.errors import DataError
 from detlite.evaluation import Results
 from detlite.evaluation.lvis import MAX_DETS, evaluate_lvis
-from detlite.structures.masks import to_bitmap
+from detlite.structures.masks.formats import to_bitmap
 
 BOX = [4.0, 4.0, 40.0, 40.0]
 ELSEWHERE = [50.0, 50.0, 40.0, 40.0]

@@ -14,7 +14,7 @@ from detlite.data import DataError
 from detlite.evaluation import Results, coco_results, to_coco_results
 from detlite.evaluation.results import categories_of
 from detlite.structures.instances import Detections
-from detlite.structures.masks import to_bitmap
+from detlite.structures.masks.formats import to_bitmap
 
 CATEGORIES = [{"id": 7, "name": "cell"}, {"id": 90, "name": "speck"}]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
-from inputs import nearly, nearly_bytes
 
-from detlite.inference.memory import keep_freed_memory
+from detlite.apps.batch_predict.allocator import keep_freed_memory
+from tests.fuzz.inputs import nearly, nearly_bytes
 
 
 def test_memory_is_bounded(bounded):

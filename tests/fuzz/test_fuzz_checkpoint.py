@@ -14,10 +14,10 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from inputs import check_message, nearly, nearly_bytes, odd_values
 
-from detlite.engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from detlite.engine.resuming import newest_checkpoint
+from detlite.conversion.checkpoint.files import Checkpoint, CheckpointError, read_checkpoint
+from detlite.engine.resume import newest_checkpoint
+from tests.fuzz.inputs import check_message, nearly, nearly_bytes, odd_values
 
 WEIGHTS = {
     "backbone.body.conv1.weight": torch.ones(2, 3, 3, 3),

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from inputs import check_message, nearly, nearly_bytes
 from PIL import Image
 
 from detlite.data import CocoDataset, DataError
 from detlite.evaluation.results import Results
+from tests.fuzz.inputs import check_message, nearly, nearly_bytes
 
 SOUND: dict[str, Any] = {
     "categories": [

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
-from inputs import check_message, nearly, nearly_bytes, odd_values
 
 from detlite.config import KEYS, ConfigError, load_config
+from tests.fuzz.inputs import check_message, nearly, nearly_bytes, odd_values
 
 ROOT = Path(__file__).parents[2]
 SOUND: dict[str, Any] = {

@@ -7,13 +7,13 @@ import contextlib
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
-from inputs import nearly, nearly_bytes
 from pycocotools import mask as rle_codec
 
-from detlite.data.validation import rle_problem, segmentation_problem
-from detlite.structures.masks import to_bitmap
-from detlite.structures.packed_masks import PackedMasks
-from detlite.structures.run_lengths import run_lengths
+from detlite.data.index.annotation_checks import rle_problem, segmentation_problem
+from detlite.structures.masks.formats import to_bitmap
+from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.masks.rle import run_lengths
+from tests.fuzz.inputs import nearly, nearly_bytes
 
 
 @st.composite

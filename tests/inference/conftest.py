@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from detlite.inference import exported
+from detlite.apps.export import exported_detector as exported
 
 
 @pytest.fixture(scope="module")

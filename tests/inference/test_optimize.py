@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,16 +13,14 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite import build_model, optimize
+from detlite.apps.export.openvino import openvino_parts
 from detlite.inference import fused_layers
 from detlite.inference.fused_layers import FusedConv2d, InFloat32, onednn_fuses
 from detlite.inference.fusion import fuse
-from detlite.inference.openvino import openvino_parts
-from detlite.modeling.backbone.padded import PaddedConv2d
 from detlite.modeling.detector import Detector
-from detlite.modeling.norm import FrozenBatchNorm2d, LevelBatchNorm
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "modeling"))
-from family import FAMILY, family_config
+from detlite.modeling.layers.asymmetric_padding import PaddedConv2d
+from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
+from tests.modeling.family import FAMILY, family_config
 
 # Beside the family: bodies, necks and norms.
 BODIES: dict[str, dict[str, Any]] = {
@@ -304,7 +300,7 @@ def test_frozen_norms_of_timm_are_folded(tiny_config: Callable[..., CfgNode]) ->
 def test_auto_is_bfloat16_only_where_that_is_native(
     tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch, native: bool, wanted: Any
 ) -> None:
-    monkeypatch.setattr("detlite.engine.precision.has_bfloat16", lambda device: native)
+    monkeypatch.setattr("detlite.modeling.precision.has_bfloat16", lambda device: native)
     optimized = optimize(build_model(tiny_config()), "auto")
     weights = [m.weight for m in optimized.backbone.modules() if isinstance(m, FusedConv2d)]
     assert {weight.dtype for weight in weights} == {wanted}

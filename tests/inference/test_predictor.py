@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from detlite import Predictor, build_model, optimize
-from detlite.convention import CONVENTIONS
+from detlite.conventions import CONVENTIONS
+from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data import DataError
-from detlite.engine.checkpoint import Checkpoint, save_checkpoint
 from detlite.structures.instances import Detections
-from detlite.structures.masks import to_bitmap
+from detlite.structures.masks.formats import to_bitmap
 
 
 class BrightSquare(nn.Module):

@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from detlite.config import ConfigError, load_config
-from detlite.convention import CONVENTIONS
-from detlite.engine.checkpoint import Checkpoint, save_checkpoint
-from detlite.inference.interchange import outlines
-from detlite.inference.joining import Tile, join
+from detlite.conventions import CONVENTIONS
+from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.inference.exporters import outlines
 from detlite.inference.predictor import Predictor
-from detlite.inference.test_time_augmentation import AugmentedDetector, View
+from detlite.inference.tile_merging import Tile, join
 from detlite.inference.tiling import TiledDetector, Tiling, build_picture_detector, picture_detector
+from detlite.inference.tta import AugmentedDetector, View
 from detlite.modeling.build import build_model
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections

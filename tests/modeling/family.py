@@ -9,7 +9,7 @@ import torch
 from yacs.config import CfgNode
 
 from detlite.modeling.detector import Detector
-from detlite.modeling.prepare import prepare_targets
+from detlite.modeling.preprocessing import prepare_targets
 from detlite.structures.instances import GroundTruth, Images, Proposals
 
 _KEYPOINT_HEAD = {

@@ -4,25 +4,21 @@ no kernels for, beside the CPU."""
 from __future__ import annotations
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from family import family_batch, family_config
-from other_device import DEVICE, NAME, OtherDevice, _Other
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import detlite
 from detlite import ops
+from detlite.apps.doctor import machine, operator_errors
 from detlite.inference.optimize import optimize
-from detlite.installation import machine, operator_errors
 from detlite.modeling.build import build_model, torch_device
-from detlite.structures import packed_masks
-from detlite.structures.rows import fixed_shapes
+from detlite.structures.masks import packed as packed_masks
+from detlite.structures.padding import fixed_shapes
+from tests.modeling.family import family_batch, family_config
+from tests.modeling.other_device import DEVICE, NAME, OtherDevice, _Other
 
 KINDS = ["mask", "c4", "keypoint", "cascade", "retinanet"]
 

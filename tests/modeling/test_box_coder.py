@@ -5,7 +5,7 @@ import math
 import torch
 from torchvision.models.detection._utils import BoxCoder as TorchvisionCoder
 
-from detlite.modeling.box_regression import MAX_LOG_SCALE, BoxCoder
+from detlite.modeling.box_coder import MAX_LOG_SCALE, BoxCoder
 
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 

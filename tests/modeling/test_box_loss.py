@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from detlite.modeling.box_regression import BoxCoder, BoxLoss
+from detlite.modeling.box_coder import BoxCoder, BoxLoss
 from detlite.modeling.build import build_model
 
 CODER = BoxCoder((10.0, 10.0, 5.0, 5.0))

@@ -12,20 +12,20 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image, project
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
-from detlite.convention import CONVENTIONS
-from detlite.data.resize import RandomShortestSize, get_size, resize_shortest
-from detlite.data.transforms import DetectionTransform
-from detlite.modeling.anchors import AnchorGenerator
+from detlite.conventions import CONVENTIONS
+from detlite.data.transforms.augment import DetectionTransform
+from detlite.data.transforms.resize import RandomShortestSize, get_size, resize_shortest
 from detlite.modeling.build import build_model
-from detlite.modeling.keypoint_head import KeypointHead
-from detlite.modeling.mask_head import MaskHead
-from detlite.modeling.pooler import POOLERS, Pooler
+from detlite.modeling.roi_heads.keypoint_head import KeypointHead
+from detlite.modeling.roi_heads.mask_head import MaskHead
+from detlite.modeling.roi_heads.pooler import POOLERS, Pooler
+from detlite.modeling.rpn.anchors import AnchorGenerator
 from detlite.ops import crop_masks
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
-from detlite.structures.masks import paste_probabilities, whole_pixel_boxes
-from detlite.structures.packed_masks import PackedMasks
-from detlite.structures.rows import Rows
+from detlite.structures.masks.formats import paste_probabilities, whole_pixel_boxes
+from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.padding import Rows
 
 INCLUSIVE = CONVENTIONS["maskrcnn-benchmark"]
 RATIOS = (0.5, 1.0, 2.0)

@@ -16,7 +16,7 @@ from detlite.data import build_dataset
 from detlite.evaluation import Results
 from detlite.evaluation.evaluators import build_evaluators
 from detlite.registry import Registry
-from detlite.structures.rows import fixed_shapes
+from detlite.structures.padding import fixed_shapes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 # Module, registry and config key of each row of the table.

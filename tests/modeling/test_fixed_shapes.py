@@ -3,12 +3,10 @@ whose values are never read."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +18,10 @@ from yacs.config import CfgNode
 
 from detlite.modeling.build import META_ARCHITECTURES, build_model
 from detlite.modeling.detector import Detector
-from detlite.structures import rows
+from detlite.structures import padding as rows
 from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
-from detlite.structures.rows import fixed_shapes
-
-sys.path.insert(0, str(Path(__file__).parent))
-from family import FAMILY, family_batch, family_config
+from detlite.structures.padding import fixed_shapes
+from tests.modeling.family import FAMILY, family_batch, family_config
 
 Case = tuple[Detector, Images, GroundTruth, Proposals | None]
 

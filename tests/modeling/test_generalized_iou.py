@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchvision.ops import generalized_box_iou_loss
 
-from detlite.modeling.box_regression import generalized_iou
+from detlite.modeling.box_coder import generalized_iou
 
 BOX = [10.0, 10, 30, 20]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from detlite.modeling.sampling import BACKGROUND, IGNORE, Matcher
+from detlite.modeling.sampler import BACKGROUND, IGNORE, Matcher
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth
 

@@ -1,18 +1,14 @@
 """Whole models on the meta device, whose tensors have shapes and no values."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-sys.path.insert(0, str(Path(__file__).parent))
-from family import FAMILY, family_batch, family_config
-
 from detlite.modeling.build import build_model
-from detlite.structures.rows import fixed_shapes
+from detlite.structures.padding import fixed_shapes
+from tests.modeling.family import FAMILY, family_batch, family_config
 
 
 def described(tree):

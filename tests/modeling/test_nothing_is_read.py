@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from detlite.modeling.build import build_model
-from detlite.modeling.prepare import prepare_targets
+from detlite.modeling.preprocessing import prepare_targets
 from detlite.structures.instances import GroundTruth
-from detlite.structures.packed_masks import PackedMasks
-from detlite.structures.rows import Rows, fixed_shapes, varying_shapes
+from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.padding import Rows, fixed_shapes, varying_shapes
 
 aten = torch.ops.aten
 _READS = {

@@ -7,7 +7,7 @@ import torch
 
 from detlite.config import ConfigError
 from detlite.modeling.build import build_model
-from detlite.structures.rows import fixed_shapes
+from detlite.structures.padding import fixed_shapes
 
 ALONE = ["MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False]
 

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from detlite.config import ConfigError, load_config
 from detlite.modeling.backbone import BACKBONES, Backbone
 from detlite.modeling.build import build_model, torch_device
-from detlite.modeling.prepare import prepare_targets
+from detlite.modeling.preprocessing import prepare_targets
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth
-from detlite.structures.packed_masks import PackedMasks
-from detlite.structures.rows import fixed_shapes
+from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.padding import fixed_shapes
 
 LOSSES = {"loss_objectness", "loss_rpn_box", "loss_classifier", "loss_box", "loss_mask"}
 NO_PROPOSALS = ("MODEL.RPN.MIN_SIZE", 10**6)

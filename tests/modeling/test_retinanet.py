@@ -14,10 +14,10 @@ from torchvision.ops import clip_boxes_to_image
 from detlite.config import ConfigError, load_config
 from detlite.modeling.backbone.fpn import FPN, P6P7
 from detlite.modeling.build import build_model
-from detlite.modeling.prepare import prepare_targets
+from detlite.modeling.preprocessing import prepare_targets
 from detlite.modeling.retinanet import RetinaNet, RetinaNetHead
 from detlite.structures import boxes as box_ops
-from detlite.structures.rows import fixed_shapes
+from detlite.structures.padding import fixed_shapes
 
 TINY = {
     "MODEL.DEVICE": "cpu",

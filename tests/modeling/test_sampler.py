@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from detlite.modeling.sampling import (
+from detlite.modeling.sampler import (
     BACKGROUND,
     IGNORE,
     Matcher,
@@ -19,7 +19,7 @@ from detlite.modeling.sampling import (
 )
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Proposals
-from detlite.structures.rows import fixed_shapes, varying_shapes
+from detlite.structures.padding import fixed_shapes, varying_shapes
 
 
 def matched_as(positive: int, negative: int, ignored: int) -> Tensor:

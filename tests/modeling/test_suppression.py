@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from detlite.modeling.build import build_model
-from detlite.modeling.postprocess import Suppression, build_suppression, suppress
+from detlite.modeling.postprocessing import Suppression, build_suppression, suppress
 from detlite.structures.instances import Detections, PredictedBoxes
-from detlite.structures.rows import fixed_shapes, varying_shapes
+from detlite.structures.padding import fixed_shapes, varying_shapes
 
 METHODS = ["nms", "soft-linear", "soft-gaussian", "voting", "fusion"]
 Box = tuple[float, int, list[float]]  # score, label, xyxy

@@ -1,18 +1,13 @@
 """Whole models with every kernel of ours switched off, beside the kernels."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from family import family_batch, family_config
 from torch.utils import _pytree as pytree
 
 from detlite import ops
 from detlite.modeling.build import build_model
-from detlite.ops import plain
+from detlite.ops import fallback as plain
+from tests.modeling.family import family_batch, family_config
 
 KINDS = ["mask", "c4", "keypoint", "cascade", "retinanet"]
 

@@ -2,7 +2,6 @@
 with each set of inner loops that the processor has, and with the plain operators in place of the
 CPU's kernels."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +9,7 @@ import pytest
 import torch
 
 from detlite.ops import nms
-from detlite.ops.plain import instead_of_kernels
-
-sys.path.insert(0, str(Path(__file__).parent))
+from detlite.ops.fallback import instead_of_kernels
 
 VARIABLE = "DETLITE_CPU_CAPABILITY"
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from roi_cases import features, ordinary_rois
 
 from detlite import _C, ops
+from tests.ops.roi_cases import features, ordinary_rois
 
 NAMES = [
     "batched_nms",

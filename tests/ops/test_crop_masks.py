@@ -10,7 +10,7 @@ import torch
 from pycocotools import mask as rle_codec
 
 from detlite.ops import crop_masks, roi_align
-from detlite.ops.plain import instead_of_kernels
+from detlite.ops.fallback import instead_of_kernels
 
 NO_FRAME = [0] * 6
 

@@ -11,7 +11,7 @@ from pycocotools import mask as rle_codec
 from torch import Tensor
 
 from detlite.ops import mask_intersections, match_detections
-from detlite.structures.run_lengths import EncodedMasks
+from detlite.structures.masks.rle import EncodedMasks
 
 
 def bitmaps(rng: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from roi_cases import ordinary_rois
 
 from detlite import ops
+from tests.ops.roi_cases import ordinary_rois
 
 
 def pooled(pool, *arguments):

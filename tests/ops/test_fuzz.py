@@ -3,8 +3,9 @@
 import os
 from collections.abc import Iterator
 
-import fuzz
 import pytest
+
+from tests.ops import fuzz
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from oracles import match_boxes as oracle
 
 from detlite.ops import match_boxes
 from detlite.structures import boxes as box_ops
+from tests.ops.oracles import match_boxes as oracle
 
 HALVES = [torch.float16, torch.bfloat16]
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from oracles import batched_nms as oracle
 
 from detlite.ops import batched_nms, nms
+from tests.ops.oracles import batched_nms as oracle
 
 
 def random_boxes(count, extent=100.0, dtype=torch.float32):

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import padded_nms as oracle
 
 from detlite.ops import batched_nms, padded_nms
+from tests.ops.oracles import padded_nms as oracle
 
 
 def random_boxes(*shape, extent=60.0):

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from roi_cases import DTYPES, odd_rois
 from torchvision.ops import MultiScaleRoIAlign
 
 from detlite import _C
@@ -11,6 +10,7 @@ from detlite.ops import (
     roi_align,
     roi_pool,
 )
+from tests.ops.roi_cases import DTYPES, odd_rois
 
 SCALES = [1 / 4, 1 / 8, 1 / 16, 1 / 32]
 

@@ -5,9 +5,9 @@ import torch
 import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import batched_nms as nms_oracle
 
 from detlite.ops import batched_nms, nms, roi_align, roi_pool
+from tests.ops.oracles import batched_nms as nms_oracle
 
 many = settings(max_examples=300, deadline=None)
 seeds = st.integers(0, 2**32 - 1)

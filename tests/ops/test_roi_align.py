@@ -2,11 +2,19 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from oracles import roi_align as oracle
-from roi_cases import DTYPES, LAYOUTS, TOLERANCE, as_numpy, features, odd_rois, ordinary_rois
 
 from detlite import _C
 from detlite.ops import RoIAlign, roi_align
+from tests.ops.oracles import roi_align as oracle
+from tests.ops.roi_cases import (
+    DTYPES,
+    LAYOUTS,
+    TOLERANCE,
+    as_numpy,
+    features,
+    odd_rois,
+    ordinary_rois,
+)
 
 FORMS = [(2, False), (2, True), (-1, False), (0, True), (3, True)]  # sampling ratio, aligned
 

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from oracles import roi_pool as oracle
-from roi_cases import DTYPES, LAYOUTS, as_numpy, features, odd_rois, ordinary_rois
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from detlite import _C
 from detlite.ops import RoIPool, roi_pool
+from tests.ops.oracles import roi_pool as oracle
+from tests.ops.roi_cases import DTYPES, LAYOUTS, as_numpy, features, odd_rois, ordinary_rois
 
 
 def coordinates(dtype):

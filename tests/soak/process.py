@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt  # noqa: F401  what the program imports later, o
 import torch.utils.tensorboard  # noqa: F401
 from PIL import Image
 
-from detlite.commands import train
+from detlite.apps.cli import train
 
 ROOT = Path(__file__).parents[2]
 

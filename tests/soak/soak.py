@@ -34,8 +34,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compare import first_difference
-from process import ROOT, Process
+
+from tests.soak.compare import first_difference
+from tests.soak.process import ROOT, Process
 
 RUNS = 3  # broken ones of a round
 LIVES = 6  # processes of a run that meet a trouble

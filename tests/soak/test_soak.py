@@ -15,7 +15,7 @@ import torch
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
-from compare import first_difference  # noqa: E402
+from tests.soak.compare import first_difference  # noqa: E402
 
 
 def soak(folder: Path, *args: object, before: str = "pass") -> tuple[int, dict]:

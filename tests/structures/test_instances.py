@@ -16,7 +16,7 @@ from detlite.structures.instances import (
     Proposals,
     Samples,
 )
-from detlite.structures.packed_masks import PackedMasks
+from detlite.structures.masks.packed import PackedMasks
 
 B, N = 2, 5
 

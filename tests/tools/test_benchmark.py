@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
-from detlite.benchmark.model import Inference
-from detlite.benchmark.scaling import AXES
-from detlite.benchmark.train import Training
-from detlite.benchmark.turns import StepRow
+from benchmarks.interleaved_timing import StepRow
+from benchmarks.model import Inference
+from benchmarks.scaling import AXES
+from benchmarks.train import Training
 
 
 @pytest.fixture(autouse=True)
@@ -52,13 +52,13 @@ def test_bfloat16_is_measured_unasked_only_where_it_is_native(run_tool, monkeypa
     seen = []
     for name in ("model", "train"):
         monkeypatch.setattr(
-            f"detlite.commands.benchmark.benchmark_{name}",
+            f"benchmarks.__main__.benchmark_{name}",
             lambda *args, **options: (
                 seen.append((args, options))
                 or iter([StepRow("detlite", "float32", 1.0, None, 1.0, 0.5)])
             ),
         )
-    monkeypatch.setattr("detlite.commands.benchmark.has_bfloat16", lambda device: able)
+    monkeypatch.setattr("benchmarks.__main__.has_bfloat16", lambda device: able)
     assert run_tool("benchmark.py", "model", "--config", "some.yaml") == 0
     assert run_tool("benchmark.py", "train", "--config", "some.yaml") == 0
     ways = seen[0][0][2]
@@ -104,10 +104,10 @@ def test_every_command_measures_what_its_options_say(run_tool, monkeypatch, tmp_
         return measured
 
     for name in ("model", "train", "scaling"):
-        monkeypatch.setattr(f"detlite.commands.benchmark.benchmark_{name}", recorded(name))
+        monkeypatch.setattr(f"benchmarks.__main__.benchmark_{name}", recorded(name))
     for name, key in (("write_trace", "trace"), ("plot_scaling", "plot")):
         monkeypatch.setattr(
-            f"detlite.commands.benchmark.{name}", lambda *args, key=key: seen.update({key: args})
+            f"benchmarks.__main__.{name}", lambda *args, key=key: seen.update({key: args})
         )
     config, file = "some.yaml", tmp_path / "file"
     size = ("--size", 64, 96)
@@ -141,10 +141,10 @@ def test_every_command_measures_what_its_options_say(run_tool, monkeypatch, tmp_
 )
 def test_freed_memory_is_kept_where_the_command_does(run_tool, monkeypatch, options, keeps):
     seen = []
-    monkeypatch.setattr("detlite.commands.benchmark.keep_freed_memory", lambda: seen.append("kept"))
+    monkeypatch.setattr("benchmarks.__main__.keep_freed_memory", lambda: seen.append("kept"))
     for name in ("model", "train"):
         monkeypatch.setattr(
-            f"detlite.commands.benchmark.benchmark_{name}",
+            f"benchmarks.__main__.benchmark_{name}",
             lambda *args, **options: iter([StepRow("detlite", "float32", 1.0, None, 1.0, 0.5)]),
         )
     assert run_tool("benchmark.py", *options, "--config", "some.yaml") == 0

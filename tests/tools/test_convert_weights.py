@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from detlite import build_model, load_checkpoint
-from detlite.engine.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
+from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from PIL import Image
 from yacs.config import CfgNode
 
 from detlite import build_model
-from detlite.data.shapes import CATEGORIES
-from detlite.engine.checkpoint import Checkpoint, save_checkpoint
-from detlite.inference import exported
+from detlite.apps.export import exported_detector as exported
+from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.data.datasets.synthetic import CATEGORIES
 from detlite.structures.instances import Images
 
 Run = Callable[..., int]

@@ -21,9 +21,9 @@ from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
 from detlite import build_model, load_checkpoint
-from detlite.commands import predict as predict_module
-from detlite.engine.checkpoint import Checkpoint, save_checkpoint
-from detlite.inference import inputs
+from detlite.apps.batch_predict import input_sources as inputs
+from detlite.apps.cli import predict as predict_module
+from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.modeling.detector import Detector
 
 Run = Callable[..., int]
@@ -301,7 +301,7 @@ def test_another_command_does_not_mix_with_a_run(
 DYING = """
 import os, signal, time
 from pathlib import Path
-from detlite.inference import inputs
+from detlite.apps.batch_predict import input_sources as inputs
 from detlite.modeling.detector import Detector
 
 detect, calls = Detector.detect, []
@@ -401,7 +401,7 @@ def test_a_video(
     run: Run, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("av", reason="needs PyAV, detlite[video]")
-    from detlite.inference.video import open_writer
+    from detlite.apps.batch_predict.video_io import open_writer
 
     file = tmp_path / "noise.mp4"
     rng = np.random.default_rng(0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data import build_train_dataset
-from detlite.engine.checkpoint import Checkpoint, save_checkpoint
 from detlite.engine.replay import keep_batch
 from detlite.modeling.build import build_model
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from detlite import ConfigError
-from detlite.data.shapes import generate_shapes
-from detlite.engine.checkpoint import read_checkpoint
-from detlite.engine.weights import build_model_from_checkpoint
+from detlite.conversion.checkpoint.files import read_checkpoint
+from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
+from detlite.data.datasets.synthetic import generate_shapes
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from detlite.kernels import OLDEST_TORCH
+from detlite.ops.kernels import OLDEST_TORCH
 
 CHECK = runpy.run_path(str(Path(__file__).with_name("check.py")))
 NAME = "detlite-0.1.0-cp310-abi3-manylinux_2_28_x86_64.whl"

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from ..checks import above, anchor_sizes, each, fraction, in_range, not_negative, one_of, positive
+from detlite.config.checks import (
+    above,
+    anchor_sizes,
+    each,
+    fraction,
+    in_range,
+    not_negative,
+    one_of,
+    positive,
+)
+
 from .key import BOX_LOSS, NORMS, Key, box_loss, section
 
 _RPN = section(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..checks import each, in_range, not_negative, one_of, positive
+from detlite.config.checks import each, in_range, not_negative, one_of, positive
+
 from .key import NORMS, Key, section
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..checks import (
+from detlite.config.checks import (
     catalog,
     each,
     fraction,
@@ -13,6 +13,7 @@ from ..checks import (
     scale_range,
     strings,
 )
+
 from .key import Key, section
 
 _INPUT = section(

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from ..checks import each, expected_results, fraction, in_range, not_negative, one_of, positive
+from detlite.config.checks import (
+    each,
+    expected_results,
+    fraction,
+    in_range,
+    not_negative,
+    one_of,
+    positive,
+)
+
 from .key import Key, section
 
 _TEST = section(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ...convention import CONVENTIONS
-from ..checks import convention_fields, in_range, one_of, strings
+from detlite.config.checks import convention_fields, in_range, one_of, strings
+from detlite.conventions import CONVENTIONS
+
 from .key import Key, section
 
 _RUN = (

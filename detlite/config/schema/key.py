@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..checks import Check, not_negative, one_of
+from detlite.config.checks import Check, not_negative, one_of
 
 NORMS = ("FrozenBN", "BN", "SyncBN", "GN", "LN")
 

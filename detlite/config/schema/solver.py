@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..checks import (
+from detlite.config.checks import (
     above_up_to_one,
     each,
     fraction,
@@ -12,6 +12,7 @@ from ..checks import (
     one_of,
     positive,
 )
+
 from .key import Key, section
 
 KEYS = section(

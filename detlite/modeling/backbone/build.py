@@ -9,14 +9,15 @@ from functools import partial
 from torch import nn
 from yacs.config import CfgNode
 
-from ...convention import convention_of
-from ...registry import Registry
-from ..norm import build_norm, optional_norm
-from .folding import fold_frozen_norms
+from detlite.conventions import convention_of
+from detlite.modeling.layers.fold_frozen_bn import fold_frozen_norms
+from detlite.modeling.layers.norm import build_norm, optional_norm
+from detlite.registry import Registry
+
 from .fpn import FPN, P6P7
 from .resnet import DEPTHS, ResNet, ResNetSpec
 from .simple_pyramid import SimpleFeaturePyramid
-from .timm_body import TimmBody
+from .timm_backbone import TimmBody
 from .timm_vit import TimmViT, ViTOptions
 from .vit import SIZES, ViT
 

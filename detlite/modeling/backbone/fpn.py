@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..layers import conv_block, init_xavier
-from ..norm import Norm
+from detlite.modeling.layers.basic import conv_block, init_xavier
+from detlite.modeling.layers.norm import Norm
 
 
 class P6P7(nn.Module):

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..norm import Norm, freeze_batch_norm
-from .checkpointing import checkpointed
+from detlite.modeling.layers.norm import Norm, freeze_batch_norm
+
+from .activation_checkpointing import checkpointed
 from .deform import DeformConv3x3
 
 # Blocks in stages res2, res3, res4, res5.

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ..layers import conv_block
-from ..norm import Norm
+from detlite.modeling.layers.basic import conv_block
+from detlite.modeling.layers.norm import Norm
+
 from .fpn import every_second
 
 

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checkpointing import checkpointed
-from .padded import pad_to
-from .timm_body import create
+from detlite.modeling.layers.asymmetric_padding import pad_to
+
+from .activation_checkpointing import checkpointed
+from .timm_backbone import create
 from .windows import from_windows, global_blocks, to_windows, window_counts
 
 PATCH = 16

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .checkpointing import checkpointed
-from .padded import pad_to
+from detlite.modeling.layers.asymmetric_padding import pad_to
+
+from .activation_checkpointing import checkpointed
 from .timm_vit import PATCH, ViTOptions, freeze
 from .windows import from_windows, global_blocks, to_windows
 

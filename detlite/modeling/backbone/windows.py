@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from .padded import parts
+from detlite.modeling.layers.asymmetric_padding import parts
 
 
 def global_blocks(depth: int, count: int) -> frozenset[int]:

@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 
 import torch
-from cases import CASES, all_results, inputs, results
 from torch import Tensor
 
 from detlite import _C
+from tests.ops.cuda_on_cpu.cases import CASES, all_results, inputs, results
 
 SEEDS = range(1, 9)
 SECONDS = 20  # for one barrier; a kernel that goes on for ever shows it too

@@ -1,0 +1,37 @@
+"""Pages in one file: templates filled in, with pictures inside."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+from PIL import Image
+
+from detlite.data.errors import DataError
+
+
+def render(template: str, **values: Any) -> str:
+    """The HTML of one of `templates/`; text is escaped, whatever it holds.
+
+    Raises:
+        DataError: jinja2 is not installed.
+    """
+    try:
+        from jinja2 import Environment, PackageLoader
+    except ImportError as error:
+        raise DataError('a page needs jinja2: pip install "detlite[report]"') from error
+    environment = Environment(
+        autoescape=True,
+        loader=PackageLoader("detlite.apps.drawing"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**values)
+
+
+def jpeg(picture: Image.Image, quality: int = 80) -> str:
+    """The picture as a data URI, for the `src` of an image."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=quality)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -1,0 +1,245 @@
+"""The config of an R-CNN, an RPN or a RetinaNet, read from the shapes of its weights.
+
+The parts of all frameworks are alike; what no shape tells, `configure` of each source adds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from detlite.modeling.backbone.resnet import DEPTHS
+
+from .checkpoint_source import Config, State
+from .regnet import is_regnet, regnet_config
+
+# What torchvision's and detectron2's RetinaNets differ in from maskrcnn-benchmark's.
+L1_RETINANET: Config = {
+    "MODEL.RETINANET.BOX_LOSS": "l1",
+    "MODEL.RETINANET.BBOX_REG_WEIGHT": 1.0,
+    "MODEL.RETINANET.BBOX_REG_WEIGHTS": [1.0] * 4,
+    "MODEL.RETINANET.NMS_TH": 0.5,
+}
+
+
+def read_config(
+    state: State, pooler: str, sampling: int, body: Callable[[State], Config] | None = None
+) -> Config:
+    """The config keys and values that follow from a detector's entries.
+
+    Args:
+        state: its entries, by our names.
+        pooler: how its framework pools RoIs, a POOLER_TYPE.
+        sampling: samples per bin side, in the heads of a pyramid and other convolutional heads.
+        body: reads backbones that are no ResNets.
+
+    Raises:
+        ValueError: no such detector, or a body that is no ResNet of a known depth and no RegNet.
+    """
+    try:
+        config = (body or _body)(state)
+        if is_retinanet(state):
+            config |= _retinanet(state)
+        else:
+            heads = any(name.startswith("roi_heads.") for name in state)
+            proposes = not heads or any(name.startswith("rpn.") for name in state)
+            config |= _rpn(state, heads) if proposes else {"MODEL.LOAD_PROPOSALS": True}
+            if heads:
+                config |= _heads(state, pooler, sampling)
+    except KeyError as missing:
+        name = missing.args[0]
+        raise ValueError(f"is no R-CNN, RPN or RetinaNet on a ResNet: no {name}") from missing
+    if config.get("MODEL.RESNETS.NORM") == "GN" or config.get("MODEL.RESNETS.NUM_GROUPS", 1) > 1:
+        # Neither group norm nor ResNeXt was ever trained with the stride in its 1x1.
+        config["MODEL.RESNETS.STRIDE_IN_1X1"] = False
+    return config
+
+
+def is_retinanet(state: State) -> bool:
+    """Whether a detector's entries, by our names, are a RetinaNet's."""
+    return any(name.startswith("head.") for name in state)
+
+
+def _body(state: State) -> Config:
+    fpn = state.get("backbone.neck.output.0.0.weight")
+    if is_retinanet(state):
+        ending = "FPN-RETINANET"
+    elif fpn is not None:
+        ending = "FPN"
+    else:
+        ending = "C5" if "backbone.body.res5.0.conv2.weight" in state else "C4"
+    config = (regnet_config if is_regnet(state) else _resnet)(state, ending)
+    if fpn is not None:
+        config |= {
+            "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": len(fpn),
+            "MODEL.FPN.NORM": _norm(state, "backbone.neck.output.0.1"),
+            "DATALOADER.SIZE_DIVISIBILITY": 32,
+        }
+    return config
+
+
+def _resnet(state: State, ending: str) -> Config:
+    stem = state["backbone.body.stem.conv1.weight"]
+    blocks = tuple(_count_blocks(state, stage) for stage in range(2, 6))
+    bottleneck = "backbone.body.res2.0.conv3.weight" in state
+    depths = [
+        depth
+        for depth, counts in DEPTHS.items()
+        # proposals alone need no more than C4
+        if bottleneck == (depth >= 50) and blocks in (counts, (*counts[:3], 0))
+    ]
+    if not depths:
+        raise ValueError(
+            f"the body has {list(blocks)} blocks in its stages, which is no ResNet of "
+            f"depth {sorted(DEPTHS)}"
+        )
+    deformable = [f"backbone.body.res{stage}.0.conv2.offset.weight" for stage in range(2, 6)]
+    with_dcn = [name in state for name in deformable]
+    conv2 = state[f"backbone.body.res2.0.conv2.{'conv.' if with_dcn[0] else ''}weight"]
+    last = state[f"backbone.body.res2.0.conv{3 if bottleneck else 2}.weight"]
+    config: Config = {
+        "MODEL.BACKBONE.CONV_BODY": f"R-{depths[0]}-{ending}",
+        # Not the stem's: that may be frozen where the rest is trained.
+        "MODEL.RESNETS.NORM": _norm(state, "backbone.body.res4.0.norm1"),
+        "MODEL.RESNETS.NUM_GROUPS": conv2.shape[0] // conv2.shape[1],
+        "MODEL.RESNETS.WIDTH_PER_GROUP": conv2.shape[1] if bottleneck else 64,
+        "MODEL.RESNETS.STEM_OUT_CHANNELS": len(stem),
+        "MODEL.RESNETS.RES2_OUT_CHANNELS": len(last),
+    }
+    if any(with_dcn):
+        channels = len(state[deformable[with_dcn.index(True)]])  # 9 taps, of 2 or 3 values each
+        config["MODEL.RESNETS.STAGE_WITH_DCN"] = with_dcn
+        config["MODEL.RESNETS.WITH_MODULATED_DCN"] = channels % 27 == 0
+        config["MODEL.RESNETS.DEFORMABLE_GROUPS"] = channels // (27 if channels % 27 == 0 else 18)
+    return config
+
+
+def _rpn(state: State, heads: bool) -> Config:
+    fpn = "backbone.neck.output.0.0.weight" in state
+    more_convs = sum(name.startswith("rpn.head.more_convs.") for name in state) // 2
+    config: Config = {
+        "MODEL.RPN.NUM_CONVS": 1 + more_convs,
+        "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 2000 if fpn else 12000,
+        "MODEL.RPN.PRE_NMS_TOP_N_TEST": 1000 if fpn else 6000,
+    }
+    if len(state["rpn.head.cls_logits.weight"]) == 9 and not fpn:
+        # those of the Faster R-CNN paper, and of maskrcnn-benchmark for PASCAL VOC
+        config["MODEL.RPN.ANCHOR_SIZES"] = [128, 256, 512]
+        config["MODEL.RPN.POST_NMS_TOP_N_TEST"] = 300
+    if not heads:
+        config |= {
+            "MODEL.META_ARCHITECTURE": "ProposalNetwork",
+            "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 2,
+            "MODEL.RPN.PRE_NMS_TOP_N_TEST": 1000 if fpn else 12000,
+            "MODEL.RPN.POST_NMS_TOP_N_TEST": 2000,
+            "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 2000,
+        }
+    return config
+
+
+def _heads(state: State, pooler: str, sampling: int) -> Config:
+    cascade = "roi_heads.box.0.predictor.cls_score.weight" in state
+    head = "roi_heads.box.0" if cascade else "roi_heads.box"
+    num_classes = len(state[f"{head}.predictor.cls_score.weight"])
+    regressions = len(state[f"{head}.predictor.bbox_pred.weight"])
+    mask = "roi_heads.mask.predictor.mask_fcn_logits.weight" in state
+    config: Config = {
+        "MODEL.MASK_ON": mask,
+        "MODEL.CLS_AGNOSTIC_BBOX_REG": cascade or regressions < 4 * num_classes,
+        "MODEL.ROI_HEADS.CASCADE_IOUS": [0.5, 0.6, 0.7] if cascade else [],
+        "MODEL.ROI_BOX_HEAD.NUM_CLASSES": num_classes,
+        "MODEL.ROI_BOX_HEAD.POOLER_TYPE": pooler,
+        "MODEL.ROI_MASK_HEAD.POOLER_TYPE": pooler,
+    }
+    box = f"{head}.feature_extractor"
+    convs = _widths(state, f"{box}.convs.")
+    if f"{box}.fc6.weight" in state:
+        fc6 = state[f"{box}.fc6.weight"]
+        channels = convs[-1] if convs else _pooled_channels(state)
+        norm = "convs.0.1" if convs else "norm6"
+        config |= {
+            "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": (
+                "FPNXconv1fcFeatureExtractor" if convs else "FPN2MLPFeatureExtractor"
+            ),
+            "MODEL.ROI_BOX_HEAD.PREDICTOR": "FPNPredictor",
+            "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": math.isqrt(fc6.shape[1] // channels),
+            "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": sampling,
+            "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": len(fc6),
+            "MODEL.ROI_BOX_HEAD.NORM": _norm(state, f"{box}.{norm}"),
+            "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR": "MaskRCNNFPNFeatureExtractor",
+            "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
+            "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": sampling,
+        }
+    if convs:
+        config["MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS"] = len(convs)
+        config["MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM"] = convs[-1]
+    if "roi_heads.keypoint.predictor.kps_score_lowres.weight" in state:
+        config |= _keypoint_head(state, pooler, sampling)
+    if mask:
+        mask_convs = "roi_heads.mask.feature_extractor.convs."
+        last = state["roi_heads.mask.predictor.conv5_mask.weight"].shape[1]
+        config |= {
+            "MODEL.ROI_MASK_HEAD.CONV_LAYERS": _widths(state, mask_convs) or [last],
+            "MODEL.ROI_MASK_HEAD.NORM": _norm(state, f"{mask_convs}0.1"),
+            "MODEL.ROI_MASK_HEAD.RESOLUTION": 28 if f"{box}.fc6.weight" in state else 14,
+        }
+    return config
+
+
+def _retinanet(state: State) -> Config:
+    towers = "head.cls_tower."
+    anchors = len(state["head.bbox_pred.bias"]) // 4
+    p6 = state["backbone.neck.top.p6.weight"]
+    return {
+        "MODEL.META_ARCHITECTURE": "RetinaNet",
+        "MODEL.RETINANET.USE_C5": p6.shape[0] != p6.shape[1],
+        "MODEL.RETINANET.NUM_CONVS": len(_widths(state, towers)),
+        "MODEL.RETINANET.NORM": _norm(state, f"{towers}0.1.0") or _norm(state, f"{towers}0.1"),
+        "MODEL.RETINANET.NUM_CLASSES": 1 + len(state["head.cls_logits.bias"]) // anchors,
+    }
+
+
+def _keypoint_head(state: State, pooler: str, sampling: int) -> Config:
+    deconv = state["roi_heads.keypoint.predictor.kps_score_lowres.weight"]
+    widths = _widths(state, "roi_heads.keypoint.feature_extractor.convs.")
+    config: Config = {
+        "MODEL.KEYPOINT_ON": True,
+        "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES": deconv.shape[1],
+        "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION": 56 if widths else 28,
+    }
+    if widths:  # else it shares the last stage of a C4 model's box head
+        config |= {
+            "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE": pooler,
+            "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": sampling,
+            "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS": widths,
+            "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
+        }
+    return config
+
+
+def _pooled_channels(state: State) -> int:
+    """Channels of the maps that heads pool from: the pyramid's, or those of the last stage."""
+    stages = (f"backbone.body.res{stage}.0.conv{n}.weight" for stage in (5, 4) for n in (3, 2))
+    names = ("backbone.neck.output.0.0.weight", *stages)
+    return next(len(state[name]) for name in names if name in state)
+
+
+def _widths(state: State, convs: str) -> list[int]:
+    """Output channels of a row of convolutions."""
+    widths: list[int] = []
+    while (weight := state.get(f"{convs}{len(widths)}.0.weight")) is not None:
+        widths.append(len(weight))
+    return widths
+
+
+def _count_blocks(state: State, stage: int) -> int:
+    """How many blocks a stage has; res5 of a C4 model is in its box head."""
+    places = (f"backbone.body.res{stage}.", f"roi_heads.box.feature_extractor.res{stage}.")
+    return sum(name.startswith(places) and name.endswith(".conv1.weight") for name in state)
+
+
+def _norm(state: State, layer: str) -> str:
+    """The norm that a layer is, by what it keeps; "" where there is none."""
+    if f"{layer}.running_mean" in state:
+        return "BN" if f"{layer}.num_batches_tracked" in state else "FrozenBN"
+    return "GN" if f"{layer}.weight" in state else ""

@@ -1,0 +1,121 @@
+"""What heads of mmdetection share: anchors, box coders, losses, pooling, suppression."""
+
+from __future__ import annotations
+
+from detlite.conversion.checkpoint_source import Config
+
+from .python_config import Part
+
+STRIDES = [4, 8, 16, 32, 64]  # of an R-CNN's levels
+
+
+def anchors(head: Part, key: str, strides: list[int]) -> Config:
+    """The anchors of a head, for the section `key` of ours."""
+    if "anchor_generator" not in head:
+        raise ValueError(
+            f"its config has no {head.where}.anchor_generator, as it was before version 2.0: take "
+            "the config of that name of a later version"
+        )
+    generator = head.part("anchor_generator")
+    generator.check(
+        ("AnchorGenerator",),
+        "scales octave_base_scale scales_per_octave ratios strides base_sizes center_offset "
+        "use_box_type",
+        scale_major=(True,),
+        centers=(),
+    )
+    if generator.numbers("strides") != strides:
+        generator.refuse("strides", str(strides))
+    bases = generator.numbers("base_sizes", strides)
+    octaves = int(generator.number("scales_per_octave", 1))
+    in_octaves = "octave_base_scale" in generator
+    scales = generator.numbers("octave_base_scale" if in_octaves else "scales")
+    config: Config = {f"{key}.ASPECT_RATIOS": generator.numbers("ratios")}
+    if key == "MODEL.RETINANET":
+        config |= {f"{key}.OCTAVE": 2.0, f"{key}.SCALES_PER_OCTAVE": octaves}
+    elif in_octaves:
+        scales = [scale * 2 ** (step / octaves) for scale in scales for step in range(octaves)]
+    sizes = [[base * scale for scale in scales] for base in bases]
+    config[f"{key}.ANCHOR_SIZES"] = sizes if len(scales) > 1 else [row[0] for row in sizes]
+    offset = generator.number("center_offset", 0.0)
+    if offset and bases == strides:
+        config["MODEL.CONVENTION_OVERRIDE"] = [f"anchor_offset={float(offset)}"]
+    elif offset:
+        generator.refuse("center_offset", "0, or base_sizes that are the strides,")
+    return config
+
+
+def weights(head: Part) -> list[float]:
+    """What deltas are multiplied by: one over target_stds."""
+    coder = head.part("bbox_coder")
+    coder.check(
+        ("DeltaXYWHBBoxCoder",),
+        "target_stds ctr_clamp use_box_type",
+        target_means=([0.0] * 4, (0.0,) * 4),
+        clip_border=(True,),
+        add_ctr_clamp=(False,),
+    )
+    stds = coder.numbers("target_stds", [1.0] * 4)
+    if len(stds) != 4 or min(stds) <= 0:
+        coder.refuse("target_stds", "4 numbers above 0")
+    return [1.0 / std for std in stds]
+
+
+def box_loss(head: Part, key: str) -> Config:
+    """What its boxes are trained on, where we have it, for the section `key` of ours."""
+    if "loss_bbox" not in head:
+        return {}
+    loss, retinanet = head.part("loss_bbox"), key == "MODEL.RETINANET"
+    width = "BBOX_REG_BETA" if retinanet else "SMOOTH_L1_BETA"
+    known: dict[str, Config] = {
+        "L1Loss": {f"{key}.BOX_LOSS": "l1"},
+        "SmoothL1Loss": {
+            f"{key}.BOX_LOSS": "smooth_l1",
+            f"{key}.{width}": float(loss.number("beta", 1.0)),
+        },
+        "GIoULoss": {f"{key}.BOX_LOSS": "giou"},
+    }
+    if loss.kind not in known:
+        return {}
+    factor = float(loss.number("loss_weight", 1.0))
+    if not retinanet:
+        return known[loss.kind] | {f"{key}.BOX_LOSS_WEIGHT": factor}
+    if factor <= 0:
+        loss.refuse("loss_weight", "a number above 0")
+    return known[loss.kind] | {f"{key}.BBOX_REG_WEIGHT": 1 / factor}
+
+
+def pooling(extractor: Part, key: str) -> Config:
+    """How a head pools its RoIs, for the section `key` of ours."""
+    extractor.check(
+        ("SingleRoIExtractor",),
+        "roi_layer out_channels",
+        featmap_strides=(STRIDES[:4], tuple(STRIDES[:4])),
+        finest_scale=(56,),
+    )
+    layer = extractor.part("roi_layer")
+    layer.check(
+        ("RoIAlign",),
+        "output_size out_size sampling_ratio sample_num aligned use_torchvision",
+        pool_mode=("avg",),
+    )
+    # as versions before 2.3 call it
+    size, samples = (
+        ("out_size", "sample_num") if "out_size" in layer else ("output_size", "sampling_ratio")
+    )
+    return {
+        f"{key}.POOLER_TYPE": "ROIAlignV2" if layer.get("aligned", True) else "ROIAlign",
+        f"{key}.POOLER_RESOLUTION": int(layer.number(size)),
+        f"{key}.POOLER_SAMPLING_RATIO": int(layer.number(samples, 0)),
+    }
+
+
+def overlap(test: Part) -> float:
+    """The IoU above which boxes are suppressed."""
+    if "nms_thr" in test:
+        return float(test.number("nms_thr"))
+    nms = test.part("nms")
+    nms.check((), "iou_threshold iou_thr split_thr", class_agnostic=(False,), max_num=(-1, 0))
+    if nms.kind not in ("nms", ""):
+        nms.refuse("type", "'nms'")
+    return float(nms.number("iou_threshold" if "iou_threshold" in nms else "iou_thr"))

@@ -1,0 +1,119 @@
+"""mmdetection 2 and 3: Faster, Mask and Cascade R-CNN and RetinaNet on ResNets with a pyramid."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from detlite.conversion.checkpoint_source import Config, Entries, Rules, Source, State
+from detlite.conversion.detectron2.models import background_first
+
+from .config import model_config
+from .python_config import read_python_config
+
+
+def _recognise(names: Collection[str]) -> bool:
+    own = re.compile(r"neck\.(lateral|fpn)_convs\.|rpn_head\.|roi_head\.|bbox_head\.")
+    return any(own.match(name) for name in names)
+
+
+_RULES: Rules = [
+    (r"^backbone\.(conv1|bn1)\.", r"backbone.body.stem.\1."),
+    *((rf"^backbone\.layer{n}\.", f"backbone.body.res{n + 1}.") for n in range(1, 5)),
+    (r"\.bn(\d)\.", r".norm\1."),
+    # a convolution, and the norm behind it
+    (r"(convs\.\d)\.conv\.", r"\1.0."),
+    (r"(convs\.\d)\.(?:bn|gn)\.", r"\1.1."),
+    (r"^neck\.lateral_convs\.", "backbone.neck.lateral."),
+    (r"^neck\.fpn_convs\.", "backbone.neck.output."),
+    (r"^rpn_head\.rpn_conv\.(?:0\.conv\.)?(?=weight|bias)", "rpn.head.conv."),
+    *((rf"^rpn_head\.rpn_conv\.{n}\.conv\.", f"rpn.head.more_convs.{n - 1}.") for n in range(1, 4)),
+    (r"^rpn_head\.rpn_cls\.", "rpn.head.cls_logits."),
+    (r"^rpn_head\.rpn_reg\.", "rpn.head.bbox_pred."),
+    # the heads of a cascade are numbered
+    (r"^roi_head\.bbox_head\.(\d\.)?fc_cls\.", r"roi_heads.box.\1predictor.cls_score."),
+    (r"^roi_head\.bbox_head\.(\d\.)?fc_reg\.", r"roi_heads.box.\1predictor.bbox_pred."),
+    (r"^roi_head\.bbox_head\.(\d\.)?", r"roi_heads.box.\1feature_extractor."),
+    (r"_extractor\.shared_convs\.", "_extractor.convs."),
+    (r"_extractor\.shared_fcs\.0\.", "_extractor.fc6."),
+    (r"_extractor\.shared_fcs\.1\.", "_extractor.fc7."),
+    # those of a cascade's masks too; detections have the mean of all
+    (r"^roi_head\.mask_head\.(0\.)?(?=[a-z])", "roi_heads.mask."),
+    *((rf"^roi_head\.mask_head\.{n}\.", f"roi_heads.mask.more.{n - 1}.") for n in range(1, 3)),
+    (r"^(roi_heads\.mask\.(?:more\.\d\.)?)convs\.", r"\1feature_extractor.convs."),
+    (r"^(roi_heads\.mask\.(?:more\.\d\.)?)upsample\.", r"\1predictor.conv5_mask."),
+    (r"^(roi_heads\.mask\.(?:more\.\d\.)?)conv_logits\.", r"\1predictor.mask_fcn_logits."),
+    (r"^bbox_head\.cls_convs\.", "head.cls_tower."),
+    (r"^bbox_head\.reg_convs\.", "head.bbox_tower."),
+    (r"^bbox_head\.retina_cls\.", "head.cls_logits."),
+    (r"^bbox_head\.retina_reg\.", "head.bbox_pred."),
+]  # fmt: skip
+
+
+def _adapt(state: State, _entries: Entries) -> State:
+    # the levels that are made from others come behind those of the body's maps
+    levels = sum(re.match(r"backbone\.neck\.lateral\.\d\.0\.weight", name) is not None
+                 for name in state)  # fmt: skip
+    for number in range(2):
+        theirs, ours = f"neck.output.{levels + number}.0.", f"neck.top.p{6 + number}."
+        state = {name.replace(theirs, ours): value for name, value in state.items()}
+    background_first(state)
+    return state
+
+
+def _configure(state: State, entries: Entries, path: Path, content: Any) -> Config:
+    meta = _meta(content)
+    version = str(meta.get("mmdet_version", ""))
+    heads = any(name.startswith("bbox_head.") and "fc_cls." in name for name in entries)
+    if heads or version.startswith(("0.", "1.")):
+        raise ValueError(
+            "it is of mmdetection 1, which counts otherwise: tools/model_converters/"
+            "upgrade_model_version.py of mmdetection 2 makes it one of 2"
+        )
+    return model_config(read_python_config(_config_text(meta, path)), state)
+
+
+def _meta(content: Any) -> dict[str, Any]:
+    meta = content.get("meta") if isinstance(content, dict) else None
+    return meta if isinstance(meta, dict) else {}
+
+
+def _config_text(meta: dict[str, Any], path: Path) -> str:
+    """The config in a file beside the weights that has their name, or that in the weights."""
+    # a published name ends in a date and digits of the file's hash
+    names = [path.stem, re.sub(r"_\d{8}(_\d{6})?-[0-9a-f]{8}$", "", path.stem)]
+    for name in names:
+        file = path.parent / f"{name}.py"
+        if name and file.is_file():
+            return file.read_text(encoding="utf-8")
+    for key in ("cfg", "config"):  # of version 3, of version 2
+        if isinstance(meta.get(key), str):
+            return str(meta[key])
+    raise ValueError(
+        f"it has no config: put the flat .py file that training wrote beside its checkpoints there "
+        f"as {names[-1] or 'the name of the weights'}.py"
+    )
+
+
+def _class_names(content: Any) -> Sequence[str]:
+    meta = _meta(content)
+    of_set = meta.get("dataset_meta")
+    found = [part.get(key) for part in (of_set, meta) if isinstance(part, dict)
+             for key in ("classes", "CLASSES")]  # fmt: skip
+    names = next((row for row in found if row), ())
+    names = (names,) if isinstance(names, str) else names
+    known = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    return names if known else ()
+
+
+MMDETECTION = Source(
+    name="mmdetection",
+    convention="mmdetection",
+    recognise=_recognise,
+    rules=_RULES,
+    adapt=_adapt,
+    configure=_configure,
+    class_names=_class_names,
+)

@@ -1,0 +1,183 @@
+"""The ground truth of an evaluation as arrays, and what results must be to be compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pycocotools import mask as rle_codec
+from pycocotools.coco import COCO
+
+from detlite.data.errors import DataError
+from detlite.data.index.annotation_checks import fill_missing
+from detlite.structures.masks.rle import EncodedMasks
+
+from .results import IOU_TYPES, Results
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """G objects, sorted by category and image; those of one image keep their order.
+
+    Attributes:
+        image_ids, category_ids: int64 [I] and [K], increasing.
+        images, categories: int64 [G], each object's place in these.
+        ids: int64 [G], of the annotations.
+        crowd: bool [G].
+        ignored: bool [G], what need not be found: crowds, and where keypoints are compared the
+            objects without any.
+        areas: float64 [G], in pixels.
+        boxes: float64 [G, 4], xywh in pixels.
+        masks: G of them, where masks are compared.
+        keypoints: float64 [G, P, 3] of (x, y, visibility), where keypoints are compared.
+    """
+
+    image_ids: np.ndarray
+    category_ids: np.ndarray
+    images: np.ndarray
+    categories: np.ndarray
+    ids: np.ndarray
+    crowd: np.ndarray
+    ignored: np.ndarray
+    areas: np.ndarray
+    boxes: np.ndarray
+    masks: EncodedMasks | None = None
+    keypoints: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def keys(self) -> np.ndarray:
+        """int64 [G], increasing: a number for each category and image."""
+        return self.categories * len(self.image_ids) + self.images
+
+    def keys_of(self, image_ids: np.ndarray, category_ids: np.ndarray) -> np.ndarray:
+        """The same numbers for known ids, [N] each."""
+        categories = np.searchsorted(self.category_ids, category_ids)
+        return categories * len(self.image_ids) + np.searchsorted(self.image_ids, image_ids)
+
+
+def read_truth(coco_gt: COCO, iou_type: str) -> Truth:
+    """Reads what is compared with results, which may lack info, area and iscrowd.
+
+    Annotations without keypoints are left out where keypoints are compared.
+
+    Raises:
+        DataError: an annotation lacks a field, or names an unknown image or category, or its mask
+            is none of its image.
+    """
+    field = IOU_TYPES[iou_type]
+    rows = []
+    for row in coco_gt.dataset.get("annotations", []):
+        for key, known in (("image_id", coco_gt.imgs), ("category_id", coco_gt.cats)):
+            if row.get(key) not in known:
+                raise DataError(
+                    f"ground truth: annotation {row.get('id')}: {key} {row.get(key)!r} is unknown"
+                )
+        if row.get(field):
+            rows.append(dict(row))
+        elif iou_type != "keypoints":  # which only some categories have
+            raise DataError(
+                f"ground truth: annotation {row.get('id')} has no {field!r}, which {iou_type} needs"
+            )
+    fill_missing({**coco_gt.dataset, "annotations": rows})
+    rows.sort(key=lambda row: (row["category_id"], row["image_id"]))
+
+    def column(name: str, kind: type) -> np.ndarray:
+        return np.array([row[name] for row in rows], kind)
+
+    image_ids, category_ids = (
+        np.array(sorted(known), np.int64) for known in (coco_gt.imgs, coco_gt.cats)
+    )
+    crowd, keypoints = column("iscrowd", bool), None
+    ignored = crowd
+    if iou_type == "keypoints":
+        points = len(rows[0]["keypoints"]) // 3 if rows else 0
+        keypoints = column("keypoints", float).reshape(-1, points, 3)
+        visible = (keypoints[:, :, 2] > 0).sum(axis=1)
+        given = [row.get("num_keypoints", n) for row, n in zip(rows, visible, strict=True)]
+        ignored = crowd | (np.array(given, np.int64) == 0)
+    return Truth(
+        image_ids=image_ids,
+        category_ids=category_ids,
+        images=np.searchsorted(image_ids, column("image_id", np.int64)),
+        categories=np.searchsorted(category_ids, column("category_id", np.int64)),
+        ids=column("id", np.int64),
+        crowd=crowd,
+        ignored=ignored,
+        areas=column("area", float),
+        boxes=np.array([row.get("bbox", (0, 0, 0, 0)) for row in rows], float).reshape(-1, 4),
+        masks=_encode(coco_gt, rows) if iou_type == "segm" else None,
+        keypoints=keypoints,
+    )
+
+
+def _encode(coco_gt: COCO, rows: Sequence[dict[str, Any]]) -> EncodedMasks:
+    rles = []
+    for row in rows:
+        image, mask = coco_gt.imgs[row["image_id"]], row["segmentation"]
+        size = [image["height"], image["width"]]
+        if isinstance(mask, list):
+            mask = rle_codec.merge(rle_codec.frPyObjects(mask, *size))
+        elif isinstance(mask["counts"], list):
+            mask = rle_codec.frPyObjects(mask, *mask["size"])
+        if list(mask["size"]) != size:
+            raise DataError(
+                f"ground truth: annotation {row['id']}: the mask's size is {mask['size']}, that of "
+                f"its image is {size} (height, width)"
+            )
+        rles.append(mask)
+    return EncodedMasks.from_rles(rles)
+
+
+def check_results(results: Results, coco_gt: COCO, iou_types: Sequence[str]) -> None:
+    """Refuses what could only be measured wrongly, or passed over in silence.
+
+    Raises:
+        DataError: naming the result by its number.
+    """
+    kinds = {"bbox": results.boxes, "segm": results.masks, "keypoints": results.keypoints}
+    for kind in iou_types:
+        if kinds[kind] is None and len(results):
+            raise DataError(f"the results have no {IOU_TYPES[kind]!r}, which {kind} needs")
+    if (n := _first(~np.isin(results.image_ids, list(coco_gt.imgs)))) is not None:
+        raise DataError(
+            f"result {n}: image_id {results.image_ids[n]} is not in the ground truth; are these "
+            "the results of another data set?"
+        )
+    if (n := _first(~np.isin(results.category_ids, list(coco_gt.cats)))) is not None:
+        ids = ", ".join(map(str, sorted(coco_gt.cats)[:10]))
+        more = ", ..." if len(coco_gt.cats) > 10 else ""
+        raise DataError(
+            f"result {n}: category_id {results.category_ids[n]} is not in the ground truth, whose "
+            f"ids are {ids}{more}"
+        )
+    for name, array in (("score", results.scores), ("bbox", results.boxes),
+                        ("keypoints", results.keypoints)):  # fmt: skip
+        if array is None:
+            continue
+        finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+        if (n := _first(~finite)) is not None:
+            raise DataError(f"result {n}: the {name} is {array[n].tolist()}")
+    if results.masks is not None and "segm" in iou_types:
+        _check_sizes(results.masks, results.image_ids, coco_gt)
+
+
+def _check_sizes(masks: EncodedMasks, image_ids: np.ndarray, coco_gt: COCO) -> None:
+    ids = np.array(sorted(coco_gt.imgs), np.int64)
+    images = [coco_gt.imgs[image_id] for image_id in ids.tolist()]
+    sizes = np.array([(image["height"], image["width"]) for image in images]).reshape(-1, 2)
+    wanted = sizes[np.searchsorted(ids, image_ids)]
+    if (n := _first((masks.sizes != wanted).any(axis=1))) is not None:
+        raise DataError(
+            f"result {n}: the mask's size is {masks.sizes[n].tolist()}, that of image "
+            f"{image_ids[n]} is {wanted[n].tolist()} (height, width)"
+        )
+
+
+def _first(wrong: np.ndarray) -> int | None:
+    """The first place of bool [N] that is True."""
+    return int(wrong.argmax()) if wrong.any() else None

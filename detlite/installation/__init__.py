@@ -1,6 +1,0 @@
-"""What is installed and what it can do: facts of the machine, and operators beside references."""
-
-from .machine import Resources, counted, devices, facts, problems, resources
-from .operators import operator_errors
-
-__all__ = ["Resources", "counted", "devices", "facts", "operator_errors", "problems", "resources"]

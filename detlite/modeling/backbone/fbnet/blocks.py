@@ -1,0 +1,182 @@
+"""Inverted residual blocks (https://arxiv.org/abs/1801.04381), which FBNets are made of.
+
+Entries of the state dict are called as in maskrcnn-benchmark.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from detlite.modeling.backbone.resnet import init_convs
+from detlite.modeling.layers.norm import Norm
+
+from .architectures import BlockSpec
+
+
+@dataclass(frozen=True)
+class FBNetSpec:
+    """What all blocks of a model share.
+
+    Attributes:
+        norm: after each convolution.
+        scale, divisor: widths are multiplied, then rounded to a multiple.
+        no_depthwise_norm, no_depthwise_relu: depthwise convolutions are followed by neither.
+    """
+
+    norm: Norm
+    scale: float
+    divisor: int
+    no_depthwise_norm: bool
+    no_depthwise_relu: bool
+
+    def width(self, channels: float) -> int:
+        """The width that stands for `channels` of an architecture."""
+        return self.divisible(int(channels * self.scale))
+
+    def divisible(self, channels: int) -> int:
+        """The multiple of `divisor` next to `channels`, at least one."""
+        return max(math.floor(channels / self.divisor + 0.5), 1) * self.divisor
+
+
+# ir_k<kernel>, twice (_sep, or k33), fixed expansion (_e) or shuffled groups (_s), squeeze (_se)
+_OPERATOR = re.compile(r"ir_k(33|[1357])(_sep)?(?:_e([136]))?(?:_s([24]))?(_se)?")
+
+
+class InvertedResidual(nn.Module):
+    """1x1 to a wider map, depthwise convolution, 1x1 back, and a shortcut where sizes agree."""
+
+    def __init__(self, spec: FBNetSpec, block: BlockSpec, in_channels: int) -> None:
+        super().__init__()
+        found = _OPERATOR.fullmatch(block.operator)
+        if not found:
+            raise ValueError(
+                f"MODEL.FBNET.ARCH_DEF: the operator {block.operator!r} is unknown; known are "
+                "inverted residual blocks such as ir_k3, ir_k5_e6, ir_k3_s4, ir_k3_sep, ir_k5_e3_se"
+            )
+        kernel, separate, fixed, groups, squeeze = found.groups()
+        twice = bool(separate) or kernel == "33"
+        kernel_size = int(kernel[0])
+        self.groups = int(groups or 1)
+        expansion = int(fixed or {"4": 4, "2": 1}.get(groups or "", block.expansion))
+        out_channels = spec.width(block.channels)
+        width = spec.divisible(in_channels * expansion)
+        self.upsample = max(-block.stride, 1)
+        stride = max(block.stride, 1)
+        self.shortcut = block.stride == 1 and in_channels == out_channels
+        self.pw = conv_norm_relu(in_channels, width, norm=spec.norm, relu=True, groups=self.groups)
+        self.dw = nn.Sequential()  # nothing where the kernel is 1x1
+
+        def depthwise(stride: int, norm: Norm | None, relu: bool) -> nn.Sequential:
+            return conv_norm_relu(width, width, kernel_size, stride, width, norm=norm, relu=relu)
+
+        norm = None if spec.no_depthwise_norm else spec.norm
+        relu = not spec.no_depthwise_relu
+        if kernel_size > 1 and twice:
+            self.dw.add_module("dw1", depthwise(stride, spec.norm, True))
+            self.dw.add_module("dw2", depthwise(1, norm, relu))
+        elif kernel_size > 1:
+            self.dw = depthwise(stride, norm, relu)
+        self.pwl = conv_norm_relu(
+            width, out_channels, norm=spec.norm, relu=False, groups=self.groups
+        )
+        self.se4 = SqueezeExcitation(out_channels) if squeeze else nn.Identity()
+        self.out_channels = out_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, out_channels, H / stride, W / stride]."""
+        out = self.pw(x)
+        if self.groups > 1:
+            out = out.unflatten(1, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
+        if self.upsample > 1:
+            out = F.interpolate(out, scale_factor=float(self.upsample), mode="nearest")
+        out = self.pwl(self.dw(out))
+        return self.se4(out + x if self.shortcut else out)
+
+
+class SqueezeExcitation(nn.Module):
+    """Weighs channels by what the whole map holds (https://arxiv.org/abs/1709.01507)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        middle = max(channels // 4, 8)
+        self.op = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(channels, middle, 1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(middle, channels, 1),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> the same shape."""
+        return x * self.op(x)
+
+
+def conv_norm_relu(
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int = 1,
+    stride: int = 1,
+    groups: int = 1,
+    *,
+    norm: Norm | None,
+    relu: bool,
+) -> nn.Sequential:
+    """A convolution without bias, padded by half its kernel, then the optional norm and ReLU."""
+    padding = kernel_size // 2
+    conv = nn.Conv2d(
+        in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=False
+    )
+    layers = nn.Sequential()
+    layers.add_module("conv", conv)
+    if norm is not None:
+        layers.add_module("bn", norm(out_channels))
+    if relu:
+        layers.add_module("relu", nn.ReLU(inplace=True))
+    return layers
+
+
+def make_blocks(
+    spec: FBNetSpec, blocks: Sequence[BlockSpec], in_channels: int
+) -> tuple[nn.Sequential, int]:
+    """A row of blocks, and its output channels."""
+    row = nn.Sequential()
+    for block in blocks:
+        layer = InvertedResidual(spec, block, in_channels)
+        row.add_module(f"xif{block.stage}_{block.number}", layer)
+        in_channels = layer.out_channels
+    init_convs(row)
+    return row, in_channels
+
+
+def make_last(
+    spec: FBNetSpec, channels: int, scale: float, in_channels: int
+) -> tuple[nn.Module, int]:
+    """The 1x1 after a head and its output channels; nothing where its width comes to 0.
+
+    Its width is `scale` times the architecture's `channels`; negative: times `in_channels`.
+    """
+    width = int(-scale * in_channels)
+    if scale > 0:
+        width = int(int(channels * max(spec.scale, 1.0)) * scale)
+    if width == 0:
+        return nn.Identity(), in_channels
+    width = spec.divisible(width)
+    layer = conv_norm_relu(in_channels, width, norm=spec.norm, relu=True)
+    init_convs(layer)
+    return layer, width
+
+
+def side_after(blocks: Sequence[BlockSpec], side: int) -> int:
+    """The side of a square map after the blocks."""
+    for block in blocks:
+        kernel_1 = block.operator.startswith("ir_k1")
+        up, down = max(-block.stride, 1), 1 if kernel_1 else max(block.stride, 1)
+        side = -(-side * up // down)
+    return side

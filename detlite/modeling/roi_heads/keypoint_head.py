@@ -1,0 +1,92 @@
+"""Keypoint head (Mask R-CNN, https://arxiv.org/abs/1703.06870, section 5).
+
+Shapes: R rows that are computed (see `structures.rows`), S x S pooled, K keypoints an instance,
+heat maps of M x M cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from yacs.config import CfgNode
+
+from detlite.modeling.backbone import Backbone
+from detlite.modeling.layers.basic import init_he
+from detlite.ops import heatmap_peaks
+from detlite.registry import Registry
+from detlite.structures.instances import GroundTruth, Samples
+from detlite.structures.keypoints import to_heatmap_cells
+from detlite.structures.padding import Rows, gather
+
+from .dense_head import MapHead
+from .extractors import BuildExtractor, ConvFeatureExtractor, Extractor
+from .pooler import build_pooler
+
+KEYPOINT_EXTRACTORS: Registry[BuildExtractor] = Registry("keypoint feature extractor")
+# Features [R, C, S, S] -> heat map logits [R, K, M, M].
+KEYPOINT_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("keypoint predictor")
+
+
+@KEYPOINT_EXTRACTORS.register("KeypointRCNNFeatureExtractor")
+def _build_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
+    return ConvFeatureExtractor(
+        build_pooler(cfg, "ROI_KEYPOINT_HEAD", backbone),
+        backbone.out_channels,
+        cfg.MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS,
+    )
+
+
+class KeypointRCNNPredictor(nn.Module):
+    """Doubles the map by a 4x4 transposed convolution, and again by interpolation."""
+
+    def __init__(self, in_channels: int, num_keypoints: int) -> None:
+        super().__init__()
+        self.kps_score_lowres = nn.ConvTranspose2d(
+            in_channels, num_keypoints, 4, stride=2, padding=1
+        )
+        init_he(self.kps_score_lowres)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, C, S, S] -> [R, K, 4 S, 4 S]."""
+        return F.interpolate(self.kps_score_lowres(x), scale_factor=2.0, mode="bilinear")
+
+
+@KEYPOINT_PREDICTORS.register("KeypointRCNNPredictor")
+def _build_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
+    return KeypointRCNNPredictor(in_channels, cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES)
+
+
+class KeypointHead(MapHead):
+    """A heat map for each keypoint, the same for all classes."""
+
+    def losses(
+        self, logits: Tensor, rows: Rows, samples: Samples, truth: GroundTruth
+    ) -> dict[str, Tensor]:
+        """`loss_keypoint`: cross entropy over the cells of each map [R, K, M, M] of a labelled
+        keypoint, mean.
+
+        Raises:
+            ValueError: another number of keypoints than the predictor's.
+        """
+        assert truth.keypoints is not None
+        if truth.keypoints.shape[2] != logits.shape[1]:
+            raise ValueError(
+                f"targets have {truth.keypoints.shape[2]} keypoints, but the model "
+                f"{logits.shape[1]}: set MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES"
+            )
+        keypoints = rows.pack(gather(truth.keypoints, samples.gt_index))  # (R, K, 3)
+        covered = self.convention.pooled(rows.pack(samples.boxes))
+        cells, labelled = to_heatmap_cells(keypoints, covered, logits.shape[-1])
+        labelled = labelled & rows.valid[:, None]
+        wanted = torch.where(labelled, cells, -1).flatten()
+        scores = logits.flatten(0, 1).flatten(1)
+        loss = F.cross_entropy(scores, wanted, reduction="sum", ignore_index=-1)
+        # Not a mean, which is NaN where no keypoint is labelled.
+        return {"loss_keypoint": loss / labelled.sum().clamp(min=1)}
+
+    def locate(self, logits: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+        """Heat maps [R, K, M, M] of boxes [R, 4] -> keypoints [R, K, 3] and their logits [R, K]."""
+        return heatmap_peaks(logits, self.convention.pooled(boxes))

@@ -1,0 +1,123 @@
+"""Anchor boxes on a grid (Ren et al., Faster R-CNN, https://arxiv.org/abs/1506.01497)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from yacs.config import CfgNode
+
+from detlite.conventions import Convention, convention_of
+from detlite.modeling.layers.basic import at_least_float32
+
+
+class AnchorGenerator(nn.Module):
+    """Anchors of every size and aspect ratio at every cell of every level.
+
+    Args:
+        sizes: for each level, the sides in pixels of its square anchors.
+        aspect_ratios: height / width; the area stays size squared.
+        strides: image pixels per cell of each level.
+        convention: where anchors lie and how they are rounded. Where `anchor_spacing` is "fit",
+            images must be padded to multiples of the finest stride.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[Sequence[float]],
+        aspect_ratios: Sequence[float],
+        strides: Sequence[int],
+        convention: Convention,
+    ) -> None:
+        super().__init__()
+        self.strides = strides
+        self.convention = convention
+        for level, (level_sizes, stride) in enumerate(zip(sizes, strides, strict=True)):
+            cell = _cell_anchors(level_sizes, aspect_ratios, stride, convention.anchor_rounding)
+            # Not persistent: they follow from the config, not from training.
+            self.register_buffer(f"cell{level}", cell, persistent=False)
+
+    @property
+    def per_cell(self) -> list[int]:
+        """How many anchors a cell of each level has."""
+        return [len(self.get_buffer(f"cell{level}")) for level in range(len(self.strides))]
+
+    def forward(self, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """Anchors for maps of the given (height, width).
+
+        Returns:
+            For each level float32 [H * W * A, 4] xyxy in image pixels, ordered by row, column,
+            then anchor.
+        """
+        steps = [(stride, stride) for stride in self.strides]
+        if self.convention.anchor_spacing == "fit":
+            rows, columns = (side * self.strides[0] for side in sizes[0])  # the padded image
+            steps = [(rows // height, columns // width) for height, width in sizes]
+        anchors = []
+        for level, (size, step) in enumerate(zip(sizes, steps, strict=True)):
+            cell = self.get_buffer(f"cell{level}")
+            y, x = (
+                (torch.arange(cells, device=cell.device) + self.convention.anchor_offset) * stride
+                for cells, stride in zip(size, step, strict=True)
+            )
+            y, x = torch.meshgrid(y, x, indexing="ij")
+            centres = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)  # (H W, 1, 4)
+            anchors.append((centres + cell).reshape(-1, 4))
+        return anchors
+
+
+def per_anchor(predictions: Tensor, values: int) -> Tensor:
+    """[B, A * values, H, W] -> float32 [B, H * W * A, values], in the order of the anchors."""
+    batch, channels, height, width = predictions.shape
+    predictions = predictions.view(batch, channels // values, values, height, width)
+    predictions = predictions.permute(0, 3, 4, 1, 2).reshape(batch, -1, values)
+    return at_least_float32(predictions)
+
+
+def build_anchors(
+    cfg: CfgNode, strides: Sequence[int], part: str, octaves: Sequence[float] = (1.0,)
+) -> AnchorGenerator:
+    """The anchors that ANCHOR_SIZES and ASPECT_RATIOS of "RPN" or "RETINANET" describe.
+
+    A single level takes all sizes. Each size is repeated by the factors `octaves`.
+    """
+    node = cfg.MODEL[part]
+    levels = [size if isinstance(size, (tuple, list)) else (size,) for size in node.ANCHOR_SIZES]
+    if len(strides) == 1:
+        levels = [tuple(side for level in levels for side in level)]
+    if len(levels) != len(strides):
+        raise ValueError(
+            f"MODEL.{part}.ANCHOR_SIZES has {len(levels)} levels, but MODEL.BACKBONE.CONV_BODY "
+            f"({cfg.MODEL.BACKBONE.CONV_BODY}) gives {len(strides)}: one size, or one tuple of "
+            "sizes, for each"
+        )
+    generator = AnchorGenerator(
+        [tuple(side * factor for side in level for factor in octaves) for level in levels],
+        node.ASPECT_RATIOS,
+        strides,
+        convention_of(cfg),
+    )
+    if len(set(generator.per_cell)) > 1:
+        raise ValueError(
+            f"MODEL.{part}.ANCHOR_SIZES: every level needs the same number of sizes, because one "
+            f"head serves them all; it is {node.ANCHOR_SIZES}"
+        )
+    return generator
+
+
+def _cell_anchors(
+    sizes: Sequence[float], aspect_ratios: Sequence[float], stride: int, rounding: str
+) -> Tensor:
+    """[A, 4] anchors around the origin; ratios vary slowest, as in maskrcnn-benchmark."""
+    ratios = torch.tensor(aspect_ratios, dtype=torch.float64)[:, None]
+    side = torch.tensor(sizes, dtype=torch.float64)[None, :]
+    if rounding == "cell":
+        cell_width = (stride / ratios.sqrt()).round()
+        cell_height = (cell_width * ratios).round()
+        width, height = (cell_width * side / stride), (cell_height * side / stride)
+    else:
+        width, height = side / ratios.sqrt(), side * ratios.sqrt()
+    width, height = width.flatten(), height.flatten()
+    anchors = torch.stack([-width, -height, width, height], dim=1) / 2
+    return (anchors.round() if rounding == "corners" else anchors).float()

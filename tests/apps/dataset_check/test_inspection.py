@@ -1,0 +1,236 @@
+"""A broken set: every defect is named, the copy is mended, and the status says which."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from detlite.apps.cli.check import main
+from detlite.apps.dataset_check.annotation_warnings import odd_shapes
+from detlite.apps.dataset_check.inspection import inspect_set, near_duplicates
+from detlite.apps.dataset_check.inspection_report import Inspection
+from detlite.apps.dataset_check.repair import mend
+from detlite.data import CocoDataset, DataError
+
+
+@pytest.fixture
+def content(content):
+    """The small set with the box of its one RLE around it."""
+    content["annotations"][1]["bbox"] = [0, 0, 10, 40]
+    return content
+
+
+def run_check(*arguments):
+    """The exit status of `detlite check`."""
+    return main([str(argument) for argument in arguments])
+
+
+def kinds(found, refused):
+    return {(d.kind, d.where) for d in found.defects if d.refused == refused}
+
+
+def test_a_sound_set_has_no_defects(content, write_set):
+    found = inspect_set(*write_set(content))
+    assert found.defects == []
+    assert found.masks
+    assert found.balance() == [("dog", 2, 2), ("cat", 1, 1)]
+    assert len(found.objects) == 4  # and the crowd
+    assert found.fingerprinted == [10, 11, 12, 13]
+
+
+def broken(content):
+    """Adds to a sound set one of each defect."""
+    sound = {"image_id": 10, "category_id": 7, "segmentation": [[4, 6, 14, 6, 14, 14, 4, 14]]}
+    content["annotations"] += [
+        {**sound, "id": 1, "bbox": [5, 6, 10, 8]},  # an id that is given
+        {**sound, "id": 20, "bbox": [4, 6, 10, 0]},  # no height
+        {**sound, "id": 21, "bbox": [4, 6, 10, 8], "category_id": 99},
+        {**sound, "id": 22, "bbox": [4, 6, 10, 8], "image_id": 99},
+        {**sound, "id": 23, "bbox": [4, 6, 10, 8]},  # annotation 1 again
+        {**sound, "id": 24, "bbox": [4, 6, 30, 20]},  # off its mask
+        {**sound, "id": 25, "bbox": [-1, 6, 15.5, 8]},  # overhangs
+        {**sound, "id": 26, "bbox": [3, 6, 11, 8], "segmentation": []},
+    ]
+    content["images"] += [
+        {"id": 14, "file_name": "gone.png", "height": 9, "width": 9},
+        {"id": 15, "file_name": "turned.png", "height": 20, "width": 30},
+        {"id": 16, "file_name": "swapped.png", "height": 20, "width": 30},
+    ]
+    return content
+
+
+@pytest.fixture
+def broken_set(content, write_set):
+    annotations, folder = write_set(broken(content))
+    (folder / "gone.png").unlink()
+    pixels = np.random.default_rng(1).integers(0, 256, (30, 20, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(folder / "turned.png", exif=exif)
+    Image.fromarray(pixels).save(folder / "swapped.png")
+    return annotations, folder
+
+
+REFUSED = {
+    ("repeated id", "annotation 1 (image 10)"),
+    ("annotation", "annotation 20 (image 10)"),
+    ("annotation", "annotation 21 (image 10)"),
+    ("annotation", "annotation 22 (image 99)"),
+    ("annotation", "annotation 26 (image 10)"),
+    ("picture", "image 14 (gone.png)"),
+    ("picture", "image 16 (swapped.png)"),
+}
+ODD = {
+    ("given twice", "annotation 23 (image 10)"),
+    ("box off its mask", "annotation 24 (image 10)"),
+    ("box off its mask", "annotation 25 (image 10)"),
+    ("EXIF orientation", "image 15 (turned.png)"),
+}
+
+
+def test_every_defect_is_named(broken_set):
+    found = inspect_set(*broken_set)
+    assert kinds(found, True) == REFUSED
+    assert kinds(found, False) == ODD
+    problems = {defect.where: defect.problem for defect in found.defects}
+    assert "width and height have changed places" in problems["image 16 (swapped.png)"]
+    assert problems["annotation 24 (image 10)"].endswith("whose box is [4, 6, 10, 8]")
+
+
+def test_without_masks_none_are_asked_for(broken_set):
+    found = inspect_set(*broken_set, masks=False)
+    assert ("annotation", "annotation 26 (image 10)") not in kinds(found, True)
+
+
+def test_a_mended_copy_is_taken(broken_set, tmp_path):
+    annotations, folder = broken_set
+    with pytest.raises(DataError, match="7 problems"):
+        CocoDataset(annotations, folder, train=True)
+    content, done = mend(inspect_set(annotations, folder))
+    assert +done == {
+        "pictures left out": 2,
+        "annotations left out": 3,
+        "annotations given twice left out": 2,
+        "ids replaced": 1,
+        "boxes clipped": 1,
+    }
+    copy = tmp_path / "mended.json"
+    copy.write_text(json.dumps(content))
+    again = inspect_set(copy, folder)
+    assert again.refused == []
+    assert {defect.kind for defect in again.defects} == {"EXIF orientation", "box off its mask"}
+    boxes = {row["id"]: row["bbox"] for row in content["annotations"]}
+    assert boxes[27] == [5, 6, 10, 8]
+    assert boxes[25] == [0, 6, 14.5, 8]
+
+
+def test_a_refused_box_is_drawn_around_its_mask(content, write_set):
+    content["annotations"][0]["bbox"] = [4, 6, 0, 8]
+    content["annotations"][1]["bbox"] = ["a", None]
+    mended, done = mend(inspect_set(*write_set(content)))
+    assert done["boxes drawn anew around their masks"] == 2
+    assert [row["bbox"] for row in mended["annotations"][:2]] == [[4, 6, 10, 8], [0, 0, 10, 40]]
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (lambda c: c["images"].append(c["images"][0]), ("image entry", "image 10")),
+        (lambda c: c["images"].append({"id": 5}), ("image entry", "image 5")),
+        (lambda c: c["images"][2].update(height=0), ("image entry", "image 12")),
+        (
+            lambda c: c["categories"].append({"id": 7, "name": "x"}),
+            ("category entry", "category 7"),
+        ),
+        (
+            lambda c: c["categories"].append({"id": 9, "name": "cat"}),
+            ("category entry", "category 9"),
+        ),
+        (lambda c: c.pop("annotations"), ("file", "annotations.json")),
+        (lambda c: c["annotations"].append(5), ("file", "annotations.json")),
+        (lambda c: c["annotations"].clear(), ("file", "annotations.json")),
+    ],
+)
+def test_broken_lists_are_named_and_the_rest_inspected(content, write_set, change, wanted):
+    annotations, folder = write_set(content)
+    change(content)
+    annotations.write_text(json.dumps(content))
+    found = inspect_set(annotations, folder)
+    assert wanted in kinds(found, True)
+    assert found.fingerprinted[:2] == [10, 11]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"images": 5}', "nonsense"])
+def test_what_is_no_annotation_file(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    found = inspect_set(tmp_path / "a.json", tmp_path)
+    assert kinds(found, True) == {("file", "a.json")}
+
+
+def test_outliers_are_far_from_the_rest(tmp_path):
+    sizes = [(480 + index, 640) for index in range(30)] + [(48, 64), (300, 2700)]
+    found = Inspection(tmp_path, tmp_path)
+    found.images = {
+        number: {"id": number, "file_name": "a", "height": height, "width": width}
+        for number, (height, width) in enumerate(sizes)
+    }
+    assert [(d.image_id, "aspect" in d.problem) for d in odd_shapes(found)] == [
+        (30, False), (31, True),
+    ]  # fmt: skip
+
+
+def test_copies_across_sets_are_found(content, write_set):
+    first = inspect_set(*write_set(content))
+    annotations, folder = write_set(content, "other")
+    with Image.open(folder / "b.png") as picture:
+        changed = Image.fromarray(255 - np.asarray(picture))
+    changed.save(folder / "b.png")
+    pairs = near_duplicates([first, inspect_set(annotations, folder)])
+    assert pairs == [((0, number), (1, number)) for number in (10, 12, 13)]
+
+
+def test_the_command_reports_mends_and_draws(broken_set, tmp_path, capsys):
+    annotations, _ = broken_set
+    page, mended = tmp_path / "report.html", tmp_path / "mended.json"
+    assert run_check("--data", annotations, "--page", page, "--mend", mended) == 1
+    text, printed = page.read_text(), capsys.readouterr().out
+    for kind, where in REFUSED | ODD:
+        assert f"{where}: {kind}: " in printed
+        assert where in text
+        assert kind in text
+    assert "training refuses 7 entries" in printed
+    assert text.count("data:image/jpeg;base64,") > 10
+    assert run_check("--data", mended, "--images", annotations.parent / "images") == 0
+    assert "training takes it" in capsys.readouterr().out
+
+
+def test_the_command_takes_a_config(content, write_set, tmp_path, capsys):
+    write_set(content)
+    (tmp_path / "a.yaml").write_text(
+        f"DATASETS: {{ROOT: {tmp_path}, TRAIN: [small], TEST: [small], CATALOG: [{{name: small, "
+        "annotations: small/annotations.json, images: small/images}]}\n"
+    )
+    assert run_check("--data", tmp_path / "a.yaml") == 0
+    assert capsys.readouterr().out.count("training takes it") == 1
+
+
+def test_the_command_finds_configs_by_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # where there is neither the config nor its data
+    assert run_check("--data", "coco/mask_rcnn_R_50_FPN_1x.yaml") == 1
+    assert "refused: instances_train2017.json: file: cannot be read" in capsys.readouterr().out
+    assert run_check("--data", "coco/none.yaml") == 2
+    assert "among detlite's own configs" in capsys.readouterr().err
+
+
+def test_the_command_says_what_it_cannot_do(tmp_path, capsys):
+    assert run_check("--data", tmp_path / "none.json") == 2
+    (tmp_path / "empty.yaml").write_text("SEED: 1\n")
+    assert run_check("--data", tmp_path / "empty.yaml") == 2
+    assert run_check("--data", tmp_path / "a", tmp_path / "b", "--mend", tmp_path / "c") == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3
+    assert "there is no such file" in errors[0]
+    assert "DATASETS.TRAIN and DATASETS.TEST are empty" in errors[1]

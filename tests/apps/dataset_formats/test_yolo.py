@@ -1,0 +1,115 @@
+"""YOLO's text files."""
+
+from __future__ import annotations
+
+import pytest
+
+from detlite.apps.dataset_formats.detect_format import read_set
+from detlite.apps.dataset_formats.labeled_dataset import coco_content
+from detlite.data.errors import DataError
+
+YAML = "path: {path}\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
+
+
+@pytest.fixture
+def yolo(tmp_path, picture, text):
+    """Two pictures to train on, one of them empty, and one to measure on."""
+    for name in ("train/b", "train/a", "val/c"):
+        picture(tmp_path / f"images/{name}.jpg")
+    text(tmp_path / "labels/train/a.txt", "1 0.5 0.5 0.5 0.25\n\n0 0 0 0.5 0 0.5 0.5 0 0.5\n")
+    text(tmp_path / "labels/val/c.txt", "0 0.1 0.1 0.2 0.2\n")
+    text(tmp_path / "data.yaml", YAML.format(path=tmp_path))
+    return tmp_path
+
+
+def read(folder):
+    form, sets = read_set(folder)
+    assert form == "YOLO"
+    return sets
+
+
+def test_boxes_and_polygons(yolo):
+    sets = read(yolo)
+    assert list(sets) == ["train", "val"]
+    content = coco_content(sets["train"])
+    assert [row["file_name"] for row in content["images"]] == ["a.jpg", "b.jpg"]
+    assert (content["images"][0]["height"], content["images"][0]["width"]) == (40, 60)
+    assert content["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    box, polygon = content["annotations"]
+    assert box["bbox"] == [15, 15, 30, 10]
+    assert (box["id"], box["image_id"], box["category_id"], box["area"]) == (1, 1, 2, 300)
+    assert "segmentation" not in box
+    assert polygon["segmentation"] == [[0, 0, 30, 0, 30, 20, 0, 20]]
+    assert polygon["bbox"] == [0, 0, 30, 20]
+    assert polygon["area"] == 600
+
+
+def test_names_as_a_mapping_and_lists_of_pictures(yolo, text):
+    text(yolo / "some.txt", "images/train/a.jpg\n./images/val/c.jpg\n")
+    text(yolo / "data.yaml", "train: [some.txt, ../images/train]\nnames: {0: cat, 1: dog}\n")
+    (found,) = read(yolo).values()
+    assert [file.file.name for file in found.pictures] == ["a.jpg", "c.jpg", "b.jpg"]  # each once
+
+
+def test_labels_beside_pictures_and_classes_txt(tmp_path, picture, text):
+    picture(tmp_path / "x.png", 10, 20)
+    text(tmp_path / "x.txt", "0 0.5 0.5 1 1\n")
+    text(tmp_path / "classes.txt", "worm\n")
+    content = coco_content(read(tmp_path)["train"])
+    assert content["annotations"][0]["bbox"] == [0, 0, 20, 10]
+    assert content["categories"] == [{"id": 1, "name": "worm"}]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("2 0.5 0.5 0.1 0.1", "category 2, but there are 2, counted from 0"),
+        ("-1 0.5 0.5 0.1 0.1", "category -1, but there are 2"),
+        ("0 30 20 10 10", "30 is not from 0 to 1: YOLO's coordinates are fractions"),
+        ("0 0.5 0.5 0.1", "has 3 numbers after the category"),
+        ("0 0.5 0.5 0.1 0.1 0.9", "has 5 numbers after the category"),
+        ("0 0.5 0.5 0.1 0.1 0.1 0.1 0.5", "has 7 numbers after the category"),
+        ("0 0.5 nan 0.1 0.1", "nan is not from 0 to 1"),
+        ("cat 0.5 0.5 0.1 0.1", "invalid literal for int() with base 10: 'cat'"),
+        ("0 0.5 0.5 0.1 0", "has width 6 and height 0: both must be positive"),
+        ("0 0.5,0.5 0.1 0.1", "could not convert string to float: '0.5,0.5'"),
+    ],
+)
+def test_bad_line_is_named(yolo, text, line, problem):
+    file = text(yolo / "labels/train/b.txt", f"0 0.5 0.5 0.1 0.1\n{line}\n")
+    with pytest.raises(DataError) as raised:
+        read_set(yolo)
+    assert str(raised.value).startswith(f"{file}, line 2: ")
+    assert problem in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("names: cat", "names is 'cat', not a list"),
+        ("names: {1: cat}", "not a list, or a mapping from 0 on"),
+        ("names: [a, a]", "names has a name twice"),
+        ("names: [a]\nnc: 2", "nc is 2, but names has 1"),
+        ("names: [a]\ntrain: nowhere", "train is 'nowhere', but there is no"),
+        ("names: [a]\nkpt_shape: [17, 3]", "keypoints of YOLO are not read"),
+        ("names: [a", "is not YAML"),
+    ],
+)
+def test_bad_yaml_is_named(yolo, text, content, problem):
+    file = text(yolo / "data.yaml", content)
+    with pytest.raises(DataError, match=problem.replace("(", r"\(")) as raised:
+        read_set(yolo)
+    assert str(raised.value).startswith(f"{file}: ")
+
+
+def test_no_text_files_at_all(yolo):
+    (yolo / "labels/train/a.txt").unlink()
+    with pytest.raises(DataError, match=r"none of 2 pictures has a text file: .*b\.jpg|a\.jpg"):
+        read_set(yolo)
+
+
+def test_damaged_picture_is_named(yolo):
+    (yolo / "images/train/a.jpg").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"a\.jpg: the picture is damaged"):
+        read_set(yolo)

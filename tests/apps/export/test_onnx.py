@@ -1,0 +1,107 @@
+"""Our operators put together of ONNX's, beside the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from detlite import ops
+from detlite.apps.export.onnx import to_onnx
+from detlite.modeling.layers.asymmetric_padding import pad_to
+
+pytest.importorskip("onnxscript", reason="needs the extra onnx")
+onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.function(*tensors)
+
+
+def session_of(
+    function: Callable[..., Any], inputs: list[Tensor], dynamic: list[int], folder: Path
+) -> Any:
+    """A function of tensors, whose axes `dynamic` may have any length, as ONNX."""
+    shapes = tuple({axis: Dim.AUTO} if axis >= 0 else None for axis in dynamic)
+    program = torch.export.export(Calls(function), tuple(inputs), dynamic_shapes=(shapes,))
+    count = len(program.graph_signature.user_outputs)
+    names = [f"x{k}" for k in range(len(inputs))]
+    onnx.save(to_onnx(program, names, [f"y{k}" for k in range(count)]), folder / "graph.onnx")
+    return onnxruntime.InferenceSession(folder / "graph.onnx")
+
+
+def run(session: Any, inputs: list[Tensor]) -> list[Tensor]:
+    names = [argument.name for argument in session.get_inputs()]
+    arrays = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+    return [torch.from_numpy(x) for x in session.run(None, arrays)]
+
+
+@pytest.mark.parametrize(("aligned", "sampling"), [(False, 2), (True, 0)])
+def test_roi_align(aligned, sampling, tmp_path):
+    def pool(fine: Tensor, coarse: Tensor, rois: Tensor, levels: Tensor) -> Tensor:
+        scales = [0.25, 0.125]
+        return ops.pyramid_roi_align([fine, coarse], rois, 3, scales, sampling, aligned, levels)
+
+    def inputs(count: int) -> list[Tensor]:
+        low = torch.rand(count, 2) * 60 - 8  # some of it off the map
+        image = torch.arange(count) % 3 - 1  # -1 is padding
+        sides = torch.rand(count, 2) * torch.tensor([[0.1], [40.0]])[torch.arange(count) % 2]
+        rois = torch.cat([image[:, None], low, low + sides], dim=1)
+        maps = [torch.randn(2, 5, 16, 16), torch.randn(2, 5, 8, 8)]
+        return [*maps, rois, torch.arange(count) % 2]
+
+    session = session_of(pool, inputs(6), [-1, -1, 0, 0], tmp_path)
+    for count in (0, 1, 40):
+        x = inputs(count)
+        torch.testing.assert_close(run(session, x)[0], pool(*x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [5, 200])
+def test_padded_nms(limit, tmp_path):
+    def suppress(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.padded_nms(*tensors, 0.5, limit)
+
+    def inputs(count: int) -> list[Tensor]:
+        low = torch.randint(0, 20, (2, count, 2)).float()
+        boxes = torch.cat([low, low + torch.randint(0, 12, (2, count, 2))], dim=2)
+        scores = torch.randint(-4, 4, (2, count)) / 4  # many are equal
+        return [boxes, scores, torch.randint(0, 3, (2, count)), torch.rand(2, count) < 0.8]
+
+    session = session_of(suppress, inputs(50), [1, 1, 1, 1], tmp_path)
+    for count in (2, 30, 120):
+        for _ in range(5):
+            x = inputs(count)
+            index, kept = run(session, x)
+            expected, expected_kept = suppress(*x)
+            assert torch.equal(kept, expected_kept)
+            assert torch.equal(index, expected)
+
+
+def test_maps_are_padded_up_to_a_multiple(tmp_path):
+    """Quotients below 0 are rounded the other way there."""
+    session = session_of(lambda x: pad_to(x, 32), [torch.rand(1, 3, 64, 256)], [3], tmp_path)
+    for width in (33, 96, 130):
+        x = torch.rand(1, 3, 64, width)
+        assert torch.equal(run(session, [x])[0], pad_to(x, 32))
+
+
+def test_no_box_is_valid(tmp_path):
+    def suppress(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.padded_nms(*tensors, 0.5, 4)
+
+    boxes = torch.tensor([[[0.0, 0, 2, 2], [4, 4, 6, 6]]])
+    x = [boxes, torch.ones(1, 2), torch.zeros(1, 2).long(), torch.zeros(1, 2) > 0]
+    index, kept = run(session_of(suppress, x, [-1] * 4, tmp_path), x)
+    assert not kept.any()
+    assert torch.equal(index, torch.zeros(1, 4).long())

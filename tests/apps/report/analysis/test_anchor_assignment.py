@@ -1,0 +1,98 @@
+"""Anchors of a batch and what they find: as training matches them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from detlite.apps.report.analysis.anchor_assignment import match_anchors
+from detlite.modeling import build_model
+from detlite.modeling.rpn.rpn import RPN
+from detlite.structures import boxes as box_ops
+
+
+def batch():
+    images = [
+        torch.zeros(3, 90, 130, dtype=torch.uint8),
+        torch.zeros(3, 128, 100, dtype=torch.uint8),
+    ]
+    boxes = [[[10.0, 10, 42, 42], [60, 5, 76, 21], [1, 1, 4, 4]], [[0, 0, 100, 128]]]
+    targets = [
+        {"boxes": torch.tensor(own), "labels": torch.ones(len(own), dtype=torch.int64)}
+        for own in boxes
+    ]
+    return images, targets
+
+
+def test_matches_are_those_of_the_losses(tiny_config, monkeypatch):
+    """What `RPN.losses` draws its samples from."""
+    model = build_model(tiny_config("MODEL.MASK_ON", False, "MODEL.RPN.STRADDLE_THRESH", 0))
+    images, targets = batch()
+    drawn: list[Tensor] = []
+
+    def losses(self, predictions, images, truth):
+        matched = self.matcher(truth, torch.cat(predictions.anchors))
+        seen = self.convention.inside(torch.cat(predictions.anchors), images.sizes, self.straddle)
+        drawn.append(torch.where(seen, matched, -2))
+        return original(self, predictions, images, truth)
+
+    original = RPN.losses
+    monkeypatch.setattr(RPN, "losses", losses)
+    model.train()(images, targets)
+    found = match_anchors(model, images, targets)
+    assert (found.matched == drawn[0]).all()
+    assert len(found.anchors) == found.matched.shape[1] == len(found.levels)
+
+
+def test_counts_and_overlaps(tiny_config):
+    model = build_model(tiny_config("MODEL.MASK_ON", False))
+    images, targets = batch()
+    found = match_anchors(model, images, targets)
+    assert found.strides == [4, 8, 16, 32, 64]
+    assert found.foreground == 0.7
+    for image, target in enumerate(targets):
+        counts = found.counts(image)
+        for n, box in enumerate(target["boxes"]):
+            own = found.matched[image] == n
+            for level in range(5):
+                assert counts[n, level] == (own & (found.levels == level)).sum()
+            overlap = box_ops.iou(box[None], found.anchors).max()
+            assert found.overlaps[image, n] == pytest.approx(overlap.item())
+    assert found.counts(0).sum() == (found.matched[0] >= 0).sum()
+    assert (found.overlaps[1, 1:] == 0).all()  # padding
+
+
+def test_an_object_that_no_anchor_matches(tiny_config):
+    """Of two objects at one place the larger overlap takes the anchors that both have."""
+    model = build_model(tiny_config("MODEL.MASK_ON", False))
+    image = torch.zeros(3, 64, 64, dtype=torch.uint8)
+    target = {
+        "boxes": torch.tensor([[16.0, 16, 48, 48], [30, 30, 33, 33]]),
+        "labels": torch.tensor([1, 1]),
+    }
+    found = match_anchors(model, [image], [target])
+    own = box_ops.iou(target["boxes"], found.anchors)
+    best = own[1] == own[1].max()
+    lost = bool((own[0][best] > own[1][best]).all())
+    assert (found.counts(0)[1].sum() == 0) == lost
+    assert found.counts(0)[0].sum() > 0
+
+
+@pytest.mark.parametrize("kind", ["RetinaNet", "ProposalNetwork", "C4"])
+def test_other_models(tiny_config, kind):
+    options = {
+        "RetinaNet": ("MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.BACKBONE.CONV_BODY",
+                      "R-18-FPN-RETINANET", "MODEL.RETINANET.NUM_CLASSES", 4),
+        "ProposalNetwork": ("MODEL.META_ARCHITECTURE", "ProposalNetwork"),
+        "C4": (),
+    }[kind]  # fmt: skip
+    model = build_model(tiny_config("MODEL.MASK_ON", False, *options, c4=kind == "C4"))
+    found = match_anchors(model, *batch())
+    assert len(found.strides) == (1 if kind == "C4" else 5)
+    assert (found.matched >= 0).any()
+
+
+def test_a_model_that_is_given_its_proposals(tiny_config):
+    model = build_model(tiny_config("MODEL.MASK_ON", False, "MODEL.LOAD_PROPOSALS", True))
+    assert match_anchors(model, *batch()) is None

@@ -1,0 +1,42 @@
+"""Scores as probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detlite.apps.report.analysis.calibration import Calibration, calibrate
+from detlite.evaluation import Results
+from detlite.evaluation.coco import match_coco
+from tests.evaluation.synthetic import synthetic_set
+
+
+def test_bins_of_all_detections_that_count():
+    coco, rows = synthetic_set(0)
+    matched = match_coco(coco, Results.from_coco(rows), "bbox")
+    found = calibrate(matched, 5)
+    outcomes, scores = matched.outcomes[0, 0], matched.pairing.scores
+    assert (outcomes == 2).any()  # some lie in crowds
+    for n in range(5):
+        own = (scores >= n / 5) & (scores < (n + 1) / 5) & (outcomes != 2)
+        assert found.counts[n] == own.sum()
+        assert found.scores[n] == pytest.approx(scores[own].mean())
+        assert found.precision[n] == pytest.approx((outcomes[own] == 1).mean())
+    gaps = np.abs(found.scores - found.precision) * found.counts / found.counts.sum()
+    assert found.error == pytest.approx(gaps.sum())
+
+
+def test_known_errors():
+    found = Calibration(np.array([1, 0, 3]), np.array([0.1, np.nan, 0.9]),
+                        np.array([0.3, np.nan, 0.5]))  # fmt: skip
+    assert found.error == pytest.approx((0.2 + 3 * 0.4) / 4)
+    assert found.excess == pytest.approx((-0.2 + 3 * 0.4) / 4)
+
+
+def test_scores_of_one_and_no_detections():
+    coco, rows = synthetic_set(1)
+    certain = calibrate(match_coco(coco, Results.from_coco([{**rows[0], "score": 1.0}]), "bbox"))
+    assert certain.counts.tolist() == [0] * 9 + [1]
+    empty = calibrate(match_coco(coco, Results.from_coco([]), "bbox"))
+    assert empty.error is None
+    assert empty.excess is None

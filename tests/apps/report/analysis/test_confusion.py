@@ -1,0 +1,90 @@
+"""Confusion matrices, and the best threshold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pycocotools import mask as rle_codec
+
+from detlite.apps.report.analysis.confusion import Threshold, best_threshold, confusion_matrix
+from detlite.apps.report.analysis.cross_category import compare_across
+from detlite.evaluation import Results
+from detlite.evaluation.coco import match_coco
+from tests.evaluation.synthetic import CATEGORIES, synthetic_set
+
+
+def plain_matrix(coco, rows, min_score):
+    """Pairs chosen one by one, the most overlap first."""
+    places = {category: k for k, category in enumerate(CATEGORIES)}
+    matrix = np.zeros((4, 4), np.int64)
+    for image_id in coco.imgs:
+        labelled = [a for a in coco.dataset["annotations"] if a["image_id"] == image_id]
+        wanted = [a for a in labelled if not a["iscrowd"]]
+        crowd = [a for a in labelled if a["iscrowd"]]
+        own = [r for r in rows if r["image_id"] == image_id and r["score"] >= min_score]
+
+        def overlaps(objects, is_crowd, own=own):
+            if not own or not objects:
+                return np.zeros((len(own), len(objects)))
+            boxes = [o["bbox"] for o in objects]
+            return rle_codec.iou([r["bbox"] for r in own], boxes, [is_crowd] * len(objects))
+
+        table, in_crowd = overlaps(wanted, 0), overlaps(crowd, 1)
+        pairs = sorted((-table[d, g], d, g) for d in range(len(own)) for g in range(len(wanted)))
+        used, seen = set(), set()
+        for overlap, d, g in pairs:
+            if overlap <= -0.5 and d not in used and g not in seen:
+                used.add(d)
+                seen.add(g)
+                matrix[places[wanted[g]["category_id"]], places[own[d]["category_id"]]] += 1
+        for g, annotation in enumerate(wanted):
+            matrix[places[annotation["category_id"]], 3] += g not in seen
+        for d, row in enumerate(own):
+            if d not in used and not (in_crowd[d] >= 0.5).any():
+                matrix[3, places[row["category_id"]]] += 1
+    return matrix
+
+
+@pytest.mark.parametrize("min_score", [0.0, 0.4, 0.99])
+@pytest.mark.parametrize("seed", range(3))
+def test_pairs_chosen_one_by_one(seed, min_score):
+    coco, rows = synthetic_set(seed)
+    across = compare_across(coco, Results.from_coco(rows), "bbox", 100)
+    found = confusion_matrix(across, min_score)
+    assert (found == plain_matrix(coco, rows, min_score)).all()
+    wanted = [not a["iscrowd"] for a in coco.dataset["annotations"]]
+    assert found[:3].sum() == sum(wanted)
+
+
+def test_best_threshold_is_the_best_of_all():
+    coco, rows = synthetic_set(5, crowds=0)
+    matched = match_coco(coco, Results.from_coco(rows), "bbox")
+    found = best_threshold(matched)
+    right = matched.outcomes[0, 0] == 1
+    objects = len(coco.dataset["annotations"])
+
+    def f1(score):
+        kept = matched.pairing.scores >= score
+        return 2 * (right & kept).sum() / (kept.sum() + objects)
+
+    assert found.f1 == pytest.approx(max(f1(row["score"]) for row in rows))
+    assert found.f1 == pytest.approx(f1(found.score))
+    kept = matched.pairing.scores >= found.score
+    assert found.precision == pytest.approx((right & kept).sum() / kept.sum())
+    assert found.recall == pytest.approx((right & kept).sum() / objects)
+
+
+def test_equal_scores_stay_together():
+    """Of two detections with one score the threshold keeps both."""
+    coco, rows = synthetic_set(6, crowds=0)
+    rows = [{**row, "score": 0.5} for row in rows]
+    matched = match_coco(coco, Results.from_coco(rows), "bbox")
+    found = best_threshold(matched)
+    assert found.score == 0.5
+    assert found.precision == pytest.approx((matched.outcomes[0, 0] == 1).mean())
+
+
+def test_nothing_found():
+    coco, _ = synthetic_set(7)
+    assert best_threshold(match_coco(coco, Results.from_coco([]), "bbox")) is None
+    assert Threshold(0.5, 0.0, 0.0).f1 == 0

@@ -1,0 +1,143 @@
+"""Many clients against a real server: whether every request gets its own answer, and the memory.
+
+    python tests/apps/serve/clients.py --weights model_final.pth --seconds 60 --clients 8
+
+Every client sends one picture after another, each of a size of its own, which the answer repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import io
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image
+
+
+@dataclass
+class Outcome:
+    """What clients saw.
+
+    Attributes:
+        sent: requests.
+        statuses: answers by status; "lost": none came.
+        wrong: answers to another picture.
+        seconds: of each answer.
+        memory: megabytes that the server's process held, about once a second.
+    """
+
+    sent: int = 0
+    statuses: Counter[int | str] = field(default_factory=Counter)
+    wrong: int = 0
+    seconds: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+
+
+def start_server(weights: str, *options: str) -> tuple[subprocess.Popen[str], int]:
+    """A server's process on a free port of the loopback, and the port, once it listens."""
+    command = [sys.executable, "-m", "detlite", "serve", "--weights", weights, "--port", "0"]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r":(\d+)$", line.strip())
+    assert found, f"no address: {line!r}"
+    return process, int(found[1])
+
+
+def picture(height: int, width: int) -> bytes:
+    """A JPEG of noise in large blocks."""
+    rng = np.random.default_rng(height * 10_000 + width)
+    blocks = rng.integers(0, 256, (-(-height // 16), -(-width // 16), 3), dtype=np.uint8)
+    pixels = blocks.repeat(16, axis=0).repeat(16, axis=1)[:height, :width]
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def post(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, dict]:
+    """The status and the content of the answer to a picture."""
+    connection.request("POST", "/predict", body, {"Content-Type": "image/jpeg"})
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def resident_megabytes(port: int) -> float:
+    """What /metrics says of the server's process."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    found = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)
+    assert found
+    return float(found[1]) / 1e6
+
+
+def hammer(port: int, seconds: float, clients: int) -> Outcome:
+    """What so many clients see that send one picture after another for some time."""
+    outcome, lock = Outcome(), threading.Lock()
+    end = time.monotonic() + seconds
+
+    def client(number: int) -> None:
+        random_size = random.Random(number)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        while time.monotonic() < end:
+            height, width = random_size.randint(40, 400), random_size.randint(40, 400)
+            body, start = picture(height, width), time.monotonic()
+            try:
+                status, content = post(connection, body)
+            except (OSError, http.client.HTTPException, json.JSONDecodeError):
+                connection.close()
+                status, content = "lost", {}
+            with lock:
+                outcome.sent += 1
+                outcome.statuses[status] += 1
+                outcome.seconds.append(time.monotonic() - start)
+                if status == 200:
+                    outcome.wrong += (content["height"], content["width"]) != (height, width)
+        connection.close()
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        outcome.memory.append(resident_megabytes(port))
+        time.sleep(min(1.0, seconds / 10))
+    return outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("clients.py", description=__doc__)
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("opts", nargs="*")
+    args = parser.parse_intermixed_args()
+    process, port = start_server(args.weights, *args.opts)
+    try:
+        outcome = hammer(port, args.seconds, args.clients)
+    finally:
+        process.terminate()
+        status = process.wait(120)
+    times = np.sort(outcome.seconds)
+    print(f"{outcome.sent} requests, {outcome.sent / args.seconds:.1f} a second: "
+          f"{dict(outcome.statuses)}, {outcome.wrong} answers to other pictures")  # fmt: skip
+    print(f"seconds: median {np.median(times):.3f}, 99 % {times[int(0.99 * len(times))]:.3f}")
+    tenths = [round(float(np.mean(part))) for part in np.array_split(outcome.memory, 10)]
+    print(f"memory in MB, in each tenth of the time: {tenths}")
+    print(f"status of the server after SIGTERM: {status}")
+    lost = outcome.wrong or outcome.statuses.keys() - {200} or status
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""A service around a model that finds the bright square of a picture."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from detlite.conventions import CONVENTIONS
+from detlite.inference.predictor import Predictor
+from detlite.structures.instances import Detections
+
+
+class BrightSquare(nn.Module):
+    """Detects the bright square, and less surely the whole picture, while `gate` is open."""
+
+    categories = ({"id": 7, "name": "square"}, {"id": 90, "name": "picture"})
+    convention = CONVENTIONS["detlite"]
+    mask_threshold = 0.5
+    device = torch.device("cpu")
+    takes_proposals = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[list[tuple[int, ...]]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fails = False
+
+    def detect(self, images: list[Tensor], given: None, min_score: float) -> list[Detections]:
+        self.batches.append([tuple(image.shape[1:]) for image in images])
+        assert self.gate.wait(20)
+        if self.fails:
+            raise RuntimeError("out of memory")
+        found = [self._detect(image) for image in images]
+        return [detections[detections.scores >= min_score] for detections in found]
+
+    def _detect(self, image: Tensor) -> Detections:
+        y, x = torch.nonzero(image.float().mean(dim=0) > 127, as_tuple=True)
+        square = [int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1]
+        height, width = image.shape[1:]
+        return Detections(
+            boxes=torch.tensor([square, [0, 0, width, height]], dtype=torch.float32),
+            labels=torch.tensor([1, 2]),
+            scores=torch.tensor([0.9, 0.3]),
+            valid=torch.tensor([True, True]),
+            mask_probs=torch.ones(2, 28, 28),
+            keypoints=torch.tensor([[[30.0, 20, 1]], [[60.0, 30, 1]]]),
+            keypoint_scores=torch.zeros(2, 1),
+        )
+
+
+@pytest.fixture
+def model() -> BrightSquare:
+    return BrightSquare()
+
+
+@pytest.fixture
+def predictor(model: BrightSquare) -> Predictor:
+    return Predictor(model, 60, 1000, score_thresh=0.05, rle=True, max_pixels=1_000_000)
+
+
+def picture(height: int = 60, width: int = 120, format: str = "PNG") -> bytes:
+    """A file with a bright square at x 20..60, y 10..50."""
+    array = np.zeros((height, width, 3), np.uint8)
+    array[10:50, 20:60] = 255
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, format)
+    return buffer.getvalue()
+
+
+@pytest.fixture(name="picture")
+def picture_fixture() -> Callable[..., bytes]:
+    """`picture(height, width, format)`: such a file."""
+    return picture
+
+
+@pytest.fixture
+def talk() -> Callable[..., Any]:
+    """`talk(app, scenario)`: what a coroutine function gets from a client of the running app."""
+    httpx = pytest.importorskip("httpx")
+
+    def run(app: Any, scenario: Callable[[Any], Awaitable[Any]]) -> Any:
+        async def go() -> Any:
+            transport = httpx.ASGITransport(app)
+            async with (
+                app.router.lifespan_context(app),
+                httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+            ):
+                return await scenario(client)
+
+        return asyncio.run(go())
+
+    return run

@@ -1,0 +1,39 @@
+"""The comparison of evaluations, on a few images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+
+from benchmarks.evaluation import benchmark_evaluation
+from benchmarks.evaluation_data import CATEGORIES, generate
+from detlite.evaluation.ground_truth import check_results, read_truth
+
+
+def test_generated_data_are_like_cocos() -> None:
+    content, results = generate(60, 20)
+    truth = COCO()
+    truth.dataset = content
+    truth.createIndex()
+    rows = content["annotations"]
+    assert len(read_truth(truth, "segm")) == len(rows) == pytest.approx(60 * 7.3, rel=0.4)
+    assert len(results) == 60 * 20
+    check_results(results, truth, ("bbox", "segm"))
+    areas = np.array([row["area"] for row in rows])
+    assert (areas < 32**2).mean() == pytest.approx(0.41, abs=0.1)
+    assert (areas > 96**2).mean() == pytest.approx(0.24, abs=0.1)
+    assert 0 < sum(row["iscrowd"] for row in rows) < 0.05 * len(rows)
+    assert {len(row["segmentation"]) for row in rows if not row["iscrowd"]} == {1, 2, 3}
+    assert len(content["categories"]) == CATEGORIES
+    assert generate(3, 5)[0] == generate(3, 5)[0] != generate(3, 5, seed=1)[0]
+
+
+def test_both_are_measured_and_agree() -> None:
+    first, second = benchmark_evaluation(images=8, detections=20)
+    for row, kind in ((first, "bbox"), (second, "segm")):
+        assert (row.kind, row.images, row.detections) == (kind, 8, 20)
+        assert row.ratio == row.pycocotools_s / row.detlite_s > 0
+        assert row.cpu_ratio == row.pycocotools_cpu_s / row.detlite_cpu_s > 0
+        assert row.detlite_mib > 50 < row.pycocotools_mib
+        assert row.difference < 1e-9

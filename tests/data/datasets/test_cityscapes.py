@@ -1,0 +1,141 @@
+"""Cityscapes' own files as a data set in COCO form."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from detlite.config import ConfigError
+from detlite.data.datasets.catalog import build_dataset
+from detlite.data.errors import DataError
+from detlite.structures.masks.formats import to_bitmap
+
+
+@pytest.fixture
+def city(tmp_path):
+    """Two cities with a picture each of 24 x 40 in val: cars, a group, a caravan, a road, void."""
+    folder = tmp_path / "cityscapes"
+    for number, name in enumerate(["bonn", "ulm"]):
+        stem = f"{name}_000000_{number:06d}"
+        pictures, truth = folder / "leftImg8bit/val" / name, folder / "gtFine/val" / name
+        pictures.mkdir(parents=True)
+        truth.mkdir(parents=True)
+        Image.fromarray(np.zeros((24, 40, 3), np.uint8)).save(pictures / f"{stem}_leftImg8bit.png")
+        ids = np.full((24, 40), 7, np.uint16)
+        ids[2:12, 4:20] = 26000
+        ids[6:10, 10:30] = 26001  # in front of the first
+        ids[14:20, 0:8] = 26  # a group
+        ids[14:20, 10:16] = 29000
+        ids[14:20, 20:25] = 29  # a group, which is void
+        ids[21:24] = 1  # the own car
+        Image.fromarray(ids).save(truth / f"{stem}_gtFine_instanceIds.png")
+        objects = [
+            {"label": "road", "polygon": [[0, 0], [39, 0], [39, 23], [0, 23]]},
+            {"label": "car", "polygon": [[4, 2], [20, 2], [20, 12], [4, 12]]},
+            {"label": "car", "polygon": [[10, 6], [30, 6], [30, 10], [10, 10]]},
+            {"label": "cargroup", "polygon": [[0, 14], [8, 14], [8, 20], [0, 20]]},
+            {"label": "caravan", "polygon": [[10, 14], [16, 14], [16, 20], [10, 20]]},
+            {"label": "caravangroup", "polygon": [[20, 14], [24, 14], [24, 19], [20, 19]]},
+            {"label": "static", "polygon": [[0, 14], [4, 14], [4, 19], [0, 19]]},
+            {"label": "license plate", "polygon": [[0, 14], [1, 14], [1, 15], [0, 15]]},
+            {"label": "static", "polygon": [[30, 0], [34, 0], [34, 4], [30, 4]]},
+            {"label": "sky", "polygon": [[30, 0], [34, 0], [34, 4], [30, 4]]},
+            {"label": "ego vehicle", "polygon": [[0, 21], [39, 21], [39, 23], [0, 23]]},
+            {"label": "person", "polygon": [[1, 1], [2, 2]]},
+            {"label": "bus", "deleted": 1, "polygon": [[0, 0], [9, 0], [9, 9]]},
+        ]
+        content = {"imgHeight": 24, "imgWidth": 40, "objects": objects}
+        (truth / f"{stem}_gtFine_polygons.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "categories", "found", "first_area"),
+    [
+        ("cityscapes_fine_instance_seg_val", 8, ["car", "car"], 160 - 40),
+        ("cityscapes_mask_instance_val", 10, ["car", "car", "caravan"], 160 - 40),
+        ("cityscapes_poly_instance_val", 10, ["car", "car", "caravan"], 160),
+    ],
+)
+def test_names_that_configs_use(city, small_cfg, name, categories, found, first_area):
+    dataset = build_dataset(small_cfg(), name, train=True)
+    assert len(dataset.categories) == categories
+    _, target = dataset[1]
+    boxes = target["boxes"].tolist()
+    assert [4, 2, 20, 12] in boxes
+    assert [10, 6, 30, 10] in boxes
+    labels = target["labels"].tolist()
+    assert sorted(dataset.categories[label - 1]["name"] for label in labels) == found
+    first = target["masks"].bitmaps(*target["size"])[boxes.index([4, 2, 20, 12])]
+    assert first.sum() == first_area
+
+
+def test_groups_are_crowds_in_evaluation(city, small_cfg):
+    for form, caravans in (("poly", [20, 14, 4, 5]), ("mask", [20, 14, 5, 6])):
+        dataset = build_dataset(small_cfg(), f"cityscapes_{form}_instance_val", train=False)
+        crowds = [row["bbox"] for row in dataset.coco_gt().dataset["annotations"] if row["iscrowd"]]
+        assert crowds == [[0, 14, 8, 6], caravans] * 2
+
+
+def test_images_tell_where_they_are_void(city, small_cfg):
+    wanted = np.zeros((24, 40), bool)
+    wanted[14:20, 20:25] = wanted[21:24] = True
+    for form in ("mask", "poly"):
+        if form == "poly":  # in front of the group of cars, unlike what is behind the sky
+            wanted[14:20, 0:5] = True
+        dataset = build_dataset(small_cfg(), f"cityscapes_{form}_instance_val", train=False)
+        for image in dataset.coco_gt().dataset["images"]:
+            assert (to_bitmap(image["void"], 24, 40) == wanted).all()
+
+
+def test_what_is_not_labelled_is_void(city, small_cfg):
+    for file in city.glob("gtFine/val/*/*.json"):
+        car = {"label": "car", "polygon": [[4, 2], [19, 2], [19, 11], [4, 11]]}
+        file.write_text(json.dumps({"objects": [car]}))
+    dataset = build_dataset(small_cfg(), "cityscapes_poly_instance_val", train=False)
+    void = to_bitmap(dataset.coco_gt().dataset["images"][0]["void"], 24, 40)
+    assert void.sum() == 24 * 40 - 160
+    assert not void[2:12, 4:20].any()
+
+
+def test_a_part_of_the_pictures(city, small_cfg):
+    entry = {"name": "one", "type": "cityscapes", "folder": "cityscapes", "split": "val",
+             "form": "mask", "most": 1, "all": False}  # fmt: skip
+    assert len(build_dataset(small_cfg("DATASETS.CATALOG", [entry]), "one", train=False)) == 1
+    every = build_dataset(small_cfg(), "cityscapes_mask_instance_minival", train=False)
+    assert len(every) == 2
+
+
+@pytest.mark.parametrize("missing", ["leftImg8bit/val", "gtFine/val"])
+def test_missing_folder_is_named(city, small_cfg, missing):
+    (city / missing).rename(city / "elsewhere")
+    with pytest.raises(DataError, match=f"instance_val: .*{missing} is missing; put it there"):
+        build_dataset(small_cfg(), "cityscapes_mask_instance_val", train=True)
+
+
+def test_what_cannot_be_read_is_named(city, small_cfg):
+    truth = city / "gtFine/val/bonn"
+    (truth / "bonn_000000_000000_gtFine_polygons.json").write_text("{}")
+    Image.fromarray(np.zeros((4, 4), np.uint16)).save(
+        truth / "bonn_000000_000000_gtFine_instanceIds.png"
+    )
+    for form, message in (("poly", r"polygons\.json.*objects"), ("mask", r"Ids\.png.*its size is")):
+        with pytest.raises(DataError, match=message):
+            build_dataset(small_cfg(), f"cityscapes_{form}_instance_val", train=True)
+    (truth / "bonn_000000_000000_gtFine_polygons.json").unlink()
+    with pytest.raises(DataError, match=r"polygons\.json: cannot be read"):
+        build_dataset(small_cfg(), "cityscapes_poly_instance_val", train=True)
+
+
+def test_no_pictures_and_unknown_form(city, small_cfg):
+    for file in city.glob("leftImg8bit/val/*/*.png"):
+        file.unlink()
+    with pytest.raises(DataError, match="has no pictures <city>"):
+        build_dataset(small_cfg(), "cityscapes_mask_instance_val", train=True)
+    entry = {"name": "a", "type": "cityscapes", "folder": "c", "split": "val", "form": "png",
+             "most": 0, "all": True}  # fmt: skip
+    with pytest.raises(ConfigError, match="form is 'png', but must be poly or mask"):
+        build_dataset(small_cfg("DATASETS.CATALOG", [entry]), "a", train=True)

@@ -1,0 +1,150 @@
+"""The generated set: deterministic, whole or absent, sound, and beyond filled boxes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from pycocotools import mask as mask_utils
+from pycocotools.cocoeval import COCOeval
+
+from detlite.data import build_dataset
+from detlite.data.datasets import synthetic as shapes
+from detlite.data.datasets.coco import CocoDataset
+from detlite.data.errors import DataError
+from detlite.structures.masks.formats import to_bitmap
+
+
+def digest(folder):
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return shapes.generate_shapes(tmp_path_factory.mktemp("shapes"), "train", 40, seed=1)
+
+
+@pytest.fixture(scope="module")
+def ground_truth(folder):
+    return CocoDataset(folder / "annotations.json", folder / "images").coco_gt()
+
+
+def test_same_arguments_give_the_same_bytes(tmp_path):
+    one, same = (shapes.generate_shapes(tmp_path / name, "train", 3, 1) for name in "ab")
+    assert digest(one) == digest(same)
+    for split, seed in (("test", 1), ("train", 2)):
+        other = shapes.generate_shapes(tmp_path, split, 3, seed)
+        assert all(a[1] != b[1] for a, b in zip(digest(one), digest(other), strict=True))
+
+
+def test_a_set_is_only_read_afterwards(folder, monkeypatch):
+    def fail(*_):
+        raise AssertionError("written again")
+
+    monkeypatch.setattr(shapes, "_write", fail)
+    assert shapes.generate_shapes(folder.parent, "train", 40, seed=1) == folder
+
+
+def test_a_set_that_was_interrupted_is_made_anew(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shapes.json, "dumps", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            shapes.generate_shapes(tmp_path, "train", 2, seed=1)
+    assert list(tmp_path.iterdir()) == []
+    folder = shapes.generate_shapes(tmp_path, "train", 2, seed=1)
+    assert len(CocoDataset(folder / "annotations.json", folder / "images")) == 2
+
+
+def test_two_processes_at_once(tmp_path, monkeypatch):
+    write = shapes._write
+
+    def write_while_another_finishes(*arguments):
+        write(*arguments)
+        monkeypatch.setattr(shapes, "_write", write)
+        shapes.generate_shapes(tmp_path, "train", 2, seed=1)
+
+    monkeypatch.setattr(shapes, "_write", write_while_another_finishes)
+    folder = shapes.generate_shapes(tmp_path, "train", 2, seed=1)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="file: the shapes cannot be written"):
+        shapes.generate_shapes(tmp_path / "file", "train", 2, seed=1)
+
+
+def test_set_is_built_from_the_catalog(tmp_path, small_cfg):
+    entry = {"name": "s", "type": "shapes", "path": "s", "split": "t", "images": 4, "seed": 1}
+    cfg = small_cfg("DATASETS.CATALOG", [entry], "DATASETS.ROOT", str(tmp_path))
+    dataset = build_dataset(cfg, "s", train=True)
+    assert [row["id"] for row in dataset.categories] == [2, 3, 5, 7, 11]
+    assert "masks" in dataset[0][1]
+
+
+def test_categories_and_both_forms_of_segmentation_occur(folder):
+    rows = json.loads((folder / "annotations.json").read_text())["annotations"]
+    assert {row["category_id"] for row in rows} == set(shapes.CATEGORIES)
+    assert {type(row["segmentation"]) for row in rows} == {list, dict}
+    sides = [max(row["bbox"][2:]) for row in rows]
+    assert min(sides) < 32 < 60 < max(sides)
+
+
+def test_segmentations_fit_their_boxes_and_overlap_nowhere(ground_truth):
+    for image in ground_truth.dataset["images"]:
+        rows = ground_truth.imgToAnns[image["id"]]
+        bitmaps = [to_bitmap(row["segmentation"], image["height"], image["width"]) for row in rows]
+        for row, bitmap in zip(rows, bitmaps, strict=True):
+            assert abs(int(bitmap.sum()) - row["area"]) <= 0.1 * row["area"]
+            ys, xs = np.nonzero(bitmap)
+            x, y, w, h = row["bbox"]
+            tight = np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
+            assert np.abs(tight - [x, y, x + w, y + h]).max() <= 1.5
+        # Polygons and pixels are rounded differently along common edges, no more.
+        total = sum(bitmaps, np.zeros(()))
+        assert (total > 1).sum() <= 0.02 * max((total > 0).sum(), 1)
+
+
+def test_shapes_are_visible(folder):
+    dataset = CocoDataset(folder / "annotations.json", folder / "images", train=True)
+    contrasts = []
+    for index in range(len(dataset)):
+        image, target = dataset[index]
+        masks = target["masks"].bitmaps(*target["size"]).bool()
+        background = image[:, ~masks.any(0)].float().mean(1)
+        for mask in masks:
+            contrasts.append((image[:, mask].float().mean(1) - background).norm().item())
+    assert np.percentile(contrasts, 5) > 40
+
+
+def average_precision(ground_truth, results, iou_type):
+    evaluation = COCOeval(ground_truth, ground_truth.loadRes(results), iou_type)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    return evaluation.stats[0]
+
+
+def test_filled_boxes_fail_the_mask_metric(ground_truth, capsys):
+    """Perfect boxes whose masks are full, or the same centred ellipse, get nowhere near 0.55."""
+    full, ellipses = [], []
+    for row in ground_truth.loadAnns(ground_truth.getAnnIds()):
+        image = ground_truth.imgs[row["image_id"]]
+        x, y, w, h = row["bbox"]
+        bitmap = np.zeros((image["height"], image["width"]), np.uint8, order="F")
+        bitmap[y : y + h, x : x + w] = 1
+        result = {"image_id": image["id"], "category_id": row["category_id"], "score": 1.0}
+        full.append({**result, "bbox": [x, y, w, h], "segmentation": mask_utils.encode(bitmap)})
+        ys, xs = np.mgrid[: image["height"], : image["width"]] + 0.5
+        outside = ((xs - x - w / 2) / (w / 2)) ** 2 + ((ys - y - h / 2) / (h / 2)) ** 2 > 1
+        bitmap[outside] = 0
+        ellipses.append({**result, "segmentation": mask_utils.encode(bitmap)})
+    assert average_precision(ground_truth, full, "bbox") == pytest.approx(1.0)
+    assert average_precision(ground_truth, full, "segm") < 0.2
+    assert average_precision(ground_truth, ellipses, "segm") < 0.2

@@ -1,0 +1,274 @@
+"""Pictures of all kinds are read as uint8 RGB; damaged ones are named."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from detlite.data.errors import DataError, TooLargeError
+from detlite.data.loading.image_reading import image_problem, picture_size, read_image
+
+RNG = np.random.default_rng(0)
+RGB = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
+GREY = RGB[:, :, 0]
+
+
+def save(tmp_path, picture, name="picture.png", **options):
+    picture.save(tmp_path / name, **options)
+    return tmp_path / name
+
+
+def test_rgb_is_read_exactly(tmp_path):
+    image = read_image(save(tmp_path, Image.fromarray(RGB)))
+    assert image.dtype == torch.uint8
+    assert image.is_contiguous()
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), RGB)
+
+
+def test_grey_is_expanded(tmp_path):
+    image = read_image(save(tmp_path, Image.fromarray(GREY)))
+    assert np.array_equal(image.numpy(), np.stack([GREY] * 3))
+
+
+def test_black_and_white_is_expanded(tmp_path):
+    image = read_image(save(tmp_path, Image.fromarray(GREY > 127)))
+    assert np.array_equal(image[0].numpy(), np.where(GREY > 127, 255, 0))
+
+
+def test_palette_is_resolved(tmp_path):
+    palette = Image.fromarray(RGB // 128 * 128).quantize(8)
+    image = read_image(save(tmp_path, palette))
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(palette.convert("RGB")))
+
+
+def test_alpha_is_dropped_without_blending(tmp_path):
+    alpha = np.zeros((12, 20, 1), np.uint8)
+    image = read_image(save(tmp_path, Image.fromarray(np.concatenate([RGB, alpha], axis=2))))
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), RGB)
+
+
+def test_of_16_bits_the_high_byte_is_kept(tmp_path):
+    values = GREY.astype(np.uint16) * 256 + 77
+    image = read_image(save(tmp_path, Image.fromarray(values)))
+    assert np.array_equal(image.numpy(), np.stack([GREY] * 3))
+
+
+def test_of_12_bits_the_highest_8_are_kept(tmp_path):
+    values = GREY.astype(np.uint16) * 16 + 7
+    path = save(tmp_path, Image.fromarray(values))
+    assert np.array_equal(read_image(path, bits=12).numpy(), np.stack([GREY] * 3))
+    with pytest.warns(UserWarning, match=r"no value from 4096 on.*INPUT\.PICTURE_BITS 12"):
+        read_image(path)
+    with pytest.raises(DataError, match=r"has a value of \d+, which INPUT.PICTURE_BITS 10 does"):
+        read_image(path, bits=10)
+
+
+def test_float_and_32_bit_pictures_are_refused(tmp_path):
+    with pytest.raises(DataError, match="float pictures have no 8-bit form"):
+        read_image(save(tmp_path, Image.fromarray(GREY.astype(np.float32)), "f.tiff"))
+    with pytest.raises(DataError, match="32-bit pictures have no 8-bit form"):
+        read_image(save(tmp_path, Image.fromarray(GREY.astype(np.int32) * 1000), "i.tiff"))
+
+
+def with_orientation(tmp_path, orientation, name):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"lossless": True} if name.endswith("webp") else {}
+    return save(tmp_path, Image.fromarray(RGB), name, exif=exif, **options)
+
+
+STORED = torch.from_numpy(RGB.transpose(2, 0, 1).copy())
+# How EXIF defines them: where the stored first row and first column are to be seen.
+UPRIGHT = {
+    1: STORED,  # top, left
+    2: STORED.flip(2),  # top, right
+    3: STORED.flip(1, 2),  # bottom, right
+    4: STORED.flip(1),  # bottom, left
+    5: STORED.transpose(1, 2),  # left, top
+    6: STORED.transpose(1, 2).flip(2),  # right, top
+    7: STORED.transpose(1, 2).flip(1, 2),  # right, bottom
+    8: STORED.transpose(1, 2).flip(1),  # left, bottom
+    99: STORED,  # no such orientation
+}
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize("name", ["a.png", "a.webp", "a.tif", "a.jpg"])
+def test_orientation_is_followed(tmp_path, orientation, name):
+    path = with_orientation(tmp_path, orientation, name)
+    upright = UPRIGHT[orientation]
+    size = tuple(upright.shape[1:])
+    image = read_image(path, size)
+    assert image.shape == upright.shape
+    if name != "a.jpg":
+        assert torch.equal(image, upright)
+    assert torch.equal(read_image(path), image)
+    assert picture_size(path) == size
+    assert image_problem(path, size) is None
+    if size == (20, 12):
+        assert "states 20x12" in str(image_problem(path, (12, 20)))
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg"])
+def test_annotations_that_count_stored_pixels_are_named(tmp_path, name):
+    path = with_orientation(tmp_path, 6, name)
+    message = r"picture is 12x20 .* states 20x12, its size before EXIF orientation 6 turns it: if"
+    with pytest.raises(DataError, match=message):
+        read_image(path, (12, 20))
+    assert re.search(message, str(image_problem(path, (12, 20))))
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp"])
+def test_orientation_may_be_left_alone(tmp_path, name):
+    path = with_orientation(tmp_path, 6, name)
+    image = read_image(path, (12, 20), exif_orientation=False)
+    if name != "a.jpg":
+        assert torch.equal(image, STORED)
+    assert image_problem(path, (12, 20), exif_orientation=False) is None
+    problem = str(image_problem(path, (20, 12), exif_orientation=False))
+    assert re.search("once EXIF orientation 6 turns it: .*exif_orientation=True", problem)
+    assert "exif_orientation=False" in str(image_problem(path, (12, 20)))
+
+
+def test_orientation_behind_the_pixels_of_a_png(tmp_path):
+    path = with_orientation(tmp_path, 8, "a.png")
+    data = path.read_bytes()
+    at = data.index(b"eXIf") - 4
+    chunk = data[at : at + 12 + int.from_bytes(data[at : at + 4], "big")]
+    path.write_bytes(data.replace(chunk, b"").replace(b"\0\0\0\0IEND", chunk + b"\0\0\0\0IEND"))
+    assert torch.equal(read_image(path, (20, 12)), UPRIGHT[8])
+    assert image_problem(path, (20, 12)) is None
+
+
+def test_exif_that_cannot_be_read_is_passed_over(tmp_path):
+    cut_off = b"Exif\0\0MM\0*\0\0\0\x08\0\x05\0"
+    path = save(tmp_path, Image.fromarray(RGB), "a.png", exif=cut_off)
+    with pytest.warns(UserWarning, match="Corrupt EXIF data"):
+        assert torch.equal(read_image(path), STORED)
+
+
+def test_size_that_does_not_match(tmp_path):
+    path = save(tmp_path, Image.fromarray(RGB))
+    with pytest.raises(DataError, match=r"picture.png: the picture is 20x12 .* states 12x20"):
+        read_image(path, (20, 12))
+    assert "states 12x20: width and height have changed" in str(image_problem(path, (20, 12)))
+    assert str(image_problem(path, (20, 13))).endswith("states 13x20")
+
+
+@pytest.mark.parametrize("extension", ["png", "jpg", "bmp", "gif", "tif", "webp"])
+@pytest.mark.parametrize("kept", [0.0, 0.1, 0.5, 0.9])
+def test_truncated_pictures_are_refused(tmp_path, extension, kept):
+    path = save(tmp_path, Image.fromarray(RGB), f"a.{extension}")
+    assert image_problem(path, (12, 20)) is None
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * kept)])
+    with pytest.raises(DataError, match=rf"a.{extension}: the picture is damaged or truncated"):
+        read_image(path)
+    assert "damaged or truncated" in str(image_problem(path, (12, 20)))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("kept", [0.5, 0.8, 0.95])
+def test_jpegs_that_were_cut_and_closed_again(tmp_path, mode, kept):
+    ramp = np.add.outer(np.arange(200), np.arange(160)).astype(np.uint8)
+    path = save(tmp_path, Image.fromarray(ramp).convert(mode), "a.jpg")
+    read_image(path)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * kept)] + b"\xff\xd9")
+    with pytest.raises(DataError, match=r"a.jpg: .*truncated \(data are missing\)"):
+        read_image(path)
+
+
+def test_a_whole_jpeg_may_end_in_grey(tmp_path):
+    for mode in ("RGB", "L"):
+        path = save(tmp_path, Image.new(mode, (40, 30), (128,) * len(mode)), "a.jpg")
+        assert read_image(path)[0, 29, 39] == 128
+
+
+def test_data_after_the_end_is_no_damage(tmp_path):
+    path = save(tmp_path, Image.fromarray(RGB), "a.jpg")
+    path.write_bytes(path.read_bytes() + b"\0" * 100)
+    assert image_problem(path, (12, 20)) is None
+
+
+def test_missing_file_and_folder(tmp_path):
+    with pytest.raises(DataError, match=r"none\.png: no such picture file"):
+        read_image(tmp_path / "none.png")
+    assert image_problem(tmp_path / "none.png", (1, 1)) == "no such picture file"
+    assert image_problem(tmp_path, (1, 1)) == "is no regular file"
+    assert "too long" in str(image_problem(tmp_path / ("n" * 5000), (1, 1)))
+
+
+def test_what_might_never_end_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "fifo.png")
+    for path in (tmp_path / "fifo.png", Path("/dev/zero")):
+        with pytest.raises(DataError, match=rf"{path}: is no regular file"):
+            read_image(path)
+        assert image_problem(path, (1, 1)) == "is no regular file"
+
+
+def test_pictures_above_the_limit(tmp_path):
+    side = 20_000
+    path = save(tmp_path, Image.new("1", (side, side)), "a.png")
+    for problem in (image_problem(path, (side, side)), image_problem(path, (1, 1))):
+        assert re.search(r"more than 178956970 pixels; .* DATASETS\.MAX_PIXELS", str(problem))
+    with pytest.raises(DataError, match=r"a.png: the picture has more than"):
+        read_image(path)
+
+
+def test_the_limit_can_be_raised(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # as low as the picture is small
+    path = save(tmp_path, Image.fromarray(RGB))
+    assert "more than 150 pixels" in str(image_problem(path, (12, 20), 150))
+    assert image_problem(path, (12, 20), 240) is None
+    assert read_image(path, max_pixels=240).shape == (3, 12, 20)
+
+
+def test_bytes_are_read_as_the_file_that_they_are(tmp_path):
+    for name in ("p.png", "p.jpg", "p.webp", "p.tiff"):
+        path = save(tmp_path, Image.fromarray(RGB), name)
+        assert torch.equal(read_image(path.read_bytes()), read_image(path))
+    turned = with_orientation(tmp_path, 6, "turned.jpg")
+    assert torch.equal(read_image(turned.read_bytes()), read_image(turned))
+    with pytest.raises(DataError, match=r"bytes: the picture is damaged or truncated"):
+        read_image(path.read_bytes()[:-200])
+
+
+def test_bytes_are_of_common_formats_alone(tmp_path):
+    """Pillow reads others, some of which run programs."""
+    path = save(tmp_path, Image.fromarray(RGB), "p.ppm")
+    assert read_image(path).shape == (3, 12, 20)
+    for content in (path.read_bytes(), b"", b"%!PS-Adobe-3.0 EPSF-3.0\n"):
+        with pytest.raises(DataError, match="bytes: is none of JPEG, PNG, WEBP, BMP, TIFF, GIF"):
+            read_image(content)
+
+
+def test_a_picture_that_is_too_large_is_told_apart(tmp_path):
+    path = save(tmp_path, Image.fromarray(RGB))
+    for source in (path, path.read_bytes()):
+        with pytest.raises(TooLargeError, match="more than 239 pixels"):
+            read_image(source, max_pixels=239)
+        assert read_image(source, max_pixels=240).shape == (3, 12, 20)
+
+
+def test_size_of_what_is_no_picture(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"a\.png: the picture is damaged"):
+        picture_size(tmp_path / "a.png")
+    with pytest.raises(DataError, match=r"none\.png: no such picture file"):
+        picture_size(tmp_path / "none.png")
+
+
+def test_a_format_that_is_not_read(tmp_path):
+    """A DDS without a format of its pixels, at which Pillow raises a NotImplementedError."""
+    header = struct.pack("<4I", 124, 0, 4, 4)
+    (tmp_path / "a.dds").write_bytes(b"DDS " + header.ljust(124, b"\0"))
+    with pytest.raises(DataError, match=r"a\.dds: the picture is damaged or truncated"):
+        read_image(tmp_path / "a.dds")

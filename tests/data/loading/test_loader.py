@@ -1,0 +1,465 @@
+"""Loaders: reproducible batches whatever the number of processes, and readable errors."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from detlite import distributed
+from detlite.config import ConfigError
+from detlite.conversion.checkpoint.files import replace_file
+from detlite.data.datasets.catalog import build_dataset, build_train_dataset
+from detlite.data.errors import DataError
+from detlite.data.loading.batch_loader import LoaderProcessError, naming_dead_loaders
+from detlite.data.loading.loader import TransformedDataset, build_test_loader, build_train_loader
+from detlite.data.loading.samplers import Sample
+from detlite.data.transforms.augment import build_transform
+from detlite.data.transforms.copy_paste import paste_objects
+from detlite.data.transforms.mosaic import make_mosaic
+from detlite.structures.masks.packed import PackedMasks
+
+ROOT = Path(__file__).parents[2]
+
+
+def equal(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, PackedMasks):
+        return equal(tree_leaves(one), tree_leaves(other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+def take(loader, count):
+    return list(itertools.islice(loader, count))
+
+
+@pytest.fixture
+def training(content, write_set, small_cfg):
+    """Takes overrides; gives config and training set."""
+    write_set(content)
+
+    def build(*opts):
+        cfg = small_cfg("INPUT.VERTICAL_FLIP_PROB_TRAIN", 0.5, *opts)
+        return cfg, build_train_dataset(cfg)
+
+    return build
+
+
+def test_training_batches_are_lists_of_images_and_targets(training):
+    images, targets = take(build_train_loader(*training()), 1)[0]
+    assert len(images) == len(targets) == 2
+    assert all(image.dtype == torch.uint8 and image.shape[0] == 3 for image in images)
+    for image, target in zip(images, targets, strict=True):
+        assert len(target["masks"]) == len(target["boxes"])
+        assert target["masks"].bitmaps(*image.shape[1:]).any()
+
+
+def test_resuming_gives_the_same_pixels(training):
+    straight = take(build_train_loader(*training()), 7)
+    assert equal(straight[4:], take(build_train_loader(*training(), start_iter=4), 3))
+
+
+def test_worker_processes_give_the_same_pixels(training):
+    alone = take(build_train_loader(*training()), 5)
+    assert equal(alone, take(build_train_loader(*training("DATALOADER.NUM_WORKERS", 2)), 5))
+
+
+def test_seed_and_round_change_the_augmentation(training):
+    first = take(build_train_loader(*training()), 12)
+    assert not equal(first, take(build_train_loader(*training("SEED", 1)), 12))
+    sizes = {tuple(image.shape) for images, _ in first for image in images}
+    assert len(sizes) == 4  # two images at two scales
+
+
+def test_loading_leaves_the_global_generator_alone(training):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    take(build_train_loader(*training()), 3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_aspect_ratio_grouping(training):
+    for images, _ in take(build_train_loader(*training()), 6):
+        assert len({image.shape[1] < image.shape[2] for image in images}) == 1
+    mixed = take(build_train_loader(*training("DATALOADER.ASPECT_RATIO_GROUPING", False)), 6)
+    assert any(len({image.shape[1] < image.shape[2] for image in batch[0]}) == 2 for batch in mixed)
+
+
+def test_rare_categories_are_repeated(training, caplog):
+    """Of the two images, both have a dog and one a cat: sqrt(0.98 / 0.5) = 1.4 times."""
+    caplog.set_level("INFO")
+    options = ("DATALOADER.REPEAT_THRESHOLD", 0.98, "DATALOADER.ASPECT_RATIO_GROUPING", False)
+    loaded = take(build_train_loader(*training(*options)), 60)
+    ids = [target["image_id"] for _, targets in loaded for target in targets]
+    assert abs(ids.count(10) - 120 * 1.4 / 2.4) <= 1
+    assert "1 of 2 images are repeated, at most 1.4 times; a round has 2 images" in caplog.text
+    again = build_train_loader(*training(*options, "DATALOADER.NUM_WORKERS", 1), start_iter=50)
+    assert equal(loaded[50:], take(again, 10))
+
+
+def test_repeats_within_a_round_are_augmented_apart(training):
+    cfg, dataset = training("INPUT.MIN_SIZE_TRAIN", (20,))
+    samples = TransformedDataset(dataset, build_transform(cfg, train=True), cfg.SEED)
+    images = [samples[Sample(3, 0, repeat)][0] for repeat in range(4)]
+    assert not any(equal(images[0], other) for other in images[1:])
+    assert equal(samples[Sample(3, 0, 2)][0], images[2])
+
+
+STRONG = (
+    "INPUT.SCALE_JITTER", (0.4, 2.0), "INPUT.CROP_SIZE", 48, "INPUT.COPY_PASTE_PROB", 0.7,
+    "INPUT.SATURATION", 0.5, "INPUT.HUE", 0.1,
+)  # fmt: skip
+
+
+def test_strong_augmentation_is_a_function_of_seed_and_iteration(training):
+    straight = take(build_train_loader(*training(*STRONG)), 24)
+    assert equal(straight[19:], take(build_train_loader(*training(*STRONG), start_iter=19), 5))
+    workers = build_train_loader(*training(*STRONG, "DATALOADER.NUM_WORKERS", 2))
+    assert equal(straight[:12], take(workers, 12))
+    assert not equal(straight[:4], take(build_train_loader(*training(*STRONG, "SEED", 1)), 4))
+    images = [image for images, _ in straight for image in images]
+    assert {tuple(image.shape) for image in images} == {(3, 48, 48)}
+    # Image 11 has no cat of its own, label 2.
+    pairs = {
+        (target["image_id"], int(label))
+        for _, targets in straight
+        for target in targets
+        for label in target["labels"]
+    }
+    assert pairs == {(10, 1), (10, 2), (11, 1), (11, 2)}
+    for _, targets in straight:
+        for target in targets:
+            masks = target["masks"].bitmaps(48, 48)
+            assert len(masks) == len(target["boxes"]) == len(target["labels"])
+            assert masks.any(dim=(1, 2)).all()
+            assert (target["boxes"] >= 0).all()
+            assert (target["boxes"] <= 48).all()
+
+
+@pytest.mark.parametrize("jitter", [(), STRONG])
+@pytest.mark.parametrize("masks", [True, False])
+def test_mosaics_are_a_function_of_seed_and_iteration(training, jitter, masks):
+    options = [*jitter, "INPUT.MOSAIC_PROB", 0.7, "MODEL.MASK_ON", masks]
+    options += [] if masks else ["INPUT.COPY_PASTE_PROB", 0.0]
+    straight = take(build_train_loader(*training(*options)), 16)
+    assert equal(straight[11:], take(build_train_loader(*training(*options), start_iter=11), 5))
+    workers = build_train_loader(*training(*options, "DATALOADER.NUM_WORKERS", 2))
+    assert equal(straight[:8], take(workers, 8))
+    assert not equal(straight[:4], take(build_train_loader(*training(*options, "SEED", 1)), 4))
+    without = [*options, "INPUT.MOSAIC_PROB", 0.0]
+    sizes = [
+        {tuple(image.shape) for images, _ in batches for image in images}
+        for batches in (straight, take(build_train_loader(*training(*without)), 16))
+    ]
+    assert sizes[0] == sizes[1]  # as those of other images, so groups of wide and tall ones stay
+    counts = []
+    for images, targets in straight:
+        for image, target in zip(images, targets, strict=True):
+            height, width = image.shape[1:]
+            counts.append(len(target["boxes"]))
+            assert len(target["labels"]) == counts[-1]
+            assert (target["boxes"] >= 0).all()
+            assert (target["boxes"] <= torch.tensor([width, height, width, height])).all()
+            if masks:
+                bitmaps = target["masks"].bitmaps(height, width)
+                assert len(bitmaps) == counts[-1]
+                assert bitmaps.any(dim=(1, 2)).all()
+    assert max(counts) > 2  # the most that a picture has
+
+
+def test_mosaics_come_before_pasted_objects(training, monkeypatch):
+    """Three other pictures, each transformed apart, and one more whose objects are pasted."""
+    cfg, dataset = training("INPUT.MOSAIC_PROB", 1.0, "INPUT.COPY_PASTE_PROB", 1.0)
+    mosaics, pasted = [], []
+
+    def noting_parts(parts, size, fill):
+        assert size == tuple(parts[0][0].shape[1:])
+        mosaics.append([target["image_id"] for _, target in parts])
+        return make_mosaic(parts, size, fill)
+
+    def noting_paste(image, target, source, objects):
+        pasted.append((target["image_id"], len(mosaics)))
+        return paste_objects(image, target, source, objects)
+
+    monkeypatch.setattr("detlite.data.loading.loader.make_mosaic", noting_parts)
+    monkeypatch.setattr("detlite.data.loading.loader.paste_objects", noting_paste)
+    batches = take(build_train_loader(cfg, dataset), 20)
+    ids = [target["image_id"] for _, targets in batches for target in targets]
+    assert [parts[0] for parts in mosaics] == ids
+    assert pasted == [(image_id, number) for number, image_id in enumerate(ids, start=1)]
+    others = [one for parts in mosaics for one in parts[1:]]
+    assert 40 < others.count(10) < 80  # of 120, from both pictures
+
+
+def test_mosaics_under_jitter_have_the_size_of_the_crop(training, monkeypatch):
+    """And are made of pictures that were not cropped before."""
+    jitter = ("INPUT.SCALE_JITTER", (2.0, 2.0), "INPUT.CROP_SIZE", 48)
+    cfg, dataset = training(*jitter, "INPUT.MOSAIC_PROB", 1.0)
+    sizes = set()
+
+    def noting_parts(parts, size, fill):
+        sizes.update(tuple(image.shape[1:]) for image, _ in parts)
+        return make_mosaic(parts, size, fill)
+
+    monkeypatch.setattr("detlite.data.loading.loader.make_mosaic", noting_parts)
+    for images, _ in take(build_train_loader(cfg, dataset), 6):
+        assert {tuple(image.shape) for image in images} == {(3, 48, 48)}
+    assert sizes == {(72, 96), (96, 48)}
+
+
+def test_mosaics_take_the_proposals_of_their_pictures(training, tmp_path):
+    rows = [
+        {"image_id": number, "category_id": 7, "bbox": [0, 0, 20, 30], "score": 0.5}
+        for number in (10, 10, 11)
+    ]
+    (tmp_path / "small" / "proposals.json").write_text(json.dumps(rows))
+    options = (
+        "MODEL.LOAD_PROPOSALS",
+        True,
+        "DATASETS.PROPOSAL_FILES_TRAIN",
+        ("small/proposals.json",),
+    )
+    batches = take(build_train_loader(*training(*options, "INPUT.MOSAIC_PROB", 1.0)), 8)
+    for images, targets in batches:
+        for image, target in zip(images, targets, strict=True):
+            proposals, size = target["proposals"], torch.tensor(image.shape[1:])
+            assert 1 <= len(proposals) <= 8
+            assert (proposals[:, 2:] <= size.flip(0)).all()
+            assert (proposals[:, 2:] - proposals[:, :2] >= 1).all()
+    counts = {len(target["proposals"]) for _, targets in batches for target in targets}
+    assert max(counts) > 2  # the most that a picture has
+
+
+@pytest.mark.parametrize("options", [("MODEL.MASK_ON", False), ("MODEL.LOAD_PROPOSALS", True)])
+def test_pasting_needs_masks_and_no_proposals(training, options):
+    cfg, dataset = training("INPUT.COPY_PASTE_PROB", 0.5)
+    other = cfg.clone()
+    other.merge_from_list(list(options))
+    with pytest.raises(ConfigError, match=r"INPUT.COPY_PASTE_PROB is 0.5: .*MODEL.LOAD_PROP"):
+        build_train_loader(other, dataset)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_sees_each_image_once_by_size(content, write_set, small_cfg, workers):
+    write_set(content)
+    cfg = small_cfg("DATALOADER.NUM_WORKERS", workers, "TEST.IMS_PER_BATCH", 3)
+    loader = build_test_loader(cfg, build_dataset(cfg, "small", train=False))
+    assert len(loader) == 2
+    for _ in range(2):  # a loader can be used again
+        pairs = [pair for images, targets in loader for pair in zip(images, targets, strict=True)]
+        assert [target["image_id"] for _, target in pairs] == [11, 13, 10, 12]
+        found = [tuple(image.shape[1:]) for image, _ in pairs]
+        assert found == [(40, 20), (20, 30), (20, 27), (20, 20)]
+        assert [target["size"] for _, target in pairs] == [(40, 20), (16, 24), (30, 40), (16, 16)]
+        assert [images.canvas for images, _ in loader] == [(40, 30), (20, 20)]
+
+
+def test_processes_share_training_and_evaluation(training, monkeypatch):
+    cfg, dataset = training()
+    alone = take(build_train_loader(cfg, dataset), 4)
+    shares = []
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    for rank in (0, 1):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        shares.append(take(build_train_loader(cfg, dataset), 4))
+    for whole, first, second in zip(alone, *shares, strict=True):
+        assert equal(whole[0], first[0] + second[0])
+        assert equal(whole[1], first[1] + second[1])
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_processes_share_evaluation_evenly(training, monkeypatch, processes):
+    cfg, _ = training("TEST.IMS_PER_BATCH", processes)
+    test_set = build_dataset(cfg, "small", train=False)
+    shares = []
+    monkeypatch.setattr(distributed, "world_size", lambda: processes)
+    for rank in range(processes):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        loader = build_test_loader(cfg, test_set)
+        shares.append([target["image_id"] for _, batch in loader for target in batch])
+        assert len(loader) == len(shares[-1])
+    assert sorted(itertools.chain(*shares)) == [10, 11, 12, 13]
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_evaluation_is_padded_alike_whatever_the_number_of_processes(
+    training, monkeypatch, processes
+):
+    cfg, _ = training("TEST.IMS_PER_BATCH", 4, "INPUT.MAX_SIZE_TEST", 30)
+    test_set = build_dataset(cfg, "small", train=False)
+    monkeypatch.setattr(distributed, "world_size", lambda: processes)
+    for rank in range(processes):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        for images, _ in build_test_loader(cfg, test_set):
+            # 30 x 40, 40 x 20, 16 x 16 and 16 x 24 within 20 to 30 pixels
+            assert images.canvas == (30, 30)
+            assert max(image.shape[1] for image in images) <= 30
+
+
+@pytest.mark.parametrize(
+    ("key", "build"),
+    [("SOLVER.IMS_PER_BATCH", build_train_loader), ("TEST.IMS_PER_BATCH", build_test_loader)],
+)
+def test_batch_that_cannot_be_shared(training, monkeypatch, key, build):
+    cfg, dataset = training(key, 3)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=f"{key} is 3 .* make it a multiple of 2"):
+        build(cfg, dataset)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_error_while_loading_keeps_its_message(training, tmp_path, workers):
+    cfg, dataset = training("DATALOADER.NUM_WORKERS", workers)
+    picture = tmp_path / "small" / "images" / "a.png"
+    picture.write_bytes(picture.read_bytes()[:300])
+    with pytest.raises(DataError, match=r"a.png: the picture is damaged .* \(image id 10\)$"):
+        take(build_train_loader(cfg, dataset), 4)
+
+
+def kill_loader():
+    """Kills the loader process that was started last and waits until torch raises."""
+    os.kill(max(process.pid for process in multiprocessing.active_children()), signal.SIGKILL)
+    time.sleep(20)
+
+
+def test_a_loader_process_that_dies(training):
+    message = r"^a loader process died, probably for want of memory \(DataLoader worker .*--resume$"
+    batches = iter(build_train_loader(*training("DATALOADER.NUM_WORKERS", 1)))
+    next(batches)
+    with pytest.raises(LoaderProcessError, match=message), naming_dead_loaders():
+        kill_loader()
+
+
+def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(training, tmp_path):
+    """torch raises in the midst of the writing, which is not to blame."""
+    path = tmp_path / "model.pth"
+    batches = iter(build_train_loader(*training("DATALOADER.NUM_WORKERS", 1)))
+    next(batches)
+    with pytest.raises(LoaderProcessError), naming_dead_loaders():
+        replace_file(path, lambda temporary: kill_loader())
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_loader_process_that_dies_while_another_error_is_looked_for(training):
+    """As torch looks an operator up: a RuntimeError is there the sign of one that is missing."""
+
+    def look_up() -> None:
+        try:
+            kill_loader()
+        except RuntimeError:
+            raise AttributeError("no such operator") from None
+
+    batches = iter(build_train_loader(*training("DATALOADER.NUM_WORKERS", 1)))
+    next(batches)
+    with pytest.raises(LoaderProcessError), naming_dead_loaders():
+        look_up()
+
+
+def test_shared_memory_that_is_full(training):
+    """A limit on the size of files, which shared memory consists of, stands for it."""
+    loader = build_train_loader(*training("DATALOADER.NUM_WORKERS", 1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(LoaderProcessError, match=r"by shared memory \(.*too large.*--shm-size"):
+            next(iter(loader))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+SIGNALS_AT_THE_START = """
+import os, signal, sys, yaml
+from pathlib import Path
+from detlite.config import config_from
+from detlite.data import build_train_dataset, build_train_loader
+from detlite.engine.hooks.signals import StoppedError, StopSignals
+
+cfg = config_from(yaml.safe_load(Path("config.yaml").read_text()), Path("config.yaml"))
+train_set = build_train_dataset(cfg)
+number = signal.Signals[sys.argv[1]]
+send = lambda: os.kill(os.getpid(), number)
+os.register_at_fork(after_in_child=send, after_in_parent=send)
+try:
+    with StopSignals() as stop, stop.ending_at_once():
+        next(iter(build_train_loader(cfg, train_set)))
+except (StoppedError, KeyboardInterrupt):
+    print("stopped")
+with StopSignals() as stop:
+    try:
+        print(len(next(iter(build_train_loader(cfg, train_set)))[0]), stop.received)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(("name", "then"), [("SIGTERM", "2 SIGTERM"), ("SIGINT", "interrupted")])
+def test_signals_while_loader_processes_start(training, tmp_path, name, then):
+    """No process dies of them, and in the main process they count."""
+    cfg, _ = training("DATALOADER.NUM_WORKERS", 1)
+    (tmp_path / "config.yaml").write_text(cfg.dump())
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALS_AT_THE_START, name],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == ["stopped", then], done.stderr
+    assert done.stderr == ""
+
+
+def test_other_errors_pass():
+    with pytest.raises(RuntimeError, match=r"^mine$"), naming_dead_loaders():
+        raise RuntimeError("mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "masks", "classes"),
+    [("nuclei_dsb2018", True, 2), ("bccd", False, 4), ("coco_open", True, 81)],
+)
+def test_real_sets_pass_through_the_loaders(real_data, small_cfg, name, masks, classes):
+    entries = [
+        {
+            "name": split,
+            "annotations": f"{name}/annotations/instances_{split}.json",
+            "images": f"{name}/images",
+        }
+        for split in ("train", "val")
+    ]
+    cfg = small_cfg(
+        "DATASETS.ROOT", str(real_data), "DATASETS.CATALOG", entries, "DATASETS.TRAIN", ("train",),
+        "MODEL.MASK_ON", masks, "MODEL.ROI_BOX_HEAD.NUM_CLASSES", classes,
+        "INPUT.MIN_SIZE_TRAIN", (96, 128), "INPUT.MAX_SIZE_TRAIN", 200, "TEST.IMS_PER_BATCH", 8,
+    )  # fmt: skip
+    for images, targets in take(build_train_loader(cfg, build_train_dataset(cfg)), 4):
+        for image, target in zip(images, targets, strict=True):
+            assert len(target["boxes"])
+            assert target["labels"].min() >= 1
+            assert target["labels"].max() < classes
+            assert ("masks" in target) == masks
+            height, width = image.shape[1:]
+            assert (target["boxes"] <= torch.tensor([width, height, width, height])).all()
+    dataset = build_dataset(cfg, "val", train=False)
+    seen = [
+        target["image_id"] for _, targets in build_test_loader(cfg, dataset) for target in targets
+    ]
+    assert sorted(seen) == sorted(dataset.image_ids)

@@ -1,0 +1,187 @@
+"""Batches of training are a pure function of seed and iteration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detlite.data.loading.samplers import TrainingBatchSampler, repeat_factors
+
+
+def batches(count, wide, batch_size, seed=0, **options):
+    sampler = TrainingBatchSampler(wide, batch_size, seed, **options)
+    return list(itertools.islice(sampler, count))
+
+
+def test_each_round_is_a_permutation():
+    stream = list(itertools.chain(*batches(9, [False] * 12, 4)))
+    rounds = [[sample.image for sample in stream[i : i + 12]] for i in (0, 12, 24)]
+    assert all(sorted(indices) == list(range(12)) for indices in rounds)
+    assert rounds[0] != rounds[1] != rounds[2]
+    assert [sample.round for sample in stream] == [0] * 12 + [1] * 12 + [2] * 12
+
+
+def test_a_batch_may_be_larger_than_the_set():
+    (batch,) = batches(1, [False] * 3, 8)
+    assert len(batch) == len(set(batch)) == 8
+
+
+@given(
+    wide=st.lists(st.booleans(), min_size=1, max_size=30),
+    batch_size=st.integers(1, 5),
+    seed=st.integers(0, 1000),
+)
+def test_batches_are_of_one_kind_and_images_equally_often(wide, batch_size, seed):
+    rounds = 4
+    made = batches(rounds * len(wide), wide, batch_size, seed)
+    for batch in made:
+        assert len(batch) == batch_size
+        assert len({wide[sample.image] for sample in batch}) == 1
+    seen = Counter(sample.image for sample in itertools.chain(*made))
+    # Exactly so: over a multiple of len(wide) iterations each group gets its share.
+    assert set(seen) == set(range(len(wide)))
+    assert set(seen.values()) == {rounds * batch_size}
+
+
+def test_resuming_gives_the_same_batches():
+    wide = [True] * 7 + [False] * 5
+    straight = batches(40, wide, 4, seed=3)
+    assert straight[17:] == batches(23, wide, 4, seed=3, start_iter=17)
+
+
+def test_seeds_give_different_batches():
+    assert batches(3, [False] * 20, 4, seed=1) != batches(3, [False] * 20, 4, seed=2)
+
+
+def test_processes_share_the_batches_of_one():
+    wide = [True] * 7 + [False] * 5
+    alone = batches(20, wide, 4)
+    shares = [batches(20, wide, 4, rank=rank, world_size=2) for rank in (0, 1)]
+    assert [first + second for first, second in zip(*shares, strict=True)] == alone
+
+
+def test_shards_are_read_in_sequence_and_shuffled_within_a_window():
+    shards = np.repeat(np.arange(6), [10, 10, 1, 25, 4, 10])
+    count, window = len(shards), 7
+    stream = list(itertools.chain(*batches(30, [False] * count, 10, shards=shards, window=window)))
+    orders = []
+    for start in range(0, 300, count):
+        images = np.array([sample.image for sample in stream[start : start + count]])
+        assert sorted(images) == list(range(count))
+        middle = [np.flatnonzero(shards[images] == shard).mean() for shard in range(6)]
+        orders.append(np.argsort(middle).tolist())
+        unshuffled = np.lexsort((images, np.array(middle)[shards[images]]))
+        assert np.abs(unshuffled - np.arange(count)).max() < window
+        assert images.tolist() != images[unshuffled].tolist()
+    assert len({tuple(order) for order in orders}) > 1
+
+
+def test_both_groups_read_the_same_shards_at_a_time():
+    rng = np.random.default_rng(0)
+    wide = (rng.random(600) < 0.3).tolist()
+    shards = np.repeat(np.arange(12), 50)
+    seen = [
+        {int(shards[sample.image]) for sample in batch}
+        for batch in batches(150, wide, 4, shards=shards, window=20)
+    ]
+    for start in range(0, 140, 10):
+        assert len(set().union(*seen[start : start + 10])) <= 5
+
+
+def test_far_iterations_are_open_at_once():
+    (batch,) = batches(1, [False] * 10, 2, start_iter=10**9)
+    assert batch[0].round == 2 * 10**8
+
+
+def test_repeat_factors_are_those_of_lvis():
+    # Category 1 is in all four images, 2 in one of them, 3 in two; the last image has none.
+    labels = [{1, 2}, [1, 3, 3], {1}, {3, 1}, set()]
+    factors = repeat_factors(labels, 0.8)
+    assert factors.tolist() == [2.0, math.sqrt(0.8 / 0.4), 1.0, math.sqrt(0.8 / 0.4), 1.0]
+    assert repeat_factors(labels, 0.1).tolist() == [1.0] * 5
+    assert repeat_factors([], 0.5).shape == (0,)
+
+
+FACTORS = np.array([1.0, 1.25, 1.5, 2.0, 1.0, 3.7, 1.01])
+
+
+def rounds_of(factors, count, seed=0, wide=None, batch_size=3):
+    """For each of the first rounds of one group how often each image appears in it."""
+    stream = itertools.chain(
+        *batches(4 * count * len(factors), wide or [False] * len(factors), batch_size, seed,
+                 factors=factors)
+    )  # fmt: skip
+    seen = [Counter() for _ in range(count)]
+    for sample in itertools.takewhile(lambda sample: sample.round < count, stream):
+        assert sample not in seen[sample.round]  # a repeat has a number of its own
+        seen[sample.round][sample] += 1
+    for counts in seen:
+        for image in range(len(factors)):
+            own = sorted(sample.repeat for sample in counts if sample.image == image)
+            assert own == list(range(len(own)))
+    totals = [Counter(sample.image for sample in counts) for counts in seen]
+    return np.array([[total[image] for image in range(len(factors))] for total in totals])
+
+
+def test_a_round_has_each_image_its_factor_rounded_up_or_down():
+    counts = rounds_of(FACTORS, 50)
+    assert ((counts == np.floor(FACTORS)) | (counts == np.ceil(FACTORS))).all()
+    # Whole rounds have the sum of the factors, to one image.
+    ends = counts.sum(axis=1).cumsum()
+    assert (np.abs(ends - FACTORS.sum() * np.arange(1, 51)) <= 1).all()
+
+
+def test_rounding_favours_no_image_and_no_round():
+    first_rounds = np.array([rounds_of(FACTORS, 2, seed) for seed in range(1500)])
+    deviation = np.sqrt((FACTORS % 1) * (1 - FACTORS % 1) / 1500)
+    for counts in first_rounds.transpose(1, 0, 2):  # the first round of all seeds, the second
+        assert (np.abs(counts.mean(axis=0) - FACTORS) <= 4 * deviation).all()
+    # The images that are rounded up are others in the next round.
+    assert (first_rounds[:, 0] != first_rounds[:, 1]).any(axis=1).mean() > 0.5
+
+
+def test_repeats_are_spread_over_the_round():
+    (batch,) = batches(1, [False] * 4, 8, seed=1, factors=np.full(4, 2.0))
+    images = [sample.image for sample in batch]
+    assert sorted(images) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert images != sorted(images)
+    assert images[::2] != images[1::2]
+
+
+@given(
+    wide=st.lists(st.booleans(), min_size=1, max_size=12),
+    seed=st.integers(0, 1000),
+    start=st.integers(0, 200),
+)
+def test_repeated_batches_resume_and_are_shared_and_of_one_kind(wide, seed, start):
+    factors = np.random.default_rng(seed).uniform(1, 4, len(wide))
+    straight = batches(start + 6, wide, 4, seed, factors=factors)
+    assert straight[start:] == batches(6, wide, 4, seed, start_iter=start, factors=factors)
+    shares = [
+        batches(start + 6, wide, 4, seed, rank=rank, world_size=2, factors=factors)
+        for rank in (0, 1)
+    ]
+    assert [first + second for first, second in zip(*shares, strict=True)] == straight
+    for batch in straight:
+        assert len({wide[sample.image] for sample in batch}) == 1
+
+
+def test_groups_take_turns_by_their_repeated_sizes():
+    wide, factors = [True, False, False], np.array([4.0, 1.0, 1.0])
+    kinds = [wide[batch[0].image] for batch in batches(600, wide, 2, factors=factors)]
+    assert sum(kinds) == 400
+
+
+def test_factors_of_one_change_no_batch():
+    wide = [True] * 7 + [False] * 5
+    assert batches(40, wide, 4, 3) == batches(40, wide, 4, 3, factors=np.ones(12))
+
+
+def test_far_iterations_are_open_at_once_with_repeats():
+    (batch,) = batches(1, [False] * 7, 2, start_iter=10**9, factors=FACTORS)
+    assert abs(batch[0].round - 2 * 10**9 / FACTORS.sum()) <= 1000

@@ -1,0 +1,406 @@
+"""Data sets at URLs: as on the disk, whatever the server does, or an error that says why."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import shutil
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("aiohttp", reason="needs detlite[remote]")
+
+from fsspec import config as fsspec_config
+
+from detlite.apps.cli.check import main as check
+from detlite.config import ConfigError
+from detlite.data import (
+    CocoDataset,
+    DataError,
+    build_dataset,
+    build_train_dataset,
+    build_train_loader,
+)
+from detlite.data.remote import fetching
+from detlite.data.remote.fetching import RemoteError
+from detlite.data.remote.paths import GIGABYTE, Remote, local_copy, place
+from tests.data.servers import serving, upload
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch):
+    """The waits between tries, which are not waited."""
+    waited = []
+    monkeypatch.setattr(fetching.time, "sleep", waited.append)
+    return waited
+
+
+@pytest.fixture
+def web(tmp_path):
+    """A server of tmp_path."""
+    with serving(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def remote(content, write_set, web, cache):
+    """The small set by http: (annotation file, image folder, server)."""
+    write_set(content)
+    url = f"{web.url}/small"
+    return Remote(f"{url}/annotations.json"), Remote(f"{url}/images", GIGABYTE), web
+
+
+def same(one, other):
+    pairs = zip(one, other, strict=True)
+    return len(one) == len(other) and all(
+        torch.equal(image, image_2)
+        and torch.equal(target["boxes"], target_2["boxes"])
+        and target["image_id"] == target_2["image_id"]
+        for (image, target), (image_2, target_2) in pairs
+    )
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "url"),
+    [
+        ("s3://bucket/a", "b/c.jpg", "s3://bucket/a/b/c.jpg"),
+        ("s3://bucket/a/", "./c.jpg", "s3://bucket/a/c.jpg"),
+        ("s3://bucket/a", ".", "s3://bucket/a"),
+        ("https://a.org/b?key=c/d", "e f#1.jpg", "https://a.org/b/e%20f%231.jpg?key=c/d"),
+        ("zip://", "a.jpg", "zip://a.jpg"),
+        ("zip://b::https://a.org/c.zip", "a.jpg", "zip://b/a.jpg::https://a.org/c.zip"),
+        ("zip://::/c.zip", "a.jpg", "zip://a.jpg::/c.zip"),
+        ("simplecache::s3://bucket/a", "b.jpg", "simplecache::s3://bucket/a/b.jpg"),
+        ("file:///a", "b.jpg", "file:///a/b.jpg"),
+    ],
+)
+def test_files_of_a_folder(folder, name, url):
+    assert (Remote(folder, 7) / name) == Remote(url, 7)
+
+
+def test_places(monkeypatch):
+    monkeypatch.setenv("BUCKET", "cells")
+    assert place("s3://${BUCKET}/a", Path("/data")) == Remote("s3://cells/a")
+    assert place("a/b", Path("/data")) == Path("/data/a/b")
+    assert place("a/b", Remote("s3://bucket")) == Remote("s3://bucket/a/b")
+    assert place("/a", Remote("s3://bucket")) == Path("/a")
+    assert place("a") == Path("a")
+    assert str(Remote("https://a.org/b?key=secret")) == "https://a.org/b?..."
+    assert Remote("zip://a/b.json::https://a.org/c.zip").name == "b.json"
+
+
+def test_it_is_the_set_on_the_disk(remote, tmp_path):
+    annotations, images, _ = remote
+    local = CocoDataset(tmp_path / "small/annotations.json", tmp_path / "small/images", train=True)
+    assert same(CocoDataset(annotations, images, train=True), local)
+
+
+def test_all_is_fetched_once(remote):
+    annotations, images, web = remote
+    for _ in range(2):
+        list(CocoDataset(annotations, images))
+    assert set(web.asked.values()) == {1}
+    assert len(web.asked) == 5
+    list(CocoDataset(annotations, Remote(images.url)))
+    assert web.asked["/small/images/a.png"] == 2  # nothing is to be kept
+
+
+def test_pictures_are_looked_at_once(remote):
+    annotations, images, web = remote
+    uncached = Remote(images.url)
+    CocoDataset(annotations, uncached)
+    asked = web.asked.copy()
+    CocoDataset(annotations, uncached)
+    assert web.asked == asked
+    CocoDataset(annotations, uncached, max_pixels=10_000, check_pictures=False)
+    assert web.asked == asked
+
+
+def test_annotations_are_fetched_again_when_they_change(remote, tmp_path, content, settled):
+    annotations, images, web = remote
+    assert len(CocoDataset(annotations, images)) == 4
+    content["images"].pop(2)
+    (tmp_path / "small/annotations.json").write_text(json.dumps(content))
+    assert len(CocoDataset(annotations, images)) == 3
+    assert web.asked["/small/annotations.json"] == 2
+    content["categories"][0]["name"] = "cow"  # of the same size
+    (tmp_path / "small/annotations.json").write_text(json.dumps(content))
+    assert CocoDataset(annotations, images).categories[1]["name"] == "cow"
+    web.versioned = False
+    for count in (4, 5):
+        CocoDataset(annotations, images)
+        assert web.asked["/small/annotations.json"] == count
+
+
+def test_a_copy_that_is_cut_off_is_made_anew(remote, cache):
+    annotations, images, web = remote
+    CocoDataset(annotations, images)
+    (copy,) = cache.glob("*.copy")
+    os.truncate(copy, 100)
+    assert len(CocoDataset(annotations, images)) == 4
+    assert web.asked["/small/annotations.json"] == 2
+
+
+@pytest.mark.parametrize("variable", ["", "full"])
+def test_without_a_cache(remote, monkeypatch, variable, cache, caplog):
+    annotations, images, web = remote
+    if variable == "":
+        monkeypatch.setenv("DETLITE_CACHE", "")
+    else:
+
+        def full(*args):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("detlite.data.remote.file_cache.appearing", full)
+    assert len(list(CocoDataset(annotations, images))) == 4
+    assert web.asked["/small/images/a.png"] == 2
+    said = [record for record in caplog.records if "no copies are kept" in record.getMessage()]
+    assert len(said) == (variable == "full")
+
+
+def test_no_room_for_the_annotations(remote, monkeypatch, cache):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("detlite.data.remote.paths.download", full)
+    with pytest.raises(DataError, match=r"annotations.json: there is no room .*DETLITE_CACHE"):
+        CocoDataset(*remote[:2])
+
+
+def test_faults_that_pass_change_nothing(remote, tmp_path):
+    annotations, images, web = remote
+    local = CocoDataset(tmp_path / "small/annotations.json", tmp_path / "small/images")
+    web.faults = {
+        "/small/annotations.json": [503, "cut"],
+        "/small/images/a.png": ["cut", "slow"],
+        "/small/images/b.png": [503, 503],
+        "/small/images/crowd.png": ["reset"],
+    }
+    assert same(CocoDataset(annotations, images), local)
+    assert not any(web.faults.values())
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+@pytest.mark.parametrize(("fault", "tries"), [(503, 5), (403, 1), ("cut", 5)])
+def test_a_picture_that_cannot_be_read_ends_the_run(remote, fault, tries, skip_bad):
+    """It may be sound: to leave it out would depend on the server's day."""
+    annotations, images, web = remote
+    web.faults["/small/images/b.png"] = [fault] * 100
+    message = rf"{web.url}/small/images/b.png: cannot be read.*\(image id 11\)"
+    with pytest.raises(RemoteError, match=message):
+        CocoDataset(annotations, images, skip_bad=skip_bad)
+    assert web.asked["/small/images/b.png"] == tries
+    dataset = CocoDataset(annotations, images, check_pictures=False)
+    with pytest.raises(DataError, match=message):
+        dataset[1]
+    del web.faults["/small/images/b.png"]
+    assert len(CocoDataset(annotations, images, skip_bad=skip_bad)) == 4
+
+
+def test_missing_pictures(remote, tmp_path, caplog):
+    annotations, images, web = remote
+    (tmp_path / "small/images/b.png").unlink()
+    with pytest.raises(DataError, match=r"image 11 \(b.png\): no such picture file"):
+        CocoDataset(annotations, images)
+    assert CocoDataset(annotations, images, skip_bad=True).image_ids == [10, 12, 13]
+    assert "skipped: image 11 (b.png): no such picture file" in caplog.text
+    dataset = CocoDataset(annotations, images, check_pictures=False)
+    with pytest.raises(DataError) as error:
+        dataset[1]
+    url = f"{web.url}/small/images/b.png"
+    assert str(error.value) == f"{url}: no such picture file (image id 11)"
+
+
+def test_a_picture_that_was_mended_is_fetched_again(remote, tmp_path):
+    annotations, images, _ = remote
+    picture = tmp_path / "small/images/b.png"
+    sound = picture.read_bytes()
+    picture.write_bytes(sound[:-100])
+    with pytest.raises(DataError, match=r"image 11 \(b.png\): .*truncated"):
+        CocoDataset(annotations, images)
+    picture.write_bytes(sound)
+    assert len(CocoDataset(annotations, images)) == 4
+
+
+def test_a_copy_of_a_picture_that_is_damaged_is_fetched_again(remote, cache):
+    annotations, images, web = remote
+    dataset = CocoDataset(annotations, images)
+    before = dataset[0][0]
+    for copy in (cache / "remote").glob("??/" + "?" * 38):
+        data = bytearray(copy.read_bytes())
+        data[100:-20] = bytes(len(data) - 120)
+        copy.write_bytes(data)
+    assert torch.equal(dataset[0][0], before)
+    assert web.asked["/small/images/a.png"] == 2
+
+
+def test_missing_annotations(web, cache):
+    with pytest.raises(DataError, match=rf"{web.url}/none.json: there is no such file"):
+        CocoDataset(Remote(f"{web.url}/none.json"), Remote(web.url))
+
+
+def test_messages_name_the_url(remote, tmp_path, content):
+    annotations, images, web = remote
+    (tmp_path / "small/annotations.json").write_text("{")
+    with pytest.raises(DataError, match=rf"^{web.url}/small/annotations.json: is not JSON"):
+        CocoDataset(annotations, images)
+    content["annotations"][0]["bbox"][2] = -1
+    (tmp_path / "small/annotations.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=rf"^{web.url}/small/annotations.json: annotation 1 "):
+        CocoDataset(annotations, images)
+
+
+def test_a_copy_that_is_used_stays(remote, cache):
+    annotations, _, _ = remote
+    with local_copy(annotations) as copy:
+        moment = time.time() - 20 * 86400
+        os.utime(copy, (moment, moment))
+    with local_copy(annotations) as copy:
+        assert time.time() - copy.stat().st_mtime < 10
+
+
+def test_an_archive(content, write_set, tmp_path, web, cache):
+    file, folder = write_set(content)
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for path in [file, *folder.iterdir()]:
+            archive.write(path, path.relative_to(tmp_path))
+    for rest in (f"{web.url}/all.zip", f"{tmp_path}/all.zip"):
+        annotations = Remote(f"zip://small/annotations.json::{rest}")
+        images = Remote(f"zip://small/images::{rest}", GIGABYTE)
+        assert same(CocoDataset(annotations, images), CocoDataset(file, folder))
+    kept = list((cache / "remote").glob("??/" + "?" * 38))
+    assert len(kept) == 4  # not from the archive on the disk
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_training_batches_are_those_of_the_disk(remote, small_cfg, workers):
+    _, _, web = remote
+    local = small_cfg()
+    cfg = small_cfg("DATASETS.ROOT", web.url, "DATALOADER.NUM_WORKERS", workers)
+    batches = [
+        list(itertools.islice(build_train_loader(one, build_train_dataset(one)), 6))
+        for one in (local, cfg)
+    ]
+    for (images, _), (images_2, _) in zip(*batches, strict=True):
+        assert all(map(torch.equal, images, images_2))
+    assert web.asked["/small/images/a.png"] == 1
+
+
+def test_an_entry_may_name_urls(remote, small_cfg, caplog):
+    annotations, images, _ = remote
+    entry = {"name": "far", "annotations": annotations.url, "images": images.url}
+    keys = ["DATASETS.CATALOG", [entry], "DATASETS.CACHE_GB", 0.0]
+    assert len(build_dataset(small_cfg(*keys), "far", train=False)) == 4
+    keys += ["DATASETS.CHECK_PICTURES", False, "DATASETS.MAX_PIXELS", 10]
+    dataset = build_dataset(small_cfg(*keys), "far", train=False)
+    assert len(dataset) == 4
+    with pytest.raises(DataError, match="more than 10 pixels"):
+        dataset[0]
+    assert not list(Path(os.environ["DETLITE_CACHE"]).glob("remote/??"))
+
+
+def test_types_that_are_made_on_the_disk(small_cfg):
+    cfg = small_cfg("DATASETS.ROOT", "s3://bucket")
+    with pytest.raises(ConfigError, match=r"voc_2007_train: of type 'voc', which needs a folder"):
+        build_dataset(cfg, "voc_2007_train", train=True)
+
+
+def test_check_reads_sets_at_urls(remote, tmp_path, capsys):
+    annotations, images, web = remote
+    config = tmp_path / "config.yaml"
+    entry = {"name": "far", "annotations": annotations.url, "images": images.url}
+    config.write_text(
+        json.dumps(
+            {
+                "DATASETS": {"CATALOG": [entry], "TRAIN": ["far"]},
+                "MODEL": {"MASK_ON": True, "ROI_BOX_HEAD": {"NUM_CLASSES": 3}},
+            }
+        )
+    )
+    page = tmp_path / "page.html"
+    assert check(["--data", str(config), "--page", str(page)]) == 0
+    assert f"{web.url}/small/annotations.json" in capsys.readouterr().out
+    (tmp_path / "small/images/b.png").unlink()
+    shutil.rmtree(os.environ["DETLITE_CACHE"])
+    assert check(["--data", str(config)]) == 1
+    assert "refused: image 11 (b.png): picture: no such picture file" in capsys.readouterr().out
+    web.faults["/small/images/a.png"] = [403]
+    shutil.rmtree(os.environ["DETLITE_CACHE"])
+    assert check(["--data", str(config)]) == 2
+    assert "a.png: cannot be read (HTTP status 403) (image id 10)" in capsys.readouterr().err
+
+
+# S3's own protocol
+
+
+@pytest.fixture
+def bucket(content, write_set, tmp_path, s3):
+    """The small set in a bucket of a server on the loopback: its S3 client."""
+    write_set(content)
+    upload(s3, tmp_path)
+    return s3
+
+
+def test_a_set_in_a_bucket(bucket, small_cfg, tmp_path, content):
+    cfg = small_cfg("DATASETS.ROOT", "s3://sets")
+    dataset = build_dataset(cfg, "small", train=False)
+    files = tmp_path / "small/annotations.json", tmp_path / "small/images"
+    assert same(dataset, CocoDataset(*files))
+    bucket.delete_object(Bucket="sets", Key="small/images/a.png")
+    assert same(dataset, CocoDataset(*files))  # from the cache
+    content["images"].pop()
+    bucket.put_object(
+        Bucket="sets", Key="small/annotations.json", Body=json.dumps(content).encode()
+    )
+    with pytest.raises(DataError, match=r"annotation 4 \(image 13\)"):
+        build_dataset(cfg, "small", train=False)
+
+
+def test_missing_pictures_and_buckets(bucket, small_cfg):
+    bucket.delete_object(Bucket="sets", Key="small/images/a.png")
+    with pytest.raises(DataError, match=r"image 10 \(a.png\): no such picture file"):
+        build_dataset(small_cfg("DATASETS.ROOT", "s3://sets"), "small", train=False)
+    with pytest.raises(DataError, match=r"s3://none/small/annotations.json: there is no such file"):
+        build_dataset(small_cfg("DATASETS.ROOT", "s3://none"), "small", train=False)
+
+
+def test_loader_processes_read_a_bucket(bucket, small_cfg):
+    cfg = small_cfg(
+        "DATASETS.ROOT", "s3://sets", "DATALOADER.NUM_WORKERS", 2, "DATASETS.CACHE_GB", 0.0
+    )
+    batches = list(itertools.islice(build_train_loader(cfg, build_train_dataset(cfg)), 4))
+    local = small_cfg()
+    expected = itertools.islice(build_train_loader(local, build_train_dataset(local)), 4)
+    for (images, _), (images_2, _) in zip(batches, expected, strict=True):
+        assert all(map(torch.equal, images, images_2))
+
+
+@pytest.mark.parametrize("faults", [[503, 503], ["cut"], ["reset"], ["cut", 503, "cut"]])
+def test_faults_of_s3_that_pass_are_survived(web, tmp_path, monkeypatch, faults, cache):
+    pytest.importorskip("s3fs", reason="needs detlite[remote]")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setitem(fsspec_config.conf, "s3", {"endpoint_url": web.url})
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets/a.bin").write_bytes(bytes(range(256)) * 100)
+    for _ in range(2):
+        web.faults["/sets/a.bin"] = list(faults)
+        with local_copy(Remote("s3://sets/a.bin")) as copy:
+            assert copy.read_bytes() == bytes(range(256)) * 100
+        assert Remote("s3://sets/a.bin").read_bytes() == bytes(range(256)) * 100
+        assert not web.faults["/sets/a.bin"]
+
+
+def test_without_the_package_for_s3(small_cfg, monkeypatch, cache):
+    known = importlib.import_module("fsspec.registry")._registry
+    monkeypatch.delitem(known, "s3", raising=False)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ConfigError, match=r"a package is missing .*detlite\[remote\]"):
+        build_dataset(small_cfg("DATASETS.ROOT", "s3://sets"), "small", train=False)

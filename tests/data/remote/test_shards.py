@@ -1,0 +1,525 @@
+"""Data sets in tar shards: the same as in files, read in sequence, and never less than is there."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import tarfile
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from detlite.apps.cli.check import main as check
+from detlite.data import (
+    CocoDataset,
+    DataError,
+    build_dataset,
+    build_test_loader,
+    build_train_dataset,
+    build_train_loader,
+)
+from detlite.data.remote import fetching, shard_entries, shard_index
+from detlite.data.remote.shard_index import expand_range
+from detlite.data.remote.shard_writer import write_shards
+from detlite.data.remote.shards import BLOCK
+from tests.data.servers import serving, upload
+
+
+@pytest.fixture
+def shards(content, write_set, tmp_path, cache):
+    """The small set, its four images in two shards; their paths."""
+    return write_shards(*write_set(content), tmp_path / "tars", images_per_shard=2)
+
+
+@pytest.fixture
+def shard_cfg(small_cfg):
+    """A config for `shards`; takes further overrides."""
+
+    def load(*opts, root=""):
+        entry = {
+            "name": "tars",
+            "type": "webdataset",
+            "shards": f"{root}tars/train-{{000000..000001}}.tar",
+        }
+        entry["categories"] = f"{root}tars/train-categories.json"
+        small = {"name": "small", "annotations": "small/annotations.json", "images": "small/images"}
+        keys = ["DATASETS.CATALOG", [entry, small], "DATASETS.TRAIN", ("tars",)]
+        return small_cfg(*keys, *opts)
+
+    return load
+
+
+def samples(dataset):
+    return {target["image_id"]: (image, target) for image, target in dataset}
+
+
+def take(loader, count):
+    return [
+        ([target["image_id"] for target in targets], images)
+        for images, targets in itertools.islice(loader, count)
+    ]
+
+
+def equal(one, other):
+    return all(
+        ids == ids_2 and all(map(torch.equal, images, images_2))
+        for (ids, images), (ids_2, images_2) in zip(one, other, strict=True)
+    )
+
+
+@pytest.fixture
+def many(tmp_path, cache, small_cfg):
+    """A config for 60 small pictures, wide and tall, in six shards; takes further overrides."""
+    from PIL import Image
+
+    (tmp_path / "images").mkdir()
+    rng = np.random.default_rng(0)
+    images, annotations = [], []
+    for number in range(1, 61):
+        width, height = (24, 16) if rng.random() < 0.6 else (16, 24)
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"images/{number}.png")
+        images.append(
+            {"id": number, "file_name": f"{number}.png", "width": width, "height": height}
+        )
+        box = [2, 2, 10, 10]
+        row = {"id": number, "image_id": number, "category_id": 1 + (number % 20 == 0), "bbox": box}
+        annotations.append({**row, "segmentation": [[2, 2, 12, 2, 12, 12, 2, 12]]})
+    categories = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+    file = tmp_path / "many.json"
+    rows = {"images": images, "annotations": annotations, "categories": categories}
+    file.write_text(json.dumps(rows))
+    write_shards(file, tmp_path / "images", tmp_path / "tars", images_per_shard=10)
+
+    def load(*opts, root=""):
+        entry = {
+            "name": "many",
+            "type": "webdataset",
+            "shards": f"{root}tars/train-{{000000..000005}}.tar",
+        }
+        entry["categories"] = f"{root}tars/train-categories.json"
+        keys = ["DATASETS.CATALOG", [entry], "DATASETS.TRAIN", ("many",)]
+        return small_cfg(*keys, "SOLVER.IMS_PER_BATCH", 4, "DATALOADER.SHARD_SHUFFLE", 5, *opts)
+
+    return load
+
+
+def test_ranges():
+    assert expand_range("a-{08..10}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar"]
+    assert expand_range("{0..1}/{1..2}") == ["0/1", "0/2", "1/1", "1/2"]
+    assert expand_range("a.tar") == ["a.tar"]
+    for text in ("{2..1}", "{0..99999999}"):
+        with pytest.raises(DataError, match="is no range"):
+            expand_range(text)
+
+
+def test_it_is_the_set_of_files(shards, shard_cfg, tmp_path):
+    files = CocoDataset(tmp_path / "small/annotations.json", tmp_path / "small/images", train=True)
+    dataset = build_dataset(shard_cfg(), "tars", train=True)
+    expected, found = samples(files), samples(dataset)
+    assert found.keys() == expected.keys() == {10, 11}
+    for number, (image, target) in expected.items():
+        assert torch.equal(found[number][0], image)
+        assert torch.equal(found[number][1]["boxes"], target["boxes"])
+        assert torch.equal(found[number][1]["labels"], target["labels"])
+        assert torch.equal(
+            found[number][1]["masks"].bitmaps(*target["size"]),
+            target["masks"].bitmaps(*target["size"]),
+        )
+    evaluated = build_dataset(shard_cfg(), "tars", train=False)
+    assert sorted(evaluated.image_ids) == [10, 11, 12, 13]
+    assert len(evaluated.coco_gt().anns) == 4
+
+
+def test_shards_are_indexed_once(shards, shard_cfg, monkeypatch, settled):
+    read = []
+    read_entries = shard_index.read_entries
+
+    def counting(shard):
+        read.append(shard.file)
+        return read_entries(shard)
+
+    monkeypatch.setattr(shard_index, "read_entries", counting)
+    for _ in range(2):
+        build_dataset(shard_cfg(), "tars", train=True)
+    assert sorted(read) == shards
+    os.utime(shards[1], (1, 1))  # it may have changed
+    build_dataset(shard_cfg(), "tars", train=True)
+    assert len(read) == 3
+    assert read[2] == shards[1]
+
+
+def test_batches_are_read_in_sequence_and_shuffled(many):
+    dataset = build_train_dataset(many())
+    shard = dict(zip((t["image_id"] for _, t in dataset), dataset.shards.tolist(), strict=True))
+    batches = take(build_train_loader(many(), dataset), 60)
+    seen = [number for ids, _ in batches for number in ids]
+    assert sorted(seen) == sorted([*range(1, 61)] * 4)
+    rounds = [[], [], [], []]
+    counts = dict.fromkeys(range(1, 61), 0)
+    for number in seen:
+        rounds[counts[number]].append(number)
+        counts[number] += 1
+    orders = []
+    for one in rounds:
+        order = list(dict.fromkeys(shard[number] for number in one))
+        orders.append(order)
+        # An image is less than a window of 5 off in its group, wide or tall, and the groups keep
+        # pace but for some batches.
+        place = [order.index(shard[number]) * 10 for number in one]
+        assert max(abs(at - n) for n, at in enumerate(place)) < 10 + 2 * 5 + 3 * 4
+    assert orders[0] != orders[1] != orders[2]
+    assert rounds[0] != rounds[1]
+
+
+def test_resuming_gives_the_same_batches(many):
+    straight = take(build_train_loader(many(), build_train_dataset(many())), 40)
+    for start in (1, 17, 33):
+        resumed = build_train_loader(many(), build_train_dataset(many()), start_iter=start)
+        assert equal(take(resumed, 40 - start), straight[start:])
+    workers = many("DATALOADER.NUM_WORKERS", 2)
+    assert equal(take(build_train_loader(workers, build_train_dataset(workers)), 40), straight)
+    other = many("SEED", 1)
+    assert not equal(take(build_train_loader(other, build_train_dataset(other)), 40), straight)
+
+
+def _digests(cfg, start):
+    """What tells each batch from all others, from an iteration on."""
+    for images, targets in build_train_loader(cfg, build_train_dataset(cfg), start_iter=start):
+        digest = hashlib.sha256()
+        for image, target in zip(images, targets, strict=True):
+            digest.update(image.numpy().tobytes() + target["boxes"].numpy().tobytes())
+        yield digest.hexdigest()
+
+
+def _write_digests(cfg, start, file):
+    with file.open("a") as opened:
+        for digest in _digests(cfg, start):
+            opened.write(f"{digest}\n")
+            opened.flush()
+
+
+def test_processes_that_are_killed_go_on_with_the_same_batches(many, tmp_path):
+    context = multiprocessing.get_context("fork")
+    file = tmp_path / "digests"
+    file.touch()
+    for workers in (2, 0, 1):
+        before = len(file.read_text().splitlines())
+        cfg = many("DATALOADER.NUM_WORKERS", workers)
+        process = context.Process(target=_write_digests, args=(cfg, before, file))
+        process.start()
+        deadline = time.monotonic() + 60
+        while len(file.read_text().splitlines()) < before + 7 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.kill()
+        process.join()
+        whole = file.read_text().rpartition("\n")[0]
+        file.write_text(whole + "\n" * bool(whole))  # a line may have been cut off
+    found = file.read_text().splitlines()
+    assert len(found) >= 21
+    assert found == list(itertools.islice(_digests(many(), 0), len(found)))
+
+
+def test_ranks_share_the_batches_of_one(many, monkeypatch):
+    alone = take(build_train_loader(many(), build_train_dataset(many())), 20)
+    monkeypatch.setattr("detlite.distributed.world_size", lambda: 2)
+    shares = []
+    for rank in (0, 1):
+        monkeypatch.setattr("detlite.distributed.rank", lambda rank=rank: rank)
+        shares.append(take(build_train_loader(many(), build_train_dataset(many())), 20))
+    joined = [
+        (ids + ids_2, images + images_2)
+        for (ids, images), (ids_2, images_2) in zip(*shares, strict=True)
+    ]
+    assert equal(joined, alone)
+
+
+def test_rare_categories_are_repeated_near_by(many):
+    """Category 2 is in 3 of 60 images, and asked for in a fifth: sqrt(0.2 / 0.05) = 2 times."""
+    cfg = many("DATALOADER.REPEAT_THRESHOLD", 0.2)
+    batches = take(build_train_loader(cfg, build_train_dataset(cfg)), 63)
+    seen = [number for ids, _ in batches for number in ids]
+    assert sorted(seen) == sorted([*range(1, 61), 20, 40, 60] * 4)
+
+
+def test_pasted_objects_come_from_the_same_shard(many, monkeypatch):
+    cfg = many("INPUT.COPY_PASTE_PROB", 1.0)
+    dataset = build_train_dataset(cfg)
+    shard = dict(zip((t["image_id"] for _, t in dataset), dataset.shards.tolist(), strict=True))
+    loader = build_train_loader(cfg, dataset)
+    pairs = []
+
+    def noting(image, target, source, objects):
+        pairs.append((shard[target["image_id"]], shard[objects["image_id"]]))
+        return image, target
+
+    monkeypatch.setattr("detlite.data.loading.loader.paste_objects", noting)
+    monkeypatch.setattr("detlite.data.loading.loader.choose_objects", lambda target: target)
+    take(loader, 10)
+    assert len(pairs) == 40
+    assert all(own == other for own, other in pairs)
+
+
+def test_mosaics_are_of_one_shard(many, monkeypatch):
+    cfg = many("INPUT.MOSAIC_PROB", 1.0)
+    dataset = build_train_dataset(cfg)
+    shard = dict(zip((t["image_id"] for _, t in dataset), dataset.shards.tolist(), strict=True))
+    found = []
+
+    def noting(parts, size, fill):
+        found.append([shard[target["image_id"]] for _, target in parts])
+        return parts[0]
+
+    monkeypatch.setattr("detlite.data.loading.loader.make_mosaic", noting)
+    take(build_train_loader(cfg, dataset), 10)
+    assert len(found) == 40
+    assert all(len(own) == 4 and len(set(own)) == 1 for own in found)
+
+
+def test_shards_and_files_are_trained_on_together(shards, shard_cfg):
+    cfg = shard_cfg("DATASETS.TRAIN", ("small", "tars", "small"))
+    dataset = build_train_dataset(cfg)
+    numbers = dataset.shards.tolist()
+    assert numbers[:2] == [0, 1]
+    assert len(set(numbers[2:4]) & {0, 1, *numbers[4:]}) == 0
+    assert numbers == sorted(numbers)
+    assert numbers[5] == numbers[4] + 1
+    ids = [number for ids, _ in take(build_train_loader(cfg, dataset), 6) for number in ids]
+    assert sorted(ids) == [10] * 6 + [11] * 6
+
+
+def test_evaluation_reads_each_image_once(many):
+    cfg = many()
+    dataset = build_dataset(cfg, "many", train=False)
+    loader = build_test_loader(cfg, dataset)
+    ids = [target["image_id"] for _, targets in loader for target in targets]
+    assert ids == dataset.image_ids
+    assert sorted(ids) == list(range(1, 61))
+
+
+# What is wrong with shards
+
+
+def rewrite(shard, change):
+    """Replaces a shard's members, [(name, bytes)], by what `change` makes of them."""
+    with tarfile.open(shard) as tar:
+        members = [(member.name, tar.extractfile(member).read()) for member in tar]
+    with tarfile.open(shard, "w") as tar:
+        for name, data in change(members):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+def edited(**fields):
+    """A change of the first json."""
+
+    def change(members):
+        place = next(n for n, (name, _) in enumerate(members) if name.endswith(".json"))
+        sample = {**json.loads(members[place][1]), **fields}
+        members[place] = (members[place][0], json.dumps(sample).encode())
+        return members
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: [one for n, one in enumerate(m) if n != 0], "has 0 pictures"),
+        (lambda m: [one for n, one in enumerate(m) if n != 1], "has no json"),
+        (lambda m: [m[0], (m[1][0], b"{"), *m[2:]], "is not JSON"),
+        (lambda m: [m[0], (m[1][0], b"[]"), *m[2:]], r"has a json that is no object, but \[\]"),
+        (lambda m: [m[0], (m[0][0][:-3] + "jpg", b""), *m[1:]], "has 2 pictures"),
+        (edited(width=None), "has width: None"),
+        (edited(height=0), "has height: 0"),
+        (edited(image_id="7"), "has image_id: '7'"),
+        (edited(annotations={}), "has annotations: {}"),
+        (edited(annotations=[3]), r"has annotations: \[3\]"),
+    ],
+)
+def test_bad_entries_are_errors_or_skipped_and_counted(shards, shard_cfg, caplog, change, message):
+    rewrite(shards[0], change)
+    with pytest.raises(DataError, match=rf"train-\{{.*: train-000000.tar: '0000.*' {message}"):
+        build_dataset(shard_cfg(), "tars", train=False)
+    cfg = shard_cfg("DATASETS.ON_BAD_ANNOTATION", "skip")
+    assert len(build_dataset(cfg, "tars", train=False)) == 3
+    assert "skipped 1 bad entries in all" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["data", "header", "end", "all"])
+def test_shards_that_are_cut_off(shards, shard_cfg, where):
+    """However well the cut fits the tar's blocks."""
+    data = shards[1].read_bytes()
+    with tarfile.open(shards[1]) as tar:
+        members = tar.getmembers()
+    last = members[-1]
+    length = {
+        "data": last.offset_data + 10,
+        "header": last.offset + 100,
+        "end": last.offset_data + (last.size + BLOCK - 1) // BLOCK * BLOCK,
+        "all": 0,
+    }[where]
+    shards[1].write_bytes(data[:length])
+    with pytest.raises(
+        DataError, match=r"train-000001.tar: (is cut off or damaged|'0.*has no json)"
+    ):
+        build_dataset(shard_cfg(), "tars", train=False)
+    dataset = build_dataset(shard_cfg("DATASETS.ON_BAD_ANNOTATION", "skip"), "tars", train=False)
+    assert len(dataset) == {"data": 3, "header": 3, "end": 4, "all": 2}[where]
+
+
+def test_bad_annotations_are_told_as_elsewhere(shards, shard_cfg):
+    row = {"id": 99, "category_id": 7, "bbox": [1, 1, -5, 5], "segmentation": []}
+    rewrite(shards[0], edited(annotations=[row]))
+    with pytest.raises(
+        DataError, match=r"train-\{000000..000001\}.tar: annotation 99 \(image 1\d\)"
+    ):
+        build_dataset(shard_cfg(), "tars", train=True)
+
+
+def test_damaged_pictures(shards, shard_cfg):
+    def change(members):
+        name, data = members[0]
+        return [(name, data[: len(data) // 2]), *members[1:]]
+
+    rewrite(shards[0], change)
+    with pytest.raises(DataError, match=r"image 1\d \(train-000000.tar/0+1\d.png\): .*truncated"):
+        build_dataset(shard_cfg(), "tars", train=False)
+    cfg = shard_cfg("DATASETS.ON_BAD_ANNOTATION", "skip")
+    assert len(build_dataset(cfg, "tars", train=False)) == 3
+    dataset = build_dataset(shard_cfg("DATASETS.CHECK_PICTURES", False), "tars", train=False)
+    message = r"tars/train-000000.tar: 0+1\d.png: the picture is damaged.*\(image id 1\d\)"
+    with pytest.raises(DataError, match=message):
+        list(dataset)
+
+
+def test_a_shard_that_cannot_be_read_is_not_taken_for_damaged(shards, shard_cfg, monkeypatch):
+    def failing(shard):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_entries, "_open", failing)
+        cfg = shard_cfg("DATASETS.ON_BAD_ANNOTATION", "skip")
+        with pytest.raises(DataError, match=r"train-00000.\.tar: cannot be read \(Input/output"):
+            build_dataset(cfg, "tars", train=False)
+    assert len(build_dataset(cfg, "tars", train=False)) == 4
+
+
+def test_check_reads_shards(shards, shard_cfg, tmp_path, capsys):
+    config = tmp_path / "config.yaml"
+    datasets = {"CATALOG": shard_cfg().DATASETS.CATALOG, "TRAIN": ["tars"], "ROOT": str(tmp_path)}
+    heads = {"ROI_BOX_HEAD": {"NUM_CLASSES": 3}}
+    config.write_text(json.dumps({"DATASETS": datasets, "MODEL": {"MASK_ON": True, **heads}}))
+    assert check(["--data", str(config), "--page", str(tmp_path / "page.html")]) == 0
+    printed = capsys.readouterr().out
+    assert "tars/train-{000000..000001}.tar\n  images: 4, 2 without objects" in printed
+    rewrite(shards[0], lambda members: [(members[0][0], b"x" * 99), *members[1:]])
+    assert check(["--data", str(config)]) == 1
+    assert "refused: image 1" in capsys.readouterr().out
+
+
+def test_a_shard_that_changes_while_it_is_used(shards, shard_cfg):
+    dataset = build_dataset(shard_cfg(), "tars", train=False)
+    rewrite(shards[0], lambda members: [("first.txt", b"x"), *members])
+    with pytest.raises(DataError, match=r"the shard has changed since its index was made"):
+        list(dataset)
+    assert len(samples(build_dataset(shard_cfg(), "tars", train=False))) == 4
+
+
+def test_nothing_there(shards, shard_cfg):
+    shards[1].write_bytes(shards[0].read_bytes())
+    with pytest.raises(
+        DataError, match=r"train-\{0+..000001\}.tar: the id 1\d occurs twice in 'im"
+    ):
+        build_dataset(shard_cfg(), "tars", train=False)
+    for shard in shards:
+        rewrite(shard, lambda members: [("readme.txt", b"")])
+    with pytest.raises(DataError, match=r"\}.tar: holds no image \(2 shards without an entry\)"):
+        build_dataset(shard_cfg(), "tars", train=False)
+    shards[1].unlink()
+    with pytest.raises(DataError, match=r"train-000001.tar: there is no such shard"):
+        build_dataset(shard_cfg(), "tars", train=False)
+
+
+def test_other_files_are_passed_over(shards, shard_cfg):
+    def change(members):
+        return [
+            ("readme.txt", b"x"),
+            *members[:1],
+            (members[0][0][:-3] + "cls", b"3"),
+            *members[1:],
+        ]
+
+    rewrite(shards[0], change)
+    assert len(build_dataset(shard_cfg(), "tars", train=False)) == 4
+
+
+@pytest.mark.parametrize("content_of", ["[]", "{", '{"categories": 3}'])
+def test_bad_categories(shards, shard_cfg, tmp_path, content_of):
+    (tmp_path / "tars/train-categories.json").write_text(content_of)
+    with pytest.raises(DataError, match=r"train-categories.json: (is not JSON|holds no object)"):
+        build_dataset(shard_cfg(), "tars", train=False)
+
+
+# Shards at URLs
+
+
+@pytest.fixture
+def web(tmp_path, monkeypatch):
+    """A server of tmp_path; waits between tries are not waited."""
+    pytest.importorskip("aiohttp", reason="needs detlite[remote]")
+    monkeypatch.setattr(fetching.time, "sleep", lambda seconds: None)
+    with serving(tmp_path) as server:
+        yield server
+
+
+@pytest.mark.parametrize("cache_gb", [1.0, 0.0])
+def test_shards_by_http(many, web, cache_gb, monkeypatch):
+    monkeypatch.setattr("detlite.data.remote.shards.CHUNK", 4096)
+    monkeypatch.setattr(shard_entries, "CHUNK", 4096)
+    expected = take(build_train_loader(many(), build_train_dataset(many())), 30)
+    keys = "DATASETS.CACHE_GB", cache_gb, "DATALOADER.NUM_WORKERS", 1
+    web.faults = {f"/tars/train-00000{n}.tar": [503, "cut", "", "reset"] for n in range(6)}
+    cfg = many(*keys, root=f"{web.url}/")
+    dataset = build_train_dataset(cfg)
+    before = web.asked.copy()
+    assert equal(take(build_train_loader(cfg, dataset), 30), expected)
+    assert not any(web.faults.values())
+    if cache_gb:
+        assert web.asked == before  # all chunks were kept when pictures were looked at
+
+
+def test_shards_in_a_bucket(many, s3, tmp_path):
+    upload(s3, tmp_path)
+    expected = take(build_train_loader(many(), build_train_dataset(many())), 30)
+    cfg = many("DATALOADER.NUM_WORKERS", 1, root="s3://sets/")
+    assert equal(take(build_train_loader(cfg, build_train_dataset(cfg)), 30), expected)
+
+
+def test_a_shard_at_a_url_that_fails(many, web):
+    web.faults["/tars/train-000003.tar"] = [403] * 100
+    with pytest.raises(
+        DataError, match=r"/tars/train-000003.tar: cannot be read \(HTTP status 403"
+    ):
+        build_train_dataset(many(root=f"{web.url}/"))
+    web.faults.clear()
+    dataset = build_train_dataset(many(root=f"{web.url}/"))
+    assert len(dataset) == 60
+    web.versioned = False
+    with pytest.raises(DataError, match=r"tells no size or no version"):
+        build_train_dataset(many(root=f"{web.url}/"))
+
+
+def test_a_shard_at_a_url_that_changes_gets_a_new_index(many, web, tmp_path):
+    cfg = many(root=f"{web.url}/")
+    dataset = build_train_dataset(cfg)
+    rewrite(tmp_path / "tars/train-000000.tar", lambda members: members[2:])
+    assert len(dataset) == 60
+    assert len(build_train_dataset(cfg)) == 59

@@ -1,0 +1,157 @@
+"""Pickles of arrays are read; whatever else a pickle asks for is refused by name."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
+from detlite.data.safe_pickle import RefusedPickleError, read_pickle
+
+
+class RunsCode:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def write(path, content, protocol=2):
+    path.write_bytes(pickle.dumps(content, protocol=protocol))
+    return path
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_arrays_and_containers(tmp_path, protocol):
+    content = {
+        "model": collections.OrderedDict(
+            a=np.arange(6, dtype=np.float32).reshape(2, 3), b=np.float32(1.5), c=np.array(3)
+        ),
+        "rest": [1, 2.5, None, True, "text", (b"\x80bytes",)],
+    }
+    read = read_pickle(write(tmp_path / "w.pkl", content, protocol))
+    assert read["rest"] == content["rest"]
+    for name, value in content["model"].items():
+        np.testing.assert_array_equal(read["model"][name], value)
+        assert read["model"][name].dtype == value.dtype
+
+
+def test_names_of_numpy_1(tmp_path):
+    old = pickle.dumps(np.ones(2), protocol=2).replace(b"numpy._core", b"numpy.core")
+    (tmp_path / "w.pkl").write_bytes(old)
+    np.testing.assert_array_equal(read_pickle(tmp_path / "w.pkl"), np.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (argparse.Namespace(), r"argparse\.Namespace"),
+        (np.load, r"numpy\.load"),
+        (eval, r"__builtin__\.eval"),
+        ([np.array([print], dtype=object)], r"numpy\.dtype of 'O8'"),
+        (np.zeros(1, dtype=[("a", "O")]), r"numpy\.dtype of 'V8'"),
+        (np.dtype("O"), r"numpy\.dtype of 'O8'"),
+    ],
+)
+def test_objects_are_refused_by_name(tmp_path, content, name):
+    with pytest.raises(RefusedPickleError, match=name):
+        read_pickle(write(tmp_path / "w.pkl", content))
+
+
+def test_nothing_runs(tmp_path):
+    path = write(tmp_path / "evil.pkl", {"model": RunsCode(tmp_path / "ran")})
+    with pytest.raises(CheckpointError, match=r"evil\.pkl: holds a pickled posix\.mkdir"):
+        read_checkpoint(path)
+    assert not (tmp_path / "ran").exists()
+
+
+class Calls:
+    """Pickles as a call of what is admitted, with arguments of the attacker's own."""
+
+    def __init__(self, function, *arguments, state=None):
+        self.parts = (function, arguments) if state is None else (function, arguments, state)
+
+    def __reduce__(self):
+        return self.parts
+
+
+FORGED = b"\x41" * 8  # as a pointer
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        # numpy would take the bytes for the address of an object
+        Calls(np.ndarray, (1,), np.dtype("f8"), FORGED),
+        Calls(np.dtype, "f4", False, True, state=(3, "<", (np.dtype("f8"), (9,)), None, None)),
+        Calls(np.dtype, "f4", False, True, state=(3, "<", None, ("a",), {"a": 1}, 8, 1, 0)),
+        Calls(np._core.numeric._frombuffer, FORGED, "O", (1,), "C"),
+        Calls(np._core.multiarray.scalar, "O", FORGED),
+        Calls(np._core.multiarray._reconstruct, np.ndarray, (0,), b"b",
+              state=(1, (1,), "O", False, FORGED)),
+        Calls(np._core.multiarray._reconstruct, np.ndarray, (0,), b"b",
+              state=(1, (100,), np.dtype("f8"), False, FORGED)),
+        Calls(np._core.multiarray._reconstruct, np.ndarray, (0,), b"b",
+              state=(1, (-1,), np.dtype("f8"), False, FORGED)),
+        Calls(np._core.numeric._frombuffer, FORGED, np.dtype("f8"), (100,), "C"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_forged_arrays_are_refused(tmp_path, content, protocol):
+    with pytest.raises((RefusedPickleError, TypeError, ValueError)):
+        read_pickle(write(tmp_path / "w.pkl", content, protocol))
+
+
+def test_what_is_admitted_cannot_be_changed(tmp_path):
+    # BUILD sets attributes of what was just named, from the second part of the state
+    for name in (b"numpy\ndtype", b"numpy\nndarray", b"collections\nOrderedDict",
+                 b"numpy._core.multiarray\nscalar"):  # fmt: skip
+        forged = b"c" + name + b"\n(N(dVfromkeys\nVtext\nstb."
+        (tmp_path / "w.pkl").write_bytes(forged)
+        with pytest.raises((AttributeError, TypeError)):
+            read_pickle(tmp_path / "w.pkl")
+    assert collections.OrderedDict.fromkeys([1]) == {1: None}
+
+
+def test_arrays_of_python_2(tmp_path):
+    """Their bytes come as text."""
+    (tmp_path / "w.pkl").write_bytes(
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR"
+        b"(I1\n(I2\ntcnumpy\ndtype\n(S'f4'\nI0\nI1\ntR(I3\nS'>'\nNNNI-1\nI-1\nI0\ntb"
+        b"I00\nS'?\\x80\\x00\\x00@\\x00\\x00\\x00'\ntb."
+    )
+    np.testing.assert_array_equal(read_pickle(tmp_path / "w.pkl"), np.float32([1, 2]))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["?", "i2", ">f8", "c8", "S3", "<U4"])
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_arrays_of_every_kind(tmp_path, dtype, order, protocol):
+    array = np.asarray(np.arange(6).reshape(2, 3).astype(dtype), order=order)
+    read = read_pickle(write(tmp_path / "w.pkl", array, protocol))
+    np.testing.assert_array_equal(read, array)
+    assert read.dtype == array.dtype.newbyteorder("=")
+
+
+def test_other_codecs_are_refused(tmp_path):
+    (tmp_path / "w.pkl").write_bytes(b"c_codecs\nencode\n(Vtext\nVrot13\ntR.")
+    with pytest.raises(RefusedPickleError, match="rot13"):
+        read_pickle(tmp_path / "w.pkl")
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"no pickle", pickle.dumps({"a": 1})[:-3]])
+def test_damaged_pickles(tmp_path, data):
+    (tmp_path / "w.pkl").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"w\.pkl: is not a checkpoint"):
+        read_checkpoint(tmp_path / "w.pkl")
+
+
+def test_missing_pickle(tmp_path):
+    with pytest.raises(CheckpointError, match=r"none\.pkl: cannot be read"):
+        read_checkpoint(tmp_path / "none.pkl")

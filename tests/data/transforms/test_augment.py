@@ -1,0 +1,191 @@
+"""Augmentation and resizing keep image, boxes, labels and masks together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from detlite.config import ConfigError, load_config
+from detlite.data.transforms.augment import DetectionTransform, build_transform, mean_colour
+from detlite.data.transforms.resize import RandomShortestSize, resize_shortest
+from detlite.structures.masks.packed import PackedMasks
+
+
+def scene():
+    """A picture whose two boxes are exactly its two bright rectangles, and so are its masks."""
+    image = torch.zeros(3, 32, 48, dtype=torch.uint8)
+    masks = torch.zeros(2, 32, 48, dtype=torch.uint8)
+    boxes = torch.tensor([[2.0, 4.0, 12.0, 20.0], [30.0, 8.0, 46.0, 16.0]])
+    for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
+        mask[y1:y2, x1:x2] = 1
+        image[:, y1:y2, x1:x2] = 255
+    labels = torch.tensor([1, 2])
+    target = {"boxes": boxes, "labels": labels, "masks": PackedMasks.from_bitmaps(masks)}
+    return image, {**target, "image_id": 5, "size": (32, 48)}
+
+
+@pytest.mark.parametrize("short_side", [32, 64, 16])
+@pytest.mark.parametrize("flips", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_boxes_masks_and_pixels_move_together(small_cfg, short_side, flips):
+    cfg = small_cfg(
+        "INPUT.MIN_SIZE_TRAIN", short_side, "INPUT.MAX_SIZE_TRAIN", 200, "INPUT.BRIGHTNESS", 0.0,
+        "INPUT.HORIZONTAL_FLIP_PROB_TRAIN", flips[0], "INPUT.VERTICAL_FLIP_PROB_TRAIN", flips[1],
+    )  # fmt: skip
+    image, before = scene()
+    image, target = build_transform(cfg, train=True)(image, before)
+    assert image.shape == (3, short_side, short_side * 3 // 2)
+    assert type(image) is torch.Tensor
+    assert type(target["boxes"]) is torch.Tensor
+    assert target["boxes"].dtype == torch.float32
+    masks = target["masks"].bitmaps(*image.shape[1:])
+    assert target["image_id"] == 5
+    assert target["size"] == (32, 48)
+    assert target["labels"].tolist() == [1, 2]
+    for box, mask in zip(target["boxes"].int().tolist(), masks, strict=True):
+        expected = torch.zeros_like(mask)
+        expected[box[1] : box[3], box[0] : box[2]] = 1
+        assert torch.equal(mask, expected)
+    assert torch.equal(masks.any(0), image[0] > 127)
+    # The first box was at the left and at the top.
+    scale = short_side / 32
+    x1 = (48 - 12 if flips[0] else 2) * scale
+    y1 = (32 - 20 if flips[1] else 4) * scale
+    assert target["boxes"][0, :2].tolist() == [x1, y1]
+
+
+@pytest.mark.parametrize("flips", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+@pytest.mark.parametrize("short_side", [32, 41, 75, 17])
+def test_run_lengths_move_as_bitmaps_do_in_v2(flips, short_side):
+    """The oracle flips bitmaps by v2, and takes the pixel at each new pixel's centre."""
+    image, target = scene()
+    bitmaps = torch.rand(2, 32, 48, generator=torch.Generator().manual_seed(0)) > 0.5
+    target["masks"] = PackedMasks.from_bitmaps(bitmaps)
+    moves = [v2.RandomHorizontalFlip(flips[0]), v2.RandomVerticalFlip(flips[1])]
+    transform = DetectionTransform([*moves, RandomShortestSize([short_side], 1000)])
+    image, target = transform(image, target)
+    expected = v2.Compose(moves)(tv_tensors.Mask(bitmaps.to(torch.uint8)))
+    height, width = image.shape[1:]
+    rows = (2 * torch.arange(height) + 1) * 32 // (2 * height)
+    columns = (2 * torch.arange(width) + 1) * 48 // (2 * width)
+    expected = expected.as_subclass(torch.Tensor)[:, rows][:, :, columns]
+    assert torch.equal(target["masks"].bitmaps(height, width), expected)
+
+
+def test_polygons_may_be_resized_before_they_are_flipped():
+    image, target = scene()
+    polygons = [[[2, 4, 12, 4, 12, 20, 2, 20]], [[30, 8, 46, 8, 46, 16, 30, 16]]]
+    target["masks"] = PackedMasks.from_segmentations(polygons, 32, 48, as_runs=False)
+    transform = DetectionTransform([RandomShortestSize([64], 1000), v2.RandomHorizontalFlip(1.0)])
+    image, target = transform(image, target)
+    masks = target["masks"].bitmaps(64, 96)
+    assert torch.equal(masks.any(0), image[0] > 127)
+    assert target["masks"].values[:2].tolist() == [92, 8]
+
+
+@pytest.mark.parametrize(
+    ("convention", "size", "dtype"),
+    [
+        ("detlite", (20, 33), torch.uint8),
+        ("maskrcnn-benchmark", (20, 32), torch.uint8),
+        ("torchvision", (20, 32), torch.float32),
+    ],
+)
+@pytest.mark.parametrize("train", [False, True])
+def test_pictures_are_resized_as_the_convention_does(small_cfg, convention, size, dtype, train):
+    cfg = small_cfg("MODEL.CONVENTION", convention, "INPUT.MIN_SIZE_TRAIN", 20)
+    image = torch.zeros(3, 31, 51, dtype=torch.uint8)
+    target = {"boxes": torch.tensor([[10.0, 10, 31, 20]]), "labels": torch.tensor([1])}
+    resized, after = build_transform(cfg, train)(image, target)
+    assert resized.shape[1:] == size
+    assert resized.dtype == dtype
+    if convention == "maskrcnn-benchmark":  # the last pixel keeps its size
+        width = after["boxes"][0, 2] - after["boxes"][0, 0]
+        torch.testing.assert_close(width, torch.tensor(20 * 32 / 51 + 1))
+
+
+def test_the_given_target_is_left_alone(small_cfg):
+    image, target = scene()
+    before = target["boxes"].clone()
+    build_transform(small_cfg(), train=True)(image, target)
+    assert torch.equal(target["boxes"], before)
+    assert type(target["boxes"]) is torch.Tensor
+
+
+def test_boxes_below_a_pixel_are_dropped_with_labels_and_masks():
+    image, target = scene()
+    target["boxes"][0] = torch.tensor([47.5, 4.0, 60.0, 20.0])  # half a pixel once clipped
+    _, after = DetectionTransform([])(image, target)
+    assert after["boxes"].tolist() == [[30, 8, 46, 16]]
+    assert after["labels"].tolist() == [2]
+    masks = target["masks"].bitmaps(32, 48)
+    assert torch.equal(after["masks"].bitmaps(32, 48), masks[1:])
+
+
+def test_targets_may_be_empty_and_without_masks(small_cfg):
+    image = torch.zeros(3, 32, 48, dtype=torch.uint8)
+    target = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
+    for train in (True, False):
+        resized, after = build_transform(small_cfg(), train)(image, target)
+        assert after["boxes"].shape == (0, 4)
+        assert "masks" not in after
+        assert resized.shape[1] in ((24, 32) if train else (20,))
+
+
+def test_evaluation_is_a_resize_alone(small_cfg):
+    image, target = scene()
+    resized, after = build_transform(small_cfg(), train=False)(image, target)
+    assert torch.equal(resized, resize_shortest(image, 20, 1333))
+    assert torch.allclose(after["boxes"], target["boxes"] * 20 / 32)
+
+
+def test_colour_jitter_changes_pixels_only(small_cfg):
+    cfg = small_cfg(
+        "INPUT.MIN_SIZE_TRAIN", 32, "INPUT.BRIGHTNESS", 0.4, "INPUT.CONTRAST", 0.4,
+        "INPUT.SATURATION", 0.4, "INPUT.HUE", 0.1, "INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 0.0,
+    )  # fmt: skip
+    _, target = scene()
+    image = torch.randint(0, 256, (3, 32, 48), dtype=torch.uint8)
+    jittered, after = build_transform(cfg, train=True)(image, target)
+    assert jittered.dtype == torch.uint8
+    assert not torch.equal(jittered, image)
+    assert after["masks"] is target["masks"]
+
+
+@pytest.mark.parametrize("key", [("TEST.BBOX_AUG.ENABLED", True), ("TEST.TILE", 20)])
+def test_what_resizes_by_itself_gets_pictures_as_they_are(key):
+    image = torch.randint(0, 255, (3, 30, 50), dtype=torch.uint8)
+    target = {"boxes": torch.tensor([[2.0, 3, 20, 25]]), "labels": torch.tensor([1])}
+    cfg = load_config(None, ["INPUT.MIN_SIZE_TEST", 60, *key])
+    same, after = build_transform(cfg, train=False)(image, target)
+    assert torch.equal(same, image)
+    assert torch.equal(after["boxes"], target["boxes"])
+    assert build_transform(cfg, train=True)(image, target)[0].shape != image.shape
+
+
+@pytest.mark.parametrize(
+    ("convention", "dtype"), [("detlite", torch.uint8), ("torchvision", torch.float32)]
+)
+def test_padding_is_what_the_model_takes_for_nothing(small_cfg, convention, dtype):
+    """A square of 64 of which the picture fills a quarter; normalised, the rest is nearly 0."""
+    cfg = small_cfg(
+        "MODEL.CONVENTION", convention, "INPUT.SCALE_JITTER", (0.5, 0.5), "INPUT.CROP_SIZE", 64,
+        "INPUT.BRIGHTNESS", 0.0, "INPUT.PIXEL_MEAN", [10, 20, 30],
+    )  # fmt: skip
+    image, target = build_transform(cfg, train=True)(*scene())
+    assert image.shape == (3, 64, 64)
+    assert image.dtype == dtype
+    assert target["boxes"].max() <= 32
+    scale = 1 if dtype == torch.uint8 else 255
+    assert (image[:, 30:, 40:] * scale).round().flatten(1).unique(dim=1).T.tolist() == [
+        [30, 20, 10]
+    ]
+    rgb = small_cfg("INPUT.PIXEL_MEAN", [0.1, 0.2, 0.4], "INPUT.TO_BGR255", False)
+    assert mean_colour(rgb) == (25.5, 51.0, 102.0)
+
+
+@pytest.mark.parametrize("value", [(0.5,), (2.0, 0.1), (0, 1), (-1, 1)])
+def test_scale_ranges_that_are_none(small_cfg, value):
+    with pytest.raises(ConfigError, match=r"INPUT.SCALE_JITTER .* two positive numbers in order"):
+        small_cfg("INPUT.SCALE_JITTER", value)

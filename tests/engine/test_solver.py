@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import math
+import sys
+import types
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from detlite.config import ConfigError, load_config
+from detlite.engine.hooks.run_length import Budget
+from detlite.engine.solver import build_optimizer, build_scheduler
+from detlite.modeling.backbone import Backbone
+from detlite.modeling.build import build_model
+from detlite.modeling.layers.norm import LevelBatchNorm
+
+
+def make_cfg(**keys):
+    defaults = {"BASE_LR": 0.1, "MAX_ITER": 100, "STEPS": (60, 80), "WARMUP_ITERS": 0}
+    opts = [
+        item for key, value in {**defaults, **keys}.items() for item in (f"SOLVER.{key}", value)
+    ]
+    return load_config(None, opts)
+
+
+def make_model():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.Linear(4, 2),
+        nn.LayerNorm(2), LevelBatchNorm(4, 2, nn.BatchNorm2d),
+    )  # fmt: skip
+
+
+def rates(cfg, iterations):
+    optimizer = build_optimizer(cfg, nn.Linear(2, 2, bias=False))
+    scheduler = build_scheduler(cfg, optimizer, Budget(cfg.SOLVER.MAX_ITER))
+    values = []
+    for _ in range(iterations):
+        values.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return values
+
+
+def test_each_parameter_has_the_rate_and_decay_of_its_kind():
+    cfg = make_cfg(
+        BIAS_LR_FACTOR=2.0, WEIGHT_DECAY=0.1, WEIGHT_DECAY_BIAS=0.2, WEIGHT_DECAY_NORM=0.3
+    )
+    model = make_model()
+    optimizer = build_optimizer(cfg, model)
+    found = {
+        parameter: (group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    assert len(optimizer.param_groups) == 3
+    for layer in model:
+        assert found[layer.bias] == (0.2, 0.2)
+    assert found[model[0].weight] == found[model[3].weight] == (0.1, 0.1)
+    for norm in (model[1], model[2], model[4], model[5]):
+        assert found[norm.weight] == (0.1, 0.3)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 12
+
+
+class Detector(nn.Module):
+    """A body of a stem and two stages, a neck and a head."""
+
+    def __init__(self):
+        super().__init__()
+        body = nn.ModuleList([nn.Linear(2, 2, bias=False) for _ in range(3)])
+        neck = nn.Linear(2, 2, bias=False)
+        self.backbone = Backbone(body, neck, out_channels=2, strides=(4,), pooled=1)
+        self.head = nn.Linear(2, 2)
+
+
+def rates_of(model, optimizer):
+    """The rate of each parameter, by name."""
+    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    return {name: rates[p] for name, p in model.named_parameters() if p in rates}
+
+
+def test_the_body_has_a_rate_of_its_own_that_falls_towards_the_image():
+    model = Detector()
+    keys = {"BACKBONE_LR_FACTOR": 0.5, "LAYER_DECAY": 0.1, "BIAS_LR_FACTOR": 2.0}
+    optimizer = build_optimizer(make_cfg(**keys), model)
+    assert rates_of(model, optimizer) == pytest.approx(
+        {
+            "backbone.body.0.weight": 0.1 * 0.5 * 0.1**3,
+            "backbone.body.1.weight": 0.1 * 0.5 * 0.1**2,
+            "backbone.body.2.weight": 0.1 * 0.5 * 0.1,
+            "backbone.neck.weight": 0.1,
+            "head.weight": 0.1,
+            "head.bias": 0.2,
+        }
+    )
+    assert optimizer.param_groups[0]["lr"] == 0.1  # the one that is reported
+    scheduler = build_scheduler(make_cfg(STEPS=(1,), **keys), optimizer, Budget(100))
+    optimizer.step()
+    scheduler.step()
+    assert rates_of(model, optimizer)["backbone.body.0.weight"] == pytest.approx(5e-6)
+
+
+def test_frozen_stages_are_layers_all_the_same():
+    model = Detector()
+    model.backbone.body[0].requires_grad_(False)
+    rates = rates_of(model, build_optimizer(make_cfg(LAYER_DECAY=0.1), model))
+    assert "backbone.body.0.weight" not in rates
+    assert rates["backbone.body.1.weight"] == pytest.approx(0.1 * 0.1**2)
+
+
+def test_the_stages_of_a_resnet_are_its_layers(tiny_config):
+    cfg = tiny_config("SOLVER.LAYER_DECAY", 0.5, "SOLVER.BASE_LR", 1.0, "SOLVER.BIAS_LR_FACTOR", 1)
+    model = build_model(cfg)
+    rates = rates_of(model, build_optimizer(cfg, model))
+    for number, part in enumerate(("stem", "res2", "res3", "res4", "res5")):
+        own = {rate for name, rate in rates.items() if name.startswith(f"backbone.body.{part}.")}
+        assert own == {0.5 ** (5 - number)}
+    assert {r for name, r in rates.items() if not name.startswith("backbone.body.")} == {1.0}
+
+
+@pytest.mark.parametrize(("key", "value"), [("LAYER_DECAY", 0), ("LAYER_DECAY", 1.1)])
+def test_decays_that_are_none(key, value):
+    with pytest.raises(ConfigError, match=rf"SOLVER\.{key} is .*greater than 0, at most 1"):
+        make_cfg(**{key: value})
+
+
+def test_equal_kinds_share_a_group():
+    cfg = make_cfg(
+        BIAS_LR_FACTOR=1.0, WEIGHT_DECAY=0.1, WEIGHT_DECAY_BIAS=0.1, WEIGHT_DECAY_NORM=0.1
+    )
+    assert len(build_optimizer(cfg, make_model()).param_groups) == 1
+
+
+def test_frozen_and_shared_parameters():
+    model = make_model()
+    model[0].requires_grad_(False)
+    model.append(model[3])
+    optimizer = build_optimizer(make_cfg(), model)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(parameters) == len(set(parameters)) == 10
+    with pytest.raises(ConfigError, match="no trainable parameter"):
+        build_optimizer(make_cfg(), model.requires_grad_(False))
+
+
+def test_step_is_sgd_with_momentum_and_decay():
+    cfg = make_cfg(BASE_LR=0.5, MOMENTUM=0.9, WEIGHT_DECAY=0.1)
+    layer = nn.Linear(3, 2, bias=False).double()
+    optimizer = build_optimizer(cfg, layer)
+    weight, velocity = layer.weight.detach().clone(), torch.zeros(2, 3, dtype=torch.float64)
+    for number in range(3):
+        gradient = torch.full_like(weight, 1.0 + number)
+        layer.weight.grad = gradient.clone()
+        optimizer.step()
+        velocity = 0.9 * velocity + gradient + 0.1 * weight
+        weight = weight - 0.5 * velocity
+    torch.testing.assert_close(layer.weight.detach(), weight)
+
+
+def steps(optimizer, model, count):
+    for number in range(count):
+        for index, parameter in enumerate(model.parameters()):
+            parameter.grad = torch.full_like(parameter, 0.3 * number - 0.1 * index)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_fused_steps_are_plain_steps(name):
+    cfg = make_cfg(OPTIMIZER=name, WEIGHT_DECAY=0.1)
+    fused, plain = make_model(), make_model()
+    plain.load_state_dict(fused.state_dict())
+    optimizer = build_optimizer(cfg, fused)
+    assert all(group["fused"] for group in optimizer.param_groups)
+    reference = build_optimizer(cfg, plain)
+    for group in reference.param_groups:
+        group["fused"] = False
+    steps(optimizer, fused, 4)
+    steps(reference, plain, 4)
+    for ours, theirs in zip(fused.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_resumed_optimizer_goes_on_bit_for_bit(name):
+    cfg = make_cfg(OPTIMIZER=name)
+    model, resumed = make_model(), make_model()
+    optimizer = build_optimizer(cfg, model)
+    steps(optimizer, model, 3)
+    resumed.load_state_dict(model.state_dict())
+    second = build_optimizer(cfg, resumed)
+    second.load_state_dict(deepcopy(optimizer.state_dict()))
+    steps(optimizer, model, 3)
+    steps(second, resumed, 3)
+    for ours, theirs in zip(resumed.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_an_overflow_in_the_first_step_leaves_no_trace(dtype):
+    cfg = make_cfg(BASE_LR=0.5, WEIGHT_DECAY=0.0)
+    cfg.defrost()
+    cfg.DTYPE = dtype
+    layer = nn.Linear(64, 64, bias=False)
+    before = layer.weight.detach().clone()
+    optimizer = build_optimizer(cfg, layer)
+    scaler = torch.amp.GradScaler("cpu", enabled=dtype == "float16")
+    if scaler.is_enabled():
+        layer.weight.grad = torch.full_like(layer.weight, math.inf)
+        scaler.scale(torch.zeros(()))
+        garbage = torch.full_like(layer.weight, math.nan)
+        del garbage  # likely the memory that the optimizer gets next
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(layer.weight, before)
+    layer.weight.grad = torch.full_like(layer.weight, scaler.get_scale())
+    scaler.step(optimizer)
+    torch.testing.assert_close(layer.weight.detach(), before - 0.5)
+
+
+def test_multistep():
+    values = rates(make_cfg(STEPS=(2, 4), MAX_ITER=6, GAMMA=0.1), 6)
+    assert values == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_linear_warmup_reaches_the_base_rate():
+    values = rates(make_cfg(WARMUP_ITERS=4, WARMUP_FACTOR=0.2), 6)
+    assert values == pytest.approx([0.02, 0.04, 0.06, 0.08, 0.1, 0.1])
+
+
+def test_constant_warmup():
+    values = rates(make_cfg(WARMUP_ITERS=2, WARMUP_FACTOR=0.5, WARMUP_METHOD="constant"), 4)
+    assert values == pytest.approx([0.05, 0.05, 0.1, 0.1])
+
+
+def test_cosine_ignores_steps_and_falls_to_zero():
+    cfg = make_cfg(LR_SCHEDULE="cosine", MAX_ITER=10, STEPS=(60,))
+    values = rates(cfg, 11)
+    assert values == pytest.approx([0.05 * (1 + math.cos(math.pi * i / 10)) for i in range(11)])
+
+
+def test_bias_rate_follows_the_schedule():
+    cfg = make_cfg(STEPS=(1,), BIAS_LR_FACTOR=2.0)
+    optimizer = build_optimizer(cfg, nn.Linear(2, 2))
+    scheduler = build_scheduler(cfg, optimizer, Budget(cfg.SOLVER.MAX_ITER))
+    optimizer.step()
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, 0.02])
+
+
+@pytest.mark.parametrize("steps", [(80, 60), (60, 60)])
+def test_steps_that_do_not_rise(steps):
+    cfg = make_cfg(STEPS=steps)
+    with pytest.raises(ConfigError, match=r"SOLVER\.STEPS .* must rise"):
+        build_scheduler(cfg, build_optimizer(cfg, make_model()), Budget(100))
+
+
+def test_steps_beyond_the_end_are_only_warned_of(caplog):
+    cfg = make_cfg(STEPS=(60, 101))
+    build_scheduler(cfg, build_optimizer(cfg, make_model()), Budget(100))
+    assert "(60, 101) reach beyond the run's 100 iterations" in caplog.text
+
+
+class Shares(Budget):
+    """Of a run whose shares are given; how many iterations there will be is not known."""
+
+    def __init__(self, shares):
+        super().__init__(None, shortens_warm_up=True)
+        self.shares = [0.0, *shares]
+
+    def share(self, done):
+        return self.shares[done]
+
+
+def rates_by_share(cfg, shares):
+    optimizer = build_optimizer(cfg, nn.Linear(2, 2, bias=False))
+    scheduler = build_scheduler(cfg, optimizer, Shares(shares))
+    values = []
+    for _ in shares:
+        values.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return [*values, optimizer.param_groups[0]["lr"]]
+
+
+def test_cosine_follows_the_share_of_the_time():
+    values = rates_by_share(make_cfg(LR_SCHEDULE="cosine"), [0.5, 0.75, 1.0])
+    assert values == pytest.approx([0.1, 0.05, 0.05 * (1 + math.cos(0.75 * math.pi)), 0.0])
+
+
+def test_steps_below_one_are_shares():
+    cfg = make_cfg(STEPS=(0.5, 0.9), GAMMA=0.1)
+    assert rates_by_share(cfg, [0.4, 0.5, 0.95]) == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    assert rates(make_cfg(STEPS=(0.5,), MAX_ITER=4), 4) == pytest.approx([0.1, 0.1, 0.01, 0.01])
+
+
+def test_a_warm_up_that_is_too_long_ends_after_a_tenth():
+    keys = {"WARMUP_ITERS": 1000, "WARMUP_FACTOR": 0.0, "STEPS": ()}
+    values = rates_by_share(make_cfg(**keys), [0.05, 0.1, 0.2])
+    assert values == pytest.approx([0.0, 0.05, 0.1, 0.1])
+    values = rates_by_share(make_cfg(**(keys | {"WARMUP_ITERS": 2})), [0.01, 0.02, 0.03])
+    assert values == pytest.approx([0.0, 0.05, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("steps", "budget", "message"),
+    [
+        ((60, 80), Shares([]), r"how many there will be in SOLVER\.MAX_MINUTES is not known"),
+        ((0.5, 80), Budget(100), r"are shares of the run and iterations"),
+    ],
+)
+def test_steps_that_do_not_fit_the_budget(steps, budget, message):
+    cfg = make_cfg(STEPS=steps)
+    with pytest.raises(ConfigError, match=message):
+        build_scheduler(cfg, build_optimizer(cfg, make_model()), budget)
+
+
+def fake_cuda(monkeypatch):
+    monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
+
+
+def test_fused_sgd_needs_cuda():
+    with pytest.raises(ConfigError, match="FusedSGD works on CUDA alone"):
+        build_optimizer(make_cfg(OPTIMIZER="FusedSGD"), make_model())
+
+
+@pytest.mark.parametrize("impostor", [False, True])
+def test_fused_sgd_without_nvidias_apex(monkeypatch, impostor):
+    fake_cuda(monkeypatch)
+    # None makes the import fail; the package of that name on PyPI has no apex.optimizers.
+    monkeypatch.setitem(sys.modules, "apex", types.ModuleType("apex") if impostor else None)
+    with pytest.raises(ConfigError, match=r"github\.com/NVIDIA/apex.*Never `pip install apex`"):
+        build_optimizer(make_cfg(OPTIMIZER="FusedSGD"), make_model())
+
+
+def test_fused_sgd_of_nvidias_apex_is_used(monkeypatch):
+    fake_cuda(monkeypatch)
+
+    class FusedSGD(torch.optim.SGD):
+        pass
+
+    package = types.ModuleType("apex")
+    package.optimizers = types.ModuleType("apex.optimizers")
+    package.optimizers.FusedSGD = FusedSGD
+    monkeypatch.setitem(sys.modules, "apex", package)
+    monkeypatch.setitem(sys.modules, "apex.optimizers", package.optimizers)
+    optimizer = build_optimizer(make_cfg(OPTIMIZER="FusedSGD", MOMENTUM=0.7), make_model())
+    assert isinstance(optimizer, FusedSGD)
+    assert {group["momentum"] for group in optimizer.param_groups} == {0.7}
+
+
+def test_adamw_takes_the_same_groups():
+    cfg = make_cfg(OPTIMIZER="AdamW", MOMENTUM=0.8)
+    adamw = build_optimizer(cfg, make_model())
+    sgd = build_optimizer(make_cfg(), make_model())
+    assert isinstance(adamw, torch.optim.AdamW)
+    assert adamw.param_groups[0]["betas"] == (0.8, 0.999)
+    for ours, reference in zip(adamw.param_groups, sgd.param_groups, strict=True):
+        assert ours["weight_decay"] == reference["weight_decay"]
+        assert [p.shape for p in ours["params"]] == [p.shape for p in reference["params"]]

@@ -1,0 +1,314 @@
+"""Predictions in other tools' forms, and the model in other libraries' conventions."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from detlite.config import ConfigError
+from detlite.evaluation.results import coco_results
+from detlite.inference.exporters import outlines, to_label_studio, to_labelme, to_supervision
+from detlite.inference.predictor import Prediction, Predictor
+from detlite.modeling.build import build_model
+from detlite.structures.masks.formats import encode_bitmap
+
+SIZE = (40, 60)  # height, width
+
+
+def drawn(kind):
+    """A mask of two parts, one with a hole; or one part; or nothing."""
+    image = Image.new("1", SIZE[::-1])
+    draw = ImageDraw.Draw(image)
+    if kind != "empty":
+        draw.ellipse((5, 5, 25, 30), fill=1)
+    if kind == "parts":
+        draw.ellipse((10, 12, 18, 22), fill=0)
+        draw.polygon([(40, 3), (58, 20), (35, 38)], fill=1)
+    return np.array(image)
+
+
+@pytest.fixture
+def prediction():
+    """Three objects; the mask of the last one is empty."""
+    masks = torch.from_numpy(np.stack([drawn(kind) for kind in ("parts", "one", "empty")]))
+    return Prediction(
+        size=SIZE,
+        boxes=torch.tensor([[5.0, 3, 59, 39], [5, 5, 26, 31], [30, 8, 42, 20]]),
+        labels=torch.tensor([2, 1, 1]),
+        scores=torch.tensor([0.9, 0.8, 0.25]),
+        category_ids=[70, 5, 5],
+        names=["tall & thin", "cell", "cell"],
+        masks=masks,
+    )
+
+
+@pytest.fixture
+def boxes_and_points(prediction):
+    """The same without masks, but with two keypoints each."""
+    points = torch.tensor([[[10.0, 8, 1], [30, 20, 1]]] * 3)
+    rest = {name: value for name, value in prediction.items() if name != "masks"}
+    return Prediction(**rest, keypoints=points, keypoints_scores=torch.zeros(3, 2))
+
+
+def as_rles(prediction):
+    masks = [encode_bitmap(mask.numpy()) for mask in prediction["masks"]]
+    return Prediction({**prediction, "masks": masks})
+
+
+def filled(polygon):
+    """The pixels whose centres are in a polygon: the even-odd rule, by hand."""
+    y, x = np.mgrid[: SIZE[0], : SIZE[1]] + 0.5
+    inside = np.zeros(SIZE, bool)
+    for (x1, y1), (x2, y2) in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
+        crosses = (y1 > y) != (y2 > y)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inside ^= crosses & (x < x1 + (y - y1) * (x2 - x1) / (y2 - y1))
+    return inside
+
+
+class TestOutlines:
+    def test_pixels_are_inside_by_their_centres(self):
+        parts = outlines(drawn("parts"))
+        assert len(parts) == 2
+        whole = drawn("one") | (drawn("parts") & (np.arange(SIZE[1]) > 30))
+        assert (np.logical_or(*map(filled, parts)) == whole).all()  # the hole is filled
+
+    def test_random_masks(self):
+        rng = np.random.default_rng(0)
+        for density in (0.1, 0.6, 1.0):
+            mask = rng.random(SIZE) < density
+            inside = np.zeros(SIZE, bool)
+            for part in outlines(mask):
+                inside |= filled(part)
+            assert inside[mask].all()
+            if density in (0.1, 1.0):  # hardly a hole
+                assert (inside != mask).mean() < 0.01
+
+    def test_straight_edges_have_no_further_corners(self):
+        mask = np.zeros(SIZE, bool)
+        mask[10:30, 20:50] = True
+        (part,) = outlines(mask)
+        assert len(part) == 8  # a rectangle whose corners are cut by half a pixel
+        assert part.min(axis=0).tolist() == [20, 10]
+        assert part.max(axis=0).tolist() == [50, 30]
+
+    def test_nothing(self):
+        assert outlines(drawn("empty")) == []
+
+
+class TestSupervision:
+    @pytest.mark.parametrize("rle", [False, True])
+    def test_detections(self, prediction, rle):
+        supervision = pytest.importorskip("supervision")
+        found = (as_rles(prediction) if rle else prediction).to_supervision()
+        assert isinstance(found, supervision.Detections)
+        assert found.xyxy.tolist() == prediction["boxes"].tolist()
+        assert found.class_id.tolist() == [1, 0, 0]
+        assert found.confidence.tolist() == pytest.approx([0.9, 0.8, 0.25])
+        assert found["class_name"].tolist() == prediction["names"]
+        assert found["category_id"].tolist() == [70, 5, 5]
+        assert np.array_equal(found.mask, prediction["masks"].numpy())
+        assert found[found.confidence > 0.5].mask.shape == (2, *SIZE)
+
+    def test_boxes_and_keypoints(self, boxes_and_points):
+        pytest.importorskip("supervision")
+        found = to_supervision(boxes_and_points)
+        assert found.mask is None
+        assert found["keypoints"].tolist() == boxes_and_points["keypoints"].tolist()
+
+    def test_a_missing_package_is_named(self, prediction, monkeypatch):
+        monkeypatch.setitem(sys.modules, "supervision", None)
+        with pytest.raises(ConfigError, match=r"pip install 'detlite\[supervision\]'"):
+            prediction.to_supervision()
+
+
+class TestLabelMe:
+    @pytest.mark.parametrize("rle", [False, True])
+    def test_masks_are_polygons(self, prediction, rle):
+        content = to_labelme(as_rles(prediction) if rle else prediction, "photo.jpg")
+        assert (content["imageHeight"], content["imageWidth"]) == SIZE
+        assert content["imagePath"] == "photo.jpg"
+        shapes = content["shapes"]
+        assert [(s["label"], s["shape_type"], s["group_id"], s["description"]) for s in shapes] == [
+            ("tall & thin", "polygon", 0, "0.9000"), ("tall & thin", "polygon", 0, "0.9000"),
+            ("cell", "polygon", None, "0.8000"), ("cell", "rectangle", None, "0.2500"),
+        ]  # fmt: skip
+        assert (filled(np.array(shapes[2]["points"])) == drawn("one")).all()
+        assert shapes[3]["points"] == [[30, 8], [42, 20]]
+        assert {key for shape in shapes for key in shape} == {
+            "label", "points", "group_id", "description", "shape_type", "flags", "mask",
+        }  # fmt: skip
+
+    def test_keypoints_are_points_of_their_object(self, boxes_and_points):
+        shapes = to_labelme(boxes_and_points, "photo.jpg", ["head"])["shapes"]
+        assert len(shapes) == 9
+        assert [(s["label"], s["shape_type"], s["group_id"]) for s in shapes[3:6]] == [
+            ("cell", "rectangle", 1), ("cell head", "point", 1), ("cell keypoint 2", "point", 1),
+        ]  # fmt: skip
+        assert shapes[4]["points"] == [[10, 8]]
+
+
+class TestLabelStudio:
+    def test_masks_are_polygons_in_percent(self, prediction):
+        task = to_label_studio(prediction, "/data/photo.jpg", "mine")
+        assert task["data"] == {"image": "/data/photo.jpg"}
+        (given,) = task["predictions"]
+        assert given["model_version"] == "mine"
+        assert given["score"] == pytest.approx(0.65)
+        regions = given["result"]
+        assert [(r["type"], r["from_name"], r["value"][r["type"]]) for r in regions] == [
+            ("polygonlabels", "masks", ["tall & thin"]),
+            ("polygonlabels", "masks", ["tall & thin"]),
+            ("polygonlabels", "masks", ["cell"]), ("rectanglelabels", "boxes", ["cell"]),
+        ]  # fmt: skip
+        assert regions[1]["parentID"] == regions[0]["id"]
+        assert len({region["id"] for region in regions}) == 4
+        assert all((r["original_height"], r["original_width"]) == SIZE for r in regions)
+        points = np.array(regions[2]["value"]["points"]) * [[0.6, 0.4]]
+        assert (filled(points) == drawn("one")).all()
+        box = regions[3]["value"]
+        assert [box[name] for name in ("x", "y", "width", "height")] == pytest.approx(
+            [50, 20, 20, 30]
+        )
+
+    def test_keypoints_belong_to_their_object(self, boxes_and_points):
+        regions = to_label_studio(boxes_and_points, "a.jpg", keypoint_names=["head", "tail"])[
+            "predictions"
+        ][0]["result"]
+        point = regions[2]
+        assert point["type"] == "keypointlabels"
+        assert point["value"]["keypointlabels"] == ["tail"]
+        assert (point["value"]["x"], point["value"]["y"]) == (50, 50)
+        assert point["parentID"] == regions[0]["id"]
+
+    def test_nothing_found(self, prediction):
+        none = Prediction(
+            {**prediction, "boxes": torch.zeros(0, 4), "scores": torch.zeros(0), "names": [],
+             "labels": torch.zeros(0), "masks": torch.zeros(0, *SIZE), "category_ids": []}
+        )  # fmt: skip
+        assert to_label_studio(none, "a.jpg")["predictions"][0]["result"] == []
+        assert to_labelme(none, "a.jpg")["shapes"] == []
+
+
+def test_coco_results_are_what_fiftyone_imports(prediction):
+    """`fiftyone.utils.coco.add_coco_labels` reads these fields of a list of annotations."""
+    found = coco_results(
+        7, prediction["boxes"], prediction["scores"], prediction["category_ids"],
+        prediction["masks"],
+    )  # fmt: skip
+    for row in found.rows():
+        assert row.keys() == {"image_id", "category_id", "score", "bbox", "segmentation"}
+        assert row["image_id"] == 7
+        assert len(row["bbox"]) == 4
+        assert row["segmentation"]["size"] == list(SIZE)
+        assert isinstance(row["segmentation"]["counts"], str)
+
+
+@pytest.fixture
+def model(tiny_config):
+    model = build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()
+    model.categories = [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)]
+    torch.nn.init.normal_(model.roi_heads.mask.predictor.mask_fcn_logits.weight, std=0.5)
+    return model
+
+
+@pytest.fixture
+def pictures():
+    return [torch.randint(0, 255, (3, *size), dtype=torch.uint8) for size in ((64, 96), (80, 64))]
+
+
+def truth_of(found):
+    """Ground truth that some of the detections meet."""
+    return [
+        {"boxes": one["boxes"][::3] + torch.tensor([0.0, 0, 2, 1]), "labels": one["labels"][::3],
+         "masks": one["masks"][::3]}
+        for one in found
+    ]  # fmt: skip
+
+
+def coco_ap(found, truth):
+    """AP of boxes and masks by pycocotools."""
+    images, annotations, rows = [], [], []
+    for number, (one, true) in enumerate(zip(found, truth, strict=True), 1):
+        height, width = one["masks"].shape[1:]
+        images.append({"id": number, "height": height, "width": width})
+        given = coco_results(number, true["boxes"], torch.ones(len(true["boxes"])),
+                             true["labels"].tolist(), true["masks"])  # fmt: skip
+        for row in given.rows():
+            annotations.append({**row, "id": len(annotations) + 1, "iscrowd": 0, "area": 1})
+        rows += coco_results(number, one["boxes"], one["scores"], one["labels"].tolist(),
+                             one["masks"]).rows()  # fmt: skip
+    coco = COCO()
+    coco.dataset = {"images": images, "annotations": annotations,
+                    "categories": [{"id": k, "name": str(k)} for k in (1, 2, 3)]}  # fmt: skip
+    coco.createIndex()
+    aps = {}
+    for kind in ("bbox", "segm"):
+        evaluation = COCOeval(coco, coco.loadRes(rows), kind)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+        aps[kind] = evaluation.stats[0]
+    return aps
+
+
+def test_predictions_are_what_torchmetrics_takes(model, pictures):
+    detection = pytest.importorskip("torchmetrics.detection")
+    found = Predictor(model, 64)(pictures)
+    truth = truth_of(found)
+    metric = detection.MeanAveragePrecision(iou_type=("bbox", "segm"))
+    metric.update(found, truth)
+    computed, wanted = metric.compute(), coco_ap(found, truth)
+    assert 0.1 < wanted["bbox"] < 0.99
+    for kind, ap in wanted.items():
+        assert computed[f"{kind}_map"].item() == pytest.approx(ap, abs=1e-6)
+
+
+def test_so_is_what_the_model_gives(model, pictures):
+    """Its masks are probabilities [N, 1, H, W], as torchvision's are."""
+    detection = pytest.importorskip("torchmetrics.detection")
+    with torch.no_grad():
+        found = [{**one, "masks": one["masks"][:, 0] > 0.5} for one in model(pictures)]
+    truth = truth_of(found)
+    metric = detection.MeanAveragePrecision(iou_type=("bbox", "segm"))
+    metric.update(found, truth)
+    computed, wanted = metric.compute(), coco_ap(found, truth)
+    for kind, ap in wanted.items():
+        assert computed[f"{kind}_map"].item() == pytest.approx(ap, abs=1e-6)
+
+
+def test_the_model_is_called_as_torchvisions_is(model, pictures):
+    """The same images and targets, and results of the same names, types and shapes."""
+    from torchvision.models.detection import maskrcnn_resnet50_fpn
+
+    theirs = maskrcnn_resnet50_fpn(
+        weights=None, weights_backbone=None, num_classes=4, min_size=64, max_size=96,
+        box_score_thresh=0.0, box_detections_per_img=20,
+    )  # fmt: skip
+    images = [picture.float() / 255 for picture in pictures]
+    with torch.no_grad():
+        results = [own.eval()(images) for own in (model, theirs)]
+    for ours, other, image in zip(*results, images, strict=True):
+        assert ours.keys() == other.keys()
+        for name, value in other.items():
+            assert ours[name].dtype == value.dtype
+            assert ours[name].shape[1:] == value.shape[1:]
+        assert ours["masks"].shape[1:] == (1, *image.shape[1:])
+    targets = [
+        {
+            "boxes": torch.tensor([[4.0, 5, 40, 50], [20, 8, 60, 44]]),
+            "labels": torch.tensor([1, 3]),
+            "masks": torch.ones(2, *image.shape[1:], dtype=torch.uint8),
+        }
+        for image in images
+    ]
+    for own in (model, theirs):
+        losses = own.train()(images, targets)
+        assert all(loss.ndim == 0 and loss.isfinite() for loss in losses.values())
+        assert {"loss_classifier", "loss_objectness", "loss_mask"} <= losses.keys()

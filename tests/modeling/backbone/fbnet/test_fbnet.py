@@ -1,0 +1,244 @@
+"""FBNet: its blocks, its architectures, and whole detectors by config."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models.mobilenetv2 import InvertedResidual as TorchvisionBlock
+
+from detlite.config import ConfigError
+from detlite.modeling.backbone import build_backbone
+from detlite.modeling.backbone.fbnet.architectures import (
+    ARCHITECTURES,
+    BlockSpec,
+    parse_architecture,
+)
+from detlite.modeling.backbone.fbnet.blocks import FBNetSpec, InvertedResidual, side_after
+from detlite.modeling.build import build_model
+
+PLAIN = FBNetSpec(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=False, no_depthwise_relu=False)
+FBNET = ["MODEL.BACKBONE.CONV_BODY", "FBNet", "MODEL.RPN.RPN_HEAD", "FBNet.rpn_head",
+         "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FBNet.roi_head",
+         "MODEL.ROI_BOX_HEAD.PREDICTOR", "FastRCNNPredictor",
+         "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", 6, "MODEL.FBNET.SCALE_FACTOR", 0.25,
+         "MODEL.FBNET.WIDTH_DIVISOR", 4]  # fmt: skip
+MASK = ["MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR", "FBNet.roi_head_mask",
+        "MODEL.ROI_MASK_HEAD.PREDICTOR", "MaskRCNNConv1x1Predictor",
+        "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION", 6, "MODEL.ROI_MASK_HEAD.RESOLUTION", 12,
+        "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False]  # fmt: skip
+
+
+def block(operator="ir_k3", expansion=6, channels=8, stride=1, spec=PLAIN, in_channels=8):
+    return InvertedResidual(
+        spec, BlockSpec(0, 0, operator, expansion, channels, stride), in_channels
+    )
+
+
+@pytest.mark.parametrize(("channels", "stride"), [(8, 1), (8, 2), (12, 1)])
+def test_block_is_that_of_mobilenet_v2(channels, stride):
+    reference = TorchvisionBlock(8, channels, stride, 6).eval()
+    ours = block(channels=channels, stride=stride).eval()
+    theirs = dict(
+        zip(
+            ["pw", "dw", "pwl"],
+            (reference.conv[0], reference.conv[1], reference.conv[2:]),
+            strict=True,
+        )
+    )
+    for name, layers in theirs.items():
+        layer = ours.get_submodule(name)
+        layer.conv.load_state_dict(layers[0].state_dict())
+        layers[1].running_mean.normal_(std=0.1)
+        layer.bn.load_state_dict(layers[1].state_dict())
+    x = torch.randn(2, 8, 9, 7)  # small enough that the clipping of ReLU6 does not show
+    torch.testing.assert_close(ours(x), reference(x))
+
+
+def test_depthwise_convolutions_may_go_without_norm_and_relu():
+    spec = FBNetSpec(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=True, no_depthwise_relu=True)
+    names = {n for n, _ in block(spec=spec).named_modules()}
+    assert "dw.conv" in names
+    assert not {"dw.bn", "dw.relu"} & names
+
+
+@pytest.mark.parametrize(
+    ("operator", "stride", "size", "width"),
+    [
+        ("ir_k3", 2, (5, 4), 48),
+        ("ir_k5", -2, (18, 14), 48),
+        ("ir_k1", 1, (9, 7), 48),
+        ("ir_k7_e3", 1, (9, 7), 24),
+        ("ir_k3_s4", 1, (9, 7), 32),
+        ("ir_k5_s2_se", 1, (9, 7), 8),
+        ("ir_k7_sep_e1", 2, (5, 4), 8),
+        ("ir_k33_e3", 1, (9, 7), 24),
+    ],
+)
+def test_operators(operator, stride, size, width):
+    layer = block(operator, stride=stride)
+    out = layer(torch.randn(2, 8, 9, 7))
+    assert tuple(out.shape[-2:]) == size
+    assert layer.pw.conv.out_channels == width
+    assert ("dw.dw2.conv" in dict(layer.named_modules())) == ("sep" in operator or "33" in operator)
+    assert ("se4.op.1" in dict(layer.named_modules())) == operator.endswith("se")
+    assert side_after([BlockSpec(0, 0, operator, 6, 8, stride)], 9) == size[0]
+    out.sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+def test_groups_are_shuffled():
+    layer = block("ir_k1_s2", channels=16)
+    layer.pw, layer.pwl = nn.Identity(), nn.Identity()
+    x = torch.arange(8.0)[None, :, None, None]
+    assert layer(x).flatten().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+@pytest.mark.parametrize("operator", ["skip", "shift_5x5", "ir_k4", "ir_k3_e2"])
+def test_unknown_operator(operator):
+    with pytest.raises(ValueError, match=f"the operator '{operator}' is unknown"):
+        block(operator)
+
+
+@pytest.mark.parametrize(
+    ("scale", "divisor", "channels", "width"),
+    [(1.0, 1, 24, 24), (1.0, 8, 20, 24), (0.5, 8, 24, 16), (0.1, 8, 24, 8), (1.4, 1, 16, 22)],
+)
+def test_widths_are_scaled_and_rounded(scale, divisor, channels, width):
+    assert FBNetSpec(nn.BatchNorm2d, scale, divisor, False, False).width(channels) == width
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "blocks"),
+    [("default", 96, 13), ("xirb16d_dsmask", 128, 13), ("mobilenet_v2", 96, 13),
+     ("cham_v1a", 88, 20), ("cham_v2", 56, 20)],
+)  # fmt: skip
+def test_bodies(tiny_config, name, channels, blocks):
+    with torch.device("meta"):
+        backbone = build_backbone(
+            tiny_config("MODEL.BACKBONE.CONV_BODY", "FBNet", "MODEL.FBNET.ARCH", name)
+        )
+    assert (backbone.out_channels, backbone.strides, backbone.pooled) == (channels, (16,), 1)
+    assert len(backbone.body.stages) == blocks
+    assert backbone(torch.zeros(1, 3, 64, 96, device="meta"))[0].shape == (1, channels, 4, 6)
+
+
+def test_entries_are_called_as_in_maskrcnn_benchmark(tiny_config):
+    state = build_model(tiny_config(*FBNET, *MASK)).state_dict()
+    for name in (
+        "backbone.body.first.conv.weight",
+        "backbone.body.stages.xif3_6.pwl.bn.running_var",
+        "rpn.head.head.xif5_2.dw.conv.weight",
+        "rpn.head.cls_logits.bias",
+        "roi_heads.box.feature_extractor.blocks.xif4_0.pw.conv.weight",
+        "roi_heads.mask.feature_extractor.blocks.xif6_4.pwl.conv.weight",
+        "roi_heads.mask.predictor.mask_fcn_logits.weight",
+    ):
+        assert name in state
+
+
+@pytest.mark.parametrize("opts", [[*FBNET, "MODEL.MASK_ON", False], FBNET + MASK])
+@pytest.mark.parametrize("norm", ["bn", "gn"])
+def test_detector_trains_and_detects(tiny_config, make_batch, opts, norm):
+    model = build_model(tiny_config(*opts, "MODEL.FBNET.BN_TYPE", norm))
+    images, targets = make_batch(2, 1)
+    losses = model.train()(images, targets)
+    assert ("loss_mask" in losses) == ("FBNet.roi_head_mask" in opts)
+    sum(losses.values()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert len(model.eval()(images)) == 2
+
+
+def test_head_takes_chosen_blocks_with_another_stride_and_a_last_layer(tiny_config):
+    def extractor(*opts):
+        cfg = tiny_config(*FBNET, "MODEL.MASK_ON", False, *opts)
+        return build_model(cfg).roi_heads.box.feature_extractor
+
+    head = extractor()
+    assert (list(head.blocks._modules), head.out_resolution) == (
+        ["xif4_0", "xif4_1", "xif4_2", "xif4_3"], 3,
+    )  # fmt: skip
+    head = extractor(
+        "MODEL.FBNET.DET_HEAD_BLOCKS", [0, 3], "MODEL.FBNET.DET_HEAD_STRIDE", 1,
+        "MODEL.FBNET.DET_HEAD_LAST_SCALE", -0.5,
+    )  # fmt: skip
+    assert (list(head.blocks._modules), head.out_resolution) == (["xif4_0", "xif4_3"], 6)
+    assert head.last.conv.in_channels == 60  # 240 / 4
+    assert head.out_channels == 32  # half of it, as a multiple of 4
+    features, rois = [torch.randn(1, 24, 8, 8)], torch.tensor([[0.0, 0, 0, 99, 99]])
+    assert head(features, rois).shape == (1, 32, 6, 6)
+
+
+def test_rpn_head_takes_its_last_blocks_and_a_norm_of_its_own(tiny_config):
+    opts = ["MODEL.FBNET.RPN_HEAD_BLOCKS", 1, "MODEL.FBNET.RPN_BN_TYPE", "af"]
+    head = build_model(tiny_config(*FBNET, "MODEL.MASK_ON", False, *opts)).rpn.head
+    assert list(head.head._modules) == ["xif5_2"]
+    assert not [name for name, _ in head.named_parameters() if ".bn." in name]
+
+
+def definition(**changes):
+    """The default architecture as maskrcnn-benchmark writes it."""
+    config = {
+        "first": [32, 2],
+        "stages": [
+            [[1, 16, 1, 1]], [[6, 24, 2, 2]], [[6, 32, 3, 2]], [[6, 64, 4, 2], [6, 96, 3, 1]],
+            [[4, 160, 1, 2], [6, 160, 2, 1], [6, 240, 1, 1]], [[6, 96, 3, 1]],
+            [[4, 160, 1, 1], [6, 160, 3, 1], [3, 80, 1, -2]],
+        ],
+        "last": [0, 0.0], "backbone": [0, 1, 2, 3], "rpn": [5], "bbox": [4], "mask": [6],
+        **changes,
+    }  # fmt: skip
+    operators = [["ir_k3"] * n for n in (1, 2, 3, 7, 4, 3, 5)]
+    return json.dumps({"block_op_type": operators, "block_cfg": config})
+
+
+def test_definition_of_ones_own_is_read():
+    ours = parse_architecture(definition(kpts=[6]))
+    wanted = ARCHITECTURES["default"]
+    for part in ("backbone", "rpn", "bbox", "mask"):
+        assert ours.blocks(part) == wanted.blocks(part)
+    assert ours.blocks("kpts") == ours.blocks("mask")
+    assert (ours.first, ours.last) == (wanted.first, wanted.last)
+
+
+def test_keypoint_head_by_a_definition(tiny_config):
+    cfg = tiny_config(
+        *FBNET, "MODEL.MASK_ON", False, "MODEL.KEYPOINT_ON", True, "MODEL.FBNET.ARCH_DEF",
+        definition(kpts=[6]), "MODEL.ROI_KEYPOINT_HEAD.FEATURE_EXTRACTOR",
+        "FBNet.roi_head_keypoints", "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION", 6,
+        "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 48,
+        "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
+    )  # fmt: skip
+    [found] = build_model(cfg).eval()([torch.rand(3, 64, 64)])
+    assert found["keypoints"].shape[1:] == (17, 3)
+
+
+@pytest.mark.parametrize(
+    ("opts", "message"),
+    [
+        (["MODEL.FBNET.ARCH", "fbnet_z"], "ARCH is 'fbnet_z'; known: default, xirb16d_dsmask"),
+        (["MODEL.FBNET.ARCH", "mobilenet_v2"], "no stages for 'rpn', only for backbone, bbox"),
+        (["MODEL.FBNET.ARCH_DEF", "{not json"], "ARCH_DEF is not JSON such as"),
+        (["MODEL.FBNET.ARCH_DEF", '{"block_cfg": {}}'], "ARCH_DEF is not JSON such as"),
+        (["MODEL.FBNET.ARCH_DEF", definition(rpn=[9])], "ARCH_DEF is not JSON such as"),
+        (["MODEL.FBNET.RPN_HEAD_BLOCKS", 4], "RPN_HEAD_BLOCKS is 4, but the architecture has 3"),
+    ],
+)
+def test_what_cannot_be_built(tiny_config, opts, message):
+    with pytest.raises(ConfigError, match=message):
+        build_model(tiny_config(*FBNET, "MODEL.MASK_ON", False, *opts))
+
+
+def test_package_is_imported_when_a_config_names_it():
+    code = (
+        "import sys, detlite.inference.predictor, detlite.engine.trainer\n"
+        "from detlite.modeling.backbone import BACKBONES\n"
+        "BACKBONES.get('R-50-FPN', '')\n"
+        "assert 'detlite.modeling.backbone.fbnet' not in sys.modules\n"
+        "BACKBONES.get('FBNet', '')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

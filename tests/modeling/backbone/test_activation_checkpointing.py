@@ -1,0 +1,124 @@
+"""Checkpointed bodies: what is computed stays the same, what is kept becomes less."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from detlite.config import ConfigError
+from detlite.modeling.backbone.activation_checkpointing import checkpointed
+from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
+from detlite.modeling.backbone.timm_backbone import TimmBody
+from detlite.modeling.build import build_model
+from detlite.modeling.layers.norm import FrozenBatchNorm2d
+
+KEY = "MODEL.BACKBONE.CHECKPOINT_ACTIVATIONS"
+
+
+def step(body: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor], int]:
+    """The maps of a step, and how many numbers were kept for backward."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        maps = body(x)
+    kept = {p: n for p, n in kept.items() if p not in {q.data_ptr() for q in body.parameters()}}
+    numbers = sum(kept.values())
+    sum(m.square().sum() for m in maps).backward()
+    return maps, numbers
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, FrozenBatchNorm2d])
+def test_a_step_is_the_same_and_keeps_less(depth, norm):
+    spec = ResNetSpec(depth, norm, stem_channels=8, res2_channels=16)
+    plain = ResNet(spec, (2, 3, 4, 5), freeze_at=2).train()
+    saving = deepcopy(plain)
+    saving.checkpoints = True
+    x = torch.randn(2, 3, 64, 64)
+    for _ in range(2):  # the second step sees the statistics of the first
+        wanted, most = step(plain, x)
+        maps, kept = step(saving, x)
+        assert kept < 0.4 * most
+        for ours, theirs in zip(maps, wanted, strict=True):
+            assert torch.equal(ours, theirs)
+    for (name, ours), theirs in zip(saving.named_parameters(), plain.parameters(), strict=True):
+        assert (ours.grad is None) == name.startswith(("stem", "res2")), name
+        if theirs.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad)
+    theirs = plain.state_dict()
+    for name, ours in saving.state_dict().items():
+        assert torch.equal(ours, theirs[name]), name
+
+
+def test_a_part_is_computed_again_only_where_it_is_trained():
+    calls = []
+
+    class Block(nn.Conv2d):
+        def forward(self, x):
+            calls.append(torch.is_grad_enabled())
+            return super().forward(x)
+
+    block, x = Block(3, 3, 1), torch.randn(1, 3, 4, 4)
+    checkpointed(block, x).sum().backward()
+    assert len(calls) == 2
+    with torch.no_grad():
+        checkpointed(block, x)
+    assert calls[2:] == [False]
+    checkpointed(block.requires_grad_(False), x.requires_grad_()).sum().backward()
+    assert len(calls) == 4
+
+
+def test_losses_and_gradients_of_a_detector(tiny_config, make_batch):
+    images, targets = make_batch(2, 1)
+    models = [build_model(tiny_config(KEY, flag)).train() for flag in (False, True)]
+    models[1].load_state_dict(models[0].state_dict())
+    losses = []
+    for model in models:
+        torch.manual_seed(1)
+        losses.append(model(images, targets))
+        sum(losses[-1].values()).backward()
+    assert models[1].backbone.body.checkpoints
+    for name, loss in losses[0].items():
+        assert torch.equal(loss, losses[1][name])
+    for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["test_convnext", "test_efficientnet", "swin_tiny_patch4_window7_224"]
+)
+def test_a_body_of_timm_checkpoints_as_timm_does(name):
+    pytest.importorskip("timm", reason="timm is not installed")
+    plain = TimmBody(name, (4, 8), frozen_norm=True).train()
+    saving = TimmBody(name, (4, 8), frozen_norm=True, checkpoints=True).train()
+    saving.load_state_dict(plain.state_dict())
+    x = torch.randn(1, 3, 32, 32)
+    wanted, most = step(plain, x)
+    maps, kept = step(saving, x)
+    assert kept < most
+    for ours, theirs in zip(maps, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    for ours, theirs in zip(saving.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("test_resnet", r"has batch norm.*MODEL\.TIMM\.FROZEN_NORM to True"),
+        ("hrnet_w18_small", "has no checkpointing: set it to False"),
+    ],
+)
+def test_timm_models_that_cannot(tiny_config, name, message):
+    pytest.importorskip("timm", reason="timm is not installed")
+    frozen = ("MODEL.TIMM.FROZEN_NORM", name != "test_resnet")
+    cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN", KEY, True, *frozen)
+    with pytest.raises(ConfigError, match=rf"CHECKPOINT_ACTIVATIONS: timm's {name} {message}"):
+        build_model(cfg)

@@ -1,0 +1,171 @@
+"""The body against torchvision's, with the same weights."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torchvision.models.feature_extraction import create_feature_extractor
+
+from detlite.config import ConfigError
+from detlite.modeling.backbone.resnet import ResNet, ResNetSpec, make_stage
+from detlite.modeling.build import build_model
+from detlite.modeling.layers.norm import FrozenBatchNorm2d
+
+
+def torchvision_name(name: str) -> str:
+    """torchvision's name of an entry of our state dict."""
+    name = name.replace("stem.conv1", "conv1").replace("stem.norm1", "bn1")
+    name = re.sub(r"res(\d)", lambda match: f"layer{int(match[1]) - 1}", name)
+    return re.sub(r"norm(\d)", r"bn\1", name)
+
+
+def torchvision_resnet(depth: int) -> nn.Module:
+    """With batch statistics that are not the identity."""
+    model = getattr(torchvision.models, f"resnet{depth}")(weights=None).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.running_mean, module.bias.data):
+                tensor.normal_(std=0.1)
+            for tensor in (module.running_var, module.weight.data):
+                tensor.uniform_(0.5, 1.5)
+    return model
+
+
+def copy_from(reference: nn.Module, model: nn.Module) -> None:
+    theirs = reference.state_dict()
+    model.load_state_dict({name: theirs[torchvision_name(name)] for name in model.state_dict()})
+
+
+@pytest.mark.parametrize(("depth", "res2"), [(18, 64), (50, 256)])
+@pytest.mark.parametrize("norm", [FrozenBatchNorm2d, nn.BatchNorm2d])
+def test_maps_are_torchvisions(depth, res2, norm):
+    reference = torchvision_resnet(depth)
+    model = ResNet(ResNetSpec(depth, norm, res2_channels=res2), (2, 3, 4, 5)).eval()
+    copy_from(reference, model)
+    x = torch.randn(1, 3, 65, 50)
+    wanted = reference.maxpool(reference.relu(reference.bn1(reference.conv1(x))))
+    for stage, ours in zip((1, 2, 3, 4), model(x), strict=True):
+        wanted = getattr(reference, f"layer{stage}")(wanted)
+        assert ours.shape == (
+            1,
+            res2 * 2 ** (stage - 1),
+            *(-(-s // 2 ** (stage + 1)) for s in (65, 50)),
+        )
+        torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("resnet34", ResNetSpec(34, res2_channels=64)),
+        ("resnet101", ResNetSpec(101)),
+        ("resnet152", ResNetSpec(152)),
+        ("resnext101_32x8d", ResNetSpec(101, groups=32, width_per_group=8)),
+        ("resnext101_64x4d", ResNetSpec(101, groups=64, width_per_group=4)),
+    ],
+)
+def test_body_has_torchvisions_shapes(name, spec):
+    with torch.device("meta"):
+        reference = getattr(torchvision.models, name)(weights=None).state_dict()
+        model = ResNet(spec, (2, 3, 4, 5))
+    ours = {torchvision_name(name): value.shape for name, value in model.state_dict().items()}
+    assert ours == {k: v.shape for k, v in reference.items() if not k.startswith("fc.")}
+
+
+def test_resnet_152_computes_what_torchvisions_does():
+    reference = torchvision_resnet(152)
+    # So deep a body of random statistics would grow its values out of all proportion.
+    for module in reference.modules():
+        if isinstance(module, torchvision.models.resnet.Bottleneck):
+            nn.init.constant_(module.bn3.weight, 0.2)
+    model = ResNet(ResNetSpec(152), (5,)).eval()
+    copy_from(reference, model)
+    x = torch.randn(1, 3, 40, 33)
+    wanted = create_feature_extractor(reference, ["layer4"])(x)["layer4"]
+    torch.testing.assert_close(model(x)[0], wanted, rtol=1e-3, atol=1e-3 * wanted.std().item())
+
+
+@pytest.mark.parametrize(("groups", "width"), [(32, 8), (64, 4)])
+def test_grouped_bottlenecks_compute_what_torchvisions_do(groups, width):
+    reference = torchvision.models.ResNet(
+        torchvision.models.resnet.Bottleneck, [3, 4, 6, 3], groups=groups, width_per_group=width
+    ).eval()
+    spec = ResNetSpec(50, groups=groups, width_per_group=width)
+    model = ResNet(spec, (2, 3)).eval()
+    copy_from(reference, model)
+    x = torch.randn(1, 3, 32, 32)
+    wanted = reference.maxpool(reference.relu(reference.bn1(reference.conv1(x))))
+    wanted = reference.layer2(reference.layer1(wanted))
+    torch.testing.assert_close(model(x)[-1], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("in_1x1", [False, True])
+def test_stride_lies_in_the_1x1_or_the_3x3(in_1x1):
+    stage = make_stage(ResNetSpec(50, stride_in_1x1=in_1x1), 3, stride=2)
+    first, second = stage[0], stage[1]
+    assert first.conv1.stride == ((2, 2) if in_1x1 else (1, 1))
+    assert first.conv2.stride == ((1, 1) if in_1x1 else (2, 2))
+    assert second.conv1.stride == second.conv2.stride == (1, 1)
+    assert stage(torch.randn(1, 256, 9, 8)).shape == (1, 512, 5, 4)
+
+
+def test_dilated_last_stage_computes_what_torchvisions_does():
+    reference = torchvision.models.resnet50(
+        weights=None, replace_stride_with_dilation=[False, False, True]
+    ).eval()
+    model = ResNet(ResNetSpec(50), (4, 5), res5_dilation=2).eval()
+    copy_from(reference, model)
+    # torchvision's first block of a dilated stage is not dilated itself.
+    model.res5[0].conv2.dilation = model.res5[0].conv2.padding = (1, 1)
+    x = torch.randn(1, 3, 48, 64)
+    wanted = create_feature_extractor(reference, ["layer3", "layer4"])(x)
+    for ours, theirs in zip(model(x), wanted.values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("depth", "res2"), [(18, 64), (50, 256)])
+def test_dilation_keeps_the_size(depth, res2):
+    stage = make_stage(ResNetSpec(depth, res2_channels=res2), 5, stride=1, dilation=2)
+    assert stage(torch.randn(2, 4 * res2, 7, 7)).shape == (2, 8 * res2, 7, 7)
+    assert {m.dilation for m in stage.modules() if getattr(m, "kernel_size", 0) == (3, 3)} == {
+        (2, 2)
+    }
+
+
+@pytest.mark.parametrize("freeze_at", range(6))
+def test_leading_parts_are_frozen(freeze_at):
+    body = ResNet(ResNetSpec(18, res2_channels=64), (2, 3, 4, 5), freeze_at)
+    for index, part in enumerate(body.children()):
+        frozen = index < freeze_at
+        assert all(p.requires_grad != frozen for p in part.parameters())
+        norms = {type(m) for m in part.modules() if "Norm" in type(m).__name__}
+        assert norms == {FrozenBatchNorm2d if frozen else nn.BatchNorm2d}
+
+
+def test_frozen_statistics_do_not_move_in_training():
+    body = ResNet(ResNetSpec(18, res2_channels=64), (2, 3), freeze_at=2).train()
+    before = {name: value.clone() for name, value in body.state_dict().items()}
+    body(torch.randn(2, 3, 32, 32))
+    moved = {
+        name for name, value in body.state_dict().items() if not torch.equal(value, before[name])
+    }
+    assert moved
+    assert all(name.startswith("res3") for name in moved)
+
+
+@pytest.mark.parametrize("key", ["NUM_GROUPS", "WIDTH_PER_GROUP"])
+def test_basic_blocks_have_no_groups(tiny_config, key):
+    with pytest.raises(ConfigError, match="ResNet-18 has basic blocks"):
+        build_model(tiny_config(f"MODEL.RESNETS.{key}", 32))
+
+
+def test_unknown_body_names_key_and_nearest(tiny_config):
+    cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "R-19-FPN")
+    with pytest.raises(
+        ConfigError, match=r"MODEL\.BACKBONE\.CONV_BODY: no backbone is called 'R-19-FPN'"
+    ):
+        build_model(cfg)

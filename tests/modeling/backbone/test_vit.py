@@ -1,0 +1,178 @@
+"""ViTDet's transformer: its attention, any size of image, whole detectors on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from yacs.config import CfgNode
+
+from detlite import optimize
+from detlite.apps.export.submodule_export import example_batch, least_side
+from detlite.modeling.backbone import vit
+from detlite.modeling.backbone.timm_vit import ViTOptions
+from detlite.modeling.backbone.vit import Attention, Block, ViT
+from detlite.modeling.build import META_ARCHITECTURES, build_model
+from detlite.structures.padding import fixed_shapes
+from tests.modeling.family import family_batch
+from tests.modeling.test_fixed_shapes import Inference, assert_same_detections
+
+
+@pytest.fixture
+def config(
+    tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., CfgNode]:
+    """`config(*opts)`: a detector on a transformer of three blocks, the second within windows."""
+    monkeypatch.setitem(vit.SIZES, "T", (32, 3, 2))
+
+    def load(*opts: Any) -> CfgNode:
+        return tiny_config(
+            "MODEL.BACKBONE.CONV_BODY", "ViT-T-SFP", "MODEL.VIT.WINDOW", 3,
+            "MODEL.VIT.GLOBAL_BLOCKS", 2, "MODEL.VIT.IMAGE_SIZE", 96, *opts,
+        )  # fmt: skip
+
+    return load
+
+
+def lively(module: nn.Module) -> nn.Module:
+    for parameter in module.parameters():
+        parameter.data.normal_(std=0.3)
+    return module
+
+
+def test_attention_adds_what_a_query_makes_of_rows_and_columns():
+    height, width, heads = 3, 4, 2
+    attention = lively(Attention(8, heads, 4)).double()
+    attention.rel_pos_h = nn.Parameter(torch.randn(2 * height - 1, 4).double())
+    x = torch.randn(2, height, width, 8).double()
+    qkv = attention.qkv(x).reshape(2, height * width, 3, heads, 4)
+    found = torch.zeros(2, height * width, heads, 4).double()
+    for image in range(2):
+        for head in range(heads):
+            q, k, v = qkv[image, :, :, head].unbind(1)
+            logits = q @ k.T / 2
+            for a in range(height * width):
+                for b in range(height * width):
+                    down, right = a // width - b // width, a % width - b % width
+                    logits[a, b] += q[a] @ attention.rel_pos_h[down + height - 1]
+                    logits[a, b] += q[a] @ attention.rel_pos_w[right + width - 1]
+            found[image, :, head] = logits.softmax(1) @ v
+    wanted = attention.proj(found.flatten(2)).view_as(x)
+    torch.testing.assert_close(attention(x), wanted)
+
+
+def test_relative_positions_of_other_sizes_are_interpolated():
+    attention = lively(Attention(8, 2, 4))
+    other = Attention(8, 2, 6)
+    other.load_state_dict(attention.state_dict() | {
+        name: F.interpolate(getattr(attention, name).T[None], size=11, mode="linear")[0].T
+        for name in ("rel_pos_h", "rel_pos_w")
+    })  # fmt: skip
+    x = torch.randn(1, 6, 6, 8)
+    torch.testing.assert_close(attention(x), other(x))
+
+
+def test_a_window_attends_to_its_own_patches_and_zeros():
+    block = lively(Block(8, 2, 3, True, 0.0))
+    x = torch.randn(2, 4, 3, 8)
+    normed = F.pad(block.norm1(x), (0, 0, 0, 0, 0, 2))
+    added = torch.cat([block.attn(normed[:, :3]), block.attn(normed[:, 3:])], 1)[:, :4]
+    wanted = x + added
+    torch.testing.assert_close(block(x), wanted + block.mlp(block.norm2(wanted)))
+
+
+def test_drop_path_leaves_out_what_is_added_to_an_image():
+    block = lively(Block(8, 2, 3, False, 0.5)).train()
+    x = torch.randn(64, 2, 2, 8)
+    whole = block.norm1(x)
+    whole = x + 2 * block.attn(whole)  # what is kept counts twice
+    both = whole + 2 * block.mlp(block.norm2(whole))
+    second = x + 2 * block.mlp(block.norm2(x))
+    kinds = [0, 0, 0, 0]
+    for image, found in enumerate(block(x)):
+        options = [x[image], whole[image], second[image], both[image]]
+        kinds[[torch.allclose(found, one, atol=1e-4) for one in options].index(True)] += 1
+    assert min(kinds) >= 5
+    assert torch.equal(block.eval()(x), block(x))
+
+
+@pytest.mark.parametrize("freeze_at", [0, 1, 3, 5])
+def test_layers_and_leading_parts(freeze_at):
+    body = ViT(16, 4, 2, 64, ViTOptions(freeze_at=freeze_at, drop_path=0.3))
+    layers = body.layers()
+    assert len(layers) == 5
+    assert {p for layer in layers for p in layer} == set(body.parameters())
+    trained = [any(p.requires_grad for p in layer) for layer in layers]
+    assert trained == [number >= freeze_at for number in range(5)]
+    rates = [0.0, 0.1, 0.2, 0.3]
+    frozen = max(freeze_at - 1, 0)
+    assert [block.drop_path for block in body.blocks] == pytest.approx(
+        [0.0] * frozen + rates[frozen:]
+    )
+
+
+def test_checkpoints_change_no_gradient():
+    x = torch.randn(2, 3, 64, 32)
+    gradients = []
+    for checkpoints in (False, True):
+        torch.manual_seed(0)
+        body = ViT(16, 3, 2, 64, ViTOptions(2, 1, 0.5, checkpoints=checkpoints)).train()
+        (found,) = body(x)
+        found.square().sum().backward()
+        gradients.append([parameter.grad for parameter in body.parameters()])
+    assert all(gradient is not None for gradient in gradients[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_a_detector_compiles_and_exports_whole(config):
+    model = build_model(config("MODEL.VIT.DROP_PATH", 0.1))
+    assert [block.window for block in model.backbone.body.blocks] == [0, 3, 0]
+    images, truth, _ = family_batch(model)
+    losses = torch.compile(model.losses, fullgraph=True, backend="aot_eager")(images, truth)
+    torch.stack(list(losses.values())).sum().backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    torch._dynamo.reset()
+    model.eval()
+    auto = torch.export.Dim.AUTO
+    shapes = ([{0: auto, 2: auto, 3: auto}, {0: auto}], None)
+    with torch.no_grad(), fixed_shapes():
+        program = torch.export.export(Inference(model), (images, None), dynamic_shapes=shapes)
+        for sizes in ([(96, 128), (90, 70)] * 2, [(70, 96)], [(160, 150)]):
+            others, _ = model.prepare([torch.rand(3, *size) for size in sizes])
+            assert_same_detections(model.predict(others), program.module()(others, None))
+
+
+def test_programs_take_images_from_two_windows_on(config):
+    assert least_side(build_model(config())) == 128  # two cells of P6
+    model = build_model(config("MODEL.VIT.WINDOW", 19))
+    assert least_side(model) == 320
+    assert model.backbone.body.two_windows > 19 * 16 >= 320 - 32
+    sides = example_batch(model)[0].pixels.shape[2:]
+    assert min(sides) >= 320
+
+
+def test_a_step_on_a_gpu_reads_nothing_back(config):
+    cfg = config("MODEL.VIT.DROP_PATH", 0.1)
+    records = family_batch(build_model(cfg))[:2]
+    with FakeTensorMode() as mode, torch.device("cuda"):
+        model = META_ARCHITECTURES.get(cfg.MODEL.META_ARCHITECTURE, "")(cfg).train()
+        images, truth = torch.utils._pytree.tree_map(
+            lambda x: mode.from_tensor(x).to("cuda") if isinstance(x, torch.Tensor) else x, records
+        )
+        assert {loss.device.type for loss in model.losses(images, truth).values()} == {"cuda"}
+
+
+def test_optimized_detectors_give_the_same(config):
+    model = build_model(config()).eval()
+    images = [torch.rand(3, 64, 96), torch.rand(3, 80, 72)]
+    for found, expected in zip(
+        optimize(model, "float32").detect(images), model.detect(images), strict=True
+    ):
+        assert len(expected.scores) > 0
+        torch.testing.assert_close(found.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
+    optimize(model, "bfloat16").detect(images)

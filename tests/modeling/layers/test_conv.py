@@ -1,0 +1,281 @@
+"""Convolutions whose gradients are computed in another way than torch's where that is quicker."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from detlite.modeling.build import build_model
+from detlite.modeling.layers import conv as module
+from detlite.modeling.layers.conv import (
+    QuickConv2d,
+    quicken_gradients,
+    slow_in_bfloat16,
+    slow_in_float32,
+    weight_gradient,
+)
+
+# channels in and out, kernel, stride, groups, dilation, bias
+SHAPES = [
+    (6, 6, 3, 2, 6, 1, False),
+    (6, 12, 5, 1, 6, 1, True),
+    (8, 8, 3, 1, 2, 1, True),
+    (8, 16, (1, 7), (2, 1), 4, 2, False),
+]
+
+
+def convolution(shape: tuple) -> nn.Conv2d:
+    before, after, kernel, stride, groups, dilation, bias = shape
+    sides = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    padding = tuple(dilation * (side // 2) for side in sides)
+    return nn.Conv2d(before, after, kernel, stride, padding, dilation, groups, bias)
+
+
+def gradients(conv: nn.Conv2d, x: Tensor, weights: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = conv(x)
+    assert y.dtype == torch.bfloat16
+    return [y, *torch.autograd.grad((y * weights).sum(), [x, *conv.parameters()])]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_are_those_of_float32_arithmetic(shape: tuple) -> None:
+    conv = convolution(shape)
+    own = QuickConv2d(conv)
+    x = torch.randn(2, shape[0], 9, 11)
+    rounded = copy.deepcopy(conv)  # what the forward pass makes of map and weights
+    with torch.no_grad():
+        for parameter in rounded.parameters():
+            parameter.copy_(parameter.bfloat16())
+    shown = x.bfloat16().float().requires_grad_()
+    expected = rounded(shown)
+    weights = torch.randn_like(expected).bfloat16().float()
+    to_all = torch.autograd.grad((expected * weights).sum(), [shown, *rounded.parameters()])
+    found = gradients(own, x, weights)
+    torch.testing.assert_close(found[0].float(), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(found[1], to_all[0], rtol=1e-2, atol=1e-2)  # rounded once
+    torch.testing.assert_close(found[2:], list(to_all[1:]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_else_is_plain(shape: tuple) -> None:
+    conv = convolution(shape)
+    own = QuickConv2d(conv)
+    x = torch.randn(2, shape[0], 9, 11)
+    assert torch.equal(own(x), conv(x))  # float32
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(own(x), conv(x))
+    plain = own.plain()
+    assert type(plain) is nn.Conv2d
+    assert plain.weight is own.weight is conv.weight
+    assert torch.equal(plain(x), conv(x))
+    half = copy.deepcopy(own).bfloat16()
+    y = half(x.bfloat16())
+    y.sum().backward()
+    assert half.weight.grad is not None
+    assert half.weight.grad.dtype == torch.bfloat16
+
+
+def test_margins_that_are_named_are_left_to_torch() -> None:
+    conv = nn.Conv2d(8, 8, 5, groups=8, padding="same")
+    x, weights = torch.randn(2, 8, 9, 11), torch.tensor(1.0)
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(
+            gradients(QuickConv2d(conv), x, weights), gradients(conv, x, weights), strict=True
+        )
+    )
+
+
+def test_frozen_weights_get_no_gradient() -> None:
+    own = QuickConv2d(convolution(SHAPES[0]).requires_grad_(False))
+    x = torch.randn(1, 6, 8, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        own(x).sum().backward()
+        assert x.grad is not None
+        assert own.weight.grad is None
+        assert not own(x.detach()).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("conv", "slow"),
+    [
+        (nn.Conv2d(32, 32, 3, groups=32), False),
+        (nn.Conv2d(32, 32, 3, 2, groups=32), True),
+        (nn.Conv2d(32, 32, 5, groups=32), True),
+        (nn.Conv2d(64, 64, 3, groups=8), True),
+        (nn.Conv2d(64, 64, 3, groups=4), False),
+        (nn.Conv2d(64, 64, 5), False),
+    ],
+)
+def test_which_are_slow_in_bfloat16(monkeypatch, conv: nn.Conv2d, slow: bool) -> None:
+    monkeypatch.setattr(module, "CAPABILITY", "AVX512")
+    assert slow_in_bfloat16(conv) == slow
+    body = nn.Sequential(conv)
+    quicken_gradients(body)
+    assert isinstance(body[0], QuickConv2d) == slow
+
+
+def test_convolutions_that_pad_otherwise_stay() -> None:
+    body = nn.Sequential(
+        nn.Conv2d(8, 8, 5, groups=8, padding="same"),
+        nn.Conv2d(8, 8, 5, groups=8, padding=2, padding_mode="reflect"),
+    )
+    quicken_gradients(body)
+    assert not any(isinstance(module, QuickConv2d) for module in body)
+
+
+def test_a_compiled_step_gives_the_same_gradients() -> None:
+    own = QuickConv2d(convolution(SHAPES[1]))
+    x = torch.randn(2, 6, 9, 11)
+    expected = gradients(own, x, torch.tensor(1.0))
+    compiled = torch.compile(own, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(gradients_of(compiled, own, x), expected[1:])
+    torch._dynamo.reset()
+
+
+def gradients_of(call: nn.Module, conv: nn.Conv2d, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = call(x)
+    return list(torch.autograd.grad(y.float().sum(), [x, *conv.parameters()]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["MODEL.BACKBONE.CONV_BODY", "timm/tf_efficientnet_lite0-FPN"],
+        ["MODEL.RESNETS.NUM_GROUPS", 8, "MODEL.RESNETS.WIDTH_PER_GROUP", 4,
+         "MODEL.BACKBONE.CONV_BODY", "R-50-FPN"],
+    ],
+    ids=["EfficientNet", "ResNeXt"],
+)  # fmt: skip
+def test_bodies_have_them(tiny_config, options: list) -> None:
+    if "timm" in str(options):
+        pytest.importorskip("timm")
+    body = build_model(tiny_config("MODEL.MASK_ON", False, *options)).backbone.body.train()
+    convs = [module for module in body.modules() if isinstance(module, nn.Conv2d)]
+    slow = [conv for conv in convs if slow_in_bfloat16(conv)]
+    assert slow
+    assert all(isinstance(conv, QuickConv2d) for conv in slow)
+    with torch.autocast("cpu", torch.bfloat16):
+        maps = body(torch.rand(1, 3, 64, 64))
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        torch.stack([level.float().sum() for level in maps]).sum().backward()
+    assert any("FloatGradients" in event.key for event in seen.key_averages())
+
+
+# channels in and out, kernel, padding, dilation, bias, images, height, width
+WIDE = [
+    (32, 40, (3, 3), (1, 1), (1, 1), True, 2, 9, 11),
+    (40, 32, (3, 3), (1, 1), (1, 1), False, 3, 1, 2),
+    (32, 32, (3, 3), (2, 2), (2, 2), True, 1, 7, 6),
+    (32, 32, (5, 3), (0, 2), (1, 1), True, 2, 8, 8),
+    (32, 32, (1, 7), (0, 3), (1, 1), False, 2, 6, 5),
+    (32, 32, (3, 3), (4, 4), (3, 2), False, 2, 3, 3),
+    (32, 32, (3, 3), (1, 1), (1, 1), True, 0, 4, 4),
+]
+
+
+@pytest.fixture
+def avx2(monkeypatch) -> None:
+    monkeypatch.setattr(module, "CAPABILITY", "AVX2")
+
+
+@pytest.mark.parametrize("block", [1, 1500, 2**20])  # a row, some rows, some images at a time
+@pytest.mark.parametrize("shape", WIDE)
+def test_products_give_the_gradient_of_weights(monkeypatch, shape: tuple, block: int) -> None:
+    monkeypatch.setattr(module, "BLOCK", block)
+    before, after, kernel, padding, dilation, _, images, height, width = shape
+    x = torch.randn(images, before, height, width, dtype=torch.float64)
+    weight = torch.randn(after, before, *kernel, dtype=torch.float64, requires_grad=True)
+    y = nn.functional.conv2d(x, weight, None, 1, padding, dilation)
+    gradient = torch.randn_like(y)
+    expected = torch.autograd.grad(y, weight, gradient)[0]
+    found = weight_gradient(gradient, x, kernel, padding, dilation)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", WIDE)
+def test_products_give_a_layers_gradients(avx2, shape: tuple) -> None:
+    before, after, kernel, padding, dilation, bias, images, height, width = shape
+    conv = nn.Conv2d(before, after, kernel, 1, padding, dilation, bias=bias)
+    own = QuickConv2d(conv)
+    x = torch.randn(images, before, height, width).contiguous(memory_format=torch.channels_last)
+    found, expected = (float_gradients(layer, conv, x) for layer in (own, conv))
+    assert torch.equal(found[0], expected[0])
+    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-4, atol=1e-4)
+    assert "_WeightProducts" in str(own(x).grad_fn)
+
+
+def float_gradients(layer: nn.Module, conv: nn.Conv2d, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    weights = torch.linspace(-1, 1, y.numel()).view(y.shape)
+    return [y, *torch.autograd.grad((y * weights).sum(), [x, *conv.parameters()])]
+
+
+def test_products_are_left_out_where_they_would_not_pay(avx2) -> None:
+    conv = nn.Conv2d(32, 32, 3, padding=1)
+    own, x = QuickConv2d(conv), torch.randn(2, 32, 6, 6)
+    last = x.contiguous(memory_format=torch.channels_last)
+
+    def taken(x: Tensor) -> bool:
+        return "_WeightProducts" in str(own(x).grad_fn)
+
+    assert taken(last)
+    assert not taken(x)  # another layout, which oneDNN takes apart itself
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not taken(last)
+    with torch.no_grad():
+        assert own(last).grad_fn is None
+    half = copy.deepcopy(own).double()
+    assert "_WeightProducts" not in str(half(last.double()).grad_fn)
+    own.weight.requires_grad_(False)  # only the bias and the map get one
+    assert not taken(last.clone().requires_grad_())
+
+
+def test_a_compiled_step_gives_the_same_gradients_by_products(avx2) -> None:
+    conv = nn.Conv2d(32, 32, 3, padding=1)
+    own = QuickConv2d(conv)
+    x = torch.randn(2, 32, 9, 11).contiguous(memory_format=torch.channels_last)
+    compiled = torch.compile(own, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        float_gradients(compiled, conv, x), float_gradients(conv, conv, x), rtol=1e-4, atol=1e-4
+    )
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("conv", "slow"),
+    [
+        (nn.Conv2d(32, 64, 3), True),
+        (nn.Conv2d(32, 64, 3, dilation=2), True),
+        (nn.Conv2d(32, 64, 1), False),
+        (nn.Conv2d(32, 64, 3, 2), False),
+        (nn.Conv2d(16, 64, 3), False),
+        (nn.Conv2d(64, 15, 3), False),
+        (nn.Conv2d(64, 64, 3, groups=2), False),
+    ],
+)
+def test_which_are_slow_in_float32(monkeypatch, conv: nn.Conv2d, slow: bool) -> None:
+    for capability in ("AVX2", "AVX512", "DEFAULT"):
+        monkeypatch.setattr(module, "CAPABILITY", capability)
+        assert slow_in_float32(conv) == (slow and capability == "AVX2")
+
+
+def test_the_whole_model_has_them(avx2, tiny_config) -> None:
+    options = ["MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 32, "MODEL.ROI_MASK_HEAD.CONV_LAYERS", [32]]
+    model = build_model(tiny_config(*options))
+    slow = [
+        conv for conv in model.modules() if isinstance(conv, nn.Conv2d) and slow_in_float32(conv)
+    ]
+    assert slow
+    assert all(isinstance(conv, QuickConv2d) for conv in slow)
+    own = {path.split(".")[0] for path, conv in model.named_modules() if conv in slow}
+    assert own >= {"backbone", "rpn", "roi_heads"}

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torchvision.ops import FrozenBatchNorm2d as TorchvisionFrozenBatchNorm2d
+
+from detlite.config import load_config
+from detlite.modeling.layers.norm import (
+    FrozenBatchNorm2d,
+    GroupNorm,
+    LevelBatchNorm,
+    build_norm,
+    freeze_batch_norm,
+    frozen,
+    group_norm,
+)
+
+
+def randomize(norm: nn.Module) -> nn.Module:
+    for name, tensor in norm.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.data.copy_(
+                torch.rand_like(tensor) + (0.5 if name.endswith("running_var") else -0.5)
+            )
+    return norm
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_frozen_is_batch_norm_in_eval_mode(training):
+    reference = randomize(nn.BatchNorm2d(6)).eval()
+    frozen = FrozenBatchNorm2d(6).train(training)
+    state = reference.state_dict()
+    state.pop("num_batches_tracked")
+    frozen.load_state_dict(state)
+    x = torch.randn(2, 6, 5, 4)
+    torch.testing.assert_close(frozen(x), reference(x))
+    assert not list(frozen.parameters())
+    assert torch.equal(frozen.running_mean, reference.running_mean)
+
+
+def test_frozen_passes_gradients_through():
+    frozen = randomize(FrozenBatchNorm2d(3))
+    x = torch.randn(2, 3, 4, 4, requires_grad=True)
+    frozen(x).sum().backward()
+    scale = frozen.weight / (frozen.running_var + frozen.eps).sqrt()
+    torch.testing.assert_close(x.grad, scale.view(1, 3, 1, 1).expand_as(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("eps", [1e-5, 0.0])
+def test_frozen_is_the_affine_that_torchvision_computes(dtype, memory_format, eps):
+    ours = randomize(FrozenBatchNorm2d(5, eps))
+    theirs = TorchvisionFrozenBatchNorm2d(5, eps)
+    theirs.load_state_dict(ours.state_dict())
+    if dtype == torch.float64:
+        ours, theirs = ours.double(), theirs.double()
+    x = torch.randn(2, 5, 7, 6).to(dtype).contiguous(memory_format=memory_format)
+    inputs = [x.clone().requires_grad_(), x.to(theirs.weight.dtype).requires_grad_()]
+    results = [norm(given) for norm, given in zip((ours, theirs), inputs, strict=True)]
+    assert results[0].dtype == dtype
+    assert results[0].is_contiguous(memory_format=memory_format)
+    up = torch.randn_like(x)
+    for result in results:
+        result.backward(up.to(result.dtype))
+    close = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(results[0], results[1].to(dtype), **close)
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad.to(dtype), **close)
+    with torch.no_grad():
+        assert torch.equal(ours(inputs[0]), results[0])
+
+
+def test_frozen_keeps_no_map():
+    norm, x = FrozenBatchNorm2d(3), torch.randn(2, 3, 16, 16, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, id):
+        norm(x * 2)
+    assert sum(kept) < x.numel()
+
+
+def test_frozen_is_differentiable_twice():
+    norm = randomize(FrozenBatchNorm2d(2)).double()
+    x = torch.randn(1, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(norm, x)
+    assert torch.autograd.gradgradcheck(norm, x)
+
+
+def test_norms_are_frozen_with_their_numbers():
+    norm = randomize(nn.BatchNorm2d(4, eps=0.3)).eval()
+    x = torch.randn(2, 4, 3, 3)
+    torch.testing.assert_close(frozen(norm)(x), norm(x))
+    body = nn.Sequential(nn.Sequential(norm), nn.SyncBatchNorm(4))
+    freeze_batch_norm(body)
+    torch.testing.assert_close(body[0][0](x), norm(x))
+    assert type(body[1]) is FrozenBatchNorm2d
+
+
+def test_frozen_norms_of_levels_keep_their_common_scale():
+    body = nn.ModuleList([LevelBatchNorm(6, 2, nn.BatchNorm2d)]).eval()
+    randomize(body[0])
+    x = torch.randn(2, 6, 4, 4)
+    expected = [body[0](x, level) for level in (0, 1)]
+    freeze_batch_norm(body)
+    assert type(body[0][1]) is FrozenBatchNorm2d
+    torch.testing.assert_close([body[0](x, level) for level in (0, 1)], expected)
+
+
+@pytest.mark.parametrize("name", ["BatchNormAct2d", "BatchNorm2d"])
+def test_timms_norms_are_frozen_with_their_activation(name):
+    layers = pytest.importorskip("timm.layers", reason="timm is not installed")
+    kinds = {"BatchNormAct2d": layers.BatchNormAct2d, "BatchNorm2d": nn.BatchNorm2d}
+    norm = randomize(kinds[name](6)).eval()
+    x = torch.randn(2, 6, 4, 4)
+    ours, theirs = frozen(norm), layers.freeze_batch_norm_2d(norm)
+    torch.testing.assert_close(ours(x.clone()), theirs(x.clone()))
+    torch.testing.assert_close(ours(x.clone()), norm(x.clone()))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    assert not list(ours.parameters())
+
+
+@pytest.mark.parametrize(
+    ("groups", "per_group", "wanted"), [(4, -1, 4), (-1, 4, 8), (32, -1, 32), (1, 0, 1)]
+)
+def test_group_norm_by_groups_or_by_channels(groups, per_group, wanted):
+    norm = group_norm(32, groups, per_group, 1e-3)
+    assert (norm.num_groups, norm.num_channels, norm.eps) == (wanted, 32, 1e-3)
+
+
+@pytest.mark.parametrize("groups", [(32, 8), (-1, -1), (0, 0)])
+def test_group_norm_needs_exactly_one_way(groups):
+    with pytest.raises(ValueError, match=r"set one of MODEL\.GROUP_NORM.NUM_GROUPS"):
+        group_norm(64, *groups, 1e-5)
+
+
+@pytest.mark.parametrize("groups", [(5, -1), (-1, 5), (128, -1), (-1, 128)])
+def test_group_norm_must_divide(groups):
+    with pytest.raises(ValueError, match="cannot split 64 channels"):
+        group_norm(64, *groups, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("FrozenBN", FrozenBatchNorm2d),
+        ("BN", nn.BatchNorm2d),
+        ("SyncBN", nn.SyncBatchNorm),
+        ("GN", GroupNorm),
+        ("LN", nn.LayerNorm),
+    ],
+)
+def test_norm_by_name(name, kind):
+    assert isinstance(build_norm(load_config(), name)(64), kind)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_layer_norm_is_over_the_channels_of_each_place(memory_format):
+    norm = randomize(build_norm(load_config(), "LN")(6))
+    x = torch.randn(2, 6, 5, 4).mul(1e-3).contiguous(memory_format=memory_format)
+    centred = x - x.mean(dim=1, keepdim=True)
+    scaled = centred / (centred.square().mean(dim=1, keepdim=True) + 1e-6).sqrt()
+    wanted = norm.weight[:, None, None] * scaled + norm.bias[:, None, None]
+    torch.testing.assert_close(norm(x), wanted)
+    assert norm(x[:0]).shape == (0, 6, 5, 4)
+
+
+def test_group_norm_reads_its_keys():
+    keys = "MODEL.GROUP_NORM."
+    cfg = load_config(
+        None, [keys + "NUM_GROUPS", -1, keys + "DIM_PER_GP", 16, keys + "EPSILON", 0.5]
+    )
+    norm = build_norm(cfg, "GN")(64)
+    assert (norm.num_groups, norm.eps) == (4, 0.5)

@@ -1,0 +1,87 @@
+"""Heads of separable convolutions, and the small model that they are made for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from detlite.apps.doctor.flops import count_cost
+from detlite.config import load_config
+from detlite.modeling.build import build_model
+from detlite.modeling.layers.basic import conv_block
+from detlite.modeling.layers.separable import SeparableRPNHead, separable_block
+
+SMALL = [
+    "MODEL.RPN.RPN_HEAD", "SeparableRPNHead", "MODEL.RPN.NUM_CONVS", 2,
+    "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "SeparableXconv1fcFeatureExtractor",
+    "MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS", 2, "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM", 24,
+    "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR", "SeparableConvFeatureExtractor",
+    "MODEL.ROI_MASK_HEAD.PREDICTOR", "MaskRCNNConv1x1Predictor",
+    "MODEL.ROI_MASK_HEAD.CONV_LAYERS", (16, 24), "MODEL.ROI_MASK_HEAD.RESOLUTION", 14,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", ["", "GN", "BN"])
+def test_trains_and_detects(tiny_config, make_batch, norm):
+    images, targets = make_batch(2, 1)
+    norms = ["MODEL.ROI_BOX_HEAD.NORM", norm, "MODEL.ROI_MASK_HEAD.NORM", norm]
+    model = build_model(tiny_config(*SMALL, *norms))
+    sum(model(images, targets).values()).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert len(model.eval()(images)) == 2
+
+
+def test_heads_by_their_keys(tiny_config):
+    model = build_model(
+        tiny_config(*SMALL, "MODEL.ROI_BOX_HEAD.DILATION", 2, "MODEL.ROI_MASK_HEAD.DILATION", 3)
+    )
+    heads = model.roi_heads
+    assert len(model.rpn.head.convs) == 2
+    assert [block[1].out_channels for block in heads.box.feature_extractor.convs] == [24, 24]
+    assert [block[1].out_channels for block in heads.mask.feature_extractor.convs] == [16, 24]
+    assert {block[0].dilation for block in heads.box.feature_extractor.convs} == {(2, 2)}
+    assert {block[0].dilation for block in heads.mask.feature_extractor.convs} == {(3, 3)}
+    assert heads.box.feature_extractor.fc6.in_features == 24 * 7 * 7
+
+
+def test_a_block_is_a_convolution_of_rank_one():
+    """Its two parts, multiplied, are a plain 3x3."""
+    block = separable_block(4, 6, 3, relu=True, dilation=2)
+    depthwise, pointwise = block[0], block[1]
+    plain = nn.Conv2d(4, 6, 3, padding=2, dilation=2)
+    plain.weight.data = pointwise.weight.data * depthwise.weight.data[:, 0]
+    plain.bias.data = pointwise.bias.data.normal_()
+    x = torch.randn(2, 4, 9, 7)
+    torch.testing.assert_close(block(x), plain(x).relu())
+
+
+def test_blocks_keep_the_scale_of_maps():
+    """Else a row of them starts with gradients that vanish."""
+    x = torch.randn(2, 96, 16, 16)
+    rows = [nn.Sequential(*(block(96, 96, 3, relu=True) for _ in range(4)))
+            for block in (separable_block, conv_block)]  # fmt: skip
+    ours, plain = (row(x).std() for row in rows)
+    assert 0.5 < ours / plain < 2
+
+
+def test_rpn_head_shares_its_blocks_among_levels():
+    head = SeparableRPNHead(8, 3)
+    levels = [torch.randn(2, 8, size, size + 1) for size in (8, 4)]
+    logits, deltas = head(levels)
+    assert [x.shape for x in logits] == [(2, 3, 8, 9), (2, 3, 4, 5)]
+    assert [x.shape for x in deltas] == [(2, 12, 8, 9), (2, 12, 4, 5)]
+    alone, _ = head(levels[1:])
+    torch.testing.assert_close(alone[0], logits[1])
+
+
+@pytest.mark.parametrize(
+    ("config", "opts"),
+    [("_base_/small_fpn.yaml", ["MODEL.MASK_ON", True]),
+     ("nuclei_small_mask_rcnn_lite0_FPN.yaml", [])],
+)  # fmt: skip
+def test_a_picture_costs_fifteen_gflop_at_most(config, opts):
+    pytest.importorskip("timm", reason="timm is not installed")
+    whole, *parts = count_cost(load_config(config, opts), (512, 512), depth=1)
+    assert whole.gflop <= 15
+    assert {part.part for part in parts} == {"backbone", "rpn", "roi_heads"}

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torchvision.ops import MultiScaleRoIAlign, roi_align, roi_pool
+
+from detlite.config import ConfigError
+from detlite.conventions import CONVENTIONS
+from detlite.modeling.backbone import Backbone
+from detlite.modeling.build import build_model
+from detlite.modeling.roi_heads.pooler import POOLERS, Pooler, build_pooler
+from detlite.ops import assign_levels
+from detlite.structures.padding import Rows, fixed_shapes
+
+STRIDES = (4, 8, 16, 32)
+KINDS = ["ROIAlign", "ROIAlignV2", "ROIPool"]
+
+
+def make(kind: str, size: int = 7, strides=STRIDES, sampling_ratio: int = 2) -> Pooler:
+    return Pooler(POOLERS.get(kind, ""), size, strides, sampling_ratio, CONVENTIONS["detlite"])
+
+
+def levels(batch: int = 2) -> list[torch.Tensor]:
+    return [torch.randn(batch, 3, 160 // 2**n, 192 // 2**n) for n in range(4)]
+
+
+def boxes_of_all_sizes() -> list[torch.Tensor]:
+    def some(count: int) -> torch.Tensor:
+        corner = torch.rand(count, 2) * 100
+        side = 2 ** (5 + 4 * torch.rand(count, 1)) * torch.tensor([[1.1, 0.9]])
+        return torch.cat([corner, corner + side], dim=1)
+
+    return [some(30), some(9)]
+
+
+def as_rois(boxes: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([F.pad(own, (1, 0), value=index) for index, own in enumerate(boxes)])
+
+
+def test_pooled_regions_are_torchvisions():
+    features, boxes = levels(), boxes_of_all_sizes()
+    reference = MultiScaleRoIAlign(["0", "1", "2", "3"], output_size=7, sampling_ratio=2)
+    wanted = reference({str(n): x for n, x in enumerate(features)}, boxes, [(640, 768)] * 2)
+    pooler = make("ROIAlign")
+    assert len(assign_levels(torch.cat(boxes), pooler.scales).unique()) == 4
+    torch.testing.assert_close(pooler(features, as_rois(boxes)), wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reference"),
+    [
+        ("ROIAlign", lambda x, rois: roi_align(x, rois, 5, 1 / 16, 0)),
+        ("ROIAlignV2", lambda x, rois: roi_align(x, rois, 5, 1 / 16, 0, aligned=True)),
+        ("ROIPool", lambda x, rois: roi_pool(x, rois, 5, 1 / 16)),
+    ],
+)
+def test_each_type_on_one_map(kind, reference):
+    feature, rois = torch.randn(2, 3, 40, 48), as_rois(boxes_of_all_sizes())
+    pooler = make(kind, 5, (16,), sampling_ratio=0)
+    torch.testing.assert_close(pooler([feature], rois), reference(feature, rois))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_region_is_pooled_as_if_alone(kind):
+    features, rois = levels(), as_rois(boxes_of_all_sizes())
+    pooler = make(kind)
+    alone = [pooler(features, roi[None]) for roi in rois]
+    torch.testing.assert_close(pooler(features, rois), torch.cat(alone))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strides", [STRIDES, STRIDES[:1]])
+def test_padding_pools_to_zeros(kind, strides):
+    """Whatever its box is; the others are as without it, their gradients too."""
+    boxes = torch.stack([boxes_of_all_sizes()[0][:6], torch.full((6, 4), float("nan"))])
+    valid = torch.zeros(2, 6, dtype=torch.bool)
+    valid[0, [0, 2, 5]] = True
+    pooler, features = make(kind, strides=strides), [x.requires_grad_() for x in levels()]
+    used = features[: len(strides)]
+    with fixed_shapes():
+        fixed = pooler(features, Rows(valid).rois(boxes))
+    pooled = pooler(features, Rows(valid).rois(boxes))
+    assert len(fixed) == 12
+    assert not fixed[~valid.flatten()].any()
+    assert torch.equal(fixed[valid.flatten()], pooled)
+    for one, other in zip(
+        torch.autograd.grad(fixed.square().sum(), used),
+        torch.autograd.grad(pooled.square().sum(), used),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("strides", [STRIDES, STRIDES[:1]])
+def test_no_regions_stay_connected(strides):
+    features = [x.requires_grad_() for x in levels()]
+    pooled = make("ROIAlign", strides=strides)(features, torch.zeros(0, 5))
+    assert pooled.shape == (0, 3, 7, 7)
+    pooled.sum().backward()
+    assert all(x.grad is not None for x in features[: len(strides)])
+
+
+def test_further_levels_are_not_used():
+    features, rois = levels(), as_rois(boxes_of_all_sizes())
+    pooler = make("ROIAlign")
+    assert torch.equal(
+        pooler([*features, torch.full((2, 3, 1, 1), 1e9)], rois), pooler(features, rois)
+    )
+
+
+def test_half_precision_features_keep_their_type():
+    features = [x.bfloat16() for x in levels()]
+    assert make("ROIAlignV2")(features, as_rois(boxes_of_all_sizes())).dtype == torch.bfloat16
+
+
+def test_keys_reach_the_pooler(tiny_config):
+    prefix = "MODEL.ROI_BOX_HEAD."
+    cfg = tiny_config(prefix + "POOLER_TYPE", "ROIPool", prefix + "POOLER_RESOLUTION", 3,
+                      prefix + "POOLER_SAMPLING_RATIO", 1)  # fmt: skip
+    backbone = Backbone(nn.Identity(), nn.Identity(), 4, strides=(4, 8, 16), pooled=2)
+    box = build_pooler(cfg, "ROI_BOX_HEAD", backbone)
+    assert (box.resolution, box.scales, box.sampling_ratio) == (3, (0.25, 0.125), 1)
+    assert box.pool is POOLERS.get("ROIPool", "")
+    assert box.convention == CONVENTIONS["detlite"]
+    assert build_pooler(cfg, "ROI_MASK_HEAD", backbone).pool is POOLERS.get("ROIAlign", "")
+
+
+@pytest.mark.parametrize("head", ["ROI_BOX_HEAD", "ROI_MASK_HEAD"])
+def test_type_is_swapped_in_the_config_alone(tiny_config, head):
+    image = [torch.rand(3, 64, 96)]
+    state, outputs = None, []
+    for kind in KINDS:
+        model = build_model(tiny_config(f"MODEL.{head}.POOLER_TYPE", kind)).eval()
+        state = state or model.state_dict()
+        model.load_state_dict(state)
+        features = model.backbone(model.normalizer(image).pixels)
+        extractor = model.roi_heads.box if head == "ROI_BOX_HEAD" else model.roi_heads.mask
+        outputs.append(
+            extractor.feature_extractor(features, torch.tensor([[0, 5.3, 6.1, 50.2, 44.9]]))
+        )
+    for first, second in ((0, 1), (1, 2), (0, 2)):
+        assert not torch.allclose(outputs[first], outputs[second], rtol=1e-3)
+
+
+@pytest.mark.parametrize("head", ["ROI_BOX_HEAD", "ROI_MASK_HEAD"])
+def test_unknown_type_names_the_key(tiny_config, head):
+    with pytest.raises(
+        ConfigError, match=rf"MODEL\.{head}\.POOLER_TYPE: no pooler is called 'ROIAlignV3'"
+    ):
+        build_model(tiny_config(f"MODEL.{head}.POOLER_TYPE", "ROIAlignV3"))

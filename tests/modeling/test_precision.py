@@ -1,0 +1,178 @@
+"""DTYPE auto follows the hardware; the other values mean themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from detlite.config import load_config
+from detlite.inference.optimize import build_inference
+from detlite.modeling import precision
+from detlite.modeling.build import build_model, torch_device
+from detlite.modeling.precision import autocast, resolve_dtype
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def hardware(monkeypatch):
+    """Pretends that the processor and the GPU can or cannot do bfloat16."""
+
+    def pretend(
+        amx: bool = False, avx: bool = False, vnni: bool = False, half: bool = False,
+        cuda: bool = False,
+    ) -> None:  # fmt: skip
+        tile = ["AMX"] * amx
+        formats = {
+            "float32": [],
+            "bfloat16": tile + ["AVX512-BF16"] * avx,
+            "float16": ["AMX-FP16"] * half,
+            "int8": tile + ["AVX512-VNNI"] * vnni,
+        }
+        monkeypatch.setattr(precision, "processor_formats", lambda: formats)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: cuda)
+        precision._warn_of_emulation.cache_clear()
+
+    yield pretend
+    precision._warn_of_emulation.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_stated_precision_is_taken(dtype, device, hardware):
+    hardware()
+    assert resolve_dtype(dtype, device) == dtype
+
+
+@pytest.mark.parametrize(
+    ("able", "device", "wanted"),
+    [
+        ({}, CPU, "float32"),
+        ({"amx": True}, CPU, "bfloat16"),
+        ({"avx": True}, CPU, "bfloat16"),
+        ({"cuda": True}, CPU, "float32"),
+        ({}, CUDA, "float32"),
+        ({"cuda": True}, CUDA, "bfloat16"),
+        ({"amx": True, "avx": True}, CUDA, "float32"),
+        ({"amx": True, "avx": True, "cuda": True}, torch.device("meta"), "float32"),
+    ],
+)
+def test_auto_follows_the_device(able, device, wanted, hardware):
+    hardware(**able)
+    assert resolve_dtype("auto", device) == wanted
+
+
+@pytest.mark.parametrize(
+    ("dtype", "able", "wanted"),
+    [
+        ("float32", True, torch.float32),
+        ("auto", False, torch.float32),
+        ("auto", True, torch.bfloat16),
+        ("bfloat16", False, torch.bfloat16),
+    ],
+)
+def test_arithmetic_is_what_was_resolved(dtype, able, wanted, hardware):
+    hardware(amx=able)
+    x = torch.ones(2, 2)
+    with autocast(dtype, CPU):
+        assert (x @ x).dtype == wanted
+
+
+@pytest.mark.parametrize(("able", "wanted"), [({}, torch.float32), ({"avx": True}, torch.bfloat16)])
+def test_a_config_with_auto_is_float32_where_the_processor_has_no_bfloat16(able, wanted, hardware):
+    hardware(**able)
+    cfg = load_config(None, ["DTYPE", "auto", "MODEL.DEVICE", "cpu"])
+    x = torch.ones(2, 2)
+    with autocast(cfg.DTYPE, torch_device(cfg.MODEL.DEVICE)):
+        assert (x @ x).dtype == wanted
+
+
+def test_this_machine_can_be_asked():
+    assert resolve_dtype("auto", CPU) in ("float32", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("able", "dtype", "device", "warned"),
+    [
+        ({}, "bfloat16", CPU, "DTYPE is bfloat16"),
+        ({}, "float16", CPU, "DTYPE is float16"),
+        ({"amx": True, "avx": True}, "float16", CPU, "DTYPE is float16"),
+        ({"half": True}, "float16", CPU, ""),
+        ({"avx": True}, "bfloat16", CPU, ""),
+        ({}, "auto", CPU, ""),
+        ({}, "float32", CPU, ""),
+        ({}, "bfloat16", CUDA, ""),
+        ({}, "float16", CUDA, ""),
+    ],
+)
+def test_emulation_is_warned_of_once(able, dtype, device, warned, hardware, caplog):
+    hardware(**able)
+    for _ in range(3):
+        resolve_dtype(dtype, device)
+    assert caplog.text.count("emulates") == bool(warned)
+    assert caplog.text.count("set DTYPE auto, or float32") == bool(warned)
+    assert warned in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("able", "device", "wanted"),
+    [
+        ({}, CPU, ["float32"]),
+        ({"vnni": True}, CPU, ["float32", "int8"]),
+        ({"amx": True, "vnni": True}, CPU, ["float32", "bfloat16", "int8"]),
+        ({"cuda": True, "vnni": True}, CUDA, ["float32", "bfloat16", "float16"]),
+        ({"amx": True, "half": True}, CUDA, ["float32", "float16"]),
+        ({"amx": True, "cuda": True}, torch.device("mps"), ["float32"]),
+    ],
+)
+def test_native_formats(able, device, wanted, hardware):
+    hardware(**able)
+    assert precision.native_formats(device) == wanted
+
+
+@pytest.mark.parametrize(
+    ("able", "device", "wanted"),
+    [
+        (
+            {"amx": True, "avx": True, "vnni": True},
+            CPU,
+            "multiplies float32, bfloat16 (AMX, AVX512-BF16), int8 (AMX, AVX512-VNNI) natively; "
+            "float16 would be slower than float32",
+        ),
+        (
+            {},
+            CPU,
+            "multiplies float32 natively; bfloat16 and float16 would be slower than float32",
+        ),
+        ({"cuda": True}, CUDA, "multiplies float32, bfloat16, float16 natively"),
+    ],
+)
+def test_formats_in_words(able, device, wanted, hardware):
+    hardware(**able)
+    assert precision.formats_in_words(device) == wanted
+
+
+def test_the_processor_is_asked_of_each_instruction(monkeypatch):
+    asked = ["_is_amx_tile_supported", "_is_avx512_bf16_supported", "_is_vnni_supported",
+             "_is_amx_fp16_supported"]  # fmt: skip
+    for name in asked:
+        monkeypatch.setattr(torch.cpu, name, lambda: True, raising=False)
+    everything = precision.processor_formats()
+    assert everything["bfloat16"] == ["AMX", "AVX512-BF16"]
+    assert everything["int8"] == ["AMX", "AVX512-VNNI"]
+    assert everything["float16"] == ["AMX-FP16"]
+    for name in asked:
+        monkeypatch.setattr(torch.cpu, name, lambda: False)
+    assert not any(precision.processor_formats().values())
+
+
+@pytest.mark.parametrize(("able", "wanted"), [({}, torch.float32), ({"amx": True}, torch.bfloat16)])
+def test_nothing_chooses_bfloat16_where_it_is_emulated(able, wanted, hardware, tiny_config, caplog):
+    """What evaluation, `detlite predict` and `detlite serve` call, by `optimize`."""
+    hardware(**able)
+    cfg = tiny_config("DTYPE", "auto", "TEST.OPTIMIZE", True)
+    model, dtype = build_inference(cfg, build_model(cfg).eval())
+    assert dtype == "float32"
+    own = {weight.dtype for weight in model.state_dict().values() if weight.is_floating_point()}
+    assert own == {torch.float32, wanted}
+    assert not caplog.text

@@ -1,0 +1,392 @@
+"""What a model is given: checked, padded and normalised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from detlite.modeling.build import build_model
+from detlite.modeling.preprocessing import (
+    Normalizer,
+    build_normalizer,
+    prepare_proposals,
+    prepare_targets,
+)
+from detlite.structures.instances import GroundTruth
+from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.padded_batch import ImagesOnCanvas
+
+MEAN, STD = [100.0, 110.0, 120.0], [2.0, 3.0, 4.0]
+
+
+def target(count: int = 2, size: tuple[int, int] = (8, 9)) -> dict[str, Tensor]:
+    return {
+        "boxes": torch.tensor([[1.0, 1, 5, 5]]).repeat(count, 1),
+        "labels": torch.ones(count, dtype=torch.int64),
+        "masks": torch.ones(count, *size, dtype=torch.uint8),
+    }
+
+
+def prepare(targets, images=None, needs=("masks",), **kwargs) -> GroundTruth:
+    images = [torch.zeros(3, 8, 9)] if images is None else images
+    return prepare_targets(targets, images, 4, needs, **kwargs)
+
+
+# ---- images
+
+
+def test_bgr_255():
+    rgb = torch.randint(0, 256, (3, 4, 5), dtype=torch.uint8)
+    batch = Normalizer(MEAN, STD, bgr255=True, divisibility=0)([rgb]).pixels
+    for channel in range(3):
+        wanted = (rgb[2 - channel].float() - MEAN[channel]) / STD[channel]
+        torch.testing.assert_close(batch[0, channel], wanted)
+
+
+def test_rgb_1():
+    rgb = torch.randint(0, 256, (3, 4, 5), dtype=torch.uint8)
+    batch = Normalizer([0.4, 0.5, 0.6], [0.2, 0.3, 0.4], bgr255=False, divisibility=0)([rgb])
+    for channel in range(3):
+        wanted = (rgb[channel] / 255 - (0.4, 0.5, 0.6)[channel]) / (0.2, 0.3, 0.4)[channel]
+        torch.testing.assert_close(batch.pixels[0, channel], wanted)
+
+
+@pytest.mark.parametrize("bgr255", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_float_and_uint8_agree(bgr255, dtype):
+    image = torch.randint(0, 256, (3, 4, 5), dtype=torch.uint8)
+    normalizer = Normalizer(MEAN, STD, bgr255, divisibility=32)
+    bytes_batch = normalizer([image]).pixels
+    float_batch = normalizer([image.to(dtype) / 255]).pixels
+    assert float_batch.dtype == torch.float32
+    torch.testing.assert_close(float_batch, bytes_batch, atol=1e-4, rtol=1e-4)
+
+
+def test_padding_is_zero_after_the_normalisation():
+    normalizer = Normalizer(MEAN, STD, bgr255=True, divisibility=4)
+    batch = normalizer([torch.zeros(3, 5, 6, dtype=torch.uint8)])
+    assert batch.pixels.shape == (1, 3, 8, 8)
+    assert batch.sizes.tolist() == [[5, 6]]
+    assert (batch.pixels[:, :, :5, :6] != 0).all()
+    assert batch.pixels[:, :, 5:].abs().sum() == batch.pixels[:, :, :, 6:].abs().sum() == 0
+
+
+def test_images_are_left_as_they_were():
+    image = torch.rand(3, 4, 5)
+    before = image.clone()
+    Normalizer(MEAN, STD, bgr255=True, divisibility=0)([image])
+    assert torch.equal(image, before)
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [
+        (torch.zeros(1, 3, 4, 4), TypeError, r"images must be a list of tensors .* not Tensor"),
+        ("image.png", TypeError, r"images must be a list .* not str"),
+        ([], ValueError, "images is empty"),
+        (["a.png"], TypeError, r"images\[0\] must be a uint8 or float tensor, not str"),
+        (
+            [torch.zeros(3, 4, 4), torch.zeros(3, 4, 4, dtype=torch.int64)],
+            TypeError,
+            r"images\[1\] must be a uint8 or float tensor, not torch.int64",
+        ),
+        ([torch.zeros(4, 4)], ValueError, r"images\[0\] must be \[3, H, W\].* not \[4, 4\]"),
+        ([torch.zeros(1, 4, 4)], ValueError, r"not \[1, 4, 4\]"),
+        ([torch.zeros(4, 4, 3)], ValueError, r"not \[4, 4, 3\]"),
+        ([torch.zeros(3, 0, 4)], ValueError, r"H, W > 0, not \[3, 0, 4\]"),
+    ],
+)
+def test_unusable_images(images, error, message):
+    with pytest.raises(error, match=message):
+        Normalizer(MEAN, STD, bgr255=True, divisibility=0)(images)
+
+
+def test_each_image_lies_at_the_top_left():
+    images = [torch.rand(3, *size) for size in ((5, 6), (9, 3), (1, 1))]
+    normalizer = Normalizer(MEAN, STD, bgr255=True, divisibility=8)
+    batch = normalizer(images)
+    assert batch.pixels.shape == (3, 3, 16, 8)
+    assert batch.sizes.tolist() == [[5, 6], [9, 3], [1, 1]]
+    assert batch.sizes.dtype == torch.int64
+    left = batch.pixels.clone()
+    for index, (image, (height, width)) in enumerate(zip(images, batch.sizes, strict=True)):
+        alone = normalizer([image])
+        assert torch.equal(alone.sizes[0], batch.sizes[index])
+        own = left[index, :, :height, :width]
+        assert torch.equal(own, alone.pixels[0, :, :height, :width])
+        own.zero_()
+    assert not left.any()
+
+
+@pytest.mark.parametrize(("divisibility", "shape"), [(0, (9, 7)), (4, (12, 8))])
+def test_a_part_of_a_batch_is_padded_as_all_of_it(divisibility, shape):
+    images = ImagesOnCanvas([torch.zeros(3, 5, 7, dtype=torch.uint8)], (9, 6))
+    batch = Normalizer(MEAN, STD, bgr255=True, divisibility=divisibility)(images)
+    assert batch.pixels.shape[2:] == shape
+    assert batch.sizes.tolist() == [[5, 7]]
+
+
+@pytest.mark.parametrize(("divisibility", "shape"), [(0, (5, 7)), (1, (5, 7)), (32, (32, 32))])
+def test_divisibility(divisibility, shape):
+    batch = Normalizer(MEAN, STD, bgr255=True, divisibility=divisibility)([torch.rand(3, 5, 7)])
+    assert batch.pixels.shape[2:] == shape
+
+
+@pytest.mark.parametrize("kind", ["channels_last", "contiguous"])
+def test_memory_format(tiny_config, kind):
+    normalizer = build_normalizer(tiny_config("MODEL.MEMORY_FORMAT", kind))
+    pixels = normalizer([torch.rand(3, 40, 50), torch.rand(3, 30, 60)]).pixels
+    assert pixels.is_contiguous(memory_format=torch.channels_last) == (kind == "channels_last")
+    assert pixels.is_contiguous() == (kind == "contiguous")
+
+
+def test_a_double_model_takes_doubles():
+    normalizer = Normalizer(MEAN, STD, bgr255=True, divisibility=0).double()
+    assert normalizer([torch.rand(3, 4, 5)]).pixels.dtype == normalizer.dtype == torch.float64
+    normalizer.bfloat16()
+    assert normalizer([torch.rand(3, 4, 5)]).pixels.dtype == normalizer.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [([], ValueError, "images is empty"), (["a.png"], TypeError, r"images\[0\] must be a uint8")],
+)
+def test_a_model_in_training_names_unusable_images_too(tiny_config, images, error, message):
+    model = build_model(tiny_config()).train()
+    with pytest.raises(error, match=message):
+        model(images, [target() for _ in images])
+
+
+# ---- targets
+
+
+def test_targets_are_taken_without_what_is_not_needed():
+    given = {**target(), "image_id": 7, "area": torch.zeros(2), "keypoints": torch.zeros(2, 1, 3)}
+    truth = prepare([given])
+    assert truth.masks is not None
+    assert truth.keypoints is None
+    truth = prepare([given], needs=())
+    assert truth.masks is truth.keypoints is None
+
+
+def test_targets_are_padded():
+    first = {
+        "boxes": torch.tensor([[1.0, 2, 3, 4]]),
+        "labels": torch.tensor([3]),
+        "masks": torch.randint(0, 2, (1, 8, 9), dtype=torch.uint8),
+        "keypoints": torch.rand(1, 5, 3),
+    }
+    second = {
+        "boxes": torch.tensor([[0.0, 1, 2, 3], [4, 5, 6, 7], [1, 1, 2, 2]]),
+        "labels": torch.tensor([1, 2, 1]),
+        "masks": torch.randint(0, 2, (3, 6, 12), dtype=torch.uint8),
+        "keypoints": torch.rand(3, 5, 3),
+    }
+    none = {name: value[:0] for name, value in first.items()}
+    given = [first, second, none]
+    images = [torch.zeros(3, *size) for size in ((8, 9), (6, 12), (8, 9))]
+    truth = prepare(given, images, ("masks", "keypoints"))
+    assert truth.boxes.shape == (3, 3, 4)
+    assert truth.labels.tolist() == [[3, 0, 0], [1, 2, 1], [0, 0, 0]]
+    assert truth.valid.sum(dim=1).tolist() == [1, 3, 0]
+    for index, own in enumerate(given):
+        count = len(own["labels"])
+        assert torch.equal(truth.boxes[index, :count], own["boxes"])
+        assert torch.equal(truth.keypoints[index, :count], own["keypoints"])
+        assert not truth.boxes[index, count:].any()
+        assert not truth.keypoints[index, count:].any()
+        packed = truth.masks.select(torch.arange(3 * index, 3 * index + count))
+        assert torch.equal(packed.bitmaps(*images[index].shape[1:]), own["masks"])
+    assert len(truth.masks) == 9
+
+
+def test_there_is_room_for_one_at_least():
+    truth = prepare([target(0)])
+    assert truth.boxes.shape == (1, 1, 4)
+    assert not truth.valid.any()
+    assert len(truth.masks) == 1
+    assert not truth.masks.bitmaps(8, 9).any()
+
+
+def test_targets_take_the_types_of_the_model():
+    given = {
+        **target(),
+        "boxes": target()["boxes"].double(),
+        "labels": torch.ones(2, dtype=torch.int32),
+        "keypoints": torch.ones(2, 1, 3, dtype=torch.int64),
+    }
+    for dtype in (torch.float32, torch.float64):
+        truth = prepare([given], needs=("keypoints",), dtype=dtype)
+        assert truth.boxes.dtype == truth.keypoints.dtype == dtype
+        assert truth.labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32, torch.int64])
+def test_masks_of_every_type(dtype):
+    masks = torch.randint(0, 2, (2, 8, 9))
+    truth = prepare([{**target(), "masks": masks.to(dtype)}])
+    assert torch.equal(truth.masks.bitmaps(8, 9).long(), masks)
+
+
+def test_masks_may_be_empty():
+    masks = torch.zeros(2, 8, 9, dtype=torch.bool)
+    truth = prepare([{**target(), "masks": masks}])
+    assert truth.valid.all()
+    assert not truth.masks.bitmaps(8, 9).any()
+
+
+TRIANGLE = [[1.0, 1, 5, 1, 5, 5]]
+
+
+@pytest.mark.parametrize("as_runs", [False, True])
+def test_packed_masks_are_taken_as_they_are(as_runs):
+    masks = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_runs=as_runs)
+    truth = prepare([{**target(), "masks": masks}])
+    assert torch.equal(truth.masks.bitmaps(8, 9), masks.bitmaps(8, 9))
+
+
+def test_packed_masks_that_do_not_fit():
+    runs = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_runs=True)
+    with pytest.raises(ValueError, match=r"targets\[0\]\['masks'\] has 2 masks for 1 boxes"):
+        prepare([{**target(1), "masks": runs}])
+    with pytest.raises(ValueError, match=r"does not belong to its image of size \[9, 8\]"):
+        prepare([{**target(), "masks": runs}], [torch.zeros(3, 9, 8)])
+    polygons = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_runs=False)
+    with pytest.raises(ValueError, match=r"holds polygons, but .* torchvision's convention"):
+        prepare([{**target(), "masks": polygons}], soft_masks=True)
+    assert len(prepare([{**target(), "masks": runs}], soft_masks=True).masks) == 2
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 5, 3), (2, 5, 2)])
+def test_keypoints_that_do_not_fit(shape):
+    with pytest.raises(ValueError, match=r"\['keypoints'\] must be \[2, K, 3\] for its boxes"):
+        prepare([{**target(), "keypoints": torch.zeros(shape)}], needs=("keypoints",))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_images_with_different_keypoints(count):
+    targets = [{**target(n), "keypoints": torch.zeros(n, k, 3)} for n, k in ((1, 5), (count, 4))]
+    with pytest.raises(
+        ValueError, match=r"targets\[1\]\['keypoints'\] has 4 .* but targets\[0\] has 5"
+    ):
+        prepare(targets, [torch.zeros(3, 8, 9)] * 2, needs=("keypoints",))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex64])
+def test_labels_are_integers(dtype):
+    with pytest.raises(TypeError, match=rf"targets\[0\]\['labels'\] .* not {dtype}"):
+        prepare([{**target(), "labels": torch.ones(2, dtype=dtype)}])
+    none = prepare([{**target(0), "labels": torch.ones(0, dtype=dtype)}])
+    assert none.labels.tolist() == [[0]]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_targets_may_be_on_a_device():
+    masks = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_runs=True)
+    given = {**target(), "masks": masks}
+    truth = prepare([{name: value.to("cuda") for name, value in given.items()}])
+    assert truth.boxes.device.type == "cpu"
+    assert torch.equal(truth.masks.bitmaps(8, 9), masks.bitmaps(8, 9))
+
+
+NAN, INF = float("nan"), float("inf")
+THIN = [1000.0, 1, 1000.00001, 5]  # nothing is left of it in float32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"boxes": None}, r"targets\[0\] has no boxes"),
+        ({"boxes": None, "labels": None}, "has no boxes and no labels"),
+        ({"masks": None}, "has no masks"),
+        ({"boxes": torch.zeros(2, 5)}, r"\['boxes'\] must be \[G, 4\], not \[2, 5\]"),
+        ({"boxes": torch.zeros(4)}, r"\['boxes'\] must be \[G, 4\], not \[4\]"),
+        ({"labels": torch.ones(3)}, r"2 boxes, but labels of shape \[3\]"),
+        ({"labels": torch.ones(2, 1)}, r"2 boxes, but labels of shape \[2, 1\]"),
+        ({"boxes": torch.tensor([[1.0, 1, 5, 5], [1, 1, 1, 5]])}, "x2 > x1 and y2 > y1"),
+        ({"boxes": torch.tensor([[1.0, 1, 5, 5], [5, 5, 1, 1]])}, "x2 > x1 and y2 > y1"),
+        ({"boxes": torch.tensor([[1.0, 1, 5, 5], [1, 1, NAN, 5]])}, "must be finite"),
+        ({"boxes": torch.tensor([[1.0, 1, 5, 5], [1, 1, INF, 5]])}, "must be finite"),
+        ({"boxes": torch.tensor([THIN] * 2, dtype=torch.float64)}, "x2 > x1 and y2 > y1"),
+        ({"boxes": torch.full((2, 4), 1e300, dtype=torch.float64)}, "must be finite"),
+        ({"labels": torch.tensor([0, 1])}, r"must lie in 1\.\.3 .*NUM_CLASSES is 4"),
+        ({"labels": torch.tensor([1, 4])}, r"must lie in 1\.\.3"),
+        ({"masks": torch.ones(2, 8, 8)}, r"must be \[2, 8, 9\] .* not \[2, 8, 8\]"),
+        ({"masks": torch.ones(1, 8, 9)}, r"must be \[2, 8, 9\] .* not \[1, 8, 9\]"),
+        ({"masks": torch.ones(2, 1, 8, 9)}, r"not \[2, 1, 8, 9\]"),
+    ],
+)
+def test_unusable_target_is_named(change, message):
+    changed = {**target(), **change}
+    with pytest.raises(ValueError, match=message) as error:
+        prepare([{name: value for name, value in changed.items() if value is not None}])
+    assert "targets[0]" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["boxes", "labels", "masks"])
+def test_targets_are_tensors(name):
+    with pytest.raises(TypeError, match=rf"targets\[0\]\['{name}'\] must be a tensor, not list"):
+        prepare([{**target(), name: target()[name].tolist()}])
+
+
+def test_a_target_is_a_dict():
+    with pytest.raises(TypeError, match=r"targets\[0\] must be a dict of tensors, not list"):
+        prepare([[target()]])
+
+
+def test_the_wrong_one_of_several_is_named():
+    images = [torch.zeros(3, 8, 9)] * 2
+    with pytest.raises(ValueError, match=r"targets\[1\]\['labels'\]"):
+        prepare([target(), {**target(), "labels": torch.zeros(2).long()}], images)
+
+
+def test_training_needs_targets():
+    with pytest.raises(ValueError, match="training needs targets"):
+        prepare(None)
+
+
+def test_one_target_for_each_image():
+    with pytest.raises(ValueError, match="1 images, but 2 targets"):
+        prepare([target(), target()])
+
+
+# ---- proposals
+
+
+def test_proposals_are_padded():
+    boxes = torch.tensor([[1.0, 2, 3, 4], [5, 6, 9, 9]])
+    found = prepare_proposals([boxes[:1], torch.zeros(0, 4), boxes.double()], 3)
+    assert found.boxes.dtype == found.scores.dtype == torch.float32
+    assert found.valid.tolist() == [[True, False], [False, False], [True, True]]
+    assert torch.equal(found.boxes[2], boxes)
+    assert torch.equal(found.boxes[0, :1], boxes[:1])
+    assert not found.boxes[~found.valid].any()
+    assert not found.scores.any()
+    assert prepare_proposals([boxes], 1, torch.float64).boxes.dtype == torch.float64
+
+
+def test_proposals_without_an_extent_are_left_out():
+    boxes = torch.tensor([[1.0, 1, 1, 5], [1, 2, 3, 4], [4, 4, 3, 9]])
+    found = prepare_proposals([boxes], 1)
+    assert found.valid.tolist() == [[True]]
+    assert found.boxes.tolist() == [[[1, 2, 3, 4]]]
+    assert prepare_proposals([boxes[:1]], 1).valid.tolist() == [[False]]
+
+
+@pytest.mark.parametrize(
+    ("proposals", "error", "message"),
+    [
+        (None, ValueError, "has no RPN and needs proposals"),
+        ([], ValueError, "1 images, but proposals of 0"),
+        ([None], TypeError, r"proposals of image 0 must be a tensor \[P, 4\], not missing"),
+        ([[1, 2, 3, 4]], TypeError, "must be a tensor .* not list"),
+        ([torch.zeros(4)], ValueError, r"must be \[P, 4\], not \[4\]"),
+        ([torch.zeros(2, 5)], ValueError, r"must be \[P, 4\], not \[2, 5\]"),
+        ([torch.tensor([[0, 0, NAN, 5]])], ValueError, "image 0 must be finite"),
+        ([torch.tensor([[0, 0, 3, INF]])], ValueError, "image 0 must be finite"),
+    ],
+)
+def test_unusable_proposals(proposals, error, message):
+    with pytest.raises(error, match=message):
+        prepare_proposals(proposals, 1)

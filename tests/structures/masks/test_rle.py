@@ -1,0 +1,57 @@
+"""Compressed counts against pycocotools, codes that are none, and many masks in three arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pycocotools import mask as rle_codec
+
+from detlite.structures.masks.rle import EncodedMasks, run_lengths, toggles_of_counts
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_run_lengths_of_compressed_counts(seed):
+    rng = np.random.default_rng(seed)
+    # Short and very long runs, so that numbers take one to six characters, and of both signs.
+    runs = (2 ** rng.uniform(0, rng.integers(1, 28), 61)).astype(int)
+    if seed % 2:
+        runs[0] = 0
+    height = int(runs.sum())
+    rle = rle_codec.frPyObjects({"size": [height, 1], "counts": runs.tolist()}, height, 1)
+    assert run_lengths(rle["counts"]).tolist() == runs.tolist()
+    assert run_lengths(rle["counts"].decode()).tolist() == runs.tolist()
+    assert run_lengths(runs.tolist()).tolist() == runs.tolist()
+
+
+@pytest.mark.parametrize("counts", ["!", "0é", "0世", "P", "0" + "o" * 9, "P" * 7 + "0", b"\xff"])
+def test_counts_that_are_no_code(counts):
+    with pytest.raises(ValueError, match="not run lengths"):
+        run_lengths(counts)
+
+
+def test_counts_without_runs():
+    assert run_lengths("").tolist() == run_lengths([]).tolist() == []
+
+
+def test_toggles_end_before_the_frame_does():
+    assert toggles_of_counts([3, 2, 7], 12).tolist() == [3, 5]
+    assert toggles_of_counts([0, 12], 12).tolist() == [0]
+    assert toggles_of_counts([12], 12).tolist() == []
+
+
+def test_encoded_masks_are_rles_end_to_end():
+    rles = [{"size": [2, 3], "counts": "15"}, {"size": [4, 5], "counts": "12345"}]
+    masks = EncodedMasks.from_rles([rles[0], {**rles[1], "counts": b"12345"}, rles[0]])
+    assert len(masks) == 3
+    assert bytes(masks.data) == b"151234515"
+    assert masks.lengths.tolist() == [2, 5, 2]
+    assert masks.sizes.tolist() == [[2, 3], [4, 5], [2, 3]]
+    assert list(masks.rles()) == [*rles, rles[0]]
+    assert list(masks.rles(1, 2)) == rles[1:]
+    assert list(masks.rles(3)) == []
+
+
+def test_no_encoded_masks():
+    none = EncodedMasks.from_rles([])
+    assert (len(none), none.data.size, none.sizes.shape) == (0, 0, (0, 2))
+    assert list(none.rles()) == []
