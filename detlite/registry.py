@@ -1,49 +1,88 @@
-"""A named table of builders: one for each extension point."""
+"""Registries: named tables of builders, one for each extension point."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from detlite.config import ConfigError
+from detlite.config.errors import ConfigError
 
 T = TypeVar("T")
 
-# Packages that are imported, and register their parts, when a name that begins so is asked for.
-_ON_DEMAND = {"FBNet": "detlite.modeling.backbone.fbnet"}
-
 
 class Registry(Generic[T]):
-    """Builders by name. `@BACKBONES.register("name")` adds one; a name is taken once."""
+    """A table of builders (functions or classes) by name.
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+        BACKBONES: Registry[Callable[[CfgNode], Backbone]] = Registry("backbone")
+
+        @BACKBONES.register("MyNet")
+        def build_my_net(cfg): ...
+
+        BACKBONES.get("MyNet", "MODEL.BACKBONE.CONV_BODY")
+
+    Optional builders are imported on demand. The registry knows only the dotted name of the module
+    that registers them, so a core package can offer what `detlite.apps` implements without
+    importing it:
+
+        DETECTORS = Registry("detector", on_demand={"onnx": "detlite.apps.export.onnx_detector"})
+
+    `DETECTORS.get("onnx")` imports that module first, and its `@DETECTORS.register("onnx")` adds
+    the builder. An entry also covers names that continue with a dot: "FBNet" covers
+    "FBNet.rpn_head".
+
+    Args:
+        kind: what the registry holds, for error messages: "backbone", "data set type".
+        on_demand: modules to import when a name is first requested.
+    """
+
+    def __init__(self, kind: str, on_demand: Mapping[str, str] | None = None) -> None:
+        self.kind = kind
+        self._on_demand = dict(on_demand or {})
         self._builders: dict[str, T] = {}
 
     def register(self, *names: str) -> Callable[[T], T]:
-        """Decorator that adds a builder under one or more names."""
+        """Return a decorator that adds a builder under one or more names.
+
+        Raises:
+            ValueError: a name is already registered.
+        """
 
         def add(builder: T) -> T:
             for name in names:
                 if name in self._builders:
-                    raise ValueError(f"{self.what} {name!r} is registered already")
+                    raise ValueError(f"{self.kind} {name!r} is already registered")
                 self._builders[name] = builder
             return builder
 
         return add
 
-    def get(self, name: str, key: str) -> T:
-        """The builder called `name`; `key` is the config key that named it, for the error."""
-        if package := _ON_DEMAND.get(name.partition(".")[0]):
-            importlib.import_module(package)
+    def get(self, name: str, key: str = "") -> T:
+        """Return the builder registered under `name`.
+
+        Args:
+            name: the requested name.
+            key: the config key that holds the name, for the error message.
+
+        Raises:
+            ConfigError: no builder has this name.
+        """
+        for requested in (name, name.partition(".")[0]):
+            if name not in self._builders and requested in self._on_demand:
+                importlib.import_module(self._on_demand[requested])
         if name in self._builders:
             return self._builders[name]
-        close = difflib.get_close_matches(name, self._builders, n=1)
+        close = difflib.get_close_matches(name, self.names(), n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ConfigError(
-            f"{key}: no {self.what} is called {name!r}; {hint}"
-            f"known: {', '.join(sorted(self._builders))}. Your own file is registered by naming "
-            "it in IMPORTS"
+            f"{key + ': ' if key else ''}unknown {self.kind} {name!r}; {hint}"
+            f"known: {', '.join(self.names())}. To use your own, list its file in IMPORTS"
         )
+
+    def names(self) -> list[str]:
+        """Return the registered names and those available on demand, sorted."""
+        return sorted({*self._builders, *self._on_demand})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._builders or name in self._on_demand

@@ -1,4 +1,8 @@
+"""Test registration, lookup and import on demand."""
+
 from __future__ import annotations
+
+import sys
 
 import pytest
 
@@ -7,42 +11,64 @@ from detlite.registry import Registry
 
 
 @pytest.fixture
-def colours() -> Registry:
-    registry: Registry = Registry("colour")
+def colors() -> Registry:
+    registry: Registry = Registry("color", on_demand={"Blue": "blue_module"})
     registry.register("red", "crimson")(lambda: "r")
     registry.register("green")(lambda: "g")
     return registry
 
 
-def test_builder_is_found_under_each_of_its_names(colours):
-    assert colours.get("red", "KEY")() == "r"
-    assert colours.get("crimson", "KEY") is colours.get("red", "KEY")
+def test_get_returns_the_builder_for_each_of_its_names(colors):
+    assert colors.get("red", "KEY")() == "r"
+    assert colors.get("crimson", "KEY") is colors.get("red", "KEY")
 
 
-def test_decorator_returns_the_builder(colours):
-    @colours.register("blue")
-    def build_blue() -> str:
-        return "b"
+def test_register_returns_the_builder(colors):
+    @colors.register("yellow")
+    def build_yellow() -> str:
+        return "y"
 
-    assert build_blue() == "b"
+    assert build_yellow() == "y"
 
 
-def test_unknown_name_tells_key_nearest_and_known_names(colours):
+def test_unknown_name_reports_key_nearest_and_known_names(colors):
     with pytest.raises(ConfigError) as error:
-        colours.get("gren", "MODEL.COLOUR")
+        colors.get("gren", "MODEL.COLOR")
     message = str(error.value)
-    assert message.startswith("MODEL.COLOUR: no colour is called 'gren'")
+    assert message.startswith("MODEL.COLOR: unknown color 'gren'")
     assert "did you mean 'green'?" in message
-    assert "known: crimson, green, red" in message
+    assert "known: Blue, crimson, green, red" in message
     assert "IMPORTS" in message
 
 
-def test_unknown_name_far_from_all_gets_no_hint(colours):
+def test_unknown_name_without_a_similar_one_gets_no_hint(colors):
     with pytest.raises(ConfigError) as error:
-        colours.get("xyzzy", "MODEL.COLOUR")
-    assert "did you mean" not in str(error.value)
+        colors.get("xyzzy")
+    assert str(error.value).startswith("unknown color 'xyzzy'; known: ")
 
 
-def test_name_is_taken_once(colours):
-    with pytest.raises(ValueError, match="colour 'red' is registered already"):
-        colours.register("red")(lambda: None)
+def test_a_name_is_registered_only_once(colors):
+    with pytest.raises(ValueError, match="color 'red' is already registered"):
+        colors.register("red")(lambda: None)
+
+
+@pytest.mark.parametrize("name", ["Blue", "Blue.dark"])
+def test_module_is_imported_on_demand(colors, name, tmp_path, monkeypatch):
+    source = "import test_registry_target\ntest_registry_target.register('Blue', 'Blue.dark')('b')"
+    (tmp_path / "blue_module.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "test_registry_target", colors)
+    monkeypatch.delitem(sys.modules, "blue_module", raising=False)
+    assert "Blue" in colors
+    assert colors.get(name) == "b"
+    assert "blue_module" in sys.modules
+    del sys.modules["blue_module"]
+    assert colors.get(name) == "b"
+    assert "blue_module" not in sys.modules  # not imported again
+
+
+def test_module_that_does_not_register_the_name_is_an_unknown_name(colors, tmp_path, monkeypatch):
+    (tmp_path / "blue_module.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="unknown color 'Blue'"):
+        colors.get("Blue")

@@ -436,7 +436,7 @@ def test_automatic_device():
 
 def test_unknown_architecture(tiny_config):
     with pytest.raises(
-        ConfigError, match=r"MODEL\.META_ARCHITECTURE: no detector is called 'RetinalNet'"
+        ConfigError, match=r"MODEL\.META_ARCHITECTURE: unknown detector 'RetinalNet'"
     ):
         build_model(tiny_config("MODEL.META_ARCHITECTURE", "RetinalNet"))
 

@@ -54,7 +54,9 @@ class Backbone(nn.Sequential):
         return [list(part.parameters()) for part in self.body.children()]
 
 
-BACKBONES: Registry[Callable[[CfgNode], Backbone]] = Registry("backbone")
+BACKBONES: Registry[Callable[[CfgNode], Backbone]] = Registry(
+    "backbone", on_demand={"FBNet": "detlite.modeling.backbone.fbnet"}
+)
 
 # How a CONV_BODY may end, and the stages of the body whose maps are taken; stage k has stride 2**k.
 ENDINGS = {"C4": (4,), "C5": (5,), "FPN": (2, 3, 4, 5), "FPN-RETINANET": (3, 4, 5)}

@@ -36,7 +36,9 @@ from .extractors import (
 from .pooler import build_pooler
 from .predictors import BOX_PREDICTORS
 
-BOX_EXTRACTORS: Registry[BuildExtractor] = Registry("box feature extractor")
+BOX_EXTRACTORS: Registry[BuildExtractor] = Registry(
+    "box feature extractor", on_demand={"FBNet": "detlite.modeling.backbone.fbnet"}
+)
 BOX_EXTRACTORS.register(*CONV5_NAMES)(partial(build_conv5_extractor, head="ROI_BOX_HEAD"))
 
 

@@ -25,7 +25,9 @@ from .dense_head import MapHead
 from .extractors import BuildExtractor, ConvFeatureExtractor, Extractor
 from .pooler import build_pooler
 
-KEYPOINT_EXTRACTORS: Registry[BuildExtractor] = Registry("keypoint feature extractor")
+KEYPOINT_EXTRACTORS: Registry[BuildExtractor] = Registry(
+    "keypoint feature extractor", on_demand={"FBNet": "detlite.modeling.backbone.fbnet"}
+)
 # Features [R, C, S, S] -> heat map logits [R, K, M, M].
 KEYPOINT_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("keypoint predictor")
 

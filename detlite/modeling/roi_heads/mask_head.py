@@ -33,7 +33,9 @@ from .extractors import (
 )
 from .pooler import build_pooler
 
-MASK_EXTRACTORS: Registry[BuildExtractor] = Registry("mask feature extractor")
+MASK_EXTRACTORS: Registry[BuildExtractor] = Registry(
+    "mask feature extractor", on_demand={"FBNet": "detlite.modeling.backbone.fbnet"}
+)
 MASK_EXTRACTORS.register(*CONV5_NAMES)(partial(build_conv5_extractor, head="ROI_MASK_HEAD"))
 # Features [R, C, S, S] -> mask logits [R, K, M, M].
 MASK_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("mask predictor")

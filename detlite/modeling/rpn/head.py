@@ -14,7 +14,9 @@ from yacs.config import CfgNode
 from detlite.modeling.layers.basic import init_normal
 from detlite.registry import Registry
 
-RPN_HEADS: Registry[Callable[[CfgNode, int, int], nn.Module]] = Registry("RPN head")
+RPN_HEADS: Registry[Callable[[CfgNode, int, int], nn.Module]] = Registry(
+    "RPN head", on_demand={"FBNet": "detlite.modeling.backbone.fbnet"}
+)
 
 
 class SingleConvRPNHead(nn.Module):

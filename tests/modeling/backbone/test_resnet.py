@@ -166,6 +166,6 @@ def test_basic_blocks_have_no_groups(tiny_config, key):
 def test_unknown_body_names_key_and_nearest(tiny_config):
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "R-19-FPN")
     with pytest.raises(
-        ConfigError, match=r"MODEL\.BACKBONE\.CONV_BODY: no backbone is called 'R-19-FPN'"
+        ConfigError, match=r"MODEL\.BACKBONE\.CONV_BODY: unknown backbone 'R-19-FPN'"
     ):
         build_model(cfg)

@@ -324,6 +324,6 @@ def test_regressions_of_the_predictor(tiny_config, agnostic):
 @pytest.mark.parametrize("key", ["FEATURE_EXTRACTOR", "PREDICTOR"])
 def test_unknown_part_names_the_key(tiny_config, key):
     with pytest.raises(
-        ConfigError, match=rf"MODEL\.ROI_BOX_HEAD\.{key}: no box .* is called 'None'"
+        ConfigError, match=rf"MODEL\.ROI_BOX_HEAD\.{key}: unknown box .* 'None'"
     ):
         build_model(tiny_config(f"MODEL.ROI_BOX_HEAD.{key}", "None"))

@@ -166,6 +166,6 @@ def test_vectors_cannot_be_shared(tiny_config):
 @pytest.mark.parametrize("key", ["FEATURE_EXTRACTOR", "PREDICTOR"])
 def test_unknown_part_names_the_key(tiny_config, key):
     with pytest.raises(
-        ConfigError, match=rf"MODEL\.ROI_MASK_HEAD\.{key}: no mask .* is called 'None'"
+        ConfigError, match=rf"MODEL\.ROI_MASK_HEAD\.{key}: unknown mask .* 'None'"
     ):
         build_model(tiny_config(f"MODEL.ROI_MASK_HEAD.{key}", "None"))

@@ -147,6 +147,6 @@ def test_type_is_swapped_in_the_config_alone(tiny_config, head):
 @pytest.mark.parametrize("head", ["ROI_BOX_HEAD", "ROI_MASK_HEAD"])
 def test_unknown_type_names_the_key(tiny_config, head):
     with pytest.raises(
-        ConfigError, match=rf"MODEL\.{head}\.POOLER_TYPE: no pooler is called 'ROIAlignV3'"
+        ConfigError, match=rf"MODEL\.{head}\.POOLER_TYPE: unknown pooler 'ROIAlignV3'"
     ):
         build_model(tiny_config(f"MODEL.{head}.POOLER_TYPE", "ROIAlignV3"))
