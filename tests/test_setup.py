@@ -1,4 +1,4 @@
-"""What setup.py builds, and for which torch."""
+"""Tests of setup.py: its build on each platform, and its errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import zipfile
 from typing import Any
 
 import pytest
@@ -16,75 +17,121 @@ from setuptools.dist import Distribution
 
 
 @pytest.fixture
-def build(repo_root, monkeypatch):
-    """`build(platform)`: what is handed to torch's CppExtension and CUDAExtension."""
+def load_setup(repo_root, monkeypatch):
+    """`load_setup(platform)`: the names of setup.py, which builds nothing."""
     monkeypatch.chdir(repo_root)
-    monkeypatch.setattr(setuptools, "setup", lambda **options: None)
-    for name in ("CUDA_HOME", "ROCM_HOME", "ROCM_PATH", "DETLITE_CUDA"):
+    for name in ("CUDA_HOME", "ROCM_HOME", "ROCM_PATH", "DETLITE_CUDA", "DETLITE_KERNELS", "CXX"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("CUDA_HOME", "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH"):  # which setup.py sets
+    for name in ("CUDA_HOME", "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH"):  # set by setup.py
         monkeypatch.setenv(name, "")
 
-    def run(platform: str = "linux") -> dict[str, Any]:
-        made: dict[str, Any] = {}
+    def load(platform: str = "linux") -> dict[str, Any]:
         with monkeypatch.context() as patch:
+            patch.setattr(setuptools, "setup", lambda **options: None)
             patch.setattr(sys, "platform", platform)
-            module = runpy.run_path("setup.py")
+            return runpy.run_path("setup.py")
+
+    return load
+
+
+@pytest.fixture
+def build(load_setup, monkeypatch):
+    """`build(platform)`: the arguments of torch's CppExtension or CUDAExtension."""
+
+    def run(platform: str = "linux") -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        module = load_setup(platform)
         from torch.utils import cpp_extension
 
-        def noted(kind: str) -> Any:
+        def recorder(kind: str) -> Any:
             def make(name: str, sources: list[str], **options: Any) -> setuptools.Extension:
-                made.update(kind=kind, sources=sources, **options)
+                arguments.update(kind=kind, sources=sources, **options)
                 return setuptools.Extension(name, sources)
 
             return make
 
         class Build(cpp_extension.BuildExtension):
             def run(self) -> None:
-                pass
+                arguments.update(use_ninja=self.use_ninja)
 
         with monkeypatch.context() as patch:
-            patch.setattr(cpp_extension, "CppExtension", noted("cpu"))
-            patch.setattr(cpp_extension, "CUDAExtension", noted("cuda"))
+            patch.setattr(shutil, "which", lambda name, **options: f"/bin/{name}")
+            patch.setattr(cpp_extension, "CppExtension", recorder("cpu"))
+            patch.setattr(cpp_extension, "CUDAExtension", recorder("cuda"))
             patch.setattr(cpp_extension, "BuildExtension", Build)
             extension = setuptools.Extension("detlite._C", module["sources"]("csrc", "csrc/cpu"))
             distribution = Distribution({"name": "detlite", "ext_modules": [extension]})
             command = module["BuildKernels"](distribution)
             command.ensure_finalized()
             command.run()
-        return made
+        return arguments
 
     return run
 
 
-def test_kernels_of_the_cpu(build):
-    made = build()
-    assert made["kind"] == "cpu"
-    assert "csrc/cpu/nms.cpp" in made["sources"]
-    assert not [source for source in made["sources"] if source.endswith(".cu")]
-    assert made["extra_link_args"] == ["-Wl,-O1", "-Wl,--as-needed"]
+def test_cpu_build(build):
+    arguments = build()
+    assert arguments["kind"] == "cpu"
+    assert "csrc/cpu/nms.cpp" in arguments["sources"]
+    assert not [source for source in arguments["sources"] if source.endswith(".cu")]
+    assert arguments["extra_link_args"] == ["-Wl,-O1", "-Wl,--as-needed"]
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_warnings_in_headers_of_torch_are_not_ours(build, monkeypatch, tmp_path):
+def test_only_warnings_in_own_code_are_reported(build, monkeypatch, tmp_path):
     from torch.utils import cpp_extension
 
     headers = tmp_path / "include"
     headers.mkdir()
     (headers / "torchs.h").write_text("inline int unused(int value) { return 0; }\n")
-    monkeypatch.setattr(cpp_extension, "include_paths", lambda *of: [str(headers)])
+    monkeypatch.setattr(cpp_extension, "include_paths", lambda *options: [str(headers)])
     flags = [f"-I{headers}", *build()["extra_compile_args"]["cxx"], "-Werror", "-fsyntax-only"]
 
-    def compiled(text: str) -> subprocess.CompletedProcess[str]:
+    def compile_text(text: str) -> subprocess.CompletedProcess[str]:
         command = ["c++", *flags, "-x", "c++", "-"]
         return subprocess.run(command, input=text, capture_output=True, text=True)
 
-    assert compiled("#include <torchs.h>\n").stderr == ""
-    assert "unused parameter" in compiled("int own(int value) { return 0; }\n").stderr
+    assert compile_text("#include <torchs.h>\n").stderr == ""
+    assert "unused parameter" in compile_text("int own(int value) { return 0; }\n").stderr
 
 
-def test_macos_has_another_linker(build):
+def test_macos_build(build):
     assert build("darwin")["extra_link_args"] == []
+
+
+def test_windows_build(build):
+    arguments = build("win32")
+    flags = arguments["extra_compile_args"]["cxx"]
+    assert not arguments["use_ninja"]
+    assert {"/std:c++17", "/clang:-ffp-contract=off"} <= set(flags)
+    assert all(flag.startswith(("/", "-D")) for flag in flags)
+
+
+def test_windows_compiles_with_clang_cl(load_setup, monkeypatch):
+    module = load_setup("win32")
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **options: subprocess.CompletedProcess(command, 0, "a\n")
+    )
+
+    class Compiler:
+        cc = ""
+
+        def initialize(self):
+            self.cc = "cl"
+
+    class Build:
+        compiler = Compiler()
+        extensions = (setuptools.Extension("a", []),)
+
+    module["use_clang_cl"](Build, "C:/LLVM/clang-cl")
+    assert Build.compiler.cc == "C:/LLVM/clang-cl"
+    assert Build.extensions[0].extra_link_args == ["a"]
+
+
+def test_windows_has_no_gpu_build(build, monkeypatch):
+    monkeypatch.setenv("DETLITE_CUDA", "1")
+    with pytest.raises(SystemExit, match="DETLITE_CUDA=1 is not supported on Windows"):
+        build("win32")
 
 
 @pytest.fixture
@@ -96,23 +143,23 @@ def toolkit(tmp_path):
     return str(tmp_path)
 
 
-def test_cuda_has_kernels_where_they_are_asked_for(build, monkeypatch, toolkit):
+def test_cuda_build_on_request(build, monkeypatch, toolkit):
     monkeypatch.setattr(torch.version, "cuda", "13.2")
     monkeypatch.setenv("CUDA_HOME", toolkit)
-    made = build()
-    assert made["kind"] == "cuda"
-    assert "csrc/cuda/nms.cu" in made["sources"]
-    flags = made["extra_compile_args"]["nvcc"]
+    arguments = build()
+    assert arguments["kind"] == "cuda"
+    assert "csrc/cuda/nms.cu" in arguments["sources"]
+    flags = arguments["extra_compile_args"]["nvcc"]
     assert flags[flags.index("-D") + 1] == "USE_CUDA"
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "7.5;8.0;9.0+PTX"
     monkeypatch.setenv("CUDA_HOME", f"{toolkit}/bin")
-    with pytest.raises(SystemExit, match=r"no CUDA compiler at .*/bin/bin/nvcc: set CUDA_HOME"):
+    with pytest.raises(SystemExit, match=r"No CUDA compiler at .*/bin/bin/nvcc: set CUDA_HOME"):
         build()
 
 
 @pytest.fixture
 def rocm(monkeypatch, toolkit):
-    """A torch for AMD's GPUs, and its toolkit."""
+    """A torch for AMD's GPUs with its toolkit."""
     from torch.utils import cpp_extension
 
     monkeypatch.setattr(torch.version, "hip", "7.0")
@@ -121,16 +168,16 @@ def rocm(monkeypatch, toolkit):
 
 
 @pytest.mark.usefixtures("rocm")
-def test_rocm_has_kernels_where_they_are_asked_for(build, monkeypatch):
+def test_rocm_build_on_request(build, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
-    made = build()
-    assert made["kind"] == "cpu"
-    assert "USE_CUDA" not in made["extra_compile_args"]["cxx"]
+    arguments = build()
+    assert arguments["kind"] == "cpu"
+    assert "USE_CUDA" not in arguments["extra_compile_args"]["cxx"]
     monkeypatch.setenv("ROCM_HOME", "/opt/rocm")
-    made = build()
-    assert made["kind"] == "cuda"
-    assert "csrc/cuda/nms.cu" in made["sources"]
-    flags = made["extra_compile_args"]["nvcc"]
+    arguments = build()
+    assert arguments["kind"] == "cuda"
+    assert "csrc/cuda/nms.cu" in arguments["sources"]
+    flags = arguments["extra_compile_args"]["nvcc"]
     assert flags[flags.index("-D") + 1] == "USE_CUDA"
     assert os.environ["PYTORCH_ROCM_ARCH"] == "gfx90a;gfx942;gfx1030;gfx1100"
     assert "-ffp-contract=off" in flags
@@ -140,20 +187,79 @@ def test_rocm_has_kernels_where_they_are_asked_for(build, monkeypatch):
 
 
 @pytest.mark.usefixtures("rocm")
-def test_rocm_needs_its_toolkit(build, monkeypatch):
+def test_rocm_build_needs_its_toolkit(build, monkeypatch):
     from torch.utils import cpp_extension
 
     monkeypatch.setattr(cpp_extension, "ROCM_HOME", "/nowhere")
     monkeypatch.setenv("DETLITE_CUDA", "1")
-    with pytest.raises(SystemExit, match="no ROCm compiler at /nowhere/bin/hipcc: set ROCM_HOME"):
+    with pytest.raises(SystemExit, match="No ROCm compiler at /nowhere/bin/hipcc: set ROCM_HOME"):
         build()
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [("2", "must be 0 or 1, not '2'"), ("1", "CUDA kernels need a torch built")]
+    ("value", "message"), [("2", "must be 0 or 1: got '2'"), ("1", "need a torch built with CUDA")]
 )
-def test_what_cannot_be_built_is_told(build, monkeypatch, value, said):
+def test_impossible_gpu_requests(build, monkeypatch, value, message):
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setenv("DETLITE_CUDA", value)
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(SystemExit, match=message):
         build()
+
+
+@pytest.fixture
+def no_compiler(tmp_path):
+    """Environment variables that hide every compiler."""
+    variables = {key: value for key, value in os.environ.items() if key not in ("CC", "CXX")}
+    return variables | {"PATH": str(tmp_path / "empty")}
+
+
+def run_setup(*arguments: str, cwd, env) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "setup.py", "--quiet", *arguments],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_missing_compiler(repo_root, tmp_path, no_compiler):
+    folders = ("--build-lib", str(tmp_path), "--build-temp", str(tmp_path))
+    done = run_setup("build_ext", *folders, cwd=repo_root, env=no_compiler)
+    assert done.returncode == 1
+    assert "no C++ compiler 'c++' found" in done.stderr
+    assert "set DETLITE_KERNELS=0 to install detlite without compiled operators" in done.stderr
+
+
+def test_pure_python_wheel_needs_no_compiler(repo_root, tmp_path, no_compiler):
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    for name in ("detlite", "configs", "csrc"):
+        shutil.copytree(repo_root / name, tmp_path / name, ignore=ignored)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(repo_root / name, tmp_path)
+    done = run_setup("bdist_wheel", cwd=tmp_path, env=no_compiler | {"DETLITE_KERNELS": "0"})
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert wheel.name.endswith("-py3-none-any.whl")
+    check = runpy.run_path(str(repo_root / "tests" / "wheel" / "check.py"))
+    assert check["contents"](wheel, tmp_path) == []
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if name.startswith(("csrc", "tests"))]
+
+
+def test_kernels_are_0_or_1(load_setup, monkeypatch):
+    options = load_setup()["options"]
+    assert [extension.name for extension in options()["ext_modules"]] == ["detlite._C"]
+    monkeypatch.setenv("DETLITE_KERNELS", "0")
+    assert "ext_modules" not in options()
+    monkeypatch.setenv("DETLITE_KERNELS", "no")
+    with pytest.raises(SystemExit, match="DETLITE_KERNELS must be 0 or 1: got 'no'"):
+        options()
+
+
+def test_only_a_compiled_build_requires_torch(load_setup, monkeypatch):
+    options = load_setup()["options"]
+    monkeypatch.setattr(sys, "argv", ["setup.py", "egg_info"])
+    assert options()["setup_requires"] == ["torch>=2.11", "ninja"]
+    monkeypatch.setenv("DETLITE_KERNELS", "0")
+    assert "setup_requires" not in options()

@@ -1,14 +1,16 @@
-"""Checks a wheel as its users meet it: what it holds, and what it does in empty environments.
+"""Check a wheel: its files, and how it works in new environments.
 
     python tests/wheel/check.py dist/*.whl
     python tests/wheel/check.py dist/*.whl --python python3.12 --torch "torch==2.13.* torchvision"
+    python tests/wheel/check.py dist/*.whl --files-only
 
-An environment is made for each Python and each torch: by default the oldest Python and the newest
-that is found, with the oldest torch and the newest. In an empty folder there run what a user calls
-first (`doctor`, a step of training, a report, a prediction) and the operators' tests. It is removed
-before the next one is made, for with CUDA torch takes 5 GB.
+By default there are four environments: the oldest supported Python and the newest that is
+installed, each with the oldest supported torch and the newest. In each of them, in an empty folder,
+run the first commands of a new user (`doctor`, a step of training, a report, a prediction) and the
+tests of the operators. An environment is removed before the next one is made, because torch with
+CUDA takes 5 GB.
 
-Exit status: 0; 1 when something is wrong or nothing could be run.
+Exit status: 0, or 1 if there is a problem or no environment could be made.
 """
 
 from __future__ import annotations
@@ -27,18 +29,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_PYTHON = (3, 10)
-TORCHES = ("torch==2.11.* torchvision", "torch torchvision")
-# A package index takes no file above it, unless asked.
-MOST_BYTES = 100_000_000
-# Where home folders and build folders lie.
+TORCH_VERSIONS = ("torch==2.11.* torchvision", "torch torchvision")
+MAX_BYTES = 100_000_000  # the default limit of PyPI for a file
+# End of a wheel's name -> file of the compiled operators.
+EXTENSIONS = {
+    r"-cp310-abi3-(manylinux|macosx)_\w+\.whl": "detlite/_C.abi3.so",
+    r"-cp310-abi3-win_amd64\.whl": "detlite/_C.pyd",
+    r"-py3-none-any\.whl": None,
+}
+# Folders that hold home folders or builds.
 MACHINE_PATHS = re.compile(rb"/(?:home|root|tmp|Users|build)/[\w./-]+")
 
-FIRST = """
+IMPORT = """
 import sys, torch, detlite
 detlite.load_config("coco/mask_rcnn_R_50_FPN_1x.yaml")
 print(sys.version, torch.__version__, detlite.__file__)
 """
-# The demo, which is found by name, with fewer pictures.
+# The demo, whose config is found by its name, with fewer images.
 STEP = """
 _BASE_: demo_shapes.yaml
 OUTPUT_DIR: run
@@ -51,70 +58,78 @@ DATASETS:
 
 
 def contents(wheel: Path, root: Path = ROOT) -> list[str]:
-    """What is wrong with a wheel of the sources in `root`, a line each."""
-    found = []
-    if "-cp310-abi3-manylinux" not in wheel.name:
-        found.append(f"the name {wheel.name} is not of one wheel for every Python and Linux")
-    if wheel.stat().st_size > MOST_BYTES:
-        found.append(f"{wheel.stat().st_size / 1e6:.0f} MB, more than a package index takes")
+    """Return the problems of a wheel that was built from the sources in `root`."""
+    problems = []
     expected = {f"detlite/{name}" for name in _files(root / "detlite")}
     expected |= {f"detlite/configs/{name}" for name in _files(root / "configs")}
-    expected.add("detlite/_C.abi3.so")
+    for pattern, extension in EXTENSIONS.items():
+        if re.search(pattern, wheel.name):
+            expected |= {extension} - {None}
+            break
+    else:
+        problems.append(f"the name {wheel.name} does not say that it is for every Python")
+    if wheel.stat().st_size > MAX_BYTES:
+        problems.append(f"{wheel.stat().st_size / 1e6:.0f} MB exceed the limit of PyPI")
     with zipfile.ZipFile(wheel) as archive:
         names = {info.filename for info in archive.infolist() if not info.is_dir()}
-        described = {name for name in names if re.match(r"detlite-[^/]+\.dist-info/", name)}
-        if not any(name.endswith("/LICENSE") for name in described):
-            found.append("LICENSE is missing")
-        found += [f"{name} is missing" for name in sorted(expected - names)]
-        found += [f"{name} does not belong in it" for name in sorted(names - described - expected)]
+        metadata = {name for name in names if re.match(r"detlite-[^/]+\.dist-info/", name)}
+        if not any(name.endswith("/LICENSE") for name in metadata):
+            problems.append("LICENSE is missing")
+        problems += [f"{name} is missing" for name in sorted(expected - names)]
+        problems += [f"{name} is unexpected" for name in sorted(names - metadata - expected)]
         for name in sorted(names):
             content = archive.read(name)
-            machines = [str(root), *([sys.prefix] if name.endswith(".so") else [])]
-            paths = [path.encode() for path in machines if path.encode() in content]
-            if name.endswith(".so"):
+            is_binary = name.endswith((".so", ".pyd"))
+            local = [str(root), *([sys.prefix] if is_binary else [])]
+            paths = [path.encode() for path in local if path.encode() in content]
+            if is_binary:
                 paths += MACHINE_PATHS.findall(content)
             if paths:
-                found.append(f"{name} names {paths[0].decode()}, a path of this machine")
-    return found
+                problems.append(f"{name} contains {paths[0].decode()}, a path of this machine")
+    return problems
 
 
 def _files(folder: Path) -> Iterator[str]:
     for file in folder.rglob("*"):
-        if file.is_file() and file.suffix != ".so" and "__pycache__" not in file.parts:
+        is_built = file.suffix in (".so", ".pyd") or "__pycache__" in file.parts
+        if file.is_file() and not is_built:
             yield file.relative_to(folder).as_posix()
 
 
 def version_of(python: str) -> tuple[int, int] | None:
-    """The version of an interpreter, or None where it does not run."""
+    """Return the version of an interpreter, or None if it does not run."""
     program = "import sys; print(*sys.version_info[:2])"
     try:
         done = subprocess.run([python, "-c", program], capture_output=True, text=True)
     except OSError:
         return None
-    return None if done.returncode else tuple(map(int, done.stdout.split()))  # type: ignore[return-value]
+    if done.returncode:
+        return None
+    major, minor = map(int, done.stdout.split())
+    return major, minor
 
 
-def pythons() -> list[str]:
-    """The oldest Python that detlite takes, whether it is here or not, and the newest here."""
+def default_pythons() -> list[str]:
+    """Return the oldest supported Python, installed or not, and the newest installed one."""
     oldest, *later = (f"python3.{minor}" for minor in range(OLDEST_PYTHON[1], 30))
     return [oldest, *[python for python in later if version_of(python)][-1:]]
 
 
 class Environment:
-    """An empty environment and an empty folder, in which commands run."""
+    """A new virtual environment, and an empty folder in which its commands run."""
 
     def __init__(self, folder: Path) -> None:
         self.bin, self.folder = folder / "environment" / "bin", folder / "work"
         self.folder.mkdir()
-        ours = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "DETLITE_CACHE"}
-        self.variables = {key: value for key, value in os.environ.items() if key not in ours}
+        removed = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "DETLITE_CACHE"}
+        self.variables = {key: value for key, value in os.environ.items() if key not in removed}
         self.variables |= {"DETLITE_CACHE": str(folder / "cache"), "PYTHONNOUSERSITE": "1"}
 
     def run(self, program: str, *arguments: str) -> str:
-        """What a program of the environment prints.
+        """Run a program of the environment and return its output.
 
         Raises:
-            RuntimeError: a status other than 0.
+            RuntimeError: the status is not 0.
         """
         start = time.monotonic()
         done = subprocess.run(
@@ -125,75 +140,93 @@ class Environment:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        told = " ".join((program, *arguments))
-        print(f"  {time.monotonic() - start:6.1f} s  {told[:100]}", flush=True)
+        command = " ".join((program, *arguments))
+        print(f"  {time.monotonic() - start:6.1f} s  {command[:100]}", flush=True)
         if done.returncode:
-            raise RuntimeError(f"{told}: status {done.returncode}\n{done.stdout[-5000:]}")
+            raise RuntimeError(f"{command}: status {done.returncode}\n{done.stdout[-5000:]}")
         return done.stdout
 
 
 def check_environment(wheel: Path, python: str, torch: str, folder: Path) -> None:
-    """Installs the wheel and runs it.
+    """Install the wheel in a new environment and use it.
 
     Raises:
-        RuntimeError: something failed.
+        RuntimeError: a command failed.
     """
     subprocess.run([python, "-m", "venv", str(folder / "environment")], check=True)
-    there = Environment(folder)
-    there.run("pip", "install", "--quiet", *torch.split(), str(wheel))
-    found = there.run("python", "-c", FIRST)
-    print(f"  {found.strip()}")
-    if str(there.bin.parent) not in found:
-        raise RuntimeError("another detlite than the wheel's is imported")
-    there.run("detlite", "doctor")
-    (there.folder / "step.yaml").write_text(STEP)
-    there.run("detlite", "train", "--config", "step.yaml")
-    there.run("detlite", "report", "run", "--output", "report.html")
-    if "</html>" not in (there.folder / "report.html").read_text(encoding="utf-8"):
-        raise RuntimeError("report.html is not whole")
-    picture = next(there.folder.rglob("*.png"))
+    environment = Environment(folder)
+    environment.run("pip", "install", "--quiet", *torch.split(), str(wheel))
+    output = environment.run("python", "-c", IMPORT)
+    print(f"  {output.strip()}")
+    if str(environment.bin.parent) not in output:
+        raise RuntimeError("the imported detlite is not the one of the wheel")
+    environment.run("detlite", "doctor")
+    (environment.folder / "step.yaml").write_text(STEP)
+    environment.run("detlite", "train", "--config", "step.yaml")
+    environment.run("detlite", "report", "run", "--output", "report.html")
+    if "</html>" not in (environment.folder / "report.html").read_text(encoding="utf-8"):
+        raise RuntimeError("report.html is incomplete")
+    image = next(environment.folder.rglob("*.png"))
     weights = ("--weights", "run/model_final.pth")
-    there.run("detlite", "predict", *weights, "--input", str(picture), "--output", "found")
-    # The operators' tests without the ones that compile csrc.
-    shutil.copytree(ROOT / "tests" / "ops", there.folder / "tests" / "ops")
-    shutil.copy(ROOT / "tests" / "conftest.py", there.folder / "tests")
-    there.run("pip", "install", "--quiet", "pytest", "hypothesis", "setuptools")
+    environment.run("detlite", "predict", *weights, "--input", str(image), "--output", "detections")
+    run_operator_tests(environment)
+
+
+def run_operator_tests(environment: Environment) -> None:
+    """Run tests/ops in the environment, without the tests that compile csrc."""
+    tests = environment.folder / "tests"
+    shutil.copytree(ROOT / "tests" / "ops", tests / "ops")
+    for name in ("__init__.py", "conftest.py"):
+        shutil.copy(ROOT / "tests" / name, tests)
+    environment.run("pip", "install", "--quiet", "pytest", "hypothesis", "setuptools")
     options = ("-q", "-x", "--import-mode=importlib", "-p", "no:cacheprovider")
     compiling = [f"--ignore=tests/ops/{name}.py" for name in ("test_cuda_on_cpu", "test_hip")]
-    print(there.run("python", "-m", "pytest", *options, *compiling, "tests/ops").splitlines()[-1])
+    output = environment.run("python", "-m", "pytest", *options, *compiling, "tests/ops")
+    print(output.splitlines()[-1])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--python", action="append", help="(repeatable; the oldest and the newest)")
+    parser.add_argument("--files-only", action="store_true", help="make no environment")
+    parser.add_argument("--python", action="append", help="interpreter (repeatable)")
     parser.add_argument(
-        "--torch", action="append", help=f"what pip installs (repeatable; {', '.join(TORCHES)})"
+        "--torch",
+        action="append",
+        help=f"packages to install (repeatable; default: {', '.join(TORCH_VERSIONS)})",
     )
     args = parser.parse_args(arguments)
     wheel = args.wheel.resolve()
     print(f"{wheel.name}, {wheel.stat().st_size / 1e6:.2f} MB")
-    wrong = contents(wheel)
-    ran = 0
-    for python in args.python or pythons():
-        if version_of(python) is None:
-            print(f"skipped: {python} is not here, or does not run")
-            continue
-        for torch in args.torch or TORCHES:
+    problems = contents(wheel)
+    if not args.files_only:
+        problems += try_out(
+            wheel, args.python or default_pythons(), args.torch or list(TORCH_VERSIONS)
+        )
+    for problem in problems:
+        print(f"problem: {problem}")
+    return 1 if problems else 0
+
+
+def try_out(wheel: Path, pythons: Sequence[str], torches: Sequence[str]) -> list[str]:
+    """Check the wheel with every Python and every torch; return the problems."""
+    problems = []
+    installed = [python for python in pythons if version_of(python)]
+    for python in pythons:
+        if python not in installed:
+            print(f"skipped: {python} is not installed")
+    for python in installed:
+        for torch in torches:
             print(f"{python}, {torch}")
-            ran += 1
             with tempfile.TemporaryDirectory() as folder:
                 try:
                     check_environment(wheel, python, torch, Path(folder))
                 except RuntimeError as error:
-                    wrong.append(f"{python}, {torch}: {error}")
-    if not ran:
-        wrong.append("no environment could be made: none of the Pythons is here")
-    for problem in wrong:
-        print(f"problem: {problem}")
-    return 1 if wrong else 0
+                    problems.append(f"{python}, {torch}: {error}")
+    return problems if installed else [f"none of {', '.join(pythons)} is installed"]
 
 
 if __name__ == "__main__":
