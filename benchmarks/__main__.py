@@ -1,15 +1,15 @@
 """Measures detlite against torchvision: operators, inference, training, loading, and their growth.
 
-    detlite benchmark ops
-    detlite benchmark ops --device cuda --json ops.json --only nms
-    detlite benchmark ops --plain
-    detlite benchmark model --detections 12 --threshold 0.5
-    detlite benchmark train --config configs/nuclei_mask_rcnn_R_18_FPN.yaml --real --batch 4
-    detlite benchmark train --objects 500 --trace step.json
-    detlite benchmark data --workers 0 2
-    detlite benchmark index --images 120000 --batches 10000
-    detlite benchmark eval --images 5000
-    detlite benchmark scaling --plot docs/scaling.png
+    python -m benchmarks ops
+    python -m benchmarks ops --device cuda --json ops.json --only nms
+    python -m benchmarks ops --plain
+    python -m benchmarks model --detections 12 --threshold 0.5
+    python -m benchmarks train --config configs/nuclei_mask_rcnn_R_18_FPN.yaml --real --batch 4
+    python -m benchmarks train --objects 500 --trace step.json
+    python -m benchmarks data --workers 0 2
+    python -m benchmarks index --images 120000 --batches 10000
+    python -m benchmarks eval --images 5000
+    python -m benchmarks scaling --plot docs/scaling.png
 
 Prints a table, and writes it where asked: as JSON, a list of rows such as {"case", "device",
 "dtype", "detlite_ms", "torchvision_ms", "ratio", ...}, or as docs/benchmarks.md shows it.
@@ -85,9 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             content = [dataclasses.asdict(row) for row in rows]
             args.json.write_text(json.dumps(content, indent=2) + "\n")
         if args.markdown:
-            command = (
-                f"detlite benchmark {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
-            )
+            command = f"python -m benchmarks {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
             args.markdown.write_text(markdown(rows, measured_on, command))
         if getattr(args, "plot", None):
             plot_scaling(rows, args.plot)
@@ -202,7 +200,7 @@ def _scaling(args: Args) -> Iterable[Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "detlite benchmark",
+        "python -m benchmarks",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -294,3 +292,6 @@ _MEANING = {
     "eval": "COCO's metrics of a generated data set, beside pycocotools'",
     "scaling": "an image's cost against its size, boxes, classes, objects and batch",
 }
+
+if __name__ == "__main__":
+    sys.exit(main())

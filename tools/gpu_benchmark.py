@@ -6,7 +6,7 @@ Each time is the median of many calls, and before each call memory that is large
 cache is written, so that nothing is read from there but by chance. Backward passes are timed alone.
 detlite and torchvision get the same boxes and maps; `_cl` in a name says that detlite's maps are
 channels-last, while torchvision's are always contiguous, which it likes best. Without torchvision
-its column stays empty. tools/benchmark.py has the wall times and more operators.
+its column stays empty. `python -m benchmarks ops` has the wall times and more operators.
 """
 
 from __future__ import annotations

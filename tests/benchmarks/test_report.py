@@ -34,8 +34,8 @@ def test_phases_are_a_table_of_their_own():
 
 
 def test_markdown_says_where_and_how():
-    text = markdown(ROWS, "2026-11-22, a machine", "python tools/benchmark.py train")
-    assert text.startswith("2026-11-22, a machine:\n`python tools/benchmark.py train`\n\n| library")
+    text = markdown(ROWS, "2026-11-22, a machine", "python -m benchmarks train")
+    assert text.startswith("2026-11-22, a machine:\n`python -m benchmarks train`\n\n| library")
     assert text.endswith(phase_table(ROWS) + "\n")
 
 

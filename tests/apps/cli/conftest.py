@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,18 @@ from PIL import Image
 from detlite.config import load_config
 from detlite.evaluation import Results, evaluate_coco
 from tests.evaluation.synthetic import coco_of, synthetic_set
+
+
+@pytest.fixture
+def run_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """`run_command("predict", "--input", file)`: run `detlite predict` here; its exit status."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    def run(command: str, *arguments: object) -> int:
+        module = importlib.import_module(f"detlite.apps.cli.{command}")
+        return int(module.main([str(argument) for argument in arguments]))
+
+    return run
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""tools/replay_batch.py on a batch of a tiny Mask R-CNN."""
+"""`detlite replay` on a batch of a small Mask R-CNN."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def kept(tiny_config, tmp_path):
     return keep_batch(cfg, build_train_dataset(cfg), 1), weights
 
 
-def test_sound_and_broken_weights(run_tool, kept, capsys):
+def test_sound_and_broken_weights(run_command, kept, capsys):
     batch, weights = kept
     arguments = ["--batch", batch, "--weights", weights.path]
-    assert run_tool("replay_batch.py", *arguments) == 0
+    assert run_command("replay", *arguments) == 0
     out = capsys.readouterr().out
     assert "iteration 1, images [" in out
     assert "loss_mask" in out
@@ -44,11 +44,11 @@ def test_sound_and_broken_weights(run_tool, kept, capsys):
     # Finite weights, infinite features.
     next(value for value in weights.model.values() if value.ndim == 4).fill_(3e38)
     save_checkpoint(weights)
-    assert run_tool("replay_batch.py", *arguments) == 1
+    assert run_command("replay", *arguments) == 1
     assert "first output that is not finite: backbone" in capsys.readouterr().out
 
 
-def test_bad_input(run_tool, kept, tmp_path, capsys):
+def test_bad_input(run_command, kept, tmp_path, capsys):
     batch, weights = kept
     torch.save({}, tmp_path / "x.pth")
     for arguments in (
@@ -56,5 +56,5 @@ def test_bad_input(run_tool, kept, tmp_path, capsys):
         ["--batch", batch, "--weights", tmp_path / "x.pth"],
         ["--batch", batch, "--weights", weights.path, "SEEED", 1],
     ):
-        assert run_tool("replay_batch.py", *arguments) == 2
+        assert run_command("replay", *arguments) == 2
         assert capsys.readouterr().err.startswith("error: ")

@@ -1,4 +1,4 @@
-"""tools/export_model.py, from its command line to its verdict."""
+"""`detlite export`, from its command line to the written model."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Run = Callable[..., int]
 
 
 @pytest.fixture
-def run(run_tool: Run) -> Run:
+def run(run_command: Run) -> Run:
     """Runs the program with the given arguments; returns its exit status."""
-    return partial(run_tool, "export_model.py")
+    return partial(run_command, "export")
 
 
 @pytest.fixture
@@ -56,6 +56,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_verdict(run, weights, photos, tmp_path, capsys):
     file = tmp_path / "model.pt2"
     options = ("--format", "pt2", "--output", file, "--check", photos, "--time")
@@ -87,6 +88,7 @@ def test_a_file_that_does_not_agree(run, weights, tmp_path, capsys, monkeypatch)
     assert "DOES NOT AGREE" in printed
 
 
+@pytest.mark.slow
 def test_int8_prints_the_ap(run, weights, tmp_path, capsys):
     for package in ("openvino", "nncf"):
         pytest.importorskip(package, reason="needs the extra openvino")

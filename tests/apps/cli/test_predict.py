@@ -1,4 +1,4 @@
-"""tools/predict.py, from its command line to its files."""
+"""`detlite predict`, from its command line to the files it writes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Run = Callable[..., int]
 
 
 @pytest.fixture
-def run(run_tool: Run) -> Run:
+def run(run_command: Run) -> Run:
     """Runs the program with the given arguments; returns its exit status."""
-    return partial(run_tool, "predict.py")
+    return partial(run_command, "predict")
 
 
 @pytest.fixture
@@ -320,6 +320,7 @@ Detector.detect = dying
 """
 
 
+@pytest.mark.slow
 def test_a_rank_killed_under_torchrun(
     run: Run, weights: Path, tmp_path: Path, repo_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
