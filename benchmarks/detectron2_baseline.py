@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from detlite.conversion.detectron2.models import DETECTRON2
-from detlite.modeling.detector import Detector
+from detlite.conversion.detectron2.source import DETECTRON2
+from detlite.modeling.detection_model import DetectionModel
 
 from .images import Batch
 
 AVAILABLE = find_spec("detectron2") is not None
 
 
-def detectron2_model(cfg: CfgNode, model: Detector) -> nn.Module:
+def detectron2_model(cfg: CfgNode, model: DetectionModel) -> nn.Module:
     """detectron2's detector of a comparable config, with a copy of the weights of `model`.
 
     It gets what makes it fastest on a CPU: weights channels-last, and two samples a bin as
@@ -125,7 +125,7 @@ def _config(cfg: CfgNode) -> Any:
 
 
 @torch.no_grad()
-def _copy_weights(model: Detector, peer: nn.Module) -> None:
+def _copy_weights(model: DetectionModel, peer: nn.Module) -> None:
     """Runs detlite's conversion on the numbers' places, which says where each one comes from."""
     entries = peer.state_dict()
     places, count = {}, 1  # 0: a background that they do not have

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from .caffe2 import CAFFE2
+from .categories import categories_by_name, categories_for
 from .checkpoint_source import Config, Source, State
-from .detectron2.models import DETECTRON2
+from .detectron2.source import DETECTRON2
 from .efficientnet import EFFICIENTNET
-from .label_names import categories_by_name, categories_for
 from .maskrcnn_benchmark import MASKRCNN_BENCHMARK
-from .mmdetection.models import MMDETECTION
+from .mmdetection.source import MMDETECTION
 from .timm import TIMM
 from .torchvision import TORCHVISION
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from detlite.conversion import convert
-from tests.conversion.states import STEM, caffe2, caffe2_c4
+from tests.conversion.synthetic_state_dicts import STEM, caffe2, caffe2_c4
 
 
 def test_caffe2_statistics_are_those_of_folded_norms():

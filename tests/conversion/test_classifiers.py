@@ -15,7 +15,7 @@ from detlite.conversion.checkpoint_source import rename
 from detlite.conversion.torchvision import RULES_BACK
 from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
 from detlite.modeling.build import build_model
-from tests.conversion.states import (
+from tests.conversion.synthetic_state_dicts import (
     OF_THE_CLASSIFIER,
     RES2,
     STEM,

@@ -12,7 +12,7 @@ from detlite.conversion import convert, source_of, to_torchvision
 from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.modeling.build import build_model
-from tests.conversion.states import (
+from tests.conversion.synthetic_state_dicts import (
     CLASSES,
     RETINANET_NAMES,
     c4_keypoints,

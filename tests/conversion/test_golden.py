@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conversion.differences import compare
-from tests.conversion.recordings import GOLDEN, Golden
+from tests.conversion.detection_differences import compare
+from tests.conversion.recorded_outputs import GOLDEN, Golden
 
 
 @pytest.mark.parametrize("name", GOLDEN)

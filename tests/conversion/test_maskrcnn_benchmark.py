@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from detlite.conversion import convert
-from tests.conversion.states import maskrcnn_benchmark
+from tests.conversion.synthetic_state_dicts import maskrcnn_benchmark
 
 
 def test_the_last_head_says_what_the_shared_stage_is():

@@ -7,7 +7,7 @@ import torch
 
 from detlite.conversion import convert
 from detlite.conversion.regnet import REGNETS
-from tests.conversion.newer_states import regnet
+from tests.conversion.detectron2.synthetic_regnets import regnet
 
 
 @pytest.mark.parametrize("name", REGNETS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from detlite.conversion import to_torchvision
-from tests.conversion.recordings import load_recipe
+from tests.conversion.recorded_outputs import load_recipe
 from tests.conversion.torchvision_models import (
     TORCHVISION,
     compare_step,

@@ -7,7 +7,13 @@ import torch
 
 import detlite
 from detlite.config import load_config
-from tests.conversion.states import caffe2_c4, cascade, detectron2, maskrcnn_benchmark, retinanet
+from tests.conversion.synthetic_state_dicts import (
+    caffe2_c4,
+    cascade,
+    detectron2,
+    maskrcnn_benchmark,
+    retinanet,
+)
 
 STATES = {
     "detectron2": detectron2,

@@ -1,4 +1,4 @@
-"""Tables of docs/model_zoo.md: they are what is kept, and that is what is published."""
+"""Check the generated tables of benchmarks/results/fidelity against records and publications."""
 
 from __future__ import annotations
 
@@ -12,20 +12,33 @@ from pathlib import Path
 import pytest
 
 from detlite.conversion.download.weight_catalog import _SIGNATURES
-from tests.conversion.detectron2_live import MODELS, RECORD
-from tests.conversion.zoo_tables import PUBLISHED, live_section, published_section, torchvision_rows
+from tests.conversion.detectron2.live_comparison import MODELS, RECORD
+from tests.conversion.zoo_tables import (
+    PAGES,
+    PUBLISHED,
+    live_rows,
+    published_rows,
+    replace_rows,
+    torchvision_rows,
+)
 
 
-def test_the_page_has_them(repo_root):
-    page = (repo_root / "docs/model_zoo.md").read_text()
-    assert live_section() in page
-    assert published_section() in page
+def test_pages_hold_the_generated_rows():
+    assert "".join(live_rows()) in (PAGES / "detectron2_models.md").read_text()
+    assert "".join(published_rows()) in (PAGES / "published_ap.md").read_text()
 
 
-def test_numbers_of_torchvision_are_its_own():
-    found = {row[2]: row[3:] for row in torchvision_rows()}
-    assert found["torchvision://MaskRCNN_ResNet50_FPN_Weights.COCO_V1"] == ("37.9", "34.6", "")
-    assert found["torchvision://KeypointRCNN_ResNet50_FPN_Weights.COCO_V1"][2] == "65.0"
+def test_replaces_the_rows_of_a_table(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nEnd.\n")
+    replace_rows(page, ["| 3 | 4 |\n", "| 5 | 6 |\n"])
+    assert page.read_text() == "# Title\n\n| a | b |\n|---|---|\n| 3 | 4 |\n| 5 | 6 |\n\nEnd.\n"
+
+
+def test_torchvision_metadata_has_the_published_ap():
+    rows = {row[2]: row[3:] for row in torchvision_rows()}
+    assert rows["torchvision://MaskRCNN_ResNet50_FPN_Weights.COCO_V1"] == ("37.9", "34.6", "")
+    assert rows["torchvision://KeypointRCNN_ResNet50_FPN_Weights.COCO_V1"][2] == "65.0"
 
 
 @pytest.mark.skipif(find_spec("detectron2") is None, reason="detectron2 is not installed")
@@ -41,51 +54,51 @@ def test_numbers_of_torchvision_are_its_own():
         ("detectron2's ViTDet", "projects/ViTDet/README.md", 6),
     ],
 )
-def test_numbers_of_detectron2_are_those_of_its_page(name, file, count):
+def test_detectron2_ap_equals_its_model_zoo(name, file, count):
     import detectron2
 
     page = Path(detectron2.__file__).parents[1] / file
     if not page.exists():
         pytest.skip("detectron2 is not imported from its sources")
     published = dict(_rows_of(page.read_text()))
-    kept = [row for row in _kept() if row["framework"] == name]
-    assert len(kept) == count
-    for row in kept:
-        wanted = published[row["weights"].removeprefix("detectron2://")]
+    rows = [row for row in _published() if row["framework"] == name]
+    assert len(rows) == count
+    for row in rows:
+        expected = published[row["weights"].removeprefix("detectron2://")]
         for column, name in (("box", "box AP"), ("mask", "mask AP"), ("keypoint", "kp. AP")):
-            assert row[column] == wanted.get(name, ""), row["model"]
+            assert row[column] == expected.get(name, ""), row["model"]
 
 
-def test_every_model_of_detectron_has_its_numbers():
-    kept = [row["weights"] for row in _kept() if row["framework"] == "Detectron"]
-    assert kept == [f"catalog://Caffe2Detectron/COCO/{model}" for model in _SIGNATURES]
+def test_every_detectron_model_has_a_published_ap():
+    rows = [row["weights"] for row in _published() if row["framework"] == "Detectron"]
+    assert rows == [f"catalog://Caffe2Detectron/COCO/{model}" for model in _SIGNATURES]
 
 
-def test_what_was_compared_live_is_what_there_is_to_compare():
+def test_every_live_model_was_compared():
     assert json.loads(RECORD.read_text()).keys() == MODELS.keys()
 
 
-def test_mmdetections_files_name_the_numbers_that_they_were_measured_with():
-    """As far as they have them, as fractions; a zero at their end may be left out."""
-    kept = [row for row in _kept() if row["framework"] == "mmdetection"]
-    named = 0
-    for row in kept:
+def test_mmdetection_ap_equals_the_ap_in_file_names():
+    """Compare AP with the fractions in file names, which may lack a trailing zero."""
+    rows = [row for row in _published() if row["framework"] == "mmdetection"]
+    count = 0
+    for row in rows:
         for kind, column in (("bbox", "box"), ("segm", "mask")):
-            found = re.search(rf"{kind}_mAP-([\d.]+)_", row["weights"])
-            if found:
-                assert float(row[column]) / 100 == pytest.approx(float(found[1])), row["model"]
-                named += 1
+            match = re.search(rf"{kind}_mAP-([\d.]+)_", row["weights"])
+            if match:
+                assert float(row[column]) / 100 == pytest.approx(float(match[1])), row["model"]
+                count += 1
         assert row["model"] in row["weights"]
-    assert named == 12
+    assert count == 12
 
 
-def _kept() -> list[dict[str, str]]:
+def _published() -> list[dict[str, str]]:
     with PUBLISHED.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def _rows_of(page: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The file of each model, and its numbers by their column."""
+    """Yield the weight file of each model and its numbers by column."""
     for table in re.findall(r"<table>.*?</table>", page, re.DOTALL):
         columns = [name.replace("<br/>", " ") for name in re.findall(r"<th[^>]*>(.*?)</th>", table)]
         for row in re.findall(r"<tr>.*?</tr>", table, re.DOTALL):

@@ -20,7 +20,7 @@ from torchvision.ops import FrozenBatchNorm2d
 import detlite
 from detlite.conversion import to_torchvision
 from detlite.data.transforms.resize import resize_shortest
-from tests.conversion.differences import Difference, as_dict, compare
+from tests.conversion.detection_differences import Difference, as_dict, compare
 
 # The detectors that have published weights, and which norm those were made with: frozen with an
 # epsilon of 0, or batch norm.

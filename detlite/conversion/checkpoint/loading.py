@@ -24,7 +24,7 @@ from detlite.conventions import CONVENTIONS
 from detlite.conversion import find_weights, weight_file
 from detlite.conversion.timm import BODY as TIMM_BODY
 from detlite.modeling import build_model
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 
 from .class_transfer import CLASS_LAYERS, ClassRows, with_same_heads
 from .files import Checkpoint, CheckpointError, read_checkpoint
@@ -39,7 +39,7 @@ _COUNTER = ".num_batches_tracked"
 _STATISTICS = (".running_mean", ".running_var")
 
 
-def load_weights(model: Detector, checkpoint: Checkpoint, reinit_heads: bool = False) -> None:
+def load_weights(model: DetectionModel, checkpoint: Checkpoint, reinit_heads: bool = False) -> None:
     """Loads a checkpoint's weights and categories into `model`.
 
     Args:
@@ -219,7 +219,7 @@ def read_model_checkpoint(
 
 def build_model_from_checkpoint(
     path: str | Path, opts: Sequence[Any] = (), config: str | Path | None = None
-) -> tuple[CfgNode, Detector]:
+) -> tuple[CfgNode, DetectionModel]:
     """The config and the model, in evaluation mode, of a checkpoint; see `load_checkpoint`."""
     cfg, checkpoint = read_model_checkpoint(path, opts, config)
     model = build_model(cfg)

@@ -8,7 +8,7 @@ from detlite.modeling.backbone.timm_vit import PATCH
 from detlite.modeling.backbone.vit import SIZES
 from detlite.modeling.backbone.windows import global_blocks
 
-from .zoo import LVIS
+from .model_zoo import LVIS
 
 # The place of the first convolution in the row of layers that makes a level.
 _FIRST = {2: 4, 3: 1, 4: 0, 5: 1}

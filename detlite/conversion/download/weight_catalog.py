@@ -26,8 +26,9 @@ from torchvision.models import get_weight
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError, expand_path
+from detlite.data.errors import RemoteError
+from detlite.data.remote.download import download
 
-from .http import DownloadError, download
 from .hub_download import from_hugging_face, from_package, from_timm
 
 _HOST = "https://dl.fbaipublicfiles.com"
@@ -95,8 +96,13 @@ def find_weights(name: str, root: str) -> Path:
         )
     try:
         download(published.address, published.file, published.sha256)
-    except DownloadError as error:
+    except RemoteError as error:
         raise ConfigError(f"weights {name}: {error}") from error
+    except OSError as error:
+        raise ConfigError(
+            f"weights {name}: cannot write {published.file} ({error.strerror or error}). Make room "
+            "or set MODEL.WEIGHT_ROOT to another folder; the next run resumes the download"
+        ) from error
     return published.file
 
 

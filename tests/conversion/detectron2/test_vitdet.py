@@ -11,8 +11,15 @@ from torch.nn import functional as F
 import detlite
 from detlite.conversion.convert import convert, source_of
 from detlite.modeling.backbone import vit
-from tests.conversion.differences import as_dict, compare
-from tests.conversion.vitdet_reference import CHANNELS, DEPTH, HEADS, ViTDetReference, calm, vitdet
+from tests.conversion.detection_differences import as_dict, compare
+from tests.conversion.detectron2.vitdet_reference import (
+    CHANNELS,
+    DEPTH,
+    HEADS,
+    ViTDetReference,
+    calm,
+    vitdet,
+)
 
 _SCORE = 0.02
 _LOW_SCORE = 0.005  # less than one of 80 classes has by chance

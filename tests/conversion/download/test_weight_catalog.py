@@ -127,7 +127,7 @@ def test_what_cannot_be_downloaded_is_told(tmp_path):
     name = "http://host.invalid/w.pth"
     with pytest.raises(ConfigError) as error:
         weight_file(_config(name, tmp_path))
-    assert str(error.value).startswith(f"weights {name}: {name}: host.invalid is not known. ")
+    assert str(error.value).startswith(f"weights {name}: {name}: cannot be read (host not found")
     assert f"put the file at {tmp_path / 'w.pth'}" in str(error.value)
 
 

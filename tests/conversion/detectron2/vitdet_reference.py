@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.conversion.detectron2_reference import Reference
-from tests.conversion.states import CLASSES, DIM, PYRAMID, State, Writer
+from tests.conversion.detectron2.reference_model import Reference
+from tests.conversion.synthetic_state_dicts import CLASSES, DIM, PYRAMID, State, Writer
 
 CHANNELS, DEPTH, HEADS, WINDOW = 16, 4, 2, 3
 

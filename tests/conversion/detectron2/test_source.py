@@ -10,9 +10,16 @@ import torch
 from detlite.conversion import convert
 from detlite.conversion.checkpoint.files import CheckpointError
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
-from detlite.conversion.detectron2.models import ratios_slowest
+from detlite.conversion.detectron2.source import ratios_slowest
 from detlite.modeling.preprocessing import prepare_proposals
-from tests.conversion.states import CLASSES, RES2, cascade, detectron2, dilated, retinanet
+from tests.conversion.synthetic_state_dicts import (
+    CLASSES,
+    RES2,
+    cascade,
+    detectron2,
+    dilated,
+    retinanet,
+)
 
 
 @pytest.mark.parametrize(

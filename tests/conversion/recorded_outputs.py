@@ -17,7 +17,7 @@ from torch import Tensor
 import detlite
 from detlite.data.transforms.resize import resize_shortest
 from detlite.structures.padding import Rows
-from tests.conversion.differences import Difference, as_dict, compare
+from tests.conversion.detection_differences import Difference, as_dict, compare
 
 GOLDEN = {
     "d2_mask_rcnn_R_50_FPN_3x": "detectron2",

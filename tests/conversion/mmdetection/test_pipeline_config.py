@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from detlite.conversion.mmdetection.images import picture_config
+from detlite.conversion.mmdetection.pipeline_config import picture_config
 from detlite.conversion.mmdetection.python_config import Part
 
 _LOAD = {"type": "LoadImageFromFile"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from detlite.conversion.label_names import categories_for
+from detlite.conversion.categories import categories_for
 
 
 def test_categories_follow_from_their_number():

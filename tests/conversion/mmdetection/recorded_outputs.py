@@ -13,8 +13,8 @@ import torch
 import detlite
 from detlite.data.transforms.resize import resize_shortest
 from detlite.structures.masks.formats import encode_bitmap
-from tests.conversion.differences import Difference, compare
-from tests.conversion.mmdetection_models import pictures, weights
+from tests.conversion.detection_differences import Difference, compare
+from tests.conversion.mmdetection.synthetic_models import pictures, weights
 
 PLAIN = ["MODEL.DEVICE", "cpu", "TEST.OPTIMIZE", False]
 

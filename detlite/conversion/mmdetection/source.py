@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from detlite.conversion.checkpoint_source import Config, Entries, Rules, Source, State
-from detlite.conversion.detectron2.models import background_first
+from detlite.conversion.detectron2.source import background_first
 
-from .config import model_config
+from .model_config import model_config
 from .python_config import read_python_config
 
 

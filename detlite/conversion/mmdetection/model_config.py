@@ -11,8 +11,8 @@ from typing import Any
 from detlite.conversion.checkpoint_source import Config, State
 from detlite.conversion.infer_config import L1_RETINANET, read_config
 
-from .boxes import STRIDES, anchors, box_loss, overlap, pooling, weights
-from .images import picture_config
+from .head_config import STRIDES, anchors, box_loss, overlap, pooling, weights
+from .pipeline_config import picture_config
 from .python_config import Part
 
 _RETINANET_STRIDES = [8, 16, 32, 64, 128]

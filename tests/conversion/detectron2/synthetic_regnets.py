@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from tests.conversion.states import PYRAMID, State, Writer, detectron2
+from tests.conversion.synthetic_state_dicts import PYRAMID, State, Writer, detectron2
 
 _DEPTHS, _WIDTHS, _GROUP = (1, 1, 4, 7), (24, 56, 152, 368), 8  # of RegNetX-200MF, RegNetY-200MF
 

@@ -11,10 +11,10 @@ import torch
 
 import detlite
 from detlite.conversion import convert
-from detlite.conversion.mmdetection.boxes import anchors, overlap
+from detlite.conversion.mmdetection.head_config import anchors, overlap
 from detlite.conversion.mmdetection.python_config import Part
-from tests.conversion.mmdetection_models import CONFIGS, OUTPUTS, config_text
-from tests.conversion.mmdetection_recordings import PLAIN, save, state_of
+from tests.conversion.mmdetection.recorded_outputs import PLAIN, save, state_of
+from tests.conversion.mmdetection.synthetic_models import CONFIGS, OUTPUTS, config_text
 
 
 def anchors_of(key: str, strides: list[int], **generator: Any) -> dict[str, Any]:

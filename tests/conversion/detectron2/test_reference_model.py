@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import detlite
-from tests.conversion.detectron2_reference import GROUPS, Reference
-from tests.conversion.differences import as_dict, compare
-from tests.conversion.newer_states import long_jittered, regnet
-from tests.conversion.states import (
+from tests.conversion.detection_differences import as_dict, compare
+from tests.conversion.detectron2.reference_model import GROUPS, Reference
+from tests.conversion.detectron2.synthetic_regnets import long_jittered, regnet
+from tests.conversion.synthetic_state_dicts import (
     State,
     cascade_of_convolutions,
     deformable,

@@ -1,7 +1,7 @@
 """Narrow models of mmdetection: their configs, weights made from names, and pictures.
 
-`python tests/conversion/mmdetection_models.py` runs mmdetection itself on them, where it is
-installed, and writes what it says to `mmdetection_outputs.npz`, which the tests compare with.
+`python tests/conversion/mmdetection/synthetic_models.py` runs mmdetection itself on them, where it is
+installed, and writes what it says to `outputs.npz`, which the tests compare with.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-OUTPUTS = Path(__file__).with_name("mmdetection_outputs.npz")
+OUTPUTS = Path(__file__).with_name("outputs.npz")
 CLASSES = ("cup", "person", "bird", "kite")
 _RGB = {"mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375], "bgr_to_rgb": True}
 _BGR = {"mean": [103.53, 116.28, 123.675], "std": [1.0, 1.0, 1.0], "bgr_to_rgb": False}

@@ -15,8 +15,8 @@ from yacs.config import CfgNode
 
 from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.conversion.checkpoint_source import Config
-from detlite.conversion.detectron2.models import DETECTRON2
-from detlite.conversion.detectron2.zoo import anchor_config, config_by_name, pixel_config
+from detlite.conversion.detectron2.model_zoo import anchor_config, config_by_name, pixel_config
+from detlite.conversion.detectron2.source import DETECTRON2
 from detlite.modeling.build import build_model
 from detlite.modeling.preprocessing import Normalizer
 

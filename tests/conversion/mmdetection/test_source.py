@@ -12,8 +12,8 @@ import torch
 import detlite
 from detlite.conversion import convert, source_of
 from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
-from tests.conversion.mmdetection_models import CLASSES, CONFIGS, OUTPUTS, config_text
-from tests.conversion.mmdetection_recordings import PLAIN, compare_recorded, save, state_of
+from tests.conversion.mmdetection.recorded_outputs import PLAIN, compare_recorded, save, state_of
+from tests.conversion.mmdetection.synthetic_models import CLASSES, CONFIGS, OUTPUTS, config_text
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """detectron2's own models, live, beside ours with the same weights.
 
-`python tests/conversion/detectron2_live.py [name...]`, where a built detectron2 can be imported
+`python tests/conversion/detectron2/live_comparison.py [name...]`, where a built detectron2 can be imported
 from its sources, compares models and keeps the largest differences in detectron2_live.json, from
 which `fidelity.py` writes its table.
 """
@@ -27,9 +27,9 @@ from torch import Tensor, nn
 import detlite
 from detlite.data.loading.image_reading import read_image
 from detlite.data.transforms.resize import resize_shortest
-from tests.conversion.differences import Difference, as_dict, compare
-from tests.conversion.recordings import load_recipe
-from tests.conversion.vitdet_reference import filled
+from tests.conversion.detection_differences import Difference, as_dict, compare
+from tests.conversion.detectron2.vitdet_reference import filled
+from tests.conversion.recorded_outputs import load_recipe
 
 RECORD = Path(__file__).with_suffix(".json")
 _SIDES = (320, 533)  # pixels of the short and the long side: half the usual ones would be slow
@@ -82,7 +82,7 @@ _SPREAD = {
 
 def main(names: list[str]) -> None:
     """Compares the models that are named, or all, and keeps what was found."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     shared = root / os.environ.get("DETLITE_TEST_DATA", "../shared")
     recipe = load_recipe(shared / "golden")
     files = sorted((shared / "data/coco_open/images").rglob("*.jpg"))[:_PICTURES]

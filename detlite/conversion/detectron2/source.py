@@ -22,8 +22,8 @@ from detlite.conversion.checkpoint_source import (
 from detlite.conversion.infer_config import L1_RETINANET, is_retinanet, read_config
 from detlite.conversion.regnet import REGNET_RULES
 
+from .model_zoo import anchor_config, config_by_name, config_by_shape, pixel_config
 from .vitdet import VITDET_RULES, is_vitdet, vitdet_config
-from .zoo import anchor_config, config_by_name, config_by_shape, pixel_config
 
 
 def _recognise(names: Collection[str]) -> bool:

@@ -27,7 +27,7 @@ from detlite.conversion.checkpoint.loading import (
     read_weights,
 )
 from detlite.modeling.build import build_model
-from tests.conversion.states import caffe2, detectron2, maskrcnn_benchmark
+from tests.conversion.synthetic_state_dicts import caffe2, detectron2, maskrcnn_benchmark
 
 
 def _torchvision():

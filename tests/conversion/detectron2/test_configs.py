@@ -17,7 +17,7 @@ from yacs.config import CfgNode
 from detlite.config import load_config
 from detlite.conversion import convert
 from detlite.modeling.build import build_model
-from tests.conversion.detectron2_live import build_peer, peer_config
+from tests.conversion.detectron2.live_comparison import build_peer, peer_config
 
 pytestmark = pytest.mark.skipif(find_spec("detectron2") is None, reason="needs detectron2")
 

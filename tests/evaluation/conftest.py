@@ -1,1 +1,0 @@
-"""Makes synthetic.py importable beside the tests."""
