@@ -1,21 +1,25 @@
-"""The error for everything that is wrong with a data set on disk."""
+"""Errors of data sets and files."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_LONGEST = 80  # characters of a value in a message
+_MAX_LENGTH = 80  # characters of a value in a message
 
 
 class DataError(ValueError):
-    """A data set that cannot be used; the message names file, image or annotation, and remedy."""
+    """A data set cannot be used; the message names the file, image or annotation, and a remedy."""
 
 
 class TooLargeError(DataError):
-    """A picture with more pixels than are allowed."""
+    """An image has more pixels than allowed."""
 
 
-def shown(value: Any) -> str:
-    """A value as messages show it: its `repr`, of a long one the beginning."""
+class RemoteError(DataError):
+    """A file at a URL cannot be read, so it is unknown if it exists and is valid."""
+
+
+def short_repr(value: Any) -> str:
+    """Return `repr(value)`, abbreviated if it is long."""
     text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}... ({len(text)} characters)"

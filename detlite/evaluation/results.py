@@ -17,7 +17,7 @@ from torchvision.ops import box_convert
 
 from detlite.atomic_write import atomic_open
 from detlite.conventions import CONVENTIONS, Convention
-from detlite.data.errors import DataError, shown
+from detlite.data.errors import DataError, short_repr
 from detlite.structures.instances import Detections
 from detlite.structures.keypoints import PIXEL_CENTRE
 from detlite.structures.masks.formats import RLE, encode_bitmap
@@ -75,7 +75,7 @@ class Results:
         if "keypoints" in iou_types:
             first = rows[0]["keypoints"] if rows else []
             if not isinstance(first, Sequence):
-                raise DataError(f"result 0: keypoints is {shown(first)}, not a list of numbers")
+                raise DataError(f"result 0: keypoints is {short_repr(first)}, not a list of numbers")
             points = len(first) // 3
             keypoints = _column(rows, "keypoints", (points, 3))
         boxes = _column(rows, "bbox", (4,)) if "bbox" in iou_types else None
@@ -229,7 +229,7 @@ def _ids(rows: Sequence[dict[str, Any]], field: str) -> np.ndarray:
         try:
             ids[number] = operator.index(row[field])
         except (TypeError, OverflowError):
-            raise DataError(f"result {number}: {field} is {shown(row[field])}, not an id") from None
+            raise DataError(f"result {number}: {field} is {short_repr(row[field])}, not an id") from None
     return ids
 
 
@@ -244,7 +244,7 @@ def _column(rows: Sequence[dict[str, Any]], field: str, shape: tuple[int, ...]) 
             with contextlib.suppress(TypeError, ValueError, OverflowError):
                 if np.array(row[field], np.float64).shape == wanted:
                     continue
-            found, what = shown(row[field]), f"{size} numbers" if shape else "a number"
+            found, what = short_repr(row[field]), f"{size} numbers" if shape else "a number"
             raise DataError(f"result {number}: {field} is {found}, not {what}") from None
         raise
 
@@ -256,9 +256,9 @@ def _check_rle(rle: Any, number: int) -> None:
         raise DataError(f"result {number}: its mask is not run lengths that cover its image")
     size = rle.get("size")
     if not isinstance(size, list | tuple) or [type(side) for side in size] != [int, int]:
-        raise DataError(f"result {number}: the mask's size is {shown(size)}, not [height, width]")
+        raise DataError(f"result {number}: the mask's size is {short_repr(size)}, not [height, width]")
     if not all(0 <= side < 2**31 for side in size):
-        raise DataError(f"result {number}: the mask's size is {shown(size)}; no image has it")
+        raise DataError(f"result {number}: the mask's size is {short_repr(size)}; no image has it")
 
 
 def write_results(results: Results, file: Path) -> None:

@@ -12,11 +12,9 @@ from urllib.parse import unquote, urlsplit
 from PIL import Image
 
 from detlite.data.errors import DataError
-from detlite.data.remote.fetching import without_query
+from detlite.data.remote.download import fetch, is_url, without_query
 from detlite.inference.images import Loaded
 from detlite.inference.predictor import Predictor
-
-from .url_images import fetch, is_address
 
 _LIST = ".txt"
 _OTHER = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # an address of any kind
@@ -41,7 +39,7 @@ def list_pictures(inputs: Sequence[str], leave_out: Path | None = None) -> list[
     pictures: list[str] = []
     for given in inputs:
         _check_kind(given)
-        if is_address(given):
+        if is_url(given):
             pictures.append(given)
         elif os.path.isdir(given):
             try:
@@ -65,7 +63,7 @@ def load_picture(predictor: Predictor, picture: str) -> Loaded:
     Raises:
         DataError: it cannot be had, or cannot be read.
     """
-    if not is_address(picture):
+    if not is_url(picture):
         return predictor.load(picture)
     content = fetch(picture)
     try:
@@ -77,7 +75,7 @@ def load_picture(predictor: Predictor, picture: str) -> Loaded:
 
 def stem_of(picture: str) -> str:
     """A picture's name without its suffix, as part of a file's name: at most 50 characters."""
-    if is_address(picture):
+    if is_url(picture):
         name = unquote(Path(urlsplit(picture).path).name)
         return Path(re.sub(r"[^\w.-]", "_", name)).stem[:50]
     return Path(picture).stem[:50]
@@ -113,7 +111,7 @@ def _read_list(given: str) -> list[str]:
 
 
 def _check_kind(name: str) -> None:
-    if _OTHER.match(name) and not is_address(name) and not os.path.lexists(name):
+    if _OTHER.match(name) and not is_url(name) and not os.path.lexists(name):
         raise DataError(
             f"{without_query(name)}: only addresses of http and https are taken: download it first"
         )

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from detlite.data.datasets.coco import CocoDataset, keypoint_names
-from detlite.data.errors import DataError, shown
+from detlite.data.errors import DataError, RemoteError, short_repr
 from detlite.data.file_type import why_no_coco, why_no_json
 from detlite.data.index.annotation_checks import annotation_problem, box_problem
 from detlite.data.loading.image_io import MAX_PIXELS, open_picture, orientation
 from detlite.data.loading.image_reading import read_image
-from detlite.data.remote.fetching import RemoteError
 from detlite.data.remote.paths import Location, local_copy
 from detlite.data.remote.shards import Folder, picture_of
 
@@ -133,15 +132,15 @@ def _sound_rows(found: Inspection, key: str, fields: dict[str, type]) -> dict[in
         wrong = [
             name for name, kind in {"id": int, **fields}.items() if type(row.get(name)) is not kind
         ]
-        where = f"{one} {shown(row.get('id'))}"
+        where = f"{one} {short_repr(row.get('id'))}"
         if wrong:
-            problem = f"has {wrong[0]}: {shown(row.get(wrong[0]))}"
+            problem = f"has {wrong[0]}: {short_repr(row.get(wrong[0]))}"
         elif row["id"] in sound:
             problem = "the id occurs twice"
         elif key == "images" and min(row["height"], row["width"]) < 1:
             problem = f"has size {row['width']}x{row['height']}"
         elif key == "categories" and names.setdefault(row["name"], row["id"]) != row["id"]:
-            problem = f"has the name of category {names[row['name']]}, {shown(row['name'])}"
+            problem = f"has the name of category {names[row['name']]}, {short_repr(row['name'])}"
         else:
             sound[row["id"]] = row
             continue
@@ -162,7 +161,7 @@ def _inspect_annotations(found: Inspection, rows: list[Row]) -> None:
             seen.add(row["id"])
             found.objects.append(row)
             continue
-        where = f"annotation {shown(row.get('id', f'at position {position}'))} (image {image_id})"
+        where = f"annotation {short_repr(row.get('id', f'at position {position}'))} (image {image_id})"
         found.defects.append(
             Defect(kind, where, problem, True, image_id, _drawable(row.get("bbox")))
         )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from detlite.data.errors import DataError, shown
+from detlite.data.errors import DataError, short_repr
 from detlite.data.loading.image_reading import picture_size
 from detlite.structures.masks.formats import encode_bitmap
 
@@ -118,7 +118,7 @@ def _object(shape: Any, size: tuple[int, int], where: str) -> LabelledObject:
     where = f"{where} ({label})"
     points = shape.get("points")
     if not isinstance(points, list) or not all(_is_point(point) for point in points):
-        raise DataError(f"{where}: points is {shown(points)}, not a list of [x, y]")
+        raise DataError(f"{where}: points is {short_repr(points)}, not a list of [x, y]")
     needed = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2}
     if kind not in needed:
         raise DataError(

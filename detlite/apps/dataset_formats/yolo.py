@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from detlite.config import ConfigError, parse_yaml
-from detlite.data.errors import DataError, shown
+from detlite.data.errors import DataError, short_repr
 from detlite.data.loading.image_reading import picture_size
 
 from .labeled_dataset import (
@@ -99,10 +99,10 @@ def _names(content: dict[str, Any], file: Path) -> list[str]:
     if isinstance(names, dict) and sorted(names) == list(range(len(names))):
         names = [names[number] for number in range(len(names))]
     if not isinstance(names, list) or not names:
-        raise DataError(f"{file}: names is {shown(names)}, not a list, or a mapping from 0 on")
+        raise DataError(f"{file}: names is {short_repr(names)}, not a list, or a mapping from 0 on")
     given = [str(name) for name in names]
     if len(set(given)) < len(given):
-        raise DataError(f"{file}: names has a name twice: {shown(given)}")
+        raise DataError(f"{file}: names has a name twice: {short_repr(given)}")
     if content.get("nc", len(given)) != len(given):
         raise DataError(f"{file}: nc is {content['nc']}, but names has {len(given)}")
     return given
@@ -121,9 +121,9 @@ def _listed(value: Any, base: Path, file: Path, split: str) -> list[Path]:
         elif place.is_file():
             found += [place.parent / line.strip() for line in _lines(place) if line.strip()]
         else:
-            raise DataError(f"{file}: {split} is {shown(part)}, but there is no {place}")
+            raise DataError(f"{file}: {split} is {short_repr(part)}, but there is no {place}")
     if not found:
-        raise DataError(f"{file}: {split} is {shown(value)}, and there is no picture")
+        raise DataError(f"{file}: {split} is {short_repr(value)}, and there is no picture")
     return list(dict.fromkeys(found))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as mask_utils
 
-from detlite.data.errors import shown
+from detlite.data.errors import short_repr
 from detlite.structures.masks.formats import polygons_to_rle
 from detlite.structures.masks.rle import run_lengths
 
@@ -63,9 +63,9 @@ def annotation_problem(
     """
     for field in ("id", "image_id", "category_id"):
         if type(annotation.get(field)) is not int:
-            return f"{field} is {shown(annotation.get(field))}, not an int"
+            return f"{field} is {short_repr(annotation.get(field))}, not an int"
         if not is_long(annotation[field]):
-            return f"{field} is {shown(annotation[field])}, which 64 bits do not hold"
+            return f"{field} is {short_repr(annotation[field])}, which 64 bits do not hold"
     if annotation["image_id"] not in sizes:
         return f"image_id {annotation['image_id']} is not in 'images'"
     if annotation["category_id"] not in category_ids:
@@ -76,10 +76,10 @@ def annotation_problem(
             f"are from {low} to {high}{from_0}"
         )
     if annotation.get("iscrowd", 0) not in (0, 1):
-        return f"iscrowd is {shown(annotation['iscrowd'])}, not 0 or 1"
+        return f"iscrowd is {short_repr(annotation['iscrowd'])}, not 0 or 1"
     area = annotation.get("area")
     if area is not None and not (_finite([area]) and area >= 0):
-        return f"area is {shown(area)}, not a number of square pixels"
+        return f"area is {short_repr(area)}, not a number of square pixels"
     height, width = sizes[annotation["image_id"]]
     problem = box_problem(annotation.get("bbox"), height, width)
     if problem is None and masks:
@@ -97,7 +97,7 @@ def is_long(value: int) -> bool:
 def box_problem(box: Any, height: int, width: int) -> str | None:
     """What is wrong with a COCO box (x, y, width, height in pixels), or None."""
     if not isinstance(box, list) or len(box) != 4 or not _finite(box):
-        return f"bbox is {shown(box)}, not four finite numbers [x, y, width, height]"
+        return f"bbox is {short_repr(box)}, not four finite numbers [x, y, width, height]"
     x, y, w, h = box
     if w <= 0 or h <= 0:
         return f"bbox {box} has width {w} and height {h}: both must be positive"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from detlite.data.errors import DataError, shown
+from detlite.data.errors import DataError, short_repr
 
 from .annotation_checks import is_long
 from .index import name_picture
@@ -78,7 +78,7 @@ def check_categories(file: Path, rows: list[dict[str, Any]]) -> None:
         if first.setdefault(row["name"], row["id"]) != row["id"]:
             raise DataError(
                 f"{file}: the categories {first[row['name']]} and {row['id']} have one name, "
-                f"{shown(row['name'])}: results are told by it, so give each its own"
+                f"{short_repr(row['name'])}: results are told by it, so give each its own"
             )
 
 
@@ -93,7 +93,7 @@ def _checked(
             if type(value) is not kind or (isinstance(value, int) and not is_long(value)):
                 raise DataError(
                     f"{file}: is not in COCO form: {key}[{position}] "
-                    f"(id {shown(row.get('id'))}) has {field}: {shown(value)}, "
+                    f"(id {short_repr(row.get('id'))}) has {field}: {short_repr(value)}, "
                     f"not {'an' if kind is int else 'a'} {kind.__name__}"
                     f"{' of 64 bits' if type(value) is kind else ''}"
                 )

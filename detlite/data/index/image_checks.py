@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from detlite.data.errors import RemoteError
 from detlite.data.loading.image_reading import image_problem
-from detlite.data.remote.fetching import RemoteError
 from detlite.data.remote.paths import address
 from detlite.data.remote.shards import Folder, ShardFolder, picture_of
 

@@ -10,8 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from detlite.data.errors import DataError
-from detlite.data.remote.fetching import RemoteError
+from detlite.data.errors import DataError, RemoteError
 from detlite.data.remote.paths import StoredPicture
 
 from .image_io import (

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import random
 import re
 import threading
 import time
@@ -16,15 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from detlite.config import ConfigError
-from detlite.data.errors import DataError
 
-_TRIES = 5
-_FIRST_WAIT = 0.5  # seconds, doubled after each try
-# No further try begins after so many seconds: some file systems try again by themselves.
-_PATIENCE = 120.0
+from .download import retry, without_query
+
 _SILENCE = 60.0  # seconds without a byte after which a connection counts as lost
-_BUSY = (408, 425, 429)  # the only statuses from 400 to 499 that pass by themselves
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # What file systems call a version of a file, or what changes with it.
 _VERSION = (
     *("ETag", "etag", "e_tag", "LastModified", "last_modified", "Last-Modified", "Content-MD5"),
@@ -33,14 +26,8 @@ _VERSION = (
 _ARCHIVE_BLOCK = 1 << 18  # bytes of an archive that are asked for at once, at least
 _ARCHIVES_KEPT = 8
 _BELIEVED = 60.0  # seconds after an archive was opened that what it lacks is missing
-_LONGEST = 200
-_logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-
-class RemoteError(DataError):
-    """A file at a URL that cannot be read; whether it is there and sound is not known."""
 
 
 @dataclass(frozen=True)
@@ -90,42 +77,28 @@ def download(url: str, file: Path) -> Description:
     return _attempt(url, copy)
 
 
-def without_query(url: str) -> str:
-    """A URL as messages show it: what stands after a ? may be a signature."""
-    return re.sub(r"(https?://[^?\s]*\?)[^:\s]+", r"\1...", url)
-
-
 def _attempt(url: str, action: Callable[[Any, str], Result]) -> Result:
-    """What an action on the file system of a URL, and the path there, gives."""
+    """Call `action` with the file system of a URL and the path there, see `retry`."""
     name = without_query(url)
-    start = time.monotonic()
-    tried = 0
-    while True:
+
+    def attempt() -> Result:
         try:
             system, path, guard = _opened(url)
             with guard:
                 return action(system, path)
-        except ConfigError:
-            raise
-        except ImportError as error:
-            raise ConfigError(
-                f"{name}: a package is missing for such URLs ({error}): for http and s3 install "
-                "detlite[remote], for others what fsspec names"
-            ) from error
-        except Exception as error:  # each file system has errors of its own
-            if isinstance(error, OSError) and error.errno in _NO_ROOM:
-                raise
-            tried += 1
+        except Exception as error:
             _forget_archive(url, error)
-            final, reason = _is_final(error), _reason(error)
-            if final and isinstance(error, FileNotFoundError):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from error
-            if final or tried == _TRIES or time.monotonic() - start > _PATIENCE:
-                times = f" after {tried} tries" if tried > 1 else ""
-                raise RemoteError(f"{name}: cannot be read{times} ({reason})") from error
-        _logger.info("%s: try %d failed (%s)", name, tried, reason)
-        # Processes that failed at once do not come back at once; the generators are not touched.
-        time.sleep(_FIRST_WAIT * 2 ** (tried - 1) * random.SystemRandom().uniform(0.5, 1))
+            raise
+
+    try:
+        return retry(name, attempt)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from error
+    except ImportError as error:
+        raise ConfigError(
+            f"{name}: a package is missing for such URLs ({error}): for http and s3 install "
+            "detlite[remote], for others what fsspec names"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -216,28 +189,3 @@ def _described(system: Any, path: str) -> Description:
         raise IsADirectoryError(f"{path} is a folder")
     version = {key: str(found[key]) for key in _VERSION if found.get(key) is not None}
     return Description(found.get("size"), str(sorted(version.items())) if version else None)
-
-
-def _is_final(error: BaseException) -> bool:
-    """Whether it is of no use to try again."""
-    status = getattr(error, "status", None)
-    if isinstance(status, int):
-        return 400 <= status < 500 and status not in _BUSY
-    cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and type(cause).__module__.startswith("aiohttp"):
-        return cause is not None and _is_final(cause)  # fsspec calls all failures of a HEAD so
-    return isinstance(
-        error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-    )
-
-
-def _reason(error: BaseException) -> str:
-    """What a message says of an error: one line, without signatures."""
-    cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and cause is not None:
-        error = cause
-    status = getattr(error, "status", None)
-    if isinstance(status, int):
-        return f"HTTP status {status}"
-    text = without_query(" ".join(str(error).split()))
-    return f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__

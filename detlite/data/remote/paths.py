@@ -26,7 +26,8 @@ from detlite.data.index.cache import (
     write_note,
 )
 
-from .fetching import Description, describe, download, read, without_query
+from .download import without_query
+from .fetching import Description, describe, download, read
 from .file_cache import FileCache
 
 GIGABYTE = 1 << 30

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, BinaryIO, cast
 
-from detlite.data.errors import DataError, shown
+from detlite.data.errors import DataError, short_repr
 from detlite.data.index.annotation_checks import is_long
 
 from .paths import Remote
@@ -73,7 +73,7 @@ def _entry(
         return
     if described is None or len(pictures) != 1:
         missing = "no json" if described is None else f"{len(pictures)} pictures"
-        yield {"problem": f"{shown(key)} has {missing}"}
+        yield {"problem": f"{short_repr(key)} has {missing}"}
         return
     source.seek(described.offset_data)
     text = source.read(described.size)
@@ -82,11 +82,11 @@ def _entry(
     try:
         sample = json.loads(text)
     except (ValueError, RecursionError) as error:
-        yield {"problem": f"{shown(key)} is not JSON: {error}"}
+        yield {"problem": f"{short_repr(key)} is not JSON: {error}"}
         return
     problem = _sample_problem(sample)
     if problem:
-        yield {"problem": f"{shown(key)} {problem}"}
+        yield {"problem": f"{short_repr(key)} {problem}"}
         return
     (picture,) = pictures
     source.seek(picture.offset_data - BLOCK)
@@ -97,14 +97,14 @@ def _entry(
 
 def _sample_problem(sample: Any) -> str | None:
     if not isinstance(sample, dict):
-        return f"has a json that is no object, but {shown(sample)}"
+        return f"has a json that is no object, but {short_repr(sample)}"
     for field in ("width", "height", "image_id"):
         value = sample.get(field, 1 if field == "image_id" else None)
         if type(value) is not int or not is_long(value) or (field != "image_id" and value < 1):
-            return f"has {field}: {shown(value)}"
+            return f"has {field}: {short_repr(value)}"
     rows = sample.get("annotations")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        return f"has annotations: {shown(rows)}"
+        return f"has annotations: {short_repr(rows)}"
     return None
 
 

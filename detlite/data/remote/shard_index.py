@@ -21,7 +21,8 @@ from detlite.data.errors import DataError
 from detlite.data.index.cache import appearing, identity, locked
 from detlite.data.index.coco_checks import MOST_SHOWN
 
-from .fetching import describe, without_query
+from .download import without_query
+from .fetching import describe
 from .paths import Location, Remote, address, keep, kept_folder, local_copy, place
 from .shard_entries import read_entries
 from .shards import Shard, ShardFolder

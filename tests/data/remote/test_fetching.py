@@ -16,8 +16,10 @@ pytest.importorskip("aiohttp", reason="needs detlite[remote]")
 from fsspec import config as fsspec_config
 
 from detlite.config import ConfigError
+from detlite.data.errors import RemoteError
+from detlite.data.remote import download as download_module
 from detlite.data.remote import fetching
-from detlite.data.remote.fetching import RemoteError, describe, download, read
+from detlite.data.remote.fetching import describe, download, read
 from tests.data.servers import serving
 
 DATA = bytes(range(256)) * 400
@@ -37,7 +39,7 @@ def web(tmp_path):
 def waits(monkeypatch):
     """The waits between tries, which are not waited."""
     waited = []
-    monkeypatch.setattr(fetching.time, "sleep", waited.append)
+    monkeypatch.setattr(download_module.time, "sleep", waited.append)
     return waited
 
 
@@ -69,9 +71,9 @@ def test_a_server_that_says_nothing_is_left(web, waits, monkeypatch):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (503, r"/file.bin: cannot be read after 5 tries \(HTTP status 503\)"),
-        ("cut", r"/file.bin: cannot be read after 5 tries \(ClientPayloadError: .*not"),
-        ("reset", r"/file.bin: cannot be read after 5 tries \(ServerDisconnectedError"),
+        (503, r"/file.bin: cannot be read after 5 attempts \(HTTP status 503\)"),
+        ("cut", r"/file.bin: cannot be read after 5 attempts \(ClientPayloadError: .*not"),
+        ("reset", r"/file.bin: cannot be read after 5 attempts \(ServerDisconnectedError"),
     ],
 )
 def test_tries_are_bounded(web, waits, fault, message):
@@ -86,12 +88,14 @@ def test_no_server(web, waits):
     url = web.url
     web.shutdown()
     web.server_close()
-    with pytest.raises(RemoteError, match=r"after 5 tries \(ClientConnectorError: Cannot connect"):
+    with pytest.raises(
+        RemoteError, match=r"after 5 attempts \(ClientConnectorError: Cannot connect"
+    ):
         read(f"{url}/file.bin")
 
 
 def test_patience_ends(web, waits, monkeypatch):
-    monkeypatch.setattr(fetching, "_PATIENCE", -1.0)
+    monkeypatch.setattr(download_module, "_MAX_WAIT", -1.0)
     web.faults["/file.bin"] = [503]
     with pytest.raises(RemoteError, match=r"cannot be read \(HTTP status 503\)"):
         read(f"{web.url}/file.bin")

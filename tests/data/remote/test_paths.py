@@ -28,8 +28,8 @@ from detlite.data import (
     build_train_dataset,
     build_train_loader,
 )
+from detlite.data.errors import RemoteError
 from detlite.data.remote import fetching
-from detlite.data.remote.fetching import RemoteError
 from detlite.data.remote.paths import GIGABYTE, Remote, local_copy, place
 from tests.data.servers import serving, upload
 

@@ -1,0 +1,180 @@
+"""A run of `detlite predict`: images shard by shard, or the frames of a video."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+from torch import Tensor
+from tqdm import tqdm
+
+from detlite.apps.drawing import draw_detections
+from detlite.config import ConfigError
+from detlite.distributed import torchrun_rank
+from detlite.inference.predictor import Prediction, Predictor
+
+from .batch_predict import load_predictor, predict_each
+from .input_sources import list_pictures, stem_of
+from .manifest import clear, open_run
+from .result_files import check_format
+from .tracking import Tracker
+from .video_io import Video, is_video
+from .video_predict import check_folder, predict_video
+from .work_shards import Run, Totals
+
+_DRAWN = "drawn"
+_SUFFIXES = {"jpeg": ".jpg", "png": ".png"}
+_JPEG_QUALITY = 90
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """The options of `detlite predict`, which describes each of them in its help text."""
+
+    weights: str
+    config: str | None
+    inputs: Sequence[str]
+    output: Path
+    overrides: list[str]
+    threshold: float
+    batch_size: int
+    threads: int
+    draw: str
+    format: str
+    shard_size: int | None
+    overwrite: bool
+    tile: int | None
+    overlap: float | None
+    track: bool
+
+
+def predict(options: PredictOptions) -> Totals | None:
+    """Do what is left of a run.
+
+    Returns:
+        Totals of the whole run; None while other processes still work on some images.
+
+    Raises:
+        ConfigError: an option that cannot be used.
+        CheckpointError, DataError: weights or inputs that cannot be read.
+    """
+    rank, world_size = torchrun_rank()
+    _check(options, world_size)
+    options = replace(options, overrides=options.overrides + _tile_overrides(options))
+    if any(map(is_video, options.inputs)):
+        if len(options.inputs) > 1 or world_size > 1:
+            raise ConfigError("--input: a video must be the only input, and needs a single process")
+        return _predict_video(options)
+    if options.track:
+        raise ConfigError("--track follows objects through a video, but --input names no video")
+    images = list_pictures(options.inputs, options.output / _DRAWN)
+    predictor = _load(options)
+    command = {
+        "weights": _content_of(options.weights),
+        "config": options.config and _content_of(options.config),
+        "overrides": options.overrides,
+        "threshold": options.threshold,
+        "draw": options.draw,
+    }
+    run = open_run(
+        options.output, command, images, options.format, predictor.categories, options.shard_size,
+        world_size, options.overwrite,
+    )  # fmt: skip
+    if options.draw != "none":
+        (options.output / _DRAWN).mkdir(exist_ok=True)
+    with tqdm(
+        total=len(images), initial=run.done(), unit=" images", disable=True if rank else None
+    ) as bar:
+        for shard in run.shards(rank, world_size):
+            _predict_shard(run, shard, predictor, options, bar)
+    return run.complete()
+
+
+def _check(options: PredictOptions, world_size: int) -> None:
+    for name in ("batch_size", "shard_size", "threads"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if not 0 <= options.threshold <= 1:
+        raise ConfigError(f"--threshold {options.threshold:g}: a score must be between 0 and 1")
+    if options.overwrite and world_size > 1:
+        raise ConfigError(
+            "--overwrite needs a single process, because one process could delete what another has "
+            f"written: delete {options.output} yourself, or choose another output folder"
+        )
+    check_format(options.format)
+
+
+def _tile_overrides(options: PredictOptions) -> list[str]:
+    """Return --tile and --overlap as overrides of the config."""
+    if options.tile is None and options.overlap is not None:
+        raise ConfigError(f"--overlap {options.overlap} needs the side of the tiles: add --tile")
+    values = {"TEST.TILE": options.tile, "TEST.TILE_OVERLAP": options.overlap}
+    return [str(word) for pair in values.items() if pair[1] is not None for word in pair]
+
+
+def _load(options: PredictOptions) -> Predictor:
+    return load_predictor(options.weights, options.threshold, options.overrides, options.config)
+
+
+def _predict_video(options: PredictOptions) -> Totals:
+    """Detect objects in the frames of a video until it ends or Ctrl-C is pressed."""
+    source = options.inputs[0]
+    drawn = options.draw != "none"
+    check_folder(options.output, source, options.overwrite, drawn)
+    predictor = _load(options)
+    with Video(source) as video:
+        tracker = Tracker(float(video.rate)) if options.track else None
+        if options.overwrite:  # only after the weights and the video could be opened
+            clear(options.output)
+        options.output.mkdir(parents=True, exist_ok=True)
+        with tqdm(total=video.count or None, unit=" frames", disable=None) as bar:
+            totals, problem = predict_video(
+                predictor, video, options.output, options.format, drawn, options.batch_size,
+                options.threads, tracker, bar.update,
+            )  # fmt: skip
+    if problem:
+        print(f"skipped: {problem}", file=sys.stderr)
+    return totals
+
+
+def _predict_shard(
+    run: Run, shard: int, predictor: Predictor, options: PredictOptions, bar: tqdm
+) -> None:
+    """Process the images left in a shard, record each in the journal, and finish the shard."""
+
+    def draw(image_id: int, image: Tensor, prediction: Prediction) -> None:
+        stem = stem_of(run.pictures[image_id - 1])
+        name = f"{image_id:04d}_{stem}{_SUFFIXES[options.draw]}"
+        drawn = draw_detections(image, prediction, predictor.categories, min_score=0)
+        drawn.save(run.folder / _DRAWN / name, quality=_JPEG_QUALITY)  # PNG ignores the quality
+
+    with run.journal(shard) as journal:
+        places = run.places(shard)[journal.done :]
+        bar.n = run.done() + journal.done  # includes what other processes have finished
+        bar.refresh()
+        images, ids = run.pictures[places.start : places.stop], [place + 1 for place in places]
+        drawing = None if options.draw == "none" else draw
+        for entry in predict_each(
+            predictor, images, ids, options.batch_size, options.threads, drawing
+        ):
+            if "problem" in entry:
+                tqdm.write(f"skipped: {entry['problem']}", file=sys.stderr)
+            journal.add(json.dumps(entry))
+            bar.update()
+    run.finish(shard)
+
+
+def _content_of(name: str) -> str:
+    """Return the SHA-256 of a file, so that moving it does not matter; other names unchanged."""
+    if not Path(name).is_file():
+        return name
+    digest = sha256()
+    with Path(name).open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return f"a file of SHA-256 {digest.hexdigest()[:16]}"

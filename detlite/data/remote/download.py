@@ -1,0 +1,261 @@
+"""Download files over HTTP: retries, resumed transfers, verified content, size limits.
+
+`retry` and `without_query` also serve the file systems of `filesystem.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import logging
+import random
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from http.client import HTTPResponse, InvalidURL
+from pathlib import Path
+from typing import IO, TypeVar
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from filelock import FileLock
+from tqdm import tqdm
+
+from detlite.config import ConfigError
+from detlite.data.errors import RemoteError
+
+_ATTEMPTS = 5  # in a row without progress
+_FIRST_WAIT = 0.5  # seconds, doubled after each attempt
+_MAX_WAIT = 120.0  # seconds without progress after which no attempt is made
+_SILENCE = 30.0  # seconds without a byte after which a connection counts as lost
+_BLOCK = 1 << 20  # bytes
+_TRANSIENT = (408, 425, 429)  # HTTP statuses below 500 that a later attempt may change
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_RESERVED = ":/?#[]@!$&'()*+,;=%"  # characters of a URL that are not quoted
+_MAX_REASON = 200  # characters
+_logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+def is_url(name: str) -> bool:
+    """True if a name is an http or https URL rather than a path."""
+    return name.lower().startswith(("http://", "https://"))
+
+
+def without_query(url: str) -> str:
+    """Return a URL for messages: the query, which may hold a signature, becomes "..."."""
+    return re.sub(r"(https?://[^?\s]*\?)[^:\s]+", r"\1...", url)
+
+
+def download(url: str, file: Path, sha256: str = "") -> None:
+    """Download a URL to a file unless the file exists.
+
+    Received bytes are kept in `<name>.part`. A later call resumes from there if the server's file
+    has not changed. `file` itself appears once it is complete and verified. If several processes
+    ask for one file, one downloads it and the others wait.
+
+    Args:
+        url: http or https.
+        file: the file to create, with its folder.
+        sha256: the first hexadecimal digits of the content's SHA-256; empty if unknown.
+
+    Raises:
+        RemoteError: the URL cannot be downloaded, or its content has another SHA-256.
+        OSError: the file cannot be written.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_name(file.name + ".lock")):
+        if not file.is_file():
+            _download(url, file, sha256)
+
+
+def fetch(url: str, max_bytes: int = 1 << 28, max_seconds: float = 300.0) -> bytes:
+    """Download a URL into memory.
+
+    Raises:
+        RemoteError: the URL cannot be downloaded, is larger than `max_bytes`, or takes longer than
+            `max_seconds`.
+    """
+    name = without_query(url)
+
+    def transfer() -> bytes:
+        content = io.BytesIO()
+        deadline = time.monotonic() + max_seconds
+        with _open(url) as response:
+            for size in _copy(response, content):
+                if size > max_bytes:
+                    raise RemoteError(f"{name}: the file is larger than {max_bytes} bytes")
+                if time.monotonic() > deadline:
+                    raise RemoteError(f"{name}: the download took more than {max_seconds:g} s")
+        return content.getvalue()
+
+    return retry(name, transfer, attempts=3)
+
+
+def retry(
+    name: str,
+    action: Callable[[], Result],
+    attempts: int = _ATTEMPTS,
+    progress: Callable[[], int] = int,
+) -> Result:
+    """Return the result of `action`, which is repeated after errors that may be temporary.
+
+    Args:
+        name: the URL in messages.
+        action: reads from a server.
+        attempts: the number of failures in a row that are accepted.
+        progress: returns a number that grows while `action` makes progress, which restarts the
+            count of failures.
+
+    Raises:
+        RemoteError: `action` failed for good, or too often.
+        FileNotFoundError: the server has no such file (only if `action` raises it).
+        ConfigError, ImportError, OSError: raised by `action`; OSError if the disk is full.
+    """
+    start, failures, reached = time.monotonic(), 0, progress()
+    while True:
+        try:
+            return action()
+        except (RemoteError, ConfigError, ImportError):
+            raise
+        except Exception as error:  # each file system has its own errors
+            if isinstance(error, OSError) and error.errno in _NO_SPACE:
+                raise
+            if progress() > reached:
+                start, failures, reached = time.monotonic(), 0, progress()
+            failures += 1
+            permanent, reason = _is_permanent(error), _reason(error)
+            if permanent and isinstance(error, FileNotFoundError):
+                raise
+            if permanent or failures == attempts or time.monotonic() - start > _MAX_WAIT:
+                count = f" after {failures} attempts" if failures > 1 else ""
+                raise RemoteError(f"{name}: cannot be read{count} ({reason})") from error
+        _logger.info("%s: attempt %d failed (%s)", name, failures, reason)
+        # The random factor spreads the processes that failed at once. SystemRandom leaves the
+        # seeded generators alone.
+        time.sleep(_FIRST_WAIT * 2 ** (failures - 1) * random.SystemRandom().uniform(0.5, 1))
+
+
+def _is_permanent(error: BaseException) -> bool:
+    """True if another attempt cannot succeed."""
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        return 400 <= status < 500 and status not in _TRANSIENT
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and type(cause).__module__.startswith("aiohttp"):
+        # fsspec raises it for every failure of a HEAD request.
+        return cause is not None and _is_permanent(cause)
+    return isinstance(
+        error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """Describe an error in one line without signatures."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and cause is not None:
+        error = cause
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        return f"HTTP status {status}"
+    if isinstance(error, URLError):
+        return str(error.reason)
+    text = without_query(" ".join(str(error).split()))
+    return f"{type(error).__name__}: {text[:_MAX_REASON]}" if text else type(error).__name__
+
+
+def _download(url: str, file: Path, sha256: str) -> None:
+    part, version_file = (file.with_name(file.name + end) for end in (".part", ".part.version"))
+    name = without_query(url)
+    _logger.info("downloading %s to %s", name, file)
+    with part.open("ab+") as content:
+
+        def transfer() -> None:
+            start = content.seek(0, io.SEEK_END)
+            version = version_file.read_text() if version_file.is_file() else ""
+            _resume(url, content, start if version else 0, version, version_file)
+
+        try:
+            retry(name, transfer, progress=lambda: content.seek(0, io.SEEK_END))
+        except RemoteError as error:
+            raise RemoteError(
+                f"{error}. Check the network and try again, or put the file at {file}"
+            ) from error
+        digest = _sha256(content) if sha256 else ""
+    version_file.unlink(missing_ok=True)
+    if not digest.startswith(sha256):
+        part.unlink()
+        raise RemoteError(
+            f"{name}: the SHA-256 of the content begins with {digest[: len(sha256)]}, expected "
+            f"{sha256}. The file is not the published one: try again, or get it from elsewhere"
+        )
+    part.replace(file)
+
+
+def _sha256(content: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    content.seek(0)
+    while block := content.read(_BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _resume(url: str, content: IO[bytes], start: int, version: str, version_file: Path) -> None:
+    """Append the rest of a file from byte `start` on, or all of it if the server's changed."""
+    headers = {"Range": f"bytes={start}-", "If-Range": version} if start else {}
+    try:
+        response = _open(url, headers)
+    except HTTPError as error:
+        if error.code == 416:  # the server's file is shorter now
+            content.truncate(0)
+            raise ConnectionError("the server's file has changed") from error
+        raise
+    with response:
+        position = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+        if response.status != 206 or position is None:
+            content.truncate(0)
+        elif int(position[1]) != start:
+            content.truncate(0)
+            raise ConnectionError("the server sent another range than requested")
+        version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+        # A weak tag does not guarantee equal bytes.
+        version_file.write_text("" if version.startswith("W/") else version)
+        start = content.seek(0, io.SEEK_END)
+        total = start + (response.length or 0) or None
+        label = version_file.name.removesuffix(".part.version")
+        with tqdm(
+            desc=label, total=total, initial=start, unit="B", unit_scale=True, disable=None
+        ) as bar:
+            for size in _copy(response, content):
+                bar.update(start + size - bar.n)
+
+
+def _open(url: str, headers: dict[str, str] | None = None) -> HTTPResponse:
+    """Send a GET request. Raises RemoteError for an invalid URL or an unknown host."""
+    headers = {"User-Agent": "detlite", "Accept-Encoding": "identity", **(headers or {})}
+    try:
+        return urlopen(Request(quote(url, safe=_RESERVED), headers=headers), timeout=_SILENCE)
+    except URLError as error:
+        if isinstance(error.reason, socket.gaierror):
+            raise RemoteError(
+                f"{without_query(url)}: cannot be read (host not found: {error.reason})"
+            ) from error
+        raise
+    except (ValueError, InvalidURL) as error:
+        raise RemoteError(f"{without_query(url)}: the URL is invalid ({error})") from error
+
+
+def _copy(response: HTTPResponse, content: IO[bytes]) -> Iterator[int]:
+    """Write a response to `content`; yield the number of bytes so far."""
+    expected, size = response.length, 0
+    while block := response.read1(_BLOCK):
+        content.write(block)
+        size += len(block)
+        yield size
+    content.flush()
+    if expected is not None and size < expected:
+        raise ConnectionError(f"the connection ended after {size} of {expected} bytes")
