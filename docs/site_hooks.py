@@ -1,9 +1,9 @@
-"""What `mkdocs build` does beside its own: pages of the repository that lie outside of docs/.
+"""MkDocs hooks: add pages from outside docs/ to the site and rewrite the links to them.
 
-README.md is the home page, and the other texts of `OUTSIDE` are pages, each from its one file, so
-that links work where the repository is read, too. Links from any page to such a text lead to its
-page; links to other files outside of docs/ become their path, as there is no address of the
-repository to lead to. Where a link's text is the path of a page, the page's title stands instead.
+README.md becomes the home page. The other files of `OUTSIDE` and the pages of benchmarks/results/
+become pages, too. Their sources stay in one place, so links also work in the repository. A link to
+any other file outside docs/ is shown as its path. A link whose text is the name of a Markdown file
+is shown with the title of that page.
 """
 
 from __future__ import annotations
@@ -24,38 +24,49 @@ OUTSIDE = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
-_PAGES = {source: page for page, source in OUTSIDE.items()}
+# Pages and figures of measurements, at the same path in the site as in the repository.
+RESULTS = {
+    str(file.relative_to(ROOT).as_posix())
+    for file in (ROOT / "benchmarks" / "results").rglob("*")
+    if file.suffix in (".md", ".png")
+}
+_PAGES = {source: page for page, source in OUTSIDE.items()} | {path: path for path in RESULTS}
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?://|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 _CODE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for page, source in OUTSIDE.items():
+    """Add the pages and figures from outside docs/."""
+    for source, page in _PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Rewrite the links of a page."""
     name = page.file.src_uri
     if name == "index.md":  # whose table of links is enough
         page.meta["hide"] = ["toc"]
-    return site_links(markdown, PurePosixPath(OUTSIDE.get(name, f"docs/{name}")))
+    source = name if name in RESULTS else OUTSIDE.get(name, f"docs/{name}")
+    return site_links(markdown, PurePosixPath(source))
 
 
 def site_links(markdown: str, source: PurePosixPath) -> str:
-    """The text of a file of the repository with its links as the site has them; code stays."""
+    """Return the text of a repository file with links into the site; code blocks stay unchanged."""
+    page = _PAGES.get(str(source), str(source).removeprefix("docs/"))
 
-    def link(found: re.Match[str]) -> str:
-        picture, text, path, anchor = found.groups("")
+    def link(match: re.Match[str]) -> str:
+        image, text, path, anchor = match.groups("")
         if not path:
-            return found[0]
+            return match[0]
         target = os.path.normpath(source.parent / path)
         if text.endswith(".md"):
             text = (ROOT / target).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        if target in _PAGES:
-            return f"{picture}[{text}]({_PAGES[target]}{anchor})"
-        if target.startswith("docs/"):
-            return f"{picture}[{text}]({target.removeprefix('docs/')}{anchor})"
+        if target in _PAGES or target.startswith("docs/"):
+            target = _PAGES.get(target, target.removeprefix("docs/"))
+            return (
+                f"{image}[{text}]({os.path.relpath(target, os.path.dirname(page) or '.')}{anchor})"
+            )
         return f"`{target}`"
 
     parts = _CODE.split(markdown)

@@ -1,4 +1,4 @@
-"""The site of docs/: its settings, and the links of pages that lie outside of docs/."""
+"""Check the settings of the documentation site and the links of pages from outside docs/."""
 
 from __future__ import annotations
 
@@ -26,32 +26,43 @@ def hooks(repo_root: Path) -> dict[str, Any]:
         ("docs/architecture.md", "[k](../csrc/README.md#backward)", "[k](kernels.md#backward)"),
         ("docs/data.md", "[a](init.md), [b](#the-index)", "[a](init.md), [b](#the-index)"),
         ("docs/init.md", "[data.md](data.md#lvis)", "[Data sets](data.md#lvis)"),
+        (
+            "docs/benchmarks.md",
+            "[a](../benchmarks/results/README.md)",
+            "[a](benchmarks/results/README.md)",
+        ),
+        (
+            "benchmarks/results/operators/cpu.md",
+            "[a](../README.md), [b](../../../docs/init.md#forms), ![c](../models/scaling.png)",
+            "[a](../README.md), [b](../../../init.md#forms), ![c](../models/scaling.png)",
+        ),
         ("configs/README.md", "[yaml](coco/a.yaml)", "`configs/coco/a.yaml`"),
         ("docs/data.md", "[a](https://a.org/b.md)", "[a](https://a.org/b.md)"),
         ("docs/data.md", "```\n[a](../csrc/README.md)\n```", "```\n[a](../csrc/README.md)\n```"),
     ],
 )
-def test_links_lead_to_pages_of_the_site(
+def test_links_are_rewritten_for_the_site(
     hooks: dict[str, Any], source: str, text: str, expected: str
 ) -> None:
     assert hooks["site_links"](text, PurePosixPath(source)) == expected
 
 
-def test_every_page_is_in_the_navigation(hooks: dict[str, Any], repo_root: Path) -> None:
+def test_every_page_is_in_navigation(hooks: dict[str, Any], repo_root: Path) -> None:
     settings = (repo_root / "mkdocs.yml").read_text()
     named = set(re.findall(r"^ +- .*: (\w+\.md)$", settings, re.MULTILINE))
-    there = {file.name for file in (repo_root / "docs").glob("*.md")}
-    assert named == there | hooks["OUTSIDE"].keys()
+    pages = {file.name for file in (repo_root / "docs").glob("*.md")}
+    assert named == pages | hooks["OUTSIDE"].keys()
 
 
-def test_no_page_asks_the_network_for_anything(repo_root: Path) -> None:
+def test_site_loads_nothing_from_the_network(repo_root: Path) -> None:
     settings = yaml.safe_load((repo_root / "mkdocs.yml").read_text())
     assert settings["theme"]["font"] is False
     assert "analytics" not in settings.get("extra", {})
     assert not settings.get("extra_javascript")
 
 
-def test_pictures_of_pages_are_small(repo_root: Path) -> None:
-    pictures = [*(repo_root / "docs").rglob("*.jpg"), *(repo_root / "docs").rglob("*.svg")]
-    assert len(pictures) > 10
-    assert not [file.name for file in pictures if file.stat().st_size > 150_000]
+def test_images_of_pages_are_small(repo_root: Path) -> None:
+    images = [*(repo_root / "docs").rglob("*.jpg"), *(repo_root / "docs").rglob("*.svg")]
+    images += (repo_root / "benchmarks" / "results").rglob("*.png")
+    assert len(images) > 10
+    assert not [file.name for file in images if file.stat().st_size > 150_000]
