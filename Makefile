@@ -1,24 +1,28 @@
-# make demo: install, train a small Mask R-CNN on generated pictures, evaluate it
-# make test: install, run the test suite
-# make sanitize: run the operators' tests and 100,000 random inputs under sanitizers, the CUDA
-#   kernels' too, on the CPU
-# make cuda: compile the CUDA kernels for seven generations of GPUs, which needs none, take warnings
-#   for errors, and check what the kernels cost
-# make wheel: build one wheel for every Python and torch into dist/, and run it in empty environments;
+# make demo: install detlite, train a small Mask R-CNN on generated images, evaluate it
+# make test: run the fast tests, in a few minutes
+# make test-all: run all tests
+# make lint, make format: check or format the code
+# make docs: build the documentation into site/; warnings are errors
+# make wheel: build the wheel for this platform into dist/ and try it in new environments;
 #   with CUDA kernels: make wheel DETLITE_CUDA=1
-# make soak SOAK_MINUTES=60: interrupt training runs at random and compare what comes of them
-# make fuzz MINUTES=60: throw nearly sound files at what reads them
-# make docs: build the documentation into site/, warnings taken for errors
+# make cuda: compile the CUDA kernels for seven generations of GPUs, without a GPU, with warnings
+#   as errors, and check their registers, memory and instructions
+# make sanitize: run the operators' tests and 100,000 random inputs under sanitizers; the CUDA
+#   kernels run on the CPU
+# make soak SOAK_MINUTES=60: interrupt training runs at random and compare their results
+# make fuzz MINUTES=60: read almost valid files of every format
+#
 # Other versions: make test VENV=.venv-oldest PYTHON=python3.10 TORCH="torch==2.11.* torchvision"
 PYTHON ?= python3
 TORCH ?= torch>=2.11 torchvision
 VENV ?= .venv
+EXTRAS ?= dev
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := output/demo
 KERNELS := setup.py $(shell find csrc -type f)
 
-.PHONY: install demo test wheel docs soak fuzz cuda sanitize lint format clean
+.PHONY: install demo test test-all wheel docs soak fuzz cuda sanitize lint format clean
 
 install: $(INSTALLED)
 
@@ -28,12 +32,12 @@ $(VENV)/.dependencies: pyproject.toml
 	$(BIN)/python -m pip install $(foreach package,$(TORCH),"$(package)") "setuptools>=77" wheel ninja
 	touch $@
 
-# Not isolated, so that the kernels are built against the torch that runs them and only once.
+# Without build isolation, the kernels are compiled against the torch that runs them.
 $(INSTALLED): $(VENV)/.dependencies $(KERNELS)
-	$(BIN)/python -m pip install --no-build-isolation --editable ".[dev]"
+	$(BIN)/python -m pip install --no-build-isolation --editable ".[$(EXTRAS)]"
 	touch $@
 
-# The sheet of detections is the last file that a run writes.
+# detections.png is the last file that a run writes.
 demo: $(DEMO)/detections.png
 	@echo "The demo's results are in $(DEMO)/: evaluation.json, curves.png, detections.png, ..."
 	@cat $(DEMO)/evaluation.json
@@ -41,20 +45,24 @@ demo: $(DEMO)/detections.png
 $(DEMO)/detections.png: configs/demo_shapes.yaml | $(INSTALLED)
 	$(BIN)/python tools/train_net.py --config configs/demo_shapes.yaml --resume OUTPUT_DIR $(DEMO)
 
-# Files side by side, each in one process, of one thread: most of the time nothing is multiplied.
+# One thread per process is faster than several, because the tests use small models.
 TESTS ?=
 PROCESSES ?= logical
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --maxprocesses=4 \
+  --dist=loadfile
 
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --maxprocesses=4 \
-	  --dist=loadfile $(TESTS)
+	$(PYTEST) -m "not slow" $(TESTS)
+
+test-all: $(INSTALLED)
+	$(PYTEST) $(TESTS)
 
 SOAK_MINUTES ?= 60
 SOAK_SEED ?= 0
 SOAK_FOLDER ?= output/soak
 MINUTES ?= 60
 
-# One thread: the fewer, the more runs.
+# One thread per process leaves time for more runs.
 soak: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py --minutes $(SOAK_MINUTES) \
 	  --seed $(SOAK_SEED) --folder $(SOAK_FOLDER)
@@ -62,8 +70,8 @@ soak: $(INSTALLED)
 fuzz: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/search.py --minutes $(MINUTES)
 
-# A second build of the kernels, beside a copy of the package; memory that torch and Python keep
-# until they end is not a leak of ours.
+# A second build of the kernels, in a copy of the package. Leaks are not detected, because torch and
+# Python keep memory until they end.
 SANITIZED := build/sanitized
 SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 PRELOAD = $(shell $(CXX) -print-file-name=libasan.so):$(shell $(CXX) -print-file-name=libubsan.so)
@@ -85,8 +93,9 @@ cuda: $(INSTALLED)
 	$(BIN)/python setup.py --quiet build_ext --build-temp build/cuda --build-lib build/cuda
 	$(BIN)/python tools/cuda_report.py build/cuda/detlite/_C.abi3.so --markdown build/cuda/report.md
 
-# The wheel is built from the source distribution, which is so seen to be whole. What it links to of
-# torch is torch's to bring. CHECK="--python python3.12" makes other environments than the four.
+# The source distribution comes first and the wheel is built from it, which shows that it is
+# complete. The wheel uses the libraries of the installed torch instead of copies. CHECK holds
+# options of tests/wheel/check.py, such as --python python3.12.
 CHECK ?=
 
 wheel: export DETLITE_CUDA ?= 0
