@@ -83,7 +83,7 @@ def convention_fields(value: Any) -> str | None:
     if wanted := strings(value):
         return wanted
     try:
-        CONVENTIONS["detlite"].overridden(value)
+        CONVENTIONS["detlite"].override(value)
     except ValueError as error:
         return f"fields and their values: {error}"
     return None

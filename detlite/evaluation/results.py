@@ -18,9 +18,12 @@ from torchvision.ops import box_convert
 from detlite.atomic_write import atomic_open
 from detlite.conventions import CONVENTIONS, Convention
 from detlite.data.errors import DataError, short_repr
+from detlite.ops import paste_masks
+from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
-from detlite.structures.keypoints import PIXEL_CENTRE
+from detlite.structures.keypoints import PIXEL_CENTER, rescale_keypoints
 from detlite.structures.masks.formats import RLE, encode_bitmap
+from detlite.structures.masks.pasting import paste_boxes
 from detlite.structures.masks.rle import EncodedMasks
 
 _ROWS_PER_WRITE = 1000  # results held as text at the same time
@@ -75,7 +78,9 @@ class Results:
         if "keypoints" in iou_types:
             first = rows[0]["keypoints"] if rows else []
             if not isinstance(first, Sequence):
-                raise DataError(f"result 0: keypoints is {short_repr(first)}, not a list of numbers")
+                raise DataError(
+                    f"result 0: keypoints is {short_repr(first)}, not a list of numbers"
+                )
             points = len(first) // 3
             keypoints = _column(rows, "keypoints", (points, 3))
         boxes = _column(rows, "bbox", (4,)) if "bbox" in iou_types else None
@@ -87,7 +92,7 @@ class Results:
     def __len__(self) -> int:
         return len(self.image_ids)
 
-    def rows(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
+    def to_coco(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
         """The detections from number `first` to before `last` as COCO results."""
         part = slice(first, last)
         columns: dict[str, Sequence[Any] | Iterator[Any]] = {
@@ -155,12 +160,17 @@ def to_coco_results(
         where there is such a head.
     """
     detections = detections[detections.labels != 0]
-    boxes = convention.rescale_boxes(detections.boxes, net_size, orig_size)
+    boxes = box_ops.rescale(detections.boxes, net_size, orig_size, convention)
     rles = keypoints = None
     if detections.mask_probs is not None:
-        rles = convention.paste_rle(detections.mask_probs, boxes, orig_size, mask_threshold)
+        rles = paste_masks(
+            detections.mask_probs,
+            paste_boxes(boxes, detections.mask_probs.shape[-1], convention),
+            orig_size,
+            mask_threshold,
+        )
     if detections.keypoints is not None:
-        keypoints = convention.rescale_keypoints(detections.keypoints, net_size, orig_size)
+        keypoints = rescale_keypoints(detections.keypoints, net_size, orig_size)
     ids = [category["id"] for category in categories_of(detections.labels, categories)]
     return coco_results(
         image_id, boxes, detections.scores, ids, rles, keypoints, convention.keypoint_center
@@ -190,7 +200,7 @@ def coco_results(
     category_ids: Sequence[int],
     masks: Sequence[RLE] | Tensor | None = None,
     keypoints: Tensor | None = None,
-    keypoint_center: float = PIXEL_CENTRE,
+    keypoint_center: float = PIXEL_CENTER,
 ) -> Results:
     """Results of one image from detections in the original picture's frame.
 
@@ -229,7 +239,9 @@ def _ids(rows: Sequence[dict[str, Any]], field: str) -> np.ndarray:
         try:
             ids[number] = operator.index(row[field])
         except (TypeError, OverflowError):
-            raise DataError(f"result {number}: {field} is {short_repr(row[field])}, not an id") from None
+            raise DataError(
+                f"result {number}: {field} is {short_repr(row[field])}, not an id"
+            ) from None
     return ids
 
 
@@ -256,7 +268,9 @@ def _check_rle(rle: Any, number: int) -> None:
         raise DataError(f"result {number}: its mask is not run lengths that cover its image")
     size = rle.get("size")
     if not isinstance(size, list | tuple) or [type(side) for side in size] != [int, int]:
-        raise DataError(f"result {number}: the mask's size is {short_repr(size)}, not [height, width]")
+        raise DataError(
+            f"result {number}: the mask's size is {short_repr(size)}, not [height, width]"
+        )
     if not all(0 <= side < 2**31 for side in size):
         raise DataError(f"result {number}: the mask's size is {short_repr(size)}; no image has it")
 
@@ -270,6 +284,6 @@ def write_results(results: Results, file: Path) -> None:
     """
     with atomic_open(file) as stream:
         for first in range(0, max(len(results), 1), _ROWS_PER_WRITE):
-            text = json.dumps(list(results.rows(first, first + _ROWS_PER_WRITE)))
+            text = json.dumps(list(results.to_coco(first, first + _ROWS_PER_WRITE)))
             stream.write((", " if first else "[") + text[1:-1])
         stream.write("]")

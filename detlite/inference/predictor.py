@@ -17,10 +17,14 @@ from detlite.data.loading.image_io import MAX_PIXELS
 from detlite.data.loading.image_reading import read_image
 from detlite.data.transforms.resize import resize_shortest
 from detlite.evaluation.results import categories_of
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.precision import autocast
+from detlite.ops import paste_masks
+from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
+from detlite.structures.keypoints import rescale_keypoints
 from detlite.structures.masks.formats import to_bitmap
+from detlite.structures.masks.pasting import paste_boxes
 
 from .exporters import to_supervision
 from .images import Loaded, Picture, as_tensor
@@ -78,7 +82,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: Detector | str | Path,
+        model: DetectionModel | str | Path,
         min_size: int | None = None,
         max_size: int | None = None,
         score_thresh: float = 0.0,
@@ -180,7 +184,7 @@ class Predictor:
             if len(proposals) != len(loaded):
                 raise ValueError(f"{len(loaded)} pictures, but proposals of {len(proposals)}")
             given = [
-                convention.rescale_boxes(torch.as_tensor(boxes), one.size, size_of(one.image))
+                box_ops.rescale(torch.as_tensor(boxes), one.size, size_of(one.image), convention)
                 for boxes, one in zip(proposals, loaded, strict=True)
             ]
         detector = self.by_picture or self.model
@@ -191,7 +195,7 @@ class Predictor:
         """What a call returns, from the detections in an image."""
         net_size, size = size_of(loaded.image), loaded.size
         kept, convention = found.to("cpu"), self.model.convention
-        boxes = convention.rescale_boxes(kept.boxes.float(), net_size, size)
+        boxes = box_ops.rescale(kept.boxes.float(), net_size, size, convention)
         categories = categories_of(kept.labels, self.categories)
         prediction = Prediction(
             size=size,
@@ -202,16 +206,21 @@ class Predictor:
             names=[category["name"] for category in categories],
         )
         if kept.mask_probs is not None:
-            rles = convention.paste_rle(kept.mask_probs, boxes, size, self.model.mask_threshold)
+            rles = paste_masks(
+                kept.mask_probs,
+                paste_boxes(boxes, kept.mask_probs.shape[-1], convention),
+                size,
+                self.model.mask_threshold,
+            )
             prediction["masks"] = rles if self.rle else _bitmaps(rles, size)
         if kept.keypoints is not None:
-            prediction["keypoints"] = convention.rescale_keypoints(kept.keypoints, net_size, size)
+            prediction["keypoints"] = rescale_keypoints(kept.keypoints, net_size, size)
             prediction["keypoints_scores"] = kept.keypoint_scores
         return prediction
 
 
 def build_predictor(
-    cfg: CfgNode, model: Detector, score_thresh: float = 0.0, rle: bool = False
+    cfg: CfgNode, model: DetectionModel, score_thresh: float = 0.0, rle: bool = False
 ) -> Predictor:
     """The predictor that sees pictures as evaluation does: by INPUT, DTYPE and TEST."""
     return _configured(cfg, *build_inference(cfg, model), score_thresh, rle)
@@ -226,7 +235,7 @@ def read_predictor(
 
 
 def _configured(
-    cfg: CfgNode, model: Detector, dtype: str, score_thresh: float, rle: bool
+    cfg: CfgNode, model: DetectionModel, dtype: str, score_thresh: float, rle: bool
 ) -> Predictor:
     views, tiling = build_views(cfg), build_tiling(cfg)
     return Predictor(

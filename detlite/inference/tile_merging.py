@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from detlite.conventions import Convention
+from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
-from detlite.structures.masks.formats import paste_probabilities
+from detlite.structures.masks.pasting import paste_probabilities
 
 # Of two detections of which a seam cuts one, the lesser is dropped where they share this part of
 # the smaller (SAHI's metric IOS and its default).
@@ -84,7 +85,7 @@ def join(
       keypoints the surer one counts.
 
     Args:
-        tiles, found: each tile's detections, as `Detector.detect` gives them.
+        tiles, found: each tile's detections, as `DetectionModel.detect` gives them.
         size: (height, width) of the picture.
         iou_thresh: as of the model's own suppression.
         convention: the model's.
@@ -149,7 +150,10 @@ def _unite(joined: Detections, place: int, parts: Detections, convention: Conven
     if parts.mask_probs is not None and joined.mask_probs is not None:
         # The union's cells are an image into which the parts are pasted.
         cells = parts.mask_probs.shape[-1]
-        union, own = convention.pooled(box), convention.pooled(boxes)
+        union, own = (
+            box_ops.pooled_region(box, convention),
+            box_ops.pooled_region(boxes, convention),
+        )
         sides = (union[2:] - union[:2]).clamp(min=1e-6)
         within = (own - union[:2].repeat(2)) * (cells / sides).repeat(2)
         pasted = paste_probabilities(parts.mask_probs, within, (cells, cells))

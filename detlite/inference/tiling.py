@@ -18,8 +18,10 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.conventions import Convention
 from detlite.data.transforms.resize import resize_shortest
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
+from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
+from detlite.structures.keypoints import rescale_keypoints
 
 from .tile_merging import Tile, join
 from .tta import AugmentedDetector, View, build_views, size_of
@@ -56,7 +58,7 @@ class Tiling:
 
 
 class TiledDetector:
-    """`Detector.detect` over tiles of each picture, and over the whole of it.
+    """`DetectionModel.detect` over tiles of each picture, and over the whole of it.
 
     Args:
         model: a detector in evaluation mode, exported ones too.
@@ -70,7 +72,7 @@ class TiledDetector:
 
     def __init__(
         self,
-        model: Detector,
+        model: DetectionModel,
         tiling: Tiling,
         view: View,
         augmented: AugmentedDetector | None = None,
@@ -89,7 +91,7 @@ class TiledDetector:
         proposals: Sequence[Tensor] | None = None,
         min_score: float = 0.0,
     ) -> list[Detections]:
-        """Detections of pictures uint8 [3, H, W], each in its own frame, as `Detector.detect`.
+        """Detections of pictures uint8 [3, H, W], each in its own frame, as `DetectionModel.detect`.
 
         DETECTIONS_PER_IMG holds for each tile, not for their picture.
         """
@@ -137,15 +139,15 @@ def _rescaled(
     found: Detections, net_size: tuple[int, int], size: tuple[int, int], convention: Convention
 ) -> Detections:
     """Detections of an image in the frame of the picture that it shows."""
-    found = replace(found, boxes=convention.rescale_boxes(found.boxes, net_size, size))
+    found = replace(found, boxes=box_ops.rescale(found.boxes, net_size, size, convention))
     if found.keypoints is None:
         return found
-    points = convention.rescale_keypoints(found.keypoints, net_size, size)
+    points = rescale_keypoints(found.keypoints, net_size, size)
     return replace(found, keypoints=points)
 
 
 def picture_detector(
-    model: Detector,
+    model: DetectionModel,
     view: View,
     views: Sequence[View] = (),
     tiling: Tiling | None = None,
@@ -166,7 +168,7 @@ def picture_detector(
 
 
 def build_picture_detector(
-    cfg: CfgNode, model: Detector, keypoint_names: Sequence[str] = ()
+    cfg: CfgNode, model: DetectionModel, keypoint_names: Sequence[str] = ()
 ) -> AugmentedDetector | TiledDetector | None:
     """That of TEST.BBOX_AUG and TEST.TILE; None: the model is given pictures resized."""
     view = View(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)

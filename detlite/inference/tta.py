@@ -17,7 +17,7 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data.transforms.resize import resize_shortest
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.roi_heads.roi_heads import Maps
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
@@ -35,11 +35,11 @@ class View:
 
     def mirror(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
         """Boxes [..., 4] of a picture of this size as this view shows it, and back."""
-        return box_ops.mirror(boxes, size[1]) if self.flip else boxes
+        return box_ops.flip(boxes, size[1]) if self.flip else boxes
 
 
 class AugmentedDetector:
-    """`Detector.detect` over several views of each picture.
+    """`DetectionModel.detect` over several views of each picture.
 
     Args:
         model: a detector in evaluation mode.
@@ -53,7 +53,7 @@ class AugmentedDetector:
     """
 
     def __init__(
-        self, model: Detector, views: Sequence[View], keypoint_names: Sequence[str] = ()
+        self, model: DetectionModel, views: Sequence[View], keypoint_names: Sequence[str] = ()
     ) -> None:
         if not hasattr(model, "backbone"):
             raise ConfigError(
@@ -77,7 +77,7 @@ class AugmentedDetector:
         proposals: Sequence[Tensor] | None = None,
         min_score: float = 0.0,
     ) -> list[Detections]:
-        """Detections of pictures uint8 [3, H, W], each in its own frame, as `Detector.detect`."""
+        """Detections of pictures uint8 [3, H, W], each in its own frame, as `DetectionModel.detect`."""
         given = [None] * len(pictures) if proposals is None else proposals
         with varying_shapes():
             return [self._detect(*pair, min_score) for pair in zip(pictures, given, strict=True)]
@@ -90,7 +90,7 @@ class AugmentedDetector:
             net_size = size_of(image)
             proposals = None
             if given is not None:
-                moved = convention.rescale_boxes(given, size, net_size)
+                moved = box_ops.rescale(given, size, net_size, convention)
                 proposals = [view.mirror(moved, net_size)]
             images, own = model.prepare([image.flip(-1) if view.flip else image], proposals)
             sizes.append(images.sizes)
@@ -98,14 +98,14 @@ class AugmentedDetector:
             found = postprocess.usable(model.predict_boxes(features, images, own), images.sizes)
             boxes = view.mirror(found.boxes, net_size)
             clip = postprocess.clip == "before-nms"
-            boxes = convention.rescale_boxes(boxes, images.sizes, sizes[0], clip)
+            boxes = box_ops.rescale(boxes, images.sizes, sizes[0], convention, clip)
             predicted.append(replace(found, boxes=boxes))
             if model.needs:  # maps are the memory of a view
                 seen.append((view, features, net_size))
         joined = tree_map(lambda *views: torch.cat(views, dim=1), *predicted)
         detections = postprocess.suppress(joined, len(self.views))
         detections = postprocess.finish(detections, sizes[0], min_score)
-        boxes = convention.rescale_boxes(detections.boxes, sizes[0], size)
+        boxes = box_ops.rescale(detections.boxes, sizes[0], size, convention)
         detections = replace(detections, boxes=boxes)
         if model.needs:
             detections = self._with_maps(detections, seen, size)
@@ -120,7 +120,7 @@ class AugmentedDetector:
         """Detections [1, D] of a picture with the mean of what heads see in every view of it."""
         rows, maps = Rows(detections.valid), Maps()
         for view, features, net_size in seen:
-            boxes = self.model.convention.rescale_boxes(detections.boxes, size, net_size)
+            boxes = box_ops.rescale(detections.boxes, size, net_size, self.model.convention)
             boxes = view.mirror(boxes, net_size)
             own = self.model.roi_heads.maps(features, rows, boxes, detections.labels)
             for name, value in own.items():

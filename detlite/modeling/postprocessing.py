@@ -82,7 +82,7 @@ class Postprocess:
         """The boxes that may compete: clipped and large enough, where that comes first."""
         if self.clip == "after-nms":
             return predicted
-        boxes = self.convention.clip(predicted.boxes, sizes)
+        boxes = box_ops.clip(predicted.boxes, sizes, self.convention)
         return replace(predicted, boxes=boxes, valid=predicted.valid & self._large(boxes))
 
     def suppress(self, predicted: PredictedBoxes, views: int = 1) -> Detections:
@@ -95,14 +95,14 @@ class Postprocess:
         detections = replace(detections, valid=likely)
         if self.clip == "before-nms":
             return detections
-        boxes = self.convention.clip(detections.boxes, sizes)
+        boxes = box_ops.clip(detections.boxes, sizes, self.convention)
         index, valid = leading(detections.valid & self._large(boxes), boxes.shape[1])
         kept = replace(detections, boxes=boxes).map(lambda field: gather(field, index))
         return replace(kept, valid=valid)
 
     def _large(self, boxes: Tensor) -> Tensor:
         """Bool [B, N]; True for all where `min_size` is negative."""
-        return box_ops.at_least(boxes, self.min_size) | (self.min_size < 0)
+        return box_ops.has_min_size(boxes, self.min_size) | (self.min_size < 0)
 
 
 def suppress(predicted: PredictedBoxes, rule: Suppression, most: int, views: int = 1) -> Detections:

@@ -94,7 +94,7 @@ def prepare_targets(
     """Checks training targets and pads them to one length.
 
     Args:
-        targets, images: as in `Detector.forward`.
+        targets, images: as in `DetectionModel.forward`.
         num_classes: with background.
         needs: "masks", "keypoints", both or neither: what there must be beside boxes and labels.
         soft_masks: masks are trained on averages of bitmaps, which polygons do not give.
@@ -140,7 +140,7 @@ def prepare_proposals(
         TypeError, ValueError: naming the image whose proposals are missing or do not fit.
     """
     given = [boxes.to("cpu", dtype) for boxes in check_proposals(proposals, count)]
-    given = [boxes[box_ops.at_least(boxes, 0)] for boxes in given]
+    given = [boxes[box_ops.has_min_size(boxes, 0)] for boxes in given]
     most = max(1, *map(len, given))
     boxes = torch.stack([F.pad(own, (0, 0, 0, most - len(own))) for own in given])
     counts = torch.tensor([len(own) for own in given])

@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from detlite.ops import assign_levels, crop_masks, heatmap_peaks, match_boxes, nms, roi_pool
-from detlite.structures.masks.formats import paste_probabilities
 from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.masks.pasting import paste_probabilities
 
 FOLDER = Path(__file__).parent
 INK, GREY, TEAL, ORANGE, RED = "#263238", "#b0bec5", "#00897b", "#ef6c00", "#c62828"

@@ -16,6 +16,10 @@ from torch import Tensor
 
 import detlite
 from detlite.data.transforms.resize import resize_shortest
+from detlite.ops import paste_masks
+from detlite.structures import boxes as box_ops
+from detlite.structures.keypoints import rescale_keypoints
+from detlite.structures.masks.pasting import paste_boxes
 from detlite.structures.padding import Rows
 from tests.conversion.detection_differences import Difference, as_dict, compare
 
@@ -113,15 +117,18 @@ class Golden:
             output_size = tuple(about["output_sizes"][index])
             keep = detections["scores"] > about["score_thresh"]
             ours: dict[str, Any] = {name: value[keep] for name, value in detections.items()}
-            ours["boxes"] = model.convention.rescale_boxes(ours["boxes"], sizes[index], output_size)
+            ours["boxes"] = box_ops.rescale(
+                ours["boxes"], sizes[index], output_size, model.convention
+            )
             if "mask_probs" in ours:
-                ours["rles"] = model.convention.paste_rle(
-                    ours["mask_probs"], ours["boxes"], output_size, model.mask_threshold
+                ours["rles"] = paste_masks(
+                    ours["mask_probs"],
+                    paste_boxes(ours["boxes"], ours["mask_probs"].shape[-1], model.convention),
+                    output_size,
+                    model.mask_threshold,
                 )
             if "keypoints" in ours:
-                ours["keypoints"] = model.convention.rescale_keypoints(
-                    ours["keypoints"], sizes[index], output_size
-                )
+                ours["keypoints"] = rescale_keypoints(ours["keypoints"], sizes[index], output_size)
             total.merge(compare(ours, self.outputs(case, index)))
         return total
 

@@ -20,6 +20,9 @@ from torchvision.ops import FrozenBatchNorm2d
 import detlite
 from detlite.conversion import to_torchvision
 from detlite.data.transforms.resize import resize_shortest
+from detlite.structures import boxes as box_ops
+from detlite.structures.keypoints import rescale_keypoints
+from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
 from tests.conversion.detection_differences import Difference, as_dict, compare
 
 # The detectors that have published weights, and which norm those were made with: frozen with an
@@ -216,13 +219,13 @@ def predictor_outputs(predictor: detlite.Predictor, images: list[Tensor]) -> lis
     for detections, resized, image in zip(found, inputs, images, strict=True):
         net, size = tuple(resized.shape[1:]), tuple(image.shape[1:])
         detections["map_sizes"] = _map_sizes(detections["boxes"])
-        detections["boxes"] = convention.rescale_boxes(detections["boxes"], net, size)
+        detections["boxes"] = box_ops.rescale(detections["boxes"], net, size, convention)
         if "mask_probs" in detections:
-            detections["mask_probs"] = convention.paste_probs(
-                detections["mask_probs"], detections["boxes"], size
+            detections["mask_probs"] = paste_probabilities(
+                detections["mask_probs"],
+                paste_boxes(detections["boxes"], detections["mask_probs"].shape[-1], convention),
+                size,
             )
         if "keypoints" in detections:
-            detections["keypoints"] = convention.rescale_keypoints(
-                detections["keypoints"], net, size
-            )
+            detections["keypoints"] = rescale_keypoints(detections["keypoints"], net, size)
     return found

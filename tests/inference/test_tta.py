@@ -120,7 +120,7 @@ def test_a_mirrored_view_is_brought_back(model, picture):
     found = detect(model, picture.flip(-1), View(64, 1000, flip=True))
     plain = detect(model, picture, View(64, 1000))
     width = PICTURE[1]
-    torch.testing.assert_close(found.boxes, box_ops.mirror(plain.boxes, width))
+    torch.testing.assert_close(found.boxes, box_ops.flip(plain.boxes, width))
     torch.testing.assert_close(found.mask_probs, plain.mask_probs.flip(-1))
     torch.testing.assert_close(found.keypoint_scores, plain.keypoint_scores[:, SWAPPED])
     mirrored = plain.keypoints[:, SWAPPED]
@@ -210,7 +210,7 @@ def test_views_are_suppressed_together_and_their_maps_averaged(model, picture):
             own = model.postprocess.usable(own, images.sizes)[own.valid]
         scale = 64 / view.min_size
         width = image.shape[-1]
-        moved = box_ops.mirror(own.boxes, width) if view.flip else own.boxes
+        moved = box_ops.flip(own.boxes, width) if view.flip else own.boxes
         boxes.append(moved * scale)
         scores.append(own.scores)
         labels.append(own.labels)
@@ -223,7 +223,7 @@ def test_views_are_suppressed_together_and_their_maps_averaged(model, picture):
     probs = []
     for view, features, width, scale in seen:
         regions = wanted.boxes / scale
-        regions = box_ops.mirror(regions, width) if view.flip else regions
+        regions = box_ops.flip(regions, width) if view.flip else regions
         with torch.no_grad():
             maps = model.roi_heads.maps(features, Rows(wanted.valid), regions, wanted.labels)
         probs.append(maps["mask_probs"].flip(-1) if view.flip else maps["mask_probs"])
@@ -322,5 +322,5 @@ def test_given_regions_move_with_the_picture(tiny_config, picture):
     views = [View(64, 1000), View(128, 1000), View(64, 1000, flip=True)]
     AugmentedDetector(model, views).detect([picture], [given])
     width = picture.shape[-1]
-    for boxes, wanted in zip(seen, (given, 2 * given, box_ops.mirror(given, width)), strict=True):
+    for boxes, wanted in zip(seen, (given, 2 * given, box_ops.flip(given, width)), strict=True):
         torch.testing.assert_close(boxes, wanted)

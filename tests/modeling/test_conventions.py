@@ -21,10 +21,11 @@ from detlite.modeling.roi_heads.mask_head import MaskHead
 from detlite.modeling.roi_heads.pooler import POOLERS, Pooler
 from detlite.modeling.rpn.anchors import AnchorGenerator
 from detlite.ops import crop_masks
+from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
-from detlite.structures.masks.formats import paste_probabilities, whole_pixel_boxes
 from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
 from detlite.structures.padding import Rows
 
 INCLUSIVE = CONVENTIONS["maskrcnn-benchmark"]
@@ -41,7 +42,7 @@ def test_anchors_as_torchvision_places_them():
     )[0]
     ours = AnchorGenerator(sizes, RATIOS, (4, 8, 16, 32, 64), CONVENTIONS["torchvision"])(shapes)
     assert torch.equal(torch.cat(ours), wanted)
-    unfit = CONVENTIONS["torchvision"].overridden(["anchor_spacing=stride"])
+    unfit = CONVENTIONS["torchvision"].override(["anchor_spacing=stride"])
     assert not torch.equal(
         ours[-1], AnchorGenerator(sizes[-1:], RATIOS, (64,), unfit)(shapes[-1:])[0]
     )
@@ -78,7 +79,7 @@ def test_whole_pixel_paste_is_torchvisions(size):
     )
     probs = torch.rand(len(boxes), 28, 28)
     wanted = paste_masks_in_image(probs[:, None], boxes, size)[:, 0]
-    found = paste_probabilities(probs, whole_pixel_boxes(boxes, 28), size)
+    found = paste_probabilities(probs, paste_boxes(boxes, 28, CONVENTIONS["torchvision"]), size)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
 
 
@@ -169,7 +170,7 @@ def test_inclusive_boxes_are_resized_to_train_as_they_are_brought_back():
     assert net == (100, 155)
     first = (after["boxes"][0] * torch.tensor([70 / 155, 0.45, 70 / 155, 0.45])).tolist()
     assert first[2] < 30  # the last pixel was not enlarged
-    torch.testing.assert_close(INCLUSIVE.rescale_boxes(after["boxes"], net, (45, 70)), boxes)
+    torch.testing.assert_close(box_ops.rescale(after["boxes"], net, (45, 70), INCLUSIVE), boxes)
 
 
 def test_inclusive_maps_are_trained_on_the_frame_they_are_decoded_in():

@@ -47,7 +47,7 @@ def clipped(boxes: Tensor) -> Tensor:
 def test_clipping_first(min_size):
     given = candidates()
     boxes = clipped(given.boxes)
-    large = box_ops.at_least(boxes, min_size) if min_size >= 0 else torch.ones_like(given.valid)
+    large = box_ops.has_min_size(boxes, min_size) if min_size >= 0 else torch.ones_like(given.valid)
     wanted = suppress(replace(given, boxes=boxes, valid=given.valid & large), Suppression(0.5), 100)
     post = replace(PLAIN, min_size=min_size)
     found = post(given, SIZES)
@@ -63,7 +63,7 @@ def test_clipping_last(min_size):
     given = candidates()
     kept = suppress(given, Suppression(0.5), 100)
     boxes = clipped(kept.boxes)
-    large = box_ops.at_least(boxes, min_size) if min_size >= 0 else torch.ones_like(kept.valid)
+    large = box_ops.has_min_size(boxes, min_size) if min_size >= 0 else torch.ones_like(kept.valid)
     wanted = replace(kept, boxes=boxes, valid=kept.valid & large)
     post = replace(PLAIN, min_size=min_size, clip="after-nms")
     assert post.usable(given, SIZES) is given

@@ -273,7 +273,7 @@ def test_candidates_are_the_best_scores_of_each_level():
                 if every[n, k] > 0.05:
                     box = model.box_coder.decode(deltas[level][image, n], anchors[level][n])
                     rows.append((clip_boxes_to_image(box, SIZES[image]), every[n, k], k + 1))
-        rows = [row for row in rows if box_ops.at_least(row[0][None], 0)]
+        rows = [row for row in rows if box_ops.has_min_size(row[0][None], 0)]
         assert len(rows) > 5
         torch.testing.assert_close(own.boxes, torch.stack([row[0] for row in rows]))
         torch.testing.assert_close(own.scores, torch.stack([row[1] for row in rows]))
@@ -296,7 +296,7 @@ def test_small_detections_are_dropped(min_size, empty, clip):
         assert bool((sides <= 0).any()) == empty
         assert (sides.min() >= min_size) or empty
         torch.testing.assert_close(
-            model.convention.clip(detections["boxes"], size), detections["boxes"]
+            box_ops.clip(detections["boxes"], size, model.convention), detections["boxes"]
         )
 
 

@@ -1,9 +1,17 @@
+"""Test box operations, with continuous and with inclusive boxes."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 
+from detlite.conventions import CONVENTIONS
 from detlite.structures import boxes as box_ops
+
+CONTINUOUS = CONVENTIONS["detlite"]
+INCLUSIVE = CONVENTIONS["maskrcnn-benchmark"]
+BOTH = pytest.mark.parametrize("convention", [CONTINUOUS, INCLUSIVE], ids=lambda c: c.name)
+SIZES = [(24, 40), (48, 33), (31, 64)]
 
 
 def random_boxes(count: int) -> torch.Tensor:
@@ -11,7 +19,14 @@ def random_boxes(count: int) -> torch.Tensor:
     return torch.cat([corner, corner + torch.rand(count, 2) * 40], dim=1)
 
 
-def iou_of_two(a: list[float], b: list[float]) -> float:
+def batch_of_boxes() -> torch.Tensor:
+    """Return boxes [3, 50, 4], many of which exceed the images of SIZES."""
+    generator = torch.Generator().manual_seed(0)
+    low = torch.rand(3, 50, 2, generator=generator) * 70 - 10
+    return torch.cat([low, low + torch.rand(3, 50, 2, generator=generator) * 10], dim=-1)
+
+
+def scalar_iou(a: list[float], b: list[float]) -> float:
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
     intersection = max(width, 0) * max(height, 0)
@@ -24,11 +39,11 @@ def test_area():
     assert box_ops.area(boxes).tolist() == [1, 8, 0, 0]
 
 
-def test_iou_is_that_of_each_pair():
+def test_iou_equals_the_scalar_formula():
     a, b = random_boxes(7), random_boxes(9)
-    slow = torch.tensor([[iou_of_two(x, y) for y in b.tolist()] for x in a.tolist()])
-    torch.testing.assert_close(box_ops.iou(a, b), slow)
-    assert (slow > 0.3).any()
+    expected = torch.tensor([[scalar_iou(x, y) for y in b.tolist()] for x in a.tolist()])
+    torch.testing.assert_close(box_ops.iou(a, b), expected)
+    assert (expected > 0.3).any()
 
 
 def test_iou_of_touching_equal_and_empty_boxes():
@@ -42,20 +57,20 @@ def test_iou_without_boxes(n, m):
     assert box_ops.iou(random_boxes(n), random_boxes(m)).shape == (n, m)
 
 
-def test_batches_are_images_one_by_one():
+def test_batches_equal_single_images():
     a, b = random_boxes(6).view(2, 3, 4), random_boxes(8).view(2, 4, 4)
-    found = box_ops.iou(a, b)
+    overlaps = box_ops.iou(a, b)
     for image in range(2):
-        assert torch.equal(found[image], box_ops.iou(a[image], b[image]))
+        assert torch.equal(overlaps[image], box_ops.iou(a[image], b[image]))
     for function in (
         box_ops.area,
-        lambda boxes: box_ops.mirror(boxes, 60),
-        lambda boxes: box_ops.at_least(boxes, 20),
+        lambda boxes: box_ops.flip(boxes, 60),
+        lambda boxes: box_ops.has_min_size(boxes, 20),
     ):
-        assert torch.equal(function(a), torch.stack([function(one) for one in a]))
+        assert torch.equal(function(a), torch.stack([function(boxes) for boxes in a]))
 
 
-def test_iou_leaves_its_boxes_alone():
+def test_iou_does_not_modify_its_inputs():
     a, b = random_boxes(3), random_boxes(3)
     before = a.clone(), b.clone()
     box_ops.iou(a, b)
@@ -63,20 +78,108 @@ def test_iou_leaves_its_boxes_alone():
     assert torch.equal(b, before[1])
 
 
-def test_at_least():
+def test_intersection():
+    boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 2, 2]])
+    others = torch.tensor([[2.0, 1, 9, 3], [5, 1, 9, 9]])
+    assert box_ops.intersection(boxes, others).tolist() == [[2, 1, 4, 3], [5, 1, 5, 2]]
+
+
+def test_has_min_size():
     boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 3.9], [0, 0, 0, 9], [9, 0, 2, 9]])
-    assert box_ops.at_least(boxes, 4).tolist() == [True, False, False, False]
-    assert box_ops.at_least(boxes, 0).tolist() == [True, True, False, False]
-    assert box_ops.at_least(torch.full((1, 4), float("nan")), 0).tolist() == [False]
+    assert box_ops.has_min_size(boxes, 4).tolist() == [True, False, False, False]
+    assert box_ops.has_min_size(boxes, 0).tolist() == [True, True, False, False]
+    assert box_ops.has_min_size(torch.full((1, 4), float("nan")), 0).tolist() == [False]
 
 
-def test_mirror():
+def test_flip():
     boxes = torch.tensor([[1.0, 2, 4, 8]])
-    assert box_ops.mirror(boxes, 10).tolist() == [[6, 2, 9, 8]]
-    assert torch.equal(box_ops.mirror(box_ops.mirror(boxes, 10), 10), boxes)
+    assert box_ops.flip(boxes, 10).tolist() == [[6, 2, 9, 8]]
+    assert torch.equal(box_ops.flip(box_ops.flip(boxes, 10), 10), boxes)
 
 
-def test_results_keep_the_type():
+def test_results_keep_the_dtype():
     boxes = random_boxes(3).double()
     for result in (box_ops.area(boxes), box_ops.iou(boxes, boxes)):
         assert result.dtype == torch.float64
+
+
+def test_clip():
+    boxes = torch.tensor([[-9.0, -9, -3, -4], [30, 2, 40, 5], [-2, 3, 25, 30]])
+    clipped = [[0, 0, 0, 0], [20, 2, 20, 5], [0, 3, 20, 10]]
+    assert box_ops.clip(boxes, (10, 20), CONTINUOUS).tolist() == clipped
+    one_pixel_left = [[0, 0, 1, 1], [19, 2, 20, 5], [0, 3, 20, 10]]
+    assert box_ops.clip(boxes, (10, 20), INCLUSIVE).tolist() == one_pixel_left
+
+
+def test_inside():
+    boxes = torch.tensor([[0.0, 0, 20, 20], [2, 2, 20.5, 9], [2, 2, 21, 9], [-0.5, 2, 9, 9]])
+    assert box_ops.inside(boxes, (20, 20), 0, CONTINUOUS).tolist() == [True, False, False, False]
+    assert box_ops.inside(boxes, (20, 20), 0.5, CONTINUOUS).tolist() == [True, True, False, True]
+    # The last pixel of the second box starts inside the image, that of the third at the border.
+    assert box_ops.inside(boxes, (20, 20), 0, INCLUSIVE).tolist() == [True, True, False, False]
+
+
+def test_inside_treats_all_borders_alike():
+    boxes = torch.tensor(
+        [[0.0, 0, 48, 32], [-2, 5, 9, 9], [5, -2, 9, 9], [5, 5, 50, 9], [5, 5, 9, 34]]
+    )
+    for margin in (0, 1.9):
+        assert box_ops.inside(boxes, (32, 48), margin, CONTINUOUS).tolist() == [True, *[False] * 4]
+    assert box_ops.inside(boxes, (32, 48), 2, CONTINUOUS).all()
+
+
+def test_pooled_regions_are_never_reversed():
+    boxes = torch.tensor([[1.0, 1, 5, 6], [2, 2, 2.5, 9]])
+    assert box_ops.pooled_region(boxes, CONTINUOUS) is boxes
+    assert box_ops.pooled_region(boxes, INCLUSIVE).tolist() == [[1, 1, 4, 5], [2, 2, 2, 8]]
+
+
+@BOTH
+def test_images_of_a_batch_have_their_own_sizes(convention):
+    boxes, sizes = batch_of_boxes(), torch.tensor(SIZES)
+    new_sizes = sizes * 3 // 2
+    clipped = box_ops.clip(boxes, sizes, convention)
+    inside = box_ops.inside(boxes, sizes, 2.5, convention)
+    rescaled = box_ops.rescale(boxes, sizes, new_sizes, convention)
+    for image, size in enumerate(SIZES):
+        new_size = (int(new_sizes[image, 0]), int(new_sizes[image, 1]))
+        own = boxes[image]
+        assert torch.equal(clipped[image], box_ops.clip(own, size, convention))
+        assert torch.equal(inside[image], box_ops.inside(own, size, 2.5, convention))
+        assert 0 < inside[image].sum() < 50
+        assert torch.equal(rescaled[image], box_ops.rescale(own, size, new_size, convention))
+
+
+@BOTH
+def test_no_operation_waits_for_the_device(convention):
+    """Tensors on the meta device have no values: reading one fails."""
+    boxes, sizes = torch.rand(2, 5, 4, device="meta"), torch.ones(2, 2, device="meta").long()
+    for size in (sizes, (30, 40)):
+        assert box_ops.clip(boxes, size, convention).shape == (2, 5, 4)
+        assert box_ops.inside(boxes, size, 1, convention).shape == (2, 5)
+        assert box_ops.rescale(boxes, size, (60, 70), convention).shape == (2, 5, 4)
+
+
+def test_rescale_clips_boxes():
+    boxes = torch.tensor([[10.0, 20, 30, 60]])
+    to_wide = box_ops.rescale(boxes, (100, 100), (100, 200), CONTINUOUS)
+    assert to_wide.tolist() == [[20, 20, 60, 60]]
+    clipped = box_ops.rescale(boxes, (50, 100), (50, 100), CONTINUOUS)
+    assert clipped.tolist() == [[10, 20, 30, 50]]
+    unclipped = box_ops.rescale(boxes, (50, 100), (50, 100), CONTINUOUS, clipped=False)
+    assert torch.equal(unclipped, boxes)
+
+
+def test_rescale_moves_the_last_pixel_of_inclusive_boxes():
+    boxes = torch.tensor([[10.0, 20, 31, 41]])  # pixels 10 to 30 and 20 to 40
+    doubled = box_ops.rescale(boxes, (100, 100), (200, 200), INCLUSIVE)
+    assert doubled.tolist() == [[20, 40, 61, 81]]
+    assert torch.equal(box_ops.rescale(boxes, (100, 100), (100, 100), INCLUSIVE), boxes)
+
+
+def test_rescale_does_not_clip_inclusive_boxes():
+    boxes = torch.tensor([[0.0, 0, 1066, 800]])
+    rescaled = box_ops.rescale(boxes, (800, 1066), (480, 640), INCLUSIVE)
+    # The last pixel at 0.6 of its position, plus one pixel.
+    expected = torch.tensor([[0, 0, 1065 * 640 / 1066 + 1, 799 * 480 / 800 + 1]])
+    torch.testing.assert_close(rescaled, expected)

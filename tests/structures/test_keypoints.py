@@ -1,53 +1,71 @@
+"""Test heat map cells, scaling and mirroring of keypoints."""
+
 from __future__ import annotations
 
 import torch
 from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 
 from detlite.ops import heatmap_peaks
-from detlite.structures.keypoints import flip_order, to_heatmap_cells
+from detlite.structures.keypoints import flip_order, rescale_keypoints, to_heatmap_cells
 
 
-def boxes(count: int) -> torch.Tensor:
+def random_boxes(count: int) -> torch.Tensor:
     low = torch.rand(count, 2) * 50
     return torch.cat([low, low + 0.3 + torch.rand(count, 2) * 60], dim=1)
 
 
-def test_cells_are_torchvisions():
-    regions = boxes(40)
+def test_cells_equal_torchvision():
+    boxes = random_boxes(40)
     keypoints = torch.rand(40, 17, 3) * 110
     keypoints[..., 2] = torch.randint(0, 3, (40, 17))
-    keypoints[:, 0, :2] = regions[:, 2:]  # the far corner
-    keypoints[:, 1, :2] = regions[:, :2]
-    wanted, valid = keypoints_to_heatmap(keypoints, regions, 56)
-    cells, found = to_heatmap_cells(keypoints, regions, 56)
-    assert torch.equal(found, valid.bool())
-    assert torch.equal(cells, wanted)
-    assert 40 < found.sum() < 40 * 17
+    keypoints[:, 0, :2] = boxes[:, 2:]  # the far corner
+    keypoints[:, 1, :2] = boxes[:, :2]
+    expected, expected_valid = keypoints_to_heatmap(keypoints, boxes, 56)
+    cells, valid = to_heatmap_cells(keypoints, boxes, 56)
+    assert torch.equal(valid, expected_valid.bool())
+    assert torch.equal(cells, expected)
+    assert 40 < valid.sum() < 40 * 17
 
 
 def test_far_edge_belongs_to_the_last_cell():
-    region = torch.tensor([[10.0, 20, 30, 60]])
+    box = torch.tensor([[10.0, 20, 30, 60]])
     points = torch.tensor([[[30.0, 60, 2], [10, 20, 2], [30, 20, 1], [29.99, 40, 0]]])
-    cells, valid = to_heatmap_cells(points, region, 4)
+    cells, valid = to_heatmap_cells(points, box, 4)
     assert cells.tolist() == [[15, 0, 3, 0]]
     assert valid.tolist() == [[True, True, True, False]]
 
 
-def test_round_trip_through_a_map():
-    region = torch.tensor([[100.0, 50, 212, 162]])
+def test_peak_of_a_cell_is_near_its_keypoint():
+    box = torch.tensor([[100.0, 50, 212, 162]])
     points = torch.tensor([[[130.0, 60, 2], [200, 160, 2]]])
-    cells, _ = to_heatmap_cells(points, region, 56)
+    cells, _ = to_heatmap_cells(points, box, 56)
     maps = torch.zeros(1, 2, 56 * 56).scatter(2, cells[..., None], 10.0).view(1, 2, 56, 56)
-    found, _ = heatmap_peaks(maps, region)
-    assert (found[..., :2] - points[..., :2]).abs().max() <= 1.5  # a cell is two pixels
+    peaks, _ = heatmap_peaks(maps, box)
+    assert (peaks[..., :2] - points[..., :2]).abs().max() <= 1.5  # a cell is two pixels
 
 
-def test_no_regions():
+def test_no_boxes():
     cells, valid = to_heatmap_cells(torch.zeros(0, 17, 3), torch.zeros(0, 4), 56)
     assert cells.shape == valid.shape == (0, 17)
 
 
-def test_left_and_right_change_places():
+def test_rescale_scales_each_axis():
+    points = torch.tensor([[[10.0, 20, 1]]])
+    assert rescale_keypoints(points, (50, 100), (100, 100)).tolist() == [[[10, 40, 1]]]
+
+
+def test_rescale_a_batch():
+    keypoints, sizes = torch.rand(3, 5, 7, 3) * 30, torch.tensor([[24, 40], [48, 33], [31, 64]])
+    rescaled = rescale_keypoints(keypoints, sizes, sizes * 2)
+    for image, (height, width) in enumerate(sizes.tolist()):
+        size = height, width
+        expected = rescale_keypoints(keypoints[image], size, (2 * height, 2 * width))
+        assert torch.equal(rescaled[image], expected)
+    meta = torch.rand(2, 5, 17, 3, device="meta")  # reading a value fails
+    assert rescale_keypoints(meta, (30, 40), (60, 70)).shape == meta.shape
+
+
+def test_flip_order_swaps_left_and_right():
     names = ["nose", "left_eye", "right_eye", "left_hip", "tail", "right_hip", "left_paw"]
     assert flip_order(names) == [0, 2, 1, 5, 4, 3, 6]
     assert flip_order([]) == []

@@ -23,7 +23,7 @@ from detlite.data.loading.image_io import MAX_PIXELS
 from detlite.data.loading.image_reading import read_image
 from detlite.data.remote.paths import Location, local_copy, named
 from detlite.data.remote.shards import Folder, ShardFolder, ShardPicture, picture_of
-from detlite.structures.keypoints import PIXEL_CENTRE
+from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 
 from .proposals import load_proposals
@@ -237,7 +237,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         if self.keypoint_names:
             shape = (len(annotations), len(self.keypoint_names), 3)
             points = np.array([row["keypoints"] for row in annotations], np.float32).reshape(shape)
-            points[..., :2] += PIXEL_CENTRE
+            points[..., :2] += PIXEL_CENTER
             target["keypoints"] = torch.from_numpy(points)
         if self._with_masks:
             segmentations = [row["segmentation"] for row in annotations]

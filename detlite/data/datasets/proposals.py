@@ -68,7 +68,7 @@ def load_proposals(
         if form == "xywh":
             boxes = box_convert(boxes, "xywh", "xyxy")
         boxes = clip_boxes_to_image(boxes, size).float()
-        usable = box_ops.at_least(boxes, 0)
+        usable = box_ops.has_min_size(boxes, 0)
         order = scores[usable].argsort(descending=True, stable=True)[:most]
         proposals.append(boxes[usable][order])
     kept = [len(boxes) for boxes in proposals]

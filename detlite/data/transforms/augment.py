@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from detlite.conventions import convention_of
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
-from detlite.structures.keypoints import PIXEL_CENTRE, flip_order
+from detlite.structures.keypoints import PIXEL_CENTER, flip_order
 from detlite.structures.masks.packed import PackedMasks
 
 from .crop import Colour, RandomCrop, keep_objects
@@ -42,7 +42,7 @@ class DetectionTransform:
         self,
         transforms: Sequence[v2.Transform],
         keypoint_names: Sequence[str] = (),
-        keypoint_center: float = PIXEL_CENTRE,
+        keypoint_center: float = PIXEL_CENTER,
         crop: RandomCrop | None = None,
     ) -> None:
         self._transform = v2.Compose([*transforms, v2.ClampBoundingBoxes()])
@@ -78,7 +78,7 @@ class DetectionTransform:
             target["keypoints"] = self._move_keypoints(target["keypoints"], *motion)
         for name in boxed:
             target[name] = target[name].as_subclass(Tensor)
-        target = keep_objects(target, box_ops.at_least(target["boxes"], 1))
+        target = keep_objects(target, box_ops.has_min_size(target["boxes"], 1))
         return image.as_subclass(Tensor), target
 
     def _move_keypoints(
@@ -86,8 +86,8 @@ class DetectionTransform:
     ) -> Tensor:
         """Keypoints [N, P, 3] of a picture that was flipped and resized."""
         center, (height, width) = self._keypoint_center, out_size
-        x = (keypoints[..., 0] + center - PIXEL_CENTRE) * (width / in_size[1])
-        y = (keypoints[..., 1] + center - PIXEL_CENTRE) * (height / in_size[0])
+        x = (keypoints[..., 0] + center - PIXEL_CENTER) * (width / in_size[1])
+        y = (keypoints[..., 1] + center - PIXEL_CENTER) * (height / in_size[0])
         last = 1 - 2 * center  # mirrored indices are counted from the last pixel
         x, y = width - last - x if flip_x else x, height - last - y if flip_y else y
         moved = torch.stack([x, y, keypoints[..., 2]], dim=-1)

@@ -59,7 +59,7 @@ def _covered_target(target: Target, covered: Tensor) -> Target:
     """The target of an image of which the pixels `covered`, bool [H, W], are hidden."""
     masks, touched = hide_masks(target["masks"], covered.numpy())
     boxes = target["boxes"].clone()
-    boxes[touched] = box_ops.intersect(
+    boxes[touched] = box_ops.intersection(
         boxes[touched], visible_boxes(masks.select(touched), *covered.shape)
     )
     target = {**target, "boxes": boxes, "masks": masks}
@@ -70,4 +70,4 @@ def _covered_target(target: Target, covered: Tensor) -> Target:
         under = covered[row.clamp(0, height - 1), column.clamp(0, width - 1)]
         keypoints[..., 2] = keypoints[..., 2].where(~under, keypoints[..., 2].clamp(max=HIDDEN))
         target["keypoints"] = keypoints
-    return keep_objects(target, box_ops.at_least(boxes, 1))
+    return keep_objects(target, box_ops.has_min_size(boxes, 1))

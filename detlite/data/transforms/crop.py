@@ -76,14 +76,14 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
     shift = torch.tensor([left, top, left, top])
     outline = clip_boxes_to_image(target["boxes"] - shift, size)
     # Before the masks are cut, of which most may lie outside.
-    target = dict(keep_objects(target, box_ops.at_least(outline, 1)))
+    target = dict(keep_objects(target, box_ops.has_min_size(outline, 1)))
     moved = target["boxes"] - shift
     boxes = clip_boxes_to_image(moved, size)
     if "masks" in target:
         target["masks"] = cut_masks(target["masks"], top, left, height, width)
         cut = (boxes != moved).any(dim=1)
         seen = visible_boxes(target["masks"].select(cut), height, width)
-        boxes[cut] = box_ops.intersect(boxes[cut], seen)
+        boxes[cut] = box_ops.intersection(boxes[cut], seen)
     target["boxes"] = boxes
     if "keypoints" in target:
         x, y, visibility = (target["keypoints"] - torch.tensor([left, top, 0])).unbind(-1)
@@ -91,8 +91,8 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
         target["keypoints"] = torch.stack([x, y, visibility * inside], dim=-1)
     if "proposals" in target:
         proposals = clip_boxes_to_image(target["proposals"] - shift, size)
-        target["proposals"] = proposals[box_ops.at_least(proposals, 1)]
-    return keep_objects(target, box_ops.at_least(target["boxes"], 1))
+        target["proposals"] = proposals[box_ops.has_min_size(proposals, 1)]
+    return keep_objects(target, box_ops.has_min_size(target["boxes"], 1))
 
 
 def keep_objects(target: Target, keep: Tensor) -> Target:

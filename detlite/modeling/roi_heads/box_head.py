@@ -19,9 +19,10 @@ from yacs.config import CfgNode
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.box_coder import BoxCoder, BoxLoss, build_box_loss
-from detlite.modeling.layers.basic import Block, at_least_float32, conv_block
+from detlite.modeling.layers.conv_block import Block, at_least_float32, conv_block
 from detlite.modeling.layers.norm import optional_norm, takes_batch_statistics
 from detlite.registry import Registry
+from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
 from detlite.structures.padding import Rows, gather, leading
 
@@ -196,7 +197,7 @@ class BoxHead(nn.Module):
     def refine(self, predictions: BoxPredictions, boxes: Tensor, sizes: Tensor) -> Tensor:
         """Boxes [B, N, 4] moved by class-agnostic deltas, and clipped."""
         deltas = predictions.rows.unpack(predictions.deltas[:, 1])
-        return self.convention.clip(self.box_coder.decode(deltas, boxes), sizes)
+        return box_ops.clip(self.box_coder.decode(deltas, boxes), sizes, self.convention)
 
 
 def build_box_head(

@@ -60,7 +60,7 @@ class CascadeBoxHead(nn.Module):
         for number, (stage, matcher) in enumerate(zip(self.stages, self.matchers, strict=True)):
             if number:
                 boxes = self.stages[number - 1].refine(predictions[-1], samples.boxes, sizes)
-                valid = (samples.labels >= 0) & box_ops.at_least(boxes, 0)
+                valid = (samples.labels >= 0) & box_ops.has_min_size(boxes, 0)
                 samples = label_samples(boxes, matcher(truth, boxes, valid), valid, truth)
             stage_losses, own = stage.losses(features, samples, truth, sizes)
             losses |= {f"{name}_stage{number}": loss for name, loss in stage_losses.items()}

@@ -14,14 +14,15 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.layers.basic import init_he
+from detlite.modeling.layers.conv_block import init_he
 from detlite.ops import heatmap_peaks
 from detlite.registry import Registry
+from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
 from detlite.structures.padding import Rows, gather
 
-from .dense_head import MapHead
+from .dense_head import DenseRoIHead
 from .extractors import BuildExtractor, ConvFeatureExtractor, Extractor
 from .pooler import build_pooler
 
@@ -61,7 +62,7 @@ def _build_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
     return KeypointRCNNPredictor(in_channels, cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES)
 
 
-class KeypointHead(MapHead):
+class KeypointHead(DenseRoIHead):
     """A heat map for each keypoint, the same for all classes."""
 
     def losses(
@@ -80,7 +81,7 @@ class KeypointHead(MapHead):
                 f"{logits.shape[1]}: set MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES"
             )
         keypoints = rows.pack(gather(truth.keypoints, samples.gt_index))  # (R, K, 3)
-        covered = self.convention.pooled(rows.pack(samples.boxes))
+        covered = box_ops.pooled_region(rows.pack(samples.boxes), self.convention)
         cells, labelled = to_heatmap_cells(keypoints, covered, logits.shape[-1])
         labelled = labelled & rows.valid[:, None]
         wanted = torch.where(labelled, cells, -1).flatten()
@@ -91,4 +92,4 @@ class KeypointHead(MapHead):
 
     def locate(self, logits: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
         """Heat maps [R, K, M, M] of boxes [R, 4] -> keypoints [R, K, 3] and their logits [R, K]."""
-        return heatmap_peaks(logits, self.convention.pooled(boxes))
+        return heatmap_peaks(logits, box_ops.pooled_region(boxes, self.convention))

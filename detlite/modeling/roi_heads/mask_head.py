@@ -16,14 +16,15 @@ from yacs.config import CfgNode
 
 from detlite.conventions import Convention
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.layers.basic import Block, conv_block, init_he, init_normal
+from detlite.modeling.layers.conv_block import Block, conv_block, init_he, init_normal
 from detlite.modeling.layers.norm import optional_norm
 from detlite.ops import crop_masks
 from detlite.registry import Registry
+from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.padding import Rows
 
-from .dense_head import MapHead, build_map_head
+from .dense_head import DenseRoIHead, build_dense_head
 from .extractors import (
     CONV5_NAMES,
     BuildExtractor,
@@ -96,7 +97,7 @@ def _build_1x1_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
     return MaskRCNNConv1x1Predictor(in_channels, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
 
 
-class MaskHead(MapHead):
+class MaskHead(DenseRoIHead):
     """Masks of every class, of which that of the true or the detected class is used.
 
     There may be `more` heads, E in all: their logits are [R, E, K, M, M], and the probabilities are
@@ -126,7 +127,9 @@ class MaskHead(MapHead):
         wanted = crop_masks(
             *truth.masks.tensors(),
             torch.where(rows.valid, instance, -1),
-            self.convention.pooled(rows.pack(samples.boxes)).float(),  # as masks are pasted
+            box_ops.pooled_region(
+                rows.pack(samples.boxes), self.convention
+            ).float(),  # as masks are pasted
             logits.shape[-1],
             self.convention.mask_targets == "soft",
         ).to(logits.dtype)
@@ -149,9 +152,9 @@ def _of_labels(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extractor) -> MaskHead:
-    """The mask head that MODEL.ROI_MASK_HEAD describes, see `build_map_head`."""
+    """The mask head that MODEL.ROI_MASK_HEAD describes, see `build_dense_head`."""
     heads = [
-        build_map_head(
+        build_dense_head(
             MaskHead,
             cfg,
             "ROI_MASK_HEAD",

@@ -16,6 +16,7 @@ from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
 from detlite.ops import assign_levels, pyramid_roi_align, pyramid_roi_pool
 from detlite.registry import Registry
+from detlite.structures import boxes as box_ops
 
 # Pools RoIs [R, 5] of (image index, x1, y1, x2, y2) to S x S, each from the map [B, C, H_l, W_l] of
 # its level: (maps, rois, S, 1 / stride of each map, sampling ratio, levels=int64 [R]).
@@ -77,7 +78,9 @@ class Pooler(nn.Module):
         """
         # The level follows from the whole box, also where a shorter one is pooled.
         levels = assign_levels(rois[:, 1:], self.scales)
-        pooled = torch.cat([rois[:, :1], self.convention.pooled(rois[:, 1:])], dim=1)
+        pooled = torch.cat(
+            [rois[:, :1], box_ops.pooled_region(rois[:, 1:], self.convention)], dim=1
+        )
         maps = features[: len(self.scales)]
         size, scales, sampling = self.resolution, self.scales, self.sampling_ratio
         return self.pool(maps, pooled, size, scales, sampling, levels=levels)

@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.box_coder import BoxCoder, BoxLoss, build_box_loss
-from detlite.modeling.layers.basic import at_least_float32
+from detlite.modeling.layers.conv_block import at_least_float32
 from detlite.modeling.sampler import IGNORE, Matcher, Sampler
 from detlite.ops import padded_nms
 from detlite.structures import boxes as box_ops
@@ -118,8 +118,8 @@ class RPN(nn.Module):
     def _suppress(
         self, boxes: Tensor, scores: Tensor, levels: Tensor, images: Images, limits: ProposalLimits
     ) -> Proposals:
-        boxes = self.convention.clip(boxes, images.sizes)
-        valid = box_ops.at_least(boxes, self.min_size) & scores.isfinite()
+        boxes = box_ops.clip(boxes, images.sizes, self.convention)
+        valid = box_ops.has_min_size(boxes, self.min_size) & scores.isfinite()
         # A level's own limit matters only where it is the smaller one.
         by_level = limits.post_nms < limits.total
         most = min(boxes.shape[1], limits.total)
@@ -147,7 +147,7 @@ class RPN(nn.Module):
         with torch.no_grad():
             matched = self.matcher(truth, anchors)  # (B, N)
             if self.straddle >= 0:
-                seen = self.convention.inside(anchors, images.sizes, self.straddle)
+                seen = box_ops.inside(anchors, images.sizes, self.straddle, self.convention)
                 matched = torch.where(seen, matched, IGNORE)
             index, drawn = self.sampler.draw(matched)
             matched = matched.gather(1, index)
@@ -202,7 +202,7 @@ def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
         ),
         nms_thresh=rpn.NMS_THRESH,
         min_size=rpn.MIN_SIZE,
-        matcher=Matcher(rpn.FG_IOU_THRESHOLD, rpn.BG_IOU_THRESHOLD, keep_best=True),
+        matcher=Matcher(rpn.FG_IOU_THRESHOLD, rpn.BG_IOU_THRESHOLD, allow_low_quality_matches=True),
         sampler=Sampler(rpn.BATCH_SIZE_PER_IMAGE, rpn.POSITIVE_FRACTION),
         straddle=rpn.STRADDLE_THRESH,
         box_loss=build_box_loss(cfg, "RPN"),

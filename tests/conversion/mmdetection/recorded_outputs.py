@@ -12,7 +12,10 @@ import torch
 
 import detlite
 from detlite.data.transforms.resize import resize_shortest
+from detlite.ops import paste_masks
+from detlite.structures import boxes as box_ops
 from detlite.structures.masks.formats import encode_bitmap
+from detlite.structures.masks.pasting import paste_boxes
 from tests.conversion.detection_differences import Difference, compare
 from tests.conversion.mmdetection.synthetic_models import pictures, weights
 
@@ -53,13 +56,18 @@ def compare_recorded(name: str, recorded: Any) -> Difference:
         resized = resize_shortest(image, 128, 213, convention.resize)
         [found] = model.detect([resized])
         size, net = (image.shape[1], image.shape[2]), (resized.shape[1], resized.shape[2])
-        boxes = convention.rescale_boxes(found.boxes, net, size)
+        boxes = box_ops.rescale(found.boxes, net, size, convention)
         ours: dict[str, Any] = {"boxes": boxes, "scores": found.scores, "labels": found.labels}
         if found.mask_probs is not None:
             bits = np.unpackbits(
                 recorded[f"{prefix}masks"], count=len(theirs["boxes"]) * np.prod(size)
             )
             theirs["rles"] = [encode_bitmap(mask) for mask in bits.reshape(-1, *size)]
-            ours["rles"] = convention.paste_rle(found.mask_probs, boxes, size, model.mask_threshold)
+            ours["rles"] = paste_masks(
+                found.mask_probs,
+                paste_boxes(boxes, found.mask_probs.shape[-1], convention),
+                size,
+                model.mask_threshold,
+            )
         total.merge(compare(ours, theirs))
     return total

@@ -17,6 +17,7 @@ from detlite.modeling.postprocessing import Postprocess, Suppression
 from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.box_head import BOX_EXTRACTORS, BoxHead
 from detlite.ops import nms
+from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections, GroundTruth, Samples
 from detlite.structures.padding import Rows, fixed_shapes
 
@@ -271,7 +272,7 @@ def test_refined_boxes_are_clipped(shapes):
     for image, n in ((0, 0), (0, 3), (1, 0), (1, 2)):
         _, deltas = row_of(head, image, boxes[image, n])
         wanted = CODER.decode(deltas[1][None], boxes[image, n][None])
-        wanted = OURS.clip(wanted, tuple(SIZES[image].tolist()))[0]
+        wanted = box_ops.clip(wanted, tuple(SIZES[image].tolist()), OURS)[0]
         torch.testing.assert_close(found[image, n], wanted)
 
 
@@ -323,7 +324,5 @@ def test_regressions_of_the_predictor(tiny_config, agnostic):
 
 @pytest.mark.parametrize("key", ["FEATURE_EXTRACTOR", "PREDICTOR"])
 def test_unknown_part_names_the_key(tiny_config, key):
-    with pytest.raises(
-        ConfigError, match=rf"MODEL\.ROI_BOX_HEAD\.{key}: unknown box .* 'None'"
-    ):
+    with pytest.raises(ConfigError, match=rf"MODEL\.ROI_BOX_HEAD\.{key}: unknown box .* 'None'"):
         build_model(tiny_config(f"MODEL.ROI_BOX_HEAD.{key}", "None"))

@@ -29,7 +29,7 @@ def some_proposals(count: int = 60) -> torch.Tensor:
     corner = torch.rand(count // 2, 2) * 60
     far = torch.cat([corner, corner + 5 + torch.rand(count // 2, 2) * 20], dim=1)
     proposals = torch.cat([near, far])
-    return proposals[box_ops.at_least(proposals, 1)]
+    return proposals[box_ops.has_min_size(proposals, 1)]
 
 
 @SHAPES
@@ -53,8 +53,8 @@ def test_mask_head_gets_the_features_and_masks_of_the_foreground(
         features = model.backbone(batch.pixels)
         samples = model.sampler(proposals, truth)
         _, predictions = heads.box.losses(features, samples, truth, batch.sizes)
-        foreground = samples[:, : model.sampler.most_positive]
-        found = heads.map_losses(features, foreground, truth, predictions)
+        foreground = samples[:, : model.sampler.max_positives]
+        found = heads.dense_losses(features, foreground, truth, predictions)
     assert found.keys() == {"loss_mask"}
     rows, samples = given["rows"], given["samples"]
     labels = rows.pack(samples.labels)[rows.valid]
@@ -104,7 +104,7 @@ def test_maps_are_those_of_the_detections(tiny_config, make_batch, c4, shapes):
 def test_every_head_adds_its_fields(tiny_config, make_batch):
     model = build_model(tiny_config(*KEYPOINTS)).eval()
     assert model.needs == ("masks", "keypoints")
-    assert model.roi_heads.map_heads == [model.roi_heads.mask, model.roi_heads.keypoint]
+    assert model.roi_heads.dense_heads == [model.roi_heads.mask, model.roi_heads.keypoint]
     images, _ = make_batch(1)
     features = model.backbone(model.normalizer(images).pixels)
     valid = torch.ones(1, 2, dtype=torch.bool)

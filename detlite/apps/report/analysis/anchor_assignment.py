@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.modeling.proposal_network import ProposalNetwork
 from detlite.modeling.rcnn import GeneralizedRCNN
@@ -52,7 +52,7 @@ class AnchorMatches:
 
 @torch.no_grad()
 def match_anchors(
-    model: Detector, images: Sequence[Tensor], targets: Sequence[dict[str, Any]]
+    model: DetectionModel, images: Sequence[Tensor], targets: Sequence[dict[str, Any]]
 ) -> AnchorMatches | None:
     """Matches anchors as a training step of `model` does, before any are drawn.
 
@@ -83,7 +83,7 @@ def match_anchors(
     matched = matcher(truth, anchors)
     seen = torch.ones_like(matched, dtype=torch.bool)
     if straddle >= 0:
-        seen = model.convention.inside(anchors, batch.sizes, straddle).expand_as(matched)
+        seen = box_ops.inside(anchors, batch.sizes, straddle, model.convention).expand_as(matched)
         matched = torch.where(seen, matched, IGNORE)
     overlaps = torch.stack([
         box_ops.iou(boxes, anchors).masked_fill(~inside, 0).amax(dim=1)

@@ -33,7 +33,9 @@ def test_matches_are_those_of_the_losses(tiny_config, monkeypatch):
 
     def losses(self, predictions, images, truth):
         matched = self.matcher(truth, torch.cat(predictions.anchors))
-        seen = self.convention.inside(torch.cat(predictions.anchors), images.sizes, self.straddle)
+        seen = box_ops.inside(
+            torch.cat(predictions.anchors), images.sizes, self.straddle, self.convention
+        )
         drawn.append(torch.where(seen, matched, -2))
         return original(self, predictions, images, truth)
 

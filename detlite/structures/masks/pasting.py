@@ -1,0 +1,79 @@
+"""Paste the M x M probabilities of a mask head into an image."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from detlite.conventions import Convention
+from detlite.structures import boxes as box_ops
+
+
+def paste_probabilities(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resample masks into their boxes by bilinear interpolation.
+
+    The M x M cells tile the box. A pixel takes the value at its center, interpolated between cell
+    centers, with zeros around the mask. The mask of a box with a NaN or infinite coordinate is 0.
+
+    Args:
+        probs: `[N, M, M]` probabilities.
+        boxes: `[N, 4]` in pixels of the image, see `paste_boxes`.
+        size: (height, width) of the image.
+
+    Returns:
+        float32 `[N, height, width]`.
+    """
+    pasted = torch.zeros((len(probs), *size), dtype=torch.float32, device=probs.device)
+    padded = F.pad(probs.float(), (2, 2, 2, 2))
+    for image, mask, box in zip(pasted, padded, boxes.tolist(), strict=True):
+        if not all(map(math.isfinite, box)):
+            continue
+        # Separable: along the rows, then between them. The kernel `paste_masks_rle` does the same
+        # operations in the same order, so that both round alike.
+        x1, y1, x2, y2 = box
+        columns, cell, weight = _pixel_taps(x1, x2, probs.shape[2], size[1], probs.device)
+        stretched = mask[:, cell] * (1 - weight) + mask[:, cell + 1] * weight
+        rows, cell, weight = _pixel_taps(y1, y2, probs.shape[1], size[0], probs.device)
+        weight = weight[:, None]
+        image[rows, columns] = stretched[cell] * (1 - weight) + stretched[cell + 1] * weight
+    return pasted
+
+
+def paste_boxes(boxes: Tensor, resolution: int, convention: Convention) -> Tensor:
+    """Return the boxes `[N, 4]` that masks of M x M cells fill, by the rules of a framework.
+
+    With `mask_paste` "whole-pixels", torchvision and maskrcnn-benchmark surround a mask with a
+    ring of zeros and truncate the enlarged box to whole pixels, the last pixel included.
+
+    Args:
+        boxes: `[N, 4]` predicted boxes.
+        resolution: M.
+        convention: the model's convention.
+    """
+    boxes = box_ops.pooled_region(boxes, convention)
+    if convention.mask_paste != "whole-pixels":
+        return boxes
+    low, high = boxes[:, :2], boxes[:, 2:]
+    center, half = (low + high) / 2, (high - low) / 2
+    enlarged = half * ((resolution + 2) / resolution)
+    low, high = (center - enlarged).trunc(), (center + enlarged).trunc() + 1
+    side, cells = (high - low).clamp(min=1), resolution + 2
+    return torch.cat([low + side / cells, low + side * ((cells - 1) / cells)], dim=1)
+
+
+def _pixel_taps(
+    low: float, high: float, cells: int, limit: int, device: torch.device
+) -> tuple[slice, Tensor, Tensor]:
+    """Return along one axis the pixels that a mask with two rings of zeros reaches, for each pixel
+    the last cell whose center precedes its own, and the weight of the following cell."""
+    cell = max(high - low, 1e-6) / cells
+    # The center of a pixel must lie within one cell of a cell center: half a cell off the box.
+    start = min(max(int(low - 0.5 * cell - 0.5), 0), limit)
+    stop = min(max(int(high + 0.5 * cell + 0.5) + 1, start), limit)
+    centers = torch.arange(start, stop, dtype=torch.float32, device=device) + 0.5
+    position = (centers - low) / torch.tensor(cell, dtype=torch.float32) - 0.5
+    index = position.floor()
+    return slice(start, stop), index.clamp(-2, cells).long() + 2, position - index

@@ -1,0 +1,152 @@
+"""Compare pasting of mask probabilities with a scalar reference and with grid_sample."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from detlite.conventions import CONVENTIONS
+from detlite.ops import paste_masks
+from detlite.structures.masks.formats import to_bitmap
+from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
+
+SIZE = (20, 24)  # height, width
+# Inside, across each border, outside, tiny, with fractional sides, without height, whole image.
+BOXES = torch.tensor(
+    [
+        [3.0, 4, 15, 12],
+        [-6, -5, 8, 9],
+        [18, 15, 40, 33],
+        [30, 30, 40, 40],
+        [-9, -9, -2, -2],
+        [5.2, 6.1, 5.9, 6.4],
+        [2.3, 3.7, 19.9, 18.2],
+        [4, 7, 12, 7],
+        [0, 0, 24, 20],
+    ]
+)
+
+
+def paste_by_pixel(prob: torch.Tensor, box: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """Paste pixel by pixel: bilinear between the four nearest cell centers, zeros around the mask."""
+    cells = prob.shape[-1]
+    x1, y1, x2, y2 = box.double().tolist()
+    grid = F.pad(prob.double(), (1, 1, 1, 1))  # a ring of zeros
+    image = torch.zeros(size, dtype=torch.float64)
+    if x2 <= x1 or y2 <= y1:
+        return image
+    for row in range(size[0]):
+        for column in range(size[1]):
+            y = (row + 0.5 - y1) / (y2 - y1) * cells - 0.5 + 1  # in cells of the padded grid
+            x = (column + 0.5 - x1) / (x2 - x1) * cells - 0.5 + 1
+            if not (0 < y < cells + 1 and 0 < x < cells + 1):
+                continue
+            top, left = int(y), int(x)
+            down, right = y - top, x - left
+            image[row, column] = (
+                (1 - down) * (1 - right) * grid[top, left]
+                + (1 - down) * right * grid[top, left + 1]
+                + down * (1 - right) * grid[top + 1, left]
+                + down * right * grid[top + 1, left + 1]
+            )
+    return image
+
+
+def paste_by_grid_sample(
+    prob: torch.Tensor, box: torch.Tensor, size: tuple[int, int]
+) -> torch.Tensor:
+    """Paste like detectron2: sample the mask at the center of every pixel."""
+    x1, y1, x2, y2 = box.tolist()
+    y = ((torch.arange(size[0]) + 0.5 - y1) / (y2 - y1) * 2 - 1)[:, None].expand(size)
+    x = ((torch.arange(size[1]) + 0.5 - x1) / (x2 - x1) * 2 - 1)[None, :].expand(size)
+    grid = torch.stack([x, y], dim=-1)
+    return F.grid_sample(prob[None, None], grid[None], align_corners=False)[0, 0]
+
+
+@pytest.mark.parametrize("cells", [1, 7, 28])
+def test_paste_is_bilinear_pixel_by_pixel(cells):
+    boxes = BOXES[BOXES[:, 3] > BOXES[:, 1]]
+    probs = torch.rand(len(boxes), cells, cells)
+    pasted = paste_probabilities(probs, boxes, SIZE)
+    assert pasted.shape == (len(boxes), *SIZE)
+    assert pasted.dtype == torch.float32
+    for image, prob, box in zip(pasted, probs, boxes, strict=True):
+        expected = paste_by_pixel(prob, box, SIZE)
+        torch.testing.assert_close(image.double(), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("cells", [7, 28])
+def test_paste_is_grid_sample(cells):
+    boxes = BOXES[BOXES[:, 3] > BOXES[:, 1]]
+    probs = torch.rand(len(boxes), cells, cells)
+    for image, prob, box in zip(paste_probabilities(probs, boxes, SIZE), probs, boxes, strict=True):
+        torch.testing.assert_close(image, paste_by_grid_sample(prob, box, SIZE), atol=2e-4, rtol=0)
+
+
+def test_full_mask_fills_its_box():
+    pasted = paste_probabilities(torch.ones(1, 28, 28), torch.tensor([[4.0, 6, 12, 15]]), SIZE)[0]
+    inside = torch.zeros(SIZE, dtype=torch.bool)
+    inside[6:15, 4:12] = True
+    assert (pasted[inside] > 0.5).all()
+    assert (pasted[~inside] < 0.5).all()
+
+
+def test_boxes_outside_the_image_paste_nothing():
+    assert paste_probabilities(torch.ones(2, 28, 28), BOXES[3:5], SIZE).sum() == 0
+
+
+@pytest.mark.parametrize("box", [[4.0, 7, 12, 7], [4, 7, 4, 12], [4, 7, 4, 7], [9, 9, 3, 3]])
+def test_box_without_area_is_finite_and_small(box):
+    pasted = paste_probabilities(torch.ones(1, 28, 28), torch.tensor([box]), SIZE)
+    assert pasted.isfinite().all()
+    assert (pasted > 0).sum() <= 24
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.9])
+def test_rle_equals_the_thresholded_paste(threshold):
+    probs = torch.rand(len(BOXES), 28, 28)
+    rles = paste_masks(probs, BOXES, SIZE, threshold)
+    expected = (paste_probabilities(probs, BOXES, SIZE) >= threshold).numpy()
+    assert expected.any()
+    for rle, mask in zip(rles, expected, strict=True):
+        assert isinstance(rle["counts"], str)
+        assert np.array_equal(to_bitmap(rle, *SIZE), mask)
+
+
+def test_paste_no_masks():
+    assert paste_probabilities(torch.zeros(0, 28, 28), torch.zeros(0, 4), SIZE).shape == (0, *SIZE)
+    assert paste_masks(torch.zeros(0, 28, 28), torch.zeros(0, 4), SIZE) == []
+
+
+def test_autocast_does_not_move_edges():
+    probs = torch.rand(len(BOXES), 28, 28)
+    plain = paste_probabilities(probs, BOXES, SIZE)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(paste_probabilities(probs, BOXES, SIZE), plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_paste_computes_in_float32(dtype):
+    probs = torch.rand(len(BOXES), 14, 14).to(dtype)
+    expected = paste_probabilities(probs.float(), BOXES, SIZE)
+    assert torch.equal(paste_probabilities(probs, BOXES, SIZE), expected)
+    assert paste_masks(probs, BOXES, SIZE) == paste_masks(probs.float(), BOXES, SIZE)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS.values(), ids=lambda c: c.name)
+def test_paste_boxes_follow_the_convention(convention):
+    box = torch.tensor([[10.0, 20, 38.6, 48.9]])
+    x1, y1, x2, y2 = paste_boxes(box, 28, convention)[0].tolist()
+    if convention.mask_paste == "continuous":
+        assert (x1, y1) == (10, 20)
+        assert torch.tensor([x2, y2]).allclose(box[0, 2:])
+        return
+    # The mask with its ring of zeros fills whole pixels.
+    last = 1.0 if convention.inclusive_boxes else 0.0
+    for low, high, start, end in ((x1, x2, 10.0, 38.6), (y1, y2, 20.0, 48.9)):
+        cell = (high - low) / 28
+        center, half = (start + end - last) / 2, (end - last - start) / 2 * 30 / 28
+        assert low - cell == pytest.approx(int(center - half), abs=1e-4)
+        assert high + cell == pytest.approx(int(center + half) + 1, abs=1e-4)
