@@ -1,4 +1,4 @@
-"""What all tests share: a fixed seed, the real data where it is, a tiny model."""
+"""Fixtures of all tests: seeds, a tiny model, generated and real data sets, a browser."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from detlite.config import load_config
 _ROOT = Path(__file__).parent.parent
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
-# The same examples in each run, however slow the machine is.
+# The same examples in each run, without a time limit.
 settings.register_profile("seeded", derandomize=True, deadline=None)
 settings.load_profile("seeded")
 
-# A Mask R-CNN with a ResNet-18-FPN of 1/4 width.
+# A Mask R-CNN with a ResNet-18-FPN of a quarter of the usual width.
 _TINY: dict[str, Any] = {
     "MODEL.DEVICE": "cpu",
     "MODEL.MASK_ON": True,
@@ -66,18 +67,27 @@ _TINY_FPN: dict[str, Any] = {
 }
 
 
+# Training and data loading use POSIX signals and file locks, and their tests fork.
+_ON_WINDOWS = ("config", "modeling", "ops", "structures", "test_setup.py", "test_workflows.py")
+if sys.platform == "win32":
+    _entries = [path.name for path in Path(__file__).parent.iterdir()]
+    collect_ignore = [name for name in _entries if name not in _ON_WINDOWS]
+elif sys.platform == "darwin":
+    collect_ignore = ["fuzz"]  # measures memory by /proc
+
+
 @pytest.fixture(scope="session", autouse=True)
-def own_signals() -> None:
-    """Processes that tests start take these signals, even where nohup or a shell in the background
-    had us ignore them: what is handled here is back to the default there."""
+def default_signals() -> None:
+    """Let processes that tests start react to signals, even if nohup made this one ignore them."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # A handled signal has its default action in a new process, an ignored one stays ignored.
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Indexes of data sets go where they do not stay."""
+def temporary_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the indexes of data sets in a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DETLITE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -85,7 +95,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
-    """Every test draws the same random numbers, in whatever order tests run."""
+    """Seed the random number generators, so that results do not depend on the order of tests."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -93,7 +103,7 @@ def fixed_seed() -> None:
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
-    """Runs a test on each device that there is."""
+    """Each available device."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return request.param
@@ -101,13 +111,13 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
-    """The folder that holds pyproject.toml."""
+    """The folder of pyproject.toml."""
     return _ROOT
 
 
 @pytest.fixture
 def free_port() -> Callable[[], int]:
-    """`free_port()`: a port of the loopback on which nothing listens."""
+    """`free_port()`: an unused local port."""
 
     def find() -> int:
         with socket.socket() as server:
@@ -119,7 +129,7 @@ def free_port() -> Callable[[], int]:
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """The folder of real data sets and recorded outputs; skips where it is absent."""
+    """The folder of real data sets and recorded outputs; the test is skipped without it."""
     folder = _ROOT / os.environ.get("DETLITE_TEST_DATA", "../shared")
     if not folder.is_dir():
         pytest.skip(f"no folder {folder} (DETLITE_TEST_DATA)")
@@ -128,27 +138,38 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_config() -> Callable[..., CfgNode]:
-    """`tiny_config(*opts)`: a tiny Mask R-CNN on an FPN; `c4=True`: on a C4 map."""
+    """`tiny_config(*opts)`: the config of a tiny Mask R-CNN with FPN, or with C4 if `c4=True`."""
 
     def load(*opts: Any, c4: bool = False) -> CfgNode:
-        body = {"MODEL.BACKBONE.CONV_BODY": "R-18-C4"} if c4 else _TINY_FPN
-        settings = {**_TINY, **body}
+        settings = _TINY | ({"MODEL.BACKBONE.CONV_BODY": "R-18-C4"} if c4 else _TINY_FPN)
         return load_config(None, [item for pair in settings.items() for item in pair] + list(opts))
 
     return load
 
 
 @pytest.fixture
-def make_set(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
-    """`make_set(...)`: pictures with bright rectangles; returns (annotation file, image folder).
+def make_coco_dataset(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """`make_coco_dataset(...)`: write images of bright rectangles and their COCO annotations.
 
-    Args: pictures, their (height, width), objects in each, the (low, high) of their sides, height /
-    width, names of categories, whether with masks, names of keypoints, and whether grey.
+    Args:
+        name: folder of the data set.
+        images: number of images.
+        size: (height, width) of an image.
+        objects: number of objects per image.
+        sides: (minimum, maximum) of an object's side.
+        ratio: height / width of an object.
+        categories: names of the categories.
+        masks: write polygons.
+        keypoints: names of keypoints, all at an object's center.
+        gray: write images of one channel.
+
+    Returns:
+        The annotation file and the folder of images.
     """
 
     def make(
         name: str = "set",
-        pictures: int = 6,
+        images: int = 6,
         size: tuple[int, int] = (96, 128),
         objects: int = 3,
         sides: tuple[float, float] = (16, 40),
@@ -156,27 +177,24 @@ def make_set(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         categories: Sequence[str] = ("cat", "dog"),
         masks: bool = True,
         keypoints: Sequence[str] = (),
-        grey: bool = False,
+        gray: bool = False,
     ) -> tuple[Path, Path]:
         rng = np.random.default_rng(0)
         folder = tmp_path / name
         (folder / "images").mkdir(parents=True)
+        names = {"keypoints": list(keypoints)} if keypoints else {}
         content: dict[str, Any] = {
             "images": [],
             "annotations": [],
             "categories": [
-                {
-                    "id": number,
-                    "name": category,
-                    **({"keypoints": list(keypoints)} if keypoints else {}),
-                }
+                {"id": number, "name": category, **names}
                 for number, category in enumerate(categories, start=1)
             ],
         }
         height, width = size
-        for image_id in range(1, pictures + 1):
+        for image_id in range(1, images + 1):
             file = f"{image_id}.png"
-            pixels = rng.integers(0, 100, (height, width) if grey else (height, width, 3), np.uint8)
+            pixels = rng.integers(0, 100, (height, width) if gray else (height, width, 3), np.uint8)
             content["images"].append(
                 {"id": image_id, "file_name": file, "height": height, "width": width}
             )
@@ -185,17 +203,17 @@ def make_set(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
                 w, h = side / ratio**0.5, side * ratio**0.5
                 x, y = rng.uniform(0, width - w), rng.uniform(0, height - h)
                 pixels[int(y) : int(y + h), int(x) : int(x + w)] += 120
-                row = {
+                annotation = {
                     "id": len(content["annotations"]) + 1,
                     "image_id": image_id,
                     "category_id": int(rng.integers(len(categories))) + 1,
                     "bbox": [x, y, w, h],
                 }
                 if masks:
-                    row["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
+                    annotation["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
                 if keypoints:
-                    row["keypoints"] = [x + w / 2, y + h / 2, 2] * len(keypoints)
-                content["annotations"].append(row)
+                    annotation["keypoints"] = [x + w / 2, y + h / 2, 2] * len(keypoints)
+                content["annotations"].append(annotation)
             Image.fromarray(pixels).save(folder / "images" / file)
         (folder / "annotations.json").write_text(json.dumps(content))
         return folder / "annotations.json", folder / "images"
@@ -203,16 +221,17 @@ def make_set(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     return make
 
 
-@pytest.fixture(scope="module")  # playwright's event loop is in the way of others
+# Not for the whole session, because playwright's event loop would disturb later tests.
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A headless Chromium, of playwright's; skips where either is absent."""
+    """A headless Chromium of playwright; the test is skipped if either is missing."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed", exc_type=ImportError
     )
-    found = next(filter(None, map(shutil.which, _BROWSERS)), None)
-    if found is None:
+    program = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if program is None:
         pytest.skip(f"no browser: none of {', '.join(_BROWSERS)}")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()

@@ -1,4 +1,4 @@
-"""The files that docs/cluster.md shows: they parse, and so do the commands in them."""
+"""Tests of the job files in docs/cluster: they are valid, and so are their commands."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ KUBERNETES = ROOT / "docs" / "cluster" / "kubernetes.yaml"
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
-    """What `detlite` would train with some arguments: (config, whether to resume)."""
+def parse_command(tmp_path, monkeypatch):
+    """`parse_command(args)`: what `detlite` would train, as (config, resume)."""
 
     def parse(args: list[str]) -> tuple[CfgNode, bool]:
-        seen: list[tuple[CfgNode, bool]] = []
+        calls: list[tuple[CfgNode, bool]] = []
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv("WORLD_SIZE", raising=False)
-        monkeypatch.setattr("detlite.engine.run.run_training", lambda *pair: seen.append(pair))
+        monkeypatch.setattr("detlite.engine.run.run_training", lambda *call: calls.append(call))
         assert main(args) == 0
-        return seen[0]
+        return calls[0]
 
     return parse
 
@@ -40,7 +40,7 @@ def check_batches(cfg: CfgNode, processes: int) -> None:
     assert cfg.TEST.IMS_PER_BATCH % processes == 0
 
 
-def test_slurm_script_is_bash():
+def test_slurm_script_is_valid_bash():
     done = subprocess.run(["bash", "-n", str(SLURM)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -54,8 +54,8 @@ def test_slurm_script_saves_and_requeues():
     assert int(status[1]) == train._STOPPED
 
 
-def test_the_command_of_the_slurm_script(asked, tmp_path):
-    """Run by bash, with an srun that prints the command that a process gets."""
+def test_command_of_the_slurm_script(parse_command, tmp_path):
+    # This srun prints the command of one process.
     (tmp_path / "srun").write_text('#!/bin/bash\nSLURM_PROCID=3 SLURM_LOCALID=1 exec "$@"\n')
     (tmp_path / "detlite").write_text('#!/bin/bash\necho "$RANK $LOCAL_RANK $WORLD_SIZE" "$@"\n')
     (tmp_path / "scontrol").write_text("#!/bin/bash\necho machine\n")
@@ -66,7 +66,7 @@ def test_the_command_of_the_slurm_script(asked, tmp_path):
     assert done.returncode == 0, done.stderr
     rank, local_rank, world, *args = shlex.split(done.stdout)
     assert (rank, local_rank, world) == ("3", "1", "16")
-    cfg, resume = asked(args)
+    cfg, resume = parse_command(args)
     assert resume
     check_batches(cfg, 16)
 
@@ -74,16 +74,16 @@ def test_the_command_of_the_slurm_script(asked, tmp_path):
 @pytest.mark.parametrize(("status", "requeued"), [(75, True), (2, False), (0, False)])
 def test_only_status_75_requeues(tmp_path, status, requeued):
     (tmp_path / "srun").write_text(f"#!/bin/bash\nexit {status}\n")
-    (tmp_path / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/said\necho one\n')
+    (tmp_path / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/calls\necho one\n')
     for name in ("srun", "scontrol"):
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "16"}
     done = subprocess.run(["bash", str(SLURM)], env=env)
     assert done.returncode == status
-    assert ("requeue 7" in (tmp_path / "said").read_text()) == requeued
+    assert ("requeue 7" in (tmp_path / "calls").read_text()) == requeued
 
 
-def test_kubernetes_job(asked):
+def test_kubernetes_job(parse_command):
     service, job = yaml.safe_load_all(KUBERNETES.read_text())
     assert (service["kind"], job["kind"]) == ("Service", "Job")
     pod = job["spec"]["template"]["spec"]
@@ -98,7 +98,7 @@ def test_kubernetes_job(asked):
     assert launch.training_script == "detlite"
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
-    cfg, resume = asked(launch.training_script_args)
+    cfg, resume = parse_command(launch.training_script_args)
     assert resume
     check_batches(cfg, 8)
     check_batches(cfg, 16)

@@ -29,7 +29,8 @@ from PIL import Image
 from torch.distributed.run import get_args_parser
 
 import detlite
-from detlite.apps.cli.main import COMMANDS
+from benchmarks.__main__ import main as benchmarks_main
+from detlite.apps.cli.main import COMMANDS, run_command
 from detlite.config import KEYS, ConfigError, load_config
 from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
 
@@ -38,6 +39,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "configs/README.md")),
     ROOT / "csrc" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks" / "results").rglob("*.md")),
 ]
 # Pages whose Python another test runs.
 RUN_ELSEWHERE = {"extending.md": "tests/modeling/test_extending_docs.py"}
@@ -77,11 +79,11 @@ def name(page: Path) -> str:
 def reader(
     tmp_path: Path,
     tiny_config: Callable[..., Any],
-    make_set: Callable[..., tuple[Path, Path]],
+    make_coco_dataset: Callable[..., tuple[Path, Path]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, Any]:
     """The names that pages leave to the reader, in a folder of files that they name."""
-    annotations, images = make_set("cells", pictures=4)
+    annotations, images = make_coco_dataset("cells", images=4)
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(ROOT / "configs")
     annotations.rename("train.json")
@@ -222,6 +224,10 @@ def check_command(words: list[str]) -> None:
         args, _ = get_args_parser().parse_known_args(arguments)
         assert (args.module, args.training_script) == (True, "detlite"), words
         check_detlite(args.training_script_args)
+    elif program == "python" and arguments[:2] == ["-m", "benchmarks"]:
+        with pytest.raises(Parsed) as error:
+            benchmarks_main(arguments[2:])
+        check_configs(error.value.found)
     elif program == "python" and arguments[0] == "-m":
         assert importlib.util.find_spec(arguments[1]), words
     elif program == "python" and arguments[0] != "-c":
@@ -243,7 +249,7 @@ def check_detlite(arguments: list[str]) -> None:
     command, *arguments = arguments
     assert command in COMMANDS
     try:
-        importlib.import_module(f"detlite.apps.cli.{command}").main(arguments)
+        run_command(command, arguments)
     except Parsed as parsed:
         check_configs(parsed.found)
     else:
@@ -252,7 +258,7 @@ def check_detlite(arguments: list[str]) -> None:
 
 def check_configs(args: argparse.Namespace) -> None:
     """The overrides by name; where the config is one of detlite's own, their values, too."""
-    opts = getattr(args, "opts", None) or []
+    opts = getattr(args, "overrides", None) or []
     assert len(opts) % 2 == 0, opts
     assert set(opts[::2]) <= _KEYS, opts
     config = getattr(args, "config", None) or ""
@@ -286,6 +292,17 @@ def test_options_in_sentences_exist(page: Path) -> None:
             assert options <= options_of(command), f"{name(page)}: detlite {command}{rest}"
 
 
+@pytest.mark.usefixtures("parsing")
+def test_benchmark_commands_in_sentences_parse() -> None:
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks" / "results").rglob("*.md")]
+    count = 0
+    for page in pages:
+        for command in re.findall(r"`(python -m benchmarks [^`]+)`", page.read_text()):
+            check_command(shlex.split(command))
+            count += 1
+    assert count > 15
+
+
 def options_of(command: str) -> set[str]:
     with pytest.MonkeyPatch.context() as patch:
         seen: set[str] = set()
@@ -301,7 +318,7 @@ def options_of(command: str) -> set[str]:
         for method in ("parse_args", "parse_intermixed_args"):
             patch.setattr(argparse.ArgumentParser, method, keep)
         with pytest.raises(Parsed):
-            importlib.import_module(f"detlite.apps.cli.{command}").main([])
+            run_command(command, [])
     return seen
 
 

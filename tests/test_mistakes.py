@@ -319,9 +319,9 @@ def test_the_page_lists_what_is_tested():
 
 
 @pytest.mark.parametrize("title", MISTAKES)
-def test_the_message_is_that_of_the_page(title, make_set, tmp_path, capsys, caplog):
+def test_the_message_is_that_of_the_page(title, make_coco_dataset, tmp_path, capsys, caplog):
     message, then = ROWS[title]
-    arguments = MISTAKES[title](Beginner(tmp_path, *make_set()))
+    arguments = MISTAKES[title](Beginner(tmp_path, *make_coco_dataset()))
     status = main([*map(str, arguments)])
     output = capsys.readouterr()
     pattern = ".*".join(map(re.escape, message.split("…")))

@@ -21,9 +21,9 @@ from benchmarks.recipes.recipes import RECIPES
 
 
 @pytest.fixture
-def base(make_set, tmp_path) -> Path:
+def base(make_coco_dataset, tmp_path) -> Path:
     """The config that `detlite init` writes for a small set, as if one category were rare."""
-    annotations, images = make_set()
+    annotations, images = make_coco_dataset()
     file = tmp_path / program.BASE
     file.write_text(init_config(annotations, annotations, images, tmp_path))
     file.write_text(load_config(file, ["DATALOADER.REPEAT_THRESHOLD", 0.05]).dump())
@@ -117,9 +117,9 @@ def test_the_small_model_has_as_many_proposals_as_the_data_ask_for(base):
     assert "MODEL.RPN.RPN_HEAD" in RECIPES["small"].overrides(crowded)
 
 
-def test_all_may_start_from_another_recipe(make_set, tmp_path, monkeypatch):
+def test_all_may_start_from_another_recipe(make_coco_dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(program, "step_seconds", lambda cfg, *of: [1.0])
-    annotations, images = make_set()
+    annotations, images = make_coco_dataset()
     data = ["--train", str(annotations), "--val", str(annotations), "--images", str(images)]
     action = ["measure", "--only", "lite0", *data, "--output"]
     opts = ["--start", "larger_batch", "--opts", "SOLVER.IMS_PER_BATCH", "3"]

@@ -12,14 +12,14 @@ from detlite.data import DataError
 from detlite.modeling.build import build_model
 
 
-def test_models_are_timed_on_the_same_pictures(tiny_config, make_set, tmp_path, capsys):
+def test_models_are_timed_on_the_same_pictures(tiny_config, make_coco_dataset, tmp_path, capsys):
     cfg = tiny_config("MODEL.DEVICE", "cpu", "INPUT.MIN_SIZE_TEST", 64)
     state = build_model(cfg).state_dict()
     files = [tmp_path / name for name in ("a.pth", "b.pth")]
     categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
     for file in files:
         save_checkpoint(Checkpoint(file, state, categories, cfg.dump()), last=False)
-    _, images = make_set(pictures=4)
+    _, images = make_coco_dataset(images=4)
     options = ["--pictures", str(images), "--count", "2", "--rounds", "1"]
     options += ["--dtypes", "float32", "bfloat16"]
     assert program.main([*map(str, files), *options]) == 0

@@ -26,7 +26,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("source", STATES)
-def test_a_file_is_trained_without_a_config(source, make_set, tmp_path):
+def test_a_file_is_trained_without_a_config(source, make_coco_dataset, tmp_path):
     """What it says of its model is little, and what the rules ask for besides is the default's."""
     torch.manual_seed(0)
     # Random layers as they are would give numbers that are not finite.
@@ -35,7 +35,7 @@ def test_a_file_is_trained_without_a_config(source, make_set, tmp_path):
         for name, value in STATES[source]().items()
     }
     torch.save(state if source.startswith("torchvision") else {"model": state}, tmp_path / "w.pth")
-    data = make_set(pictures=2, size=(64, 96))
+    data = make_coco_dataset(images=2, size=(64, 96))
     result = detlite.train(
         data=data,
         test_data=data,

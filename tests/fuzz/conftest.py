@@ -1,4 +1,4 @@
-"""How long tests/fuzz searches, and the bounds of an input; `make fuzz MINUTES=60` takes longer."""
+"""Number of examples per test, and limits of time and memory; `make fuzz` draws more examples."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, settings
 _SECONDS = 10.0
 _MIB = 512
 _SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
-for _name, _examples, _same in (("short", 60, True), ("long", 3000, False)):
+for _name, _examples, _repeatable in (("short", 60, True), ("long", 3000, False)):
     settings.register_profile(
         _name,
         max_examples=_examples,
-        derandomize=_same,
+        derandomize=_repeatable,
         database=None,
         deadline=None,
         suppress_health_check=_SLOW,
@@ -27,22 +27,23 @@ for _name, _examples, _same in (("short", 60, True), ("long", 3000, False)):
 settings.load_profile(os.environ.get("DETLITE_FUZZ", "short"))
 
 
-_CLEAR = Path("/proc/self/clear_refs")  # "5" sets the peak, VmHWM, to the memory now
+# Writing "5" resets the peak of memory, VmHWM (proc(5)).
+_CLEAR = Path("/proc/self/clear_refs")
 
 
 def _memory(name: str) -> int:
-    """Return VmRSS, the memory now, or VmHWM, its peak, in KiB (proc(5))."""
+    """Return the resident memory (VmRSS) or its peak (VmHWM) in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 @pytest.fixture
 def bounded() -> Callable[[], AbstractContextManager[None]]:
-    """`with bounded():` fails where the block takes more than 10 seconds or 512 MiB."""
+    """`with bounded():` fails if the block takes more than 10 seconds or 512 MiB."""
 
     @contextmanager
     def bound() -> Iterator[None]:
-        # What earlier tests took, and may have kept, hides nothing.
+        # Memory that was freed but kept by the allocator would hide new allocations.
         ctypes.CDLL(None).malloc_trim(0)
         _CLEAR.write_text("5")
         before, start = _memory("VmRSS"), time.process_time()

@@ -1,4 +1,4 @@
-"""Inputs that are nearly right: sound ones, with some of their parts replaced, lost or repeated."""
+"""Almost valid inputs: valid ones, with some parts replaced, removed or repeated."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from hypothesis import strategies as st
 
 _NUMBERS = [0, 1, -1, 2, 7, 2**31, 2**53, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, 5e-324]
-_ODD: list[Any] = [
+_UNEXPECTED: list[Any] = [
     *_NUMBERS, None, True, False, "", "0", "1e3", "\ud800", "\0", "a" * 300, "../x", [], {}, [[]],
     [0], [None], {"": 0}, [[[[]]]], float("inf"), float("-inf"), float("nan"),
 ]  # fmt: skip
 
 
-def odd_values() -> st.SearchStrategy[Any]:
-    """What JSON, YAML or a pickle may hold where something else is meant."""
-    leaves = st.sampled_from(_ODD) | st.integers() | st.floats() | st.text(max_size=8)
+def unexpected_values() -> st.SearchStrategy[Any]:
+    """Values of JSON, YAML or a pickle that are rarely valid."""
+    leaves = st.sampled_from(_UNEXPECTED) | st.integers() | st.floats() | st.text(max_size=8)
     return st.recursive(
         leaves,
         lambda inner: (
@@ -26,29 +26,29 @@ def odd_values() -> st.SearchStrategy[Any]:
     )
 
 
-def check_message(error: Exception, most: int = 5000) -> None:
-    """That of an error of the project is one line of some length."""
+def check_message(error: Exception, max_length: int = 5000) -> None:
+    """Check that an error's message is one line of limited length."""
     assert str(error)
     assert "\n" not in str(error), str(error)
-    assert len(str(error)) < most, f"{len(str(error))} characters: {str(error)[:200]}"
+    assert len(str(error)) < max_length, f"{len(str(error))} characters: {str(error)[:200]}"
 
 
 @st.composite
-def nearly(draw: st.DrawFn, sound: Any, most: int = 3, values: Any = None) -> Any:
-    """`sound`, nested lists and dicts, after up to `most` changes anywhere in it.
+def mutated(draw: st.DrawFn, valid: Any, max_changes: int = 3, values: Any = None) -> Any:
+    """Change nested lists and dicts in up to `max_changes` places.
 
-    `values` are what parts of it are replaced by; left out: `odd_values`.
+    Replacements are drawn from `values`, by default `unexpected_values()`.
     """
-    content = copy.deepcopy(sound)
-    for _ in range(draw(st.integers(0, most))):
+    content = copy.deepcopy(valid)
+    for _ in range(draw(st.integers(0, max_changes))):
         places = list(_places(content))
         if not places:
             break
         parent, key = draw(st.sampled_from(places))
         change = draw(st.sampled_from(["replace", "replace", "remove", "repeat", "move"]))
         if change == "replace":
-            # A copy, as later changes may be in it.
-            parent[key] = copy.deepcopy(draw(odd_values() if values is None else values))
+            # A copy, because later changes may modify it.
+            parent[key] = copy.deepcopy(draw(unexpected_values() if values is None else values))
         elif change == "remove":
             del parent[key]
         elif change == "repeat" and isinstance(parent, list):
@@ -60,7 +60,7 @@ def nearly(draw: st.DrawFn, sound: Any, most: int = 3, values: Any = None) -> An
 
 
 def _places(node: Any) -> Any:
-    """(container, key) of every part."""
+    """Yield (container, key) of every part."""
     if isinstance(node, dict | list):
         for key in list(node) if isinstance(node, dict) else range(len(node)):
             yield node, key
@@ -68,20 +68,20 @@ def _places(node: Any) -> Any:
 
 
 @st.composite
-def nearly_bytes(draw: st.DrawFn, sound: bytes, most: int = 4) -> bytes:
-    """`sound` with bytes changed, lost, put in, or parts of it copied elsewhere."""
-    data = bytearray(sound)
-    for _ in range(draw(st.integers(0, most))):
+def mutated_bytes(draw: st.DrawFn, valid: bytes, max_changes: int = 4) -> bytes:
+    """Change, remove, insert or copy bytes in up to `max_changes` places."""
+    data = bytearray(valid)
+    for _ in range(draw(st.integers(0, max_changes))):
         at = draw(st.integers(0, len(data)))
         count = draw(st.sampled_from([1, 1, 2, 4, 8, 64, 1000]))
-        change = draw(st.sampled_from(["flip", "set", "cut", "lose", "insert", "copy"]))
+        change = draw(st.sampled_from(["flip", "set", "cut", "remove", "insert", "copy"]))
         if change == "flip" and at < len(data):
             data[at] ^= 1 << draw(st.integers(0, 7))
         elif change == "set":
             data[at : at + count] = draw(st.binary(max_size=8))
         elif change == "cut":
             del data[at:]
-        elif change == "lose":
+        elif change == "remove":
             del data[at : at + count]
         elif change == "insert":
             data[at:at] = draw(st.sampled_from([b"\0", b"\xff"])) * count

@@ -1,10 +1,10 @@
-"""Searches with tests/fuzz until the time is over, each time with other random numbers.
+"""Run the tests of tests/fuzz with different random numbers for some time.
 
     python tests/fuzz/search.py --minutes 60
 
-A failing test ends it with status 1, after hypothesis has printed the smallest input that it found
-and how to repeat it. So do a crash, a process that does not end and one that takes over 16 GiB of
-address space; they are repeated by the seed that is named.
+The search ends with status 1 at the first failing test, after hypothesis has printed the smallest
+failing input and how to repeat it. A crash, a process that takes over half an hour and one that
+uses over 16 GiB of address space end it too; the printed command repeats them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-HANGS = 1800  # seconds
+TIMEOUT = 1800  # seconds
 
 
 def bound_memory() -> None:
@@ -27,7 +27,7 @@ def bound_memory() -> None:
 
 
 def main() -> int:
-    """0 if nothing was found."""
+    """Run the command line; return 1 if a test failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))
@@ -42,16 +42,16 @@ def main() -> int:
             try:
                 done = subprocess.run(
                     command, env=os.environ | {"DETLITE_FUZZ": "long"}, cwd=FOLDER.parents[1],
-                    preexec_fn=bound_memory, timeout=HANGS,
+                    preexec_fn=bound_memory, timeout=TIMEOUT,
                 )  # fmt: skip
                 status = done.returncode
             except subprocess.TimeoutExpired:
                 status = -1
             if status:
-                print(f"status {status}; again: DETLITE_FUZZ=long {' '.join(command)}")
+                print(f"status {status}; repeat with: DETLITE_FUZZ=long {' '.join(command)}")
                 return 1
         searches += 1
-    print(f"{searches} searches of {len(args.tests)} files: nothing found")
+    print(f"{searches} searches of {len(args.tests)} files: no failure")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The means of this folder find what they are to find."""
+"""Tests of the limits and of the changed inputs themselves."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 
 from detlite.apps.batch_predict.allocator import keep_freed_memory
-from tests.fuzz.inputs import nearly, nearly_bytes
+from tests.fuzz.inputs import mutated, mutated_bytes
 
 
 def test_memory_is_bounded(bounded):
-    keep_freed_memory()  # as the commands do
-    np.ones(2**32 // 8)  # a greater peak before hides nothing
+    keep_freed_memory()  # the commands do the same
+    np.ones(2**32 // 8)  # an earlier, higher peak
     with pytest.raises(AssertionError, match="MiB"), bounded():
         np.ones(3 * 2**30 // 8)
 
@@ -25,13 +25,13 @@ def test_time_is_bounded(bounded, monkeypatch):
 
 
 def test_inputs_change():
-    sound, seen = {"a": [1, 2, {"b": "c"}]}, []
+    valid, seen = {"a": [1, 2, {"b": "c"}]}, []
 
-    @given(nearly(sound), nearly_bytes(b"sound"))
-    def look(content, data):
+    @given(mutated(valid), mutated_bytes(b"valid"))
+    def record(content, data):
         seen.append((repr(content), data))
 
-    look()
+    record()
     assert len({content for content, _ in seen}) > 20
     assert len({data for _, data in seen}) > 20
-    assert sound == {"a": [1, 2, {"b": "c"}]}
+    assert valid == {"a": [1, 2, {"b": "c"}]}

@@ -1,4 +1,4 @@
-"""Files that are nearly checkpoints: weights, or a CheckpointError; never code that runs."""
+"""Almost valid checkpoints give weights or a CheckpointError, and never run code."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detlite.conversion.checkpoint.files import Checkpoint, CheckpointError, read_checkpoint
-from detlite.engine.resume import newest_checkpoint
-from tests.fuzz.inputs import check_message, nearly, nearly_bytes, odd_values
+from detlite.engine.run_files import newest_checkpoint
+from tests.fuzz.inputs import check_message, mutated, mutated_bytes, unexpected_values
 
 WEIGHTS = {
     "backbone.body.conv1.weight": torch.ones(2, 3, 3, 3),
     "roi_heads.box.predictor.cls_score.weight": torch.zeros(4, 8),
     "roi_heads.box.predictor.cls_score.bias": torch.zeros(4),
 }
-SOUND: dict[str, Any] = {
+VALID: dict[str, Any] = {
     "model": WEIGHTS,
     "categories": [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}],
     "config": "SEED: 3\n",
@@ -33,8 +33,8 @@ SOUND: dict[str, Any] = {
     "backbone_only": False,
     "training": {"iteration": 3, "optimizer": {"state": {}}, "rng": [{"torch": torch.zeros(4)}]},
 }
-# Of the frameworks whose files are converted.
-OTHERS: list[dict[str, Any]] = [
+# Checkpoints of frameworks that can be converted.
+OTHER_FRAMEWORKS: list[dict[str, Any]] = [
     {"model": {"backbone.body.layer1.0.conv1.weight": torch.ones(2, 2, 1, 1),
                "rpn.head.conv.weight": torch.ones(2, 2, 3, 3)}},
     {"model": {"backbone.bottom_up.res2.0.conv1.weight": np.ones((2, 2, 1, 1), np.float32),
@@ -60,11 +60,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
-_numbers = itertools.count()
+_file_numbers = itertools.count()
 
 
-def use(data: bytes, folder: Path, suffix: str = ".pth") -> None:
-    file = folder / f"{next(_numbers)}{suffix}"
+def check_reading(data: bytes, folder: Path, suffix: str = ".pth") -> None:
+    file = folder / f"{next(_file_numbers)}{suffix}"
     file.write_bytes(data)
     try:
         checkpoint = read_checkpoint(file)
@@ -79,7 +79,7 @@ def use(data: bytes, folder: Path, suffix: str = ".pth") -> None:
         file.unlink()
 
 
-_values = odd_values() | st.sampled_from(
+_values = unexpected_values() | st.sampled_from(
     [
         torch.zeros(0), torch.zeros(3).int(), torch.tensor(float("nan")), torch.zeros(2, 2).bool(),
         torch.zeros(2, device="meta"), torch.zeros(3).to_sparse(), torch.zeros(2, 3).t(),
@@ -88,45 +88,45 @@ _values = odd_values() | st.sampled_from(
 )  # fmt: skip
 
 
-@given(content=nearly(SOUND, values=_values), old=st.booleans())
-def test_nearly_ours(content, old, folder, bounded):
+@given(content=mutated(VALID, values=_values), old=st.booleans())
+def test_own_checkpoints(content, old, folder, bounded):
     with bounded():
-        use(saved(content, old), folder)
+        check_reading(saved(content, old), folder)
 
 
-@given(content=st.sampled_from(OTHERS).flatmap(lambda c: nearly(c, values=_values)))
-def test_nearly_of_others(content, folder, bounded):
+@given(content=st.sampled_from(OTHER_FRAMEWORKS).flatmap(lambda c: mutated(c, values=_values)))
+def test_checkpoints_of_other_frameworks(content, folder, bounded):
     with bounded():
-        use(saved(content), folder)
+        check_reading(saved(content), folder)
 
 
-@given(content=st.sampled_from(OTHERS).flatmap(lambda c: nearly(c, values=_values)))
-@example(content={"blobs": {**OTHERS[2]["blobs"], "conv1_b": np.array("a")}})
-def test_nearly_pickles_of_others(content, folder, bounded):
+@given(content=st.sampled_from(OTHER_FRAMEWORKS).flatmap(lambda c: mutated(c, values=_values)))
+@example(content={"blobs": {**OTHER_FRAMEWORKS[2]["blobs"], "conv1_b": np.array("a")}})
+def test_pickles_of_other_frameworks(content, folder, bounded):
     try:
         data = pickle.dumps(content, protocol=2)
     except Exception:  # what cannot be pickled, such as a sparse tensor
         return
     with bounded():
-        use(data, folder, ".pkl")
+        check_reading(data, folder, ".pkl")
 
 
 @given(content=_values)
-def test_anything_saved(content, folder, bounded):
+def test_any_saved_value(content, folder, bounded):
     with bounded():
-        use(saved(content), folder)
+        check_reading(saved(content), folder)
 
 
-@given(data=nearly_bytes(saved(SOUND)))
-def test_bytes_of_ours(data, folder, bounded):
+@given(data=mutated_bytes(saved(VALID)))
+def test_bytes_of_own_checkpoints(data, folder, bounded):
     with bounded():
-        use(data, folder)
+        check_reading(data, folder)
 
 
-@given(data=nearly_bytes(saved(SOUND, old=True)))
-def test_bytes_of_old_files(data, folder, bounded):
+@given(data=mutated_bytes(saved(VALID, old=True)))
+def test_bytes_of_old_format(data, folder, bounded):
     with bounded():
-        use(data, folder)
+        check_reading(data, folder)
 
 
 def _arrays() -> bytes:
@@ -134,24 +134,24 @@ def _arrays() -> bytes:
     return pickle.dumps(content, protocol=2)
 
 
-@given(data=nearly_bytes(_arrays()) | st.binary(max_size=60))
+@given(data=mutated_bytes(_arrays()) | st.binary(max_size=60))
 @example(data=b"cos\nsystem\n(S'exit 1'\ntR.")
 @example(data=b"\x80\x02}r" + (2**28).to_bytes(4, "little") + b".")
 def test_bytes_of_pickles(data, folder, bounded):
     with bounded():
-        use(data, folder, ".pkl")
+        check_reading(data, folder, ".pkl")
 
 
 @given(data=st.binary(max_size=100), suffix=st.sampled_from([".pth", ".pkl", ".safetensors"]))
 @example(data=(2**62).to_bytes(8, "little") + b"{}", suffix=".safetensors")
 def test_any_bytes(data, suffix, folder, bounded):
     with bounded():
-        use(data, folder, suffix)
+        check_reading(data, folder, suffix)
 
 
-@given(parts=nearly([["archive/data.pkl", "x"], ["archive/version", "3"], ["a", "b"]]))
-def test_nearly_zip_files(parts, folder, bounded):
-    """Sound checksums around what is not sound: the names and contents of the records."""
+@given(parts=mutated([["archive/data.pkl", "x"], ["archive/version", "3"], ["a", "b"]]))
+def test_zip_files(parts, folder, bounded):
+    """Valid checksums, but invalid names and contents of the records."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as file:
         for part in parts:
@@ -161,13 +161,13 @@ def test_nearly_zip_files(parts, folder, bounded):
                 except (ValueError, UnicodeError, IndexError):
                     return
     with bounded():
-        use(stream.getvalue(), folder)
+        check_reading(stream.getvalue(), folder)
 
 
-@given(data=nearly_bytes(saved(SOUND)), note=st.binary(max_size=40))
+@given(data=mutated_bytes(saved(VALID)), note=st.binary(max_size=40))
 @example(data=b"", note=b"model_0000003.pth")
 @example(data=b"", note=b"/" * 5000)
-def test_a_folder_to_resume(data, note, folder, bounded):
+def test_folder_of_a_run(data, note, folder, bounded):
     (folder / "model_0000003.pth").write_bytes(data)
     (folder / "last_checkpoint").write_bytes(note)
     with bounded():

@@ -1,4 +1,4 @@
-"""Annotation files that are nearly COCO's: a data set, or a DataError."""
+"""Almost valid COCO files give a data set or a DataError."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from PIL import Image
 
 from detlite.data import CocoDataset, DataError
 from detlite.evaluation.results import Results
-from tests.fuzz.inputs import check_message, nearly, nearly_bytes
+from tests.fuzz.inputs import check_message, mutated, mutated_bytes
 
-SOUND: dict[str, Any] = {
+VALID: dict[str, Any] = {
     "categories": [
         {"id": 7, "name": "cat", "keypoints": ["nose", "tail"]},
         {"id": 3, "name": "dog"},
@@ -48,25 +48,25 @@ RESULTS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures")
-    for row in SOUND["images"]:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    for row in VALID["images"]:
         pixels = np.full((row["height"], row["width"], 3), 90, np.uint8)
         Image.fromarray(pixels).save(folder / row["file_name"])
     return folder
 
 
-_numbers = itertools.count()
+_file_numbers = itertools.count()
 
 
-def use(data: bytes, pictures: Path, train: bool, keypoints: bool, skip: bool) -> None:
-    """Everything that a run asks of a data set."""
-    # A name of its own, as something may be kept for a file.
-    file = pictures / f"{next(_numbers)}.json"
+def check_reading(data: bytes, images: Path, train: bool, keypoints: bool, skip: bool) -> None:
+    """Read all that a run reads from a data set."""
+    # A new name each time, because the index of a file is cached.
+    file = images / f"{next(_file_numbers)}.json"
     file.write_bytes(data)
     try:
         dataset = CocoDataset(
-            file, pictures, train=train, keypoints=keypoints, min_keypoints=int(keypoints),
+            file, images, train=train, keypoints=keypoints, min_keypoints=int(keypoints),
             skip_bad=skip, masks_as_runs=skip,
         )  # fmt: skip
         for index, image_id in enumerate(dataset.image_ids):
@@ -93,50 +93,50 @@ def use(data: bytes, pictures: Path, train: bool, keypoints: bool, skip: bool) -
 _flags = st.booleans()
 
 
-@given(content=nearly(SOUND), train=_flags, keypoints=_flags, skip=_flags)
-def test_nearly_coco(content, train, keypoints, skip, pictures, bounded):
+@given(content=mutated(VALID), train=_flags, keypoints=_flags, skip=_flags)
+def test_annotation_files(content, train, keypoints, skip, images, bounded):
     with bounded():
-        use(json.dumps(content).encode(), pictures, train, keypoints, skip)
+        check_reading(json.dumps(content).encode(), images, train, keypoints, skip)
 
 
 @pytest.mark.parametrize("names", [7, True])
-def test_keypoints_of_a_category_that_are_no_names(names, pictures):
-    category = SOUND["categories"][0] | {"keypoints": names}
-    content = SOUND | {"categories": [category, SOUND["categories"][1]]}
-    use(json.dumps(content).encode(), pictures, True, True, False)
+def test_invalid_keypoint_names_of_a_category(names, images):
+    category = VALID["categories"][0] | {"keypoints": names}
+    content = VALID | {"categories": [category, VALID["categories"][1]]}
+    check_reading(json.dumps(content).encode(), images, True, True, False)
 
 
-@given(data=nearly_bytes(json.dumps(SOUND).encode()), train=_flags, skip=_flags)
-@example(data=b"\xef\xbb\xbf" + json.dumps(SOUND).encode(), train=True, skip=False)
+@given(data=mutated_bytes(json.dumps(VALID).encode()), train=_flags, skip=_flags)
+@example(data=b"\xef\xbb\xbf" + json.dumps(VALID).encode(), train=True, skip=False)
 @example(data=b"[" * 100_000, train=True, skip=False)
-@example(data=json.dumps(SOUND).encode("utf-16"), train=True, skip=True)
-def test_bytes_of_coco(data, train, skip, pictures, bounded):
+@example(data=json.dumps(VALID).encode("utf-16"), train=True, skip=True)
+def test_bytes_of_annotation_files(data, train, skip, images, bounded):
     with bounded():
-        use(data, pictures, train, False, skip)
+        check_reading(data, images, train, False, skip)
 
 
-def test_the_sound_one_is_sound(pictures):
-    (pictures / "sound.json").write_text(json.dumps(SOUND))
+def test_unchanged_file_is_valid(images):
+    (images / "valid.json").write_text(json.dumps(VALID))
     for train in (False, True):
-        dataset = CocoDataset(pictures / "sound.json", pictures, train=train, keypoints=True)
+        dataset = CocoDataset(images / "valid.json", images, train=train, keypoints=True)
         assert len(dataset) == 2
 
 
 _kinds = st.sets(st.sampled_from(["bbox", "segm", "keypoints"]), min_size=1).map(sorted)
 
 
-@given(rows=nearly(RESULTS), kinds=_kinds)
+@given(rows=mutated(RESULTS), kinds=_kinds)
 @example(rows=[RESULTS[0] | {"keypoints": 0}], kinds=["keypoints"])
 @example(rows=[RESULTS[0] | {"score": [0.5]}, RESULTS[1]], kinds=["bbox"])
 @example(
     rows=[RESULTS[0] | {"segmentation": {"size": [0, 2**63], "counts": "`0`<P<"}}], kinds=["segm"]
 )
-def test_nearly_results(rows, kinds, bounded):
+def test_results(rows, kinds, bounded):
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        return  # which whoever reads the file checks
+        return  # the reader of the file checks this
     with bounded():
         try:
             results = Results.from_coco(rows, kinds)
-            assert len(list(results.rows())) == len(rows)
+            assert len(list(results.to_coco())) == len(rows)
         except DataError as error:
             check_message(error)

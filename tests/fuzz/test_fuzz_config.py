@@ -1,4 +1,4 @@
-"""Config files and overrides that are nearly right: a config that reads back, or a ConfigError."""
+"""Almost valid config files and overrides give a config that can be read back, or a ConfigError."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detlite.config import KEYS, ConfigError, load_config
-from tests.fuzz.inputs import check_message, nearly, nearly_bytes, odd_values
+from tests.fuzz.inputs import check_message, mutated, mutated_bytes, unexpected_values
 
 ROOT = Path(__file__).parents[2]
-SOUND: dict[str, Any] = {
+VALID: dict[str, Any] = {
     key: value
     for key, value in yaml.safe_load((ROOT / "configs" / "demo_shapes.yaml").read_text()).items()
     if key != "_BASE_"
 }
-NAMES = [key.name for key in KEYS if key.name != "IMPORTS"]  # which run code
+NAMES = [key.name for key in KEYS if key.name != "IMPORTS"]  # IMPORTS runs code
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +28,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("configs")
 
 
-_numbers = itertools.count()
+_file_numbers = itertools.count()
 
 
-def use(data: bytes, opts: list[Any], folder: Path) -> None:
-    file = folder / f"{next(_numbers)}.yaml"
+def check_reading(data: bytes, opts: list[Any], folder: Path) -> None:
+    file = folder / f"{next(_file_numbers)}.yaml"
     file.write_bytes(data)
     try:
         cfg = load_config(file, opts)
-        again = folder / f"{next(_numbers)}.yaml"
+        again = folder / f"{next(_file_numbers)}.yaml"
         again.write_text(cfg.dump())
         assert load_config(again) == cfg
         again.unlink()
     except ConfigError as error:
-        check_message(error, most=1_000_000)  # it repeats values
+        check_message(error, max_length=1_000_000)  # it repeats values
     finally:
         file.unlink()
 
@@ -50,9 +50,9 @@ def runs_code(content: Any) -> bool:
     return isinstance(content, dict) and "IMPORTS" in content
 
 
-@given(content=nearly(SOUND))
+@given(content=mutated(VALID))
 @example(content={"DATALOADER": {"\n": 0}})
-def test_nearly_a_config(content, folder, bounded):
+def test_config_files(content, folder, bounded):
     if runs_code(content):
         return
     try:
@@ -60,10 +60,10 @@ def test_nearly_a_config(content, folder, bounded):
     except UnicodeEncodeError:
         return
     with bounded():
-        use(data, [], folder)
+        check_reading(data, [], folder)
 
 
-@given(data=nearly_bytes(yaml.safe_dump(SOUND).encode()))
+@given(data=mutated_bytes(yaml.safe_dump(VALID).encode()))
 @example(data=b"a: &a [*a]")
 @example(data=b"&a a: {*a : 1}")
 @example(data=b"{[1]: 2}")
@@ -72,21 +72,21 @@ def test_nearly_a_config(content, folder, bounded):
 @example(data=b"<<: 3")
 @example(data=b"OUTPUT_DIR: 2026-11-31")
 @example(data=b"OUTPUT_DIR: 2026-11-22 25:00:00")
-def test_bytes_of_a_config(data, folder, bounded):
+def test_bytes_of_config_files(data, folder, bounded):
     if b"IMPORTS" in data:
         return
     with bounded():
-        use(data, [], folder)
+        check_reading(data, [], folder)
 
 
-@given(opts=st.lists(st.tuples(st.sampled_from(NAMES), odd_values()), max_size=3))
+@given(opts=st.lists(st.tuples(st.sampled_from(NAMES), unexpected_values()), max_size=3))
 @example(opts=[("SOLVER.MAX_ITER", "9" * 5000)])
 @example(opts=[("SOLVER.STEPS", "(" * 500)])
 @example(opts=[("SOLVER.STEPS", "-" * 100_000 + "1")])
 @example(opts=[("SOLVER.BASE_LR", 10**400)])
 def test_overrides(opts, folder, bounded):
     with bounded():
-        use(b"", [part for pair in opts for part in pair], folder)
+        check_reading(b"", [part for pair in opts for part in pair], folder)
 
 
 @given(names=st.lists(st.text(max_size=30) | st.sampled_from(NAMES), max_size=4))
@@ -94,4 +94,4 @@ def test_names_of_overrides(names, folder, bounded):
     if "IMPORTS" in names:
         return
     with bounded():
-        use(b"", list(names), folder)
+        check_reading(b"", list(names), folder)

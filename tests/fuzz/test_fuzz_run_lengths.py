@@ -1,4 +1,4 @@
-"""Run lengths that are nearly COCO's: read as pycocotools reads them, or told to be unsound."""
+"""Almost valid run lengths are rejected, or decode to the mask that pycocotools decodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from detlite.data.index.annotation_checks import rle_problem, segmentation_probl
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.masks.rle import run_lengths
-from tests.fuzz.inputs import nearly, nearly_bytes
+from tests.fuzz.inputs import mutated, mutated_bytes
 
 
 @st.composite
@@ -24,34 +24,36 @@ def bitmaps(draw: st.DrawFn) -> np.ndarray:
     return np.array(bits, np.uint8).reshape(size)
 
 
-def agree(rle: dict, height: int, width: int) -> None:
-    """What is said to be sound reads as pycocotools reads it, in both of our ways."""
+def check_decoding(rle: dict, height: int, width: int) -> None:
+    """Compare both decoders with pycocotools, unless the run lengths are rejected."""
     if rle_problem(rle, height, width, may_be_empty=True) is not None:
         return
-    wanted = rle
+    reference = rle
     if isinstance(rle["counts"], list):
-        wanted = rle_codec.frPyObjects(rle, height, width)
-    bitmap = rle_codec.decode(wanted)
+        reference = rle_codec.frPyObjects(rle, height, width)
+    bitmap = rle_codec.decode(reference)
     assert (to_bitmap(rle, height, width) == bitmap).all()
     packed = PackedMasks.from_segmentations([rle], height, width, False)
     assert (packed.bitmaps(height, width)[0].numpy() == bitmap).all()
 
 
 @given(bitmap=bitmaps(), data=st.data())
-def test_nearly_compressed(bitmap, data, bounded):
+def test_compressed_run_lengths(bitmap, data, bounded):
     counts = rle_codec.encode(np.asfortranarray(bitmap))["counts"]
-    changed = data.draw(nearly_bytes(counts))
+    changed = data.draw(mutated_bytes(counts))
     with bounded():
-        agree({"size": list(bitmap.shape), "counts": changed.decode("latin1")}, *bitmap.shape)
+        check_decoding(
+            {"size": list(bitmap.shape), "counts": changed.decode("latin1")}, *bitmap.shape
+        )
 
 
 @given(counts=st.lists(st.integers(-3, 40), max_size=9), size=st.tuples(*[st.integers(1, 8)] * 2))
 @example(counts=[2**63 - 1, 2**63 - 1, 2], size=(1, 1))
 @example(counts=[2**64], size=(1, 1))
 @example(counts=[0, 0, 0, 4], size=(2, 2))
-def test_nearly_lists(counts, size, bounded):
+def test_lists_of_run_lengths(counts, size, bounded):
     with bounded():
-        agree({"size": list(size), "counts": counts}, *size)
+        check_decoding({"size": list(size), "counts": counts}, *size)
 
 
 @given(text=st.text(max_size=30) | st.binary(max_size=30))
@@ -66,11 +68,11 @@ _segmentations = st.sampled_from(
         {"size": [20, 30], "counts": [0, 400, 200]},
         {"size": [20, 30], "counts": "`0`<h5"},
     ]
-).flatmap(nearly)
+).flatmap(mutated)
 
 
 @given(segmentation=_segmentations)
-def test_nearly_segmentations(segmentation, bounded):
+def test_segmentations(segmentation, bounded):
     with bounded():
         if segmentation_problem(segmentation, 20, 30) is None:
             bitmap = to_bitmap(segmentation, 20, 30)

@@ -136,9 +136,9 @@ def test_an_optimized_model_detects_the_same(tiny_config, other):
     torch.testing.assert_close(on_cpu(found.boxes), expected.boxes, rtol=1e-4, atol=1e-2)
 
 
-def test_a_run_trains_saves_evaluates_and_resumes(make_set, tmp_path, other):
+def test_a_run_trains_saves_evaluates_and_resumes(make_coco_dataset, tmp_path, other):
     """Also the loss on the test set, and the device's own generator in checkpoints."""
-    data = make_set(pictures=4, size=(64, 96))
+    data = make_coco_dataset(images=4, size=(64, 96))
     settings = {
         "MODEL.DEVICE": NAME,
         "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,

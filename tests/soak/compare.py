@@ -1,4 +1,4 @@
-"""Two runs' folders compared bit for bit, but for times and paths."""
+"""Compare the folders of two runs bit for bit, except for times and paths."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _CHECKPOINTS = ("model_final.pth", "model_final_average.pth", "model_best.pth")
 
 
 def first_difference(one: Path, other: Path) -> str:
-    """Where the final checkpoints, metrics and results of two runs differ first; empty: nowhere."""
+    """Return the first difference of final checkpoints, metrics and results, or an empty string."""
     names = {path.name for folder in (one, other) for path in folder.rglob("*.json")}
     for name in (*_CHECKPOINTS, "metrics.jsonl", *sorted(names), "average/evaluation.json"):
-        ours, theirs = one / name, other / name
-        if ours.exists() != theirs.exists():
-            return f"{name} is in one of the two only"
-        if ours.exists() and (found := _difference(_content(ours), _content(theirs))):
-            return f"{name}{found}"
+        first, second = one / name, other / name
+        if first.exists() != second.exists():
+            return f"{name} is in only one of the two"
+        if first.exists() and (place := _difference(_content(first), _content(second))):
+            return f"{name}{place}"
     return ""
 
 
@@ -36,14 +36,14 @@ def _content(file: Path) -> Any:
 
 
 def _difference(one: Any, other: Any) -> str:
-    """The path to the first difference, such as ['model']['body.weight']; empty: none."""
+    """Return the path to the first difference, such as `['model']['w']: different values`."""
     if type(one) is not type(other):
         return f": {type(one).__name__} and {type(other).__name__}"
     if isinstance(one, Tensor):
-        return "" if one.dtype == other.dtype and torch.equal(one, other) else ": other numbers"
+        return "" if one.dtype == other.dtype and torch.equal(one, other) else ": different values"
     if isinstance(one, dict):
         if one.keys() != other.keys():
-            return f": only one has {sorted(map(str, one.keys() ^ other.keys()))}"
+            return f": only one of the two has {sorted(map(str, one.keys() ^ other.keys()))}"
         parts = [(key, one[key], other[key]) for key in one]
     elif isinstance(one, (list, tuple)):
         if len(one) != len(other):
@@ -51,7 +51,7 @@ def _difference(one: Any, other: Any) -> str:
         parts = [(number, *pair) for number, pair in enumerate(zip(one, other, strict=True))]
     else:
         return "" if one == other else f": {one!r} and {other!r}"
-    for key, ours, theirs in parts:
-        if found := _difference(ours, theirs):
-            return f"[{key!r}]{found}"
+    for key, first, second in parts:
+        if place := _difference(first, second):
+            return f"[{key!r}]{place}"
     return ""

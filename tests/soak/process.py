@@ -1,4 +1,4 @@
-"""`detlite train` in forked processes."""
+"""Run `detlite train` in forked processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-import matplotlib.pyplot as plt  # noqa: F401  what the program imports later, once for all
+import matplotlib.pyplot as plt  # noqa: F401  imported once, before the forks
 import torch.utils.tensorboard  # noqa: F401
 from PIL import Image
 
@@ -23,10 +23,17 @@ from detlite.apps.cli import train
 ROOT = Path(__file__).parents[2]
 
 
-def live(args: list[str], output: Path, limit: int, slow: float) -> NoReturn:
-    """What a forked process does: it is the program, in a process group of its own."""
+def train_and_exit(args: list[str], output: Path, limit: int, delay: float) -> NoReturn:
+    """Run the command in a forked process, in its own process group, and exit.
+
+    Args:
+        args: arguments of `detlite train`.
+        output: file for stdout and stderr.
+        limit: maximum size of a file in bytes; 0 for none.
+        delay: seconds that reading an image takes longer, for 3 of 10 images.
+    """
     os.setpgid(0, 0)
-    # Whatever this program was started by: nohup, and a shell in the background, ignore some.
+    # nohup, and a shell for its background jobs, may have set signals to be ignored.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,40 +42,40 @@ def live(args: list[str], output: Path, limit: int, slow: float) -> NoReturn:
         os.dup2(file.fileno(), 2)
     if limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    if slow:
-        opened, rng = Image.open, random.Random(0)
+    if delay:
+        original, rng = Image.open, random.Random(0)
 
-        def slowly(*args: Any, **kwargs: Any) -> Any:
-            time.sleep(slow if rng.random() < 0.3 else 0)
-            return opened(*args, **kwargs)
+        def open_slowly(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(delay if rng.random() < 0.3 else 0)
+            return original(*args, **kwargs)
 
-        Image.open = slowly  # type: ignore[assignment]
+        Image.open = open_slowly  # type: ignore[assignment]
     status = 1
     try:
         status = train.main(args)
-    except KeyboardInterrupt:  # before main looks out for it, or after
+    except KeyboardInterrupt:  # before or after main handles it
         status = 130
     except BaseException:
         traceback.print_exc()
-    finally:  # as at the end of an interpreter
+    finally:  # what an interpreter does at its end
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(status)
 
 
 class Process:
-    """A forked process that runs `live`."""
+    """A forked process that runs `train_and_exit`."""
 
     def __init__(self, *args: Any) -> None:
         self.status: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
-            live(*args)
-        with suppress(OSError):  # whoever comes first
+            train_and_exit(*args)
+        with suppress(OSError):  # the child may have done it
             os.setpgid(self.pid, self.pid)
 
     def wait(self, seconds: float) -> bool:
-        """Waits for its end; whether it has come."""
+        """Wait for the end of the process; return False if it still runs."""
         end = time.monotonic() + seconds
         while self.status is None and time.monotonic() < end:
             pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -1,19 +1,20 @@
-"""Interrupts training runs at random until the time is over, and compares what comes of them.
+"""Interrupt training runs at random for some time, and compare their results.
 
     python tests/soak/soak.py --minutes 60 --seed 0 --folder output/soak
 
-A round is a small Mask R-CNN with settings drawn from the round's seed: it is trained once without
-interruption, then a few times with troubles (signals, dead loader processes, full disks, slow
-pictures), resumed until it ends. Weights, optimizer, generators, metrics and results must be those
-of the unbroken run, bit for bit, and every process must end with a status of its trouble.
+Each round draws settings of a small Mask R-CNN from its seed. It trains the model once without
+interruption, and then a few times with faults (signals, killed loader processes, full disks, slow
+images), resuming until the run is complete. Weights, optimizer, random number generators, metrics
+and results must equal those of the uninterrupted run bit for bit, and every process must end with
+an expected status.
 
-log.jsonl in the folder has a line for each process, summary.json their counts. At the first
-difference the program ends with status 1, names the round's seed, and leaves the folder as it is.
-The same seed draws the same settings and troubles; when they strike depends on the machine's speed.
+In the output folder, log.jsonl has a line per process and summary.json counts them. At the first
+failure the program ends with status 1, prints the seed of the round, and keeps the folder. A seed
+always draws the same settings and faults, but the moment of a fault depends on the machine's speed.
 
-Processes are forked from this one, which has imported everything, so that time is spent in
-training. In a folder on a file system of less than 1 GiB, such as a small tmpfs, disks are really
-filled; elsewhere files are limited in size (RLIMIT_FSIZE), which fails writes as well.
+The processes are forked from this one, which has already imported everything. If the folder is on a
+file system of less than 1 GiB, such as a small tmpfs, the disk is really filled. Elsewhere
+RLIMIT_FSIZE limits the size of files, which makes writes fail too.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ import torch
 from tests.soak.compare import first_difference
 from tests.soak.process import ROOT, Process
 
-RUNS = 3  # broken ones of a round
-LIVES = 6  # processes of a run that meet a trouble
+RUNS = 3  # interrupted runs per round
+MAX_FAULTS = 6  # interrupted processes per run
 SMALL_DISK = 2**30  # bytes
 CONFIG = """
 _BASE_: {root}/configs/_base_/from_scratch_fpn.yaml
@@ -78,7 +79,7 @@ SETTINGS: dict[str, list[Any]] = {
     "SOLVER.TEST_PERIOD": [0, 4],
     "SOLVER.BEST_METRIC": ["", "bbox/AP"],
 }
-# The statuses that a process may end with; 0: the trouble came too late.
+# Fault -> expected statuses of the process; 0 if the fault came too late.
 STATUSES = {
     "none": {0},
     "SIGKILL": {0, -signal.SIGKILL},
@@ -92,12 +93,12 @@ STATUSES = {
 }
 
 
-class Finding(Exception):
-    """What should not have happened."""
+class SoakError(Exception):
+    """A wrong result or an unexpected status."""
 
 
 class Soak:
-    """Rounds in a folder, and the log of their processes."""
+    """Run rounds in a folder and log their processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -110,10 +111,10 @@ class Soak:
         self.counts: Counter[str] = Counter()
 
     def round(self, seed: int, stop: float) -> None:
-        """The runs of a seed; those that begin after `stop` (of time.monotonic) are left out.
+        """Do the runs of a seed; start none after `stop` (in the time of time.monotonic).
 
         Raises:
-            Finding: a difference, or a status that does not belong to the trouble.
+            SoakError: a result differs, or the status of a process is unexpected.
         """
         rng = random.Random(seed)
         settings = {key: rng.choice(values) for key, values in SETTINGS.items()} | {"SEED": seed}
@@ -121,115 +122,116 @@ class Soak:
         shutil.rmtree(runs, ignore_errors=True)
         runs.mkdir()
         started = time.monotonic()
-        self._process(seed, runs / "unbroken", settings, "none", rng, 0.0)
+        self._process(seed, runs / "uninterrupted", settings, "none", rng, 0.0)
         seconds = time.monotonic() - started
         for number in range(RUNS):
             if number and time.monotonic() > stop:
                 return
-            broken = runs / f"broken{number}"
-            ended, lives = False, 0
-            while not ended:
-                kinds = [kind for kind in STATUSES if kind != "none"]
+            interrupted = runs / f"interrupted{number}"
+            is_complete, processes = False, 0
+            while not is_complete:
+                faults = [fault for fault in STATUSES if fault != "none"]
                 if not self._is_small:
-                    kinds.remove("full disk")
+                    faults.remove("full disk")
                 if not settings["DATALOADER.NUM_WORKERS"]:
-                    kinds.remove("loader killed")
-                kind = rng.choice(kinds) if lives < LIVES else "none"
-                ended = self._process(seed, broken, settings, kind, rng, seconds) == 0
-                lives += 1
-            if found := first_difference(runs / "unbroken", broken):
-                raise Finding(f"{broken} is not {runs / 'unbroken'}: {found}")
-            shutil.rmtree(broken)
-            self.counts["broken runs"] += 1
-            self.counts["interruptions"] += lives - 1
+                    faults.remove("loader killed")
+                fault = rng.choice(faults) if processes < MAX_FAULTS else "none"
+                status = self._process(seed, interrupted, settings, fault, rng, seconds)
+                is_complete = status == 0
+                processes += 1
+            if place := first_difference(runs / "uninterrupted", interrupted):
+                raise SoakError(f"{interrupted} differs from the uninterrupted run: {place}")
+            shutil.rmtree(interrupted)
+            self.counts["interrupted runs"] += 1
+            self.counts["interruptions"] += processes - 1
         self.counts["rounds"] += 1
 
     def _process(
-        self, seed: int, output: Path, settings: dict[str, Any], kind: str, rng: random.Random,
+        self, seed: int, output: Path, settings: dict[str, Any], fault: str, rng: random.Random,
         seconds: float,
     ) -> int:  # fmt: skip
-        """One process of a run, and its trouble; returns its status."""
+        """Run one process with a fault; return its status."""
         args = ["--config", str(self._config), "--resume", "OUTPUT_DIR", str(output)]
         args += [str(part) for pair in settings.items() for part in pair]
-        delay, slow = rng.uniform(0, 1.1 * seconds), rng.choice([0.0, 0.0, 0.2])
-        # From a line of the log to more than a checkpoint.
+        delay, image_delay = rng.uniform(0, 1.1 * seconds), rng.choice([0.0, 0.0, 0.2])
+        # Free bytes, from a line of the log to more than a checkpoint.
         space = int(math.exp(rng.uniform(math.log(500), math.log(4e6))))
         to_all, again = rng.random() < 0.5, rng.uniform(0, 0.3)
         ballast = self._folder / "ballast"
-        if kind == "full disk":
+        if fault == "full disk":
             free = shutil.disk_usage(self._folder).free
             with ballast.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, max(free - space, 1))
-        # Not on the disk that is filled.
-        printed = Path(tempfile.gettempdir()) / f"detlite-soak-{os.getpid()}.txt"
-        printed.unlink(missing_ok=True)
-        limit = space if kind == "file limit" else 0
+        # On another disk than the one that is filled.
+        output_file = Path(tempfile.gettempdir()) / f"detlite-soak-{os.getpid()}.txt"
+        output_file.unlink(missing_ok=True)
+        limit = space if fault == "file limit" else 0
         started = time.monotonic()
-        process = Process(args, printed, limit, slow if kind != "none" else 0.0)
+        process = Process(args, output_file, limit, image_delay if fault != "none" else 0.0)
         pid = process.pid
-        if (kind.startswith("SIG") or kind == "loader killed") and not process.wait(delay):
+        if (fault.startswith("SIG") or fault == "loader killed") and not process.wait(delay):
             with suppress(ProcessLookupError):
-                if kind == "loader killed":
+                if fault == "loader killed":
                     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
                     if children:
                         os.kill(int(rng.choice(children)), signal.SIGKILL)
                 else:
-                    number = signal.Signals[kind.split()[0]]
+                    number = signal.Signals[fault.split()[0]]
                     (os.killpg if to_all else os.kill)(pid, number)
-                    if kind.endswith("twice") and not process.wait(again):
+                    if fault.endswith("twice") and not process.wait(again):
                         os.kill(pid, number)
         hangs = not process.wait(300 + 10 * seconds)
         with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # loader processes, which outlive theirs for a while
+            os.killpg(pid, signal.SIGKILL)  # loader processes end later
         process.wait(60)
         ballast.unlink(missing_ok=True)
         status = process.status
         assert status is not None
-        row = {"seed": seed, "run": output.name, "trouble": kind, "status": status}
+        row = {"seed": seed, "run": output.name, "fault": fault, "status": status}
         row |= {"seconds": round(time.monotonic() - started, 2), "delay": round(delay, 3)}
-        row |= {"space": space, "to_all": to_all, "slow": slow}
+        row |= {"space": space, "to_all": to_all, "image_delay": image_delay}
         self._log.write(json.dumps(row) + "\n")
         self._log.flush()
         self.counts["processes"] += 1
-        self.statuses.setdefault(kind, Counter())[str(status)] += 1
-        text = printed.read_text(errors="replace")[-4000:]
-        printed.unlink()
-        if hangs or status not in STATUSES[kind]:
-            what = "hangs" if hangs else f"ends with status {status}"
-            raise Finding(f"{output} {what} after the trouble {row}:\n{text}")
+        self.statuses.setdefault(fault, Counter())[str(status)] += 1
+        text = output_file.read_text(errors="replace")[-4000:]
+        output_file.unlink()
+        if hangs or status not in STATUSES[fault]:
+            end = "hangs" if hangs else f"ends with status {status}"
+            raise SoakError(f"{output} {end} after the fault {row}:\n{text}")
         return status
 
 
 def main() -> int:
-    """0, or 1 after a finding."""
+    """Run the command line; return 1 after a failure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the first round")
-    parser.add_argument("--rounds", type=int, default=sys.maxsize, help="at most")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first round")
+    parser.add_argument("--rounds", type=int, default=sys.maxsize, help="maximum number of rounds")
     parser.add_argument("--folder", type=Path, default=Path("output/soak"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     soak, seed = Soak(args.folder.resolve()), args.seed
     started = time.monotonic()
-    stop, finding = started + 60 * args.minutes, ""
-    while not finding and time.monotonic() < stop and seed < args.seed + args.rounds:
+    stop, failure = started + 60 * args.minutes, ""
+    while not failure and time.monotonic() < stop and seed < args.seed + args.rounds:
         try:
             soak.round(seed, stop)
             seed += 1
-        except Finding as error:
-            finding = f"{error}\nagain: python tests/soak/soak.py --seed {seed} --rounds 1"
+        except SoakError as error:
+            failure = f"{error}\nrepeat with: python tests/soak/soak.py --seed {seed} --rounds 1"
     summary = {
         **soak.counts,
         "minutes": round((time.monotonic() - started) / 60, 1),
-        "statuses": {kind: dict(row) for kind, row in sorted(soak.statuses.items())},
-        "finding": finding,
+        "statuses": {fault: dict(row) for fault, row in sorted(soak.statuses.items())},
+        "failure": failure,
     }
     text = json.dumps(summary, indent=2)
     (args.folder / "summary.json").write_text(text + "\n")
     print(text)
-    if finding:
-        print(finding, file=sys.stderr)
-    return bool(finding)
+    if failure:
+        print(failure, file=sys.stderr)
+    return bool(failure)
 
 
 if __name__ == "__main__":

@@ -135,8 +135,8 @@ def test_weights_that_do_not_say_what_they_are_of():
         config_by_rules([], untimed, Checkpoint(Path("bare.pth"), {}))
 
 
-def test_pictures_are_read_as_the_run_reads_them(make_set):
-    annotations, images = make_set()
+def test_pictures_are_read_as_the_run_reads_them(make_coco_dataset):
+    annotations, images = make_coco_dataset()
     opts = ["DATASETS.CATALOG", [{"name": "t", "annotations": str(annotations),
             "images": str(images)}], "DATASETS.TRAIN", ("t",), "DATASETS.TEST", ()]  # fmt: skip
     opts += ["MODEL.DEVICE", "cpu"]

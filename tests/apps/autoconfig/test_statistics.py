@@ -12,8 +12,8 @@ from detlite.apps.autoconfig import measure
 from detlite.data.errors import DataError
 
 
-def test_numbers_of_a_set(make_set):
-    found = measure(*make_set(ratio=4.0))
+def test_numbers_of_a_set(make_coco_dataset):
+    found = measure(*make_coco_dataset(ratio=4.0))
     assert found.sizes.shape == (6, 2)
     assert found.sizes[0].tolist() == [96, 128]
     assert len(found.boxes) == len(found.owners) == found.with_masks == 18
@@ -28,8 +28,8 @@ def test_numbers_of_a_set(make_set):
     assert found.decoding > 0
 
 
-def test_crowds_and_bad_entries_are_left_out(make_set):
-    file, images = make_set(keypoints=["nose"])
+def test_crowds_and_bad_entries_are_left_out(make_coco_dataset):
+    file, images = make_coco_dataset(keypoints=["nose"])
     content = json.loads(file.read_text())
     rows = content["annotations"]
     rows[0]["iscrowd"] = 1
@@ -46,8 +46,8 @@ def test_crowds_and_bad_entries_are_left_out(make_set):
     assert "annotation 2 (image 1): bbox" in found.first_unsound
 
 
-def test_pictures_without_any_annotation_are_counted(make_set):
-    file, images = make_set(pictures=3)
+def test_pictures_without_any_annotation_are_counted(make_coco_dataset):
+    file, images = make_coco_dataset(images=3)
     content = json.loads(file.read_text())
     for row in content["annotations"]:
         row["iscrowd"] = int(row["image_id"] == 2)
@@ -56,8 +56,8 @@ def test_pictures_without_any_annotation_are_counted(make_set):
     assert measure(file, images).empty == 1
 
 
-def test_brightness_of_upper_and_lower_half(make_set):
-    file, images = make_set(pictures=2, objects=1)
+def test_brightness_of_upper_and_lower_half(make_coco_dataset):
+    file, images = make_coco_dataset(images=2, objects=1)
     assert abs(measure(file, images).top_bottom) < 0.1
     pixels = np.zeros((96, 128, 3), np.uint8)
     pixels[:48] = 204
@@ -66,8 +66,8 @@ def test_brightness_of_upper_and_lower_half(make_set):
     assert measure(file, images).top_bottom == pytest.approx(0.8)
 
 
-def test_sets_that_cannot_be_used(make_set):
-    file, images = make_set()
+def test_sets_that_cannot_be_used(make_coco_dataset):
+    file, images = make_coco_dataset()
     with pytest.raises(DataError, match="none of its 6 pictures can be used: image 1"):
         measure(file, images / "elsewhere")
     content = json.loads(file.read_text())

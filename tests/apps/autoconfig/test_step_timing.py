@@ -7,8 +7,8 @@ import itertools
 from detlite.apps.autoconfig.step_timing import step_seconds
 
 
-def test_steps_are_timed_by_the_clock_and_leave_nothing(tiny_config, make_set, tmp_path):
-    annotations, images = make_set()
+def test_steps_are_timed_by_the_clock_and_leave_nothing(tiny_config, make_coco_dataset, tmp_path):
+    annotations, images = make_coco_dataset()
     entry = {"name": "mine", "annotations": str(annotations), "images": str(images)}
     cfg = tiny_config(
         "DATASETS.CATALOG", [entry], "DATASETS.TRAIN", ["mine"], "SOLVER.IMS_PER_BATCH", 2,

