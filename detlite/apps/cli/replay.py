@@ -1,52 +1,50 @@
-"""Computes the losses of a batch that a run kept because one of them was not finite.
+"""Recompute the losses of a batch that a run saved because a loss was not finite.
 
     detlite replay --batch output/batch_0000123_rank0.pth \\
         --weights output/model_0000100.pth
 
-Prints the losses and the first part of the model whose output is not finite. The run noticed when
-it read its losses (SOLVER.LOG_PERIOD), so the weights of that step are gone; those of the last
-checkpoint before it are the nearest. Which boxes are sampled is random, by the seed.
+Prints the losses and the first module of the model whose output is not finite. A run checks its
+losses every SOLVER.LOG_PERIOD iterations, so the weights of the failing iteration are lost; those
+of the last checkpoint before it are the nearest. The sampled boxes are random; --seed chooses them.
 
-Exit status: 0 when all is finite, 1 when something is not, 2 for what the user can mend.
+Exit status: 0 if everything is finite; 1 if something is not; 2 for an error that you can fix.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import CheckpointError
-from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
-from detlite.engine.replay import first_non_finite, read_batch
-from detlite.engine.rng import seed_all
+from detlite.apps.cli.options import add_device, add_overrides, add_weights, config_overrides
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line, without its name, or the process's own; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        "detlite replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch", required=True, type=Path, metavar="FILE", help="batch file of the run"
     )
-    parser.add_argument("--batch", required=True, type=Path, help="file that the run kept")
-    parser.add_argument("--weights", required=True, help="checkpoint of the run")
-    parser.add_argument("--seed", type=int, default=0, help="of the boxes that are sampled (0)")
-    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
-    args = parser.parse_intermixed_args(arguments)
-    try:
-        iteration, batch = read_batch(args.batch)
-        _, model = build_model_from_checkpoint(args.weights, args.opts)
-    except (ConfigError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    add_weights(parser, text="checkpoint of the run")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the sampled boxes (default: 0)"
+    )
+    add_device(parser)
+    add_overrides(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    import math
+
+    from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
+    from detlite.engine.replay import first_non_finite, read_batch
+    from detlite.engine.rng import seed_all
+
+    iteration, batch = read_batch(args.batch)
+    _, model = build_model_from_checkpoint(args.weights, config_overrides(args))
     seed_all(args.seed)
-    losses, where = first_non_finite(model, batch)
+    losses, module = first_non_finite(model, batch)
     images, targets = batch
     print(f"iteration {iteration}, images {[target['image_id'] for target in targets]}")
     for image, target in zip(images, targets, strict=True):
         print(f"  {list(image.shape)}, {len(target['boxes'])} boxes")
     print(", ".join(f"{name} {value:.4g}" for name, value in losses.items()))
-    print(f"first output that is not finite: {where or 'none'}")
-    return 0 if where is None and all(map(math.isfinite, losses.values())) else 1
+    print(f"first output that is not finite: {module or 'none'}")
+    return 0 if module is None and all(map(math.isfinite, losses.values())) else 1

@@ -1,40 +1,64 @@
-"""Evaluates a checkpoint on the test sets of a config file.
+"""Evaluate a checkpoint on the test sets of its config.
 
-    detlite test --config configs/demo_shapes.yaml MODEL.WEIGHT model_final.pth
-    torchrun --nproc-per-node 2 -m detlite test --config ... MODEL.WEIGHT ...
+    detlite test --weights output/cells/model_final.pth
+    detlite test --config configs/demo_shapes.yaml --weights model_final.pth
+    detlite test --weights model_final.pth --data val.json --images photos
+    torchrun --nproc-per-node 2 -m detlite test --weights model_final.pth
 
-Prints the COCO table and writes evaluation.json, results_<data set>.json and, if it is not the
-folder of a training, config.yaml to OUTPUT_DIR.
+Prints the COCO table and writes evaluation.json, results_<data set>.json and, unless it is the
+folder of the training, config.yaml to the output folder.
+
+Exit status: 0; 2 for an error that you can fix.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 
-from detlite.api import evaluate
-from detlite.apps.batch_predict.allocator import keep_freed_memory
-from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import CheckpointError
-from detlite.data import DataError, LoaderProcessError
+from detlite.apps.cli.options import (
+    add_config,
+    add_device,
+    add_overrides,
+    add_weights,
+    config_overrides,
+)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line, without its name, or the process's own.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    add_weights(parser, required=False, text="checkpoint to evaluate (default: MODEL.WEIGHT)")
+    parser.add_argument(
+        "--data", metavar="FILE", help="COCO annotation file (default: DATASETS.TEST)"
+    )
+    parser.add_argument(
+        "--images", metavar="FOLDER", help="images of --data (default: the folder next to it)"
+    )
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="output folder (default: evaluation/ next to --weights)"
+    )
+    add_device(parser)
+    add_overrides(parser)
 
-    Returns:
-        The exit status: 0, or 2 for what the user can mend.
-    """
-    parser = argparse.ArgumentParser("detlite test", description=__doc__.splitlines()[0])
-    parser.add_argument("--config", "--config-file", required=True, help="YAML file")
-    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
-    args = parser.parse_intermixed_args(arguments)
+
+def run(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from detlite.api import evaluate
+    from detlite.apps.batch_predict.allocator import keep_freed_memory
+    from detlite.apps.dataset_formats.coco_files import find_pictures
+    from detlite.config import ConfigError
+
+    if args.images and not args.data:
+        raise ConfigError("--images is the image folder of --data: add --data")
+    data = None
+    if args.data:
+        data = (args.data, args.images or find_pictures(Path(args.data)))
     keep_freed_memory()
-    try:
-        evaluate(config=args.config, overrides=args.opts)
-    # OSError: such as a disk that is full while results are written.
-    except (ConfigError, DataError, CheckpointError, LoaderProcessError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    evaluate(
+        args.weights,
+        config=args.config,
+        data=data,
+        output_dir=args.output,
+        overrides=config_overrides(args),
+    )
     return 0

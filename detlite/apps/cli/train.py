@@ -1,60 +1,70 @@
-"""Trains the model that a config file describes, and evaluates it.
+"""Train a model and evaluate it.
 
     detlite train --config configs/demo_shapes.yaml SOLVER.BASE_LR 0.01
+    detlite train --data photos --minutes 15 --output output/photos
     torchrun --nproc-per-node 2 -m detlite train --config configs/demo_shapes.yaml
 
-OUTPUT_DIR then holds config.yaml, log.txt, metrics.jsonl, TensorBoard's events, checkpoints,
+Without --config, the config is chosen from the data by the rules of `detlite init`.
+
+The output folder then holds config.yaml, log.txt, metrics.jsonl, TensorBoard events, checkpoints,
 evaluation.json, results_<data set>.json, curves.png and detections.png.
 
-A run that torchrun starts anew (`--max-restarts`) goes on from its last checkpoint.
+A run that torchrun restarts (`--max-restarts`) resumes from its last checkpoint. SIGTERM and
+SIGHUP, which schedulers send before they take a machine back, end the run after the current
+iteration is saved; a second signal ends it immediately.
 
-SIGTERM and SIGHUP, by which a scheduler takes the machine back, let the step end and save it; a
-second one ends at once.
-
-Exit status: 0; 2 for what the user can mend; 75 when such a signal ended the run, which --resume
-goes on with; 130 after Ctrl-C. Under torchrun these are the statuses of the processes, of which
-its report tells.
+Exit status: 0; 2 for an error that you can fix; 75 if such a signal ended the run (continue with
+--resume); 130 after Ctrl-C. Under torchrun these are the statuses of the single processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
-from detlite.api import train
-from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import CheckpointError
-from detlite.data import DataError, LoaderProcessError
-from detlite.distributed import restarts
-from detlite.engine.hooks.metrics import NonFiniteLossError
-from detlite.engine.hooks.signals import StoppedError
+from detlite.apps.cli.options import (
+    add_config,
+    add_device,
+    add_overrides,
+    add_weights,
+    config_overrides,
+)
 
-_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
-# OSError: such as a disk that is full while results are written.
-_MENDABLE = (
-    ConfigError, DataError, CheckpointError, NonFiniteLossError, LoaderProcessError, OSError,
-)  # fmt: skip
+INTERRUPTED = "interrupted; --resume continues from the last checkpoint"
+_STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again later
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line, without its name, or the process's own; returns the exit status."""
-    parser = argparse.ArgumentParser("detlite train", description=__doc__.splitlines()[0])
-    parser.add_argument("--config", "--config-file", required=True, help="YAML file")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in OUTPUT_DIR, if there is one"
+        "--data", metavar="PATH", help="folder or annotation file to train on, as for detlite init"
     )
-    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
-    args = parser.parse_intermixed_args(arguments)
+    add_weights(parser, required=False, text="checkpoint to start from (default: MODEL.WEIGHT)")
+    parser.add_argument("--minutes", type=float, help="length of the training")
+    parser.add_argument("--output", metavar="FOLDER", help="output folder (default: OUTPUT_DIR)")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run in the output folder, if any"
+    )
+    add_device(parser)
+    add_overrides(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from detlite.api import train
+    from detlite.distributed import restarts
+    from detlite.engine.signals import StoppedError
+
     try:
-        train(args.config, overrides=args.opts, resume=args.resume or restarts() > 0)
-    except _MENDABLE as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        train(
+            args.config,
+            data=args.data,
+            weights=args.weights,
+            minutes=args.minutes,
+            output_dir=args.output,
+            overrides=config_overrides(args),
+            resume=args.resume or restarts() > 0,
+        )
     except StoppedError as stopped:
         print(stopped, file=sys.stderr)
         return _STOPPED
-    except KeyboardInterrupt:
-        print("interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
-        return 130
     return 0

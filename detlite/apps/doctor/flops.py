@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 
 from detlite.data.transforms.resize import resize_shortest
 from detlite.modeling import build_model
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 
 _MULTIPLYING = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
@@ -97,7 +97,9 @@ def _boxes(image: Tensor, count: int) -> Tensor:
     return torch.tensor([[0.0, 0.0, width / 2, height / 2]]).repeat(count, 1)
 
 
-def _rows(model: Detector, layers: dict[str, _Layer], total: int, depth: int) -> Iterator[PartCost]:
+def _rows(
+    model: DetectionModel, layers: dict[str, _Layer], total: int, depth: int
+) -> Iterator[PartCost]:
     for name, module in model.named_modules():
         parameters = list(module.parameters())
         own = [layer for path, layer in layers.items() if f"{path}.".startswith(f"{name}.")]
@@ -112,3 +114,25 @@ def _rows(model: Detector, layers: dict[str, _Layer], total: int, depth: int) ->
             sum(layer.activations for layer in (own if name else layers.values())) / 1e6,
             100 * operations / max(total, 1),
         )
+
+
+def cost_table(rows: list[PartCost]) -> str:
+    """Format the rows as a table, with modules indented under their parents."""
+    lines = [("part", "parameters", "trained", "GFLOP", "share", "activations, M")]
+    for row in rows:
+        indent = "  " * (row.part.count(".") + 1) if row.part else ""
+        lines.append(
+            (
+                f"{indent}{row.part.rpartition('.')[2] or 'model'}",
+                f"{row.parameters:,}",
+                f"{row.trained:,}",
+                f"{row.gflop:.2f}",
+                f"{row.share:.1f} %",
+                f"{row.activations:.2f}",
+            )
+        )
+    first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+    return "\n".join(
+        "  ".join([part.ljust(first), *(n.rjust(w) for n, w in zip(numbers, widths, strict=True))])
+        for part, *numbers in lines
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from detlite.apps.cli.main import main
 from detlite.config import load_config
 from detlite.evaluation import Results, evaluate_coco
 from tests.evaluation.synthetic import coco_of, synthetic_set
@@ -19,12 +19,11 @@ from tests.evaluation.synthetic import coco_of, synthetic_set
 
 @pytest.fixture
 def run_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """`run_command("predict", "--input", file)`: run `detlite predict` here; its exit status."""
+    """Return a function that runs a command, such as `run_command("predict", "--input", file)`."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
     def run(command: str, *arguments: object) -> int:
-        module = importlib.import_module(f"detlite.apps.cli.{command}")
-        return int(module.main([str(argument) for argument in arguments]))
+        return main([command, *map(str, arguments)])
 
     return run
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detlite.apps.cli.browse import main
+from detlite.apps.cli.main import main
 from detlite.apps.drawing import draw_detections
 from detlite.config import load_config
 from detlite.data import build_train_dataset, build_train_loader
@@ -46,7 +46,7 @@ def config(make_run, tmp_path):
 
 def browse(file, tmp_path, *arguments):
     page = tmp_path / "browse.html"
-    assert main(["--config", str(file), "--output", str(page), *map(str, arguments)]) == 0
+    assert main(["browse", "--config", str(file), "--output", str(page), *map(str, arguments)]) == 0
     return page.read_text(), page
 
 
@@ -98,7 +98,7 @@ def test_errors(config, tmp_path, capsys):
         (["INPUT.MIN_SIZE_TRIAN", "3"], "INPUT.MIN_SIZE_TRAIN"),
     ):
         page = tmp_path / "no.html"
-        assert main(["--config", str(config()), "--output", str(page), *arguments]) == 2
+        assert main(["browse", "--config", str(config()), "--output", str(page), *arguments]) == 2
         assert message in capsys.readouterr().err
         assert not page.exists()
 

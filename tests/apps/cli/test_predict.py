@@ -24,7 +24,7 @@ from detlite import build_model, load_checkpoint
 from detlite.apps.batch_predict import input_sources as inputs
 from detlite.apps.cli import predict as predict_module
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 
 Run = Callable[..., int]
 
@@ -302,9 +302,9 @@ DYING = """
 import os, signal, time
 from pathlib import Path
 from detlite.apps.batch_predict import input_sources as inputs
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 
-detect, calls = Detector.detect, []
+detect, calls = DetectionModel.detect, []
 
 def dying(*args, **kwargs):
     calls.append(1)
@@ -316,7 +316,7 @@ def dying(*args, **kwargs):
         time.sleep(60)  # until torchrun ends this one, too
     return detect(*args, **kwargs)
 
-Detector.detect = dying
+DetectionModel.detect = dying
 """
 
 
@@ -325,7 +325,7 @@ def test_a_rank_killed_under_torchrun(
     run: Run, weights: Path, tmp_path: Path, repo_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes do some of it until one is killed; one goes on with the rest."""
-    monkeypatch.setattr(Detector, "detect", Detector.detect)  # puts it back in the end
+    monkeypatch.setattr(DetectionModel, "detect", DetectionModel.detect)  # puts it back in the end
     folder = tmp_path / "photos"
     folder.mkdir()
     rng = np.random.default_rng(0)

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from detlite.apps.cli import test, train
-from detlite.apps.cli.report import main
+from detlite.apps.cli.main import main
 from detlite.apps.report.text import MISTAKES
 from detlite.config import KEYS
 
@@ -16,7 +15,7 @@ from detlite.config import KEYS
 def report(tmp_path, *arguments):
     """The text of the page, and its file."""
     file = tmp_path / "report.html"
-    assert main([*map(str, arguments), "--output", str(file), "--resamples", "100"]) == 0
+    assert main(["report", *map(str, arguments), "--output", str(file), "--resamples", "100"]) == 0
     return file.read_text(), file
 
 
@@ -183,7 +182,7 @@ def test_no_detections_at_all(make_run, tmp_path):
 def test_what_is_wrong_is_said_in_a_line(make_run, tmp_path, capsys, spoil, message):
     folder = make_run("first")
     spoil(folder)
-    assert main([str(folder), "--output", str(tmp_path / "no.html")]) == 2
+    assert main(["report", str(folder), "--output", str(tmp_path / "no.html")]) == 2
     assert not (tmp_path / "no.html").exists()
     errors = capsys.readouterr().err
     assert message in errors
@@ -197,7 +196,7 @@ def test_arguments(make_run, tmp_path, capsys):
         ([str(folder), "--resamples", "5"], "--resamples is 5"),
         ([str(folder), "--pictures", "-1"], "--pictures is -1"),
     ):
-        assert main([*arguments, "--output", str(tmp_path / "no.html")]) == 2
+        assert main(["report", *arguments, "--output", str(tmp_path / "no.html")]) == 2
         assert message in capsys.readouterr().err
 
 
@@ -293,10 +292,10 @@ def test_folders_of_a_training_and_of_a_test(repo_root, tmp_path):
     """What the commands themselves leave is what a report reads."""
     file, trained, tested = tmp_path / "a.yaml", tmp_path / "trained", tmp_path / "tested"
     file.write_text(TINY.format(root=repo_root, data=tmp_path, output=trained))
-    assert train.main(["--config", str(file)]) == 0
+    assert main(["train", "--config", str(file)]) == 0
     weight = str(trained / "model_final.pth")
     options = ["MODEL.WEIGHT", weight, "OUTPUT_DIR", str(tested)]
-    assert test.main(["--config", str(file), *options]) == 0
+    assert main(["test", "--config", str(file), *options]) == 0
     text, _ = report(tmp_path, trained, tested)
     assert "evaluation.json has" not in text
     assert "2 iterations of 2 pictures" in text
@@ -304,5 +303,5 @@ def test_folders_of_a_training_and_of_a_test(repo_root, tmp_path):
     row = rows_of(text, 'id="set0-segm"')[1]
     assert row[3][0] == "+0.0"
     kept = (trained / "config.yaml").read_text()
-    assert test.main(["--config", str(file), "MODEL.WEIGHT", weight]) == 0
+    assert main(["test", "--config", str(file), "MODEL.WEIGHT", weight]) == 0
     assert (trained / "config.yaml").read_text() == kept

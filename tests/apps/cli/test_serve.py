@@ -13,7 +13,8 @@ from PIL import Image
 from yacs.config import CfgNode
 
 from detlite import build_model
-from detlite.apps.cli import serve
+from detlite.apps.cli.main import main
+from detlite.apps.serve import server
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.inference.predictor import Predictor
 
@@ -37,9 +38,9 @@ def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Callable[...
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Predictor, Limits, socket.socket]]:
-    """What would be served."""
+    """Record the calls of `serve` instead of serving."""
     calls: list[tuple[Predictor, Limits, socket.socket]] = []
-    monkeypatch.setattr(serve, "serve", lambda *given: calls.append(given[:3]))
+    monkeypatch.setattr(server, "serve", lambda *inputs: calls.append(inputs[:3]))
     return calls
 
 
@@ -47,9 +48,9 @@ def test_options_reach_the_predictor_and_the_limits(
     weights: Callable[..., str], served: list[tuple[Predictor, Limits, socket.socket]],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    options = "--port 0 --threshold 0.2 --batch 3 --requests 5 --seconds 7 --max-bytes 11"
+    options = "--port 0 --threshold 0.2 --batch-size 3 --max-requests 5 --timeout 7 --max-bytes 11"
     arguments = ["--weights", weights(), *options.split(), "--max-pixels", "99"]
-    assert serve.main([*arguments, "INPUT.MIN_SIZE_TEST", "64"]) == 0
+    assert main(["serve", *arguments, "INPUT.MIN_SIZE_TEST", "64"]) == 0
     ((predictor, limits, listener),) = served
     assert limits == Limits(11, 99, 7.0, 5, 3, 0.2)
     assert (predictor.score_thresh, predictor.rle, predictor.min_size) == (0.2, True, 64)
@@ -65,7 +66,7 @@ def test_the_lower_limit_of_pixels_counts(
     lower: int,
 ) -> None:  # fmt: skip
     arguments = ["--weights", weights(), "--port", "0", "--max-pixels", "99"]
-    assert serve.main([*arguments, "DATASETS.MAX_PIXELS", limit]) == 0
+    assert main(["serve", *arguments, "DATASETS.MAX_PIXELS", limit]) == 0
     ((predictor, limits, _),) = served
     assert predictor.max_pixels == limits.pixels == lower
 
@@ -74,7 +75,7 @@ def test_the_lower_limit_of_pixels_counts(
 def test_the_config_of_an_exported_model_is_fixed(
     served: list[Any], capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
-    assert serve.main(["--weights", "model.onnx", *more]) == 2
+    assert main(["serve", "--weights", "model.onnx", *more]) == 2
     assert f"config in it, which {more[0]} cannot change" in capsys.readouterr().err
     assert served == []
 
@@ -84,20 +85,20 @@ def test_the_loopback_is_the_default(
 ) -> None:
     addresses = []
     monkeypatch.setattr(
-        serve, "serve", lambda _, __, listener, host: addresses.append(listener.getsockname())
+        server, "serve", lambda _, __, listener, host: addresses.append(listener.getsockname())
     )
-    assert serve.main(["--weights", weights(), "--port", "0"]) == 0
+    assert main(["serve", "--weights", weights(), "--port", "0"]) == 0
     assert addresses[0][0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
     ("options", "opts", "error"),
     [
-        (["--seconds", "0"], (), "--seconds 0: must be more than 0"),
+        (["--timeout", "0"], (), "--timeout 0: must be more than 0"),
         (["--max-bytes", "-1"], (), "--max-bytes -1: must be more than 0"),
-        (["--threshold", "2"], (), "--threshold 2: a score is from 0 to 1"),
-        (["--port", "70000"], (), "--port 70000: cannot be listened on"),
-        (["--host", "192.0.2.1"], (), "--host 192.0.2.1 --port 8000: cannot be listened on"),
+        (["--threshold", "2"], (), "--threshold 2: a score must be between 0 and 1"),
+        (["--port", "70000"], (), "--port 70000: cannot listen there"),
+        (["--host", "192.0.2.1"], (), "--host 192.0.2.1 --port 8000: cannot listen there"),
         ([], ("MODEL.LOAD_PROPOSALS", True), "a Fast R-CNN needs proposals"),
     ],
 )
@@ -105,7 +106,7 @@ def test_errors_are_one_line(
     weights: Callable[..., str], served: list[Any], capsys: pytest.CaptureFixture[str],
     options: list[str], opts: tuple[Any, ...], error: str,
 ) -> None:  # fmt: skip
-    assert serve.main(["--weights", weights(*opts), *options]) == 2
+    assert main(["serve", "--weights", weights(*opts), *options]) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ")
     assert error in message
@@ -116,14 +117,14 @@ def test_errors_are_one_line(
 def test_a_taken_port(weights: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert serve.main(["--weights", weights(), "--port", port]) == 2
-    assert "--port 0 takes a free port" in capsys.readouterr().err
+        assert main(["serve", "--weights", weights(), "--port", port]) == 2
+    assert "--port 0 takes any free port" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named(
     weights: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert serve.main(["--weights", weights()]) == 2
+    assert main(["serve", "--weights", weights()]) == 2
     wanted = "error: a server needs uvicorn, which is not installed: pip install 'detlite[serve]'\n"
     assert capsys.readouterr().err == wanted

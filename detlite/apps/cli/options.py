@@ -1,0 +1,48 @@
+"""Options that several commands share, so that the same option has the same name everywhere.
+
+Nothing here imports torch: `detlite COMMAND --help` must answer immediately.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_config(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """Add --config: the YAML file that describes the model, the data and the training."""
+    text = "YAML file, or the name of a config that detlite ships"
+    if not required:
+        text += " (default: the config inside the checkpoint)"
+    parser.add_argument("--config", "--config-file", metavar="FILE", required=required, help=text)
+
+
+def add_weights(parser: argparse.ArgumentParser, required: bool = True, text: str = "") -> None:
+    """Add --weights: a checkpoint, by path, URL or catalog name."""
+    text = text or "checkpoint of detlite or of another framework, or an exported model"
+    parser.add_argument("--weights", metavar="FILE", required=required, help=text)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add --device, which overrides MODEL.DEVICE."""
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps ... (default: MODEL.DEVICE)")
+
+
+def add_threshold(parser: argparse.ArgumentParser, default: float) -> None:
+    """Add --threshold, which overrides the model's own score threshold."""
+    parser.add_argument(
+        "--threshold", type=float, default=default, metavar="SCORE",
+        help=f"report detections with at least this score, 0 to 1 (default: {default})",
+    )  # fmt: skip
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Add the positional KEY VALUE pairs that override config keys."""
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY VALUE", help="override config keys, see docs/config.md"
+    )
+
+
+def config_overrides(args: argparse.Namespace) -> list[str]:
+    """Return the KEY VALUE pairs of the command line, with --device as one of them."""
+    device = ["MODEL.DEVICE", args.device] if getattr(args, "device", None) else []
+    return [*args.overrides, *device]

@@ -1,0 +1,135 @@
+"""Verify an exported file against its model: detections, average precision and time."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from yacs.config import CfgNode
+
+from detlite.config import ConfigError
+from detlite.data import CocoDataset, DataError, build_dataset
+from detlite.data.datasets.synthetic import draw_scene
+from detlite.data.loading.image_reading import read_image
+from detlite.data.transforms.augment import build_transform
+from detlite.data.transforms.resize import resize_shortest
+from detlite.engine.evaluate import evaluate_dataset
+from detlite.modeling.detection_model import DetectionModel
+
+from .comparison import Difference
+
+# Largest differences that rounding explains: pixels, probabilities of boxes and of masks.
+TOLERANCE = {"boxes": 0.05, "scores": 1e-3, "masks": 1e-2}
+_MAX_AP_LOSS = 0.005  # AP from 0 to 1
+_GENERATED_IMAGES = 4
+_OTHER_SIZES = (0.75, 1.25)  # factors of the short side of the network input
+_TIMED_RUNS = 9
+
+
+def test_images(cfg: CfgNode, model: DetectionModel, folder: Path | None) -> list[Tensor]:
+    """Return network inputs: the test images, the first one in other sizes, and a blank one."""
+    if folder is None:
+        scenes = (draw_scene(np.random.default_rng(seed))[0] for seed in range(_GENERATED_IMAGES))
+        images = [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in scenes]
+    else:
+        formats = Image.registered_extensions()
+        files = sorted(f for f in folder.glob("*") if formats.get(f.suffix.lower()) in Image.OPEN)
+        if not files:
+            raise DataError(f"--check {folder}: the folder holds no image")
+        images = [read_image(file) for file in files]
+    size, max_size = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+    shown = [(image, size) for image in images]
+    shown += [(images[0], round(factor * size)) for factor in _OTHER_SIZES]
+    shown.append((torch.full_like(images[0], 128), size))
+    resize = model.convention.resize
+    return [resize_shortest(image, side, max_size, resize) for image, side in shown]
+
+
+def grid_of_boxes(image: Tensor) -> Tensor:
+    """Return nine proposals [9, 4] spread over an image [3, H, W], for Fast R-CNN."""
+    height, width = image.shape[-2:]
+    x, y = torch.meshgrid(torch.arange(3) * width / 4, torch.arange(3) * height / 4, indexing="xy")
+    low = torch.stack([x, y], dim=-1).reshape(-1, 2)
+    return torch.cat([low, low + torch.tensor([width / 2, height / 2])], dim=1)
+
+
+def calibration_images(cfg: CfgNode, count: int) -> tuple[list[Tensor], list[Tensor] | None]:
+    """Return images spread evenly over the first training set, with their proposals if any."""
+    if not cfg.DATASETS.TRAIN:
+        raise ConfigError(
+            "--int8 is calibrated on DATASETS.TRAIN, which is empty: add DATASETS.TRAIN '(NAME,)'"
+        )
+    if count < 1:
+        raise ConfigError(f"--calibrate {count}: must be at least 1")
+    dataset = build_dataset(cfg, cfg.DATASETS.TRAIN[0], train=False)
+    transform = build_transform(cfg, train=False)
+    count = min(count, len(dataset))
+    chosen = [transform(*dataset[k * len(dataset) // count]) for k in range(count)]
+    images = [image for image, _ in chosen]
+    proposals = [target["proposals"] for _, target in chosen if "proposals" in target]
+    return images, proposals or None
+
+
+def report_difference(difference: Difference) -> bool:
+    """Print a difference and return True if rounding explains it."""
+    agrees = difference.within(**TOLERANCE)
+    limits = ", ".join(f"{name} {value}" for name, value in TOLERANCE.items())
+    print(
+        f"{difference.objects} objects; largest difference: boxes {difference.boxes:.2g} pixels, "
+        f"scores {difference.scores:.2g}, masks {difference.masks:.2g}, keypoints "
+        f"{difference.keypoints:.2g} pixels; {difference.unmatched} objects without a match\n"
+        f"the file {'agrees' if agrees else 'DOES NOT AGREE'} with the model (tolerance: {limits})"
+    )
+    return agrees
+
+
+def evaluation_sets(cfg: CfgNode, name: str | None) -> list[CocoDataset]:
+    """Return the data sets on which the AP of the int8 model is measured."""
+    names = [name] if name else cfg.DATASETS.TEST
+    if not names:
+        raise ConfigError("--int8 measures AP, but DATASETS.TEST is empty: add --evaluate NAME")
+    return [build_dataset(cfg, each, train=False) for each in names]
+
+
+def report_ap(
+    cfg: CfgNode, model: DetectionModel, exported: DetectionModel, dataset: CocoDataset
+) -> bool:
+    """Print the AP of both detectors on a data set and return True if it drops by little."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.TEST.OPTIMIZE = False  # compare both unchanged
+    cfg.freeze()
+    with tempfile.TemporaryDirectory() as folder:
+        before, after = (
+            evaluate_dataset(cfg, each, dataset, Path(folder)) for each in (model, exported)
+        )
+    for kind, row in before.items():
+        print(
+            f"{dataset.name}: {kind} AP {100 * row['AP']:.1f} before, "
+            f"{100 * after[kind]['AP']:.1f} in int8"
+        )
+    return all(row["AP"] - after[kind]["AP"] <= _MAX_AP_LOSS for kind, row in before.items())
+
+
+def report_time(
+    model: DetectionModel, exported: DetectionModel, image: Tensor, proposals: list[Tensor] | None
+) -> None:
+    """Print the median time of an image, with runs of both detectors alternating."""
+    spent: tuple[list[float], list[float]] = ([], [])
+    for _ in range(_TIMED_RUNS + 1):
+        for detector, times in zip((model, exported), spent, strict=True):
+            start = time.perf_counter()
+            detector.detect([image], proposals)
+            times.append(1e3 * (time.perf_counter() - start))
+    before, after = (statistics.median(times[1:]) for times in spent)  # the first run warms up
+    size = " x ".join(map(str, image.shape[-2:]))
+    print(
+        f"an image of {size} on {torch.get_num_threads()} threads: {before:.1f} ms with the model, "
+        f"{after:.1f} ms with the file, {before / after:.2f} times as fast"
+    )
