@@ -6,14 +6,14 @@ To add cases of operators, write a function that yields them and name it in `GRO
 `measure.py`.
 """
 
-from .data import benchmark_data
-from .evaluation import benchmark_evaluation
-from .fallback import PlainRow, benchmark_plain
-from .index import benchmark_index
-from .measure import Row, benchmark_ops
-from .model import Inference, benchmark_model
-from .scaling import benchmark_scaling, plot_scaling
-from .train import Training, benchmark_train, write_trace
+from .data.evaluation import benchmark_evaluation
+from .data.index import benchmark_index
+from .data.loading import benchmark_data
+from .models.inference import Inference, benchmark_model
+from .models.scaling import benchmark_scaling, plot_scaling
+from .models.training import Training, benchmark_train, write_trace
+from .operators.fallback import PlainRow, benchmark_plain
+from .operators.measure import Row, benchmark_ops
 
 __all__ = [
     "Inference",

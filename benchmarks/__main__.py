@@ -9,7 +9,7 @@
     python -m benchmarks data --workers 0 2
     python -m benchmarks index --images 120000 --batches 10000
     python -m benchmarks eval --images 5000
-    python -m benchmarks scaling --plot docs/scaling.png
+    python -m benchmarks scaling --plot benchmarks/results/models/scaling.png
 
 Prints a table, and writes it where asked: as JSON, a list of rows such as {"case", "device",
 "dtype", "detlite_ms", "torchvision_ms", "ratio", ...}, or as docs/benchmarks.md shows it.
@@ -48,10 +48,10 @@ from . import (
     plot_scaling,
     write_trace,
 )
-from .model import WAYS
+from .models.inference import WAYS
+from .models.scaling import AXES
+from .models.training import DTYPES
 from .report import environment, header, line, markdown, phase_table
-from .scaling import AXES
-from .train import DTYPES
 
 COCO = "coco/mask_rcnn_R_50_FPN_1x.yaml"
 Args = argparse.Namespace

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torchvision
 
-from detlite.modeling.precision import formats_in_words
+from detlite.modeling.precision import describe_formats
 
 
 def environment(device: str) -> str:
@@ -23,7 +23,7 @@ def environment(device: str) -> str:
         hardware = (
             f"{torch.get_num_threads()} threads of {_processor()} "
             f"({torch.backends.cpu.get_cpu_capability()}), which "
-            f"{formats_in_words(torch.device('cpu'))}"
+            f"{describe_formats(torch.device('cpu'))}"
         )
     return (
         f"{datetime.date.today()}, {hardware}, torch {torch.__version__}, "

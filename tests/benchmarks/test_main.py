@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.interleaved_timing import StepRow
-from benchmarks.model import Inference
-from benchmarks.scaling import AXES
-from benchmarks.train import Training
+from benchmarks.models.inference import Inference
+from benchmarks.models.scaling import AXES
+from benchmarks.models.training import Training
 
 
 @pytest.fixture

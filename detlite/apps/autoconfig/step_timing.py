@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Callable
 
+import torch
 from yacs.config import CfgNode
 
-from benchmarks.operators.case import Clock
-from benchmarks.roofline import synchronize
 from detlite.data import build_train_dataset, build_train_loader
+from detlite.engine.checkpointer import build_state
 from detlite.engine.hooks.freezing import with_norms_by_batch
-from detlite.engine.hooks.run_length import Budget
 from detlite.engine.rng import seed_all
-from detlite.engine.trainer_state import build_state
+from detlite.engine.run_length import Budget
 from detlite.modeling import build_model
 
 _LEAST_PICTURES = 8  # as their sizes differ, and how many objects they have
@@ -28,7 +28,7 @@ def mean_step_seconds(cfg: CfgNode) -> float:
 
 
 def step_seconds(
-    cfg: CfgNode, steps: int = 3, warm_up: int = 1, clock: Clock = time.perf_counter
+    cfg: CfgNode, steps: int = 3, warm_up: int = 1, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
     """Seconds of each of the first training steps, their loading included.
 
@@ -52,6 +52,7 @@ def step_seconds(
     for done in range(steps + warm_up):
         start = clock()
         step(done, *next(batches))
-        synchronize(model.device.type)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
         seconds.append(clock() - start)
     return seconds[warm_up:]

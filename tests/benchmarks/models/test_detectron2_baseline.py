@@ -10,17 +10,17 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from benchmarks.detectron2_baseline import (
+from benchmarks.models.detectron2_baseline import (
     Recorded,
     detected_masks,
     detectron2_model,
     for_detectron2,
 )
-from benchmarks.images import pictures, training_batch
-from benchmarks.model import Inference
-from benchmarks.phases import Stopwatch, phases_of, places_of
-from benchmarks.torchvision_baseline import comparable_config, seeded_model
-from benchmarks.train import Training
+from benchmarks.models.images import pictures, training_batch
+from benchmarks.models.inference import Inference
+from benchmarks.models.phases import Stopwatch, phases_of, places_of
+from benchmarks.models.torchvision_baseline import comparable_config, seeded_model
+from benchmarks.models.training import Training
 
 pytest.importorskip("detectron2", reason="detectron2 is not built here")
 

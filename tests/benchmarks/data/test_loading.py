@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.data import benchmark_data
+from benchmarks.data.loading import benchmark_data
 
 
 def test_rates_of_both_loaders(config):

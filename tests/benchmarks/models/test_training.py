@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.data import generated_dataset
-from benchmarks.images import for_torchvision
-from benchmarks.train import Training, benchmark_train, write_trace
+from benchmarks.data.loading import generated_dataset
+from benchmarks.models.images import for_torchvision
+from benchmarks.models.training import Training, benchmark_train, write_trace
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_rows_of_both_libraries_and_their_phases(training):
 
 def test_real_pictures_are_loaded_in_every_step(config, small, tmp_path, monkeypatch):
     dataset = generated_dataset(tmp_path, 4, (48, 64))
-    monkeypatch.setattr("benchmarks.train.build_train_dataset", lambda cfg: dataset)
+    monkeypatch.setattr("benchmarks.models.training.build_train_dataset", lambda cfg: dataset)
     sizes = ("INPUT.MIN_SIZE_TRAIN", (64,), "INPUT.MAX_SIZE_TRAIN", 96)
     opts = (*small, *sizes, "MODEL.CONVENTION_OVERRIDE", ("mask_targets=binary",))
     training = Training(config, opts, real=True)

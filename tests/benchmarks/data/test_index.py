@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from benchmarks.data.loading.index import WAYS, large_set, measure
 
-from benchmarks.index import WAYS, large_set, measure
 from detlite.data import CocoDataset
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.model import Inference, benchmark_model
+from benchmarks.models.inference import Inference, benchmark_model
 
 
 @pytest.mark.usefixtures("no_machine")

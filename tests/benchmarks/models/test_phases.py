@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import types
 
-from benchmarks import phases
-from benchmarks.phases import Stopwatch, phases_of, places_of, watched
+from benchmarks.models import phases
+from benchmarks.models.phases import Stopwatch, phases_of, places_of, watched
 
 
 def test_a_phase_within_a_phase_counts_for_itself():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks.data.loading.evaluation import benchmark_evaluation
+from benchmarks.data.loading.generated_results import CATEGORIES, generate
 from pycocotools.coco import COCO
 
-from benchmarks.evaluation import benchmark_evaluation
-from benchmarks.evaluation_data import CATEGORIES, generate
-from detlite.evaluation.ground_truth import check_results, read_truth
+from detlite.evaluation.ground_truth import check_results, read_ground_truth
 
 
 def test_generated_data_are_like_cocos() -> None:
@@ -17,7 +17,7 @@ def test_generated_data_are_like_cocos() -> None:
     truth.dataset = content
     truth.createIndex()
     rows = content["annotations"]
-    assert len(read_truth(truth, "segm")) == len(rows) == pytest.approx(60 * 7.3, rel=0.4)
+    assert len(read_ground_truth(truth, "segm")) == len(rows) == pytest.approx(60 * 7.3, rel=0.4)
     assert len(results) == 60 * 20
     check_results(results, truth, ("bbox", "segm"))
     areas = np.array([row["area"] for row in rows])

@@ -7,9 +7,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from benchmarks.images import for_torchvision, pictures, training_batch
-from benchmarks.model import Inference
-from benchmarks.torchvision_baseline import (
+from benchmarks.models.images import for_torchvision, pictures, training_batch
+from benchmarks.models.inference import Inference
+from benchmarks.models.torchvision_baseline import (
     comparable_config,
     seeded_model,
     spread_scores,

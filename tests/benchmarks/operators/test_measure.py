@@ -23,7 +23,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     """Two groups with three cases instead of the real ones."""
-    monkeypatch.setattr("benchmarks.measure._copy_rate", lambda *args: 7.0)
+    monkeypatch.setattr("benchmarks.operators.measure._copy_rate", lambda *args: 7.0)
     clock = Clock()
 
     def case(name, ours, theirs, traffic=0):
@@ -36,7 +36,7 @@ def clock(monkeypatch):
         yield case(f"fast_{device}_{torch.rand(()):.3f}", 1, 20)
         yield case("copied", 2, 2, traffic=4_000_000)
 
-    monkeypatch.setattr("benchmarks.measure.GROUPS", (first, second))
+    monkeypatch.setattr("benchmarks.operators.measure.GROUPS", (first, second))
     return clock
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from benchmarks import trained_models as program
+from benchmarks.models import trained_models as program
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data import DataError
 from detlite.modeling.build import build_model

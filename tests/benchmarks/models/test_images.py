@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.images import for_torchvision, training_batch
+from benchmarks.models.images import for_torchvision, training_batch
 
 
 def test_both_libraries_get_the_same_objects():

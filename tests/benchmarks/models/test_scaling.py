@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks import scaling
-from benchmarks.model import Inference
-from benchmarks.scaling import AXES, benchmark_scaling, plot_scaling
-from benchmarks.train import Training
+from benchmarks.models import scaling
+from benchmarks.models.inference import Inference
+from benchmarks.models.scaling import AXES, benchmark_scaling, plot_scaling
+from benchmarks.models.training import Training
 
 SETTINGS = {
     "short side": lambda one: one.size,

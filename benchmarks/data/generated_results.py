@@ -1,0 +1,134 @@
+"""Generated ground truth and detections that look like COCO's to an evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from pycocotools import mask as rle_codec
+from torch import Tensor
+
+from detlite.evaluation import Results, coco_results
+from detlite.evaluation.gather import ResultsCollector
+from detlite.ops import paste_masks
+
+CATEGORIES = 80
+OBJECTS = 7.3  # of an image, the mean of COCO
+CROWDS = 0.012  # of the objects
+CELLS = 28  # of a mask head
+
+
+def generate(images: int, detections: int, seed: int = 0) -> tuple[dict[str, Any], Results]:
+    """The content of an annotation file, and results with boxes and masks.
+
+    Sizes follow COCO's shares of small, medium and large objects. A third of the objects are of one
+    category, as persons are. Polygons have 12 to 50 corners and up to three parts; crowds are run
+    lengths. Two thirds of the detections lie near an object, scored by how near, and one in seven
+    of these is of another category; the others lie anywhere, with low scores. Their masks are
+    blobs, pasted as a mask head's are.
+
+    Args:
+        images: how many.
+        detections: of each image.
+        seed: of the random numbers.
+    """
+    rng = np.random.default_rng(seed)
+    frequency = 1 / np.arange(2, CATEGORIES + 2)
+    frequency[0] = frequency[1:].sum() / 2
+    frequency /= frequency.sum()
+    probs = _blobs(rng, 256)
+    pictures: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    collector = ResultsCollector()
+    for image_id in range(1, images + 1):
+        height, width = (480, 640) if rng.random() < 0.7 else (640, 480)
+        pictures.append({"id": image_id, "height": height, "width": width})
+        count = min(int(rng.geometric(1 / (OBJECTS + 1))) - 1, 60)
+        boxes = _boxes(rng, count, height, width)
+        labels = 1 + rng.choice(CATEGORIES, count, p=frequency)
+        for box, label in zip(boxes, labels.tolist(), strict=True):
+            annotations.append(
+                {"id": len(annotations) + 1, "image_id": image_id, "category_id": label,
+                 "bbox": box.tolist(), **_shape(rng, box, height, width)}
+            )  # fmt: skip
+        found, classes, scores = _found(rng, boxes, labels, detections, height, width)
+        rles = paste_masks(probs[rng.integers(len(probs), size=detections)], found, (height, width))
+        collector.add(coco_results(image_id, found, scores, classes, rles))
+    content = {
+        "info": {},
+        "images": pictures,
+        "annotations": annotations,
+        "categories": [{"id": k, "name": str(k)} for k in range(1, CATEGORIES + 1)],
+    }
+    return content, collector.collected()
+
+
+def _boxes(rng: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:
+    """xywh [count, 4]; COCO has 41 % below 32 x 32 pixels and 24 % above 96 x 96."""
+    side = np.exp(rng.normal(np.log(59), 1.18, count))
+    stretch = np.exp(rng.normal(0, 0.4, count))
+    sizes = np.stack([side * stretch, side / stretch], 1).clip(4, (width * 0.95, height * 0.95))
+    corners = rng.random((count, 2)) * ((width, height) - sizes)
+    return np.concatenate([corners, sizes], 1).round(2)
+
+
+def _shape(rng: np.random.Generator, box: np.ndarray, height: int, width: int) -> dict[str, Any]:
+    x, y, w, h = box
+    parts = 1 if rng.random() < 0.9 else int(rng.integers(2, 4))
+    polygons = []
+    for part in range(parts):
+        corners = int(rng.integers(12, 51))
+        angles = np.sort(rng.random(corners)) * 2 * np.pi
+        radii = 0.5 * np.clip(rng.normal(0.85, 0.12, corners), 0.3, 1)
+        xs = x + w * (part + 0.5 + radii * np.cos(angles)) / parts
+        ys = y + h * (0.5 + radii * np.sin(angles))
+        polygons.append(np.stack([xs, ys], 1).round(2).ravel().tolist())
+    rle = rle_codec.merge(rle_codec.frPyObjects(polygons, height, width))
+    area = float(rle_codec.area(rle))
+    if rng.random() >= CROWDS:
+        return {"segmentation": polygons, "area": area, "iscrowd": 0}
+    flat = rle_codec.decode(rle).ravel(order="F")
+    edges = np.flatnonzero(np.diff(flat, prepend=0))
+    counts = np.diff(edges, prepend=0, append=len(flat)).tolist()
+    rows = {"size": [height, width], "counts": counts}
+    return {"segmentation": rows, "area": area, "iscrowd": 1}
+
+
+def _found(
+    rng: np.random.Generator, boxes: np.ndarray, labels: np.ndarray, count: int, height: int,
+    width: int,
+) -> tuple[Tensor, list[int], Tensor]:  # fmt: skip
+    """Boxes xyxy float32 [count, 4], categories and scores of an image, best first."""
+    near = 2 * count // 3 if len(boxes) else 0
+    which = rng.integers(max(len(boxes), 1), size=near)
+    jitter = rng.gamma(1.5, 0.09, near)
+    moved = boxes[which].copy()
+    moved[:, :2] += rng.normal(size=(near, 2)) * jitter[:, None] * moved[:, 2:]
+    moved[:, 2:] *= np.exp(rng.normal(size=(near, 2)) * jitter[:, None])
+    other = rng.random(near) < 1 / 7
+    frequent = rng.integers(1, CATEGORIES + 1, count)
+    classes = np.concatenate([np.where(other, frequent[:near], labels[which]), frequent[near:]])
+    found = np.concatenate([moved, _boxes(rng, count - near, height, width)])
+    scores = np.concatenate(
+        [np.exp(-3 * jitter) * rng.beta(5, 1.5, near), rng.beta(1, 6, count - near)]
+    )
+    order = np.argsort(-scores)
+    found[:, 2:] += found[:, :2]
+    return (
+        torch.from_numpy(found[order]).float(),
+        classes[order].tolist(),
+        torch.from_numpy(scores[order]).float(),
+    )
+
+
+def _blobs(rng: np.random.Generator, count: int) -> Tensor:
+    """Probabilities [count, CELLS, CELLS] of blobs that fill about 0.7 of their boxes."""
+    cells = (np.arange(CELLS) + 0.5) / CELLS * 2 - 1
+    x, y = np.meshgrid(cells, cells)
+    angle = np.arctan2(y, x)
+    radius = np.full((count, CELLS, CELLS), 0.88)
+    for waves in (2, 3, 5, 8):
+        phase, height = rng.random((2, count, 1, 1))
+        radius += 0.15 / np.sqrt(waves) * height * np.cos(waves * angle + 2 * np.pi * phase)
+    return torch.from_numpy(1 / (1 + np.exp(-12 * (radius - np.hypot(x, y))))).float()

@@ -1,0 +1,142 @@
+"""detectron2's Mask R-CNN by a detlite config, with the weights of detlite's model.
+
+detectron2 is no dependency and no extra: it is built from its sources, and joins where it can be
+imported.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from yacs.config import CfgNode
+
+from detlite.conversion.detectron2.source import DETECTRON2
+from detlite.modeling.detection_model import DetectionModel
+
+from .images import Batch
+
+AVAILABLE = find_spec("detectron2") is not None
+
+
+def detectron2_model(cfg: CfgNode, model: DetectionModel) -> nn.Module:
+    """detectron2's detector of a comparable config, with a copy of the weights of `model`.
+
+    It gets what makes it fastest on a CPU: weights channels-last, and two samples a bin as
+    torchvision takes them, where its default is as many as a bin has pixels.
+    """
+    from detectron2.modeling import build_model
+
+    peer: nn.Module = build_model(_config(cfg))
+    _copy_weights(model, peer)
+    return peer.to(memory_format=torch.channels_last)
+
+
+class Recorded(nn.Module):
+    """Its detector with the storage around it that its training writes its metrics to."""
+
+    def __init__(self, peer: nn.Module) -> None:
+        super().__init__()
+        self.peer = peer
+
+    def forward(self, examples: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """Examples of `for_detectron2` -> losses by name."""
+        from detectron2.utils.events import EventStorage
+
+        with EventStorage():
+            losses: dict[str, Tensor] = self.peer(examples)
+        return losses
+
+
+def for_detectron2(batch: Batch) -> list[dict[str, Any]]:
+    """Images and targets as its training takes them: classes from 0, a bitmap for each object."""
+    from detectron2.structures import BitMasks, Boxes, Instances
+
+    examples = []
+    for image, target in zip(*batch, strict=True):
+        height, width = image.shape[1:]
+        objects = Instances((height, width))
+        objects.gt_boxes = Boxes(target["boxes"])
+        objects.gt_classes = target["labels"].long() - 1
+        objects.gt_masks = BitMasks(target["masks"].bitmaps(height, width).bool())
+        examples.append({"image": image, "instances": objects})
+    return examples
+
+
+def detected_masks(peer: nn.Module, images: list[Tensor]) -> list[Tensor]:
+    """bool [N, H, W] of each image, pasted, which every one is found in as it is."""
+    found = peer([{"image": i, "height": i.shape[1], "width": i.shape[2]} for i in images])
+    return [one["instances"].pred_masks for one in found]
+
+
+def _config(cfg: CfgNode) -> Any:
+    from detectron2.config import get_cfg
+
+    node, heads = cfg.MODEL, cfg.MODEL.ROI_HEADS
+    depth = int(node.BACKBONE.CONV_BODY.split("-")[1])
+    box, mask, rpn = node.ROI_BOX_HEAD, node.ROI_MASK_HEAD, node.RPN
+    sizes = [list(s) if isinstance(s, tuple) else [s] for s in rpn.ANCHOR_SIZES]
+    opts: dict[str, Any] = {
+        "MODEL.DEVICE": node.DEVICE,
+        "MODEL.WEIGHTS": "",
+        "MODEL.MASK_ON": True,
+        "MODEL.PIXEL_MEAN": [255 * value for value in cfg.INPUT.PIXEL_MEAN],
+        "MODEL.PIXEL_STD": [255 * value for value in cfg.INPUT.PIXEL_STD],
+        "MODEL.BACKBONE.NAME": "build_resnet_fpn_backbone",
+        "MODEL.BACKBONE.FREEZE_AT": node.BACKBONE.FREEZE_CONV_BODY_AT,
+        "MODEL.RESNETS.DEPTH": depth,
+        "MODEL.RESNETS.RES2_OUT_CHANNELS": 64 if depth < 50 else 256,
+        "MODEL.RESNETS.OUT_FEATURES": ["res2", "res3", "res4", "res5"],
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "MODEL.RESNETS.NORM": node.RESNETS.NORM,
+        "MODEL.FPN.IN_FEATURES": ["res2", "res3", "res4", "res5"],
+        "MODEL.FPN.OUT_CHANNELS": node.RESNETS.BACKBONE_OUT_CHANNELS or 256,
+        "MODEL.ANCHOR_GENERATOR.SIZES": sizes,
+        "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [list(rpn.ASPECT_RATIOS)],
+        "MODEL.RPN.IN_FEATURES": ["p2", "p3", "p4", "p5", "p6"],
+        "MODEL.RPN.PRE_NMS_TOPK_TRAIN": rpn.PRE_NMS_TOP_N_TRAIN,
+        "MODEL.RPN.PRE_NMS_TOPK_TEST": rpn.PRE_NMS_TOP_N_TEST,
+        "MODEL.RPN.POST_NMS_TOPK_TRAIN": rpn.FPN_POST_NMS_TOP_N_TRAIN,
+        "MODEL.RPN.POST_NMS_TOPK_TEST": rpn.FPN_POST_NMS_TOP_N_TEST,
+        "MODEL.RPN.BATCH_SIZE_PER_IMAGE": rpn.BATCH_SIZE_PER_IMAGE,
+        "MODEL.ROI_HEADS.NAME": "StandardROIHeads",
+        "MODEL.ROI_HEADS.IN_FEATURES": ["p2", "p3", "p4", "p5"],
+        "MODEL.ROI_HEADS.NUM_CLASSES": box.NUM_CLASSES - 1,
+        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": heads.BATCH_SIZE_PER_IMAGE,
+        "MODEL.ROI_HEADS.SCORE_THRESH_TEST": heads.SCORE_THRESH,
+        "MODEL.ROI_HEADS.NMS_THRESH_TEST": heads.NMS,
+        "MODEL.ROI_BOX_HEAD.NAME": "FastRCNNConvFCHead",
+        "MODEL.ROI_BOX_HEAD.NUM_FC": 2,
+        "MODEL.ROI_BOX_HEAD.FC_DIM": box.MLP_HEAD_DIM,
+        "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": box.POOLER_RESOLUTION,
+        "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": box.POOLER_SAMPLING_RATIO,
+        "MODEL.ROI_MASK_HEAD.NAME": "MaskRCNNConvUpsampleHead",
+        "MODEL.ROI_MASK_HEAD.NUM_CONV": len(mask.CONV_LAYERS),
+        "MODEL.ROI_MASK_HEAD.CONV_DIM": mask.CONV_LAYERS[-1],
+        "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": mask.POOLER_RESOLUTION,
+        "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": mask.POOLER_SAMPLING_RATIO,
+        "TEST.DETECTIONS_PER_IMAGE": heads.DETECTIONS_PER_IMG,
+    }
+    theirs = get_cfg()
+    theirs.merge_from_list([item for pair in opts.items() for item in pair])
+    return theirs
+
+
+@torch.no_grad()
+def _copy_weights(model: DetectionModel, peer: nn.Module) -> None:
+    """Runs detlite's conversion on the numbers' places, which says where each one comes from."""
+    entries = peer.state_dict()
+    places, count = {}, 1  # 0: a background that they do not have
+    for name, value in entries.items():
+        numbers = torch.arange(count, count + value.numel(), dtype=torch.float64)
+        places[name] = numbers.view(value.shape)
+        count += value.numel()
+    flat = torch.zeros(count)
+    ours = model.state_dict()
+    for name, place in DETECTRON2.adapt(DETECTRON2.rename(places), entries).items():
+        flat[place.long()] = ours[name].float()
+    for name, value in entries.items():
+        if not name.startswith("pixel_"):
+            value.copy_(flat[places[name].long()])

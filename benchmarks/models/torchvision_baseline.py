@@ -1,0 +1,184 @@
+"""torchvision's Mask R-CNN by a detlite config, with the weights of detlite's model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch import nn
+from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.ops import FrozenBatchNorm2d
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+from yacs.config import CfgNode
+
+from detlite.config import ConfigError, load_config
+from detlite.conversion import to_torchvision
+from detlite.modeling.build import build_model
+from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.layers.norm import build_norm
+
+# What torchvision does and does not let its users choose.
+_AS_TORCHVISION: dict[str, Any] = {
+    "MODEL.WEIGHT": "",
+    "MODEL.CONVENTION": "torchvision",
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    "MODEL.RPN.STRADDLE_THRESH": -1,
+    "MODEL.RPN.MIN_SIZE": 1e-3,
+    "MODEL.RPN.FPN_POST_NMS_PER_BATCH": False,
+    "MODEL.ROI_BOX_HEAD.POOLER_TYPE": "ROIAlign",
+    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 2,
+    "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 1 / 9,
+    "MODEL.ROI_MASK_HEAD.POOLER_TYPE": "ROIAlign",
+    "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": 2,
+    "INPUT.TO_BGR255": False,
+    "INPUT.PIXEL_MEAN": [0.485, 0.456, 0.406],
+    "INPUT.PIXEL_STD": [0.229, 0.224, 0.225],
+    "DATALOADER.SIZE_DIVISIBILITY": 32,
+}
+
+
+def comparable_config(config: str | Path, opts: Sequence[Any] = ()) -> CfgNode:
+    """A config at torchvision's settings where it lets none choose; `opts` go over both.
+
+    Raises:
+        ConfigError: see `load_config`; or torchvision has no such model.
+    """
+    as_torchvision = [item for pair in _AS_TORCHVISION.items() for item in pair]
+    cfg = load_config(config, [*as_torchvision, *opts])
+    body, resnets = cfg.MODEL.BACKBONE.CONV_BODY, cfg.MODEL.RESNETS
+    if not (
+        body.startswith("R-")
+        and body.endswith("-FPN")
+        and cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
+        and cfg.MODEL.MASK_ON
+        and not cfg.MODEL.KEYPOINT_ON
+        and resnets.NORM in ("FrozenBN", "BN", "GN")
+        and not any(resnets.STAGE_WITH_DCN)
+    ):
+        raise ConfigError(
+            f"{config}: is no Mask R-CNN of a plain ResNet and a feature pyramid, and torchvision "
+            "has no other to compare with: name another --config"
+        )
+    return cfg
+
+
+def seeded_model(cfg: CfgNode) -> DetectionModel:
+    """detlite's model with random weights that keep their maps in an ordinary range."""
+    torch.manual_seed(cfg.SEED)
+    model = build_model(cfg)
+    model.categories = [{"id": k, "name": f"class {k}"} for k in range(1, model.num_classes)]
+    depth = int(cfg.MODEL.BACKBONE.CONV_BODY.split("-")[1])
+    for name, tensor in model.state_dict().items():
+        # Without statistics of its own a deep body would double its maps with every block.
+        if name.endswith("norm2.weight" if depth < 50 else "norm3.weight"):
+            tensor.fill_(0.25)
+    return model
+
+
+def torchvision_model(cfg: CfgNode, model: DetectionModel) -> nn.Module:
+    """torchvision's detector of a comparable config, with a copy of the weights of `model`."""
+    backbone = _backbone(cfg)
+    channels, node = backbone.out_channels, cfg.MODEL
+    sizes = tuple(
+        tuple(size) if isinstance(size, tuple) else (size,) for size in node.RPN.ANCHOR_SIZES
+    )
+    ratios = tuple(node.RPN.ASPECT_RATIOS)
+    anchors = AnchorGenerator(sizes, (ratios,) * len(sizes))
+    box, mask, heads = node.ROI_BOX_HEAD, node.ROI_MASK_HEAD, node.ROI_HEADS
+    peer = MaskRCNN(
+        backbone,
+        min_size=cfg.INPUT.MIN_SIZE_TEST,
+        max_size=cfg.INPUT.MAX_SIZE_TEST,
+        image_mean=list(cfg.INPUT.PIXEL_MEAN),
+        image_std=list(cfg.INPUT.PIXEL_STD),
+        rpn_anchor_generator=anchors,
+        rpn_head=RPNHead(channels, anchors.num_anchors_per_location()[0]),
+        rpn_pre_nms_top_n_train=node.RPN.PRE_NMS_TOP_N_TRAIN,
+        rpn_pre_nms_top_n_test=node.RPN.PRE_NMS_TOP_N_TEST,
+        rpn_post_nms_top_n_train=node.RPN.FPN_POST_NMS_TOP_N_TRAIN,
+        rpn_post_nms_top_n_test=node.RPN.FPN_POST_NMS_TOP_N_TEST,
+        rpn_nms_thresh=node.RPN.NMS_THRESH,
+        rpn_fg_iou_thresh=node.RPN.FG_IOU_THRESHOLD,
+        rpn_bg_iou_thresh=node.RPN.BG_IOU_THRESHOLD,
+        rpn_batch_size_per_image=node.RPN.BATCH_SIZE_PER_IMAGE,
+        rpn_positive_fraction=node.RPN.POSITIVE_FRACTION,
+        box_head=TwoMLPHead(channels * box.POOLER_RESOLUTION**2, box.MLP_HEAD_DIM),
+        box_predictor=FastRCNNPredictor(box.MLP_HEAD_DIM, box.NUM_CLASSES),
+        box_score_thresh=heads.SCORE_THRESH,
+        box_nms_thresh=heads.NMS,
+        box_detections_per_img=heads.DETECTIONS_PER_IMG,
+        box_fg_iou_thresh=heads.FG_IOU_THRESHOLD,
+        box_bg_iou_thresh=heads.BG_IOU_THRESHOLD,
+        box_batch_size_per_image=heads.BATCH_SIZE_PER_IMAGE,
+        box_positive_fraction=heads.POSITIVE_FRACTION,
+        mask_head=MaskRCNNHeads(channels, mask.CONV_LAYERS, mask.DILATION),
+        mask_predictor=MaskRCNNPredictor(
+            mask.CONV_LAYERS[-1], mask.CONV_LAYERS[-1], box.NUM_CLASSES
+        ),
+        _skip_resize=True,  # in training; detlite's loader has done it
+    )
+    peer.load_state_dict(to_torchvision(model.state_dict()))
+    return peer.to(model.device)
+
+
+def _backbone(cfg: CfgNode) -> BackboneWithFPN:
+    depth = cfg.MODEL.BACKBONE.CONV_BODY.split("-")[1]
+    norms = {"FrozenBN": FrozenBatchNorm2d, "BN": nn.BatchNorm2d, "GN": partial(_group_norm, cfg)}
+    norm = norms[cfg.MODEL.RESNETS.NORM]
+    body = getattr(torchvision.models, f"resnet{depth}")(weights=None, norm_layer=norm)
+    parts = [("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",)]
+    for names in parts[: cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT]:
+        for name in names:
+            body.get_submodule(name).requires_grad_(False)
+    widths = [body.fc.in_features // 2**k for k in (3, 2, 1, 0)]
+    layers = {f"layer{k + 1}": str(k) for k in range(4)}
+    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
+    return BackboneWithFPN(body, layers, widths, out_channels, LastLevelMaxPool())
+
+
+def _group_norm(cfg: CfgNode, channels: int) -> nn.GroupNorm:
+    """torch's own, as the config has it."""
+    ours: Any = build_norm(cfg, "GN")(channels)
+    return nn.GroupNorm(ours.num_groups, channels, eps=ours.eps)
+
+
+@torch.no_grad()
+def spread_scores(model: DetectionModel, image: torch.Tensor, threshold: float, count: int) -> None:
+    """Scales the class scores of a random model so that about `count` boxes pass the threshold.
+
+    As they are, all classes of all boxes score alike. Their mean over the boxes is taken away, and
+    their spread is found by halving.
+
+    Args:
+        model: in evaluation mode.
+        image: uint8 [3, H, W], which the boxes are found in.
+        threshold: of the score after the softmax, in 0..1.
+        count: how many pairs of a box and a class but the background are to score more.
+    """
+    layer: Any = model.roi_heads.box.get_submodule("predictor.cls_score")
+    seen: list[torch.Tensor] = []
+    hook = layer.register_forward_hook(lambda _, __, logits: seen.append(logits))
+    model.detect([image])
+    hook.remove()
+    logits = seen[0] - layer.bias
+    centre = logits.mean(dim=0)
+
+    def passing(factor: float) -> int:
+        scores = (factor * (logits - centre)).softmax(dim=1)[:, 1:]
+        return int((scores > threshold).sum())
+
+    low, high = 0.0, 64 / max(logits.std().item(), 1e-6)
+    for _ in range(24):
+        factor = (low + high) / 2
+        low, high = (factor, high) if passing(factor) < count else (low, factor)
+    layer.weight.mul_(high)
+    layer.bias.copy_(-high * centre)
