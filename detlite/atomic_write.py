@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,15 +11,24 @@ from typing import IO, Any
 
 
 @contextmanager
-def atomic_path(file: Path) -> Iterator[Path]:
+def atomic_path(file: Path, unique: bool = False) -> Iterator[Path]:
     """Yield a temporary path next to `file`, which replaces `file` when the `with` block ends.
+
+    Args:
+        file: the file to create or replace.
+        unique: name the temporary file by process and time, so that several processes can write
+            the same file. A killed process leaves it behind.
 
     Raises:
         OSError: the file cannot be written. The error names `file`, which is unchanged.
     """
-    temporary = file.with_name(file.name + ".tmp")
+    own = f".{file.name}-{os.getpid()}-{time.time_ns()}.tmp"
+    temporary = file.with_name(own if unique else file.name + ".tmp")
     try:
         yield temporary
+        # Without it, a power failure may leave the new name with incomplete content.
+        with temporary.open("rb") as stream:
+            os.fsync(stream.fileno())
         os.replace(temporary, file)
     except OSError as error:
         problem = error.strerror or error  # pyarrow's errors have no strerror
@@ -28,13 +38,14 @@ def atomic_path(file: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_open(file: Path, mode: str = "w") -> Iterator[IO[Any]]:
+def atomic_open(file: Path, mode: str = "w", unique: bool = False) -> Iterator[IO[Any]]:
     """Open a temporary file that replaces `file` when the `with` block ends, see `atomic_path`.
 
     Args:
         file: the file to create or replace.
         mode: "w" for UTF-8 text, "wb" for bytes.
+        unique: see `atomic_path`.
     """
     encoding = None if "b" in mode else "utf-8"
-    with atomic_path(file) as temporary, temporary.open(mode, encoding=encoding) as stream:
+    with atomic_path(file, unique) as temporary, temporary.open(mode, encoding=encoding) as stream:
         yield stream

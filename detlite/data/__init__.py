@@ -1,33 +1,33 @@
-"""Data sets in COCO form, their transforms, and the loaders that feed training and evaluation."""
+"""Data sets in COCO form, their transforms, and the loaders of training and evaluation."""
 
 from .datasets import cityscapes as cityscapes
-from .datasets import pascal_voc as pascal_voc
 from .datasets import synthetic as synthetic
+from .datasets import voc as voc
 from .datasets.catalog import (
     DATASETS,
-    JoinedDataset,
+    ConcatDataset,
     build_dataset,
     build_train_dataset,
     check_num_classes,
-    warn_of_known,
+    warn_if_tested_on_training_data,
 )
 from .datasets.coco import CocoDataset
 from .errors import DataError
-from .loading.batch_loader import LoaderProcessError, naming_dead_loaders
+from .loading.batch_loader import LoaderProcessError, explain_dead_loader
 from .loading.loader import build_test_loader, build_train_loader
-from .remote import shard_index  # noqa: F401  (register their data set types)
+from .remote import shard_index as shard_index
 
 __all__ = [
     "DATASETS",
     "CocoDataset",
+    "ConcatDataset",
     "DataError",
-    "JoinedDataset",
     "LoaderProcessError",
     "build_dataset",
     "build_test_loader",
     "build_train_dataset",
     "build_train_loader",
     "check_num_classes",
-    "naming_dead_loaders",
-    "warn_of_known",
+    "explain_dead_loader",
+    "warn_if_tested_on_training_data",
 ]

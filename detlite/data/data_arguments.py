@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from detlite.apps.dataset_formats import find_sets
 from detlite.config import ConfigError, expand_path
 
 from .errors import DataError
-from .index.cache import open_index
-from .remote.paths import address, local_copy, place
+from .index.build import open_index
+from .remote.locations import local_copy, location_id, parse_location
 
 FilePath = str | Path
 # An annotation file in COCO's form, and the folder of its pictures.
@@ -39,6 +38,8 @@ def training_data(data: Data, test_data: Data | None = None) -> tuple[dict[str, 
             "test_data is a pair, and data is a path: name both as (annotation file, folder of its "
             "pictures), or each by a path"
         )
+    from detlite.apps.dataset_formats import find_sets
+
     found, how = find_sets(
         expand_path(str(data)), None if test_data is None else expand_path(str(test_data))
     )
@@ -77,11 +78,11 @@ def _datasets(**sets: Pair | None) -> dict[str, Any]:
 
 def _address(path: FilePath) -> str:
     """A URL, or an absolute path, with `~` and variables as a config may have them."""
-    return address(place(str(path)))
+    return location_id(parse_location(str(path)))
 
 
 def _classes(data: Pair) -> dict[str, Any]:
-    with local_copy(place(str(data[0]))) as file:
+    with local_copy(parse_location(str(data[0]))) as file:
         if not file.is_file():
             raise DataError(f"data: no annotation file {file}")
         count = len(open_index(file).content["categories"]) + 1

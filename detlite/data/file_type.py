@@ -1,4 +1,4 @@
-"""What a file is that was taken for another kind, and what to do with it: ends of messages."""
+"""Recognize files of other types than expected, and explain in messages what to do with them."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ import re
 from pathlib import Path
 
 _READ = 1 << 24  # bytes
-_CONVERT = "`detlite init --data FOLDER --coco FILE` makes COCO json of them"
+_CONVERT = "`detlite init --data FOLDER --coco FILE` converts it to COCO json"
 
 
-def stored_elsewhere(data: bytes) -> str:
-    """What the beginning of a file that was not really downloaded is, or ""."""
+def explain_not_downloaded(data: bytes) -> str:
+    """Return what to do about a file that is a git-lfs pointer or a web page, or ""."""
     start = data[:1024].lstrip().lower()
     if start.startswith(b"version https://git-lfs"):
-        return "it is a pointer of git-lfs, not the file itself: fetch that by `git lfs pull`"
+        return "it is a git-lfs pointer: fetch the file itself with `git lfs pull`"
     if start.startswith((b"<!doctype html", b"<html")):
-        return "it is a web page, not the file: download it anew, by the address of the file itself"
+        return "it is a web page: download the file again, from its direct URL"
     return ""
 
 
-def why_no_json(file: Path, error: ValueError) -> str:
-    """What to do about an annotation file that is not JSON, such as "; it holds ...", or ""."""
+def explain_not_json(file: Path, error: ValueError) -> str:
+    """Return a hint about an annotation file that is not JSON, such as "; it is empty", or ""."""
     try:
-        with file.open("rb") as opened:
-            data = opened.read(_READ)
+        with file.open("rb") as stream:
+            data = stream.read(_READ)
     except OSError:
         return ""
     start = data[:1024].lstrip()
     lines = start.splitlines()
-    reason = stored_elsewhere(data)
-    if reason:
+    hint = explain_not_downloaded(data)
+    if hint:
         pass
     elif isinstance(error, UnicodeDecodeError):
-        reason = "save it in UTF-8: an editor has written it in a code page of its own"
+        hint = "an editor saved it in another encoding: save it as UTF-8"
     elif not start:
-        reason = "it is empty"
+        hint = "it is empty"
     elif start.startswith(b"<"):
-        reason = f"it is XML, such as PASCAL VOC's: {_CONVERT}"
+        hint = f"it is XML, for example of PASCAL VOC: {_CONVERT}"
     elif re.fullmatch(rb"\d+( +[-+.\de]+){4,}", lines[0].strip()):
-        reason = f"it holds labels of YOLO: {_CONVERT}"
+        hint = f"it holds YOLO labels: {_CONVERT}"
     elif re.match(rb"[{\[]\s*[{\[]?\s*'", start):
-        reason = "it has single quotes, as Python prints a dict: write it by json.dump"
+        hint = "it has single quotes like a printed Python dict: write it with json.dump"
     elif re.search(rb",\s*[\]}]", data):
-        reason = "remove the comma before the closing bracket"
-    return f"; {reason}" if reason else ""
+        hint = "remove the comma before the closing bracket"
+    return f"; {hint}" if hint else ""
 
 
-def why_no_coco(keys: set[str]) -> str:
-    """The same of JSON that is an object with other keys than COCO's."""
+def explain_not_coco(keys: set[str]) -> str:
+    """Return a hint about a JSON object whose keys are not those of COCO, or ""."""
     if "shapes" in keys:
-        return f"; it holds labels of LabelMe: {_CONVERT}"
+        return f"; it holds LabelMe labels: {_CONVERT}"
     if "annotations" in keys or "images" in keys:
-        return "; all of 'images', 'annotations' and 'categories' are needed"
+        return "; 'images', 'annotations' and 'categories' are all required"
     return ""

@@ -123,15 +123,15 @@ def measure(folder: Path, count: int) -> None:
     from detlite.config import load_config
     from detlite.data import CocoDataset, build_dataset
     from detlite.data.loading.samplers import TrainingBatchSampler
-    from detlite.data.remote.paths import GIGABYTE, Location, Remote
-    from detlite.data.remote.shard_writer import write_shards
+    from detlite.data.remote.locations import GIGABYTE, Location, RemotePath
+    from detlite.apps.dataset_formats.shard_writer import write_shards
 
     write_set(folder, count)
     size = sum(path.stat().st_size for path in (folder / "images").iterdir()) / count / 1e3
     print(f"{count} JPEGs of {WIDTH}x{HEIGHT}, {size:.0f} kB; one process, read and decoded")
 
     def show(what: str, annotations: Location, images: Location) -> None:
-        dataset = CocoDataset(annotations, images, masks=False, check_pictures=False)
+        dataset = CocoDataset(annotations, images, masks=False, check_images=False)
         print(f"{what}: {rate(dataset.__getitem__, count)}", flush=True)
 
     def show_shards(what: str, root: str, cache_gb: float) -> None:
@@ -158,14 +158,14 @@ def measure(folder: Path, count: int) -> None:
     for server in (http_server, s3_server):
         with server(folder) as url:
             shutil.rmtree(os.environ["DETLITE_CACHE"])
-            annotations = Remote(f"{url}/annotations.json")
+            annotations = RemotePath(f"{url}/annotations.json")
             for what in ("cold", "warm"):
                 show(
                     f"{url.partition(':')[0]}, {what}",
                     annotations,
-                    Remote(f"{url}/images", GIGABYTE),
+                    RemotePath(f"{url}/images", GIGABYTE),
                 )
-            show(f"{url.partition(':')[0]}, nothing kept", annotations, Remote(f"{url}/images"))
+            show(f"{url.partition(':')[0]}, nothing kept", annotations, RemotePath(f"{url}/images"))
             for what in ("cold", "warm"):
                 show_shards(f"{url.partition(':')[0]}, {what}", f"{url}/shards", 1.0)
             show_shards(f"{url.partition(':')[0]}, nothing kept", f"{url}/shards", 0.0)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from detlite.data.file_type import stored_elsewhere, why_no_coco, why_no_json
+from detlite.data.file_type import explain_not_downloaded, explain_not_coco, explain_not_json
 
 
 def error_of(text):
@@ -36,20 +36,20 @@ def error_of(text):
 def test_reasons(tmp_path, text, message):
     file = tmp_path / "a.json"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    reason = why_no_json(file, error_of(text))
+    reason = explain_not_json(file, error_of(text))
     assert reason.startswith(message)
     assert bool(reason) is bool(message)
 
 
 def test_a_file_that_is_gone_has_no_reason(tmp_path):
-    assert why_no_json(tmp_path / "none", error_of("")) == ""
+    assert explain_not_json(tmp_path / "none", error_of("")) == ""
 
 
 def test_keys_that_are_not_cocos():
-    assert "LabelMe" in why_no_coco({"shapes", "imagePath"})
-    assert "are needed" in why_no_coco({"annotations"})
-    assert why_no_coco({"a"}) == ""
+    assert "LabelMe" in explain_not_coco({"shapes", "imagePath"})
+    assert "are needed" in explain_not_coco({"annotations"})
+    assert explain_not_coco({"a"}) == ""
 
 
 def test_sound_files_are_left_alone():
-    assert stored_elsewhere(b"PK\x03\x04") == stored_elsewhere(b"") == ""
+    assert explain_not_downloaded(b"PK\x03\x04") == explain_not_downloaded(b"") == ""

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from detlite.data.datasets.coco_checks import keypoint_names
 from detlite.data.errors import DataError
-from detlite.data.index.cache import open_index
-from detlite.data.index.coco_checks import keypoint_names
-from detlite.data.index.image_checks import picture_problems
-from detlite.data.index.index import CROWD, NO_KEYPOINTS, NO_MASK, unsound_bits
-from detlite.data.loading.image_io import MAX_PIXELS, PictureFile
-from detlite.data.loading.image_reading import read_image
-from detlite.data.remote.paths import Location, local_copy
-from detlite.data.remote.shards import Folder, picture_of
+from detlite.data.index.annotation_index import CROWD, NO_KEYPOINTS, NO_MASK, invalid_flags
+from detlite.data.index.build import open_index
+from detlite.data.loading.image_checks import find_bad_images
+from detlite.data.loading.image_io import MAX_PIXELS, ImageSource, read_image
+from detlite.data.remote.locations import Location, local_copy
+from detlite.data.remote.shards import ImageFolder, image_file_of
 
 _SAMPLE = 32  # pictures that are decoded
 
@@ -76,7 +75,7 @@ class SetStatistics:
 
 def measure(
     annotations: Location,
-    images: Folder,
+    images: ImageFolder,
     max_pixels: int = MAX_PIXELS,
     bits: int = 16,
     exif_orientation: bool = True,
@@ -98,11 +97,11 @@ def measure(
         index = open_index(file)
     problems, unsound = index.problems(False, 0, 1)
     limits = max_pixels, bits, exif_orientation
-    broken = picture_problems(index, images, *limits) if check else {}
+    broken = find_bad_images(index, images, *limits) if check else {}
     count = len(index.image_ids)
     if len(broken) == count:
         raise DataError(f"{annotations}: none of its {count} pictures can be used: {broken[0]}")
-    skipped = unsound_bits(False, False) | CROWD
+    skipped = invalid_flags(False, False) | CROWD
     boxes, owners, labels = [], [], []
     numbers = [number for number in range(count) if number not in broken]
     for number in numbers:
@@ -116,7 +115,7 @@ def measure(
             f"{annotations}: no image has an object with a sound box, so there is nothing to "
             f"train on{why}"
         )
-    pictures = [picture_of(images, index.image(number)) for number in numbers]
+    pictures = [image_file_of(images, index.image(number)) for number in numbers]
     decoding, top_bottom = _decode(pictures, limits)
     rows = sorted(index.content["categories"], key=lambda row: row["id"])
     names = keypoint_names(rows)
@@ -148,7 +147,7 @@ def _balance(
     return table
 
 
-def _decode(files: Sequence[PictureFile], limits: tuple[int, int, bool]) -> tuple[float, float]:
+def _decode(files: Sequence[ImageSource], limits: tuple[int, int, bool]) -> tuple[float, float]:
     """Median seconds, and mean difference in brightness, of pictures from all over the list."""
     times, differences = [], []
     for file in files[:: max(len(files) // _SAMPLE, 1)][:_SAMPLE]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from detlite.data.index.annotation_checks import segmentation_problem
+from detlite.data.datasets.coco_checks import segmentation_problem
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.rle import used_columns
 

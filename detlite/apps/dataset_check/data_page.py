@@ -13,8 +13,8 @@ from PIL import Image
 from detlite.apps.drawing.detections import draw_detections
 from detlite.apps.drawing.page import jpeg, render
 from detlite.data.errors import DataError
-from detlite.data.loading.image_reading import read_image
-from detlite.data.remote.shards import picture_of
+from detlite.data.loading.image_io import read_image
+from detlite.data.remote.shards import image_file_of
 
 from .inspection_report import Defect, Inspection
 
@@ -95,7 +95,7 @@ def _picture(
 ) -> dict[str, str]:
     """A picture with (box, name) of objects, for the template; without it where it is broken."""
     try:
-        image = read_image(picture_of(found.folder, found.images[image_id]))
+        image = read_image(image_file_of(found.folder, found.images[image_id]))
     except DataError:
         return {"source": "", "text": f"{text}: cannot be shown"}
     boxes = torch.tensor([box for box, _ in objects], dtype=torch.float32).reshape(-1, 4)

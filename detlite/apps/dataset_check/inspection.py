@@ -11,14 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from detlite.data.datasets.coco import CocoDataset, keypoint_names
+from detlite.data.datasets.coco import CocoDataset
+from detlite.data.datasets.coco_checks import annotation_problem, box_problem, keypoint_names
 from detlite.data.errors import DataError, RemoteError, short_repr
-from detlite.data.file_type import why_no_coco, why_no_json
-from detlite.data.index.annotation_checks import annotation_problem, box_problem
-from detlite.data.loading.image_io import MAX_PIXELS, open_picture, orientation
-from detlite.data.loading.image_reading import read_image
-from detlite.data.remote.paths import Location, local_copy
-from detlite.data.remote.shards import Folder, picture_of
+from detlite.data.file_type import explain_not_coco, explain_not_json
+from detlite.data.loading.image_io import MAX_PIXELS, open_image, read_image, read_orientation
+from detlite.data.remote.locations import Location, local_copy
+from detlite.data.remote.shards import ImageFolder, image_file_of
 
 from .annotation_warnings import odd_objects, odd_shapes
 from .inspection_report import Defect, Inspection, Row
@@ -29,13 +28,13 @@ _READERS = max(4, os.cpu_count() or 1)  # threads; some wait for a disk or a net
 
 def inspect_set(
     annotations: Location,
-    folder: Folder,
+    folder: ImageFolder,
     *,
     by_url: bool = False,
     masks: bool | None = None,
     keypoints: bool = False,
     max_pixels: int = MAX_PIXELS,
-    picture_bits: int = 16,
+    image_bits: int = 16,
     exif_orientation: bool = True,
     progress: Callable[[list[Row]], Iterable[Row]] = iter,
 ) -> Inspection:
@@ -46,7 +45,7 @@ def inspect_set(
         by_url: pictures are called as `coco_url` ends, as in LVIS.
         masks: every annotation must have a segmentation. None: if any has one.
         keypoints: every annotation must have keypoints.
-        max_pixels, picture_bits, exif_orientation: see `read_image`.
+        max_pixels, image_bits, exif_orientation: see `read_image`.
         progress: wraps the list of images while pictures are read.
     """
     found = Inspection(annotations, folder)
@@ -60,7 +59,7 @@ def inspect_set(
     found.keypoints = len(keypoint_names(found.category_rows)) if keypoints else 0
     _inspect_annotations(found, rows)
     images = progress(list(found.images.values()))
-    _inspect_pictures(found, images, max_pixels, picture_bits, exif_orientation)
+    _inspect_pictures(found, images, max_pixels, image_bits, exif_orientation)
     found.defects += [*odd_objects(found), *odd_shapes(found)]
     if not found.refused:
         try:
@@ -72,7 +71,7 @@ def inspect_set(
                 masks=masks,
                 keypoints=keypoints,
                 max_pixels=max_pixels,
-                picture_bits=picture_bits,
+                image_bits=image_bits,
                 exif_orientation=exif_orientation,
             )
         except DataError as error:
@@ -99,7 +98,7 @@ def _read(found: Inspection, by_url: bool) -> None:
         return
     except ValueError as error:
         named = found.annotations
-        why = why_no_json(named, error) if isinstance(named, Path) else ""
+        why = explain_not_json(named, error) if isinstance(named, Path) else ""
         refuse(f"is not JSON: {error}{why}")
         return
     if not isinstance(content, dict):
@@ -108,7 +107,7 @@ def _read(found: Inspection, by_url: bool) -> None:
     for key in ("images", "annotations", "categories"):
         rows = content.get(key)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            why = why_no_coco({*content})
+            why = explain_not_coco({*content})
             refuse(f"is not in COCO form: {key!r} is not a list of objects{why}")
     for image in rows_of(content, "images"):
         # As the loader does: LVIS v1 has the address alone, which ends in <split>/<picture>.
@@ -161,7 +160,9 @@ def _inspect_annotations(found: Inspection, rows: list[Row]) -> None:
             seen.add(row["id"])
             found.objects.append(row)
             continue
-        where = f"annotation {short_repr(row.get('id', f'at position {position}'))} (image {image_id})"
+        where = (
+            f"annotation {short_repr(row.get('id', f'at position {position}'))} (image {image_id})"
+        )
         found.defects.append(
             Defect(kind, where, problem, True, image_id, _drawable(row.get("bbox")))
         )
@@ -190,9 +191,9 @@ def _inspect_pictures(found: Inspection, rows: Iterable[Row], *how: Any) -> None
                 found.fingerprinted.append(image["id"])
 
 
-def _look(folder: Folder, image: Row, *how: Any) -> tuple[list[Defect], Fingerprint | None]:
+def _look(folder: ImageFolder, image: Row, *how: Any) -> tuple[list[Defect], Fingerprint | None]:
     """What is wrong with a picture, and its fingerprint if it can be read."""
-    path = picture_of(folder, image)
+    path = image_file_of(folder, image)
     where = f"image {image['id']} ({image['file_name']})"
     try:
         picture = read_image(path, (image["height"], image["width"]), *how)
@@ -201,8 +202,8 @@ def _look(folder: Folder, image: Row, *how: Any) -> tuple[list[Defect], Fingerpr
     except DataError as error:
         problem = str(error).removeprefix(f"{path}: ")
         return [Defect("picture", where, problem, True, image["id"])], None
-    with open_picture(path, how[0]) as file:
-        turned = orientation(file)
+    with open_image(path, how[0]) as file:
+        turned = read_orientation(file)
     if turned == 1:
         return [], fingerprint(picture)
     problem = f"is turned by EXIF orientation {turned}: do the annotations fit the upright picture?"

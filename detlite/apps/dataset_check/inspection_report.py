@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from detlite.data.remote.paths import Location
-from detlite.data.remote.shards import Folder, ShardFolder
+from detlite.data.remote.locations import Location
+from detlite.data.remote.shards import ImageFolder, ShardFolder
 
 from .near_duplicates import Fingerprints
 
@@ -50,7 +50,7 @@ class Inspection:
     """
 
     annotations: Location
-    folder: Folder
+    folder: ImageFolder
     defects: list[Defect] = field(default_factory=list)
     content: Row = field(default_factory=dict)
     images: dict[int, Row] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from detlite.data.index.annotation_checks import annotation_problem, box_problem
+from detlite.data.datasets.coco_checks import annotation_problem, box_problem
 
 from .annotation_warnings import mask_box
 from .inspection import rows_of

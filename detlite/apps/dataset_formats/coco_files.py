@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from detlite.data.errors import DataError
-from detlite.data.index.cache import open_index
+from detlite.data.index.build import open_index
 
 _READ = 1 << 16
 _SAMPLE = 20  # pictures by which a folder is recognised

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from detlite.data.errors import DataError
-from detlite.data.index.cache import open_index
+from detlite.data.index.build import open_index
 
 from .coco_files import WRITTEN, coco_files, find_pictures
 from .coco_writer import split_content, write_coco

@@ -10,8 +10,8 @@ from typing import Any
 
 from PIL import Image
 
+from detlite.data.datasets.coco_checks import fill_missing
 from detlite.data.errors import DataError
-from detlite.data.index.annotation_checks import fill_missing
 from detlite.structures.masks.formats import Segmentation
 
 _DECIMALS = 3  # of coordinates in pixels

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from detlite.data.errors import DataError, short_repr
-from detlite.data.loading.image_reading import picture_size
+from detlite.data.loading.image_io import image_size
 from detlite.structures.masks.formats import encode_bitmap
 
 from .labeled_dataset import (
@@ -65,7 +65,7 @@ def _read_file(file: Path) -> LabelledPicture:
     if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
         raise DataError(f"{file}: is not LabelMe's: has no list 'shapes'")
     picture = _picture(content, file)
-    size = picture_size(picture)
+    size = image_size(picture)
     stated = content.get("imageHeight") or size[0], content.get("imageWidth") or size[1]
     if stated != size:
         raise DataError(

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from detlite.data.errors import DataError
-from detlite.data.loading.image_reading import picture_size
+from detlite.data.loading.image_io import image_size
 from detlite.structures.masks.formats import encode_bitmap
 
 from .labeled_dataset import LabelledObject, LabelledPicture, LabelledSet, pictures_under
@@ -62,7 +62,7 @@ def _from_own_folder(folder: Path) -> LabelledPicture:
             f"{folder / 'images'}: holds {len(pictures)} pictures; where each has a folder of its "
             "own with masks, there is one"
         )
-    size = picture_size(pictures[0])
+    size = image_size(pictures[0])
     objects = _file_objects(_mask_files(folder / "masks"), size, _CATEGORY)
     return LabelledPicture(pictures[0], size, objects)
 
@@ -101,7 +101,7 @@ def _from_pair(images: Path, masks: Path) -> list[LabelledPicture]:
             parts[name if whole else parent].append((category, file, whole))
     pictures = []
     for name, picture in by_name.items():
-        size = picture_size(picture)
+        size = image_size(picture)
         objects: list[LabelledObject] = []
         for category, file, whole in parts[name]:
             found = _label_objects if whole else _file_objects

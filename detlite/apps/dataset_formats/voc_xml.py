@@ -2,73 +2,18 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from detlite.data.datasets.voc_xml import VocFile, read_voc_file
 from detlite.data.errors import DataError
-from detlite.data.loading.image_reading import picture_size
+from detlite.data.loading.image_io import image_size
 
 from .labeled_dataset import LabelledObject, LabelledPicture, LabelledSet, pictures_under
 
-_SIDES = ("xmin", "ymin", "xmax", "ymax")
 _FOLDERS = ("Annotations", "annotations", "")
 # Of VOC itself: masks, which are no pictures.
 _NO_PICTURES = ("SegmentationObject", "SegmentationClass")
-
-
-@dataclass(frozen=True)
-class VocObject:
-    """An <object>: its corners (x1, y1, x2, y2) as they are written."""
-
-    name: str
-    difficult: bool
-    corners: tuple[float, float, float, float]
-
-    def box(self, first: float) -> tuple[float, float, float, float]:
-        """(x, y, width, height) where pixels are counted from `first`.
-
-        From 1, as in VOC, the last pixel belongs to the object; from 0 corners are continuous.
-        """
-        x1, y1, x2, y2 = self.corners
-        return x1 - first, y1 - first, x2 - x1 + first, y2 - y1 + first
-
-
-@dataclass(frozen=True)
-class VocFile:
-    """An XML file; of (height, width) either is 0 where a program did not know it."""
-
-    file_name: str
-    size: tuple[int, int]
-    objects: Sequence[VocObject]
-
-
-def read_voc_file(file: Path) -> VocFile:
-    """What an XML file says.
-
-    Raises:
-        DataError: it is no XML, or an element is missing or no number.
-    """
-    try:
-        tree = ET.parse(file).getroot()
-        size = tuple(int(_text(tree, f"size/{side}")) for side in ("height", "width"))
-        objects = []
-        for place, node in enumerate(tree.iter("object"), start=1):
-            try:
-                x1, y1, x2, y2 = (float(_text(node, f"bndbox/{side}")) for side in _SIDES)
-                name, difficult = _text(node, "name"), int(node.findtext("difficult", "0"))
-            except ValueError as error:
-                raise ValueError(f"object {place}: {error}") from error
-            objects.append(VocObject(name, bool(difficult), (x1, y1, x2, y2)))
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    except ET.ParseError as error:
-        raise DataError(f"{file}: is not XML: {error}") from error
-    except ValueError as error:
-        raise DataError(f"{file}: {error}") from error
-    return VocFile(tree.findtext("filename", "").strip(), (size[0], size[1]), objects)
 
 
 def is_voc(folder: Path) -> bool:
@@ -144,7 +89,7 @@ def _picture(found: VocFile, file: Path, pictures: dict[str, list[Path]]) -> Pat
 
 
 def _labelled(found: VocFile, file: Path, picture: Path, first: float) -> LabelledPicture:
-    size = picture_size(picture)
+    size = image_size(picture)
     if all(found.size) and found.size != size:
         raise DataError(
             f"{file}: states {found.size[1]}x{found.size[0]} (width x height), but {picture} is "
@@ -160,10 +105,3 @@ def _labelled(found: VocFile, file: Path, picture: Path, first: float) -> Labell
             )
         objects.append(LabelledObject(one.name, box, crowd=one.difficult))
     return LabelledPicture(picture, size, objects)
-
-
-def _text(node: ET.Element, path: str) -> str:
-    found = node.findtext(path)
-    if found is None:
-        raise ValueError(f"an element <{node.tag}> has no {path}")
-    return found.strip()

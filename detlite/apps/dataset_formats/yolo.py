@@ -12,7 +12,7 @@ from typing import Any
 
 from detlite.config import ConfigError, parse_yaml
 from detlite.data.errors import DataError, short_repr
-from detlite.data.loading.image_reading import picture_size
+from detlite.data.loading.image_io import image_size
 
 from .labeled_dataset import (
     LabelledObject,
@@ -131,7 +131,7 @@ def _read_set(source: Path, files: list[Path], names: list[str]) -> LabelledSet:
     pictures = []
     for file in files:
         labels = _label_file(file)
-        size = picture_size(file)
+        size = image_size(file)
         objects = []
         for number, line in enumerate(_lines(labels) if labels else [], start=1):
             if line.strip():

@@ -1,13 +1,13 @@
-"""Data sets that need no entry in DATASETS.CATALOG: the names that published configs use.
+"""Catalog entries of the data set names that published configs use.
 
-Folders under DATASETS.ROOT are laid out as maskrcnn-benchmark and detectron2 expect them.
+Folders under DATASETS.ROOT have the layout of maskrcnn-benchmark and detectron2.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# Splits of COCO: image folder, and how the annotation files end.
+# COCO splits: image folder, and the end of the annotation file's name.
 _COCO_SPLITS = {
     "2014_train": ("train2014", "train2014"),
     "2014_val": ("val2014", "val2014"),
@@ -20,23 +20,25 @@ _COCO_SPLITS = {
 }
 
 
-def _coco_form(name: str, annotations: str, images: str) -> dict[str, Any]:
+def _coco(name: str, annotations: str, images: str) -> dict[str, Any]:
     return {"name": name, "annotations": annotations, "images": images}
 
 
-def _cityscapes(name: str, split: str, form: str, most: int, every: bool) -> dict[str, Any]:
+def _cityscapes(
+    name: str, split: str, form: str, max_images: int, all_labels: bool
+) -> dict[str, Any]:
     entry = {"name": name, "type": "cityscapes", "folder": "cityscapes", "split": split}
-    return {**entry, "form": form, "most": most, "all": every}
+    return {**entry, "form": form, "most": max_images, "all": all_labels}
 
 
 _ENTRIES: list[dict[str, Any]] = [
     *(
-        _coco_form(f"{kind}coco_{split}", f"coco/annotations/{task}_{file}.json", f"coco/{folder}")
-        for kind, task in (("", "instances"), ("keypoints_", "person_keypoints"))
+        _coco(f"{prefix}coco_{split}", f"coco/annotations/{task}_{file}.json", f"coco/{folder}")
+        for prefix, task in (("", "instances"), ("keypoints_", "person_keypoints"))
         for split, (folder, file) in _COCO_SPLITS.items()
     ),
     *(
-        _coco_form(
+        _coco(
             f"voc_{year}_{split}_cocostyle",
             f"voc/VOC{year}/Annotations/pascal_{split}{year}.json",
             f"voc/VOC{year}/JPEGImages",
@@ -45,7 +47,7 @@ _ENTRIES: list[dict[str, Any]] = [
         for split in splits
     ),
     *(
-        _coco_form(
+        _coco(
             f"cityscapes_fine_instanceonly_seg_{split}_cocostyle",
             f"cityscapes/annotations/instancesonly_filtered_gtFine_{split}.json",
             "cityscapes/images",
@@ -53,7 +55,7 @@ _ENTRIES: list[dict[str, Any]] = [
         for split in ("train", "val", "test")
     ),
     *(
-        {**_coco_form(f"lvis_{part}", f"lvis/lvis_{part}.json", "coco"), "type": "lvis"}
+        {**_coco(f"lvis_{part}", f"lvis/lvis_{part}.json", "coco"), "type": "lvis"}
         for part in (
             *("v0.5_train", "v0.5_val", "v0.5_val_rand_100"),
             *("v0.5_train_cocofied", "v0.5_val_cocofied"),
@@ -65,18 +67,18 @@ _ENTRIES: list[dict[str, Any]] = [
         for year in (2007, 2012)
         for split in ("train", "val", "trainval", "test")
     ),
-    # maskrcnn-benchmark's names: ten categories
+    # names of maskrcnn-benchmark: ten categories
     *(
-        _cityscapes(f"cityscapes_{form}_instance_{part}{split}", split, form, most, every=True)
+        _cityscapes(f"cityscapes_{form}_instance_{prefix}{split}", split, form, limit, True)
         for form in ("poly", "mask")
-        for part, split, most in (("", "train", 0), ("", "val", 0), ("mini", "val", 10))
+        for prefix, split, limit in (("", "train", 0), ("", "val", 0), ("mini", "val", 10))
     ),
-    # detectron2's: the eight that are evaluated
+    # names of detectron2: the eight evaluated categories
     *(
-        _cityscapes(f"cityscapes_fine_instance_seg_{split}", split, "mask", 0, every=False)
+        _cityscapes(f"cityscapes_fine_instance_seg_{split}", split, "mask", 0, False)
         for split in ("train", "val")
     ),
 ]
 
 BUILTIN: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in _ENTRIES}
-"""Entries by name, as DATASETS.CATALOG would hold them; an entry there goes before one here."""
+"""Entries by name, in the form of DATASETS.CATALOG. Entries there take precedence."""

@@ -1,4 +1,4 @@
-"""From the names in DATASETS.TRAIN and DATASETS.TEST to data sets."""
+"""Build the data sets that DATASETS.TRAIN and DATASETS.TEST name."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.utils.data
 from torch import Tensor
-from torch.utils.data import ConcatDataset
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.conventions import convention_of
 from detlite.data.errors import DataError
-from detlite.data.remote.paths import GIGABYTE, Location, Remote, place
-from detlite.data.remote.shards import Folder, ShardFolder
+from detlite.data.remote.locations import GIGABYTE, Location, RemotePath, parse_location
+from detlite.data.remote.shards import ImageFolder, ShardFolder
 from detlite.registry import Registry
 
 from .builtin_catalog import BUILTIN
@@ -28,19 +28,19 @@ logger = logging.getLogger(__name__)
 
 Entry = dict[str, Any]
 
-DATASETS: Registry[Callable[[Entry, Any], tuple[Location, Folder]]] = Registry("data set type")
-"""Types of catalog entries. `@DATASETS.register("mine")` adds a function that is given the entry
-and the folder DATASETS.ROOT, makes or finds the set, and returns (annotation file, image folder).
+DATASETS: Registry[Callable[[Entry, Any], tuple[Location, ImageFolder]]] = Registry("data set type")
+"""Types of catalog entries. `@DATASETS.register("mine")` adds a function of an entry and the folder
+DATASETS.ROOT. It locates or creates the data set and returns (annotation file, image folder).
 """
 
-_AT_URLS = ("coco", "lvis", "webdataset")  # types that take a DATASETS.ROOT that is a URL
+_REMOTE_TYPES = ("coco", "lvis", "webdataset")  # accept a URL as DATASETS.ROOT
 
 
-class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
+class ConcatDataset(torch.utils.data.ConcatDataset[tuple[Tensor, Target]]):
     """Several data sets with the same categories as one.
 
     Raises:
-        DataError: the categories differ.
+        DataError: the categories or keypoints differ.
     """
 
     def __init__(self, datasets: Sequence[CocoDataset]) -> None:
@@ -50,15 +50,16 @@ class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
         for other in datasets[1:]:
             if other.keypoint_names != first.keypoint_names:
                 raise DataError(
-                    f"{other.annotation_file}: has other keypoints than {first.annotation_file}"
+                    f"{other.annotation_file}: the keypoints differ from those of "
+                    f"{first.annotation_file}"
                 )
             difference = known ^ {(row["id"], row["name"]) for row in other.categories}
             if difference:
                 number, name = min(difference)
                 raise DataError(
-                    f"{other.annotation_file}: has other categories than "
-                    f"{first.annotation_file}: {number} ({name!r}) is in one of the two only; "
-                    "data sets that are trained on together need the same ids and names"
+                    f"{other.annotation_file}: the categories differ from those of "
+                    f"{first.annotation_file}: only one has {number} ({name!r}). Data sets that "
+                    "are trained on together need the same ids and names"
                 )
         self.parts = datasets
         self.name = " + ".join(dataset.name for dataset in datasets)
@@ -67,44 +68,45 @@ class JoinedDataset(ConcatDataset[tuple[Tensor, Target]]):
 
     @property
     def aspect_ratios(self) -> list[float]:
-        """Width / height of each image, as a new list."""
+        """The width / height of the images, as a new list."""
         return [ratio for dataset in self.parts for ratio in dataset.aspect_ratios]
 
     @property
     def shards(self) -> np.ndarray | None:
-        """Which shard each image is in, as of a CocoDataset; a picture that is a file is one."""
-        found = [dataset.shards for dataset in self.parts]
-        if all(one is None for one in found):
+        """The shard of each image, see `CocoDataset.shards`; an image file counts as a shard."""
+        of_parts = [dataset.shards for dataset in self.parts]
+        if all(shards is None for shards in of_parts):
             return None
         first, joined = 0, []
-        for dataset, one in zip(self.parts, found, strict=True):
-            joined.append(first + (np.arange(len(dataset)) if one is None else one))
+        for dataset, shards in zip(self.parts, of_parts, strict=True):
+            joined.append(first + (np.arange(len(dataset)) if shards is None else shards))
             first = int(joined[-1][-1]) + 1
         return np.concatenate(joined)
 
 
 def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
-    """The data set that DATASETS.CATALOG, or else the built-in catalog, lists under `name`.
+    """Build the data set that DATASETS.CATALOG, or else the built-in catalog, lists under `name`.
 
-    For training (`train`) it has masks, if MODEL.MASK_ON, and no images that teach nothing;
-    those without any annotation only under DATASETS.BACKGROUND_PICTURES.
+    For training it has masks if MODEL.MASK_ON is set, and no images without usable annotations,
+    except those without any annotation if DATASETS.BACKGROUND_PICTURES is set.
 
     Raises:
-        ConfigError: no or no sound entry of that name, or no file of its proposals.
-        DataError: the data set is missing or broken.
+        ConfigError: there is no valid entry of that name, or no proposal file for it.
+        DataError: the data set is missing or invalid.
     """
     kind, annotations, images = locate_dataset(cfg, name)
     if isinstance(annotations, Path) and annotations.is_dir():
         raise DataError(
-            f"data set {name}: {annotations} is a folder, not an annotation file; `detlite init "
-            "--data` reads folders"
+            f"data set {name}: {annotations} is a folder, not an annotation file. To convert a "
+            "folder, use `detlite init --data`"
         )
     if isinstance(annotations, Path) and not annotations.is_file():
         raise DataError(
-            f"data set {name}: no annotation file {annotations}; its pictures are expected in "
-            f"{images}. Put them there, or set DATASETS.ROOT ({cfg.DATASETS.ROOT}) to the folder "
-            "that holds them"
+            f"data set {name}: the annotation file {annotations} does not exist (images are "
+            f"expected in {images}). Put the files there, or set DATASETS.ROOT "
+            f"({cfg.DATASETS.ROOT}) to the folder that holds them"
         )
+    datasets, convention = cfg.DATASETS, convention_of(cfg)
     return CocoDataset(
         annotations,
         images,
@@ -112,84 +114,84 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         kind=kind,
         train=train,
         masks=cfg.MODEL.MASK_ON,
-        masks_as_runs=convention_of(cfg).mask_targets == "soft",
+        masks_as_runs=convention.mask_targets == "soft",
         keypoints=cfg.MODEL.KEYPOINT_ON,
-        min_keypoints=cfg.DATASETS.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
-        background=cfg.DATASETS.BACKGROUND_PICTURES,
-        skip_bad=cfg.DATASETS.ON_BAD_ANNOTATION == "skip",
+        min_keypoints=datasets.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
+        background=datasets.BACKGROUND_PICTURES,
+        skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
         proposals=_proposal_file(cfg, name, train) if cfg.MODEL.LOAD_PROPOSALS else None,
-        most_proposals=(
-            cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN
+        max_proposals=(
+            datasets.PRECOMPUTED_PROPOSAL_TOPK_TRAIN
             if train
-            else cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST
+            else datasets.PRECOMPUTED_PROPOSAL_TOPK_TEST
         ),
-        max_pixels=cfg.DATASETS.MAX_PIXELS,
-        picture_bits=cfg.INPUT.PICTURE_BITS,
-        exif_orientation=convention_of(cfg).exif_orientation,
-        check_pictures=cfg.DATASETS.CHECK_PICTURES,
+        max_pixels=datasets.MAX_PIXELS,
+        image_bits=cfg.INPUT.PICTURE_BITS,
+        exif_orientation=convention.exif_orientation,
+        check_images=datasets.CHECK_PICTURES,
     )
 
 
-def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, Folder]:
-    """The type, the annotation file and the image folder of the data set of that name.
+def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]:
+    """Return the type, the annotation file and the image folder of a data set.
 
     Raises:
-        ConfigError, DataError: as from `build_dataset`.
+        ConfigError, DataError: see `build_dataset`.
     """
-    entry = _entry(cfg.DATASETS.CATALOG, name)
+    entry = _catalog_entry(cfg.DATASETS.CATALOG, name)
     kind = entry.get("type", "coco")
-    factory = DATASETS.get(kind, key=f"DATASETS.CATALOG, {name}, type")
-    root = place(cfg.DATASETS.ROOT)
-    if isinstance(root, Remote) and kind not in _AT_URLS:
+    locate = DATASETS.get(kind, key=f"DATASETS.CATALOG, {name}, type")
+    root = parse_location(cfg.DATASETS.ROOT)
+    if isinstance(root, RemotePath) and kind not in _REMOTE_TYPES:
         raise ConfigError(
-            f"DATASETS.CATALOG, {name}: of type {kind!r}, which needs a folder on the disk as "
+            f"DATASETS.CATALOG, {name}: data sets of type {kind!r} need a local folder as "
             f"DATASETS.ROOT, not {root}"
         )
-    annotations, images = factory(entry, root)
-    if isinstance(images, (Remote, ShardFolder)):
+    annotations, images = locate(entry, root)
+    if isinstance(images, (RemotePath, ShardFolder)):
         images = replace(images, cache_bytes=int(cfg.DATASETS.CACHE_GB * GIGABYTE))
     return kind, annotations, images
 
 
-def build_train_dataset(cfg: CfgNode) -> JoinedDataset:
-    """All of DATASETS.TRAIN, joined, and checked against NUM_CLASSES.
+def build_train_dataset(cfg: CfgNode) -> ConcatDataset:
+    """Build all data sets of DATASETS.TRAIN as one.
 
     Raises:
-        ConfigError: DATASETS.TRAIN is empty or contradicts the model.
-        DataError: a data set is missing, broken, or has other categories than the first.
+        ConfigError: DATASETS.TRAIN is empty, or NUM_CLASSES does not match the data set.
+        DataError: a data set is missing or invalid, or has other categories than the first.
     """
     if not cfg.DATASETS.TRAIN:
         raise ConfigError("DATASETS.TRAIN is empty: name at least one entry of DATASETS.CATALOG")
-    dataset = JoinedDataset([build_dataset(cfg, name, train=True) for name in cfg.DATASETS.TRAIN])
+    dataset = ConcatDataset([build_dataset(cfg, name, train=True) for name in cfg.DATASETS.TRAIN])
     check_num_classes(cfg, dataset)
     return dataset
 
 
-def warn_of_known(train: JoinedDataset, tests: Sequence[CocoDataset]) -> None:
-    """Logs a warning of sets that are trained on and measured on."""
-    known = {_place(part) for part in train.parts}
+def warn_if_tested_on_training_data(train: ConcatDataset, tests: Sequence[CocoDataset]) -> None:
+    """Log a warning for data sets that are used for both training and testing."""
+    trained = {_annotation_path(part) for part in train.parts}
     for test in tests:
-        if _place(test) in known:
+        if _annotation_path(test) in trained:
             logger.warning(
-                "DATASETS.TEST names %s, which is trained on as well: its results say nothing "
-                "about new pictures; set some apart (`detlite init --data` does)",
+                "DATASETS.TEST contains %s, which is also trained on, so its results say nothing "
+                "about new images. Split off a test set (`detlite init --data` does)",
                 test.name,
             )
 
 
-def _place(dataset: CocoDataset) -> str:
+def _annotation_path(dataset: CocoDataset) -> str:
     file = dataset.annotation_file
-    return str(file if isinstance(file, Remote) else Path(file).resolve())
+    return str(file if isinstance(file, RemotePath) else Path(file).resolve())
 
 
-def check_num_classes(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> None:
-    """Raises ConfigError if the model's numbers of classes or keypoints contradict the data set."""
+def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> None:
+    """Raise ConfigError if the model's numbers of classes or keypoints do not match the data set."""
     part = "RETINANET" if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else "ROI_BOX_HEAD"
-    given, wanted = cfg.MODEL[part].NUM_CLASSES, len(dataset.categories) + 1
-    if given != wanted:
+    actual, expected = cfg.MODEL[part].NUM_CLASSES, len(dataset.categories) + 1
+    if actual != expected:
         raise ConfigError(
-            f"MODEL.{part}.NUM_CLASSES is {given}, but the data set {dataset.name} has "
-            f"{wanted - 1} categories: with the background that makes {wanted}"
+            f"MODEL.{part}.NUM_CLASSES is {actual}, but the data set {dataset.name} has "
+            f"{expected - 1} categories: set it to {expected}, which includes the background"
         )
     names, points = dataset.keypoint_names, cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES
     if names and points != len(names):
@@ -201,23 +203,23 @@ def check_num_classes(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> Non
 
 @DATASETS.register("coco", "lvis")
 def coco_files(entry: Entry, root: Location) -> tuple[Location, Location]:
-    """A set of files: `{name, annotations: file, images: folder}`, URLs, or relative to `root`.
+    """`{name, annotations: file, images: folder}`: URLs or paths relative to `root`.
 
-    LVIS's files are in COCO's form; their type says that they are measured as LVIS does.
+    LVIS files are in COCO form; their type selects the LVIS evaluation.
     """
     check_fields(entry, {"annotations": str, "images": str})
-    return place(entry["annotations"], root), place(entry["images"], root)
+    return parse_location(entry["annotations"], root), parse_location(entry["images"], root)
 
 
 def check_fields(entry: Entry, fields: dict[str, type]) -> None:
-    """Raises ConfigError if a catalog entry lacks a field, has one too many or of a wrong type.
+    """Raise ConfigError if a catalog entry has a missing or unknown field, or one of a wrong type.
 
     `name`, `type` and `evaluators` are always allowed.
     """
     where = f"DATASETS.CATALOG, {entry['name']}"
     for field, kind in fields.items():
         if field not in entry:
-            raise ConfigError(f"{where}: {field!r} is missing; needed: {', '.join(fields)}")
+            raise ConfigError(f"{where}: {field!r} is missing; required: {', '.join(fields)}")
         if type(entry[field]) is not kind:
             raise ConfigError(
                 f"{where}: {field!r} is {entry[field]!r}, but must be a {kind.__name__}"
@@ -229,32 +231,32 @@ def check_fields(entry: Entry, fields: dict[str, type]) -> None:
             raise ConfigError(f"{where}: unknown field {field!r}{hint}")
 
 
-def _entry(catalog: Sequence[Entry], name: str) -> Entry:
+def _catalog_entry(catalog: Sequence[Entry], name: str) -> Entry:
     entries = [entry for entry in catalog if entry["name"] == name]
     if len(entries) > 1:
-        raise ConfigError(f"DATASETS.CATALOG: the name {name!r} is given {len(entries)} times")
+        raise ConfigError(f"DATASETS.CATALOG: {len(entries)} entries have the name {name!r}")
     if entries:
         return entries[0]
     if name in BUILTIN:
         return BUILTIN[name]
-    own = [entry["name"] for entry in catalog]
-    close = difflib.get_close_matches(name, [*own, *BUILTIN], n=1)
+    names = [entry["name"] for entry in catalog]
+    close = difflib.get_close_matches(name, [*names, *BUILTIN], n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    listed = f"known: {', '.join(own)}" if own else "the catalog is empty"
+    known = f"known: {', '.join(names)}" if names else "the catalog is empty"
     raise ConfigError(
-        f"DATASETS.CATALOG: no data set is called {name!r}{hint} ({listed}, and the built-in names "
+        f"DATASETS.CATALOG: there is no data set {name!r}{hint} ({known}, and the built-in names "
         "in docs/data.md)"
     )
 
 
 def _proposal_file(cfg: CfgNode, name: str, train: bool) -> Location:
-    """The file that belongs to a set of DATASETS.TRAIN or DATASETS.TEST."""
+    """Return the proposal file of a data set of DATASETS.TRAIN or DATASETS.TEST."""
     datasets, phase = cfg.DATASETS, "TRAIN" if train else "TEST"
     paths = datasets.PROPOSAL_FILES_TRAIN if train else datasets.PROPOSAL_FILES_TEST
     names = datasets[phase]
     if name not in names or len(names) != len(paths):
         raise ConfigError(
-            f"DATASETS.PROPOSAL_FILES_{phase} is {paths!r} and DATASETS.{phase} {names!r}: "
-            f"MODEL.LOAD_PROPOSALS needs one file for each set, and one for {name}"
+            f"DATASETS.PROPOSAL_FILES_{phase} is {paths!r} and DATASETS.{phase} is {names!r}: "
+            f"MODEL.LOAD_PROPOSALS needs one file per data set, including one for {name}"
         )
-    return place(paths[names.index(name)], place(datasets.ROOT))
+    return parse_location(paths[names.index(name)], parse_location(datasets.ROOT))

@@ -15,7 +15,7 @@ from detlite.data.errors import DataError
 from detlite.structures.masks.formats import RLE, encode_bitmap, polygons_to_rle
 
 from .catalog import DATASETS, Entry, check_fields
-from .converted import converted_file, existing
+from .converted import converted_file, require
 
 # The labels that have instances, by Cityscapes' numbers.
 CATEGORIES = {
@@ -70,8 +70,8 @@ def cityscapes_files(entry: Entry, root: Path) -> tuple[Path, Path]:
         raise ConfigError(
             f"DATASETS.CATALOG, {name}: form is {entry['form']!r}, but must be poly or mask"
         )
-    pictures = existing(folder / "leftImg8bit" / split, name)
-    truth = existing(folder / "gtFine" / split, name)
+    pictures = require(folder / "leftImg8bit" / split, name)
+    truth = require(folder / "gtFine" / split, name)
     numbers = tuple(CATEGORIES) if entry["all"] else EVALUATED
     file = converted_file(
         root, name, lambda: read_cityscapes(pictures, truth, entry["form"], entry["most"], numbers)

@@ -1,4 +1,7 @@
-"""Data sets in COCO's annotation format (https://cocodataset.org/#format-data)."""
+"""Data sets in COCO's annotation format (https://cocodataset.org/#format-data).
+
+Letters in shapes: N objects of an image, P keypoints of an object.
+"""
 
 from __future__ import annotations
 
@@ -14,64 +17,62 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from detlite.data.errors import DataError
-from detlite.data.index.annotation_checks import fill_missing
-from detlite.data.index.cache import open_index
-from detlite.data.index.coco_checks import MOST_SHOWN, keypoint_names, report
-from detlite.data.index.image_checks import picture_problems
-from detlite.data.index.index import CROWD, AnnotationIndex, unsound_bits
-from detlite.data.loading.image_io import MAX_PIXELS
-from detlite.data.loading.image_reading import read_image
-from detlite.data.remote.paths import Location, local_copy, named
-from detlite.data.remote.shards import Folder, ShardFolder, ShardPicture, picture_of
+from detlite.data.index.annotation_index import CROWD, AnnotationIndex, invalid_flags
+from detlite.data.index.build import open_index
+from detlite.data.loading.image_checks import find_bad_images
+from detlite.data.loading.image_io import MAX_PIXELS, read_image
+from detlite.data.remote.locations import Location, errors_naming, local_copy
+from detlite.data.remote.shards import ImageFolder, ShardFolder, ShardImage, image_file_of
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 
+from .coco_checks import MAX_REPORTED, fill_missing, keypoint_names, report_problems
 from .proposals import load_proposals
 
 Target = dict[str, Any]
 
 
 class CocoDataset(Dataset[tuple[Tensor, Target]]):
-    """Pictures with their boxes, labels and masks, in the frame of the stored picture.
+    """Images with their boxes, labels, masks and keypoints, at the size of the image file.
 
-    `dataset[i]` is `(image, target)`: image uint8 RGB [3, H, W]; target as in torchvision:
-    `boxes` float32 [N, 4] xyxy, `labels` int64 [N] in 1..K, `image_id` int, `size` (H, W), and
-    `masks`, `PackedMasks` of N instances, if `train` and `masks` are set, `keypoints` float32
-    [N, P, 3] of (x, y, visibility) if `keypoints` is. Crowd annotations are left out of it.
+    `dataset[i]` is `(image, target)`. `image` is uint8 RGB [3, H, W]. `target` follows torchvision:
+    `boxes` float32 [N, 4] xyxy, `labels` int64 [N] in 1..K, `image_id` int, `size` (H, W). With
+    `train` and `masks` it has `masks`, a `PackedMasks` of N masks. With `keypoints` it has
+    `keypoints` float32 [N, P, 3] of (x, y, visibility). Crowd annotations are left out.
 
-    The whole set is checked when it is first opened, so that training does not stop at its last
-    image: every entry of the annotation file (`open_index`), and that every picture exists, is
-    complete and has the stated size (`picture_problems`).
+    The constructor checks every entry of the annotation file (`open_index`) and every image file
+    (`find_bad_images`), so that training does not stop at the last image.
 
     Args:
-        annotations: the annotation file, here or at a URL.
-        images: the folder that the file names of the pictures are relative to, here or at a URL, or
-            the shards that they are in.
-        name: what the set is called in messages and results.
-        kind: the type of its catalog entry, which says how it is measured.
+        annotations: the annotation file, a path or a URL.
+        images: the folder of the image files, a path or a URL, or shards.
+        name: the name in messages and results.
+        kind: the type of the catalog entry, which selects the evaluator.
         train: leave out images without a usable annotation.
-        masks: every annotation must have a segmentation. Only training has it in its targets:
+        masks: require a segmentation of every annotation. Only training targets have masks;
             evaluation compares with `coco_gt()`.
-        masks_as_runs: draw polygons at the picture's size: what torchvision trains on.
-        keypoints: every annotation must have keypoints, and a category name them.
-        min_keypoints: leave out images with fewer labelled keypoints, too, if `train`.
-        background: keep images without any annotation after all, if `train`: they teach that there
-            is nothing to find.
-        skip_bad: log, count and leave out bad annotations and pictures, instead of an error.
-        proposals: a file of regions, see `load_proposals`: `proposals` float32 [P, 4] of targets.
-        most_proposals: how many of an image.
-        max_pixels, picture_bits, exif_orientation: of a picture, see `read_image`.
-        check_pictures: look at all of them; if not, a bad one shows when it is read.
+        masks_as_runs: draw polygons at the size of the image file, as torchvision does.
+        keypoints: require keypoints of every annotation, and their names in a category.
+        min_keypoints: in training, leave out images with fewer labeled keypoints.
+        background: in training, keep images without any annotation as negative examples.
+        skip_bad: log and skip bad annotations and images instead of raising an error.
+        proposals: a file of proposals, see `load_proposals`; targets then have `proposals` float32
+            [P, 4].
+        max_proposals: maximum number per image.
+        max_pixels: see `read_image`.
+        image_bits: see `read_image`.
+        exif_orientation: see `read_image`.
+        check_images: check all image files; otherwise a bad one fails when it is read.
 
     Raises:
-        DataError: naming file and annotation or image id; from `dataset[i]` too, where a picture
-            proves damaged only when it is decoded.
+        DataError: names the file and the annotation or image id. `dataset[i]` raises it too, if an
+            image proves damaged when it is decoded.
     """
 
     def __init__(
         self,
         annotations: Location,
-        images: Folder,
+        images: ImageFolder,
         *,
         name: str = "",
         kind: str = "coco",
@@ -83,26 +84,25 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         background: bool = False,
         skip_bad: bool = False,
         proposals: Location | None = None,
-        most_proposals: int = 1000,
+        max_proposals: int = 1000,
         max_pixels: int = MAX_PIXELS,
-        picture_bits: int = 16,
+        image_bits: int = 16,
         exif_orientation: bool = True,
-        check_pictures: bool = True,
+        check_images: bool = True,
     ) -> None:
         self.name = name or annotations.stem
         self.kind = kind
         self.annotation_file = images.name if isinstance(images, ShardFolder) else annotations
         self._folder = images
-        self._picture_limits = max_pixels, picture_bits, exif_orientation
+        self._image_limits = max_pixels, image_bits, exif_orientation
         self._with_masks = train and masks
         self._masks_as_runs = masks_as_runs
-        # LVIS v0.5 has file names as well, without the folder, and some that COCO gave up.
-        with local_copy(annotations) as file, named(file, self.annotation_file):
+        with local_copy(annotations) as file, errors_naming(self.annotation_file, instead_of=file):
             self._index = open_index(file, by_url=kind == "lvis")
-        known = ("id", "name", "keypoints") if keypoints else ("id", "name")
+        fields = ("id", "name", "keypoints") if keypoints else ("id", "name")
         self.categories: list[dict[str, Any]] = sorted(
             (
-                {key: row[key] for key in known if key in row}
+                {key: row[key] for key in fields if key in row}
                 for row in self._index.content["categories"]
             ),
             key=lambda category: category["id"],
@@ -111,46 +111,35 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         self.keypoint_names = keypoint_names(self.categories)
         if keypoints and not self.keypoint_names:
             raise DataError(
-                f"{self.annotation_file}: no category names its keypoints, which "
+                f"{self.annotation_file}: no category has keypoint names, which "
                 'MODEL.KEYPOINT_ON needs: "keypoints": ["nose", "left_eye", ...]'
             )
         if isinstance(images, Path) and not images.is_dir():
             raise DataError(
-                f"{images}: no such folder of pictures (data set {self.name}); mend `images` of "
-                "its entry in DATASETS.CATALOG, which is relative to DATASETS.ROOT"
+                f"{images}: the image folder of data set {self.name} does not exist. Correct "
+                "`images` of its entry in DATASETS.CATALOG, which is relative to DATASETS.ROOT"
             )
-        problems, count = self._index.problems(masks, len(self.keypoint_names), MOST_SHOWN)
-        broken: dict[int, str] = {}
-        if check_pictures:
-            broken = picture_problems(self._index, images, *self._picture_limits)
-        if isinstance(images, Path):
-            _check_folder(self._index, images, broken, self.annotation_file)
-        if isinstance(images, ShardFolder):
-            told = self._index.content["problems"]
-            problems, count = [*told["first"], *problems], count + told["count"]
-        problems += broken.values()
-        report(problems, count + len(broken), self.annotation_file, skip_bad)
-
-        self._unsound = unsound_bits(masks, keypoints)
-        keeps = np.ones(len(self._index.image_ids), bool)
+        bad_images = self._report_problems(masks, skip_bad, check_images)
+        self._invalid = invalid_flags(masks, keypoints)
+        keep = np.ones(len(self._index.image_ids), bool)
         if train:
-            taught = self._index.counts(self._unsound | CROWD, min_keypoints > 0)
-            keeps = taught >= max(min_keypoints, 1)
-            if background and keeps.any():
-                keeps |= self._index.counts(without=0) == 0  # unlike one of a crowd alone
-        keeps[list(broken)] = False
-        if not keeps.any():
-            needed = f" and {min_keypoints} keypoints" if min_keypoints else ""
+            usable = self._index.counts(self._invalid | CROWD, min_keypoints > 0)
+            keep = usable >= max(min_keypoints, 1)
+            if background and keep.any():
+                keep |= self._index.counts(without=0) == 0  # not images of crowds alone
+        keep[list(bad_images)] = False
+        if not keep.any():
+            required = f" and {min_keypoints} keypoints" if min_keypoints else ""
             raise DataError(
-                f"{self.annotation_file}: no image has a usable annotation{needed} to train on"
+                f"{self.annotation_file}: no image has a usable annotation{required} to train on"
             )
-        # An array, as lists of objects would be copied page by page into the loader's processes
-        # while their reference counts change.
-        self._numbers = np.flatnonzero(keeps)
+        # An array, because the reference counts of a list's elements would copy its memory into
+        # every loader process.
+        self._numbers = np.flatnonzero(keep)
         self._proposals = None
         if proposals:
             with local_copy(proposals) as file:
-                limits = self.sizes, most_proposals
+                limits = self.sizes, max_proposals
                 self._proposals = load_proposals(file, self.image_ids, *limits, proposals.name)
 
     @property
@@ -160,18 +149,18 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """Their (height, width), as a new list."""
+        """The (height, width) of the images, as a new list."""
         return [(height, width) for height, width in self._index.sizes[self._numbers].tolist()]
 
     @property
     def aspect_ratios(self) -> list[float]:
-        """Their width / height, as a new list."""
+        """The width / height of the images, as a new list."""
         sizes = self._index.sizes[self._numbers]
         return (sizes[:, 1] / sizes[:, 0]).tolist()
 
     @property
     def shards(self) -> np.ndarray | None:
-        """Which shard each image is in, int64 [N], never decreasing; None: pictures are files."""
+        """The shard of each image, non-decreasing int64 [images]; None for image files."""
         if not isinstance(self._folder, ShardFolder):
             return None
         ends = np.cumsum(self._index.content["shards"])
@@ -179,8 +168,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
     @property
     def has_objects(self) -> bool:
-        """Whether any of its images has a sound annotation, crowds included."""
-        return bool(self._index.counts(self._unsound)[self._numbers].any())
+        """True if an image has a valid annotation, crowds included."""
+        return bool(self._index.counts(self._invalid)[self._numbers].any())
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -189,44 +178,59 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         number = int(self._numbers[index])
         entry = self._index.image(number)
         height, width = entry["height"], entry["width"]
-        picture = picture_of(self._folder, entry)
+        file = image_file_of(self._folder, entry)
         try:
-            image = read_image(picture, (height, width), *self._picture_limits)
+            image = read_image(file, (height, width), *self._image_limits)
         except DataError as error:
             raise DataError(f"{error} (image id {entry['id']})") from error
-        rows = self._index.annotations(number, self._unsound | CROWD)
+        rows = self._index.annotations(number, self._invalid | CROWD)
         target = self._target(rows, height, width)
         target |= {"image_id": entry["id"], "size": (height, width)}
         if self._proposals is not None:
             target["proposals"] = self._proposals[index]
         return image, target
 
-    def image_path(self, index: int) -> Location | ShardPicture:
-        """The picture file of `dataset[index]`."""
-        return picture_of(self._folder, self._index.image(int(self._numbers[index])))
+    def image_path(self, index: int) -> Location | ShardImage:
+        """Return the image file of `dataset[index]`."""
+        return image_file_of(self._folder, self._index.image(int(self._numbers[index])))
 
     def labels(self, index: int) -> np.ndarray:
-        """The labels of `dataset[index]`, int64 [N], without its picture."""
-        found = self._index.category_ids(int(self._numbers[index]), self._unsound | CROWD)
-        return np.array([self._labels[number] for number in found.tolist()], np.int64)
+        """Return the labels of `dataset[index]`, int64 [N], without reading the image."""
+        ids = self._index.category_ids(int(self._numbers[index]), self._invalid | CROWD)
+        return np.array([self._labels[number] for number in ids.tolist()], np.int64)
 
     def coco_gt(self, annotations: bool = True) -> COCO:
-        """The ground truth of exactly these images, for COCO evaluation, crowd included.
+        """Return the ground truth of these images for COCO evaluation, crowds included.
 
-        Without `annotations` it has images and categories alone, which take little memory.
+        Without `annotations` it has images and categories only, which take little memory.
         """
         content = dict(self._index.content)
         content["images"] = [self._index.image(number) for number in self._numbers.tolist()]
         content["annotations"] = [
             row
             for number in (self._numbers.tolist() if annotations else ())
-            for row in self._index.annotations(number, self._unsound)
+            for row in self._index.annotations(number, self._invalid)
         ]
         coco = COCO()
         coco.dataset = fill_missing(content)
         with contextlib.redirect_stdout(io.StringIO()):
             coco.createIndex()
         return coco
+
+    def _report_problems(self, masks: bool, skip_bad: bool, check_images: bool) -> dict[int, str]:
+        """Report bad annotations, images and shards; return the bad images by number."""
+        problems, count = self._index.problems(masks, len(self.keypoint_names), MAX_REPORTED)
+        bad_images: dict[int, str] = {}
+        if check_images:
+            bad_images = find_bad_images(self._index, self._folder, *self._image_limits)
+        if isinstance(self._folder, Path):
+            _check_folder(self._index, self._folder, bad_images, self.annotation_file)
+        if isinstance(self._folder, ShardFolder):
+            of_shards = self._index.content["problems"]
+            problems, count = [*of_shards["first"], *problems], count + of_shards["count"]
+        problems += bad_images.values()
+        report_problems(problems, count + len(bad_images), self.annotation_file, skip_bad)
+        return bad_images
 
     def _target(self, annotations: list[dict[str, Any]], height: int, width: int) -> Target:
         boxes = np.array([row["bbox"] for row in annotations], np.float64).reshape(-1, 4)
@@ -248,14 +252,15 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
 
 def _check_folder(
-    index: AnnotationIndex, images: Path, broken: dict[int, str], annotations: Location | str
+    index: AnnotationIndex, images: Path, bad_images: dict[int, str], annotations: Location | str
 ) -> None:
-    """Raises DataError if no picture is in the folder, which then is the wrong one."""
-    if len(broken) < len(index.image_ids) or not broken:
+    """Raise DataError if the folder holds no image of the data set, so it is the wrong one."""
+    if len(bad_images) < len(index.image_ids) or not bad_images:
         return
     name = index.image(0)["file_name"]
     if not (images / name).exists():
         raise DataError(
-            f"{images}: holds none of the {len(broken)} pictures of {annotations}, such as {name}: "
-            "name the folder that these names are relative to, as `images` in DATASETS.CATALOG"
+            f"{images}: none of the {len(bad_images)} images of {annotations} is in this folder, "
+            f"for example {name}. Set `images` in DATASETS.CATALOG to the folder that these names "
+            "are relative to"
         )

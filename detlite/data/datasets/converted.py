@@ -1,49 +1,46 @@
-"""Annotation files in COCO's form that are made from other forms when they are first asked for."""
+"""Annotation files in COCO form that are converted from other forms at first use."""
 
 from __future__ import annotations
 
 import json
 import logging
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from detlite.atomic_write import atomic_open
 from detlite.data.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 
-def converted_file(root: Path, name: str, make: Callable[[], dict[str, Any]]) -> Path:
-    """`<DATASETS.ROOT>/converted/<name>.json`, written with what `make` gives unless it is there.
+def converted_file(root: Path, name: str, convert: Callable[[], dict[str, Any]]) -> Path:
+    """Return `<DATASETS.ROOT>/converted/<name>.json`; write the result of `convert` if missing.
 
-    It appears whole or not at all, also when several processes write it at once. Whoever changes
-    the files that it is made from must delete it.
+    Delete the file after a change of the files that it was converted from.
 
     Raises:
-        DataError: it cannot be written, or whatever `make` raises.
+        DataError: the file cannot be written, or `convert` raises it.
     """
     file = root / "converted" / f"{name}.json"
     if file.is_file():
         return file
-    content = make()
+    content = convert()
     try:
         file.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent) as temporary:
-            unfinished = Path(temporary) / file.name
-            unfinished.write_text(json.dumps(content))
-            unfinished.replace(file)
+        with atomic_open(file, unique=True) as stream:
+            json.dump(content, stream)
     except OSError as error:
         raise DataError(f"{file}: cannot be written ({error.strerror})") from error
-    logger.info("%s: made %s of %d images", name, file, len(content["images"]))
+    logger.info("%s: converted %d images to %s", name, len(content["images"]), file)
     return file
 
 
-def existing(path: Path, name: str) -> Path:
-    """`path`; a DataError, that the data set expects it there, if it does not exist."""
+def require(path: Path, name: str) -> Path:
+    """Return `path`, or raise DataError if it does not exist; `name` is that of the data set."""
     if not path.exists():
         raise DataError(
-            f"data set {name}: {path} is missing; put it there, or set DATASETS.ROOT to the folder "
-            "that holds it"
+            f"data set {name}: {path} does not exist. Put it there, or set DATASETS.ROOT to the "
+            "folder that holds it"
         )
     return path

@@ -1,73 +1,204 @@
-"""An index made of an annotation file, which is read in a stream and checked entry by entry."""
+"""Open the index of an annotation file, and build it if it does not exist.
+
+The name of an index is a hash of the content of its annotation file. A copied or touched file
+needs no new index, and a change is never missed. Reading the whole file at every start would take
+long on a slow disk, so a note holds the hash as long as size, times and inode of the file stay.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
+import os
+import tempfile
+import time
+import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from detlite.atomic_write import atomic_open
+from detlite.data.cache_folder import (
+    CACHE_VARIABLE,
+    cache_folder,
+    cache_key,
+    delete_unused,
+    exclusive_lock,
+    file_stamp,
+    read_note,
+    write_note,
+)
+from detlite.data.datasets.coco_checks import (
+    annotation_problem,
+    check_categories,
+    check_images,
+    keypoint_names,
+    keypoints_problem,
+    segmentation_problem,
+)
 from detlite.data.errors import DataError
-from detlite.data.file_type import why_no_coco, why_no_json
+from detlite.data.file_type import explain_not_coco, explain_not_json
 
-from .annotation_checks import annotation_problem, keypoints_problem, segmentation_problem
-from .coco_checks import check_categories, check_images, keypoint_names
-from .coco_stream import NotAnObjectError, read_parts
-from .file_format import IndexFile, IndexWriter
-from .index import CROWD, NO_KEYPOINTS, NO_MASK, UNSOUND, mark_repeated
+from .annotation_index import (
+    CROWD,
+    INVALID,
+    NO_KEYPOINTS,
+    NO_MASK,
+    AnnotationIndex,
+    DamagedIndexError,
+    IndexFile,
+    IndexWriter,
+    flag_duplicates,
+)
+from .json_stream import NotAnObjectError, read_members
 
 _LISTS = ("images", "annotations", "categories")
-_BLOCK = 1 << 22  # bytes that are read at once
-_GROUP = 1000  # entries that are read again at once
+_BLOCK = 1 << 22  # bytes per read
+_GROUP = 1000  # entries that are parsed together in the second pass
+_logger = logging.getLogger(__name__)
+
+
+def open_index(file: Path, by_url: bool = False) -> AnnotationIndex:
+    """Open the index of an annotation file; build it if there is none for this content.
+
+    If several processes ask for an index, one builds it. If the cache folder cannot be written, the
+    index is built in a temporary file.
+
+    Args:
+        file: an annotation file in COCO form.
+        by_url: take file names from `coco_url`, see `set_file_name`.
+
+    Raises:
+        DataError: the file is missing, not JSON or not COCO; ids of images or categories or names
+            of categories are not unique; the file changed while it was read; or there is no space
+            for the index. Invalid annotations are flagged instead.
+    """
+    folder = cache_folder()
+    if folder is not None:
+        try:
+            return AnnotationIndex(_cached_index(file, by_url, folder))
+        except OSError as error:
+            _logger.warning(
+                "%s: the index is built in a temporary file, and again at the next start: %s (set "
+                "%s to a folder with space)", file, str(error), CACHE_VARIABLE,
+            )  # fmt: skip
+    return AnnotationIndex(_temporary_index(file, by_url))
+
+
+def _cached_index(file: Path, by_url: bool, folder: Path) -> IndexFile:
+    """Open or build an index in a folder. Raises OSError if it cannot be written."""
+    note_file = folder / f"{cache_key(file.absolute())}.note"
+    try:
+        stamp = file_stamp(file)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    note = read_note(note_file)
+    known = stamp is not None and isinstance(note, dict) and note.get("stamp") == stamp
+    content = str(note["hash"]) if known else content_hash(file)
+    path = folder / f"{content}{'-by-url' * by_url}.index"
+    index = _open_valid(path, content)
+    if index is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(path.with_suffix(".lock")):
+            index = _open_valid(path, content)  # another process may have built it
+            if index is None:
+                delete_unused(folder)
+                with atomic_open(path, "wb", unique=True) as stream:
+                    _build(file, by_url, content, stream)
+                index = IndexFile.open(path)
+    # The folder may belong to another user.
+    with contextlib.suppress(OSError):
+        os.utime(path)  # marks it as used
+        if stamp is not None and not known:
+            write_note(note_file, {"stamp": stamp, "hash": content})
+    return index
+
+
+def _open_valid(path: Path, content: str) -> IndexFile | None:
+    try:
+        index = IndexFile.open(path)
+    except FileNotFoundError:
+        return None
+    except DamagedIndexError as error:
+        _logger.warning("%s; it is built again", error)
+        return None
+    return index if index.table.get("hash") == content else None
+
+
+def _temporary_index(file: Path, by_url: bool) -> IndexFile:
+    """Build an index in a file that is deleted when this process ends or stops using it."""
+    content = content_hash(file)
+    try:
+        # Loader processes may open it again by its name.
+        descriptor, name = tempfile.mkstemp(prefix="detlite-", suffix=".index")
+        os.close(descriptor)
+        path = Path(name)
+        try:
+            with path.open("wb") as stream:
+                _build(file, by_url, content, stream)
+            index = IndexFile.open(path)
+        except BaseException:
+            path.unlink()
+            raise
+    except OSError as error:
+        raise DataError(
+            f"{file}: no space for the index, which is about as large as the file ({error}). Set "
+            f"{CACHE_VARIABLE} to a folder with space"
+        ) from error
+    weakref.finalize(index, _delete, path, os.getpid())
+    return index
+
+
+def _delete(path: Path, process: int) -> None:
+    if os.getpid() == process:
+        path.unlink(missing_ok=True)
 
 
 def content_hash(file: Path) -> str:
-    """A hash of what a file holds.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """Return a hash of the content of a file. Raises DataError if it cannot be read."""
     digest = hashlib.blake2b(digest_size=20)
     for block in _blocks(file):
         digest.update(block)
     return digest.hexdigest()
 
 
+def _build(file: Path, by_url: bool, content: str, stream: BinaryIO) -> None:
+    start = time.perf_counter()
+    try:
+        write_index(file, by_url, content, IndexWriter(stream))
+    except RecursionError as error:
+        raise DataError(f"{file}: not in COCO form: the JSON is nested too deeply") from error
+    _logger.info("%s: built its index in %.1f s", file, time.perf_counter() - start)
+
+
 def write_index(file: Path, by_url: bool, content: str, writer: IndexWriter) -> None:
-    """Reads an annotation file, and checks and writes all of it.
+    """Read, check and write the whole content of an annotation file.
 
     Args:
         file: the annotation file.
-        by_url: call pictures as `coco_url` ends, where it is given: `val2017/<picture>`.
-        content: its `content_hash`.
-        writer: what to write it with.
+        by_url: see `set_file_name`.
+        content: the expected `content_hash`.
+        writer: receives the index.
 
     Raises:
-        DataError: the file is missing, not JSON, not COCO, has ids of images or categories, or
-            names of categories, that occur twice, or has changed meanwhile. Annotations that are
-            unsound are marked as such.
+        DataError: see `open_index`.
         OSError: the index cannot be written.
+        RecursionError: the JSON is nested too deeply.
     """
-    try:
-        _write(file, by_url, content, writer)
-    except RecursionError as error:
-        raise DataError(f"{file}: is not in COCO form: nested too deep") from error
-
-
-def _write(file: Path, by_url: bool, content: str, writer: IndexWriter) -> None:
     digest = hashlib.blake2b(digest_size=20)
-    whole, ends = _copy(file, writer, digest.update)
+    members, ends = _copy_entries(file, writer, digest.update)
     if digest.hexdigest() != content:
-        raise DataError(f"{file}: was changed while it was read; start again when it is complete")
+        raise DataError(f"{file}: the file changed while it was read; start again")
     written = writer.reader()
-    ids, sizes, folders = check_images(file, by_url, _rows(written, ends["images"]))
-    whole["categories"] = list(_rows(written, ends["categories"]))
-    check_categories(file, whole["categories"])
+    ids, sizes, folders = check_images(file, by_url, _entries(written, ends["images"]))
+    members["categories"] = list(_entries(written, ends["categories"]))
+    check_categories(file, members["categories"])
     if (sizes < 1).any():
         number = int((sizes < 1).any(axis=1).argmax())
         height, width = sizes[number].tolist()
@@ -75,68 +206,69 @@ def _write(file: Path, by_url: bool, content: str, writer: IndexWriter) -> None:
     writer.array("image_ids", ids)
     writer.array("sizes", sizes)
     writer.array("images", np.stack([ends["images"][:-1], ends["images"][1:]], axis=1))
-    _write_annotations(writer, written, ends["annotations"], ids, sizes, whole["categories"])
-    members = {key: value for key, value in whole.items() if key not in ("images", "annotations")}
-    writer.finish(hash=content, by_url=by_url, content=members, folders=sorted(folders))
+    _write_annotations(writer, written, ends["annotations"], ids, sizes, members["categories"])
+    table = {key: value for key, value in members.items() if key not in ("images", "annotations")}
+    writer.finish(hash=content, by_url=by_url, content=table, folders=sorted(folders))
 
 
-def _blocks(file: Path, seen: Callable[[bytes], object] = bool) -> Iterator[bytes]:
+def _blocks(file: Path, observe: Callable[[bytes], object] = bool) -> Iterator[bytes]:
     try:
-        with file.open("rb", buffering=0) as opened:
-            while block := opened.read(_BLOCK):
-                seen(block)
+        with file.open("rb", buffering=0) as stream:
+            while block := stream.read(_BLOCK):
+                observe(block)
                 yield block
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from error
 
 
-def _copy(
-    file: Path, writer: IndexWriter, seen: Callable[[bytes], object]
+def _copy_entries(
+    file: Path, writer: IndexWriter, observe: Callable[[bytes], object]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Writes the entries of the lists.
+    """Write the texts of the entries of all lists.
 
     Returns:
-        The other members, and of each list where its entries lie: int64 [N + 1], entry n from
-        place n of it to place n + 1.
+        The other members of the file, and for each list the positions of its N entries, int64
+        [N + 1]: entry n lies between positions n and n + 1.
     """
-    whole: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     ends: dict[str, array[int]] = {}
-    wrong = set()
+    invalid = set()
     try:
-        for key, value, text in read_parts(_blocks(file, seen), _LISTS):
+        for key, value, text in read_members(_blocks(file, observe), _LISTS):
             if text is None:
-                whole[key] = value
-                ends[key] = array("q", [writer.place])
-                wrong.discard(key)
+                # The last of several members with one key counts.
+                members[key] = value
+                ends[key] = array("q", [writer.position])
+                invalid.discard(key)
                 continue
             writer.write(text.encode("utf-8", "surrogatepass"))
-            ends[key].append(writer.place)
+            ends[key].append(writer.position)
             if not isinstance(value, dict):
-                wrong.add(key)
+                invalid.add(key)
     except NotAnObjectError as error:
-        why = why_no_json(file, error)
-        raise DataError(f"{file}: is not in COCO form: holds a {error}{why}") from error
+        hint = explain_not_json(file, error)
+        raise DataError(f"{file}: not in COCO form: it holds a {error}{hint}") from error
     except DataError:
         raise
     except ValueError as error:
-        why = why_no_json(file, error)
-        raise DataError(f"{file}: is not JSON: {error}{why}") from error
+        hint = explain_not_json(file, error)
+        raise DataError(f"{file}: not valid JSON: {error}{hint}") from error
     for key in _LISTS:
-        if not isinstance(whole.get(key), list) or key in wrong:
-            missing = whole.get(key) is None
-            what = "has no" if missing else "holds something else than a list of objects as"
-            raise DataError(f"{file}: is not in COCO form: {what} {key!r}{why_no_coco({*whole})}")
-    # Of members that occur twice the last one counts, and its texts alone are looked at again.
-    return whole, {key: np.array(ends[key]) for key in _LISTS}
+        if members.get(key) is None:
+            hint = explain_not_coco({*members})
+            raise DataError(f"{file}: not in COCO form: {key!r} is missing{hint}")
+        if not isinstance(members[key], list) or key in invalid:
+            raise DataError(f"{file}: not in COCO form: {key!r} must be a list of objects")
+    return members, {key: np.array(ends[key]) for key in _LISTS}
 
 
-def _rows(written: IndexFile, ends: np.ndarray) -> Iterator[dict[str, Any]]:
-    """The entries of a list, again."""
+def _entries(written: IndexFile, ends: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Parse the written entries of a list."""
     for first in range(0, len(ends) - 1, _GROUP):
-        places = ends[first : first + _GROUP + 1].tolist()
-        data = written.read(places[0], places[-1])
-        for start, stop in pairwise(places):
-            yield json.loads(data[start - places[0] : stop - places[0]])
+        positions = ends[first : first + _GROUP + 1].tolist()
+        data = written.read(positions[0], positions[-1])
+        for start, stop in pairwise(positions):
+            yield json.loads(data[start - positions[0] : stop - positions[0]])
 
 
 def _write_annotations(
@@ -147,44 +279,48 @@ def _write_annotations(
     sizes: np.ndarray,
     categories: list[dict[str, Any]],
 ) -> None:
-    """Checks the annotations, and writes what is known of them, image by image.
+    """Check the annotations and write their arrays, grouped by image.
 
-    "first" int64 [I + 1] says which are those of an image; after them come those of none.
-    "annotations" int64 [A, 2] is where each lies, "states" uint8 [A] holds the bits of `index.py`,
-    "labelled" int32 [A] how many of its keypoints are labelled, and "category_ids" is int64 [A].
+    - "first", int64 [I + 1]: the first annotation of each image. Annotations without a valid image
+      come last.
+    - "annotations", int64 [A, 2]: start and end of the text.
+    - "states", uint8 [A]: the flags of `annotation_index`.
+    - "labelled", int32 [A]: the number of labeled keypoints.
+    - "category_ids", int64 [A].
     """
-    by_id = dict(zip(ids.tolist(), map(tuple, sizes.tolist()), strict=True))
+    size_of = dict(zip(ids.tolist(), map(tuple, sizes.tolist()), strict=True))
     known = {row["id"] for row in categories}
     points = len(keypoint_names(sorted(categories, key=lambda row: row["id"])))
-    states, labelled = array("B"), array("i")
-    own_ids, image_ids, category_ids = array("q"), array("q"), array("q")
-    for row in _rows(written, ends):
-        state = number = image_id = category_id = visible = 0
-        if annotation_problem(row, by_id, known, masks=False, keypoint_count=0):
-            state = UNSOUND
+    all_flags, all_labeled = array("B"), array("i")
+    annotation_ids, image_ids, category_ids = array("q"), array("q"), array("q")
+    for row in _entries(written, ends):
+        flags = annotation_id = image_id = category_id = labeled = 0
+        if annotation_problem(row, size_of, known, masks=False, keypoint_count=0):
+            flags = INVALID
         else:
-            number, image_id, category_id = row["id"], row["image_id"], row["category_id"]
-            state |= CROWD * bool(row.get("iscrowd", 0))
-            if segmentation_problem(row.get("segmentation"), *by_id[image_id]):
-                state |= NO_MASK
+            annotation_id, image_id, category_id = row["id"], row["image_id"], row["category_id"]
+            flags |= CROWD * bool(row.get("iscrowd", 0))
+            if segmentation_problem(row.get("segmentation"), *size_of[image_id]):
+                flags |= NO_MASK
             if points and not keypoints_problem(row.get("keypoints"), points):
-                visible = sum(v > 0 for v in row["keypoints"][2::3])
-            elif points and not state & CROWD:
-                state |= NO_KEYPOINTS
-        states.append(state)
-        labelled.append(visible)
-        own_ids.append(number)
+                labeled = sum(v > 0 for v in row["keypoints"][2::3])
+            elif points and not flags & CROWD:
+                flags |= NO_KEYPOINTS
+        all_flags.append(flags)
+        all_labeled.append(labeled)
+        annotation_ids.append(annotation_id)
         image_ids.append(image_id)
         category_ids.append(category_id)
-    bits = np.array(states)
-    mark_repeated(bits, np.array(own_ids))
+    states = np.array(all_flags)
+    flag_duplicates(states, np.array(annotation_ids))
 
     order = np.argsort(ids)
-    place = order[np.searchsorted(ids, np.array(image_ids), sorter=order).clip(max=len(ids) - 1)]
-    place[bits & UNSOUND > 0] = len(ids)
-    by_image = np.argsort(place, kind="stable")
-    writer.array("first", np.searchsorted(place[by_image], np.arange(len(ids) + 1)))
+    place = np.searchsorted(ids, np.array(image_ids), sorter=order).clip(max=len(ids) - 1)
+    image_number = order[place]
+    image_number[states & INVALID > 0] = len(ids)
+    by_image = np.argsort(image_number, kind="stable")
+    writer.array("first", np.searchsorted(image_number[by_image], np.arange(len(ids) + 1)))
     writer.array("annotations", np.stack([ends[:-1], ends[1:]], axis=1)[by_image])
-    writer.array("states", bits[by_image])
-    writer.array("labelled", np.array(labelled)[by_image])
+    writer.array("states", states[by_image])
+    writer.array("labelled", np.array(all_labeled)[by_image])
     writer.array("category_ids", np.array(category_ids)[by_image])

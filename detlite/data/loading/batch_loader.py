@@ -24,7 +24,7 @@ class LoaderProcessError(RuntimeError):
 
 
 @contextmanager
-def naming_dead_loaders() -> Iterator[None]:
+def explain_dead_loader() -> Iterator[None]:
     """Raises a LoaderProcessError in place of what comes of the death of a loader process.
 
     torch raises a RuntimeError wherever the main process happens to be, which others may take for

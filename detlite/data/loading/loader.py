@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from detlite import distributed
 from detlite.config import ConfigError
 from detlite.conventions import convention_of
-from detlite.data.datasets.catalog import JoinedDataset
+from detlite.data.datasets.catalog import ConcatDataset
 from detlite.data.datasets.coco import CocoDataset, Target
 from detlite.data.errors import DataError
 from detlite.data.transforms.augment import DetectionTransform, build_transform, mean_colour
@@ -45,7 +45,7 @@ class TransformedDataset(Dataset[Any]):
 
     def __init__(
         self,
-        dataset: CocoDataset | JoinedDataset,
+        dataset: CocoDataset | ConcatDataset,
         transform: DetectionTransform,
         seed: int,
         mosaic: float = 0.0,
@@ -104,7 +104,7 @@ def _happens(probability: float) -> bool:
 
 
 def build_train_loader(
-    cfg: CfgNode, dataset: CocoDataset | JoinedDataset, start_iter: int = 0
+    cfg: CfgNode, dataset: CocoDataset | ConcatDataset, start_iter: int = 0
 ) -> BatchLoader:
     """An endless loader of this process's part of the training batches, from `start_iter` on.
 
@@ -146,12 +146,12 @@ def build_train_loader(
     return BatchLoader(cfg, samples, batches)
 
 
-def _repeat_factors(cfg: CfgNode, dataset: CocoDataset | JoinedDataset) -> np.ndarray | None:
+def _repeat_factors(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> np.ndarray | None:
     """How often each image appears in a round; None: once."""
     threshold = cfg.DATALOADER.REPEAT_THRESHOLD
     if not threshold:
         return None
-    parts = dataset.datasets if isinstance(dataset, JoinedDataset) else [dataset]
+    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]
     labels = [
         set(part.labels(index).tolist())
         for part in cast(list[CocoDataset], parts)

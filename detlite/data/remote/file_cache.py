@@ -1,4 +1,8 @@
-"""A folder of copies that is bounded: those that were not used for longest are dropped."""
+"""A folder of cached files with a size limit: the least recently used ones are deleted.
+
+fsspec's `filecache` has no size limit, does not notice that a file behind HTTP has changed, and
+lets each process fetch the same file.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +14,32 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from detlite.data.index.cache import appearing, locked
+from detlite.atomic_write import atomic_open
+from detlite.data.cache_folder import cache_folder, exclusive_lock
 
-_HEAD = struct.Struct("<8sQ")  # magic, bytes that follow
+_HEADER = struct.Struct("<8sQ")  # magic, number of bytes that follow
 _MAGIC = b"detlite\n"
-_LEFT = 0.9  # of the limit, once copies were dropped
-_UNFINISHED = 3600.0  # seconds after which what a process left aside is dropped
+_KEPT_FRACTION = 0.9  # of the limit, after files were deleted
+_UNFINISHED_SECONDS = 3600.0  # age at which the temporary file of a dead process is deleted
 _logger = logging.getLogger(__name__)
-_said: set[Path] = set()
+_warned: set[Path] = set()
+
+
+def remote_file_cache(limit: int) -> FileCache | None:
+    """Return this user's cache of remote files; None if caching is off."""
+    folder = cache_folder()
+    return FileCache(folder / "remote", limit) if folder is not None and limit > 0 else None
 
 
 class FileCache:
-    """Copies by name, of at most `limit` bytes together, for any number of processes.
+    """Files by key, at most `limit` bytes in total, shared by any number of processes.
 
-    A copy is written aside and renamed, so that it is whole or not there; of processes that ask for
-    one at once, one fetches it. Where the folder cannot be written to, or its disk is full, nothing
-    is kept, and each process says so once.
+    Files are written atomically. If several processes request the same key, one fetches it. If the
+    folder cannot be written, nothing is cached, and each process logs one warning.
 
     Args:
-        folder: of the copies alone.
-        limit: in bytes, as the copies count them.
+        folder: holds nothing else.
+        limit: bytes, as counted by the sizes of the files.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -37,110 +47,96 @@ class FileCache:
         self._limit = limit
 
     def read(
-        self, name: str, fetch: Callable[[], bytes], start: int = 0, stop: int | None = None
+        self, key: str, fetch: Callable[[], bytes], start: int = 0, stop: int | None = None
     ) -> bytes:
-        """What `fetch` gives, or its bytes from `start` to before `stop`.
+        """Return the bytes from `start` to `stop` of a cached file, or of the result of `fetch`.
 
         Args:
-            name: hexadecimal digits that tell it from all else.
-            fetch: is called where there is no copy; what it raises is raised.
+            key: see `cache_key`.
+            fetch: returns the whole content; its errors are passed on.
         """
-        path = self._path(name)
-        found = _read(path, start, stop)
-        if found is None:
-            self._make(path.parent)
-            with locked(path.parent / "lock"):
-                found = _read(path, start, stop)  # another process may have fetched it meanwhile
-                if found is None:
-                    data = fetch()
-                    self._keep(path, data)
-                    return data[start:stop]
+        path = self._path(key)
+        data = _read(path, start, stop)
+        if data is None:
+            with contextlib.suppress(OSError):  # `_store` reports it
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with exclusive_lock(path.parent / "lock"):
+                data = _read(path, start, stop)  # another process may have fetched it
+                if data is None:
+                    content = fetch()
+                    self._store(path, content)
+                    return content[start:stop]
         with contextlib.suppress(OSError):
-            os.utime(path)  # in use
-        return found
+            os.utime(path)  # marks the file as used
+        return data
 
-    def forget(self, name: str) -> bool:
-        """Drops a copy; whether there was one."""
+    def forget(self, key: str) -> bool:
+        """Delete a cached file. Returns True if it was cached."""
         with contextlib.suppress(OSError):
-            self._path(name).unlink()
+            self._path(key).unlink()
             return True
         return False
 
-    def _path(self, name: str) -> Path:
-        return self._folder / name[:2] / name[2:]
+    def _path(self, key: str) -> Path:
+        return self._folder / key[:2] / key[2:]
 
-    def _make(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            self._say(error)
-
-    def _keep(self, path: Path, data: bytes) -> None:
-        size = _HEAD.size + len(data)
+    def _store(self, path: Path, data: bytes) -> None:
+        size = _HEADER.size + len(data)
         if size > self._limit:
             return
         try:
-            with appearing(path) as file:
-                file.write(_HEAD.pack(_MAGIC, len(data)))
-                file.write(data)
-            with locked(self._folder / "lock"):
-                self._count(size)
+            with atomic_open(path, "wb", unique=True) as file:
+                file.write(_HEADER.pack(_MAGIC, len(data)) + data)
+            with exclusive_lock(self._folder / "lock"):
+                self._add_size(size)
         except OSError as error:
-            self._say(error)
+            if self._folder not in _warned:
+                _warned.add(self._folder)
+                _logger.warning(
+                    "%s: remote files are not cached but read each time: %s", self._folder, error
+                )
 
-    def _count(self, added: int) -> None:
-        """Adds to the size of all copies, and drops some where that is above the limit."""
+    def _add_size(self, added: int) -> None:
+        """Update the total size, and delete files if it exceeds the limit."""
         note = self._folder / "size"
         try:
-            before = int(note.read_text())
+            total = int(note.read_text()) + added
         except (OSError, ValueError):
-            before = -1  # not known
-        size = before + added
-        if before < 0 or size > self._limit:
-            size = self._drop()
-        note.write_text(str(size))
+            total = self._limit + 1  # unknown
+        if total > self._limit:
+            total = self._shrink()
+        note.write_text(str(total))
 
-    def _drop(self) -> int:
-        """Drops copies until enough are gone; the size of those that are left."""
-        found: list[tuple[float, int, str]] = []
-        for folder in os.scandir(self._folder):
-            if folder.is_dir():
-                for entry in os.scandir(folder.path):
-                    with contextlib.suppress(OSError):
-                        status = entry.stat()
-                        if entry.name == "lock":
-                            continue
-                        if not entry.name.endswith(".tmp"):
-                            found.append((status.st_mtime, status.st_size, entry.path))
-                        elif status.st_mtime < time.time() - _UNFINISHED:
-                            os.unlink(entry.path)
-        size = sum(one for _, one, _ in found)
-        if size > self._limit:
-            for _, one, path in sorted(found):
-                if size <= self._limit * _LEFT:
-                    break
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-                size -= one
-        return size
-
-    def _say(self, error: OSError) -> None:
-        if self._folder not in _said:
-            _said.add(self._folder)
-            _logger.warning(
-                "%s: no copies are kept, all is fetched each time (%s)", self._folder, error
-            )
+    def _shrink(self) -> int:
+        """Delete the least recently used files if the limit is exceeded; return the total size."""
+        files: list[tuple[float, int, Path]] = []
+        for path in self._folder.glob("*/*"):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                if path.name.endswith(".tmp"):
+                    if status.st_mtime < time.time() - _UNFINISHED_SECONDS:
+                        path.unlink()
+                elif path.name != "lock":
+                    files.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in files)
+        target = self._limit * _KEPT_FRACTION if total > self._limit else total
+        for _, size, path in sorted(files):
+            if total <= target:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+        return total
 
 
 def _read(path: Path, start: int, stop: int | None) -> bytes | None:
-    """A part of a copy; None where there is none, or one that is not whole."""
+    """Return a part of a cached file; None if it is missing or incomplete."""
     try:
         with path.open("rb", buffering=0) as file:
-            head = file.read(_HEAD.size)
-            whole = os.fstat(file.fileno()).st_size - _HEAD.size
-            if len(head) < _HEAD.size or _HEAD.unpack(head) != (_MAGIC, whole):
+            header = file.read(_HEADER.size)
+            size = os.fstat(file.fileno()).st_size - _HEADER.size
+            if len(header) < _HEADER.size or _HEADER.unpack(header) != (_MAGIC, size):
                 return None
-            stop = whole if stop is None else min(stop, whole)
-            return os.pread(file.fileno(), max(stop - start, 0), _HEAD.size + start)
+            stop = size if stop is None else min(stop, size)
+            return os.pread(file.fileno(), max(stop - start, 0), _HEADER.size + start)
     except OSError:
         return None

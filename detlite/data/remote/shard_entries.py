@@ -1,8 +1,8 @@
-"""The entries of a tar file in WebDataset's form.
+"""Read the entries of a tar file in WebDataset form.
 
-An entry is a picture and a json file of one name but for the ending, one right after the other:
-`a/0001.jpg`, `a/0001.json`. Its json has `width`, `height`, `annotations` in COCO's form without
-`image_id`, and perhaps `image_id`. Other files are passed over.
+An entry is an image and a json file that differ in their suffixes alone and are adjacent:
+`a/0001.jpg`, `a/0001.json`. The json has `width`, `height`, `annotations` in COCO form without
+`image_id`, and optionally `image_id`. Other files are ignored.
 """
 
 from __future__ import annotations
@@ -16,69 +16,69 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, BinaryIO, cast
 
+from detlite.data.datasets.coco_checks import is_int64
 from detlite.data.errors import DataError, short_repr
-from detlite.data.index.annotation_checks import is_long
 
-from .paths import Remote
+from .locations import RemotePath
 from .shards import BLOCK, CHUNK, Shard
 
-PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
 
 
 def read_entries(shard: Shard) -> Iterator[dict[str, Any]]:
-    """The entries of a shard, in its order.
+    """Yield the entries of a shard in its order.
 
     Yields:
-        `json`, `name`, and of the picture `offset`, `size` and `header`, see `ShardPicture`; or
-        `problem`: what is wrong with an entry, or with the whole.
+        `json`, `name`, and the `offset`, `size` and `header` of the image, see `ShardImage`; or
+        `problem`: what is wrong with an entry or with the shard.
 
     Raises:
-        DataError: it cannot be read; what is in it is not known then.
+        DataError: the shard cannot be read.
     """
     try:
         with _open(shard) as source, tarfile.open(fileobj=source, mode="r:") as tar:
-            for key, members in groupby(_members(tar), lambda member: _key(member.name)[0]):
+            for key, members in groupby(_files(tar), lambda member: _split_suffix(member.name)[0]):
                 yield from _entry(key, list(members), source)
             source.seek(tar.offset)
             if source.read(BLOCK) != bytes(BLOCK):
-                yield {"problem": f"is cut off or damaged from byte {tar.offset} on"}
+                yield {"problem": f"the shard is truncated or damaged at byte {tar.offset}"}
     except OSError as error:
         raise DataError(f"{shard.file}: cannot be read ({error.strerror or error})") from error
     except (tarfile.TarError, EOFError) as error:
-        yield {"problem": f"is cut off or damaged ({error})"}
+        yield {"problem": f"the shard is truncated or damaged ({error})"}
 
 
-def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def _files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     while (member := tar.next()) is not None:
-        tar.members = []  # type: ignore[attr-defined]  # which it would keep
+        tar.members = []  # type: ignore[attr-defined]  # it would keep all members
         if member.isreg():
             yield member
 
 
-def _key(name: str) -> tuple[str, str]:
-    """The name up to the first dot of its last part, which entries go by, and the ending."""
+def _split_suffix(name: str) -> tuple[str, str]:
+    """Split a name at the first dot of its last part: the key of the entry, and the suffix."""
     folder, mark, last = name.rpartition("/")
-    stem, _, ending = last.partition(".")
-    return f"{folder}{mark}{stem}", ending.lower()
+    stem, _, suffix = last.partition(".")
+    return f"{folder}{mark}{stem}", suffix.lower()
 
 
 def _entry(
     key: str, members: Sequence[tarfile.TarInfo], source: BinaryIO
 ) -> Iterator[dict[str, Any]]:
-    """What the files of one key are, if they are an entry at all."""
-    by_ending = {_key(member.name)[1]: member for member in members}
-    pictures = [by_ending[ending] for ending in PICTURES if ending in by_ending]
-    described = by_ending.get("json")
-    if described is None and not pictures:
+    """Yield the entry that the files of one key are, if any."""
+    by_suffix = {_split_suffix(member.name)[1]: member for member in members}
+    images = [by_suffix[suffix] for suffix in IMAGE_SUFFIXES if suffix in by_suffix]
+    json_file = by_suffix.get("json")
+    if json_file is None and not images:
         return
-    if described is None or len(pictures) != 1:
-        missing = "no json" if described is None else f"{len(pictures)} pictures"
+    if json_file is None or len(images) != 1:
+        missing = "no json" if json_file is None else f"{len(images)} images"
         yield {"problem": f"{short_repr(key)} has {missing}"}
         return
-    source.seek(described.offset_data)
-    text = source.read(described.size)
-    if len(text) < described.size:
-        return  # the whole is cut off, which is told at its end
+    source.seek(json_file.offset_data)
+    text = source.read(json_file.size)
+    if len(text) < json_file.size:
+        return  # the shard is truncated, which `read_entries` reports
     try:
         sample = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -88,38 +88,38 @@ def _entry(
     if problem:
         yield {"problem": f"{short_repr(key)} {problem}"}
         return
-    (picture,) = pictures
-    source.seek(picture.offset_data - BLOCK)
-    header = source.read(BLOCK)
-    known = {"offset": picture.offset_data, "size": picture.size, "header": zlib.crc32(header)}
-    yield {"name": picture.name, **known, "json": sample}
+    (image,) = images
+    source.seek(image.offset_data - BLOCK)
+    header = zlib.crc32(source.read(BLOCK))
+    position = {"offset": image.offset_data, "size": image.size, "header": header}
+    yield {"name": image.name, **position, "json": sample}
 
 
 def _sample_problem(sample: Any) -> str | None:
     if not isinstance(sample, dict):
-        return f"has a json that is no object, but {short_repr(sample)}"
+        return f"has a json that is not an object: {short_repr(sample)}"
     for field in ("width", "height", "image_id"):
         value = sample.get(field, 1 if field == "image_id" else None)
-        if type(value) is not int or not is_long(value) or (field != "image_id" and value < 1):
+        if type(value) is not int or not is_int64(value) or (field != "image_id" and value < 1):
             return f"has {field}: {short_repr(value)}"
-    rows = sample.get("annotations")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        return f"has annotations: {short_repr(rows)}"
+    annotations = sample.get("annotations")
+    if not isinstance(annotations, list) or not all(isinstance(one, dict) for one in annotations):
+        return f"has annotations: {short_repr(annotations)}"
     return None
 
 
 def _open(shard: Shard) -> BinaryIO:
-    if isinstance(shard.file, Remote):
-        return cast(BinaryIO, io.BufferedReader(_Chunks(shard), CHUNK))
+    if isinstance(shard.file, RemotePath):
+        return cast(BinaryIO, io.BufferedReader(_RemoteShardFile(shard), CHUNK))
     return shard.file.open("rb")
 
 
-class _Chunks(io.RawIOBase):
-    """A shard at a URL as a file, of which CHUNK bytes are fetched at once."""
+class _RemoteShardFile(io.RawIOBase):
+    """A remote shard as a file object. A buffer around it reads CHUNK bytes per request."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._at = 0
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -128,17 +128,18 @@ class _Chunks(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, self._shard.size)
-        return self._at
+        starts = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._shard.size}
+        self._position = offset + starts[whence]
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        stop = min(self._at + len(buffer), self._shard.size)
-        if stop <= self._at:
+        stop = min(self._position + len(buffer), self._shard.size)
+        if stop <= self._position:
             return 0
-        data = self._shard.read(self._at, stop, 0)
+        data = self._shard.read(self._position, stop, 0)
         buffer[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         return len(data)

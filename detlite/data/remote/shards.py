@@ -1,4 +1,4 @@
-"""Pictures in tar files (shards), each at a place that an index knows."""
+"""Images in tar files (shards), each at a byte position that an index knows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from detlite.data.cache_folder import cache_key
 from detlite.data.errors import DataError
-from detlite.data.index.cache import identity
 
-from .fetching import read
-from .paths import Location, Remote, address, shared_cache
+from .file_cache import remote_file_cache
+from .filesystem import read
+from .locations import Location, RemotePath, location_id
 
-BLOCK = 512  # bytes of a tar header, which stands right before the data of its file
-CHUNK = 1 << 22  # bytes of a shard at a URL that are fetched at once
+BLOCK = 512  # bytes of a tar header, which precedes the data of its file
+CHUNK = 1 << 22  # bytes of a remote shard that one request reads
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class Shard:
     """A tar file.
 
     Attributes:
-        file: where it is.
-        size: its bytes.
-        version: changes whenever it does.
+        file: its location.
+        size: bytes.
+        version: a text that changes with the content.
     """
 
     file: Location
@@ -32,58 +33,54 @@ class Shard:
     version: str
 
     def read(self, start: int, stop: int, cache_bytes: int) -> bytes:
-        """Its bytes from `start` to before `stop`.
+        """Return the bytes from `start` up to but excluding `stop`.
 
-        From a URL it is read in chunks of CHUNK bytes, which are kept, see `FileCache`; where
-        nothing is to be kept, just these bytes are asked for.
+        A remote shard is read and cached in chunks of CHUNK bytes. If caching is off, the request
+        is for these bytes alone.
 
         Raises:
-            FileNotFoundError, DataError: see `fetching.read`.
-            OSError: a local one cannot be read.
+            FileNotFoundError, DataError: see `filesystem.read`.
+            OSError: a local shard cannot be read.
         """
-        if not isinstance(self.file, Remote):
-            with self.file.open("rb") as opened:
-                opened.seek(start)
-                return opened.read(stop - start)
-        cache = shared_cache(cache_bytes)
-        stop = min(stop, self.size)
+        if not isinstance(self.file, RemotePath):
+            with self.file.open("rb") as stream:
+                stream.seek(start)
+                return stream.read(stop - start)
+        cache = remote_file_cache(cache_bytes)
+        url, stop = self.file.url, min(stop, self.size)
         if cache is None:
-            return read(self.file.url, start, stop)
+            return read(url, start, stop)
         parts = []
         for number in range(start // CHUNK, -(-stop // CHUNK)):
             first = number * CHUNK
-            parts.append(
-                cache.read(
-                    self._chunk(number),
-                    lambda first=first: read(  # type: ignore[misc]
-                        self.file.url, first, min(first + CHUNK, self.size)
-                    ),
-                    max(start - first, 0),
-                    stop - first,
-                )
-            )
+
+            def fetch(first: int = first) -> bytes:
+                return read(url, first, min(first + CHUNK, self.size))
+
+            key = self._chunk_key(number)
+            parts.append(cache.read(key, fetch, max(start - first, 0), stop - first))
         return b"".join(parts)
 
     def forget(self, start: int, stop: int, cache_bytes: int) -> bool:
-        """Drops what is kept of such bytes; whether there was something."""
-        cache = shared_cache(cache_bytes) if isinstance(self.file, Remote) else None
+        """Delete the cached chunks of a range of bytes. Returns True if there were any."""
+        cache = remote_file_cache(cache_bytes) if isinstance(self.file, RemotePath) else None
         if cache is None:
             return False
         numbers = range(start // CHUNK, -(-stop // CHUNK))
-        return sum(cache.forget(self._chunk(number)) for number in numbers) > 0
+        return sum(cache.forget(self._chunk_key(number)) for number in numbers) > 0
 
-    def _chunk(self, number: int) -> str:
-        return identity(address(self.file), self.version, CHUNK, number)
+    def _chunk_key(self, number: int) -> str:
+        return cache_key(location_id(self.file), self.version, CHUNK, number)
 
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """The shards of a data set, in the place of its folder of pictures.
+    """The shards of a data set, used like a folder of images.
 
     Attributes:
-        name: what messages call them.
-        shards: in the data set's order.
-        cache_bytes: how much of those at URLs is kept on the disk.
+        name: the name in messages.
+        shards: in the order of the data set.
+        cache_bytes: size limit of the cache for remote shards.
     """
 
     name: str
@@ -91,26 +88,26 @@ class ShardFolder:
     cache_bytes: int = 0
 
     @property
-    def address(self) -> str:
-        """What tells them from others, and from what they were before."""
-        return identity(*((address(one.file), one.version) for one in self.shards))
+    def id(self) -> str:
+        """A text that identifies the shards and their versions."""
+        return cache_key(*((location_id(one.file), one.version) for one in self.shards))
 
-    def picture(self, image: dict[str, Any]) -> ShardPicture:
-        """That of an image entry, which `shard_index` made."""
-        place = image["offset"], image["size"], image["header"]
-        return ShardPicture(
-            self.shards[image["shard"]], image["file_name"], *place, self.cache_bytes
-        )
+    def image(self, entry: dict[str, Any]) -> ShardImage:
+        """Return the image of an entry that `shard_index` wrote."""
+        position = entry["offset"], entry["size"], entry["header"]
+        shard = self.shards[entry["shard"]]
+        return ShardImage(shard, entry["file_name"], *position, self.cache_bytes)
 
 
 @dataclass(frozen=True)
-class ShardPicture:
-    """A picture in a shard; messages call it by shard and name.
+class ShardImage:
+    """An image file in a shard. Messages name the shard and the member.
 
     Attributes:
         shard: the tar file.
-        name: of the picture, `<shard>/<name there>`.
-        offset, size: where it lies, in bytes.
+        name: `<shard>/<member>`.
+        offset: position of the image file in the shard, in bytes.
+        size: bytes.
         header: CRC-32 of its tar header.
         cache_bytes: see `Shard.read`.
     """
@@ -127,11 +124,11 @@ class ShardPicture:
         return f"{self.shard.file}: {member}"
 
     def read_bytes(self) -> bytes:
-        """Its file.
+        """Return the content of the image file.
 
         Raises:
-            FileNotFoundError: there is no such shard any more.
-            DataError: it cannot be read, or has changed since its index was made.
+            FileNotFoundError: the shard does not exist any more.
+            DataError: it cannot be read, or has changed since the index was made.
         """
         start, stop = self.offset - BLOCK, self.offset + self.size
         try:
@@ -141,20 +138,20 @@ class ShardPicture:
         except OSError as error:
             raise DataError(f"{self}: cannot be read ({error.strerror})") from error
         if len(data) != stop - start or zlib.crc32(data[:BLOCK]) != self.header:
-            raise DataError(f"{self}: the shard has changed since its index was made; start again")
+            raise DataError(f"{self}: the shard has changed since it was indexed; start again")
         return data[BLOCK:]
 
     def forget(self) -> bool:
-        """Drops copies of it; whether there were any."""
+        """Delete cached copies. Returns True if there were any."""
         start, stop = self.offset - BLOCK, self.offset + self.size
         return self.shard.forget(start, stop, self.cache_bytes)
 
 
-Folder = Path | Remote | ShardFolder
+ImageFolder = Path | RemotePath | ShardFolder
 
 
-def picture_of(folder: Folder, image: dict[str, Any]) -> Path | Remote | ShardPicture:
-    """The picture of an image entry of a data set."""
+def image_file_of(folder: ImageFolder, entry: dict[str, Any]) -> Path | RemotePath | ShardImage:
+    """Return the file of an image entry of a data set."""
     if isinstance(folder, ShardFolder):
-        return folder.picture(image)
-    return folder / image["file_name"]
+        return folder.image(entry)
+    return folder / entry["file_name"]

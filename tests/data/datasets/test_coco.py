@@ -11,7 +11,7 @@ import torch
 from pycocotools.cocoeval import COCOeval
 
 from detlite.data import CocoDataset, DataError
-from detlite.data.index.annotation_checks import fill_missing
+from detlite.data.datasets.coco_checks import fill_missing
 
 
 def test_target_has_contiguous_labels_xyxy_boxes_and_masks(content, write_set):

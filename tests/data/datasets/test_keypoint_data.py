@@ -170,11 +170,11 @@ PERSON = [{"id": 3, "name": "person"}]
 def test_indices_stay_indices_in_results():
     corner = CONVENTIONS["torchvision"]
     found = detected([[6.0, 8.5, 1]])
-    (result,) = to_coco_results(found, 5, (10, 20), (20, 20), PERSON, corner).rows()
+    (result,) = to_coco_results(found, 5, (10, 20), (20, 20), PERSON, corner).to_coco()
     assert result["keypoints"] == [6, 17, 1]
 
 
 def test_results_are_pixel_indices_again():
     found = detected([[6.5, 8.5, 1], [1, 2, 1]])
-    (result,) = to_coco_results(found, 5, (10, 20), (20, 20), PERSON).rows()
+    (result,) = to_coco_results(found, 5, (10, 20), (20, 20), PERSON).to_coco()
     assert result["keypoints"] == [6, 16.5, 1, 0.5, 3.5, 1]

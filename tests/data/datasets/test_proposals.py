@@ -14,7 +14,7 @@ from detlite.config import ConfigError
 from detlite.data import DataError, build_dataset, build_train_loader
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.proposals import load_proposals
-from detlite.data.remote.paths import Remote
+from detlite.data.remote.locations import RemotePath
 
 # In the small set's first two pictures, of 40 x 30 and 20 x 40 pixels.
 BOXES = {10: [[0, 0, 10, 10], [5, 5, 50, 50], [2, 3, 2, 9]], 11: [[1, 2, 11, 32]]}
@@ -217,7 +217,7 @@ def test_proposals_at_a_url(content, write_set, tmp_path, form):
         pickled(file)
     else:
         file.write_text(json.dumps(results()))
-    dataset = CocoDataset(annotations, images, train=False, proposals=Remote(f"file://{file}"))
+    dataset = CocoDataset(annotations, images, train=False, proposals=RemotePath(f"file://{file}"))
     assert_wanted([dataset[number][1]["proposals"] for number in range(2)])
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.errors import DataError
-from detlite.data.index.annotation_checks import box_problem, segmentation_problem
+from detlite.data.datasets.coco_checks import box_problem, segmentation_problem
 from detlite.structures.masks.formats import encode_bitmap
 
 NAN = float("nan")

@@ -15,7 +15,8 @@ import torch
 
 from detlite.data import CocoDataset, DataError
 from detlite.data.index import cache as index_cache
-from detlite.data.index.cache import VARIABLE, open_index
+from detlite.data.cache_folder import CACHE_VARIABLE
+from detlite.data.index.build import open_index
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ def test_without_a_folder_the_index_is_temporary(
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     if kind == "none wanted":
-        monkeypatch.setenv(VARIABLE, "")
+        monkeypatch.setenv(CACHE_VARIABLE, "")
     elif kind == "not a folder":
         cache.write_text("")
     else:

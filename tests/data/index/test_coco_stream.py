@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detlite.data.index.coco_stream import NotAnObjectError, read_parts
+from detlite.data.index.json_stream import NotAnObjectError, read_parts
 
 STREAMED = ("images", "annotations")
 VALUES = st.recursive(

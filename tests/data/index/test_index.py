@@ -8,8 +8,8 @@ import random
 import pytest
 
 from detlite.data import CocoDataset, DataError
-from detlite.data.index.cache import open_index
-from detlite.data.index.index import CROWD, unsound_bits
+from detlite.data.index.build import open_index
+from detlite.data.index.annotation_index import CROWD, invalid_flags
 
 
 def test_entries_are_what_was_written(content, write_set, cache):
@@ -48,12 +48,12 @@ def test_ids_that_occur_twice_depend_on_what_is_needed(content, write_set, cache
     """The first of them counts, unless it is unsound."""
     content["annotations"][0] |= {"id": 3, "segmentation": []}
     index = open_index(write_set(content)[0])
-    assert [len(index.annotations(0, unsound_bits(masks, False))) for masks in (False, True)] == [
+    assert [len(index.annotations(0, invalid_flags(masks, False))) for masks in (False, True)] == [
         1,
         1,
     ]
-    assert index.annotations(0, unsound_bits(True, False))[0]["bbox"] == [20, 10, 10, 10]
-    assert index.annotations(0, unsound_bits(False, False))[0]["bbox"] == [4, 6, 10, 8]
+    assert index.annotations(0, invalid_flags(True, False))[0]["bbox"] == [20, 10, 10, 10]
+    assert index.annotations(0, invalid_flags(False, False))[0]["bbox"] == [4, 6, 10, 8]
     assert index.problems(False, 0, 5) == (["annotation 3 (image 10): the id occurs twice"], 1)
     assert index.problems(True, 0, 5) == (
         ["annotation 3 (image 10): segmentation is empty: []"],

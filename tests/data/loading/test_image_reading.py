@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from detlite.data.errors import DataError, TooLargeError
-from detlite.data.loading.image_reading import image_problem, picture_size, read_image
+from detlite.data.loading.image_io import image_problem, image_size, read_image
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
@@ -110,7 +110,7 @@ def test_orientation_is_followed(tmp_path, orientation, name):
     if name != "a.jpg":
         assert torch.equal(image, upright)
     assert torch.equal(read_image(path), image)
-    assert picture_size(path) == size
+    assert image_size(path) == size
     assert image_problem(path, size) is None
     if size == (20, 12):
         assert "states 20x12" in str(image_problem(path, (12, 20)))
@@ -261,9 +261,9 @@ def test_a_picture_that_is_too_large_is_told_apart(tmp_path):
 def test_size_of_what_is_no_picture(tmp_path):
     (tmp_path / "a.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"a\.png: the picture is damaged"):
-        picture_size(tmp_path / "a.png")
+        image_size(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"none\.png: no such picture file"):
-        picture_size(tmp_path / "none.png")
+        image_size(tmp_path / "none.png")
 
 
 def test_a_format_that_is_not_read(tmp_path):

@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from detlite import distributed
 from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import replace_file
+from detlite.conversion.checkpoint.files import save_torch_file
 from detlite.data.datasets.catalog import build_dataset, build_train_dataset
 from detlite.data.errors import DataError
-from detlite.data.loading.batch_loader import LoaderProcessError, naming_dead_loaders
+from detlite.data.loading.batch_loader import LoaderProcessError, explain_dead_loader
 from detlite.data.loading.loader import TransformedDataset, build_test_loader, build_train_loader
 from detlite.data.loading.samplers import Sample
 from detlite.data.transforms.augment import build_transform
@@ -344,17 +344,20 @@ def test_a_loader_process_that_dies(training):
     message = r"^a loader process died, probably for want of memory \(DataLoader worker .*--resume$"
     batches = iter(build_train_loader(*training("DATALOADER.NUM_WORKERS", 1)))
     next(batches)
-    with pytest.raises(LoaderProcessError, match=message), naming_dead_loaders():
+    with pytest.raises(LoaderProcessError, match=message), explain_dead_loader():
         kill_loader()
 
 
-def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(training, tmp_path):
+def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(
+    training, tmp_path, monkeypatch
+):
     """torch raises in the midst of the writing, which is not to blame."""
     path = tmp_path / "model.pth"
+    monkeypatch.setattr(torch, "save", lambda *_args: kill_loader())
     batches = iter(build_train_loader(*training("DATALOADER.NUM_WORKERS", 1)))
     next(batches)
-    with pytest.raises(LoaderProcessError), naming_dead_loaders():
-        replace_file(path, lambda temporary: kill_loader())
+    with pytest.raises(LoaderProcessError), explain_dead_loader():
+        save_torch_file(path, {})
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -369,7 +372,7 @@ def test_a_loader_process_that_dies_while_another_error_is_looked_for(training):
 
     batches = iter(build_train_loader(*training("DATALOADER.NUM_WORKERS", 1)))
     next(batches)
-    with pytest.raises(LoaderProcessError), naming_dead_loaders():
+    with pytest.raises(LoaderProcessError), explain_dead_loader():
         look_up()
 
 
@@ -390,7 +393,7 @@ import os, signal, sys, yaml
 from pathlib import Path
 from detlite.config import config_from
 from detlite.data import build_train_dataset, build_train_loader
-from detlite.engine.hooks.signals import StoppedError, StopSignals
+from detlite.engine.signals import StoppedError, StopSignals
 
 cfg = config_from(yaml.safe_load(Path("config.yaml").read_text()), Path("config.yaml"))
 train_set = build_train_dataset(cfg)
@@ -398,7 +401,7 @@ number = signal.Signals[sys.argv[1]]
 send = lambda: os.kill(os.getpid(), number)
 os.register_at_fork(after_in_child=send, after_in_parent=send)
 try:
-    with StopSignals() as stop, stop.ending_at_once():
+    with StopSignals() as stop, stop.ending_immediately():
         next(iter(build_train_loader(cfg, train_set)))
 except (StoppedError, KeyboardInterrupt):
     print("stopped")
@@ -428,7 +431,7 @@ def test_signals_while_loader_processes_start(training, tmp_path, name, then):
 
 
 def test_other_errors_pass():
-    with pytest.raises(RuntimeError, match=r"^mine$"), naming_dead_loaders():
+    with pytest.raises(RuntimeError, match=r"^mine$"), explain_dead_loader():
         raise RuntimeError("mine")
 
 

@@ -19,7 +19,7 @@ from detlite.config import ConfigError
 from detlite.data.errors import RemoteError
 from detlite.data.remote import download as download_module
 from detlite.data.remote import fetching
-from detlite.data.remote.fetching import describe, download, read
+from detlite.data.remote.filesystem import describe, download, read
 from tests.data.servers import serving
 
 DATA = bytes(range(256)) * 400

@@ -19,7 +19,7 @@ pytest.importorskip("aiohttp", reason="needs detlite[remote]")
 
 from fsspec import config as fsspec_config
 
-from detlite.apps.cli.check import main as check
+from detlite.apps.cli.main import main
 from detlite.config import ConfigError
 from detlite.data import (
     CocoDataset,
@@ -30,7 +30,7 @@ from detlite.data import (
 )
 from detlite.data.errors import RemoteError
 from detlite.data.remote import fetching
-from detlite.data.remote.paths import GIGABYTE, Remote, local_copy, place
+from detlite.data.remote.locations import GIGABYTE, RemotePath, local_copy, parse_location
 from tests.data.servers import serving, upload
 
 
@@ -54,7 +54,7 @@ def remote(content, write_set, web, cache):
     """The small set by http: (annotation file, image folder, server)."""
     write_set(content)
     url = f"{web.url}/small"
-    return Remote(f"{url}/annotations.json"), Remote(f"{url}/images", GIGABYTE), web
+    return RemotePath(f"{url}/annotations.json"), RemotePath(f"{url}/images", GIGABYTE), web
 
 
 def same(one, other):
@@ -82,18 +82,18 @@ def same(one, other):
     ],
 )
 def test_files_of_a_folder(folder, name, url):
-    assert (Remote(folder, 7) / name) == Remote(url, 7)
+    assert (RemotePath(folder, 7) / name) == RemotePath(url, 7)
 
 
 def test_places(monkeypatch):
     monkeypatch.setenv("BUCKET", "cells")
-    assert place("s3://${BUCKET}/a", Path("/data")) == Remote("s3://cells/a")
-    assert place("a/b", Path("/data")) == Path("/data/a/b")
-    assert place("a/b", Remote("s3://bucket")) == Remote("s3://bucket/a/b")
-    assert place("/a", Remote("s3://bucket")) == Path("/a")
-    assert place("a") == Path("a")
-    assert str(Remote("https://a.org/b?key=secret")) == "https://a.org/b?..."
-    assert Remote("zip://a/b.json::https://a.org/c.zip").name == "b.json"
+    assert parse_location("s3://${BUCKET}/a", Path("/data")) == RemotePath("s3://cells/a")
+    assert parse_location("a/b", Path("/data")) == Path("/data/a/b")
+    assert parse_location("a/b", RemotePath("s3://bucket")) == RemotePath("s3://bucket/a/b")
+    assert parse_location("/a", RemotePath("s3://bucket")) == Path("/a")
+    assert parse_location("a") == Path("a")
+    assert str(RemotePath("https://a.org/b?key=secret")) == "https://a.org/b?..."
+    assert RemotePath("zip://a/b.json::https://a.org/c.zip").name == "b.json"
 
 
 def test_it_is_the_set_on_the_disk(remote, tmp_path):
@@ -108,18 +108,18 @@ def test_all_is_fetched_once(remote):
         list(CocoDataset(annotations, images))
     assert set(web.asked.values()) == {1}
     assert len(web.asked) == 5
-    list(CocoDataset(annotations, Remote(images.url)))
+    list(CocoDataset(annotations, RemotePath(images.url)))
     assert web.asked["/small/images/a.png"] == 2  # nothing is to be kept
 
 
 def test_pictures_are_looked_at_once(remote):
     annotations, images, web = remote
-    uncached = Remote(images.url)
+    uncached = RemotePath(images.url)
     CocoDataset(annotations, uncached)
     asked = web.asked.copy()
     CocoDataset(annotations, uncached)
     assert web.asked == asked
-    CocoDataset(annotations, uncached, max_pixels=10_000, check_pictures=False)
+    CocoDataset(annotations, uncached, max_pixels=10_000, check_images=False)
     assert web.asked == asked
 
 
@@ -169,7 +169,7 @@ def test_no_room_for_the_annotations(remote, monkeypatch, cache):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("detlite.data.remote.paths.download", full)
+    monkeypatch.setattr("detlite.data.remote.locations.download", full)
     with pytest.raises(DataError, match=r"annotations.json: there is no room .*DETLITE_CACHE"):
         CocoDataset(*remote[:2])
 
@@ -197,7 +197,7 @@ def test_a_picture_that_cannot_be_read_ends_the_run(remote, fault, tries, skip_b
     with pytest.raises(RemoteError, match=message):
         CocoDataset(annotations, images, skip_bad=skip_bad)
     assert web.asked["/small/images/b.png"] == tries
-    dataset = CocoDataset(annotations, images, check_pictures=False)
+    dataset = CocoDataset(annotations, images, check_images=False)
     with pytest.raises(DataError, match=message):
         dataset[1]
     del web.faults["/small/images/b.png"]
@@ -211,7 +211,7 @@ def test_missing_pictures(remote, tmp_path, caplog):
         CocoDataset(annotations, images)
     assert CocoDataset(annotations, images, skip_bad=True).image_ids == [10, 12, 13]
     assert "skipped: image 11 (b.png): no such picture file" in caplog.text
-    dataset = CocoDataset(annotations, images, check_pictures=False)
+    dataset = CocoDataset(annotations, images, check_images=False)
     with pytest.raises(DataError) as error:
         dataset[1]
     url = f"{web.url}/small/images/b.png"
@@ -243,7 +243,7 @@ def test_a_copy_of_a_picture_that_is_damaged_is_fetched_again(remote, cache):
 
 def test_missing_annotations(web, cache):
     with pytest.raises(DataError, match=rf"{web.url}/none.json: there is no such file"):
-        CocoDataset(Remote(f"{web.url}/none.json"), Remote(web.url))
+        CocoDataset(RemotePath(f"{web.url}/none.json"), RemotePath(web.url))
 
 
 def test_messages_name_the_url(remote, tmp_path, content):
@@ -272,8 +272,8 @@ def test_an_archive(content, write_set, tmp_path, web, cache):
         for path in [file, *folder.iterdir()]:
             archive.write(path, path.relative_to(tmp_path))
     for rest in (f"{web.url}/all.zip", f"{tmp_path}/all.zip"):
-        annotations = Remote(f"zip://small/annotations.json::{rest}")
-        images = Remote(f"zip://small/images::{rest}", GIGABYTE)
+        annotations = RemotePath(f"zip://small/annotations.json::{rest}")
+        images = RemotePath(f"zip://small/images::{rest}", GIGABYTE)
         assert same(CocoDataset(annotations, images), CocoDataset(file, folder))
     kept = list((cache / "remote").glob("??/" + "?" * 38))
     assert len(kept) == 4  # not from the archive on the disk
@@ -325,15 +325,15 @@ def test_check_reads_sets_at_urls(remote, tmp_path, capsys):
         )
     )
     page = tmp_path / "page.html"
-    assert check(["--data", str(config), "--page", str(page)]) == 0
+    assert main(["check", "--data", str(config), "--page", str(page)]) == 0
     assert f"{web.url}/small/annotations.json" in capsys.readouterr().out
     (tmp_path / "small/images/b.png").unlink()
     shutil.rmtree(os.environ["DETLITE_CACHE"])
-    assert check(["--data", str(config)]) == 1
+    assert main(["check", "--data", str(config)]) == 1
     assert "refused: image 11 (b.png): picture: no such picture file" in capsys.readouterr().out
     web.faults["/small/images/a.png"] = [403]
     shutil.rmtree(os.environ["DETLITE_CACHE"])
-    assert check(["--data", str(config)]) == 2
+    assert main(["check", "--data", str(config)]) == 2
     assert "a.png: cannot be read (HTTP status 403) (image id 10)" in capsys.readouterr().err
 
 
@@ -392,9 +392,9 @@ def test_faults_of_s3_that_pass_are_survived(web, tmp_path, monkeypatch, faults,
     (tmp_path / "sets/a.bin").write_bytes(bytes(range(256)) * 100)
     for _ in range(2):
         web.faults["/sets/a.bin"] = list(faults)
-        with local_copy(Remote("s3://sets/a.bin")) as copy:
+        with local_copy(RemotePath("s3://sets/a.bin")) as copy:
             assert copy.read_bytes() == bytes(range(256)) * 100
-        assert Remote("s3://sets/a.bin").read_bytes() == bytes(range(256)) * 100
+        assert RemotePath("s3://sets/a.bin").read_bytes() == bytes(range(256)) * 100
         assert not web.faults["/sets/a.bin"]
 
 

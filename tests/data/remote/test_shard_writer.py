@@ -8,7 +8,7 @@ import tarfile
 import pytest
 
 from detlite.data import DataError
-from detlite.data.remote.shard_writer import write_shards
+from detlite.apps.dataset_formats.shard_writer import write_shards
 
 
 def members(shard):

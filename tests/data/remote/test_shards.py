@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.apps.cli.check import main as check
+from detlite.apps.cli.main import main
 from detlite.data import (
     CocoDataset,
     DataError,
@@ -26,7 +26,7 @@ from detlite.data import (
 )
 from detlite.data.remote import fetching, shard_entries, shard_index
 from detlite.data.remote.shard_index import expand_range
-from detlite.data.remote.shard_writer import write_shards
+from detlite.apps.dataset_formats.shard_writer import write_shards
 from detlite.data.remote.shards import BLOCK
 from tests.data.servers import serving, upload
 
@@ -417,11 +417,11 @@ def test_check_reads_shards(shards, shard_cfg, tmp_path, capsys):
     datasets = {"CATALOG": shard_cfg().DATASETS.CATALOG, "TRAIN": ["tars"], "ROOT": str(tmp_path)}
     heads = {"ROI_BOX_HEAD": {"NUM_CLASSES": 3}}
     config.write_text(json.dumps({"DATASETS": datasets, "MODEL": {"MASK_ON": True, **heads}}))
-    assert check(["--data", str(config), "--page", str(tmp_path / "page.html")]) == 0
+    assert main(["check", "--data", str(config), "--page", str(tmp_path / "page.html")]) == 0
     printed = capsys.readouterr().out
     assert "tars/train-{000000..000001}.tar\n  images: 4, 2 without objects" in printed
     rewrite(shards[0], lambda members: [(members[0][0], b"x" * 99), *members[1:]])
-    assert check(["--data", str(config)]) == 1
+    assert main(["check", "--data", str(config)]) == 1
     assert "refused: image 1" in capsys.readouterr().out
 
 

@@ -1,0 +1,139 @@
+"""The folder of files that are derived from data sets: indexes, copies of remote files, notes.
+
+A note is a small JSON file. It records, for example, the content hash of an annotation file and
+holds as long as the file's stamp (size, times and inode) does not change.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from detlite.atomic_write import atomic_open
+
+CACHE_VARIABLE = "DETLITE_CACHE"
+_DAYS_KEPT = 30  # without being used
+_SECONDS_UNMARKED = 10 * 86400.0  # `mark_used` updates the time of a file at most this often
+_OWN_FILE = re.compile(
+    r"[0-9a-f]{40}(-by-url)?\.(index|lock|note|pictures|copy|copied|shard|coco)"
+    r"|\.[0-9a-f]{40}.*(?P<unfinished>\.tmp)"
+)
+# Some file systems count time in steps of two seconds, so a file that is written twice within one
+# step may keep its times.
+_SETTLED = 2.0
+
+
+def cache_folder() -> Path | None:
+    """Return DETLITE_CACHE, or else detlite in XDG_CACHE_HOME or ~/.cache.
+
+    An empty DETLITE_CACHE turns caching off: None.
+    """
+    folder = os.environ.get(CACHE_VARIABLE)
+    if folder is not None:
+        return Path(folder).expanduser() if folder else None
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "detlite"
+
+
+def existing_cache_folder() -> Path:
+    """Create and return the cache folder, or a folder of this process if caching is off.
+
+    Raises:
+        OSError: the folder cannot be created.
+    """
+    folder = cache_folder() or _process_folder(os.getpid())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def cache_key(*parts: object) -> str:
+    """Return 40 hexadecimal digits that identify `parts`, as the name of a file."""
+    text = json.dumps([str(part) for part in parts])
+    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+def file_stamp(path: Path) -> list[int] | None:
+    """Return numbers that change with a file or with the entries of a folder.
+
+    Returns:
+        Size, times and inode; None if the path was modified so recently that they may not change
+        with the next modification.
+
+    Raises:
+        OSError: the path does not exist.
+    """
+    status = path.stat()
+    if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED:
+        return None
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def read_note(file: Path) -> Any:
+    """Return the content of a note; None if it is missing or damaged."""
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def write_note(file: Path, content: Any) -> None:
+    """Write a note atomically. Raises OSError."""
+    with atomic_open(file, "wb", unique=True) as stream:
+        stream.write(json.dumps(content).encode())
+
+
+@contextlib.contextmanager
+def exclusive_lock(file: Path) -> Iterator[None]:
+    """Make other processes that lock the same file wait.
+
+    The lock has no effect if the file cannot be created or its file system has no locks (some
+    network file systems). Processes may then do the same work at the same time.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            lock = stack.enter_context(file.open("a"))
+            os.utime(file)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def mark_used(file: Path) -> None:
+    """Protect a file from `delete_unused`. Its time changes rarely, because stamps contain it."""
+    if time.time() - file.stat().st_mtime > _SECONDS_UNMARKED:
+        os.utime(file)
+
+
+def delete_unused(folder: Path) -> None:
+    """Delete the files of the cache that were not used for 30 days, and old unfinished ones."""
+    for path in folder.iterdir():
+        # The folder may hold files of others.
+        if not (own := _OWN_FILE.fullmatch(path.name)):
+            continue
+        days = 1 if own["unfinished"] else _DAYS_KEPT
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < time.time() - days * 86400:
+                path.unlink()
+
+
+@lru_cache(maxsize=1)
+def _process_folder(process: int) -> Path:
+    """Create a temporary folder that is deleted when this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="detlite-"))
+
+    @atexit.register
+    def delete() -> None:
+        if os.getpid() == process:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    return folder

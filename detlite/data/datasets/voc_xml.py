@@ -1,0 +1,77 @@
+"""Read the XML files of PASCAL VOC, which LabelImg, CVAT and others write too: boxes only."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from detlite.data.errors import DataError
+
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+
+
+@dataclass(frozen=True)
+class VocObject:
+    """An `<object>` element.
+
+    Attributes:
+        name: the category.
+        difficult: the flag of that name.
+        corners: (x1, y1, x2, y2) as written.
+    """
+
+    name: str
+    difficult: bool
+    corners: tuple[float, float, float, float]
+
+    def box(self, first: float) -> tuple[float, float, float, float]:
+        """Return (x, y, width, height), where `first` is the number of the first pixel.
+
+        With 1, as in VOC, the last pixel belongs to the object. With 0, corners are continuous.
+        """
+        x1, y1, x2, y2 = self.corners
+        return x1 - first, y1 - first, x2 - x1 + first, y2 - y1 + first
+
+
+@dataclass(frozen=True)
+class VocFile:
+    """The content of an XML file. The size is (height, width); 0 if the writer did not know it."""
+
+    file_name: str
+    size: tuple[int, int]
+    objects: Sequence[VocObject]
+
+
+def read_voc_file(file: Path) -> VocFile:
+    """Read an XML file.
+
+    Raises:
+        DataError: the file is not XML, or an element is missing or not a number.
+    """
+    try:
+        tree = ET.parse(file).getroot()
+        size = tuple(int(_text(tree, f"size/{side}")) for side in ("height", "width"))
+        objects = []
+        for number, node in enumerate(tree.iter("object"), start=1):
+            try:
+                x1, y1, x2, y2 = (float(_text(node, f"bndbox/{side}")) for side in _SIDES)
+                name, difficult = _text(node, "name"), int(node.findtext("difficult", "0"))
+            except ValueError as error:
+                raise ValueError(f"object {number}: {error}") from error
+            objects.append(VocObject(name, bool(difficult), (x1, y1, x2, y2)))
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except ET.ParseError as error:
+        raise DataError(f"{file}: is not XML: {error}") from error
+    except ValueError as error:
+        raise DataError(f"{file}: {error}") from error
+    return VocFile(tree.findtext("filename", "").strip(), (size[0], size[1]), objects)
+
+
+def _text(node: ET.Element, path: str) -> str:
+    text = node.findtext(path)
+    if text is None:
+        raise ValueError(f"an element <{node.tag}> has no {path}")
+    return text.strip()

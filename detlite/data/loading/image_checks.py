@@ -1,0 +1,163 @@
+"""Check the image files of a data set once, and again when their folders have changed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from detlite.data.cache_folder import (
+    cache_folder,
+    cache_key,
+    exclusive_lock,
+    file_stamp,
+    read_note,
+    write_note,
+)
+from detlite.data.errors import DataError, RemoteError
+from detlite.data.index.annotation_index import AnnotationIndex
+from detlite.data.remote.locations import location_id
+from detlite.data.remote.shards import ImageFolder, ShardFolder, image_file_of
+
+from .image_io import (
+    DECODE_ERRORS,
+    END_MARKERS,
+    MAX_PIXELS,
+    TRANSPOSED,
+    StoredImage,
+    open_image,
+    read_image,
+    read_orientation,
+)
+
+_VERSION = 1  # increase it with every change of the results of `image_problem`
+_Limits = tuple[int, int, bool]  # the last arguments of `image_problem`
+_GROUP = 4096  # images that are passed to the threads together
+_logger = logging.getLogger(__name__)
+
+
+def image_problem(
+    path: Path | StoredImage,
+    size: tuple[int, int],
+    max_pixels: int = MAX_PIXELS,
+    bits: int = 16,
+    exif_orientation: bool = True,
+) -> str | None:
+    """Return what is wrong with an image file that must have a size (height, width), or None.
+
+    A valid image takes about 0.1 ms, since only its header and its end are read. A file without the
+    usual end may still be valid, because some programs append data, so it is decoded.
+
+    Raises:
+        RemoteError: the image cannot be fetched.
+    """
+    try:
+        with open_image(path, max_pixels) as file:
+            marker = END_MARKERS.get(file.format or "")
+            # Looking for EXIF data behind the pixels of a PNG would decode it.
+            known = exif_orientation and (file.format != "PNG" or "exif" in file.info)
+            transposed = known and read_orientation(file) in TRANSPOSED
+            fits = file.size == (size if transposed else size[::-1])
+            if marker is not None and fits and file.fp is not None:
+                file.fp.seek(-len(marker), 2)
+                if file.fp.read() == marker:
+                    return None
+    except RemoteError:
+        raise
+    except DECODE_ERRORS:  # includes DataError; `read_image` says what is wrong
+        pass
+    try:
+        read_image(path, size, max_pixels, bits, exif_orientation)
+    except RemoteError:
+        raise
+    except DataError as error:
+        return str(error).removeprefix(f"{path}: ")
+    return None
+
+
+def find_bad_images(
+    index: AnnotationIndex, folder: ImageFolder, max_pixels: int, bits: int, exif_orientation: bool
+) -> dict[int, str]:
+    """Return the problems of image files by their number in the index.
+
+    All images are checked once. A note in the cache lists the bad ones and holds as long as no file
+    is added to their folders, removed or renamed. Only listed images are checked again, since they
+    may have been repaired in place. An image that is damaged in place fails when it is decoded. For
+    a folder at a URL the note holds permanently.
+
+    Args:
+        index: of the annotation file.
+        folder: the folder of the images.
+        max_pixels: see `read_image`, like the other arguments.
+
+    Raises:
+        RemoteError: an image cannot be fetched.
+    """
+    limits = max_pixels, bits, exif_orientation
+    cache = cache_folder()
+    if cache is not None:
+        key = cache_key(
+            index.file.table["hash"],
+            index.file.table["by_url"],
+            folder.id if isinstance(folder, ShardFolder) else location_id(folder),
+            *limits,
+            _VERSION,
+        )
+        note = cache / f"{key}.pictures"
+        with exclusive_lock(note.with_suffix(".lock")):
+            return _check_by_note(index, folder, limits, note)
+    return dict(_problems(index, folder, limits, np.arange(len(index.image_ids))))
+
+
+def _check_by_note(
+    index: AnnotationIndex, folder: ImageFolder, limits: _Limits, note_file: Path
+) -> dict[int, str]:
+    stamps = _folder_stamps(index, folder)
+    note = read_note(note_file)
+    valid = stamps is not None and isinstance(note, dict) and note.get("folders") == stamps
+    numbers = np.array(note["unsound"], np.int64) if valid else np.arange(len(index.image_ids))
+    problems = dict(_problems(index, folder, limits, numbers))
+    if stamps is not None and (not valid or len(problems) < len(numbers)):
+        with contextlib.suppress(OSError):
+            write_note(note_file, {"folders": stamps, "unsound": list(problems)})
+    return problems
+
+
+def _folder_stamps(index: AnnotationIndex, folder: ImageFolder) -> dict[str, Any] | None:
+    """Return the stamps of the image folders; None if one was modified too recently."""
+    if not isinstance(folder, Path):
+        return {}
+    stamps: dict[str, list[int] | None] = {}
+    for name in index.folders:
+        try:
+            stamps[name] = file_stamp(folder / name)
+        except OSError:
+            stamps[name] = []  # missing
+    return None if None in stamps.values() else stamps
+
+
+def _problems(
+    index: AnnotationIndex, folder: ImageFolder, limits: _Limits, numbers: np.ndarray
+) -> Iterator[tuple[int, str]]:
+    def problem(number: int) -> str | None:
+        image = index.image(number)
+        size = image["height"], image["width"]
+        try:
+            text = image_problem(image_file_of(folder, image), size, *limits)
+        except RemoteError as error:
+            raise RemoteError(f"{error} (image id {image['id']})") from error
+        return text and f"image {image['id']} ({image['file_name']}): {text}"
+
+    if len(numbers) and not isinstance(folder, Path):
+        _logger.info("%s: checking all %d images once", folder, len(numbers))
+    # Threads, because a network disk mostly waits.
+    with ThreadPoolExecutor(8 if isinstance(folder, Path) else 32) as pool:
+        for first in range(0, len(numbers), _GROUP):
+            group = numbers[first : first + _GROUP].tolist()
+            texts = zip(group, pool.map(problem, group), strict=True)
+            yield from ((number, text) for number, text in texts if text)

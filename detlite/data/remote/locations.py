@@ -1,0 +1,167 @@
+"""Locations of files and folders: local paths, or URLs that are used in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
+
+from detlite.atomic_write import atomic_path
+from detlite.config import expand_variables
+from detlite.data.cache_folder import (
+    CACHE_VARIABLE,
+    cache_key,
+    exclusive_lock,
+    existing_cache_folder,
+    mark_used,
+    read_note,
+    write_note,
+)
+from detlite.data.errors import DataError
+
+from .download import without_query
+from .file_cache import FileCache, remote_file_cache
+from .filesystem import FileVersion, copy_file, file_version, read
+
+GIGABYTE = 1 << 30
+
+
+@dataclass(frozen=True)
+class RemotePath:
+    """A file or folder at an fsspec URL: `s3://bucket/folder`, `zip://folder::https://a/b.zip`.
+
+    Attributes:
+        url: the fsspec URL.
+        cache_bytes: size limit of the cache for files that are read, see `FileCache`.
+    """
+
+    url: str
+    cache_bytes: int = 0
+
+    def __truediv__(self, name: str | Path) -> RemotePath:
+        """Return a file in the folder. In HTTP URLs, `name` is quoted and precedes the query."""
+        path = str(PurePosixPath(name))
+        if path == ".":
+            return self
+        parts = self.url.split("::")
+        # In simplecache::s3://bucket the folder is in the second part.
+        index = next((n for n, part in enumerate(parts) if "://" in part), 0)
+        protocol, mark, folder = parts[index].rpartition("://")
+        query = ""
+        if protocol in ("http", "https"):
+            folder, question, query = folder.partition("?")
+            path, query = quote(path), question + query
+        parts[index] = f"{protocol}{mark}{folder.rstrip('/')}{'/' * bool(folder)}{path}{query}"
+        return replace(self, url="::".join(parts))
+
+    def __str__(self) -> str:
+        return without_query(self.url)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return PurePosixPath(self.url.split("::")[0].partition("?")[0]).name
+
+    @property
+    def stem(self) -> str:
+        """The name without its suffix."""
+        return PurePosixPath(self.name).stem
+
+    def read_bytes(self) -> bytes:
+        """Return the content, from the cache if possible. Raises the errors of `filesystem.read`."""
+        cache = self._cache()
+        if cache is None:
+            return read(self.url)
+        return cache.read(cache_key(self.url), lambda: read(self.url))
+
+    def forget(self) -> bool:
+        """Delete the cached copy. Returns True if there was one."""
+        cache = self._cache()
+        return cache is not None and cache.forget(cache_key(self.url))
+
+    def _cache(self) -> FileCache | None:
+        container = self.url.split("::")[-1]
+        local = "://" not in container or container.startswith(("file://", "local://"))
+        return None if local else remote_file_cache(self.cache_bytes)
+
+
+Location = Path | RemotePath
+
+
+def parse_location(text: str, root: Location | None = None) -> Location:
+    """Return the location that a config value names: a URL, or a path relative to `root`.
+
+    Raises:
+        ConfigError: `text` uses an environment variable that is not set.
+    """
+    text = expand_variables(text)
+    if "://" in text:
+        return RemotePath(text)
+    path = Path(text).expanduser()
+    if isinstance(root, RemotePath):
+        return path if path.is_absolute() else root / path
+    return path if root is None else root / path
+
+
+def location_id(location: Location) -> str:
+    """Return a text that identifies a location on this machine."""
+    return location.url if isinstance(location, RemotePath) else str(location.absolute())
+
+
+@contextmanager
+def errors_naming(name: object, instead_of: Path) -> Iterator[None]:
+    """Replace the path of a file by another name in the message of a DataError."""
+    try:
+        yield
+    except DataError as error:
+        if str(instead_of) not in str(error):
+            raise
+        raise type(error)(str(error).replace(str(instead_of), str(name))) from error
+
+
+@contextmanager
+def local_copy(location: Location) -> Iterator[Path]:
+    """Yield a local file unchanged, or a local copy of the current content of a URL.
+
+    The copy stays in the cache. It is fetched again if size or version have changed, or if the
+    server reports neither. A DataError in the `with` block names the URL instead of the copy.
+
+    Raises:
+        DataError: the file does not exist, cannot be read, or there is no space for the copy.
+    """
+    if isinstance(location, Path):
+        yield location
+        return
+    copy = _current_copy(location)
+    with errors_naming(location, instead_of=copy):
+        yield copy
+
+
+def _current_copy(file: RemotePath) -> Path:
+    try:
+        copy = existing_cache_folder() / f"{cache_key('copy', file.url)}.copy"
+        with exclusive_lock(copy.with_suffix(".lock")):
+            current = file_version(file.url)
+            note = copy.with_suffix(".copied")
+            valid = copy.is_file() and read_note(note) == _copy_note(current, copy)
+            if not valid or current.version is None:
+                note.unlink(missing_ok=True)
+                with atomic_path(copy, unique=True) as temporary:
+                    current = copy_file(file.url, temporary)
+                write_note(note, _copy_note(current, copy))
+            mark_used(copy)
+    except FileNotFoundError as error:
+        raise DataError(f"{file}: the file does not exist") from error
+    except OSError as error:
+        raise DataError(
+            f"{file}: no space for a local copy ({error}). Set {CACHE_VARIABLE} to a folder with "
+            "space"
+        ) from error
+    return copy
+
+
+def _copy_note(version: FileVersion, copy: Path) -> list[str | int | None]:
+    """Return what identifies a copy; its own size shows if it was truncated."""
+    return [version.size, version.version, copy.stat().st_size]
