@@ -1,20 +1,20 @@
-"""Weights of torchvision, detectron2, mmdetection, maskrcnn-benchmark, Caffe2's Detectron, timm.
+"""Checkpoints of torchvision, detectron2, mmdetection, maskrcnn-benchmark, Caffe2 and timm.
 
-A file for each framework says how its files are recognised, renamed, brought into our layout and
-which config they need (`source.Source`); `convert` drives them.
+Each framework has a file or folder with a `CheckpointSource`, which describes how to recognise,
+rename, adapt and configure its checkpoints. `convert` applies it.
 """
 
-from .convert import SOURCES, Converted, convert, entries_of, source_of
+from .convert import SOURCES, ConvertedCheckpoint, convert, detect_source, find_state_dict
 from .download.weight_catalog import find_weights, weight_file
 from .torchvision import to_torchvision
 
 __all__ = [
     "SOURCES",
-    "Converted",
+    "ConvertedCheckpoint",
     "convert",
-    "entries_of",
+    "detect_source",
+    "find_state_dict",
     "find_weights",
-    "source_of",
     "to_torchvision",
     "weight_file",
 ]

@@ -1,4 +1,4 @@
-"""Caffe2's Detectron, and classifiers in its format, with which most published models began."""
+"""Caffe2 (Detectron): its detectors and ImageNet classifiers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 
 import torch
 
-from .checkpoint_source import Entries, Rules, Source, State
+from .checkpoint_source import CheckpointSource, RawStateDict, RenameRules, StateDict
 from .maskrcnn_benchmark import configure
 
-_RULES: Rules = [
+_RULES: RenameRules = [
     (r"_w$", ".weight"),
     (r"_b$", ".bias"),
     (r"_(bn|gn)_(?:s|gamma)$", r"_\1.weight"),
     (r"_(bn|gn)(?:\.bias|_beta)$", r"_\1.bias"),
-    # only where statistics are not folded into the scales
+    # present only if the statistics are not folded into the scales
     (r"_bn_(?:running_mean|rm)$", "_bn.running_mean"),
     (r"_bn_(?:running_var|riv)$", "_bn.running_var"),
     (r"^conv1\.weight$", "backbone.body.stem.conv1.weight"),
@@ -42,27 +42,27 @@ _RULES: Rules = [
     *((rf"_extractor\.conv{n}_gn\.", f"_extractor.convs.{n - 1}.1.") for n in range(1, 9)),
 ]  # fmt: skip
 
-# Detectron keeps what a file that it started from held: a classifier's last layer, and biases under
-# a norm. Its last enlargement of keypoints is an interpolation written as a convolution.
+# Detectron keeps unused weights of the file it started from: a classifier's last layer, and biases
+# before a norm. kps_score is an interpolation that it implements as a convolution.
 _UNUSED = (
     r"_momentum$|^lr$|^weight_order$|^(fc1000|pred)_[wb]$"
     r"|^(conv1|res\d_\d+_branch\d[abc]?)_b$|^kps_score_[wb]$"
 )
 
 
-def _adapt(state: State, entries: Entries) -> State:
+def _adapt(state: StateDict, raw: RawStateDict) -> StateDict:
     c4 = "roi_heads.box.feature_extractor.fc6.weight" not in state
     if c4 and "roi_heads.box.predictor.cls_score.weight" in state:
-        # The names do not say that the last stage is the box head's.
-        body, head = r"^backbone\.body\.res5\.", "roi_heads.box.feature_extractor.res5."
-        state = {re.sub(body, head, name): value for name, value in state.items()}
-    if "conv1_gn_s" not in entries:
+        # The last stage belongs to the box head, which its name does not show.
+        stage, head = r"^backbone\.body\.res5\.", "roi_heads.box.feature_extractor.res5."
+        state = {re.sub(stage, head, name): value for name, value in state.items()}
+    if "conv1_gn_s" not in raw:
         _add_statistics(state)
     return state
 
 
-def _add_statistics(state: State) -> None:
-    """Where batch statistics are folded into the scales, what is left are mean 0 and variance 1."""
+def _add_statistics(state: StateDict) -> None:
+    """Add mean 0 and variance 1 where batch statistics are folded into the scales."""
     for name, value in list(state.items()):
         layer, _, leaf = name.rpartition(".")
         if leaf == "weight" and re.search(r"\.(res\d\.\d+|stem)\.(norm\d|downsample\.1)$", layer):
@@ -70,7 +70,7 @@ def _add_statistics(state: State) -> None:
             state.setdefault(f"{layer}.running_var", torch.ones_like(value))
 
 
-CAFFE2 = Source(
+CAFFE2 = CheckpointSource(
     name="caffe2",
     convention="maskrcnn-benchmark",
     recognise=lambda names: "conv1_w" in names,

@@ -1,4 +1,4 @@
-"""What the labels of published models mean: COCO's and PASCAL VOC's categories."""
+"""Categories of published models: those of COCO and PASCAL VOC."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torchvision.models.detection import (
     MaskRCNN_ResNet50_FPN_Weights,
 )
 
-from detlite.data.datasets.pascal_voc import CATEGORIES as VOC
+from detlite.data.datasets.voc import CATEGORIES as VOC
 
-# Of COCO by id, after the background; its 80 categories leave gaps, which are called "N/A".
+# By COCO id from 1; the ids that COCO does not use have the name "N/A".
 _NAMES = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"][1:]
 _KEYPOINTS = KeypointRCNN_ResNet50_FPN_Weights.COCO_V1.meta["keypoint_names"]
 
 
-def categories_for(num_classes: int, keypoints: bool = False) -> list[dict[str, Any]]:
-    """What the labels of published weights most likely mean.
+def guess_categories(num_classes: int, keypoints: bool = False) -> list[dict[str, Any]]:
+    """Guess the categories of a model from its number of classes.
 
     Args:
-        num_classes: classes with background. 81 are COCO's categories; 91 its ids, where those of
-            the gaps are called "N/A", as torchvision counts them; 21 are PASCAL VOC's; of others
-            nothing is known.
-        keypoints: the model predicts keypoints: its one category is the person.
+        num_classes: number of classes with background. 81: COCO's categories; 91: COCO's ids with
+            "N/A" for unused ids, as in torchvision; 21: PASCAL VOC's categories; otherwise the
+            categories are called "class 1", "class 2", ...
+        keypoints: the model predicts keypoints, so that a single category is COCO's person.
 
     Returns:
-        `num_classes - 1` categories {"id", "name"}; label k is the k-th. The person of a keypoint
-        model also has the names of its "keypoints".
+        `num_classes - 1` categories {"id", "name"}, in order of the labels 1, 2, .... The person of
+        a keypoint model also has the names of its "keypoints".
     """
     ids = [{"id": number, "name": name} for number, name in enumerate(_NAMES, start=1)]
     if num_classes == 91:
@@ -42,10 +42,10 @@ def categories_for(num_classes: int, keypoints: bool = False) -> list[dict[str, 
     return [{"id": label, "name": f"class {label}"} for label in range(1, num_classes)]
 
 
-def categories_by_name(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Categories {"id", "name"} of the labels 1, 2, ... that a file names.
+def categories_from_names(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return categories {"id", "name"} of the labels 1, 2, ... from their names.
 
-    Their ids are COCO's where all are categories of COCO, else the labels.
+    The ids are COCO's if all names are categories of COCO, or else the labels.
     """
     of_coco = set(names) <= set(_NAMES) - {"N/A"} and len(set(names)) == len(names)
     ids = [_NAMES.index(name) + 1 if of_coco else label for label, name in enumerate(names, 1)]

@@ -1,4 +1,8 @@
-"""What every framework whose files are converted has to say about them."""
+"""Description of a framework whose checkpoints are converted.
+
+Conversion recognises a file by the names of its weights, renames them, adapts their layout, and
+configures the model.
+"""
 
 from __future__ import annotations
 
@@ -10,59 +14,58 @@ from typing import Any
 
 from torch import Tensor
 
-State = dict[str, Tensor]
-Entries = Mapping[str, Any]  # tensors or arrays, by their framework's names
-Config = dict[str, Any]  # config keys and values
-Rules = list[tuple[str, str]]  # (pattern, replacement): all are applied to a name, in order
+StateDict = dict[str, Tensor]
+RawStateDict = Mapping[str, Any]  # tensors or arrays, with the names of their framework
+ConfigValues = dict[str, Any]  # config keys and values
+RenameRules = list[tuple[str, str]]  # (pattern, replacement), all applied in order
 
 
 @dataclass(frozen=True)
-class Source:
-    """A framework, and how its files become ours.
+class CheckpointSource:
+    """A framework, with the functions that convert its checkpoints.
 
     Attributes:
-        name: what it is called in messages and on the command line.
-        convention: the name of its convention, one of `detlite.conventions.CONVENTIONS`; "" where
-            its files hold no detectors.
-        recognise: whether a file with entries of these names is its own.
-        rules: its names -> ours.
-        configure: (state, entries, path, content) -> the config that an adapted state dict needs,
-            `content` being all that the file holds; empty where nothing says it. Raises ValueError
-            for a model that we do not have.
-        unused: a pattern for names of entries that no model of ours has.
-        adapt: (state, entries) -> state. Changes the layout of a state dict by our names, in place
-            or not. `entries` are those of the file, by its own names.
-        class_names: content -> names of the labels 1, 2, ...; empty where the file says none.
+        name: the name in messages and on the command line.
+        convention: its key in `detlite.conventions.CONVENTIONS`; "" if it has classifiers only.
+        recognise: names -> True if a file with these names is from this framework.
+        rules: rename its weights to detlite's names.
+        configure: (state, raw, path, content) -> config for a converted state dict; empty if the
+            file does not determine it. `content` is everything in the file. Raises ValueError for
+            models that detlite does not have.
+        unused: pattern for names of weights that no model of detlite uses.
+        adapt: (state, raw) -> state, changes the layout of a renamed state dict, possibly in place.
+            `raw` has the original names.
+        class_names: content -> names of the labels 1, 2, ...; empty if unknown.
     """
 
     name: str
     convention: str
     recognise: Callable[[Collection[str]], bool]
-    rules: Rules
-    configure: Callable[[State, Entries, Path, Any], Config]
-    unused: str = r"(?!)"  # none
-    adapt: Callable[[State, Entries], State] = lambda state, _entries: state
+    rules: RenameRules
+    configure: Callable[[StateDict, RawStateDict, Path, Any], ConfigValues]
+    unused: str = r"(?!)"  # matches nothing
+    adapt: Callable[[StateDict, RawStateDict], StateDict] = lambda state, _raw: state
     class_names: Callable[[Any], Sequence[str]] = lambda _content: ()
 
-    def rename(self, entries: Entries) -> dict[str, Any]:
-        """The entries that we use, by our names."""
+    def rename(self, raw: RawStateDict) -> dict[str, Any]:
+        """Return the weights that detlite uses, by its names."""
         unused = re.compile(self.unused)
         return {
             rename(name, self.rules): value
-            for name, value in entries.items()
+            for name, value in raw.items()
             if not unused.search(name)
         }
 
 
-def rename(name: str, rules: Rules) -> str:
-    """The name after all rules."""
+def rename(name: str, rules: RenameRules) -> str:
+    """Apply all rules to a name."""
     for pattern, replacement in rules:
         name = re.sub(pattern, replacement, name)
     return name
 
 
-def levels_from_0(state: State) -> State:
-    """Numbers a pyramid's levels from 0, also where the finest is P3."""
+def number_levels_from_zero(state: StateDict) -> StateDict:
+    """Renumber the pyramid levels so that the finest, which may be P3, is number 0."""
     level = re.compile(r"^(backbone\.neck\.(?:lateral|output)\.)(\d+)")
     first = min((int(match[2]) for match in map(level.match, state) if match), default=0)
     return {

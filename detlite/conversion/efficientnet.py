@@ -1,15 +1,15 @@
-"""EfficientNet-PyTorch of Luke Melas-Kyriazi: its classifiers, as timm builds them (`tf_...`).
+"""EfficientNet-PyTorch of Luke Melas-Kyriazi: classifiers, as backbones of timm (`tf_...`).
 
-There the blocks are counted through, here by stage: a stage begins where a block changes the number
-of channels, which in every EfficientNet (arXiv 1905.11946, table 1) its first block does.
+It numbers all blocks, timm those of each stage. In every EfficientNet (arXiv 1905.11946, table 1)
+the first block of a stage, and no other, changes the number of channels.
 """
 
 from __future__ import annotations
 
 import re
 
-from .checkpoint_source import Entries, Source, State, rename
-from .timm import BODY
+from .checkpoint_source import CheckpointSource, RawStateDict, StateDict, rename
+from .timm import TIMM_PREFIX
 
 _EXPANDING = [
     (r"_expand_conv\.", "conv_pw."),
@@ -19,13 +19,13 @@ _EXPANDING = [
     (r"_project_conv\.", "conv_pwl."),
     (r"_bn2\.", "bn3."),
 ]
-# Blocks that do not expand the channels first.
+# Blocks without expansion.
 _SEPARABLE = [
     (r"_depthwise_conv\.", "conv_dw."),
     (r"_project_conv\.", "conv_pw."),
 ]
 _ANY_BLOCK = [(r"_se_(reduce|expand)\.", r"se.conv_\1."), (r"_bn([12])\.", r"bn\1.")]
-_OUTSIDE = [
+_OUTSIDE_BLOCKS = [
     (r"^_conv_stem\.", "conv_stem."),
     (r"^_bn0\.", "bn1."),
     (r"^_conv_head\.", "conv_head."),
@@ -35,39 +35,36 @@ _OUTSIDE = [
 _BLOCK = re.compile(r"^_blocks\.(\d+)\.(.+)$")
 
 
-def _by_stage(_state: State, entries: Entries) -> State:
-    places = _places(entries)
+def _number_by_stage(_state: StateDict, raw: RawStateDict) -> StateDict:
+    numbers = _stage_and_block(raw)
     renamed = {}
-    for name, value in entries.items():
+    for name, value in raw.items():
         if block := _BLOCK.match(name):
             number = int(block[1])
-            expands = f"_blocks.{number}._expand_conv.weight" in entries
+            expands = f"_blocks.{number}._expand_conv.weight" in raw
             rules = [*(_EXPANDING if expands else _SEPARABLE), *_ANY_BLOCK]
-            # Each norm is renamed once: _bn0 becomes bn1, which is no _bn1.
-            renamed[f"{BODY}blocks.{places[number]}.{rename(block[2], rules)}"] = value
+            renamed[f"{TIMM_PREFIX}blocks.{numbers[number]}.{rename(block[2], rules)}"] = value
         else:
-            renamed[BODY + rename(name, _OUTSIDE)] = value
+            renamed[TIMM_PREFIX + rename(name, _OUTSIDE_BLOCKS)] = value
     return renamed
 
 
-def _places(entries: Entries) -> dict[int, str]:
-    """ "<stage>.<block>" of each block."""
-    numbers = sorted({int(block[1]) for block in map(_BLOCK.match, entries) if block})
-    places, stage, within = {}, -1, 0
-    before = len(entries["_conv_stem.weight"])
-    for number in numbers:
-        after = len(entries[f"_blocks.{number}._project_conv.weight"])
-        stage, within = (stage, within + 1) if after == before and stage >= 0 else (stage + 1, 0)
-        places[number] = f"{stage}.{within}"
-        before = after
-    return places
+def _stage_and_block(raw: RawStateDict) -> dict[int, str]:
+    """Map the number of each block to "<stage>.<block>"."""
+    numbers, stage, block = {}, -1, 0
+    channels = len(raw["_conv_stem.weight"])
+    for number in sorted({int(match[1]) for match in map(_BLOCK.match, raw) if match}):
+        previous, channels = channels, len(raw[f"_blocks.{number}._project_conv.weight"])
+        stage, block = (stage, block + 1) if channels == previous and stage >= 0 else (stage + 1, 0)
+        numbers[number] = f"{stage}.{block}"
+    return numbers
 
 
-EFFICIENTNET = Source(
+EFFICIENTNET = CheckpointSource(
     name="efficientnet-pytorch",
     convention="",
     recognise=lambda names: "_conv_stem.weight" in names and "_blocks.0._bn1.weight" in names,
     rules=[],
     configure=lambda *_: {},
-    adapt=_by_stage,
+    adapt=_number_by_stage,
 )

@@ -1,6 +1,6 @@
-"""The config of an R-CNN, an RPN or a RetinaNet, read from the shapes of its weights.
+"""Infer the config of an R-CNN, RPN or RetinaNet from the shapes of its weights.
 
-The parts of all frameworks are alike; what no shape tells, `configure` of each source adds.
+This is common to all frameworks. `configure` of each source adds what the shapes do not determine.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from detlite.modeling.backbone.resnet import DEPTHS
 
-from .checkpoint_source import Config, State
+from .checkpoint_source import ConfigValues, StateDict
 from .regnet import is_regnet, regnet_config
 
-# What torchvision's and detectron2's RetinaNets differ in from maskrcnn-benchmark's.
-L1_RETINANET: Config = {
+# Differences of the RetinaNets of torchvision and detectron2 from maskrcnn-benchmark's.
+L1_RETINANET: ConfigValues = {
     "MODEL.RETINANET.BOX_LOSS": "l1",
     "MODEL.RETINANET.BBOX_REG_WEIGHT": 1.0,
     "MODEL.RETINANET.BBOX_REG_WEIGHTS": [1.0] * 4,
@@ -22,22 +22,25 @@ L1_RETINANET: Config = {
 }
 
 
-def read_config(
-    state: State, pooler: str, sampling: int, body: Callable[[State], Config] | None = None
-) -> Config:
-    """The config keys and values that follow from a detector's entries.
+def infer_config(
+    state: StateDict,
+    pooler: str,
+    sampling: int,
+    infer_backbone: Callable[[StateDict], ConfigValues] | None = None,
+) -> ConfigValues:
+    """Infer the config of a detector.
 
     Args:
-        state: its entries, by our names.
-        pooler: how its framework pools RoIs, a POOLER_TYPE.
-        sampling: samples per bin side, in the heads of a pyramid and other convolutional heads.
-        body: reads backbones that are no ResNets.
+        state: the renamed state dict.
+        pooler: the POOLER_TYPE of its framework.
+        sampling: POOLER_SAMPLING_RATIO of heads on a pyramid, and of convolutional heads.
+        infer_backbone: infers the config of the backbone; None: ResNets and RegNets.
 
     Raises:
-        ValueError: no such detector, or a body that is no ResNet of a known depth and no RegNet.
+        ValueError: not such a detector, or an unknown backbone.
     """
     try:
-        config = (body or _body)(state)
+        config = (infer_backbone or _backbone)(state)
         if is_retinanet(state):
             config |= _retinanet(state)
         else:
@@ -50,17 +53,17 @@ def read_config(
         name = missing.args[0]
         raise ValueError(f"is no R-CNN, RPN or RetinaNet on a ResNet: no {name}") from missing
     if config.get("MODEL.RESNETS.NORM") == "GN" or config.get("MODEL.RESNETS.NUM_GROUPS", 1) > 1:
-        # Neither group norm nor ResNeXt was ever trained with the stride in its 1x1.
+        # No model with group norm or ResNeXt was published with the stride in the 1x1.
         config["MODEL.RESNETS.STRIDE_IN_1X1"] = False
     return config
 
 
-def is_retinanet(state: State) -> bool:
-    """Whether a detector's entries, by our names, are a RetinaNet's."""
+def is_retinanet(state: StateDict) -> bool:
+    """True if a renamed state dict is a RetinaNet's."""
     return any(name.startswith("head.") for name in state)
 
 
-def _body(state: State) -> Config:
+def _backbone(state: StateDict) -> ConfigValues:
     fpn = state.get("backbone.neck.output.0.0.weight")
     if is_retinanet(state):
         ending = "FPN-RETINANET"
@@ -78,28 +81,28 @@ def _body(state: State) -> Config:
     return config
 
 
-def _resnet(state: State, ending: str) -> Config:
+def _resnet(state: StateDict, ending: str) -> ConfigValues:
     stem = state["backbone.body.stem.conv1.weight"]
     blocks = tuple(_count_blocks(state, stage) for stage in range(2, 6))
     bottleneck = "backbone.body.res2.0.conv3.weight" in state
     depths = [
         depth
         for depth, counts in DEPTHS.items()
-        # proposals alone need no more than C4
+        # an RPN on C4 has no res5
         if bottleneck == (depth >= 50) and blocks in (counts, (*counts[:3], 0))
     ]
     if not depths:
         raise ValueError(
-            f"the body has {list(blocks)} blocks in its stages, which is no ResNet of "
+            f"the backbone has {list(blocks)} blocks in its stages, which is no ResNet of "
             f"depth {sorted(DEPTHS)}"
         )
     deformable = [f"backbone.body.res{stage}.0.conv2.offset.weight" for stage in range(2, 6)]
     with_dcn = [name in state for name in deformable]
     conv2 = state[f"backbone.body.res2.0.conv2.{'conv.' if with_dcn[0] else ''}weight"]
     last = state[f"backbone.body.res2.0.conv{3 if bottleneck else 2}.weight"]
-    config: Config = {
+    config: ConfigValues = {
         "MODEL.BACKBONE.CONV_BODY": f"R-{depths[0]}-{ending}",
-        # Not the stem's: that may be frozen where the rest is trained.
+        # The norm of the stem may be frozen while the others are trained.
         "MODEL.RESNETS.NORM": _norm(state, "backbone.body.res4.0.norm1"),
         "MODEL.RESNETS.NUM_GROUPS": conv2.shape[0] // conv2.shape[1],
         "MODEL.RESNETS.WIDTH_PER_GROUP": conv2.shape[1] if bottleneck else 64,
@@ -107,23 +110,25 @@ def _resnet(state: State, ending: str) -> Config:
         "MODEL.RESNETS.RES2_OUT_CHANNELS": len(last),
     }
     if any(with_dcn):
-        channels = len(state[deformable[with_dcn.index(True)]])  # 9 taps, of 2 or 3 values each
+        channels = len(
+            state[deformable[with_dcn.index(True)]]
+        )  # 9 kernel positions with 2 or 3 values each
         config["MODEL.RESNETS.STAGE_WITH_DCN"] = with_dcn
         config["MODEL.RESNETS.WITH_MODULATED_DCN"] = channels % 27 == 0
         config["MODEL.RESNETS.DEFORMABLE_GROUPS"] = channels // (27 if channels % 27 == 0 else 18)
     return config
 
 
-def _rpn(state: State, heads: bool) -> Config:
+def _rpn(state: StateDict, heads: bool) -> ConfigValues:
     fpn = "backbone.neck.output.0.0.weight" in state
     more_convs = sum(name.startswith("rpn.head.more_convs.") for name in state) // 2
-    config: Config = {
+    config: ConfigValues = {
         "MODEL.RPN.NUM_CONVS": 1 + more_convs,
         "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 2000 if fpn else 12000,
         "MODEL.RPN.PRE_NMS_TOP_N_TEST": 1000 if fpn else 6000,
     }
     if len(state["rpn.head.cls_logits.weight"]) == 9 and not fpn:
-        # those of the Faster R-CNN paper, and of maskrcnn-benchmark for PASCAL VOC
+        # as in the Faster R-CNN paper, and in maskrcnn-benchmark for PASCAL VOC
         config["MODEL.RPN.ANCHOR_SIZES"] = [128, 256, 512]
         config["MODEL.RPN.POST_NMS_TOP_N_TEST"] = 300
     if not heads:
@@ -137,13 +142,13 @@ def _rpn(state: State, heads: bool) -> Config:
     return config
 
 
-def _heads(state: State, pooler: str, sampling: int) -> Config:
+def _heads(state: StateDict, pooler: str, sampling: int) -> ConfigValues:
     cascade = "roi_heads.box.0.predictor.cls_score.weight" in state
     head = "roi_heads.box.0" if cascade else "roi_heads.box"
     num_classes = len(state[f"{head}.predictor.cls_score.weight"])
     regressions = len(state[f"{head}.predictor.bbox_pred.weight"])
     mask = "roi_heads.mask.predictor.mask_fcn_logits.weight" in state
-    config: Config = {
+    config: ConfigValues = {
         "MODEL.MASK_ON": mask,
         "MODEL.CLS_AGNOSTIC_BBOX_REG": cascade or regressions < 4 * num_classes,
         "MODEL.ROI_HEADS.CASCADE_IOUS": [0.5, 0.6, 0.7] if cascade else [],
@@ -186,7 +191,7 @@ def _heads(state: State, pooler: str, sampling: int) -> Config:
     return config
 
 
-def _retinanet(state: State) -> Config:
+def _retinanet(state: StateDict) -> ConfigValues:
     towers = "head.cls_tower."
     anchors = len(state["head.bbox_pred.bias"]) // 4
     p6 = state["backbone.neck.top.p6.weight"]
@@ -199,15 +204,15 @@ def _retinanet(state: State) -> Config:
     }
 
 
-def _keypoint_head(state: State, pooler: str, sampling: int) -> Config:
+def _keypoint_head(state: StateDict, pooler: str, sampling: int) -> ConfigValues:
     deconv = state["roi_heads.keypoint.predictor.kps_score_lowres.weight"]
     widths = _widths(state, "roi_heads.keypoint.feature_extractor.convs.")
-    config: Config = {
+    config: ConfigValues = {
         "MODEL.KEYPOINT_ON": True,
         "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES": deconv.shape[1],
         "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION": 56 if widths else 28,
     }
-    if widths:  # else it shares the last stage of a C4 model's box head
+    if widths:  # otherwise it shares the last stage with the box head of a C4 model
         config |= {
             "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE": pooler,
             "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": sampling,
@@ -217,29 +222,29 @@ def _keypoint_head(state: State, pooler: str, sampling: int) -> Config:
     return config
 
 
-def _pooled_channels(state: State) -> int:
-    """Channels of the maps that heads pool from: the pyramid's, or those of the last stage."""
+def _pooled_channels(state: StateDict) -> int:
+    """Return the channels of the feature maps that heads pool from."""
     stages = (f"backbone.body.res{stage}.0.conv{n}.weight" for stage in (5, 4) for n in (3, 2))
     names = ("backbone.neck.output.0.0.weight", *stages)
     return next(len(state[name]) for name in names if name in state)
 
 
-def _widths(state: State, convs: str) -> list[int]:
-    """Output channels of a row of convolutions."""
+def _widths(state: StateDict, convs: str) -> list[int]:
+    """Return the output channels of a sequence of convolutions."""
     widths: list[int] = []
     while (weight := state.get(f"{convs}{len(widths)}.0.weight")) is not None:
         widths.append(len(weight))
     return widths
 
 
-def _count_blocks(state: State, stage: int) -> int:
-    """How many blocks a stage has; res5 of a C4 model is in its box head."""
-    places = (f"backbone.body.res{stage}.", f"roi_heads.box.feature_extractor.res{stage}.")
-    return sum(name.startswith(places) and name.endswith(".conv1.weight") for name in state)
+def _count_blocks(state: StateDict, stage: int) -> int:
+    """Count the blocks of a stage; res5 of a C4 model is in its box head."""
+    prefixes = (f"backbone.body.res{stage}.", f"roi_heads.box.feature_extractor.res{stage}.")
+    return sum(name.startswith(prefixes) and name.endswith(".conv1.weight") for name in state)
 
 
-def _norm(state: State, layer: str) -> str:
-    """The norm that a layer is, by what it keeps; "" where there is none."""
+def _norm(state: StateDict, layer: str) -> str:
+    """Return the type of norm of a layer; "" if it has none."""
     if f"{layer}.running_mean" in state:
         return "BN" if f"{layer}.num_batches_tracked" in state else "FrozenBN"
     return "GN" if f"{layer}.weight" in state else ""

@@ -1,4 +1,4 @@
-"""maskrcnn-benchmark: its R-CNNs, RPNs and RetinaNets on ResNets and FBNets."""
+"""maskrcnn-benchmark: R-CNNs, RPNs and RetinaNets on ResNets and FBNets."""
 
 from __future__ import annotations
 
@@ -7,29 +7,38 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from .checkpoint_source import Config, Entries, Rules, Source, State, levels_from_0
-from .infer_config import read_config
+from .checkpoint_source import (
+    CheckpointSource,
+    ConfigValues,
+    RawStateDict,
+    RenameRules,
+    StateDict,
+    number_levels_from_zero,
+)
+from .infer_config import infer_config
 
 
 def _recognise(names: Collection[str]) -> bool:
-    own = r"rpn\.head\.0\.head\.|roi_heads\.\w+\.feature_extractor\.head\."
-    return "backbone.body.stem.bn1.weight" in names or any(re.match(own, name) for name in names)
+    pattern = r"rpn\.head\.0\.head\.|roi_heads\.\w+\.feature_extractor\.head\."
+    return "backbone.body.stem.bn1.weight" in names or any(
+        re.match(pattern, name) for name in names
+    )
 
 
-_RULES: Rules = [
+_RULES: RenameRules = [
     *((rf"\.layer{n}\.", f".res{n + 1}.") for n in range(1, 5)),
     (r"\.bn(\d)\.", r".norm\1."),
-    (r"^rpn\.head\.(?:0\.(?=head\.)|1\.)", "rpn.head."),  # FBNet's: a sequence
+    (r"^rpn\.head\.(?:0\.(?=head\.)|1\.)", "rpn.head."),  # FBNets have a sequence
     (r"^(roi_heads\.\w+\.feature_extractor)\.head\.", r"\1."),
-    # a stage that the heads of a C4 model share, listed once for each: the last one's values stay
+    # the heads of a C4 model share this stage, and the file has it once per head
     (r"^roi_heads\.\w+\.feature_extractor\.res5\.", "roi_heads.box.feature_extractor.res5."),
-    # a layer stands alone, or with its group norm as second
+    # a convolution alone, or followed by its group norm
     (r"(fpn_(?:inner|layer)\d|mask_fcn\d|conv_fcn\d|fc[67])\.(weight|bias)$", r"\1.0.\2"),
     *((rf"^backbone\.fpn\.fpn_inner{n}\.", f"backbone.neck.lateral.{n - 1}.") for n in range(1, 5)),
     *((rf"^backbone\.fpn\.fpn_layer{n}\.", f"backbone.neck.output.{n - 1}.") for n in range(1, 5)),
     (r"^backbone\.fpn\.top_blocks\.", "backbone.neck.top."),
     *((rf"^rpn\.head\.(cls|bbox)_tower\.{2 * n}\.", rf"head.\1_tower.{n}.0.") for n in range(8)),
-    # published heads of this kind have group norm: convolution, norm, ReLU
+    # sequences of convolution, group norm and ReLU
     *((rf"\.xconvs\.{3 * n + k}\.", f".convs.{n}.{k}.") for n in range(8) for k in range(2)),
     (r"\.fc([67])\.0\.", r".fc\1."),
     (r"\.fc([67])\.1\.", r".norm\1."),
@@ -37,23 +46,23 @@ _RULES: Rules = [
 ]  # fmt: skip
 
 
-def _adapt(state: State, _entries: Entries) -> State:
-    if any(name.startswith("head.") for name in state):  # its layers are in place of the RPN's
+def _adapt(state: StateDict, _raw: RawStateDict) -> StateDict:
+    if any(name.startswith("head.") for name in state):  # a RetinaNet
         state = {re.sub(r"^rpn\.head\.", "head.", name): value for name, value in state.items()}
-    return levels_from_0(state)
+    return number_levels_from_zero(state)
 
 
-def configure(state: State, _entries: Entries, _path: Path, _content: Any) -> Config:
-    """The config of a detector of maskrcnn-benchmark or Caffe2; empty for an FBNet.
+def configure(state: StateDict, _raw: RawStateDict, _path: Path, _content: Any) -> ConfigValues:
+    """Infer the config of a detector of maskrcnn-benchmark or Caffe2.
 
-    An FBNet's shapes do not say its operators: its config is that which it was built from.
+    Empty for FBNets, whose weights do not determine their operators.
     """
     if any(name.startswith("backbone.body.stages.xif") for name in state):
         return {}
-    return {"MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000, **read_config(state, "ROIAlign", 2)}
+    return {"MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000, **infer_config(state, "ROIAlign", 2)}
 
 
-MASKRCNN_BENCHMARK = Source(
+MASKRCNN_BENCHMARK = CheckpointSource(
     name="maskrcnn-benchmark",
     convention="maskrcnn-benchmark",
     recognise=_recognise,

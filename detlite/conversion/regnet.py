@@ -1,17 +1,17 @@
-"""RegNets (https://arxiv.org/abs/2003.13678) of pycls and detectron2, as bodies of timm.
+"""RegNets (https://arxiv.org/abs/2003.13678) of pycls and detectron2, as timm backbones.
 
-The arithmetic is the same: one to one the entries have other names.
+The models are the same; only the names of the weights differ.
 """
 
 from __future__ import annotations
 
-from .checkpoint_source import Config, Rules, State
-from .timm import BODY
+from .checkpoint_source import ConfigValues, RenameRules, StateDict
+from .timm import TIMM_PREFIX
 
 _BLOCK = r"^(backbone\.body\.net\.s\d\.b\d+)\."
-# From detectron2's names, which are those of pycls.
-REGNET_RULES: Rules = [
-    (r"^backbone\.bottom_up\.(stem\.(?:conv|bn)|s\d\.b\d+)\.", rf"{BODY}\1."),
+# detectron2 uses the names of pycls.
+REGNET_RULES: RenameRules = [
+    (r"^backbone\.bottom_up\.(stem\.(?:conv|bn)|s\d\.b\d+)\.", rf"{TIMM_PREFIX}\1."),
     (rf"{_BLOCK}proj\.", r"\1.downsample.conv."),
     (rf"{_BLOCK}bn\.", r"\1.downsample.bn."),
     *((rf"{_BLOCK}f\.{name}\.", rf"\1.conv{n}.conv.") for n, name in enumerate("abc", 1)),
@@ -19,7 +19,7 @@ REGNET_RULES: Rules = [
     (rf"{_BLOCK}f\.se\.f_ex\.0\.", r"\1.se.fc1."),
     (rf"{_BLOCK}f\.se\.f_ex\.2\.", r"\1.se.fc2."),
 ]
-# Channels of the four stages, by timm's name.
+# timm's name -> channels of the four stages
 REGNETS = {
     "regnetx_002": (24, 56, 152, 368),
     "regnetx_004": (32, 64, 160, 384),
@@ -42,32 +42,34 @@ REGNETS = {
 }
 
 
-def is_regnet(state: State) -> bool:
-    """Whether the body of a detector, by our names, is a RegNet."""
-    return f"{BODY}s1.b1.conv1.conv.weight" in state
+def is_regnet(state: StateDict) -> bool:
+    """True if the backbone in a renamed state dict is a RegNet."""
+    return f"{TIMM_PREFIX}s1.b1.conv1.conv.weight" in state
 
 
-def regnet_config(state: State, ending: str) -> Config:
-    """The config keys and values that follow from a RegNet's entries.
+def regnet_config(state: StateDict, ending: str) -> ConfigValues:
+    """Infer the config of a RegNet backbone.
 
     Args:
-        state: of a detector, by our names.
-        ending: of MODEL.BACKBONE.CONV_BODY, such as "FPN".
+        state: a renamed state dict of a detector.
+        ending: the end of MODEL.BACKBONE.CONV_BODY, such as "FPN".
 
     Raises:
-        KeyError: an entry that is missing.
-        ValueError: a RegNet that is not known here.
+        KeyError: a weight is missing.
+        ValueError: an unknown RegNet.
     """
-    widths = tuple(len(state[f"{BODY}s{stage}.b1.conv3.conv.weight"]) for stage in range(1, 5))
-    squeezes = f"{BODY}s1.b1.se.fc1.weight" in state
-    kind = f"regnet{'y' if squeezes else 'x'}_"
-    name = next((n for n, own in REGNETS.items() if n.startswith(kind) and own == widths), None)
+    widths = tuple(
+        len(state[f"{TIMM_PREFIX}s{stage}.b1.conv3.conv.weight"]) for stage in range(1, 5)
+    )
+    has_se = f"{TIMM_PREFIX}s1.b1.se.fc1.weight" in state
+    prefix = f"regnet{'y' if has_se else 'x'}_"
+    name = next((n for n, w in REGNETS.items() if n.startswith(prefix) and w == widths), None)
     if name is None:
         raise ValueError(
-            f"the body is a RegNet with stages of {list(widths)} channels, which is none of "
+            f"the backbone is a RegNet with stages of {list(widths)} channels, which is none of "
             f"timm's {', '.join(REGNETS)}"
         )
     return {
         "MODEL.BACKBONE.CONV_BODY": f"timm/{name}-{ending}",
-        "MODEL.TIMM.FROZEN_NORM": f"{BODY}stem.bn.num_batches_tracked" not in state,
+        "MODEL.TIMM.FROZEN_NORM": f"{TIMM_PREFIX}stem.bn.num_batches_tracked" not in state,
     }

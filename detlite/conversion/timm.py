@@ -1,28 +1,30 @@
-"""timm: its classifiers, as the body of a detector that timm builds (`modeling/backbone/timm`)."""
+"""timm: classifiers, used as backbones built by timm (`modeling/backbone/timm`)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from .checkpoint_source import Entries, Source, State
+from .checkpoint_source import CheckpointSource, RawStateDict, StateDict
 
-# Where a detector keeps the entries of a classifier of timm.
-BODY = "backbone.body.net."
+# Prefix of the names of a timm backbone in a detector.
+TIMM_PREFIX = "backbone.body.net."
 
-TIMM = Source(
+TIMM = CheckpointSource(
     name="timm",
     convention="",
-    # Its models have no names in common: who loads one says that it is timm's.
+    # Its models have no names in common, so the user must name this source.
     recognise=lambda _names: False,
-    rules=[(r"^", BODY)],
+    rules=[(r"^", TIMM_PREFIX)],
     configure=lambda *_: {},
 )
 
 
-def timm_body(entries: Entries) -> State:
-    """A classifier's entries for a body of timm; empty where they are arrays, or some are called a
-    backbone's, so that they are none."""
-    for name, value in entries.items():
+def as_timm_backbone(raw: RawStateDict) -> StateDict:
+    """Rename the weights of a classifier for a timm backbone.
+
+    Empty if some are arrays, or belong to the backbone of a detector.
+    """
+    for name, value in raw.items():
         if name.startswith("backbone.") or not isinstance(value, Tensor):
             return {}
-    return TIMM.rename(entries)
+    return TIMM.rename(raw)

@@ -1,4 +1,4 @@
-"""torchvision: its detectors with a ResNet and a feature pyramid, and its ResNet classifiers."""
+"""torchvision: detectors on ResNets with a feature pyramid, and ResNet classifiers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from .checkpoint_source import Config, Entries, Rules, Source, State, rename
-from .infer_config import L1_RETINANET, is_retinanet, read_config
+from .checkpoint_source import (
+    CheckpointSource,
+    ConfigValues,
+    RawStateDict,
+    RenameRules,
+    StateDict,
+    rename,
+)
+from .infer_config import L1_RETINANET, infer_config, is_retinanet
 
 
 def _recognise(names: Collection[str]) -> bool:
@@ -20,13 +27,13 @@ def _recognise(names: Collection[str]) -> bool:
     )
 
 
-_RULES: Rules = [
-    # an ImageNet classifier is a body alone; timm's have the same names
+_RULES: RenameRules = [
+    # classifiers have the backbone only; those of timm have the same names
     (r"^(conv1|bn1|layer\d)\.", r"backbone.body.\1."),
     (r"^backbone\.body\.(conv1|bn1)\.", r"backbone.body.stem.\1."),
     *((rf"\.layer{n}\.", f".res{n + 1}.") for n in range(1, 5)),
     (r"\.bn(\d)\.", r".norm\1."),
-    # before version 0.13 the layers below stood alone, not as the first of a block
+    # before version 0.13 these layers were not wrapped in blocks
     (r"_blocks\.(\d)\.(weight|bias)$", r"_blocks.\1.0.\2"),
     (r"^rpn\.head\.conv\.(weight|bias)$", r"rpn.head.conv.0.0.\1"),
     *((rf"mask_head\.mask_fcn{n}\.", f"mask_head.{n - 1}.0.") for n in range(1, 9)),
@@ -39,7 +46,7 @@ _RULES: Rules = [
     (r"^roi_heads\.(box|mask|keypoint)_predictor\.", r"roi_heads.\1.predictor."),
     (r"^roi_heads\.box_head\.", "roi_heads.box.feature_extractor."),
     (r"^backbone\.fpn\.extra_blocks\.", "backbone.neck.top."),
-    # convolutions and ReLUs take turns, in RetinaNet's towers before version 0.15
+    # convolutions alternate with ReLUs; in RetinaNet's towers before version 0.15
     *((rf"(_head\.conv|keypoint_head)\.{2 * n}\.(?=weight|bias)", rf"\1.{n}.0.") for n in range(8)),
     (r"^roi_heads\.(mask|keypoint)_head\.", r"roi_heads.\1.feature_extractor.convs."),
     (r"^head\.classification_head\.conv\.", "head.cls_tower."),
@@ -48,8 +55,8 @@ _RULES: Rules = [
     (r"^head\.regression_head\.bbox_reg\.", "head.bbox_pred."),
 ]  # fmt: skip
 
-# The defaults of its constructors, with which its published models were trained.
-_CONFIG: Config = {
+# Defaults of its constructors, used for its published models.
+_CONFIG: ConfigValues = {
     "MODEL.MEMORY_FORMAT": "contiguous",
     "MODEL.RESNETS.STRIDE_IN_1X1": False,
     "MODEL.RPN.STRADDLE_THRESH": -1,
@@ -62,8 +69,8 @@ _CONFIG: Config = {
     "INPUT.PIXEL_MEAN": [0.485, 0.456, 0.406],
     "INPUT.PIXEL_STD": [0.229, 0.224, 0.225],
 }
-_RETINANET_CONFIG: Config = L1_RETINANET | {
-    # the sizes of an octave, cut to whole pixels
+_RETINANET_CONFIG: ConfigValues = L1_RETINANET | {
+    # sizes are truncated to integers
     "MODEL.RETINANET.SCALES_PER_OCTAVE": 1,
     "MODEL.RETINANET.ANCHOR_SIZES": [
         [int(size * 2 ** (k / 3)) for k in range(3)] for size in (32, 64, 128, 256, 512)
@@ -72,18 +79,18 @@ _RETINANET_CONFIG: Config = L1_RETINANET | {
 }
 
 
-def _configure(state: State, _entries: Entries, _path: Path, _content: Any) -> Config:
-    config = _CONFIG | read_config(state, "ROIAlign", 2)
+def _configure(state: StateDict, _raw: RawStateDict, _path: Path, _content: Any) -> ConfigValues:
+    config = _CONFIG | infer_config(state, "ROIAlign", 2)
     if not is_retinanet(state):
         return config
     config |= _RETINANET_CONFIG
-    config["MODEL.RETINANET.NUM_CLASSES"] -= 1  # the background is among the scores
-    if config["MODEL.RETINANET.NORM"] == "GN":  # its second version
+    config["MODEL.RETINANET.NUM_CLASSES"] -= 1  # it also scores the background
+    if config["MODEL.RETINANET.NORM"] == "GN":  # RetinaNet v2
         config["MODEL.RETINANET.BOX_LOSS"] = "giou"
     return config
 
 
-TORCHVISION = Source(
+TORCHVISION = CheckpointSource(
     name="torchvision",
     convention="torchvision",
     recognise=_recognise,
@@ -93,8 +100,8 @@ TORCHVISION = Source(
 )
 
 
-# From ours, for models that torchvision has.
-RULES_BACK: Rules = [
+# From detlite's names to torchvision's.
+TO_TORCHVISION_RULES: RenameRules = [
     (r"^backbone\.body\.stem\.(conv1|norm1)\.", r"backbone.body.\1."),
     *((rf"\.res{n + 1}\.", f".layer{n}.") for n in range(1, 5)),
     (r"^(backbone\.body\..*)\bnorm(\d)\.", r"\1bn\2."),
@@ -113,11 +120,11 @@ RULES_BACK: Rules = [
 ]  # fmt: skip
 
 
-def to_torchvision(state: Mapping[str, Tensor]) -> State:
-    """Our state dict as torchvision's detectors with a ResNet-FPN load it, strictly.
+def to_torchvision(state: Mapping[str, Tensor]) -> StateDict:
+    """Convert a state dict for torchvision's detectors on ResNet-FPN (strict loading).
 
     Raises:
-        ValueError: a model that torchvision does not have.
+        ValueError: torchvision has no such model.
     """
     for names in (
         ["backbone.neck.output.0.0.weight"],
@@ -131,15 +138,17 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
                 f"with a feature pyramid only; this model has no {' or '.join(names)}"
             )
     for name, value in state.items():
-        separable = name.endswith(".1.weight") and value.ndim == 4  # a 1x1 behind another layer
+        separable = (
+            name.endswith(".1.weight") and value.ndim == 4
+        )  # a 1x1 convolution after another layer
         if separable or ".offset." in name or name.startswith("roi_heads.mask.more."):
             raise ValueError(
                 "torchvision has neither separable nor deformable convolutions, nor several mask "
                 f"heads; this model has {name}"
             )
-    renamed = {rename(name, RULES_BACK): value for name, value in state.items()}
+    renamed = {rename(name, TO_TORCHVISION_RULES): value for name, value in state.items()}
     convs = {name.split(".")[2] for name in renamed if re.match(r"roi_heads\.box_head\.\d", name)}
-    if convs:  # a sequence: the convolutions, a flattening, the fully connected layer
-        place = f"roi_heads.box_head.{len(convs) + 1}."
-        renamed = {n.replace("roi_heads.box_head.fc6.", place): v for n, v in renamed.items()}
+    if convs:  # a sequence: convolutions, flatten, fully connected layer
+        fc = f"roi_heads.box_head.{len(convs) + 1}."
+        renamed = {n.replace("roi_heads.box_head.fc6.", fc): v for n, v in renamed.items()}
     return renamed

@@ -1,4 +1,4 @@
-"""Evaluation: detections of a data set as results, and the evaluators that measure them."""
+"""Evaluation: detections as COCO results, and the evaluators that compute metrics from them."""
 
 from .coco import evaluate_coco
 from .evaluators import EVALUATORS, Evaluator

@@ -1,6 +1,8 @@
-"""Average precision of masks as Cityscapes counts it.
+"""Cityscapes average precision of masks.
 
-The rules are those of cityscapesscripts 2.3, evalInstanceLevelSemanticLabeling, without distances.
+The rules are those of evalInstanceLevelSemanticLabeling in cityscapesscripts 2.3, without
+distances.
+D predictions, G instances, P pairs of the same image and category.
 """
 
 from __future__ import annotations
@@ -13,65 +15,63 @@ from pycocotools.coco import COCO
 
 from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED
 from detlite.data.errors import DataError
-from detlite.data.index.annotation_checks import rle_problem
+from detlite.data.datasets.coco_checks import rle_problem
 from detlite.structures.masks.rle import EncodedMasks
 
-from .ground_truth import Truth, check_results, read_truth
-from .metrics import mean_known
-from .overlaps import count_shared, mask_intersections, pair
+from .ground_truth import check_results, read_ground_truth
+from .metrics import mean_or_none
+from .overlaps import build_pairing, count_intersections, mask_intersections
 from .results import Results
 
-OVERLAPS = np.arange(0.5, 1.0, 0.05)  # to be exceeded
-MIN_SIZE = 100  # pixels; smaller instances need not be found
+IOU_THRESHOLDS = np.arange(0.5, 1.0, 0.05)  # the IoU must exceed them
+MIN_SIZE = 100  # pixels; smaller instances may be missed
 
 
 def evaluate_cityscapes(coco_gt: COCO, results: Results) -> dict[str, Any]:
-    """Average precision of masks, over the evaluated categories that occur.
+    """Compute the average precision of masks over the evaluated categories that occur.
 
-    A prediction finds the instance of its category whose intersection over union with it exceeds
-    an overlap of 0.5, 0.55, ..., 0.95. Of several that find the same, the best by score is right
-    and the others are wrong, and so is one that finds none; unless more of it than the overlap is
-    on void, groups of its category and instances of less than 100 pixels: then it does not count.
-    Groups and such small instances need not be found.
+    A prediction matches an instance of its category if their IoU exceeds the threshold. The
+    highest-scoring match of an instance is a true positive, further ones are false positives. An
+    unmatched prediction is a false positive unless a larger fraction of it than the threshold lies
+    on void, groups of its category and instances of less than 100 pixels: then it is ignored.
+    Groups and such small instances may be missed.
 
     Args:
-        coco_gt: the ground truth as `read_cityscapes` makes it: groups have `iscrowd`, and images
-            the RLE `void`. Each pixel should belong to one instance only, as in form "mask".
+        coco_gt: the ground truth made by `read_cityscapes`: groups have `iscrowd`, and images have
+            the RLE `void`. Instances should not overlap.
         results: the detections, with masks. May be empty.
 
     Returns:
-        {"AP": mean over the overlaps, "AP50": at the first, "per_category": {name: AP},
-        "per_category_AP50": {name: AP50}}, fractions of 1. None where there is nothing to find.
+        {"AP": mean over the IoU thresholds, "AP50": at 0.5, "per_category": {name: AP},
+        "per_category_AP50": {name: AP50}} as fractions, None if there are no instances.
 
     Raises:
-        DataError: an image has no sound `void`, or a result no sound mask, or it names an unknown
-            image or category.
+        DataError: an image has no valid `void`, or a result has no valid mask or an unknown image
+            or category.
     """
     check_void(coco_gt)
     check_results(results, coco_gt, ["segm"])
-    truth = read_truth(coco_gt, "segm")
-    compared = _compare(coco_gt, results, truth)
-    names = [CATEGORIES[number] for number in EVALUATED]
+    comparison = _compare(coco_gt, results)
+    evaluated = {CATEGORIES[number] for number in EVALUATED}
     per_category: dict[str, float | None] = {}
     per_category_50: dict[str, float | None] = {}
+    category_ids = sorted(coco_gt.cats)
     for category in coco_gt.dataset["categories"]:
-        name = category["name"]
-        if name not in names:
-            continue
-        own = int(np.searchsorted(truth.category_ids, category["id"]))
-        averages = [_average_precision(compared, own, overlap) for overlap in OVERLAPS]
-        per_category[name] = mean_known(averages)
-        per_category_50[name] = averages[0]
+        if (name := category["name"]) in evaluated:
+            k = category_ids.index(category["id"])
+            averages = [_average_precision(comparison, k, iou) for iou in IOU_THRESHOLDS]
+            per_category[name] = mean_or_none(averages)
+            per_category_50[name] = averages[0]
     return {
-        "AP": mean_known(per_category.values()),
-        "AP50": mean_known(per_category_50.values()),
+        "AP": mean_or_none(per_category.values()),
+        "AP50": mean_or_none(per_category_50.values()),
         "per_category": per_category,
         "per_category_AP50": per_category_50,
     }
 
 
 def check_void(coco_gt: COCO) -> None:
-    """Raises DataError if an image of the ground truth has no sound `void`."""
+    """Raise DataError if an image of the ground truth has no valid `void`."""
     for image in coco_gt.dataset["images"]:
         void = image.get("void")
         problem: str | None = "is missing"
@@ -79,87 +79,92 @@ def check_void(coco_gt: COCO) -> None:
             problem = rle_problem(void, image["height"], image["width"], may_be_empty=True)
         if problem is not None:
             raise DataError(
-                f"ground truth: image {image['id']}: 'void', which pixels Cityscapes' evaluation "
-                f"leaves out, {problem}; delete the data set's file in <DATASETS.ROOT>/converted, "
-                "and it is made anew"
+                f"ground truth: image {image['id']}: 'void', the mask of the pixels that "
+                f"Cityscapes' evaluation ignores, {problem}; delete the data set's file in "
+                "<DATASETS.ROOT>/converted to convert it again"
             )
 
 
 @dataclass(frozen=True)
-class _Compared:
-    """D predictions, by falling score within their image and category; G instances; and the P pairs
-    of them that share image and category."""
+class _Comparison:
+    """Predictions, by falling score within their image and category, with instances and pairs."""
 
     scores: np.ndarray  # [D]
-    categories: np.ndarray  # [D], places in Truth.category_ids; -1 of what has no pixels
-    ignored: np.ndarray  # [D], the part of the prediction where it may be
-    wanted: np.ndarray  # bool [G], whether the instance is to be found
-    wanted_categories: np.ndarray  # [G]
+    categories: np.ndarray  # [D], indices of categories; -1 for empty masks
+    ignored: np.ndarray  # [D], the fraction of the prediction that is on ignored regions
+    required: np.ndarray  # bool [G], instances that must be found
+    instance_categories: np.ndarray  # [G]
     predictions: np.ndarray  # [P]
     instances: np.ndarray  # [P]
     iou: np.ndarray  # [P]
 
 
-def _compare(coco_gt: COCO, results: Results, truth: Truth) -> _Compared:
-    pairing = pair(results, truth)
+def _compare(coco_gt: COCO, results: Results) -> _Comparison:
+    truth = read_ground_truth(coco_gt, "segm")
+    pairing = build_pairing(results, truth)
     shared, areas, sizes = mask_intersections(results, truth, pairing)
     predictions, instances = pairing.pairs()
     small = sizes < MIN_SIZE
-    # Small groups count as both, as they do in cityscapesscripts.
-    times = truth.crowd[instances].astype(float) + small[instances]
-    ignored = np.bincount(predictions, shared * times, minlength=len(areas)).astype(float)
-    images = [coco_gt.imgs[number] for number in truth.image_ids.tolist()]
-    void = EncodedMasks.from_rles(
-        [coco_gt.annToRLE({"image_id": image["id"], "segmentation": image["void"]})
-         for image in images]
-    )  # fmt: skip
+    # Small groups count twice, as in cityscapesscripts.
+    weights = truth.crowd[instances].astype(float) + small[instances]
+    ignored = np.bincount(predictions, shared * weights, minlength=len(areas)).astype(float)
     if results.masks is not None:
+        images = [coco_gt.imgs[number] for number in truth.image_ids.tolist()]
+        void = EncodedMasks.from_rles([
+            coco_gt.annToRLE({"image_id": image["id"], "segmentation": image["void"]})
+            for image in images
+        ])  # fmt: skip
         first = pairing.keys % max(len(images), 1)
         ranges = np.stack([first, first + 1], axis=1)
-        ignored += count_shared(results.masks, pairing.index, void, ranges)[0]
-    there = areas > 0
-    return _Compared(
+        ignored += count_intersections(results.masks, pairing.index, void, ranges)[0]
+    nonempty = areas > 0
+    return _Comparison(
         scores=pairing.scores,
-        categories=np.where(there, pairing.categories, -1),
-        ignored=np.divide(ignored, areas, out=np.zeros_like(areas), where=there),
-        wanted=~truth.crowd & ~small,
-        wanted_categories=truth.categories,
+        categories=np.where(nonempty, pairing.categories, -1),
+        ignored=np.divide(ignored, areas, out=np.zeros_like(areas), where=nonempty),
+        required=~truth.crowd & ~small,
+        instance_categories=truth.categories,
         predictions=predictions,
         instances=instances,
         iou=shared / (areas[predictions] + sizes[instances] - shared),
     )
 
 
-def _average_precision(compared: _Compared, category: int, overlap: float) -> float | None:
-    positives = int((compared.wanted & (compared.wanted_categories == category)).sum())
+def _average_precision(comparison: _Comparison, category: int, threshold: float) -> float | None:
+    required = comparison.required & (comparison.instance_categories == category)
+    positives = int(required.sum())
     if not positives:
         return None
-    finds = compared.iou > overlap  # [P]
-    finding = np.zeros(len(compared.scores), bool)
-    finding[compared.predictions[finds]] = True
-    own = compared.categories == category
-    alarms = compared.scores[own & ~finding & (compared.ignored <= overlap)]
-    finds &= own[compared.predictions] & compared.wanted[compared.instances]
-    scores = compared.scores[compared.predictions[finds]]
-    # The first pair of an instance is that of the highest score.
+    matches = comparison.iou > threshold  # [P]
+    matched = np.zeros(len(comparison.scores), bool)
+    matched[comparison.predictions[matches]] = True
+    in_category = comparison.categories == category
+    unmatched = in_category & ~matched & (comparison.ignored <= threshold)
+    matches &= in_category[comparison.predictions] & comparison.required[comparison.instances]
+    scores = comparison.scores[comparison.predictions[matches]]
+    # The first pair of an instance has the highest score.
     best = np.zeros(len(scores), bool)
-    best[np.unique(compared.instances[finds], return_index=True)[1]] = True
-    return area_under_curve(scores[best], np.append(scores[~best], alarms), positives)
+    best[np.unique(comparison.instances[matches], return_index=True)[1]] = True
+    false_positives = np.append(scores[~best], comparison.scores[unmatched])
+    return area_under_curve(scores[best], false_positives, positives)
 
 
-def area_under_curve(right: np.ndarray, wrong: np.ndarray, positives: int) -> float:
-    """The area under precision over recall, from (0, 1) by straight lines from score to score.
+def area_under_curve(
+    true_positives: np.ndarray, false_positives: np.ndarray, positives: int
+) -> float:
+    """Return the area under precision over recall, linearly interpolated from (0, 1).
 
     Args:
-        right, wrong: the scores of right and of wrong predictions, [R] and [W].
-        positives: how many there are to find, at least R and 1.
+        true_positives, false_positives: scores [H] and [F].
+        positives: number of instances, at least H and 1.
     """
-    scores = np.unique(np.concatenate([right, wrong]))[::-1]
-    if not scores.size:
+    thresholds = np.unique(np.concatenate([true_positives, false_positives]))[::-1]
+    if not thresholds.size:
         return 0.0
-    hits, alarms = (
-        len(part) - np.searchsorted(np.sort(part), scores) for part in (right, wrong)
-    )  # [S] with at least that score
-    precision, recall = hits / (hits + alarms), hits / positives
+    hits, errors = (
+        len(scores) - np.searchsorted(np.sort(scores), thresholds)
+        for scores in (true_positives, false_positives)
+    )  # number of scores at each threshold or above
+    precision, recall = hits / (hits + errors), hits / positives
     recall, precision = np.append(0.0, recall), np.append(1.0, precision)
     return float(np.diff(recall) @ (precision[1:] + precision[:-1]) / 2)

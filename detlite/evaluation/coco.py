@@ -1,7 +1,6 @@
-"""COCO average precision and recall, for boxes, masks and keypoints.
+"""COCO average precision and recall of boxes, masks and keypoints.
 
-The numbers are those of pycocotools and cocodataset.org/#detection-eval, as fractions, for any
-number of detections.
+The values equal those of pycocotools (cocodataset.org/#detection-eval), as fractions.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from pycocotools.coco import COCO
 
 from detlite.data.errors import DataError
 
-from .ground_truth import Truth, check_results, read_truth
-from .matching import AREAS, Matched, Scored, match, score
-from .overlaps import keypoint_overlaps, pair, region_overlaps
+from .ground_truth import GroundTruthArrays, check_results, read_ground_truth
+from .matching import AREA_RANGES, MatchedDetections, PrecisionRecall, accumulate, match
+from .metrics import Metrics
+from .overlaps import build_pairing, keypoint_overlaps, region_overlaps
 from .results import IOU_TYPES, Results
 
-Metrics = dict[str, Any]
-
-_MOST_KEYPOINTS = 20
-# Of COCO's 17 keypoints, in thousandths.
+_MAX_KEYPOINT_DETS = 20
+# Of COCO's 17 keypoints.
 _SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89]) / 1000
 
 
@@ -33,32 +31,29 @@ def evaluate_coco(
     iou_types: Sequence[str] = ("bbox", "segm"),
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
-) -> dict[str, Metrics]:
-    """Scores `results` against `coco_gt`, over all of its images.
+) -> Metrics:
+    """Evaluate `results` on all images of `coco_gt`.
 
     Args:
-        coco_gt: the ground truth; it is not changed, and may lack info, area and iscrowd.
-        results: the detections, with what `iou_types` compare; `Results.from_coco` makes them of a
-            results file. May be empty.
-        iou_types: which of "bbox", "segm" and "keypoints".
-        max_dets: the detections of one image and category that count, best first. Keypoints
-            always take COCO's 20.
-        oks_sigmas: how far each keypoint may be off, as a part of the object's size: the
-            standard deviation of its place over the square root of the area, see
-            cocodataset.org/#keypoints-eval. Empty: COCO's own for its 17 keypoints; for others, of
-            which nothing is known, the mean of COCO's.
+        coco_gt: the ground truth, which is not changed. It may lack info, area and iscrowd.
+        results: the detections with the fields that `iou_types` need; read them from a results
+            file with `Results.from_coco`. May be empty.
+        iou_types: some of "bbox", "segm" and "keypoints".
+        max_dets: number of highest-scoring detections per image and category. Keypoints always
+            use COCO's 20.
+        oks_sigmas: for each keypoint the standard deviation of its annotated position divided by
+            the square root of the object's area (cocodataset.org/#keypoints-eval). Empty: COCO's
+            values for its 17 keypoints, their mean for other numbers of keypoints.
 
     Returns:
         {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR<max_dets>", "ARs",
-        "ARm", "ARl", "per_category": {name: AP}}, ...}, fractions of 1. None where the ground
-        truth holds nothing to find, as when no object is small. Keypoints have no small objects,
-        and AR, AR50 and AR75 instead of AR by number.
+        "ARm", "ARl", "per_category": {name: AP}}, ...} as fractions, None if there are no such
+        objects. Keypoints have no small objects, and AR, AR50 and AR75 instead of AR1 and AR10.
 
     Raises:
-        DataError: a result or annotation lacks a field, names an unknown image or category, or
-            has a mask that is none of its image, or there are other numbers of keypoints.
-        ValueError: an unknown IoU type, max_dets below 1, or another number of oks_sigmas than
-            of keypoints.
+        DataError: a result or annotation lacks a field, has an unknown image or category or a mask
+            of another size than its image, or the numbers of keypoints differ.
+        ValueError: an unknown IoU type, max_dets below 1, or a wrong number of oks_sigmas.
     """
     unknown = [iou_type for iou_type in iou_types if iou_type not in IOU_TYPES]
     if unknown:
@@ -66,14 +61,12 @@ def evaluate_coco(
     if max_dets < 1:
         raise ValueError(f"max_dets must be at least 1, got {max_dets}")
     check_results(results, coco_gt, iou_types)
-    return {
-        iou_type: summarize(
-            score(match_coco(coco_gt, results, iou_type, max_dets, oks_sigmas)),
-            category_names(coco_gt),
-            iou_type,
-        )
-        for iou_type in iou_types
-    }
+    names = category_names(coco_gt)
+    metrics = {}
+    for iou_type in iou_types:
+        matched = match_coco(coco_gt, results, iou_type, max_dets, oks_sigmas)
+        metrics[iou_type] = summarize(accumulate(matched), names, iou_type)
+    return metrics
 
 
 def match_coco(
@@ -82,19 +75,22 @@ def match_coco(
     iou_type: str,
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
-) -> Matched:
-    """Which detections found which objects; arguments and errors are those of `evaluate_coco`."""
-    truth = read_truth(coco_gt, iou_type)
+) -> MatchedDetections:
+    """Match detections to objects. Arguments and errors are those of `evaluate_coco`."""
+    truth = read_ground_truth(coco_gt, iou_type)
     if iou_type == "keypoints":
         return _match_keypoints(results, truth, _sigmas(truth, oks_sigmas))
     limits = sorted({1, 10, max_dets})
-    pairing = pair(results, truth, limits[-1])
+    pairing = build_pairing(results, truth, limits[-1])
     overlaps, sizes = region_overlaps(results, truth, pairing, iou_type)
-    return match(pairing, truth, overlaps, sizes, tuple(AREAS), limits, max_dets)
+    return match(pairing, truth, overlaps, sizes, tuple(AREA_RANGES), limits, max_dets)
 
 
-def _match_keypoints(results: Results, truth: Truth, sigmas: np.ndarray) -> Matched:
-    pairing = pair(results, truth, _MOST_KEYPOINTS)
+def _match_keypoints(
+    results: Results, truth: GroundTruthArrays, sigmas: np.ndarray
+) -> MatchedDetections:
+    limit = _MAX_KEYPOINT_DETS
+    pairing = build_pairing(results, truth, limit)
     overlaps, sizes = np.empty(0), np.empty(0)
     if len(results):
         assert results.keypoints is not None
@@ -106,39 +102,37 @@ def _match_keypoints(results: Results, truth: Truth, sigmas: np.ndarray) -> Matc
             )
         overlaps = keypoint_overlaps(keypoints, truth, pairing, sigmas)
         sizes = np.ptp(keypoints[:, :, :2], axis=1).prod(axis=1)
-    areas = ("all", "medium", "large")  # small objects have no keypoints
-    return match(pairing, truth, overlaps, sizes, areas, [_MOST_KEYPOINTS], _MOST_KEYPOINTS)
+    areas = ("all", "medium", "large")  # COCO has no small objects with keypoints
+    return match(pairing, truth, overlaps, sizes, areas, [limit], limit)
 
 
-def _sigmas(truth: Truth, given: Sequence[float]) -> np.ndarray:
-    """float64 [P] for the P keypoints of the annotations, see `evaluate_coco`."""
+def _sigmas(truth: GroundTruthArrays, oks_sigmas: Sequence[float]) -> np.ndarray:
+    """Return the OKS sigmas float64 [N] of the N annotated keypoints, see `evaluate_coco`."""
     assert truth.keypoints is not None
     count = truth.keypoints.shape[1]
-    if given and count and len(given) != count:
+    if oks_sigmas and count and len(oks_sigmas) != count:
         raise ValueError(
-            f"oks_sigmas has {len(given)} values, but the ground truth has {count} keypoints"
+            f"oks_sigmas has {len(oks_sigmas)} values, but the ground truth has {count} keypoints"
         )
-    if given:
-        return np.array(given)
+    if oks_sigmas:
+        return np.array(oks_sigmas)
     return _SIGMAS if count == len(_SIGMAS) else np.full(count, _SIGMAS.mean())
 
 
-def summarize(found: Scored, names: Sequence[str], iou_type: str) -> Metrics:
-    """What `evaluate_coco` returns for one of `iou_types`, with the categories' names."""
-    letters = {area[0]: area for area in found.areas if area != "all"}  # s, m, l
-    metrics: Metrics = {"AP": found.ap(), "AP50": found.ap(0.5), "AP75": found.ap(0.75)}
-    metrics |= {f"AP{letter}": found.ap(area=area) for letter, area in letters.items()}
+def summarize(tables: PrecisionRecall, names: Sequence[str], iou_type: str) -> dict[str, Any]:
+    """Return the metrics of one IoU type, see `evaluate_coco`."""
+    metrics: dict[str, Any] = dict(tables.ap_metrics())
     if iou_type == "keypoints":
-        metrics |= {"AR": found.ar(), "AR50": found.ar(0.5), "AR75": found.ar(0.75)}
+        metrics |= {"AR": tables.ar(), "AR50": tables.ar(0.5), "AR75": tables.ar(0.75)}
     else:
-        metrics |= {f"AR{limit}": found.ar(limit=limit) for limit in found.limits}
-    metrics |= {f"AR{letter}": found.ar(area=area) for letter, area in letters.items()}
-    metrics["per_category"] = {name: found.ap(categories=k) for k, name in enumerate(names)}
+        metrics |= {f"AR{limit}": tables.ar(limit=limit) for limit in tables.limits}
+    metrics |= tables.ar_by_area()
+    metrics["per_category"] = {name: tables.ap(categories=k) for k, name in enumerate(names)}
     return metrics
 
 
 def category_names(coco_gt: COCO) -> list[str]:
-    """The categories' names by increasing id; names given twice have the id behind them."""
+    """Return the category names by increasing id; an ambiguous name gets the id appended."""
     categories = [coco_gt.cats[number] for number in sorted(coco_gt.cats)]
     names = [str(category.get("name", category["id"])) for category in categories]
     times = Counter(names)

@@ -1,4 +1,4 @@
-"""Which evaluators measure a data set, and how each is called."""
+"""Evaluators: choose and run the metrics of a data set."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ from detlite.registry import Registry
 from .cityscapes import check_void, evaluate_cityscapes
 from .coco import evaluate_coco
 from .lvis import check_lvis, evaluate_lvis
+from .metrics import Metrics
 from .proposals import evaluate_proposals
 from .results import Results
 from .voc import evaluate_voc
 
-Metrics = dict[str, dict[str, Any]]
-
 
 class Evaluator(ABC):
-    """Measures detections on a data set. A subclass is registered with `@EVALUATORS.register`."""
+    """Base class of evaluators. Register a subclass with `@EVALUATORS.register(name)`."""
 
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:  # noqa: B027 (optional)
-        """Called before training and before inference; raises what would fail after it.
+        """Check before training and inference that `evaluate` will be possible.
 
         Raises:
-            ConfigError: a package is not installed, or the config does not fit.
-            DataError: the ground truth lacks what is needed.
+            ConfigError: a package is not installed, or the model does not predict what is needed.
+            DataError: the ground truth lacks a field.
         """
 
     @abstractmethod
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        """Measures the detections of all images of `dataset`.
+        """Compute the metrics of the detections in all images of `dataset`.
 
         Args:
             cfg: the config.
-            dataset: `dataset.coco_gt()` is its ground truth.
-            results: the detections, see `Results`. May be empty.
+            dataset: the data set; `dataset.coco_gt()` is its ground truth.
+            results: the detections. May be empty.
 
         Returns:
-            {kind: {metric: value}}, such as {"bbox": {"AP": 0.4}}: fractions of 1, None where the
-            ground truth holds nothing to find.
+            {kind: {metric: value}}, such as {"bbox": {"AP": 0.4}}, as fractions; None if the
+            ground truth has no such objects.
         """
 
 
@@ -52,7 +51,7 @@ EVALUATORS: Registry[type[Evaluator]] = Registry("evaluator")
 
 
 def predicted_kinds(cfg: CfgNode) -> tuple[str, ...]:
-    """What the model predicts: "box_proposal" alone, or "bbox" with "segm" and "keypoints"."""
+    """Return what the model predicts: "box_proposal", or "bbox" with "segm" and "keypoints"."""
     if cfg.MODEL.META_ARCHITECTURE == "ProposalNetwork":
         return ("box_proposal",)
     heads = {"segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
@@ -60,7 +59,7 @@ def predicted_kinds(cfg: CfgNode) -> tuple[str, ...]:
 
 
 def _default_evaluators(dataset_type: str, predicted: Sequence[str]) -> tuple[str, ...]:
-    """Those of a data set whose catalog entry, of that `type`, names none."""
+    """Return the evaluators of a data set without `evaluators` in its catalog entry."""
     if "box_proposal" in predicted:
         return ("proposals",)
     if dataset_type == "lvis":
@@ -73,11 +72,13 @@ def _default_evaluators(dataset_type: str, predicted: Sequence[str]) -> tuple[st
 
 
 def build_evaluators(cfg: CfgNode, dataset: CocoDataset) -> dict[str, Evaluator]:
-    """The evaluators of a data set by name: `evaluators` of its entry in DATASETS.CATALOG, or else
-    what suits its type and what the model predicts.
+    """Build the evaluators of a data set, by name.
+
+    They are listed as `evaluators` in its entry of DATASETS.CATALOG. The default depends on the
+    type of the data set and on what the model predicts.
 
     Raises:
-        ConfigError: the entry names one that is not registered.
+        ConfigError: an evaluator is not registered.
     """
     names: Any = _default_evaluators(dataset.kind, predicted_kinds(cfg))
     where = f"DATASETS.CATALOG, {dataset.name}, evaluators"
@@ -92,14 +93,14 @@ def build_evaluators(cfg: CfgNode, dataset: CocoDataset) -> dict[str, Evaluator]
 def _require(cfg: CfgNode, evaluator: str, kind: str) -> None:
     if kind not in (predicted := predicted_kinds(cfg)):
         raise ConfigError(
-            f"the evaluator {evaluator!r} measures {kind!r}, but the model predicts "
+            f"the evaluator {evaluator!r} needs {kind!r}, but the model predicts "
             f"{', '.join(map(repr, predicted))} only"
         )
 
 
 @EVALUATORS.register("coco")
 class CocoEvaluator(Evaluator):
-    """COCO's AP of boxes, masks and keypoints: "bbox", "segm", "keypoints"."""
+    """COCO AP of boxes, masks and keypoints: "bbox", "segm", "keypoints"."""
 
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
         _require(cfg, "coco", "bbox")
@@ -122,7 +123,7 @@ class CocoEvaluator(Evaluator):
 
 @EVALUATORS.register("lvis")
 class LvisEvaluator(Evaluator):
-    """LVIS's AP of boxes and masks: "bbox", "segm"."""
+    """LVIS AP of boxes and masks: "bbox", "segm"."""
 
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
         _require(cfg, "lvis", "bbox")
@@ -135,7 +136,7 @@ class LvisEvaluator(Evaluator):
 
 @EVALUATORS.register("voc")
 class VocEvaluator(Evaluator):
-    """PASCAL VOC's AP of boxes: "voc"."""
+    """PASCAL VOC AP of boxes: "voc"."""
 
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
         _require(cfg, "voc", "bbox")
@@ -146,7 +147,7 @@ class VocEvaluator(Evaluator):
 
 @EVALUATORS.register("cityscapes")
 class CityscapesEvaluator(Evaluator):
-    """Cityscapes' AP of masks: "cityscapes"."""
+    """Cityscapes AP of masks: "cityscapes"."""
 
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
         _require(cfg, "cityscapes", "segm")
@@ -158,7 +159,7 @@ class CityscapesEvaluator(Evaluator):
 
 @EVALUATORS.register("proposals")
 class ProposalEvaluator(Evaluator):
-    """Average recall of boxes of any category: "box_proposal"."""
+    """Average recall of class-agnostic boxes: "box_proposal"."""
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
         return {"box_proposal": evaluate_proposals(dataset.coco_gt(), results)}

@@ -1,4 +1,4 @@
-"""Results of one image after another, and of all processes, put together in memory only once."""
+"""Collect the results of many images and of all processes without extra copies."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from detlite.distributed import all_gather_objects, gather_rows, world_size
 from .results import Results
 
 
-class Collector:
-    """Appends the results of images to arrays that grow."""
+class ResultsCollector:
+    """Append the results of one image after another to growing buffers."""
 
     def __init__(self) -> None:
         self._arrays = Results.from_coco([], ()).arrays()
         self._buffers: dict[str, bytearray] = {}
 
     def add(self, results: Results) -> None:
-        """Appends results that have the same arrays as those before, as those of one model do."""
+        """Append results. All must have the same fields, as the results of one model do."""
         self._arrays = results.arrays()
         for name, array in self._arrays.items():
             self._buffers.setdefault(name, bytearray()).extend(array.tobytes())
 
     def collected(self) -> Results:
-        """All that was added, without a copy: nothing can be added afterwards."""
+        """Return all results as views of the buffers. Nothing can be added afterwards."""
         arrays = {
             name: np.frombuffer(self._buffers.get(name, bytearray()), like.dtype).reshape(
                 -1, *like.shape[1:]
@@ -35,9 +35,12 @@ class Collector:
 
 
 def gather_results(results: Results) -> Results | None:
-    """The results of all processes by rank, on rank 0; nothing on the others. All call this.
+    """Gather the results of all processes on rank 0, in order of rank. A collective call.
 
-    Arrays travel as they are, one after another.
+    The arrays are sent as tensors, without pickling.
+
+    Returns:
+        All results on rank 0, None on the other ranks.
     """
     if world_size() == 1:
         return results
@@ -45,11 +48,11 @@ def gather_results(results: Results) -> Results | None:
     layouts = all_gather_objects(
         (len(results), {name: (array.dtype.str, array.shape[1:]) for name, array in arrays.items()})
     )
-    # Of a process without any image it is not known what its model predicts.
+    # A process without images does not know which fields the model predicts.
     _, layout = max(layouts, key=lambda pair: (pair[0], len(pair[1])))
     gathered = {}
-    for name, (kind, shape) in layout.items():
-        rows = arrays[name] if len(results) else np.empty((0, *shape), kind)
-        if (of_all := gather_rows(torch.from_numpy(rows))) is not None:
-            gathered[name] = of_all.numpy()
+    for name, (dtype, shape) in layout.items():
+        array = arrays[name] if len(results) else np.empty((0, *shape), dtype)
+        if (combined := gather_rows(torch.from_numpy(array))) is not None:
+            gathered[name] = combined.numpy()
     return Results.from_arrays(gathered) if gathered else None

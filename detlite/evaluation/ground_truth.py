@@ -1,4 +1,4 @@
-"""The ground truth of an evaluation as arrays, and what results must be to be compared with it."""
+"""Read the ground truth of an evaluation into arrays, and check that results fit it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
 from detlite.data.errors import DataError
-from detlite.data.index.annotation_checks import fill_missing
+from detlite.data.datasets.coco_checks import fill_missing
 from detlite.structures.masks.rle import EncodedMasks
 
 from .results import IOU_TYPES, Results
 
 
 @dataclass(frozen=True, eq=False)
-class Truth:
-    """G objects, sorted by category and image; those of one image keep their order.
+class GroundTruthArrays:
+    """G objects, sorted by category and image; objects of one image keep their order.
 
     Attributes:
         image_ids, category_ids: int64 [I] and [K], increasing.
-        images, categories: int64 [G], each object's place in these.
-        ids: int64 [G], of the annotations.
+        images, categories: int64 [G], index of each object's image and category in these.
+        ids: int64 [G], annotation ids.
         crowd: bool [G].
-        ignored: bool [G], what need not be found: crowds, and where keypoints are compared the
-            objects without any.
-        areas: float64 [G], in pixels.
+        ignored: bool [G], objects that may be missed: crowds and, for keypoints, objects without
+            visible keypoints.
+        areas: float64 [G], in square pixels.
         boxes: float64 [G, 4], xywh in pixels.
-        masks: G of them, where masks are compared.
-        keypoints: float64 [G, P, 3] of (x, y, visibility), where keypoints are compared.
+        masks: G masks, for the IoU type "segm".
+        keypoints: float64 [G, P, 3] of (x, y, visibility), for the IoU type "keypoints".
     """
 
     image_ids: np.ndarray
@@ -51,23 +51,23 @@ class Truth:
 
     @property
     def keys(self) -> np.ndarray:
-        """int64 [G], increasing: a number for each category and image."""
+        """int64 [G], increasing: a number that identifies category and image."""
         return self.categories * len(self.image_ids) + self.images
 
     def keys_of(self, image_ids: np.ndarray, category_ids: np.ndarray) -> np.ndarray:
-        """The same numbers for known ids, [N] each."""
+        """Return the keys of image and category ids [N], which must exist."""
         categories = np.searchsorted(self.category_ids, category_ids)
         return categories * len(self.image_ids) + np.searchsorted(self.image_ids, image_ids)
 
 
-def read_truth(coco_gt: COCO, iou_type: str) -> Truth:
-    """Reads what is compared with results, which may lack info, area and iscrowd.
+def read_ground_truth(coco_gt: COCO, iou_type: str) -> GroundTruthArrays:
+    """Read the objects, without those that lack keypoints for the IoU type "keypoints".
 
-    Annotations without keypoints are left out where keypoints are compared.
+    Info, area and iscrowd may be missing.
 
     Raises:
-        DataError: an annotation lacks a field, or names an unknown image or category, or its mask
-            is none of its image.
+        DataError: an annotation lacks a field, has an unknown image or category, or a mask of
+            another size than its image.
     """
     field = IOU_TYPES[iou_type]
     rows = []
@@ -79,15 +79,15 @@ def read_truth(coco_gt: COCO, iou_type: str) -> Truth:
                 )
         if row.get(field):
             rows.append(dict(row))
-        elif iou_type != "keypoints":  # which only some categories have
+        elif iou_type != "keypoints":  # only some categories have keypoints
             raise DataError(
                 f"ground truth: annotation {row.get('id')} has no {field!r}, which {iou_type} needs"
             )
     fill_missing({**coco_gt.dataset, "annotations": rows})
     rows.sort(key=lambda row: (row["category_id"], row["image_id"]))
 
-    def column(name: str, kind: type) -> np.ndarray:
-        return np.array([row[name] for row in rows], kind)
+    def column(name: str, dtype: type) -> np.ndarray:
+        return np.array([row[name] for row in rows], dtype)
 
     image_ids, category_ids = (
         np.array(sorted(known), np.int64) for known in (coco_gt.imgs, coco_gt.cats)
@@ -98,9 +98,9 @@ def read_truth(coco_gt: COCO, iou_type: str) -> Truth:
         points = len(rows[0]["keypoints"]) // 3 if rows else 0
         keypoints = column("keypoints", float).reshape(-1, points, 3)
         visible = (keypoints[:, :, 2] > 0).sum(axis=1)
-        given = [row.get("num_keypoints", n) for row, n in zip(rows, visible, strict=True)]
-        ignored = crowd | (np.array(given, np.int64) == 0)
-    return Truth(
+        counts = [row.get("num_keypoints", n) for row, n in zip(rows, visible, strict=True)]
+        ignored = crowd | (np.array(counts, np.int64) == 0)
+    return GroundTruthArrays(
         image_ids=image_ids,
         category_ids=category_ids,
         images=np.searchsorted(image_ids, column("image_id", np.int64)),
@@ -126,23 +126,23 @@ def _encode(coco_gt: COCO, rows: Sequence[dict[str, Any]]) -> EncodedMasks:
             mask = rle_codec.frPyObjects(mask, *mask["size"])
         if list(mask["size"]) != size:
             raise DataError(
-                f"ground truth: annotation {row['id']}: the mask's size is {mask['size']}, that of "
-                f"its image is {size} (height, width)"
+                f"ground truth: annotation {row['id']}: the mask has the size {mask['size']}, but "
+                f"its image has {size} (height, width)"
             )
         rles.append(mask)
     return EncodedMasks.from_rles(rles)
 
 
 def check_results(results: Results, coco_gt: COCO, iou_types: Sequence[str]) -> None:
-    """Refuses what could only be measured wrongly, or passed over in silence.
+    """Check that results have the required fields and refer to images and categories of `coco_gt`.
 
     Raises:
-        DataError: naming the result by its number.
+        DataError: a field is missing or a value invalid; the message has the index of the result.
     """
-    kinds = {"bbox": results.boxes, "segm": results.masks, "keypoints": results.keypoints}
-    for kind in iou_types:
-        if kinds[kind] is None and len(results):
-            raise DataError(f"the results have no {IOU_TYPES[kind]!r}, which {kind} needs")
+    fields = {"bbox": results.boxes, "segm": results.masks, "keypoints": results.keypoints}
+    for iou_type in iou_types:
+        if fields[iou_type] is None and len(results):
+            raise DataError(f"the results have no {IOU_TYPES[iou_type]!r}, which {iou_type} needs")
     if (n := _first(~np.isin(results.image_ids, list(coco_gt.imgs)))) is not None:
         raise DataError(
             f"result {n}: image_id {results.image_ids[n]} is not in the ground truth; are these "
@@ -163,21 +163,21 @@ def check_results(results: Results, coco_gt: COCO, iou_types: Sequence[str]) -> 
         if (n := _first(~finite)) is not None:
             raise DataError(f"result {n}: the {name} is {array[n].tolist()}")
     if results.masks is not None and "segm" in iou_types:
-        _check_sizes(results.masks, results.image_ids, coco_gt)
+        _check_mask_sizes(results.masks, results.image_ids, coco_gt)
 
 
-def _check_sizes(masks: EncodedMasks, image_ids: np.ndarray, coco_gt: COCO) -> None:
+def _check_mask_sizes(masks: EncodedMasks, image_ids: np.ndarray, coco_gt: COCO) -> None:
     ids = np.array(sorted(coco_gt.imgs), np.int64)
     images = [coco_gt.imgs[image_id] for image_id in ids.tolist()]
     sizes = np.array([(image["height"], image["width"]) for image in images]).reshape(-1, 2)
-    wanted = sizes[np.searchsorted(ids, image_ids)]
-    if (n := _first((masks.sizes != wanted).any(axis=1))) is not None:
+    expected = sizes[np.searchsorted(ids, image_ids)]
+    if (n := _first((masks.sizes != expected).any(axis=1))) is not None:
         raise DataError(
-            f"result {n}: the mask's size is {masks.sizes[n].tolist()}, that of image "
-            f"{image_ids[n]} is {wanted[n].tolist()} (height, width)"
+            f"result {n}: the mask has the size {masks.sizes[n].tolist()}, but image "
+            f"{image_ids[n]} has {expected[n].tolist()} (height, width)"
         )
 
 
-def _first(wrong: np.ndarray) -> int | None:
-    """The first place of bool [N] that is True."""
-    return int(wrong.argmax()) if wrong.any() else None
+def _first(invalid: np.ndarray) -> int | None:
+    """Return the index of the first True in bool [N], if any."""
+    return int(invalid.argmax()) if invalid.any() else None

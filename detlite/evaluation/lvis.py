@@ -1,7 +1,7 @@
-"""LVIS's average precision (lvisdataset.org): the numbers of the package `lvis` 0.5.3.
+"""LVIS average precision (lvisdataset.org). The values equal those of the package `lvis` 0.5.3.
 
-LVIS is a federated data set: of each picture only some categories are annotated. What is found of
-the others does not count, nor do false alarms of categories that are not annotated exhaustively.
+LVIS is a federated data set: only some categories are annotated in each image. Detections of other
+categories do not count, nor do false positives of categories that are not annotated exhaustively.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from pycocotools.coco import COCO
 
 from detlite.data.errors import DataError
 
-from .ground_truth import Truth, check_results, read_truth
-from .matching import AREAS, Scored, match, score
-from .overlaps import pair, region_overlaps
+from .ground_truth import GroundTruthArrays, check_results, read_ground_truth
+from .matching import AREA_RANGES, PrecisionRecall, accumulate, match
+from .metrics import Metrics
+from .overlaps import build_pairing, region_overlaps
 from .results import Results
 
-MAX_DETS = 300  # LVIS's own: of a picture, over all categories
+MAX_DETS = 300  # per image, over all categories
 
-# What tells which categories are annotated, and how often they occur: a list and its field.
+# The additional fields of LVIS: lists of the annotation file and the names of their fields.
 _FIELDS = (
     ("images", "neg_category_ids"),
     ("images", "not_exhaustive_category_ids"),
@@ -31,7 +32,7 @@ _FIELDS = (
 
 
 def check_lvis(coco_gt: COCO) -> None:
-    """Raises DataError if the ground truth lacks one of LVIS's fields."""
+    """Raise DataError if the ground truth lacks one of LVIS's fields."""
     for key, field in _FIELDS:
         for row in coco_gt.dataset[key]:
             if field not in row:
@@ -43,52 +44,55 @@ def check_lvis(coco_gt: COCO) -> None:
 
 def evaluate_lvis(
     coco_gt: COCO, results: Results, iou_types: Sequence[str] = ("bbox", "segm")
-) -> dict[str, dict[str, Any]]:
-    """Scores `results` as LVIS does, the best MAX_DETS of each picture.
+) -> Metrics:
+    """Evaluate the MAX_DETS highest-scoring detections of each image.
 
     Args:
-        coco_gt: the ground truth, with LVIS's neg_category_ids and not_exhaustive_category_ids of
-            each image and the frequency ("r", "c" or "f") of each category. It is not changed.
+        coco_gt: the ground truth, which is not changed, with neg_category_ids and
+            not_exhaustive_category_ids of each image and the frequency ("r", "c" or "f") of each
+            category.
         results: the detections, with boxes and masks as `iou_types` need them. May be empty.
-        iou_types: which of "bbox" and "segm".
+        iou_types: some of "bbox" and "segm".
 
     Returns:
         {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf" (rare, common and
-        frequent categories), "AR@300", "ARs@300", ..., "per_category": {name: AP}}, ...},
-        fractions of 1. None where there is nothing to find.
+        frequent categories), "AR@300", "ARs@300", ..., "per_category": {name: AP}}, ...} as
+        fractions, None if there are no such objects.
 
     Raises:
-        DataError: the ground truth lacks one of LVIS's fields, or a result what is scored, or it
-            names an unknown image or category.
+        DataError: the ground truth lacks one of LVIS's fields, or a result lacks a field or has an
+            unknown image or category.
     """
     check_lvis(coco_gt)
     check_results(results, coco_gt, iou_types)
     metrics = {}
     for iou_type in iou_types:
-        truth = read_truth(coco_gt, iou_type)
-        # LVIS has no crowds, and the package leaves out whatever has no area, on both sides.
+        truth = read_ground_truth(coco_gt, iou_type)
+        # LVIS has no crowds, and the package ignores objects and detections without area.
         empty = truth.areas <= 0
         truth = replace(truth, crowd=np.zeros_like(empty), ignored=empty)
-        negative, partial = (
-            _listed(coco_gt, truth, f"{what}_category_ids") for what in ("neg", "not_exhaustive")
+        negative, not_exhaustive = (
+            _listed_keys(coco_gt, truth, f"{kind}_category_ids")
+            for kind in ("neg", "not_exhaustive")
         )
         best = _best_of_each_image(results)
         keys = truth.keys_of(results.image_ids[best], results.category_ids[best])
         annotated = np.isin(keys, truth.keys[~empty]) | np.isin(keys, negative)
-        pairing = pair(results, truth, chosen=best[annotated])
+        pairing = build_pairing(results, truth, index=best[annotated])
         overlaps, sizes = region_overlaps(results, truth, pairing, iou_type)
         overlaps[empty[pairing.pairs()[1]]] = 0
-        uncounted = np.isin(pairing.keys, partial) | (sizes <= 0)
-        found = score(
-            match(pairing, truth, overlaps, sizes, tuple(AREAS), [MAX_DETS], MAX_DETS, uncounted)
-        )
+        ignore_unmatched = np.isin(pairing.keys, not_exhaustive) | (sizes <= 0)
+        matched = match(
+            pairing, truth, overlaps, sizes, tuple(AREA_RANGES), [MAX_DETS], MAX_DETS,
+            ignore_unmatched,
+        )  # fmt: skip
         categories = [coco_gt.cats[number] for number in truth.category_ids.tolist()]
-        metrics[iou_type] = _summarize(found, categories)
+        metrics[iou_type] = _summarize(accumulate(matched), categories)
     return metrics
 
 
-def _listed(coco_gt: COCO, truth: Truth, field: str) -> np.ndarray:
-    """Keys of the categories that the images list in a field, see `Truth.keys`."""
+def _listed_keys(coco_gt: COCO, truth: GroundTruthArrays, field: str) -> np.ndarray:
+    """Return the keys (`GroundTruthArrays.keys`) of the categories that images list in a field."""
     rows = [
         (image["id"], number)
         for image in coco_gt.dataset["images"]
@@ -99,23 +103,21 @@ def _listed(coco_gt: COCO, truth: Truth, field: str) -> np.ndarray:
 
 
 def _best_of_each_image(results: Results) -> np.ndarray:
-    """The numbers of the best MAX_DETS detections of each image, in their order."""
+    """Return the sorted indices of the MAX_DETS highest-scoring detections of each image."""
     order = np.lexsort((-results.scores, results.image_ids))
     images = results.image_ids[order]
     ranks = np.arange(len(order)) - np.searchsorted(images, images)
     return np.sort(order[ranks < MAX_DETS])
 
 
-def _summarize(found: Scored, categories: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    letters = {area[0]: area for area in found.areas if area != "all"}  # s, m, l
-    metrics: dict[str, Any] = {"AP": found.ap(), "AP50": found.ap(0.5), "AP75": found.ap(0.75)}
-    metrics |= {f"AP{letter}": found.ap(area=area) for letter, area in letters.items()}
+def _summarize(tables: PrecisionRecall, categories: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    metrics: dict[str, Any] = dict(tables.ap_metrics())
     for letter in "rcf":
-        places = [k for k, row in enumerate(categories) if row["frequency"] == letter]
-        metrics[f"AP{letter}"] = found.ap(categories=places)
-    metrics[f"AR@{MAX_DETS}"] = found.ar()
-    metrics |= {f"AR{letter}@{MAX_DETS}": found.ar(area=a) for letter, a in letters.items()}
+        indices = [k for k, row in enumerate(categories) if row["frequency"] == letter]
+        metrics[f"AP{letter}"] = tables.ap(categories=indices)
+    metrics[f"AR@{MAX_DETS}"] = tables.ar()
+    metrics |= tables.ar_by_area(f"@{MAX_DETS}")
     metrics["per_category"] = {
-        row["name"]: found.ap(categories=k) for k, row in enumerate(categories)
+        row["name"]: tables.ap(categories=k) for k, row in enumerate(categories)
     }
     return metrics

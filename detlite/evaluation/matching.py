@@ -1,7 +1,7 @@
-"""Precision and recall of detections beside the objects that they overlap.
+"""Match detections to ground truth and compute precision and recall, by the rules of pycocotools.
 
-The rules are those of pycocotools' cocoeval.py, which LVIS's evaluation shares; here they work on
-arrays of a whole data set.
+The evaluation of LVIS shares these rules. All functions work on arrays of a whole data set, with D
+detections, G objects, A area ranges, T IoU thresholds, R recall thresholds and K categories.
 """
 
 from __future__ import annotations
@@ -15,101 +15,112 @@ import torch
 
 from detlite import ops
 
-from .ground_truth import Truth
+from .ground_truth import GroundTruthArrays
 from .overlaps import Pairing
 
-# In pixels, both ends included.
-AREAS = {
+# Object areas in square pixels, both ends included.
+AREA_RANGES = {
     "all": (0.0, 1e10),
     "small": (0.0, 32.0**2),
     "medium": (32.0**2, 96.0**2),
     "large": (96.0**2, 1e10),
 }
-THRESHOLDS = np.linspace(0.5, 0.95, 10)
-RECALLS = np.linspace(0.0, 1.0, 101)
+IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+RECALL_THRESHOLDS = np.linspace(0.0, 1.0, 101)
 
 _ALL = slice(None)
-WRONG, RIGHT, IGNORED = 0, 1, 2  # what `ops.match_detections` returns
+FALSE_POSITIVE, TRUE_POSITIVE, IGNORED = 0, 1, 2  # outcomes of `ops.match_detections`
 
 
 @dataclass(frozen=True, eq=False)
-class Matched:
-    """Which of D detections found one of G objects, by COCO's rules.
+class MatchedDetections:
+    """The outcome of every detection.
 
     Attributes:
         pairing, truth: the detections and the objects.
-        outcomes: uint8 [A, T, D] of WRONG, RIGHT and IGNORED, for A areas and T of THRESHOLDS.
-        ignored: bool [A, G], the objects that need not be found.
-        areas: A of AREAS.
-        limits: numbers of detections of an image and category, the best, whose recall is counted.
-        most: how many of them precision is counted of.
+        outcomes: uint8 [A, T, D], one of FALSE_POSITIVE, TRUE_POSITIVE and IGNORED.
+        ignored: bool [A, G], objects that may be missed.
+        areas: A names in AREA_RANGES.
+        limits: numbers of detections per image and category at which recall is measured.
+        max_dets: the one of `limits` at which precision is measured.
     """
 
     pairing: Pairing
-    truth: Truth
+    truth: GroundTruthArrays
     outcomes: np.ndarray
     ignored: np.ndarray
     areas: Sequence[str]
     limits: Sequence[int]
-    most: int
+    max_dets: int
 
-    def of_category(self, place: int) -> tuple[np.ndarray, slice]:
-        """Of the category at a place in `truth.category_ids`, the detections int64 [D_k], best
-        first, and where the objects are."""
-        own, objects = (
-            slice(*np.searchsorted(side.categories, [place, place + 1]))
+    def of_category(self, index: int) -> tuple[np.ndarray, slice]:
+        """Return the detections int64 [D_k] of a category by falling score, and its objects."""
+        detections, objects = (
+            slice(*np.searchsorted(side.categories, [index, index + 1]))
             for side in (self.pairing, self.truth)
         )
-        order = np.argsort(-self.pairing.scores[own], kind="stable")
-        return order + own.start, objects
+        order = np.argsort(-self.pairing.scores[detections], kind="stable")
+        return order + detections.start, objects
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """Precision and recall; -1 where there is nothing to find.
+class PrecisionRecall:
+    """Precision and recall tables, -1 where there are no objects.
 
     Attributes:
-        precision: float64 [T, R, K, A], of T THRESHOLDS, at R RECALLS, of K categories, of objects
-            of A areas; of the best `most` detections of each image and category.
-        recall: float64 [T, K, A, M], of the best detections of M numbers.
-        areas: A of AREAS.
-        limits: the M numbers.
-        most: see `precision`.
+        precision: float64 [T, R, K, A], interpolated at RECALL_THRESHOLDS.
+        recall: float64 [T, K, A, M] at the M `limits`.
+        areas, limits, max_dets: see `MatchedDetections`.
     """
 
     precision: np.ndarray
     recall: np.ndarray
     areas: Sequence[str]
     limits: Sequence[int]
-    most: int
+    max_dets: int
 
     def ap(
-        self, at: float | None = None, area: str = "all", categories: Any = _ALL
+        self, iou: float | None = None, area: str = "all", categories: Any = _ALL
     ) -> float | None:
-        """The mean precision, at one of THRESHOLDS or all; None where there is nothing to find.
+        """Return the mean precision, or None if there are no objects.
 
         Args:
-            categories: the places of some, of K.
+            iou: one of IOU_THRESHOLDS; None: the mean over all.
+            area: a name in AREA_RANGES.
+            categories: indices of the categories to average.
         """
-        return _mean(self.precision[_threshold(at), :, categories, self.areas.index(area)])
+        return _mean(self.precision[_threshold(iou), :, categories, self.areas.index(area)])
 
-    def curve(self, at: float | None = None, categories: Any = _ALL) -> np.ndarray | None:
-        """Precision float64 [R] at RECALLS, the mean over thresholds and categories as in `ap`."""
-        table = np.moveaxis(self.precision, 1, 0)[:, _threshold(at), categories]
-        table = table[..., self.areas.index("all")].reshape(len(RECALLS), -1)
+    def precision_curve(
+        self, iou: float | None = None, categories: Any = _ALL
+    ) -> np.ndarray | None:
+        """Return precision float64 [R] at RECALL_THRESHOLDS, averaged as in `ap`."""
+        table = np.moveaxis(self.precision, 1, 0)[:, _threshold(iou), categories]
+        table = table[..., self.areas.index("all")].reshape(len(RECALL_THRESHOLDS), -1)
         known = table[:, table[0] > -1]
         return known.mean(axis=1) if known.size else None
 
     def ar(
-        self, at: float | None = None, area: str = "all", limit: int | None = None
+        self, iou: float | None = None, area: str = "all", limit: int | None = None
     ) -> float | None:
-        """The mean recall of the best `limit` detections, or the best `most`."""
-        m = self.limits.index(self.most if limit is None else limit)
-        return _mean(self.recall[_threshold(at), :, self.areas.index(area), m])
+        """Return the mean recall of the best `limit` (default: `max_dets`) detections."""
+        m = self.limits.index(self.max_dets if limit is None else limit)
+        return _mean(self.recall[_threshold(iou), :, self.areas.index(area), m])
+
+    def ap_metrics(self) -> dict[str, float | None]:
+        """Return AP, AP50, AP75, and APs, APm, APl for the measured areas."""
+        metrics = {"AP": self.ap(), "AP50": self.ap(0.5), "AP75": self.ap(0.75)}
+        return metrics | {
+            f"AP{area[0]}": self.ap(area=area) for area in self.areas if area != "all"
+        }
+
+    def ar_by_area(self, suffix: str = "") -> dict[str, float | None]:
+        """Return ARs, ARm and ARl for the measured areas; `suffix` is appended to the names."""
+        return {f"AR{area[0]}{suffix}": self.ar(area=area) for area in self.areas if area != "all"}
 
 
-def _threshold(at: float | None) -> Any:
-    return _ALL if at is None else int(np.abs(THRESHOLDS - at).argmin())
+def _threshold(iou: float | None) -> Any:
+    return _ALL if iou is None else int(np.abs(IOU_THRESHOLDS - iou).argmin())
 
 
 def _mean(table: np.ndarray) -> float | None:
@@ -119,71 +130,64 @@ def _mean(table: np.ndarray) -> float | None:
 
 def match(
     pairing: Pairing,
-    truth: Truth,
+    truth: GroundTruthArrays,
     overlaps: np.ndarray,
     sizes: np.ndarray,
     areas: Sequence[str],
     limits: Sequence[int],
-    most: int,
-    uncounted: np.ndarray | None = None,
-) -> Matched:
-    """Gives the detections of `pairing` to objects.
+    max_dets: int,
+    ignore_unmatched: np.ndarray | None = None,
+) -> MatchedDetections:
+    """Match the detections of `pairing` to objects.
 
     Args:
+        pairing, truth: the detections and the objects.
         overlaps: float64 [P] of the pairs.
-        sizes: float64 [D], of the detections in square pixels.
-        areas, limits, most: see `Matched`.
-        uncounted: bool [D], detections that do not count where they find nothing.
+        sizes: float64 [D], the areas of the detections in square pixels.
+        areas, limits, max_dets: see `MatchedDetections`.
+        ignore_unmatched: bool [D], detections that do not count as false positives.
     """
-    low, high = np.array([AREAS[name] for name in areas]).T[:, :, None]
+    low, high = np.array([AREA_RANGES[name] for name in areas]).T[:, :, None]
     ignored = truth.ignored | (truth.areas < low) | (truth.areas > high)  # [A, G]
     outside = (sizes < low) | (sizes > high)  # [A, D]
-    if uncounted is not None:
-        outside |= uncounted
-    outcomes = ops.match_detections(
-        *map(
-            torch.from_numpy, (overlaps, pairing.groups, truth.crowd, ignored, outside, THRESHOLDS)
-        )
-    ).numpy()
-    return Matched(pairing, truth, outcomes, ignored, areas, limits, most)
+    if ignore_unmatched is not None:
+        outside |= ignore_unmatched
+    arrays = (overlaps, pairing.groups, truth.crowd, ignored, outside, IOU_THRESHOLDS)
+    outcomes = ops.match_detections(*map(torch.from_numpy, arrays)).numpy()
+    return MatchedDetections(pairing, truth, outcomes, ignored, areas, limits, max_dets)
 
 
-def score(matched: Matched) -> Scored:
-    """Counts what is right and wrong, from the best detections on."""
-    truth, outcomes = matched.truth, matched.outcomes
-    areas, limits, most = matched.areas, matched.limits, matched.most
+def accumulate(matched: MatchedDetections) -> PrecisionRecall:
+    """Compute precision and recall from the outcomes, in order of falling score."""
+    truth, areas, limits, max_dets = matched.truth, matched.areas, matched.limits, matched.max_dets
     categories = len(truth.category_ids)
-    found = Scored(
-        precision=np.full((len(THRESHOLDS), len(RECALLS), categories, len(areas)), -1.0),
-        recall=np.full((len(THRESHOLDS), categories, len(areas), len(limits)), -1.0),
-        areas=areas, limits=limits, most=most,
-    )  # fmt: skip
+    precision = np.full((len(IOU_THRESHOLDS), len(RECALL_THRESHOLDS), categories, len(areas)), -1.0)
+    recall = np.full((len(IOU_THRESHOLDS), categories, len(areas), len(limits)), -1.0)
     for k in range(categories):
         best_first, objects = matched.of_category(k)
         ranks = matched.pairing.ranks[best_first]
         positives = (~matched.ignored[:, objects]).sum(axis=1)
         for a in np.flatnonzero(positives):
-            outcome = outcomes[a][:, best_first]  # [T, D]
-            right = outcome == RIGHT
+            outcomes = matched.outcomes[a][:, best_first]  # [T, D]
+            hits = outcomes == TRUE_POSITIVE
             for m, limit in enumerate(limits):
-                found.recall[:, k, a, m] = right[:, ranks < limit].sum(axis=1) / positives[a]
-            right, outcome = right[:, ranks < most], outcome[:, ranks < most]
-            counted = (outcome != IGNORED).cumsum(axis=1)
-            for t, hits in enumerate(right):
-                found.precision[t, :, k, a] = interpolated_precision(counted[t, hits], positives[a])
-    return found
+                recall[:, k, a, m] = hits[:, ranks < limit].sum(axis=1) / positives[a]
+            hits, outcomes = hits[:, ranks < max_dets], outcomes[:, ranks < max_dets]
+            counted = (outcomes != IGNORED).cumsum(axis=1)
+            for t, hit in enumerate(hits):
+                precision[t, :, k, a] = interpolated_precision(counted[t, hit], positives[a])
+    return PrecisionRecall(precision, recall, areas, limits, max_dets)
 
 
 def interpolated_precision(counted: np.ndarray, positives: int) -> np.ndarray:
-    """The best precision at each of RECALLS or a higher one.
-
-    Only right detections are looked at, [H], since precision is highest there.
+    """Return the highest precision [R] at each of RECALL_THRESHOLDS or a higher recall.
 
     Args:
-        counted: how many detections count up to each.
-        positives: how many there are to find.
+        counted: int [H], the number of counted detections up to each of H true positives, where
+            precision has its local maxima.
+        positives: number of objects.
     """
     hits = np.arange(1, len(counted) + 1)
     best = np.maximum.accumulate((hits / (counted + np.spacing(1)))[::-1])[::-1]
-    # Nothing reaches a recall that is higher than the last.
-    return np.append(best, 0.0)[np.searchsorted(hits / positives, RECALLS)]
+    # Precision is 0 at recalls that are not reached.
+    return np.append(best, 0.0)[np.searchsorted(hits / positives, RECALL_THRESHOLDS)]

@@ -1,4 +1,4 @@
-"""Metrics: their means, as text, and beside those that a config expects."""
+"""Average, format and check metrics."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
+# {kind: {metric: value}}, for example {"bbox": {"AP": 0.4}}.
+Metrics = dict[str, dict[str, Any]]
 
-def mean_known(values: Iterable[float | None]) -> float | None:
-    """The mean of those that are not None; None if there are none."""
+
+def mean_or_none(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None, or None if there are none."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
 
-def format_table(metrics: dict[str, dict[str, Any]]) -> str:
-    """Metrics {kind: {name: value}} in percent, one row for each kind; "n/a" stands for None."""
+def format_table(metrics: Metrics) -> str:
+    """Format metrics in percent, one row per kind; None is shown as "n/a"."""
     cells = {
         kind: {name: _percent(value) for name, value in row.items() if not isinstance(value, dict)}
         for kind, row in metrics.items()
@@ -34,7 +37,7 @@ def format_table(metrics: dict[str, dict[str, Any]]) -> str:
 
 
 def format_losses(losses: dict[str, float | None]) -> str:
-    """Losses {"total": 1.5, "box": 0.5, ...} in a line; "n/a" stands for None."""
+    """Format losses {"total": 1.5, "box": 0.5, ...} in one line; None is shown as "n/a"."""
     cells = {name: "n/a" if value is None else f"{value:.3f}" for name, value in losses.items()}
     total = cells.pop("total")
     return f"{total} ({', '.join(f'{name} {cell}' for name, cell in cells.items())})"
@@ -44,24 +47,22 @@ def _percent(value: float | None) -> str:
     return "n/a" if value is None else f"{100 * value:.1f}"
 
 
-def check_expected(
-    metrics: dict[str, dict[str, Any]], expected: Sequence[Sequence[Any]], sigmas: float
-) -> None:
-    """Logs PASS for each of TEST.EXPECTED_RESULTS, or the error FAIL, also if it was not measured.
+def check_expected(metrics: Metrics, expected: Sequence[Sequence[Any]], sigmas: float) -> None:
+    """Log PASS or the error FAIL for each of TEST.EXPECTED_RESULTS.
 
     Args:
-        metrics: `{"bbox": {"AP": 0..1, ...}, ...}` of one data set.
+        metrics: the metrics of one data set. An expected metric that is missing fails.
         expected: rows (kind, metric, (mean, standard deviation)), such as
             ("bbox", "AP", (0.377, 0.002)).
-        sigmas: how many standard deviations a metric may be off.
+        sigmas: tolerance in standard deviations.
     """
     for kind, name, (mean, deviation) in expected:
         value = metrics.get(kind, {}).get(name)
         low, high = mean - sigmas * deviation, mean + sigmas * deviation
-        fine = value is not None and low <= value <= high
+        passed = value is not None and low <= value <= high
         logger.log(
-            logging.INFO if fine else logging.ERROR,
+            logging.INFO if passed else logging.ERROR,
             "%s: %s %s is %s, expected %.4f to %.4f",
-            "PASS" if fine else "FAIL", kind, name,
+            "PASS" if passed else "FAIL", kind, name,
             "not measured" if value is None else f"{value:.4f}", low, high,
         )  # fmt: skip

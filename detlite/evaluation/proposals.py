@@ -1,7 +1,7 @@
-"""Average recall of class-agnostic boxes, as Detectron measures region proposals.
+"""Average recall of class-agnostic boxes, as Detectron evaluates region proposals.
 
-Each object in turn, best covered first, takes the proposal that covers it most. COCO's own program
-gives nearly the same numbers, but takes hours for a thousand boxes an image.
+Proposals are assigned to objects greedily by IoU, one proposal per object. pycocotools gives nearly
+the same numbers but takes hours for 1000 boxes per image.
 """
 
 from __future__ import annotations
@@ -13,71 +13,69 @@ from detlite.data.errors import DataError
 
 from .results import Results
 
-_LIMITS = (100, 1000)  # the boxes of an image that count, best by score
-_AREAS = {"": (0, 1e10), "s": (0, 32**2), "m": (32**2, 96**2), "l": (96**2, 1e10)}
-_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+_LIMITS = (100, 1000)  # numbers of highest-scoring boxes per image
+_AREA_RANGES = {"": (0, 1e10), "s": (0, 32**2), "m": (32**2, 96**2), "l": (96**2, 1e10)}
+_IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 
 
 def evaluate_proposals(coco_gt: COCO, results: Results) -> dict[str, float | None]:
-    """Average recall over overlaps of 0.5, 0.55, ..., 0.95, of the best 100 and 1000 boxes.
+    """Compute the average recall at IoU 0.5, 0.55, ..., 0.95 of the best 100 and 1000 boxes.
 
     Args:
         coco_gt: the ground truth; crowds are left out.
-        results: boxes; their category is not looked at. May be empty.
+        results: boxes of any category. May be empty.
 
     Returns:
-        {"AR@100", "ARs@100", "ARm@100", "ARl@100", "AR@1000", ...}, fractions of 1; the letter is
-        for small, medium and large objects. None where there is nothing to find.
+        {"AR@100", "ARs@100", "ARm@100", "ARl@100", "AR@1000", ...} as fractions, where s, m and l
+        are small, medium and large objects. None if there are no such objects.
 
     Raises:
         DataError: the results have no boxes.
     """
-    found = results.boxes
-    if found is None:
+    boxes = results.boxes
+    if boxes is None:
         if len(results):
-            raise DataError("the results have no 'bbox', which proposals are measured by")
-        found = np.empty((0, 4))
+            raise DataError("the results have no 'bbox', which the evaluator 'proposals' needs")
+        boxes = np.empty((0, 4))
     order = np.lexsort((-results.scores, results.image_ids))
-    images = results.image_ids[order]
-    metrics: dict[str, float | None] = {}
+    image_ids = results.image_ids[order]
     areas: list[float] = []
-    overlaps: dict[int, list[np.ndarray]] = {limit: [] for limit in _LIMITS}
+    ious: dict[int, list[np.ndarray]] = {limit: [np.empty(0)] for limit in _LIMITS}
     for image_id in coco_gt.imgs:
-        rows = [row for row in coco_gt.imgToAnns[image_id] if not row.get("iscrowd", 0)]
-        areas += [row.get("area", row["bbox"][2] * row["bbox"][3]) for row in rows]
-        first, last = np.searchsorted(images, [image_id, image_id + 1])
-        boxes = found[order[first : min(last, first + max(_LIMITS))]]
-        truth = np.array([row["bbox"] for row in rows], float).reshape(-1, 4)
-        table = _overlaps(truth, boxes.astype(float))
+        objects = [row for row in coco_gt.imgToAnns[image_id] if not row.get("iscrowd", 0)]
+        areas += [row.get("area", row["bbox"][2] * row["bbox"][3]) for row in objects]
+        first, last = np.searchsorted(image_ids, [image_id, image_id + 1])
+        best = boxes[order[first : min(last, first + max(_LIMITS))]]
+        gt_boxes = np.array([row["bbox"] for row in objects], float).reshape(-1, 4)
+        table = _iou(gt_boxes, best.astype(float))
         for limit in _LIMITS:
-            overlaps[limit].append(_best_overlaps(table[:, :limit].copy()))
+            ious[limit].append(_assign_greedily(table[:, :limit].copy()))
     area = np.array(areas)
+    metrics: dict[str, float | None] = {}
     for limit in _LIMITS:
-        recalled = np.concatenate([np.empty(0), *overlaps[limit]])[:, None] >= _THRESHOLDS
-        for letter, (low, high) in _AREAS.items():
+        recalled = np.concatenate(ious[limit])[:, None] >= _IOU_THRESHOLDS
+        for letter, (low, high) in _AREA_RANGES.items():
             counted = recalled[(area >= low) & (area <= high)]
             metrics[f"AR{letter}@{limit}"] = float(counted.mean()) if len(counted) else None
     return metrics
 
 
-def _overlaps(truth: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Intersection over union [G, P] of xywh boxes."""
-    low = np.maximum(truth[:, None, :2], boxes[:, :2])
-    high = np.minimum((truth[:, :2] + truth[:, 2:])[:, None], boxes[:, :2] + boxes[:, 2:])
+def _iou(gt_boxes: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Return the IoU [G, P] of xywh boxes [G, 4] and [P, 4]."""
+    low = np.maximum(gt_boxes[:, None, :2], boxes[:, :2])
+    high = np.minimum((gt_boxes[:, :2] + gt_boxes[:, 2:])[:, None], boxes[:, :2] + boxes[:, 2:])
     shared = (high - low).clip(0).prod(axis=2)
-    areas = (side[:, 2] * side[:, 3] for side in (truth, boxes))
-    union = np.add.outer(*areas) - shared
+    union = np.add.outer(*(side[:, 2] * side[:, 3] for side in (gt_boxes, boxes))) - shared
     return np.divide(shared, union, out=np.zeros_like(shared), where=shared > 0)
 
 
-def _best_overlaps(table: np.ndarray) -> np.ndarray:
-    """The overlap that each of G boxes finds in P others, of [G, P], which is changed; each of
-    these serves one."""
-    found = np.zeros(len(table))
+def _assign_greedily(table: np.ndarray) -> np.ndarray:
+    """Return the IoU [G] of each object with its proposal. Overwrites `table` [G, P]."""
+    ious = np.zeros(len(table))
     for _ in range(min(table.shape)):
         g, p = np.unravel_index(table.argmax(), table.shape)
         if table[g, p] <= 0:
             break
-        found[g] = table[g, p]
+        ious[g] = table[g, p]
         table[g, :] = table[:, p] = -1
-    return found
+    return ious

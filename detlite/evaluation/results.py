@@ -1,4 +1,4 @@
-"""Detections of a data set as a few arrays, and as the json entries that every COCO tool reads."""
+"""Results: detections of a data set as a few arrays, and as entries of COCO results files."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ from detlite.structures.masks.formats import RLE, encode_bitmap
 from detlite.structures.masks.pasting import paste_boxes
 from detlite.structures.masks.rle import EncodedMasks
 
-_ROWS_PER_WRITE = 1000  # results held as text at the same time
-IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}  # type -> its field
-
-BACKGROUND: dict[str, Any] = {"id": -1, "name": "background"}
+_ROWS_PER_WRITE = 1000  # results held as text at a time
+# IoU type -> field of a COCO result
+IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
+# No annotation has this id.
+BACKGROUND_CATEGORY: dict[str, Any] = {"id": -1, "name": "background"}
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """N detections of one image or of a data set, in the frames of the original pictures.
+    """N detections of one image or of a data set, in coordinates of the original images.
 
     Attributes:
-        image_ids, category_ids: int64 [N], the data set's own.
+        image_ids, category_ids: int64 [N], ids of the data set.
         scores: float [N].
-        boxes: float [N, 4], xywh in pixels; None where they are not known.
-        masks: N of them, each of its picture's size; None: no masks.
-        keypoints: float [N, P, 3] of (x, y, 1), as indices of pixels; None: no keypoints.
+        boxes: float [N, 4], xywh in pixels, if known.
+        masks: N masks of the size of their image, if predicted.
+        keypoints: float [N, P, 3] of (x, y, 1) in pixel indices, if predicted.
     """
 
     image_ids: np.ndarray
@@ -55,15 +56,15 @@ class Results:
     def from_coco(
         cls, rows: Sequence[dict[str, Any]], iou_types: Sequence[str] = ("bbox",)
     ) -> Results:
-        """What COCO results, the content of a results file, say about some of `IOU_TYPES`.
+        """Convert the entries of a COCO results file.
 
         Args:
             rows: dicts of image_id, category_id, score, and for each of `iou_types` bbox (xywh),
                 segmentation (compressed RLE) or keypoints [x1, y1, v1, ...]. May be empty.
-            iou_types: what is read; all else is left out.
+            iou_types: the fields to read; others are ignored.
 
         Raises:
-            DataError: a field is missing or of another form; the message has the result's number.
+            DataError: a field is missing or has a wrong type or shape.
         """
         for kind in iou_types:
             for number, row in enumerate(rows):
@@ -93,7 +94,7 @@ class Results:
         return len(self.image_ids)
 
     def to_coco(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
-        """The detections from number `first` to before `last` as COCO results."""
+        """Yield the detections `first:last` as entries of a COCO results file."""
         part = slice(first, last)
         columns: dict[str, Sequence[Any] | Iterator[Any]] = {
             "image_id": self.image_ids[part].tolist(),
@@ -111,7 +112,7 @@ class Results:
             yield dict(zip(columns, values, strict=True))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All arrays by name, without what is None; those of several images may be put together."""
+        """Return the arrays by name. Concatenating those of several images is valid."""
         masks = self.masks
         arrays: dict[str, np.ndarray | None] = {
             "image_ids": self.image_ids,
@@ -127,7 +128,7 @@ class Results:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Results:
-        """What `arrays` returned."""
+        """Restore results from `arrays()`."""
         plain = {name: array for name, array in arrays.items() if not name.startswith("mask_")}
         masks = None
         if "mask_data" in arrays:
@@ -144,20 +145,21 @@ def to_coco_results(
     convention: Convention = CONVENTIONS["detlite"],
     mask_threshold: float = 0.5,
 ) -> Results:
-    """One image's detections in the frame of the original picture.
+    """Convert the detections of one image to coordinates of the original image.
 
     Args:
-        detections: what `model.detect` gives for the image, N of them in the frame of the
-            network's input.
-        image_id: the id that the results carry.
-        net_size: (height, width) of the image as the network got it, without padding.
-        orig_size: (height, width) of the original picture.
+        detections: the output of `model.detect`, in coordinates of the network input.
+        image_id: the id of the image.
+        net_size: (height, width) of the network input, without padding.
+        orig_size: (height, width) of the original image.
         categories: the K categories {"id", "name"}; label k is categories[k - 1].
-        convention, mask_threshold: the model's own.
+        convention, mask_threshold: settings of the model.
 
     Returns:
-        The N detections in their order, without those of the background, with masks and keypoints
-        where there is such a head.
+        The detections in the same order, without those labelled as background.
+
+    Raises:
+        ValueError: a label has no category.
     """
     detections = detections[detections.labels != 0]
     boxes = box_ops.rescale(detections.boxes, net_size, orig_size, convention)
@@ -178,10 +180,13 @@ def to_coco_results(
 
 
 def categories_of(labels: Tensor, categories: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The category of each of labels [N]; a ValueError where a label has none.
+    """Return the category of each of labels [N].
 
-    The background, label 0, is detected by models that score it (torchvision's RetinaNet): it is
-    `BACKGROUND`, whose id no annotation has.
+    Some models detect the background, label 0 (torchvision's RetinaNet): it is
+    `BACKGROUND_CATEGORY`.
+
+    Raises:
+        ValueError: a label has no category.
     """
     numbers = labels.tolist()
     for label in numbers:
@@ -190,7 +195,7 @@ def categories_of(labels: Tensor, categories: Sequence[dict[str, Any]]) -> list[
                 f"a detection has label {label}, and there are {len(categories)} categories: "
                 "model.categories must name every class of the model"
             )
-    return [categories[label - 1] if label else BACKGROUND for label in numbers]
+    return [categories[label - 1] if label else BACKGROUND_CATEGORY for label in numbers]
 
 
 def coco_results(
@@ -202,16 +207,16 @@ def coco_results(
     keypoints: Tensor | None = None,
     keypoint_center: float = PIXEL_CENTER,
 ) -> Results:
-    """Results of one image from detections in the original picture's frame.
+    """Make the results of one image from detections in coordinates of the original image.
 
     Args:
-        image_id: the id that the results carry.
+        image_id: the id of the image.
         boxes: [N, 4] xyxy in pixels.
         scores: [N].
-        category_ids: N ids of the data set's own.
-        masks: N compressed RLEs with string counts, or bool [N, H, W]; None: no masks.
-        keypoints: [N, P, 3] of (x, y, 1) in pixels; None: no keypoints.
-        keypoint_center: where in the pixel of that index a keypoint lies, see `Convention`.
+        category_ids: N category ids of the data set.
+        masks: N compressed RLEs with string counts, or bool [N, H, W], if predicted.
+        keypoints: [N, P, 3] of (x, y, 1) in pixels, if predicted.
+        keypoint_center: position of a keypoint within its pixel, see `Convention`.
     """
     if isinstance(masks, Tensor):
         masks = [encode_bitmap(mask) for mask in masks.numpy(force=True)]
@@ -233,7 +238,7 @@ def _array(values: Tensor) -> np.ndarray:
 
 
 def _ids(rows: Sequence[dict[str, Any]], field: str) -> np.ndarray:
-    """int64 [N]; a DataError where one is no int."""
+    """Read int64 [N] from a field. Raises DataError for a value that is no integer."""
     ids = np.empty(len(rows), np.int64)
     for number, row in enumerate(rows):
         try:
@@ -246,18 +251,18 @@ def _ids(rows: Sequence[dict[str, Any]], field: str) -> np.ndarray:
 
 
 def _column(rows: Sequence[dict[str, Any]], field: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float64 [N, *shape]; a DataError where one is of another shape."""
+    """Read float64 [N, *shape] from a field. Raises DataError for a value of another shape."""
     size = math.prod(shape)
-    wanted = (size,) if shape else ()
+    expected_shape = (size,) if shape else ()
     try:
         return np.array([row[field] for row in rows], np.float64).reshape(len(rows), *shape)
-    except (TypeError, ValueError, OverflowError):  # one row is to blame
+    except (TypeError, ValueError, OverflowError):  # find the wrong row
         for number, row in enumerate(rows):
             with contextlib.suppress(TypeError, ValueError, OverflowError):
-                if np.array(row[field], np.float64).shape == wanted:
+                if np.array(row[field], np.float64).shape == expected_shape:
                     continue
-            found, what = short_repr(row[field]), f"{size} numbers" if shape else "a number"
-            raise DataError(f"result {number}: {field} is {found}, not {what}") from None
+            value, expected = short_repr(row[field]), f"{size} numbers" if shape else "a number"
+            raise DataError(f"result {number}: {field} is {value}, not {expected}") from None
         raise
 
 
@@ -265,14 +270,14 @@ def _check_rle(rle: Any, number: int) -> None:
     if not isinstance(rle, dict) or not isinstance(rle.get("counts"), str | bytes):
         raise DataError(f"result {number}: 'segmentation' must be a compressed RLE")
     if isinstance(rle["counts"], str) and not rle["counts"].isascii():
-        raise DataError(f"result {number}: its mask is not run lengths that cover its image")
+        raise DataError(f"result {number}: the run lengths of its mask do not cover its image")
     size = rle.get("size")
     if not isinstance(size, list | tuple) or [type(side) for side in size] != [int, int]:
         raise DataError(
             f"result {number}: the mask's size is {short_repr(size)}, not [height, width]"
         )
     if not all(0 <= side < 2**31 for side in size):
-        raise DataError(f"result {number}: the mask's size is {short_repr(size)}; no image has it")
+        raise DataError(f"result {number}: the mask's size is {short_repr(size)}, out of range")
 
 
 def write_results(results: Results, file: Path) -> None:

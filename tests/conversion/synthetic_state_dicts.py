@@ -12,7 +12,7 @@ from torch import Tensor
 
 STEM, RES2, PYRAMID, DIM, CLASSES = 8, 16, 8, 12, 5
 DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 
 
 class Writer:
@@ -28,7 +28,7 @@ class Writer:
         self, conv: Callable[..., str], norm: Callable[..., str], caffe2: bool = False
     ) -> None:
         self.conv, self.norm, self.caffe2 = conv, norm, caffe2
-        self.state: State = {}
+        self.state: StateDict = {}
 
     def layer(self, name: str, *shape: int, bias: bool = True) -> None:
         weight, shift = ("_w", "_b") if self.caffe2 else (".weight", ".bias")
@@ -66,7 +66,7 @@ class Writer:
                     self.add_norm(self.norm(stage, block, place), shape[0])
 
 
-def detectron2(depth: int = 50, fpn: bool = True, groups: int = 1) -> State:
+def detectron2(depth: int = 50, fpn: bool = True, groups: int = 1) -> StateDict:
     def conv(stage: int, block: int, place: int) -> str:
         where = "backbone.bottom_up." if fpn else "backbone."
         where = "roi_heads." if stage == 5 and not fpn else where
@@ -95,7 +95,7 @@ def detectron2(depth: int = 50, fpn: bool = True, groups: int = 1) -> State:
     return out.state
 
 
-def maskrcnn_benchmark(fpn: bool = True) -> State:
+def maskrcnn_benchmark(fpn: bool = True) -> StateDict:
     def name(stage: int, block: int, place: int, kind: str) -> str:
         box = "roi_heads.box.feature_extractor.head."
         where = box if stage == 5 and not fpn else "backbone.body."
@@ -128,7 +128,7 @@ def maskrcnn_benchmark(fpn: bool = True) -> State:
     return {f"module.{n}": v for n, v in out.state.items()}
 
 
-def c4_keypoints(shared: bool) -> State:
+def c4_keypoints(shared: bool) -> StateDict:
     """maskrcnn-benchmark's, whose keypoint head shares a stage with the box head, or pools."""
     out = Writer(lambda: "", lambda: "")
     head = "roi_heads.keypoint."
@@ -144,7 +144,7 @@ def c4_keypoints(shared: bool) -> State:
     return maskrcnn_benchmark(fpn=False) | {f"module.{n}": v for n, v in out.state.items()}
 
 
-def dilated() -> State:
+def dilated() -> StateDict:
     """R_50_DC5: res5 in the body, and fully connected layers on it."""
     state = detectron2()
     names = {n: n.replace("backbone.bottom_up.", "backbone.") for n in state if ".fpn_" not in n}
@@ -159,7 +159,7 @@ def dilated() -> State:
     return state | out.state
 
 
-def cascade() -> State:
+def cascade() -> StateDict:
     """cascade_mask_rcnn_R_50_FPN: three numbered box heads, class-agnostic."""
     state = {n: v for n, v in detectron2().items() if ".box_" not in n}
     out = Writer(lambda: "", lambda: "")
@@ -171,7 +171,7 @@ def cascade() -> State:
     return state | out.state
 
 
-def cascade_of_convolutions() -> State:
+def cascade_of_convolutions() -> StateDict:
     """As in cascade_mask_rcnn_X_152_32x8d_FPN_IN5k_gn_dconv: 4conv1fc box heads in a cascade."""
     state = {n: v for n, v in cascade().items() if ".fc2." not in n}
     out = Writer(lambda: "", lambda: "")
@@ -180,7 +180,7 @@ def cascade_of_convolutions() -> State:
     return state | out.state
 
 
-def long_rpn() -> State:
+def long_rpn() -> StateDict:
     """As in new_baselines/mask_rcnn_R_50_FPN_100ep_LSJ: two convolutions in the RPN."""
     state = {n: v for n, v in detectron2().items() if ".rpn_head.conv." not in n}
     out = Writer(lambda: "", lambda: "")
@@ -189,7 +189,7 @@ def long_rpn() -> State:
     return state | out.state
 
 
-def panoptic() -> State:
+def panoptic() -> StateDict:
     """panoptic_fpn_R_50: a Mask R-CNN, and a head that is not taken over."""
     out = Writer(lambda: "", lambda: "")
     out.layer("sem_seg_head.p2.0", PYRAMID, PYRAMID, 3, 3)
@@ -197,7 +197,7 @@ def panoptic() -> State:
     return detectron2() | out.state
 
 
-def retinanet(source: str, norm: str = "") -> State:
+def retinanet(source: str, norm: str = "") -> StateDict:
     """A RetinaNet by a framework's names; torchvision's with P6 from P5, the others' from C5.
 
     In detectron2's a `norm` follows each convolution of the towers: "GN", or "BN" for each level.
@@ -271,7 +271,7 @@ RETINANET_NAMES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def torchvision_fpn() -> State:
+def torchvision_fpn() -> StateDict:
     """A body by torchvision's names."""
 
     def name(stage: int, block: int, place: int, kind: str) -> str:
@@ -292,7 +292,7 @@ def caffe2_body(norm: str = "bn") -> Writer:
     return out
 
 
-def caffe2() -> State:
+def caffe2() -> StateDict:
     out = caffe2_body()
     for stage, block in zip(range(2, 6), (2, 3, 5, 2), strict=True):
         lateral = "" if stage == 5 else "_lateral"
@@ -316,7 +316,7 @@ OF_THE_CLASSIFIER = {"conv1_b": torch.zeros(STEM), "fc1000_w": torch.zeros(10, 4
                      "fc1000_b": torch.zeros(10), "res2_0_branch2a_b": torch.zeros(4)}  # fmt: skip
 
 
-def caffe2_c4() -> State:
+def caffe2_c4() -> StateDict:
     out = caffe2_body()
     out.layer("conv_rpn", 4 * RES2, 4 * RES2, 3, 3)
     out.layer("rpn_cls_logits", 15, 4 * RES2, 1, 1)
@@ -328,7 +328,7 @@ def caffe2_c4() -> State:
     return out.state | OF_THE_CLASSIFIER
 
 
-def caffe2_keypoints() -> State:
+def caffe2_keypoints() -> StateDict:
     out = caffe2_body()
     for number in range(1, 9):
         out.layer(f"conv_fcn{number}", PYRAMID, PYRAMID, 3, 3)
@@ -338,7 +338,7 @@ def caffe2_keypoints() -> State:
     return out.state | caffe2()
 
 
-def deformable(state: State, source: str) -> State:
+def deformable(state: StateDict, source: str) -> StateDict:
     """With deformable convolutions in res4 and res5, modulated, under the framework's names."""
     out = dict(state)
     for name, value in state.items():

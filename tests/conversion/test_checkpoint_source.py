@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from detlite.conversion import SOURCES, source_of
-from detlite.conversion.checkpoint_source import levels_from_0, rename
-from detlite.conversion.torchvision import RULES_BACK
+from detlite.conversion import SOURCES, detect_source
+from detlite.conversion.checkpoint_source import number_levels_from_zero, rename
+from detlite.conversion.torchvision import TO_TORCHVISION_RULES
 
 BODY, NECK = "backbone.body", "backbone.neck"
 BOX, MASK = "roi_heads.box.feature_extractor", "roi_heads.mask.feature_extractor"
@@ -147,7 +147,7 @@ _CURRENT = [n for n in CASES["torchvision"] if not any(older in n for older in _
 
 @pytest.mark.parametrize("theirs", _CURRENT)
 def test_torchvisions_names_and_back(theirs):
-    assert rename(rename(theirs, SOURCES["torchvision"].rules), RULES_BACK) == theirs
+    assert rename(rename(theirs, SOURCES["torchvision"].rules), TO_TORCHVISION_RULES) == theirs
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_torchvisions_names_and_back(theirs):
     ],
 )  # fmt: skip
 def test_source_is_found_by_names(names, source):
-    assert source_of({name: torch.zeros(1) for name in names}) == source
+    assert detect_source({name: torch.zeros(1) for name in names}) == source
 
 
 def test_unused_entries_are_left_out():
@@ -191,7 +191,7 @@ def test_unused_entries_are_left_out():
 def test_levels_are_numbered_from_0(finest):
     state = {f"backbone.neck.{part}.{finest + k}.0.weight": torch.tensor(float(k))
              for part in ("lateral", "output") for k in range(3)}  # fmt: skip
-    numbered = levels_from_0(state | {"other.1.weight": torch.zeros(1)})
+    numbered = number_levels_from_zero(state | {"other.1.weight": torch.zeros(1)})
     assert numbered.pop("other.1.weight") == 0
     assert {name: int(value) for name, value in numbered.items()} == {
         f"backbone.neck.{part}.{k}.0.weight": k for part in ("lateral", "output") for k in range(3)

@@ -8,18 +8,18 @@ import pytest
 import torch
 import torchvision
 
-from detlite.conversion import convert, source_of
+from detlite.conversion import convert, detect_source
 from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint, load_weights
 from detlite.conversion.checkpoint_source import rename
-from detlite.conversion.torchvision import RULES_BACK
-from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
+from detlite.conversion.torchvision import TO_TORCHVISION_RULES
+from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.build import build_model
 from tests.conversion.synthetic_state_dicts import (
     OF_THE_CLASSIFIER,
     RES2,
     STEM,
-    State,
+    StateDict,
     caffe2_body,
 )
 
@@ -72,10 +72,10 @@ def test_caffe2_classifier_gives_the_body_alone(norm, tiny_config, tmp_path):
         assert (shortcut.running_var == 1).all()
 
 
-def classifier(model: torch.nn.Module) -> State:
+def classifier(model: torch.nn.Module) -> StateDict:
     """The body of `model` as torchvision's classifiers name it."""
     body = {n: v for n, v in model.state_dict().items() if n.startswith("backbone.body.")}
-    names = {n: rename(n, RULES_BACK).removeprefix("backbone.body.") for n in body}
+    names = {n: rename(n, TO_TORCHVISION_RULES).removeprefix("backbone.body.") for n in body}
     return {names[n]: v + 1 for n, v in body.items()} | {"fc.weight": torch.zeros(10, 4)}
 
 
@@ -111,12 +111,12 @@ def test_classifier_of_another_depth_is_refused(tiny_config, tmp_path):
 @pytest.mark.parametrize(
     ("name", "spec"),
     [
-        ("resnet18", ResNetSpec(18, res2_channels=64)),
-        ("resnet34", ResNetSpec(34, res2_channels=64)),
-        ("resnet101", ResNetSpec(101)),
-        ("resnet152", ResNetSpec(152)),
-        ("resnext101_32x8d", ResNetSpec(101, groups=32, width_per_group=8)),
-        ("resnext101_64x4d", ResNetSpec(101, groups=64, width_per_group=4)),
+        ("resnet18", ResNetOptions(18, res2_channels=64)),
+        ("resnet34", ResNetOptions(34, res2_channels=64)),
+        ("resnet101", ResNetOptions(101)),
+        ("resnet152", ResNetOptions(152)),
+        ("resnext101_32x8d", ResNetOptions(101, groups=32, width_per_group=8)),
+        ("resnext101_64x4d", ResNetOptions(101, groups=64, width_per_group=4)),
     ],
 )
 @pytest.mark.parametrize("source", ["torchvision", "timm"])
@@ -124,7 +124,7 @@ def test_every_classifier_of_torchvision_is_a_body(name, spec, source):
     with torch.device("meta"):
         classifier = getattr(torchvision.models, name)().state_dict()
         body = ResNet(spec, (5,)).state_dict()
-    assert source_of(classifier) == "torchvision"
+    assert detect_source(classifier) == "torchvision"
     converted = convert(classifier, source)
     assert converted.backbone_only
     assert {n: v.shape for n, v in converted.model.items()} == {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.conversion import convert, source_of, to_torchvision
+from detlite.conversion import convert, detect_source, to_torchvision
 from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.modeling.build import build_model
@@ -36,7 +36,7 @@ from tests.conversion.synthetic_state_dicts import (
 def test_proposals_alone(source, fpn, tmp_path):
     full = detectron2(fpn=fpn) if source == "detectron2" else maskrcnn_benchmark(fpn)
     state = {n: v for n, v in full.items() if "roi_heads." not in n}
-    assert source_of(state) == source
+    assert detect_source(state) == source
     torch.save(state, tmp_path / "w.pth")
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
     assert cfg.MODEL.META_ARCHITECTURE == "ProposalNetwork"
@@ -49,7 +49,7 @@ def test_proposals_alone(source, fpn, tmp_path):
 @pytest.mark.parametrize("source", RETINANET_NAMES)
 def test_a_retinanet_file_becomes_a_model(source, tmp_path):
     state = retinanet(source)
-    assert source_of(state) == source
+    assert detect_source(state) == source
     torch.save({"model": state}, tmp_path / "w.pth")
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
     assert cfg.MODEL.BACKBONE.CONV_BODY == "R-50-FPN-RETINANET"
@@ -90,7 +90,7 @@ FILES = {
 def test_a_file_becomes_a_model(name, tmp_path):
     make, source, body = FILES[name]
     state = make()
-    assert source_of({"model": state}) == source
+    assert detect_source({"model": state}) == source
     torch.save({"model": state, "iteration": 7}, tmp_path / "w.pth")
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
     assert body == cfg.MODEL.BACKBONE.CONV_BODY
@@ -172,6 +172,6 @@ def test_torchvision_has_no_such_model(tiny_config, opts, lacking):
 
 
 def test_source_of_what_is_not_theirs():
-    assert source_of({"model": {"weight": torch.zeros(1)}}) is None
-    assert source_of([np.zeros(1)]) is None
-    assert source_of({}) is None
+    assert detect_source({"model": {"weight": torch.zeros(1)}}) is None
+    assert detect_source([np.zeros(1)]) is None
+    assert detect_source({}) is None

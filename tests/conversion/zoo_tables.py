@@ -26,7 +26,7 @@ def replace_rows(page: Path, rows: Iterable[str]) -> None:
 
 
 def live_rows() -> Iterator[str]:
-    """Yield the rows of detectron2_models.md, as recorded by `detectron2_live.py`."""
+    """Yield the rows of detectron2_models.md, as recorded by `detectron2/live_comparison.py`."""
     for name, record in json.loads(RECORD.read_text()).items():
         numbers = [f"{record[key]:.1g}" if record[key] else "" for key in ("box", "score", "mask")]
         cells = [name, str(record["count"]), str(record["unmatched"]), *numbers]

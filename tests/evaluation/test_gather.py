@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from detlite.evaluation import Results, coco_results
-from detlite.evaluation.gather import Collector, gather_results
+from detlite.evaluation.gather import ResultsCollector, gather_results
 from detlite.structures.masks.formats import encode_bitmap
 
 
@@ -31,18 +31,18 @@ def image_results(image_id: int, count: int, **options: bool) -> Results:
 @pytest.mark.parametrize("options", [{}, {"masks": True}, {"masks": True, "keypoints": True}])
 def test_images_follow_each_other(options: dict[str, bool]) -> None:
     parts = [image_results(n, count, **options) for n, count in enumerate((2, 0, 3))]
-    collector = Collector()
+    collector = ResultsCollector()
     for part in parts:
         collector.add(part)
     collected = collector.collected()
-    assert list(collected.rows()) == [row for part in parts for row in part.rows()]
+    assert list(collected.to_coco()) == [row for part in parts for row in part.rows()]
     assert collected.scores.dtype == np.float32
     assert gather_results(collected) is collected
 
 
 @pytest.mark.parametrize("options", [{}, {"masks": True, "keypoints": True}])
 def test_nothing_found(options: dict[str, bool]) -> None:
-    collector = Collector()
+    collector = ResultsCollector()
     assert len(collector.collected()) == 0
     collector.add(image_results(1, 0, **options))
     assert len(collector.collected()) == 0
@@ -54,18 +54,18 @@ PROCESSES = """
     sys.path.insert(0, {folder!r})
     from test_gathering import image_results
     from detlite.distributed import process_group, rank
-    from detlite.evaluation.gather import Collector, gather_results
+    from detlite.evaluation.gather import ResultsCollector, gather_results
 
     with process_group("cpu"):
         for counts in {counts!r}:
-            collector = Collector()
+            collector = ResultsCollector()
             for image, count in counts[rank()]:
                 collector.add(image_results(image, count, masks=True))
             gathered = gather_results(collector.collected())
             if rank():
                 assert gathered is None
             else:
-                print(json.dumps(list(gathered.rows())))
+                print(json.dumps(list(gathered.to_coco())))
 """
 
 
@@ -97,7 +97,7 @@ def test_three_processes(tmp_path: Path, free_port: Callable[[], int]) -> None:
             row
             for images in one
             for image, count in images
-            for row in image_results(image, count, masks=True).rows()
+            for row in image_results(image, count, masks=True).to_coco()
         ]
         for one in counts
     ]

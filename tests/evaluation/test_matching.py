@@ -136,5 +136,5 @@ def test_results_of_float32_are_measured_as_their_values() -> None:
         for name, array in results.arrays().items()
     }
     narrow = Results.from_arrays(arrays)
-    again = Results.from_coco(list(narrow.rows()))
+    again = Results.from_coco(list(narrow.to_coco()))
     assert evaluate_coco(truth, narrow, ["bbox"]) == evaluate_coco(truth, again, ["bbox"])

@@ -32,7 +32,7 @@ def detections(**fields: Tensor) -> Detections:
 class TestToCocoResults:
     def test_boxes_in_the_original_frame(self) -> None:
         results = to_coco_results(detections(), 5, (50, 100), (200, 200), CATEGORIES)
-        assert list(results.rows()) == [
+        assert list(results.to_coco()) == [
             {"image_id": 5, "category_id": 90, "bbox": [40, 40, 80, 80], "score": 0.75},
             {"image_id": 5, "category_id": 7, "bbox": [0, 0, 200, 200], "score": 0.5},
         ]
@@ -41,7 +41,7 @@ class TestToCocoResults:
         probs = torch.zeros(2, 28, 28)
         probs[0, :, 14:] = 1  # the right half of the box
         found = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (200, 200), CATEGORIES)
-        results = list(found.rows())
+        results = list(found.to_coco())
         mask = to_bitmap(results[0]["segmentation"], 200, 200)
         half = np.zeros((200, 200), np.uint8)
         half[40:120, 80:120] = 1
@@ -60,20 +60,20 @@ class TestToCocoResults:
                 CATEGORIES,
                 mask_threshold=threshold,
             )
-            (first, _) = results.rows()
+            (first, _) = results.to_coco()
             areas.append(to_bitmap(first["segmentation"], 50, 100).sum())
         assert areas == [20 * 40, 0]
 
     def test_goes_through_json(self) -> None:
         probs = torch.ones(2, 28, 28)
         found = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (9, 9), CATEGORIES)
-        results = list(found.rows())
+        results = list(found.to_coco())
         assert json.loads(json.dumps(results)) == results
 
     def test_no_detections(self) -> None:
         none = detections(mask_probs=torch.zeros(2, 28, 28))[:0]
         found = to_coco_results(none, 5, (50, 100), (50, 100), CATEGORIES)
-        assert len(found) == len(list(found.rows())) == 0
+        assert len(found) == len(list(found.to_coco())) == 0
 
     def test_the_background_is_of_no_data_set(self) -> None:
         found = categories_of(torch.tensor([0, 1]), CATEGORIES)
@@ -92,23 +92,23 @@ def test_bitmaps_become_run_lengths() -> None:
     masks = torch.zeros(1, 8, 6, dtype=torch.bool)
     masks[0, 2:4, 1:5] = True
     boxes, scores = torch.tensor([[1.0, 2.0, 5.0, 4.0]]), torch.tensor([1.0])
-    (result,) = coco_results(1, boxes, scores, [7], masks).rows()
+    (result,) = coco_results(1, boxes, scores, [7], masks).to_coco()
     assert result["bbox"] == [1, 2, 4, 2]
     assert (to_bitmap(result["segmentation"], 8, 6) == masks[0].numpy()).all()
-    assert list(coco_results(1, boxes, scores, [7], [result["segmentation"]]).rows()) == [result]
+    assert list(coco_results(1, boxes, scores, [7], [result["segmentation"]]).to_coco()) == [result]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_types_of_numbers(dtype):
     boxes, scores = torch.tensor([[1.0, 2.0, 5.0, 4.0]]), torch.tensor([0.5])
-    (result,) = coco_results(1, boxes.to(dtype), scores.to(dtype), [7]).rows()
+    (result,) = coco_results(1, boxes.to(dtype), scores.to(dtype), [7]).to_coco()
     assert (result["bbox"], result["score"]) == ([1, 2, 4, 2], 0.5)
 
 
 def test_keypoints_are_indices_of_pixels():
     boxes, scores = torch.tensor([[1.0, 2, 5, 9]]), torch.tensor([0.5])
     keypoints = torch.tensor([[[1.5, 2.5, 1], [4.0, 8.5, 1]]])
-    (result,) = coco_results(1, boxes, scores, [7], keypoints=keypoints).rows()
+    (result,) = coco_results(1, boxes, scores, [7], keypoints=keypoints).to_coco()
     assert result["keypoints"] == [1, 2, 1, 3.5, 8, 1]
     assert "segmentation" not in result
 
@@ -125,24 +125,24 @@ ALL = ("bbox", "segm", "keypoints")
 class TestRows:
     def test_are_what_was_read(self) -> None:
         results = Results.from_coco(ROWS, ALL)
-        assert list(results.rows()) == ROWS
-        assert list(results.rows(1)) == ROWS[1:]
-        assert list(results.rows(0, 1)) == ROWS[:1]
-        assert list(Results.from_arrays(results.arrays()).rows()) == ROWS
+        assert list(results.to_coco()) == ROWS
+        assert list(results.to_coco(1)) == ROWS[1:]
+        assert list(results.to_coco(0, 1)) == ROWS[:1]
+        assert list(Results.from_arrays(results.arrays()).to_coco()) == ROWS
 
     def test_have_what_is_asked_for(self) -> None:
-        (first, _) = Results.from_coco(ROWS, ["segm"]).rows()
+        (first, _) = Results.from_coco(ROWS, ["segm"]).to_coco()
         assert first.keys() == {"image_id", "category_id", "score", "segmentation"}
 
     def test_counts_may_be_bytes(self) -> None:
         counts = ROWS[0]["segmentation"]["counts"].encode()
         row = {**ROWS[0], "segmentation": {"size": [2, 3], "counts": counts}}
-        assert list(Results.from_coco([row], ALL).rows()) == ROWS[:1]
+        assert list(Results.from_coco([row], ALL).to_coco()) == ROWS[:1]
 
     @pytest.mark.parametrize("kind", ALL)
     def test_none(self, kind: str) -> None:
         assert len(Results.from_coco([], [kind])) == 0
-        assert list(Results.from_coco([], ()).rows()) == []
+        assert list(Results.from_coco([], ()).to_coco()) == []
 
     @pytest.mark.parametrize(
         ("change", "message"),

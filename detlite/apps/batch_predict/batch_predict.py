@@ -75,7 +75,7 @@ def done_picture(
         image_id, found["boxes"], found["scores"], found["category_ids"],
         found.get("masks"), found.get("keypoints"), predictor.model.convention.keypoint_center,
     )  # fmt: skip
-    return {"image": image, "objects": list(results.rows())}
+    return {"image": image, "objects": list(results.to_coco())}
 
 
 def predict_each(

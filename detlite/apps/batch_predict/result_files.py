@@ -15,7 +15,7 @@ from typing import Any
 
 from detlite.atomic_write import atomic_open, atomic_path
 from detlite.config import ConfigError
-from detlite.evaluation.results import BACKGROUND
+from detlite.evaluation.results import BACKGROUND_CATEGORY
 
 Entry = dict[str, Any]  # of a json file
 
@@ -46,7 +46,7 @@ _ROWS = 10_000  # of a Parquet row group, which is held in memory
 
 def category_names(categories: Iterable[Entry]) -> dict[int, str]:
     """The names of categories, and of the background, which some models detect, by id."""
-    return {category["id"]: category["name"] for category in (BACKGROUND, *categories)}
+    return {category["id"]: category["name"] for category in (BACKGROUND_CATEGORY, *categories)}
 
 
 def check_format(form: str) -> None:

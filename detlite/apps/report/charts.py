@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from detlite.evaluation.matching import RECALLS
+from detlite.evaluation.matching import RECALL_THRESHOLDS
 
 from .analysis.calibration import Calibration
 
@@ -36,12 +36,17 @@ def style(number: int) -> tuple[str, str]:
 
 
 def precision_recall(title: str, curves: Mapping[str, np.ndarray]) -> str:
-    """Precision float [101] at RECALLS, 0 to 1, by name."""
+    """Precision float [101] at RECALL_THRESHOLDS, 0 to 1, by name."""
     figure, axes = _axes(title)
     for number, (name, precision) in enumerate(curves.items()):
         colour, line = style(number)
         axes.plot(
-            100 * RECALLS, 100 * precision, line, color=colour, label=_plain(name), linewidth=1.8
+            100 * RECALL_THRESHOLDS,
+            100 * precision,
+            line,
+            color=colour,
+            label=_plain(name),
+            linewidth=1.8,
         )
     axes.set(xlabel="recall: found objects (%)", ylabel="precision: right detections (%)")
     axes.set(xlim=(0, 100), ylim=(0, 103))

@@ -18,8 +18,8 @@ from detlite.data.datasets.coco import CocoDataset
 from detlite.data.errors import DataError
 from detlite.evaluation.results import Results
 
-from .analysis.detection_analysis import Analysis
-from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVES, Errors
+from .analysis.detection_analysis import DetectionAnalysis
+from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVE_TYPES, DetectionErrors
 
 _GAP = 6
 _OBJECT, _MEANT = (60, 200, 90), (255, 210, 40)
@@ -33,7 +33,7 @@ class Mistake:
     Attributes:
         source: a data URI: on the left what is labelled, on the right what is detected.
         category: of the detection, or of the object that was missed.
-        kind: of KINDS.
+        kind: of ERROR_TYPES.
         score: of the detection; of a missed object that of the nearest detection, or 0.
         text: what is to be seen.
     """
@@ -57,7 +57,7 @@ class Gallery:
     dataset: CocoDataset
     coco_gt: COCO
     results: Results
-    analysis: Analysis
+    analysis: DetectionAnalysis
     most: int
 
     def counts(self) -> tuple[int, int]:
@@ -67,56 +67,62 @@ class Gallery:
     def false_positives(self) -> list[Mistake]:
         """Wrong detections, the surest of each category."""
         errors, names, wrong = self._errors, self.analysis.names, self._wrong
-        scores = errors.across.pairing.scores
-        chosen = _of_each(errors.across.detected[wrong], -scores[wrong], self.most)
+        scores = errors.matches.pairing.scores
+        chosen = _of_each(errors.matches.detection_categories[wrong], -scores[wrong], self.most)
         found = {}
         for detection in wrong[chosen].tolist():
-            kind, wanted = int(errors.kinds[detection]), int(errors.objects[detection])
-            category = names[errors.across.detected[detection]]
+            kind, wanted = int(errors.types[detection]), int(errors.objects[detection])
+            category = names[errors.matches.detection_categories[detection]]
             text = f"{category}: {self._explained(kind, detection, wanted)}"
-            found[detection] = (category, FALSE_POSITIVES[kind], scores[detection], text, wanted)
-        return self._drawn(found, errors.across.images)
+            found[detection] = (
+                category,
+                FALSE_POSITIVE_TYPES[kind],
+                scores[detection],
+                text,
+                wanted,
+            )
+        return self._drawn(found, errors.matches.images)
 
     def misses(self) -> list[Mistake]:
         """Objects that nothing found, the largest of each category."""
         errors, names = self._errors, self.analysis.names
-        across, unseen = errors.across, self._unseen
-        areas = across.truth.areas
-        chosen = _of_each(across.labelled[unseen], -areas[unseen], self.most)
-        detections, objects = across.pairing.pairs()
+        matches, unseen = errors.matches, self._unseen
+        areas = matches.truth.areas
+        chosen = _of_each(matches.object_categories[unseen], -areas[unseen], self.most)
+        detections, objects = matches.pairing.pairs()
         found = {}
         for wanted in unseen[chosen].tolist():
-            category = names[across.labelled[wanted]]
+            category = names[matches.object_categories[wanted]]
             own = np.flatnonzero(objects == wanted)
-            own = own[across.overlaps[own] > 0]
+            own = own[matches.overlaps[own] > 0]
             score, near = 0.0, "nothing is detected there"
             if len(own):
-                nearest = own[across.overlaps[own].argmax()]
+                nearest = own[matches.overlaps[own].argmax()]
                 detection = int(detections[nearest])
-                score = float(across.pairing.scores[detection])
+                score = float(matches.pairing.scores[detection])
                 near = (
-                    f"nearest is {names[across.detected[detection]]} {score:.2f}, overlap "
-                    f"{100 * across.overlaps[nearest]:.0f} %"
+                    f"nearest is {names[matches.detection_categories[detection]]} {score:.2f}, "
+                    f"overlap {100 * matches.overlaps[nearest]:.0f} %"
                 )
             text = f"{category} of {areas[wanted]:.0f} px²: {near}"
             found[-1 - wanted] = (category, "missed", score, text, wanted)
-        return self._drawn(found, across.truth.images)
+        return self._drawn(found, matches.truth.images)
 
     @property
     def _wrong(self) -> np.ndarray:
-        return np.flatnonzero(self._errors.kinds >= 0)
+        return np.flatnonzero(self._errors.types >= 0)
 
     @property
     def _unseen(self) -> np.ndarray:
-        return np.flatnonzero((self._errors.found_by < 0) & ~self._errors.across.truth.crowd)
+        return np.flatnonzero((self._errors.found_by < 0) & ~self._errors.matches.truth.crowd)
 
     @property
-    def _errors(self) -> Errors:
+    def _errors(self) -> DetectionErrors:
         assert self.analysis.errors is not None
         return self.analysis.errors
 
     def _explained(self, kind: int, detection: int, wanted: int) -> str:
-        across, names = self._errors.across, self.analysis.names
+        matches, names = self._errors.matches, self.analysis.names
         if kind == BACKGROUND:
             mask = self._mask_detected(detection)
             empty = mask is not None and not rle_codec.area(mask)
@@ -125,8 +131,8 @@ class Gallery:
             return "wrong name, and off its place"
         if kind == DUPLICATE:
             return "found already by a surer detection"
-        if across.labelled[wanted] != across.detected[detection]:
-            return f"labelled {names[across.labelled[wanted]]}"
+        if matches.object_categories[wanted] != matches.detection_categories[detection]:
+            return f"labelled {names[matches.object_categories[wanted]]}"
         return "off its place"
 
     def _drawn(self, found: dict[int, Any], images: np.ndarray) -> list[Mistake]:
@@ -137,7 +143,7 @@ class Gallery:
         numbers = {image_id: n for n, image_id in enumerate(self.dataset.image_ids)}
         drawn: dict[int, Mistake] = {}
         for image, keys in by_image.items():
-            image_id = int(self._errors.across.truth.image_ids[image])
+            image_id = int(self._errors.matches.truth.image_ids[image])
             try:
                 pixels, _ = self.dataset[numbers[image_id]]
             except DataError:  # changed since it was measured
@@ -154,10 +160,10 @@ class Gallery:
 
     def _scene(self, image: int) -> tuple[np.ndarray, np.ndarray]:
         """The objects, and the detections worth showing, of an image."""
-        across, threshold = self._errors.across, self.analysis.threshold
-        objects = np.flatnonzero(across.truth.images == image)
-        shown = across.pairing.scores >= (threshold.score if threshold else 0.5)
-        return objects, np.flatnonzero((across.images == image) & shown)
+        matches, threshold = self._errors.matches, self.analysis.threshold
+        objects = np.flatnonzero(matches.truth.images == image)
+        shown = matches.pairing.scores >= (threshold.score if threshold else 0.5)
+        return objects, np.flatnonzero((matches.images == image) & shown)
 
     def _panels(
         self,
@@ -167,26 +173,28 @@ class Gallery:
         wanted: int,
     ) -> Image.Image:
         """What is labelled beside what is detected, about the detection, or else the object."""
-        across, names = self._errors.across, self.analysis.names
+        matches, names = self._errors.matches, self.analysis.names
         objects, detections = scene  # what it is about goes first: on top
         if wanted >= 0:
             objects = np.append(wanted, objects[objects != wanted])
         if detection >= 0:
             detections = np.append(detection, detections[detections != detection])
         assert self.results.boxes is not None
-        found = self.results.boxes[across.pairing.index[detections]].astype(np.float64)
-        centre = found[0] if detection >= 0 else across.truth.boxes[wanted]
+        found = self.results.boxes[matches.pairing.index[detections]].astype(np.float64)
+        centre = found[0] if detection >= 0 else matches.truth.boxes[wanted]
         window = window_about(centre, pixels.shape[-2], pixels.shape[-1])
         labelled = [
-            names[across.labelled[g]] if len(names) > 1 or g == wanted else ""
+            names[matches.object_categories[g]] if len(names) > 1 or g == wanted else ""
             for g in objects.tolist()
         ]
         detected = [
-            f"{names[across.detected[d]]} {across.pairing.scores[d]:.2f}" if d == detection else ""
+            f"{names[matches.detection_categories[d]]} {matches.pairing.scores[d]:.2f}"
+            if d == detection
+            else ""
             for d in detections.tolist()
         ]
         panels = [
-            draw_part(pixels, window, across.truth.boxes[objects], self._mask_of(wanted), labelled,
+            draw_part(pixels, window, matches.truth.boxes[objects], self._mask_of(wanted), labelled,
                    [_MEANT if g == wanted else _OBJECT for g in objects]),
             draw_part(pixels, window, found, self._mask_detected(detection), detected,
                    [_MISTAKE if d == detection else _DETECTION for d in detections]),
@@ -198,14 +206,14 @@ class Gallery:
         return joined
 
     def _mask_of(self, wanted: int) -> dict[str, Any] | None:
-        masks = self._errors.across.truth.masks
+        masks = self._errors.matches.truth.masks
         return None if masks is None or wanted < 0 else next(masks.rles(wanted, wanted + 1))
 
     def _mask_detected(self, detection: int) -> dict[str, Any] | None:
         masks = self.results.masks if self.analysis.kind == "segm" else None
         if masks is None or detection < 0:
             return None
-        number = int(self._errors.across.pairing.index[detection])
+        number = int(self._errors.matches.pairing.index[detection])
         return next(masks.rles(number, number + 1))
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from . import charts
-from .analysis.bootstrap import Difference, compare, interval
-from .analysis.detection_analysis import Analysis
-from .analysis.error_types import KINDS
+from .analysis.bootstrap import MetricDifference, compare, interval
+from .analysis.detection_analysis import DetectionAnalysis
+from .analysis.error_types import ERROR_TYPES
 from .text import METRICS, MISTAKES, SIZES, TITLES, calibration_verdict, percent
 
 _MOST_CURVES = 24  # categories with a chart of their own
@@ -20,7 +20,9 @@ _MOST_PAIRS = 8  # of categories that are mixed up
 Part = dict[str, Any]
 
 
-def describe(prefix: str, kind: str, found: Mapping[str, Analysis], same: Sequence[bool]) -> Part:
+def describe(
+    prefix: str, kind: str, found: Mapping[str, DetectionAnalysis], same: Sequence[bool]
+) -> Part:
     """What the template shows of one kind on a data set.
 
     Args:
@@ -29,7 +31,7 @@ def describe(prefix: str, kind: str, found: Mapping[str, Analysis], same: Sequen
         same: which of them were measured on the pictures and labels of the first.
     """
     title = TITLES[kind]
-    drawn = {run: one.resampled.metrics() for run, one in found.items()}
+    drawn = {run: one.bootstrap.metrics() for run, one in found.items()}
     rows: list[Part] = [
         {"name": metric, "meaning": meaning, "cells": _cells(
             [_metric(one, metric) for one in found.values()],
@@ -65,9 +67,11 @@ def describe(prefix: str, kind: str, found: Mapping[str, Analysis], same: Sequen
     }  # fmt: skip
 
 
-def _metric(one: Analysis, name: str) -> float | None:
+def _metric(one: DetectionAnalysis, name: str) -> float | None:
     """Average recall has the number of detections in its name, where there are several."""
-    value: float | None = one.metrics.get(name, one.metrics.get(f"{name}{one.scored.most}"))
+    value: float | None = one.metrics.get(
+        name, one.metrics.get(f"{name}{one.precision_recall.max_dets}")
+    )
     return value
 
 
@@ -92,28 +96,33 @@ def _between(bounds: tuple[float, float] | None, sign: str = "") -> str:
     return "" if bounds is None else " to ".join(f"{100 * bound:{sign}.1f}" for bound in bounds)
 
 
-def _difference(found: Difference | None) -> Part | None:
+def _difference(found: MetricDifference | None) -> Part | None:
     if found is None:
         return None
     verdict = "better" if found.value > 0 else "worse"
     return {
         "text": f"{100 * found.value:+.1f}",
-        "between": _between(found.between, "+"),
+        "between": _between(found.interval, "+"),
         "verdict": "within noise" if found.is_noise else verdict,
         "style": "" if found.is_noise else verdict,
     }
 
 
-def _curves(title: str, found: Mapping[str, Analysis]) -> list[Part]:
+def _curves(title: str, found: Mapping[str, DetectionAnalysis]) -> list[Part]:
     """Precision over recall of all categories, and of those with the most objects."""
     first = next(iter(found.values()))
 
     def chart(category: str, places: Any) -> Part | None:
         if len(found) == 1:
             levels = {"50 % overlap": 0.5, "75 % overlap": 0.75, "mean of 50 to 95 %": None}
-            curves = {name: first.scored.curve(at, places) for name, at in levels.items()}
+            curves = {
+                name: first.precision_recall.precision_curve(at, places)
+                for name, at in levels.items()
+            }
         else:
-            curves = {run: one.scored.curve(0.5, places) for run, one in found.items()}
+            curves = {
+                run: one.precision_recall.precision_curve(0.5, places) for run, one in found.items()
+            }
         known = {name: curve for name, curve in curves.items() if curve is not None}
         at = "" if len(found) == 1 else ", at 50 % overlap"
         heading = f"{title}: {category}{at}"
@@ -128,12 +137,12 @@ def _curves(title: str, found: Mapping[str, Analysis]) -> list[Part]:
     return [one for one in drawn if one is not None]
 
 
-def _categories(found: Mapping[str, Analysis], same: Sequence[bool]) -> list[Part]:
+def _categories(found: Mapping[str, DetectionAnalysis], same: Sequence[bool]) -> list[Part]:
     """AP of each category, the weakest first, those without objects last."""
     first = next(iter(found.values()))
     alike = [fits and one.names == first.names
              for fits, one in zip(same, found.values(), strict=True)]  # fmt: skip
-    drawn = [one.resampled.by_category() for one in found.values()]
+    drawn = [one.bootstrap.by_category() for one in found.values()]
     rows = []
     for k, name in enumerate(first.names):
         values = [one.metrics["per_category"].get(name) for one in found.values()]
@@ -146,12 +155,12 @@ def _categories(found: Mapping[str, Analysis], same: Sequence[bool]) -> list[Par
     return sorted(rows, key=lambda row: (row["ap"] is None, row["ap"]))
 
 
-def _errors(title: str, found: Mapping[str, Analysis]) -> Part | None:
+def _errors(title: str, found: Mapping[str, DetectionAnalysis]) -> Part | None:
     errors = {run: one.errors for run, one in found.items() if one.errors is not None}
     if not errors:
         return None
     rows = []
-    for kind in KINDS:
+    for kind in ERROR_TYPES:
         meaning, remedy = MISTAKES[kind]
         cells = [{"count": one.counts()[kind], "gain": percent(one.gains[kind])}
                  for one in errors.values()]  # fmt: skip
@@ -166,14 +175,14 @@ def _errors(title: str, found: Mapping[str, Analysis]) -> Part | None:
         "ap": {run: percent(one.ap) for run, one in errors.items()},
         "chart": charts.bars(
             f"What mending one kind would bring: {title.lower()}",
-            KINDS,
-            {run: [(one.gains[kind], None) for kind in KINDS] for run, one in errors.items()},
+            ERROR_TYPES,
+            {run: [(one.gains[kind], None) for kind in ERROR_TYPES] for run, one in errors.items()},
             "gain in AP at 50 % overlap (points)",
         ),
     }
 
 
-def _confusion(run: str, one: Analysis) -> Part:
+def _confusion(run: str, one: DetectionAnalysis) -> Part:
     """The matrix of the categories with the most mistakes, and the most frequent mistakes."""
     assert one.confusion is not None
     matrix = one.confusion
@@ -214,7 +223,7 @@ def _confusion(run: str, one: Analysis) -> Part:
     }
 
 
-def _calibration(run: str, one: Analysis) -> Part:
+def _calibration(run: str, one: DetectionAnalysis) -> Part:
     threshold = None
     if one.threshold:
         threshold = {"score": f"{one.threshold.score:.2f}", "f1": percent(one.threshold.f1),

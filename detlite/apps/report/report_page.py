@@ -15,9 +15,9 @@ from detlite.data.datasets.coco import CocoDataset
 from detlite.evaluation.results import Results
 
 from . import charts
-from .analysis.bootstrap import draw_images
-from .analysis.detection_analysis import Analysis, analyse
-from .analysis.error_types import KINDS
+from .analysis.bootstrap import sample_images
+from .analysis.detection_analysis import DetectionAnalysis, analyze_detections
+from .analysis.error_types import ERROR_TYPES
 from .gallery import Gallery, Mistake
 from .history import history
 from .metric_sections import Part, describe
@@ -36,7 +36,7 @@ class Measured:
     dataset: CocoDataset
     coco_gt: COCO
     results: Results
-    analyses: dict[str, Analysis]
+    analyses: dict[str, DetectionAnalysis]
 
 
 def report_page(
@@ -50,7 +50,7 @@ def report_page(
 
     Args:
         runs: the first is the one that others are compared with.
-        draws, seed: of images, for intervals, see `draw_images`.
+        draws, seed: of images, for intervals, see `sample_images`.
         pictures: at most so many wrong detections, and so many missed objects, of a data set.
         progress: is told what is being done.
 
@@ -82,9 +82,11 @@ def _run(number: int, run: Run) -> Part:
 def _measure(run: Run, name: str, draws: int, seed: int) -> Measured:
     dataset = build_dataset(run.cfg, name, train=False)
     coco_gt, results = dataset.coco_gt(), run.results(name)
-    drawn = draw_images(len(dataset), draws, seed)
+    drawn = sample_images(len(dataset), draws, seed)
     most, sigmas = run.cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, run.cfg.TEST.KEYPOINT_OKS_SIGMAS
-    analyses = {kind: analyse(coco_gt, results, kind, drawn, most, sigmas) for kind in run.kinds}
+    analyses = {
+        kind: analyze_detections(coco_gt, results, kind, drawn, most, sigmas) for kind in run.kinds
+    }
     return Measured(run, dataset, coco_gt, results, analyses)
 
 
@@ -192,5 +194,5 @@ def _gallery(runs: Sequence[str], found: Sequence[tuple[str, Mistake]], count: i
         "count": count,
         "runs": runs if len(runs) > 1 else [],
         "categories": sorted({one["mistake"].category for one in kept}),
-        "kinds": [kind for kind in KINDS if any(one["mistake"].kind == kind for one in kept)],
+        "kinds": [kind for kind in ERROR_TYPES if any(one["mistake"].kind == kind for one in kept)],
     }

@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from detlite.apps.drawing.curves import read_metrics
 from detlite.config import ConfigError, load_config
 from detlite.data.errors import DataError
-from detlite.engine.hooks.metrics import METRICS_FILE
+from detlite.engine.run_files import METRICS_FILE
 from detlite.evaluation.evaluators import predicted_kinds
 from detlite.evaluation.results import Results
 

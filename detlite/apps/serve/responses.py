@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from detlite.evaluation.results import coco_results
-from detlite.inference.images import Loaded
+from detlite.inference.images import LoadedImage
 from detlite.inference.predictor import Prediction
 
 
@@ -31,7 +31,7 @@ class Refusal(Exception):
 
 
 def detections_json(
-    loaded: Loaded, found: Prediction, threshold: float, keypoint_center: float
+    loaded: LoadedImage, found: Prediction, threshold: float, keypoint_center: float
 ) -> tuple[bytes, int]:
     """The answer to a picture, and the number of detections in it.
 
@@ -46,7 +46,7 @@ def detections_json(
     rows = coco_results(
         0, found["boxes"], found["scores"], found["category_ids"], found.get("masks"),
         found.get("keypoints"), keypoint_center,
-    ).rows(0, count)  # fmt: skip
+    ).to_coco(0, count)  # fmt: skip
     detections = [
         {"category": name, **{key: value for key, value in row.items() if key != "image_id"}}
         for name, row in zip(found["names"], rows, strict=False)

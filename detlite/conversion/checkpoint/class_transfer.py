@@ -1,4 +1,4 @@
-"""What a model takes over from a checkpoint of other classes or with other heads."""
+"""Transfer weights from a checkpoint with other classes or other heads."""
 
 from __future__ import annotations
 
@@ -14,103 +14,108 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 _OPTIONAL_HEADS = ("mask", "keypoint")
-# The first dimension of a head's last layers counts the classes.
+# Layers with outputs for each class in their first dimension.
 CLASS_LAYERS = re.compile(r"^roi_heads\..*\.predictor\.|^head\.cls_logits\.")
 _BY_CLASS = re.compile(
     r"^roi_heads\..*\.predictor\.(cls_score|bbox_pred|mask_fcn_logits)\.(weight|bias)$"
 )
-_BY_ANCHOR = re.compile(r"^head\.cls_logits\.(weight|bias)$")  # RetinaNet: each anchor's classes
+_BY_ANCHOR = re.compile(r"^head\.cls_logits\.(weight|bias)$")  # RetinaNet: classes of each anchor
 
 
-class ClassRows:
-    """Which classes of a checkpoint are also those of a model: by name, whatever its capitals.
+class ClassTransfer:
+    """Map the classes of a checkpoint to those of a model, by case-insensitive name.
 
     Args:
-        theirs, ours: categories {"name": ...} of the checkpoint and of the model, in the order of
-            their labels; empty where they are not known.
+        source, target: categories {"name": ...} of the checkpoint and of the model, in order of
+            their labels; empty if unknown.
 
     Attributes:
-        differ: whether both are known and not the same in the same order.
+        differ: True if both are known and have different names or another order.
     """
 
     def __init__(
-        self, theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]]
+        self, source: Sequence[Mapping[str, Any]], target: Sequence[Mapping[str, Any]]
     ) -> None:
-        names = [[str(row["name"]).strip().casefold() for row in rows] for rows in (theirs, ours)]
-        self.differ = bool(theirs and ours) and names[0] != names[1]
-        self._counts = len(theirs), len(ours)
-        place = {name: number for number, name in reversed(list(enumerate(names[0])))}
-        self._shared = [(place[name], own) for own, name in enumerate(names[1]) if name in place]
-        known = {own for _, own in self._shared}
-        self._taken = [row["name"] for own, row in enumerate(ours) if own in known]
-        self._new = [row["name"] for own, row in enumerate(ours) if own not in known]
+        source_names, target_names = (
+            [str(row["name"]).strip().casefold() for row in rows] for rows in (source, target)
+        )
+        self.differ = bool(source and target) and source_names != target_names
+        self._counts = len(source), len(target)
+        index = {name: number for number, name in reversed(list(enumerate(source_names)))}
+        self._shared = [(index[name], n) for n, name in enumerate(target_names) if name in index]
+        shared = {n for _, n in self._shared}
+        self._transferred = [row["name"] for n, row in enumerate(target) if n in shared]
+        self._new = [row["name"] for n, row in enumerate(target) if n not in shared]
 
     def __str__(self) -> str:
-        taken, new = (
-            shorten(", ".join(map(str, names)), 500) or "none" for names in (self._taken, self._new)
+        transferred, new = (
+            shorten(", ".join(map(str, names)), 500) or "none"
+            for names in (self._transferred, self._new)
         )
-        return f"taken over by name: {taken}; begin anew: {new}"
+        return f"transferred by name: {transferred}; newly initialized: {new}"
 
-    def taken(self, name: str, theirs: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """An entry of the checkpoint as the model is to have it.
+    def transfer(self, name: str, value: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        """Return the value for the model of an entry of the checkpoint.
 
-        Of a layer with rows of each class, the model's own with those of shared classes and of the
-        background in place of its; any other as it is.
+        In a layer with rows for each class, the rows of shared classes and of the background come
+        from the checkpoint, the others from the model. Other entries are returned unchanged.
 
         Args:
-            name: of the entry.
-            theirs: its value in the checkpoint.
-            state: the model's own state dict.
+            name: the name of the entry.
+            value: its value in the checkpoint.
+            state: the state dict of the model.
         """
-        layout = self._layout(name, theirs, state)
+        layout = self._layout(name, value, state)
         if layout is None:
-            return theirs
-        groups, background, each = layout
-        source = theirs.unflatten(0, (groups, -1, each))
-        mixed = state[name].to(theirs, copy=True).unflatten(0, (groups, -1, each))
+            return value
+        groups, background, rows = layout
+        source = value.unflatten(0, (groups, -1, rows))
+        mixed = state[name].to(value, copy=True).unflatten(0, (groups, -1, rows))
         mixed[:, :background] = source[:, :background]
-        for other, own in self._shared:
-            mixed[:, own + background] = source[:, other + background]
+        for source_class, target_class in self._shared:
+            mixed[:, target_class + background] = source[:, source_class + background]
         return mixed.flatten(0, 2)
 
     def _layout(
-        self, name: str, theirs: Tensor, state: Mapping[str, Tensor]
+        self, name: str, value: Tensor, state: Mapping[str, Tensor]
     ) -> tuple[int, int, int] | None:
-        """Of a layer with rows of each class: groups of classes, 1 with a background, rows of each.
+        """Return the groups of classes, 1 with background or else 0, and the rows per class.
 
-        None of another layer: one that is the same for all classes, or of another width.
+        None for layers that are the same for all classes, or have another width in the model.
         """
         if _BY_ANCHOR.match(name) and "head.bbox_pred.bias" in state:
-            groups, each = len(state["head.bbox_pred.bias"]) // 4, 1
+            groups, rows = len(state["head.bbox_pred.bias"]) // 4, 1
         elif match := _BY_CLASS.match(name):
-            groups, each = 1, 4 if match[1] == "bbox_pred" else 1
+            groups, rows = 1, 4 if match[1] == "bbox_pred" else 1
         else:
             return None
-        ours = state.get(name)
-        if ours is None or ours.shape[1:] != theirs.shape[1:]:
+        target = state.get(name)
+        if target is None or target.shape[1:] != value.shape[1:]:
             return None
-        background = len(ours) // (groups * each) - self._counts[1]
-        wanted = [groups * each * (count + background) for count in self._counts]
-        if background not in (0, 1) or wanted != [len(theirs), len(ours)]:
+        background = len(target) // (groups * rows) - self._counts[1]
+        expected = [groups * rows * (count + background) for count in self._counts]
+        if background not in (0, 1) or expected != [len(value), len(target)]:
             return None
-        return groups, background, each
+        return groups, background, rows
 
 
-def with_same_heads(
-    theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], path: Path
+def match_optional_heads(
+    source: Mapping[str, Tensor], target: Mapping[str, Tensor], path: Path
 ) -> dict[str, Tensor]:
-    """A checkpoint's entries without heads that the model lacks, and with those that it lacks."""
-    entries = dict(theirs)
+    """Return the entries of a checkpoint with the mask and keypoint heads of the model.
+
+    Heads that the model lacks are removed. Heads that only the model has keep its values.
+    """
+    entries = dict(source)
     for head in _OPTIONAL_HEADS:
-        prefix = f"roi_heads.{head}."
-        own, other = (
-            {name: value for name, value in state.items() if name.startswith(prefix)}
-            for state in (ours, theirs)
+        in_target, in_source = (
+            {name: value for name, value in state.items() if name.startswith(f"roi_heads.{head}.")}
+            for state in (target, source)
         )
-        if own and not other:
-            logger.warning("%s has no %s head: it begins anew", path, head)
-            entries |= own
-        elif other and not own:
-            logger.warning("%s has a %s head, which the model has not: left out", path, head)
-            entries = {name: value for name, value in entries.items() if name not in other}
+        if in_target and not in_source:
+            logger.warning("%s has no %s head: it is newly initialized", path, head)
+            entries |= in_target
+        elif in_source and not in_target:
+            logger.warning("%s has a %s head, but the model has none: it is left out", path, head)
+            entries = {name: value for name, value in entries.items() if name not in in_source}
     return entries

@@ -1,15 +1,13 @@
-"""Checkpoints: read once, written atomically.
+"""Read and write checkpoints.
 
-On disk a checkpoint is one dict that `torch.load(weights_only=True)` reads: `Checkpoint.model` and
-the fields that `_ON_DISK` lists. A bare state dict is one too. Files of other frameworks are
-converted as they are read. `torch.save` writes a CRC-32 of every record, which it does not look at
-itself when it loads: it is checked here.
+A checkpoint is a dict that `torch.load(weights_only=True)` reads: the state dict under "model", and
+the fields in `_FIELDS`. A bare state dict is also read. Files of other frameworks are converted.
+Torch stores a CRC-32 of every record but does not check it, so reading checks it here.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import zipfile
 from collections.abc import Callable
@@ -21,19 +19,19 @@ import torch
 import yaml
 from torch import Tensor
 
-from detlite.conversion import convert, entries_of, source_of
-from detlite.conversion.timm import BODY as TIMM_BODY
-from detlite.conversion.timm import timm_body
-from detlite.data.file_type import stored_elsewhere
+from detlite.atomic_write import atomic_open, atomic_path
+from detlite.conversion import convert, detect_source, find_state_dict
+from detlite.conversion.timm import TIMM_PREFIX, as_timm_backbone
+from detlite.data.file_type import explain_not_downloaded
 from detlite.data.safe_pickle import RefusedPickleError, load_weights_only, read_pickle
 
 logger = logging.getLogger(__name__)
 
-LAST = "last_checkpoint"  # the file that names the one that a run saved last
-_ON_DISK = ("categories", "config", "convention", "override", "backbone_only", "training")
+LAST_CHECKPOINT_FILE = "last_checkpoint"  # holds the name of the checkpoint that a run saved last
+_FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
 
-# What else must hold of a field of the right type.
-_ITEMS: dict[str, Callable[[Any], bool]] = {
+# Checks of the items of a field.
+_ITEM_CHECKS: dict[str, Callable[[Any], bool]] = {
     "categories": lambda rows: all(
         isinstance(row, dict) and type(row.get("id")) is int and isinstance(row.get("name"), str)
         for row in rows
@@ -44,110 +42,140 @@ _ITEMS: dict[str, Callable[[Any], bool]] = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights, and what is known about them; what is not is empty."""
+    """Weights with what is known about their model. Unknown fields are empty.
+
+    Attributes:
+        path: the file.
+        model: the state dict, on the CPU.
+        categories: COCO's {"id", "name"}; label k is categories[k - 1].
+        config: YAML text of the config of the model.
+        convention: name of the convention the model was trained with.
+        override: value of MODEL.CONVENTION_OVERRIDE.
+        backbone_only: the weights of a classifier, which a detector uses as backbone.
+        training: the state of the trainer, to resume from.
+        timm_backbone: the weights of a classifier renamed for a timm backbone.
+    """
 
     path: Path
-    model: dict[str, Tensor]  # the state dict, by our names, on the CPU
-    # COCO's {"id", "name"}; label k is categories[k - 1].
+    model: dict[str, Tensor]
     categories: list[dict[str, Any]] = field(default_factory=list)
-    config: str = ""  # YAML text of the config that the weights need
-    convention: str = ""  # name of the one that they were trained by
-    override: list[str] = field(default_factory=list)  # as MODEL.CONVENTION_OVERRIDE
-    backbone_only: bool = False  # a classifier, of which detectors take the body
-    training: dict[str, Any] = field(default_factory=dict)  # what `TrainingState` needs to go on
-    # The same weights for a detector with a body of timm, whatever their names look like; empty
-    # where they cannot be a classifier's.
-    timm_body: dict[str, Tensor] = field(default_factory=dict)
+    config: str = ""
+    convention: str = ""
+    override: list[str] = field(default_factory=list)
+    backbone_only: bool = False
+    training: dict[str, Any] = field(default_factory=dict)
+    timm_backbone: dict[str, Tensor] = field(default_factory=dict)
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read, or that does not fit the model."""
+    """A checkpoint cannot be read or written, or does not fit the model."""
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint that is truncated, or not what was written any more."""
+    """A checkpoint is truncated or has changed since it was written."""
 
 
 def save_checkpoint(checkpoint: Checkpoint, last: bool = True) -> None:
-    """Writes a checkpoint to its path and, if `last`, notes it as the folder's last; atomically.
+    """Write a checkpoint to its path atomically and, if `last`, record it as the folder's last.
 
     Raises:
-        CheckpointError: a folder that cannot be written to, or a full disk.
+        CheckpointError: the folder is not writable, or the disk is full.
     """
     path = checkpoint.path
-    write_content(path, {name: getattr(checkpoint, name) for name in ("model", *_ON_DISK)})
+    save_torch_file(path, {name: getattr(checkpoint, name) for name in ("model", *_FIELDS)})
     if last:
-        replace_file(path.with_name(LAST), lambda temporary: temporary.write_text(path.name + "\n"))
+        try:
+            with atomic_open(path.with_name(LAST_CHECKPOINT_FILE)) as file:
+                file.write(path.name + "\n")
+        except OSError as error:
+            raise _write_error(path.with_name(LAST_CHECKPOINT_FILE), error) from error
 
 
-def write_content(path: Path, content: dict[str, Any]) -> None:
-    """`torch.save`, atomic; see `save_checkpoint`."""
-    replace_file(path, lambda temporary: torch.save(content, temporary))
+def save_torch_file(path: Path, content: dict[str, Any]) -> None:
+    """Call `torch.save` atomically.
+
+    Raises:
+        CheckpointError: the folder is not writable, or the disk is full.
+    """
+    try:
+        with atomic_path(path) as temporary:
+            torch.save(content, temporary)
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError
+        raise _write_error(path, error) from error
+
+
+def _write_error(path: Path, error: Exception) -> CheckpointError:
+    reason = str(getattr(error, "strerror", None) or f"cannot be written ({error})").splitlines()[0]
+    return CheckpointError(
+        f"{path}: {reason}. Free disk space, or check the permissions of the folder. Files saved "
+        "before are unchanged"
+    )
 
 
 def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
-    """Reads a checkpoint, or a bare state dict, onto the CPU, executing nothing in it.
+    """Read a checkpoint or a bare state dict onto the CPU, without executing code in it.
 
     Args:
-        path: the file; one of another framework is converted.
-        source: which framework that is, a key of `conversion.SOURCES`; None: found by its names.
+        path: the file. Files of other frameworks are converted.
+        source: the framework, a key of `conversion.SOURCES`; None: detected by the names of the
+            weights.
 
     Raises:
-        DamagedCheckpointError: a file that is not a checkpoint, truncated, or damaged inside.
-        CheckpointError: one that is missing, that holds pickled objects other than tensors, arrays
-            and plain containers, weights without values, or a model of another framework that
-            cannot be converted.
+        DamagedCheckpointError: the file is no checkpoint, truncated or damaged.
+        CheckpointError: the file is missing, contains pickled objects other than tensors, arrays
+            and plain containers, has weights without values, or cannot be converted.
     """
     path = Path(path)
-    content = _read(path)
-    source = source or source_of(content)
-    entries = entries_of(content)
-    body = timm_body(entries)
+    content = _load(path)
+    source = source or detect_source(content)
+    state = find_state_dict(content)
+    timm_backbone = as_timm_backbone(state)
     if source is None:
-        if not entries or not all(isinstance(value, Tensor) for value in entries.values()):
+        if not state or not all(isinstance(value, Tensor) for value in state.values()):
             raise CheckpointError(
                 f"{path}: holds neither a state dict (names and tensors) nor "
                 "{'model': state dict} with any entries"
             )
-        without = next((name for name, value in entries.items() if value.is_meta), None)
-        if without is not None:
+        if meta := next((name for name, value in state.items() if value.is_meta), None):
             raise CheckpointError(
-                f"{path}: {without} is on the device 'meta' and has no values: save the model "
-                "after its weights were loaded"
+                f"{path}: {meta} is on the device 'meta' and has no values: save the model after "
+                "its weights were loaded"
             )
-        return replace(Checkpoint(path, entries, timm_body=body), **_fields(content, path))
+        return replace(
+            Checkpoint(path, state), timm_backbone=timm_backbone, **_read_fields(content, path)
+        )
     try:
         fields = vars(convert(content, source, path))
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     logger.info("%s: converted from %s", path, source)
     config = yaml.safe_dump(fields["config"]) if fields["config"] else ""
-    if any(name.startswith(TIMM_BODY) for name in fields["model"]):
-        body = {}  # it is timm's already
-    return Checkpoint(path, timm_body=body, **{**fields, "config": config})
+    if any(name.startswith(TIMM_PREFIX) for name in fields["model"]):
+        timm_backbone = {}  # the state dict is that of a timm backbone already
+    return Checkpoint(path, timm_backbone=timm_backbone, **{**fields, "config": config})
 
 
-def _fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What else a file of ours holds; a field of another kind than ours is not ours."""
-    blank = Checkpoint(path, {})
-    sound = {
-        name: isinstance(content.get(name), type(getattr(blank, name)))
-        and (name not in _ITEMS or _ITEMS[name](content[name]))
-        for name in _ON_DISK
+def _read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the fields of the right type; others belong to a foreign file."""
+    defaults = Checkpoint(path, {})
+    valid = {
+        name: isinstance(content.get(name), type(getattr(defaults, name)))
+        and (name not in _ITEM_CHECKS or _ITEM_CHECKS[name](content[name]))
+        for name in _FIELDS
     }
-    unsound = [name for name in _ON_DISK if not sound[name]]
-    if unsound and content.keys() >= set(_ON_DISK):
-        raise DamagedCheckpointError(f"{path}: is damaged: its {unsound[0]!r} is not what we write")
-    return {name: content[name] for name in _ON_DISK if sound[name]}
+    invalid = [name for name in _FIELDS if not valid[name]]
+    if invalid and content.keys() >= set(_FIELDS):
+        raise DamagedCheckpointError(f"{path}: is damaged: its {invalid[0]!r} has a wrong type")
+    return {name: content[name] for name in _FIELDS if valid[name]}
 
 
-def _read(path: Path) -> Any:
-    """What a file of torch.save or a pickle of arrays holds."""
+def _load(path: Path) -> Any:
+    """Load a file of torch.save, safetensors, or a pickle of arrays."""
     try:
         if path.suffix == ".pkl" and not zipfile.is_zipfile(path):
             return read_pickle(path)
         if path.suffix == ".safetensors":
-            from safetensors.torch import load  # of the extra dependencies
+            from safetensors.torch import load  # an optional dependency
 
             return load(path.read_bytes())
         if zipfile.is_zipfile(path):
@@ -155,8 +183,9 @@ def _read(path: Path) -> Any:
                 damaged = records.testzip()
             if damaged is not None:
                 raise DamagedCheckpointError(
-                    f"{path}: is damaged: the record {damaged} does not have its checksum. If the "
-                    "file was saved without (torch.serialization.set_crc32_options), save it again"
+                    f"{path}: is damaged: the checksum of record {damaged} is wrong. If the file "
+                    "was saved without checksums (torch.serialization.set_crc32_options), save it "
+                    "again"
                 )
         return load_weights_only(path)
     except CheckpointError:
@@ -166,40 +195,17 @@ def _read(path: Path) -> Any:
     except ImportError as error:
         raise CheckpointError(f"{path}: needs a package: pip install safetensors") from error
     except Exception as error:
-        named = re.search(r"GLOBAL:? ([\w.]+)", str(error))  # as torch refuses what is no tensor
-        if named or isinstance(error, RefusedPickleError):
-            what = named[1] if named else error
+        refused = re.search(r"GLOBAL:? ([\w.]+)", str(error))  # torch's message
+        if refused or isinstance(error, RefusedPickleError):
             raise CheckpointError(
-                f"{path}: holds a pickled {what}, and unpickling objects can run any code; nothing "
-                "was executed. Save tensors and plain containers alone, such as model.state_dict()"
+                f"{path}: holds a pickled {refused[1] if refused else error}, and unpickling "
+                "objects can run any code; nothing was executed. Save tensors and plain containers "
+                "alone, such as model.state_dict()"
             ) from error
-        # Whatever else torch raises depends on where the bytes stop making sense.
+        # Damage raises many other exceptions.
         with path.open("rb") as file:
-            what = stored_elsewhere(file.read(1024))
+            hint = explain_not_downloaded(file.read(1024))
         raise DamagedCheckpointError(
             f"{path}: is not a checkpoint of torch.save, or is truncated or damaged"
-            f"{'; ' if what else ''}{what}"
+            f"{'; ' if hint else ''}{hint}"
         ) from error
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Puts what `write` writes in the place of a file, whole or not at all.
-
-    Raises:
-        CheckpointError: a folder that cannot be written to, or a full disk.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        write(temporary)
-        # Else the name may reach the disk before the content, and a power failure between them.
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    # torch's own writer raises RuntimeError.
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be written ({str(error).splitlines()[0]}); the disk may be full, or "
-            "the folder closed to you. What was saved before is as it was"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""How the published models of detectron2 differ where the entries of their files do not say it.
+"""Settings of detectron2's published models that their weights do not determine.
 
-Facts from its configs/ and MODEL_ZOO.md.
+Taken from its configs/ and MODEL_ZOO.md.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from detlite.conversion.checkpoint_source import Config
+from detlite.conversion.checkpoint_source import ConfigValues
 
-# Classes of LVIS 0.5 and 1.0 with background: so many that each scores low.
+# Numbers of classes of LVIS 0.5 and 1.0, with background.
 LVIS = (1231, 1204)
 
-# Of ImageNet's pixels. Elsewhere the first convolution has taken the division up.
+# Standard deviation of ImageNet. In other models the first convolution includes the division.
 _PIXEL_STD = (57.375, 57.12, 58.395)
 
-# Models whose entries are those of another: the names of their configs, or of their files.
-_NAMED: list[tuple[str, Config]] = [
+# Settings by a pattern of the name of the config or of the file.
+_NAMED: list[tuple[str, ConfigValues]] = [
     (
         r"scratch_mask_rcnn_R_50_FPN_9x_|model_final_(da7b4c|5ce33e)\.",
         {"INPUT.PIXEL_STD": list(_PIXEL_STD)},
     ),
-    # Trained anew since, by a config that was mended.
+    # Trained again with a corrected config.
     (
         r"_3x_syncbn/143915318|model_final_220cfb\.",
         {"MODEL.RESNETS.STRIDE_IN_1X1": False},
@@ -50,12 +50,12 @@ _NAMED: list[tuple[str, Config]] = [
 ]
 
 
-# What older files call the anchors of a level.
+# Anchors of a level in older files.
 _CELL_ANCHORS = re.compile(r"(?:^|\.)anchor_generator\.cell_anchors\.(\d+)$")
 
 
-def config_by_name(path: Path) -> Config:
-    """What a model needs that only its name tells: the path of its file as it was published."""
+def config_by_name(path: Path) -> ConfigValues:
+    """Return the settings that follow from the published path of a file."""
     return {
         key: value
         for pattern, config in _NAMED
@@ -64,46 +64,46 @@ def config_by_name(path: Path) -> Config:
     }
 
 
-def config_by_shape(config: Config, stem_trained: bool) -> Config:
-    """What a model needs beyond the config that follows from its entries.
+def config_by_shape(config: ConfigValues, stem_trained: bool) -> ConfigValues:
+    """Return the settings that follow from the inferred config.
 
     Args:
-        config: that.
-        stem_trained: whether the norm of its stem has seen batches.
+        config: the inferred config.
+        stem_trained: True if the norm of the stem was trained.
     """
-    found: Config = {}
-    # Batch norm that was trained along. Models with a longer RPN head came later, by other configs.
+    extra: ConfigValues = {}
+    # Models with a longer RPN head are newer and have other settings.
     trained_norm = (
         "BN" in config.get("MODEL.FPN.NORM", "") and config.get("MODEL.RPN.NUM_CONVS", 1) == 1
     )
     from_scratch = trained_norm and stem_trained
-    body = config["MODEL.BACKBONE.CONV_BODY"]
-    resnext_101 = body.startswith("R-101-") and config["MODEL.RESNETS.NUM_GROUPS"] > 1
-    regnet = body.startswith("timm/regnet")
+    backbone = config["MODEL.BACKBONE.CONV_BODY"]
+    resnext_101 = backbone.startswith("R-101-") and config["MODEL.RESNETS.NUM_GROUPS"] > 1
+    regnet = backbone.startswith("timm/regnet")
     if from_scratch and not regnet:
-        found["MODEL.RESNETS.STRIDE_IN_1X1"] = False
+        extra["MODEL.RESNETS.STRIDE_IN_1X1"] = False
     if from_scratch or resnext_101 or regnet:
-        found["INPUT.PIXEL_STD"] = list(_PIXEL_STD)
+        extra["INPUT.PIXEL_STD"] = list(_PIXEL_STD)
     if config.get("MODEL.ROI_BOX_HEAD.NUM_CLASSES") in LVIS:
-        found["MODEL.ROI_HEADS.SCORE_THRESH"] = 1e-4
-        found["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] = 300
-    return found
+        extra["MODEL.ROI_HEADS.SCORE_THRESH"] = 1e-4
+        extra["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] = 300
+    return extra
 
 
-def pixel_config(entries: Mapping[str, Any]) -> Config:
-    """INPUT's keys from the mean and deviation that some files hold.
+def pixel_config(raw: Mapping[str, Any]) -> ConfigValues:
+    """Return the INPUT keys of files that store `pixel_mean` and `pixel_std` [3, 1, 1], 0..255.
 
     Args:
-        entries: by detectron2's names; `pixel_mean` and `pixel_std` [3, 1, 1] count, in 0..255.
+        raw: the state dict with detectron2's names.
     """
-    if not {"pixel_mean", "pixel_std"} <= entries.keys():
+    if not {"pixel_mean", "pixel_std"} <= raw.keys():
         return {}
     mean, std = (
-        # the shortest decimals that are the same float32
-        [float(str(value)) for value in np.asarray(entries[name], np.float32).flatten()]
+        # the shortest decimals of these float32 values
+        [float(str(value)) for value in np.asarray(raw[name], np.float32).flatten()]
         for name in ("pixel_mean", "pixel_std")
     )
-    if mean[0] <= mean[-1]:  # pictures have more red than blue
+    if mean[0] <= mean[-1]:  # BGR: images have more red than blue
         return {"INPUT.PIXEL_MEAN": mean, "INPUT.PIXEL_STD": std}
     return {
         "INPUT.TO_BGR255": False,
@@ -112,29 +112,29 @@ def pixel_config(entries: Mapping[str, Any]) -> Config:
     }
 
 
-def anchor_config(entries: Mapping[str, Any], part: str) -> Config:
-    """Sizes and aspect ratios of the anchors that older files hold, where they are not the usual.
+def anchor_config(raw: Mapping[str, Any], section: str) -> ConfigValues:
+    """Return the sizes and aspect ratios of anchors, which older files store, unless default.
 
     Args:
-        entries: by detectron2's names; `...cell_anchors.<level>` [A, 4] count, xyxy around the
-            origin, by size, then by aspect ratio.
-        part: "MODEL.RPN" or "MODEL.RETINANET", whose anchors they are.
+        raw: the state dict with detectron2's names. `...cell_anchors.<level>` [A, 4] are xyxy
+            around the origin, sorted by size, then by aspect ratio.
+        section: "MODEL.RPN" or "MODEL.RETINANET".
     """
-    found = {match[1]: name for name in entries if (match := _CELL_ANCHORS.search(name))}
-    if not found:
+    names = {match[1]: name for name in raw if (match := _CELL_ANCHORS.search(name))}
+    if not names:
         return {}
-    cells = np.stack([np.asarray(entries[found[level]], np.float64) for level in sorted(found)])
-    width, height = np.moveaxis(cells[..., 2:] - cells[..., :2], -1, 0)  # (levels, A)
+    cells = np.stack([np.asarray(raw[names[level]], np.float64) for level in sorted(names)])
+    width, height = np.moveaxis(cells[..., 2:] - cells[..., :2], -1, 0)  # [levels, A]
     sizes, ratios = np.sqrt(width * height).round(4), (height / width).round(4)
     count = int((sizes[0] == sizes[0, 0]).sum())
     sizes, ratios = sizes[:, ::count], ratios[0, :count]
-    retinanet = part == "MODEL.RETINANET"
-    usual = np.outer([32, 64, 128, 256, 512], 2 ** (np.arange(3 if retinanet else 1) / 3))
-    as_usual = sizes.size == usual.size and np.allclose(sizes.ravel(), usual.ravel(), atol=1e-3)
-    if as_usual and ratios.tolist() == [0.5, 1.0, 2.0]:
+    retinanet = section == "MODEL.RETINANET"
+    default = np.outer([32, 64, 128, 256, 512], 2 ** (np.arange(3 if retinanet else 1) / 3))
+    same = sizes.size == default.size and np.allclose(sizes.ravel(), default.ravel(), atol=1e-3)
+    if same and ratios.tolist() == [0.5, 1.0, 2.0]:
         return {}
     return {
-        f"{part}.ANCHOR_SIZES": sizes.tolist(),
-        f"{part}.ASPECT_RATIOS": ratios.tolist(),
-        **({f"{part}.SCALES_PER_OCTAVE": 1} if retinanet else {}),
+        f"{section}.ANCHOR_SIZES": sizes.tolist(),
+        f"{section}.ASPECT_RATIOS": ratios.tolist(),
+        **({f"{section}.SCALES_PER_OCTAVE": 1} if retinanet else {}),
     }

@@ -1,4 +1,4 @@
-"""detectron2: the detectors of its model zoo, and its ResNet classifiers."""
+"""detectron2: detectors of its model zoo, and ResNet classifiers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from detlite.conversion.checkpoint_source import (
-    Config,
-    Entries,
-    Rules,
-    Source,
-    State,
-    levels_from_0,
+    CheckpointSource,
+    ConfigValues,
+    RawStateDict,
+    RenameRules,
+    StateDict,
+    number_levels_from_zero,
 )
-from detlite.conversion.infer_config import L1_RETINANET, is_retinanet, read_config
+from detlite.conversion.infer_config import L1_RETINANET, infer_config, is_retinanet
 from detlite.conversion.regnet import REGNET_RULES
 
 from .model_zoo import anchor_config, config_by_name, config_by_shape, pixel_config
@@ -27,14 +27,14 @@ from .vitdet import VITDET_RULES, is_vitdet, vitdet_config
 
 
 def _recognise(names: Collection[str]) -> bool:
-    own = re.compile(r"(proposal_generator|backbone\.bottom_up|backbone\.stem|stem\.conv1)\.")
-    return any(own.match(name) for name in names)
+    pattern = re.compile(r"(proposal_generator|backbone\.bottom_up|backbone\.stem|stem\.conv1)\.")
+    return any(pattern.match(name) for name in names)
 
 
-_RULES: Rules = [
+_RULES: RenameRules = [
     *REGNET_RULES,
     *VITDET_RULES,
-    # a body alone, that of a C4 model, that of a pyramid
+    # backbones of a classifier, of a C4 model, of a pyramid
     (r"^(stem|res\d)\.", r"backbone.\1."),
     (r"^backbone\.(stem|res\d)\.", r"backbone.body.\1."),
     (r"^backbone\.bottom_up\.", "backbone.body."),
@@ -51,10 +51,10 @@ _RULES: Rules = [
     (r"^proposal_generator\.rpn_head\.", "rpn.head."),
     (r"^rpn\.head\.objectness_logits\.", "rpn.head.cls_logits."),
     (r"^rpn\.head\.anchor_deltas\.", "rpn.head.bbox_pred."),
-    # several convolutions are numbered
+    # convolutions of an RPN head with several
     (r"^rpn\.head\.conv\.conv0\.", "rpn.head.conv."),
     *((rf"^rpn\.head\.conv\.conv{n}\.", f"rpn.head.more_convs.{n - 1}.") for n in range(1, 4)),
-    # the stages of a cascade are numbered
+    # stages of a cascade
     (r"^roi_heads\.box_predictor\.(\d\.)?", r"roi_heads.box.\1predictor."),
     (r"^roi_heads\.box_head\.(\d\.)?", r"roi_heads.box.\1feature_extractor."),
     (r"_extractor\.fc1\.", "_extractor.fc6."),
@@ -68,47 +68,50 @@ _RULES: Rules = [
     *((rf"_extractor\.conv{n}\.", f"_extractor.convs.{n - 1}.") for n in range(1, 9)),
 ]  # fmt: skip
 
-# What a classifier scores by, and what a panoptic model has beside its instances.
+# Classification layers, and the semantic head of a panoptic model.
 _UNUSED = r"(^|\.)(anchor_generator\.|pixel_mean$|pixel_std$)|^(stem\.fc|linear)\.|^sem_seg_head\."
 
 
-def _adapt(state: State, entries: Entries) -> State:
-    state = _by_block(levels_from_0(state))
+def _adapt(state: StateDict, raw: RawStateDict) -> StateDict:
+    state = _number_tower_blocks(number_levels_from_zero(state))
     _nest_deformable(state)
-    background_first(state)
-    ratios = anchor_config(entries, _part(state)).get(f"{_part(state)}.ASPECT_RATIOS", ())
-    ratios_slowest(state, len(ratios) or None)
+    move_background_first(state)
+    section = _anchor_section(state)
+    ratios = anchor_config(raw, section).get(f"{section}.ASPECT_RATIOS", ())
+    order_anchors_by_ratio(state, len(ratios) or None)
     return state
 
 
-def _by_block(state: State) -> State:
-    """Numbers the layers of RetinaNet's towers by block: there convolutions, norms and ReLUs count
-    alike, so that the number of a layer depends on whether there are norms."""
+def _number_tower_blocks(state: StateDict) -> StateDict:
+    """Number the layers of RetinaNet's towers by block.
+
+    detectron2 numbers convolutions, norms and ReLUs in one sequence.
+    """
     layer = re.compile(r"^head\.(cls|bbox)_tower\.(\d+)\.")
     numbers = (int(match[2]) for n, v in state.items() if v.ndim == 4 and (match := layer.match(n)))
-    convs = sorted(set(numbers))  # of both towers, which are alike
+    convs = sorted(set(numbers))  # the same in both towers
 
-    def numbered(match: re.Match[str]) -> str:
+    def renumber(match: re.Match[str]) -> str:
         block = bisect_right(convs, int(match[2])) - 1
-        if block < 0:  # a tower that begins with no convolution
+        if block < 0:  # the tower does not start with a convolution
             return match[0]
         return f"head.{match[1]}_tower.{block}.{int(match[2]) - convs[block]}."
 
-    return {layer.sub(numbered, name): value for name, value in state.items()}
+    return {layer.sub(renumber, name): value for name, value in state.items()}
 
 
-def _nest_deformable(state: State) -> None:
-    """Puts a convolution beside that of its offsets, under the same layer."""
+def _nest_deformable(state: StateDict) -> None:
+    """Move deformable convolutions into the layer of their offsets, in place."""
     for name in [name for name in state if name.endswith(".conv2.offset.weight")]:
         layer = name.removesuffix(".offset.weight")
         if f"{layer}.weight" in state:
             state[f"{layer}.conv.weight"] = state.pop(f"{layer}.weight")
 
 
-def background_first(state: State) -> None:
-    """Moves the background, which has scores but neither boxes nor masks, to class 0.
+def move_background_first(state: StateDict) -> None:
+    """Move the background, which has scores but neither boxes nor masks, to class 0, in place.
 
-    A mask that is common to all classes becomes that of each.
+    A class-agnostic mask is repeated for each class.
     """
     rows = {"bbox_pred": 4, "mask_fcn_logits": 1}
     classes = [len(value) for name, value in state.items() if name.endswith(".cls_score.bias")]
@@ -123,12 +126,13 @@ def background_first(state: State) -> None:
             state[name] = torch.cat([background, value])
 
 
-def ratios_slowest(state: State, ratios: int | None = None) -> None:
-    """Reorders the anchors of a cell: by size, then ratio, becomes by ratio, then size.
+def order_anchors_by_ratio(state: StateDict, ratios: int | None = None) -> None:
+    """Reorder the anchors of a cell from (size, ratio) to (ratio, size).
 
     Args:
         state: changed in place.
-        ratios: how many; None: 3, or as many as anchors where these are not a multiple of 3.
+        ratios: number of aspect ratios; None: 3, or the number of anchors if that is not a
+            multiple of 3.
     """
     for head in ("rpn.head.", "head."):
         if f"{head}bbox_pred.bias" not in state:
@@ -143,8 +147,8 @@ def ratios_slowest(state: State, ratios: int | None = None) -> None:
                 state[name] = anchors.transpose(0, 1).flatten(0, 2)
 
 
-# The defaults of its published models.
-_CONFIG: Config = {
+# Defaults of its published models.
+_CONFIG: ConfigValues = {
     "MODEL.RPN.STRADDLE_THRESH": -1,
     "MODEL.RPN.FPN_POST_NMS_PER_BATCH": False,
     "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 1000,
@@ -155,12 +159,12 @@ _CONFIG: Config = {
 }
 
 
-def _configure(state: State, entries: Entries, path: Path, _content: Any) -> Config:
+def _configure(state: StateDict, raw: RawStateDict, path: Path, _content: Any) -> ConfigValues:
     if "head.ctrness.weight" in state:
-        raise ValueError("is an FCOS, which is none of the detectors here")
+        raise ValueError("is an FCOS, which detlite does not have")
     if is_vitdet(state):
         return _CONFIG | vitdet_config(state)
-    config = _CONFIG | read_config(state, "ROIAlignV2", 0)
+    config = _CONFIG | infer_config(state, "ROIAlignV2", 0)
     if config["MODEL.BACKBONE.CONV_BODY"].endswith("-C5"):
         config["MODEL.RESNETS.RES5_DILATION"] = 2
     if is_retinanet(state):
@@ -172,23 +176,23 @@ def _configure(state: State, entries: Entries, path: Path, _content: Any) -> Con
         config["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 2000
     config |= (
         config_by_shape(config, _stem_trained(state))
-        | pixel_config(entries)
-        | anchor_config(entries, _part(state))
+        | pixel_config(raw)
+        | anchor_config(raw, _anchor_section(state))
     )
     return config | config_by_name(path)
 
 
-def _stem_trained(state: State) -> bool:
-    """A frozen norm has no counter of batches in files of older versions, and counts none since."""
+def _stem_trained(state: StateDict) -> bool:
+    """True if the norm of the stem was trained: frozen norms have no batch counter, or 0."""
     names = (f"backbone.body.{norm}.num_batches_tracked" for norm in ("stem.norm1", "net.stem.bn"))
     return any(name in state and bool((state[name] > 0).any()) for name in names)
 
 
-def _part(state: State) -> str:
+def _anchor_section(state: StateDict) -> str:
     return "MODEL.RETINANET" if is_retinanet(state) else "MODEL.RPN"
 
 
-DETECTRON2 = Source(
+DETECTRON2 = CheckpointSource(
     name="detectron2",
     convention="detectron2",
     recognise=_recognise,

@@ -1,4 +1,4 @@
-"""Weights that others keep: timm's, those of a Hugging Face hub, those in installed packages."""
+"""Find weights of timm, of a Hugging Face hub, and in installed packages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SUFFIXES = (".pth", ".pt", ".pkl", ".safetensors")
 
 
 def from_timm(name: str) -> Path:
-    """The pretrained weights that timm has under a name, such as resnet18.a1_in1k.
+    """Return the pretrained weights of timm with a name such as resnet18.a1_in1k.
 
     Raises:
-        ConfigError: timm is not installed, has none of that name, or its hub does not give them.
+        ConfigError: timm is not installed, the name is unknown, or the download failed.
     """
     try:
         import timm
@@ -26,20 +26,20 @@ def from_timm(name: str) -> Path:
         raise ConfigError(
             f"weights timm://{name}: timm is missing: pip install 'detlite[timm]'"
         ) from error
-    found = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
-    if found is None or not found.hf_hub_id:
+    pretrained = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    if pretrained is None or not pretrained.hf_hub_id:
         raise ConfigError(
             f"weights timm://{name}: timm has no such pretrained weights (timm.list_pretrained)"
         )
-    file_name = found.hf_hub_filename or "model.safetensors"
-    return from_hugging_face(f"{found.hf_hub_id}/{file_name}")
+    file_name = pretrained.hf_hub_filename or "model.safetensors"
+    return from_hugging_face(f"{pretrained.hf_hub_id}/{file_name}")
 
 
 def from_hugging_face(name: str) -> Path:
-    """A file of a Hugging Face hub: owner/name/file, or owner/name/file@revision.
+    """Download a file of a Hugging Face hub: owner/name/file, or owner/name/file@revision.
 
     Raises:
-        ConfigError: huggingface_hub is not installed, or the hub does not give the file.
+        ConfigError: huggingface_hub is not installed, or the download failed.
     """
     try:
         from huggingface_hub import hf_hub_download
@@ -47,25 +47,24 @@ def from_hugging_face(name: str) -> Path:
         raise ConfigError(
             f"weights hf://{name}: huggingface_hub is missing: pip install 'detlite[timm]'"
         ) from error
-    place, _, revision = name.partition("@")
-    parts = place.split("/", 2)
-    if len(parts) < 3:
+    path, _, revision = name.partition("@")
+    if path.count("/") < 2:
         raise ConfigError(f"weights hf://{name}: must be hf://owner/name/file")
-    repository = "/".join(parts[:2])
+    owner, repository, file_name = path.split("/", 2)
     try:
-        return Path(hf_hub_download(repository, parts[2], revision=revision or None))
-    except Exception as error:  # of its own, of its HTTP client's and of the disk's
+        return Path(hf_hub_download(f"{owner}/{repository}", file_name, revision=revision or None))
+    except Exception as error:  # from the hub, its HTTP client or the disk
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"weights hf://{name}: the hub does not give it ({type(error).__name__}: {reason})"
+            f"weights hf://{name}: the download failed ({type(error).__name__}: {reason})"
         ) from error
 
 
 def from_package(name: str) -> Path:
-    """The one file of weights that an installed package holds; where its licence is, is logged.
+    """Return the only file of weights in an installed package, and log its licence.
 
     Raises:
-        ConfigError: there is no such package, or not one file of weights in it.
+        ConfigError: the package is not installed, or has no or several files of weights.
     """
     module, distribution = name.replace("-", "_"), name.replace("_", "-")
     if not module.isidentifier():
@@ -76,7 +75,7 @@ def from_package(name: str) -> Path:
     spec = find_spec(module)
     if spec is None:
         raise ConfigError(
-            f"weights package://{name}: there is no such package: pip install {distribution}"
+            f"weights package://{name}: the package is not installed: pip install {distribution}"
         )
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     files = [
@@ -84,19 +83,19 @@ def from_package(name: str) -> Path:
     ]
     if len(files) != 1:
         raise ConfigError(
-            f"weights package://{name}: holds {len(files)} files of weights, where one is wanted"
+            f"weights package://{name}: has {len(files)} files of weights, expected one"
         )
     logger.info("%s: see its licence (%s)", files[0], _licence(distribution))
     return files[0]
 
 
 def _licence(distribution: str) -> str:
-    """The file that states the terms of an installed distribution, or what it says of them."""
+    """Return the licence file of an installed distribution, or the licence in its metadata."""
     try:
         installed = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
-        return "it names none"
+        return "none found"
     for file in installed.files or ():
         if "licen" in file.name.lower():
             return str(installed.locate_file(file))
-    return installed.metadata["License"] or "it names none"
+    return installed.metadata["License"] or "none found"

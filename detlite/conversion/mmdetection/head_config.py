@@ -1,22 +1,22 @@
-"""What heads of mmdetection share: anchors, box coders, losses, pooling, suppression."""
+"""Convert configs that several heads of mmdetection share: anchors, box coder, loss, RoI pooler."""
 
 from __future__ import annotations
 
-from detlite.conversion.checkpoint_source import Config
+from detlite.conversion.checkpoint_source import ConfigValues
 
-from .python_config import Part
+from .config_section import ConfigSection
 
-STRIDES = [4, 8, 16, 32, 64]  # of an R-CNN's levels
+STRIDES = [4, 8, 16, 32, 64]  # of the levels of an R-CNN
 
 
-def anchors(head: Part, key: str, strides: list[int]) -> Config:
-    """The anchors of a head, for the section `key` of ours."""
+def anchor_config(head: ConfigSection, key: str, strides: list[int]) -> ConfigValues:
+    """Return the anchors of a head, for the config section `key`."""
     if "anchor_generator" not in head:
         raise ValueError(
-            f"its config has no {head.where}.anchor_generator, as it was before version 2.0: take "
-            "the config of that name of a later version"
+            f"its config has no {head.where}.anchor_generator, as before version 2.0: use the "
+            "config of the same name from a later version"
         )
-    generator = head.part("anchor_generator")
+    generator = head.section("anchor_generator")
     generator.check(
         ("AnchorGenerator",),
         "scales octave_base_scale scales_per_octave ratios strides base_sizes center_offset "
@@ -25,12 +25,12 @@ def anchors(head: Part, key: str, strides: list[int]) -> Config:
         centers=(),
     )
     if generator.numbers("strides") != strides:
-        generator.refuse("strides", str(strides))
+        generator.reject("strides", str(strides))
     bases = generator.numbers("base_sizes", strides)
     octaves = int(generator.number("scales_per_octave", 1))
     in_octaves = "octave_base_scale" in generator
     scales = generator.numbers("octave_base_scale" if in_octaves else "scales")
-    config: Config = {f"{key}.ASPECT_RATIOS": generator.numbers("ratios")}
+    config: ConfigValues = {f"{key}.ASPECT_RATIOS": generator.numbers("ratios")}
     if key == "MODEL.RETINANET":
         config |= {f"{key}.OCTAVE": 2.0, f"{key}.SCALES_PER_OCTAVE": octaves}
     elif in_octaves:
@@ -41,13 +41,13 @@ def anchors(head: Part, key: str, strides: list[int]) -> Config:
     if offset and bases == strides:
         config["MODEL.CONVENTION_OVERRIDE"] = [f"anchor_offset={float(offset)}"]
     elif offset:
-        generator.refuse("center_offset", "0, or base_sizes that are the strides,")
+        generator.reject("center_offset", "0, or base_sizes that are the strides,")
     return config
 
 
-def weights(head: Part) -> list[float]:
-    """What deltas are multiplied by: one over target_stds."""
-    coder = head.part("bbox_coder")
+def box_coder_weights(head: ConfigSection) -> list[float]:
+    """Return the weights of the box coder, 1 / target_stds."""
+    coder = head.section("bbox_coder")
     coder.check(
         ("DeltaXYWHBBoxCoder",),
         "target_stds ctr_clamp use_box_type",
@@ -57,21 +57,21 @@ def weights(head: Part) -> list[float]:
     )
     stds = coder.numbers("target_stds", [1.0] * 4)
     if len(stds) != 4 or min(stds) <= 0:
-        coder.refuse("target_stds", "4 numbers above 0")
+        coder.reject("target_stds", "4 numbers above 0")
     return [1.0 / std for std in stds]
 
 
-def box_loss(head: Part, key: str) -> Config:
-    """What its boxes are trained on, where we have it, for the section `key` of ours."""
+def box_loss_config(head: ConfigSection, key: str) -> ConfigValues:
+    """Return the box loss of a head, if detlite has it, for the config section `key`."""
     if "loss_bbox" not in head:
         return {}
-    loss, retinanet = head.part("loss_bbox"), key == "MODEL.RETINANET"
-    width = "BBOX_REG_BETA" if retinanet else "SMOOTH_L1_BETA"
-    known: dict[str, Config] = {
+    loss, retinanet = head.section("loss_bbox"), key == "MODEL.RETINANET"
+    beta = "BBOX_REG_BETA" if retinanet else "SMOOTH_L1_BETA"
+    known: dict[str, ConfigValues] = {
         "L1Loss": {f"{key}.BOX_LOSS": "l1"},
         "SmoothL1Loss": {
             f"{key}.BOX_LOSS": "smooth_l1",
-            f"{key}.{width}": float(loss.number("beta", 1.0)),
+            f"{key}.{beta}": float(loss.number("beta", 1.0)),
         },
         "GIoULoss": {f"{key}.BOX_LOSS": "giou"},
     }
@@ -81,25 +81,25 @@ def box_loss(head: Part, key: str) -> Config:
     if not retinanet:
         return known[loss.kind] | {f"{key}.BOX_LOSS_WEIGHT": factor}
     if factor <= 0:
-        loss.refuse("loss_weight", "a number above 0")
+        loss.reject("loss_weight", "a number above 0")
     return known[loss.kind] | {f"{key}.BBOX_REG_WEIGHT": 1 / factor}
 
 
-def pooling(extractor: Part, key: str) -> Config:
-    """How a head pools its RoIs, for the section `key` of ours."""
+def pooler_config(extractor: ConfigSection, key: str) -> ConfigValues:
+    """Return the RoI pooler of a head, for the config section `key`."""
     extractor.check(
         ("SingleRoIExtractor",),
         "roi_layer out_channels",
         featmap_strides=(STRIDES[:4], tuple(STRIDES[:4])),
         finest_scale=(56,),
     )
-    layer = extractor.part("roi_layer")
+    layer = extractor.section("roi_layer")
     layer.check(
         ("RoIAlign",),
         "output_size out_size sampling_ratio sample_num aligned use_torchvision",
         pool_mode=("avg",),
     )
-    # as versions before 2.3 call it
+    # names before version 2.3
     size, samples = (
         ("out_size", "sample_num") if "out_size" in layer else ("output_size", "sampling_ratio")
     )
@@ -110,12 +110,12 @@ def pooling(extractor: Part, key: str) -> Config:
     }
 
 
-def overlap(test: Part) -> float:
-    """The IoU above which boxes are suppressed."""
+def nms_threshold(test: ConfigSection) -> float:
+    """Return the IoU threshold of NMS."""
     if "nms_thr" in test:
         return float(test.number("nms_thr"))
-    nms = test.part("nms")
+    nms = test.section("nms")
     nms.check((), "iou_threshold iou_thr split_thr", class_agnostic=(False,), max_num=(-1, 0))
     if nms.kind not in ("nms", ""):
-        nms.refuse("type", "'nms'")
+        nms.reject("type", "'nms'")
     return float(nms.number("iou_threshold" if "iou_threshold" in nms else "iou_thr"))

@@ -1,4 +1,4 @@
-"""How a config of mmdetection brings pictures to the network: size, order, scale and padding."""
+"""Convert the test pipeline of an mmdetection config: size, channel order, scale and padding."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from detlite.conversion.checkpoint_source import Config
+from detlite.conversion.checkpoint_source import ConfigValues
 
-from .python_config import Part, shown
+from .config_section import ConfigSection, short
 
-# Steps that leave the picture as it is.
+# Steps that do not change the image.
 _WITHOUT_EFFECT = (
     "LoadAnnotations",
     "ImageToTensor",
@@ -21,47 +21,46 @@ _WITHOUT_EFFECT = (
 _DIVISIBILITY = "DATALOADER.SIZE_DIVISIBILITY"
 
 
-def picture_config(tree: dict[str, Any], model: Part) -> Config:
-    """The keys that follow from the test pipeline, and from the model of version 3.
+def pipeline_config(tree: dict[str, Any], model: ConfigSection) -> ConfigValues:
+    """Return the config of the test pipeline and, in version 3, of the data preprocessor.
 
     Args:
         tree: the values of the config file.
-        model: its dict `model`.
+        model: its section `model`.
 
     Raises:
-        ValueError: a step of the pipeline is not understood.
+        ValueError: an unknown step of the pipeline.
     """
-    config: Config = {_DIVISIBILITY: 1}
+    config: ConfigValues = {_DIVISIBILITY: 1}
     for step in _pipeline(tree):
-        if step.kind == "MultiScaleFlipAug":  # version 2 nests the steps behind it
+        if step.kind == "MultiScaleFlipAug":  # version 2 nests the steps that follow
             step.check(step.kind.split(), "img_scale transforms", flip=(False,), scale_factor=())
             config |= _size(step, "img_scale")
-            for inner in step.parts("transforms"):
-                if inner.kind != "RandomFlip":  # as `flip` above says
+            for inner in step.sections("transforms"):
+                if inner.kind != "RandomFlip":  # `flip` is checked above
                     config |= _step(inner)
         else:
             config |= _step(step)
     if "data_preprocessor" in model:
-        config |= _preprocessor(model.part("data_preprocessor"), config)
-    for key, what in (("INPUT.MIN_SIZE_TEST", "Resize"), ("INPUT.PIXEL_MEAN", "Normalize")):
+        config |= _preprocessor(model.section("data_preprocessor"), config)
+    for key, step_name in (("INPUT.MIN_SIZE_TEST", "Resize"), ("INPUT.PIXEL_MEAN", "Normalize")):
         if key not in config:
-            raise ValueError(f"its config has no {what} among the steps of its test pipeline")
+            raise ValueError(f"its config has no {step_name} in its test pipeline")
     return config
 
 
-def _pipeline(tree: dict[str, Any]) -> list[Part]:
-    """The steps for pictures of the test set: of version 3, of version 2, or by name."""
+def _pipeline(tree: dict[str, Any]) -> list[ConfigSection]:
+    """Return the steps of the test pipeline of version 3, of version 2, or in `test_pipeline`."""
     for name in ("test_dataloader", "data"):
         if isinstance(tree.get(name), dict):
-            outer = Part(tree[name], name)
+            outer = ConfigSection(tree[name], name)
             key = "dataset" if name == "test_dataloader" else "test"
-            if key in outer and "pipeline" in outer.part(key):
-                return outer.part(key).parts("pipeline")
-    return Part(tree, "the file").parts("test_pipeline")
+            if key in outer and "pipeline" in outer.section(key):
+                return outer.section(key).sections("pipeline")
+    return ConfigSection(tree, "the file").sections("test_pipeline")
 
 
-def _step(step: Part) -> Config:
-    """The keys that follow from a step."""
+def _step(step: ConfigSection) -> ConfigValues:
     if step.kind in _WITHOUT_EFFECT:
         return {}
     if step.kind == "Resize":
@@ -75,7 +74,7 @@ def _step(step: Part) -> Config:
             backend=("cv2",),
         )
         if not step.get("keep_ratio", False):
-            step.refuse("keep_ratio", "True")
+            step.reject("keep_ratio", "True")
         names = [key for key in ("scale", "img_scale") if key in step]
         return _size(step, names[0]) if names else {}
     if step.kind == "Normalize":
@@ -94,29 +93,33 @@ def _step(step: Part) -> Config:
     return {}
 
 
-def _preprocessor(part: Part, steps: Config) -> Config:
-    """The keys that follow from what the model does itself, behind the `steps` of the pipeline."""
-    part.check(
+def _preprocessor(section: ConfigSection, steps: ConfigValues) -> ConfigValues:
+    """Return the config of the data preprocessor, which runs after the pipeline's `steps`."""
+    section.check(
         ("DetDataPreprocessor",),
         "mean std bgr_to_rgb pad_size_divisor pad_mask mask_pad_value pad_seg seg_pad_value "
         "boxtype2tensor non_blocking batch_augments",
         rgb_to_bgr=(False,),
         pad_value=(0,),
     )
-    divisor = int(part.number("pad_size_divisor", 1))
+    divisor = int(section.number("pad_size_divisor", 1))
     padded = {_DIVISIBILITY: math.lcm(steps[_DIVISIBILITY], divisor)}
     if "INPUT.PIXEL_MEAN" in steps:
         for key in ("mean", "std", "bgr_to_rgb"):
-            if part.get(key):
-                part.refuse(key, "None, behind a step Normalize,")
+            if section.get(key):
+                section.reject(key, "None, after a step Normalize,")
         return padded
-    mean, std = part.numbers("mean", [0.0] * 3), part.numbers("std", [1.0] * 3)
-    return padded | _pixels(mean, std, part.get("bgr_to_rgb", False), part)
+    mean, std = section.numbers("mean", [0.0] * 3), section.numbers("std", [1.0] * 3)
+    return padded | _pixels(mean, std, section.get("bgr_to_rgb", False), section)
 
 
-def _pixels(mean: Sequence[float], std: Sequence[float], rgb: Any, part: Part) -> Config:
+def _pixels(
+    mean: Sequence[float], std: Sequence[float], rgb: Any, section: ConfigSection
+) -> ConfigValues:
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-        raise ValueError(f"its config says {part.where}: mean and std must be three numbers each")
+        raise ValueError(
+            f"its config says {section.where}: mean and std must be three numbers each"
+        )
     scale = 255 if rgb else 1
     return {
         "INPUT.TO_BGR255": not rgb,
@@ -125,14 +128,14 @@ def _pixels(mean: Sequence[float], std: Sequence[float], rgb: Any, part: Part) -
     }
 
 
-def _size(step: Part, key: str) -> Config:
+def _size(step: ConfigSection, key: str) -> ConfigValues:
     value = step.get(key)
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], tuple):
         value = value[0]
     numbers = isinstance(value, (list, tuple)) and all(type(side) is int for side in value)
     if not numbers or len(value) != 2:
         raise ValueError(
-            f"its config says {step.where}.{key} = {shown(value)}: only one (long, short) is "
+            f"its config says {step.where}.{key} = {short(value)}: only one (long, short) is "
             "converted"
         )
     return {"INPUT.MIN_SIZE_TEST": min(value), "INPUT.MAX_SIZE_TEST": max(value)}

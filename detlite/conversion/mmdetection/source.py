@@ -7,23 +7,29 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from detlite.conversion.checkpoint_source import Config, Entries, Rules, Source, State
-from detlite.conversion.detectron2.source import background_first
+from detlite.conversion.checkpoint_source import (
+    CheckpointSource,
+    ConfigValues,
+    RawStateDict,
+    RenameRules,
+    StateDict,
+)
+from detlite.conversion.detectron2.source import move_background_first
 
 from .model_config import model_config
 from .python_config import read_python_config
 
 
 def _recognise(names: Collection[str]) -> bool:
-    own = re.compile(r"neck\.(lateral|fpn)_convs\.|rpn_head\.|roi_head\.|bbox_head\.")
-    return any(own.match(name) for name in names)
+    pattern = re.compile(r"neck\.(lateral|fpn)_convs\.|rpn_head\.|roi_head\.|bbox_head\.")
+    return any(pattern.match(name) for name in names)
 
 
-_RULES: Rules = [
+_RULES: RenameRules = [
     (r"^backbone\.(conv1|bn1)\.", r"backbone.body.stem.\1."),
     *((rf"^backbone\.layer{n}\.", f"backbone.body.res{n + 1}.") for n in range(1, 5)),
     (r"\.bn(\d)\.", r".norm\1."),
-    # a convolution, and the norm behind it
+    # convolution and norm
     (r"(convs\.\d)\.conv\.", r"\1.0."),
     (r"(convs\.\d)\.(?:bn|gn)\.", r"\1.1."),
     (r"^neck\.lateral_convs\.", "backbone.neck.lateral."),
@@ -32,14 +38,14 @@ _RULES: Rules = [
     *((rf"^rpn_head\.rpn_conv\.{n}\.conv\.", f"rpn.head.more_convs.{n - 1}.") for n in range(1, 4)),
     (r"^rpn_head\.rpn_cls\.", "rpn.head.cls_logits."),
     (r"^rpn_head\.rpn_reg\.", "rpn.head.bbox_pred."),
-    # the heads of a cascade are numbered
+    # heads of a cascade
     (r"^roi_head\.bbox_head\.(\d\.)?fc_cls\.", r"roi_heads.box.\1predictor.cls_score."),
     (r"^roi_head\.bbox_head\.(\d\.)?fc_reg\.", r"roi_heads.box.\1predictor.bbox_pred."),
     (r"^roi_head\.bbox_head\.(\d\.)?", r"roi_heads.box.\1feature_extractor."),
     (r"_extractor\.shared_convs\.", "_extractor.convs."),
     (r"_extractor\.shared_fcs\.0\.", "_extractor.fc6."),
     (r"_extractor\.shared_fcs\.1\.", "_extractor.fc7."),
-    # those of a cascade's masks too; detections have the mean of all
+    # mask heads of a cascade, whose predictions are averaged
     (r"^roi_head\.mask_head\.(0\.)?(?=[a-z])", "roi_heads.mask."),
     *((rf"^roi_head\.mask_head\.{n}\.", f"roi_heads.mask.more.{n - 1}.") for n in range(1, 3)),
     (r"^(roi_heads\.mask\.(?:more\.\d\.)?)convs\.", r"\1feature_extractor.convs."),
@@ -52,25 +58,25 @@ _RULES: Rules = [
 ]  # fmt: skip
 
 
-def _adapt(state: State, _entries: Entries) -> State:
-    # the levels that are made from others come behind those of the body's maps
+def _adapt(state: StateDict, _raw: RawStateDict) -> StateDict:
+    # P6 and P7 follow the outputs of the lateral levels
     levels = sum(re.match(r"backbone\.neck\.lateral\.\d\.0\.weight", name) is not None
                  for name in state)  # fmt: skip
     for number in range(2):
         theirs, ours = f"neck.output.{levels + number}.0.", f"neck.top.p{6 + number}."
         state = {name.replace(theirs, ours): value for name, value in state.items()}
-    background_first(state)
+    move_background_first(state)
     return state
 
 
-def _configure(state: State, entries: Entries, path: Path, content: Any) -> Config:
+def _configure(state: StateDict, raw: RawStateDict, path: Path, content: Any) -> ConfigValues:
     meta = _meta(content)
     version = str(meta.get("mmdet_version", ""))
-    heads = any(name.startswith("bbox_head.") and "fc_cls." in name for name in entries)
+    heads = any(name.startswith("bbox_head.") and "fc_cls." in name for name in raw)
     if heads or version.startswith(("0.", "1.")):
         raise ValueError(
-            "it is of mmdetection 1, which counts otherwise: tools/model_converters/"
-            "upgrade_model_version.py of mmdetection 2 makes it one of 2"
+            "it is from mmdetection 1, whose boxes and labels differ: convert it by "
+            "tools/model_converters/upgrade_model_version.py of mmdetection 2"
         )
     return model_config(read_python_config(_config_text(meta, path)), state)
 
@@ -81,8 +87,8 @@ def _meta(content: Any) -> dict[str, Any]:
 
 
 def _config_text(meta: dict[str, Any], path: Path) -> str:
-    """The config in a file beside the weights that has their name, or that in the weights."""
-    # a published name ends in a date and digits of the file's hash
+    """Return the config in the file next to the weights with their name, or stored in them."""
+    # published names end in a date and a part of the hash
     names = [path.stem, re.sub(r"_\d{8}(_\d{6})?-[0-9a-f]{8}$", "", path.stem)]
     for name in names:
         file = path.parent / f"{name}.py"
@@ -92,23 +98,22 @@ def _config_text(meta: dict[str, Any], path: Path) -> str:
         if isinstance(meta.get(key), str):
             return str(meta[key])
     raise ValueError(
-        f"it has no config: put the flat .py file that training wrote beside its checkpoints there "
+        f"it has no config: put the flat .py file that training wrote next to the checkpoint there "
         f"as {names[-1] or 'the name of the weights'}.py"
     )
 
 
 def _class_names(content: Any) -> Sequence[str]:
     meta = _meta(content)
-    of_set = meta.get("dataset_meta")
-    found = [part.get(key) for part in (of_set, meta) if isinstance(part, dict)
-             for key in ("classes", "CLASSES")]  # fmt: skip
-    names = next((row for row in found if row), ())
+    tables = [table for table in (meta.get("dataset_meta"), meta) if isinstance(table, dict)]
+    values = (table.get(key) for table in tables for key in ("classes", "CLASSES"))
+    names = next((value for value in values if value), ())
     names = (names,) if isinstance(names, str) else names
-    known = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
-    return names if known else ()
+    valid = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    return names if valid else ()
 
 
-MMDETECTION = Source(
+MMDETECTION = CheckpointSource(
     name="mmdetection",
     convention="mmdetection",
     recognise=_recognise,

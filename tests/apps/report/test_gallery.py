@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detlite.apps.report.analysis.detection_analysis import analyse
+from detlite.apps.report.analysis.detection_analysis import analyze_detections
 from detlite.apps.report.gallery import Gallery
 from detlite.data import CocoDataset
 from detlite.evaluation import Results
@@ -51,7 +51,7 @@ def gallery(tmp_path: Path) -> Gallery:
            "segmentation": rle(MISNAMED)}  # fmt: skip
     results = Results.from_coco([row], ["bbox", "segm"])
     coco_gt = dataset.coco_gt()
-    analysis = analyse(coco_gt, results, "segm", np.ones((1, 1), np.uint8))
+    analysis = analyze_detections(coco_gt, results, "segm", np.ones((1, 1), np.uint8))
     return Gallery(dataset, coco_gt, results, analysis, most=5)
 
 
@@ -112,7 +112,7 @@ def test_detections_of_nothing(gallery: Gallery) -> None:
         },
     ]
     results = Results.from_coco(rows, ["bbox", "segm"])
-    analysis = analyse(gallery.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
+    analysis = analyze_detections(gallery.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
     found = Gallery(gallery.dataset, gallery.coco_gt, results, analysis, 5).false_positives()
     assert [one.text for one in found] == [
         "dog: meets nothing labelled (a.png)", "cat: its mask is empty (a.png)",

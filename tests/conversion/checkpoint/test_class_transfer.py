@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from detlite.conversion.checkpoint.class_transfer import ClassRows
+from detlite.conversion.checkpoint.class_transfer import ClassTransfer
 from detlite.conversion.checkpoint.files import Checkpoint
 from detlite.conversion.checkpoint.loading import load_weights
 from detlite.modeling.build import build_model
@@ -130,10 +130,10 @@ def test_the_same_number_of_other_classes(tiny_config, tmp_path, caplog):
 
 @pytest.mark.parametrize("categories", [THEIRS, [dict(row, id=90 - row["id"]) for row in THEIRS]])
 def test_the_same_names_are_no_difference(categories):
-    assert not ClassRows(THEIRS, categories).differ
-    assert ClassRows(THEIRS, categories[::-1]).differ
-    assert not ClassRows([], categories).differ
-    assert not ClassRows(THEIRS, []).differ
+    assert not ClassTransfer(THEIRS, categories).differ
+    assert ClassTransfer(THEIRS, categories[::-1]).differ
+    assert not ClassTransfer([], categories).differ
+    assert not ClassTransfer(THEIRS, []).differ
 
 
 def test_without_names_all_rows_begin_anew(tiny_config, tmp_path, caplog):
@@ -147,4 +147,4 @@ def test_without_names_all_rows_begin_anew(tiny_config, tmp_path, caplog):
 
 def test_many_names_are_shortened():
     ours = [{"name": f"category number {n}"} for n in range(1000)]
-    assert len(str(ClassRows(THEIRS, ours))) < 600
+    assert len(str(ClassTransfer(THEIRS, ours))) < 600

@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
-from detlite.conversion import source_of
+from detlite.conversion import detect_source
 from detlite.conversion.checkpoint.files import (
     Checkpoint,
     CheckpointError,
@@ -163,12 +163,12 @@ def test_fbnet_of_maskrcnn_benchmark(tiny_config, tmp_path):
         name = re.sub(r"\.feature_extractor\.(blocks|last)\.", r".feature_extractor.head.\1.", name)
         state[f"module.{name}"] = value
     torch.save({"model": state}, tmp_path / "fbnet.pth")
-    assert source_of(state) == "maskrcnn-benchmark"
+    assert detect_source(state) == "maskrcnn-benchmark"
     load_weights(other, read_checkpoint(tmp_path / "fbnet.pth"))
     assert len(other.categories) == 3
     for name, value in other.state_dict().items():
         assert torch.equal(value, model.state_dict()[name])
-    assert source_of(model.state_dict()) is None  # our own names
+    assert detect_source(model.state_dict()) is None  # our own names
     with pytest.raises(CheckpointError, match=r"has no config.*name the YAML file"):
         build_model_from_checkpoint(tmp_path / "fbnet.pth")
     file = _write(tmp_path / "fbnet.yaml", cfg)

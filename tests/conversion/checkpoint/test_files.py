@@ -44,7 +44,7 @@ def test_every_field_comes_back(toy, tmp_path):
     save_checkpoint(written)
     read = read_checkpoint(tmp_path / "w.pth")
     for field in fields(Checkpoint):
-        if field.name not in ("model", "timm_body"):
+        if field.name not in ("model", "timm_backbone"):
             assert getattr(read, field.name) == getattr(written, field.name), field.name
     assert torch.equal(read.model["weight"], written.model["weight"])
 

@@ -61,7 +61,7 @@ def test_plain_resnets_become_ours_unless_the_body_is_timms(tmp_path):
         checkpoint = read_checkpoint(tmp_path / "w.pth", source)
         assert checkpoint.backbone_only
         assert "backbone.body.res5.1.conv2.weight" in checkpoint.model
-        assert "backbone.body.net.layer4.1.conv2.weight" in checkpoint.timm_body
+        assert "backbone.body.net.layer4.1.conv2.weight" in checkpoint.timm_backbone
 
 
 def test_converted_file_is_read_like_the_original(tiny_config, tmp_path):

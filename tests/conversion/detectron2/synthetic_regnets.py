@@ -6,12 +6,12 @@ import re
 
 import torch
 
-from tests.conversion.synthetic_state_dicts import PYRAMID, State, Writer, detectron2
+from tests.conversion.synthetic_state_dicts import PYRAMID, StateDict, Writer, detectron2
 
 _DEPTHS, _WIDTHS, _GROUP = (1, 1, 4, 7), (24, 56, 152, 368), 8  # of RegNetX-200MF, RegNetY-200MF
 
 
-def long_jittered() -> State:
+def long_jittered() -> StateDict:
     """As mask_rcnn_R_50_FPN_100ep_LSJ: batch norm that was trained nearly everywhere, two
     convolutions in the RPN, four and a fully connected layer in the box head."""
     state = {
@@ -28,7 +28,7 @@ def long_jittered() -> State:
     return _counted(state)
 
 
-def regnet(squeezes: bool, trained: bool) -> State:
+def regnet(squeezes: bool, trained: bool) -> StateDict:
     """A Mask R-CNN on the smallest RegNetX or, if it `squeezes`, RegNetY; as
     mask_rcnn_regnetx_4gf_dds_fpn_1x or, if its norms were `trained`, as ..._100ep_LSJ."""
     whole = long_jittered() if trained else detectron2()
@@ -57,7 +57,7 @@ def regnet(squeezes: bool, trained: bool) -> State:
     return _counted(_normed(state | out.state, "fpn_lateral")) if trained else state | out.state
 
 
-def _normed(state: State, layers: str) -> State:
+def _normed(state: StateDict, layers: str) -> StateDict:
     """With norms in place of the biases of some convolutions."""
     out = Writer(lambda: "", lambda: "")
     biases = [n for n in state if n.endswith(".bias") and re.search(layers, n)]
@@ -66,7 +66,7 @@ def _normed(state: State, layers: str) -> State:
     return {n: v for n, v in state.items() if n not in biases} | out.state
 
 
-def _counted(state: State) -> State:
+def _counted(state: StateDict) -> StateDict:
     """With the counters that norms have while they are trained."""
     norms = [n.removesuffix("running_var") for n in state if n.endswith(".running_var")]
     return state | {f"{norm}num_batches_tracked": torch.tensor(7) for norm in norms}

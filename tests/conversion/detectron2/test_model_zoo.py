@@ -14,7 +14,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.conversion.checkpoint.files import read_checkpoint
-from detlite.conversion.checkpoint_source import Config
+from detlite.conversion.checkpoint_source import ConfigValues
 from detlite.conversion.detectron2.model_zoo import anchor_config, config_by_name, pixel_config
 from detlite.conversion.detectron2.source import DETECTRON2
 from detlite.modeling.build import build_model
@@ -24,10 +24,10 @@ DIVIDED = [57.375, 57.12, 58.395]
 
 
 @pytest.fixture
-def found(tiny_config: Callable[..., CfgNode]) -> Callable[..., Config]:
+def found(tiny_config: Callable[..., CfgNode]) -> Callable[..., ConfigValues]:
     """`found(*opts)`: the config of a file of detectron2 that holds such a model."""
 
-    def config(*opts: Any) -> Config:
+    def config(*opts: Any) -> ConfigValues:
         state = build_model(tiny_config(*opts)).state_dict()
         for name in state:
             if name.endswith("num_batches_tracked"):  # as after training

@@ -16,7 +16,7 @@ from tests.conversion.detection_differences import as_dict, compare
 from tests.conversion.detectron2.reference_model import GROUPS, Reference
 from tests.conversion.detectron2.synthetic_regnets import long_jittered, regnet
 from tests.conversion.synthetic_state_dicts import (
-    State,
+    StateDict,
     cascade_of_convolutions,
     deformable,
     detectron2,
@@ -28,7 +28,7 @@ from tests.conversion.synthetic_state_dicts import (
 _SCORE = 0.02
 DIVIDED = (57.375, 57.12, 58.395)
 # What makes the file, and what its config would say.
-MODELS: dict[str, tuple[Callable[[], State], dict[str, Any]]] = {
+MODELS: dict[str, tuple[Callable[[], StateDict], dict[str, Any]]] = {
     "mask_rcnn_R_50_FPN": (detectron2, {}),
     "mask_rcnn_R_50_C4": (lambda: detectron2(fpn=False), {"body": "C4", "pre_nms": 6000}),
     "mask_rcnn_R_50_DC5": (dilated, {"body": "DC5", "pre_nms": 6000}),

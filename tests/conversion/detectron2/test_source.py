@@ -10,7 +10,7 @@ import torch
 from detlite.conversion import convert
 from detlite.conversion.checkpoint.files import CheckpointError
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
-from detlite.conversion.detectron2.source import ratios_slowest
+from detlite.conversion.detectron2.source import order_anchors_by_ratio
 from detlite.modeling.preprocessing import prepare_proposals
 from tests.conversion.synthetic_state_dicts import (
     CLASSES,
@@ -40,7 +40,7 @@ def test_ratios_become_slowest(anchors, ratios, order):
         "rpn.head.bbox_pred.bias": torch.randn(4 * anchors),
     }
     before = dict(state)
-    ratios_slowest(state, ratios)
+    order_anchors_by_ratio(state, ratios)
     for name, values in before.items():
         wanted = values.unflatten(0, (anchors, -1))[order].flatten(0, 1)
         assert torch.equal(state[name], wanted), name

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import detlite
-from detlite.conversion.convert import convert, source_of
+from detlite.conversion.convert import convert, detect_source
 from detlite.modeling.backbone import vit
 from tests.conversion.detection_differences import as_dict, compare
 from tests.conversion.detectron2.vitdet_reference import (
@@ -58,7 +58,7 @@ def test_detections_are_those_of_a_second_implementation(cascade, tmp_path):
 @pytest.mark.parametrize("cascade", [False, True])
 def test_the_config_is_that_of_vitdet(cascade):
     state = vitdet(cascade)
-    assert source_of(state) == "detectron2"
+    assert detect_source(state) == "detectron2"
     config = convert(state, "detectron2").config
     assert {key: config[key] for key in config if "VIT" in key or "NORM" in key} == {
         "MODEL.VIT.WINDOW": 3,

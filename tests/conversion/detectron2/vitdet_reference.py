@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.conversion.detectron2.reference_model import Reference
-from tests.conversion.synthetic_state_dicts import CLASSES, DIM, PYRAMID, State, Writer
+from tests.conversion.synthetic_state_dicts import CLASSES, DIM, PYRAMID, StateDict, Writer
 
 CHANNELS, DEPTH, HEADS, WINDOW = 16, 4, 2, 3
 
@@ -104,7 +104,7 @@ class ViTDetReference(Reference):
         return [*levels, levels[-1][:, :, ::2, ::2]]
 
 
-def vitdet(cascade: bool = False, side: int = 128) -> State:
+def vitdet(cascade: bool = False, side: int = 128) -> StateDict:
     """A ViTDet of four narrow blocks, the second and fourth global."""
     out = Writer(lambda: "", lambda: "")
 
@@ -172,7 +172,7 @@ def calm(name: str, value: Tensor) -> Tensor:
     return value * gain * (2 / fan_in) ** 0.5
 
 
-def filled(model: torch.nn.Module) -> State:
+def filled(model: torch.nn.Module) -> StateDict:
     """Weights that follow from the names of their entries alone."""
     state = {}
     for name, value in model.state_dict().items():

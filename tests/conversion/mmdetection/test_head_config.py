@@ -12,7 +12,7 @@ import torch
 import detlite
 from detlite.conversion import convert
 from detlite.conversion.mmdetection.head_config import anchors, overlap
-from detlite.conversion.mmdetection.python_config import Part
+from detlite.conversion.mmdetection.python_config import ConfigSection
 from tests.conversion.mmdetection.recorded_outputs import PLAIN, save, state_of
 from tests.conversion.mmdetection.synthetic_models import CONFIGS, OUTPUTS, config_text
 
@@ -20,7 +20,7 @@ from tests.conversion.mmdetection.synthetic_models import CONFIGS, OUTPUTS, conf
 def anchors_of(key: str, strides: list[int], **generator: Any) -> dict[str, Any]:
     """The keys of anchors with these words."""
     words = {"type": "AnchorGenerator", "strides": strides, "ratios": [1.0], **generator}
-    return anchors(Part({"anchor_generator": words}, "head"), key, strides)
+    return anchors(ConfigSection({"anchor_generator": words}, "head"), key, strides)
 
 
 @pytest.mark.parametrize("words", [{"octave_base_scale": 3, "scales_per_octave": 1}, {"scales": 3}])
@@ -62,9 +62,9 @@ def test_a_retinanet_is_trained_on_the_stated_loss(loss, wanted):
 
 def test_a_limit_within_the_suppression_is_refused():
     nms = {"type": "nms", "iou_threshold": 0.5}
-    assert overlap(Part({"nms": {**nms, "max_num": -1}}, "test_cfg")) == 0.5
+    assert overlap(ConfigSection({"nms": {**nms, "max_num": -1}}, "test_cfg")) == 0.5
     with pytest.raises(ValueError, match="max_num = 100: only -1, 0 is converted"):
-        overlap(Part({"nms": {**nms, "max_num": 100}}, "test_cfg"))
+        overlap(ConfigSection({"nms": {**nms, "max_num": 100}}, "test_cfg"))
 
 
 def test_masks_are_twice_as_large_as_what_is_pooled(tmp_path):

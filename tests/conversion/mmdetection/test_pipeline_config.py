@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from detlite.conversion.mmdetection.pipeline_config import picture_config
-from detlite.conversion.mmdetection.python_config import Part
+from detlite.conversion.mmdetection.pipeline_config import pipeline_config
+from detlite.conversion.mmdetection.python_config import ConfigSection
 
 _LOAD = {"type": "LoadImageFromFile"}
 _RESIZE = {"type": "Resize", "scale": (213, 128), "keep_ratio": True}
@@ -18,7 +18,7 @@ def found(preprocessor: dict[str, Any] | None, *steps: dict[str, Any]) -> dict[s
     """The keys of a pipeline that loads and resizes, and then has `steps`."""
     model = {"data_preprocessor": {"type": "DetDataPreprocessor", **(preprocessor or {})}}
     pipeline = [_LOAD, _RESIZE, *steps]
-    return picture_config({"test_pipeline": pipeline}, Part(model if preprocessor else {}, "model"))
+    return pipeline_config({"test_pipeline": pipeline}, ConfigSection(model if preprocessor else {}, "model"))
 
 
 def test_a_model_that_does_not_normalise_leaves_it_to_the_pipeline():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from detlite.conversion.mmdetection.python_config import Part, Unread, read_python_config
+from detlite.conversion.mmdetection.python_config import ConfigSection, UnparsedExpression, read_python_config
 
 TEXT = """
 '''A flat file.'''
@@ -32,11 +32,11 @@ def test_literals_are_read():
 def test_all_else_is_kept_as_text_and_nothing_runs(tmp_path):
     values = read_python_config(f"a = dict(b=open({str(tmp_path / 'x')!r}, 'w'))\nc = 1 / 0\nd = e")
     assert values["a"]["b"].text.startswith("open(")
-    assert values["c"] == Unread("1 / 0")
-    assert values["d"] == Unread("e")
+    assert values["c"] == UnparsedExpression("1 / 0")
+    assert values["d"] == UnparsedExpression("e")
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match=r"its config says a\.b = open\(.*no literal"):
-        Part(values["a"], "a").get("b")
+        ConfigSection(values["a"], "a").get("b")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_is_no_flat_config_is_refused(text, message):
 
 
 def test_a_part_says_what_it_does_not_know():
-    part = Part(
+    part = ConfigSection(
         {"type": "mmdet.FPN", "num": 5, "mode": None, "loss_cls": 3, "size": [7, 8]}, "neck"
     )
     part.check(("FPN",), "num size", mode=("nearest",))
@@ -76,14 +76,14 @@ def test_a_part_says_what_it_does_not_know():
             part.number(wrong)
     with pytest.raises(ValueError, match=r"no dict neck\.other"):
         part.part("other")
-    assert [item.where for item in Part({"a": [{}, {}]}, "x").parts("a")] == ["x.a[0]", "x.a[1]"]
+    assert [item.where for item in ConfigSection({"a": [{}, {}]}, "x").parts("a")] == ["x.a[0]", "x.a[1]"]
 
 
 def test_a_few_lines_do_not_take_all_memory():
     doubled = "a = [0]\nb = 2\n" + "a = a + a\nb = b * b\n" * 60
     values = read_python_config(doubled)
-    assert values["a"] == Unread("a + a")
-    assert values["b"] == Unread("b * b")
+    assert values["a"] == UnparsedExpression("a + a")
+    assert values["b"] == UnparsedExpression("b * b")
 
 
 def test_messages_stay_short():
@@ -91,5 +91,5 @@ def test_messages_stay_short():
     for _ in range(50):
         value = [value, value]
     with pytest.raises(ValueError, match="where numbers stand") as error:
-        Part({"a": value}, "part").numbers("a")
+        ConfigSection({"a": value}, "part").numbers("a")
     assert len(str(error.value)) < 500

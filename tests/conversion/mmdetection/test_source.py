@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import detlite
-from detlite.conversion import convert, source_of
+from detlite.conversion import convert, detect_source
 from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
 from tests.conversion.mmdetection.recorded_outputs import PLAIN, compare_recorded, save, state_of
 from tests.conversion.mmdetection.synthetic_models import CLASSES, CONFIGS, OUTPUTS, config_text
@@ -209,7 +209,7 @@ def test_what_is_not_understood_is_refused(key, value, message, recorded):
 def test_version_1_is_refused(recorded):
     state = state_of("mask_rcnn_r50", recorded)
     older = {name.removeprefix("roi_head."): value for name, value in state.items()}
-    assert source_of({"state_dict": older}) == "mmdetection"
+    assert detect_source({"state_dict": older}) == "mmdetection"
     with pytest.raises(ValueError, match="of mmdetection 1, which counts otherwise"):
         config_of(older, CONFIGS["mask_rcnn_r50"])
     content = {"meta": {"mmdet_version": "1.2.0", "config": ""}, "state_dict": state}

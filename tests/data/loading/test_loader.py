@@ -25,7 +25,7 @@ from detlite.data.errors import DataError
 from detlite.data.loading.batch_loader import LoaderProcessError, explain_dead_loader
 from detlite.data.loading.loader import TransformedDataset, build_test_loader, build_train_loader
 from detlite.data.loading.samplers import Sample
-from detlite.data.transforms.augment import build_transform
+from detlite.data.transforms.detection_transform import build_transform
 from detlite.data.transforms.copy_paste import paste_objects
 from detlite.data.transforms.mosaic import make_mosaic
 from detlite.structures.masks.packed import PackedMasks

@@ -1,4 +1,4 @@
-"""Which anchors a model is trained on as foreground, and which objects get none.
+"""Anchor assignment: the anchors that a training step assigns to each object.
 
 Shapes: B images, L levels, N anchors over all levels, G objects in an image, padded.
 """
@@ -23,16 +23,16 @@ from detlite.structures import boxes as box_ops
 
 @dataclass(frozen=True)
 class AnchorMatches:
-    """The anchors of a batch beside its objects, in pixels of the network's input.
+    """Anchors and objects of a batch, in pixels of the network input.
 
     Attributes:
         strides: of the L levels.
         anchors: float32 [N, 4] xyxy.
-        levels: int64 [N], the level of each.
-        matched: int64 [B, N], the object that an anchor is trained to find, or less than 0.
-        overlaps: float32 [B, G], the highest IoU of each object with an anchor that may be
-            trained on; 0 at padding.
-        foreground: IoU from which an anchor is foreground; below it only an object's best is.
+        levels: int64 [N], the level of each anchor.
+        matched: int64 [B, N], the object assigned to each anchor; negative: background or ignored.
+        overlaps: float32 [B, G], the highest IoU of each object with an anchor that is not ignored;
+            0 at padding.
+        foreground: the IoU from which an anchor is foreground.
     """
 
     strides: list[int]
@@ -43,28 +43,28 @@ class AnchorMatches:
     foreground: float
 
     def counts(self, image: int) -> Tensor:
-        """How many anchors of each level find each object: int64 [G, L]."""
+        """Return the number of anchors of each level assigned to each object: int64 [G, L]."""
         objects, levels = self.overlaps.shape[1], len(self.strides)
-        found = self.matched[image] >= 0
-        places = self.matched[image][found] * levels + self.levels[found]
-        return torch.bincount(places, minlength=objects * levels).view(objects, levels)
+        assigned = self.matched[image] >= 0
+        cells = self.matched[image][assigned] * levels + self.levels[assigned]
+        return torch.bincount(cells, minlength=objects * levels).view(objects, levels)
 
 
 @torch.no_grad()
 def match_anchors(
     model: DetectionModel, images: Sequence[Tensor], targets: Sequence[dict[str, Any]]
 ) -> AnchorMatches | None:
-    """Matches anchors as a training step of `model` does, before any are drawn.
+    """Match anchors as a training step of `model` does before it samples them.
 
     Args:
         model: on the CPU; its weights do not matter.
-        images, targets: a batch, as the model takes them.
+        images, targets: a batch in the format of the model.
 
     Returns:
-        None of a model without anchors, which is given its proposals.
+        None for a model with precomputed proposals, which has no anchors.
 
     Raises:
-        TypeError, ValueError: images or targets that do not fit.
+        TypeError, ValueError: invalid images or targets.
     """
     if isinstance(model, RetinaNet):
         generator, matcher, straddle = model.anchor_generator, model.matcher, -1.0

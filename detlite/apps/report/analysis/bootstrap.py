@@ -1,9 +1,9 @@
-"""How far a metric depends on which pictures were drawn: the bootstrap over images.
+"""Bootstrap over images: confidence intervals of metrics and of differences of two models.
 
-B times as many images as there are are drawn with replacement, and measured (Efron, Bootstrap
-methods, 1979). An image that is drawn twice counts twice: nothing is matched again, detections are
-only weighted. With the same weights two models are measured on the same draws, which tells more of
-their difference than two intervals do.
+Each of B samples draws as many images as the data set has, with replacement (Efron, "Bootstrap
+methods", 1979). Detections are matched once and weighted by how often their image was drawn. Two
+models compared on the same samples give a narrower interval of their difference than their two
+separate intervals.
 """
 
 from __future__ import annotations
@@ -12,19 +12,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detlite.evaluation.matching import IGNORED, RECALLS, RIGHT, THRESHOLDS, Matched
+from detlite.evaluation.matching import (
+    IGNORED,
+    IOU_THRESHOLDS,
+    RECALL_THRESHOLDS,
+    TRUE_POSITIVE,
+    MatchedDetections,
+)
 
-_CHUNK = 1 << 19  # entries of a table, which fits into a cache
+_CHUNK = 1 << 19  # entries of a table, which fits into the cache
 
 
 @dataclass(frozen=True, eq=False)
-class Resampled:
-    """Metrics of B draws; NaN where a draw has nothing to find.
+class BootstrapMetrics:
+    """Metrics of B samples; NaN where a sample has no objects.
 
     Attributes:
-        ap: float32 [B, T, K, A], of T THRESHOLDS, K categories and A areas.
+        ap: float32 [B, T, K, A], of T IOU_THRESHOLDS, K categories and A areas.
         recall: float32 [B, T, K], of all areas.
-        areas: A of AREAS.
+        areas: A names in AREA_RANGES.
     """
 
     ap: np.ndarray
@@ -32,22 +38,22 @@ class Resampled:
     areas: tuple[str, ...]
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Float [B] of each of AP, AP50, AP75, APs, APm, APl and AR, as far as there are such."""
-        everything = self.ap[..., self.areas.index("all")]
-        tables = {"AP": everything, "AP50": everything[:, :1], "AP75": everything[:, 5:6]}
+        """Return AP, AP50, AP75, AR and APs, APm, APl for the measured areas, float [B] each."""
+        ap = self.ap[..., self.areas.index("all")]
+        tables = {"AP": ap, "AP50": ap[:, :1], "AP75": ap[:, 5:6]}
         tables |= {
             f"AP{area[0]}": self.ap[..., a] for a, area in enumerate(self.areas) if area != "all"
         }
         tables["AR"] = self.recall
-        return {name: _known_mean(table) for name, table in tables.items()}
+        return {name: _nan_mean(table) for name, table in tables.items()}
 
     def by_category(self) -> np.ndarray:
-        """AP, float [B, K]."""
+        """Return AP by category, float [B, K]."""
         return self.ap[..., self.areas.index("all")].mean(axis=1)
 
 
-def _known_mean(table: np.ndarray) -> np.ndarray:
-    """The mean over all but the first axis of what is not NaN; NaN where nothing is."""
+def _nan_mean(table: np.ndarray) -> np.ndarray:
+    """Return the mean over all but the first axis, without NaN; NaN if there is nothing else."""
     known = ~np.isnan(table)
     axes = tuple(range(1, table.ndim))
     count = known.sum(axis=axes)
@@ -55,138 +61,141 @@ def _known_mean(table: np.ndarray) -> np.ndarray:
     return np.divide(total, count, out=np.full(len(table), np.nan), where=count > 0)
 
 
-def draw_images(images: int, draws: int, seed: int) -> np.ndarray:
-    """How often each draw holds each image: uint8 [B, I], the same for the same arguments."""
-    shares = np.full(images, 1 / images)
-    return np.random.default_rng(seed).multinomial(images, shares, draws).astype(np.uint8)
+def sample_images(images: int, samples: int, seed: int) -> np.ndarray:
+    """Return how often each sample contains each image: uint8 [B, I]. Deterministic."""
+    probabilities = np.full(images, 1 / images)
+    return np.random.default_rng(seed).multinomial(images, probabilities, samples).astype(np.uint8)
 
 
 def interval(
-    value: float | None, draws: np.ndarray, level: float = 0.95
+    value: float | None, sampled: np.ndarray, level: float = 0.95
 ) -> tuple[float, float] | None:
-    """Where a metric of 0 to 1 lies with confidence `level`.
+    """Return the confidence interval of a metric between 0 and 1.
 
-    None where it is not measured, or the same in all draws: such as that of a single object, of
-    which they tell nothing.
+    None if the metric is None, or if it has the same value in all samples, as with a single object.
 
     Args:
-        value: of the images that there are.
-        draws: float [B], of the draws.
+        value: the metric of the data set.
+        sampled: float [B], the metric of the samples.
+        level: the confidence level.
     """
-    found = _basic(value, draws, level)
-    if found is None or found[0] == found[1]:
+    bounds = _basic_interval(value, sampled, level)
+    if bounds is None or bounds[0] == bounds[1]:
         return None
-    return max(found[0], 0.0), min(found[1], 1.0)
+    return max(bounds[0], 0.0), min(bounds[1], 1.0)
 
 
-def _basic(value: float | None, draws: np.ndarray, level: float) -> tuple[float, float] | None:
-    """The basic bootstrap interval (Davison and Hinkley, Bootstrap methods, 1997, 5.2).
+def _basic_interval(
+    value: float | None, sampled: np.ndarray, level: float
+) -> tuple[float, float] | None:
+    """Return the basic bootstrap interval (Davison and Hinkley, "Bootstrap methods", 1997, 5.2).
 
-    Draws lie about the value as the value lies about the truth. That matters with AP, which is
-    higher in few images than in many: draws, of fewer different images, are higher still, and the
-    interval between their own quantiles holds the truth too rarely.
+    AP is higher for few images than for many, and samples contain fewer different images than the
+    data set. Percentiles of the samples would therefore contain the true value too rarely.
     """
-    known = draws[~np.isnan(draws)]
+    known = sampled[~np.isnan(sampled)]
     if value is None or not known.size:
         return None
     low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
     return float(2 * value - high), float(2 * value - low)
 
 
-def resample(matched: Matched, draws: np.ndarray) -> Resampled:
-    """Measures the draws, as `score` measures the images that there are.
+def resample(matched: MatchedDetections, samples: np.ndarray) -> BootstrapMetrics:
+    """Compute the metrics of bootstrap samples.
 
     Args:
-        draws: uint8 [B, I] for the I of `matched.truth.image_ids`, see `draw_images`.
+        matched: the detections and the objects.
+        samples: uint8 [B, I] for the images `matched.truth.image_ids`, see `sample_images`.
     """
     truth, pairing = matched.truth, matched.pairing
-    shape = (len(draws), len(THRESHOLDS), len(truth.category_ids))
+    shape = (len(samples), len(IOU_THRESHOLDS), len(truth.category_ids))
     ap = np.full((*shape, len(matched.areas)), np.nan, np.float32)
     recall = np.full(shape, np.nan, np.float32)
-    whole = matched.areas.index("all")
     for k in range(shape[2]):
         best_first, objects = matched.of_category(k)
-        best_first = best_first[pairing.ranks[best_first] < matched.most]
+        best_first = best_first[pairing.ranks[best_first] < matched.max_dets]
         images = pairing.keys[best_first] % len(truth.image_ids)
         step = max(1, _CHUNK // max(1, len(images)))
-        for a in range(len(matched.areas)):
+        for a, area in enumerate(matched.areas):
             counted = truth.images[objects][~matched.ignored[a, objects]]
             if not len(counted):
                 continue
-            positives = draws @ np.bincount(counted, minlength=draws.shape[1])  # [B]
+            positives = samples @ np.bincount(counted, minlength=samples.shape[1])  # [B]
             outcomes = matched.outcomes[a][:, best_first]  # [T, D]
-            for first in range(0, len(draws), step):
-                part = slice(first, first + step)
-                found = _average_precision(draws[part], images, outcomes, positives[part])
-                ap[part, :, k, a] = found[0]
-                if a == whole:
-                    recall[part, :, k] = found[1]
-    return Resampled(ap, recall, tuple(matched.areas))
+            for first in range(0, len(samples), step):
+                chunk = slice(first, first + step)
+                tables = _average_precision(samples[chunk], images, outcomes, positives[chunk])
+                ap[chunk, :, k, a] = tables[0]
+                if area == "all":
+                    recall[chunk, :, k] = tables[1]
+    return BootstrapMetrics(ap, recall, tuple(matched.areas))
 
 
 def _average_precision(
-    draws: np.ndarray, images: np.ndarray, outcomes: np.ndarray, positives: np.ndarray
+    samples: np.ndarray, images: np.ndarray, outcomes: np.ndarray, positives: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """AP and recall float [B, T] of one category.
+    """Return AP and recall float [B, T] of one category.
 
-    The area under the curve is a sum over right detections, [H]: the best precision at each or
-    behind it, times how many of RECALLS are reached with it.
+    The area under the curve is a sum over H true positives: the highest precision at each of them
+    or later, times the number of RECALL_THRESHOLDS that it reaches first.
 
     Args:
-        draws: uint8 [B, I].
-        images: int64 [D], of the detections, best first.
+        samples: uint8 [B, I].
+        images: int64 [D], the images of the detections, by falling score.
         outcomes: uint8 [T, D].
-        positives: int64 [B], how many objects there are to find.
+        positives: int64 [B], number of objects.
     """
-    drawn = draws[:, images]
-    table = np.zeros((2, len(draws), len(outcomes)))
-    before, counts = np.empty(0, np.int64), drawn
+    drawn = samples[:, images]
+    table = np.zeros((2, len(samples), len(outcomes)))
+    previous, counts = np.empty(0, np.int64), drawn
     for t, outcome in enumerate(outcomes):
         counted = np.flatnonzero(outcome != IGNORED)
-        if t == 0 or not np.array_equal(counted, before):  # mostly they are
-            before, counts = counted, drawn[:, counted].cumsum(axis=1, dtype=np.int32)
-        hits = outcome[counted] == RIGHT
+        if t == 0 or not np.array_equal(counted, previous):  # mostly equal for all thresholds
+            previous, counts = counted, drawn[:, counted].cumsum(axis=1, dtype=np.int32)
+        hits = outcome[counted] == TRUE_POSITIVE
         if not hits.any():
             continue
-        right = drawn[:, counted[hits]].cumsum(axis=1, dtype=np.int32)  # [B, H]
-        precision = right / np.maximum(counts[:, hits], 1)
+        true_positives = drawn[:, counted[hits]].cumsum(axis=1, dtype=np.int32)  # [B, H]
+        precision = true_positives / np.maximum(counts[:, hits], 1)
         best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-        reached = right / np.maximum(positives, 1)[:, None]
+        reached = true_positives / np.maximum(positives, 1)[:, None]
         numbers = (100 * reached + 1e-9).astype(np.int64)
-        numbers += RECALLS[numbers] <= reached  # how many, by the digits that `score` goes by
-        # The lowest of RECALLS is 0, which is reached by the first right one that was drawn.
-        numbers[right == 0] = 0
-        table[0, :, t] = (best * np.diff(numbers, axis=1, prepend=0)).sum(axis=1) / len(RECALLS)
+        numbers += RECALL_THRESHOLDS[numbers] <= reached  # compare exactly as `accumulate` does
+        # Recall 0, the lowest threshold, is reached by the first true positive that was drawn.
+        numbers[true_positives == 0] = 0
+        widths = np.diff(numbers, axis=1, prepend=0)
+        table[0, :, t] = (best * widths).sum(axis=1) / len(RECALL_THRESHOLDS)
         table[1, :, t] = reached[:, -1]
     table[:, positives == 0] = np.nan
     return table[0], table[1]
 
 
 @dataclass(frozen=True)
-class Difference:
-    """By how much a second model is better than a first one, and where that lies with a confidence
-    of 95 %."""
+class MetricDifference:
+    """The metric of a second model minus that of a first one, with its 95 % interval."""
 
     value: float
-    between: tuple[float, float]
+    interval: tuple[float, float]
 
     @property
     def is_noise(self) -> bool:
-        """Whether it is not known which of the two is better; so if all draws differ alike, as they
-        do by a single object."""
-        low, high = self.between
+        """True if the interval contains 0, or is empty because all samples give one value."""
+        low, high = self.interval
         return low <= 0 <= high or low == high
 
 
 def compare(
-    first: float | None, second: float | None, first_draws: np.ndarray, second_draws: np.ndarray
-) -> Difference | None:
-    """Compares a metric, and its values float [B] for the same draws of the same images.
+    first: float | None,
+    second: float | None,
+    first_sampled: np.ndarray,
+    second_sampled: np.ndarray,
+) -> MetricDifference | None:
+    """Compare a metric of two models, given its values float [B] on the same samples.
 
     Returns:
-        None where one of the two is not measured.
+        None if one of the two was not measured.
     """
     if first is None or second is None:
         return None
-    between = _basic(second - first, second_draws - first_draws, 0.95)
-    return None if between is None else Difference(second - first, between)
+    bounds = _basic_interval(second - first, second_sampled - first_sampled, 0.95)
+    return None if bounds is None else MetricDifference(second - first, bounds)

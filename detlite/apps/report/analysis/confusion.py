@@ -1,4 +1,4 @@
-"""Which categories are taken for which, and from which score on detections are worth keeping."""
+"""Confusion matrix of the categories, and the score threshold with the best F1."""
 
 from __future__ import annotations
 
@@ -6,22 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detlite.evaluation.matching import IGNORED, RIGHT, Matched
+from detlite.evaluation.matching import IGNORED, TRUE_POSITIVE, MatchedDetections
 
-from .cross_category import Across
+from .cross_category import CrossCategoryMatches
 
-OVERLAP = 0.5  # from which a detection and an object are one
+MIN_IOU = 0.5  # of a detection and its object
 
 
 @dataclass(frozen=True)
-class Threshold:
-    """The score from which on precision and recall are best together, and what they are there.
-
-    Attributes:
-        score: detections that score less are left out.
-        precision: right ones among the detections, 0 to 1.
-        recall: found ones among the objects, 0 to 1.
-    """
+class ScoreThreshold:
+    """A score threshold, with the precision and recall of the detections that reach it."""
 
     score: float
     precision: float
@@ -34,55 +28,55 @@ class Threshold:
         return 2 * self.precision * self.recall / total if total else 0.0
 
 
-def best_threshold(matched: Matched) -> Threshold | None:
-    """The score with the highest F1 at IoU 0.5 over all categories; None if nothing is found."""
-    whole = matched.areas.index("all")
-    outcomes = matched.outcomes[whole, 0]
-    positives = int((~matched.ignored[whole]).sum())
+def best_threshold(matched: MatchedDetections) -> ScoreThreshold | None:
+    """Return the threshold with the highest F1 at IoU 0.5 over all categories.
+
+    None if there are no true positives.
+    """
+    all_areas = matched.areas.index("all")
+    outcomes = matched.outcomes[all_areas, 0]
+    positives = int((~matched.ignored[all_areas]).sum())
     counted = outcomes != IGNORED
     scores = matched.pairing.scores[counted]
     order = np.argsort(-scores, kind="stable")
-    scores, right = scores[order], (outcomes[counted] == RIGHT)[order].cumsum()
-    if not len(right) or not right[-1] or not positives:
+    scores, hits = scores[order], (outcomes[counted] == TRUE_POSITIVE)[order].cumsum()
+    if not len(hits) or not hits[-1] or not positives:
         return None
-    # Only after all detections of the same score.
-    places = np.flatnonzero(np.diff(scores, append=-np.inf))
-    kept = places + 1
-    best = int((2 * right[places] / (kept + positives)).argmax())
-    hits = int(right[places[best]])
-    return Threshold(float(scores[places[best]]), hits / int(kept[best]), hits / positives)
+    last = np.flatnonzero(np.diff(scores, append=-np.inf))  # the last of each score
+    best = last[(2 * hits[last] / (last + 1 + positives)).argmax()]
+    true_positives = int(hits[best])
+    return ScoreThreshold(
+        float(scores[best]), true_positives / int(best + 1), true_positives / positives
+    )
 
 
-def confusion_matrix(across: Across, min_score: float) -> np.ndarray:
-    """How often each category is detected as which.
+def confusion_matrix(matches: CrossCategoryMatches, min_score: float) -> np.ndarray:
+    """Count how often objects of each category are detected as each category.
 
-    Detections and objects that overlap by OVERLAP are made pairs, those that overlap most first,
-    whatever their categories. Detections within a crowd are left out.
+    Detections and objects are matched greedily by falling IoU, regardless of category. Unmatched
+    detections in a crowd are left out.
 
     Args:
-        min_score: detections that score less are left out.
+        matches: the detections and objects.
+        min_score: detections with a lower score are left out.
 
     Returns:
-        int64 [K + 1, K + 1]: rows are the objects' categories and last the background, columns
-        what they are detected as and last nothing.
+        int64 [K + 1, K + 1]. Rows are categories of objects, the last row is background; columns
+        are categories of detections, the last column is "not detected".
     """
-    count = len(across.category_ids)
-    detections, objects = across.pairing.pairs()
-    kept = across.pairing.scores >= min_score
-    crowd = across.truth.crowd
-    close = kept[detections] & (across.overlaps >= OVERLAP)
-    chosen = np.flatnonzero(close & ~crowd[objects])
-    chosen = chosen[np.argsort(-across.overlaps[chosen], kind="stable")]
-    free = kept.copy()  # detections
-    unseen = ~crowd  # objects
+    count = len(matches.category_ids)
+    detections, objects = matches.pairing.pairs()
+    free = matches.pairing.scores >= min_score  # detections
+    missed = ~matches.truth.crowd  # objects
+    close = free[detections] & (matches.overlaps >= MIN_IOU)
+    candidates = np.flatnonzero(close & missed[objects])
+    candidates = candidates[np.argsort(-matches.overlaps[candidates], kind="stable")]
     matrix = np.zeros((count + 1, count + 1), np.int64)
-    for detection, wanted in zip(
-        detections[chosen].tolist(), objects[chosen].tolist(), strict=True
-    ):
-        if free[detection] and unseen[wanted]:
-            free[detection] = unseen[wanted] = False
-            matrix[across.labelled[wanted], across.detected[detection]] += 1
-    matrix[:count, count] = np.bincount(across.labelled[unseen], minlength=count)
-    free[detections[close & crowd[objects]]] = False
-    matrix[count, :count] = np.bincount(across.detected[free], minlength=count)
+    for d, g in zip(detections[candidates].tolist(), objects[candidates].tolist(), strict=True):
+        if free[d] and missed[g]:
+            free[d] = missed[g] = False
+            matrix[matches.object_categories[g], matches.detection_categories[d]] += 1
+    matrix[:count, count] = np.bincount(matches.object_categories[missed], minlength=count)
+    free[detections[close & matches.truth.crowd[objects]]] = False
+    matrix[count, :count] = np.bincount(matches.detection_categories[free], minlength=count)
     return matrix

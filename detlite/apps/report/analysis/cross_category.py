@@ -1,4 +1,7 @@
-"""Detections beside all objects of their image, whatever their category."""
+"""Compare detections with all objects of their image, regardless of category.
+
+D detections, G objects, P pairs of the same image, K categories.
+"""
 
 from __future__ import annotations
 
@@ -7,75 +10,75 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pycocotools.coco import COCO
 
-from detlite.evaluation.ground_truth import Truth, read_truth
-from detlite.evaluation.overlaps import Pairing, pair, region_overlaps
+from detlite.evaluation.ground_truth import GroundTruthArrays, read_ground_truth
+from detlite.evaluation.overlaps import Pairing, build_pairing, region_overlaps
 from detlite.evaluation.results import Results
 
 
 @dataclass(frozen=True, eq=False)
-class Across:
-    """D detections and G objects of a data set, compared over the borders of K categories.
+class CrossCategoryMatches:
+    """Detections and objects of a data set, with the overlaps of all pairs.
 
     Attributes:
-        pairing: the best detections of each image, by image and falling score.
+        pairing: the highest-scoring detections of each image, by image and falling score.
         truth: the objects, by image.
-        overlaps: float64 [P] of `pairing.pairs()`: IoU, or over the detection's own area where
-            the object is a crowd.
-        detected, labelled: int64 [D] and [G], their categories as places in `category_ids`.
+        overlaps: float64 [P] of `pairing.pairs()`, see `region_overlaps`.
+        detection_categories, object_categories: int64 [D] and [G], indices into `category_ids`.
         category_ids: int64 [K], increasing.
     """
 
     pairing: Pairing
-    truth: Truth
+    truth: GroundTruthArrays
     overlaps: np.ndarray
-    detected: np.ndarray
-    labelled: np.ndarray
+    detection_categories: np.ndarray
+    object_categories: np.ndarray
     category_ids: np.ndarray
 
     @property
     def images(self) -> np.ndarray:
-        """int64 [D], of each detection its image's place in `truth.image_ids`."""
+        """int64 [D], the index of each detection's image in `truth.image_ids`."""
         return self.pairing.keys
 
-    def best(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each detection the highest overlap with an object, and which: float64 and int64 [D].
+    def best(self, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the highest overlap of each detection and its object, float64 and int64 [D].
 
         Args:
-            wanted: bool [P], the pairs that count. Without one it is 0 and -1.
+            allowed: bool [P], the pairs to consider. Detections without any get 0 and -1.
         """
-        detections, objects = (part[wanted] for part in self.pairing.pairs())
-        overlaps = self.overlaps[wanted]
+        detections, objects = (indices[allowed] for indices in self.pairing.pairs())
+        overlaps = self.overlaps[allowed]
         order = np.lexsort((-overlaps, detections))
-        owners, first = np.unique(detections[order], return_index=True)
-        highest = np.zeros(len(self.detected))
-        which = np.full(len(self.detected), -1)
-        highest[owners] = overlaps[order[first]]
-        which[owners] = objects[order[first]]
-        return highest, which
+        paired, first = np.unique(detections[order], return_index=True)
+        highest = np.zeros(len(self.detection_categories))
+        best_object = np.full(len(highest), -1)
+        highest[paired] = overlaps[order[first]]
+        best_object[paired] = objects[order[first]]
+        return highest, best_object
 
 
-def compare_across(coco_gt: COCO, results: Results, iou_type: str, most: int) -> Across:
-    """Compares boxes ("bbox") or masks ("segm") of the best `most` detections of each image.
+def match_across_categories(
+    coco_gt: COCO, results: Results, iou_type: str, max_dets: int
+) -> CrossCategoryMatches:
+    """Compare boxes ("bbox") or masks ("segm") of the best `max_dets` detections of each image.
 
-    Raises:
-        DataError: as from `evaluate_coco`, whose checks come first.
+    The results must have passed the checks of `evaluate_coco`.
     """
     category_ids = np.array(sorted(coco_gt.cats), np.int64)
     rows = sorted(coco_gt.dataset.get("annotations", []), key=lambda row: row["image_id"])
-    # With one category for all, what compares within categories compares everything.
+    # Pairs are made within categories, so merge all categories into one.
     single = COCO()
     single.dataset = coco_gt.dataset | {"annotations": [row | {"category_id": 0} for row in rows]}
     single.imgs, single.cats = coco_gt.imgs, {0: {"id": 0, "name": "object"}}
-    truth = read_truth(single, iou_type)
+    truth = read_ground_truth(single, iou_type)
     merged = replace(results, category_ids=np.zeros_like(results.category_ids))
-    pairing = pair(merged, truth, most)
+    pairing = build_pairing(merged, truth, max_dets)
     overlaps, _ = region_overlaps(merged, truth, pairing, iou_type)
-    labelled = np.array([row["category_id"] for row in rows], np.int64)
-    return Across(
+    annotated = np.array([row["category_id"] for row in rows], np.int64)
+    return CrossCategoryMatches(
         pairing=pairing,
         truth=truth,
         overlaps=overlaps,
-        detected=np.searchsorted(category_ids, results.category_ids[pairing.index]),
-        labelled=np.searchsorted(category_ids, labelled),
+        detection_categories=np.searchsorted(category_ids, results.category_ids[pairing.index]),
+        object_categories=np.searchsorted(category_ids, annotated),
         category_ids=category_ids,
     )

@@ -1,84 +1,87 @@
-"""Everything that is worth knowing of detections beside their ground truth."""
+"""Run all analyses of a set of detections."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
 
-from detlite.evaluation.coco import Metrics, category_names, match_coco, summarize
+from detlite.evaluation.coco import category_names, match_coco, summarize
 from detlite.evaluation.ground_truth import check_results
-from detlite.evaluation.matching import Scored, score
+from detlite.evaluation.matching import PrecisionRecall, accumulate
 from detlite.evaluation.results import Results
 
-from .bootstrap import Resampled, resample
+from .bootstrap import BootstrapMetrics, resample
 from .calibration import Calibration, calibrate
-from .confusion import Threshold, best_threshold, confusion_matrix
-from .cross_category import Across, compare_across
-from .error_types import Errors, find_errors
+from .confusion import ScoreThreshold, best_threshold, confusion_matrix
+from .cross_category import match_across_categories
+from .error_types import DetectionErrors, classify_errors
 
 
 @dataclass(frozen=True, eq=False)
-class Analysis:
-    """Detections of one kind: boxes ("bbox"), masks ("segm") or keypoints.
+class DetectionAnalysis:
+    """Analysis of boxes ("bbox"), masks ("segm") or keypoints ("keypoints").
 
     Attributes:
+        kind: the IoU type.
         names: of the K categories.
-        objects: int64 [K], how many there are to find.
-        metrics: as `evaluate_coco` gives them.
-        scored: precision and recall behind them.
-        resampled: the metrics of draws of images.
-        calibration: how scores and precision agree.
-        threshold: the score at which precision and recall are best; None if nothing is found.
-        errors, confusion: the kinds of mistakes, and the matrix at the threshold; None of
-            keypoints, for which neither is defined.
+        objects: int64 [K], number of objects.
+        metrics: as in `evaluate_coco`.
+        precision_recall: the tables behind the metrics.
+        bootstrap: the metrics of bootstrap samples of the images.
+        calibration: agreement of scores and precision.
+        threshold: the score threshold with the best F1; None without true positives.
+        errors, confusion: the types of errors, and the confusion matrix at the threshold; None for
+            keypoints.
     """
 
     kind: str
     names: list[str]
     objects: np.ndarray
-    metrics: Metrics
-    scored: Scored
-    resampled: Resampled
+    metrics: dict[str, Any]
+    precision_recall: PrecisionRecall
+    bootstrap: BootstrapMetrics
     calibration: Calibration
-    threshold: Threshold | None
-    errors: Errors | None
+    threshold: ScoreThreshold | None
+    errors: DetectionErrors | None
     confusion: np.ndarray | None
 
 
-def analyse(
+def analyze_detections(
     coco_gt: COCO,
     results: Results,
     kind: str,
-    draws: np.ndarray,
+    samples: np.ndarray,
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
-) -> Analysis:
-    """Measures results in every way.
+) -> DetectionAnalysis:
+    """Compute all analyses of one IoU type.
 
     Args:
-        draws: of the images, see `draw_images`.
-        coco_gt, results, max_dets, oks_sigmas: see `evaluate_coco`, and for its errors.
+        coco_gt, results, max_dets, oks_sigmas: see `evaluate_coco`, also for the errors.
+        kind: the IoU type.
+        samples: bootstrap samples of the images, see `sample_images`.
     """
     check_results(results, coco_gt, [kind])
     matched = match_coco(coco_gt, results, kind, max_dets, oks_sigmas)
-    scored, names = score(matched), category_names(coco_gt)
+    tables, names = accumulate(matched), category_names(coco_gt)
     counted = ~matched.ignored[matched.areas.index("all")]
     threshold = best_threshold(matched)
     errors = confusion = None
     if kind != "keypoints":
-        across: Across = compare_across(coco_gt, results, kind, max_dets)
-        errors = find_errors(across)
-        confusion = confusion_matrix(across, threshold.score if threshold else 0.0)
-    return Analysis(
+        matches = match_across_categories(coco_gt, results, kind, max_dets)
+        errors = classify_errors(matches)
+        confusion = confusion_matrix(matches, threshold.score if threshold else 0.0)
+    return DetectionAnalysis(
         kind=kind,
         names=names,
         objects=np.bincount(matched.truth.categories[counted], minlength=len(names)),
-        metrics=summarize(scored, names, kind),
-        scored=scored,
-        resampled=resample(matched, draws),
+        metrics=summarize(tables, names, kind),
+        precision_recall=tables,
+        bootstrap=resample(matched, samples),
         calibration=calibrate(matched),
         threshold=threshold,
         errors=errors,

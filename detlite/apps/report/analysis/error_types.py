@@ -1,8 +1,6 @@
-"""What kinds of mistakes a detector makes, and what mending each would bring.
+"""Classify the errors of a detector, and compute how much AP correcting each type would gain.
 
-The kinds and rules are those of TIDE (Bolya et al., ECCV 2020, https://arxiv.org/abs/2008.08115).
-A detection is right if it overlaps a free object of its category by FOREGROUND_OVERLAP, and has
-nothing to do with an object that it overlaps by BACKGROUND_OVERLAP or less.
+The types and rules are those of TIDE (Bolya et al., ECCV 2020, https://arxiv.org/abs/2008.08115).
 """
 
 from __future__ import annotations
@@ -13,35 +11,37 @@ import numpy as np
 
 from detlite.evaluation.matching import interpolated_precision
 
-from .cross_category import Across
+from .cross_category import CrossCategoryMatches
 
-FOREGROUND_OVERLAP, BACKGROUND_OVERLAP = 0.5, 0.1
+# IoU of a true positive, and the highest IoU of a detection of background.
+FOREGROUND_IOU, BACKGROUND_IOU = 0.5, 0.1
 
-# Of detections, in this order of precedence (localisation before classification); then of objects.
-FALSE_POSITIVES = ("classification", "localisation", "both", "duplicate", "background")
-KINDS = (*FALSE_POSITIVES, "missed")
+# Types of false positives, and of missed objects.
+FALSE_POSITIVE_TYPES = ("classification", "localisation", "both", "duplicate", "background")
+ERROR_TYPES = (*FALSE_POSITIVE_TYPES, "missed")
 CLASSIFICATION, LOCALISATION, BOTH, DUPLICATE, BACKGROUND = range(5)
-RIGHT, IGNORED = -1, -2
+TRUE_POSITIVE, IGNORED = -1, -2
 
 
 @dataclass(frozen=True, eq=False)
-class Errors:
-    """What became of the D detections and G objects of `across`.
+class DetectionErrors:
+    """The errors among D detections and G objects.
 
     Attributes:
-        kinds: int64 [D], a place in FALSE_POSITIVES; or RIGHT; or IGNORED, within a crowd.
-        objects: int64 [D], the object that was found, named or placed wrongly, or found before;
-            -1: none.
-        found_by: int64 [G], the detection that found it; -1: none.
-        missed: bool [G]: not found, and no other mended mistake would find it.
-        gains: for each of KINDS how much AP at FOREGROUND_OVERLAP, 0 to 1, grows if it is mended
-            alone. A mistake of name or place is mended in the best detection of each object that
-            is not found, all else is taken away.
-        ap: before anything is mended; None where there is nothing to find.
+        matches: the detections and the objects.
+        types: int64 [D], an index into FALSE_POSITIVE_TYPES, TRUE_POSITIVE, or IGNORED in a crowd.
+        objects: int64 [D], the object of a true positive, duplicate, or error of classification or
+            localisation; else -1.
+        found_by: int64 [G], the true positive of each object; -1: none.
+        missed: bool [G], objects that are not found and that no corrected detection would find.
+        gains: for each of ERROR_TYPES the increase of AP at FOREGROUND_IOU, 0 to 1, if only this
+            type is corrected. For classification and localisation the best detection of each
+            object not found yet becomes right; the other detections of the type are removed.
+        ap: AP at FOREGROUND_IOU; None if there are no objects.
     """
 
-    across: Across
-    kinds: np.ndarray
+    matches: CrossCategoryMatches
+    types: np.ndarray
     objects: np.ndarray
     found_by: np.ndarray
     missed: np.ndarray
@@ -49,120 +49,125 @@ class Errors:
     ap: float | None
 
     def counts(self) -> dict[str, int]:
-        """How many there are of each of KINDS."""
-        counts = {kind: int((self.kinds == n).sum()) for n, kind in enumerate(FALSE_POSITIVES)}
+        """Return the number of errors by type."""
+        counts = {kind: int((self.types == n).sum()) for n, kind in enumerate(FALSE_POSITIVE_TYPES)}
         return counts | {"missed": int(self.missed.sum())}
 
 
-def find_errors(across: Across) -> Errors:
-    """Says of each detection and object what is wrong with it, if anything is."""
-    detections, objects = across.pairing.pairs()
-    same = across.detected[detections] == across.labelled[objects]
-    crowd = across.truth.crowd[objects]
-    matched, found_by = _match(across, same & ~crowd)
-    own, own_object = across.best(same & ~crowd)
-    other, other_object = across.best(~same & ~crowd)
-    used, used_object = across.best(same & (found_by[objects] >= 0))
-    nearest, _ = across.best(~crowd)
-    in_crowd, _ = across.best(same & crowd)
-    conditions = [
+def classify_errors(matches: CrossCategoryMatches) -> DetectionErrors:
+    """Classify every detection, and find the missed objects."""
+    detections, objects = matches.pairing.pairs()
+    same = matches.detection_categories[detections] == matches.object_categories[objects]
+    crowd = matches.truth.crowd[objects]
+    matched, found_by = _match(matches, same & ~crowd)
+    same_iou, same_object = matches.best(same & ~crowd)
+    other_iou, other_object = matches.best(~same & ~crowd)
+    found_iou, found_object = matches.best(same & (found_by[objects] >= 0))
+    any_iou, _ = matches.best(~crowd)
+    crowd_iou, _ = matches.best(same & crowd)
+    conditions = [  # the first that holds decides
         matched >= 0,
-        in_crowd > FOREGROUND_OVERLAP,
-        (own >= BACKGROUND_OVERLAP) & (own <= FOREGROUND_OVERLAP),
-        other >= FOREGROUND_OVERLAP,
-        used >= FOREGROUND_OVERLAP,
-        nearest <= BACKGROUND_OVERLAP,
+        crowd_iou > FOREGROUND_IOU,
+        (same_iou >= BACKGROUND_IOU) & (same_iou <= FOREGROUND_IOU),
+        other_iou >= FOREGROUND_IOU,
+        found_iou >= FOREGROUND_IOU,
+        any_iou <= BACKGROUND_IOU,
     ]
-    kinds = np.select(
+    types = np.select(
         conditions,
-        [RIGHT, IGNORED, LOCALISATION, CLASSIFICATION, DUPLICATE, BACKGROUND],
+        [TRUE_POSITIVE, IGNORED, LOCALISATION, CLASSIFICATION, DUPLICATE, BACKGROUND],
         BOTH,
     )
-    named = np.select(
-        [kinds == kind for kind in (RIGHT, LOCALISATION, CLASSIFICATION, DUPLICATE)],
-        [matched, own_object, other_object, used_object],
+    object_of = np.select(
+        [types == kind for kind in (TRUE_POSITIVE, LOCALISATION, CLASSIFICATION, DUPLICATE)],
+        [matched, same_object, other_object, found_object],
         -1,
     )
-    mended = _mendable(kinds, named, found_by)
-    missed = (found_by < 0) & ~across.truth.crowd
-    missed[named[mended]] = False
-    ap, gains = _gains(across, kinds, named, mended, missed)
-    return Errors(across, kinds, named, found_by, missed, gains, ap)
+    corrected = _correctable(types, object_of, found_by)
+    missed = (found_by < 0) & ~matches.truth.crowd
+    missed[object_of[corrected]] = False
+    ap, gains = _gains(matches, types, object_of, corrected, missed)
+    return DetectionErrors(matches, types, object_of, found_by, missed, gains, ap)
 
 
-def _match(across: Across, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The object that each detection finds, int64 [D], and which finds each object, [G]; or -1.
+def _match(matches: CrossCategoryMatches, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the object of each detection, int64 [D], and the detection of each object, [G]; or -1.
 
-    The best detections choose first, and take the free object that they overlap most.
+    Detections choose in order of falling score, each the free object with the highest IoU.
     """
-    chosen = np.flatnonzero(allowed & (across.overlaps >= FOREGROUND_OVERLAP))
-    detections, objects = (part[chosen] for part in across.pairing.pairs())
-    # Those of an image have falling scores.
-    order = np.lexsort((-across.overlaps[chosen], detections))
-    found = np.full(len(across.detected), -1)
-    found_by = np.full(len(across.labelled), -1)
-    for detection, wanted in zip(detections[order].tolist(), objects[order].tolist(), strict=True):
-        if found[detection] < 0 and found_by[wanted] < 0:
-            found[detection], found_by[wanted] = wanted, detection
-    return found, found_by
+    candidates = np.flatnonzero(allowed & (matches.overlaps >= FOREGROUND_IOU))
+    detections, objects = (indices[candidates] for indices in matches.pairing.pairs())
+    # The detections of an image are sorted by score.
+    order = np.lexsort((-matches.overlaps[candidates], detections))
+    matched = np.full(len(matches.detection_categories), -1)
+    found_by = np.full(len(matches.object_categories), -1)
+    for d, g in zip(detections[order].tolist(), objects[order].tolist(), strict=True):
+        if matched[d] < 0 and found_by[g] < 0:
+            matched[d], found_by[g] = g, d
+    return matched, found_by
 
 
-def _mendable(kinds: np.ndarray, named: np.ndarray, found_by: np.ndarray) -> np.ndarray:
-    """The detections that would find their object if they were mended: the best one of each."""
-    wrong = np.flatnonzero((kinds == CLASSIFICATION) | (kinds == LOCALISATION))
-    wrong = wrong[found_by[named[wrong]] < 0]
-    return wrong[np.unique(named[wrong], return_index=True)[1]]
+def _correctable(types: np.ndarray, object_of: np.ndarray, found_by: np.ndarray) -> np.ndarray:
+    """Return the best wrong detection of each object that is not found."""
+    wrong = np.flatnonzero((types == CLASSIFICATION) | (types == LOCALISATION))
+    wrong = wrong[found_by[object_of[wrong]] < 0]
+    return wrong[np.unique(object_of[wrong], return_index=True)[1]]
 
 
 def _gains(
-    across: Across, kinds: np.ndarray, named: np.ndarray, mended: np.ndarray, missed: np.ndarray
+    matches: CrossCategoryMatches,
+    types: np.ndarray,
+    object_of: np.ndarray,
+    corrected: np.ndarray,
+    missed: np.ndarray,
 ) -> tuple[float | None, dict[str, float]]:
+    objects = matches.object_categories
     positives = np.bincount(
-        across.labelled[~across.truth.crowd], minlength=len(across.category_ids)
-    )
-    known = positives > 0
-    counted, right = kinds != IGNORED, kinds == RIGHT
+        objects[~matches.truth.crowd], minlength=len(matches.category_ids)
+    )  # [K]
+    if not positives.any():
+        return None, dict.fromkeys(ERROR_TYPES, 0.0)
 
-    def ap(kept: np.ndarray, right: np.ndarray, categories: np.ndarray, find: np.ndarray) -> float:
-        return _mean_precision(across.pairing.scores[kept], right[kept], categories[kept],
-                               find, known)  # fmt: skip
+    def ap(
+        kept: np.ndarray, hits: np.ndarray, categories: np.ndarray, remaining: np.ndarray
+    ) -> float:
+        scores = matches.pairing.scores[kept]
+        return _mean_ap(scores, hits[kept], categories[kept], remaining, positives > 0)
 
-    if not known.any():
-        return None, dict.fromkeys(KINDS, 0.0)
-    before = ap(counted, right, across.detected, positives)
+    counted, hits = types != IGNORED, types == TRUE_POSITIVE
+    before = ap(counted, hits, matches.detection_categories, positives)
     after = {}
-    for number, kind in enumerate(FALSE_POSITIVES):
-        fixed = np.zeros_like(right)
+    for number, kind in enumerate(FALSE_POSITIVE_TYPES):
+        fixed = np.zeros_like(hits)
         if number in (CLASSIFICATION, LOCALISATION):
-            fixed[mended[kinds[mended] == number]] = True
-        categories = across.detected.copy()
-        categories[fixed] = across.labelled[named[fixed]]
-        kept = counted & ((kinds != number) | fixed)
-        after[kind] = ap(kept, right | fixed, categories, positives)
-    left = positives - np.bincount(across.labelled[missed], minlength=len(positives))
-    after["missed"] = ap(counted, right, across.detected, left)
-    # As in TIDE: less than nothing is an accident of the places at which precision is read.
+            fixed[corrected[types[corrected] == number]] = True
+        categories = matches.detection_categories.copy()
+        categories[fixed] = objects[object_of[fixed]]
+        kept = counted & ((types != number) | fixed)
+        after[kind] = ap(kept, hits | fixed, categories, positives)
+    remaining = positives - np.bincount(objects[missed], minlength=len(positives))
+    after["missed"] = ap(counted, hits, matches.detection_categories, remaining)
+    # As in TIDE; a negative gain is an artifact of the interpolation.
     return before, {kind: max(value - before, 0.0) for kind, value in after.items()}
 
 
-def _mean_precision(
+def _mean_ap(
     scores: np.ndarray,
-    right: np.ndarray,
+    hits: np.ndarray,
     categories: np.ndarray,
     positives: np.ndarray,
     known: np.ndarray,
 ) -> float:
-    """AP of detections [D], the mean of the categories `known`, bool [K], but for those of which
-    neither an object nor a detection is left."""
+    """Return the mean AP of the categories `known`, bool [K], with objects or detections left."""
     order = np.lexsort((-scores, categories))
-    right = right[order]
+    hits = hits[order]
     bounds = np.searchsorted(categories[order], np.arange(len(positives) + 1))
-    found = []
+    values = []
     for k in np.flatnonzero(known):
-        own = right[bounds[k] : bounds[k + 1]]
+        own = hits[bounds[k] : bounds[k + 1]]
         if positives[k]:
             ranks = np.flatnonzero(own) + 1
-            found.append(float(interpolated_precision(ranks, positives[k]).mean()))
+            values.append(float(interpolated_precision(ranks, positives[k]).mean()))
         elif len(own):
-            found.append(0.0)
-    return float(np.mean(found)) if found else 0.0
+            values.append(0.0)
+    return float(np.mean(values)) if values else 0.0

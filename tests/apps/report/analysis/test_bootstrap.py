@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detlite.apps.report.analysis.bootstrap import compare, draw_images, interval, resample
+from detlite.apps.report.analysis.bootstrap import compare, interval, resample, sample_images
 from detlite.evaluation import Results, evaluate_coco
 from detlite.evaluation.coco import category_names, match_coco
 from tests.evaluation.synthetic import coco_of, synthetic_set
@@ -41,7 +41,7 @@ def test_every_image_once_is_the_metric(seed, kind):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_draw_counts_as_repeated_images_do(seed):
     coco, rows = synthetic_set(seed)
-    draws = draw_images(12, 4, seed)
+    draws = sample_images(12, 4, seed)
     metrics, by_category = drawn_metrics(coco, rows, "bbox", draws)
     ids = sorted(coco.imgs)
     for number, draw in enumerate(draws):
@@ -100,17 +100,17 @@ def test_intervals_end_at_nothing_and_everything():
 
 def test_no_detections_are_zero():
     coco, _ = synthetic_set(0)
-    metrics, _ = drawn_metrics(coco, [], "bbox", draw_images(12, 5, 0))
+    metrics, _ = drawn_metrics(coco, [], "bbox", sample_images(12, 5, 0))
     assert (metrics["AP50"] == 0).all()
     assert (metrics["AR"] == 0).all()
 
 
 def test_draws_are_of_as_many_images():
-    draws = draw_images(50, 200, 3)
+    draws = sample_images(50, 200, 3)
     assert draws.shape == (200, 50)
     assert (draws.sum(axis=1) == 50).all()
-    assert (draws == draw_images(50, 200, 3)).all()
-    assert (draws != draw_images(50, 200, 4)).any()
+    assert (draws == sample_images(50, 200, 3)).all()
+    assert (draws != sample_images(50, 200, 4)).any()
     assert draws.mean(axis=0) == pytest.approx(1, abs=0.4)
 
 
@@ -134,7 +134,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
 class TestCompare:
     def test_the_same_model_does_not_differ(self):
         coco, rows = synthetic_set(2)
-        ap = drawn_metrics(coco, rows, "bbox", draw_images(12, 200, 0))[0]["AP"]
+        ap = drawn_metrics(coco, rows, "bbox", sample_images(12, 200, 0))[0]["AP"]
         found = compare(0.4, 0.4, ap, ap)
         assert found.value == 0
         assert found.is_noise
@@ -143,21 +143,21 @@ class TestCompare:
         """A model that is a little better everywhere: its interval overlaps the other's."""
         coco, rows = synthetic_set(3, images=60)
         better = [row for n, row in enumerate(rows) if n % 6 or row["score"] > 0.5]
-        draws = draw_images(60, 400, 0)
+        draws = sample_images(60, 400, 0)
         first, second = (drawn_metrics(coco, found, "bbox", draws)[0]["AP50"]
                          for found in (better, rows))  # fmt: skip
         wanted = [evaluate_coco(coco, Results.from_coco(found), ["bbox"])["bbox"]["AP50"]
                   for found in (better, rows)]  # fmt: skip
         difference = compare(*wanted, first, second)
         assert difference.value == pytest.approx(wanted[1] - wanted[0])
-        assert difference.between[0] <= difference.value <= difference.between[1]
-        paired = difference.between[1] - difference.between[0]
+        assert difference.interval[0] <= difference.value <= difference.interval[1]
+        paired = difference.interval[1] - difference.interval[0]
         low, high = interval(wanted[0], first)
         assert paired < high - low
 
     def test_a_worse_model_is_worse(self):
         coco, rows = synthetic_set(4, images=40)
-        draws = draw_images(40, 200, 0)
+        draws = sample_images(40, 200, 0)
         first = drawn_metrics(coco, rows, "bbox", draws)[0]["AP"]
         second = drawn_metrics(coco, rows[::3], "bbox", draws)[0]["AP"]
         found = compare(float(np.mean(first)), float(np.mean(second)), first, second)

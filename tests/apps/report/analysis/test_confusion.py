@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pycocotools import mask as rle_codec
 
-from detlite.apps.report.analysis.confusion import Threshold, best_threshold, confusion_matrix
-from detlite.apps.report.analysis.cross_category import compare_across
+from detlite.apps.report.analysis.confusion import ScoreThreshold, best_threshold, confusion_matrix
+from detlite.apps.report.analysis.cross_category import match_across_categories
 from detlite.evaluation import Results
 from detlite.evaluation.coco import match_coco
 from tests.evaluation.synthetic import CATEGORIES, synthetic_set
@@ -49,8 +49,8 @@ def plain_matrix(coco, rows, min_score):
 @pytest.mark.parametrize("seed", range(3))
 def test_pairs_chosen_one_by_one(seed, min_score):
     coco, rows = synthetic_set(seed)
-    across = compare_across(coco, Results.from_coco(rows), "bbox", 100)
-    found = confusion_matrix(across, min_score)
+    matches = match_across_categories(coco, Results.from_coco(rows), "bbox", 100)
+    found = confusion_matrix(matches, min_score)
     assert (found == plain_matrix(coco, rows, min_score)).all()
     wanted = [not a["iscrowd"] for a in coco.dataset["annotations"]]
     assert found[:3].sum() == sum(wanted)
@@ -87,4 +87,4 @@ def test_equal_scores_stay_together():
 def test_nothing_found():
     coco, _ = synthetic_set(7)
     assert best_threshold(match_coco(coco, Results.from_coco([]), "bbox")) is None
-    assert Threshold(0.5, 0.0, 0.0).f1 == 0
+    assert ScoreThreshold(0.5, 0.0, 0.0).f1 == 0

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pycocotools.coco import COCO
 
-from detlite.apps.report.analysis.bootstrap import draw_images
-from detlite.apps.report.analysis.detection_analysis import analyse
+from detlite.apps.report.analysis.bootstrap import sample_images
+from detlite.apps.report.analysis.detection_analysis import analyze_detections
 from detlite.data import DataError
 from detlite.evaluation import Results, evaluate_coco
 from tests.evaluation.synthetic import synthetic_set
@@ -19,21 +19,21 @@ from tests.evaluation.synthetic import synthetic_set
 def test_boxes_and_masks(kind):
     coco, rows = synthetic_set(0)
     results = Results.from_coco(rows, ("bbox", "segm"))
-    found = analyse(coco, results, kind, draw_images(12, 20, 0), 50)
+    found = analyze_detections(coco, results, kind, sample_images(12, 20, 0), 50)
     assert found.metrics == evaluate_coco(coco, results, [kind], 50)[kind]
     assert found.names == ["c3", "c7", "c20"]
     wanted = [row["category_id"] for row in coco.dataset["annotations"] if not row["iscrowd"]]
     assert found.objects.tolist() == [wanted.count(number) for number in (3, 7, 20)]
     assert (found.confusion[:3].sum(axis=1) == found.objects).all()
     assert found.errors.ap == pytest.approx(found.metrics["AP50"], abs=0.02)
-    assert found.resampled.metrics()["AP"].shape == (20,)
+    assert found.bootstrap.metrics()["AP"].shape == (20,)
 
 
 def test_keypoints_have_no_kinds_of_mistakes(data_root):
     folder = data_root / "data" / "cocoeval_val2014_100" / "keypoints"
     results = Results.from_coco(json.loads((folder / "dt.json").read_text()), ["keypoints"])
     coco = COCO(folder / "gt.json")
-    found = analyse(coco, results, "keypoints", np.ones((1, len(coco.imgs)), np.uint8))
+    found = analyze_detections(coco, results, "keypoints", np.ones((1, len(coco.imgs)), np.uint8))
     assert found.metrics == evaluate_coco(coco, results, ["keypoints"])["keypoints"]
     assert found.errors is None
     assert found.confusion is None
@@ -45,4 +45,4 @@ def test_results_of_another_set_are_refused():
     coco, rows = synthetic_set(0)
     results = Results.from_coco([{**rows[0], "image_id": 10**6}])
     with pytest.raises(DataError, match="results of another data set"):
-        analyse(coco, results, "bbox", draw_images(12, 20, 0))
+        analyze_detections(coco, results, "bbox", sample_images(12, 20, 0))

@@ -6,23 +6,25 @@ import numpy as np
 import pytest
 from pycocotools import mask as rle_codec
 
-from detlite.apps.report.analysis.cross_category import compare_across
+from detlite.apps.report.analysis.cross_category import match_across_categories
 from detlite.apps.report.analysis.error_types import (
-    FALSE_POSITIVES,
+    ERROR_TYPES,
+    FALSE_POSITIVE_TYPES,
     IGNORED,
-    KINDS,
-    RIGHT,
-    find_errors,
+    TRUE_POSITIVE,
+    classify_errors,
 )
 from detlite.evaluation import Results, matching
-from detlite.evaluation.matching import RECALLS
+from detlite.evaluation.matching import RECALL_THRESHOLDS
 from tests.evaluation.synthetic import coco_of, synthetic_set
 
 SEEDS = range(6)
 
 
 def measured(coco, rows, kind="bbox", most=100):
-    return find_errors(compare_across(coco, Results.from_coco(rows, ("bbox", "segm")), kind, most))
+    return classify_errors(
+        match_across_categories(coco, Results.from_coco(rows, ("bbox", "segm")), kind, most)
+    )
 
 
 def average_precision(detections, objects):
@@ -31,7 +33,9 @@ def average_precision(detections, objects):
     for number, (_, hit) in enumerate(sorted(detections, key=lambda one: -one[0]), start=1):
         right += hit
         points.append((right / objects, right / number))
-    heights = [max((p for r, p in points if r >= level), default=0.0) for level in RECALLS]
+    heights = [
+        max((p for r, p in points if r >= level), default=0.0) for level in RECALL_THRESHOLDS
+    ]
     return sum(heights) / 101
 
 
@@ -103,7 +107,7 @@ def oracle(coco, rows, field):
                 best = objects[about]["best"]
                 if best is None or best[1] < row["score"]:
                     objects[about]["best"] = entry
-    counts = {kind: sum(d[2] == kind for d in detections) for kind in FALSE_POSITIVES}
+    counts = {kind: sum(d[2] == kind for d in detections) for kind in FALSE_POSITIVE_TYPES}
     missed = [a for a in objects.values() if not a["found"] and a["best"] is None]
     counts["missed"] = len(missed)
     known = sorted({a["category_id"] for a in objects.values()})
@@ -112,7 +116,7 @@ def oracle(coco, rows, field):
     plain = [(d[0], d[1], d[2] == "right") for d in real]
     ap = mean_ap(plain, to_find, known)
     gains = {}
-    for kind in FALSE_POSITIVES:
+    for kind in FALSE_POSITIVE_TYPES:
         mended = []
         for d in real:
             if d[2] != kind:
@@ -137,11 +141,11 @@ def test_rules_of_tide(seed, kind):
 
 
 def test_the_sets_have_every_kind_of_mistake():
-    totals = dict.fromkeys(KINDS, 0)
+    totals = dict.fromkeys(ERROR_TYPES, 0)
     for seed in SEEDS:
         found = measured(*synthetic_set(seed, images=15))
-        totals = {kind: totals[kind] + found.counts()[kind] for kind in KINDS}
-        assert found.kinds.min() >= IGNORED
+        totals = {kind: totals[kind] + found.counts()[kind] for kind in ERROR_TYPES}
+        assert found.types.min() >= IGNORED
     assert min(totals.values()) > 3
 
 
@@ -165,7 +169,7 @@ def test_tide_itself(monkeypatch, seed, mode):
     for row in rows:
         found.add_detection(row["image_id"], row["category_id"], row["score"], row["bbox"],
                             row["segmentation"])  # fmt: skip
-    monkeypatch.setattr(matching, "RECALLS", np.array([n / 100 for n in range(101)]))
+    monkeypatch.setattr(matching, "RECALL_THRESHOLDS", np.array([n / 100 for n in range(101)]))
     box = mode == "bbox"
     tide = tidecv.TIDE()
     run = tide.evaluate(truth, found, mode=tidecv.TIDE.BOX if box else tidecv.TIDE.MASK)
@@ -195,7 +199,9 @@ def picture(annotations, rows):
         {"image_id": 1, "category_id": category, "bbox": box, "score": score}
         for category, box, score in rows
     ]
-    return find_errors(compare_across(coco_of(content), Results.from_coco(found), "bbox", 100))
+    return classify_errors(
+        match_across_categories(coco_of(content), Results.from_coco(found), "bbox", 100)
+    )
 
 
 BOX = [10.0, 10.0, 40.0, 40.0]
@@ -218,14 +224,14 @@ def test_one_mistake(rows, kind):
     found = picture([(1, BOX)], rows)
     # What is of no object leaves the object without a detection.
     also = {"missed": int(kind in ("both", "background", "missed"))}
-    wanted = dict.fromkeys(KINDS, 0) | {kind: 1} | also
+    wanted = dict.fromkeys(ERROR_TYPES, 0) | {kind: 1} | also
     assert found.counts() == wanted
     assert (found.found_by >= 0).tolist() == [kind == "duplicate"]
 
 
 def test_mending_one_mistake_of_two():
     found = picture([(1, BOX), (2, FAR)], [(1, BOX, 0.9), (1, FAR, 0.8)])
-    assert found.kinds.tolist() == [RIGHT, FALSE_POSITIVES.index("classification")]
+    assert found.types.tolist() == [TRUE_POSITIVE, FALSE_POSITIVE_TYPES.index("classification")]
     assert found.ap == pytest.approx(0.5)
     assert found.gains["classification"] == pytest.approx(0.5)
     assert found.gains["missed"] == 0
