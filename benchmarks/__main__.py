@@ -1,8 +1,8 @@
-"""Measures detlite against torchvision: operators, inference, training, loading, and their growth.
+"""Measure detlite against torchvision and others: operators, models, data loading, evaluation.
 
     python -m benchmarks ops
     python -m benchmarks ops --device cuda --json ops.json --only nms
-    python -m benchmarks ops --plain
+    python -m benchmarks ops --fallback
     python -m benchmarks model --detections 12 --threshold 0.5
     python -m benchmarks train --config configs/nuclei_mask_rcnn_R_18_FPN.yaml --real --batch 4
     python -m benchmarks train --objects 500 --trace step.json
@@ -11,8 +11,8 @@
     python -m benchmarks eval --images 5000
     python -m benchmarks scaling --plot benchmarks/results/models/scaling.png
 
-Prints a table, and writes it where asked: as JSON, a list of rows such as {"case", "device",
-"dtype", "detlite_ms", "torchvision_ms", "ratio", ...}, or as docs/benchmarks.md shows it.
+Prints a table. --json writes the rows, such as {"case", "device", "dtype", "detlite_ms",
+"torchvision_ms", "ratio", ...}, and --markdown writes the table with the machine and the command.
 """
 
 from __future__ import annotations
@@ -34,23 +34,14 @@ from detlite.config import ConfigError
 from detlite.data import DataError
 from detlite.modeling.precision import has_bfloat16
 
-from . import (
-    Inference,
-    Training,
-    benchmark_data,
-    benchmark_evaluation,
-    benchmark_index,
-    benchmark_model,
-    benchmark_ops,
-    benchmark_plain,
-    benchmark_scaling,
-    benchmark_train,
-    plot_scaling,
-    write_trace,
-)
-from .models.inference import WAYS
-from .models.scaling import AXES
-from .models.training import DTYPES
+from .data.evaluation import benchmark_evaluation
+from .data.index import benchmark_index
+from .data.loading import benchmark_data
+from .models.inference import MODES, Inference, benchmark_model
+from .models.scaling import AXES, benchmark_scaling, plot_scaling
+from .models.training import DTYPES, Training, benchmark_train, write_trace
+from .operators.fallback import benchmark_fallback
+from .operators.measure import benchmark_ops
 from .report import environment, header, line, markdown, phase_table
 
 COCO = "coco/mask_rcnn_R_50_FPN_1x.yaml"
@@ -58,10 +49,13 @@ Args = argparse.Namespace
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line, without its name, or the process's own.
+    """Run the command line.
+
+    Args:
+        arguments: arguments without the program's name; None for those of the process.
 
     Returns:
-        The exit status: 0, or 2 for what the user can mend.
+        The exit status: 0, or 2 after an error of the user.
     """
     args = _parser().parse_args(arguments)
     try:
@@ -71,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.clock = time.process_time if args.cpu_time else time.perf_counter
         if args.freed_memory == "keep":
             keep_freed_memory()
-        measured_on = environment(args.device) + (", CPU time" if args.cpu_time else "")
-        print(measured_on)
+        machine = environment(args.device) + (", CPU time" if args.cpu_time else "")
+        print(machine)
         rows: list[Any] = []
         for row in args.rows(args):
             if not rows:
@@ -85,8 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             content = [dataclasses.asdict(row) for row in rows]
             args.json.write_text(json.dumps(content, indent=2) + "\n")
         if args.markdown:
-            command = f"python -m benchmarks {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
-            args.markdown.write_text(markdown(rows, measured_on, command))
+            words = sys.argv[1:] if arguments is None else arguments
+            command = f"python -m benchmarks {shlex.join(words)}"
+            args.markdown.write_text(markdown(rows, machine, command))
         if getattr(args, "plot", None):
             plot_scaling(rows, args.plot)
     except (ConfigError, DataError, OptionError, OSError) as error:
@@ -96,41 +91,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class OptionError(ValueError):
-    """Options that cannot be followed."""
+    """An invalid value of an option."""
 
 
 def _check(args: Args) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("--device cuda, but torch sees no CUDA device")
+        raise OptionError("--device cuda: torch finds no CUDA device")
     if args.cpu_time and args.device == "cuda":
-        raise OptionError("--cpu-time says nothing of --device cuda")
+        raise OptionError("--cpu-time does not measure --device cuda")
     for name in ("threads", "batch", "objects", "detections", "turns", "images"):
         if getattr(args, name, None) is not None and getattr(args, name) < 1:
-            raise OptionError(f"--{name} {getattr(args, name)}: at least one is needed")
+            raise OptionError(f"--{name} {getattr(args, name)}: must be at least 1")
     if args.cpu_time and any(getattr(args, "workers", [])):
-        raise OptionError("--cpu-time does not see loader processes: --workers 0")
+        raise OptionError("--cpu-time does not measure loader processes: use --workers 0")
     for name in ("json", "markdown", "plot", "trace"):
         if file := getattr(args, name, None):
-            try:  # before what takes minutes
+            try:  # before the measurement, which takes minutes
                 file.touch()
             except OSError as error:
                 raise OptionError(f"--{name} {file}: {error.strerror}") from error
 
 
 def _ops(args: Args) -> Iterable[Any]:
-    if args.plain and args.device != "cpu":
-        raise OptionError("--plain is measured on the CPU alone")
+    if args.fallback and args.device != "cpu":
+        raise OptionError("--fallback needs --device cpu")
     rows: Iterable[Any] = (
-        benchmark_plain(args.only, args.seconds, args.clock)
-        if args.plain
+        benchmark_fallback(args.only, args.seconds, args.clock)
+        if args.fallback
         else benchmark_ops(args.device, args.only, args.seconds, args.clock)
     )
-    found = False
+    is_empty = True
     for row in rows:
-        found = True
+        is_empty = False
         yield row
-    if not found:
-        raise OptionError(f"--only {' '.join(args.only)}: no case has that in its name")
+    if is_empty:
+        raise OptionError(f"--only {' '.join(args.only)}: no case has such a name")
 
 
 def _inference(args: Args) -> Inference:
@@ -148,17 +143,16 @@ def _training(args: Args) -> Training:
 
 
 def _model(args: Args) -> Iterable[Any]:
-    names = {" ".join(way): way for way in WAYS}
+    names = {" ".join(mode): mode for mode in MODES}
     if args.only:
-        ways = [way for name, way in names.items() if any(part in name for part in args.only)]
+        modes = [mode for name, mode in names.items() if any(part in name for part in args.only)]
     else:
-        ways = [way for way in WAYS if _is_fast(way[1].split()[-1], args.device)]
-    if not ways:
+        modes = [mode for mode in MODES if _is_fast(mode[1].split()[-1], args.device)]
+    if not modes:
         raise OptionError(
-            f"--only {' '.join(args.only)}: no way has that in its name; they are "
-            f"{', '.join(names)}"
+            f"--only {' '.join(args.only)}: no mode has such a name; choose from {', '.join(names)}"
         )
-    return benchmark_model(_inference(args), args.turns, tuple(ways), args.clock)
+    return benchmark_model(_inference(args), args.turns, tuple(modes), args.clock)
 
 
 def _train(args: Args) -> Iterable[Any]:
@@ -170,7 +164,7 @@ def _train(args: Args) -> Iterable[Any]:
 
 
 def _is_fast(dtype: str, device: str) -> bool:
-    """Whether a format is measured without being asked for: bfloat16 only where it is native."""
+    """Return True if a data type is measured by default: bfloat16 only on hardware with support."""
     return dtype != "bfloat16" or has_bfloat16(torch.device(device))
 
 
@@ -204,93 +198,97 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(required=True, metavar="WHAT")
+    commands = parser.add_subparsers(required=True, metavar="BENCHMARK")
 
     def command(name: str, rows: Callable[[Args], Iterable[Any]]) -> argparse.ArgumentParser:
-        own = commands.add_parser(name, help=str(_MEANING[name]), description=_MEANING[name])
+        own = commands.add_parser(name, help=_BENCHMARKS[name], description=_BENCHMARKS[name])
         own.set_defaults(rows=rows)
         own.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-        own.add_argument("--threads", type=int, help="of the CPU; left out: all that torch uses")
+        own.add_argument("--threads", type=int, help="CPU threads (default: those of torch)")
         own.add_argument(
             "--cpu-time",
             action="store_true",
-            help="one thread, and the time that it ran: for a machine that is shared",
+            help="CPU time of one thread, for a machine with other work",
         )
         own.add_argument(
             "--freed-memory",
             choices=("keep", "return"),
             default="return" if name == "train" else "keep",
-            help="kept by the process, or given back to the system; the same for all libraries. "
-            "Left out: as detlite's own command does",
+            help="keep freed memory in the process or return it to the system, for all libraries "
+            "(default: as the commands of detlite do)",
         )
-        own.add_argument("--json", type=Path, metavar="FILE", help="where to write the rows")
-        own.add_argument("--markdown", type=Path, metavar="FILE", help="where to write the table")
+        own.add_argument("--json", type=Path, metavar="FILE", help="file for the rows")
+        own.add_argument("--markdown", type=Path, metavar="FILE", help="file for the table")
         if name not in ("ops", "index"):
-            own.add_argument("--turns", type=int, default=5, help="calls of each that count")
+            own.add_argument("--turns", type=int, default=5, help="timed calls of each library")
         if name not in ("ops", "index", "eval"):
-            own.add_argument("--config", default=COCO, help="of a Mask R-CNN")
+            own.add_argument("--config", default=COCO, help="config of a Mask R-CNN")
             own.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
         return own
 
-    def pictures(own: argparse.ArgumentParser, batch: int | None) -> None:
+    def add_size(own: argparse.ArgumentParser, batch: int | None) -> None:
         own.add_argument("--size", type=int, nargs=2, default=(800, 1216), metavar=("H", "W"))
         if batch:
-            own.add_argument("--batch", type=int, default=batch, help="pictures of a call")
+            own.add_argument("--batch", type=int, default=batch, help="images per call")
 
     own = command("ops", _ops)
-    own.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases with this in it")
-    own.add_argument("--seconds", type=float, default=3.0, help="for each case")
     own.add_argument(
-        "--plain", action="store_true", help="beside them in plain torch (docs/devices.md)"
+        "--only", nargs="+", default=[], metavar="NAME", help="cases with this in their names"
+    )
+    own.add_argument("--seconds", type=float, default=3.0, help="seconds per case")
+    own.add_argument(
+        "--fallback", action="store_true", help="compare the fallback operators with the kernels"
     )
 
     own = command("model", _model)
-    pictures(own, batch=1)
-    own.add_argument("--only", nargs="+", metavar="NAME", help="ways with this in their name")
-    own.add_argument("--detections", type=int, default=100, help="that come out of a picture")
-    own.add_argument("--threshold", type=float, default=0.05, help="of their scores")
+    add_size(own, batch=1)
+    own.add_argument("--only", nargs="+", metavar="NAME", help="modes with this in their names")
+    own.add_argument("--detections", type=int, default=100, help="detections per image")
+    own.add_argument("--threshold", type=float, default=0.05, help="score threshold")
 
     own = command("train", _train)
-    pictures(own, batch=2)
-    own.add_argument("--objects", type=int, default=20, help="in a picture")
-    own.add_argument("--real", action="store_true", help="pictures of the config's training set")
+    add_size(own, batch=2)
+    own.add_argument("--objects", type=int, default=20, help="objects per image")
+    own.add_argument("--real", action="store_true", help="use images of the config's training set")
     own.add_argument(
-        "--dtype", nargs="+", choices=DTYPES, help="left out: those that the processor is fast at"
+        "--dtype", nargs="+", choices=DTYPES, help="(default: those that the hardware supports)"
     )
-    own.add_argument("--trace", type=Path, metavar="FILE", help="what chrome://tracing shows")
+    own.add_argument(
+        "--trace", type=Path, metavar="FILE", help="file for a trace, for chrome://tracing"
+    )
 
     own = command("data", _data)
-    own.add_argument("--real", action="store_true", help="pictures of the config's training set")
+    own.add_argument("--real", action="store_true", help="use images of the config's training set")
     own.add_argument("--workers", type=int, nargs="+", default=[0, 2], help="loader processes")
-    own.add_argument("--batch", type=int, default=2, help="pictures of a batch")
-    own.add_argument("--images", type=int, default=32, help="of a turn")
+    own.add_argument("--batch", type=int, default=2, help="images per batch")
+    own.add_argument("--images", type=int, default=32, help="images per turn")
 
     own = command("index", _index)
-    own.add_argument("--images", type=int, default=120_000, help="of the data set")
-    own.add_argument("--batches", type=int, default=0, help="of two images, loaded for each way")
+    own.add_argument("--images", type=int, default=120_000, help="images of the data set")
+    own.add_argument("--batches", type=int, default=0, help="batches of two images to load")
     own.add_argument("--loaders", type=int, default=4, help="loader processes")
-    own.add_argument("--folder", type=Path, help="where the set is kept, to be used again")
+    own.add_argument("--folder", type=Path, help="folder to keep the data set in")
 
     own = command("eval", _eval)
-    own.add_argument("--images", type=int, default=5000, help="of the data set")
-    own.add_argument("--detections", type=int, default=100, help="in an image")
+    own.add_argument("--images", type=int, default=5000, help="images of the data set")
+    own.add_argument("--detections", type=int, default=100, help="detections per image")
     own.set_defaults(turns=1)
 
     own = command("scaling", _scaling)
-    pictures(own, batch=None)
+    add_size(own, batch=None)
     own.add_argument("--axes", nargs="+", default=list(AXES), choices=list(AXES))
-    own.add_argument("--plot", type=Path, metavar="FILE", help="where to draw it")
+    own.add_argument("--plot", type=Path, metavar="FILE", help="file for a plot")
     return parser
 
 
-_MEANING = {
-    "ops": "the operators",
-    "model": "inference: a picture in, run-length encoded masks out",
-    "train": "a training step, and where its time goes",
-    "data": "the loader alone",
-    "index": "a large data set opened, beside torchvision and pycocotools: time and memory",
-    "eval": "COCO's metrics of a generated data set, beside pycocotools'",
-    "scaling": "an image's cost against its size, boxes, classes, objects and batch",
+_BENCHMARKS = {
+    "ops": "operators",
+    "model": "inference, from an image to run-length encoded masks",
+    "train": "training steps and their phases",
+    "data": "the training loader",
+    "index": "time and memory to open a large data set",
+    "eval": "COCO evaluation of generated results",
+    "scaling": "time per image against size, boxes, classes, objects and batch",
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whole calls of detlite and of torchvision, measured in turn."""
+"""Interleaved timing of several libraries, so that changes of the machine affect all of them."""
 
 from __future__ import annotations
 
@@ -6,47 +6,40 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from .operators.case import Clock
-from .roofline import synchronize
+from .clock import Clock, time_call
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """One way of doing the same. Times are medians.
+    """Result of one library in one mode. Times are medians.
 
     Attributes:
-        library: "detlite" or "torchvision".
-        way: its arithmetic, and what else is particular.
-        seconds: of a call.
-        ratio: of torchvision's in the same arithmetic; None where that was not measured.
-        gflop: 10^9 operations of a call, see `peak.flops`.
-        peak_share: those a second, over what `torch.mm` reaches at best in this arithmetic.
-        memory_mb: see `peak.peak_memory`.
+        library: "detlite", "torchvision" or "detectron2".
+        mode: data type and other particulars.
+        seconds: time of a call.
+        ratio: torchvision's time with the same data type over this one; None if not measured.
+        gflop: 10^9 operations of a call, see `count_flops`.
+        peak_fraction: achieved operations per second over the best rate of `torch.mm`.
+        memory_mb: see `peak_memory`.
         phases: milliseconds of each phase of a call.
     """
 
     library: str
-    way: str
+    mode: str
     seconds: float
     ratio: float | None
     gflop: float
-    peak_share: float | None
+    peak_fraction: float | None
     memory_mb: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
 
 
-def in_turn(
+def interleaved_medians(
     runs: Mapping[str, Callable[[], object]], turns: int, device: str, clock: Clock
 ) -> dict[str, float]:
-    """The median seconds of each call, after one to warm up."""
+    """Return the median seconds of each call over `turns`, after one turn to warm up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(turns + 1):
+    for _ in range(turns + 1):
         for name, run in runs.items():
-            synchronize(device)
-            start = clock()
-            result = run()
-            synchronize(device)
-            if turn:
-                times[name].append(clock() - start)
-            del result  # giving back memory is not part of the call
-    return {name: statistics.median(own) for name, own in times.items()}
+            times[name].append(time_call(run, device, clock))
+    return {name: statistics.median(own[1:]) for name, own in times.items()}

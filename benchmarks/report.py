@@ -1,4 +1,4 @@
-"""Rows as tables of Markdown, which a terminal shows as well, and what they were measured on."""
+"""Markdown tables of result rows, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from detlite.modeling.precision import describe_formats
 
 
 def environment(device: str) -> str:
-    """The date, the hardware and the versions, in one line."""
+    """Return the date, the hardware and the versions in one line."""
     if device == "cuda":
         hardware = torch.cuda.get_device_name()
     else:
@@ -32,7 +32,7 @@ def environment(device: str) -> str:
 
 
 def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")  # of Linux; platform.processor() is often empty there
+    cpuinfo = Path("/proc/cpuinfo")  # on Linux, where platform.processor() is often empty
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
             if line.startswith("model name"):
@@ -41,7 +41,7 @@ def _processor() -> str:
 
 
 def header(kind: type) -> str:
-    """The first two lines of a table of rows, which are dataclasses of this kind."""
+    """Return the first two lines of a table of rows of this dataclass."""
     names = [field.name for field in _columns(kind)]
     widths = [_width(name, index) for index, name in enumerate(names)]
     titles = (_title(name).ljust(width) for name, width in zip(names, widths, strict=True))
@@ -49,7 +49,7 @@ def header(kind: type) -> str:
 
 
 def line(row: Any) -> str:
-    """One row of it."""
+    """Return the line of a row."""
     cells = (
         _cell(getattr(row, field.name)).ljust(_width(field.name, index))
         for index, field in enumerate(_columns(type(row)))
@@ -58,11 +58,11 @@ def line(row: Any) -> str:
 
 
 def phase_table(rows: Sequence[Any]) -> str:
-    """Milliseconds of each phase, a column for each row that has `phases`; empty without any."""
+    """Return a table of milliseconds: phases down, rows across; empty if no row has phases."""
     measured = [row for row in rows if row.phases]
     if not measured:
         return ""
-    columns = [f"{row.library} {row.way}" for row in measured]
+    columns = [f"{row.library} {row.mode}" for row in measured]
     phases = list(dict.fromkeys(phase for row in measured for phase in row.phases))
     widths = [14, *map(len, columns)]
     lines = [["phase", *columns], ["-" * width for width in widths]]
@@ -74,10 +74,10 @@ def phase_table(rows: Sequence[Any]) -> str:
 
 
 def markdown(rows: Sequence[Any], measured_on: str, command: str) -> str:
-    """What docs/benchmarks.md shows of a run: where and how it was measured, and its tables."""
+    """Return a run as Markdown: machine, command and tables."""
     lines = [f"{measured_on}:", f"`{command}`", "", header(type(rows[0])), *map(line, rows)]
     if hasattr(rows[0], "phases") and (phases := phase_table(rows)):
-        lines += ["", "Where the time goes, in milliseconds:", "", phases]
+        lines += ["", "Time of each phase in milliseconds:", "", phases]
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""How long an evaluation takes and how much memory: detlite's and pycocotools' in turn."""
+"""Time and memory of COCO evaluation, compared with pycocotools."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ from .generated_results import generate
 
 @dataclass(frozen=True)
 class EvaluationRow:
-    """One result: from detections in memory to metrics. Times are medians in seconds, on all of
-    torch's threads; memory is the peak of the process in 2^20 bytes."""
+    """Result of an evaluation, from detections in memory to metrics.
+
+    Times are medians in seconds, with all of torch's threads. Memory is the peak of the process in
+    2^20 bytes. `difference` is the largest difference of a metric.
+    """
 
     kind: str
     images: int
@@ -42,7 +45,7 @@ class EvaluationRow:
     cpu_ratio: float
     detlite_mib: float
     pycocotools_mib: float
-    difference: float  # of the metrics, the largest
+    difference: float
 
 
 @dataclass(frozen=True)
@@ -56,80 +59,84 @@ class _Run:
 def benchmark_evaluation(
     images: int = 5000, detections: int = 100, turns: int = 1
 ) -> Iterator[EvaluationRow]:
-    """Measures both on generated data (`evaluation_data.generate`), boxes and then masks.
+    """Measure both with generated data, first boxes and then masks.
 
-    Each run has a process of its own, so that its memory is its own.
+    Each run has its own process, so that its peak of memory can be measured.
 
     Args:
-        images: how many.
-        detections: of each image.
-        turns: how often each is run.
+        images: number of images.
+        detections: detections per image.
+        turns: runs of each library.
     """
     content, results = generate(images, detections)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "truth.json").write_text(json.dumps(content))
+        (folder / "ground_truth.json").write_text(json.dumps(content))
         for field, array in results.arrays().items():
             np.save(folder / f"{field}.npy", array)
         del content, results
         for kind in ("bbox", "segm"):
-            ours, theirs = [], []
+            runs: dict[str, list[_Run]] = {"detlite": [], "pycocotools": []}
             for _ in range(turns):
-                ours.append(_apart(folder, kind, "detlite"))
-                theirs.append(_apart(folder, kind, "pycocotools"))
-            yield _row(kind, images, detections, ours, theirs)
+                for library, own in runs.items():
+                    own.append(_run_in_process(folder, kind, library))
+            yield _row(kind, images, detections, *runs.values())
 
 
 def _row(
-    kind: str, images: int, detections: int, ours: list[_Run], theirs: list[_Run]
+    kind: str, images: int, detections: int, detlite: list[_Run], pycocotools: list[_Run]
 ) -> EvaluationRow:
-    wall, peer_wall = (statistics.median(run.seconds for run in runs) for runs in (ours, theirs))
-    cpu, peer_cpu = (statistics.median(run.cpu_seconds for run in runs) for runs in (ours, theirs))
+    libraries = (detlite, pycocotools)
+    wall, reference_wall = (statistics.median(run.seconds for run in runs) for runs in libraries)
+    cpu, reference_cpu = (statistics.median(run.cpu_seconds for run in runs) for runs in libraries)
+    metrics = zip(detlite[0].metrics, pycocotools[0].metrics, strict=True)
     return EvaluationRow(
         kind,
         images,
         detections,
         detlite_s=wall,
-        pycocotools_s=peer_wall,
-        ratio=peer_wall / wall,
+        pycocotools_s=reference_wall,
+        ratio=reference_wall / wall,
         detlite_cpu_s=cpu,
-        pycocotools_cpu_s=peer_cpu,
-        cpu_ratio=peer_cpu / cpu,
-        detlite_mib=max(run.mib for run in ours),
-        pycocotools_mib=max(run.mib for run in theirs),
-        difference=max(abs(a - b) for a, b in zip(ours[0].metrics, theirs[0].metrics, strict=True)),
+        pycocotools_cpu_s=reference_cpu,
+        cpu_ratio=reference_cpu / cpu,
+        detlite_mib=max(run.mib for run in detlite),
+        pycocotools_mib=max(run.mib for run in pycocotools),
+        difference=max(abs(a - b) for a, b in metrics),
     )
 
 
-def _apart(folder: Path, kind: str, by: str) -> _Run:
-    # Not a copy of this process, which would begin with its memory.
+def _run_in_process(folder: Path, kind: str, library: str) -> _Run:
+    # A forked process would start with the memory of this one.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_run, folder, kind, by).result()
+        return pool.submit(_run, folder, kind, library).result()
 
 
-def _run(folder: Path, kind: str, by: str) -> _Run:
-    truth = COCO()
-    truth.dataset = json.loads((folder / "truth.json").read_bytes())
+def _run(folder: Path, kind: str, library: str) -> _Run:
+    ground_truth = COCO()
+    ground_truth.dataset = json.loads((folder / "ground_truth.json").read_bytes())
     results = Results.from_arrays({file.stem: np.load(file) for file in folder.glob("*.npy")})
     with contextlib.redirect_stdout(io.StringIO()):
-        truth.createIndex()
-        if by == "detlite":
+        ground_truth.createIndex()
+        if library == "detlite":
             start, cpu_start = time.perf_counter(), time.process_time()
-            row = evaluate_coco(truth, results, [kind])[kind]
+            row = evaluate_coco(ground_truth, results, [kind])[kind]
             metrics = [-1 if value is None else value for value in row.values()][:-1]
         else:
             fields = ("image_id", "category_id", "score", IOU_TYPES[kind])
             rows = [{name: row[name] for name in fields} for row in results.to_coco()]
             start, cpu_start = time.perf_counter(), time.process_time()
-            metrics = _by_pycocotools(truth, rows, kind)
+            metrics = _evaluate_by_pycocotools(ground_truth, rows, kind)
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     return _Run(seconds, cpu_seconds, mib, metrics)
 
 
-def _by_pycocotools(truth: COCO, rows: list[dict[str, Any]], kind: str) -> list[float]:
-    evaluator = COCOeval(truth, truth.loadRes(rows), kind)
+def _evaluate_by_pycocotools(
+    ground_truth: COCO, rows: list[dict[str, Any]], kind: str
+) -> list[float]:
+    evaluator = COCOeval(ground_truth, ground_truth.loadRes(rows), kind)
     evaluator.evaluate()
     evaluator.accumulate()
     evaluator.summarize()

@@ -1,4 +1,4 @@
-"""Generated ground truth and detections that look like COCO's to an evaluation."""
+"""Generated ground truth and detections with the statistics of COCO."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from detlite.evaluation.gather import ResultsCollector
 from detlite.ops import paste_masks
 
 CATEGORIES = 80
-OBJECTS = 7.3  # of an image, the mean of COCO
-CROWDS = 0.012  # of the objects
-CELLS = 28  # of a mask head
+OBJECTS = 7.3  # mean per image
+CROWDS = 0.012  # fraction of the objects
+MASK_SIZE = 28  # of a mask head
 
 
 def generate(images: int, detections: int, seed: int = 0) -> tuple[dict[str, Any], Results]:
-    """The content of an annotation file, and results with boxes and masks.
+    """Return the content of an annotation file, and results with boxes and masks.
 
-    Sizes follow COCO's shares of small, medium and large objects. A third of the objects are of one
-    category, as persons are. Polygons have 12 to 50 corners and up to three parts; crowds are run
-    lengths. Two thirds of the detections lie near an object, scored by how near, and one in seven
-    of these is of another category; the others lie anywhere, with low scores. Their masks are
-    blobs, pasted as a mask head's are.
+    COCO's fractions of small, medium and large objects are kept. A third of the objects have the
+    same category, like COCO's persons. Polygons have 12 to 50 corners and up to three parts, and
+    crowds are run lengths. Two thirds of the detections are near an object, with a score that
+    decreases with the distance, and one in seven of these has another category. The others have
+    random places and low scores. Masks are smooth shapes, pasted like those of a mask head.
 
     Args:
-        images: how many.
-        detections: of each image.
-        seed: of the random numbers.
+        images: number of images.
+        detections: detections per image.
+        seed: seed of the random numbers.
     """
     rng = np.random.default_rng(seed)
     frequency = 1 / np.arange(2, CATEGORIES + 2)
     frequency[0] = frequency[1:].sum() / 2
     frequency /= frequency.sum()
     probs = _blobs(rng, 256)
-    pictures: list[dict[str, Any]] = []
+    image_rows: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     collector = ResultsCollector()
     for image_id in range(1, images + 1):
         height, width = (480, 640) if rng.random() < 0.7 else (640, 480)
-        pictures.append({"id": image_id, "height": height, "width": width})
+        image_rows.append({"id": image_id, "height": height, "width": width})
         count = min(int(rng.geometric(1 / (OBJECTS + 1))) - 1, 60)
         boxes = _boxes(rng, count, height, width)
         labels = 1 + rng.choice(CATEGORIES, count, p=frequency)
@@ -52,12 +52,14 @@ def generate(images: int, detections: int, seed: int = 0) -> tuple[dict[str, Any
                 {"id": len(annotations) + 1, "image_id": image_id, "category_id": label,
                  "bbox": box.tolist(), **_shape(rng, box, height, width)}
             )  # fmt: skip
-        found, classes, scores = _found(rng, boxes, labels, detections, height, width)
-        rles = paste_masks(probs[rng.integers(len(probs), size=detections)], found, (height, width))
-        collector.add(coco_results(image_id, found, scores, classes, rles))
+        detected, classes, scores = _detections(rng, boxes, labels, detections, height, width)
+        rles = paste_masks(
+            probs[rng.integers(len(probs), size=detections)], detected, (height, width)
+        )
+        collector.add(coco_results(image_id, detected, scores, classes, rles))
     content = {
         "info": {},
-        "images": pictures,
+        "images": image_rows,
         "annotations": annotations,
         "categories": [{"id": k, "name": str(k)} for k in range(1, CATEGORIES + 1)],
     }
@@ -65,7 +67,7 @@ def generate(images: int, detections: int, seed: int = 0) -> tuple[dict[str, Any
 
 
 def _boxes(rng: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:
-    """xywh [count, 4]; COCO has 41 % below 32 x 32 pixels and 24 % above 96 x 96."""
+    """Return boxes, xywh [count, 4]. COCO has 41 % below 32 x 32 pixels and 24 % above 96 x 96."""
     side = np.exp(rng.normal(np.log(59), 1.18, count))
     stretch = np.exp(rng.normal(0, 0.4, count))
     sizes = np.stack([side * stretch, side / stretch], 1).clip(4, (width * 0.95, height * 0.95))
@@ -95,11 +97,11 @@ def _shape(rng: np.random.Generator, box: np.ndarray, height: int, width: int) -
     return {"segmentation": rows, "area": area, "iscrowd": 1}
 
 
-def _found(
+def _detections(
     rng: np.random.Generator, boxes: np.ndarray, labels: np.ndarray, count: int, height: int,
     width: int,
 ) -> tuple[Tensor, list[int], Tensor]:  # fmt: skip
-    """Boxes xyxy float32 [count, 4], categories and scores of an image, best first."""
+    """Return boxes (xyxy, float32 [count, 4]), categories and scores, by falling score."""
     near = 2 * count // 3 if len(boxes) else 0
     which = rng.integers(max(len(boxes), 1), size=near)
     jitter = rng.gamma(1.5, 0.09, near)
@@ -109,25 +111,25 @@ def _found(
     other = rng.random(near) < 1 / 7
     frequent = rng.integers(1, CATEGORIES + 1, count)
     classes = np.concatenate([np.where(other, frequent[:near], labels[which]), frequent[near:]])
-    found = np.concatenate([moved, _boxes(rng, count - near, height, width)])
+    detected = np.concatenate([moved, _boxes(rng, count - near, height, width)])
     scores = np.concatenate(
         [np.exp(-3 * jitter) * rng.beta(5, 1.5, near), rng.beta(1, 6, count - near)]
     )
     order = np.argsort(-scores)
-    found[:, 2:] += found[:, :2]
+    detected[:, 2:] += detected[:, :2]
     return (
-        torch.from_numpy(found[order]).float(),
+        torch.from_numpy(detected[order]).float(),
         classes[order].tolist(),
         torch.from_numpy(scores[order]).float(),
     )
 
 
 def _blobs(rng: np.random.Generator, count: int) -> Tensor:
-    """Probabilities [count, CELLS, CELLS] of blobs that fill about 0.7 of their boxes."""
-    cells = (np.arange(CELLS) + 0.5) / CELLS * 2 - 1
+    """Return mask probabilities [count, MASK_SIZE, MASK_SIZE] that fill about 0.7 of the boxes."""
+    cells = (np.arange(MASK_SIZE) + 0.5) / MASK_SIZE * 2 - 1
     x, y = np.meshgrid(cells, cells)
     angle = np.arctan2(y, x)
-    radius = np.full((count, CELLS, CELLS), 0.88)
+    radius = np.full((count, MASK_SIZE, MASK_SIZE), 0.88)
     for waves in (2, 3, 5, 8):
         phase, height = rng.random((2, count, 1, 1))
         radius += 0.15 / np.sqrt(waves) * height * np.cos(waves * angle + 2 * np.pi * phase)

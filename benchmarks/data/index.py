@@ -1,4 +1,4 @@
-"""A large data set opened, beside torchvision's CocoDetection and pycocotools: time and memory."""
+"""Time and memory to open a large data set, compared with torchvision and pycocotools."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ from pycocotools.coco import COCO
 from torch.utils.data import DataLoader
 from torchvision.datasets import CocoDetection
 
-from benchmarks.roofline import status
+from benchmarks.roofline import process_memory, reset_peak_memory
 from detlite.data import CocoDataset
-from detlite.data.index.cache import VARIABLE
+from detlite.data.cache_folder import CACHE_VARIABLE
 
-SIZE = 480, 640  # of the pictures
-_OBJECTS = 7.17  # of an image, the mean of COCO
-_OUTLINES = 5000  # that differ
-_PICTURES = 64  # that differ; of a picture, file systems have 65,000 names at most
+SIZE = 480, 640  # height and width of the images
+_OBJECTS = 7.17  # mean per image, as in COCO
+_POLYGONS = 5000  # number of different polygons
+_IMAGES = 64  # number of different images; a file can have at most 65,000 hard links
 
 
 @dataclass(frozen=True)
 class IndexRow:
-    """Opening a data set in a process of its own, up to its first image, and loading from it.
+    """Result of opening a data set in a new process, reading its first image, and loading batches.
 
-    Memory is in MB: `peak` beyond what libraries take; `first_all` and `last_all` of this and the
-    loader processes together, libraries included, after the first and the last batch. Pages that
-    they share count once.
+    Attributes:
+        method: library, and for detlite whether the index exists.
+        images: number of images.
+        seconds, cpu_seconds: time up to the first image.
+        peak: peak of memory in 10^6 bytes, without the libraries.
+        first_all, last_all: memory of this and the loader processes after the first and the last
+            batch, in 10^6 bytes, with the libraries. Shared pages count once.
     """
 
-    way: str
+    method: str
     images: int
     seconds: float
     cpu_seconds: float
@@ -52,49 +56,49 @@ class IndexRow:
 def benchmark_index(
     images: int, batches: int = 0, loaders: int = 4, folder: Path | None = None
 ) -> Iterator[IndexRow]:
-    """Measures each way once: the index is made, is there, and the two others.
+    """Measure each method once: detlite without and with an index, torchvision and pycocotools.
 
     Args:
-        images: of the generated set.
-        batches: of two images, loaded by `loaders` processes; 0: none.
-        loaders: loader processes.
-        folder: where the set is, or is put, to be used again; None: a temporary one.
+        images: number of images of the generated data set.
+        batches: number of batches of two images to load; 0 for none.
+        loaders: number of loader processes.
+        folder: folder in which the data set is kept for later calls; None for a temporary one.
     """
     with tempfile.TemporaryDirectory() as temporary:
-        files = large_set(folder or Path(temporary), images)
-        # Processes that are started anew inherit it.
-        before = os.environ.get(VARIABLE)
-        os.environ[VARIABLE] = temporary
+        files = generate_large_dataset(folder or Path(temporary), images)
+        # The new processes inherit the variable.
+        before = os.environ.get(CACHE_VARIABLE)
+        os.environ[CACHE_VARIABLE] = temporary
         try:
-            for name, ways in WAYS.items():
+            for name, open_dataset in METHODS.items():
                 with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                    yield pool.submit(measure, name, ways, files, batches, loaders).result()
+                    yield pool.submit(measure, name, open_dataset, files, batches, loaders).result()
         finally:
-            os.environ.pop(VARIABLE)
+            os.environ.pop(CACHE_VARIABLE)
             if before is not None:
-                os.environ[VARIABLE] = before
+                os.environ[CACHE_VARIABLE] = before
 
 
-def large_set(folder: Path, count: int, seed: int = 0) -> tuple[Path, Path]:
-    """A set of so many images with polygons, as COCO writes it, unless it is there.
+def generate_large_dataset(folder: Path, count: int, seed: int = 0) -> tuple[Path, Path]:
+    """Write a COCO data set of `count` images with polygons, unless it exists.
 
-    Pictures are JPEGs of SIZE, and few that differ: the others are further names of these.
+    The images are JPEGs of SIZE. Only a few of them differ; the others are hard links.
 
     Returns:
-        The annotation file and the folder of the pictures.
+        The annotation file and the folder of images.
     """
-    pictures, file = folder / f"images-{count}", folder / f"annotations-{count}.json"
+    image_folder, file = folder / f"images-{count}", folder / f"annotations-{count}.json"
     if file.exists():
-        return file, pictures
-    pictures.mkdir(parents=True)
+        return file, image_folder
+    image_folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     height, width = SIZE
-    for number in range(_PICTURES):
+    for number in range(_IMAGES):
         noise = Image.fromarray(rng.integers(0, 256, (height // 16, width // 16, 3), np.uint8))
         noise.resize((width, height)).save(folder / f"{number}.jpg")
     for number in range(count):
-        os.link(folder / f"{number % _PICTURES}.jpg", pictures / f"{number:012d}.jpg")
-    outlines = [_outline(rng) for _ in range(_OUTLINES)]
+        os.link(folder / f"{number % _IMAGES}.jpg", image_folder / f"{number:012d}.jpg")
+    polygons = [_polygon(rng) for _ in range(_POLYGONS)]
     categories = [{"id": number, "name": f"thing {number}"} for number in range(1, 81)]
     number = 0
     unfinished = file.with_suffix(".unfinished")
@@ -108,19 +112,19 @@ def large_set(folder: Path, count: int, seed: int = 0) -> tuple[Path, Path]:
             opened.write(", " * (image > 0) + json.dumps(row))
         opened.write('], "annotations": [')
         for image, objects in enumerate(rng.poisson(_OBJECTS, count).tolist(), start=1):
-            for outline, category in rng.integers((_OUTLINES, 80), size=(objects, 2)).tolist():
+            for polygon, category in rng.integers((_POLYGONS, 80), size=(objects, 2)).tolist():
                 number += 1
                 opened.write(
-                    f'{", " * (number > 1)}{{{outlines[outline]}, "image_id": {image}, '
+                    f'{", " * (number > 1)}{{{polygons[polygon]}, "image_id": {image}, '
                     f'"category_id": {category + 1}, "id": {number}}}'
                 )
         opened.write(f'], "categories": {json.dumps(categories)}}}')
     unfinished.rename(file)
-    return file, pictures
+    return file, image_folder
 
 
-def _outline(rng: np.random.Generator) -> str:
-    """An object's polygon of 8 to 46 corners, box and area, as members of JSON."""
+def _polygon(rng: np.random.Generator) -> str:
+    """Return polygon (8 to 46 corners), area and box of an object as members of JSON."""
     height, width = SIZE
     angles = np.sort(rng.uniform(0, 2 * np.pi, rng.integers(8, 47)))
     around = np.stack([np.cos(angles), np.sin(angles)], axis=1) * rng.uniform(0.6, 1)
@@ -136,19 +140,19 @@ def _outline(rng: np.random.Generator) -> str:
     return json.dumps(members)[1:-1]
 
 
-def _by_detlite(annotations: Path, pictures: Path) -> Any:
-    return CocoDataset(annotations, pictures, train=True)
+def _open_detlite(annotations: Path, images: Path) -> Any:
+    return CocoDataset(annotations, images, train=True)
 
 
-def _by_torchvision(annotations: Path, pictures: Path) -> Any:
-    return CocoDetection(pictures, annotations)
+def _open_torchvision(annotations: Path, images: Path) -> Any:
+    return CocoDetection(images, annotations)
 
 
-class _Pycocotools:
-    """The ground truth alone: images with the annotations that pycocotools finds."""
+class _PycocotoolsDataset:
+    """Images with their annotations from pycocotools."""
 
-    def __init__(self, annotations: Path, pictures: Path) -> None:
-        self._coco, self._pictures = COCO(annotations), pictures
+    def __init__(self, annotations: Path, images: Path) -> None:
+        self._coco, self._images = COCO(annotations), images
         self._ids = sorted(self._coco.imgs)
 
     def __len__(self) -> int:
@@ -156,34 +160,36 @@ class _Pycocotools:
 
     def __getitem__(self, index: int) -> Any:
         (row,) = self._coco.loadImgs(self._ids[index])
-        found = self._coco.loadAnns(self._coco.getAnnIds(row["id"]))
-        return Image.open(self._pictures / row["file_name"]).convert("RGB"), found
+        annotations = self._coco.loadAnns(self._coco.getAnnIds(row["id"]))
+        return Image.open(self._images / row["file_name"]).convert("RGB"), annotations
 
 
 Open = Callable[[Path, Path], Any]
-WAYS: dict[str, Open] = {
-    "detlite, index made": _by_detlite,
-    "detlite, index there": _by_detlite,
-    "torchvision CocoDetection": _by_torchvision,
-    "pycocotools": _Pycocotools,
+METHODS: dict[str, Open] = {
+    "detlite without index": _open_detlite,
+    "detlite with index": _open_detlite,
+    "torchvision CocoDetection": _open_torchvision,
+    "pycocotools": _PycocotoolsDataset,
 }
 
 
-def measure(name: str, way: Open, files: tuple[Path, Path], batches: int, loaders: int) -> IndexRow:
-    """One row, in this process."""
-    before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+def measure(
+    name: str, open_dataset: Open, files: tuple[Path, Path], batches: int, loaders: int
+) -> IndexRow:
+    """Measure one method in this process."""
+    before = process_memory("VmRSS")
+    reset_peak_memory()
     start, cpu = time.perf_counter(), time.process_time()
-    dataset = way(*files)
+    dataset = open_dataset(*files)
     dataset[0]
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    # What earlier work has freed may be used again, and some systems count pages late.
-    peak = max(0.0, status("VmHWM") - before)
-    first, last = _loaded(dataset, batches, loaders) if batches else (None, None)
+    # Can be negative, because freed memory is used again and some systems count pages late.
+    peak = max(0.0, process_memory("VmHWM") - before)
+    first, last = _loading_memory(dataset, batches, loaders) if batches else (None, None)
     return IndexRow(name, len(dataset), seconds, cpu, peak, first, last)
 
 
-def _loaded(dataset: Sized, batches: int, loaders: int) -> tuple[float, float]:
+def _loading_memory(dataset: Sized, batches: int, loaders: int) -> tuple[float, float]:
     order = torch.randint(len(dataset), (2 * batches,), generator=torch.Generator().manual_seed(0))
     loader: DataLoader[Any] = DataLoader(
         dataset,  # type: ignore[arg-type]
@@ -192,12 +198,12 @@ def _loaded(dataset: Sized, batches: int, loaders: int) -> tuple[float, float]:
         num_workers=loaders,
         collate_fn=_count,
     )
-    stream = iter(loader)
-    next(stream)
-    first = _memory()
-    for _ in islice(stream, batches - 2):
+    iterator = iter(loader)
+    next(iterator)
+    first = _total_memory()
+    for _ in islice(iterator, batches - 2):
         pass
-    last = _memory()
+    last = _total_memory()
     return first, last
 
 
@@ -205,8 +211,8 @@ def _count(samples: Sequence[Any]) -> int:
     return len(samples)
 
 
-def _memory() -> float:
-    """Of this process and those that it started, in MB: what several share counts once."""
+def _total_memory() -> float:
+    """Return the memory of this process and its children in 10^6 bytes. Shared pages count once."""
     processes = (os.getpid(), *(child.pid for child in multiprocessing.active_children()))
     texts = (Path(f"/proc/{process}/smaps_rollup").read_text() for process in processes)
     return sum(int(text.split("\nPss:")[1].split()[0]) for text in texts) * 1024 / 1e6

@@ -1,4 +1,4 @@
-"""The loader alone, beside torchvision's CocoDetection and transforms."""
+"""Speed of the training loader, compared with torchvision's CocoDetection and transforms."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from torchvision.datasets import CocoDetection, wrap_dataset_for_transforms_v2
 from torchvision.transforms import v2
 from yacs.config import CfgNode
 
-from benchmarks.models.images import pictures
-from benchmarks.operators.case import Clock, boxes_between
+from benchmarks.clock import Clock
+from benchmarks.models.images import generate_images
+from benchmarks.operators.case import random_boxes
 from benchmarks.operators.masks import polygons
 from detlite.config import load_config
 from detlite.data import CocoDataset, build_dataset, build_train_loader
@@ -28,7 +29,7 @@ from detlite.data import CocoDataset, build_dataset, build_train_loader
 
 @dataclass(frozen=True)
 class DataRow:
-    """One number of loader processes. `ratio` is detlite's rate over torchvision's."""
+    """Result for one number of loader processes. `ratio` is detlite's rate over torchvision's."""
 
     data_set: str
     workers: int
@@ -47,22 +48,22 @@ def benchmark_data(
     turns: int = 3,
     clock: Clock = time.perf_counter,
 ) -> Iterator[DataRow]:
-    """Measures how many images a second come, decoded, augmented and resized, with their masks.
+    """Measure the images per second, decoded, augmented and resized, with their masks.
 
     Args:
-        config: says how images are resized, and which training set is loaded.
+        config: config file, which defines the resizing and the training set.
         opts: overrides of it.
         workers: numbers of loader processes.
-        real: load the first training set of the config, not generated pictures of 480 x 640.
-        batch: images of a batch.
-        images: of a turn, full batches.
-        turns: of each library that count, after one to warm up.
-        clock: what times are read from.
+        real: load the first training set of the config instead of generated images of 480 x 640.
+        batch: images per batch.
+        images: images per turn, rounded up to full batches.
+        turns: timed turns of each library, after one to warm up.
+        clock: source of times.
     """
     with tempfile.TemporaryDirectory() as folder:
         for count in workers:
-            own = ["DATALOADER.NUM_WORKERS", count, "SOLVER.IMS_PER_BATCH", batch]
-            cfg = load_config(config, [*own, *opts])
+            settings = ["DATALOADER.NUM_WORKERS", count, "SOLVER.IMS_PER_BATCH", batch]
+            cfg = load_config(config, [*settings, *opts])
             if real:
                 dataset = build_dataset(cfg, cfg.DATASETS.TRAIN[0], train=True)
             else:
@@ -70,7 +71,7 @@ def benchmark_data(
             steps = -(-images // batch)
             streams: list[Iterator[Any]] = [
                 iter(build_train_loader(cfg, dataset)),
-                _torchvision_stream(cfg, dataset),
+                _torchvision_batches(cfg, dataset),
             ]
             times: list[list[float]] = [[], []]
             for turn in range(turns + 1):
@@ -80,12 +81,12 @@ def benchmark_data(
                         pass
                     if turn:
                         seconds.append(clock() - start)
-            ours, theirs = (steps * batch / statistics.median(t) for t in times)
-            yield DataRow(dataset.name, count, ours, theirs, ours / theirs)
+            rate, torchvision_rate = (steps * batch / statistics.median(t) for t in times)
+            yield DataRow(dataset.name, count, rate, torchvision_rate, rate / torchvision_rate)
 
 
-def _torchvision_stream(cfg: CfgNode, dataset: CocoDataset) -> Iterator[Any]:
-    """Endless batches, flipped and resized as torchvision's users do it."""
+def _torchvision_batches(cfg: CfgNode, dataset: CocoDataset) -> Iterator[Any]:
+    """Yield batches without end, flipped and resized by torchvision's transforms."""
     transforms = v2.Compose(
         [
             v2.ToImage(),
@@ -96,10 +97,10 @@ def _torchvision_stream(cfg: CfgNode, dataset: CocoDataset) -> Iterator[Any]:
         ]
     )
     folder = Path(str(dataset.image_path(0))).parent
-    peer = CocoDetection(folder, dataset.annotation_file, transforms=transforms)
-    peer.ids = list(dataset.image_ids)  # those with objects
+    reference = CocoDetection(folder, dataset.annotation_file, transforms=transforms)
+    reference.ids = list(dataset.image_ids)  # only images with objects
     loader = DataLoader(
-        wrap_dataset_for_transforms_v2(peer, target_keys=("boxes", "labels", "masks")),
+        wrap_dataset_for_transforms_v2(reference, target_keys=("boxes", "labels", "masks")),
         cfg.SOLVER.IMS_PER_BATCH,
         shuffle=True,
         num_workers=cfg.DATALOADER.NUM_WORKERS,
@@ -115,14 +116,14 @@ def _collate(samples: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def generated_dataset(folder: Path, count: int, size: tuple[int, int] = (480, 640)) -> CocoDataset:
-    """JPEG pictures with ten outlined objects in each, written where they are not there yet."""
+    """Write JPEG images with ten polygons each, unless they exist, and open them."""
     annotations = folder / "annotations.json"
     if not annotations.exists():
         torch.manual_seed(0)
         rows: list[dict[str, Any]] = []
-        for index, picture in enumerate(pictures(count, *size)):
-            Image.fromarray(picture.permute(1, 2, 0).numpy()).save(folder / f"{index}.jpg")
-            boxes = boxes_between(10, 16, 400, "cpu", size)
+        for index, image in enumerate(generate_images(count, *size)):
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{index}.jpg")
+            boxes = random_boxes(10, 16, 400, "cpu", size)
             for box, outline in zip(boxes.tolist(), polygons(boxes, 40), strict=True):
                 x1, y1, x2, y2 = box
                 rows.append(

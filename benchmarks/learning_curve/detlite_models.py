@@ -1,10 +1,9 @@
-"""Trains a model of detlite by `detlite init` and `detlite train`, and writes what it finds.
+"""Train a model with `detlite init` and `detlite train`, and write the results of its checkpoints.
 
-    python detlite_models.py --train t.json --val v.json --images images --minutes 15 \
-        --output out/detlite
-    python detlite_models.py ... --output out/detlite_small --recipe small
+    python -m benchmarks.learning_curve.detlite_models --train t.json --val v.json \
+        --images images --minutes 15 --output out/detlite --recipe small
 
-A recipe is one of benchmarks/recipes/recipes.py; none is what `detlite init` writes.
+The recipes are in benchmarks/recipes/recipes.py; without one, the config of `detlite init` is used.
 """
 
 from __future__ import annotations
@@ -16,18 +15,19 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.recipes.recipes import RECIPES
 from detlite.config import load_config
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
-from recipes import RECIPES
+from .checkpoints import Results, add_arguments, select_checkpoints, write_results
 
 
 def main() -> None:
+    """Run the command line."""
     args = _parser().parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     base, config, run = (args.output / name for name in ("base.yaml", "config.yaml", "run"))
     command = ["init", "--data", args.train, "--val", args.val, "--images", args.images]
-    base.write_text(detlite(*command, "--annotations", args.output))
+    base.write_text(run_detlite(*command, "--annotations", args.output))
     opts = {
         **RECIPES[args.recipe].overrides(load_config(base)),
         "SOLVER.MAX_MINUTES": args.minutes,
@@ -39,43 +39,29 @@ def main() -> None:
     }
     config.write_text(load_config(base, [x for pair in opts.items() for x in pair]).dump())
     start = time.time()
-    detlite("train", "--config", config)
-    files = sorted(run.glob("model_[0-9]*.pth"), key=_made)
-    files += [run / "model_final.pth"]
-    rows = []
-    for number, file in enumerate(_some(files, args.checkpoints)):
-        folder = args.output / f"test_{number}"
-        detlite("test", "--config", config, "MODEL.WEIGHT", file, "OUTPUT_DIR", folder)
-        [found] = folder.glob("results_*.json")
-        results = found.relative_to(args.output).as_posix()
-        rows.append({"seconds": _made(file) - start, "results": results})
-        (args.output / "checkpoints.json").write_text(json.dumps(rows, indent=2))
+    run_detlite("train", "--config", config)
+
+    def predict(file: Path) -> Results:
+        folder = args.output / f"test_{file.stem}"
+        run_detlite("test", "--config", config, "MODEL.WEIGHT", file, "OUTPUT_DIR", folder)
+        [results] = folder.glob("results_*.json")
+        return json.loads(results.read_text())
+
+    files = [*run.glob("model_[0-9]*.pth"), run / "model_final.pth"]
+    write_results(args.output, select_checkpoints(files, start, args.checkpoints), predict)
 
 
-def detlite(*words: object) -> str:
-    """What a command prints."""
-    command = [sys.executable, "-m", "detlite", *map(str, words)]
+def run_detlite(*arguments: object) -> str:
+    """Run a command of detlite and return its output."""
+    command = [sys.executable, "-m", "detlite", *map(str, arguments)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def _made(file: Path) -> float:
-    return file.stat().st_mtime
-
-
-def _some(files: list[Path], most: int) -> list[Path]:
-    """So many of them at most, evenly, with the last."""
-    count = min(most, len(files))
-    return [files[(k + 1) * len(files) // count - 1] for k in range(count)]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("train", "val", "images", "output"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    add_arguments(parser)
     parser.add_argument("--recipe", default="lite0", choices=RECIPES)
-    parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--period", type=int, default=50, help="steps between checkpoints (50)")
-    parser.add_argument("--checkpoints", type=int, default=8, help="most that are scored (8)")
     return parser
 
 

@@ -1,8 +1,8 @@
-"""Makes an environment for a library, which shares torch and all else with the one that runs this.
+"""Make an environment for a library that shares torch and other packages with this environment.
 
-    python benchmarks/learning_curve/install.py ultralytics environments/ultralytics
+    python -m benchmarks.learning_curve.install ultralytics environments/ultralytics
 
-Packages that are there already are neither replaced nor written to.
+Packages of this environment are not changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
-# The library, and those of its requirements that detlite's environment lacks; no one's own.
+# The library and its requirements that detlite's environment lacks.
 PACKAGES = {
     "ultralytics": [
         "ultralytics==8.4.190", "opencv-python-headless", "polars", "polars-runtime-32",
@@ -30,17 +30,18 @@ PACKAGES = {
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", choices=PACKAGES)
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     venv.create(args.folder, with_pip=True)
     python = args.folder / "bin" / "python"
-    # --system-site-packages would share those of the system, not of the environment around.
-    own = subprocess.check_output(
+    # --system-site-packages would share the packages of the system instead.
+    site_packages = subprocess.check_output(
         [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], text=True
     ).strip()
-    (Path(own) / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    (Path(site_packages) / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     command = [python, "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES[args.library]]
     subprocess.run(command, check=True)
     subprocess.run([python, "-c", f"import torch, {args.library}; print(torch.__version__)"],

@@ -1,14 +1,19 @@
-"""Trains a model of mayaku by its own call, then writes what each checkpoint finds.
+"""Train a model with mayaku, and write the results of its checkpoints.
 
-    environments/mayaku/bin/python mayaku_models.py --model mayaku-n-seg \
-        --train t.json --val v.json --images images --minutes 15 --output out/mayaku_n
+    environments/mayaku/bin/python -m benchmarks.learning_curve.mayaku_models \
+        --model mayaku-n-seg --train t.json --val v.json --images images --minutes 15 \
+        --output out/mayaku_n
 
-`mayaku-n-seg` is its smallest, pretrained on Objects365 and downloaded by mayaku; a .pth that is
-there is taken as it is, and of a .yaml of its repository (configs/segmentation/mayaku-n-seg.yaml)
-the model starts from random weights. `mask_rcnn` is its Mask R-CNN on ResNet-50, for which it
-offers no weights: it starts from random ones, with batch norm, as its ResNets have no group norm.
+`--model` is one of:
 
-mayaku counts in epochs, its cosine as well. One is timed first, and as many as fit are trained.
+- a name: `mayaku-n-seg` is the smallest model, pretrained on Objects365; mayaku downloads it.
+- a .pth file with weights.
+- a .yaml file of mayaku's repository (configs/segmentation/mayaku-n-seg.yaml): random weights.
+- `mask_rcnn`: its Mask R-CNN on ResNet-50 with batch norm and random weights. mayaku offers no
+  weights for it, and its ResNets have no group norm.
+
+mayaku counts the training length in epochs. The script times one epoch, and then trains for the
+number of epochs that fit into the minutes.
 """
 
 from __future__ import annotations
@@ -19,59 +24,62 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from mayaku import from_pretrained, train
 from mayaku.config import MayakuConfig
-from pycocotools import mask as coco_mask
+
+from .checkpoints import (
+    Results,
+    add_arguments,
+    coco_result,
+    select_checkpoints,
+    write_results,
+)
 
 
 def main() -> None:
+    """Run the command line."""
     args = _parser().parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     epochs = args.epochs
     if not epochs:
         seconds = run(args, args.output / "timed", 1)
         epochs = max(int(args.minutes * 60 / seconds), 1)
-        print(f"an epoch takes {seconds:.0f} s: {epochs} of them", flush=True)
+        print(f"an epoch takes {seconds:.0f} s: training {epochs} epochs", flush=True)
     start = time.time()
     run(args, args.output / "run", epochs)
-    rows = []
-    trained = args.output / "run" / "train"
-    averaged = trained / "ema"  # what mayaku hands out, where it averages
-    files = sorted((averaged if averaged.is_dir() else trained).glob("model_*.pth"), key=_made)
-    for number, file in enumerate(_some(files, args.checkpoints)):
-        results = f"results_{number}.json"
-        (args.output / results).write_text(json.dumps(predict(file, args)))
-        rows.append({"seconds": _made(file) - start, "results": results})
-        (args.output / "checkpoints.json").write_text(json.dumps(rows, indent=2))
+    folder = args.output / "run" / "train"
+    if (folder / "ema").is_dir():  # mayaku returns these weights, if it averages
+        folder = folder / "ema"
+    checkpoints = select_checkpoints(folder.glob("model_*.pth"), start, args.checkpoints)
+    write_results(args.output, checkpoints, lambda file: predict(file, args))
 
 
 def run(args: argparse.Namespace, folder: Path, epochs: int) -> float:
-    """Trains; the seconds that it took."""
+    """Train for some epochs; return the seconds."""
     model: dict[str, Any] = {"weights": args.model}
     if args.model == "mask_rcnn":
         model = {"config": mask_rcnn(args.train)}
     elif args.model.endswith(".yaml"):
         model = {"config": from_file(Path(args.model), args.train)}
-    found = train(
+    result = train(
         **model, train_annotations=args.train, train_images=args.images, output_dir=folder,
         num_epochs=epochs, device=args.device,
     )  # fmt: skip
-    return float(found["train_seconds"])
+    return float(result["train_seconds"])
 
 
 def from_file(config: Path, file: Path) -> MayakuConfig:
-    """One of mayaku's configs, for the classes and the form of masks of an annotation file."""
+    """Adapt a config of mayaku to the classes of an annotation file, with masks as bitmaps."""
     content = yaml.safe_load(config.read_text())
     content["model"]["roi_heads"]["num_classes"] = _classes(file)
     content["input"]["mask_format"] = "bitmask"
-    content["solver"]["checkpoint_period"] = 1  # in epochs, by which the package counts
+    content["solver"]["checkpoint_period"] = 1  # in epochs
     return MayakuConfig.model_validate(content)
 
 
 def mask_rcnn(file: Path) -> MayakuConfig:
-    """mayaku's Mask R-CNN as its schema has it by default, for a small batch and no weights."""
+    """Return the default config of mayaku's Mask R-CNN, for batches of 2 and random weights."""
     return MayakuConfig.model_validate(
         {
             "model": {
@@ -87,57 +95,35 @@ def mask_rcnn(file: Path) -> MayakuConfig:
     )
 
 
-def predict(weights: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """COCO results of the pictures to measure on."""
+def predict(weights: Path, args: argparse.Namespace) -> Results:
+    """Return COCO results of the validation images."""
     content = json.loads(args.val.read_text())
     ids = sorted(row["id"] for row in content["categories"])
     predictor = from_pretrained(weights, device=args.device)
-    found = []
+    results: Results = []
     for image in content["images"]:
         instances = predictor(args.images / image["file_name"])
-        if not len(instances):  # such have no masks
+        if not len(instances):  # without detections there are no masks
             continue
         masks = instances.pred_masks.cpu().numpy()
         columns = zip(
             instances.pred_boxes.tensor.tolist(), instances.scores.tolist(),
             instances.pred_classes.tolist(), masks, strict=True,
         )  # fmt: skip
-        for (x1, y1, x2, y2), score, label, mask in columns:
-            rle = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
-            found.append(
-                {
-                    "image_id": image["id"],
-                    "category_id": ids[label],
-                    "score": score,
-                    "bbox": [x1, y1, x2 - x1, y2 - y1],
-                    "segmentation": {"size": rle["size"], "counts": rle["counts"].decode()},
-                }
-            )
-    return found
+        for box, score, label, mask in columns:
+            results.append(coco_result(image["id"], ids[label], score, box, mask))
+    return results
 
 
 def _classes(file: Path) -> int:
     return len(json.loads(file.read_text())["categories"])
 
 
-def _made(file: Path) -> float:
-    return file.stat().st_mtime
-
-
-def _some(files: list[Path], most: int) -> list[Path]:
-    """So many of them at most, evenly, with the last."""
-    count = min(most, len(files))
-    return [files[(k + 1) * len(files) // count - 1] for k in range(count)]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="mayaku-n-seg", help="name, .pth, .yaml, or mask_rcnn")
-    for name in ("train", "val", "images", "output"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=15)
-    parser.add_argument("--epochs", type=int, help="instead of by the minutes")
-    parser.add_argument("--checkpoints", type=int, default=8, help="most that are scored (8)")
+    add_arguments(parser)
+    parser.add_argument("--epochs", type=int, help="number of epochs, instead of minutes")
     parser.add_argument("--device", default="cpu")
     return parser
 

@@ -1,9 +1,9 @@
-"""Scores the results of every library by one evaluator, and draws AP against minutes.
+"""Evaluate the results of all libraries with the same evaluator, and plot AP against minutes.
 
-    python plot.py --val v.json --detections 200 --output curve.png out/*
+    python -m benchmarks.learning_curve.plot --val v.json --detections 200 --output curve.png out/*
 
-Each folder holds `checkpoints.json`, rows of {"seconds", "results"}; `scores.json` is written into
-it, and read again instead of scoring what it holds.
+Each folder contains `checkpoints.json`, rows of {"seconds", "results"}. The scores are cached in
+`scores.json` of the folder.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ KINDS = ("bbox", "segm")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--val", type=Path, required=True)
-    parser.add_argument("--detections", type=int, default=100, help="of a picture that count (100)")
+    parser.add_argument(
+        "--detections", type=int, default=100, help="detections per image that count (100)"
+    )
     parser.add_argument("--output", type=Path, default=Path("curve.png"))
     args = parser.parse_args(arguments)
-    truth = COCO(str(args.val))
-    curves = {folder.name: scores(folder, truth, args.detections) for folder in args.folders}
+    ground_truth = COCO(str(args.val))
+    curves = {folder.name: scores(folder, ground_truth, args.detections) for folder in args.folders}
     draw(curves, args.output)
     print("| library | minutes | box AP | box AP50 | mask AP |\n|---|---|---|---|---|")
     for name, rows in curves.items():
@@ -39,28 +42,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"| {name} | {last['minutes']:.1f} | {points} |")
 
 
-def scores(folder: Path, truth: COCO, detections: int) -> list[dict[str, Any]]:
-    """AP, 0 to 1, of each checkpoint of a folder, in the order of time."""
+def scores(folder: Path, ground_truth: COCO, detections: int) -> list[dict[str, Any]]:
+    """Return the AP (0 to 1) of each checkpoint of a folder, by time."""
     file = folder / "scores.json"
-    known = json.loads(file.read_text()) if file.exists() else {}
+    cached = json.loads(file.read_text()) if file.exists() else {}
     rows = []
     for row in json.loads((folder / "checkpoints.json").read_text()):
         key = f"{row['results']} {detections}"
-        if key not in known:
-            found = json.loads((folder / row["results"]).read_text())
-            metrics = evaluate_coco(truth, Results.from_coco(found, KINDS), KINDS, detections)
-            known[key] = {
+        if key not in cached:
+            results = json.loads((folder / row["results"]).read_text())
+            metrics = evaluate_coco(
+                ground_truth, Results.from_coco(results, KINDS), KINDS, detections
+            )
+            cached[key] = {
                 "box_AP": metrics["bbox"]["AP"],
                 "box_AP50": metrics["bbox"]["AP50"],
                 "mask_AP": metrics["segm"]["AP"],
             }
-            file.write_text(json.dumps(known, indent=2))
-        rows.append({"minutes": row["seconds"] / 60, **known[key]})
+            file.write_text(json.dumps(cached, indent=2))
+        rows.append({"minutes": row["seconds"] / 60, **cached[key]})
     return sorted(rows, key=lambda row: row["minutes"])
 
 
 def draw(curves: dict[str, list[dict[str, Any]]], file: Path) -> None:
-    """Box and mask AP, times 100, against minutes."""
+    """Plot box and mask AP, times 100, against minutes."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,10 +1,11 @@
-"""Trains a YOLO of ultralytics by its own call, then writes what each checkpoint finds.
+"""Train a YOLO with ultralytics, and write the results of its checkpoints.
 
-    environments/ultralytics/bin/python ultralytics_yolo.py --model yolo11n-seg.pt \
-        --train t.json --val v.json --images images --minutes 15 --output out/yolo11n
+    environments/ultralytics/bin/python -m benchmarks.learning_curve.ultralytics_yolo \
+        --model yolo11n-seg.pt --train t.json --val v.json --images images --minutes 15 \
+        --output out/yolo11n
 
-A model's name ending in .pt is pretrained on COCO and downloaded by ultralytics where it is not a
-file; ending in .yaml it starts from random weights.
+A model ending in .pt is pretrained on COCO, and ultralytics downloads it if there is no such file.
+A model ending in .yaml starts from random weights.
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ from typing import Any
 
 import cv2
 import numpy as np
-from pycocotools import mask as coco_mask
+from pycocotools import mask as rle_codec
 from ultralytics import YOLO
 from ultralytics.data.converter import merge_multi_segment
 
+from .checkpoints import (
+    Results,
+    add_arguments,
+    coco_result,
+    select_checkpoints,
+    write_results,
+)
+
 
 def main() -> None:
+    """Run the command line."""
     args = _parser().parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     data = write_yolo(args.output / "data", {"train": args.train, "val": args.val}, args.images)
@@ -32,19 +42,16 @@ def main() -> None:
         data=str(data), time=args.minutes / 60, save_period=1, device=args.device,
         project=str(args.output.absolute()), name="run", exist_ok=True, **options,
     )  # fmt: skip
-    rows = []
-    files = sorted((args.output / "run" / "weights").glob("epoch*.pt"), key=_made)
-    for number, file in enumerate(_some(files, args.checkpoints)):
-        seconds = _made(file) - start
-        results = f"results_{number}.json"
-        found = predict(YOLO(str(file)), args.val, args.images, options)
-        (args.output / results).write_text(json.dumps(found))
-        rows.append({"seconds": seconds, "results": results})
-        (args.output / "checkpoints.json").write_text(json.dumps(rows, indent=2))
+    files = (args.output / "run" / "weights").glob("epoch*.pt")
+    write_results(
+        args.output,
+        select_checkpoints(files, start, args.checkpoints),
+        lambda file: predict(YOLO(str(file)), args.val, args.images, options),
+    )
 
 
 def write_yolo(folder: Path, splits: dict[str, Path], images: Path) -> Path:
-    """COCO json as YOLO's text files, beside links to the pictures; crowds are left out."""
+    """Convert COCO json to YOLO's text files, without crowds, and link the images."""
     names: list[str] = []
     for split, file in splits.items():
         content = json.loads(file.read_text())
@@ -57,14 +64,14 @@ def write_yolo(folder: Path, splits: dict[str, Path], images: Path) -> Path:
         for kind in ("images", "labels"):
             (folder / kind / split).mkdir(parents=True, exist_ok=True)
         for image in content["images"]:
-            picture = (images / image["file_name"]).absolute()
-            link = folder / "images" / split / f"{image['id']}{picture.suffix}"
+            target = (images / image["file_name"]).absolute()
+            link = folder / "images" / split / f"{image['id']}{target.suffix}"
             if not link.exists():
-                link.symlink_to(picture)
+                link.symlink_to(target)
             lines = []
             for row in rows[image["id"]]:
-                for outline in _outline(row, image):
-                    points = outline / [image["width"], image["height"]]
+                for polygon in _polygons(row, image):
+                    points = polygon / [image["width"], image["height"]]
                     numbers = " ".join(f"{value:.6f}" for value in points.clip(0, 1).flatten())
                     lines.append(f"{classes[row['category_id']]} {numbers}")
             (folder / "labels" / split / f"{image['id']}.txt").write_text("\n".join(lines))
@@ -74,29 +81,31 @@ def write_yolo(folder: Path, splits: dict[str, Path], images: Path) -> Path:
     return data
 
 
-def _outline(row: dict[str, Any], image: dict[str, Any]) -> list[np.ndarray]:
-    """The polygon [P, 2] of an object, its parts joined as ultralytics joins them; or none."""
-    form = row["segmentation"]
-    if isinstance(form, dict):
-        if isinstance(form["counts"], list):
-            form = coco_mask.frPyObjects(form, image["height"], image["width"])
-        found, _ = cv2.findContours(
-            coco_mask.decode(form), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE
+def _polygons(row: dict[str, Any], image: dict[str, Any]) -> list[np.ndarray]:
+    """Return the polygon [P, 2] of an object, parts joined as by ultralytics, or an empty list."""
+    segmentation = row["segmentation"]
+    if isinstance(segmentation, dict):
+        if isinstance(segmentation["counts"], list):
+            segmentation = rle_codec.frPyObjects(segmentation, image["height"], image["width"])
+        contours, _ = cv2.findContours(
+            rle_codec.decode(segmentation), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE
         )
-        # Pixels' centres lie half a pixel in.
-        parts = [(contour[:, 0] + 0.5).flatten().tolist() for contour in found if len(contour) > 2]
+        # The center of a pixel is half a pixel from its corner.
+        parts = [
+            (contour[:, 0] + 0.5).flatten().tolist() for contour in contours if len(contour) > 2
+        ]
     else:
-        parts = [part for part in form if len(part) >= 6]
+        parts = [part for part in segmentation if len(part) >= 6]
     if len(parts) > 1:
         return [np.concatenate(merge_multi_segment(parts)).reshape(-1, 2)]
     return [np.array(part, np.float64).reshape(-1, 2) for part in parts]
 
 
-def predict(model: YOLO, file: Path, images: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """COCO results of the pictures of an annotation file, by ultralytics' own test settings."""
+def predict(model: YOLO, file: Path, images: Path, options: dict[str, Any]) -> Results:
+    """Return COCO results of an annotation file's images, with ultralytics' test settings."""
     content = json.loads(file.read_text())
     ids = {number: category for category, number in _classes(content).items()}
-    found = []
+    results: Results = []
     for image in content["images"]:
         [result] = model.predict(
             str(images / image["file_name"]), conf=0.001, iou=0.7, max_det=300,
@@ -107,48 +116,22 @@ def predict(model: YOLO, file: Path, images: Path, options: dict[str, Any]) -> l
         columns = zip(
             boxes.xyxy.tolist(), boxes.conf.tolist(), boxes.cls.tolist(), masks, strict=False
         )
-        for (x1, y1, x2, y2), score, label, mask in columns:
-            found.append(
-                {
-                    "image_id": image["id"],
-                    "category_id": ids[int(label)],
-                    "score": score,
-                    "bbox": [x1, y1, x2 - x1, y2 - y1],
-                    "segmentation": _rle(mask),
-                }
-            )
-    return found
-
-
-def _rle(mask: np.ndarray) -> dict[str, Any]:
-    rle = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
-    return {"size": rle["size"], "counts": rle["counts"].decode()}
+        for box, score, label, mask in columns:
+            results.append(coco_result(image["id"], ids[int(label)], score, box, mask))
+    return results
 
 
 def _classes(content: dict[str, Any]) -> dict[int, int]:
-    """From ids of categories to numbers from 0 on."""
+    """Map category ids to consecutive numbers from 0."""
     ids = sorted(row["id"] for row in content["categories"])
     return {category: number for number, category in enumerate(ids)}
-
-
-def _made(file: Path) -> float:
-    return file.stat().st_mtime
-
-
-def _some(files: list[Path], most: int) -> list[Path]:
-    """So many of them at most, evenly, with the last."""
-    count = min(most, len(files))
-    return [files[(k + 1) * len(files) // count - 1] for k in range(count)]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="yolo11n-seg.pt")
-    for name in ("train", "val", "images", "output"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=15)
-    parser.add_argument("--size", type=int, help="of pictures; ultralytics' own if left out")
-    parser.add_argument("--checkpoints", type=int, default=8, help="most that are scored (8)")
+    add_arguments(parser)
+    parser.add_argument("--size", type=int, help="image size (default: that of ultralytics)")
     parser.add_argument("--device", default="cpu")
     return parser
 

@@ -1,11 +1,11 @@
-"""CPU time of gradients that detlite computes in another way than torch, beside torch's.
+"""Time of convolution gradients on a CPU: torch's method and the alternative of detlite.
 
-    python benchmarks/models/convolution_gradients.py
+    python -m benchmarks.models.convolution_gradients
 
-First of groups of few channels, in bfloat16 and in float32; then of weights in float32, by oneDNN
-and by products of matrices. Channels-last, the least of some calls: one thread by
-`time.process_time`, where other work on the machine changes little, for the first, all threads for
-the second. `chosen` is what detlite does on this processor.
+The first table compares grouped convolutions in bfloat16 and float32, in CPU time of one thread.
+The second compares weight gradients in float32 by oneDNN and by matrix products, in wall time of
+all threads. Tensors are channels-last, and times are the minimum of several calls. The last column
+is detlite's choice on this processor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from detlite.modeling.layers.conv import (
     weight_gradient,
 )
 
-# channels, rows, columns, kernel, stride, channels of a group
+# channels, rows, columns, kernel, stride, channels per group
 GROUPED = [
     (32, 256, 320, 3, 1, 1),
     (96, 256, 320, 3, 2, 1),
@@ -49,21 +49,22 @@ WIDE = [
 
 
 def main() -> None:
+    """Print both tables."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    print("| channels | map | kernel, stride | channels a group | bfloat16 | float32 | chosen |")
+    print("| channels | map | kernel, stride | channels per group | bfloat16 | float32 | chosen |")
     print("|---|---|---|---|---|---|---|")
-    for channels, rows, columns, kernel, stride, own in GROUPED:
-        groups = channels // own
+    for channels, rows, columns, kernel, stride, group in GROUPED:
+        groups = channels // group
         conv = nn.Conv2d(channels, channels, kernel, stride, kernel // 2, groups=groups)
-        in_float = CPUConv2d(conv)
-        in_float._in_float32 = True
+        in_float32 = CPUConv2d(conv)
+        in_float32._in_float32 = True
         x = torch.rand(4, channels, rows, columns).contiguous(memory_format=torch.channels_last)
-        times = [milliseconds(layer, x.bfloat16()) for layer in (conv, in_float)]
+        times = [milliseconds(layer, x.bfloat16()) for layer in (conv, in_float32)]
         chosen = "float32" if slow_in_bfloat16(conv) else "bfloat16"
         print(
-            f"| {channels} | {rows} x {columns} | {kernel} x {kernel}, {stride} | {own} | "
+            f"| {channels} | {rows} x {columns} | {kernel} x {kernel}, {stride} | {group} | "
             f"{times[0]:.1f} | {times[1]:.1f} | {chosen} |"
         )
     torch.set_num_threads(threads)
@@ -77,46 +78,56 @@ def main() -> None:
         operations = 18 * channels * x.numel()
         cells = (
             f"{1000 * seconds:.0f}, {operations / seconds / 1e9:.0f}"
-            for seconds in of_weights(conv, x)
+            for seconds in weight_gradient_seconds(conv, x)
         )
         chosen = "products" if slow_in_float32(conv) else "oneDNN"
         print(f"| {images} | {channels} | {rows} x {columns} | {' | '.join(cells)} | {chosen} |")
 
 
 def milliseconds(conv: nn.Module, x: Tensor, calls: int = 4) -> float:
-    """Of the backward pass alone, in bfloat16."""
+    """Return the minimum time of the backward pass in bfloat16."""
     x.requires_grad_()
-    least = float("inf")
+    minimum = float("inf")
     for _ in range(calls):
         with torch.autocast("cpu", torch.bfloat16):
             y = conv(x)
         gradient = torch.rand_like(y)
         start = time.process_time()
         y.backward(gradient)
-        least = min(least, time.process_time() - start)
-    return 1000 * least
+        minimum = min(minimum, time.process_time() - start)
+    return 1000 * minimum
 
 
-def of_weights(conv: nn.Conv2d, x: Tensor, calls: int = 5) -> list[float]:
-    """Seconds of the gradient of the weights by oneDNN and by products, in turn."""
+def weight_gradient_seconds(conv: nn.Conv2d, x: Tensor, calls: int = 5) -> list[float]:
+    """Return the minimum time of a weight gradient by oneDNN and by matrix products."""
     gradient = torch.rand_like(conv(x).detach())
-    only = [False, True, False]
+    only_weight = [False, True, False]
 
     def by_onednn() -> Tensor:
         return torch.ops.aten.convolution_backward(
-            gradient, x, conv.weight.detach(), None, (1, 1), (1, 1), (1, 1), False, [0, 0], 1, only
+            gradient,
+            x,
+            conv.weight.detach(),
+            None,
+            (1, 1),
+            (1, 1),
+            (1, 1),
+            False,
+            [0, 0],
+            1,
+            only_weight,
         )[1]
 
     def by_products() -> Tensor:
         return weight_gradient(gradient, x, (3, 3), (1, 1), (1, 1))
 
-    least = [float("inf")] * 2
+    minimum = [float("inf")] * 2
     for _ in range(calls):
-        for i, way in enumerate((by_onednn, by_products)):
+        for i, method in enumerate((by_onednn, by_products)):
             start = time.perf_counter()
-            way()
-            least[i] = min(least[i], time.perf_counter() - start)
-    return least
+            method()
+            minimum[i] = min(minimum[i], time.perf_counter() - start)
+    return minimum
 
 
 if __name__ == "__main__":

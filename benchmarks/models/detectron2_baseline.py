@@ -1,7 +1,6 @@
-"""detectron2's Mask R-CNN by a detlite config, with the weights of detlite's model.
+"""Build detectron2's Mask R-CNN from a config and the weights of detlite's model.
 
-detectron2 is no dependency and no extra: it is built from its sources, and joins where it can be
-imported.
+detectron2 must be built from its sources. It is measured if it can be imported.
 """
 
 from __future__ import annotations
@@ -22,36 +21,40 @@ AVAILABLE = find_spec("detectron2") is not None
 
 
 def detectron2_model(cfg: CfgNode, model: DetectionModel) -> nn.Module:
-    """detectron2's detector of a comparable config, with a copy of the weights of `model`.
+    """Build detectron2's detector with a copy of the weights of `model`.
 
-    It gets what makes it fastest on a CPU: weights channels-last, and two samples a bin as
-    torchvision takes them, where its default is as many as a bin has pixels.
+    It has the options that are fastest on a CPU: channels-last weights, and torchvision's two
+    samples per RoIAlign bin instead of one per pixel.
+
+    Args:
+        cfg: config of `comparable_config`.
+        model: detlite's model of this config.
     """
     from detectron2.modeling import build_model
 
-    peer: nn.Module = build_model(_config(cfg))
-    _copy_weights(model, peer)
-    return peer.to(memory_format=torch.channels_last)
+    baseline: nn.Module = build_model(_config(cfg))
+    _copy_weights(model, baseline)
+    return baseline.to(memory_format=torch.channels_last)
 
 
-class Recorded(nn.Module):
-    """Its detector with the storage around it that its training writes its metrics to."""
+class WithEventStorage(nn.Module):
+    """detectron2's detector with the storage that it writes its metrics to in training."""
 
-    def __init__(self, peer: nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.peer = peer
+        self.model = model
 
     def forward(self, examples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Examples of `for_detectron2` -> losses by name."""
+        """Return losses by name for examples of `to_detectron2_batch`."""
         from detectron2.utils.events import EventStorage
 
         with EventStorage():
-            losses: dict[str, Tensor] = self.peer(examples)
+            losses: dict[str, Tensor] = self.model(examples)
         return losses
 
 
-def for_detectron2(batch: Batch) -> list[dict[str, Any]]:
-    """Images and targets as its training takes them: classes from 0, a bitmap for each object."""
+def to_detectron2_batch(batch: Batch) -> list[dict[str, Any]]:
+    """Convert a batch to detectron2's format: classes from 0, and a bitmap per object."""
     from detectron2.structures import BitMasks, Boxes, Instances
 
     examples = []
@@ -65,10 +68,10 @@ def for_detectron2(batch: Batch) -> list[dict[str, Any]]:
     return examples
 
 
-def detected_masks(peer: nn.Module, images: list[Tensor]) -> list[Tensor]:
-    """bool [N, H, W] of each image, pasted, which every one is found in as it is."""
-    found = peer([{"image": i, "height": i.shape[1], "width": i.shape[2]} for i in images])
-    return [one["instances"].pred_masks for one in found]
+def detect_masks(model: nn.Module, images: list[Tensor]) -> list[Tensor]:
+    """Return the pasted masks of each image, bool [N, H, W], without resizing the images."""
+    outputs = model([{"image": i, "height": i.shape[1], "width": i.shape[2]} for i in images])
+    return [one["instances"].pred_masks for one in outputs]
 
 
 def _config(cfg: CfgNode) -> Any:
@@ -119,24 +122,28 @@ def _config(cfg: CfgNode) -> Any:
         "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": mask.POOLER_SAMPLING_RATIO,
         "TEST.DETECTIONS_PER_IMAGE": heads.DETECTIONS_PER_IMG,
     }
-    theirs = get_cfg()
-    theirs.merge_from_list([item for pair in opts.items() for item in pair])
-    return theirs
+    config = get_cfg()
+    config.merge_from_list([item for pair in opts.items() for item in pair])
+    return config
 
 
 @torch.no_grad()
-def _copy_weights(model: DetectionModel, peer: nn.Module) -> None:
-    """Runs detlite's conversion on the numbers' places, which says where each one comes from."""
-    entries = peer.state_dict()
-    places, count = {}, 1  # 0: a background that they do not have
+def _copy_weights(model: DetectionModel, baseline: nn.Module) -> None:
+    """Copy detlite's weights to detectron2's model.
+
+    detlite only converts in the other direction. Converting a state dict that holds the index of
+    every number shows where each number goes.
+    """
+    entries = baseline.state_dict()
+    indices, count = {}, 1  # 0 is for the background class, which detectron2 lacks
     for name, value in entries.items():
         numbers = torch.arange(count, count + value.numel(), dtype=torch.float64)
-        places[name] = numbers.view(value.shape)
+        indices[name] = numbers.view(value.shape)
         count += value.numel()
     flat = torch.zeros(count)
-    ours = model.state_dict()
-    for name, place in DETECTRON2.adapt(DETECTRON2.rename(places), entries).items():
-        flat[place.long()] = ours[name].float()
+    state = model.state_dict()
+    for name, index in DETECTRON2.adapt(DETECTRON2.rename(indices), entries).items():
+        flat[index.long()] = state[name].float()
     for name, value in entries.items():
         if not name.startswith("pixel_"):
-            value.copy_(flat[places[name].long()])
+            value.copy_(flat[indices[name].long()])

@@ -1,4 +1,4 @@
-"""Generated pictures with objects, as detlite and torchvision take them."""
+"""Generated images and targets in the formats of detlite and torchvision."""
 
 from __future__ import annotations
 
@@ -8,40 +8,42 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.operators.case import boxes_between
+from benchmarks.operators.case import random_boxes
 from benchmarks.operators.masks import polygons
 from detlite.structures.masks.packed import PackedMasks
 
 Batch = tuple[list[Tensor], list[dict[str, Any]]]
 
 
-def pictures(count: int, height: int, width: int) -> list[Tensor]:
-    """Blurred noise, uint8 [3, height, width] each."""
+def generate_images(count: int, height: int, width: int) -> list[Tensor]:
+    """Return images of smooth noise, uint8 [3, height, width]."""
     coarse = 255 * torch.rand(count, 3, height // 16 + 1, width // 16 + 1)
     return list(F.interpolate(coarse, (height, width), mode="bilinear").byte())
 
 
 def training_batch(count: int, height: int, width: int, objects: int, classes: int) -> Batch:
-    """Pictures with so many stars of 40 corners in each, 16 to 400 pixels wide.
+    """Return images and targets for `DetectionModel.forward`, with masks as run lengths.
+
+    The objects are stars with 40 corners, 16 to 400 pixels wide.
 
     Args:
-        classes: with background; labels are 1..classes - 1.
-
-    Returns:
-        Images and targets as `DetectionModel.forward` takes them, masks as run lengths.
+        count: number of images.
+        height, width: size of the images.
+        objects: number of objects per image.
+        classes: number of classes with background; labels are 1..classes - 1.
     """
     targets = []
     for index in range(count):
-        boxes = boxes_between(objects, 16, min(400, height, width), "cpu", (height, width))
+        boxes = random_boxes(objects, 16, min(400, height, width), "cpu", (height, width))
         outlines = [[polygon.tolist()] for polygon in polygons(boxes, 40)]
         masks = PackedMasks.from_segmentations(outlines, height, width, as_runs=True)
         labels = torch.randint(1, classes, (objects,))
         targets.append({"boxes": boxes, "labels": labels, "masks": masks, "image_id": index})
-    return pictures(count, height, width), targets
+    return generate_images(count, height, width), targets
 
 
-def for_torchvision(batch: Batch, device: str) -> Batch:
-    """The same as torchvision takes it: float images, and a bitmap for each object."""
+def to_torchvision_batch(batch: Batch, device: str) -> Batch:
+    """Convert a batch to torchvision's format: float images, and a bitmap per object."""
     images, targets = batch
     return (
         [(image / 255).to(device) for image in images],

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: functions of a library are watched from outside."""
+"""Measure the phases of a call by wrapping functions of a library."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch.autograd.profiler import record_function
 from torchvision.models.detection import mask_rcnn, roi_heads, rpn, transform
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 
-from benchmarks.operators.case import Clock
-from benchmarks.roofline import synchronize
+from benchmarks.clock import Clock, synchronize
 from detlite.conventions import Convention
 from detlite.modeling import backbone
 from detlite.modeling import detection_model as detector
@@ -24,10 +23,10 @@ from detlite.modeling.roi_heads import box_head, mask_head
 from detlite.modeling.roi_heads import roi_heads as heads
 from detlite.modeling.rpn import rpn as proposals
 
-# A phase, and what is watched for it: (owner, name of a function or method).
-Places = Sequence[tuple[str, Any, str]]
+# (phase, owner, name of a function or method)
+PhaseFunctions = Sequence[tuple[str, Any, str]]
 
-_DETLITE: Places = (
+_DETLITE: PhaseFunctions = (
     ("inputs", detector.DetectionModel, "prepare"),
     ("inputs", detector, "prepare_targets"),
     ("backbone", backbone.Backbone, "forward"),
@@ -45,14 +44,14 @@ _DETLITE: Places = (
     ("mask targets", mask_head, "crop_masks"),
     ("paste", Convention, "paste_rle"),
 )
-_TORCHVISION: Places = (
+_TORCHVISION: PhaseFunctions = (
     ("inputs", transform.GeneralizedRCNNTransform, "forward"),
     ("backbone", BackboneWithFPN, "forward"),
     ("RPN", rpn.RegionProposalNetwork, "forward"),
     ("proposals", rpn.RegionProposalNetwork, "filter_proposals"),
     ("matching", rpn.RegionProposalNetwork, "assign_targets_to_anchors"),
     ("matching", roi_heads.RoIHeads, "select_training_samples"),
-    ("box head", roi_heads.RoIHeads, "forward"),  # and the pooling of the mask head
+    ("box head", roi_heads.RoIHeads, "forward"),  # including the pooling of the mask head
     ("postprocess", roi_heads.RoIHeads, "postprocess_detections"),
     ("mask head", mask_rcnn.MaskRCNNHeads, "forward"),
     ("mask head", mask_rcnn.MaskRCNNPredictor, "forward"),
@@ -62,14 +61,14 @@ _TORCHVISION: Places = (
 )
 
 
-def places_of(library: str) -> Places:
-    """What is watched in the calls of detlite, torchvision or detectron2."""
+def phase_functions(library: str) -> PhaseFunctions:
+    """Return the functions to measure in detlite, torchvision or detectron2."""
     if library == "detectron2":
         return _detectron2()
     return _TORCHVISION if library == "torchvision" else _DETLITE
 
 
-def _detectron2() -> Places:
+def _detectron2() -> PhaseFunctions:
     from detectron2.modeling import backbone, meta_arch, proposal_generator, roi_heads
     from detectron2.structures import BitMasks
 
@@ -88,9 +87,9 @@ def _detectron2() -> Places:
 
 
 class Stopwatch:
-    """Seconds by phase. A phase inside another one counts for itself alone.
+    """Measure the seconds of each phase, without those of the phases inside it.
 
-    On a GPU it waits at every border of a phase.
+    On a GPU it synchronizes at the start and end of every phase.
     """
 
     def __init__(self, device: str, clock: Clock = time.perf_counter) -> None:
@@ -102,7 +101,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """All that happens inside, unless it is a phase of its own."""
+        """Add the time of the `with` block to a phase, except for inner phases."""
         self._lap()
         self._open.append(name)
         try:
@@ -119,33 +118,33 @@ class Stopwatch:
             self.seconds[self._open[-1]] += now - self._since
         self._since = now
 
-    def watching(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` as a phase."""
+    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose calls are a phase."""
 
         @wraps(function)
-        def watched(*args: Any, **options: Any) -> Any:
+        def measured(*args: Any, **options: Any) -> Any:
             with self.phase(name):
                 return function(*args, **options)
 
-        return watched
+        return measured
 
 
 @contextmanager
-def watched(places: Places, watch: Stopwatch) -> Iterator[None]:
-    """Calls of `places` are phases, meanwhile."""
+def watch_functions(functions: PhaseFunctions, watch: Stopwatch) -> Iterator[None]:
+    """Make calls of the functions phases during the `with` block."""
     with ExitStack() as stack:
-        for name, owner, attribute in places:
-            function = watch.watching(name, getattr(owner, attribute))
+        for name, owner, attribute in functions:
+            function = watch.wrap(name, getattr(owner, attribute))
             stack.enter_context(patch.object(owner, attribute, function))
         yield
 
 
-def phases_of(
-    run: Callable[[], object], places: Places, watch: Stopwatch, count: int
+def measure_phases(
+    run: Callable[[], object], functions: PhaseFunctions, watch: Stopwatch, count: int
 ) -> dict[str, float]:
-    """Milliseconds of the phases of a call, the mean of `count` calls."""
+    """Return the milliseconds of each phase of a call, averaged over `count` calls."""
     watch.seconds.clear()
-    with watched(places, watch):
+    with watch_functions(functions, watch):
         for _ in range(count):
             run()
     return {name: 1e3 * seconds / count for name, seconds in watch.seconds.items()}

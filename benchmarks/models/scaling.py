@@ -1,4 +1,4 @@
-"""What an image costs as it grows, and with more boxes, classes, objects and images at once."""
+"""Time per image for different image sizes and numbers of boxes, classes, objects and images."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.interleaved_timing import in_turn
-from benchmarks.operators.case import Clock
-from benchmarks.roofline import flops
+from benchmarks.clock import Clock
+from benchmarks.interleaved_timing import interleaved_medians
+from benchmarks.roofline import count_flops
 
 from .inference import Inference
 from .training import Training
 
-# What is varied, and the values that it takes. All but the objects are of inference.
+# Varied quantity -> values. The number of objects is varied in training, the others in inference.
 AXES: dict[str, tuple[int, ...]] = {
     "short side": (400, 600, 800, 1200, 1600),
     "proposals": (250, 500, 1000, 2000, 4000),
@@ -26,16 +26,16 @@ AXES: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """What an image costs with one value of what is varied.
+    """Time per image with one value of a varied quantity.
 
     Attributes:
-        axis: what is varied, of AXES.
-        value: of it.
-        detlite_ms, torchvision_ms: medians, of an image.
+        axis: varied quantity, a key of AXES.
+        value: its value.
+        detlite_ms, torchvision_ms: median times per image.
         ratio: torchvision's time over detlite's.
-        gflop: 10^9 operations of an image, see `peak.flops`.
-        growth: detlite's time over that of the axis's first value.
-        gflop_growth: the same of the operations.
+        gflop: 10^9 operations per image, see `count_flops`.
+        growth: detlite's time over its time with the first value.
+        gflop_growth: operations over those with the first value.
     """
 
     axis: str
@@ -55,33 +55,34 @@ def benchmark_scaling(
     turns: int = 3,
     clock: Clock = time.perf_counter,
 ) -> Iterator[ScalingRow]:
-    """Varies each axis alone, in float32.
+    """Vary one quantity at a time, in float32.
 
     Args:
-        inference, training: what does not vary.
-        axes: those of AXES that are to be varied, with their values.
-        turns: calls that count, after one to warm up.
-        clock: what times are read from.
+        inference, training: settings of the other quantities.
+        axes: quantities to vary, with their values.
+        turns: timed calls, after one to warm up.
+        clock: source of times.
     """
     for axis, values in axes.items():
         first: ScalingRow | None = None
         for value in values:
-            images, call = _varied(axis, value, inference, training)
-            calls = {name: call(name, "float32") for name in ("detlite", "torchvision")}
-            seconds = in_turn(calls, turns, inference.device, clock)
-            ours, theirs = (1e3 * seconds[name] / images for name in calls)
-            gflop = flops(calls["detlite"]) / 1e9 / images
-            start = (first.detlite_ms, first.gflop) if first else (ours, gflop)
-            growth, gflop_growth = ours / start[0], gflop / start[1]
-            row = ScalingRow(axis, value, ours, theirs, theirs / ours, gflop, growth, gflop_growth)
+            images, make_call = _vary(axis, value, inference, training)
+            calls = {name: make_call(name, "float32") for name in ("detlite", "torchvision")}
+            seconds = interleaved_medians(calls, turns, inference.device, clock)
+            ms, torchvision_ms = (1e3 * seconds[name] / images for name in calls)
+            gflop = count_flops(calls["detlite"]) / 1e9 / images
+            start = (first.detlite_ms, first.gflop) if first else (ms, gflop)
+            growth, gflop_growth = ms / start[0], gflop / start[1]
+            ratio = torchvision_ms / ms
+            row = ScalingRow(axis, value, ms, torchvision_ms, ratio, gflop, growth, gflop_growth)
             first = first or row
             yield row
 
 
-def _varied(
+def _vary(
     axis: str, value: int, inference: Inference, training: Training
 ) -> tuple[int, Callable[[str, str], Callable[[], object]]]:
-    """The images of a call, and what makes one of a library in an arithmetic."""
+    """Return the images per call, and a function (library, dtype) -> call."""
     if axis == "objects":
         return training.batch, replace(training, objects=value).step
     if axis == "short side":
@@ -94,31 +95,31 @@ def _varied(
         opts = [item for key in keys for item in (f"MODEL.RPN.{key}", value)]
         inference = replace(inference, opts=(*inference.opts, *opts))
     elif axis == "classes":
-        opts = ["MODEL.ROI_BOX_HEAD.NUM_CLASSES", value + 1]  # and the background
+        opts = ["MODEL.ROI_BOX_HEAD.NUM_CLASSES", value + 1]  # with background
         inference = replace(inference, opts=(*inference.opts, *opts))
     return inference.batch, inference.call
 
 
 def plot_scaling(rows: Sequence[ScalingRow], path: Path) -> None:
-    """Draws a panel for each axis, both logarithmic; dotted is what grows as the operations do.
+    """Draw a log-log plot for each quantity; a dotted line grows like the operations.
 
     Raises:
         OSError: the file cannot be written.
     """
-    # Slow to import, and of use only here.
+    # Imported here because it is slow to import.
     from matplotlib.figure import Figure
 
     axes = list(dict.fromkeys(row.axis for row in rows))
     figure = Figure(figsize=(3.2 * len(axes), 3), layout="constrained")
     panels = figure.subplots(1, len(axes), squeeze=False)[0]
     for axis, panel in zip(axes, panels, strict=True):
-        own = [row for row in rows if row.axis == axis]
-        values = [row.value for row in own]
-        panel.plot(values, [row.torchvision_ms for row in own], "s-", label="torchvision")
-        panel.plot(values, [row.detlite_ms for row in own], "o-", label="detlite")
-        asked = [own[0].detlite_ms * row.gflop_growth for row in own]
-        panel.plot(values, asked, "k:", label="as the operations")
-        panel.set(xscale="log", yscale="log", xlabel=axis, ylabel="ms an image")
+        points = [row for row in rows if row.axis == axis]
+        values = [row.value for row in points]
+        panel.plot(values, [row.torchvision_ms for row in points], "s-", label="torchvision")
+        panel.plot(values, [row.detlite_ms for row in points], "o-", label="detlite")
+        expected = [points[0].detlite_ms * row.gflop_growth for row in points]
+        panel.plot(values, expected, "k:", label="proportional to operations")
+        panel.set(xscale="log", yscale="log", xlabel=axis, ylabel="ms per image")
         panel.set_xticks(values, [str(value) for value in values])
         panel.minorticks_off()
     panels[0].legend(fontsize="small")

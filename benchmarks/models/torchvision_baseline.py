@@ -1,4 +1,4 @@
-"""torchvision's Mask R-CNN by a detlite config, with the weights of detlite's model."""
+"""Build torchvision's Mask R-CNN from a config and the weights of detlite's model."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from detlite.modeling.build import build_model
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.layers.norm import build_norm
 
-# What torchvision does and does not let its users choose.
-_AS_TORCHVISION: dict[str, Any] = {
+# Fixed properties of torchvision's model.
+_TORCHVISION: dict[str, Any] = {
     "MODEL.WEIGHT": "",
     "MODEL.CONVENTION": "torchvision",
     "MODEL.RESNETS.STRIDE_IN_1X1": False,
@@ -47,17 +47,21 @@ _AS_TORCHVISION: dict[str, Any] = {
 
 
 def comparable_config(config: str | Path, opts: Sequence[Any] = ()) -> CfgNode:
-    """A config at torchvision's settings where it lets none choose; `opts` go over both.
+    """Load a config and give it the fixed properties of torchvision's model.
+
+    Args:
+        config: YAML file.
+        opts: overrides, applied last.
 
     Raises:
-        ConfigError: see `load_config`; or torchvision has no such model.
+        ConfigError: the config is invalid, or torchvision has no such model.
     """
-    as_torchvision = [item for pair in _AS_TORCHVISION.items() for item in pair]
-    cfg = load_config(config, [*as_torchvision, *opts])
-    body, resnets = cfg.MODEL.BACKBONE.CONV_BODY, cfg.MODEL.RESNETS
+    fixed = [item for pair in _TORCHVISION.items() for item in pair]
+    cfg = load_config(config, [*fixed, *opts])
+    name, resnets = cfg.MODEL.BACKBONE.CONV_BODY, cfg.MODEL.RESNETS
     if not (
-        body.startswith("R-")
-        and body.endswith("-FPN")
+        name.startswith("R-")
+        and name.endswith("-FPN")
         and cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
         and cfg.MODEL.MASK_ON
         and not cfg.MODEL.KEYPOINT_ON
@@ -65,27 +69,32 @@ def comparable_config(config: str | Path, opts: Sequence[Any] = ()) -> CfgNode:
         and not any(resnets.STAGE_WITH_DCN)
     ):
         raise ConfigError(
-            f"{config}: is no Mask R-CNN of a plain ResNet and a feature pyramid, and torchvision "
-            "has no other to compare with: name another --config"
+            f"Cannot compare {config} with torchvision, which only has Mask R-CNN with a plain "
+            "ResNet and FPN: choose another --config"
         )
     return cfg
 
 
 def seeded_model(cfg: CfgNode) -> DetectionModel:
-    """detlite's model with random weights that keep their maps in an ordinary range."""
+    """Build detlite's model with random weights and activations of ordinary size."""
     torch.manual_seed(cfg.SEED)
     model = build_model(cfg)
     model.categories = [{"id": k, "name": f"class {k}"} for k in range(1, model.num_classes)]
     depth = int(cfg.MODEL.BACKBONE.CONV_BODY.split("-")[1])
     for name, tensor in model.state_dict().items():
-        # Without statistics of its own a deep body would double its maps with every block.
+        # Norms without statistics would double the activations with every block.
         if name.endswith("norm2.weight" if depth < 50 else "norm3.weight"):
             tensor.fill_(0.25)
     return model
 
 
 def torchvision_model(cfg: CfgNode, model: DetectionModel) -> nn.Module:
-    """torchvision's detector of a comparable config, with a copy of the weights of `model`."""
+    """Build torchvision's detector with a copy of the weights of `model`.
+
+    Args:
+        cfg: config of `comparable_config`.
+        model: detlite's model of this config.
+    """
     backbone = _backbone(cfg)
     channels, node = backbone.out_channels, cfg.MODEL
     sizes = tuple(
@@ -94,7 +103,7 @@ def torchvision_model(cfg: CfgNode, model: DetectionModel) -> nn.Module:
     ratios = tuple(node.RPN.ASPECT_RATIOS)
     anchors = AnchorGenerator(sizes, (ratios,) * len(sizes))
     box, mask, heads = node.ROI_BOX_HEAD, node.ROI_MASK_HEAD, node.ROI_HEADS
-    peer = MaskRCNN(
+    baseline = MaskRCNN(
         backbone,
         min_size=cfg.INPUT.MIN_SIZE_TEST,
         max_size=cfg.INPUT.MAX_SIZE_TEST,
@@ -124,56 +133,56 @@ def torchvision_model(cfg: CfgNode, model: DetectionModel) -> nn.Module:
         mask_predictor=MaskRCNNPredictor(
             mask.CONV_LAYERS[-1], mask.CONV_LAYERS[-1], box.NUM_CLASSES
         ),
-        _skip_resize=True,  # in training; detlite's loader has done it
+        _skip_resize=True,  # in training, where detlite's loader resizes
     )
-    peer.load_state_dict(to_torchvision(model.state_dict()))
-    return peer.to(model.device)
+    baseline.load_state_dict(to_torchvision(model.state_dict()))
+    return baseline.to(model.device)
 
 
 def _backbone(cfg: CfgNode) -> BackboneWithFPN:
     depth = cfg.MODEL.BACKBONE.CONV_BODY.split("-")[1]
     norms = {"FrozenBN": FrozenBatchNorm2d, "BN": nn.BatchNorm2d, "GN": partial(_group_norm, cfg)}
     norm = norms[cfg.MODEL.RESNETS.NORM]
-    body = getattr(torchvision.models, f"resnet{depth}")(weights=None, norm_layer=norm)
-    parts = [("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",)]
-    for names in parts[: cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT]:
+    resnet = getattr(torchvision.models, f"resnet{depth}")(weights=None, norm_layer=norm)
+    stages = [("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",)]
+    for names in stages[: cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT]:
         for name in names:
-            body.get_submodule(name).requires_grad_(False)
-    widths = [body.fc.in_features // 2**k for k in (3, 2, 1, 0)]
+            resnet.get_submodule(name).requires_grad_(False)
+    widths = [resnet.fc.in_features // 2**k for k in (3, 2, 1, 0)]
     layers = {f"layer{k + 1}": str(k) for k in range(4)}
     out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
-    return BackboneWithFPN(body, layers, widths, out_channels, LastLevelMaxPool())
+    return BackboneWithFPN(resnet, layers, widths, out_channels, LastLevelMaxPool())
 
 
 def _group_norm(cfg: CfgNode, channels: int) -> nn.GroupNorm:
-    """torch's own, as the config has it."""
-    ours: Any = build_norm(cfg, "GN")(channels)
-    return nn.GroupNorm(ours.num_groups, channels, eps=ours.eps)
+    """Build torch's group norm with the config's groups and epsilon."""
+    norm: Any = build_norm(cfg, "GN")(channels)
+    return nn.GroupNorm(norm.num_groups, channels, eps=norm.eps)
 
 
 @torch.no_grad()
 def spread_scores(model: DetectionModel, image: torch.Tensor, threshold: float, count: int) -> None:
-    """Scales the class scores of a random model so that about `count` boxes pass the threshold.
+    """Scale the class scores of a random model so that about `count` of them pass a threshold.
 
-    As they are, all classes of all boxes score alike. Their mean over the boxes is taken away, and
-    their spread is found by halving.
+    Initially all classes of all boxes have almost the same score. The mean over the boxes is
+    subtracted, and a bisection finds the scale.
 
     Args:
-        model: in evaluation mode.
-        image: uint8 [3, H, W], which the boxes are found in.
-        threshold: of the score after the softmax, in 0..1.
-        count: how many pairs of a box and a class but the background are to score more.
+        model: model in evaluation mode.
+        image: uint8 [3, H, W], the input whose scores are scaled.
+        threshold: score after the softmax, 0 to 1.
+        count: number of pairs of a box and a foreground class above the threshold.
     """
     layer: Any = model.roi_heads.box.get_submodule("predictor.cls_score")
-    seen: list[torch.Tensor] = []
-    hook = layer.register_forward_hook(lambda _, __, logits: seen.append(logits))
+    outputs: list[torch.Tensor] = []
+    hook = layer.register_forward_hook(lambda _, __, logits: outputs.append(logits))
     model.detect([image])
     hook.remove()
-    logits = seen[0] - layer.bias
-    centre = logits.mean(dim=0)
+    logits = outputs[0] - layer.bias
+    mean = logits.mean(dim=0)
 
     def passing(factor: float) -> int:
-        scores = (factor * (logits - centre)).softmax(dim=1)[:, 1:]
+        scores = (factor * (logits - mean)).softmax(dim=1)[:, 1:]
         return int((scores > threshold).sum())
 
     low, high = 0.0, 64 / max(logits.std().item(), 1e-6)
@@ -181,4 +190,4 @@ def spread_scores(model: DetectionModel, image: torch.Tensor, threshold: float, 
         factor = (low + high) / 2
         low, high = (factor, high) if passing(factor) < count else (low, factor)
     layer.weight.mul_(high)
-    layer.bias.copy_(-high * centre)
+    layer.bias.copy_(-high * mean)

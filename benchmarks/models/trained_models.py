@@ -1,10 +1,10 @@
-"""Times trained models and exported files on the same pictures, each in turn.
+"""Time trained models and exported files on the same images, interleaved.
 
-    python benchmarks/models/trained_models.py model_final.pth small.openvino --pictures photos
+    python -m benchmarks.models.trained_models model_final.pth small.openvino --images photos
 
-Of each picture the detection alone, in a batch of one, after it was read and resized: backbone to
-masks in their boxes. What a file detects decides how long its heads take, so take pictures like
-those that it is for. Run it on a machine that does nothing else.
+It measures the detection alone, from the resized image to masks in their boxes, in batches of one.
+The time of the heads depends on the number of detections, so use images that are typical for the
+models, and a machine without other work.
 """
 
 from __future__ import annotations
@@ -23,35 +23,36 @@ from detlite.inference.predictor import Predictor, build_predictor, read_predict
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
     args = _parser().parse_args(arguments)
     if args.threads:
         torch.set_num_threads(args.threads)
-    pictures = list_pictures(args.pictures)
-    pictures = pictures[:: max(len(pictures) // args.count, 1)][: args.count]
+    images = list_pictures(args.images)
+    images = images[:: max(len(images) // args.count, 1)][: args.count]
     predictors = {
         name: predictor for file in args.files for name, predictor in _read(file, args.dtypes)
     }
     seconds: dict[str, list[float]] = {name: [] for name in predictors}
     for _ in range(args.rounds):
-        for picture in pictures:
+        for image in images:
             for name, predictor in predictors.items():
-                loaded = [predictor.load(picture)]
+                loaded = [predictor.load(image)]
                 predictor.detect(loaded)
                 start = time.perf_counter()
                 predictor.detect(loaded)
                 seconds[name].append(time.perf_counter() - start)
-    print(f"{len(pictures)} pictures, {args.rounds} rounds, {torch.get_num_threads()} threads")
+    print(f"{len(images)} images, {args.rounds} rounds, {torch.get_num_threads()} threads")
     for name, own in seconds.items():
         milliseconds = [1000 * one for one in own]
         print(
             f"{name}: median {statistics.median(milliseconds):.0f} ms, "
-            f"mean {statistics.mean(milliseconds):.0f} ms, least {min(milliseconds):.0f} ms"
+            f"mean {statistics.mean(milliseconds):.0f} ms, minimum {min(milliseconds):.0f} ms"
         )
     return 0
 
 
 def _read(file: Path, dtypes: Sequence[str]) -> Iterator[tuple[str, Predictor]]:
-    """The predictor of a file of `detlite export`, or those of a checkpoint."""
+    """Yield the predictor of an exported file, or one per data type of a checkpoint."""
     if file.suffix != ".pth":
         yield str(file), read_predictor(file)
         return
@@ -66,14 +67,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("files", type=Path, nargs="+", help="checkpoints .pth, exported files")
     parser.add_argument(
-        "--pictures", nargs="+", required=True, help="files, folders, lists: as `detlite predict`"
+        "--images",
+        nargs="+",
+        required=True,
+        help="files, folders or lists, as for `detlite predict`",
     )
-    parser.add_argument("--count", type=int, default=20, help="so many of them, evenly (20)")
-    parser.add_argument("--rounds", type=int, default=3, help="over all pictures (3)")
     parser.add_argument(
-        "--dtypes", nargs="+", default=["auto"], help="of a checkpoint, as DTYPE (auto)"
+        "--count", type=int, default=20, help="number of images, evenly chosen (20)"
     )
-    parser.add_argument("--threads", type=int, default=0, help="of the CPU; 0: torch's own number")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds over all images (3)")
+    parser.add_argument(
+        "--dtypes",
+        nargs="+",
+        default=["auto"],
+        help="data types of checkpoints, values of DTYPE (auto)",
+    )
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 for torch's default")
     return parser
 
 

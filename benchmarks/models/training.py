@@ -1,4 +1,4 @@
-"""A training step, beside torchvision's with the same weights, images and settings."""
+"""Training steps of detlite and others with the same weights, images and settings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch import nn
 from torch.profiler import profile
 from yacs.config import CfgNode
 
-from benchmarks.interleaved_timing import StepRow, in_turn
-from benchmarks.operators.case import Clock
-from benchmarks.roofline import flops, matmul_peak, peak_memory
+from benchmarks.clock import Clock
+from benchmarks.interleaved_timing import StepRow, interleaved_medians
+from benchmarks.roofline import count_flops, matmul_peak, peak_memory
 from detlite.data import build_train_dataset, build_train_loader
 from detlite.engine.solver import build_optimizer
 from detlite.modeling.precision import autocast
 
-from .detectron2_baseline import AVAILABLE, Recorded, detectron2_model, for_detectron2
-from .images import Batch, for_torchvision, training_batch
-from .phases import Stopwatch, phases_of, places_of, watched
+from .detectron2_baseline import AVAILABLE, WithEventStorage, detectron2_model, to_detectron2_batch
+from .images import Batch, to_torchvision_batch, training_batch
+from .phases import Stopwatch, measure_phases, phase_functions, watch_functions
 from .torchvision_baseline import comparable_config, seeded_model, torchvision_model
 
 LIBRARIES = ("detlite", "torchvision", *(["detectron2"] if AVAILABLE else []))
@@ -35,16 +35,16 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Training:
-    """What a step is.
+    """Settings of a training step.
 
     Attributes:
-        config: of a Mask R-CNN, a YAML file; it is used at torchvision's settings.
-        opts: overrides of it, which go over those.
-        batch: images a step.
-        size: (height, width) of generated pictures.
-        objects: in each of them.
-        real: take pictures of the config's training set instead, and load them in every step, in
-            this process. torchvision's are then made float, and their masks bitmaps, as well.
+        config: YAML file of a Mask R-CNN, changed to torchvision's settings.
+        opts: overrides, applied last.
+        batch: images per step.
+        size: (height, width) of generated images.
+        objects: objects per generated image.
+        real: load images of the config's training set in every step, in this process. For
+            torchvision this includes the conversion to float images and bitmaps.
         device: "cpu" or "cuda".
     """
 
@@ -57,20 +57,20 @@ class Training:
     device: str = "cpu"
 
     def cfg(self) -> CfgNode:
-        """The config at torchvision's settings. The weights hardly move: all steps are alike."""
+        """Return the config with a tiny learning rate, so that all steps do the same work."""
         opts = {
             "MODEL.DEVICE": self.device,
             "SOLVER.IMS_PER_BATCH": self.batch,
             "SOLVER.BASE_LR": 1e-8,
             "DATALOADER.NUM_WORKERS": 0,
         }
-        own = [item for pair in opts.items() for item in pair]
-        return comparable_config(self.config, [*own, *self.opts])
+        settings = [item for pair in opts.items() for item in pair]
+        return comparable_config(self.config, [*settings, *self.opts])
 
     def batches(
         self, cfg: CfgNode, prepare: Callable[[Batch], tuple[Any, ...]]
     ) -> Iterator[tuple[Any, ...]]:
-        """The same images and targets for every step, prepared for a library."""
+        """Yield the same images and targets for every step, converted by `prepare`."""
         torch.manual_seed(0)
         if not self.real:
             classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
@@ -78,22 +78,25 @@ class Training:
                 prepare(training_batch(self.batch, *self.size, self.objects, classes))
             )
         dataset = build_train_dataset(cfg)
-        while True:  # a new loader begins with the same batch
+        while True:  # every new loader starts with the same batch
             yield prepare(next(iter(build_train_loader(cfg, dataset))))
 
     def step(self, library: str, dtype: str, watch: Stopwatch | None = None) -> Step:
-        """A call that makes one step; a stopwatch gets the phases that no function stands for."""
+        """Return a call that does one step of a library.
+
+        The stopwatch records the phases that are not functions of the library.
+        """
         watch = watch or Stopwatch(self.device)
         cfg = self.cfg()
         model: Any = seeded_model(cfg)
         if library == "torchvision":
             model = torchvision_model(cfg, model)
-            batches = self.batches(cfg, partial(for_torchvision, device=self.device))
-            optimizer = _plain_optimizer(cfg, model)
+            batches = self.batches(cfg, partial(to_torchvision_batch, device=self.device))
+            optimizer = _torch_optimizer(cfg, model)
         elif library == "detectron2":
-            model = Recorded(detectron2_model(cfg, model))
-            batches = self.batches(cfg, lambda batch: (for_detectron2(batch),))
-            optimizer = _plain_optimizer(cfg, model)
+            model = WithEventStorage(detectron2_model(cfg, model))
+            batches = self.batches(cfg, lambda batch: (to_detectron2_batch(batch),))
+            optimizer = _torch_optimizer(cfg, model)
         else:
             batches = self.batches(cfg, lambda batch: batch)
             optimizer = build_optimizer(cfg, model)
@@ -114,8 +117,8 @@ class Training:
         return step
 
 
-def _plain_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer that the config names, as torch's users build it."""
+def _torch_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+    """Build the config's optimizer as users of torch do."""
     trained, solver = [p for p in model.parameters() if p.requires_grad], cfg.SOLVER
     if solver.OPTIMIZER == "AdamW":
         return torch.optim.AdamW(trained, solver.BASE_LR, weight_decay=solver.WEIGHT_DECAY)
@@ -131,37 +134,39 @@ def benchmark_train(
     dtypes: tuple[str, ...] = DTYPES,
     clock: Clock = time.perf_counter,
 ) -> Iterator[StepRow]:
-    """Measures a step of each library in each arithmetic, in turn.
+    """Measure a step of each library with each data type, interleaved.
 
     Args:
-        training: what a step is.
-        turns: steps of each that count, after one to warm up.
+        training: settings of the step.
+        turns: timed steps, after one to warm up.
         libraries, dtypes: some of LIBRARIES and DTYPES.
-        clock: what times are read from.
+        clock: source of times.
     """
     device = training.device
-    counted = {library: flops(training.step(library, "float32")) for library in libraries}
+    operations = {library: count_flops(training.step(library, "float32")) for library in libraries}
     for dtype in dtypes:
         peak = matmul_peak(getattr(torch, dtype), device, clock)
         watches = {library: Stopwatch(device, clock) for library in libraries}
         steps = {name: training.step(name, dtype, watches[name]) for name in libraries}
-        seconds = in_turn(steps, turns, device, clock)
+        seconds = interleaved_medians(steps, turns, device, clock)
         for library, step in steps.items():
-            phases = phases_of(step, places_of(library), watches[library], max(1, turns // 2))
+            phases = measure_phases(
+                step, phase_functions(library), watches[library], max(1, turns // 2)
+            )
             yield StepRow(
                 library,
                 dtype,
                 seconds[library],
                 seconds["torchvision"] / seconds[library] if "torchvision" in seconds else None,
-                counted[library] / 1e9,
-                counted[library] / seconds[library] / peak,
+                operations[library] / 1e9,
+                operations[library] / seconds[library] / peak,
                 peak_memory(training.step, library, dtype, device=device),
                 phases,
             )
 
 
 def write_trace(training: Training, dtype: str, path: Path) -> None:
-    """Writes what happens in detlite's second step, as chrome://tracing and perfetto.dev show it.
+    """Write a trace of detlite's second step, for chrome://tracing or perfetto.dev.
 
     Raises:
         OSError: the file cannot be written.
@@ -169,6 +174,6 @@ def write_trace(training: Training, dtype: str, path: Path) -> None:
     watch = Stopwatch(training.device)
     step = training.step("detlite", dtype, watch)
     step()
-    with watched(places_of("detlite"), watch), profile() as profiler:
+    with watch_functions(phase_functions("detlite"), watch), profile() as profiler:
         step()
     profiler.export_chrome_trace(str(path))

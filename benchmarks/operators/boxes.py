@@ -1,4 +1,4 @@
-"""Non-maximum suppression, and ground truth matched to anchors."""
+"""Cases of non-maximum suppression and of matching ground truth to anchors."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from detlite import ops
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.rpn.anchors import AnchorGenerator
 
-from .case import LEVELS, Case, boxes_between, shifted
+from .case import LEVELS, Case, jitter_boxes, random_boxes
 
 
 def nms_cases(device: str) -> Iterator[Case]:
-    """Non-maximum suppression at the thresholds of a proposal network and of a box head."""
+    """Yield suppression at the thresholds of an RPN and of a box head."""
 
     def case(name: str, operator: str, *args: object) -> Case:
-        ours, theirs = getattr(ops, operator), getattr(torchvision.ops, operator)
-        return Case(name, partial(ours, *args), partial(theirs, *args))
+        run, reference = getattr(ops, operator), getattr(torchvision.ops, operator)
+        return Case(name, partial(run, *args), partial(reference, *args))
 
-    boxes = boxes_between(12_000, 12, 112, device)
+    boxes = random_boxes(12_000, 12, 112, device)
     yield case("nms_12k_spread", "nms", boxes, torch.rand(12_000, device=device), 0.7)
-    objects = boxes_between(30, 60, 112, device)
-    boxes = shifted(objects[torch.randint(30, (12_000,), device=device)])
+    objects = random_boxes(30, 60, 112, device)
+    boxes = jitter_boxes(objects[torch.randint(30, (12_000,), device=device)])
     yield case("nms_12k_clustered", "nms", boxes, torch.rand(12_000, device=device), 0.7)
 
-    boxes, scores = boxes_between(4_000, 12, 112, device), torch.rand(4_000, device=device)
+    boxes, scores = random_boxes(4_000, 12, 112, device), torch.rand(4_000, device=device)
     classes = torch.randint(80, (4_000,), device=device)
     yield case("batched_nms_4k_80", "batched_nms", boxes, scores, classes, 0.5)
 
-    # Two images of four pyramid levels. torchvision's result has another size for each image.
+    # Two images with four pyramid levels. torchvision suppresses one image at a time.
     levels = torch.arange(4, device=device).repeat_interleave(2_000).expand(2, -1)
-    pyramid = torch.stack([boxes_between(8_000, 16, 400, device) for _ in levels])
+    pyramid = torch.stack([random_boxes(8_000, 16, 400, device) for _ in levels])
     objectness = torch.randn(2, 8_000, device=device)
     valid = torch.ones_like(levels, dtype=torch.bool)
     images = list(zip(pyramid, objectness, levels, strict=True))
@@ -47,10 +47,10 @@ def nms_cases(device: str) -> Iterator[Case]:
 
 
 def match_cases(device: str) -> Iterator[Case]:
-    """The 242,991 anchors of one image, three shapes on five levels, to its ground truth.
+    """Yield the matching of 242,991 anchors (three shapes on five levels) to ground truth.
 
-    torchvision's table of 500 x 242,991 overlaps has 486 MB, and 4 GB are held while it is made;
-    detlite holds a few numbers for each anchor and object.
+    torchvision's matrix of 500 x 242,991 IoUs has 486 MB and needs 4 GB while it is computed.
+    detlite stores a few numbers per anchor and object.
     """
     generator = AnchorGenerator(
         [[8 * stride] for stride in LEVELS], (0.5, 1, 2), [*LEVELS], CONVENTIONS["detectron2"]
@@ -59,12 +59,12 @@ def match_cases(device: str) -> Iterator[Case]:
     matcher = Matcher(0.7, 0.3, allow_low_quality_matches=True)
 
     def case(count: int) -> Case:
-        truth = boxes_between(count, 12, 400, device)
+        gt_boxes = random_boxes(count, 12, 400, device)
         valid = torch.ones(1, count, dtype=torch.bool, device=device)
         return Case(
             f"match_243k_{count}",
-            lambda: ops.match_boxes(truth[None], valid, anchors),
-            lambda: matcher(torchvision.ops.box_iou(truth, anchors)),
+            lambda: ops.match_boxes(gt_boxes[None], valid, anchors),
+            lambda: matcher(torchvision.ops.box_iou(gt_boxes, anchors)),
         )
 
     yield case(10)

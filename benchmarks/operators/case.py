@@ -1,4 +1,4 @@
-"""What a comparison is, and random inputs of the sizes that a detector on COCO has."""
+"""Benchmark cases of operators, and random inputs with the sizes of a detector on COCO."""
 
 from __future__ import annotations
 
@@ -8,25 +8,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Seconds since some moment. `time.process_time` counts what the process itself used, which on one
-# thread says as much, on a machine that others use too.
-Clock = Callable[[], float]
-# Height and width of the image, and of its map at each stride.
+# Height and width of the image, and stride -> height and width of its feature map.
 IMAGE = (800, 1216)
 LEVELS = {4: (200, 304), 8: (100, 152), 16: (50, 76), 32: (25, 38), 64: (13, 19)}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison.
+    """A comparison of an operator with its reference.
 
     Args:
-        name: as in the results.
-        run: detlite's call.
-        reference: torchvision's, or where it has none, what else does the same job.
-        traffic: the bytes that any implementation must read and write at least; 0 where the time
-            goes elsewhere.
-        dtype: of detlite's input.
+        name: name in the results.
+        run: call of detlite.
+        reference: call of torchvision, or of another library if torchvision lacks the operator.
+        traffic: minimum number of bytes that any implementation reads and writes; 0 if memory
+            does not limit the speed.
+        dtype: data type of detlite's input.
     """
 
     name: str
@@ -36,23 +33,25 @@ class Case:
     dtype: str = "float32"
 
 
-def boxes_between(
-    count: int, smallest: float, largest: float, device: str, image: tuple[int, int] = IMAGE
+def random_boxes(
+    count: int, min_side: float, max_side: float, device: str, image: tuple[int, int] = IMAGE
 ) -> Tensor:
-    """Boxes [count, 4] anywhere in the image with sides between the two; where these are far
-    apart, small ones more often."""
+    """Return random boxes [count, 4] in the image, with sides in a range of pixels.
+
+    If the range is wide, the sides are log-uniform: small boxes are more frequent.
+    """
     limit = torch.tensor(image[::-1], dtype=torch.float32)
     sides = torch.rand(count, 2)
-    if largest > 20 * smallest:
-        sides = smallest * (largest / smallest) ** sides
+    if max_side > 20 * min_side:
+        sides = min_side * (max_side / min_side) ** sides
     else:
-        sides = smallest + (largest - smallest) * sides
+        sides = min_side + (max_side - min_side) * sides
     sides = sides.minimum(limit)
     corner = torch.rand(count, 2) * (limit - sides)
     return torch.cat([corner, corner + sides], dim=1).to(device)
 
 
-def shifted(boxes: Tensor) -> Tensor:
-    """Boxes [N, 4] off by a tenth of their sides, as proposals lie around objects."""
+def jitter_boxes(boxes: Tensor) -> Tensor:
+    """Move the sides of boxes [N, 4] by about a tenth, like proposals around objects."""
     sides = (boxes[:, 2:] - boxes[:, :2]).repeat(1, 2)
     return boxes + torch.randn_like(boxes) / 10 * sides

@@ -1,4 +1,4 @@
-"""The operators as devices without kernels have them, beside the kernels, both on the CPU."""
+"""Time the fallback operators against the compiled ones, both on the CPU."""
 
 from __future__ import annotations
 
@@ -7,54 +7,48 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from detlite.ops.fallback import instead_of_kernels
+from benchmarks.clock import Clock, time_call
+from detlite.ops.fallback import use_fallback_ops
 
 from .boxes import match_cases, nms_cases
-from .case import Clock
 from .masks import crop_cases, keypoint_cases
+from .measure import select_cases
 from .roi import pool_cases, pyramid_cases
 
 GROUPS = (nms_cases, match_cases, pool_cases, pyramid_cases, crop_cases, keypoint_cases)
 
 
 @dataclass(frozen=True)
-class PlainRow:
-    """One result: medians in milliseconds, and how many times the kernel's the plain one's is."""
+class FallbackRow:
+    """Result of one case: medians in milliseconds, and the fallback's time over the kernel's."""
 
     case: str
     dtype: str
     kernel_ms: float
-    plain_ms: float
+    fallback_ms: float
     ratio: float
 
 
-def benchmark_plain(
+def benchmark_fallback(
     only: Sequence[str] = (), seconds: float = 3.0, clock: Clock = time.perf_counter
-) -> Iterator[PlainRow]:
-    """Measures both in turn on the cases of `benchmark_ops` that have a plain form.
+) -> Iterator[FallbackRow]:
+    """Measure the cases of `benchmark_ops` that have a fallback.
 
     Args:
-        only: parts of names; all cases where empty.
-        seconds: about so long for each case, and three turns at least.
-        clock: what times are read from.
+        only: parts of names; empty for all cases.
+        seconds: approximate time for each case, which has at least three turns.
+        clock: source of times.
     """
     for group in GROUPS:
-        torch.manual_seed(0)
-        for case in group("cpu"):
-            if only and not any(part in case.name for part in only):
-                continue
+        for case in select_cases(group("cpu"), only):
             kernel: list[float] = []
-            plain: list[float] = []
-            while len(plain) < 4 or sum(kernel) + sum(plain) < 1e3 * seconds:
-                start = clock()
-                case.run()
-                kernel.append(1e3 * (clock() - start))
-                with instead_of_kernels():
-                    start = clock()
-                    case.run()
-                    plain.append(1e3 * (clock() - start))
+            fallback: list[float] = []
+            while len(fallback) < 4 or sum(kernel) + sum(fallback) < seconds:
+                kernel.append(time_call(case.run, "cpu", clock))
+                with use_fallback_ops():
+                    fallback.append(time_call(case.run, "cpu", clock))
             # The first turn warms up.
-            kernel_ms, plain_ms = statistics.median(kernel[1:]), statistics.median(plain[1:])
-            yield PlainRow(case.name, case.dtype, kernel_ms, plain_ms, plain_ms / kernel_ms)
+            kernel_ms, fallback_ms = (1e3 * statistics.median(t[1:]) for t in (kernel, fallback))
+            yield FallbackRow(
+                case.name, case.dtype, kernel_ms, fallback_ms, fallback_ms / kernel_ms
+            )

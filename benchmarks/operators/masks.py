@@ -1,4 +1,4 @@
-"""Masks: training targets of a head, and what a head predicts pasted; keypoints from heat maps."""
+"""Cases of mask targets, of pasting predicted masks, and of keypoints from heatmaps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from pycocotools import mask as rle_codec
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.models.detection import roi_heads as peers
+from torchvision.models.detection import roi_heads
 
 from detlite import ops
 from detlite.structures.masks.packed import PackedMasks
 
-from .case import IMAGE, Case, boxes_between, shifted
+from .case import IMAGE, Case, jitter_boxes, random_boxes
 
 
 def polygons(boxes: Tensor, corners: int) -> list[Tensor]:
-    """A star of x, y, x, y, ... about the middle of each box, as annotators draw objects."""
+    """Return a star-shaped polygon (x, y, x, y, ...) in each box, float64."""
     angles = torch.arange(corners, dtype=torch.float64) * (2 * torch.pi / corners)
     radii = 0.3 + 0.2 * torch.rand(len(boxes), corners, 1, dtype=torch.float64)
     around = radii * torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -27,11 +27,14 @@ def polygons(boxes: Tensor, corners: int) -> list[Tensor]:
 
 
 def crop_cases(device: str) -> Iterator[Case]:
-    """256 boxes near 30 objects: polygons of 40 corners, beside detectron2's way, which asks
-    pycocotools for each box; and run lengths, beside torchvision's, which crops bitmaps."""
-    objects = boxes_between(30, 20, 400, "cpu")
+    """Yield mask targets of 256 boxes near 30 objects.
+
+    Polygons of 40 corners are compared with detectron2's method, one call of pycocotools per box;
+    run lengths with torchvision's, which crops bitmaps.
+    """
+    objects = random_boxes(30, 20, 400, "cpu")
     index = torch.randint(30, (256,))
-    boxes = shifted(objects[index]).to(device)
+    boxes = jitter_boxes(objects[index]).to(device)
     index = index.to(device)
     outlines = [polygon.numpy() for polygon in polygons(objects, 40)]
 
@@ -45,44 +48,44 @@ def crop_cases(device: str) -> Iterator[Case]:
         return masks
 
     segmentations = [[polygon.tolist()] for polygon in outlines]
-    drawn, encoded = (
+    polygon_masks, rle_masks = (
         PackedMasks.from_segmentations(segmentations, *IMAGE, as_runs).to(device)
         for as_runs in (False, True)
     )
     yield Case(
         "crop_256_polygons",
-        lambda: ops.crop_masks(*drawn.tensors(), index, boxes, 28, False),
+        lambda: ops.crop_masks(*polygon_masks.tensors(), index, boxes, 28, False),
         rasterize,
         dtype="float64",
     )
-    bitmaps = encoded.bitmaps(*IMAGE).to(device)
+    bitmaps = rle_masks.bitmaps(*IMAGE).to(device)
     yield Case(
         "crop_256_rle",
-        lambda: ops.crop_masks(*encoded.tensors(), index, boxes, 28, True),
-        lambda: peers.project_masks_on_boxes(bitmaps, boxes, index, 28),
+        lambda: ops.crop_masks(*rle_masks.tensors(), index, boxes, 28, True),
+        lambda: roi_heads.project_masks_on_boxes(bitmaps, boxes, index, 28),
         dtype="float64",
     )
 
 
 def paste_cases(device: str) -> Iterator[Case]:
-    """100 masks of 28 x 28, blobs rather than noise, into an image's run lengths."""
-    boxes = boxes_between(100, 20, 400, device)
+    """Yield the pasting of 100 smooth masks of 28 x 28 into run lengths of the image."""
+    boxes = random_boxes(100, 20, 400, device)
     logits = F.interpolate(torch.randn(100, 1, 5, 5, device=device), (28, 28), mode="bicubic")
     probs = (4 * logits + 1).sigmoid()
 
     def reference() -> list[dict[str, object]]:
-        pasted = peers.paste_masks_in_image(probs, boxes, IMAGE)[:, 0] >= 0.5
+        pasted = roi_heads.paste_masks_in_image(probs, boxes, IMAGE)[:, 0] >= 0.5
         return [rle_codec.encode(np.asfortranarray(m)) for m in pasted.byte().cpu().numpy()]
 
     yield Case("paste_100_rle", lambda: ops.paste_masks(probs[:, 0], boxes, IMAGE), reference)
 
 
 def keypoint_cases(device: str) -> Iterator[Case]:
-    """17 heat maps of 56 x 56 for each of 20 boxes of 20 to 400 pixels."""
-    boxes = boxes_between(20, 20, 400, device)
+    """Yield 17 heatmaps of 56 x 56 for each of 20 boxes of 20 to 400 pixels."""
+    boxes = random_boxes(20, 20, 400, device)
     maps = torch.randn(20, 17, 56, 56, device=device)
     yield Case(
         "heatmap_peaks_20x17",
         lambda: ops.heatmap_peaks(maps, boxes),
-        lambda: peers.heatmaps_to_keypoints(maps, boxes),
+        lambda: roi_heads.heatmaps_to_keypoints(maps, boxes),
     )

@@ -1,4 +1,4 @@
-"""Times a case: detlite's call and the reference's in turn."""
+"""Time every operator and its reference, interleaved."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.clock import Clock, time_call
+
 from .boxes import match_cases, nms_cases
-from .case import Case, Clock
+from .case import Case
 from .masks import crop_cases, keypoint_cases, paste_cases
 from .norms import norm_cases
 from .roi import pool_cases, pyramid_cases
 
-# Each makes its inputs on a device ("cpu" or "cuda") and yields the cases of them.
+# Functions that yield cases with inputs on a device ("cpu" or "cuda"). New cases are added here.
 GROUPS = (
     crop_cases,
     keypoint_cases,
@@ -29,8 +31,8 @@ GROUPS = (
 
 
 @dataclass(frozen=True)
-class Row:
-    """One result. Times are medians in milliseconds, rates in 10^9 bytes a second."""
+class OperatorRow:
+    """Result of one case. Times are medians in milliseconds, rates are in 10^9 bytes per second."""
 
     case: str
     device: str
@@ -42,43 +44,51 @@ class Row:
     copy_gb_per_s: float | None
 
 
-def _milliseconds(run: Callable[[], object], device: str, clock: Clock) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = clock()
-    result = run()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    stop = clock()
-    del result  # giving back memory is not part of the call
-    return 1e3 * (stop - start)
+def benchmark_ops(
+    device: str, only: Sequence[str] = (), seconds: float = 3.0, clock: Clock = time.perf_counter
+) -> Iterator[OperatorRow]:
+    """Measure every case, or those whose name contains one of `only`.
 
-
-def _copy_rate(traffic: int, device: str, clock: Clock) -> float:
-    """Bytes a second, read and written, of a plain copy into memory that is there already."""
-    source = torch.ones(traffic // 2, dtype=torch.uint8, device=device)
-    target = torch.zeros_like(source)
-    times = [_milliseconds(lambda: target.copy_(source), device, clock) for _ in range(7)]
-    return traffic / statistics.median(times) / 1e6
-
-
-def measure(case: Case, device: str, seconds: float, clock: Clock) -> Row:
-    """Runs both in turn for about so many seconds, five turns at least.
-
-    A turn is one call of torchvision's and up to eight of detlite's, as long as those together take
-    less: of the shorter times more are needed for a steady median.
+    Args:
+        device: "cpu" or "cuda".
+        only: parts of names; empty for all cases.
+        seconds: approximate time for each case.
+        clock: source of times.
     """
+    for group in GROUPS:
+        for case in select_cases(group(device), only):
+            yield measure(case, device, seconds, clock)
+
+
+def select_cases(cases: Iterator[Case], only: Sequence[str]) -> Iterator[Case]:
+    """Seed the random inputs of a group, and yield the cases whose name contains one of `only`."""
+    torch.manual_seed(0)
+    return (case for case in cases if not only or any(part in case.name for part in only))
+
+
+def measure(case: Case, device: str, seconds: float, clock: Clock) -> OperatorRow:
+    """Time both calls for about `seconds`, in at least five turns.
+
+    A turn has one call of the reference, and up to eight calls of detlite that take together as
+    long, because the median of short times needs more of them.
+    """
+
+    def milliseconds(run: Callable[[], object]) -> float:
+        return 1e3 * time_call(run, device, clock)
+
     for run in (case.run, case.reference):
-        _milliseconds(run, device, clock)
-    warm = [_milliseconds(run, device, clock) for run in (case.run, case.reference)]
-    calls = min(max(int(warm[1] / warm[0]), 1), 8)
-    ours: list[float] = []
-    theirs: list[float] = []
-    while len(theirs) < 5 or (sum(ours) + sum(theirs) < 1e3 * seconds and len(theirs) < 1000):
-        ours += [_milliseconds(case.run, device, clock) for _ in range(calls)]
-        theirs.append(_milliseconds(case.reference, device, clock))
-    ms, reference_ms = statistics.median(ours), statistics.median(theirs)
-    return Row(
+        milliseconds(run)
+    warm, reference_warm = milliseconds(case.run), milliseconds(case.reference)
+    calls = min(max(int(reference_warm / warm), 1), 8)
+    times: list[float] = []
+    reference_times: list[float] = []
+    while len(reference_times) < 5 or (
+        sum(times) + sum(reference_times) < 1e3 * seconds and len(reference_times) < 1000
+    ):
+        times += [milliseconds(case.run) for _ in range(calls)]
+        reference_times.append(milliseconds(case.reference))
+    ms, reference_ms = statistics.median(times), statistics.median(reference_times)
+    return OperatorRow(
         case.name,
         device,
         case.dtype,
@@ -90,22 +100,9 @@ def measure(case: Case, device: str, seconds: float, clock: Clock) -> Row:
     )
 
 
-def benchmark_ops(
-    device: str,
-    only: Sequence[str] = (),
-    seconds: float = 3.0,
-    clock: Clock = time.perf_counter,
-) -> Iterator[Row]:
-    """Measures every case, or those whose name contains one of `only`.
-
-    Args:
-        device: "cpu" or "cuda".
-        only: parts of names; all cases where empty.
-        seconds: about so long for each case.
-        clock: what times are read from.
-    """
-    for group in GROUPS:
-        torch.manual_seed(0)
-        for case in group(device):
-            if not only or any(part in case.name for part in only):
-                yield measure(case, device, seconds, clock)
+def _copy_rate(traffic: int, device: str, clock: Clock) -> float:
+    """Return the 10^9 bytes per second, read and written, of a copy into existing memory."""
+    source = torch.ones(traffic // 2, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    times = [time_call(lambda: target.copy_(source), device, clock) for _ in range(7)]
+    return traffic / statistics.median(times) / 1e9

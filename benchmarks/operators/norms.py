@@ -1,4 +1,4 @@
-"""Group norm of a map in training."""
+"""Cases of normalization layers in training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .case import Case
 
 
 def norm_cases(device: str) -> Iterator[Case]:
-    """Forward and backward of the first stage of a ResNet, four images of 512 x 640 in bfloat16."""
+    """Yield group norm, forward and backward, in bfloat16.
+
+    The feature map is that of a ResNet's first stage for four images of 512 x 640.
+    """
     x = torch.randn(4, 64, 128, 160, device=device, dtype=torch.bfloat16)
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
     gradient = torch.randn_like(x)
@@ -21,11 +24,11 @@ def norm_cases(device: str) -> Iterator[Case]:
     def step(norm: nn.GroupNorm) -> tuple[Tensor, ...]:
         return torch.autograd.grad(norm(x), (x, norm.weight, norm.bias), gradient)
 
-    ours, theirs = (kind(32, 64).to(device) for kind in (GroupNorm, nn.GroupNorm))
+    norm, torch_norm = (kind(32, 64).to(device) for kind in (GroupNorm, nn.GroupNorm))
     yield Case(
         "group_norm_64_cl_bf16_train",
-        lambda: step(ours),
-        lambda: step(theirs),
-        traffic=8 * x.nbytes,  # x twice and y; back x and the gradient twice, and the result
+        lambda: step(norm),
+        lambda: step(torch_norm),
+        traffic=8 * x.nbytes,  # forward: x twice, y; backward: x and dy twice, dx
         dtype="bfloat16",
     )

@@ -1,4 +1,4 @@
-"""RoIAlign and RoIPool on one map, RoIAlign on a pyramid."""
+"""Cases of RoIAlign and RoIPool on one feature map, and of RoIAlign on a pyramid."""
 
 from __future__ import annotations
 
@@ -12,53 +12,55 @@ from torch.nn import functional as F
 
 from detlite import ops
 
-from .case import IMAGE, LEVELS, Case, boxes_between
+from .case import IMAGE, LEVELS, Case, random_boxes
 
 ROIS = 1000
 CHANNELS = 256
 
 
 def pool_cases(device: str) -> Iterator[Case]:
-    """RoIAlign and RoIPool: 1000 boxes of 12 to 112 pixels on a map of stride 4."""
+    """Yield RoIAlign and RoIPool of 1000 boxes of 12 to 112 pixels at stride 4."""
     features = torch.randn(1, CHANNELS, *LEVELS[4], device=device)
-    last = features.contiguous(memory_format=torch.channels_last)
-    rois = F.pad(boxes_between(ROIS, 12, 112, device), (1, 0))  # of image 0
+    channels_last = features.contiguous(memory_format=torch.channels_last)
+    rois = F.pad(random_boxes(ROIS, 12, 112, device), (1, 0))  # image index 0
 
     def case(name: str, operator: str, x: Tensor, size: int, *options: object) -> Case:
-        ours, theirs = getattr(ops, operator), getattr(torchvision.ops, operator)
+        run, reference = getattr(ops, operator), getattr(torchvision.ops, operator)
         args = (rois, size, 1 / 4, *options)
         return Case(
             name,
-            lambda: ours(x, *args),
-            lambda: theirs(features, *args),
+            lambda: run(x, *args),
+            lambda: reference(features, *args),
             _traffic(size, x),
             str(x.dtype).removeprefix("torch."),
         )
 
-    yield case("roi_align_7_s2_cl", "roi_align", last, 7, 2, False)
+    yield case("roi_align_7_s2_cl", "roi_align", channels_last, 7, 2, False)
     yield case("roi_align_7_s2", "roi_align", features, 7, 2, False)
-    yield case("roi_align_14_s0_cl", "roi_align", last, 14, 0, True)
-    yield case("roi_align_7_s2_cl_bf16", "roi_align", last.bfloat16(), 7, 2, False)
+    yield case("roi_align_14_s0_cl", "roi_align", channels_last, 14, 0, True)
+    yield case("roi_align_7_s2_cl_bf16", "roi_align", channels_last.bfloat16(), 7, 2, False)
 
     args = (rois, 7, 1 / 4, 2, False)
-    ours = last.clone().requires_grad_()
-    theirs = features.clone().requires_grad_()
+    x = channels_last.clone().requires_grad_()
+    reference_x = features.clone().requires_grad_()
     grad = torch.randn(ROIS, CHANNELS, 7, 7, device=device)
     grad_last = grad.contiguous(memory_format=torch.channels_last)
     yield Case(
         "roi_align_7_s2_cl_train",
-        lambda: torch.autograd.grad(ops.roi_align(ours, *args), ours, grad_last),
-        lambda: torch.autograd.grad(torchvision.ops.roi_align(theirs, *args), theirs, grad),
+        lambda: torch.autograd.grad(ops.roi_align(x, *args), x, grad_last),
+        lambda: torch.autograd.grad(
+            torchvision.ops.roi_align(reference_x, *args), reference_x, grad
+        ),
         2 * _traffic(7, features),
     )
-    yield case("roi_pool_7_cl", "roi_pool", last, 7)
+    yield case("roi_pool_7_cl", "roi_pool", channels_last, 7)
 
 
 def pyramid_cases(device: str) -> Iterator[Case]:
-    """RoIAlign over five levels: 1000 boxes of 16 to 800 pixels."""
+    """Yield RoIAlign of 1000 boxes of 16 to 800 pixels on five levels."""
     maps = [torch.randn(1, CHANNELS, *size, device=device) for size in LEVELS.values()]
-    last = [x.contiguous(memory_format=torch.channels_last) for x in maps]
-    boxes = boxes_between(ROIS, 16, 800, device)
+    channels_last = [x.contiguous(memory_format=torch.channels_last) for x in maps]
+    boxes = random_boxes(ROIS, 16, 800, device)
     named = OrderedDict((str(level), x) for level, x in enumerate(maps))
     reference = torchvision.ops.MultiScaleRoIAlign(list(named), 7, 2)
     scales = [1 / stride for stride in LEVELS]
@@ -72,9 +74,9 @@ def pyramid_cases(device: str) -> Iterator[Case]:
         )
 
     yield case("pyramid_roi_align_7", maps)
-    yield case("pyramid_roi_align_7_cl", last)
+    yield case("pyramid_roi_align_7_cl", channels_last)
 
 
 def _traffic(size: int, *maps: Tensor) -> int:
-    """Bytes of the maps and of what is pooled from them."""
+    """Return the bytes of the feature maps and of the pooled features."""
     return sum(x.nbytes for x in maps) + ROIS * CHANNELS * size**2 * maps[0].element_size()

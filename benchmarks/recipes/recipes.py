@@ -1,7 +1,7 @@
-"""The recipes: what is compared, each as what it changes.
+"""The compared recipes: changes of the config that `detlite init` writes for a data set.
 
-All start from the config that `detlite init` writes for a data set: a Mask R-CNN on
-EfficientNet-Lite0 from ImageNet's weights, anchors and sizes by the data, AdamW, a cosine.
+That config is a Mask R-CNN on EfficientNet-Lite0 with ImageNet weights, with anchors and sizes
+fitted to the data, AdamW and a cosine schedule.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ Overrides = dict[str, Any]
 
 @dataclass(frozen=True)
 class Recipe:
-    """One line of the table.
+    """A recipe.
 
     Args:
-        what: it is or changes, in some words.
-        overrides: keys that it sets, from the config that it starts from.
-        tests: the name of the recipe whose trained weights it evaluates; empty: it trains its own.
-        needs_masks: whether it means nothing for a set without masks.
-        needs_rare: whether it means nothing for a set without rare categories.
+        description: short description for the table.
+        overrides: function from the base config to changed keys.
+        evaluates: name of the recipe whose weights are evaluated; empty to train a model.
+        needs_masks: True if it only applies to data sets with masks.
+        needs_rare: True if it only applies to data sets with rare categories.
     """
 
-    what: str
+    description: str
     overrides: Callable[[CfgNode], Overrides]
-    tests: str = ""
+    evaluates: str = ""
     needs_masks: bool = False
     needs_rare: bool = False
 
-    def fits(self, cfg: CfgNode) -> bool:
-        """Whether it means anything for the data set of a config."""
-        masks = cfg.MODEL.MASK_ON or not self.needs_masks
-        return masks and (cfg.DATALOADER.REPEAT_THRESHOLD > 0 or not self.needs_rare)
+    def applies_to(self, cfg: CfgNode) -> bool:
+        """Return True if the recipe makes sense for the data set of a config."""
+        has_masks, has_rare = cfg.MODEL.MASK_ON, cfg.DATALOADER.REPEAT_THRESHOLD > 0
+        return (has_masks or not self.needs_masks) and (has_rare or not self.needs_rare)
 
 
 def _small(cfg: CfgNode) -> Overrides:
-    """The small model as `detlite init` writes it: anchors and numbers of RoIs by the data."""
-    own = yaml.safe_load((Path(str(CONFIGS)) / "_base_" / "small_fpn.yaml").read_text())
-    keys: Overrides = dict(flatten({"MODEL": own["MODEL"]}))
-    for by_data in ("ROI_HEADS.BATCH_SIZE_PER_IMAGE", "RPN.FPN_POST_NMS_TOP_N_TRAIN",
+    """Return the keys of the small model, except those that `detlite init` fits to the data."""
+    small = yaml.safe_load((Path(str(CONFIGS)) / "_base_" / "small_fpn.yaml").read_text())
+    keys: Overrides = dict(flatten({"MODEL": small["MODEL"]}))
+    for fitted in ("ROI_HEADS.BATCH_SIZE_PER_IMAGE", "RPN.FPN_POST_NMS_TOP_N_TRAIN",
                     "RPN.FPN_POST_NMS_TOP_N_TEST"):  # fmt: skip
-        del keys[f"MODEL.{by_data}"]
+        del keys[f"MODEL.{fitted}"]
     return keys
 
 
@@ -62,8 +62,8 @@ def _resnet18(cfg: CfgNode) -> Overrides:
     return {key: values[key] for key in keys} | {"MODEL.WEIGHT": ""}
 
 
-def _sizes(cfg: CfgNode, factor: float) -> Overrides:
-    """Pictures that are larger or smaller, and anchors by the same factor."""
+def _resize(cfg: CfgNode, factor: float) -> Overrides:
+    """Scale images and anchors by a factor."""
 
     def scaled(side: int) -> int:
         return max(round(side * factor / 32), 1) * 32
@@ -83,15 +83,15 @@ def _sizes(cfg: CfgNode, factor: float) -> Overrides:
 
 
 def _sgd(cfg: CfgNode) -> Overrides:
-    """The published rate, 0.02 for 16 images, and decay."""
-    rate = 0.02 * cfg.SOLVER.IMS_PER_BATCH / 16
+    """Return SGD with the published learning rate, 0.02 for 16 images, and weight decay."""
+    lr = 0.02 * cfg.SOLVER.IMS_PER_BATCH / 16
     return {
-        "SOLVER.OPTIMIZER": "SGD", "SOLVER.BASE_LR": rate, "SOLVER.WEIGHT_DECAY": 0.0001,
+        "SOLVER.OPTIMIZER": "SGD", "SOLVER.BASE_LR": lr, "SOLVER.WEIGHT_DECAY": 0.0001,
         "SOLVER.WEIGHT_DECAY_NORM": 0.0,
     }  # fmt: skip
 
 
-def _scales(cfg: CfgNode) -> Overrides:
+def _test_scales(cfg: CfgNode) -> Overrides:
     size = cfg.INPUT.MIN_SIZE_TEST
     return {
         "TEST.BBOX_AUG.ENABLED": True,
@@ -103,8 +103,8 @@ def _scales(cfg: CfgNode) -> Overrides:
 
 RECIPES: dict[str, Recipe] = {
     "resnet18": Recipe("ResNet-18 from random weights", _resnet18),
-    "lite0": Recipe("Lite0 from ImageNet's weights", lambda cfg: {}),
-    "small": Recipe("the small model from ImageNet's weights", _small),
+    "lite0": Recipe("Lite0 with ImageNet weights", lambda cfg: {}),
+    "small": Recipe("the small model with ImageNet weights", _small),
     "scale_jitter": Recipe(
         "large-scale jitter, 0.5 to 2",
         lambda cfg: {
@@ -113,7 +113,7 @@ RECIPES: dict[str, Recipe] = {
         },
     ),
     "mosaic": Recipe(
-        "half of the images mosaics of four pictures", lambda cfg: {"INPUT.MOSAIC_PROB": 0.5}
+        "half of the images are mosaics of four images", lambda cfg: {"INPUT.MOSAIC_PROB": 0.5}
     ),
     "copy_paste": Recipe(
         "copy-paste into half of the images",
@@ -121,38 +121,38 @@ RECIPES: dict[str, Recipe] = {
         needs_masks=True,
     ),
     "larger_batch": Recipe(
-        "batches of four times as many pictures (give it a quarter of the steps)",
+        "four times the batch size (use a quarter of the steps)",
         lambda cfg: {
             "SOLVER.IMS_PER_BATCH": 4 * cfg.SOLVER.IMS_PER_BATCH,
             "SOLVER.BASE_LR": min(2 * cfg.SOLVER.BASE_LR, 0.0005),
         },
     ),
-    "ema": Recipe("mean of the weights, decay 0.99", lambda cfg: {"SOLVER.EMA_DECAY": 0.99}),
+    "ema": Recipe("EMA of the weights, decay 0.99", lambda cfg: {"SOLVER.EMA_DECAY": 0.99}),
     "steps": Recipe(
-        "rate falls in two steps, no cosine",
+        "two steps instead of the cosine schedule",
         lambda cfg: {"SOLVER.LR_SCHEDULE": "multistep", "SOLVER.STEPS": [0.7, 0.9]},
     ),
     "no_warm_up": Recipe("no warm-up", lambda cfg: {"SOLVER.WARMUP_ITERS": 0}),
-    "sgd": Recipe("SGD, no AdamW", _sgd),
+    "sgd": Recipe("SGD instead of AdamW", _sgd),
     "giou": Recipe(
         "GIoU for both box losses",
         lambda cfg: {"MODEL.RPN.BOX_LOSS": "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS": "giou"},
     ),
     "norms_trained": Recipe(
-        "batch norm of the body trained", lambda cfg: {"MODEL.TIMM.FROZEN_NORM": False}
+        "trained batch norm in the backbone", lambda cfg: {"MODEL.TIMM.FROZEN_NORM": False}
     ),
     "stages_frozen": Recipe(
-        "the body's first two stages as ImageNet left them",
+        "first two backbone stages frozen",
         lambda cfg: {"MODEL.BACKBONE.FREEZE_CONV_BODY_AT": 2},
     ),
     "fewer_rois": Recipe(
-        "half as many RoIs to train the heads on",
+        "half the RoIs to train the heads",
         lambda cfg: {
             "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": cfg.MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE // 2
         },
     ),
     "masks_56": Recipe(
-        "masks of 56 x 56, no 28 x 28",
+        "masks of 56 x 56 instead of 28 x 28",
         lambda cfg: {
             "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": 28,
             "MODEL.ROI_MASK_HEAD.RESOLUTION": 56,
@@ -160,19 +160,21 @@ RECIPES: dict[str, Recipe] = {
         needs_masks=True,
     ),
     "coco_anchors": Recipe(
-        "anchors of 32 to 512 pixels, not fitted",
+        "anchors of 32 to 512 pixels instead of fitted ones",
         lambda cfg: {
             "MODEL.RPN.ANCHOR_SIZES": [32, 64, 128, 256, 512],
             "MODEL.RPN.ASPECT_RATIOS": [0.5, 1.0, 2.0],
         },
     ),
     "no_repeat": Recipe(
-        "rare categories not shown more often",
+        "no repetition of rare categories",
         lambda cfg: {"DATALOADER.REPEAT_THRESHOLD": 0.0},
         needs_rare=True,
     ),
-    "half": Recipe("pictures of half of the side", lambda cfg: _sizes(cfg, 0.5)),
-    "smaller": Recipe("pictures of 3/4 of the side", lambda cfg: _sizes(cfg, 0.75)),
-    "larger": Recipe("pictures of 5/4 of the side", lambda cfg: _sizes(cfg, 1.25)),
-    "test_scales": Recipe("lite0, tested in three sizes and mirrored", _scales, tests="lite0"),
+    "half": Recipe("images of 1/2 the size", lambda cfg: _resize(cfg, 0.5)),
+    "smaller": Recipe("images of 3/4 the size", lambda cfg: _resize(cfg, 0.75)),
+    "larger": Recipe("images of 5/4 the size", lambda cfg: _resize(cfg, 1.25)),
+    "test_scales": Recipe(
+        "lite0, tested at three sizes with flips", _test_scales, evaluates="lite0"
+    ),
 }

@@ -1,12 +1,12 @@
-"""Trains recipes on a data set for the same time each, and writes a table of what they reach.
+"""Train each recipe on a data set for the same time, and write a table of the results.
 
-    python benchmarks/recipes/run.py measure --train t.json --val v.json --output out
-    python benchmarks/recipes/run.py train --output out --minutes 15 --seeds 0 1 --slots 2
-    python benchmarks/recipes/run.py table --output out --markdown out/table.md
+    python -m benchmarks.recipes.run measure --train t.json --val v.json --output out
+    python -m benchmarks.recipes.run train --output out --minutes 15 --seeds 0 1 --slots 2
+    python -m benchmarks.recipes.run table --output out --markdown out/table.md
 
-`measure` writes the base config and the seconds of a step of each recipe, which wants a quiet
-machine. `train` gives each recipe minutes x 60 / seconds steps, so that a machine that others use
-spoils nothing; what is finished is skipped, what was interrupted goes on.
+`measure` writes the base config and the seconds per step of each recipe; it needs a machine without
+other work. `train` gives each recipe minutes x 60 / seconds steps, so that other work on the
+machine does not change the results. It skips complete runs and resumes interrupted ones.
 """
 
 from __future__ import annotations
@@ -25,91 +25,93 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-sys.path.insert(0, str(Path(__file__).parent))
-from benchmarks.recipes.recipes import RECIPES
 from detlite.apps.autoconfig.step_timing import step_seconds
 from detlite.apps.cli.init import config as init_config
 from detlite.config import load_config
+
+from .recipes import RECIPES
 
 BASE, TIMES, RESULTS = "base.yaml", "step_seconds.json", "results.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, or 1 where a run failed."""
+    """Run the command line; return 1 if a run failed."""
     args = _parser().parse_args(arguments)
     return {"measure": measure, "train": train, "table": table}[args.action](args)
 
 
 def measure(args: argparse.Namespace) -> int:
-    """The base config, and the mean seconds of a step of each recipe, one after the other."""
+    """Write the base config and the mean seconds per step of each recipe."""
     args.output.mkdir(parents=True, exist_ok=True)
     base = args.output / BASE
     if base.exists():
         if args.train or args.opts or args.start != "lite0":
-            print(f"{base} is there already and is measured: --train, --start, --opts are not read")
+            print(f"{base} exists and is used: --train, --start and --opts are ignored")
     elif args.train is None:
-        raise SystemExit(f"{base} is not there: --train names the data to write it for")
+        raise SystemExit(f"{base} does not exist: name the data set with --train to write it")
     else:
         _write_base(args, base)
     file = args.output / TIMES
-    found: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
-    for name in _chosen(args, base):
-        if name not in found and not RECIPES[name].tests:
-            found[name] = statistics.mean(step_seconds(configured(base, name), args.steps, 2))
-            print(f"{name}: {found[name]:.2f} s a step", flush=True)
-            file.write_text(json.dumps(found, indent=2))
+    seconds: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    for name in _selected(args, base):
+        if name not in seconds and not RECIPES[name].evaluates:
+            seconds[name] = statistics.mean(step_seconds(recipe_config(base, name), args.steps, 2))
+            print(f"{name}: {seconds[name]:.2f} s per step", flush=True)
+            file.write_text(json.dumps(seconds, indent=2))
     return 0
 
 
 def train(args: argparse.Namespace) -> int:
-    """All runs that are not finished, so many at a time."""
-    names, failed = _chosen(args, args.output / BASE), []
+    """Do all runs that are not complete, several at a time."""
+    names, failed = _selected(args, args.output / BASE), []
     with ThreadPoolExecutor(args.slots) as slots:
-        for tests in (False, True):  # those that only test need weights
+        for evaluates in (False, True):  # recipes that only evaluate need the weights of others
             jobs = [
-                (name, seed, steps_of(args, RECIPES[name].tests or name))
+                (name, seed, number_of_steps(args, RECIPES[name].evaluates or name))
                 for name in names
                 for seed in args.seeds
-                if bool(RECIPES[name].tests) == tests
+                if bool(RECIPES[name].evaluates) == evaluates
             ]
-            done = slots.map(lambda job: run(args, *job), jobs)
-            failed += [job[:2] for job, status in zip(jobs, done, strict=True) if status]
+            statuses = slots.map(lambda job: run(args, *job), jobs)
+            failed += [job[:2] for job, status in zip(jobs, statuses, strict=True) if status]
     for name, seed in failed:
-        print(f"failed: {name}, seed {seed}; see {folder(args.output, name, seed)}/out.txt")
+        print(f"failed: {name}, seed {seed}; see {run_folder(args.output, name, seed)}/out.txt")
     table(args)
     return int(bool(failed))
 
 
 def run(args: argparse.Namespace, name: str, seed: int, steps: int) -> int:
-    """Trains, or only evaluates, a recipe in a process of its own; its exit status."""
-    own, recipe = folder(args.output, name, seed), RECIPES[name]
+    """Train or evaluate a recipe in a new process; return its exit status."""
+    folder, recipe = run_folder(args.output, name, seed), RECIPES[name]
     base = hashlib.sha256((args.output / BASE).read_bytes()).hexdigest()
     plan = {"recipe": name, "seed": seed, "steps": steps, "base": base}
-    done = own / "plan.json"
-    if done.exists() and json.loads(done.read_text()) != plan:
-        print(f"{own} holds another run, {done.read_text()}: remove it", flush=True)
+    plan_file = folder / "plan.json"
+    if plan_file.exists() and json.loads(plan_file.read_text()) != plan:
+        print(f"{folder} contains another run, {plan_file.read_text()}: remove it", flush=True)
         return 1
-    if (own / "evaluation.json").exists():
+    if (folder / "evaluation.json").exists():
         return 0
-    own.mkdir(parents=True, exist_ok=True)
-    done.write_text(json.dumps(plan))
-    file = own / "recipe.yaml"
-    opts = {**schedule(steps), "SEED": seed, "OUTPUT_DIR": str(own)}
-    if recipe.tests:
-        opts["MODEL.WEIGHT"] = str(folder(args.output, recipe.tests, seed) / "model_final.pth")
-    file.write_text(configured(args.output / BASE, name, opts).dump())
-    action = ["test"] if recipe.tests else ["train", "--resume"]
+    folder.mkdir(parents=True, exist_ok=True)
+    plan_file.write_text(json.dumps(plan))
+    file = folder / "recipe.yaml"
+    opts = {**schedule(steps), "SEED": seed, "OUTPUT_DIR": str(folder)}
+    if recipe.evaluates:
+        opts["MODEL.WEIGHT"] = str(
+            run_folder(args.output, recipe.evaluates, seed) / "model_final.pth"
+        )
+    file.write_text(recipe_config(args.output / BASE, name, opts).dump())
+    action = ["test"] if recipe.evaluates else ["train", "--resume"]
     command = [sys.executable, "-m", "detlite", *action, "--config", str(file)]
     threads = {"OMP_NUM_THREADS": str(args.threads)} if args.threads else {}
     print(f"{name}, seed {seed}: {steps} steps", flush=True)
-    with (own / "out.txt").open("a") as out:
+    with (folder / "out.txt").open("a") as out:
         return subprocess.run(
             command, env={**os.environ, **threads}, stdout=out, stderr=out
         ).returncode
 
 
 def table(args: argparse.Namespace) -> int:
-    """Writes results.json, and the table in markdown, of all that is finished."""
+    """Write results.json and the Markdown table of all complete runs."""
     rows = list(results(args.output, RECIPES))
     (args.output / RESULTS).write_text(json.dumps(rows, indent=2))
     text = markdown(rows)
@@ -120,23 +122,23 @@ def table(args: argparse.Namespace) -> int:
 
 
 def results(output: Path, names: Iterable[str]) -> Iterable[dict[str, Any]]:
-    """Of each recipe what its finished runs reached."""
+    """Yield the results of the complete runs of each recipe."""
     file = output / TIMES
     times = json.loads(file.read_text()) if file.exists() else {}
     for name in names:
         runs = []
-        for own in sorted(output.glob(f"{name}/seed*")):
-            if not (own / "evaluation.json").exists():
+        for folder in sorted(output.glob(f"{name}/seed*")):
+            if not (folder / "evaluation.json").exists():
                 continue
-            averaged = own / "average" / "evaluation.json"  # of a mean of weights, it counts
-            file = averaged if averaged.exists() else own / "evaluation.json"
+            averaged = folder / "average" / "evaluation.json"  # EMA weights, if the recipe has them
+            file = averaged if averaged.exists() else folder / "evaluation.json"
             metrics = json.loads(file.read_text())
-            plan = json.loads((own / "plan.json").read_text())
+            plan = json.loads((folder / "plan.json").read_text())
             runs.append(
                 {
                     "seed": plan["seed"],
                     "steps": plan["steps"],
-                    # On the quiet machine that was measured, not on the one that did it.
+                    # By the seconds of `measure`, whatever else ran during the training.
                     "minutes": plan["steps"] * times[name] / 60 if name in times else None,
                     "box_AP": metrics["bbox"]["AP"],
                     "box_AP50": metrics["bbox"]["AP50"],
@@ -144,36 +146,36 @@ def results(output: Path, names: Iterable[str]) -> Iterable[dict[str, Any]]:
                 }
             )
         if runs:
-            yield {"recipe": name, "what": RECIPES[name].what, "runs": runs}
+            yield {"recipe": name, "description": RECIPES[name].description, "runs": runs}
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table: means over seeds, and how far the seeds lie apart."""
+    """Return the table: means over the seeds, and half of their range."""
     lines = [
-        "| recipe | what | steps | box AP | box AP50 | mask AP | seeds | minutes |",
+        "| recipe | description | steps | box AP | box AP50 | mask AP | seeds | minutes |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         runs = row["runs"]
         cells = [_cell(runs, kind) for kind in ("box_AP", "box_AP50", "mask_AP")]
         minutes = [one["minutes"] for one in runs if one["minutes"] is not None]
-        spent = f"{statistics.mean(minutes):.1f}" if minutes else ""
+        mean_minutes = f"{statistics.mean(minutes):.1f}" if minutes else ""
         steps = runs[0]["steps"]
         lines.append(
-            f"| {row['recipe']} | {row['what']} | {steps} | {' | '.join(cells)} | {len(runs)} | "
-            f"{spent} |"
+            f"| {row['recipe']} | {row['description']} | {steps} | {' | '.join(cells)} "
+            f"| {len(runs)} | {mean_minutes} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def configured(base: Path, name: str, opts: dict[str, Any] | None = None) -> CfgNode:
-    """The config of a recipe over the base config and other keys."""
+def recipe_config(base: Path, name: str, opts: dict[str, Any] | None = None) -> CfgNode:
+    """Return the config of a recipe: the base config, other keys, and the recipe's keys."""
     overrides = (opts or {}) | RECIPES[name].overrides(load_config(base))
     return load_config(base, [item for pair in overrides.items() for item in pair])
 
 
 def schedule(steps: int) -> dict[str, Any]:
-    """Evaluated once, at the end; checkpoints to go on from."""
+    """Return keys for evaluation at the end only, and for checkpoints to resume from."""
     return {
         "SOLVER.MAX_ITER": steps,
         "SOLVER.WARMUP_ITERS": min(100, steps // 10),
@@ -184,41 +186,43 @@ def schedule(steps: int) -> dict[str, Any]:
     }
 
 
-def steps_of(args: argparse.Namespace, name: str) -> int:
-    """The budget of a recipe in steps."""
+def number_of_steps(args: argparse.Namespace, name: str) -> int:
+    """Return the number of steps of a recipe."""
     if args.steps_each:
         return args.steps_each
     times = json.loads((args.output / TIMES).read_text())
     return max(round(args.minutes * 60 / times[name]), 1)
 
 
-def folder(output: Path, name: str, seed: int) -> Path:
-    """Where a run leaves its files."""
+def run_folder(output: Path, name: str, seed: int) -> Path:
+    """Return the folder of a run."""
     return output / name / f"seed{seed}"
 
 
 def _write_base(args: argparse.Namespace, base: Path) -> None:
-    """What `detlite init` writes, or a recipe and other keys over it."""
-    init = base.with_name("init.yaml")  # the base is written when the keys are seen to be sound
+    """Write the config of `detlite init`, changed by a recipe and other keys."""
+    init = base.with_name("init.yaml")  # so that invalid keys leave no base config
     init.write_text(init_config(args.train, args.val, args.images, args.output))
     overrides = RECIPES[args.start].overrides(load_config(init))
     opts = [item for pair in overrides.items() for item in pair] + args.opts
     base.write_text(load_config(init, opts).dump() if opts else init.read_text())
 
 
-def _chosen(args: argparse.Namespace, base: Path) -> list[str]:
-    """The recipes that were asked for and mean something for the data."""
+def _selected(args: argparse.Namespace, base: Path) -> list[str]:
+    """Return the selected recipes that apply to the data set."""
     if not base.exists():
-        raise SystemExit(f"{base} is not there: run `measure` first, with --train and --val")
+        raise SystemExit(f"{base} does not exist: run `measure` first, with --train and --val")
     cfg = load_config(base)
     unknown = set(args.only) - RECIPES.keys()
     if unknown:
-        raise SystemExit(f"no recipe {', '.join(sorted(unknown))}; there are {', '.join(RECIPES)}")
-    return [name for name in args.only or RECIPES if RECIPES[name].fits(cfg)]
+        raise SystemExit(
+            f"unknown recipe {', '.join(sorted(unknown))}: choose from {', '.join(RECIPES)}"
+        )
+    return [name for name in args.only or RECIPES if RECIPES[name].applies_to(cfg)]
 
 
 def _cell(runs: Sequence[dict[str, Any]], kind: str) -> str:
-    """A mean times 100 and, of several seeds, half of their range."""
+    """Format the mean times 100 and, for several seeds, half of their range."""
     values = [100 * one[kind] for one in runs if one[kind] is not None]
     if not values:
         return ""
@@ -233,30 +237,50 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("action", choices=("measure", "train", "table"))
     parser.add_argument("--output", type=Path, required=True, help="folder of all runs")
     parser.add_argument(
-        "--train", type=Path, help="measure: COCO json, or a folder that init reads"
+        "--train",
+        type=Path,
+        help="measure: training data, COCO json or a folder of any format of `detlite init`",
     )
-    parser.add_argument("--val", type=Path, help="measure: the same, to evaluate on")
-    parser.add_argument("--images", type=Path, help="measure: folder of the pictures of json files")
+    parser.add_argument("--val", type=Path, help="measure: validation data")
+    parser.add_argument(
+        "--images", type=Path, help="measure: folder of the images of COCO json files"
+    )
     parser.add_argument(
         "--start",
         choices=RECIPES,
         default="lite0",
         metavar="RECIPE",
-        help="measure: what all start from is changed by this recipe first",
+        help="measure: recipe that changes the base config (lite0: none)",
     )
     parser.add_argument(
-        "--opts", nargs="+", default=[], metavar="KEY VALUE", help="measure: and by these keys"
+        "--opts",
+        nargs="+",
+        default=[],
+        metavar="KEY VALUE",
+        help="measure: keys of the base config",
     )
-    parser.add_argument("--only", nargs="+", default=[], metavar="RECIPE", help="these recipes")
-    parser.add_argument("--steps", type=int, default=10, help="measure: steps that are timed (10)")
-    parser.add_argument("--minutes", type=float, default=15, help="train: of each run (15)")
-    parser.add_argument("--steps-each", type=int, help="train: steps of each run, not by minutes")
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0], help="train: a run of each (0)"
+        "--only", nargs="+", default=[], metavar="RECIPE", help="run only these recipes"
     )
-    parser.add_argument("--slots", type=int, default=1, help="train: runs at a time (1)")
-    parser.add_argument("--threads", type=int, default=0, help="train: of each run; 0: all")
-    parser.add_argument("--markdown", type=Path, help="table: write it there")
+    parser.add_argument("--steps", type=int, default=10, help="measure: timed steps (10)")
+    parser.add_argument("--minutes", type=float, default=15, help="train: minutes of each run (15)")
+    parser.add_argument(
+        "--steps-each", type=int, help="train: steps of each run, instead of minutes"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[0],
+        help="train: seeds of the runs of each recipe (0)",
+    )
+    parser.add_argument(
+        "--slots", type=int, default=1, help="train: number of simultaneous runs (1)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=0, help="train: threads of each run; 0 for all"
+    )
+    parser.add_argument("--markdown", type=Path, help="table: file for the table")
     return parser
 
 

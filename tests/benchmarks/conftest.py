@@ -1,4 +1,4 @@
-"""A Mask R-CNN that torchvision has too, as small as it can be there."""
+"""Fixtures of the benchmarks: the smallest Mask R-CNN that torchvision can build."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SMALL: tuple[Any, ...] = (
 
 @pytest.fixture(scope="session")
 def config(repo_root: Path) -> Path:
-    """The config that is benchmarked by default."""
+    """The default config of the benchmarks."""
     return repo_root / "configs/coco/mask_rcnn_R_50_FPN_1x.yaml"
 
 
 @pytest.fixture(scope="session")
 def small() -> tuple[Any, ...]:
-    """Overrides that make it small."""
+    """Overrides that make the model small."""
     return SMALL
 
 
 @pytest.fixture
-def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's peak is 10^9 a second, and nothing runs in a process of its own."""
-    for module in ("model", "train"):
-        monkeypatch.setattr(f"benchmarks.{module}.matmul_peak", lambda *args: 1e9)
-        monkeypatch.setattr(f"benchmarks.{module}.peak_memory", lambda *args, device: 7.0)
+def fixed_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the measured peak rate by 10^9 operations per second, and memory by 7 MB."""
+    for module in ("inference", "training"):
+        monkeypatch.setattr(f"benchmarks.models.{module}.matmul_peak", lambda *args: 1e9)
+        monkeypatch.setattr(f"benchmarks.models.{module}.peak_memory", lambda *args, device: 7.0)

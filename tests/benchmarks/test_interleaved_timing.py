@@ -1,9 +1,11 @@
+"""Interleaved timing, with a fake clock."""
+
 from __future__ import annotations
 
-from benchmarks.interleaved_timing import in_turn
+from benchmarks.interleaved_timing import interleaved_medians
 
 
-def test_calls_take_turns_and_the_first_does_not_count():
+def test_calls_alternate_and_the_first_is_ignored():
     now, order = [0.0], []
     durations = {"a": iter([50, 3, 1, 2]), "b": iter([70, 7, 9, 8])}
 
@@ -12,5 +14,5 @@ def test_calls_take_turns_and_the_first_does_not_count():
         now[0] += next(durations[name])
 
     calls = {"a": lambda: run("a"), "b": lambda: run("b")}
-    assert in_turn(calls, 3, "cpu", lambda: now[0]) == {"a": 2, "b": 8}
+    assert interleaved_medians(calls, 3, "cpu", lambda: now[0]) == {"a": 2, "b": 8}
     assert order == ["a", "b"] * 4

@@ -1,3 +1,5 @@
+"""Markdown tables of results."""
+
 from __future__ import annotations
 
 from benchmarks.interleaved_timing import StepRow
@@ -13,17 +15,17 @@ def cells(text: str) -> list[str]:
     return [cell.strip() for cell in text.strip("|").split("|")]
 
 
-def test_cells_stand_below_their_titles():
+def test_cells_are_aligned_with_titles():
     titles, rule = header(StepRow).splitlines()
     assert cells(titles) == [
-        *("library", "way", "seconds", "ratio", "gflop", "peak share", "memory mb"),
+        *("library", "mode", "seconds", "ratio", "gflop", "peak fraction", "memory mb"),
     ]
     row = line(ROWS[1])
     assert cells(row) == ["torchvision", "float32", "3.00", "", "490.00", "0.45", "900.00"]
     assert len(titles) == len(rule) == len(row)
 
 
-def test_phases_are_a_table_of_their_own():
+def test_phase_table():
     lines = phase_table(ROWS).splitlines()
     assert [cells(one) for one in (lines[0], *lines[2:])] == [
         ["phase", "detlite float32", "torchvision float32"],
@@ -33,7 +35,7 @@ def test_phases_are_a_table_of_their_own():
     assert phase_table([StepRow("detlite", "float32", 1.5, None, 1.0, None)]) == ""
 
 
-def test_markdown_says_where_and_how():
+def test_markdown_names_machine_and_command():
     text = markdown(ROWS, "2026-11-22, a machine", "python -m benchmarks train")
     assert text.startswith("2026-11-22, a machine:\n`python -m benchmarks train`\n\n| library")
     assert text.endswith(phase_table(ROWS) + "\n")

@@ -1,3 +1,5 @@
+"""Peak rate of the machine, operations and memory of a call."""
+
 from __future__ import annotations
 
 import sys
@@ -5,45 +7,45 @@ import sys
 import pytest
 import torch
 
-from benchmarks import roofline as peak
-from benchmarks.roofline import flops, matmul_peak, peak_memory
+from benchmarks import roofline
+from benchmarks.roofline import count_flops, matmul_peak, peak_memory
 from detlite.apps.batch_predict.allocator import keeps_freed_memory
 
 
-def test_peak_is_that_of_the_best_product(monkeypatch):
-    monkeypatch.setattr(peak, "SHAPES", ((4, 8, 2), (4, 8, 16)))
+def test_peak_is_the_best_rate(monkeypatch):
+    monkeypatch.setattr(roofline, "SHAPES", ((4, 8, 2), (4, 8, 16)))
     seconds = iter([1, 9, 2, 4, 4, 8, 0, 5, 5, 7, 7, 10])  # 8, 2, 4; then 5, 2, 3
     rate = matmul_peak(torch.float32, "cpu", lambda: float(next(seconds)), repeats=2)
     assert rate == max(2 * 4 * 8 * 2 / 2, 2 * 4 * 8 * 16 / 2)
 
 
-def test_flops_are_those_of_forward_and_backward():
+def test_flops_of_forward_and_backward():
     layer = torch.nn.Conv2d(3, 5, 3, bias=False)
     x = torch.randn(1, 3, 10, 10)
     forward = 2 * 5 * 3 * 9 * 8 * 8
-    assert flops(lambda: layer(x)) == forward
-    assert flops(lambda: layer(x).sum().backward()) == 2 * forward  # of the weights alone
+    assert count_flops(lambda: layer(x)) == forward
+    assert count_flops(lambda: layer(x).sum().backward()) == 2 * forward  # only of the weights
 
 
-def holding(megabytes: int):
+def allocate(megabytes: int):
     return lambda: torch.ones(megabytes * 250_000).sum()
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="read from /proc")
-def test_memory_is_what_a_call_takes():
-    # The second call may not fit into what the first one has left on the heap, by a few bytes.
-    assert 400 < peak_memory(holding, 400, device="cpu") < 880
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_peak_memory_of_a_call():
+    # The second call may not fit into the memory that the first one freed.
+    assert 400 < peak_memory(allocate, 400, device="cpu") < 880
 
 
-def only_where(kept: bool):
+def check_allocator(kept: bool):
     assert keeps_freed_memory() == kept
     return lambda: None
 
 
 @pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc is asked")
-def test_freed_memory_is_kept_as_in_this_process(kept: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peak, "keeps_freed_memory", lambda: kept)
-    peak_memory(only_where, kept, device="cpu")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the malloc of glibc")
+def test_new_process_keeps_freed_memory_like_this_one(kept: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(roofline, "keeps_freed_memory", lambda: kept)
+    peak_memory(check_allocator, kept, device="cpu")
     with pytest.raises(AssertionError):
-        peak_memory(only_where, not kept, device="cpu")
+        peak_memory(check_allocator, not kept, device="cpu")

@@ -1,17 +1,17 @@
-"""The comparison of evaluations, on a few images."""
+"""The evaluation benchmark on a few images."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.data.loading.evaluation import benchmark_evaluation
-from benchmarks.data.loading.generated_results import CATEGORIES, generate
 from pycocotools.coco import COCO
 
+from benchmarks.data.evaluation import benchmark_evaluation
+from benchmarks.data.generated_results import CATEGORIES, generate
 from detlite.evaluation.ground_truth import check_results, read_ground_truth
 
 
-def test_generated_data_are_like_cocos() -> None:
+def test_generated_data_have_the_statistics_of_coco() -> None:
     content, results = generate(60, 20)
     truth = COCO()
     truth.dataset = content
@@ -29,7 +29,8 @@ def test_generated_data_are_like_cocos() -> None:
     assert generate(3, 5)[0] == generate(3, 5)[0] != generate(3, 5, seed=1)[0]
 
 
-def test_both_are_measured_and_agree() -> None:
+@pytest.mark.slow
+def test_metrics_agree_with_pycocotools() -> None:
     first, second = benchmark_evaluation(images=8, detections=20)
     for row, kind in ((first, "bbox"), (second, "segm")):
         assert (row.kind, row.images, row.detections) == (kind, 8, 20)

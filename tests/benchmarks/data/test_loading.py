@@ -1,3 +1,5 @@
+"""The benchmark of the training loader."""
+
 from __future__ import annotations
 
 import pytest

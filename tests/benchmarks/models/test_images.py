@@ -1,18 +1,20 @@
+"""Generated images and targets."""
+
 from __future__ import annotations
 
 import torch
 
-from benchmarks.models.images import for_torchvision, training_batch
+from benchmarks.models.images import to_torchvision_batch, training_batch
 
 
-def test_both_libraries_get_the_same_objects():
+def test_torchvision_gets_the_same_objects():
     batch = training_batch(2, 96, 128, 4, 3)
-    images, targets = for_torchvision(batch, "cpu")
-    for image, target, own, ours in zip(images, targets, *batch, strict=True):
-        assert own.dtype == torch.uint8
-        torch.testing.assert_close(image * 255, own.float())
+    images, targets = to_torchvision_batch(batch, "cpu")
+    for image, target, original, expected in zip(images, targets, *batch, strict=True):
+        assert original.dtype == torch.uint8
+        torch.testing.assert_close(image * 255, original.float())
         assert set(target["labels"].tolist()) <= {1, 2}
-        assert torch.equal(target["boxes"], ours["boxes"])
+        assert torch.equal(target["boxes"], expected["boxes"])
         for box, mask in zip(target["boxes"], target["masks"], strict=True):
             y, x = mask.nonzero().T
             assert len(x) > 0.1 * (box[2] - box[0]) * (box[3] - box[1])

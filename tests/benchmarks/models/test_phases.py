@@ -1,14 +1,14 @@
-"""Time by phase, on a clock that only the phases move."""
+"""Phases of a call, with a clock that only the phases advance."""
 
 from __future__ import annotations
 
 import types
 
 from benchmarks.models import phases
-from benchmarks.models.phases import Stopwatch, phases_of, places_of, watched
+from benchmarks.models.phases import Stopwatch, measure_phases, phase_functions, watch_functions
 
 
-def test_a_phase_within_a_phase_counts_for_itself():
+def test_inner_phases_do_not_count_for_the_outer_one():
     now = [0.0]
     library = types.SimpleNamespace()
 
@@ -23,24 +23,25 @@ def test_a_phase_within_a_phase_counts_for_itself():
 
     library.inner, library.outer = inner, outer
     watch = Stopwatch("cpu", lambda: now[0])
-    places = (("whole", library, "outer"), ("part", library, "inner"))
-    assert phases_of(lambda: library.outer(), places, watch, 3) == {"whole": 5e3, "part": 4e3}
+    functions = (("whole", library, "outer"), ("part", library, "inner"))
+    milliseconds = measure_phases(lambda: library.outer(), functions, watch, 3)
+    assert milliseconds == {"whole": 5e3, "part": 4e3}
     assert (library.inner, library.outer) == (inner, outer)
 
 
-def test_every_place_is_there_and_left_as_it_was():
-    for places in (places_of("detlite"), places_of("torchvision")):
-        before = [getattr(owner, name) for _, owner, name in places]
-        with watched(places, Stopwatch("cpu")):
-            during = [getattr(owner, name) for _, owner, name in places]
-        after = [getattr(owner, name) for _, owner, name in places]
+def test_functions_exist_and_are_restored():
+    for functions in (phase_functions("detlite"), phase_functions("torchvision")):
+        before = [getattr(owner, name) for _, owner, name in functions]
+        with watch_functions(functions, Stopwatch("cpu")):
+            during = [getattr(owner, name) for _, owner, name in functions]
+        after = [getattr(owner, name) for _, owner, name in functions]
         assert before == after
         assert not any(a is b for a, b in zip(before, during, strict=True))
 
 
-def test_a_stopwatch_waits_for_a_gpu(monkeypatch):
-    waited = []
-    monkeypatch.setattr(phases, "synchronize", waited.append)
+def test_stopwatch_synchronizes_a_gpu(monkeypatch):
+    devices = []
+    monkeypatch.setattr(phases, "synchronize", devices.append)
     with Stopwatch("cuda").phase("any"):
         pass
-    assert waited == ["cuda", "cuda"]
+    assert devices == ["cuda", "cuda"]

@@ -1,4 +1,4 @@
-"""The times of trained models."""
+"""Timing of trained models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from detlite.data import DataError
 from detlite.modeling.build import build_model
 
 
-def test_models_are_timed_on_the_same_pictures(tiny_config, make_coco_dataset, tmp_path, capsys):
+def test_models_are_timed_on_the_same_images(tiny_config, make_coco_dataset, tmp_path, capsys):
     cfg = tiny_config("MODEL.DEVICE", "cpu", "INPUT.MIN_SIZE_TEST", 64)
     state = build_model(cfg).state_dict()
     files = [tmp_path / name for name in ("a.pth", "b.pth")]
@@ -20,13 +20,13 @@ def test_models_are_timed_on_the_same_pictures(tiny_config, make_coco_dataset, t
     for file in files:
         save_checkpoint(Checkpoint(file, state, categories, cfg.dump()), last=False)
     _, images = make_coco_dataset(images=4)
-    options = ["--pictures", str(images), "--count", "2", "--rounds", "1"]
+    options = ["--images", str(images), "--count", "2", "--rounds", "1"]
     options += ["--dtypes", "float32", "bfloat16"]
     assert program.main([*map(str, files), *options]) == 0
     out = capsys.readouterr().out
-    assert "2 pictures, 1 rounds" in out
+    assert "2 images, 1 rounds" in out
     for file in files:
         for dtype in ("float32", "bfloat16"):
-            assert re.search(rf"{file} in {dtype}: median \d+ ms, mean \d+ ms, least \d+ ms", out)
+            assert re.search(rf"{file} in {dtype}: median \d+ ms, mean \d+ ms, minimum \d+ ms", out)
     with pytest.raises(DataError, match="there is no picture in this folder"):
-        program.main([str(files[0]), "--pictures", str(images.parent)])
+        program.main([str(files[0]), "--images", str(images.parent)])

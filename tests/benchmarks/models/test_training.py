@@ -1,3 +1,5 @@
+"""The training benchmark on a small model."""
+
 from __future__ import annotations
 
 import json
@@ -7,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.data.loading import generated_dataset
-from benchmarks.models.images import for_torchvision
+from benchmarks.models.images import to_torchvision_batch
 from benchmarks.models.training import Training, benchmark_train, write_trace
 
 
@@ -16,14 +18,14 @@ def training(config, small):
     return Training(config, small, batch=1, size=(64, 96), objects=3)
 
 
-@pytest.mark.usefixtures("no_machine")
-def test_rows_of_both_libraries_and_their_phases(training):
-    ours, theirs = benchmark_train(training, 1, dtypes=("bfloat16",))
-    assert (ours.library, theirs.library) == ("detlite", "torchvision")
-    assert ours.ratio == pytest.approx(theirs.seconds / ours.seconds)
-    assert ours.gflop == pytest.approx(theirs.gflop, rel=0.02)
-    for row in (ours, theirs):
-        assert row.peak_share == pytest.approx(row.gflop / row.seconds)
+@pytest.mark.usefixtures("fixed_machine")
+def test_rows_and_phases_of_both_libraries(training):
+    detlite, torchvision = benchmark_train(training, 1, dtypes=("bfloat16",))
+    assert (detlite.library, torchvision.library) == ("detlite", "torchvision")
+    assert detlite.ratio == pytest.approx(torchvision.seconds / detlite.seconds)
+    assert detlite.gflop == pytest.approx(torchvision.gflop, rel=0.02)
+    for row in (detlite, torchvision):
+        assert row.peak_fraction == pytest.approx(row.gflop / row.seconds)
         assert row.phases.keys() >= {
             *(
                 "data",
@@ -39,15 +41,19 @@ def test_rows_of_both_libraries_and_their_phases(training):
         }
 
 
-def test_real_pictures_are_loaded_in_every_step(config, small, tmp_path, monkeypatch):
+def test_real_images_are_loaded_in_every_step(config, small, tmp_path, monkeypatch):
     dataset = generated_dataset(tmp_path, 4, (48, 64))
     monkeypatch.setattr("benchmarks.models.training.build_train_dataset", lambda cfg: dataset)
     sizes = ("INPUT.MIN_SIZE_TRAIN", (64,), "INPUT.MAX_SIZE_TRAIN", 96)
     opts = (*small, *sizes, "MODEL.CONVENTION_OVERRIDE", ("mask_targets=binary",))
     training = Training(config, opts, real=True)
-    ours = training.batches(training.cfg(), lambda batch: batch)
-    theirs = training.batches(training.cfg(), partial(for_torchvision, device="cpu"))
-    (images, targets), (again, _), (floats, bitmaps) = next(ours), next(ours), next(theirs)
+    batches = training.batches(training.cfg(), lambda batch: batch)
+    reference = training.batches(training.cfg(), partial(to_torchvision_batch, device="cpu"))
+    (images, targets), (again, _), (floats, bitmaps) = (
+        next(batches),
+        next(batches),
+        next(reference),
+    )
     assert len(images) == 2
     for image, same, other in zip(images, again, floats, strict=True):
         assert torch.equal(image, same)
@@ -56,7 +62,7 @@ def test_real_pictures_are_loaded_in_every_step(config, small, tmp_path, monkeyp
     assert [target["masks"].shape[0] for target in bitmaps] == [10, 10]
 
 
-def test_a_trace_names_the_phases(training, tmp_path):
+def test_trace_contains_the_phases(training, tmp_path):
     file = tmp_path / "trace.json"
     write_trace(training, "float32", file)
     names = {event.get("name") for event in json.loads(file.read_text())["traceEvents"]}

@@ -1,33 +1,38 @@
-"""Which cases are measured and what a row tells, on a clock that only the cases move."""
+"""Timing of operator cases, with a clock that only the cases advance."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 import torch
 
-from benchmarks import benchmark_ops
 from benchmarks.operators.case import Case
+from benchmarks.operators.measure import benchmark_ops
 
 
-class Clock:
+class FakeClock:
     def __init__(self):
         self.now = 0.0
 
     def __call__(self):
         return self.now
 
-    def take(self, milliseconds):
+    def advance(self, milliseconds):
         self.now += milliseconds / 1e3
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Two groups with three cases instead of the real ones."""
+    """Two groups with three cases replace the real ones."""
     monkeypatch.setattr("benchmarks.operators.measure._copy_rate", lambda *args: 7.0)
-    clock = Clock()
+    clock = FakeClock()
 
-    def case(name, ours, theirs, traffic=0):
-        return Case(name, lambda: clock.take(ours), lambda: clock.take(theirs), traffic)
+    def case(name, milliseconds, reference_milliseconds, traffic=0):
+        run, reference = (
+            partial(clock.advance, one) for one in (milliseconds, reference_milliseconds)
+        )
+        return Case(name, run, reference, traffic)
 
     def first(device):
         yield case(f"slow_{device}_{torch.rand(()):.3f}", 4, 1)
@@ -40,28 +45,28 @@ def clock(monkeypatch):
     return clock
 
 
-def test_every_case_of_the_groups_is_a_row(clock):
+def test_every_case_gives_a_row(clock):
     rows = list(benchmark_ops("cpu", seconds=0.1, clock=clock))
     torch.manual_seed(0)
-    drawn = f"{torch.rand(()):.3f}"  # each group starts from the same seed
-    assert [row.case for row in rows] == [f"slow_cpu_{drawn}", f"fast_cpu_{drawn}", "copied"]
+    number = f"{torch.rand(()):.3f}"  # each group starts from the same seed
+    assert [row.case for row in rows] == [f"slow_cpu_{number}", f"fast_cpu_{number}", "copied"]
     assert [row.ratio for row in rows] == pytest.approx([0.25, 20, 1])
     assert [row.detlite_ms for row in rows] == pytest.approx([4, 1, 2])
 
 
-def test_rates_are_of_cases_with_traffic(clock):
+def test_rates_of_cases_with_traffic(clock):
     rows = list(benchmark_ops("cpu", seconds=0.1, clock=clock))
     assert [row.gb_per_s for row in rows] == [None, None, pytest.approx(2.0)]
     assert [row.copy_gb_per_s for row in rows] == [None, None, 7.0]
 
 
-def test_only_the_named_cases_run(clock):
+def test_only_the_selected_cases_run(clock):
     rows = list(benchmark_ops("cpu", ["slow", "cop"], 0.1, clock))
     assert [row.case[:4] for row in rows] == ["slow", "copi"]
     assert not list(benchmark_ops("cpu", ["nothing"], 0.1, clock))
 
 
-def test_a_quick_call_is_repeated_in_each_turn_and_time_is_bounded(clock):
+def test_fast_calls_are_repeated_in_each_turn(clock):
     list(benchmark_ops("cpu", ["fast"], 0.28, clock))
-    # Two calls of each to warm up, then turns of eight calls of 1 ms and one of 20 ms: ten of them.
+    # Two calls of each to warm up, then ten turns of eight calls of 1 ms and one of 20 ms.
     assert clock.now == pytest.approx((2 * 21 + 10 * 28) / 1e3)

@@ -1,4 +1,4 @@
-"""The recipes that are compared: each is a config that builds, and their table."""
+"""The recipes build, and their runs and tables are correct."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.recipes.recipes import RECIPES
 
 @pytest.fixture
 def base(make_coco_dataset, tmp_path) -> Path:
-    """The config that `detlite init` writes for a small set, as if one category were rare."""
+    """The config of `detlite init` for a small data set, as if one category were rare."""
     annotations, images = make_coco_dataset()
     file = tmp_path / program.BASE
     file.write_text(init_config(annotations, annotations, images, tmp_path))
@@ -32,12 +32,12 @@ def base(make_coco_dataset, tmp_path) -> Path:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_builds_and_changes_something(name, base):
-    cfg = program.configured(base, name, program.schedule(40))
+    cfg = program.recipe_config(base, name, program.schedule(40))
     with torch.device("meta"):
         cfg.defrost()
         cfg.MODEL.DEVICE = "meta"
         build_model(cfg)
-    configs = (program.configured(base, one, program.schedule(40)) for one in ("lite0", name))
+    configs = (program.recipe_config(base, one, program.schedule(40)) for one in ("lite0", name))
     before, after = (dict(flatten(one)) for one in configs)
     changed = {key for key, value in after.items() if before[key] != value}
     assert changed <= RECIPES[name].overrides(load_config(base)).keys()
@@ -46,14 +46,14 @@ def test_every_recipe_builds_and_changes_something(name, base):
     assert (cfg.SOLVER.WARMUP_ITERS == 0) == (name == "no_warm_up")
 
 
-def test_recipes_that_mean_nothing_for_a_set_are_left_out(base):
+def test_recipes_that_do_not_apply_are_left_out(base):
     cfg = load_config(base, ["DATALOADER.REPEAT_THRESHOLD", 0.0, "MODEL.MASK_ON", False])
-    left_out = {name for name, recipe in RECIPES.items() if not recipe.fits(cfg)}
+    left_out = {name for name, recipe in RECIPES.items() if not recipe.applies_to(cfg)}
     assert left_out == {"no_repeat", "copy_paste", "masks_56"}
-    assert all(recipe.fits(load_config(base)) for recipe in RECIPES.values())
+    assert all(recipe.applies_to(load_config(base)) for recipe in RECIPES.values())
 
 
-def finished(folder: Path, seed: int, box: float, mask: float | None) -> None:
+def write_complete_run(folder: Path, seed: int, box: float, mask: float | None) -> None:
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(json.dumps({"recipe": "", "seed": seed, "steps": 300}))
     metrics = {"bbox": {"AP": box, "AP50": box + 0.2}}
@@ -62,28 +62,29 @@ def finished(folder: Path, seed: int, box: float, mask: float | None) -> None:
     (folder / "evaluation.json").write_text(json.dumps(metrics))
 
 
-def test_table_has_means_and_spreads(tmp_path):
-    finished(tmp_path / "lite0" / "seed0", 0, 0.30, 0.25)
-    finished(tmp_path / "lite0" / "seed1", 1, 0.34, 0.27)
-    finished(tmp_path / "ema" / "seed0", 0, 0.10, None)
-    finished(tmp_path / "ema" / "seed0" / "average", 0, 0.40, None)  # of the mean of the weights
-    (tmp_path / "sgd" / "seed0").mkdir(parents=True)  # not finished
+def test_table_of_means_and_ranges(tmp_path):
+    write_complete_run(tmp_path / "lite0" / "seed0", 0, 0.30, 0.25)
+    write_complete_run(tmp_path / "lite0" / "seed1", 1, 0.34, 0.27)
+    write_complete_run(tmp_path / "ema" / "seed0", 0, 0.10, None)
+    write_complete_run(tmp_path / "ema" / "seed0" / "average", 0, 0.40, None)  # EMA weights
+    (tmp_path / "sgd" / "seed0").mkdir(parents=True)  # incomplete
     (tmp_path / program.TIMES).write_text(json.dumps({"lite0": 2.0}))
     rows = list(program.results(tmp_path, ["lite0", "ema", "sgd"]))
     lines = program.markdown(rows).splitlines()[2:]
-    what = RECIPES["lite0"].what
-    assert lines[0] == f"| lite0 | {what} | 300 | 32.0 ± 2.0 | 52.0 ± 2.0 | 26.0 ± 1.0 | 2 | 10.0 |"
+    description = RECIPES["lite0"].description
+    aps = "32.0 ± 2.0 | 52.0 ± 2.0 | 26.0 ± 1.0"
+    assert lines[0] == f"| lite0 | {description} | 300 | {aps} | 2 | 10.0 |"
     assert lines[1].endswith("| 300 | 40.0 | 60.0 |  | 1 |  |")
     assert len(lines) == 2
 
 
-def test_a_finished_run_is_skipped_and_another_is_not_written_over(tmp_path, monkeypatch):
+def test_complete_runs_are_skipped_and_other_runs_kept(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(program.subprocess, "run", lambda *args, **kw: calls.append(args))
     base = tmp_path / program.BASE
     base.write_text("the data")
     args = program._parser().parse_args(["train", "--output", str(tmp_path)])
-    finished(tmp_path / "lite0" / "seed0", 0, 0.3, None)
+    write_complete_run(tmp_path / "lite0" / "seed0", 0, 0.3, None)
     plan = {"recipe": "lite0", "seed": 0, "steps": 300}
     plan["base"] = hashlib.sha256(b"the data").hexdigest()
     (tmp_path / "lite0" / "seed0" / "plan.json").write_text(json.dumps(plan))
@@ -94,31 +95,31 @@ def test_a_finished_run_is_skipped_and_another_is_not_written_over(tmp_path, mon
     assert not calls
 
 
-def test_an_interrupted_run_goes_on_even_before_its_first_checkpoint(base, monkeypatch):
+def test_interrupted_run_resumes_without_a_checkpoint(base, monkeypatch):
     commands = []
 
-    def noting(command, **_):
+    def record(command, **_):
         commands.append(command)
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(program.subprocess, "run", noting)
+    monkeypatch.setattr(program.subprocess, "run", record)
     args = program._parser().parse_args(["train", "--output", str(base.parent)])
-    own = program.folder(base.parent, "lite0", 0)
-    own.mkdir(parents=True)
-    (own / "metrics.jsonl").touch()  # by which `detlite train` knows another run
+    folder = program.run_folder(base.parent, "lite0", 0)
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").touch()  # the file by which `detlite train` recognizes a run
     assert program.run(args, "lite0", 0, 30) == 0
     assert program.run(args, "test_scales", 0, 30) == 0
     assert [command[3:5] for command in commands] == [["train", "--resume"], ["test", "--config"]]
 
 
-def test_the_small_model_has_as_many_proposals_as_the_data_ask_for(base):
+def test_small_model_keeps_the_fitted_number_of_proposals(base):
     crowded = load_config(base, ["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", 900])
     assert not [key for key in RECIPES["small"].overrides(crowded) if "POST_NMS" in key]
     assert "MODEL.RPN.RPN_HEAD" in RECIPES["small"].overrides(crowded)
 
 
-def test_all_may_start_from_another_recipe(make_coco_dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "step_seconds", lambda cfg, *of: [1.0])
+def test_base_config_can_start_from_another_recipe(make_coco_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "step_seconds", lambda cfg, *args: [1.0])
     annotations, images = make_coco_dataset()
     data = ["--train", str(annotations), "--val", str(annotations), "--images", str(images)]
     action = ["measure", "--only", "lite0", *data, "--output"]
@@ -127,18 +128,18 @@ def test_all_may_start_from_another_recipe(make_coco_dataset, tmp_path, monkeypa
         assert program.main([*action, *arguments]) == 0
     with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
         program.main([*action, str(tmp_path / "wrong"), "--opts", "SOLVER.NO_SUCH_KEY", "3"])
-    assert not (tmp_path / "wrong" / program.BASE).exists()  # else the next call would take it
+    assert not (tmp_path / "wrong" / program.BASE).exists()  # the next call would use it
     one, other = (load_config(tmp_path / name / program.BASE) for name in ("init", "other"))
     assert min(2 * one.SOLVER.BASE_LR, 0.0005) == other.SOLVER.BASE_LR
     assert one.SOLVER.IMS_PER_BATCH != other.SOLVER.IMS_PER_BATCH == 3
 
 
-def test_data_are_needed_for_the_base_config(tmp_path):
-    with pytest.raises(SystemExit, match="--train names the data"):
+def test_base_config_needs_data(tmp_path):
+    with pytest.raises(SystemExit, match="name the data set with --train"):
         program.main(["measure", "--output", str(tmp_path)])
 
 
-def test_steps_follow_from_minutes(tmp_path):
+def test_steps_from_minutes(tmp_path):
     (tmp_path / program.TIMES).write_text(json.dumps({"lite0": 1.5}))
     args = program._parser().parse_args(["train", "--output", str(tmp_path), "--minutes", "10"])
-    assert program.steps_of(args, "lite0") == 400
+    assert program.number_of_steps(args, "lite0") == 400

@@ -1,4 +1,4 @@
-"""The other libraries' models: each is what its own documentation fine-tunes."""
+"""torchvision's models in the learning curves."""
 
 from __future__ import annotations
 
@@ -12,35 +12,34 @@ from torchvision.ops import FrozenBatchNorm2d
 from benchmarks.learning_curve import torchvision_maskrcnn as program
 
 
-def test_weights_of_a_file_are_trained_as_those_that_are_downloaded(
+def test_same_layers_are_frozen_as_with_downloaded_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Norms and the first layers are frozen, as `weights="COCO_V1"` has them."""
     monkeypatch.setattr(torch, "load", lambda *_, **__: {})
     monkeypatch.setattr(nn.Module, "load_state_dict", lambda *_: None)
     with torch.device("meta"):
         model = program.build("mask_rcnn.pth", 3)
-    body = model.backbone.body
-    norms = [module for module in body.modules() if isinstance(module, FrozenBatchNorm2d)]
+    backbone = model.backbone.body
+    norms = [module for module in backbone.modules() if isinstance(module, FrozenBatchNorm2d)]
     assert norms
     assert all(norm.eps == 0 for norm in norms)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    trained = {name.partition(".")[0] for name, p in body.named_parameters() if p.requires_grad}
+    trained = {name.partition(".")[0] for name, p in backbone.named_parameters() if p.requires_grad}
     assert trained == {"layer2", "layer3", "layer4"}
 
 
-def test_a_body_of_imagenet_in_torchvisions_model(tmp_path: Path) -> None:
+def test_lite0_backbone_has_the_given_weights(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm", reason="timm is not installed")
     net = timm.create_model("tf_efficientnet_lite0", num_classes=0)
     state = {f"backbone.body.net.{name}": value for name, value in net.state_dict().items()}
     file = tmp_path / "lite0.pth"
     torch.save({"model": state}, file)
-    body = program.Lite0(file).train()
-    assert torch.equal(body.body.conv_stem.weight, net.conv_stem.weight)
-    maps = body(torch.rand(1, 3, 128, 128))
+    backbone = program.Lite0(file).train()
+    assert torch.equal(backbone.network.conv_stem.weight, net.conv_stem.weight)
+    maps = backbone(torch.rand(1, 3, 128, 128))
     assert [tuple(one.shape[1:]) for one in maps.values()] == [
         (256, side, side) for side in (32, 16, 8, 4, 2)
     ]
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in body.modules())
-    frozen = {name for name, p in body.body.named_parameters() if not p.requires_grad}
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in backbone.modules())
+    frozen = {name for name, p in backbone.network.named_parameters() if not p.requires_grad}
     assert {name.rpartition(".")[0][:8] for name in frozen} == {"conv_ste", "blocks.0", "blocks.1"}

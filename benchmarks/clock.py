@@ -1,0 +1,28 @@
+"""Timing of single calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+# Returns seconds. `time.process_time` counts the CPU time of this process: with one thread, it
+# measures the same as `time.perf_counter` on a machine that others do not use.
+Clock = Callable[[], float]
+
+
+def time_call(run: Callable[[], object], device: str, clock: Clock) -> float:
+    """Return the seconds of a call, including its work on a GPU."""
+    synchronize(device)
+    start = clock()
+    result = run()
+    synchronize(device)
+    seconds = clock() - start
+    del result  # outside of the measured time, because it may free much memory
+    return seconds
+
+
+def synchronize(device: str) -> None:
+    """Wait for a GPU."""
+    if device == "cuda":
+        torch.cuda.synchronize()
