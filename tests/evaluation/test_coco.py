@@ -1,4 +1,4 @@
-"""The COCO metrics, against the reference numbers and in the corners that pycocotools leaves."""
+"""COCO metrics: reference values, and cases that pycocotools does not handle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(path: Path) -> Any:
 
 
 def make_gt(annotations: list[Json], images: int = 2, **fields: Any) -> COCO:
-    """Ground truth without info, area or iscrowd, unless an annotation brings them."""
+    """Make ground truth without info, area or iscrowd, unless an annotation has them."""
     coco = COCO()
     coco.dataset = {
         "images": [{"id": i, "height": 100, "width": 200} for i in range(1, images + 1)],
@@ -44,14 +44,14 @@ def make_gt(annotations: list[Json], images: int = 2, **fields: Any) -> COCO:
 
 
 def square(number: int, image_id: int, category_id: int, x: float, **fields: Any) -> Json:
-    """An annotation of 40 x 40 pixels at (x, 10)."""
+    """Make an annotation of 40 x 40 pixels at (x, 10)."""
     polygon = [x, 10, x + 40, 10, x + 40, 50, x, 50]
     annotation = {"id": number, "image_id": image_id, "category_id": category_id}
     return {**annotation, "bbox": [x, 10, 40, 40], "segmentation": [polygon], **fields}
 
 
-def found(annotation: Json, score: float = 0.9) -> Json:
-    """A perfect detection of an annotation."""
+def detect(annotation: Json, score: float = 0.9) -> Json:
+    """Make a perfect detection of an annotation."""
     rle = encode_bitmap(to_bitmap(annotation["segmentation"], 100, 200))
     fields = {name: annotation[name] for name in ("image_id", "category_id", "bbox")}
     return {**fields, "score": score, "segmentation": rle}
@@ -89,14 +89,14 @@ class TestReference:
 
 class TestScores:
     def test_perfect_detections(self) -> None:
-        metrics = evaluate(make_gt(THREE), [found(a) for a in THREE])
+        metrics = evaluate(make_gt(THREE), [detect(a) for a in THREE])
         for kind in ("bbox", "segm"):
             assert metrics[kind]["AP"] == pytest.approx(1)
             assert metrics[kind]["AR100"] == 1
             assert metrics[kind]["per_category"] == pytest.approx({"cat": 1, "dog": 1})
 
     def test_one_category_missed(self) -> None:
-        metrics = evaluate(make_gt(THREE), [found(THREE[0]), found(THREE[2])], ("bbox",))
+        metrics = evaluate(make_gt(THREE), [detect(THREE[0]), detect(THREE[2])], ("bbox",))
         assert metrics["bbox"]["AP"] == pytest.approx(0.5)
         assert metrics["bbox"]["per_category"] == pytest.approx({"cat": 1, "dog": 0})
 
@@ -108,32 +108,32 @@ class TestScores:
         person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)
         assert evaluate(make_gt([person]), [], ("keypoints",))["keypoints"]["AP"] == 0
 
-    @pytest.mark.parametrize("sigmas", [(), (0.1, 0.05, 0.02)], ids=["by default", "given"])
+    @pytest.mark.parametrize("sigmas", [(), (0.1, 0.05, 0.02)], ids=["default", "explicit"])
     def test_other_numbers_of_keypoints_than_17(self, sigmas: tuple[float, ...]) -> None:
         object_ = square(1, 1, 3, 10, keypoints=[20, 20, 2, 24, 20, 1, 0, 0, 0])
         coco = [26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89]
         sigma = sigmas[1] if sigmas else sum(coco) / 17000
         for shift in range(4):  # pixels, of the second keypoint
             keypoints = [20, 20, 1, 24 + shift, 20, 1, 0, 0, 1]
-            result = {**found(object_), "keypoints": keypoints}
+            result = {**detect(object_), "keypoints": keypoints}
             metrics = evaluate(make_gt([object_]), [result], ("keypoints",), 100, sigmas)
             oks = (1 + math.exp(-(shift**2) / (2 * 40**2 * (2 * sigma) ** 2))) / 2
             passed = sum(oks >= 0.5 + 0.05 * t for t in range(10))
             assert metrics["keypoints"]["AP"] == pytest.approx(passed / 10)
 
-    def test_as_many_sigmas_as_keypoints(self) -> None:
+    def test_wrong_number_of_sigmas(self) -> None:
         object_ = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 3)
         with pytest.raises(ValueError, match=r"oks_sigmas has 2 values, but .* has 3 keypoints"):
             evaluate(make_gt([object_]), [], ("keypoints",), 100, (0.1, 0.1))
 
-    def test_keypoints_skip_annotations_that_have_none(self) -> None:
+    def test_annotations_without_keypoints_are_skipped(self) -> None:
         person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)
-        result = {**found(person), "keypoints": person["keypoints"]}
+        result = {**detect(person), "keypoints": person["keypoints"]}
         gt = make_gt([person, square(2, 1, 70, 100)])
         assert evaluate(gt, [result], ("keypoints",))["keypoints"]["AP"] == pytest.approx(1)
 
-    def test_nothing_of_a_size_is_none(self) -> None:
-        metrics = evaluate(make_gt(THREE), [found(a) for a in THREE], ("bbox",))["bbox"]
+    def test_sizes_without_objects_are_none(self) -> None:
+        metrics = evaluate(make_gt(THREE), [detect(a) for a in THREE], ("bbox",))["bbox"]
         assert metrics["APs"] is None
         assert metrics["ARl"] is None
         assert metrics["APm"] == pytest.approx(1)
@@ -142,52 +142,52 @@ class TestScores:
     @pytest.mark.parametrize("with_results", [False, True])
     def test_all_crowd_is_none(self, with_results: bool) -> None:
         gt = make_gt([square(1, 1, 3, 10, iscrowd=1)])
-        results = [found(THREE[0])] if with_results else []
+        results = [detect(THREE[0])] if with_results else []
         metrics = evaluate(gt, results)
         assert metrics["bbox"]["AP"] is None
         assert metrics["segm"]["AP"] is None
 
     def test_no_annotations_is_none(self) -> None:
-        assert evaluate(make_gt([]), [found(THREE[0])])["segm"]["AP"] is None
+        assert evaluate(make_gt([]), [detect(THREE[0])])["segm"]["AP"] is None
 
     def test_annotation_id_zero_counts(self) -> None:
         gt = make_gt([square(0, 1, 3, 10)])
-        metrics = evaluate(gt, [found(THREE[0])], ("bbox",))
+        metrics = evaluate(gt, [detect(THREE[0])], ("bbox",))
         assert metrics["bbox"]["AP"] == pytest.approx(1)
 
-    def test_mask_results_are_sized_by_their_mask(self) -> None:
-        """A false positive counts for the size of its mask, not of the box beside it."""
+    def test_size_of_a_mask_result_is_that_of_its_mask(self) -> None:
+        """The area range of a false positive depends on its mask, not on its box."""
         thin = square(1, 1, 3, 10)
-        miss = {**found(square(9, 1, 3, 100)), "score": 0.99}
+        miss = {**detect(square(9, 1, 3, 100)), "score": 0.99}
         miss["segmentation"] = encode_bitmap(to_bitmap([[100, 10, 110, 10, 110, 20]], 100, 200))
-        metrics = evaluate(make_gt([thin]), [found(thin), miss], ("segm",))["segm"]
+        metrics = evaluate(make_gt([thin]), [detect(thin), miss], ("segm",))["segm"]
         assert metrics["AP"] == pytest.approx(0.5, abs=0.01)
         assert metrics["APm"] == pytest.approx(1)
 
     def test_arguments_are_not_changed(self) -> None:
         annotations = [square(0, 1, 3, 10)]
-        gt, results = make_gt(annotations), [found(THREE[0])]
+        gt, results = make_gt(annotations), [detect(THREE[0])]
         before = copy.deepcopy((gt.dataset, results))
         evaluate(gt, results)
         assert (gt.dataset, results) == before
 
-    def test_same_names_stay_apart(self) -> None:
+    def test_ambiguous_names_get_the_id(self) -> None:
         gt = make_gt(THREE, categories=[{"id": 3, "name": "cat"}, {"id": 70, "name": "cat"}])
-        metrics = evaluate(gt, [found(THREE[1])], ("bbox",))
+        metrics = evaluate(gt, [detect(THREE[1])], ("bbox",))
         per_category = metrics["bbox"]["per_category"]
         assert per_category == pytest.approx({"cat (id 3)": 0, "cat (id 70)": 1})
 
-    def test_silent(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_prints_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         gt = make_gt(THREE)
         capsys.readouterr()
-        evaluate(gt, [found(THREE[0])])
+        evaluate(gt, [detect(THREE[0])])
         assert capsys.readouterr().out == ""
 
 
 class TestMaxDets:
     @pytest.fixture
     def crowded(self) -> tuple[COCO, list[Json]]:
-        """150 objects of one category in one image, each found, with falling scores."""
+        """150 objects of one category in one image, each detected, with falling scores."""
         annotations = [
             {"id": i + 1, "image_id": 1, "category_id": 3, "bbox": [i % 50 * 4, i // 50 * 4, 3, 3]}
             for i in range(150)
@@ -199,7 +199,7 @@ class TestMaxDets:
     @pytest.mark.parametrize(
         ("max_dets", "recall"), [(200, 1.0), (100, 100 / 150), (10, 10 / 150), (5, 5 / 150)]
     )
-    def test_decides_what_counts(
+    def test_limits_the_detections(
         self, crowded: tuple[COCO, list[Json]], max_dets: int, recall: float
     ) -> None:
         metrics = evaluate(*crowded, ("bbox",), max_dets)["bbox"]
@@ -209,12 +209,12 @@ class TestMaxDets:
         assert metrics["AP50"] == pytest.approx(recall, abs=0.01)
         assert metrics["AR1"] == pytest.approx(1 / 150)
 
-    def test_below_one(self) -> None:
+    def test_max_dets_below_one(self) -> None:
         with pytest.raises(ValueError, match="max_dets must be at least 1, got 0"):
             evaluate(make_gt(THREE), [], ("bbox",), 0)
 
 
-class TestBadInput:
+class TestInvalidInput:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
@@ -228,25 +228,25 @@ class TestBadInput:
             ),
             (
                 {"segmentation": {"size": [200, 100], "counts": "0"}},
-                r"result 1: the mask's size is \[200, 100\], that of image 1 is \[100, 200\]",
+                r"result 1: the mask has the size \[200, 100\], but image 1 has \[100, 200\]",
             ),
         ],
     )
-    def test_result(self, change: Json, message: str) -> None:
-        results = [found(THREE[0]), {**found(THREE[0]), **change}]
+    def test_invalid_result(self, change: Json, message: str) -> None:
+        results = [detect(THREE[0]), {**detect(THREE[0]), **change}]
         with pytest.raises(DataError, match=message):
             evaluate(make_gt(THREE), results, ("segm",))
 
     @pytest.mark.parametrize("field", ["image_id", "category_id", "score", "segmentation"])
-    def test_result_without(self, field: str) -> None:
-        result = found(THREE[0])
+    def test_missing_field(self, field: str) -> None:
+        result = detect(THREE[0])
         del result[field]
         with pytest.raises(DataError, match=f"result 0 has no '{field}', which segm needs"):
             evaluate(make_gt(THREE), [result], ("segm",))
 
-    def test_many_ids_are_shortened(self) -> None:
+    def test_long_list_of_ids_is_shortened(self) -> None:
         categories = [{"id": i, "name": str(i)} for i in range(1, 81)]
-        result = {**found(THREE[0]), "category_id": 99}
+        result = {**detect(THREE[0]), "category_id": 99}
         with pytest.raises(DataError, match=r"whose ids are 1, 2, .*, 10, \.\.\.$"):
             evaluate(make_gt(THREE, categories=categories), [result], ("bbox",))
 
@@ -255,39 +255,39 @@ class TestBadInput:
         with pytest.raises(DataError, match="annotation 8 has no 'segmentation', which segm needs"):
             evaluate(make_gt([box]), [], ("segm",))
 
-    def test_another_number_of_keypoints(self) -> None:
+    def test_numbers_of_keypoints_differ(self) -> None:
         person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)
-        result = {**found(person), "keypoints": [20, 20, 1] * 5}
+        result = {**detect(person), "keypoints": [20, 20, 1] * 5}
         with pytest.raises(DataError, match="the results have 5 keypoints, but the ground"):
             evaluate(make_gt([person]), [result], ("keypoints",))
 
-    def test_mask_that_is_no_run_lengths(self) -> None:
-        good, bad = found(THREE[0]), found(THREE[1])
+    def test_invalid_run_lengths(self) -> None:
+        good, bad = detect(THREE[0]), detect(THREE[1])
         bad["segmentation"] = {"size": [100, 200], "counts": "PPPPPPPPP"}
-        with pytest.raises(DataError, match="result 1: its mask is not run lengths that cover"):
+        with pytest.raises(DataError, match="result 1: the run lengths of its mask do not cover"):
             evaluate(make_gt(THREE), [good, bad], ("segm",))
         rows = [THREE[0], {**THREE[1], "segmentation": bad["segmentation"], "area": 1}]
-        with pytest.raises(DataError, match="annotation 2: its mask is not run lengths"):
+        with pytest.raises(DataError, match="annotation 2: the run lengths of its mask do not"):
             evaluate(make_gt(rows), [good], ("segm",))
 
     @pytest.mark.parametrize(("field", "value"), [("image_id", 9), ("category_id", 4)])
-    def test_ground_truth_of_unknown(self, field: str, value: int) -> None:
+    def test_ground_truth_with_unknown_id(self, field: str, value: int) -> None:
         rows = [THREE[0], {**THREE[1], field: value}]
         with pytest.raises(DataError, match=f"annotation 2: {field} {value} is unknown"):
             evaluate(make_gt(rows), [], ("bbox",))
 
-    def test_ground_truth_of_another_size(self) -> None:
+    def test_ground_truth_with_wrong_mask_size(self) -> None:
         rle = encode_bitmap(np.ones((20, 10)))
-        with pytest.raises(DataError, match=r"annotation 2: the mask's size is \[20, 10\]"):
+        with pytest.raises(DataError, match=r"annotation 2: the mask has the size \[20, 10\]"):
             evaluate(make_gt([{**THREE[1], "segmentation": rle}]), [], ("segm",))
 
-    def test_boxes_that_are_not_finite(self) -> None:
-        result = {**found(THREE[0]), "bbox": [0, 0, float("inf"), 3]}
+    def test_infinite_box(self) -> None:
+        result = {**detect(THREE[0]), "bbox": [0, 0, float("inf"), 3]}
         with pytest.raises(DataError, match=r"result 1: the bbox is \[0.0, 0.0, inf, 3.0\]"):
-            evaluate(make_gt(THREE), [found(THREE[0]), result], ("bbox",))
+            evaluate(make_gt(THREE), [detect(THREE[0]), result], ("bbox",))
 
-    def test_results_without_what_is_compared(self) -> None:
-        boxes = Results.from_coco([found(THREE[0])])
+    def test_results_without_masks(self) -> None:
+        boxes = Results.from_coco([detect(THREE[0])])
         with pytest.raises(DataError, match="the results have no 'segmentation', which segm needs"):
             evaluate_coco(make_gt(THREE), boxes, ("segm",))
 

@@ -1,4 +1,4 @@
-"""Which evaluators a data set has, and what each checks before anything is computed."""
+"""Choice of the evaluators of a data set, and their checks before inference."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MASKS = ("MODEL.MASK_ON", True)
         ((*PROPOSALS, "MODEL.RETINANET_ON", True), ("bbox",)),
     ],
 )
-def test_what_a_model_predicts(opts, kinds):
+def test_predicted_kinds(opts, kinds):
     assert predicted_kinds(make_cfg(*opts)) == kinds
 
 
@@ -54,7 +54,7 @@ def test_what_a_model_predicts(opts, kinds):
         ("cityscapes", ["coco"], ["coco", "cityscapes"]),
     ],
 )
-def test_evaluators_of_a_data_set(dataset_type, boxes, masks):
+def test_default_evaluators(dataset_type, boxes, masks):
     dataset = make_dataset(dataset_type)
     assert list(build_evaluators(make_cfg(), dataset)) == boxes
     assert list(build_evaluators(make_cfg(*MASKS), dataset)) == masks
@@ -62,7 +62,7 @@ def test_evaluators_of_a_data_set(dataset_type, boxes, masks):
 
 
 @pytest.mark.parametrize("names", [["proposals", "coco"], []])
-def test_an_entry_names_its_evaluators(names):
+def test_evaluators_of_the_catalog_entry(names):
     evaluators = build_evaluators(make_cfg(evaluators=names), make_dataset("voc"))
     assert list(evaluators) == names
     assert all(isinstance(evaluator, Evaluator) for evaluator in evaluators.values())
@@ -71,12 +71,12 @@ def test_an_entry_names_its_evaluators(names):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["coc"], r"DATASETS\.CATALOG, val, evaluators: no evaluator .* did you mean 'coco'"),
+        (["coc"], r"DATASETS\.CATALOG, val, evaluators: unknown evaluator .* did you mean 'coco'"),
         ("coco", r"DATASETS\.CATALOG, val, evaluators is 'coco', but must be a list of names"),
         ([1], r"evaluators is \[1\], but must be a list of names"),
     ],
 )
-def test_bad_names(names, message):
+def test_invalid_evaluators(names, message):
     with pytest.raises(ConfigError, match=message):
         build_evaluators(make_cfg(evaluators=names), make_dataset())
 
@@ -95,23 +95,23 @@ def check(cfg, dataset):
         ("cityscapes", (), "segm"),
     ],
 )
-def test_what_is_measured_must_be_predicted(name, opts, kind):
-    with pytest.raises(ConfigError, match=f"the evaluator '{name}' measures '{kind}', but"):
+def test_model_must_predict_what_is_measured(name, opts, kind):
+    with pytest.raises(ConfigError, match=f"the evaluator '{name}' needs '{kind}', but"):
         check(make_cfg(*opts, evaluators=[name]), make_dataset())
 
 
-def test_proposals_are_measured_of_any_model():
+def test_proposals_need_no_kind():
     check(make_cfg(evaluators=["proposals"]), make_dataset())
 
 
-def test_sigmas_must_fit_the_keypoints():
+def test_number_of_sigmas_must_match_the_keypoints():
     opts = ("MODEL.KEYPOINT_ON", True, "TEST.KEYPOINT_OKS_SIGMAS", (0.1, 0.1))
     check(make_cfg(*opts), make_dataset(keypoint_names=("left", "right")))
     with pytest.raises(ConfigError, match=r"has 2 values, but val\.json has 1 keypoints"):
         check(make_cfg(*opts), make_dataset(keypoint_names=("left",)))
 
 
-def test_lvis_measures_no_keypoints(monkeypatch):
+def test_lvis_ignores_keypoints(monkeypatch):
     monkeypatch.setattr(
         "detlite.evaluation.evaluators.evaluate_lvis",
         lambda truth, results, kinds: {kind: {"AP": 1.0} for kind in kinds},

@@ -1,4 +1,4 @@
-"""LVIS's average precision: which detections count, and what is refused."""
+"""LVIS average precision: the counted detections, invalid input, and the values of `lvis`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NAMES = {3: "axe", 5: "bun", 8: "cap"}
 
 @pytest.fixture
 def truth() -> COCO:
-    """Two pictures of 100 x 100 with an axe each; buns are absent from the first, cap unknown."""
-    pictures = [
+    """Two images of 100 x 100 with an axe each. The first has no bun; caps are not annotated."""
+    images = [
         {"id": number, "height": 100, "width": 100, "neg_category_ids": negative,
          "not_exhaustive_category_ids": []}
         for number, negative in ((1, [5]), (2, []))
@@ -41,12 +41,12 @@ def truth() -> COCO:
         for (number, name), frequency in zip(NAMES.items(), "rcf", strict=True)
     ]
     coco = COCO()
-    coco.dataset = {"images": pictures, "annotations": annotations, "categories": categories}
+    coco.dataset = {"images": images, "annotations": annotations, "categories": categories}
     coco.createIndex()
     return coco
 
 
-def found(image: int, category: int, score: float, box: list[float] = BOX) -> dict:
+def detect(image: int, category: int, score: float, box: list[float] = BOX) -> dict:
     x, y, w, h = box
     polygon = [[x, y, x + w, y, x + w, y + h, x, y + h]]
     rle = mask_utils.encode(to_bitmap(polygon, 100, 100).astype("uint8", order="F"))
@@ -60,11 +60,11 @@ def measure(truth: COCO, rows: list[dict], kinds: Sequence[str] = ("bbox", "segm
     return evaluate_lvis(truth, Results.from_coco(rows, kinds), kinds)
 
 
-BOTH = [found(1, 3, 0.5), found(2, 3, 0.5)]
+BOTH = [detect(1, 3, 0.5), detect(2, 3, 0.5)]
 
 
 class TestScores:
-    def test_all_found_is_1(self, truth):
+    def test_perfect_detections(self, truth):
         metrics = measure(truth, BOTH)
         for kind in ("bbox", "segm"):
             row = metrics[kind]
@@ -72,30 +72,30 @@ class TestScores:
             assert row["APc"] is row["APf"] is row["APl"] is None
             assert row["per_category"] == {"axe": pytest.approx(1), "bun": None, "cap": None}
 
-    def test_nothing_found_is_0(self, truth):
+    def test_no_detections(self, truth):
         metrics = measure(truth, [])
         for kind in ("bbox", "segm"):
             assert metrics[kind]["AP"] == metrics[kind]["AR@300"] == 0
             assert metrics[kind]["APc"] is None
 
-    def test_false_alarms_cost_unless_the_category_is_not_exhaustive(self, truth):
-        wrong = found(1, 3, 0.9, ELSEWHERE)
-        # Right are the second and third of three.
+    def test_false_positives_of_a_non_exhaustive_category_are_ignored(self, truth):
+        wrong = detect(1, 3, 0.9, ELSEWHERE)
+        # The second and third of three are true positives.
         assert measure(truth, [wrong, *BOTH])["bbox"]["AP"] == pytest.approx(2 / 3)
         truth.dataset["images"][0]["not_exhaustive_category_ids"] = [3]
         assert measure(truth, [wrong, *BOTH])["bbox"]["AP"] == pytest.approx(1)
 
-    def test_categories_that_are_not_annotated_in_a_picture_do_not_count(self, truth):
+    def test_categories_that_are_not_annotated_are_ignored(self, truth):
         bun = {"id": 3, "image_id": 2, "category_id": 5, "bbox": BOX, "area": 1600.0,
                "segmentation": truth.dataset["annotations"][1]["segmentation"]}  # fmt: skip
         truth.dataset["annotations"].append(bun)
-        right, wrong = found(2, 5, 0.5), found(1, 5, 0.9)
+        right, wrong = detect(2, 5, 0.5), detect(1, 5, 0.9)
         assert measure(truth, [right, wrong])["bbox"]["APc"] == pytest.approx(0.5)
         truth.dataset["images"][0]["neg_category_ids"] = []
         assert measure(truth, [right, wrong])["bbox"]["APc"] == pytest.approx(1)
 
-    def test_the_best_300_of_a_picture_count(self, truth):
-        many = [found(1, 8, 0.9, ELSEWHERE)] * 300
+    def test_limit_of_300_per_image(self, truth):
+        many = [detect(1, 8, 0.9, ELSEWHERE)] * 300
         row = measure(truth, [*many, *BOTH], ["bbox"])["bbox"]
         assert row["AR@300"] == pytest.approx(0.5)
         row = measure(truth, [*many[:299], *BOTH], ["bbox"])["bbox"]
@@ -106,19 +106,21 @@ class TestScores:
         [("images", "neg_category_ids"), ("images", "not_exhaustive_category_ids"),
          ("categories", "frequency")],
     )  # fmt: skip
-    def test_a_file_that_is_not_of_lvis(self, truth, key, field):
+    def test_missing_field(self, truth, key, field):
         del truth.dataset[key][1][field]
         with pytest.raises(DataError, match=rf"{key}, id [25]: no '{field}'"):
             measure(truth, BOTH)
 
-    def test_results_of_another_set(self, truth):
+    def test_unknown_image(self, truth):
         with pytest.raises(DataError, match="result 1: image_id 7 is not in the ground truth"):
-            measure(truth, [BOTH[0], found(7, 3, 0.5)])
+            measure(truth, [BOTH[0], detect(7, 3, 0.5)])
 
 
 def random_set(rng: np.random.Generator) -> tuple[COCO, list[dict]]:
-    """Pictures with objects of some of 6 categories, negative and partial ones, and detections near
-    the objects, with few different scores; of the first picture more than count."""
+    """Make images with objects of 6 categories, some negative or not exhaustive, and detections.
+
+    The detections have few distinct scores, and the first image has more than MAX_DETS.
+    """
     content: dict[str, Any] = {"images": [], "annotations": [], "categories": []}
     content["categories"] = [
         {"id": 2 * k, "name": str(k), "frequency": "rcf"[k % 3]} for k in range(6, 0, -1)
@@ -145,10 +147,10 @@ def random_set(rng: np.random.Generator) -> tuple[COCO, list[dict]]:
                 moved[2:] = np.minimum(moved[2:], 100 - moved[:2])
                 category = content["annotations"][-1]["category_id"]
                 category = int(rng.choice(ids)) if rng.random() < 0.2 else category
-                rows.append(found(number, category, float(rng.integers(1, 9)) / 9, moved.tolist()))
-        # What has no area is left out.
+                rows.append(detect(number, category, float(rng.integers(1, 9)) / 9, moved.tolist()))
+        # Objects and detections without area are ignored.
         first = content["annotations"][-6]
-        rows.append(found(number, first["category_id"], 0.95, [*first["bbox"][:3], 0]))
+        rows.append(detect(number, first["category_id"], 0.95, [*first["bbox"][:3], 0]))
         empty = {**first, "id": len(content["annotations"]) + 1, "area": 0.0}
         content["annotations"].append(empty)
     coco = COCO()
@@ -159,7 +161,7 @@ def random_set(rng: np.random.Generator) -> tuple[COCO, list[dict]]:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
-def test_agrees_with_the_package(tmp_path: Path, monkeypatch, seed: int, kind: str) -> None:
+def test_values_of_the_lvis_package(tmp_path: Path, monkeypatch, seed: int, kind: str) -> None:
     lvis = pytest.importorskip("lvis", exc_type=ImportError)
     truth, rows = random_set(np.random.default_rng(seed))
     field = {"bbox": "bbox", "segm": "segmentation"}[kind]
@@ -170,7 +172,7 @@ def test_agrees_with_the_package(tmp_path: Path, monkeypatch, seed: int, kind: s
     theirs = lvis.LVIS(str(file))
     own = [{name: row[name] for name in fields} for row in rows]
     official = lvis.LVISEval(theirs, lvis.LVISResults(theirs, own, MAX_DETS), kind)
-    monkeypatch.setattr(np, "float", float, raising=False)  # which numpy 1.24 took away
+    monkeypatch.setattr(np, "float", float, raising=False)  # removed in numpy 1.24
     official.run()
     for name, value in official.get_results().items():
         assert metrics[name] == (None if value == -1 else pytest.approx(value, rel=0, abs=1e-12))

@@ -1,4 +1,4 @@
-"""Metrics as text, and against what a config expects."""
+"""Format metrics, and compare them with expected values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_rows_and_columns() -> None:
     ]
 
 
-def test_kinds_with_other_columns() -> None:
+def test_kinds_with_different_columns() -> None:
     metrics = {"bbox": {"AP": 0.5, "AR1": 0.25}, "keypoints": {"AP": None, "AR": 1.0}}
     assert format_table(metrics).splitlines() == [
         "              AP    AR1     AR",
@@ -31,7 +31,7 @@ def test_kinds_with_other_columns() -> None:
     ]
 
 
-def test_numbers_by_category_are_no_columns() -> None:
+def test_metrics_per_category_are_left_out() -> None:
     metrics = {"cityscapes": {"AP": 0.5, "per_category": {}, "per_category_AP50": {"car": 1.0}}}
     assert format_table(metrics).splitlines() == ["              AP", "cityscapes  50.0"]
 
@@ -62,7 +62,7 @@ _AP = ("bbox", "AP")
         ),
     ],
 )
-def test_every_metric_is_reported(expected, sigmas, lines, caplog):
+def test_expected_results(expected, sigmas, lines, caplog):
     with caplog.at_level(logging.INFO):
         check_expected(MEASURED, expected, sigmas)
     assert caplog.messages == lines

@@ -1,4 +1,4 @@
-"""Average recall of proposals, by hand-made cases and by pycocotools where both agree."""
+"""Average recall of proposals: simple cases, and pycocotools where both rules agree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from detlite.evaluation.proposals import evaluate_proposals
 
 
 def ground_truth(*boxes, images: int = 1, crowd: tuple[int, ...] = ()) -> COCO:
-    """Boxes (image, x, y, w, h); those numbered in `crowd` are crowds."""
+    """Make objects (image, x, y, w, h); `crowd` has the indices of crowds."""
     coco = COCO()
     coco.dataset = {
         "images": [{"id": i, "width": 500, "height": 500} for i in range(images)],
@@ -32,7 +32,7 @@ def ground_truth(*boxes, images: int = 1, crowd: tuple[int, ...] = ()) -> COCO:
 
 
 def proposals(*boxes):
-    """Boxes (image, x, y, w, h), best first."""
+    """Make proposals (image, x, y, w, h) with falling scores."""
     return [
         {"image_id": image, "category_id": 1, "bbox": list(box), "score": 1 - n / 1e4}
         for n, (image, *box) in enumerate(boxes)
@@ -53,41 +53,41 @@ def test_exact_boxes_are_all_recalled():
 @pytest.mark.parametrize(
     ("width", "recall"), [(100, 1.0), (72, 0.5), (66, 0.4), (49, 0.0), (0.001, 0.0)]
 )
-def test_recall_is_the_part_of_the_thresholds_that_the_overlap_passes(width, recall):
+def test_recall_is_the_fraction_of_passed_thresholds(width, recall):
     metrics = measure(ground_truth((0, 0, 0, 100, 100)), proposals((0, 0, 0, width, 100)))
     assert metrics["AR@100"] == pytest.approx(recall)
 
 
-def test_one_proposal_serves_one_object():
+def test_one_proposal_matches_one_object():
     truth = ground_truth((0, 0, 0, 100, 100), (0, 0, 0, 100, 80))
     assert measure(truth, proposals((0, 0, 0, 100, 100)))["AR@100"] == 0.5
     both = proposals((0, 0, 0, 100, 100), (0, 0, 0, 100, 85))
     assert measure(truth, both)["AR@100"] == pytest.approx((1 + 0.9) / 2)
 
 
-def test_only_the_best_count():
-    found = proposals(*[(0, 300, 300, 5, 5)] * 100, (0, 0, 0, 100, 100))
-    metrics = measure(ground_truth((0, 0, 0, 100, 100)), found[::-1])
+def test_only_the_highest_scores_count():
+    results = proposals(*[(0, 300, 300, 5, 5)] * 100, (0, 0, 0, 100, 100))
+    metrics = measure(ground_truth((0, 0, 0, 100, 100)), results[::-1])
     assert (metrics["AR@100"], metrics["AR@1000"]) == (0.0, 1.0)
 
 
-def test_nothing_to_find_is_none_and_nothing_found_is_0():
+def test_no_objects_and_no_proposals():
     truth = ground_truth((0, 0, 0, 10, 10), (0, 0, 0, 100, 100), crowd=(1,))
     metrics = measure(truth, [])
     assert (metrics["AR@100"], metrics["ARs@100"], metrics["ARl@100"]) == (0.0, 0.0, None)
     assert measure(ground_truth(), [])["AR@1000"] is None
 
 
-def test_agrees_with_pycocotools_where_no_proposal_is_disputed():
+def test_agrees_with_pycocotools_if_assignments_are_unambiguous():
     rng = np.random.default_rng(0)
     truth = [
         (i, 150 * (n % 3), 150 * (n // 3), *rng.uniform(10, 140, 2)) for i in range(4)
         for n in range(9)
     ]  # fmt: skip
-    found = [
+    boxes = [
         (i, x + rng.normal() * w / 9, y, w * rng.uniform(0.7, 1.3), h) for i, x, y, w, h in truth
     ]
-    coco, results = ground_truth(*truth, images=4), proposals(*found)
+    coco, results = ground_truth(*truth, images=4), proposals(*boxes)
     with contextlib.redirect_stdout(io.StringIO()):
         oracle = COCOeval(coco, coco.loadRes(results), "bbox")
         oracle.params.useCats, oracle.params.maxDets = 0, [100]

@@ -1,20 +1,25 @@
-"""Detections as arrays, and as COCO results."""
+"""Results: conversion of detections, COCO entries, and results files."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pycocotools.coco import COCO
 from torch import Tensor
 
 from detlite.data import DataError
 from detlite.evaluation import Results, coco_results, to_coco_results
-from detlite.evaluation.results import categories_of
+from detlite.evaluation import results as results_module
+from detlite.evaluation.results import categories_of, write_results
 from detlite.structures.instances import Detections
-from detlite.structures.masks.formats import to_bitmap
+from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 
 CATEGORIES = [{"id": 7, "name": "cell"}, {"id": 90, "name": "speck"}]
 
@@ -30,14 +35,14 @@ def detections(**fields: Tensor) -> Detections:
 
 
 class TestToCocoResults:
-    def test_boxes_in_the_original_frame(self) -> None:
+    def test_boxes_are_rescaled(self) -> None:
         results = to_coco_results(detections(), 5, (50, 100), (200, 200), CATEGORIES)
         assert list(results.to_coco()) == [
             {"image_id": 5, "category_id": 90, "bbox": [40, 40, 80, 80], "score": 0.75},
             {"image_id": 5, "category_id": 7, "bbox": [0, 0, 200, 200], "score": 0.5},
         ]
 
-    def test_masks_of_the_original_size(self) -> None:
+    def test_masks_have_the_original_size(self) -> None:
         probs = torch.zeros(2, 28, 28)
         probs[0, :, 14:] = 1  # the right half of the box
         found = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (200, 200), CATEGORIES)
@@ -64,7 +69,7 @@ class TestToCocoResults:
             areas.append(to_bitmap(first["segmentation"], 50, 100).sum())
         assert areas == [20 * 40, 0]
 
-    def test_goes_through_json(self) -> None:
+    def test_is_json(self) -> None:
         probs = torch.ones(2, 28, 28)
         found = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (9, 9), CATEGORIES)
         results = list(found.to_coco())
@@ -75,7 +80,7 @@ class TestToCocoResults:
         found = to_coco_results(none, 5, (50, 100), (50, 100), CATEGORIES)
         assert len(found) == len(list(found.to_coco())) == 0
 
-    def test_the_background_is_of_no_data_set(self) -> None:
+    def test_background(self) -> None:
         found = categories_of(torch.tensor([0, 1]), CATEGORIES)
         assert [category["id"] for category in found] == [-1, 7]
         both = replace(detections(), labels=torch.tensor([0, 1]))
@@ -88,7 +93,7 @@ class TestToCocoResults:
             categories_of(torch.tensor([1, label]), CATEGORIES)
 
 
-def test_bitmaps_become_run_lengths() -> None:
+def test_bitmaps_are_encoded() -> None:
     masks = torch.zeros(1, 8, 6, dtype=torch.bool)
     masks[0, 2:4, 1:5] = True
     boxes, scores = torch.tensor([[1.0, 2.0, 5.0, 4.0]]), torch.tensor([1.0])
@@ -99,13 +104,13 @@ def test_bitmaps_become_run_lengths() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_types_of_numbers(dtype):
+def test_other_dtypes(dtype):
     boxes, scores = torch.tensor([[1.0, 2.0, 5.0, 4.0]]), torch.tensor([0.5])
     (result,) = coco_results(1, boxes.to(dtype), scores.to(dtype), [7]).to_coco()
     assert (result["bbox"], result["score"]) == ([1, 2, 4, 2], 0.5)
 
 
-def test_keypoints_are_indices_of_pixels():
+def test_keypoints_are_pixel_indices():
     boxes, scores = torch.tensor([[1.0, 2, 5, 9]]), torch.tensor([0.5])
     keypoints = torch.tensor([[[1.5, 2.5, 1], [4.0, 8.5, 1]]])
     (result,) = coco_results(1, boxes, scores, [7], keypoints=keypoints).to_coco()
@@ -122,15 +127,15 @@ ROWS = [
 ALL = ("bbox", "segm", "keypoints")
 
 
-class TestRows:
-    def test_are_what_was_read(self) -> None:
+class TestCocoEntries:
+    def test_round_trip(self) -> None:
         results = Results.from_coco(ROWS, ALL)
         assert list(results.to_coco()) == ROWS
         assert list(results.to_coco(1)) == ROWS[1:]
         assert list(results.to_coco(0, 1)) == ROWS[:1]
         assert list(Results.from_arrays(results.arrays()).to_coco()) == ROWS
 
-    def test_have_what_is_asked_for(self) -> None:
+    def test_only_requested_fields(self) -> None:
         (first, _) = Results.from_coco(ROWS, ["segm"]).to_coco()
         assert first.keys() == {"image_id", "category_id", "score", "segmentation"}
 
@@ -140,7 +145,7 @@ class TestRows:
         assert list(Results.from_coco([row], ALL).to_coco()) == ROWS[:1]
 
     @pytest.mark.parametrize("kind", ALL)
-    def test_none(self, kind: str) -> None:
+    def test_no_results(self, kind: str) -> None:
         assert len(Results.from_coco([], [kind])) == 0
         assert list(Results.from_coco([], ()).to_coco()) == []
 
@@ -157,7 +162,7 @@ class TestRows:
             ({"segmentation": [[1, 1, 2, 2, 3, 1]]}, "result 1: .* must be a compressed RLE"),
             (
                 {"segmentation": {"size": [4, 4], "counts": "\u00e9"}},
-                "result 1: its mask is not run lengths",
+                "result 1: the run lengths of its mask do not",
             ),
             (
                 {"segmentation": {"size": [4], "counts": "`0"}},
@@ -165,15 +170,15 @@ class TestRows:
             ),
             (
                 {"segmentation": {"size": [0, 2**63], "counts": "`0"}},
-                r"result 1: the mask's size is \[0, 9223372036854775808\]; no image has it",
+                r"result 1: the mask's size is \[0, 9223372036854775808\], out of range",
             ),
             (
                 {"segmentation": {"size": [-1, 4], "counts": "`0"}},
-                r"result 1: the mask's size is \[-1, 4\]; no image has it",
+                r"result 1: the mask's size is \[-1, 4\], out of range",
             ),
         ],
     )
-    def test_bad(self, change: dict, message: str) -> None:
+    def test_invalid(self, change: dict, message: str) -> None:
         with pytest.raises(DataError, match=message):
             Results.from_coco([ROWS[0], {**ROWS[1], **change}], ALL)
 
@@ -182,3 +187,34 @@ class TestRows:
         row = {name: value for name, value in ROWS[1].items() if name != field}
         with pytest.raises(DataError, match=f"result 1 has no '{field}', which .* needs"):
             Results.from_coco([ROWS[0], row], ALL)
+
+
+def make_results(count: int) -> Results:
+    rows = [
+        {"image_id": 1, "category_id": 2, "score": n / 8, "bbox": [n, 0.5, 2.0, 3.0],
+         "segmentation": encode_bitmap(np.eye(4 + n))}
+        for n in range(count)
+    ]  # fmt: skip
+    return Results.from_coco(rows, ("bbox", "segm"))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
+def test_results_file_is_written_in_chunks(tmp_path: Path, monkeypatch, count: int) -> None:
+    monkeypatch.setattr(results_module, "_ROWS_PER_WRITE", 3)
+    file = tmp_path / "results.json"
+    write_results(make_results(count), file)
+    assert json.loads(file.read_text()) == list(make_results(count).to_coco())
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_pycocotools_reads_a_results_file(tmp_path: Path) -> None:
+    truth = COCO()
+    truth.dataset = {"info": {}, "images": [{"id": 1}], "annotations": [],
+                     "categories": [{"id": 2}]}  # fmt: skip
+    write_results(make_results(3), tmp_path / "results.json")
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth.createIndex()
+        read = truth.loadRes(str(tmp_path / "results.json"))
+    assert [row["bbox"] for row in read.loadAnns(read.getAnnIds())] == [
+        [n, 0.5, 2.0, 3.0] for n in (0.0, 1.0, 2.0)
+    ]

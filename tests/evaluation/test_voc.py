@@ -1,4 +1,4 @@
-"""PASCAL VOC's average precision, by hand and against a slow program of its definition."""
+"""PASCAL VOC average precision: simple cases, and a slow implementation of its definition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = {3: "cat", 5: "dog", 8: "cow"}
 
 
 def ground_truth(*rows) -> COCO:
-    """Objects (image, category, difficult, x, y, w, h)."""
+    """Make objects (image, category, difficult, x, y, w, h)."""
     coco = COCO()
     coco.dataset = {
         "images": [{"id": i, "height": 99, "width": 99} for i in range(10)],
@@ -29,7 +29,7 @@ def ground_truth(*rows) -> COCO:
 
 
 def detections(*rows):
-    """Detections (image, category, score, x, y, w, h)."""
+    """Make detections (image, category, score, x, y, w, h)."""
     return [
         {"image_id": image, "category_id": category, "score": score, "bbox": list(box)}
         for image, category, score, *box in rows
@@ -43,7 +43,7 @@ def measure(truth: COCO, rows: list[dict]) -> dict:
 ONE = (0, 3, 0, 10, 10, 20, 20)
 
 
-def test_all_found_and_nothing_else_is_1():
+def test_perfect_detections():
     truth = ground_truth(ONE, (1, 5, 0, 0, 0, 8, 8))
     found = detections((0, 3, 0.9, 10, 10, 20, 20), (1, 5, 0.2, 0, 0, 8, 8))
     assert measure(truth, found) == {
@@ -52,41 +52,41 @@ def test_all_found_and_nothing_else_is_1():
 
 
 @pytest.mark.parametrize(("width", "ap"), [(10, 1.0), (9.9, 0.0), (40, 1.0), (40.1, 0.0)])
-def test_half_of_the_union_is_enough(width, ap):
+def test_iou_of_half_is_enough(width, ap):
     metrics = measure(ground_truth(ONE), detections((0, 3, 0.9, 10, 10, width, 20)))
     assert metrics["AP50"] == ap
 
 
-def test_another_image_or_category_finds_nothing():
+def test_other_image_or_category_does_not_match():
     for image, category in ((1, 3), (0, 5)):
         found = detections((image, category, 0.9, 10, 10, 20, 20))
         assert measure(ground_truth(ONE), found)["per_category"]["cat"] == 0.0
 
 
-def test_second_detection_of_an_object_is_wrong():
+def test_second_detection_of_an_object_is_a_false_positive():
     found = detections((0, 3, 0.9, 10, 10, 20, 20), (0, 3, 0.8, 10, 10, 20, 19))
     truth = ground_truth(ONE, (1, 3, 0, 0, 0, 9, 9))
     found += detections((1, 3, 0.7, 0, 0, 9, 9))
     # precision 1 at recall 1/2, 2/3 at recall 1
     assert measure(truth, found)["AP50"] == pytest.approx(0.5 + 0.5 * 2 / 3)
-    wanted = (6 * 1 + 5 * 2 / 3) / 11
-    assert measure(truth, found)["AP50_07"] == pytest.approx(wanted)
+    expected = (6 * 1 + 5 * 2 / 3) / 11
+    assert measure(truth, found)["AP50_07"] == pytest.approx(expected)
 
 
-def test_a_detection_belongs_to_what_it_overlaps_most_even_if_that_is_taken():
+def test_detections_stay_with_the_object_of_highest_iou():
     truth = ground_truth(ONE, (0, 3, 0, 10, 10, 20, 14))
     found = detections((0, 3, 0.9, 10, 10, 20, 20), (0, 3, 0.8, 10, 10, 20, 19))
     assert measure(truth, found)["AP50"] == 0.5
 
 
-def test_difficult_objects_neither_count_nor_cost():
+def test_difficult_objects_are_ignored():
     truth = ground_truth(ONE, (0, 3, 1, 50, 50, 20, 20), (2, 5, 1, 0, 0, 9, 9))
     found = detections((0, 3, 0.9, 50, 50, 20, 20), (0, 3, 0.8, 50, 50, 20, 20))
     found += detections((0, 3, 0.7, 10, 10, 20, 20))
     assert measure(truth, found)["per_category"] == {"cat": 1.0, "dog": None, "cow": None}
 
 
-def test_nothing_found_and_nothing_to_find():
+def test_no_detections_and_no_objects():
     assert measure(ground_truth(ONE), [])["AP50"] == 0.0
     nothing = measure(ground_truth(), detections((0, 3, 0.9, 0, 0, 1, 1)))
     assert (nothing["AP50"], nothing["AP50_07"]) == (None, None)
@@ -96,18 +96,18 @@ def test_curves_by_hand():
     recall, precision = np.array([0.2, 0.2, 0.4]), np.array([1.0, 0.5, 2 / 3])
     assert area_under_curve(recall, precision) == pytest.approx(0.2 * 1 + 0.2 * 2 / 3)
     assert eleven_point_mean(recall, precision) == pytest.approx((3 * 1 + 2 * 2 / 3) / 11)
-    three_tenths = np.cumsum([0.1, 0.1, 0.1])  # 0.30000000000000004 and its like
+    three_tenths = np.cumsum([0.1, 0.1, 0.1])  # ends in 0.30000000000000004
     assert eleven_point_mean(three_tenths, np.ones(3)) == pytest.approx(4 / 11)
 
 
 def slow_voc(truth: COCO, found: list[dict], category: int) -> tuple[float, float]:
-    """The definition, spelled out; boxes in whole pixels, the last one inside."""
+    """Compute AP by the definition, with boxes in whole pixels that include the last one."""
     objects = [row for row in truth.dataset["annotations"] if row["category_id"] == category]
     positives = len([row for row in objects if not row["iscrowd"]])
-    own = sorted((r for r in found if r["category_id"] == category), key=lambda r: -r["score"])
+    ranked = sorted((r for r in found if r["category_id"] == category), key=lambda r: -r["score"])
     used, curve = [], []
-    right = wrong = 0
-    for result in own:
+    hits = errors = 0
+    for result in ranked:
         best, best_iou = None, -1.0
         for row in objects:
             if row["image_id"] != result["image_id"]:
@@ -127,13 +127,13 @@ def slow_voc(truth: COCO, found: list[dict], category: int) -> tuple[float, floa
             if best["iscrowd"]:
                 continue
             if best["id"] in used:
-                wrong += 1
+                errors += 1
             else:
                 used.append(best["id"])
-                right += 1
+                hits += 1
         else:
-            wrong += 1
-        curve.append((right / positives, right / (right + wrong)))
+            errors += 1
+        curve.append((hits / positives, hits / (hits + errors)))
     area, before = 0.0, 0.0
     for recall in sorted({r for r, _ in curve}):
         area += (recall - before) * max(p for r, p in curve if r >= recall)

@@ -14,7 +14,7 @@ from PIL import Image
 from detlite.apps.cli.main import main
 from detlite.config import load_config
 from detlite.evaluation import Results, evaluate_coco
-from tests.evaluation.synthetic import coco_of, synthetic_set
+from tests.evaluation.synthetic_detections import make_coco, synthetic_dataset
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
     `keep` is the part of the detections that it has, `masks` whether it has masks, `trained`
     whether it has curves, `keypoints` whether all objects and detections have three keypoints.
     """
-    coco, rows = synthetic_set(0, images=16)
+    coco, rows = synthetic_dataset(0, images=16)
     data = tmp_path / "data"
     (data / "images").mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         if not masks:
             kept = [{k: v for k, v in row.items() if k != "segmentation"} for row in kept]
         (folder / "results_val set.json").write_text(json.dumps(kept))
-        metrics = evaluate_coco(coco_of(coco.dataset), Results.from_coco(kept, kinds), kinds)
+        metrics = evaluate_coco(make_coco(coco.dataset), Results.from_coco(kept, kinds), kinds)
         (folder / "evaluation.json").write_text(json.dumps(metrics))
         if trained:
             lines = [

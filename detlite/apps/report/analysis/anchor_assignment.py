@@ -17,7 +17,7 @@ from detlite.modeling.preprocessing import prepare_targets
 from detlite.modeling.proposal_network import ProposalNetwork
 from detlite.modeling.rcnn import GeneralizedRCNN
 from detlite.modeling.retinanet import RetinaNet
-from detlite.modeling.sampler import IGNORE
+from detlite.modeling.matcher import IGNORE
 from detlite.structures import boxes as box_ops
 
 

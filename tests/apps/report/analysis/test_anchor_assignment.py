@@ -1,4 +1,4 @@
-"""Anchors of a batch and what they find: as training matches them."""
+"""Anchor assignment: equal to that of a training step."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def batch():
     return images, targets
 
 
-def test_matches_are_those_of_the_losses(tiny_config, monkeypatch):
-    """What `RPN.losses` draws its samples from."""
+def test_assignment_of_a_training_step(tiny_config, monkeypatch):
+    """The assignment equals that in `RPN.losses` before sampling."""
     model = build_model(tiny_config("MODEL.MASK_ON", False, "MODEL.RPN.STRADDLE_THRESH", 0))
     images, targets = batch()
     drawn: list[Tensor] = []
@@ -65,8 +65,8 @@ def test_counts_and_overlaps(tiny_config):
     assert (found.overlaps[1, 1:] == 0).all()  # padding
 
 
-def test_an_object_that_no_anchor_matches(tiny_config):
-    """Of two objects at one place the larger overlap takes the anchors that both have."""
+def test_object_without_anchors(tiny_config):
+    """Two overlapping objects: the one with the higher IoU gets the anchors."""
     model = build_model(tiny_config("MODEL.MASK_ON", False))
     image = torch.zeros(3, 64, 64, dtype=torch.uint8)
     target = {
@@ -95,6 +95,6 @@ def test_other_models(tiny_config, kind):
     assert (found.matched >= 0).any()
 
 
-def test_a_model_that_is_given_its_proposals(tiny_config):
+def test_model_with_precomputed_proposals(tiny_config):
     model = build_model(tiny_config("MODEL.MASK_ON", False, "MODEL.LOAD_PROPOSALS", True))
     assert match_anchors(model, *batch()) is None

@@ -1,4 +1,4 @@
-"""Scores as probabilities."""
+"""Calibration of scores."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 from detlite.apps.report.analysis.calibration import Calibration, calibrate
 from detlite.evaluation import Results
 from detlite.evaluation.coco import match_coco
-from tests.evaluation.synthetic import synthetic_set
+from tests.evaluation.synthetic_detections import synthetic_dataset
 
 
-def test_bins_of_all_detections_that_count():
-    coco, rows = synthetic_set(0)
+def test_bins_of_the_counted_detections():
+    coco, rows = synthetic_dataset(0)
     matched = match_coco(coco, Results.from_coco(rows), "bbox")
     found = calibrate(matched, 5)
     outcomes, scores = matched.outcomes[0, 0], matched.pairing.scores
-    assert (outcomes == 2).any()  # some lie in crowds
+    assert (outcomes == 2).any()  # some are in crowds
     for n in range(5):
         own = (scores >= n / 5) & (scores < (n + 1) / 5) & (outcomes != 2)
         assert found.counts[n] == own.sum()
@@ -34,7 +34,7 @@ def test_known_errors():
 
 
 def test_scores_of_one_and_no_detections():
-    coco, rows = synthetic_set(1)
+    coco, rows = synthetic_dataset(1)
     certain = calibrate(match_coco(coco, Results.from_coco([{**rows[0], "score": 1.0}]), "bbox"))
     assert certain.counts.tolist() == [0] * 9 + [1]
     empty = calibrate(match_coco(coco, Results.from_coco([]), "bbox"))

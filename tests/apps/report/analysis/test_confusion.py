@@ -1,4 +1,4 @@
-"""Confusion matrices, and the best threshold."""
+"""Confusion matrix, and the threshold with the best F1."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from detlite.apps.report.analysis.confusion import ScoreThreshold, best_threshol
 from detlite.apps.report.analysis.cross_category import match_across_categories
 from detlite.evaluation import Results
 from detlite.evaluation.coco import match_coco
-from tests.evaluation.synthetic import CATEGORIES, synthetic_set
+from tests.evaluation.synthetic_detections import CATEGORIES, synthetic_dataset
 
 
-def plain_matrix(coco, rows, min_score):
-    """Pairs chosen one by one, the most overlap first."""
+def slow_matrix(coco, rows, min_score):
+    """Match pairs one by one, by falling IoU."""
     places = {category: k for k, category in enumerate(CATEGORIES)}
     matrix = np.zeros((4, 4), np.int64)
     for image_id in coco.imgs:
         labelled = [a for a in coco.dataset["annotations"] if a["image_id"] == image_id]
-        wanted = [a for a in labelled if not a["iscrowd"]]
+        expected = [a for a in labelled if not a["iscrowd"]]
         crowd = [a for a in labelled if a["iscrowd"]]
         own = [r for r in rows if r["image_id"] == image_id and r["score"] >= min_score]
 
@@ -29,15 +29,15 @@ def plain_matrix(coco, rows, min_score):
             boxes = [o["bbox"] for o in objects]
             return rle_codec.iou([r["bbox"] for r in own], boxes, [is_crowd] * len(objects))
 
-        table, in_crowd = overlaps(wanted, 0), overlaps(crowd, 1)
-        pairs = sorted((-table[d, g], d, g) for d in range(len(own)) for g in range(len(wanted)))
+        table, in_crowd = overlaps(expected, 0), overlaps(crowd, 1)
+        pairs = sorted((-table[d, g], d, g) for d in range(len(own)) for g in range(len(expected)))
         used, seen = set(), set()
         for overlap, d, g in pairs:
             if overlap <= -0.5 and d not in used and g not in seen:
                 used.add(d)
                 seen.add(g)
-                matrix[places[wanted[g]["category_id"]], places[own[d]["category_id"]]] += 1
-        for g, annotation in enumerate(wanted):
+                matrix[places[expected[g]["category_id"]], places[own[d]["category_id"]]] += 1
+        for g, annotation in enumerate(expected):
             matrix[places[annotation["category_id"]], 3] += g not in seen
         for d, row in enumerate(own):
             if d not in used and not (in_crowd[d] >= 0.5).any():
@@ -47,17 +47,17 @@ def plain_matrix(coco, rows, min_score):
 
 @pytest.mark.parametrize("min_score", [0.0, 0.4, 0.99])
 @pytest.mark.parametrize("seed", range(3))
-def test_pairs_chosen_one_by_one(seed, min_score):
-    coco, rows = synthetic_set(seed)
+def test_agrees_with_the_slow_implementation(seed, min_score):
+    coco, rows = synthetic_dataset(seed)
     matches = match_across_categories(coco, Results.from_coco(rows), "bbox", 100)
     found = confusion_matrix(matches, min_score)
-    assert (found == plain_matrix(coco, rows, min_score)).all()
-    wanted = [not a["iscrowd"] for a in coco.dataset["annotations"]]
-    assert found[:3].sum() == sum(wanted)
+    assert (found == slow_matrix(coco, rows, min_score)).all()
+    expected = [not a["iscrowd"] for a in coco.dataset["annotations"]]
+    assert found[:3].sum() == sum(expected)
 
 
-def test_best_threshold_is_the_best_of_all():
-    coco, rows = synthetic_set(5, crowds=0)
+def test_best_threshold_has_the_highest_f1():
+    coco, rows = synthetic_dataset(5, crowds=0)
     matched = match_coco(coco, Results.from_coco(rows), "bbox")
     found = best_threshold(matched)
     right = matched.outcomes[0, 0] == 1
@@ -74,9 +74,9 @@ def test_best_threshold_is_the_best_of_all():
     assert found.recall == pytest.approx((right & kept).sum() / objects)
 
 
-def test_equal_scores_stay_together():
-    """Of two detections with one score the threshold keeps both."""
-    coco, rows = synthetic_set(6, crowds=0)
+def test_equal_scores_are_kept_together():
+    """A threshold keeps all detections of the same score."""
+    coco, rows = synthetic_dataset(6, crowds=0)
     rows = [{**row, "score": 0.5} for row in rows]
     matched = match_coco(coco, Results.from_coco(rows), "bbox")
     found = best_threshold(matched)
@@ -84,7 +84,7 @@ def test_equal_scores_stay_together():
     assert found.precision == pytest.approx((matched.outcomes[0, 0] == 1).mean())
 
 
-def test_nothing_found():
-    coco, _ = synthetic_set(7)
+def test_no_detections():
+    coco, _ = synthetic_dataset(7)
     assert best_threshold(match_coco(coco, Results.from_coco([]), "bbox")) is None
     assert ScoreThreshold(0.5, 0.0, 0.0).f1 == 0

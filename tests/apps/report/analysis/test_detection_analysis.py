@@ -1,4 +1,4 @@
-"""All that is measured of one kind of detections agrees with `evaluate_coco` and with itself."""
+"""Analyses agree with `evaluate_coco` and with each other."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from detlite.apps.report.analysis.bootstrap import sample_images
 from detlite.apps.report.analysis.detection_analysis import analyze_detections
 from detlite.data import DataError
 from detlite.evaluation import Results, evaluate_coco
-from tests.evaluation.synthetic import synthetic_set
+from tests.evaluation.synthetic_detections import synthetic_dataset
 
 
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
 def test_boxes_and_masks(kind):
-    coco, rows = synthetic_set(0)
+    coco, rows = synthetic_dataset(0)
     results = Results.from_coco(rows, ("bbox", "segm"))
     found = analyze_detections(coco, results, kind, sample_images(12, 20, 0), 50)
     assert found.metrics == evaluate_coco(coco, results, [kind], 50)[kind]
     assert found.names == ["c3", "c7", "c20"]
-    wanted = [row["category_id"] for row in coco.dataset["annotations"] if not row["iscrowd"]]
-    assert found.objects.tolist() == [wanted.count(number) for number in (3, 7, 20)]
+    expected = [row["category_id"] for row in coco.dataset["annotations"] if not row["iscrowd"]]
+    assert found.objects.tolist() == [expected.count(number) for number in (3, 7, 20)]
     assert (found.confusion[:3].sum(axis=1) == found.objects).all()
     assert found.errors.ap == pytest.approx(found.metrics["AP50"], abs=0.02)
     assert found.bootstrap.metrics()["AP"].shape == (20,)
 
 
-def test_keypoints_have_no_kinds_of_mistakes(data_root):
+def test_keypoints_have_no_error_types(data_root):
     folder = data_root / "data" / "cocoeval_val2014_100" / "keypoints"
     results = Results.from_coco(json.loads((folder / "dt.json").read_text()), ["keypoints"])
     coco = COCO(folder / "gt.json")
@@ -41,8 +41,8 @@ def test_keypoints_have_no_kinds_of_mistakes(data_root):
     assert found.calibration.counts.sum() > 0
 
 
-def test_results_of_another_set_are_refused():
-    coco, rows = synthetic_set(0)
+def test_results_of_another_data_set():
+    coco, rows = synthetic_dataset(0)
     results = Results.from_coco([{**rows[0], "image_id": 10**6}])
     with pytest.raises(DataError, match="results of another data set"):
         analyze_detections(coco, results, "bbox", sample_images(12, 20, 0))

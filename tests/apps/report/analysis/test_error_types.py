@@ -1,4 +1,4 @@
-"""Kinds of mistakes, beside TIDE's rules written down a second time, and beside TIDE itself."""
+"""Error types: simple cases, a slow implementation of TIDE's rules, and TIDE itself."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from detlite.apps.report.analysis.error_types import (
 )
 from detlite.evaluation import Results, matching
 from detlite.evaluation.matching import RECALL_THRESHOLDS
-from tests.evaluation.synthetic import coco_of, synthetic_set
+from tests.evaluation.synthetic_detections import make_coco, synthetic_dataset
 
 SEEDS = range(6)
 
 
-def measured(coco, rows, kind="bbox", most=100):
+def measured(coco, rows, kind="bbox", max_dets=100):
     return classify_errors(
-        match_across_categories(coco, Results.from_coco(rows, ("bbox", "segm")), kind, most)
+        match_across_categories(coco, Results.from_coco(rows, ("bbox", "segm")), kind, max_dets)
     )
 
 
 def average_precision(detections, objects):
-    """AP at one threshold: `detections` (score, right), `objects` to find, point by point."""
+    """Compute AP of `detections` (score, is true positive) and a number of `objects`."""
     right, points = 0, []
     for number, (_, hit) in enumerate(sorted(detections, key=lambda one: -one[0]), start=1):
         right += hit
@@ -40,7 +40,10 @@ def average_precision(detections, objects):
 
 
 def mean_ap(detections, objects, known):
-    """Detections (category, score, right); objects {category: number to find}."""
+    """Compute the mean AP of detections (category, score, is true positive).
+
+    `objects` maps categories to their number of objects.
+    """
     values = []
     for category in known:
         own = [(score, right) for of, score, right in detections if of == category]
@@ -51,38 +54,38 @@ def mean_ap(detections, objects, known):
     return sum(values) / len(values)
 
 
-def oracle(coco, rows, field):
-    """The kinds of mistakes, image by image and detection by detection; counts and gains."""
-    detections = []  # of all images: category, score, kind, object
+def slow_errors(coco, rows, field):
+    """Compute counts, gains and AP image by image and detection by detection."""
+    detections = []  # category, score, type, object
     objects = {}
     for image_id in coco.imgs:
         labelled = [a for a in coco.dataset["annotations"] if a["image_id"] == image_id]
         crowd = [a for a in labelled if a["iscrowd"]]
-        wanted = [a for a in labelled if not a["iscrowd"]]
-        objects |= {a["id"]: {**a, "found": False, "best": None} for a in wanted}
+        expected = [a for a in labelled if not a["iscrowd"]]
+        objects |= {a["id"]: {**a, "found": False, "best": None} for a in expected}
         own = sorted((r for r in rows if r["image_id"] == image_id), key=lambda r: -r["score"])
         if not own:
             continue
-        overlap = np.zeros((len(own), len(wanted)))
-        if wanted:
-            overlap = rle_codec.iou([r[field] for r in own], [a[field] for a in wanted],
-                                    [0] * len(wanted))  # fmt: skip
+        overlap = np.zeros((len(own), len(expected)))
+        if expected:
+            overlap = rle_codec.iou([r[field] for r in own], [a[field] for a in expected],
+                                    [0] * len(expected))  # fmt: skip
         over_crowd = np.zeros((len(own), len(crowd)))
         if crowd:
             over_crowd = rle_codec.iou([r[field] for r in own], [a[field] for a in crowd],
                                        [1] * len(crowd))  # fmt: skip
         found = {}
         for n, row in enumerate(own):
-            free = [(overlap[n, g], -g) for g, a in enumerate(wanted)
+            free = [(overlap[n, g], -g) for g, a in enumerate(expected)
                     if a["category_id"] == row["category_id"]
                     and not objects[a["id"]]["found"]]  # fmt: skip
             if free and max(free)[0] >= 0.5:
                 found[n] = -max(free)[1]
-                objects[wanted[found[n]]["id"]]["found"] = True
+                objects[expected[found[n]]["id"]]["found"] = True
         for n, row in enumerate(own):
-            same = [(overlap[n, g], -g) for g, a in enumerate(wanted)
+            same = [(overlap[n, g], -g) for g, a in enumerate(expected)
                     if a["category_id"] == row["category_id"]]  # fmt: skip
-            other = [(overlap[n, g], -g) for g, a in enumerate(wanted)
+            other = [(overlap[n, g], -g) for g, a in enumerate(expected)
                      if a["category_id"] != row["category_id"]]  # fmt: skip
             best_same, best_other = max(same, default=(0, 0)), max(other, default=(0, 0))
             about = None
@@ -92,9 +95,9 @@ def oracle(coco, rows, field):
                      for c, a in enumerate(crowd)):  # fmt: skip
                 kind = "ignored"
             elif 0.1 <= best_same[0] <= 0.5:
-                kind, about = "localisation", wanted[-best_same[1]]["id"]
+                kind, about = "localisation", expected[-best_same[1]]["id"]
             elif best_other[0] >= 0.5:
-                kind, about = "classification", wanted[-best_other[1]]["id"]
+                kind, about = "classification", expected[-best_other[1]]["id"]
             elif best_same[0] >= 0.5:
                 kind = "duplicate"
             elif max(best_same[0], best_other[0]) <= 0.1:
@@ -117,13 +120,13 @@ def oracle(coco, rows, field):
     ap = mean_ap(plain, to_find, known)
     gains = {}
     for kind in FALSE_POSITIVE_TYPES:
-        mended = []
+        corrected = []
         for d in real:
             if d[2] != kind:
-                mended.append((d[0], d[1], d[2] == "right"))
+                corrected.append((d[0], d[1], d[2] == "right"))
             elif d[3] is not None and objects[d[3]]["best"] is d:
-                mended.append((objects[d[3]]["category_id"], d[1], True))
-        gains[kind] = max(mean_ap(mended, to_find, known) - ap, 0)
+                corrected.append((objects[d[3]]["category_id"], d[1], True))
+        gains[kind] = max(mean_ap(corrected, to_find, known) - ap, 0)
     left = {c: n - sum(a["category_id"] == c for a in missed) for c, n in to_find.items()}
     gains["missed"] = max(mean_ap(plain, left, known) - ap, 0)
     return counts, gains, ap
@@ -132,18 +135,18 @@ def oracle(coco, rows, field):
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rules_of_tide(seed, kind):
-    coco, rows = synthetic_set(seed, images=15)
-    counts, gains, ap = oracle(coco, rows, {"bbox": "bbox", "segm": "segmentation"}[kind])
+    coco, rows = synthetic_dataset(seed, images=15)
+    counts, gains, ap = slow_errors(coco, rows, {"bbox": "bbox", "segm": "segmentation"}[kind])
     found = measured(coco, rows, kind)
     assert found.counts() == counts
     assert found.gains == pytest.approx(gains, abs=1e-9)
     assert found.ap == pytest.approx(ap, abs=1e-9)
 
 
-def test_the_sets_have_every_kind_of_mistake():
+def test_data_sets_have_every_error_type():
     totals = dict.fromkeys(ERROR_TYPES, 0)
     for seed in SEEDS:
-        found = measured(*synthetic_set(seed, images=15))
+        found = measured(*synthetic_dataset(seed, images=15))
         totals = {kind: totals[kind] + found.counts()[kind] for kind in ERROR_TYPES}
         assert found.types.min() >= IGNORED
     assert min(totals.values()) > 3
@@ -152,14 +155,15 @@ def test_the_sets_have_every_kind_of_mistake():
 @pytest.mark.parametrize("mode", ["bbox", "segm"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_tide_itself(monkeypatch, seed, mode):
-    """With TIDE's recalls, n / 100, which round otherwise than COCO's n times 0.01, and without
-    crowds: version 1.0.1 counts as mistakes what it leaves out of AP for lying in one.
+    """Compare with TIDE, using its recall thresholds n / 100, which are rounded differently.
 
-    Each category has objects here: TIDE counts one without any as an AP of 0."""
+    There are no crowds: TIDE 1.0.1 counts detections in crowds as errors, but not in AP. All
+    categories have objects: TIDE counts others as an AP of 0.
+    """
     tidecv = pytest.importorskip("tidecv", reason="tidecv, which needs pandas, is not installed")
     from tidecv.errors import main_errors
 
-    coco, rows = synthetic_set(seed, images=15, crowds=0)
+    coco, rows = synthetic_dataset(seed, images=15, crowds=0)
     truth, found = tidecv.Data("truth"), tidecv.Data("found")
     for row in coco.dataset["annotations"]:
         truth.add_ground_truth(row["image_id"], row["category_id"], row["bbox"],
@@ -185,7 +189,7 @@ def test_tide_itself(monkeypatch, seed, mode):
         assert 100 * own.gains[kind] == pytest.approx(gains[theirs], abs=1e-6), kind
 
 
-def picture(annotations, rows):
+def errors_of(annotations, rows):
     content = {
         "images": [{"id": 1, "height": 100, "width": 100}],
         "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
@@ -200,7 +204,7 @@ def picture(annotations, rows):
         for category, box, score in rows
     ]
     return classify_errors(
-        match_across_categories(coco_of(content), Results.from_coco(found), "bbox", 100)
+        match_across_categories(make_coco(content), Results.from_coco(found), "bbox", 100)
     )
 
 
@@ -220,17 +224,17 @@ FAR = [60.0, 60.0, 30.0, 30.0]
         ([], "missed"),
     ],
 )
-def test_one_mistake(rows, kind):
-    found = picture([(1, BOX)], rows)
-    # What is of no object leaves the object without a detection.
+def test_one_error(rows, kind):
+    found = errors_of([(1, BOX)], rows)
+    # These detections belong to no object, so the object is missed, too.
     also = {"missed": int(kind in ("both", "background", "missed"))}
-    wanted = dict.fromkeys(ERROR_TYPES, 0) | {kind: 1} | also
-    assert found.counts() == wanted
+    expected = dict.fromkeys(ERROR_TYPES, 0) | {kind: 1} | also
+    assert found.counts() == expected
     assert (found.found_by >= 0).tolist() == [kind == "duplicate"]
 
 
-def test_mending_one_mistake_of_two():
-    found = picture([(1, BOX), (2, FAR)], [(1, BOX, 0.9), (1, FAR, 0.8)])
+def test_one_error_of_two():
+    found = errors_of([(1, BOX), (2, FAR)], [(1, BOX, 0.9), (1, FAR, 0.8)])
     assert found.types.tolist() == [TRUE_POSITIVE, FALSE_POSITIVE_TYPES.index("classification")]
     assert found.ap == pytest.approx(0.5)
     assert found.gains["classification"] == pytest.approx(0.5)
@@ -238,8 +242,8 @@ def test_mending_one_mistake_of_two():
     assert found.objects.tolist() == [0, 1]
 
 
-def test_nothing_to_find():
-    found = picture([], [(1, BOX, 0.9)])
+def test_no_objects():
+    found = errors_of([], [(1, BOX, 0.9)])
     assert found.ap is None
     assert set(found.gains.values()) == {0.0}
     assert found.counts()["background"] == 1

@@ -1,4 +1,4 @@
-"""Cityscapes' average precision, by hand, against a slow program of its rules and its own."""
+"""Cityscapes average precision: simple cases, a slow implementation, and cityscapesscripts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED, VOID, read_c
 from detlite.data.errors import DataError
 from detlite.evaluation import Results
 from detlite.evaluation.cityscapes import (
-    OVERLAPS,
+    IOU_THRESHOLDS,
     area_under_curve,
     check_void,
     evaluate_cityscapes,
@@ -25,13 +25,13 @@ IDS = {number: place for place, number in enumerate(EVALUATED, start=1)}  # the 
 
 @pytest.fixture
 def ground_truth(tmp_path):
-    """Makes the ground truth of pictures of numbers, as the data set is distributed."""
+    """Return a function that makes ground truth from images of instance ids."""
 
-    def make(*pictures: np.ndarray, **options) -> COCO:
+    def make(*images: np.ndarray, **options) -> COCO:
         folders = tmp_path / "leftImg8bit/ulm", tmp_path / "gtFine/ulm"
         for folder in folders:
             folder.mkdir(parents=True)
-        for number, pixels in enumerate(pictures):
+        for number, pixels in enumerate(images):
             stem = f"ulm_000000_{number:06d}"
             Image.new("RGB", pixels.shape[::-1]).save(folders[0] / f"{stem}_leftImg8bit.png")
             Image.fromarray(pixels).save(folders[1] / f"{stem}_gtFine_instanceIds.png")
@@ -43,16 +43,16 @@ def ground_truth(tmp_path):
     return make
 
 
-def picture(*parts) -> np.ndarray:
-    """A road of 40 x 40 with rectangles (number, x, y, w, h)."""
+def make_image(*rectangles) -> np.ndarray:
+    """Make a road of 40 x 40 with rectangles (instance id, x, y, w, h)."""
     pixels = np.full((40, 40), ROAD, np.uint16)
-    for number, x, y, w, h in parts:
+    for number, x, y, w, h in rectangles:
         pixels[y : y + h, x : x + w] = number
     return pixels
 
 
 def detection(score, x, y, w, h, label=CAR, image=1):
-    bitmap = picture((1, x, y, w, h)) == 1
+    bitmap = make_image((1, x, y, w, h)) == 1
     segmentation = encode_bitmap(bitmap)
     return {"image_id": image, "category_id": IDS[label], "score": score,
             "segmentation": segmentation}  # fmt: skip
@@ -66,8 +66,8 @@ ONE = (26000, 0, 0, 20, 10)
 OTHER = (26001, 0, 20, 20, 10)
 
 
-def test_all_found_and_nothing_else_is_1(ground_truth):
-    truth = ground_truth(picture(ONE), picture((24000, 5, 5, 10, 10)))
+def test_perfect_detections(ground_truth):
+    truth = ground_truth(make_image(ONE), make_image((24000, 5, 5, 10, 10)))
     found = [detection(0.9, *ONE[1:]), detection(0.2, 5, 5, 10, 10, PERSON, image=2)]
     absent = {CATEGORIES[number]: None for number in EVALUATED if number not in (PERSON, CAR)}
     ones = {"person": 1.0, "car": 1.0} | absent
@@ -79,30 +79,30 @@ def test_all_found_and_nothing_else_is_1(ground_truth):
 @pytest.mark.parametrize(
     ("width", "ap50", "ap"), [(10, 0, 0), (11, 1, 0.1), (16, 1, 0.6), (20, 1, 1), (40, 0, 0)]
 )
-def test_the_overlap_must_be_exceeded(ground_truth, width, ap50, ap):
-    metrics = measure(ground_truth(picture(ONE)), [detection(0.9, 0, 0, width, 10)])
+def test_iou_must_exceed_the_threshold(ground_truth, width, ap50, ap):
+    metrics = measure(ground_truth(make_image(ONE)), [detection(0.9, 0, 0, width, 10)])
     assert (metrics["AP50"], metrics["AP"]) == (ap50, pytest.approx(ap))
 
 
-def test_another_image_or_category_finds_nothing(ground_truth):
-    truth = ground_truth(picture(ONE), picture())
+def test_other_image_or_category_does_not_match(ground_truth):
+    truth = ground_truth(make_image(ONE), make_image())
     for place in ({"label": PERSON}, {"image": 2}):
         metrics = measure(truth, [detection(0.9, *ONE[1:], **place)])
         assert metrics["per_category"]["car"] == 0.0
         assert metrics["per_category"]["person"] is None
 
 
-def test_the_second_by_score_that_finds_the_same_is_wrong(ground_truth):
-    truth = ground_truth(picture(ONE, OTHER))
+def test_second_match_of_an_instance_is_a_false_positive(ground_truth):
+    truth = ground_truth(make_image(ONE, OTHER))
     found = [detection(0.8, *ONE[1:]), detection(0.9, 0, 0, 18, 10), detection(0.7, *OTHER[1:])]
     # precision 1 at recall 1/2, then 1/2 there, 2/3 at recall 1
-    wanted = 0.5 * 1 + 0.5 * (1 / 2 + 2 / 3) / 2
-    assert measure(truth, found)["AP50"] == pytest.approx(wanted)
+    expected = 0.5 * 1 + 0.5 * (1 / 2 + 2 / 3) / 2
+    assert measure(truth, found)["AP50"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("number", VOID)
-def test_what_is_mostly_on_void_does_not_count(ground_truth, number):
-    truth = ground_truth(picture(ONE, (number, 20, 20, 20, 10)))
+def test_predictions_mostly_on_void_are_ignored(ground_truth, number):
+    truth = ground_truth(make_image(ONE, (number, 20, 20, 20, 10)))
     right, half, more = (
         detection(0.8, *ONE[1:]), detection(0.9, 10, 20, 20, 10), detection(0.9, 12, 20, 20, 10)
     )  # fmt: skip
@@ -113,34 +113,34 @@ def test_what_is_mostly_on_void_does_not_count(ground_truth, number):
 
 
 @pytest.mark.parametrize("number", [ROAD, 17, PERSON, 1000 * PERSON, 1000 * CARAVAN])
-def test_other_labels_other_groups_and_caravans_are_not_void(ground_truth, number):
-    truth = ground_truth(picture(ONE, (number, 20, 20, 20, 10)))
+def test_other_labels_groups_and_caravans_are_not_void(ground_truth, number):
+    truth = ground_truth(make_image(ONE, (number, 20, 20, 20, 10)))
     found = [detection(0.8, *ONE[1:]), detection(0.9, 20, 20, 20, 10)]
     assert measure(truth, found)["per_category"]["car"] == 0.25
 
 
 @pytest.mark.parametrize("part", [(CAR, 20, 20, 20, 10), (26001, 20, 20, 9, 11)])
-def test_groups_and_small_instances_neither_count_nor_cost(ground_truth, part):
-    truth = ground_truth(picture(ONE, part))
+def test_groups_and_small_instances_are_ignored(ground_truth, part):
+    truth = ground_truth(make_image(ONE, part))
     found = [detection(0.8, *ONE[1:]), *(detection(0.9, *part[1:]) for _ in range(2))]
     for detections in (found[:1], found):
         assert measure(truth, detections)["AP"] == 1.0
 
 
-def test_instances_of_100_pixels_are_to_be_found(ground_truth):
-    truth = ground_truth(picture(ONE, (26001, 20, 20, 10, 10)))
+def test_instances_of_100_pixels_count(ground_truth):
+    truth = ground_truth(make_image(ONE, (26001, 20, 20, 10, 10)))
     assert measure(truth, [detection(0.8, *ONE[1:])])["AP"] == 0.5
 
 
 @pytest.mark.parametrize(("height", "ap"), [(9, 1.0), (10, 0.25)])
-def test_small_groups_excuse_twice(ground_truth, height, ap):
-    truth = ground_truth(picture(ONE, (CAR, 20, 20, 10, height)))
+def test_small_groups_count_twice(ground_truth, height, ap):
+    truth = ground_truth(make_image(ONE, (CAR, 20, 20, 10, height)))
     found = [detection(0.8, *ONE[1:]), detection(0.9, 27, 20, 10, height)]
     assert measure(truth, found)["AP50"] == ap
 
 
-def test_nothing_found_and_nothing_to_find(ground_truth):
-    truth = ground_truth(picture(ONE, (0, 20, 20, 20, 10), (PERSON, 0, 20, 20, 10)))
+def test_no_detections_and_no_instances(ground_truth):
+    truth = ground_truth(make_image(ONE, (0, 20, 20, 20, 10), (PERSON, 0, 20, 20, 10)))
     ignored = detection(0.9, 20, 20, 20, 10)
     empty = detection(0.9, 0, 0, 0, 0)
     for found in ([], [ignored], [empty]):
@@ -150,18 +150,18 @@ def test_nothing_found_and_nothing_to_find(ground_truth):
 
 
 def test_no_instances_at_all(ground_truth):
-    metrics = measure(ground_truth(picture()), [detection(0.9, *ONE[1:])])
+    metrics = measure(ground_truth(make_image()), [detection(0.9, *ONE[1:])])
     assert (metrics["AP"], metrics["AP50"]) == (None, None)
 
 
-def test_none_of_the_categories(ground_truth):
-    metrics = measure(ground_truth(picture(ONE), numbers=(CARAVAN,)), [])
+def test_no_evaluated_category(ground_truth):
+    metrics = measure(ground_truth(make_image(ONE), labels=(CARAVAN,)), [])
     assert (metrics["AP"], metrics["per_category"]) == (None, {})
 
 
-def test_caravans_and_trailers_are_not_measured(ground_truth):
-    pixels = picture(ONE, (29000, 0, 20, 20, 10), (30000, 20, 20, 20, 10))
-    truth = ground_truth(pixels, numbers=tuple(CATEGORIES))
+def test_caravans_and_trailers_are_not_evaluated(ground_truth):
+    pixels = make_image(ONE, (29000, 0, 20, 20, 10), (30000, 20, 20, 20, 10))
+    truth = ground_truth(pixels, labels=tuple(CATEGORIES))
     ids = {row["name"]: row["id"] for row in truth.dataset["categories"]}
     found = [detection(0.9, *ONE[1:]) | {"category_id": ids["car"]}]
     found.append(detection(0.9, 0, 0, 40, 40) | {"category_id": ids["trailer"]})
@@ -170,7 +170,7 @@ def test_caravans_and_trailers_are_not_measured(ground_truth):
     assert list(metrics["per_category"]) == [CATEGORIES[number] for number in EVALUATED]
 
 
-def test_curve_by_hand():
+def test_area_under_curve():
     right, wrong = np.array([0.9, 0.5, 0.5]), np.array([0.7, 0.5])
     # (recall, precision): (0, 1), (1/4, 1), (1/4, 1/2), (3/4, 3/5)
     assert area_under_curve(right, wrong, 4) == pytest.approx(0.25 + 0.5 * (0.5 + 0.6) / 2)
@@ -190,16 +190,16 @@ def test_curve_by_hand():
         ({"size": [40, 40], "counts": "\u00ff"}, "image 1: .* counts that are not run lengths"),
     ],
 )
-def test_ground_truth_without_sound_void(ground_truth, void, message):
-    truth = ground_truth(picture(ONE))
+def test_ground_truth_without_valid_void(ground_truth, void, message):
+    truth = ground_truth(make_image(ONE))
     check_void(truth)
     truth.dataset["images"][0]["void"] = void
     with pytest.raises(DataError, match=message):
         measure(truth, [])
 
 
-def test_results_that_do_not_fit(ground_truth):
-    truth = ground_truth(picture(ONE))
+def test_invalid_results(ground_truth):
+    truth = ground_truth(make_image(ONE))
     good = detection(0.9, *ONE[1:])
     for wrong, message in (
         ({"image_id": 5}, "result 1: image_id 5 is not in the ground truth"),
@@ -210,25 +210,25 @@ def test_results_that_do_not_fit(ground_truth):
             measure(truth, [good, good | wrong])
 
 
-def random_pictures(rng) -> list[np.ndarray]:
-    """Rectangles of void, groups and instances of two labels, some small, on and behind others."""
+def random_images(rng) -> list[np.ndarray]:
+    """Make overlapping rectangles of void, groups and instances of two labels, some small."""
     kinds = [PERSON, CAR, CARAVAN, 0, 4, 18]
-    pictures = []
+    images = []
     for _ in range(4):
-        parts = []
+        rectangles = []
         for n in range(14):
             kind = int(rng.choice(kinds, p=[0.3, 0.4, 0.05, 0.05, 0.1, 0.1]))
             instance = kind in (PERSON, CAR) and rng.random() < 0.8
             place, size = rng.integers(0, 34, 2).tolist(), rng.integers(6, 20, 2).tolist()
-            parts.append((1000 * kind + n if instance else kind, *place, *size))
-        pictures.append(picture(*parts))
-    return pictures
+            rectangles.append((1000 * kind + n if instance else kind, *place, *size))
+        images.append(make_image(*rectangles))
+    return images
 
 
-def random_results(rng, pictures) -> list[dict]:
-    """Most regions of the pictures, shifted, twice, with few scores, under some wrong labels."""
+def random_results(rng, images) -> list[dict]:
+    """Make two shifted detections of each region, some with wrong labels, with few scores."""
     results = []
-    for image, pixels in enumerate(pictures, start=1):
+    for image, pixels in enumerate(images, start=1):
         for number in np.unique(pixels[pixels != ROAD]).tolist() * 2:
             bitmap = np.roll(pixels == number, rng.integers(-1, 2, 2).tolist(), axis=(0, 1))
             bitmap &= rng.random(bitmap.shape) < 0.95
@@ -244,10 +244,10 @@ def bitmap_of(result) -> np.ndarray:
     return rle_codec.decode(result["segmentation"]).astype(bool)
 
 
-def slow_ap(pictures, results, label: int, overlap: float) -> float:
-    """The rules, pixel by pixel; the area by cityscapesscripts' convolution."""
-    right, wrong, positives = [], [], 0
-    for image, pixels in enumerate(pictures, start=1):
+def slow_ap(images, results, label: int, threshold: float) -> float:
+    """Compute AP pixel by pixel, and the area by the convolution of cityscapesscripts."""
+    true_positives, false_positives, positives = [], [], 0
+    for image, pixels in enumerate(images, start=1):
         own = [r for r in results if (r["image_id"], r["category_id"]) == (image, IDS[label])]
         masks = [(result["score"], bitmap_of(result)) for result in own]
         masks = [(score, mask) for score, mask in masks if mask.any()]
@@ -255,43 +255,45 @@ def slow_ap(pictures, results, label: int, overlap: float) -> float:
         free = []
         for score, mask in masks:
             union = {n: (mask | (pixels == n)).sum() for n in numbers}
-            if not any((mask & (pixels == n)).sum() / union[n] > overlap for n in numbers):
+            if not any((mask & (pixels == n)).sum() / union[n] > threshold for n in numbers):
                 free.append((score, mask))
         for number in numbers:
             region = pixels == number
             if number < 1000 or region.sum() < 100:
                 continue
             positives += 1
-            claims = [s for s, m in masks if (m & region).sum() / (m | region).sum() > overlap]
-            right += sorted(claims)[-1:]
-            wrong += sorted(claims)[:-1]
+            claims = [s for s, m in masks if (m & region).sum() / (m | region).sum() > threshold]
+            true_positives += sorted(claims)[-1:]
+            false_positives += sorted(claims)[:-1]
         for score, mask in free:
-            excused = sum(int((mask & (pixels == n)).sum()) for n in VOID)
+            ignored = sum(int((mask & (pixels == n)).sum()) for n in VOID)
             for number in numbers:
                 region = pixels == number
-                excused += (mask & region).sum() * (int(number < 1000) + int(region.sum() < 100))
-            if excused / mask.sum() <= overlap:
-                wrong.append(score)
-    if not right + wrong:
+                ignored += (mask & region).sum() * (int(number < 1000) + int(region.sum() < 100))
+            if ignored / mask.sum() <= threshold:
+                false_positives.append(score)
+    if not true_positives + false_positives:
         return 0.0
     precision, recall = [], []
-    for score in sorted(set(right + wrong)):
-        hits, alarms = (sum(s >= score for s in part) for part in (right, wrong))
-        precision.append(hits / (hits + alarms))
+    for score in sorted(set(true_positives + false_positives)):
+        hits, errors = (
+            sum(s >= score for s in scores) for scores in (true_positives, false_positives)
+        )
+        precision.append(hits / (hits + errors))
         recall.append(hits / positives)
     widths = np.convolve([recall[0], *recall, 0.0, 0.0], [-0.5, 0, 0.5], "valid")
     return float(np.dot([*precision, 1.0], widths))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_agrees_with_the_rules_pixel_by_pixel(ground_truth, seed):
+def test_agrees_with_the_slow_implementation(ground_truth, seed):
     rng = np.random.default_rng(seed)
-    pictures = random_pictures(rng)
-    results = random_results(rng, pictures)
-    metrics = measure(ground_truth(*pictures), results)
+    images = random_images(rng)
+    results = random_results(rng, images)
+    metrics = measure(ground_truth(*images), results)
     for label in (PERSON, CAR):
         name = CATEGORIES[label]
-        slow = [slow_ap(pictures, results, label, overlap) for overlap in OVERLAPS]
+        slow = [slow_ap(images, results, label, iou) for iou in IOU_THRESHOLDS]
         assert metrics["per_category"][name] == pytest.approx(np.mean(slow), abs=1e-12)
         assert metrics["per_category_AP50"][name] == pytest.approx(slow[0], abs=1e-12)
         assert 0.02 < np.mean(slow) < slow[0] < 0.95
@@ -299,20 +301,20 @@ def test_agrees_with_the_rules_pixel_by_pixel(ground_truth, seed):
 
 @pytest.mark.parametrize("seed", range(4, 8))
 def test_agrees_with_cityscapesscripts(ground_truth, tmp_path, monkeypatch, seed):
-    # It uses what numpy 2.4 took away.
+    # Removed in numpy 2.4.
     monkeypatch.setattr(np, "in1d", np.isin, raising=False)
     name = "cityscapesscripts.evaluation."
     official = pytest.importorskip(name + "evalInstanceLevelSemanticLabeling")
     instances = pytest.importorskip(name + "instances2dict")
     rng = np.random.default_rng(seed)
-    pictures = random_pictures(rng)
-    results = random_results(rng, pictures)
-    metrics = measure(ground_truth(*pictures), results)
+    images = random_images(rng)
+    results = random_results(rng, images)
+    metrics = measure(ground_truth(*images), results)
 
     truth = sorted(map(str, (tmp_path / "gtFine").rglob("*_instanceIds.png")))
     labels = {place: number for number, place in IDS.items()}
     lists = []
-    for image in range(1, len(pictures) + 1):
+    for image in range(1, len(images) + 1):
         rows = []
         for number, result in enumerate(results):
             if result["image_id"] == image:
@@ -323,11 +325,11 @@ def test_agrees_with_cityscapesscripts(ground_truth, tmp_path, monkeypatch, seed
     args = official.args
     args.quiet, args.predictionPath = True, str(tmp_path)
     official.setInstanceLabels(args)
-    found = official.matchGtWithPreds(lists, truth, instances.instances2dict(truth, False), args)
-    wanted = official.computeAverages(official.evaluateMatches(found, args), args)
-    assert metrics["AP"] == pytest.approx(wanted["allAp"], abs=1e-12)
-    assert metrics["AP50"] == pytest.approx(wanted["allAp50%"], abs=1e-12)
-    for name, own in wanted["classes"].items():
+    matches = official.matchGtWithPreds(lists, truth, instances.instances2dict(truth, False), args)
+    expected = official.computeAverages(official.evaluateMatches(matches, args), args)
+    assert metrics["AP"] == pytest.approx(expected["allAp"], abs=1e-12)
+    assert metrics["AP50"] == pytest.approx(expected["allAp50%"], abs=1e-12)
+    for name, own in expected["classes"].items():
         if metrics["per_category"][name] is None:
             assert np.isnan([own["ap"], own["ap50%"]]).all()
         else:
