@@ -52,7 +52,7 @@ def existing_cache_folder() -> Path:
     Raises:
         OSError: the folder cannot be created.
     """
-    folder = cache_folder() or _process_folder(os.getpid())
+    folder = cache_folder() or process_folder()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -126,9 +126,13 @@ def delete_unused(folder: Path) -> None:
                 path.unlink()
 
 
+def process_folder() -> Path:
+    """Return a temporary folder that is deleted when this process ends."""
+    return _temporary_folder(os.getpid())
+
+
 @lru_cache(maxsize=1)
-def _process_folder(process: int) -> Path:
-    """Create a temporary folder that is deleted when this process ends."""
+def _temporary_folder(process: int) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="detlite-"))
 
     @atexit.register

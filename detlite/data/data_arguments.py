@@ -1,60 +1,70 @@
-"""The data that a call from Python names, as config keys."""
+"""Turn the `data` arguments of `detlite.train` and `detlite.evaluate` into config keys."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from detlite.config import ConfigError, expand_path
+from detlite.registry import Registry
 
 from .errors import DataError
 from .index.build import open_index
 from .remote.locations import local_copy, location_id, parse_location
 
 FilePath = str | Path
-# An annotation file in COCO's form, and the folder of its pictures.
+# An annotation file in COCO form, and the folder of its images.
 Pair = tuple[FilePath, FilePath]
-# Or a folder of any form that `detlite init` knows, or an annotation file whose pictures it finds.
+# Or a folder of any form that `detlite init` reads, or an annotation file whose images it finds.
 Data = FilePath | Pair
 
 
-def training_data(data: Data, test_data: Data | None = None) -> tuple[dict[str, Any], str]:
-    """The keys of the sets "train" and "test", and how they came about, in a sentence, if asked.
+# "path": a function of a path to train on and one to test on. It returns the sources of "train" and
+# "val", with `annotations` and `images`, and a sentence about their origin.
+FINDERS: Registry[Callable[[Path, Path | None], tuple[dict[str, Any], str]]] = Registry(
+    "data set finder", on_demand={"path": "detlite.apps.dataset_formats.find_annotations"}
+)
 
-    Of a path that says not what to measure on, one in five pictures is set apart for it, see
-    `formats.find_sets`; of a pair nothing is.
+
+def training_data(data: Data, test_data: Data | None = None) -> tuple[dict[str, Any], str]:
+    """Return the config keys of the data sets "train" and "test".
+
+    If a path does not say what to test on, one in five images is split off for it, see
+    `dataset_formats.find_sets`. Pairs are not split.
+
+    Returns:
+        The keys, and for a path a sentence about the origin of the data sets.
 
     Raises:
-        ConfigError: one is neither a path nor a pair of paths, or one is a path, the other a pair.
-        DataError: there is no such data, or they cannot be read.
+        ConfigError: an argument is neither a path nor a pair of paths, or one is a path and the
+            other a pair.
+        DataError: the data do not exist or cannot be read.
     """
     if not isinstance(data, str | Path):
         train = _pair("data", data)
         test = None if test_data is None else _pair("test_data", test_data)
-        return _datasets(train=train, test=test) | _classes(train), ""
+        return _dataset_keys(train=train, test=test) | _class_keys(train), ""
     if not (test_data is None or isinstance(test_data, str | Path)):
         raise ConfigError(
-            "test_data is a pair, and data is a path: name both as (annotation file, folder of its "
-            "pictures), or each by a path"
+            "test_data is a pair, but data is a path: give both as (annotation file, image "
+            "folder), or both as paths"
         )
-    from detlite.apps.dataset_formats import find_sets
-
-    found, how = find_sets(
-        expand_path(str(data)), None if test_data is None else expand_path(str(test_data))
-    )
-    pairs = {split: (one.annotations, one.images) for split, one in found.items()}
-    keys = _datasets(train=pairs["train"], test=pairs.get("val"))
-    return keys | _classes(pairs["train"]), how
+    find = FINDERS.get("path")
+    test_path = None if test_data is None else expand_path(str(test_data))
+    sources, summary = find(expand_path(str(data)), test_path)
+    pairs = {split: (source.annotations, source.images) for split, source in sources.items()}
+    keys = _dataset_keys(train=pairs["train"], test=pairs.get("val"))
+    return keys | _class_keys(pairs["train"]), summary
 
 
 def evaluation_data(data: Pair) -> dict[str, Any]:
-    """The key of the set "test".
+    """Return the config keys of the data set "test".
 
     Raises:
-        ConfigError: no pair of paths.
+        ConfigError: `data` is not a pair of paths.
     """
-    return _datasets(test=_pair("data", data))
+    return _dataset_keys(test=_pair("data", data))
 
 
 def _pair(name: str, value: Any) -> Pair:
@@ -62,28 +72,23 @@ def _pair(name: str, value: Any) -> Pair:
         first, second = value
         if isinstance(first, str | Path) and isinstance(second, str | Path):
             return first, second
-    raise ConfigError(f"{name} is {value!r}: it must be (annotation file, folder of its pictures)")
+    raise ConfigError(f"{name} is {value!r}: it must be (annotation file, image folder)")
 
 
-def _datasets(**sets: Pair | None) -> dict[str, Any]:
-    """The keys of sets called "train" and "test"; one that is None is left out."""
+def _dataset_keys(**sets: Pair | None) -> dict[str, Any]:
+    """Return the keys of the sets "train" and "test" except those that are None."""
     catalog, keys = [], {}
     for name, files in sets.items():
         keys[f"DATASETS.{name.upper()}"] = (name,) if files else ()
         if files:
-            annotations, images = map(_address, files)
+            annotations, images = (location_id(parse_location(str(path))) for path in files)
             catalog.append({"name": name, "annotations": annotations, "images": images})
     return {"DATASETS.CATALOG": catalog, **keys}
 
 
-def _address(path: FilePath) -> str:
-    """A URL, or an absolute path, with `~` and variables as a config may have them."""
-    return location_id(parse_location(str(path)))
-
-
-def _classes(data: Pair) -> dict[str, Any]:
+def _class_keys(data: Pair) -> dict[str, Any]:
     with local_copy(parse_location(str(data[0]))) as file:
         if not file.is_file():
-            raise DataError(f"data: no annotation file {file}")
+            raise DataError(f"data: the annotation file {file} does not exist")
         count = len(open_index(file).content["categories"]) + 1
     return {f"MODEL.{part}.NUM_CLASSES": count for part in ("ROI_BOX_HEAD", "RETINANET")}

@@ -1,8 +1,8 @@
-"""Pickles (.pkl) of weights and proposals, read without running anything that they hold.
+"""Read pickles (.pkl) of weights and proposals without executing their content.
 
-numpy's own functions trust a pickle: a dtype or a buffer that it makes up can point anywhere in
-memory. So arrays are put together here, of numbers and text alone, and what a pickle may call are
-objects without attributes, which it cannot change.
+numpy's own functions trust a pickle: a made-up dtype or buffer can point anywhere in memory. So
+arrays are built here, from numbers and text alone. The objects that a pickle may call have no
+attributes that it could change.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 
 
 class RefusedPickleError(ValueError):
-    """A pickle that asks for more than arrays and plain containers."""
+    """A pickle needs more than arrays and plain containers."""
 
 
 class _DType:
-    """A dtype, and its byte order once the pickle has told it."""
+    """A dtype; the pickle sets its byte order after creation."""
 
     __slots__ = ("code", "order")
 
@@ -31,7 +31,7 @@ class _DType:
         self.code, self.order = code, "="
 
     def __setstate__(self, state: Any) -> None:
-        # version, byte order, then what only structured dtypes have, sizes and flags
+        # version, byte order, three fields of structured dtypes, sizes and flags
         if not (isinstance(state, tuple) and len(state) >= 5 and state[1] in ("<", ">", "|", "=")):
             raise RefusedPickleError("numpy.dtype with an unknown state")
         if any(part is not None for part in state[2:5]):
@@ -52,7 +52,7 @@ class _MakeDType:
     __slots__ = ()
 
     def __call__(self, code: Any, align: Any = False, copy: Any = True) -> _DType:
-        # bool, integers, floats, complex numbers, and text
+        # bool, integers, floats, complex numbers and text
         if not isinstance(code, str) or not re.fullmatch(r"[biufcSU]\d+", code):
             raise RefusedPickleError(f"numpy.dtype of {code!r}")
         return _DType(code)
@@ -69,9 +69,9 @@ class _FromBuffer:
     __slots__ = ()
 
     def __call__(self, data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-        kind = _checked(dtype)
-        array = np.frombuffer(_bytes(data), kind).reshape(shape, order=order)
-        return array.astype(kind.newbyteorder("="))  # as numpy's own __setstate__
+        checked = _checked(dtype)
+        array = np.frombuffer(_bytes(data), checked).reshape(shape, order=order)
+        return array.astype(checked.newbyteorder("="))  # like numpy's own __setstate__
 
 
 class _Scalar:
@@ -82,7 +82,7 @@ class _Scalar:
 
 
 class _Encode:
-    """Python 2's byte strings, which protocol 2 spells as text to be encoded."""
+    """Byte strings of Python 2, which protocol 2 writes as text to be encoded."""
 
     __slots__ = ()
 
@@ -92,16 +92,16 @@ class _Encode:
         return text.encode(encoding)
 
 
-# All that arrays, numbers and ordered dicts need. numpy 2 calls its core `_core`.
-_ADMITTED: dict[tuple[str, str], Any] = {
+# Everything that arrays, numbers and ordered dicts need. numpy 2 renamed `core` to `_core`.
+_ALLOWED: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("_codecs", "encode"): _Encode(),
-    ("numpy", "ndarray"): object(),  # to be passed on but not called
+    ("numpy", "ndarray"): object(),  # passed as an argument, never called
     ("numpy", "dtype"): _MakeDType(),
     **{
-        (f"numpy.{core}.{module}", name): made
+        (f"numpy.{core}.{module}", name): replacement
         for core in ("core", "_core")
-        for module, name, made in (
+        for module, name, replacement in (
             ("multiarray", "_reconstruct", _Reconstruct()),
             ("multiarray", "scalar", _Scalar()),
             ("numeric", "_frombuffer", _FromBuffer()),
@@ -117,44 +117,44 @@ def _checked(dtype: Any) -> np.dtype[Any]:
 
 
 def _bytes(data: Any) -> bytes | bytearray:
-    if isinstance(data, str):  # the byte strings of Python 2
+    if isinstance(data, str):  # a byte string of Python 2
         return data.encode("latin1")
     if not isinstance(data, (bytes, bytearray)):
         raise RefusedPickleError(f"array of {type(data).__name__}")
     return data
 
 
-# The one in C takes memory by the largest number that a pickle gives to an object: gigabytes for a
-# single damaged byte.
+# Not the C implementation: it allocates memory by the largest number that a pickle gives to an
+# object, which is gigabytes for a single damaged byte.
 class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
+        if (module, name) not in _ALLOWED:
             raise RefusedPickleError(f"{module}.{name}")
-        return _ADMITTED[module, name]
+        return _ALLOWED[module, name]
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise RefusedPickleError("an object that is kept elsewhere")
+        raise RefusedPickleError("an object outside of the pickle")
 
 
 def read_pickle(path: str | Path) -> Any:
-    """The arrays, numbers, strings and containers that a pickle holds.
+    """Return the arrays, numbers, strings and containers of a pickle.
 
     Raises:
-        OSError: a file that cannot be read.
-        RefusedPickleError: anything else in it, by name; nothing of it was executed.
-        Exception: whatever `pickle` raises for bytes that make no sense.
+        OSError: the file cannot be read.
+        RefusedPickleError: it holds anything else, which is named and was not executed.
+        Exception: `pickle` raises various errors for damaged files.
     """
     with Path(path).open("rb") as stream:
-        # latin1: the arrays in pickles of Python 2 are byte strings.
+        # latin1: arrays in pickles of Python 2 are byte strings.
         return _Unpickler(stream, encoding="latin1").load()
 
 
-class Inert:
-    """What stands for an object that is not needed: it takes all arguments and keeps none."""
+class UnpickledPlaceholder:
+    """Replaces an object that is not needed: it accepts all arguments and ignores them."""
 
     __slots__ = ()
 
-    def __new__(cls, *_args: Any) -> Inert:
+    def __new__(cls, *_args: Any) -> UnpickledPlaceholder:
         return super().__new__(cls)
 
     def __init__(self, *_args: Any) -> None: ...
@@ -162,7 +162,7 @@ class Inert:
     def __setstate__(self, _state: Any) -> None: ...
 
 
-# The log that mmengine keeps beside weights, numbers in arrays. `getattr` names its methods.
+# The log that mmengine stores with weights: numbers in arrays. `getattr` names its methods.
 _LOG = re.compile(
     r"mmengine\.logging\.\w+\.HistoryBuffer|numpy\.(ndarray|dtype|dtypes\.\w+)|builtins\.getattr"
     r"|numpy\._?core\.(multiarray\.(_reconstruct|scalar)|numeric\._frombuffer)|_codecs\.encode"
@@ -170,10 +170,10 @@ _LOG = re.compile(
 
 
 def load_weights_only(path: Path) -> Any:
-    """What `torch.load(weights_only=True)` reads, with `Inert` in the place of mmengine's log.
+    """Return `torch.load(weights_only=True)`, with placeholders for the objects of mmengine's log.
 
     Raises:
-        Exception: whatever torch raises, among it an UnpicklingError that names what it refuses.
+        Exception: those of torch, such as an UnpicklingError that names what it refuses.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -183,6 +183,6 @@ def load_weights_only(path: Path) -> Any:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         if not any(name.startswith("mmengine.") for name in names):
             raise
-        inert: Any = [(Inert, name) for name in names if _LOG.fullmatch(name)]
-        with torch.serialization.safe_globals(inert):
+        allowed: Any = [(UnpickledPlaceholder, name) for name in names if _LOG.fullmatch(name)]
+        with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from detlite.data.data_arguments import FINDERS
 from detlite.data.errors import DataError
 from detlite.data.index.build import open_index
 
@@ -25,6 +26,7 @@ class Source:
     images: Path
 
 
+@FINDERS.register("path")
 def find_sets(
     data: Path, val: Path | None = None, images: Path | None = None, folder: Path | None = None
 ) -> tuple[dict[str, Source], str]:

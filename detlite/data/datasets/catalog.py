@@ -185,7 +185,7 @@ def _annotation_path(dataset: CocoDataset) -> str:
 
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> None:
-    """Raise ConfigError if the model's numbers of classes or keypoints do not match the data set."""
+    """Raise ConfigError if the model and the data set differ in classes or keypoints."""
     part = "RETINANET" if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else "ROI_BOX_HEAD"
     actual, expected = cfg.MODEL[part].NUM_CLASSES, len(dataset.categories) + 1
     if actual != expected:

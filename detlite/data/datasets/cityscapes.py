@@ -1,4 +1,4 @@
-"""Instances of Cityscapes as it is distributed (https://www.cityscapes-dataset.com)."""
+"""Instances of Cityscapes as distributed (https://www.cityscapes-dataset.com)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from detlite.structures.masks.formats import RLE, encode_bitmap, polygons_to_rle
 from .catalog import DATASETS, Entry, check_fields
 from .converted import converted_file, require
 
-# The labels that have instances, by Cityscapes' numbers.
+# Labels with instances, by Cityscapes' numbers.
 CATEGORIES = {
     24: "person",
     25: "rider",
@@ -30,10 +30,10 @@ CATEGORIES = {
     32: "motorcycle",
     33: "bicycle",
 }
-# What the official evaluation counts.
+# Labels of the official evaluation.
 EVALUATED = tuple(number for number in CATEGORIES if number not in (29, 30))
-# What it leaves out: of pixels of these labels nothing is known. A number of two digits stands for
-# a group where the label has instances.
+# Labels whose pixels the official evaluation ignores. Where a label has instances, its number in
+# instanceIds files marks a group.
 VOID = {
     0: "unlabeled",
     1: "ego vehicle",
@@ -51,71 +51,73 @@ VOID = {
     29: "caravangroup",
     30: "trailergroup",
 }
-_ENDINGS = {"poly": "gtFine_polygons.json", "mask": "gtFine_instanceIds.png"}
-# Label, whether it is a group, segmentation and mask of an object
-_Found = tuple[int, bool, Any, RLE]
+_SUFFIXES = {"poly": "gtFine_polygons.json", "mask": "gtFine_instanceIds.png"}
+# Label, True for a group, segmentation and mask of an object.
+_Object = tuple[int, bool, Any, RLE]
 
 
 @DATASETS.register("cityscapes")
 def cityscapes_files(entry: Entry, root: Path) -> tuple[Path, Path]:
     """`{name, type: cityscapes, folder: dir, split: train, form: mask, most: 0, all: False}`.
 
-    `form` says what masks are read from: "poly", the polygons as they were drawn, or "mask", what
-    is visible of each instance. `most` pictures from all over the split are taken; 0: all. `all`
-    keeps caravans and trailers, which the official evaluation does not count.
+    `form` is the source of the masks: "poly" for the polygons as drawn, "mask" for the visible part
+    of each instance. `most` limits the number of images, taken from the whole split; 0: all. `all`
+    keeps caravans and trailers, which the official evaluation ignores.
     """
     check_fields(entry, {"folder": str, "split": str, "form": str, "most": int, "all": bool})
-    name, folder, split = entry["name"], root / entry["folder"], entry["split"]
-    if entry["form"] not in _ENDINGS:
-        raise ConfigError(
-            f"DATASETS.CATALOG, {name}: form is {entry['form']!r}, but must be poly or mask"
-        )
-    pictures = require(folder / "leftImg8bit" / split, name)
+    name, folder, split, form = entry["name"], root / entry["folder"], entry["split"], entry["form"]
+    if form not in _SUFFIXES:
+        raise ConfigError(f"DATASETS.CATALOG, {name}: form is {form!r}, but must be poly or mask")
+    images = require(folder / "leftImg8bit" / split, name)
     truth = require(folder / "gtFine" / split, name)
-    numbers = tuple(CATEGORIES) if entry["all"] else EVALUATED
+    labels = tuple(CATEGORIES) if entry["all"] else EVALUATED
     file = converted_file(
-        root, name, lambda: read_cityscapes(pictures, truth, entry["form"], entry["most"], numbers)
+        root, name, lambda: read_cityscapes(images, truth, form, entry["most"], labels)
     )
-    return file, pictures
+    return file, images
 
 
 def read_cityscapes(
-    pictures: Path,
+    images: Path,
     truth: Path,
     form: str = "mask",
-    most: int = 0,
-    numbers: tuple[int, ...] = EVALUATED,
+    max_images: int = 0,
+    labels: tuple[int, ...] = EVALUATED,
 ) -> dict[str, Any]:
-    """A split of Cityscapes in COCO's form; groups of objects are crowds.
+    """Return a split of Cityscapes in COCO form; groups of objects are crowds.
 
-    Each image has a field more: `void`, the RLE of the pixels that the official evaluation leaves
-    out, which `evaluate_cityscapes` reads.
+    Each image has an additional field `void`: the RLE of the pixels that the official evaluation
+    ignores, which `evaluate_cityscapes` reads.
 
-    `pictures` is leftImg8bit/<split>, with a folder for each city, and `truth` gtFine/<split>. The
-    labels `numbers` become categories, numbered from 1 in this order. The rest is as in an entry.
+    Args:
+        images: leftImg8bit/<split>, with a folder for each city.
+        truth: gtFine/<split>.
+        form: see `cityscapes_files`.
+        max_images: see `cityscapes_files`.
+        labels: become the categories, numbered from 1 in this order.
 
     Raises:
-        DataError: no pictures, or a file that is missing or cannot be read.
+        DataError: there are no images, or a file is missing or cannot be read.
     """
-    files = sorted(pictures.glob("*/*_leftImg8bit.png"))
+    files = sorted(images.glob("*/*_leftImg8bit.png"))
     if not files:
-        raise DataError(f"{pictures}: has no pictures <city>/*_leftImg8bit.png")
-    if most:
-        files = files[:: len(files) // most + 1]
-    ids = {number: place for place, number in enumerate(numbers, start=1)}
+        raise DataError(f"{images}: there are no images <city>/*_leftImg8bit.png")
+    if max_images:
+        files = files[:: len(files) // max_images + 1]
+    category_ids = {label: number for number, label in enumerate(labels, start=1)}
     content: dict[str, Any] = {
         "images": [],
         "annotations": [],
-        "categories": [{"id": ids[number], "name": CATEGORIES[number]} for number in numbers],
+        "categories": [{"id": category_ids[label], "name": CATEGORIES[label]} for label in labels],
     }
     for image_id, file in enumerate(files, start=1):
-        name = file.relative_to(pictures)
-        source = truth / str(name).replace("leftImg8bit.png", _ENDINGS[form])
+        name = file.relative_to(images)
+        source = truth / str(name).replace("leftImg8bit.png", _SUFFIXES[form])
         try:
-            with Image.open(file) as picture:
-                width, height = picture.size
-            read = _polygons if form == "poly" else _instances
-            found, void = read(source, height, width)
+            with Image.open(file) as image:
+                width, height = image.size
+            read_objects = _read_polygons if form == "poly" else _read_instances
+            objects, void = read_objects(source, height, width)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{source}: cannot be read: {error}") from error
         content["images"].append(
@@ -127,15 +129,15 @@ def read_cityscapes(
                 "void": encode_bitmap(void),
             }
         )
-        for number, crowd, segmentation, rle in found:
+        for label, crowd, segmentation, rle in objects:
             area = int(rle_codec.area(rle))
-            if number not in ids or not area:
+            if label not in category_ids or not area:
                 continue
             content["annotations"].append(
                 {
                     "id": len(content["annotations"]) + 1,
                     "image_id": image_id,
-                    "category_id": ids[number],
+                    "category_id": category_ids[label],
                     "bbox": rle_codec.toBbox(rle).astype(int).tolist(),
                     "area": area,
                     "segmentation": segmentation,
@@ -145,39 +147,42 @@ def read_cityscapes(
     return content
 
 
-def _polygons(file: Path, height: int, width: int) -> tuple[list[_Found], np.ndarray]:
-    """The objects as they were drawn, and a bitmap of the void that is left to see."""
-    labels = {name: number for number, name in CATEGORIES.items()}
+def _read_polygons(file: Path, height: int, width: int) -> tuple[list[_Object], np.ndarray]:
+    """Return the objects as drawn, and a bitmap of the visible void pixels."""
+    labels = {name: label for label, name in CATEGORIES.items()}
     void = Image.new("1", (width, height), 1)
     canvas = ImageDraw.Draw(void)
-    found: list[_Found] = []
+    objects: list[_Object] = []
     for row in json.loads(file.read_text())["objects"]:
-        # Licence plates are part of the cars behind them.
+        # License plates belong to the cars behind them.
         if row.get("deleted", 0) or len(row["polygon"]) < 3 or row["label"] == "license plate":
             continue
         polygon = [float(value) for point in row["polygon"] for value in point]
         canvas.polygon(polygon, fill=int(row["label"] in VOID.values()))
-        label = row["label"].removesuffix("group")
-        if label in labels:
+        name = row["label"].removesuffix("group")
+        if name in labels:
             try:
                 rle = polygons_to_rle([polygon], height, width)
             except ValueError as error:
                 raise DataError(f"{file}: {error}") from error
-            found.append((labels[label], label != row["label"], [polygon], rle))
-    return found, np.asarray(void)
+            objects.append((labels[name], name != row["label"], [polygon], rle))
+    return objects, np.asarray(void)
 
 
-def _instances(file: Path, height: int, width: int) -> tuple[list[_Found], np.ndarray]:
-    """The same from a picture of numbers: label * 1000 + n, or label for a group and the rest."""
-    with Image.open(file) as picture:
-        pixels = np.asarray(picture)
+def _read_instances(file: Path, height: int, width: int) -> tuple[list[_Object], np.ndarray]:
+    """Return the objects of an instanceIds file, and a bitmap of the void pixels.
+
+    Its pixels are label * 1000 + n for instances, and the label for groups and all else.
+    """
+    with Image.open(file) as image:
+        pixels = np.asarray(image)
     if pixels.shape != (height, width):
-        raise ValueError(f"its size is {pixels.shape}, that of the picture {(height, width)}")
-    found: list[_Found] = []
+        raise ValueError(f"its size is {pixels.shape}, but the image has {(height, width)}")
+    objects: list[_Object] = []
     for number in np.unique(pixels).tolist():
         group = number < 1000
         label = number if group else number // 1000
         if label in CATEGORIES:
             rle = encode_bitmap(pixels == number)
-            found.append((label, group, rle, rle))
-    return found, np.isin(pixels, list(VOID))
+            objects.append((label, group, rle, rle))
+    return objects, np.isin(pixels, list(VOID))

@@ -1,7 +1,7 @@
-"""Regions that were proposed beforehand, for Fast R-CNN: read, checked and put in order.
+"""Read precomputed proposals for Fast R-CNN.
 
-Two forms of files: detectron2's pickles (`ids` or `indexes`, `boxes`, `objectness_logits` or
-`scores`, `bbox_mode`), and COCO results, which evaluating region proposals alone leaves.
+There are two file formats: pickles of detectron2 (`ids` or `indexes`, `boxes`, `objectness_logits`
+or `scores`, `bbox_mode`), and COCO results, which the evaluation of a proposal network writes.
 """
 
 from __future__ import annotations
@@ -23,82 +23,85 @@ from detlite.structures import boxes as box_ops
 
 logger = logging.getLogger(__name__)
 
-# detectron2's numbers of what a box's values say; further ones are relative or rotated.
+# detectron2's numbers of box formats; further ones are relative or rotated.
 _BOX_MODES = {"0": "xyxy", "1": "xywh"}
 
-# Of an image: boxes [N, 4] as their file has them, and scores [N]. Found by the image's id as
-# text, for files spell the same ids as numbers or as strings.
-Found = tuple[Any, Any]
+# Boxes [N, 4] and scores [N] of an image as in the file. Image ids are compared as text, because
+# files hold the same ids as numbers or as strings.
+_Proposals = tuple[Any, Any]
 
 
 def load_proposals(
     path: Path,
     image_ids: Sequence[Any],
     sizes: Sequence[tuple[int, int]],
-    most: int,
+    limit: int,
     name: str = "",
 ) -> list[Tensor]:
-    """The best proposals of each image of a data set, at most `most` of an image.
+    """Return the highest-scoring proposals of each image of a data set.
 
-    `path` is a .pkl of detectron2, or a .json of COCO results, in which further images are passed
-    over. `sizes` are (height, width). `name` is that of the file, where `path` is a copy of it.
+    Args:
+        path: a .pkl of detectron2, or a .json of COCO results. Other images in it are ignored.
+        image_ids: the images.
+        sizes: their (height, width).
+        limit: maximum number of proposals per image.
+        name: the original name of the file if `path` is a copy.
 
     Returns:
-        For each image float32 [P, 4] xyxy in the picture's pixels, clipped to it, none empty, by
-        decreasing score.
+        For each image float32 [P, 4] xyxy in pixels, clipped to the image, not empty, in descending
+        order of the scores.
 
     Raises:
-        DataError: a file that is missing or of neither form, that lacks an image, or whose boxes
-            or scores are not finite numbers, as many of the one as of the other.
+        DataError: the file is missing or of another format, lacks an image, or has boxes or scores
+            that are not finite or differ in number.
     """
-    form, found = (
-        _read_pickle(path) if (name or path.name).endswith(".pkl") else _read_results(path)
-    )
-    missing = [image_id for image_id in image_ids if str(image_id) not in found]
+    pickled = (name or path.name).endswith(".pkl")
+    box_format, by_image = _read_pickle(path) if pickled else _read_results(path)
+    missing = [image_id for image_id in image_ids if str(image_id) not in by_image]
     if missing:
         raise DataError(
-            f"{path}: has no proposals of {len(missing)} of {len(image_ids)} images, the first of "
-            f"them image {missing[0]}; are these the proposals of another data set?"
+            f"{path}: proposals are missing for {len(missing)} of {len(image_ids)} images, the "
+            f"first of them image {missing[0]}. Are these the proposals of another data set?"
         )
     proposals = []
-    given = 0
+    total = 0
     for image_id, size in zip(image_ids, sizes, strict=True):
-        boxes, scores = _checked(path, image_id, *found[str(image_id)])
-        given += len(boxes)
-        if form == "xywh":
+        boxes, scores = _checked(path, image_id, *by_image[str(image_id)])
+        total += len(boxes)
+        if box_format == "xywh":
             boxes = box_convert(boxes, "xywh", "xyxy")
         boxes = clip_boxes_to_image(boxes, size).float()
-        usable = box_ops.has_min_size(boxes, 0)
-        order = scores[usable].argsort(descending=True, stable=True)[:most]
-        proposals.append(boxes[usable][order])
+        valid = box_ops.has_min_size(boxes, 0)
+        order = scores[valid].argsort(descending=True, stable=True)[:limit]
+        proposals.append(boxes[valid][order])
     kept = [len(boxes) for boxes in proposals]
     logger.info(
-        "%s: %d proposals of %d images; kept the best %d (at most %d of an image, %d images have "
-        "none)", path, given, len(kept), sum(kept), most, kept.count(0),
+        "%s: %d proposals of %d images; kept the best %d (at most %d per image; %d images have "
+        "none)", path, total, len(kept), sum(kept), limit, kept.count(0),
     )  # fmt: skip
     return proposals
 
 
-def _read_pickle(path: Path) -> tuple[str, dict[str, Found]]:
+def _read_pickle(path: Path) -> tuple[str, dict[str, _Proposals]]:
     try:
         content = read_pickle(path)
     except OSError as error:
         raise DataError(f"{path}: proposals cannot be read ({error.strerror})") from error
     except RefusedPickleError as error:
         raise DataError(
-            f"{path}: holds a pickled {error}; proposals are arrays, numbers and lists alone"
+            f"{path}: contains a pickled {error}; only arrays, numbers and lists are allowed"
         ) from error
-    except Exception as error:  # whatever pickle raises depends on the bytes
+    except Exception as error:  # pickle raises various errors for damaged files
         raise DataError(f"{path}: not a pickle, or truncated or damaged") from error
     if not isinstance(content, dict):
         content = {}
-    # the later names, then the older
+    # the newer names, then the older ones
     ids: Any = content.get("ids", content.get("indexes"))
     boxes: Any = content.get("boxes")
     scores: Any = content.get("objectness_logits", content.get("scores"))
     if not all(isinstance(values, list | tuple | np.ndarray) for values in (ids, boxes, scores)):
         raise DataError(
-            f"{path}: not a file of proposals, which is a dict of ids (or indexes), boxes and "
+            f"{path}: not a proposal file, which is a dict of ids (or indexes), boxes and "
             "objectness_logits (or scores)"
         )
     mode = str(content.get("bbox_mode", 0))
@@ -106,18 +109,18 @@ def _read_pickle(path: Path) -> tuple[str, dict[str, Found]]:
         raise DataError(f"{path}: bbox_mode is {mode}, but must be 0 (xyxy) or 1 (xywh), absolute")
     if not len(ids) == len(boxes) == len(scores):
         raise DataError(
-            f"{path}: {len(ids)} ids, {len(boxes)} boxes and {len(scores)} scores: there must be "
-            "one of each for an image"
+            f"{path}: the file has {len(ids)} ids, {len(boxes)} boxes and {len(scores)} scores, "
+            "but needs one of each per image"
         )
-    found: dict[str, Found] = {}
-    for image_id, own_boxes, own_scores in zip(ids, boxes, scores, strict=True):
-        if str(image_id) in found:
+    by_image: dict[str, _Proposals] = {}
+    for image_id, image_boxes, image_scores in zip(ids, boxes, scores, strict=True):
+        if str(image_id) in by_image:
             raise DataError(f"{path}: image {image_id} occurs twice")
-        found[str(image_id)] = own_boxes, own_scores
-    return _BOX_MODES[mode], found
+        by_image[str(image_id)] = image_boxes, image_scores
+    return _BOX_MODES[mode], by_image
 
 
-def _read_results(path: Path) -> tuple[str, dict[str, Found]]:
+def _read_results(path: Path) -> tuple[str, dict[str, _Proposals]]:
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -126,29 +129,27 @@ def _read_results(path: Path) -> tuple[str, dict[str, Found]]:
         raise DataError(f"{path}: not a json file ({error})") from error
     if not isinstance(results, list):
         raise DataError(f"{path}: not a COCO results file, which is a list of objects")
-    found: dict[str, tuple[list[Any], list[Any]]] = {}
+    by_image: dict[str, tuple[list[Any], list[Any]]] = {}
     for number, result in enumerate(results):
         try:
             image_id, box, score = (result[name] for name in ("image_id", "bbox", "score"))
         except (TypeError, KeyError) as error:
             raise DataError(
-                f"{path}: result {number} is no object with image_id, bbox and score"
+                f"{path}: result {number} is not an object with image_id, bbox and score"
             ) from error
-        boxes, scores = found.setdefault(str(image_id), ([], []))
+        boxes, scores = by_image.setdefault(str(image_id), ([], []))
         boxes.append(box)
         scores.append(score)
-    return "xywh", dict(found)
+    return "xywh", dict(by_image)
 
 
 def _checked(path: Path, image_id: Any, boxes: Any, scores: Any) -> tuple[Tensor, Tensor]:
-    """Boxes float64 [N, 4] and scores [N] of an image."""
+    """Return boxes float64 [N, 4] and scores [N] of an image."""
     where = f"{path}: image {image_id}"
     try:
         boxes, scores = np.asarray(boxes, np.float64), np.asarray(scores, np.float64)
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{where}: boxes or scores are not numbers, or of uneven lengths"
-        ) from error
+        raise DataError(f"{where}: boxes or scores are not numbers, or differ in length") from error
     boxes = boxes.reshape(-1, 4) if boxes.size == 0 else boxes
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise DataError(f"{where}: boxes must be [N, 4], not {list(boxes.shape)}")
@@ -157,6 +158,6 @@ def _checked(path: Path, image_id: Any, boxes: Any, scores: Any) -> tuple[Tensor
         raise DataError(f"{where}: {len(boxes)} boxes, but scores of shape {list(scores.shape)}")
     for name, values in (("box", boxes), ("score", scores)):
         if not np.isfinite(values).all():
-            place = int(np.argwhere(~np.isfinite(values))[0, 0])
-            raise DataError(f"{where}: {name} {place} is {values[place].tolist()}, not finite")
+            row = int(np.argwhere(~np.isfinite(values))[0, 0])
+            raise DataError(f"{where}: {name} {row} is {values[row].tolist()}, not finite")
     return torch.from_numpy(boxes), torch.from_numpy(scores)

@@ -1,7 +1,7 @@
-"""A generated data set of overlapping shapes: small, yet nothing that filled boxes could solve.
+"""A synthetic data set of overlapping shapes: small, but not solvable with filled boxes.
 
-Categories differ by outline alone: colour, texture, size and turn are random for each shape. All
-shapes are turned, bent or hollow, so that a shape fills half of its box or less.
+Categories differ by outline only: color, texture, size and rotation are random for each shape. All
+shapes are rotated, bent or hollow, so a shape fills at most half of its box.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from detlite.structures.masks.formats import encode_bitmap
 
 from .catalog import DATASETS, Entry, check_fields
 
-_VERSION = 2  # part of the folder's name: raise it with any change of the pictures
-# Sparse ids, as in COCO, so that the mapping to labels is exercised.
+_VERSION = 2  # part of the folder name; increase it with every change of the images
+# Sparse ids, as in COCO, to exercise the mapping to labels.
 CATEGORIES = {2: "ring", 3: "star", 5: "triangle", 7: "crescent", 11: "bar"}
 _SIDES = (128, 144, 160)  # pixels
-_RADII = (18, 40)  # pixels, about half a shape's extent
-_COUNTS = (1, 4)  # shapes tried for a picture
-_MARGIN = 2 * _RADII[1]  # around the picture, so that shapes may be cut off by its border
+_RADII = (18, 40)  # pixels, about half the extent of a shape
+_COUNTS = (1, 4)  # shapes that are tried per image
+_MARGIN = 2 * _RADII[1]  # around the image, so that its border can cut shapes
 _OVERSAMPLING = 4
-_LEAST_VISIBLE = 0.75  # of a shape's area
-_LEAST_CONTRAST = 80  # distance between the mean colours of a shape and its background
+_MIN_VISIBLE = 0.75  # fraction of the area of a shape
+_MIN_CONTRAST = 80  # distance between the mean colors of a shape and its background
 
 
 @DATASETS.register("shapes")
 def shapes_files(entry: Entry, root: Path) -> tuple[Path, Path]:
-    """A generated set: `{name, type: shapes, path: folder, split: train, images: 400, seed: 1}`.
+    """`{name, type: shapes, path: folder, split: train, images: 400, seed: 1}`.
 
-    It is written under `root / path` when it is first asked for.
+    The data set is written to `root / path` at first use.
 
     Raises:
-        ConfigError: a field of the entry is missing, unknown or impossible.
+        ConfigError: a field of the entry is missing, unknown or invalid.
     """
     check_fields(entry, {"path": str, "split": str, "images": int, "seed": int})
     if entry["images"] < 1 or entry["seed"] < 0 or not entry["split"].isidentifier():
         raise ConfigError(
             f"DATASETS.CATALOG, {entry['name']}: images must be at least 1, seed at least 0 and "
-            f"split a word, not {entry['images']}, {entry['seed']} and {entry['split']!r}"
+            f"split an identifier, not {entry['images']}, {entry['seed']} and {entry['split']!r}"
         )
     folder = generate_shapes(root / entry["path"], entry["split"], entry["images"], entry["seed"])
     return folder / "annotations.json", folder / "images"
 
 
 def generate_shapes(path: Path, split: str, images: int, seed: int) -> Path:
-    """Writes a set of pictures and COCO annotations under `path`, unless it is there already.
+    """Write images and COCO annotations to a folder in `path`, unless it exists.
 
-    The same arguments give the same bytes, and another split or seed other pictures. A set appears
-    as a whole or not at all, also when several processes write it at once.
+    The same arguments give the same bytes. The folder appears only when it is complete, and several
+    processes may write it concurrently.
 
     Returns:
-        The set's folder, with `annotations.json` and `images/`.
+        The folder, with `annotations.json` and `images/`.
 
     Raises:
         DataError: the folder cannot be written.
@@ -77,9 +77,11 @@ def generate_shapes(path: Path, split: str, images: int, seed: int) -> Path:
             _write(unfinished, split, images, seed)
             unfinished.rename(folder)
     except OSError as error:
-        # Where another process has finished the same set first, it is as good as this one.
+        # Another process may have finished the same data set first.
         if not folder.is_dir():
-            raise DataError(f"{path}: the shapes cannot be written ({error.strerror})") from error
+            raise DataError(
+                f"{path}: the synthetic data set cannot be written ({error.strerror})"
+            ) from error
     return folder
 
 
@@ -114,25 +116,25 @@ class _Shape:
 
 
 def draw_scene(rng: np.random.Generator) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Draws a picture.
+    """Draw an image.
 
     Returns:
-        Its pixels uint8 [H, W, 3], and COCO annotations without `id` and `image_id`: polygons for
-        shapes in full view, RLE of the visible part for hollow, hidden and cut shapes.
+        Pixels uint8 [H, W, 3], and COCO annotations without `id` and `image_id`: polygons for fully
+        visible shapes, RLE of the visible part for hollow, occluded and cut shapes.
     """
     height, width = (int(side) for side in rng.choice(_SIDES, 2))
     base = rng.uniform(30, 225, 3)
     canvas = _texture(rng, base, height, width)
-    visible: list[tuple[_Shape, np.ndarray, int]] = []  # mask, whole area
+    visible: list[tuple[_Shape, np.ndarray, int]] = []  # shape, visible mask, whole area
     for _ in range(int(rng.integers(_COUNTS[0], _COUNTS[1] + 1))):
         shape = _random_shape(rng, height, width)
         whole = _coverage(shape, height, width)
         alpha = whole[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN]
         mask, area = alpha >= 0.5, int((whole >= 0.5).sum())
-        left = [(other, seen & ~mask, full) for other, seen, full in visible]
-        placed = [*left, (shape, mask, area)]
-        # One that is cut off too much, or would hide another one too much, is not drawn at all.
-        if any(seen.sum() < _LEAST_VISIBLE * full for _, seen, full in placed):
+        occluded = [(other, seen & ~mask, full) for other, seen, full in visible]
+        placed = [*occluded, (shape, mask, area)]
+        # Skip a shape that is cut too much or would hide too much of another one.
+        if any(seen.sum() < _MIN_VISIBLE * full for _, seen, full in placed):
             continue
         visible = placed
         fill = _texture(rng, _contrasting(rng, base), height, width)
@@ -144,7 +146,7 @@ def draw_scene(rng: np.random.Generator) -> tuple[np.ndarray, list[dict[str, Any
 
 def _random_shape(rng: np.random.Generator, height: int, width: int) -> _Shape:
     category_id = int(rng.choice(list(CATEGORIES)))
-    # Evenly spread on a logarithmic scale, so that small ones are as common as large ones.
+    # Uniform on a logarithmic scale, so that small shapes are as common as large ones.
     radius = math.exp(rng.uniform(*np.log(_RADII)))
     hole = None
     if CATEGORIES[category_id] == "ring":
@@ -162,24 +164,24 @@ def _random_shape(rng: np.random.Generator, height: int, width: int) -> _Shape:
     else:
         half = np.array([1.0, rng.uniform(0.2, 0.3)])
         outline = half * np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]])
-    turn = rng.uniform(0, math.tau)
-    rotation = np.array([[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]])
-    centre = rng.uniform((0.08 * width, 0.08 * height), (0.92 * width, 0.92 * height))
+    angle = rng.uniform(0, math.tau)
+    rotation = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+    center = rng.uniform((0.08 * width, 0.08 * height), (0.92 * width, 0.92 * height))
 
     def placed(points: np.ndarray) -> np.ndarray:
-        return points @ rotation * radius + centre
+        return points @ rotation * radius + center
 
     return _Shape(category_id, placed(outline), None if hole is None else placed(hole))
 
 
 def _polar(radii: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """Points [P, 2] around the origin."""
+    """Return points [P, 2] around the origin."""
     return np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
 
 
 def _crescent(offset: float, radius: float) -> np.ndarray:
-    """The unit disc without the disc of `radius` around (offset, 0): its outline [P, 2]."""
-    x = (offset**2 + 1 - radius**2) / (2 * offset)  # where the two circles meet
+    """Return the outline [P, 2] of the unit disc without the disc of `radius` at (offset, 0)."""
+    x = (offset**2 + 1 - radius**2) / (2 * offset)  # of the intersections of the two circles
     y = math.sqrt(1 - x**2)
     outer, inner = math.atan2(y, x), math.atan2(y, x - offset)
     steps = np.linspace(0, 1, 32)
@@ -190,45 +192,45 @@ def _crescent(offset: float, radius: float) -> np.ndarray:
 
 
 def _coverage(shape: _Shape, height: int, width: int) -> np.ndarray:
-    """How much of each pixel a shape covers: float [H + 2 * _MARGIN, W + 2 * _MARGIN]."""
+    """Return the covered fraction of each pixel: float [H + 2 * _MARGIN, W + 2 * _MARGIN]."""
     size = (width + 2 * _MARGIN, height + 2 * _MARGIN)
-    picture = Image.new("L", (size[0] * _OVERSAMPLING, size[1] * _OVERSAMPLING))
-    draw = ImageDraw.Draw(picture)
+    image = Image.new("L", (size[0] * _OVERSAMPLING, size[1] * _OVERSAMPLING))
+    draw = ImageDraw.Draw(image)
     for points, value in ((shape.outline, 255), (shape.hole, 0)):
         if points is not None:
             # Pillow counts coordinates from pixel centres.
             corners = (points + _MARGIN) * _OVERSAMPLING - 0.5
             draw.polygon([tuple(corner) for corner in corners], fill=value)
-    return np.asarray(picture.resize(size, Image.Resampling.BOX), np.float64) / 255
+    return np.asarray(image.resize(size, Image.Resampling.BOX), np.float64) / 255
 
 
-def _texture(rng: np.random.Generator, colour: np.ndarray, height: int, width: int) -> np.ndarray:
-    """A surface around a colour: a slope of light, blotches and stripes; float [H, W, 3]."""
+def _texture(rng: np.random.Generator, color: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return a surface around a color with a gradient, stripes and spots: float [H, W, 3]."""
     y, x = np.mgrid[:height, :width]
-    turn, slant = rng.uniform(0, math.tau, 2)
-    slope = (np.cos(turn) * x / width + np.sin(turn) * y / height) * rng.uniform(0, 30)
+    direction, slant = rng.uniform(0, math.tau, 2)
+    gradient = (np.cos(direction) * x / width + np.sin(direction) * y / height) * rng.uniform(0, 30)
     stripes = np.sin((np.cos(slant) * x + np.sin(slant) * y) * rng.uniform(0.3, 1.2))
-    blotches = Image.fromarray(rng.normal(0, 1, (9, 9)).astype(np.float32))
-    cloud = np.asarray(blotches.resize((width, height), Image.Resampling.BICUBIC))
-    light = slope + stripes * rng.uniform(0, 14) + cloud * rng.uniform(0, 14)
-    return colour + light[:, :, None] * rng.uniform(0.6, 1.0, 3)
+    spots = Image.fromarray(rng.normal(0, 1, (9, 9)).astype(np.float32))
+    cloud = np.asarray(spots.resize((width, height), Image.Resampling.BICUBIC))
+    light = gradient + stripes * rng.uniform(0, 14) + cloud * rng.uniform(0, 14)
+    return color + light[:, :, None] * rng.uniform(0.6, 1.0, 3)
 
 
 def _contrasting(rng: np.random.Generator, base: np.ndarray) -> np.ndarray:
-    """A random colour that differs visibly from `base`."""
+    """Draw a color that differs visibly from `base`."""
     while True:
-        colour = rng.uniform(20, 235, 3)
-        if np.linalg.norm(colour - base) >= _LEAST_CONTRAST:
-            return colour
+        color = rng.uniform(20, 235, 3)
+        if np.linalg.norm(color - base) >= _MIN_CONTRAST:
+            return color
 
 
 def _annotation(shape: _Shape, mask: np.ndarray, area: int) -> dict[str, Any]:
     rle = encode_bitmap(mask)
-    in_full_view = shape.hole is None and mask.sum() == area
+    fully_visible = shape.hole is None and mask.sum() == area
     return {
         "category_id": shape.category_id,
         "bbox": rle_codec.toBbox(rle).astype(int).tolist(),
         "area": int(rle_codec.area(rle)),
         "iscrowd": 0,
-        "segmentation": [shape.outline.round(2).flatten().tolist()] if in_full_view else rle,
+        "segmentation": [shape.outline.round(2).flatten().tolist()] if fully_visible else rle,
     }

@@ -1,7 +1,7 @@
 """The index of an annotation file: its checked images and annotations at known byte positions.
 
-The file of an index holds each image and annotation as the JSON text of the annotation file, then
-arrays of the values that are needed for all of them at once, then a table of the arrays. A data set
+The file of an index holds the JSON text of each image and annotation, then arrays of the values
+that are needed for all of them together, then a table of the arrays. A data set
 of any size therefore opens fast and takes little memory.
 
 Letters in shapes: I images, A annotations.

@@ -12,9 +12,7 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
-import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -31,6 +29,7 @@ from detlite.data.cache_folder import (
     delete_unused,
     exclusive_lock,
     file_stamp,
+    process_folder,
     read_note,
     write_note,
 )
@@ -68,7 +67,7 @@ def open_index(file: Path, by_url: bool = False) -> AnnotationIndex:
     """Open the index of an annotation file; build it if there is none for this content.
 
     If several processes ask for an index, one builds it. If the cache folder cannot be written, the
-    index is built in a temporary file.
+    index is built in a temporary folder of this process.
 
     Args:
         file: an annotation file in COCO form.
@@ -85,10 +84,16 @@ def open_index(file: Path, by_url: bool = False) -> AnnotationIndex:
             return AnnotationIndex(_cached_index(file, by_url, folder))
         except OSError as error:
             _logger.warning(
-                "%s: the index is built in a temporary file, and again at the next start: %s (set "
-                "%s to a folder with space)", file, str(error), CACHE_VARIABLE,
+                "%s: the index is built in a temporary folder, and again at the next start: %s "
+                "(set %s to a folder with space)", file, str(error), CACHE_VARIABLE,
             )  # fmt: skip
-    return AnnotationIndex(_temporary_index(file, by_url))
+    try:
+        return AnnotationIndex(_cached_index(file, by_url, process_folder()))
+    except OSError as error:
+        raise DataError(
+            f"{file}: no space for the index, which is about as large as the file ({error}). Set "
+            f"{CACHE_VARIABLE} to a folder with space"
+        ) from error
 
 
 def _cached_index(file: Path, by_url: bool, folder: Path) -> IndexFile:
@@ -129,35 +134,6 @@ def _open_valid(path: Path, content: str) -> IndexFile | None:
         _logger.warning("%s; it is built again", error)
         return None
     return index if index.table.get("hash") == content else None
-
-
-def _temporary_index(file: Path, by_url: bool) -> IndexFile:
-    """Build an index in a file that is deleted when this process ends or stops using it."""
-    content = content_hash(file)
-    try:
-        # Loader processes may open it again by its name.
-        descriptor, name = tempfile.mkstemp(prefix="detlite-", suffix=".index")
-        os.close(descriptor)
-        path = Path(name)
-        try:
-            with path.open("wb") as stream:
-                _build(file, by_url, content, stream)
-            index = IndexFile.open(path)
-        except BaseException:
-            path.unlink()
-            raise
-    except OSError as error:
-        raise DataError(
-            f"{file}: no space for the index, which is about as large as the file ({error}). Set "
-            f"{CACHE_VARIABLE} to a folder with space"
-        ) from error
-    weakref.finalize(index, _delete, path, os.getpid())
-    return index
-
-
-def _delete(path: Path, process: int) -> None:
-    if os.getpid() == process:
-        path.unlink(missing_ok=True)
 
 
 def content_hash(file: Path) -> str:
@@ -228,7 +204,7 @@ def _copy_entries(
 
     Returns:
         The other members of the file, and for each list the positions of its N entries, int64
-        [N + 1]: entry n lies between positions n and n + 1.
+        [N + 1]: entry n starts at position n and ends at position n + 1.
     """
     members: dict[str, Any] = {}
     ends: dict[str, array[int]] = {}

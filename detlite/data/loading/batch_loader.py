@@ -1,4 +1,4 @@
-"""Batches from loader processes, and what happens to these: signals, death, full memory."""
+"""Load batches in processes, and handle their signals, their death and full shared memory."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Batch = tuple[list[Tensor], list[Target]]
 
 
 class LoaderProcessError(RuntimeError):
-    """A loader process died, or cannot hand over what it loaded."""
+    """A loader process died, or cannot pass on a batch."""
 
 
 @contextmanager
 def explain_dead_loader() -> Iterator[None]:
-    """Raises a LoaderProcessError in place of what comes of the death of a loader process.
+    """Raise a LoaderProcessError instead of torch's errors about a dead loader process.
 
-    torch raises a RuntimeError wherever the main process happens to be, which others may take for
-    an error of their own, such as that of a file that cannot be written or of a missing operator.
+    torch raises a RuntimeError wherever the main process currently is, where it can be mistaken for
+    another error, such as that of a file that cannot be written.
     """
     try:
         yield
@@ -38,21 +38,25 @@ def explain_dead_loader() -> Iterator[None]:
             origin = origin.__cause__ or origin.__context__
         if origin is None:
             raise
+        reason = str(origin).splitlines()[0].rstrip(". ")
         raise LoaderProcessError(
-            "a loader process died, probably for want of memory "
-            f"({str(origin).splitlines()[0].rstrip('. ')}): lower DATALOADER.NUM_WORKERS, and go "
-            "on from the last checkpoint by --resume"
+            f"a loader process died, probably because memory was full ({reason}). Lower "
+            "DATALOADER.NUM_WORKERS, and resume from the last checkpoint with --resume"
         ) from error
 
 
 class BatchLoader(DataLoader[Any]):
     """A DataLoader of `(images, targets)`: lists of uint8 [3, H, W] tensors and of targets.
 
-    `canvases` has for each batch the (height, width) to which its images are to be padded.
+    Iterating raises:
+        DataError: from the data set, without the traceback of a loader process in its message.
+        LoaderProcessError: the shared memory for passing on batches is full.
 
-    Raises, while iterating:
-        DataError: as raised by the data set, without the traceback of a loader process in it.
-        LoaderProcessError: the shared memory, by which loader processes hand over batches, is full.
+    Args:
+        cfg: DATALOADER.NUM_WORKERS and MODEL.DEVICE.
+        samples: see `TransformedDataset`.
+        batches: yields the samples of each batch.
+        padded_sizes: the (height, width) to which each batch is to be padded.
     """
 
     def __init__(
@@ -60,41 +64,41 @@ class BatchLoader(DataLoader[Any]):
         cfg: CfgNode,
         samples: Dataset[Any],
         batches: Sampler[Any],
-        canvases: Sequence[tuple[int, int]] = (),
+        padded_sizes: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self._canvases = canvases
+        self._padded_sizes = padded_sizes
         workers = cfg.DATALOADER.NUM_WORKERS
         super().__init__(
             samples,
             batch_sampler=batches,
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=_shared,
+            collate_fn=_share,
             pin_memory=torch.cuda.is_available() and cfg.MODEL.DEVICE != "cpu",
-            # Its own generator: else each new iterator draws from the global one, the model's.
+            # Each new iterator would draw from the global generator, which is the model's.
             generator=torch.Generator(),
-            worker_init_fn=_outlive_one_signal,
+            worker_init_fn=_ignore_first_signal,
         )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        with _signals_wait():
+        with _signals_blocked():
             batches = super().__iter__()
         for number, samples in enumerate(batches):
             for sample in samples:
                 if isinstance(sample, Exception):
                     raise sample
             images, targets = zip(*samples, strict=True)
-            if self._canvases:
-                yield ImagesOnCanvas(images, self._canvases[number]), list(targets)
+            if self._padded_sizes:
+                yield ImagesOnCanvas(images, self._padded_sizes[number]), list(targets)
             else:
                 yield list(images), list(targets)
 
 
-def _shared(samples: list[Any]) -> list[Any]:
-    """The samples of a batch; in a loader process with their tensors in shared memory.
+def _share(samples: list[Any]) -> list[Any]:
+    """Move the tensors of a batch to shared memory in a loader process; return the samples.
 
-    torch would put them there in a thread, whose errors nobody hears of: with a full /dev/shm the
-    main process would wait for ever.
+    torch would do this in a thread that loses errors: with a full /dev/shm the main process would
+    wait forever.
     """
     if get_worker_info() is None:
         return samples
@@ -106,36 +110,36 @@ def _shared(samples: list[Any]) -> list[Any]:
         reason = str(error).splitlines()[0]
         return [
             LoaderProcessError(
-                f"a loader process cannot hand over a batch by shared memory ({reason}): make "
-                "/dev/shm larger (of a container, --shm-size), or set DATALOADER.NUM_WORKERS 0"
+                f"a loader process cannot pass on a batch in shared memory ({reason}). Make "
+                "/dev/shm larger (in a container with --shm-size), or set DATALOADER.NUM_WORKERS 0"
             )
         ]
     return samples
 
 
-_STOPPING = (signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Within the block signals wait, in this process and in those that it starts.
+def _signals_blocked() -> Iterator[None]:
+    """Block signals in this process and in those that it starts.
 
-    A loader process that has no handlers yet would end by them; and what this process' own handlers
-    raise while it starts one is lost.
+    A loader process would die from them before it has handlers, and exceptions of this process's
+    handlers are lost while it starts one.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOPPING, signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP_SIGNALS, signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _outlive_one_signal(worker: int) -> None:
-    """Leaves it to the main process what to do about a signal that was sent to all processes.
+def _ignore_first_signal(worker: int) -> None:
+    """Leave the reaction to a signal that all processes receive to the main process.
 
-    The next one, which may be that process' own, ends this one; Ctrl-C never does.
+    A second signal, possibly from the main process, ends the loader process. Ctrl-C never does.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in _STOPPING:
+    for number in _STOP_SIGNALS:
         signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_STOPPING, signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_STOP_SIGNALS, signal.SIGINT})

@@ -1,4 +1,4 @@
-"""Loaders: data sets, transforms and samplers put together into streams of batches."""
+"""Build the loaders of training and evaluation from data sets, transforms and samplers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from detlite.conventions import convention_of
 from detlite.data.datasets.catalog import ConcatDataset
 from detlite.data.datasets.coco import CocoDataset, Target
 from detlite.data.errors import DataError
-from detlite.data.transforms.augment import DetectionTransform, build_transform, mean_colour
+from detlite.data.transforms.color import Color, mean_color
 from detlite.data.transforms.copy_paste import choose_objects, paste_objects
-from detlite.data.transforms.crop import Colour
+from detlite.data.transforms.detection_transform import DetectionTransform, build_transform
 from detlite.data.transforms.mosaic import make_mosaic
 from detlite.data.transforms.resize import get_size
 
@@ -30,17 +30,21 @@ logger = logging.getLogger(__name__)
 
 
 class TransformedDataset(Dataset[Any]):
-    """Transformed images of a data set: by index, or randomly by `Sample`.
+    """A data set with a transform; images are requested by index, or by `Sample` for training.
 
-    The random numbers of a sample depend on `seed` and the sample alone: not on the process that
-    loads it, nor on what was loaded before. A DataError is returned, not raised, as torch would
-    bury its message on the way out of a loader process; `BatchLoader` raises it.
+    The random numbers of a sample depend only on `seed` and the sample, not on the loader process
+    or on earlier samples. A DataError is returned instead of raised, because torch would bury its
+    message in the traceback of a loader process. `BatchLoader` raises it.
 
-    With the probability `mosaic` a sample is made of its image and three others, see `make_mosaic`,
-    at the size of its image or, under a crop, of that; `fill` is the colour of what they leave.
-    With the probability `paste` some objects of another image are then pasted into it, see
-    `paste_objects`. Each image is transformed apart; those of a mosaic are cropped by it. Others
-    are drawn from the whole set, or where pictures lie in shards, from the same shard.
+    Args:
+        dataset: the images.
+        transform: is applied to each image.
+        seed: of the random numbers.
+        mosaic: probability of a mosaic of the image and three others, see `make_mosaic`. It has the
+            size of the image, or of the crop if there is one.
+        paste: probability of pasting objects of another image, see `paste_objects`. The other
+            images come from the whole data set, or from the same shard.
+        fill: the color of the padding in mosaics.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class TransformedDataset(Dataset[Any]):
         seed: int,
         mosaic: float = 0.0,
         paste: float = 0.0,
-        fill: Colour = (0.0, 0.0, 0.0),
+        fill: Color = (0.0, 0.0, 0.0),
     ) -> None:
         self._dataset = dataset
         self._transform = transform
@@ -63,8 +67,8 @@ class TransformedDataset(Dataset[Any]):
         try:
             if not isinstance(sample, Sample):
                 return self._transform(*self._dataset[sample])
-            # In the main process (NUM_WORKERS 0) the global generator is the model's, hence the
-            # fork, and torch.manual_seed would also reset that of the GPU.
+            # With NUM_WORKERS 0 the global generator is also the model's, so it is restored.
+            # torch.manual_seed would also reset the generator of the GPU.
             with torch.random.fork_rng(devices=()):
                 entropy = np.random.SeedSequence((self._seed, *sample))
                 torch.default_generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
@@ -73,52 +77,52 @@ class TransformedDataset(Dataset[Any]):
             return error
 
     def _augmented(self, index: int) -> tuple[Tensor, Target]:
-        if _happens(self._mosaic):
-            image, target = self._mosaic_around(index)
+        if _draw(self._mosaic):
+            image, target = self._mosaic_of(index)
         else:
             image, target = self._transform(*self._dataset[index])
-        if _happens(self._paste):
+        if _draw(self._paste):
             source, objects = self._transform(*self._dataset[self._another(index)])
             image, target = paste_objects(image, target, source, choose_objects(objects))
         return image, target
 
-    def _mosaic_around(self, index: int) -> tuple[Tensor, Target]:
-        chosen = [index, *(self._another(index) for _ in range(3))]
-        parts = [self._transform.uncropped(*self._dataset[one]) for one in chosen]
+    def _mosaic_of(self, index: int) -> tuple[Tensor, Target]:
+        indices = [index, *(self._another(index) for _ in range(3))]
+        parts = [self._transform.without_crop(*self._dataset[one]) for one in indices]
         crop, (height, width) = self._transform.crop, parts[0][0].shape[1:]
         return make_mosaic(parts, (crop.side, crop.side) if crop else (height, width), self._fill)
 
     def _another(self, index: int) -> int:
-        """A random image of the set, or of the shard if there are several in it; perhaps itself."""
+        """Draw an image of the data set, or of the shard if it has several; possibly the same."""
         first, stop = 0, len(self._dataset)
         if self._shards is not None:
-            own = self._shards[index]
-            near = np.searchsorted(self._shards, (own, own + 1)).tolist()
-            first, stop = near if near[1] - near[0] > 1 else (first, stop)
+            shard = self._shards[index]
+            in_shard = np.searchsorted(self._shards, (shard, shard + 1)).tolist()
+            first, stop = in_shard if in_shard[1] - in_shard[0] > 1 else (first, stop)
         return int(torch.randint(first, stop, ()))
 
 
-def _happens(probability: float) -> bool:
-    """By the global generator, of which nothing is drawn for what never happens."""
+def _draw(probability: float) -> bool:
+    """Return True with this probability; draws no number for probability 0."""
     return probability > 0 and float(torch.rand(())) < probability
 
 
 def build_train_loader(
     cfg: CfgNode, dataset: CocoDataset | ConcatDataset, start_iter: int = 0
 ) -> BatchLoader:
-    """An endless loader of this process's part of the training batches, from `start_iter` on.
+    """Build an endless loader of this process's part of the training batches.
 
-    A run that is resumed gets the batches of one that never stopped, pixel by pixel.
+    A resumed run that starts at `start_iter` gets exactly the batches of an uninterrupted run.
 
     Raises:
-        ConfigError: SOLVER.IMS_PER_BATCH cannot be shared among the processes, or
+        ConfigError: SOLVER.IMS_PER_BATCH is not divisible by the number of processes, or
             INPUT.COPY_PASTE_PROB contradicts the model.
     """
     _per_process(cfg.SOLVER.IMS_PER_BATCH, "SOLVER.IMS_PER_BATCH")
     if len(dataset) < cfg.SOLVER.IMS_PER_BATCH:
         logger.warning(
-            "SOLVER.IMS_PER_BATCH %d is more than the %d images of %s: a batch holds some of them "
-            "more than once; lower it to %d",
+            "SOLVER.IMS_PER_BATCH %d exceeds the %d images of %s: batches contain images more than "
+            "once. Lower it to %d",
             cfg.SOLVER.IMS_PER_BATCH, len(dataset), dataset.name, len(dataset),
         )  # fmt: skip
     grouping = cfg.DATALOADER.ASPECT_RATIO_GROUPING
@@ -137,17 +141,17 @@ def build_train_loader(
     paste = cfg.INPUT.COPY_PASTE_PROB
     if paste and (not cfg.MODEL.MASK_ON or cfg.MODEL.LOAD_PROPOSALS):
         raise ConfigError(
-            f"INPUT.COPY_PASTE_PROB is {paste:g}: pasting objects needs their masks "
-            "(MODEL.MASK_ON), and makes proposals of the pictures worthless (MODEL.LOAD_PROPOSALS)"
+            f"INPUT.COPY_PASTE_PROB is {paste:g}, but pasting objects needs their masks "
+            "(MODEL.MASK_ON) and invalidates proposals (MODEL.LOAD_PROPOSALS)"
         )
     samples = TransformedDataset(
-        dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC_PROB, paste, mean_colour(cfg)
+        dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC_PROB, paste, mean_color(cfg)
     )
     return BatchLoader(cfg, samples, batches)
 
 
 def _repeat_factors(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> np.ndarray | None:
-    """How often each image appears in a round; None: once."""
+    """Return the mean number of appearances of each image in an epoch; None: once."""
     threshold = cfg.DATALOADER.REPEAT_THRESHOLD
     if not threshold:
         return None
@@ -159,44 +163,49 @@ def _repeat_factors(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> np.nd
     ]
     factors = repeat_factors(labels, threshold)
     logger.info(
-        "DATALOADER.REPEAT_THRESHOLD %g: %d of %d images are repeated, at most %.1f times; a round "
-        "has %.0f images", threshold, (factors > 1).sum(), len(factors), factors.max(),
+        "DATALOADER.REPEAT_THRESHOLD %g: %d of %d images are repeated, at most %.1f times; an "
+        "epoch has %.0f images", threshold, (factors > 1).sum(), len(factors), factors.max(),
         factors.sum(),
     )  # fmt: skip
     return factors
 
 
 def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
-    """A loader of this process's share of a set: over all processes each image exactly once.
+    """Build a loader of this process's part of a data set; all processes cover each image once.
 
-    A batch is that of all processes together, of images of like size, and is padded to one size in
-    each of them: what is found does not depend on their number. Shards are read in their order.
+    A batch comprises the images of all processes. They have similar sizes and are padded to the
+    same size in each process, so the detections do not depend on the number of processes. Shards
+    are read in sequence.
 
     Raises:
-        ConfigError: TEST.IMS_PER_BATCH cannot be shared among the processes.
+        ConfigError: TEST.IMS_PER_BATCH is not divisible by the number of processes.
     """
-    size = _per_process(cfg.TEST.IMS_PER_BATCH, "TEST.IMS_PER_BATCH")
+    batch_size = _per_process(cfg.TEST.IMS_PER_BATCH, "TEST.IMS_PER_BATCH")
     limits = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, convention_of(cfg).resize
-    sizes = np.array([get_size(taken, *limits) for taken in dataset.sizes])
-    order = np.arange(len(sizes)) if dataset.shards is not None else _by_size(sizes)
-    # Shares that differ by at most one image: nothing is repeated to even them out. The n-th batch
-    # of each process is its part of the n-th batch of all.
-    share = order[distributed.rank() :: distributed.world_size()].tolist()
+    sizes = np.array([get_size(size, *limits) for size in dataset.sizes])
+    order = np.arange(len(sizes)) if dataset.shards is not None else _order_by_size(sizes)
+    # The parts differ by at most one image; no image is repeated to equalize them. The n-th batch
+    # of a process is its part of the n-th joint batch.
+    indices = order[distributed.rank() :: distributed.world_size()].tolist()
     samples = TransformedDataset(dataset, build_transform(cfg, train=False), cfg.SEED)
-    views = cfg.TEST.BBOX_AUG.ENABLED or cfg.TEST.TILE  # of sizes of their own
-    canvases = [] if views else _canvases(sizes[order], cfg.TEST.IMS_PER_BATCH)
-    return BatchLoader(cfg, samples, BatchSampler(share, size, drop_last=False), canvases)
+    resizes_later = cfg.TEST.BBOX_AUG.ENABLED or cfg.TEST.TILE
+    padded_sizes = [] if resizes_later else _batch_sizes(sizes[order], cfg.TEST.IMS_PER_BATCH)
+    sampler = BatchSampler(indices, batch_size, drop_last=False)
+    return BatchLoader(cfg, samples, sampler, padded_sizes)
 
 
-def _by_size(sizes: np.ndarray) -> np.ndarray:
-    """The order of images (height, width) [N, 2] that has those of like size side by side: padding
-    takes time, and what is near it is found less well."""
+def _order_by_size(sizes: np.ndarray) -> np.ndarray:
+    """Return the order of images by size (height, width) [images, 2].
+
+    Padding between images of different sizes costs time, and objects near it are detected worse.
+    """
     return np.lexsort((-sizes[:, 1], -sizes[:, 0]))  # by height, then by width
 
 
-def _canvases(sizes: np.ndarray, batch: int) -> list[tuple[int, int]]:
-    """The (height, width) that holds each batch of sizes [images, 2]."""
-    largest = [sizes[start : start + batch].max(axis=0) for start in range(0, len(sizes), batch)]
+def _batch_sizes(sizes: np.ndarray, batch_size: int) -> list[tuple[int, int]]:
+    """Return the maximum (height, width) of each batch of sizes [images, 2]."""
+    starts = range(0, len(sizes), batch_size)
+    largest = [sizes[start : start + batch_size].max(axis=0) for start in starts]
     return [(int(height), int(width)) for height, width in largest]
 
 
@@ -204,7 +213,7 @@ def _per_process(batch_size: int, key: str) -> int:
     world_size = distributed.world_size()
     if batch_size % world_size:
         raise ConfigError(
-            f"{key} is {batch_size} over all processes, which {world_size} processes cannot "
-            f"share equally: make it a multiple of {world_size}"
+            f"{key} is {batch_size}, the number of images over all processes: make it a multiple "
+            f"of the {world_size} processes"
         )
     return batch_size // world_size

@@ -1,4 +1,4 @@
-"""Which images make up which batch: pure functions of seed and iteration, so nothing to save."""
+"""Choose the images of each batch: pure functions of seed and iteration, without state to save."""
 
 from __future__ import annotations
 
@@ -12,62 +12,69 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
-# Repeat factors are counted in parts of it, so that their sums are exact.
-_WHOLE = 1 << 20
+# Repeat factors are integer multiples of 1 / _UNIT, so that their sums are exact.
+_UNIT = 1 << 20
 
 
 class Sample(NamedTuple):
-    """An image of the training set in one of its rounds, which together seed its augmentation.
+    """An appearance of a training image. The fields seed its augmentation.
 
-    `repeat` counts its appearances within the round, from 0.
+    Attributes:
+        epoch: the pass through the data set, from 0.
+        image: index in the data set.
+        repeat: number of earlier appearances in the epoch.
     """
 
-    round: int
+    epoch: int
     image: int
     repeat: int = 0
 
 
 def repeat_factors(labels: Sequence[Collection[int]], threshold: float) -> np.ndarray:
-    """How often each image is to appear in a round, so that rare categories are seen more often.
+    """Return how often each image should appear in an epoch so that rare categories are seen more.
 
-    A category that is in a fraction f of the images asks for max(1, sqrt(threshold / f)), an image
-    for the most that one of its categories asks for (LVIS, arXiv 1908.03195, appendix B.2).
+    A category in a fraction f of the images has the factor max(1, sqrt(threshold / f)). An image
+    has the largest factor of its categories (LVIS, arXiv 1908.03195, appendix B.2).
 
     Args:
-        labels: the categories of each image; a repeated one counts once.
-        threshold: t, a fraction of the images; LVIS's baselines take 0.001.
+        labels: the categories of each image; duplicates do not matter.
+        threshold: a fraction of the images; 0.001 in the baselines of LVIS.
 
     Returns:
         float64 [images], at least 1.
     """
-    own = [set(found) for found in labels]
-    images = Counter(category for found in own for category in found)
+    categories = [set(of_image) for of_image in labels]
+    images = Counter(category for of_image in categories for category in of_image)
     factor = {
-        category: max(1.0, math.sqrt(threshold * len(own) / count))
+        category: max(1.0, math.sqrt(threshold * len(categories) / count))
         for category, count in images.items()
     }
-    return np.array([max((factor[one] for one in found), default=1.0) for found in own])
+    return np.array([max((factor[one] for one in own), default=1.0) for own in categories])
 
 
 class TrainingBatchSampler(Sampler[list[Sample]]):
-    """Infinite training batches, the same whether training ran through or was resumed.
+    """Endless training batches that are the same for uninterrupted and resumed runs.
 
-    A batch holds only wide or only tall images, so that little of it is padding. Each of the two
-    groups goes through its images in endless rounds, a new permutation each, and they take turns
-    in proportion to their sizes. A batch is that of all processes together and is cut up among
-    them, so their number changes neither batches nor augmentation.
+    A batch has only wide or only tall images, to save padding. Each of the two groups passes
+    through its images in epochs, in a new random order each, and the groups take turns in
+    proportion to their sizes. A batch is divided among all processes, so their number changes
+    neither batches nor augmentation.
 
-    Where pictures lie in shards, a round goes through the shards in random order, and through each
-    in its own; then images change places with those near them alone, so that a shard is read in
-    sequence. Both groups take the shards in the same order, at the same pace.
+    If the images are in shards, an epoch passes through the shards in random order and through each
+    shard in sequence. Images then swap places only with images nearby, so that each shard is read
+    in sequence. Both groups take the shards in the same order and at the same pace.
 
     Args:
-        wide: for each image whether it belongs to the first group; all False: no grouping.
-        batch_size: that of all processes, a multiple of `world_size`.
-        factors: how often each image appears in a round on average, see `repeat_factors`; each
-            round rounds it up or down by chance. None: once.
-        shards: int64 [images], the shard of each, never decreasing; None: there are none.
-        window: how many images, one after another, are shuffled among themselves, under `shards`.
+        wide: for each image, True if it belongs to the first group; all False: no grouping.
+        batch_size: over all processes, a multiple of `world_size`.
+        seed: of the random orders.
+        start_iter: the first iteration.
+        rank: of this process.
+        world_size: the number of processes.
+        factors: how often each image appears in an epoch on average, see `repeat_factors`; each
+            epoch rounds it up or down randomly. None: once.
+        shards: int64 [images], the shard of each image, non-decreasing; None: no shards.
+        window: number of successive images that are shuffled among themselves, for shards.
     """
 
     def __init__(
@@ -84,65 +91,65 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
     ) -> None:
         is_wide = np.asarray(wide, bool)
         count = len(is_wide)
-        weights = np.full(count, _WHOLE)
+        weights = np.full(count, _UNIT)
         if factors is not None:
-            weights = np.rint(factors * _WHOLE).astype(np.int64)
+            weights = np.rint(factors * _UNIT).astype(np.int64)
         self._wide, self._tall = (
-            _Rounds(
-                np.flatnonzero(own),
-                weights[own],
+            _Epochs(
+                np.flatnonzero(members),
+                weights[members],
                 (seed, group),
-                None if shards is None else _Shards(seed, shards, own, window),
+                None if shards is None else _ShardOrder(seed, shards, members, window),
             )
-            for group, own in ((0, is_wide), (1, ~is_wide))
+            for group, members in ((0, is_wide), (1, ~is_wide))
         )
         self._total = self._wide.total + self._tall.total
         self._phase = int(np.random.default_rng((seed, 2)).integers(count)) * self._total // count
         self._start_iter = start_iter
         self._batch_size = batch_size
-        share = batch_size // world_size
-        self._own_places = range(rank * share, (rank + 1) * share)
+        part = batch_size // world_size
+        self._positions = range(rank * part, (rank + 1) * part)
 
     def __iter__(self) -> Iterator[list[Sample]]:
         for iteration in itertools.count(self._start_iter):
-            wide_before = self._wide_turns(iteration)
-            if self._wide_turns(iteration + 1) > wide_before:
-                rounds, turn = self._wide, wide_before
+            wide_before = self._wide_batches(iteration)
+            if self._wide_batches(iteration + 1) > wide_before:
+                epochs, batch = self._wide, wide_before
             else:
-                rounds, turn = self._tall, iteration - wide_before
-            yield [rounds.sample(turn * self._batch_size + place) for place in self._own_places]
+                epochs, batch = self._tall, iteration - wide_before
+            yield [epochs.sample(batch * self._batch_size + place) for place in self._positions]
 
-    def _wide_turns(self, iteration: int) -> int:
-        """How many of the first `iteration` batches are wide: evenly spread, never random."""
+    def _wide_batches(self, iteration: int) -> int:
+        """Return the number of wide batches before `iteration`: evenly spread, not random."""
         return (iteration * self._wide.total + self._phase) // self._total
 
 
-class _Shards:
+class _ShardOrder:
     """The order in which a group of images is read from shards."""
 
-    def __init__(self, seed: int, shards: np.ndarray, own: np.ndarray, window: int) -> None:
+    def __init__(self, seed: int, shards: np.ndarray, members: np.ndarray, window: int) -> None:
         self._seed, self._window = seed, window
         self._count = int(shards[-1]) + 1
-        self._shards = shards[own]
+        self._shards = shards[members]
 
-    def order(self, number: int) -> np.ndarray:
-        """The places of the images in a round: shard by shard, int64 [N]."""
-        rank = np.random.default_rng((self._seed, 3, number)).permutation(self._count)
+    def order(self, epoch: int) -> np.ndarray:
+        """Return the positions of the images in an epoch, shard by shard, int64 [N]."""
+        rank = np.random.default_rng((self._seed, 3, epoch)).permutation(self._count)
         return np.argsort(rank[self._shards], kind="stable")
 
-    def shuffled(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """A permutation, int64 [count], of which each element is less than `window` off."""
-        place = np.arange(count) + rng.integers(self._window)
-        return np.argsort(place // self._window + rng.random(count))
+    def shuffle(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Return a permutation, int64 [count], that moves elements by less than the window."""
+        position = np.arange(count) + rng.integers(self._window)
+        return np.argsort(position // self._window + rng.random(count))
 
 
-class _Rounds:
-    """An endless stream of images: permutation after permutation, open at any position.
+class _Epochs:
+    """An endless stream of images, permutation after permutation, with access at any position.
 
-    An image of weight w appears in a round w / _WHOLE times, rounded up or down: the weights of
-    a random order lie end to end on a line, from which every _WHOLE-th mark takes the image under
-    it. The marks go on evenly from round to round, so that the place where a round begins is known
-    without those before it; the first lies at random, so that each image is rounded without bias.
+    An image of weight w appears w / _UNIT times in an epoch, rounded up or down. The weights of a
+    random order are segments on a line, and marks at every multiple of _UNIT select the image
+    below. The marks continue evenly from epoch to epoch, so the position where an epoch starts is
+    known without the epochs before it. The first mark is random, so the rounding is unbiased.
     """
 
     def __init__(
@@ -150,41 +157,41 @@ class _Rounds:
         images: np.ndarray,
         weights: np.ndarray,
         seed: tuple[int, int],
-        shards: _Shards | None,
+        shards: _ShardOrder | None,
     ) -> None:
         self.total = int(weights.sum())
         self._shards = shards
         self._images, self._weights, self._seed = images, weights, seed
-        self._phase = int(np.random.default_rng((*seed, 0, 0)).integers(_WHOLE))
-        # Two, as a batch may reach from one round into the next.
-        self._round = lru_cache(maxsize=2)(self._draw)
+        self._phase = int(np.random.default_rng((*seed, 0, 0)).integers(_UNIT))
+        # Two epochs, because a batch can continue into the next one.
+        self._epoch = lru_cache(maxsize=2)(self._draw)
 
     def sample(self, position: int) -> Sample:
-        """The image at a position of the stream, from 0, and the round that it belongs to."""
-        number = ((position + 1) * _WHOLE - self._phase - 1) // self.total
-        image, repeat = self._round(number)[position - self._start(number)].tolist()
-        return Sample(number, image, repeat)
+        """Return the sample at a position of the stream, from 0."""
+        epoch = ((position + 1) * _UNIT - self._phase - 1) // self.total
+        image, repeat = self._epoch(epoch)[position - self._start(epoch)].tolist()
+        return Sample(epoch, image, repeat)
 
-    def _start(self, number: int) -> int:
-        return (self._phase + number * self.total) // _WHOLE
+    def _start(self, epoch: int) -> int:
+        return (self._phase + epoch * self.total) // _UNIT
 
-    def _draw(self, number: int) -> np.ndarray:
-        """The images of a round, and which appearance in it each is: integers [N, 2]."""
-        rng = np.random.default_rng((*self._seed, number))
+    def _draw(self, epoch: int) -> np.ndarray:
+        """Draw the images of an epoch with the number of earlier appearances: integers [N, 2]."""
+        rng = np.random.default_rng((*self._seed, epoch))
         if self._shards is None:
             order = rng.permutation(len(self._images))
         else:
-            order = self._shards.order(number)
-        first_mark = (self._phase + number * self.total) % _WHOLE
-        ends = (first_mark + self._weights[order].cumsum()) // _WHOLE
+            order = self._shards.order(epoch)
+        first_mark = (self._phase + epoch * self.total) % _UNIT
+        ends = (first_mark + self._weights[order].cumsum()) // _UNIT
         counts = np.diff(ends, prepend=0)
-        place = np.repeat(np.arange(len(order)), counts)
-        repeat = np.arange(len(place)) - (ends - counts)[place]
+        position = np.repeat(np.arange(len(order)), counts)
+        repeat = np.arange(len(position)) - (ends - counts)[position]
         shuffled = None
         if self._shards is not None:
-            shuffled = self._shards.shuffled(rng, len(place))
-        elif counts.max() > 1:  # else it is in random order already
-            shuffled = rng.permutation(len(place))
+            shuffled = self._shards.shuffle(rng, len(position))
+        elif counts.max() > 1:  # otherwise the order is random already
+            shuffled = rng.permutation(len(position))
         if shuffled is not None:
-            place, repeat = place[shuffled], repeat[shuffled]
-        return np.stack([self._images[order[place]], repeat], axis=1)
+            position, repeat = position[shuffled], repeat[shuffled]
+        return np.stack([self._images[order[position]], repeat], axis=1)

@@ -112,7 +112,7 @@ def retry(
             count of failures.
 
     Raises:
-        RemoteError: `action` failed for good, or too often.
+        RemoteError: `action` failed permanently or too often.
         FileNotFoundError: the server has no such file (only if `action` raises it).
         ConfigError, ImportError, OSError: raised by `action`; OSError if the disk is full.
     """
@@ -135,8 +135,8 @@ def retry(
                 count = f" after {failures} attempts" if failures > 1 else ""
                 raise RemoteError(f"{name}: cannot be read{count} ({reason})") from error
         _logger.info("%s: attempt %d failed (%s)", name, failures, reason)
-        # The random factor spreads the processes that failed at once. SystemRandom leaves the
-        # seeded generators alone.
+        # The random factor separates processes that failed together. SystemRandom does not change
+        # the seeded generators.
         time.sleep(_FIRST_WAIT * 2 ** (failures - 1) * random.SystemRandom().uniform(0.5, 1))
 
 

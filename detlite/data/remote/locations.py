@@ -70,7 +70,7 @@ class RemotePath:
         return PurePosixPath(self.name).stem
 
     def read_bytes(self) -> bytes:
-        """Return the content, from the cache if possible. Raises the errors of `filesystem.read`."""
+        """Return the content, cached if possible. Raises the errors of `filesystem.read`."""
         cache = self._cache()
         if cache is None:
             return read(self.url)

@@ -1,4 +1,4 @@
-"""Objects of one training image pasted into another (Simple Copy-Paste, arXiv 2012.07177)."""
+"""Paste objects of one training image into another (Simple Copy-Paste, arXiv 2012.07177)."""
 
 from __future__ import annotations
 
@@ -11,63 +11,64 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.masks.editing import hide_masks, visible_boxes
 from detlite.structures.masks.rle import used_columns
 
-from .crop import crop_target, join_targets, keep_objects
+from .crop import crop_target
+from .targets import concat_targets, select_objects
 
-HIDDEN = 1  # COCO's visibility of a keypoint that is labelled, but not to be seen
+HIDDEN = 1  # COCO's visibility of a keypoint that is labeled but not visible
 
 
 def paste_objects(
     image: Tensor, target: Target, source: Tensor, source_target: Target
 ) -> tuple[Tensor, Target]:
-    """Pastes the objects of a second image, at their places, over the first one.
+    """Paste the objects of a second image over the first one, at the same coordinates.
 
-    What reaches out of the first image is cut off. Objects below lose the pixels that are
-    covered, and get the box around what is left; those of which less than a pixel in height or
-    width is left are dropped. Their covered keypoints become hidden ones. Edges are not blended,
-    which the paper finds to make no difference.
+    Pasted objects are cut at the border of the image. Objects below lose the covered pixels and get
+    the box around the rest; those with less than a pixel in height or width are dropped. Covered
+    keypoints become hidden. Edges are not blended, which makes no difference according to the
+    paper.
 
     Args:
-        image: [3, H, W], in which is pasted.
-        target: its `boxes`, `labels`, `masks` and perhaps `keypoints`; what else it has stays.
-        source: [3, h, w] of the same type.
-        source_target: the same, of the objects to paste.
+        image: [3, H, W].
+        target: of `image`: `boxes`, `labels`, `masks` and optionally `keypoints`. Other entries
+            pass unchanged.
+        source: [3, h, w] of the same dtype.
+        source_target: the objects of `source` to paste.
 
     Returns:
-        The image, and a target with the objects of both, those of the first in front.
+        The image, and a target with the objects of both, those of the first image in front.
     """
     height, width = image.shape[1:]
     pasted = crop_target(source_target, 0, 0, height, width)
     union = np.zeros((height, width), bool)
     for bitmap in pasted["masks"].each_bitmap(height, width):
-        used = used_columns(bitmap)
-        union[:, used] |= bitmap[:, used] > 0
+        columns = used_columns(bitmap)
+        union[:, columns] |= bitmap[:, columns] > 0
     covered = torch.from_numpy(union)
     image = image.clone()
-    # What is pasted lies in both images.
+    # Pasted pixels are inside both images.
     height, width = min(height, source.shape[1]), min(width, source.shape[2])
-    seen = covered[:height, :width]
-    image[:, :height, :width][:, seen] = source[:, :height, :width][:, seen]
-    return image, join_targets([_covered_target(target, covered), pasted])
+    common = covered[:height, :width]
+    image[:, :height, :width][:, common] = source[:, :height, :width][:, common]
+    return image, concat_targets([_cover_target(target, covered), pasted])
 
 
 def choose_objects(target: Target) -> Target:
-    """A target with each of its objects or without it, by the toss of a coin."""
-    return keep_objects(target, torch.rand(len(target["boxes"])) < 0.5)
+    """Return a target with each object with probability 0.5."""
+    return select_objects(target, torch.rand(len(target["boxes"])) < 0.5)
 
 
-def _covered_target(target: Target, covered: Tensor) -> Target:
-    """The target of an image of which the pixels `covered`, bool [H, W], are hidden."""
-    masks, touched = hide_masks(target["masks"], covered.numpy())
+def _cover_target(target: Target, covered: Tensor) -> Target:
+    """Return the target of an image whose pixels `covered`, bool [H, W], are hidden."""
+    masks, changed = hide_masks(target["masks"], covered.numpy())
     boxes = target["boxes"].clone()
-    boxes[touched] = box_ops.intersection(
-        boxes[touched], visible_boxes(masks.select(touched), *covered.shape)
-    )
+    visible = visible_boxes(masks.select(changed), *covered.shape)
+    boxes[changed] = box_ops.intersection(boxes[changed], visible)
     target = {**target, "boxes": boxes, "masks": masks}
     if "keypoints" in target:
         keypoints = target["keypoints"].clone()
         column, row = keypoints[..., 0].long(), keypoints[..., 1].long()
         height, width = covered.shape
-        under = covered[row.clamp(0, height - 1), column.clamp(0, width - 1)]
-        keypoints[..., 2] = keypoints[..., 2].where(~under, keypoints[..., 2].clamp(max=HIDDEN))
+        hidden = covered[row.clamp(0, height - 1), column.clamp(0, width - 1)]
+        keypoints[..., 2] = keypoints[..., 2].where(~hidden, keypoints[..., 2].clamp(max=HIDDEN))
         target["keypoints"] = keypoints
-    return keep_objects(target, box_ops.has_min_size(boxes, 1))
+    return select_objects(target, box_ops.has_min_size(boxes, 1))

@@ -1,4 +1,4 @@
-"""Four training images as one: mosaic (YOLOv4, arXiv 2004.10934, section 3.3)."""
+"""Combine four training images to one: mosaic (YOLOv4, arXiv 2004.10934, section 3.3)."""
 
 from __future__ import annotations
 
@@ -11,56 +11,61 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures.masks.editing import place_masks
 
-from .crop import Colour, crop_image, crop_target, join_targets, random_start
+from .color import Color
+from .crop import crop_image, crop_target, random_start
+from .targets import concat_targets
 
 
 def make_mosaic(
-    parts: Sequence[tuple[Tensor, Target]], size: tuple[int, int], fill: Colour
+    parts: Sequence[tuple[Tensor, Target]], size: tuple[int, int], fill: Color
 ) -> tuple[Tensor, Target]:
-    """An image whose quarters, around a random centre, show a window of an image each.
+    """Make an image whose quarters, around a random center, show a window of one image each.
 
-    The centre lies within the middle half of both sides. No image is resized: of one that is larger
-    than its quarter a random window is shown, one that is smaller touches the centre and is padded
-    outside. Objects are cut, and slivers dropped, as by `crop_target`.
+    The center is in the middle half of both sides. Images are not resized. A larger image shows a
+    random window; a smaller one touches the center and is padded on the outside. Objects are cut
+    and dropped as by `crop_target`.
 
     Args:
-        parts: four images [3, H, W] of one type, uint8 or float in 0..1, of any sizes, with their
-            targets: above left, above right, below left, below right.
+        parts: four images [3, H, W] of one dtype, uint8 or float in 0..1, of any sizes, with their
+            targets: top left, top right, bottom left, bottom right.
         size: (height, width) of the mosaic in pixels.
-        fill: what is padded with.
+        fill: the color of the padding.
 
     Returns:
-        The image, and a target with the objects of all; what else it has is the first one's.
+        The image, and a target with the objects of all; other entries are those of the first.
     """
-    # Above and to the left is a pixel at least: the first part is always seen.
-    row, column = (_between(max(side // 4, 1), max(3 * side // 4, 1)) for side in size)
-    edges = (0, row, size[0]), (0, column, size[1])
+    # At least a pixel above and on the left, so that the first part is always visible.
+    row, column = (_draw(max(side // 4, 1), max(3 * side // 4, 1)) for side in size)
+    rows, columns = (0, row, size[0]), (0, column, size[1])
     mosaic = parts[0][0].new_empty(3, *size)
     targets = []
     for (below, right), (image, target) in zip(product((0, 1), (0, 1)), parts, strict=True):
-        (top, bottom), (left, end) = edges[0][below : below + 2], edges[1][right : right + 2]
-        own = bottom - top, end - left
-        if 0 in own:
+        top, bottom = rows[below : below + 2]
+        left, end = columns[right : right + 2]
+        quarter = bottom - top, end - left
+        if 0 in quarter:
             continue
-        window = _start(image.shape[1], own[0], below), _start(image.shape[2], own[1], right), *own
+        start_y = _window_start(image.shape[1], quarter[0], after=bool(below))
+        start_x = _window_start(image.shape[2], quarter[1], after=bool(right))
+        window = start_y, start_x, *quarter
         mosaic[:, top:bottom, left:end] = crop_image(image, *window, fill)
-        targets.append(_placed(crop_target(target, *window), own, top, left, size))
-    return mosaic, join_targets(targets)
+        targets.append(_place(crop_target(target, *window), quarter, top, left, size))
+    return mosaic, concat_targets(targets)
 
 
-def _between(low: int, high: int) -> int:
+def _draw(low: int, high: int) -> int:
     return int(torch.randint(low, high + 1, ()))
 
 
-def _start(length: int, size: int, after: int) -> int:
-    """Where an image's window begins along a side, in a quarter before or after the centre."""
+def _window_start(length: int, size: int, after: bool) -> int:
+    """Draw the start of the window of an image in a quarter before or after the center."""
     return random_start(length, size) + (0 if after else min(length - size, 0))
 
 
-def _placed(
+def _place(
     target: Target, size: tuple[int, int], top: int, left: int, whole: tuple[int, int]
 ) -> Target:
-    """The target of an image of `size` that becomes a part of a larger one, see `place_masks`."""
+    """Return the target of an image of `size` at (top, left) of a larger one, see `place_masks`."""
     shift = torch.tensor([left, top, left, top])
     placed = {name: target[name] + shift for name in target.keys() & {"boxes", "proposals"}}
     if "keypoints" in target:

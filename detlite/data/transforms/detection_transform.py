@@ -1,0 +1,130 @@
+"""Transform an image together with its boxes, masks and keypoints.
+
+Letters in shapes: N objects, P keypoints of an object, R proposals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torchvision.ops import clip_boxes_to_image
+from yacs.config import CfgNode
+
+from detlite.conventions import CONVENTIONS, Convention, convention_of
+from detlite.data.datasets.coco import Target
+from detlite.structures import boxes as box_ops
+from detlite.structures.keypoints import PIXEL_CENTER, flip_order
+
+from .color import build_color_jitter, mean_color
+from .crop import RandomCrop
+from .flip import RandomFlip, flip_boxes, flip_image
+from .resize import RandomShortestSize, ScaleJitter, Size, resize_image
+from .targets import select_objects
+
+
+class DetectionTransform:
+    """Changes color, flips, resizes and crops, then drops boxes smaller than a pixel.
+
+    Random numbers come from torch's global generator, so a seed determines the result.
+
+    Args:
+        color: changes the pixels of an image.
+        flip: draws whether to flip.
+        resize: returns the target size of an image; None: keep the size.
+        crop: crops the result.
+        keypoint_names: "left_..." and "right_..." are swapped in a mirrored image.
+        convention: how images and boxes are resized, and where in its pixel a keypoint of the
+            result is; those of the data set are at the center.
+    """
+
+    def __init__(
+        self,
+        resize: Callable[[Size], Size] | None = None,
+        flip: RandomFlip | None = None,
+        color: Callable[[Tensor], Tensor] | None = None,
+        crop: RandomCrop | None = None,
+        keypoint_names: Sequence[str] = (),
+        convention: Convention = CONVENTIONS["detlite"],
+    ) -> None:
+        self._resize = resize
+        self._flip = flip
+        self._color = color
+        self.crop = crop
+        self._flip_order = flip_order(keypoint_names)
+        self._convention = convention
+
+    def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
+        """Transform an image and its target.
+
+        Args:
+            image: uint8 [3, H, W].
+            target: `boxes` [N, 4] xyxy, `labels` [N], and optionally `masks` (`PackedMasks`),
+                `keypoints` [N, P, 3] and `proposals` [R, 4] xyxy. Other entries pass unchanged.
+        """
+        image, target = self.without_crop(image, target)
+        return self.crop(image, target) if self.crop else (image, target)
+
+    def without_crop(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
+        """Transform an image and its target, but do not crop."""
+        size = image.shape[-2], image.shape[-1]
+        if self._color is not None:
+            image = self._color(image)
+        flips = self._flip.draw() if self._flip is not None else (False, False)
+        image = flip_image(image, *flips)
+        new_size = size
+        if self._resize is not None:
+            # Last, because it mostly enlarges.
+            new_size = self._resize(size)
+            image = resize_image(image, new_size, self._convention.resize)
+        target = dict(target)
+        for name in target.keys() & {"boxes", "proposals"}:
+            boxes = flip_boxes(target[name], size, *flips)
+            boxes = box_ops.rescale(boxes, size, new_size, self._convention, clipped=False)
+            target[name] = clip_boxes_to_image(boxes, new_size)
+        if "masks" in target:
+            target["masks"] = target["masks"].transformed(*flips, size, new_size)
+        if "keypoints" in target:
+            target["keypoints"] = self._move_keypoints(target["keypoints"], *flips, size, new_size)
+        return image, select_objects(target, box_ops.has_min_size(target["boxes"], 1))
+
+    def _move_keypoints(
+        self, keypoints: Tensor, flip_x: bool, flip_y: bool, size: Size, new_size: Size
+    ) -> Tensor:
+        """Return the keypoints [N, P, 3] of an image that was flipped and resized."""
+        center, (height, width) = self._convention.keypoint_center, new_size
+        x = (keypoints[..., 0] + center - PIXEL_CENTER) * (width / size[1])
+        y = (keypoints[..., 1] + center - PIXEL_CENTER) * (height / size[0])
+        last = 1 - 2 * center  # a mirrored index counts from the last pixel
+        x, y = width - last - x if flip_x else x, height - last - y if flip_y else y
+        moved = torch.stack([x, y, keypoints[..., 2]], dim=-1)
+        # Both flips together rotate the image without mirroring it.
+        return moved[:, self._flip_order] if flip_x != flip_y else moved
+
+
+def build_transform(
+    cfg: CfgNode, train: bool, keypoint_names: Sequence[str] = ()
+) -> DetectionTransform:
+    """Build the transform of INPUT; for evaluation only a resize.
+
+    Test-time augmentation and tiling resize by themselves and get unchanged images.
+    """
+    inputs, convention = cfg.INPUT, convention_of(cfg)
+    resize: Callable[[Size], Size] | None = None
+    if not train:
+        if not (cfg.TEST.BBOX_AUG.ENABLED or cfg.TEST.TILE):
+            limits = [inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST
+            resize = RandomShortestSize(*limits, convention.resize)
+        return DetectionTransform(resize, keypoint_names=keypoint_names, convention=convention)
+    crop = None
+    if inputs.SCALE_JITTER:
+        resize = ScaleJitter(inputs.CROP_SIZE, inputs.SCALE_JITTER)
+        crop = RandomCrop(inputs.CROP_SIZE, mean_color(cfg))
+    else:
+        limits = inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN
+        resize = RandomShortestSize(*limits, convention.resize)
+    flip = RandomFlip(inputs.HORIZONTAL_FLIP_PROB_TRAIN, inputs.VERTICAL_FLIP_PROB_TRAIN)
+    return DetectionTransform(
+        resize, flip, build_color_jitter(cfg), crop, keypoint_names, convention
+    )
