@@ -1,4 +1,4 @@
-"""Layers for inference alone: convolutions that take in what follows them."""
+"""Layers for inference: convolutions fused with what follows them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 
 NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm, FrozenBatchNorm2d)
-# Activations by what traced code calls: oneDNN's name and arguments of them, and torch's function.
+# oneDNN's name and arguments, and torch's function, of the activations in traced code.
 _RELU = ("relu", (), F.relu)
 ACTIVATIONS: dict[Any, tuple[str, tuple[float, ...], Callable[[Tensor], Tensor]]] = {
     None: ("none", (), lambda x: x),
@@ -33,8 +33,8 @@ class FusedConv2d(nn.Module):
 
     Args:
         conv: the convolution.
-        norm: behind it, folded into its weights.
-        activation: of ACTIVATIONS, None for none.
+        norm: folded into its weights.
+        activation: a key of ACTIVATIONS.
         dtype: of weights and maps.
     """
 
@@ -45,7 +45,7 @@ class FusedConv2d(nn.Module):
         self, conv: nn.Conv2d, norm: nn.Module | None, activation: Any, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        weight, bias = _folded(conv, norm, dtype)
+        weight, bias = _fold(conv, norm, dtype)
         self.register_buffer("weight", weight.to(memory_format=torch.channels_last))
         self.register_buffer("bias", bias)
         assert not isinstance(conv.padding, str)
@@ -54,14 +54,17 @@ class FusedConv2d(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor, other: Tensor | None = None, overwrite: bool = False) -> Tensor:
-        """[B, C, H, W] and what is added, of the result's shape -> activation(conv(x) + other).
+        """Compute activation(conv(x) + other).
 
-        With `overwrite` the result may take the place of `other`.
+        Args:
+            x: [B, C, H, W].
+            other: has the shape of the result, or broadcasts to it.
+            overwrite: the result may be written to the memory of `other`.
         """
         conv = (self.weight, self.bias, self.padding, self.stride, self.dilation, self.groups)
         name, scalars, function = ACTIVATIONS[self.activation]
-        fits = other is None or other.shape == self._shape(x)  # it need not be broadcast
-        if not (x.device.type == "cpu" and x.numel() and fits and onednn_fuses(x.dtype)):
+        same_shape = other is None or other.shape == self._output_shape(x)
+        if not (x.device.type == "cpu" and x.numel() and same_shape and onednn_fuses(x.dtype)):
             geometry = (self.stride, self.padding, self.dilation, self.groups)
             out = F.conv2d(x, self.weight, self.bias, *geometry)
             return function(out if other is None else out + other)
@@ -73,7 +76,7 @@ class FusedConv2d(nn.Module):
             return onednn._convolution_pointwise_.binary(other, x, *conv, *addition)
         return onednn._convolution_pointwise.binary(x, other, *conv, *addition)
 
-    def _shape(self, x: Tensor) -> tuple[int, ...]:
+    def _output_shape(self, x: Tensor) -> tuple[int, ...]:
         sides = [
             (x.shape[2 + i] + 2 * self.padding[i] - self.dilation[i] * (kernel - 1) - 1)
             // self.stride[i]
@@ -84,19 +87,18 @@ class FusedConv2d(nn.Module):
 
 
 class InFloat32(nn.Module):
-    """A module that takes maps of any type and is run in float32."""
+    """Runs a module in float32, on maps of any type."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, *maps: Tensor) -> Tensor:
-        """What the module gives."""
         return self.module(*(x.float() for x in maps))
 
 
-def joined(convs: Sequence[nn.Conv2d]) -> FusedConv2d:
-    """Convolutions of the same map that differ in their weights alone, as one in float32."""
+def merge_convs(convs: Sequence[nn.Conv2d]) -> FusedConv2d:
+    """Merge convolutions of the same map and geometry into one in float32."""
     conv = copy.deepcopy(convs[0])
     conv.weight = nn.Parameter(torch.cat([c.weight for c in convs]))
     biases = (torch.zeros(c.out_channels) if c.bias is None else c.bias for c in convs)
@@ -106,7 +108,7 @@ def joined(convs: Sequence[nn.Conv2d]) -> FusedConv2d:
 
 @cache
 def onednn_fuses(dtype: torch.dtype) -> bool:
-    """Whether this torch and processor run fused convolutions in `dtype`."""
+    """Return True if this torch and processor run fused convolutions in `dtype`."""
     x = torch.ones(1, 16, 2, 2, dtype=dtype).contiguous(memory_format=torch.channels_last)
     weight = torch.ones(16, 16, 1, 1, dtype=dtype).contiguous(memory_format=torch.channels_last)
     conv = (weight, None, (0, 0), (1, 1), (1, 1), 1)
@@ -119,7 +121,7 @@ def onednn_fuses(dtype: torch.dtype) -> bool:
     return bool((out == 32).all())
 
 
-def _folded(
+def _fold(
     conv: nn.Conv2d, norm: nn.Module | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
@@ -129,13 +131,13 @@ def _folded(
         assert isinstance(mean, Tensor)
         assert isinstance(variance, Tensor)
         weight, bias = fuse_conv_bn_weights(
-            _exact(weight),
-            None if bias is None else _exact(bias),
-            _exact(mean),
-            _exact(variance),
+            _to_float64(weight),
+            None if bias is None else _to_float64(bias),
+            _to_float64(mean),
+            _to_float64(variance),
             norm.eps,
-            None if norm.weight is None else _exact(norm.weight),
-            None if norm.bias is None else _exact(norm.bias),
+            None if norm.weight is None else _to_float64(norm.weight),
+            None if norm.bias is None else _to_float64(norm.bias),
         )
         bias = bias.detach()
     device = conv.weight.device
@@ -143,10 +145,10 @@ def _folded(
     return weight, None if bias is None else bias.to(dtype).to(device)
 
 
-def _exact(x: Tensor) -> Tensor:
+def _to_float64(x: Tensor) -> Tensor:
     return x.detach().cpu().double()  # MPS has no float64
 
 
 def cast(maps: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Any:
-    """A batch or a list of levels in `dtype`."""
+    """Convert a batch or a list of levels to `dtype`."""
     return maps.to(dtype) if isinstance(maps, Tensor) else [x.to(dtype) for x in maps]

@@ -1,7 +1,7 @@
-"""Convolutions with what follows them: norms folded into the weights, ReLU and residual fused.
+"""Fuse convolutions with the norm, the addition and the activation after them, for inference.
 
-A part of a model is traced (torch.fx) and each convolution takes in the norm, the addition and the
-activation behind it. On the CPU they become one call of oneDNN, where torch has it.
+A part of a model is traced by torch.fx. On the CPU each fused convolution is one call of oneDNN, if
+torch has it.
 """
 
 from __future__ import annotations
@@ -16,39 +16,41 @@ from detlite.modeling.backbone.deform import DeformConv3x3
 from detlite.modeling.backbone.timm_vit import TimmViT
 from detlite.modeling.backbone.vit import ViT
 from detlite.modeling.layers.asymmetric_padding import PaddedConv2d
-from detlite.modeling.layers.conv import QuickConv2d
-from detlite.modeling.layers.fold_frozen_bn import unfold_norms
+from detlite.modeling.layers.conv import share_parameters
 from detlite.modeling.layers.norm import (
     FrozenBatchNorm2d,
     FrozenBatchNormAct2d,
     LevelBatchNorm,
 )
+from detlite.modeling.optimize_for_training import undo_optimize_for_training
 from detlite.modeling.roi_heads.pooler import Pooler
 
-from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, cast, joined
+from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, cast, merge_convs
 
 _ADDITIONS = {operator.add, operator.iadd, torch.add}
 _WEIGHTED = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
 
 def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.Module:
-    """A module with the parameters of `part` (in evaluation mode) that does the same faster.
+    """Create a faster module with the parameters of `part`, which is in evaluation mode.
 
     Args:
-        part: called with a batch, or with `features`, a list of levels, and more.
-        dtype: of maps and weights, float32 or a half type. Norms that are not folded keep their
-            own weights, and modules that this file does not know are run in float32.
-        levels: how many maps the backbone gives.
-        scores: whether it scores and moves boxes: its last layers then are run in float32.
+        part: called with a batch, or with `features`, a list of levels.
+        dtype: of maps and weights, float32 or a half type. Norms that cannot be folded keep their
+            type, and modules that cannot be fused run in float32.
+        levels: the number of levels of the backbone.
+        scores: `part` predicts scores and box deltas, so its last layers run in float32.
 
     Raises:
-        TraceError: the code of `part` depends on values or sizes, so that it has no graph.
+        TraceError: the code of `part` depends on values or sizes, so it has no graph.
     """
     if any(isinstance(module, (TimmViT, ViT)) for module in part.modules()):
-        raise fx.proxy.TraceError("a transformer has no convolutions to fuse, and asks for sizes")
-    unfold_norms(part)
-    _split(part)
-    graph = _Tracer().trace(part, {"features": [fx.PH] * levels} if _iterates(part) else None)
+        raise fx.proxy.TraceError("a transformer has no convolutions to fuse, and reads sizes")
+    undo_optimize_for_training(part)
+    _split_layers(part)
+    code = part.forward.__code__
+    levels_only = code.co_varnames[1 : code.co_argcount] == ("features",)
+    graph = _Tracer().trace(part, {"features": [fx.PH] * levels} if levels_only else None)
     traced = fx.GraphModule(part, graph)
     _drop_identities(traced)
     if scores:
@@ -62,14 +64,14 @@ def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.M
     _mark_overwritten(traced)
     traced.delete_all_unused_submodules()
     traced.recompile()
-    for name, value in vars(part).items():  # out_channels and the like
+    for name, value in vars(part).items():  # such as out_channels
         if not name.startswith("_") and name != "training":
             setattr(traced, name, value)
     return traced.eval()
 
 
 class _Tracer(fx.Tracer):
-    """Sees poolers, norms, deformable convolutions and all that has no parts as one step each."""
+    """Treats poolers, norms, deformable convolutions and modules without children as leaves."""
 
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
         kinds = (Pooler, DeformConv3x3)
@@ -80,10 +82,10 @@ class _Tracer(fx.Tracer):
         )
 
 
-def _split(module: nn.Module) -> None:
-    """Replaces timm's layers that are two, a norm and its activation or margins and convolution.
+def _split_layers(module: nn.Module) -> None:
+    """Split norms with an activation and convolutions with margins into two layers each.
 
-    Norms of levels take in the scale and shift that are common to them.
+    Each norm of a `LevelBatchNorm` gets the shared scale and shift.
     """
     for name, child in module.named_children():
         if isinstance(child, FrozenBatchNormAct2d):
@@ -99,11 +101,11 @@ def _split(module: nn.Module) -> None:
                 assert isinstance(own, nn.modules.batchnorm._BatchNorm)
                 own.affine, own.weight, own.bias = True, child.weight, child.bias
         elif isinstance(child, PaddedConv2d):
-            setattr(module, name, nn.Sequential(nn.ZeroPad2d(child.margins), child.plain()))
-        elif isinstance(child, QuickConv2d):
-            setattr(module, name, child.plain())
+            setattr(
+                module, name, nn.Sequential(nn.ZeroPad2d(child.margins), share_parameters(child))
+            )
         else:
-            _split(child)
+            _split_layers(child)
 
 
 def _drop_identities(traced: fx.GraphModule) -> None:
@@ -114,19 +116,13 @@ def _drop_identities(traced: fx.GraphModule) -> None:
             traced.graph.erase_node(node)
 
 
-def _iterates(part: nn.Module) -> bool:
-    """Whether `part` is called with the levels alone, which it goes through one by one."""
-    parameters = part.forward.__code__.co_varnames[1 : part.forward.__code__.co_argcount]
-    return parameters == ("features",)
-
-
 def _module(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
     return traced.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
 def _is_conv(traced: fx.GraphModule, node: fx.Node) -> bool:
     conv = _module(traced, node)
-    # Subclasses may do more than their weights say.
+    # Subclasses may compute something else.
     return (
         type(conv) is nn.Conv2d
         and conv.padding_mode == "zeros"
@@ -135,18 +131,18 @@ def _is_conv(traced: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _fuse_last(traced: fx.GraphModule) -> None:
-    """Layers of whose results no other one is made: in float32, convolutions of a map as one."""
+    """Run the last layers in float32, and merge last convolutions of the same map into one."""
     graph = traced.graph
     groups: dict[Any, list[fx.Node]] = {}
     for node in _last_layers(traced):
-        groups.setdefault(_joins(traced, node) or node, []).insert(0, node)
+        groups.setdefault(_merge_key(traced, node) or node, []).insert(0, node)
     for nodes in groups.values():
         name = "last_" + "_".join(str(node.target) for node in nodes).replace(".", "_")
         layers = [traced.get_submodule(str(node.target)) for node in nodes]
-        if not hasattr(traced, name):  # levels share them
+        if not hasattr(traced, name):  # levels share the layers
             convs = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
-            plain = _is_conv(traced, nodes[0])
-            traced.add_submodule(name, InFloat32(joined(convs) if plain else layers[0]))
+            merged = merge_convs(convs) if _is_conv(traced, nodes[0]) else layers[0]
+            traced.add_submodule(name, InFloat32(merged))
         with graph.inserting_before(nodes[0]):
             new = graph.call_module(name, nodes[0].args)
             if len(nodes) > 1:
@@ -159,8 +155,8 @@ def _fuse_last(traced: fx.GraphModule) -> None:
             graph.erase_node(node)
 
 
-def _joins(traced: fx.GraphModule, node: fx.Node) -> tuple[Any, ...] | None:
-    """Convolutions for which this is equal can be one."""
+def _merge_key(traced: fx.GraphModule, node: fx.Node) -> tuple[Any, ...] | None:
+    """Return a key that is equal for convolutions that can be merged; None if it cannot be."""
     conv = _module(traced, node)
     if not isinstance(conv, nn.Conv2d) or not _is_conv(traced, node) or conv.groups > 1:
         return None
@@ -181,7 +177,7 @@ def _last_layers(traced: fx.GraphModule) -> list[fx.Node]:
 def _fuse_behind(
     traced: fx.GraphModule, conv: fx.Node, dtype: torch.dtype, fused: dict[tuple[Any, ...], str]
 ) -> None:
-    """Replaces a convolution, and what follows it alone, by a FusedConv2d."""
+    """Replace a convolution, and the layers that only it feeds, by a FusedConv2d."""
     end, norm, other, activation = conv, None, None, None
     following = _only_user(end)
     if following is not None and type(_module(traced, following)) in NORMS:
@@ -195,11 +191,11 @@ def _fuse_behind(
     if following is not None:
         layer = _module(traced, following)
         kind = following.target if layer is None else type(layer)
-        # With an addition oneDNN knows no other activation.
+        # With an addition oneDNN supports no other activation.
         if kind in ACTIVATIONS and (other is None or ACTIVATIONS[kind][0] == "relu"):
             end, activation = following, kind
     key = (conv.target, norm, activation)
-    if key not in fused:  # a layer that several levels share is made once
+    if key not in fused:  # levels share the layer
         fused[key] = f"fused_{len(fused)}"
         module = _module(traced, conv)
         assert isinstance(module, nn.Conv2d)
@@ -216,7 +212,7 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 
 
 def _cast(traced: fx.GraphModule, dtype: torch.dtype) -> None:
-    """Maps in `dtype`, but around modules that are run in float32."""
+    """Convert maps to `dtype`, and to float32 around modules that run in float32."""
     graph = traced.graph
     for node in list(graph.nodes):
         module = _module(traced, node)
@@ -242,12 +238,12 @@ def _first_step(graph: fx.Graph) -> fx.Node:
 
 
 def _mark_overwritten(traced: fx.GraphModule) -> None:
-    """Lets a fused addition write over its second term where nothing reads that afterwards."""
+    """Let a fused addition overwrite its second term if nothing reads that afterwards."""
     order = {node: place for place, node in enumerate(traced.graph.nodes)}
     for node in traced.graph.nodes:
         if isinstance(_module(traced, node), FusedConv2d) and len(node.args) == 2:
             other = node.args[1]
-            fresh = (FusedConv2d, nn.MaxPool2d)  # what they give shares memory with nothing
+            fresh = (FusedConv2d, nn.MaxPool2d)  # their results share memory with nothing
             last = all(
                 order[user] <= order[node] and isinstance(_module(traced, user), fresh)
                 for user in other.users

@@ -1,4 +1,4 @@
-"""Detectors by name, from the config."""
+"""Build a model from the config."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.registry import Registry
 
-from .layers.conv import quicken_gradients
-from .preprocessing import memory_format
+from .preprocessing import build_memory_format
 
 if TYPE_CHECKING:
-    from .detector import Detector
+    from .detection_model import DetectionModel
 
-META_ARCHITECTURES: Registry[Callable[[CfgNode], Detector]] = Registry("detector")
+META_ARCHITECTURES: Registry[Callable[[CfgNode], DetectionModel]] = Registry("detector")
 
 
-def build_model(cfg: CfgNode) -> Detector:
-    """The model that a config describes, with fresh weights, on MODEL.DEVICE.
+def build_model(cfg: CfgNode) -> DetectionModel:
+    """Build the model of MODEL.META_ARCHITECTURE with random weights, on MODEL.DEVICE.
 
     Raises:
         ConfigError: a part that is not registered, or parts that do not fit together.
@@ -32,17 +31,16 @@ def build_model(cfg: CfgNode) -> Detector:
         model = build(cfg)
     except ConfigError:
         raise
-    except ValueError as error:  # a module that was given arguments that do not fit
+    except ValueError as error:  # a module rejected its arguments
         raise ConfigError(str(error)) from error
-    quicken_gradients(model)
-    return model.to(device).to(memory_format=memory_format(cfg))
+    return model.to(device).to(memory_format=build_memory_format(cfg))
 
 
 def torch_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is CUDA where there is one, else the CPU.
+    """Return the device of a name; "auto" is CUDA if available, else the CPU.
 
     Raises:
-        ConfigError: a name that torch does not know, or a device that is not there.
+        ConfigError: a name that torch does not know, or a device that is not available.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -52,19 +50,19 @@ def torch_device(name: str) -> torch.device:
         raise ConfigError(f"MODEL.DEVICE: {name!r} is not a device of torch") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"MODEL.DEVICE is {name!r}, but torch finds {torch.cuda.device_count()} CUDA "
-            "devices: use auto or cpu"
+            f"MODEL.DEVICE is {name!r}, but torch finds {torch.cuda.device_count()} CUDA devices: "
+            "use auto or cpu"
         )
-    if device.type not in ("cpu", "cuda", "meta") and not _is_there(device):
+    if device.type not in ("cpu", "cuda", "meta") and not _is_available(device):
         raise ConfigError(
-            f"MODEL.DEVICE is {name!r}, but this torch sees no {device.type} device: use auto or "
+            f"MODEL.DEVICE is {name!r}, but this torch finds no {device.type} device: use auto or "
             "cpu, or install a torch that is built for it"
         )
     return device
 
 
-def _is_there(device: torch.device) -> bool:
+def _is_available(device: torch.device) -> bool:
     try:
         return bool(torch.get_device_module(device).is_available())
-    except (RuntimeError, AttributeError):  # no module, or one that does not tell
+    except (RuntimeError, AttributeError):  # no such module, or one without is_available
         return False

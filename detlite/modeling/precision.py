@@ -1,4 +1,4 @@
-"""How precise the arithmetic is, for training and evaluation alike."""
+"""Choose the precision of arithmetic for training and evaluation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-_HALF = ("bfloat16", "float16")
+_HALF_TYPES = ("bfloat16", "float16")
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Convert half types to float32, because they are too coarse for coordinates and scores."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager[None]:
-    """Mixed precision for the config's DTYPE; nothing changes for float32."""
+    """Return the autocast context of the config's DTYPE; it does nothing for float32."""
     name = resolve_dtype(dtype, device)
     if name == "float32" and not torch.amp.is_autocast_available(device.type):
         return nullcontext()
@@ -22,26 +28,27 @@ def autocast(dtype: str, device: torch.device) -> AbstractContextManager[None]:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> str:
-    """The config's DTYPE; for "auto" bfloat16 where `device` multiplies it faster, else float32.
+    """Replace DTYPE "auto" by bfloat16 if `device` multiplies it faster than float32, else float32.
 
-    A stated half type is taken, but once a process is warned where a processor only emulates it.
+    Other values are returned unchanged. If the processor can only emulate one of them, a warning is
+    logged once per process.
     """
     if dtype == "auto":
         return "bfloat16" if has_bfloat16(device) else "float32"
-    if device.type == "cpu" and dtype in _HALF and dtype not in native_formats(device):
+    if device.type == "cpu" and dtype in _HALF_TYPES and dtype not in native_formats(device):
         _warn_of_emulation(dtype)
     return dtype
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether `device` has instructions that multiply bfloat16; of MPS and XPU it is not known."""
+    """Return True if `device` is known to have instructions that multiply bfloat16."""
     return "bfloat16" in native_formats(device)
 
 
 def native_formats(device: torch.device) -> list[str]:
-    """The formats that matrices are multiplied in by instructions of their own on `device`.
+    """Return the formats that `device` multiplies matrices in without emulation.
 
-    Those that are known: of MPS and XPU, on which nothing was measured, float32 alone.
+    Only float32 on MPS and XPU, where nothing has been measured.
     """
     if device.type == "cpu":
         return [name for name, by in processor_formats().items() if by or name == "float32"]
@@ -54,12 +61,12 @@ def native_formats(device: torch.device) -> list[str]:
 
 
 def processor_formats() -> dict[str, list[str]]:
-    """For each format the instructions that this processor multiplies it by: none, it emulates it.
+    """Return for each format the instructions of this CPU that multiply it; none means emulation.
 
-    The one place that asks the processor. float16 by AVX512-FP16 is left out: torch's convolutions
-    are slower with it than in float32 (docs/devices.md).
+    AVX512-FP16 is not listed: torch's convolutions are slower with it than in float32
+    (docs/devices.md).
     """
-    cpu = torch.cpu  # whose get_capabilities() came after torch 2.11
+    cpu = torch.cpu  # get_capabilities() came after torch 2.11
     amx = ["AMX"] if cpu._is_amx_tile_supported() else []
     half = getattr(cpu, "_is_amx_fp16_supported", lambda: False)()
     return {
@@ -70,23 +77,23 @@ def processor_formats() -> dict[str, list[str]]:
     }
 
 
-def formats_in_words(device: torch.device) -> str:
-    """What `device` is fast at, and the half types that it is not, for people."""
+def describe_formats(device: torch.device) -> str:
+    """Describe the formats that `device` multiplies natively, and those it would emulate."""
     native = native_formats(device)
     instructions = processor_formats() if device.type == "cpu" else {}
     named = [
         f"{name} ({', '.join(instructions[name])})" if instructions.get(name) else name
         for name in native
     ]
-    emulated = [name for name in _HALF if instructions and name not in native]
+    emulated = [name for name in _HALF_TYPES if instructions and name not in native]
     slow = f"; {' and '.join(emulated)} would be slower than float32" if emulated else ""
     return f"multiplies {', '.join(named)} natively{slow}"
 
 
 @cache
 def _warn_of_emulation(dtype: str) -> None:
-    needs = {"bfloat16": "AMX or AVX512-BF16", "float16": "AMX-FP16"}[dtype]
+    required = {"bfloat16": "AMX or AVX512-BF16", "float16": "AMX-FP16"}[dtype]
     logger.warning(
-        "DTYPE is %s, which this processor has no fast instructions for (%s) and emulates, more "
-        "slowly than it computes in float32: set DTYPE auto, or float32", dtype, needs,
+        "DTYPE is %s, but this processor lacks the instructions for it (%s) and emulates it, which "
+        "is slower than float32. Set DTYPE to auto or float32.", dtype, required,
     )  # fmt: skip

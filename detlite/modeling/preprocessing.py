@@ -1,6 +1,6 @@
-"""From lists of images and dicts to records: checked on the host, padded, moved, normalised.
+"""Convert lists of images, targets and proposals to padded records.
 
-The public edge on the way in. Nothing is read back from the device.
+Inputs are checked on the CPU; nothing is read back from the device.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .input_checks import check_images, check_proposals, check_targets
 
 
 class Normalizer(nn.Module):
-    """RGB images of any sizes -> one normalised batch on the model's device.
+    """Normalizes RGB images of any sizes and pads them to one batch on the device of the model.
 
     Args:
         pixel_mean, pixel_std: per channel, in the order and scale that `bgr255` sets.
-        bgr255: feed BGR in 0..255 instead of RGB in 0..1.
-        divisibility: pad height and width to a multiple of this.
+        bgr255: convert to BGR in 0..255 instead of RGB in 0..1.
+        divisibility: pad height and width to a multiple of this number.
         memory_format: of the batch.
     """
 
@@ -51,14 +51,14 @@ class Normalizer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the batch and of coordinates: float32, or that of a float64 model."""
+        """Type of the batch and of coordinates: float32, or float64 for a float64 model."""
         return torch.promote_types(self.pixel_mean.dtype, torch.float32)
 
     def forward(self, images: Sequence[Tensor]) -> Images:
-        """Images [3, h, w], uint8 in 0..255 or float in 0..1 -> a batch [B, 3, H, W].
+        """Batch images [3, h, w], uint8 in 0..255 or float in 0..1, to [B, 3, H, W].
 
         Raises:
-            TypeError, ValueError: an image of another type or shape, or none at all.
+            TypeError, ValueError: an image of another type or shape, or no images.
         """
         check_images(images)
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
@@ -74,9 +74,9 @@ class Normalizer(nn.Module):
         return Images(pixels, torch.tensor(sizes).to(device, non_blocking=True))
 
     def _normalize(self, image: Tensor) -> Tensor:
-        in_255 = not image.is_floating_point()
+        is_255 = not image.is_floating_point()
         image = image.to(self.pixel_mean.device, non_blocking=True).to(self.dtype)
-        if in_255 != self.bgr255:
+        if is_255 != self.bgr255:
             image = image * 255 if self.bgr255 else image / 255
         if self.bgr255:
             image = image.flip(0)
@@ -87,79 +87,83 @@ def prepare_targets(
     targets: Sequence[dict[str, Any]] | None,
     images: Sequence[Tensor],
     num_classes: int,
-    needs: Sequence[str] = (),
+    required: Sequence[str] = (),
     soft_masks: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> GroundTruth:
-    """Checks training targets and pads them to one length.
+    """Check training targets and pad them to one length.
 
     Args:
         targets, images: as in `DetectionModel.forward`.
-        num_classes: with background.
-        needs: "masks", "keypoints", both or neither: what there must be beside boxes and labels.
-        soft_masks: masks are trained on averages of bitmaps, which polygons do not give.
+        num_classes: including background.
+        required: "masks" and "keypoints", if targets must have them.
+        soft_masks: masks are trained on averaged bitmaps, so polygons are rejected.
         dtype: of coordinates.
 
     Returns:
-        Ground truth [B, G] on the CPU, with nothing in it but what is needed; G is at least 1.
+        Ground truth [B, G] on the CPU with the required fields only; G is at least 1.
 
     Raises:
         TypeError, ValueError: naming the image and the field that does not fit.
     """
-    checked = check_targets(targets, images, num_classes, needs, soft_masks)
-    most = max(1, *(len(target["labels"]) for target in checked))
+    checked = check_targets(targets, images, num_classes, required, soft_masks)
+    length = max(1, *(len(target["labels"]) for target in checked))
 
-    def padded(name: str, kind: torch.dtype) -> Tensor:
-        rows = [target[name].to("cpu", kind) for target in checked]
-        return torch.stack(
-            [F.pad(row, [0, 0] * (row.ndim - 1) + [0, most - len(row)]) for row in rows]
-        )
+    def pad(name: str, dtype: torch.dtype) -> Tensor:
+        values = [target[name].to("cpu", dtype) for target in checked]
+        return torch.stack([_pad_first_axis(value, length) for value in values])
 
+    has_masks, has_keypoints = "masks" in required, "keypoints" in required
     return GroundTruth(
-        padded("boxes", dtype),
-        padded("labels", torch.int64),
-        PackedMasks.collate([t["masks"] for t in checked], most) if "masks" in needs else None,
-        padded("keypoints", dtype) if "keypoints" in needs else None,
+        pad("boxes", dtype),
+        pad("labels", torch.int64),
+        PackedMasks.collate([t["masks"] for t in checked], length) if has_masks else None,
+        pad("keypoints", dtype) if has_keypoints else None,
     )
 
 
 def prepare_proposals(
     proposals: Sequence[Tensor | None] | None, count: int, dtype: torch.dtype = torch.float32
 ) -> Proposals:
-    """Checks the boxes given with images and pads them to one length.
+    """Check the proposals of images and pad them to one length.
 
     Args:
-        proposals: float xyxy [P_i, 4] in each of `count` images; there may be none in it.
+        proposals: xyxy float [P_i, 4] for each of `count` images; P_i may be 0.
+        count: the number of images.
         dtype: of coordinates.
 
     Returns:
-        Proposals [B, P] on the CPU, P at least 1, all with the score 0. Those without an extent
-        are left out: resizing may have made some.
+        Proposals [B, P] on the CPU with P at least 1 and scores 0. Empty boxes, which resizing
+        may have produced, are dropped.
 
     Raises:
         TypeError, ValueError: naming the image whose proposals are missing or do not fit.
     """
-    given = [boxes.to("cpu", dtype) for boxes in check_proposals(proposals, count)]
-    given = [boxes[box_ops.has_min_size(boxes, 0)] for boxes in given]
-    most = max(1, *map(len, given))
-    boxes = torch.stack([F.pad(own, (0, 0, 0, most - len(own))) for own in given])
-    counts = torch.tensor([len(own) for own in given])
-    valid = torch.arange(most) < counts[:, None]
+    checked = [boxes.to("cpu", dtype) for boxes in check_proposals(proposals, count)]
+    checked = [boxes[box_ops.has_min_size(boxes, 0)] for boxes in checked]
+    length = max(1, *map(len, checked))
+    boxes = torch.stack([_pad_first_axis(own, length) for own in checked])
+    counts = torch.tensor([len(own) for own in checked])
+    valid = torch.arange(length) < counts[:, None]
     return Proposals(boxes, torch.zeros(valid.shape, dtype=dtype), valid)
 
 
+def _pad_first_axis(x: Tensor, length: int) -> Tensor:
+    return F.pad(x, [0, 0] * (x.ndim - 1) + [0, length - len(x)])
+
+
 def build_normalizer(cfg: CfgNode) -> Normalizer:
-    """The normalizer that INPUT and DATALOADER describe."""
+    """Build the normalizer of INPUT and DATALOADER.SIZE_DIVISIBILITY."""
     return Normalizer(
         cfg.INPUT.PIXEL_MEAN,
         cfg.INPUT.PIXEL_STD,
         cfg.INPUT.TO_BGR255,
         cfg.DATALOADER.SIZE_DIVISIBILITY,
-        memory_format(cfg),
+        build_memory_format(cfg),
     )
 
 
-def memory_format(cfg: CfgNode) -> torch.memory_format:
-    """The order of a model's tensors that MODEL.MEMORY_FORMAT names."""
+def build_memory_format(cfg: CfgNode) -> torch.memory_format:
+    """Return the memory format that MODEL.MEMORY_FORMAT names."""
     formats = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
     return formats[cfg.MODEL.MEMORY_FORMAT]

@@ -1,4 +1,4 @@
-"""A detector of proposals alone: backbone and RPN."""
+"""A detector of class-agnostic proposals: backbone and RPN only."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from detlite.structures.instances import GroundTruth, Images, PredictedBoxes, Pr
 
 from .backbone import Backbone, build_backbone
 from .build import META_ARCHITECTURES
-from .detector import Detector
+from .detection_model import DetectionModel
+from .exportable_parts import ExportablePart, child_part
 from .postprocessing import Postprocess, Suppression
 from .preprocessing import Normalizer, build_normalizer
 from .rpn.rpn import RPN, build_rpn
 
 
-class ProposalNetwork(Detector):
-    """Its detections are the RPN's proposals, all with label 1 and the objectness as score.
+class ProposalNetwork(DetectionModel):
+    """Detects the RPN's proposals, all with label 1 and the objectness as score.
 
-    Its losses are `loss_objectness` and `loss_rpn_box`.
+    The losses are `loss_objectness` and `loss_rpn_box`.
     """
 
     def __init__(
@@ -35,30 +36,36 @@ class ProposalNetwork(Detector):
         self.rpn = rpn
 
     def losses(
-        self, images: Images, truth: GroundTruth, given: Proposals | None = None
+        self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
     ) -> dict[str, Tensor]:
-        predictions = self.rpn(self.backbone(images.pixels))
-        return self.rpn.losses(predictions, images, truth)
+        """Compute the losses of the RPN."""
+        anchors = self.rpn(self.backbone(images.pixels))
+        return self.rpn.losses(anchors, images, truth)
 
     def predict_boxes(
-        self, features: list[Tensor], images: Images, given: Proposals | None = None
+        self, features: list[Tensor], images: Images, proposals: Proposals | None = None
     ) -> PredictedBoxes:
-        """The proposals; see `Detector.predict_boxes`."""
-        proposals = self.rpn.propose(self.rpn(features), images)
+        """Predict proposals as boxes of class 1."""
+        proposals = self.rpn.propose(self.rpn(features), images, self.static_shapes)
         labels = torch.ones_like(proposals.scores, dtype=torch.int64)
         scores = proposals.scores.sigmoid()
         return PredictedBoxes(proposals.boxes, scores, labels, proposals.valid)
 
+    def exportable_parts(self) -> list[ExportablePart]:
+        """Return the backbone and the RPN head."""
+        return [*super().exportable_parts(), child_part(self.rpn, "head", "rpn.head")]
+
 
 @META_ARCHITECTURES.register("ProposalNetwork")
 def build_proposal_network(cfg: CfgNode) -> ProposalNetwork:
-    """The model that MODEL.RPN describes."""
+    """Build the proposal network of MODEL.RPN."""
     for key in ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"):
         if cfg.MODEL[key]:
-            raise ValueError(f"a ProposalNetwork has no heads: MODEL.{key} must be False")
+            raise ValueError(f"MODEL.{key} is True, but a ProposalNetwork has no RoI heads: set it "
+                             "to False")  # fmt: skip
     backbone = build_backbone(cfg)
     rpn = build_rpn(cfg, backbone)
-    # The RPN has suppressed the overlaps of a level already, but not those between views.
+    # The RPN suppresses overlaps on each level, but not those between views.
     suppression = Suppression(1.0, views_iou_thresh=rpn.nms_thresh)
     postprocess = Postprocess(convention_of(cfg), suppression, rpn.test_limits.total, rpn.min_size)
     num_classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES

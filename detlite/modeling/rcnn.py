@@ -1,4 +1,7 @@
-"""The two-stage detector, whole: read this file first."""
+"""The two-stage detectors: Mask R-CNN, Faster R-CNN, Fast R-CNN and Cascade R-CNN.
+
+Read this file first: it shows the whole pipeline.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
-from detlite.structures.padding import Rows
 
 from .backbone import Backbone, build_backbone
 from .build import META_ARCHITECTURES
-from .detector import Detector
+from .detection_model import DetectionModel
+from .exportable_parts import ExportablePart, child_part
 from .postprocessing import Postprocess, build_postprocess
 from .preprocessing import Normalizer, build_normalizer
 from .roi_heads.roi_heads import RoIHeads, build_roi_heads
@@ -18,12 +21,12 @@ from .rpn.rpn import RPN, build_rpn
 from .sampler import ProposalSampler, build_proposal_sampler
 
 
-class GeneralizedRCNN(Detector):
+class GeneralizedRCNN(DetectionModel):
     """A two-stage detector (Mask R-CNN, https://arxiv.org/abs/1703.06870).
 
-    Its losses are `loss_objectness`, `loss_rpn_box`, `loss_classifier`, `loss_box` and, with such
-    a head, `loss_mask`, `loss_keypoint`. Without an RPN it is a Fast R-CNN
-    (https://arxiv.org/abs/1504.08083), which takes its proposals with each image.
+    The losses are `loss_objectness`, `loss_rpn_box`, `loss_classifier`, `loss_box` and, with such a
+    head, `loss_mask` and `loss_keypoint`. Without an RPN it is a Fast R-CNN
+    (https://arxiv.org/abs/1504.08083), which takes proposals with each image.
     """
 
     def __init__(
@@ -42,58 +45,52 @@ class GeneralizedRCNN(Detector):
         self.takes_proposals = rpn is None
         self.sampler = sampler
         self.roi_heads = roi_heads
-        heads = {"masks": roi_heads.mask, "keypoints": roi_heads.keypoint}
-        self.needs = tuple(name for name, head in heads.items() if head is not None)
+        self.required_targets = roi_heads.required_targets
 
     def losses(
-        self, images: Images, truth: GroundTruth, given: Proposals | None = None
+        self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
     ) -> dict[str, Tensor]:
-        """Losses of the RPN and of every head; see `Detector.losses`."""
+        """Compute the losses of the RPN and of all heads; see `DetectionModel.losses`."""
         features = self.backbone(images.pixels)
-        proposals, losses = self.propose(features, images, given, truth)
-        samples = self.sampler(proposals, truth)
-        box_losses, predictions = self.roi_heads.box.losses(features, samples, truth, images.sizes)
-        foreground = samples[:, : self.sampler.most_positive]
-        map_losses = self.roi_heads.map_losses(features, foreground, truth, predictions)
-        return losses | box_losses | map_losses
+        rpn_losses: dict[str, Tensor] = {}
+        if self.rpn is not None:
+            anchors = self.rpn(features)
+            rpn_losses = self.rpn.losses(anchors, images, truth)
+            proposals = self.rpn.propose(anchors, images, self.static_shapes)
+        assert proposals is not None
+        samples = self.sampler(proposals, truth, self.static_shapes)
+        head_losses = self.roi_heads.losses(
+            features, samples, truth, images.sizes, self.sampler.max_positives, self.static_shapes
+        )
+        return rpn_losses | head_losses
 
     def predict(
-        self, images: Images, given: Proposals | None = None, min_score: float = 0.0
+        self, images: Images, proposals: Proposals | None = None, min_score: float = 0.0
     ) -> Detections:
-        """Boxes, and masks and keypoints in them; see `Detector.predict`."""
+        """Predict boxes, and the masks and keypoints inside them; see `DetectionModel.predict`."""
         features = self.backbone(images.pixels)
-        predicted = self.predict_boxes(features, images, given)
-        detections = self.postprocess(predicted, images.sizes, min_score)
-        rows = Rows(detections.valid)
-        maps = self.roi_heads.maps(features, rows, detections.boxes, detections.labels)
-        return self.roi_heads.with_maps(detections, rows, maps)
+        predicted = self.predict_boxes(features, images, proposals)
+        detections = self.postprocess(predicted, images.sizes, self.static_shapes, min_score)
+        return self.roi_heads.add_dense_outputs(features, detections, self.static_shapes)
 
     def predict_boxes(
-        self, features: list[Tensor], images: Images, given: Proposals | None = None
+        self, features: list[Tensor], images: Images, proposals: Proposals | None = None
     ) -> PredictedBoxes:
-        """What the box head makes of the proposals; see `Detector.predict_boxes`."""
-        proposals, _ = self.propose(features, images, given)
-        return self.roi_heads.box.predict(features, proposals, images.sizes)
+        """Refine the proposals by the box head; see `DetectionModel.predict_boxes`."""
+        if self.rpn is not None:
+            proposals = self.rpn.propose(self.rpn(features), images, self.static_shapes)
+        assert proposals is not None
+        return self.roi_heads.box.predict(features, proposals, images.sizes, self.static_shapes)
 
-    def propose(
-        self,
-        features: list[Tensor],
-        images: Images,
-        given: Proposals | None,
-        truth: GroundTruth | None = None,
-    ) -> tuple[Proposals, dict[str, Tensor]]:
-        """The RPN's proposals and, with ground truth, its losses; or the proposals given."""
-        if self.rpn is None:
-            assert given is not None
-            return given, {}
-        predictions = self.rpn(features)
-        losses = {} if truth is None else self.rpn.losses(predictions, images, truth)
-        return self.rpn.propose(predictions, images), losses
+    def exportable_parts(self) -> list[ExportablePart]:
+        """Return the backbone, the RPN head and the parts of the RoI heads."""
+        rpn = [] if self.rpn is None else [child_part(self.rpn, "head", "rpn.head")]
+        return [*super().exportable_parts(), *rpn, *self.roi_heads.exportable_parts()]
 
 
 @META_ARCHITECTURES.register("GeneralizedRCNN")
 def build_generalized_rcnn(cfg: CfgNode) -> GeneralizedRCNN:
-    """The two-stage detector that the config describes."""
+    """Build the two-stage detector of the config."""
     backbone = build_backbone(cfg)
     return GeneralizedRCNN(
         build_normalizer(cfg),

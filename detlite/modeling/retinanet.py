@@ -1,8 +1,8 @@
-"""RetinaNet (Lin et al., https://arxiv.org/abs/1708.02002): one stage, every anchor classified.
+"""RetinaNet (Lin et al., https://arxiv.org/abs/1708.02002), a one-stage detector.
 
-Shapes: B images, L levels; N_l = H_l W_l A anchors on level l, N over all levels. S scores an
-anchor: one for each class without background, or one more where the head scores that too. G
-ground-truth boxes in an image, padded.
+Shapes: B images, L levels; level l has H_l x W_l cells and N_l = H_l W_l A anchors, N over all
+levels. S scores per anchor: one per class without background, or one more if the head scores
+background too. G ground truths per image, padded.
 """
 
 from __future__ import annotations
@@ -17,27 +17,32 @@ from yacs.config import CfgNode
 from detlite.conventions import convention_of
 from detlite.ops import sigmoid_focal_loss
 from detlite.structures.instances import GroundTruth, Images, PredictedBoxes, Proposals
-from detlite.structures.padding import Rows, gather, highest
+from detlite.structures.padding import Packing, gather, top_scores
 
 from .backbone import Backbone, build_backbone
-from .box_coder import BoxCoder, BoxLoss
+from .box_coder import BoxCoder
+from .box_loss import BoxLoss
 from .build import META_ARCHITECTURES
-from .detector import Detector
-from .layers.basic import conv_block, init_normal
-from .layers.norm import LevelBatchNorm, Norm, optional_norm
+from .detection_model import DetectionModel
+from .exportable_parts import ExportablePart, child_part
+from .layers.conv_block import conv_block
+from .layers.norm import LevelBatchNorm, Norm, build_optional_norm
+from .layers.weight_init import init_normal
+from .matcher import IGNORE, Matcher
 from .postprocessing import Postprocess, build_suppression
 from .preprocessing import Normalizer, build_normalizer
 from .rpn.anchors import AnchorGenerator, build_anchors, per_anchor
-from .sampler import IGNORE, Matcher
 
 
 class RetinaNetHead(nn.Module):
-    """Two towers of 3x3s, shared by all levels: one scores the anchors of a cell, one moves them.
+    """Two towers of 3x3 convolutions, shared by all levels: class scores and box deltas of anchors.
 
     Args:
-        norm: behind each 3x3; a `LevelBatchNorm` is told the level.
-        bias: whether the 3x3s have one; None: where no norm follows.
-        prior: the score that every anchor starts with.
+        in_channels, anchors_per_cell, num_scores: C, A and S.
+        num_convs: 3x3 convolutions per tower.
+        norm: after each of them; a `LevelBatchNorm` gets the number of the level.
+        prior: initial score of every anchor.
+        bias: the 3x3 convolutions have a bias; None: if there is no norm.
     """
 
     def __init__(
@@ -65,37 +70,38 @@ class RetinaNetHead(nn.Module):
             if isinstance(layer, nn.Conv2d):
                 init_normal(layer, std=0.01)
         assert self.cls_logits.bias is not None
-        # Rare objects among many anchors: without it the background's loss drowns the first steps.
+        # Otherwise the loss of the many background anchors dominates the first iterations.
         nn.init.constant_(self.cls_logits.bias, -math.log((1 - prior) / prior))
 
     def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Levels [B, C, H_l, W_l] -> float32 logits [B, N_l, S] and deltas [B, N_l, 4] of each."""
+        """Predict float32 logits [B, N_l, S] and deltas [B, N_l, 4] of levels [B, C, H_l, W_l]."""
         logits, deltas = [], []
         for level, feature in enumerate(features):
-            logits.append(self.cls_logits(_towered(self.cls_tower, feature, level)))
-            deltas.append(self.bbox_pred(_towered(self.bbox_tower, feature, level)))
+            logits.append(self.cls_logits(_apply_tower(self.cls_tower, feature, level)))
+            deltas.append(self.bbox_pred(_apply_tower(self.bbox_tower, feature, level)))
         return [per_anchor(x, self.num_scores) for x in logits], [per_anchor(x, 4) for x in deltas]
 
 
-def _towered(tower: nn.Sequential, x: Tensor, level: int) -> Tensor:
+def _apply_tower(tower: nn.Sequential, x: Tensor, level: int) -> Tensor:
     for block in tower.children():
         for layer in block.children():
             x = layer(x, level) if isinstance(layer, LevelBatchNorm) else layer(x)
     return x
 
 
-class RetinaNet(Detector):
+class RetinaNet(DetectionModel):
     """A one-stage detector of boxes. Its losses are `loss_classifier` and `loss_box`.
 
     Args:
-        matcher: which anchors are foreground.
+        head, anchor_generator, box_coder: predict and decode boxes.
+        matcher: selects the foreground anchors.
         alpha, gamma: of the focal loss.
-        box_loss: of the foreground.
+        box_loss: of the foreground anchors.
         score_thresh: predicted boxes need a higher score.
-        pre_nms: how many of a level's scores are considered, the best.
+        pre_nms: the largest number of boxes of a level before suppression.
     """
 
-    # Foreground anchors of a batch: the average starts high, and moves by a tenth a step.
+    # Moving average of the number of foreground anchors in a batch: first value and momentum.
     START, MOMENTUM = 100.0, 0.9
     moving_foreground: Tensor
 
@@ -130,54 +136,62 @@ class RetinaNet(Detector):
             self.register_buffer("moving_foreground", torch.tensor(self.START))
 
     def losses(
-        self, images: Images, truth: GroundTruth, given: Proposals | None = None
+        self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
     ) -> dict[str, Tensor]:
-        """Focal loss over the anchors that are not ignored, box loss over the foreground."""
-        anchors, all_logits, all_deltas = self._predict(self.backbone(images.pixels))
+        """Compute the focal loss of all anchors that are not ignored, and the box loss of the
+        foreground."""
+        anchors, level_logits, level_deltas = self._predict(self.backbone(images.pixels))
         references = torch.cat(anchors)
-        logits, deltas = torch.cat(all_logits, 1), torch.cat(all_deltas, 1)
-        matched = self.matcher(truth, references)  # (B, N)
+        logits, deltas = torch.cat(level_logits, 1), torch.cat(level_deltas, 1)
+        matched = self.matcher(truth, references)  # [B, N]
         foreground, gt_index = matched >= 0, matched.clamp(min=0)
         labels = truth.labels.gather(1, gt_index) - self.first_label
-        # An anchor that is not foreground writes a 0.
-        wanted = torch.zeros_like(logits).scatter_(
+        # Anchors that are not foreground write a 0.
+        target = torch.zeros_like(logits).scatter_(
             2, labels.clamp(min=0)[:, :, None], foreground[:, :, None].to(logits.dtype)
         )
-        classifier = sigmoid_focal_loss(logits, wanted, self.alpha, self.gamma)
+        classifier = sigmoid_focal_loss(logits, target, self.alpha, self.gamma)
         classifier = torch.where(matched[:, :, None] == IGNORE, 0, classifier).sum(dim=(1, 2))
-        rows = Rows(foreground)
+        packing = Packing(foreground, self.static_shapes)
         box = self.box_loss(
             self.box_coder,
-            rows.pack(deltas),
-            rows.pack(gather(truth.boxes, gt_index)),
-            references[rows.index % references.shape[0]],
-            rows.valid,
+            packing.pack(deltas),
+            packing.pack(gather(truth.boxes, gt_index)),
+            references[packing.index % references.shape[0]],
+            packing.valid,
         )
-        count = foreground.sum(dim=1).to(classifier.dtype)  # (B,)
+        count = foreground.sum(dim=1).to(classifier.dtype)  # [B]
         if self.convention.retinanet_loss_normalizer == "image":
-            per_image = box.new_zeros(count.shape[0]).index_add(0, rows.image, box)
+            per_image = box.new_zeros(count.shape[0]).index_add(0, packing.image, box)
             count = count.clamp(min=1) * count.shape[0]
             return {
                 "loss_classifier": (classifier / count).sum(),
                 "loss_box": (per_image / count).sum(),
             }
-        of_scores, of_boxes = self._normalizers(count)
-        return {"loss_classifier": classifier.sum() / of_scores, "loss_box": box.sum() / of_boxes}
+        classifier_divisor, box_divisor = self._loss_divisors(count)
+        return {
+            "loss_classifier": classifier.sum() / classifier_divisor,
+            "loss_box": box.sum() / box_divisor,
+        }
 
     def predict_boxes(
-        self, features: list[Tensor], images: Images, given: Proposals | None = None
+        self, features: list[Tensor], images: Images, proposals: Proposals | None = None
     ) -> PredictedBoxes:
-        """The best scores of each level, and the boxes that their anchors are moved to."""
+        """Decode the highest-scoring anchors of each level."""
         levels = [self._decode(*level) for level in zip(*self._predict(features), strict=True)]
         return PredictedBoxes(*(torch.cat(field, dim=1) for field in zip(*levels, strict=True)))
 
+    def exportable_parts(self) -> list[ExportablePart]:
+        """Return the backbone and the head."""
+        return [*super().exportable_parts(), child_part(self, "head", "head")]
+
     def _predict(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Of each level anchors [N_l, 4], logits [B, N_l, S] and deltas [B, N_l, 4]."""
+        """Return for each level anchors [N_l, 4], logits [B, N_l, S] and deltas [B, N_l, 4]."""
         anchors = self.anchor_generator([(f.shape[-2], f.shape[-1]) for f in features])
         return anchors, *self.head(features)
 
-    def _normalizers(self, count: Tensor) -> tuple[Tensor, Tensor]:
-        """What scores' and boxes' losses are divided by, from each image's foreground anchors."""
+    def _loss_divisors(self, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the divisors of both losses from the foreground anchors [B] of each image."""
         total = count.sum()
         if self.convention.retinanet_loss_normalizer == "moving":
             self.moving_foreground.lerp_(total.clamp(min=1), 1 - self.MOMENTUM)
@@ -187,9 +201,9 @@ class RetinaNet(Detector):
     def _decode(
         self, anchors: Tensor, logits: Tensor, deltas: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One level: boxes [B, N, 4], scores [B, N], labels [B, N] and which are valid [B, N]."""
+        """Return the boxes [B, M, 4], scores, labels and validity [B, M] of a level."""
         scores = logits.flatten(1).sigmoid()
-        best, index, valid = highest(scores, self.score_thresh, self.pre_nms)
+        best, index, valid = top_scores(scores, self.score_thresh, self.pre_nms, self.static_shapes)
         anchor, label = index // logits.shape[2], index % logits.shape[2] + self.first_label
         boxes = self.box_coder.decode(gather(deltas, anchor), anchors[anchor])
         return boxes, best, label, valid
@@ -197,10 +211,11 @@ class RetinaNet(Detector):
 
 @META_ARCHITECTURES.register("RetinaNet")
 def build_retinanet(cfg: CfgNode) -> RetinaNet:
-    """The detector that MODEL.RETINANET describes."""
+    """Build the RetinaNet of MODEL.RETINANET."""
     for key in ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"):
         if cfg.MODEL[key]:
-            raise ValueError(f"a RetinaNet has no heads of that kind: MODEL.{key} must be False")
+            raise ValueError(f"MODEL.{key} is True, but a RetinaNet has no RoI heads: set it to "
+                             "False")  # fmt: skip
     node, convention = cfg.MODEL.RETINANET, convention_of(cfg)
     backbone = build_backbone(cfg)
     octaves = [node.OCTAVE ** (k / node.SCALES_PER_OCTAVE) for k in range(node.SCALES_PER_OCTAVE)]
@@ -213,7 +228,7 @@ def build_retinanet(cfg: CfgNode) -> RetinaNet:
             anchors.per_cell[0],
             node.NUM_CLASSES - (not convention.retinanet_scores_background),
             node.NUM_CONVS,
-            _tower_norm(cfg, len(backbone.strides)),
+            _build_tower_norm(cfg, len(backbone.strides)),
             node.PRIOR_PROB,
             bias=convention.retinanet_normed_bias or None,
         ),
@@ -227,7 +242,9 @@ def build_retinanet(cfg: CfgNode) -> RetinaNet:
             convention.retinanet_clip,
         ),
         num_classes=node.NUM_CLASSES,
-        matcher=Matcher(node.FG_IOU_THRESHOLD, node.BG_IOU_THRESHOLD, keep_best=True),
+        matcher=Matcher(
+            node.FG_IOU_THRESHOLD, node.BG_IOU_THRESHOLD, allow_low_quality_matches=True
+        ),
         alpha=node.LOSS_ALPHA,
         gamma=node.LOSS_GAMMA,
         box_loss=BoxLoss(node.BOX_LOSS, node.BBOX_REG_BETA, 1 / node.BBOX_REG_WEIGHT),
@@ -236,8 +253,8 @@ def build_retinanet(cfg: CfgNode) -> RetinaNet:
     )
 
 
-def _tower_norm(cfg: CfgNode, levels: int) -> Norm | None:
-    kind = optional_norm(cfg, "RETINANET")
-    if kind in (nn.BatchNorm2d, nn.SyncBatchNorm):
-        return partial(LevelBatchNorm, levels=levels, kind=kind)
-    return kind
+def _build_tower_norm(cfg: CfgNode, levels: int) -> Norm | None:
+    norm = build_optional_norm(cfg, "RETINANET")
+    if norm in (nn.BatchNorm2d, nn.SyncBatchNorm):
+        return partial(LevelBatchNorm, levels=levels, kind=norm)
+    return norm

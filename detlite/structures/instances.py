@@ -94,7 +94,7 @@ class Samples(Record):
 @_record
 @dataclass(frozen=True)
 class PredictedBoxes(Record):
-    """Scored boxes before any of them is suppressed."""
+    """Scored boxes before suppression."""
 
     boxes: Tensor  # [B, N, 4]
     scores: Tensor  # [B, N] in 0..1
@@ -104,13 +104,9 @@ class PredictedBoxes(Record):
 
 @_record
 @dataclass(frozen=True)
-class Detections(Record):
-    """What a model finds, by decreasing score, padding last."""
+class Detections(PredictedBoxes):
+    """Boxes [B, D] that a model detects, in decreasing order of score, with masks and keypoints."""
 
-    boxes: Tensor  # [B, D, 4]
-    scores: Tensor  # [B, D] in 0..1
-    labels: Tensor  # int64 [B, D]
-    valid: Tensor  # bool [B, D], False at padding
     mask_probs: Tensor | None = None  # [B, D, M, M], the mask within each box
     keypoints: Tensor | None = None  # [B, D, K, 3] of (x, y, 1)
     keypoint_scores: Tensor | None = None  # [B, D, K], logits

@@ -1,80 +1,43 @@
-"""Padding left out, where shapes may vary: the one place that knows about it.
+"""Pack and unpack the valid entries of padded batches.
 
-Heads compute rows. In eager mode these are the valid entries of a padded batch, so that an image
-with three objects costs three masks. With fixed shapes (compiled, exported, or trained on a device
-whose values must not be waited for) they are all entries, padding too. The code around is the same.
+Heads compute packed rows. With dynamic shapes these are the valid entries alone, so an image with
+three objects costs three masks. With static shapes they are all entries, padding included: no
+shape depends on a value, as torch.compile, torch.export and training without waiting for the GPU
+need it. Only this module branches on `static_shapes`.
 
-Shapes: B images, N entries an image, R rows.
+Shapes: B images, N entries per image, R packed rows.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-# None: as the device has it, see `shapes_vary`.
-_vary: ContextVar[bool | None] = ContextVar("shapes_vary", default=None)
 
-
-def fixed_shapes() -> AbstractContextManager[None]:
-    """Within it every shape follows from the arguments' shapes, never from values."""
-    return _setting(False)
-
-
-def varying_shapes() -> AbstractContextManager[None]:
-    """Within it padding is left out on every device, which may wait for values.
-
-    For whoever reads the results at once anyway. `fixed_shapes` around it goes before.
-    """
-    return _setting(_vary.get() is not False)
-
-
-@contextmanager
-def _setting(vary: bool) -> Iterator[None]:
-    token = _vary.set(vary)
-    try:
-        yield
-    finally:
-        _vary.reset(token)
-
-
-def shapes_vary(like: Tensor, unpadded: bool = False) -> bool:
-    """Whether a shape may follow from values.
-
-    By default on the CPU alone, where nothing waits; with `unpadded` on every device.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    vary = _vary.get()
-    return (unpadded or like.device.type == "cpu") if vary is None else vary
-
-
-class Rows:
-    """Which entries of a padded batch are computed.
+class Packing:
+    """Selects the rows to compute from a padded batch.
 
     Args:
         valid: bool [B, N].
-        unpadded: leave padding out on a device that must wait for it too, unless shapes are fixed.
+        static_shapes: keep padding, so that R is B * N.
 
     Attributes:
         index: int64 [R], the entry (image * N + place) of each row.
-        valid: bool [R]; False where a row is padding, which only fixed shapes have.
+        valid: bool [R], False for padding.
+        static_shapes: as given.
     """
 
-    def __init__(self, valid: Tensor, unpadded: bool = False) -> None:
+    def __init__(self, valid: Tensor, static_shapes: bool) -> None:
+        self.static_shapes = static_shapes
         self._shape = valid.shape
         flat = valid.flatten()
-        if shapes_vary(valid, unpadded):
-            self.index = flat.nonzero()[:, 0]
-            self.valid = torch.ones_like(self.index, dtype=torch.bool)
-        else:
+        if static_shapes:
             self.index = torch.arange(flat.shape[0], device=valid.device)
             self.valid = flat
+        else:
+            self.index = flat.nonzero()[:, 0]
+            self.valid = torch.ones_like(self.index, dtype=torch.bool)
 
     @property
     def image(self) -> Tensor:
@@ -82,76 +45,89 @@ class Rows:
         return self.index // max(self._shape[1], 1)
 
     def pack(self, entries: Tensor) -> Tensor:
-        """[B, N, ...] -> [R, ...]."""
+        """Convert entries [B, N, ...] to rows [R, ...]."""
         return entries.flatten(0, 1)[self.index]
 
     def unpack(self, rows: Tensor) -> Tensor:
-        """[R, ...] -> [B, N, ...], zeros where there is no row."""
+        """Convert rows [R, ...] to entries [B, N, ...], zeros where there is no row."""
         entries = rows.new_zeros((self._shape[0] * self._shape[1], *rows.shape[1:]))
         return entries.index_copy(0, self.index, rows).unflatten(0, self._shape)
 
-    def position(self) -> Tensor:
-        """int64 [B, N], the row of each entry; meaningless where it has none."""
+    def row_numbers(self) -> Tensor:
+        """Return the row of each entry, int64 [B, N]; undefined where an entry has no row."""
         return self.unpack(torch.arange(self.index.shape[0], device=self.index.device))
 
     def rois(self, boxes: Tensor) -> Tensor:
-        """Boxes [B, N, 4] -> RoIs [R, 5] that begin with the image's index, or -1 at padding."""
+        """Convert boxes [B, N, 4] to RoIs [R, 5] of (image index or -1 for padding, xyxy)."""
         image = torch.where(self.valid, self.image, -1)
         return torch.cat([image[:, None].to(boxes.dtype), self.pack(boxes)], dim=1)
 
 
-def leading(valid: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Where the valid entries are, those of each image in front.
+def padded_length(valid: Tensor, static_shapes: bool) -> int:
+    """Return the largest number of valid entries of an image, or N with static shapes.
 
     Args:
         valid: bool [B, N].
-        most: how many of an image are kept, the first of them.
+        static_shapes: do not read values.
+    """
+    if static_shapes:
+        return valid.shape[1]
+    return int(valid.sum(dim=1).max()) if len(valid) else 0
+
+
+def first_valid(valid: Tensor, limit: int, static_shapes: bool) -> tuple[Tensor, Tensor]:
+    """Find the first valid entries of each image.
+
+    Args:
+        valid: bool [B, N].
+        limit: largest number of entries of an image.
+        static_shapes: M is `limit` (at most N), not what the fullest image needs.
 
     Returns:
-        int64 [B, M] and bool [B, M]: places of the valid entries in order, and False (at place 0)
-        for padding. M is `most`, or what the fullest image has where shapes may vary.
+        Places of the valid entries in order, int64 [B, M], and bool [B, M], False (at place 0) for
+        padding.
     """
     count = valid.sum(dim=1)
-    most = min(most, valid.shape[1])
-    if shapes_vary(valid):
-        most = min(most, int(count.max())) if len(count) else 0
+    limit = min(limit, padded_length(valid, static_shapes))
     slot = valid.cumsum(dim=1) - 1
-    # All others share one more, cut off below.
-    slot = torch.where(valid & (slot < most), slot, most)
+    # All other entries share an additional slot, which is cut off below.
+    slot = torch.where(valid & (slot < limit), slot, limit)
     place = torch.arange(valid.shape[1], device=valid.device).expand_as(slot)
-    index = torch.zeros((valid.shape[0], most + 1), dtype=torch.int64, device=valid.device)
-    index = index.scatter(1, slot, place)[:, :most]
-    kept = torch.arange(most, device=valid.device) < count[:, None]
+    index = torch.zeros((valid.shape[0], limit + 1), dtype=torch.int64, device=valid.device)
+    index = index.scatter(1, slot, place)[:, :limit]
+    kept = torch.arange(limit, device=valid.device) < count[:, None]
     return torch.where(kept, index, 0), kept
 
 
-def highest(scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The highest scores of each image above a threshold.
+def top_scores(
+    scores: Tensor, threshold: float, limit: int, static_shapes: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the highest scores of each image above a threshold.
 
     Args:
-        scores: [B, N], each at least 0.
+        scores: [B, N], at least 0.
         threshold: at least 0; scores must be higher.
-        most: how many of an image are kept.
+        limit: largest number of scores of an image.
+        static_shapes: M is `limit` (at most N), not what the fullest image needs.
 
     Returns:
         Scores [B, M] in decreasing order, their places int64 [B, M], and bool [B, M], False for
-        padding. M is `most` (or N, if that is less), or what the fullest image has where shapes
-        vary.
+        padding.
     """
-    if shapes_vary(scores):
-        # Few of millions are above it: they alone are sorted.
-        places = [(own > threshold).nonzero()[:, 0] for own in scores]
-        found = zip(scores, places, strict=True)
-        tops = [own[place].topk(min(most, len(place))) for own, place in found]
-        index = [place[top.indices] for place, top in zip(places, tops, strict=True)]
-        best = pad_sequence([top.values for top in tops], batch_first=True, padding_value=-1.0)
-        return best, pad_sequence(index, batch_first=True), best >= 0
-    above = torch.where(scores > threshold, scores, -1.0)
-    best, place = above.topk(min(most, scores.shape[1]), dim=1)
-    return best, place, best >= 0
+    if static_shapes:
+        above = torch.where(scores > threshold, scores, -1.0)
+        best, place = above.topk(min(limit, scores.shape[1]), dim=1)
+        return best, place, best >= 0
+    # Sort only the scores above the threshold: a few of millions.
+    places = [(own > threshold).nonzero()[:, 0] for own in scores]
+    pairs = zip(scores, places, strict=True)
+    tops = [own[place].topk(min(limit, len(place))) for own, place in pairs]
+    index = [place[top.indices] for place, top in zip(places, tops, strict=True)]
+    best = pad_sequence([top.values for top in tops], batch_first=True, padding_value=-1.0)
+    return best, pad_sequence(index, batch_first=True), best >= 0
 
 
 def gather(entries: Tensor, index: Tensor) -> Tensor:
-    """Entries [B, N, ...] at places [B, M] of each image -> [B, M, ...]."""
+    """Select entries [B, N, ...] at places [B, M] of each image, giving [B, M, ...]."""
     image = torch.arange(index.shape[0], device=index.device)[:, None]
     return entries[image, index]

@@ -372,8 +372,8 @@ def test_file_builds_as_it_is(name, file, monkeypatch):
     cfg = load_config(file, ["MODEL.DEVICE", "meta"])
     with torch.device("meta"):
         model = build_model(cfg)
-    assert ("masks" in model.needs) == ("mask" in name)
-    assert ("keypoints" in model.needs) == ("keypoint" in name)
+    assert ("masks" in model.required_targets) == ("mask" in name)
+    assert ("keypoints" in model.required_targets) == ("keypoint" in name)
     assert hasattr(model, "roi_heads") == name.startswith(("e2e", "scratch"))
     assert model.num_classes == _CLASSES.get(name, 81)
     assert {*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST} <= BUILTIN.keys()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from yacs.config import CfgNode
 
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.structures.instances import GroundTruth, Images, Proposals
 
@@ -65,7 +65,7 @@ def family_config(name: str, tiny_config: Callable[..., CfgNode]) -> CfgNode:
     return tiny_config(*(item for pair in settings.items() for item in pair), c4=name == "c4")
 
 
-def family_batch(model: Detector) -> tuple[Images, GroundTruth, Proposals | None]:
+def family_batch(model: DetectionModel) -> tuple[Images, GroundTruth, Proposals | None]:
     """Two images of different sizes with two objects and one, as records."""
     images = [torch.rand(3, 64, 96), torch.rand(3, 80, 72)]
     targets = []

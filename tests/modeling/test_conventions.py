@@ -13,7 +13,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
 from detlite.conventions import CONVENTIONS
-from detlite.data.transforms.augment import DetectionTransform
+from detlite.data.transforms.detection_transform import DetectionTransform
 from detlite.data.transforms.resize import RandomShortestSize, get_size, resize_shortest
 from detlite.modeling.build import build_model
 from detlite.modeling.roi_heads.keypoint_head import KeypointHead

@@ -17,13 +17,13 @@ from torch.utils import _pytree as pytree
 from yacs.config import CfgNode
 
 from detlite.modeling.build import META_ARCHITECTURES, build_model
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 from detlite.structures import padding as rows
 from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
 from detlite.structures.padding import fixed_shapes
 from tests.modeling.family import FAMILY, family_batch, family_config
 
-Case = tuple[Detector, Images, GroundTruth, Proposals | None]
+Case = tuple[DetectionModel, Images, GroundTruth, Proposals | None]
 
 
 @pytest.fixture(params=FAMILY)
@@ -148,7 +148,7 @@ def test_losses_compile_whole(compiled_case):
 
 
 class Inference(nn.Module):
-    def __init__(self, model: Detector) -> None:
+    def __init__(self, model: DetectionModel) -> None:
         super().__init__()
         self.model = model
 

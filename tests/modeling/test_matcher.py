@@ -45,25 +45,25 @@ def match_slowly(truth: Tensor, candidates: Tensor, matcher: Matcher) -> list[in
             result.append(index)
         else:
             result.append(BACKGROUND if best < matcher.background else IGNORE)
-        if matcher.keep_best and any(row[candidate] == max(row) > 0 for row in iou):
+        if matcher.allow_low_quality_matches and any(row[candidate] == max(row) > 0 for row in iou):
             result[-1] = index
     return result
 
 
-@pytest.mark.parametrize("keep_best", [False, True])
+@pytest.mark.parametrize("allow_low_quality_matches", [False, True])
 @pytest.mark.parametrize("limits", [(0.7, 0.3), (0.5, 0.5), (0.95, 0.1)])
-def test_candidate_by_candidate(keep_best, limits):
-    matcher = Matcher(*limits, keep_best)
+def test_candidate_by_candidate(allow_low_quality_matches, limits):
+    matcher = Matcher(*limits, allow_low_quality_matches)
     truth = [random_boxes(5), random_boxes(2), random_boxes(0)]
     candidates = random_boxes(40)
     candidates[7] = torch.tensor([80.0, 80, 120, 120])
-    truth[0][2] = torch.tensor([110.0, 110, 130, 130])  # which only `keep_best` serves
+    truth[0][2] = torch.tensor([110.0, 110, 130, 130])  # which only `allow_low_quality_matches` serves
     truth[0][4] = torch.tensor([200.0, 200, 210, 210])  # which nothing overlaps
     found = matcher(truth_of(*truth), candidates)
     assert found.dtype == torch.int64
     for own, matched in zip(truth, found, strict=True):
         assert matched.tolist() == match_slowly(own, candidates, matcher)
-    assert (found[0] == 2).any() == keep_best
+    assert (found[0] == 2).any() == allow_low_quality_matches
 
 
 def test_candidates_of_each_image():
@@ -83,20 +83,20 @@ def test_thresholds_include_the_foreground_and_exclude_the_background():
 def test_keep_best_keeps_ties_and_gives_each_its_own_best():
     truth, candidates = on_a_line((0, 10), (8, 14)), on_a_line((0, 2), (8, 10), (10, 14))
     # candidates 0 and 1 are the best of ground truth 0, but 1 overlaps ground truth 1 more
-    matched = Matcher(0.7, 0.3, keep_best=True)(truth_of(truth), candidates)
+    matched = Matcher(0.7, 0.3, allow_low_quality_matches=True)(truth_of(truth), candidates)
     assert matched.tolist() == [[0, 1, 1]]
 
 
-@pytest.mark.parametrize("keep_best", [False, True])
+@pytest.mark.parametrize("allow_low_quality_matches", [False, True])
 @pytest.mark.parametrize("limits", [(0.7, 0.3), (0.0, 0.0)])
-def test_no_ground_truth_makes_all_background(keep_best, limits):
-    matcher = Matcher(*limits, keep_best)
+def test_no_ground_truth_makes_all_background(allow_low_quality_matches, limits):
+    matcher = Matcher(*limits, allow_low_quality_matches)
     for truth in (truth_of(random_boxes(0)), GroundTruth(torch.zeros(1, 2, 4), torch.zeros(1, 2))):
         assert matcher(truth, random_boxes(3)).tolist() == [[BACKGROUND] * 3]
 
 
 def test_no_candidates():
-    matched = Matcher(0.7, 0.3, keep_best=True)(truth_of(random_boxes(2)), random_boxes(0))
+    matched = Matcher(0.7, 0.3, allow_low_quality_matches=True)(truth_of(random_boxes(2)), random_boxes(0))
     assert matched.shape == (1, 0)
     assert matched.dtype == torch.int64
 

@@ -149,7 +149,7 @@ def test_native_formats(able, device, wanted, hardware):
 )
 def test_formats_in_words(able, device, wanted, hardware):
     hardware(**able)
-    assert precision.formats_in_words(device) == wanted
+    assert precision.describe_formats(device) == wanted
 
 
 def test_the_processor_is_asked_of_each_instruction(monkeypatch):

@@ -58,7 +58,7 @@ def test_fewer_candidates_than_are_wanted(candidates):
 
 
 def test_most_positive_is_a_whole_number():
-    assert [Sampler(n, 0.25).most_positive for n in (512, 7, 3)] == [128, 1, 0]
+    assert [Sampler(n, 0.25).max_positives for n in (512, 7, 3)] == [128, 1, 0]
     _, valid = Sampler(3, 0.25).draw(matched_as(9, 1, 0)[None])
     assert valid.sum() == 1
 
@@ -98,12 +98,12 @@ def scene(*counts: int, proposals: tuple[int, ...] | None = None) -> tuple[Propo
     """Images with so many objects, each with proposals around them and elsewhere."""
     proposals = proposals or (40,) * len(counts)
     objects = [random_boxes(count) for count in counts]
-    most, most_proposals = max(1, *counts), max(1, *proposals)
+    most, max_proposals = max(1, *counts), max(1, *proposals)
     truth = GroundTruth(
         torch.zeros(len(counts), most, 4), torch.zeros(len(counts), most, dtype=torch.int64)
     )
-    given = torch.zeros(len(counts), most_proposals, 4)
-    valid = torch.zeros(len(counts), most_proposals, dtype=torch.bool)
+    given = torch.zeros(len(counts), max_proposals, 4)
+    valid = torch.zeros(len(counts), max_proposals, dtype=torch.bool)
     for image, (own, count) in enumerate(zip(objects, proposals, strict=True)):
         truth.boxes[image, : len(own)] = own
         truth.labels[image, : len(own)] = torch.randint(1, 5, (len(own),))
@@ -145,7 +145,7 @@ def test_samples_are_labelled_one_by_one():
 def test_foreground_is_first_and_padding_last():
     proposals, truth = scene(4, 0, 1)
     sampler = ProposalSampler(24, 0.25, Matcher(0.5, 0.5))
-    assert sampler.most_positive == 6
+    assert sampler.max_positives == 6
     samples = sampler(proposals, truth)
     assert samples.labels.shape == (3, 24)
     foreground = samples.labels > 0
@@ -233,5 +233,5 @@ def test_by_config(tiny_config):
         tiny_config(prefix + "FG_IOU_THRESHOLD", 0.6, prefix + "BG_IOU_THRESHOLD", 0.4,
                     prefix + "BATCH_SIZE_PER_IMAGE", 40, prefix + "POSITIVE_FRACTION", 0.1)
     )  # fmt: skip
-    assert sampler == ProposalSampler(40, 0.1, Matcher(0.6, 0.4, keep_best=False))
-    assert sampler.most_positive == 4
+    assert sampler == ProposalSampler(40, 0.1, Matcher(0.6, 0.4, allow_low_quality_matches=False))
+    assert sampler.max_positives == 4

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections
 
 _NEAR = 1.0  # pixels: boxes of one object differ by less
@@ -53,8 +53,8 @@ class Difference:
 
 
 def compare_detectors(
-    left: Detector,
-    right: Detector,
+    left: DetectionModel,
+    right: DetectionModel,
     images: Sequence[Tensor],
     proposals: Sequence[Tensor] | None = None,
 ) -> Difference:

@@ -20,13 +20,13 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError, config_from
 from detlite.conversion.checkpoint.files import CheckpointError
+from detlite.inference.predictor import READERS
 from detlite.modeling import build_model
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 
 from .exported_program import ProgramDetector, Run, export_program
 from .onnx import onnx_run, write_onnx
 from .openvino import OpenVINOPart, from_bytes, openvino_parts, to_bytes
-from .submodule_export import replace_parts, split
 
 # Formats, and how the names of their files end.
 SUFFIXES = {"pt2": ".pt2", "aoti": ".pt2", "onnx": ".onnx", "openvino": ".openvino"}
@@ -34,7 +34,7 @@ _NAME = "detlite"  # of what is stored beside a graph
 _ALIGNMENT = 32  # pixels: sides of images that every graph takes
 
 
-def exportable(cfg: CfgNode, model: Detector) -> CfgNode:
+def exportable(cfg: CfgNode, model: DetectionModel) -> CfgNode:
     """The config by which a model is exported; pads the model's images accordingly.
 
     Raises:
@@ -63,7 +63,7 @@ def check_target(path: Path, kind: str) -> None:
         raise ConfigError(f"{path}: there is no folder {path.parent}")
 
 
-def write_exported(path: Path, kind: str, cfg: CfgNode, model: Detector) -> None:
+def write_exported(path: Path, kind: str, cfg: CfgNode, model: DetectionModel) -> None:
     """Writes a detector; the file appears as a whole or not at all.
 
     Args:
@@ -84,7 +84,7 @@ def write_exported(path: Path, kind: str, cfg: CfgNode, model: Detector) -> None
             "in one view; say so, or export to the format openvino"
         )
     note = json.dumps({"config": cfg.dump(), "categories": model.categories})
-    writers: dict[str, Callable[[Path, str, Detector], None]] = {
+    writers: dict[str, Callable[[Path, str, DetectionModel], None]] = {
         "pt2": _write_pt2,
         "aoti": _write_aoti,
         "onnx": write_onnx,
@@ -101,7 +101,8 @@ def write_exported(path: Path, kind: str, cfg: CfgNode, model: Detector) -> None
         temporary.unlink(missing_ok=True)
 
 
-def read_exported(path: str | Path, opts: Sequence[Any] = ()) -> tuple[CfgNode, Detector]:
+@READERS.register("exported")
+def read_exported(path: str | Path, opts: Sequence[Any] = ()) -> tuple[CfgNode, DetectionModel]:
     """The config and the detector of a file that `write_exported` wrote.
 
     A package of AOTInductor holds machine code, which is run: open those alone that you trust.
@@ -136,7 +137,7 @@ def read_exported(path: str | Path, opts: Sequence[Any] = ()) -> tuple[CfgNode, 
     )
 
 
-def _build(path: Path, opts: Sequence[Any], note: str) -> tuple[CfgNode, Detector]:
+def _build(path: Path, opts: Sequence[Any], note: str) -> tuple[CfgNode, DetectionModel]:
     """The model that a file's note describes, with fresh weights."""
     content = json.loads(note)
     config = yaml.safe_load(content["config"])
@@ -147,16 +148,18 @@ def _build(path: Path, opts: Sequence[Any], note: str) -> tuple[CfgNode, Detecto
     return cfg, model.eval()
 
 
-def _program(path: Path, opts: Sequence[Any], note: str, run: Run) -> tuple[CfgNode, Detector]:
+def _program(
+    path: Path, opts: Sequence[Any], note: str, run: Run
+) -> tuple[CfgNode, DetectionModel]:
     cfg, model = _build(path, opts, note)
     return cfg, ProgramDetector(model, run, batch=1)
 
 
-def _write_pt2(path: Path, note: str, model: Detector) -> None:
+def _write_pt2(path: Path, note: str, model: DetectionModel) -> None:
     torch.export.save(export_program(model, batch=1), path, extra_files={_NAME: note})
 
 
-def _write_aoti(path: Path, note: str, model: Detector) -> None:
+def _write_aoti(path: Path, note: str, model: DetectionModel) -> None:
     torch._inductor.aoti_compile_and_package(
         export_program(model, batch=1),
         package_path=str(path),
@@ -180,7 +183,7 @@ def _pt2_run(path: Path) -> tuple[str, Run]:
     return extra[_NAME], run
 
 
-def _write_openvino(path: Path, note: str, model: Detector) -> None:
+def _write_openvino(path: Path, note: str, model: DetectionModel) -> None:
     parts = openvino_parts(model)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{_NAME}.json", note)
@@ -191,16 +194,11 @@ def _write_openvino(path: Path, note: str, model: Detector) -> None:
             archive.writestr(f"{name}.bin", weights)
 
 
-def _read_openvino(path: Path, opts: Sequence[Any]) -> tuple[CfgNode, Detector]:
+def _read_openvino(path: Path, opts: Sequence[Any]) -> tuple[CfgNode, DetectionModel]:
     with zipfile.ZipFile(path) as archive:
         cfg, model = _build(path, opts, archive.read(f"{_NAME}.json").decode())
-        model, _ = split(model)
         results = json.loads(archive.read("parts.json"))
-        parts = {
-            name: OpenVINOPart(
-                from_bytes(archive.read(f"{name}.xml"), archive.read(f"{name}.bin")), spec
-            )
-            for name, spec in results.items()
-        }
-    replace_parts(model, parts)
+        for part in model.requires_grad_(False).exportable_parts():
+            xml, weights = (archive.read(f"{part.name}.{kind}") for kind in ("xml", "bin"))
+            part.replace(OpenVINOPart(from_bytes(xml, weights), results[part.name]))
     return cfg, model

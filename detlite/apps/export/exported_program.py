@@ -15,10 +15,10 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 
 from detlite.config import ConfigError
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
 
-from .submodule_export import example_batch, least_side
+from .submodule_export import example_batch
 
 # Pixels float32 [B, 3, H, W] and sizes int64 [B, 2] (of a Fast R-CNN also proposals: boxes float32
 # [B, P, 4] and bool [B, P], which are valid) -> the fields of `Detections` that the model has.
@@ -26,9 +26,9 @@ Run = Callable[..., list[Tensor]]
 
 
 class Inference(nn.Module):
-    """`Detector.predict` with tensors in place of records: takes and gives what `Run` does."""
+    """`DetectionModel.predict` with tensors in place of records: takes and gives what `Run` does."""
 
-    def __init__(self, model: Detector) -> None:
+    def __init__(self, model: DetectionModel) -> None:
         super().__init__()
         self.model = model
 
@@ -47,7 +47,7 @@ class Inference(nn.Module):
         return tuple(value for value in values if value is not None)
 
 
-class ProgramDetector(Detector):
+class ProgramDetector(DetectionModel):
     """A detector whose `predict` is a program: it infers, and does nothing else.
 
     Args:
@@ -56,7 +56,7 @@ class ProgramDetector(Detector):
         batch: how many images a call of it takes; None: any number.
     """
 
-    def __init__(self, model: Detector, run: Run, batch: int | None = None) -> None:
+    def __init__(self, model: DetectionModel, run: Run, batch: int | None = None) -> None:
         super().__init__(
             model.normalizer,
             model.backbone,
@@ -65,8 +65,8 @@ class ProgramDetector(Detector):
             model.mask_threshold,
         )
         del self.backbone
-        self.least_side = least_side(model)
-        self.needs = model.needs
+        self.min_image_side = model.backbone.min_image_side
+        self.required_targets = model.required_targets
         self.takes_proposals = model.takes_proposals
         self.categories = model.categories
         self.run = run
@@ -76,8 +76,8 @@ class ProgramDetector(Detector):
     def predict(
         self, images: Images, given: Proposals | None = None, min_score: float = 0.0
     ) -> Detections:
-        """What the program finds; see `Detector.predict`."""
-        height, width = (max(self.least_side, side) for side in images.pixels.shape[2:])
+        """What the program finds; see `DetectionModel.predict`."""
+        height, width = (max(self.min_image_side, side) for side in images.pixels.shape[2:])
         padding = 0, width - images.pixels.shape[3], 0, height - images.pixels.shape[2]
         inputs = [F.pad(images.pixels, padding), images.sizes]
         if given is not None:
@@ -88,9 +88,9 @@ class ProgramDetector(Detector):
         fields_found = zip(*(self.run(*part) for part in parts), strict=True)
         values = iter([torch.cat(field) for field in fields_found])
         found = Detections(next(values), next(values), next(values), next(values))
-        if "masks" in self.needs:
+        if "masks" in self.required_targets:
             found = replace(found, mask_probs=next(values))
-        if "keypoints" in self.needs:
+        if "keypoints" in self.required_targets:
             found = replace(found, keypoints=next(values), keypoint_scores=next(values))
         return replace(found, valid=found.valid & (found.scores >= min_score))
 
@@ -107,10 +107,10 @@ class ProgramDetector(Detector):
         raise RuntimeError("an exported program has no parts: load the checkpoint instead")
 
 
-def export_program(model: Detector, batch: int | None = None) -> ExportedProgram:
+def export_program(model: DetectionModel, batch: int | None = None) -> ExportedProgram:
     """A detector as a graph with our operators in it, as they are registered.
 
-    Height and width may be any multiples of 32 from `least_side` on, and proposals any number from
+    Height and width may be any multiples of 32 from `Backbone.min_image_side` on, and proposals any number from
     that of the most detections on.
 
     Args:
@@ -123,6 +123,7 @@ def export_program(model: Detector, batch: int | None = None) -> ExportedProgram
     if model.postprocess.suppression.method == "fusion":
         raise ConfigError("TEST.NMS.METHOD fusion cannot be exported: take another, such as voting")
     model = deepcopy(model).eval().requires_grad_(False)
+    model.static_shapes = True
     images, given = example_batch(model)
     inputs: list[Tensor] = [images.pixels, images.sizes]
     free: list[tuple[int, ...]] = [(2, 3), ()]

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from detlite.config import ConfigError
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections
 
 from .exported_program import Run, export_program
@@ -30,7 +30,7 @@ _LOWEST = -3.4e38  # below every finite score
 _ALL = 2**31 - 1
 
 
-def write_onnx(path: Path, note: str, model: Detector) -> None:
+def write_onnx(path: Path, note: str, model: DetectionModel) -> None:
     """Writes a detector as ONNX, with a note in its metadata.
 
     Raises:
@@ -42,7 +42,7 @@ def write_onnx(path: Path, note: str, model: Detector) -> None:
     signature = program.graph_signature
     inputs = ["pixels", "sizes", "proposals", "valid_proposals"][: len(signature.user_inputs)]
     outputs = [field.name for field in fields(Detections)]
-    if "masks" not in model.needs:
+    if "masks" not in model.required_targets:
         outputs.remove("mask_probs")
     graph = to_onnx(program, inputs, outputs[: len(signature.user_outputs)])
     onnx = _import("onnx")

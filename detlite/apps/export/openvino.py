@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from detlite.config import ConfigError
-from detlite.modeling.detector import Detector
+from detlite.inference.optimize import ENGINES
+from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.exportable_parts import ExportablePart
 
-from .submodule_export import example_calls, export_part, free_axes, recording, replace_parts, split
+from .submodule_export import example_batch, example_calls, export_part, recording, split
 
 if TYPE_CHECKING:
     import openvino
@@ -65,11 +67,12 @@ class OpenVINOPart(nn.Module):
         return pytree.tree_unflatten(results, self._spec)
 
 
+@ENGINES.register("int8")
 def to_openvino(
-    model: Detector,
+    model: DetectionModel,
     calibration: Sequence[Tensor] = (),
     proposals: Sequence[Tensor] | None = None,
-) -> Detector:
+) -> DetectionModel:
     """A copy of a detector whose dense parts OpenVINO runs; RoIAlign and NMS stay detlite's.
 
     With pictures to calibrate by, the parts are quantised to int8 by NNCF (post-training, weights
@@ -79,7 +82,7 @@ def to_openvino(
     Args:
         model: a detector on the CPU, left as it is.
         calibration: some dozens of training pictures [3, H, W], resized as in evaluation.
-        proposals: of a Fast R-CNN, those of each picture, see `Detector.detect`.
+        proposals: of a Fast R-CNN, those of each picture, see `DetectionModel.detect`.
 
     Raises:
         ConfigError: a package is not installed, the model is on another device, or OpenVINO lacks
@@ -87,21 +90,20 @@ def to_openvino(
     """
     if model.device.type != "cpu":
         raise ConfigError("OpenVINO runs on the CPU: set MODEL.DEVICE cpu")
-    copy, names = split(model)
-    examples = example_calls(copy, names)
-    graphs = {name: _convert(copy, name, examples[name]) for name in names}
+    copy, parts = split(model)
+    examples = example_calls(copy, parts, example_batch(model))
+    graphs = {part.name: _convert(part, examples[part.name]) for part in parts}
     if calibration:
-        graphs = _quantised(copy, graphs, calibration, proposals)
-    parts = {}
-    for name, graph in graphs.items():
+        graphs = _quantised(copy, parts, graphs, calibration, proposals)
+    for part in parts:
         with torch.no_grad():
-            _, spec = pytree.tree_flatten(copy.get_submodule(name)(*examples[name]))
-        parts[name] = OpenVINOPart(_channels_last(graph), pytree.treespec_dumps(spec))
-    replace_parts(copy, parts)
+            _, spec = pytree.tree_flatten(part.module(*examples[part.name]))
+        graph = _channels_last(graphs[part.name])
+        part.replace(OpenVINOPart(graph, pytree.treespec_dumps(spec)))
     return copy
 
 
-def openvino_parts(model: Detector) -> dict[str, OpenVINOPart]:
+def openvino_parts(model: DetectionModel) -> dict[str, OpenVINOPart]:
     """The parts of a detector that OpenVINO runs, by name."""
     return {name: m for name, m in model.named_modules() if isinstance(m, OpenVINOPart)}
 
@@ -120,20 +122,20 @@ def from_bytes(xml: bytes, weights: bytes) -> openvino.Model:
     return _core().read_model(xml, tensor)
 
 
-def _convert(model: Detector, name: str, arguments: tuple[Any, ...]) -> openvino.Model:
-    ov, program = _import_openvino(), export_part(model, name, arguments)
+def _convert(part: ExportablePart, arguments: tuple[Any, ...]) -> openvino.Model:
+    ov, program = _import_openvino(), export_part(part, arguments)
     try:
         with _logging_kept():
             graph = ov.convert_model(program)
     except ov.frontend.OpConversionFailure as error:
         missing = re.findall(r"operations?: (.+)", str(error))
         raise ConfigError(
-            f"OpenVINO has no form of {', '.join(missing) or error} in {name}: export to pt2 or "
+            f"OpenVINO has no form of {', '.join(missing) or error} in {part.name}: export to pt2 or "
             "aoti"
         ) from error
     shapes = [list(x.shape) for x in pytree.tree_leaves(arguments)]
     for shape in shapes:
-        for axis in free_axes(name):
+        for axis in part.free_axes:
             shape[axis] = -1
     graph.reshape(dict(enumerate(shapes)))
     return graph
@@ -167,7 +169,8 @@ def _channels_last(graph: openvino.Model) -> openvino.Model:
 
 
 def _quantised(
-    model: Detector,
+    model: DetectionModel,
+    parts: Sequence[ExportablePart],
     graphs: Mapping[str, openvino.Model],
     pictures: Sequence[Tensor],
     proposals: Sequence[Tensor] | None,
@@ -186,7 +189,7 @@ def _quantised(
                 found[name].append(path)
 
         given = [None] * len(pictures) if proposals is None else [[own] for own in proposals]
-        with recording(model, list(graphs), note):
+        with recording(parts, note):
             for picture, own in zip(pictures, given, strict=True):
                 model.detect([picture], own)
         quantised = {}

@@ -17,7 +17,7 @@ from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError, build_dataset
 from detlite.data.datasets.synthetic import draw_scene
 from detlite.data.loading.image_io import read_image
-from detlite.data.transforms.augment import build_transform
+from detlite.data.transforms.detection_transform import build_transform
 from detlite.data.transforms.resize import resize_shortest
 from detlite.engine.evaluate import evaluate_dataset
 from detlite.modeling.detection_model import DetectionModel

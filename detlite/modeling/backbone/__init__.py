@@ -1,4 +1,4 @@
-"""Backbones: images in, feature maps out."""
+"""Backbones convert images to feature maps."""
 
 from .build import BACKBONES, Backbone, build_backbone
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: less memory in training, for one more forward pass of the body.
+"""Activation checkpointing: less memory in training, for another forward pass of the backbone.
 
 Chen et al., Training Deep Nets with Sublinear Memory Cost, https://arxiv.org/abs/1604.06174.
 """
@@ -16,36 +16,39 @@ from detlite.modeling.layers.norm import takes_batch_statistics
 
 
 def checkpointed(
-    part: nn.Module, x: Tensor, call: Callable[[Tensor], Tensor] | None = None, random: bool = False
+    module: nn.Module,
+    x: Tensor,
+    call: Callable[[Tensor], Tensor] | None = None,
+    random: bool = False,
 ) -> Tensor:
-    """`part(x)`, of which backward keeps `x` alone and computes the rest again.
+    """Compute `module(x)`, saving only `x` for backward, which computes the rest again.
 
-    Losses, gradients and batch statistics are those of `part(x)`. A part that has nothing to train
-    keeps nothing and is simply called.
+    Losses, gradients and batch statistics are the same. A module without trainable parameters is
+    simply called.
 
     Args:
-        part, x: a part of a model, and its input.
-        call: what is done instead of `part(x)`, with the parameters of `part`.
-        random: whether it draws random numbers, which are then drawn again.
+        module: a ResNet stage or transformer block. Stages need less memory than blocks: memory is
+            highest while the heads' maps exist, and those are freed before a stage is recomputed.
+        x: its input.
+        call: a function to call instead, with the parameters of `module`.
+        random: the module draws random numbers, which must be drawn again.
     """
-    call = call or part
-    # Of a ResNet a whole stage, not each of its blocks: most memory is taken when the heads' maps
-    # are there as well, and those are gone when a stage is computed again.
-    if not torch.is_grad_enabled() or not any(p.requires_grad for p in part.parameters()):
+    call = call or module
+    if not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
         return call(x)
-    if not takes_batch_statistics(part):
+    if not takes_batch_statistics(module):
         return checkpoint(call, x, use_reentrant=False, preserve_rng_state=random)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _statistics_kept(part)
+        return nullcontext(), _running_statistics_kept(module)
 
     return checkpoint(call, x, use_reentrant=False, preserve_rng_state=random, context_fn=contexts)
 
 
 @contextmanager
-def _statistics_kept(part: nn.Module) -> Iterator[None]:
-    """Batch norm normalises by its batch, but does not count it a second time."""
-    norms = [m for m in part.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+def _running_statistics_kept(module: nn.Module) -> Iterator[None]:
+    """Let batch norm normalize by its batch without counting the batch a second time."""
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0

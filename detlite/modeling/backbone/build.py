@@ -1,4 +1,4 @@
-"""Backbones by name, from the config."""
+"""Build backbones from the config."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import nn
 from yacs.config import CfgNode
 
 from detlite.conventions import convention_of
-from detlite.modeling.layers.fold_frozen_bn import fold_frozen_norms
-from detlite.modeling.layers.norm import build_norm, optional_norm
+from detlite.modeling.layers.norm import build_norm, build_optional_norm
 from detlite.registry import Registry
 
 from .fpn import FPN, P6P7
-from .resnet import DEPTHS, ResNet, ResNetSpec
+from .resnet import DEPTHS, ResNet, ResNetOptions
 from .simple_pyramid import SimpleFeaturePyramid
-from .timm_backbone import TimmBody
+from .timm_backbone import TimmBackbone
 from .timm_vit import TimmViT, ViTOptions
 from .vit import SIZES, ViT
 
 
 class Backbone(nn.Sequential):
-    """A body and an optional neck, with what the rest of the model must know of its output.
+    """A bottom-up network (`body`) and a neck.
 
-    Images [B, 3, H, W] give one [B, out_channels, ceil(H / stride), ceil(W / stride)] a level.
+    Converts images [B, 3, H, W] to one map [B, out_channels, ceil(H / stride), ceil(W / stride)]
+    per level.
 
     Attributes:
         out_channels: channels of every level.
         strides: image pixels per cell of each level, finest first.
-        pooled: how many leading levels the heads pool from; the RPN uses them all.
+        pooled: the number of leading levels that RoIs are pooled from; the RPN uses all levels.
     """
 
     def __init__(
@@ -45,38 +45,46 @@ class Backbone(nn.Sequential):
         self.pooled = pooled
 
     def layers(self) -> list[list[nn.Parameter]]:
-        """The parameters of each layer of the body, from the image on.
+        """Return the parameters of each layer of the bottom-up network, starting at the image.
 
-        As the body's own `layers` gives them, else each of its parts is one.
+        Without a method `layers`, each of its children is a layer.
         """
-        if own := getattr(self.body, "layers", None):
-            return own()
-        return [list(part.parameters()) for part in self.body.children()]
+        if layers := getattr(self.body, "layers", None):
+            return layers()
+        return [list(child.parameters()) for child in self.body.children()]
+
+    @property
+    def min_image_side(self) -> int:
+        """Smallest height and width of images for an exported graph: two cells of the coarsest
+        level, and two windows of a transformer."""
+        return max(2 * self.strides[-1], getattr(self.body, "two_windows", 0))
 
 
 BACKBONES: Registry[Callable[[CfgNode], Backbone]] = Registry(
-    "backbone", on_demand={"FBNet": "detlite.modeling.backbone.fbnet"}
+    "backbone", {"FBNet": "detlite.modeling.backbone.fbnet"}
 )
 
-# How a CONV_BODY may end, and the stages of the body whose maps are taken; stage k has stride 2**k.
+# Endings of CONV_BODY, and the stages whose maps are used; stage k has stride 2**k.
 ENDINGS = {"C4": (4,), "C5": (5,), "FPN": (2, 3, 4, 5), "FPN-RETINANET": (3, 4, 5)}
 
 
 def build_backbone(cfg: CfgNode) -> Backbone:
-    """The backbone that MODEL.BACKBONE.CONV_BODY names."""
+    """Build the backbone of MODEL.BACKBONE.CONV_BODY."""
     name = cfg.MODEL.BACKBONE.CONV_BODY
     builder = "timm" if name.startswith("timm/") else name
     return BACKBONES.get(builder, "MODEL.BACKBONE.CONV_BODY")(cfg)
 
 
-def resnet_spec(cfg: CfgNode) -> ResNetSpec:
-    """The ResNet that CONV_BODY (R-<depth>-...) and MODEL.RESNETS describe."""
+def build_resnet_options(cfg: CfgNode) -> ResNetOptions:
+    """Build the ResNet options of CONV_BODY (R-<depth>-...) and MODEL.RESNETS."""
     name = cfg.MODEL.BACKBONE.CONV_BODY
     match = re.match(r"R-(\d+)-", name)
     if not match or int(match[1]) not in DEPTHS:
-        raise ValueError(f"{name} does not name a ResNet of depth {sorted(DEPTHS)}")
+        raise ValueError(
+            f"MODEL.BACKBONE.CONV_BODY {name} does not name a ResNet of depth {sorted(DEPTHS)}"
+        )
     resnets, depth = cfg.MODEL.RESNETS, int(match[1])
-    return ResNetSpec(
+    return ResNetOptions(
         depth=depth,
         norm=build_norm(cfg, resnets.NORM),
         stem_channels=resnets.STEM_OUT_CHANNELS,
@@ -92,13 +100,12 @@ def resnet_spec(cfg: CfgNode) -> ResNetSpec:
 
 
 def _build_resnet(cfg: CfgNode, ending: str) -> Backbone:
-    spec, stages = resnet_spec(cfg), ENDINGS[ending]
+    options, stages = build_resnet_options(cfg), ENDINGS[ending]
     dilation = cfg.MODEL.RESNETS.RES5_DILATION if ending == "C5" else 1
-    backbone = cfg.MODEL.BACKBONE
-    body = ResNet(
-        spec, stages, backbone.FREEZE_CONV_BODY_AT, dilation, backbone.CHECKPOINT_ACTIVATIONS
-    )
-    return _with_neck(cfg, body, [spec.channels(stage) for stage in stages], ending, dilation)
+    node = cfg.MODEL.BACKBONE
+    bottom_up = ResNet(options, stages, node.FREEZE_CONV_BODY_AT, dilation, node.CHECKPOINT_ACTIVATIONS)
+    channels = [options.channels(stage) for stage in stages]
+    return _build_with_neck(cfg, bottom_up, channels, ending, dilation)
 
 
 @BACKBONES.register("timm")
@@ -107,73 +114,77 @@ def _build_timm(cfg: CfgNode) -> Backbone:
     match = re.fullmatch(r"timm/(.+)-(C4|C5|FPN|FPN-RETINANET|SFP)", name)
     if not match:
         raise ValueError(
-            f"MODEL.BACKBONE.CONV_BODY is {name!r}; a body of timm is called timm/<model>-FPN, "
-            "-FPN-RETINANET, -C4, -C5 or, if it is a plain vision transformer, -SFP"
+            f"MODEL.BACKBONE.CONV_BODY is {name!r}, but a backbone of timm is named "
+            "timm/<model>-FPN, -FPN-RETINANET, -C4, -C5 or, for a plain vision transformer, -SFP"
         )
     if match[2] == "SFP":
-        vit = TimmViT(match[1], _vit_options(cfg))
-        return _with_simple_pyramid(cfg, vit, vit.channels)
+        vit = TimmViT(match[1], _build_vit_options(cfg))
+        return _build_with_simple_pyramid(cfg, vit, vit.channels)
     strides = [2**stage for stage in ENDINGS[match[2]]]
-    backbone = cfg.MODEL.BACKBONE
-    body = TimmBody(
+    node = cfg.MODEL.BACKBONE
+    bottom_up = TimmBackbone(
         match[1],
         strides,
-        backbone.FREEZE_CONV_BODY_AT,
+        node.FREEZE_CONV_BODY_AT,
         cfg.MODEL.TIMM.FROZEN_NORM,
-        backbone.CHECKPOINT_ACTIVATIONS,
+        node.CHECKPOINT_ACTIVATIONS,
         cfg.MODEL.VIT.DROP_PATH,
     )
-    return _with_neck(cfg, body, body.channels, match[2])
+    return _build_with_neck(cfg, bottom_up, bottom_up.channels, match[2])
 
 
 def _build_vit(cfg: CfgNode, size: str) -> Backbone:
-    body = ViT(*SIZES[size], cfg.MODEL.VIT.IMAGE_SIZE, _vit_options(cfg))
-    return _with_simple_pyramid(cfg, body, body.channels)
+    bottom_up = ViT(*SIZES[size], cfg.MODEL.VIT.IMAGE_SIZE, _build_vit_options(cfg))
+    return _build_with_simple_pyramid(cfg, bottom_up, bottom_up.channels)
 
 
-def _vit_options(cfg: CfgNode) -> ViTOptions:
-    """What MODEL.VIT and MODEL.BACKBONE say of a plain transformer."""
+def _build_vit_options(cfg: CfgNode) -> ViTOptions:
     return ViTOptions(
         window=cfg.MODEL.VIT.WINDOW,
         global_blocks=cfg.MODEL.VIT.GLOBAL_BLOCKS,
         drop_path=cfg.MODEL.VIT.DROP_PATH,
         freeze_at=cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT,
-        checkpoints=cfg.MODEL.BACKBONE.CHECKPOINT_ACTIVATIONS,
+        checkpoint_activations=cfg.MODEL.BACKBONE.CHECKPOINT_ACTIVATIONS,
     )
 
 
-def _with_simple_pyramid(cfg: CfgNode, body: nn.Module, channels: int) -> Backbone:
-    """A body of one map of stride 16 and so many channels with ViTDet's pyramid over it."""
+def _build_with_simple_pyramid(cfg: CfgNode, bottom_up: nn.Module, channels: int) -> Backbone:
+    """Add ViTDet's pyramid to a network with one map of stride 16."""
     out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
-    norm = optional_norm(cfg, "FPN") or build_norm(cfg, "LN")
+    norm = build_optional_norm(cfg, "FPN") or build_norm(cfg, "LN")
     neck = SimpleFeaturePyramid(channels, out_channels, norm, cfg.MODEL.FPN.USE_RELU)
-    return Backbone(body, neck, out_channels, (4, 8, 16, 32, 64), pooled=4)
+    return Backbone(bottom_up, neck, out_channels, (4, 8, 16, 32, 64), pooled=4)
 
 
-def _with_neck(
-    cfg: CfgNode, body: nn.Module, channels: list[int], ending: str, dilation: int = 1
+def _build_with_neck(
+    cfg: CfgNode, bottom_up: nn.Module, channels: list[int], ending: str, dilation: int = 1
 ) -> Backbone:
-    """The body with what its ending asks for: its one map as it is, or a pyramid over several.
+    """Add an FPN to a network with several maps; a single map needs no neck.
 
-    `channels` are those of its maps; `dilation` 2 keeps the last map at half its stride.
+    Args:
+        cfg: config.
+        bottom_up: the network.
+        channels: of its maps.
+        ending: one of ENDINGS.
+        dilation: 2 if the last stage is dilated and keeps half its stride.
     """
-    fold_frozen_norms(body)
-    stated = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
+    out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
     if len(channels) == 1:
-        if stated not in (None, channels[0]):
+        if out_channels not in (None, channels[0]):
             raise ValueError(
-                f"MODEL.RESNETS.BACKBONE_OUT_CHANNELS is {stated}, but "
+                f"MODEL.RESNETS.BACKBONE_OUT_CHANNELS is {out_channels}, but "
                 f"{cfg.MODEL.BACKBONE.CONV_BODY} has {channels[0]}: remove the key"
             )
         stride = 2 ** ENDINGS[ending][0] // dilation
-        return Backbone(body, nn.Identity(), channels[0], strides=(stride,), pooled=1)
-    out_channels, top, strides = stated or 256, None, (4, 8, 16, 32, 64)
+        return Backbone(bottom_up, nn.Identity(), channels[0], strides=(stride,), pooled=1)
+    out_channels, top, strides = out_channels or 256, None, (4, 8, 16, 32, 64)
     if ending == "FPN-RETINANET":
         from_c5, relu = cfg.MODEL.RETINANET.USE_C5, cfg.MODEL.RETINANET.P7_RELU
         top = P6P7(channels[-1] if from_c5 else out_channels, out_channels, from_c5, relu)
         strides = (8, 16, 32, 64, 128)
-    neck = FPN(channels, out_channels, optional_norm(cfg, "FPN"), cfg.MODEL.FPN.USE_RELU, top)
-    return Backbone(body, neck, out_channels, strides, pooled=4)
+    norm = build_optional_norm(cfg, "FPN")
+    neck = FPN(channels, out_channels, norm, cfg.MODEL.FPN.USE_RELU, top)
+    return Backbone(bottom_up, neck, out_channels, strides, pooled=4)
 
 
 for _depth in DEPTHS:

@@ -1,4 +1,4 @@
-"""Deformable convolution (Dai et al., https://arxiv.org/abs/1703.06211), and modulated, version 2
+"""Deformable convolution (Dai et al., https://arxiv.org/abs/1703.06211) and its modulated version 2
 (Zhu et al., https://arxiv.org/abs/1811.11168)."""
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from torchvision.ops import deform_conv2d
 
 
 class DeformConv3x3(nn.Module):
-    """A 3x3 convolution whose nine taps lie where a second convolution says.
+    """3x3 convolution whose nine taps are moved by offsets that a second convolution predicts.
 
-    It starts as the plain convolution: all offsets are 0; if `modulated`, all taps weigh one half.
+    Initially all offsets are 0, as in a plain convolution; if `modulated`, all taps weigh one half.
 
     Args:
         in_channels, out_channels, stride, dilation, groups: of the convolution, which has no bias.
-        modulated: the second convolution also says how much each tap counts (0 to 1).
-        offset_groups: so many parts of the input channels have offsets of their own.
+        modulated: the second convolution also predicts a weight (0 to 1) for each tap.
+        offset_groups: the number of groups of input channels that have different offsets.
     """
 
     def __init__(
@@ -47,15 +47,17 @@ class DeformConv3x3(nn.Module):
         self.reset_offsets()
 
     def reset_offsets(self) -> None:
-        """Puts all taps where those of a plain convolution are."""
+        """Set all offsets to 0."""
         for parameter in self.offset.parameters():
             nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, out_channels, H / stride, W / stride]."""
+        """Compute [B, out_channels, H / stride, W / stride] from [B, C, H, W]."""
         predicted, conv = self.offset(x), self.conv
-        dtype = torch.promote_types(predicted.dtype, torch.float32)  # offsets do not fit half
-        # For each tap (dy, dx) in pixels; then the weights of the taps.
+        dtype = torch.promote_types(
+            predicted.dtype, torch.float32
+        )  # half types are too coarse for offsets
+        # (dy, dx) of each tap in pixels, then the weights of the taps.
         offsets = predicted[:, : 2 * self.taps].to(dtype)
         weights = predicted[:, 2 * self.taps :].to(dtype)
         with torch.autocast(x.device.type, enabled=False):

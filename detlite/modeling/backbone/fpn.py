@@ -6,15 +6,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from detlite.modeling.layers.basic import conv_block, init_xavier
+from detlite.modeling.layers.conv_block import conv_block
 from detlite.modeling.layers.norm import Norm
+from detlite.modeling.layers.weight_init import init_xavier
 
 
 class P6P7(nn.Module):
-    """Two levels above P5 by 3x3s of stride 2 (RetinaNet, https://arxiv.org/abs/1708.02002).
+    """Two levels above P5 by 3x3 convolutions of stride 2 (RetinaNet,
+    https://arxiv.org/abs/1708.02002).
 
-    P6 is made from P5 or, if `from_c5`, from the body's coarsest map; P7 from P6, behind a ReLU
-    unless `relu` is False.
+    Args:
+        in_channels: of the input of P6.
+        out_channels: of both levels.
+        from_c5: compute P6 from the coarsest map of the backbone, not from P5.
+        relu: apply a ReLU before P7.
     """
 
     def __init__(
@@ -29,20 +34,20 @@ class P6P7(nn.Module):
             init_xavier(layer)
 
     def forward(self, c5: Tensor, p5: Tensor) -> list[Tensor]:
-        """C5 [B, C_5, H, W] and P5 [B, C, H, W] -> P6 and P7 of a half and a quarter."""
+        """Compute P6 and P7 from C5 [B, C_5, H, W] and P5 [B, C, H, W]."""
         p6 = self.p6(c5 if self.from_c5 else p5)
         return [p6, self.p7(F.relu(p6) if self.relu else p6)]
 
 
 class FPN(nn.Module):
-    """Top-down pathway over the maps of a body, and coarser levels on top.
+    """Top-down pathway over the maps of a backbone, and coarser levels on top.
 
     Args:
-        in_channels: channels of the body's maps, finest first.
+        in_channels: channels of the backbone's maps, finest first.
         out_channels: channels of every level.
         norm, relu: after each convolution.
-        top: gives further levels from the coarsest map and the coarsest level; None: one more by
-            subsampling, for the largest anchors alone.
+        top: computes further levels from the coarsest map and level; None: subsample the coarsest
+            level once, for the largest anchors.
     """
 
     def __init__(
@@ -63,7 +68,7 @@ class FPN(nn.Module):
         self.top = top
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """Body maps [B, C_k, H_k, W_k] -> levels [B, C, H_k, W_k] and coarser ones."""
+        """Compute levels [B, C, H_k, W_k] and coarser ones from maps [B, C_k, H_k, W_k]."""
         top_down = self.lateral[-1](maps[-1])
         levels = [self.output[-1](top_down)]
         for index in range(len(maps) - 2, -1, -1):
@@ -71,14 +76,14 @@ class FPN(nn.Module):
             top_down = self.lateral[index](maps[index]) + above
             levels.insert(0, self.output[index](top_down))
         if self.top is None:
-            return [*levels, every_second(levels[-1])]
+            return [*levels, subsample(levels[-1])]
         return [*levels, *self.top(maps[-1], levels[-1])]
 
 
-def every_second(level: Tensor) -> Tensor:
-    """The even rows and columns of a map [B, C, H, W]."""
+def subsample(level: Tensor) -> Tensor:
+    """Select the even rows and columns of a map [B, C, H, W]."""
     if not torch.compiler.is_exporting():
         return F.max_pool2d(level, 1, 2)
-    # Torch 2.11 exports a pooling, or a strided slice, for odd sides or for even ones alone.
+    # torch 2.11 exports a pooling, or a strided slice, only for odd sides or only for even ones.
     rows, columns = (torch.arange(0, side, 2, device=level.device) for side in level.shape[-2:])
     return level.index_select(2, rows).index_select(3, columns)

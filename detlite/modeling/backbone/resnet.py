@@ -1,4 +1,4 @@
-"""ResNet bodies (He et al., https://arxiv.org/abs/1512.03385) and ResNeXt's grouped bottlenecks.
+"""ResNet (He et al., https://arxiv.org/abs/1512.03385) and ResNeXt's grouped bottlenecks.
 
 Shapes: B images, C channels, H x W pixels; stage k (2 to 5) has stride 2**k.
 """
@@ -26,20 +26,20 @@ DEPTHS = {
 
 
 @dataclass(frozen=True)
-class ResNetSpec:
-    """What distinguishes one ResNet from another.
+class ResNetOptions:
+    """Options that distinguish ResNets.
 
     Attributes:
         depth: 18 or 34 (basic blocks), 50, 101 or 152 (bottlenecks).
-        norm: constructor of the normalisation layers.
+        norm: constructor of the normalization layers.
         stem_channels: channels after the stem.
-        res2_channels: channels of stage res2; each later stage has twice those of the one before.
-        groups, width_per_group: of the 3x3 in a bottleneck of res2 (ResNeXt); its inner width is
-            their product, doubled in each later stage.
-        stride_in_1x1: whether a bottleneck halves the map in its first 1x1 or in its 3x3.
-        deformable: for res2 to res5, whether the 3x3s of its bottlenecks are deformable.
+        res2_channels: channels of stage res2, doubled in each later stage.
+        groups, width_per_group: of the 3x3 convolution in a bottleneck of res2 (ResNeXt). The inner
+            width is their product, doubled in each later stage.
+        stride_in_1x1: a bottleneck halves the map in its first 1x1 convolution, not in its 3x3.
+        deformable: for each of res2 to res5, use deformable 3x3 convolutions.
         modulated, offset_groups: of deformable convolutions, see `DeformConv3x3`.
-        freeze_norm: whether batch norm in parts that are not trained keeps its statistics too.
+        freeze_norm: batch norm in frozen stages keeps its statistics too.
     """
 
     depth: int
@@ -63,12 +63,12 @@ class ResNetSpec:
             )
 
     def channels(self, stage: int) -> int:
-        """Output channels of stage 1 (the stem) to 5."""
+        """Return the output channels of stage 1 (the stem) to 5."""
         return self.stem_channels if stage == 1 else self.res2_channels * 2 ** (stage - 2)
 
 
 class Stem(nn.Module):
-    """7x7 of stride 2, then a 3x3 max pool of stride 2."""
+    """7x7 convolution of stride 2, then a 3x3 max pooling of stride 2."""
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Stem(nn.Module):
         self.pool = nn.MaxPool2d(3, stride=2, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, 3, H, W] -> [B, C, H / 4, W / 4]."""
+        """Compute [B, C, H / 4, W / 4] from [B, 3, H, W]."""
         return self.pool(self.relu(self.norm1(self.conv1(x))))
 
 
@@ -86,10 +86,10 @@ class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut."""
 
     def __init__(
-        self, spec: ResNetSpec, stage: int, in_channels: int, stride: int, dilation: int
+        self, options: ResNetOptions, stage: int, in_channels: int, stride: int, dilation: int
     ) -> None:
         super().__init__()
-        out_channels, norm = spec.channels(stage), spec.norm
+        out_channels, norm = options.channels(stage), options.norm
         self.conv1 = _conv3x3(in_channels, out_channels, stride, dilation)
         self.norm1 = norm(out_channels)
         self.conv2 = _conv3x3(out_channels, out_channels, 1, dilation)
@@ -98,37 +98,37 @@ class BasicBlock(nn.Module):
         self.downsample = _downsample(in_channels, out_channels, norm, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, out_channels, H / stride, W / stride]."""
+        """Compute [B, out_channels, H / stride, W / stride] from [B, C, H, W]."""
         out = self.relu(self.norm1(self.conv1(x)))
         out = self.norm2(self.conv2(out))
         return self.relu(out + self.downsample(x))
 
 
 class Bottleneck(nn.Module):
-    """1x1 to the inner width, (grouped) 3x3, 1x1 to the output width, and a shortcut."""
+    """1x1 convolution to the inner width, (grouped) 3x3, 1x1 to the output width, a shortcut."""
 
     def __init__(
-        self, spec: ResNetSpec, stage: int, in_channels: int, stride: int, dilation: int
+        self, options: ResNetOptions, stage: int, in_channels: int, stride: int, dilation: int
     ) -> None:
         super().__init__()
-        out_channels, norm = spec.channels(stage), spec.norm
-        width = spec.groups * spec.width_per_group * 2 ** (stage - 2)
-        stride_1x1, stride_3x3 = (stride, 1) if spec.stride_in_1x1 else (1, stride)
+        out_channels, norm = options.channels(stage), options.norm
+        width = options.groups * options.width_per_group * 2 ** (stage - 2)
+        stride_1x1, stride_3x3 = (stride, 1) if options.stride_in_1x1 else (1, stride)
         self.conv1 = nn.Conv2d(in_channels, width, 1, stride=stride_1x1, bias=False)
         self.norm1 = norm(width)
         self.conv2: nn.Module
-        if spec.deformable[stage - 2]:
+        if options.deformable[stage - 2]:
             self.conv2 = DeformConv3x3(
                 width,
                 width,
                 stride_3x3,
                 dilation,
-                spec.groups,
-                modulated=spec.modulated,
-                offset_groups=spec.offset_groups,
+                options.groups,
+                modulated=options.modulated,
+                offset_groups=options.offset_groups,
             )
         else:
-            self.conv2 = _conv3x3(width, width, stride_3x3, dilation, spec.groups)
+            self.conv2 = _conv3x3(width, width, stride_3x3, dilation, options.groups)
         self.norm2 = norm(width)
         self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
         self.norm3 = norm(out_channels)
@@ -136,68 +136,71 @@ class Bottleneck(nn.Module):
         self.downsample = _downsample(in_channels, out_channels, norm, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, out_channels, H / stride, W / stride]."""
+        """Compute [B, out_channels, H / stride, W / stride] from [B, C, H, W]."""
         out = self.relu(self.norm1(self.conv1(x)))
         out = self.relu(self.norm2(self.conv2(out)))
         out = self.norm3(self.conv3(out))
         return self.relu(out + self.downsample(x))
 
 
-def make_stage(spec: ResNetSpec, stage: int, stride: int, dilation: int = 1) -> nn.Sequential:
-    """The blocks of stage res2 to res5; the first has the stride, all have the dilation."""
-    block: Callable[..., nn.Module] = BasicBlock if spec.depth < 50 else Bottleneck
-    layers, in_channels = nn.Sequential(), spec.channels(stage - 1)
-    for _ in range(DEPTHS[spec.depth][stage - 2]):
-        layers.append(block(spec, stage, in_channels, stride, dilation))
-        in_channels, stride = spec.channels(stage), 1
+def make_stage(options: ResNetOptions, stage: int, stride: int, dilation: int = 1) -> nn.Sequential:
+    """Create the blocks of stage res2 to res5; the first has the stride, all have the dilation."""
+    block: Callable[..., nn.Module] = BasicBlock if options.depth < 50 else Bottleneck
+    layers, in_channels = nn.Sequential(), options.channels(stage - 1)
+    for _ in range(DEPTHS[options.depth][stage - 2]):
+        layers.append(block(options, stage, in_channels, stride, dilation))
+        in_channels, stride = options.channels(stage), 1
     init_convs(layers)
     return layers
 
 
 class ResNet(nn.Module):
-    """Stem and stages up to `last_stage`; returns the maps of `out_stages`, finest first.
+    """Stem and stages; returns the maps of some stages.
 
-    With `res5_dilation` 2 the last stage dilates its convolutions instead of halving the map (DC5).
-    The first `freeze_at` parts (stem, res2, ...) are not trained. With `checkpoints` training keeps
-    the input of each trained stage alone, see `checkpointed`.
+    Args:
+        options: see `ResNetOptions`.
+        out_stages: stages whose maps are returned, finest first; the last one ends the network.
+        freeze_at: the number of leading parts (stem, res2, ...) that are not trained.
+        res5_dilation: 2: the last stage dilates its convolutions instead of halving the map (DC5).
+        checkpoint_activations: use activation checkpointing for each stage, see `checkpointed`.
     """
 
     def __init__(
         self,
-        spec: ResNetSpec,
+        options: ResNetOptions,
         out_stages: tuple[int, ...],
         freeze_at: int = 0,
         res5_dilation: int = 1,
-        checkpoints: bool = False,
+        checkpoint_activations: bool = False,
     ) -> None:
         super().__init__()
         self.out_stages = out_stages
-        self.checkpoints = checkpoints
-        self.stem = Stem(spec.stem_channels, spec.norm)
+        self.checkpoint_activations = checkpoint_activations
+        self.stem = Stem(options.stem_channels, options.norm)
         init_convs(self.stem)
         for stage in range(2, out_stages[-1] + 1):
             dilation = res5_dilation if stage == 5 else 1
-            layers = make_stage(spec, stage, 1 if stage == 2 else 2 // dilation, dilation)
+            layers = make_stage(options, stage, 1 if stage == 2 else 2 // dilation, dilation)
             self.add_module(f"res{stage}", layers)
         for part in list(self.children())[:freeze_at]:
             part.requires_grad_(False)
-            if spec.freeze_norm:
+            if options.freeze_norm:
                 freeze_batch_norm(part)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """[B, 3, H, W] -> for each stage k in out_stages [B, C_k, H / 2**k, W / 2**k]."""
+        """Compute a map [B, C_k, H / 2**k, W / 2**k] for each stage k in out_stages."""
         x = self.stem(x)
         maps = []
         for stage in range(2, self.out_stages[-1] + 1):
             layers = self.get_submodule(f"res{stage}")
-            x = checkpointed(layers, x) if self.checkpoints else layers(x)
+            x = checkpointed(layers, x) if self.checkpoint_activations else layers(x)
             if stage in self.out_stages:
                 maps.append(x)
         return maps
 
 
 def init_convs(module: nn.Module) -> None:
-    """He initialisation (fan out) of every convolution inside `module`, but those of offsets."""
+    """Initialize every convolution inside `module` (He, fan out), except those of offsets."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")

@@ -1,21 +1,21 @@
-"""The simple feature pyramid of plain vision transformers (ViTDet: Li et al., Exploring Plain
-Vision Transformer Backbones for Object Detection, https://arxiv.org/abs/2203.16527)."""
+"""Simple feature pyramid of plain vision transformers (ViTDet: Li et al., Exploring Plain Vision
+Transformer Backbones for Object Detection, https://arxiv.org/abs/2203.16527)."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from detlite.modeling.layers.basic import conv_block
+from detlite.modeling.layers.conv_block import conv_block
 from detlite.modeling.layers.norm import Norm
 
-from .fpn import every_second
+from .fpn import subsample
 
 
 class SimpleFeaturePyramid(nn.Module):
-    """Levels of strides 4, 8, 16, 32 and 64, all made from one map of stride 16.
+    """Computes levels of strides 4, 8, 16, 32 and 64 from one map of stride 16.
 
     Args:
-        in_channels: of that map, a multiple of 4.
+        in_channels: of the map, a multiple of 4.
         out_channels: of every level.
         norm: between the two deconvolutions of the finest level, and after each convolution.
         relu: after each convolution.
@@ -46,9 +46,12 @@ class SimpleFeaturePyramid(nn.Module):
         )
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """One map [B, in_channels, H, W], H and W even -> levels [B, out_channels, h, w] of 4, 2, 1
-        and 1/2 of its sides and, for the largest anchors alone, a half of the last."""
+        """Compute five levels from one map [B, in_channels, H, W] with even H and W.
+
+        Levels are [B, out_channels, h, w] of 4, 2, 1, 1/2 and 1/4 of its sides; the last one is
+        subsampled, for the largest anchors.
+        """
         (x,) = maps
         parts = zip(self.scale, self.lateral, self.output, strict=True)
         levels = [output(lateral(scale(x))) for scale, lateral, output in parts]
-        return [*levels, every_second(levels[-1])]
+        return [*levels, subsample(levels[-1])]

@@ -1,4 +1,4 @@
-"""The plain vision transformer of ViTDet, with learned relative positions.
+"""Plain vision transformer of ViTDet, with learned relative positions.
 
 Li et al., Exploring Plain Vision Transformer Backbones for Object Detection,
 https://arxiv.org/abs/2203.16527. Shapes: B images or windows, H x W patches of 16 x 16 pixels, C
@@ -7,16 +7,14 @@ channels, h heads of D channels.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from detlite.modeling.layers.asymmetric_padding import pad_to
+from detlite.modeling.layers.asymmetric_padding import pad_to_multiple
 
 from .activation_checkpointing import checkpointed
-from .timm_vit import PATCH, ViTOptions, freeze
+from .timm_vit import PATCH, ViTOptions, freeze_layers
 from .windows import from_windows, global_blocks, to_windows
 
 # Channels, blocks and heads (https://arxiv.org/abs/2010.11929, https://arxiv.org/abs/2012.12877).
@@ -27,16 +25,16 @@ SIZES = {
     "L": (1024, 24, 16),
     "H": (1280, 32, 16),
 }
-_PRETRAINED = 14  # patches on a side of the images of a classifier, 224 x 224 pixels
+_PRETRAINED_SIDE = 14  # patches per side of a classifier's images of 224 x 224 pixels
 
 
 class Attention(nn.Module):
-    """Self-attention of all patches, which knows how far they are apart.
+    """Self-attention between all patches, with relative positions.
 
     Args:
         channels, heads: C and h.
-        side: relative positions are learned for maps of so many patches on a side, and interpolated
-            for others.
+        side: relative positions are learned for maps of this many patches per side, and
+            interpolated for others.
     """
 
     def __init__(self, channels: int, heads: int, side: int) -> None:
@@ -48,53 +46,55 @@ class Attention(nn.Module):
         self.rel_pos_w = nn.Parameter(torch.zeros(2 * side - 1, channels // heads))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, H, W, C] -> the same shape."""
+        """Transform [B, H, W, C]."""
         height, width = x.shape[1], x.shape[2]
         qkv = self.qkv(x).flatten(1, 2).unflatten(2, (3, self.heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, h, H W, D)
-        # Decomposed (https://arxiv.org/abs/2112.01526): what a query makes of the rows between it
-        # and a key, and of the columns.
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, h, H W, D]
+        # Decomposed (https://arxiv.org/abs/2112.01526): one term for the rows between a query and a
+        # key, and one for the columns.
         grid = q.unflatten(2, (height, width))
-        rows = _products(grid, _between(self.rel_pos_h, height))
-        columns = _products(grid.transpose(2, 3), _between(self.rel_pos_w, width)).transpose(2, 3)
+        rows = _products(grid, _relative_positions(self.rel_pos_h, height))
+        columns = _products(
+            grid.transpose(2, 3), _relative_positions(self.rel_pos_w, width)
+        ).transpose(2, 3)
         bias = rows[..., :, None] + _dense(columns)[..., None, :]
-        bias = bias.flatten(4, 5).flatten(2, 3)  # (B, h, H W, H W)
+        bias = bias.flatten(4, 5).flatten(2, 3)  # [B, h, H W, H W]
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
         return self.proj(x.transpose(1, 2).flatten(2)).unflatten(1, (height, width))
 
 
-def _between(positions: Tensor, side: int) -> Tensor:
-    """Relative positions [L, D] -> from each query of an axis to each key [side, side, D]."""
-    # Also where nothing is to be interpolated: a condition would fix the side of exported graphs.
-    line = F.interpolate(positions.T[None], size=2 * side - 1, mode="linear")[0].T
-    at = torch.arange(side, device=positions.device)
-    return line[at[:, None] - at + (side - 1)]
+def _relative_positions(positions: Tensor, side: int) -> Tensor:
+    """Look up positions [L, D] for each pair of query and key along an axis: [side, side, D]."""
+    # Interpolate always: a condition would fix the side of exported graphs.
+    resized = F.interpolate(positions.T[None], size=2 * side - 1, mode="linear")[0].T
+    index = torch.arange(side, device=positions.device)
+    return resized[index[:, None] - index + (side - 1)]
 
 
 def _products(queries: Tensor, positions: Tensor) -> Tensor:
-    """Queries [B, h, N, M, D] times positions of their axis [N, K, D] -> [B, h, N, M, K].
+    """Multiply queries [B, h, N, M, D] by positions [N, K, D] of their axis: [B, h, N, M, K].
 
-    einsum does the same, but exports graphs for more than one image only.
+    einsum computes the same, but its exported graphs do not take a single image.
     """
     batch, heads, _, others, _ = queries.shape
     folded = _dense(queries.permute(2, 0, 1, 3, 4)).flatten(1, 3)
-    found = torch.bmm(folded, positions.transpose(1, 2).to(folded.dtype))
-    return _dense(found.unflatten(1, (batch, heads, others)).permute(1, 2, 0, 3, 4))
+    products = torch.bmm(folded, positions.transpose(1, 2).to(folded.dtype))
+    return _dense(products.unflatten(1, (batch, heads, others)).permute(1, 2, 0, 3, 4))
 
 
 def _dense(x: Tensor) -> Tensor:
-    """A contiguous copy: whether `x` is contiguous would be a condition of an exported graph."""
+    """Copy to contiguous memory, so that contiguity is no condition of an exported graph."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
 class Block(nn.Module):
-    """Attention and two layers at each patch, both added to what they are given.
+    """Attention and an MLP, both with a residual connection.
 
     Args:
         channels, heads: C and h.
-        side: of the windows that it attends within, or of the maps, see `Attention`.
-        windows: whether it attends within windows.
-        drop_path: probability that what it adds is left out of an image in training.
+        side: of its windows, or of the maps without windows, see `Attention`.
+        windows: attend within windows.
+        drop_path: probability of skipping each branch for an image in training.
     """
 
     def __init__(
@@ -112,17 +112,17 @@ class Block(nn.Module):
         self.mlp.add_module("fc2", nn.Linear(4 * channels, channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, H, W, C] -> the same shape."""
+        """Transform [B, H, W, C]."""
         added = self.norm1(x)
         if self.window:
             added = self.attn(to_windows(added, self.window))
             added = from_windows(added, x.shape[0], x.shape[1], x.shape[2])
         else:
             added = self.attn(added)
-        x = x + self._kept(added)
-        return x + self._kept(self.mlp(self.norm2(x)))
+        x = x + self._drop_path(added)
+        return x + self._drop_path(self.mlp(self.norm2(x)))
 
-    def _kept(self, added: Tensor) -> Tensor:
+    def _drop_path(self, added: Tensor) -> Tensor:
         if not self.training or not self.drop_path:
             return added
         keep = 1 - self.drop_path
@@ -130,16 +130,16 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """A plain vision transformer; gives the map of its last block.
+    """A plain vision transformer that returns the map of its last block.
 
     Args:
         channels, depth, heads: see SIZES.
-        image_size: side of the images, in pixels, whose relative positions the global blocks learn.
-        options: windows, which blocks are global, and how it is trained.
+        image_size: side in pixels of the images whose relative positions the global blocks learn.
+        options: windows, global blocks and training.
 
     Attributes:
         channels: of the map.
-        two_windows: the least side of an image that has two windows beside each other, in pixels.
+        two_windows: see `ViTOptions.two_windows`.
     """
 
     def __init__(
@@ -151,12 +151,12 @@ class ViT(nn.Module):
         self.two_windows = options.two_windows
         self.patch_embed = nn.Sequential()
         self.patch_embed.add_module("proj", nn.Conv2d(3, channels, PATCH, stride=PATCH))
-        # The first is the class token's, which is not there.
-        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + _PRETRAINED**2, channels))
-        whole = global_blocks(depth, options.global_blocks)
+        # The first position belongs to the class token, which detection does not use.
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + _PRETRAINED_SIDE**2, channels))
+        global_ids = global_blocks(depth, options.global_blocks)
         blocks = []
         for number in range(depth):
-            windows = options.window > 0 and number not in whole
+            windows = options.window > 0 and number not in global_ids
             side = options.window if windows else image_size // PATCH
             drop_path = options.drop_path * number / max(depth - 1, 1)
             blocks.append(Block(channels, heads, side, windows, drop_path))
@@ -166,26 +166,30 @@ class ViT(nn.Module):
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
-        freeze(self.layers(), options.freeze_at)
+        freeze_layers(self.layers(), options.freeze_at)
         for block in blocks:
             if not any(parameter.requires_grad for parameter in block.parameters()):
                 block.drop_path = 0.0
 
     def layers(self) -> list[list[nn.Parameter]]:
-        """The parameters of the embedding and of each block."""
+        """Return the parameters of the embedding and of each block."""
         embedding = [*self.patch_embed.parameters(), self.pos_embed]
         return [embedding, *(list(block.parameters()) for block in self.blocks)]
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Pixels [B, 3, H', W'] -> a map [B, C, H, W]: sides are padded to multiples of two
-        patches, so that H and W are even."""
-        x = self.patch_embed(pad_to(x, 2 * PATCH))
-        side = _PRETRAINED
+        """Compute a map [B, C, H, W] from pixels [B, 3, H', W'].
+
+        Sides are padded to multiples of two patches, so that H and W are even.
+        """
+        x = self.patch_embed(pad_to_multiple(x, 2 * PATCH))
+        side = _PRETRAINED_SIDE
         positions = self.pos_embed[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
         size = [x.shape[2], x.shape[3]]
         x = x + F.interpolate(positions, size=size, mode="bicubic").to(x.dtype)
         x = x.permute(0, 2, 3, 1)
         for block in self.blocks:
-            run = partial(checkpointed, block, random=True) if self.options.checkpoints else block
-            x = run(x)
+            if self.options.checkpoint_activations:
+                x = checkpointed(block, x, random=True)
+            else:
+                x = block(x)
         return [x.permute(0, 3, 1, 2)]

@@ -1,40 +1,43 @@
-"""Zeros around maps: up to a multiple, and of convolutions that have more on one side."""
+"""Zero padding of maps, and convolutions with a different padding on each side."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .conv import QuickConv2d
+from .conv import conv_options
 
 
-def pad_to(x: Tensor, multiple: int) -> Tensor:
-    """[B, C, H, W] with zeros at the right and at the bottom, up to the next multiples."""
-    right, down = (parts(side, multiple) * multiple - side for side in (x.shape[3], x.shape[2]))
-    return F.pad(x, (0, right, 0, down))
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Pad [B, C, H, W] with zeros at the right and bottom to multiples of `multiple`."""
+    right, bottom = (
+        ceil_div(side, multiple) * multiple - side for side in (x.shape[3], x.shape[2])
+    )
+    return F.pad(x, (0, right, 0, bottom))
 
 
-def parts(side: int, size: int) -> int:
-    """How many parts of a size a side begins.
+def ceil_div(side: int, size: int) -> int:
+    """Return side / size, rounded up, for sides that may be symbols of an exported graph.
 
-    Exporters know no remainder of sizes, and ONNX and OpenVINO round a quotient below 0 up: all
-    numbers are positive here.
+    Exporters do not support the remainder of a size, and ONNX and OpenVINO round a negative
+    quotient up, so all numbers here are positive.
     """
     return (side + size - 1) // size
 
 
-class PaddedConv2d(QuickConv2d):
-    """A convolution, plain but for a border of zeros that it puts around its maps.
+class PaddedConv2d(nn.Conv2d):
+    """Convolution that pads each side of its map by another number of zeros.
 
     Args:
-        conv: whose parameters it shares.
-        margins: pixels at the left, right, top and bottom.
+        conv: a convolution without padding, whose parameters are shared.
+        margins: zeros at the left, right, top and bottom.
     """
 
     def __init__(self, conv: nn.Conv2d, margins: tuple[int, int, int, int]) -> None:
-        super().__init__(conv)
+        super().__init__(**conv_options(conv))
+        self.weight, self.bias = conv.weight, conv.bias
         self.margins = margins
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, D, H', W']."""
+        """Convolve [B, C, H, W]."""
         return super().forward(F.pad(x, self.margins))

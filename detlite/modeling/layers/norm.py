@@ -1,4 +1,4 @@
-"""Normalisation layers by name."""
+"""Normalization layers, and their construction from the config."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from detlite.conventions import convention_of
 
 from .group_norm import GroupNorm
 
+# Constructor of a norm from its number of channels.
 Norm = Callable[[int], nn.Module]
 
 
@@ -25,38 +26,35 @@ class FrozenBatchNorm2d(TorchvisionFrozenBatchNorm2d):
     y = (x - running_mean) / sqrt(running_var + eps) * weight + bias, per channel.
 
     Attributes:
-        applied: the convolution before it does that as well, see `backbone.folding`.
+        folded: the convolution before it computes y, see `optimize_for_training`.
     """
 
-    applied = False
+    folded = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> the same shape and type."""
-        return x if self.applied else self.affine(x)
+        """Normalize [B, C, H, W], keeping its type."""
+        if self.folded:
+            return x
+        if x.dtype == self.weight.dtype and x.is_contiguous():
+            # Bit-exact with torchvision: one pass would round once where this rounds twice.
+            scale, shift = self.scale_and_shift()
+            return (x * scale[:, None, None]).add_(shift[:, None, None])
+        buffers = self.weight, self.bias, self.running_mean, self.running_var, self.eps
+        if torch.is_grad_enabled() and x.requires_grad:
+            return _FrozenNorm.apply(x, *buffers)
+        return _normalize(x, *buffers)
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """[C] and [C], with which y = x * scale + shift."""
+        """Return scale [C] and shift [C] with y = x * scale + shift."""
         scale = self.weight * (self.running_var + self.eps).rsqrt()
         return scale, self.bias - self.running_mean * scale
 
-    def affine(self, x: Tensor) -> Tensor:
-        """y of x, also where it was applied before."""
-        if x.dtype == self.weight.dtype and x.is_contiguous():
-            # As torchvision, to the last bit: one pass rounds once where this rounds twice.
-            scale, shift = self.scale_and_shift()
-            return (x * scale[:, None, None]).add_(shift[:, None, None])
-        if torch.is_grad_enabled() and x.requires_grad:
-            return _Affine.apply(
-                x, self.weight, self.bias, self.running_mean, self.running_var, self.eps
-            )
-        return _affine(x, self.weight, self.bias, self.running_mean, self.running_var, self.eps)
-
 
 class FrozenBatchNormAct2d(FrozenBatchNorm2d):
-    """A frozen norm that timm's models have together with what follows it.
+    """Frozen batch norm with an activation, for timm's models.
 
     Args:
-        drop, act: that, in this order.
+        drop, act: called after the norm, in this order.
     """
 
     def __init__(self, num_features: int, eps: float, drop: nn.Module, act: nn.Module) -> None:
@@ -69,7 +67,7 @@ class FrozenBatchNormAct2d(FrozenBatchNorm2d):
 
 
 def frozen(norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> FrozenBatchNorm2d:
-    """A frozen norm with the numbers, and the activation, of a batch norm."""
+    """Create a frozen norm with the statistics, parameters and activation of a batch norm."""
     if hasattr(norm, "act"):
         after = norm.get_submodule("drop"), norm.get_submodule("act")
         result: FrozenBatchNorm2d = FrozenBatchNormAct2d(norm.num_features, norm.eps, *after)
@@ -79,17 +77,32 @@ def frozen(norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> FrozenBatchNorm2d:
     return result
 
 
-def _affine(
+def freeze_batch_norm(module: nn.Module) -> None:
+    """Replace every batch norm inside `module` by a frozen one."""
+    for name, child in module.named_children():
+        if isinstance(child, (nn.BatchNorm2d, nn.SyncBatchNorm)):
+            setattr(module, name, frozen(child))
+        else:
+            freeze_batch_norm(child)
+
+
+def takes_batch_statistics(module: nn.Module) -> bool:
+    """Return True if a norm inside `module` normalizes by its batch."""
+    kinds = (nn.BatchNorm2d, nn.SyncBatchNorm)
+    return any(isinstance(child, kinds) and child.training for child in module.modules())
+
+
+def _normalize(
     x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
 ) -> Tensor:
-    """Batch norm by given statistics, in one pass; half types stay so, with sums in float32."""
+    """Normalize by fixed statistics in one pass, half types with sums in float32."""
     # Not F.batch_norm, which in torch 2.11 refuses the epsilon 0 of torchvision's old weights.
     cudnn = torch.backends.cudnn.enabled
     return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, cudnn)
 
 
-class _Affine(torch.autograd.Function):
-    """`_affine`, which keeps nothing of the size of a map: torch's own keeps its input."""
+class _FrozenNorm(torch.autograd.Function):
+    """`_normalize` that saves no map for backward; torch's own saves its input."""
 
     @staticmethod
     def forward(
@@ -98,27 +111,27 @@ class _Affine(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(weight, variance)
         ctx.eps = eps
-        return _affine(x, weight, bias, mean, variance, eps)
+        return _normalize(x, weight, bias, mean, variance, eps)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         weight, variance = ctx.saved_tensors
         zero = torch.zeros_like(weight)
-        gradient = _affine(gradients[0], weight, zero, zero, variance, ctx.eps)
+        gradient = _normalize(gradients[0], weight, zero, zero, variance, ctx.eps)
         return gradient, None, None, None, None, None
 
 
 class LevelBatchNorm(nn.ModuleList):
-    """Batch norm for a layer that the levels of a pyramid share: statistics for each of them, one
-    scale and shift for all.
+    """Batch norm of a layer that pyramid levels share: statistics per level, one scale and shift.
 
-    As detectron2's CycleBatchNormList, by whose names its entries are called: levels have means of
-    their own, and whichever came last would otherwise say what all are normalised by (Wu and
-    Johnson, Rethinking "Batch" in BatchNorm, https://arxiv.org/abs/2105.07576, section 5.2).
+    Levels have different means. With shared running statistics, the level that came last would
+    dominate them (Wu and Johnson, Rethinking "Batch" in BatchNorm,
+    https://arxiv.org/abs/2105.07576, section 5.2). Its state dict has the names of detectron2's
+    CycleBatchNormList.
 
     Args:
         channels: of a map.
-        levels: how many share the layer.
+        levels: number of levels.
         kind: nn.BatchNorm2d or nn.SyncBatchNorm.
     """
 
@@ -130,36 +143,21 @@ class LevelBatchNorm(nn.ModuleList):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor, level: int) -> Tensor:
-        """[B, C, H_l, W_l] of a level -> the same shape."""
+        """Normalize a level [B, C, H_l, W_l]."""
         norm = self[level]
         x = norm(x)
-        # Where it is to be folded into a convolution, each norm has them itself.
+        # Fusion for inference moves scale and shift into each norm.
         if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.affine:
             return x
         return x * self.weight[:, None, None] + self.bias[:, None, None]
 
 
-def freeze_batch_norm(module: nn.Module) -> None:
-    """Replaces every batch norm inside `module` by a frozen one."""
-    for name, child in module.named_children():
-        if isinstance(child, (nn.BatchNorm2d, nn.SyncBatchNorm)):
-            setattr(module, name, frozen(child))
-        else:
-            freeze_batch_norm(child)
-
-
-def takes_batch_statistics(module: nn.Module) -> bool:
-    """Whether a norm inside `module` normalises by its batch: what is in it changes the digits."""
-    kinds = (nn.BatchNorm2d, nn.SyncBatchNorm)
-    return any(isinstance(child, kinds) and child.training for child in module.modules())
-
-
 def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -> nn.GroupNorm:
-    """Group norm by number of groups, or by channels per group where `num_groups` is -1."""
+    """Create a group norm by the number of groups, or by channels per group if that is -1."""
     if (num_groups > 0) == (dim_per_group > 0):
         raise ValueError(
-            "set one of MODEL.GROUP_NORM.NUM_GROUPS and MODEL.GROUP_NORM.DIM_PER_GP, and the "
-            f"other to -1 (they are {num_groups} and {dim_per_group})"
+            f"MODEL.GROUP_NORM.NUM_GROUPS is {num_groups} and DIM_PER_GP is {dim_per_group}: set "
+            "one of them, and the other to -1"
         )
     groups = num_groups if num_groups > 0 else channels // dim_per_group
     if groups < 1 or channels % groups:
@@ -171,16 +169,16 @@ def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -
     return GroupNorm(groups, channels, eps=eps)
 
 
-def optional_norm(cfg: CfgNode, part: str) -> Norm | None:
-    """The norm that NORM of a part ("FPN", "ROI_BOX_HEAD", ...) asks for, or None."""
-    name = cfg.MODEL[part].NORM
+def build_optional_norm(cfg: CfgNode, section: str) -> Norm | None:
+    """Build the norm of MODEL.<section>.NORM ("FPN", "ROI_BOX_HEAD", ...), or None."""
+    name = cfg.MODEL[section].NORM
     return build_norm(cfg, name) if name else None
 
 
 def build_norm(cfg: CfgNode, name: str) -> Norm:
-    """The constructor (channels -> layer) of the norm of a name, one of the schema's NORMS.
+    """Build the norm of a name: BN, SyncBN, FrozenBN, GN or LN.
 
-    LN normalises over the channels at each place of a map, by detectron2's epsilon.
+    LN normalizes over the channels of each pixel, with detectron2's epsilon.
     """
     if name == "GN":
         gn = cfg.MODEL.GROUP_NORM

@@ -1,7 +1,8 @@
 """Box head (Fast R-CNN, https://arxiv.org/abs/1504.08083): classifies and refines proposals.
 
-Shapes: B images; P proposals, S samples or N predicted boxes in an image, padded; R rows computed
-(see `structures.rows`); K classes, 0 the background; Q box regressions a row: K, or 2 for all.
+Shapes: B images; P proposals, S samples or N predicted boxes per image, padded; R packed rows (see
+`detlite.structures.padding`); K classes, 0 is background; Q box regressions per row: K, or 2 if
+class-agnostic.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from yacs.config import CfgNode
 
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.box_coder import BoxCoder, BoxLoss, build_box_loss
-from detlite.modeling.layers.conv_block import Block, at_least_float32, conv_block
-from detlite.modeling.layers.norm import optional_norm, takes_batch_statistics
+from detlite.modeling.box_coder import BoxCoder
+from detlite.modeling.box_loss import BoxLoss, build_box_loss
+from detlite.modeling.exportable_parts import ExportablePart, head_parts
+from detlite.modeling.layers.conv_block import Block, conv_block, separable_block
+from detlite.modeling.layers.norm import build_optional_norm, takes_batch_statistics
+from detlite.modeling.precision import at_least_float32
 from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
-from detlite.structures.padding import Rows, gather, leading
+from detlite.structures.padding import Packing, first_valid, gather
 
 from .extractors import (
     CONV5_NAMES,
@@ -38,69 +42,71 @@ from .pooler import build_pooler
 from .predictors import BOX_PREDICTORS
 
 BOX_EXTRACTORS: Registry[BuildExtractor] = Registry(
-    "box feature extractor", on_demand={"FBNet": "detlite.modeling.backbone.fbnet"}
+    "box feature extractor", {"FBNet": "detlite.modeling.backbone.fbnet"}
 )
 BOX_EXTRACTORS.register(*CONV5_NAMES)(partial(build_conv5_extractor, head="ROI_BOX_HEAD"))
 
 
 @BOX_EXTRACTORS.register("FPN2MLPFeatureExtractor")
-def _build_two_layers(cfg: CfgNode, backbone: Backbone) -> Extractor:
+def _build_mlp(cfg: CfgNode, backbone: Backbone) -> Extractor:
     return FPN2MLPFeatureExtractor(
         build_pooler(cfg, "ROI_BOX_HEAD", backbone),
         backbone.out_channels,
         cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM,
-        optional_norm(cfg, "ROI_BOX_HEAD"),
+        build_optional_norm(cfg, "ROI_BOX_HEAD"),
     )
 
 
-def build_box_convs(cfg: CfgNode, backbone: Backbone, block: Block = conv_block) -> Extractor:
-    """The convolutions and the layer that MODEL.ROI_BOX_HEAD describes; `block` makes each 3x3."""
+def _build_convs(cfg: CfgNode, backbone: Backbone, block: Block) -> Extractor:
     head = cfg.MODEL.ROI_BOX_HEAD
     return FPNXconv1fcFeatureExtractor(
         build_pooler(cfg, "ROI_BOX_HEAD", backbone),
         backbone.out_channels,
         [head.CONV_HEAD_DIM] * head.NUM_STACKED_CONVS,
         head.MLP_HEAD_DIM,
-        optional_norm(cfg, "ROI_BOX_HEAD"),
+        build_optional_norm(cfg, "ROI_BOX_HEAD"),
         head.DILATION,
         block,
     )
 
 
-BOX_EXTRACTORS.register("FPNXconv1fcFeatureExtractor")(build_box_convs)
+BOX_EXTRACTORS.register("FPNXconv1fcFeatureExtractor")(partial(_build_convs, block=conv_block))
+BOX_EXTRACTORS.register("SeparableXconv1fcFeatureExtractor")(
+    partial(_build_convs, block=separable_block)
+)
 
 
 @dataclass(frozen=True)
 class BoxPredictions:
-    """What a box head says of the rows that it computed.
+    """Predictions of a box head for packed rows.
 
     Attributes:
-        rows: which entries of the batch they are.
-        features: [R, ...], what the extractor gives for them.
+        packing: the rows.
+        features: [R, ...], features of the extractor.
         logits: float32 [R, K].
         deltas: float32 [R, Q, 4].
     """
 
-    rows: Rows
+    packing: Packing
     features: Tensor
     logits: Tensor
     deltas: Tensor
 
-    def features_of(self, rows: Rows, count: int) -> Tensor:
-        """The features of `rows`, all of them among the first `count` entries of an image."""
-        return self.features[rows.pack(self.rows.position()[:, :count])]
+    def features_of(self, packing: Packing, count: int) -> Tensor:
+        """Select the features of other rows, all among the first `count` entries of an image."""
+        return self.features[packing.pack(self.packing.row_numbers()[:, :count])]
 
 
 class BoxHead(nn.Module):
-    """Extractor and predictor.
+    """Extractor and predictor of class scores and refined boxes.
 
     Args:
         extractor, predictor: from BOX_EXTRACTORS and BOX_PREDICTORS.
-        box_coder: what the deltas are encoded by.
+        box_coder: decodes the deltas.
         box_loss: of the foreground samples.
         class_agnostic: one box regression for all classes.
         score_thresh: predicted boxes need a higher score.
-        convention: how refined boxes are clipped.
+        convention: rules of clipping refined boxes.
     """
 
     def __init__(
@@ -124,50 +130,58 @@ class BoxHead(nn.Module):
         self.convention = convention
 
     def losses(
-        self, features: list[Tensor], samples: Samples, truth: GroundTruth, sizes: Tensor
+        self,
+        features: list[Tensor],
+        samples: Samples,
+        truth: GroundTruth,
+        sizes: Tensor,
+        static_shapes: bool,
     ) -> tuple[dict[str, Tensor], BoxPredictions]:
-        """`loss_classifier` and `loss_box`, averaged over the samples; and the predictions.
+        """Compute `loss_classifier` and `loss_box`, averaged over samples, and the predictions.
 
         Args:
             features: levels [B, C, H_l, W_l].
             samples, truth: [B, S] and [B, G].
             sizes: int64 [B, 2], (height, width) of each image.
+            static_shapes: compute padding too.
         """
-        predictions = self(features, samples.boxes, samples.labels >= 0)
-        return self.losses_of(predictions, samples, truth), predictions
+        predictions = self(features, samples.boxes, samples.labels >= 0, static_shapes)
+        return self._losses(predictions, samples, truth), predictions
 
     def predict(
-        self, features: list[Tensor], proposals: Proposals, sizes: Tensor
+        self, features: list[Tensor], proposals: Proposals, sizes: Tensor, static_shapes: bool
     ) -> PredictedBoxes:
-        """The refined boxes of every class that scores above the threshold; see `losses`."""
-        predictions = self(features, proposals.boxes, proposals.valid)
+        """Refine proposals [B, P] for every class that scores above the threshold; see `losses`."""
+        predictions = self(features, proposals.boxes, proposals.valid, static_shapes)
         return self.decode(predictions, predictions.logits.softmax(dim=1), proposals)
 
-    def forward(self, features: list[Tensor], boxes: Tensor, valid: Tensor) -> BoxPredictions:
-        """Predictions for boxes [B, N, 4] that are valid [B, N]."""
-        rows = Rows(valid, unpadded=takes_batch_statistics(self))
-        x = self.feature_extractor(features, rows.rois(boxes))
+    def forward(
+        self, features: list[Tensor], boxes: Tensor, valid: Tensor, static_shapes: bool
+    ) -> BoxPredictions:
+        """Predict logits and deltas of the valid ones of boxes [B, N, 4]."""
+        # Padding must not be part of batch statistics.
+        packing = Packing(valid, static_shapes and not takes_batch_statistics(self))
+        x = self.feature_extractor(features, packing.rois(boxes))
         logits, deltas = self.predictor(x)
         deltas = at_least_float32(deltas).unflatten(1, (-1, 4))
-        return BoxPredictions(rows, x, at_least_float32(logits), deltas)
+        return BoxPredictions(packing, x, at_least_float32(logits), deltas)
 
-    def losses_of(
+    def _losses(
         self, predictions: BoxPredictions, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
-        """`loss_classifier` and `loss_box` of predictions for samples [B, S]."""
-        rows = predictions.rows
-        labels = rows.pack(samples.labels)  # (R,), -1 at padding
+        packing = predictions.packing
+        labels = packing.pack(samples.labels)  # [R], -1 for padding
         count = (labels >= 0).sum().clamp(min=1)
         classifier = F.cross_entropy(predictions.logits, labels, reduction="sum", ignore_index=-1)
-        foreground = Rows(labels[None] > 0)  # rows of rows
+        foreground = Packing(labels[None] > 0, packing.static_shapes)  # rows of the rows
         index = foreground.index
         labels = labels[index].clamp(min=0)
         column = torch.ones_like(labels) if self.class_agnostic else labels
         box = self.box_loss(
             self.box_coder,
             predictions.deltas[index, column],
-            rows.pack(gather(truth.boxes, samples.gt_index))[index],
-            rows.pack(samples.boxes)[index],
+            packing.pack(gather(truth.boxes, samples.gt_index))[index],
+            packing.pack(samples.boxes)[index],
             foreground.valid,
         )
         return {"loss_classifier": classifier / count, "loss_box": box.sum() / count}
@@ -175,36 +189,45 @@ class BoxHead(nn.Module):
     def decode(
         self, predictions: BoxPredictions, scores: Tensor, proposals: Proposals
     ) -> PredictedBoxes:
-        """The boxes that proposals [B, P] are moved to, for each class that scores enough.
+        """Decode the box of each proposal [B, P] and class that scores above the threshold.
 
-        `predictions` are of those proposals, `scores` float32 [R, K] their probabilities.
+        Args:
+            predictions: of the proposals.
+            scores: float32 [R, K] probabilities.
+            proposals: the reference boxes.
         """
-        rows, classes = predictions.rows, scores.shape[1] - 1
-        wanted = rows.unpack(scores[:, 1:]).flatten(1)  # (B, P (K - 1)), 0 at padding
-        most = classes
-        if self.score_thresh > 0:  # the scores of a row add up to 1 at most
-            most = min(classes, math.ceil(1 / self.score_thresh) - 1)
-        index, valid = leading(wanted > self.score_thresh, proposals.valid.shape[1] * most)
-        row, label = index // classes, index % classes + 1
-        # Only what passes the threshold is decoded: a small part of P x K.
-        deltas = rows.unpack(predictions.deltas)  # (B, P, Q, 4)
+        packing, num_classes = predictions.packing, scores.shape[1] - 1
+        class_scores = packing.unpack(scores[:, 1:]).flatten(1)  # [B, P (K - 1)], 0 for padding
+        per_box = num_classes
+        if self.score_thresh > 0:  # the scores of a box sum to at most 1
+            per_box = min(num_classes, math.ceil(1 / self.score_thresh) - 1)
+        limit = proposals.valid.shape[1] * per_box
+        index, valid = first_valid(class_scores > self.score_thresh, limit, packing.static_shapes)
+        place, label = index // num_classes, index % num_classes + 1
+        deltas = packing.unpack(predictions.deltas)  # [B, P, Q, 4]
         column = torch.ones_like(label) if self.class_agnostic else label
-        deltas = gather(deltas.flatten(1, 2), row * deltas.shape[2] + column)
-        boxes = self.box_coder.decode(deltas, gather(proposals.boxes, row))
-        return PredictedBoxes(boxes, wanted.gather(1, index), label, valid)
+        deltas = gather(deltas.flatten(1, 2), place * deltas.shape[2] + column)
+        boxes = self.box_coder.decode(deltas, gather(proposals.boxes, place))
+        return PredictedBoxes(boxes, class_scores.gather(1, index), label, valid)
 
     @torch.no_grad()
     def refine(self, predictions: BoxPredictions, boxes: Tensor, sizes: Tensor) -> Tensor:
-        """Boxes [B, N, 4] moved by class-agnostic deltas, and clipped."""
-        deltas = predictions.rows.unpack(predictions.deltas[:, 1])
+        """Decode the class-agnostic deltas of boxes [B, N, 4] and clip the result."""
+        deltas = predictions.packing.unpack(predictions.deltas[:, 1])
         return box_ops.clip(self.box_coder.decode(deltas, boxes), sizes, self.convention)
+
+    def exportable_parts(self, name: str, shares_features: bool) -> list[ExportablePart]:
+        """Return the parts of the head; see `head_parts`."""
+        return head_parts(self, name, shares_features)
 
 
 def build_box_head(
     cfg: CfgNode, backbone: Backbone, reg_weights: Sequence[float] | None = None
 ) -> BoxHead:
-    """The box head that MODEL.ROI_BOX_HEAD describes; `reg_weights` scale its deltas, if not
-    MODEL.ROI_HEADS.BBOX_REG_WEIGHTS."""
+    """Build the box head of MODEL.ROI_BOX_HEAD.
+
+    `reg_weights` are the weights of its `BoxCoder`, by default MODEL.ROI_HEADS.BBOX_REG_WEIGHTS.
+    """
     head, convention = cfg.MODEL.ROI_BOX_HEAD, convention_of(cfg)
     build = BOX_EXTRACTORS.get(head.FEATURE_EXTRACTOR, "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR")
     extractor = build(cfg, backbone)

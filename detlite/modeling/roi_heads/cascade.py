@@ -1,8 +1,8 @@
 """Cascade R-CNN (Cai & Vasconcelos, https://arxiv.org/abs/1712.00726).
 
-Box heads in a row, each trained at a higher overlap on the boxes that the one before refined.
+A sequence of box heads, each trained at a higher IoU on the boxes that the previous one refined.
 
-Shapes: B images; P proposals and S samples in an image; K classes with background as class 0.
+Shapes: B images; P proposals and S samples per image; K classes, 0 is background.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.sampler import Matcher, label_samples
+from detlite.modeling.exportable_parts import ExportablePart
+from detlite.modeling.matcher import Matcher
+from detlite.modeling.sampler import label_samples
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
 
@@ -25,12 +27,12 @@ from .extractors import Extractor
 
 
 class CascadeBoxHead(nn.Module):
-    """Class-agnostic box heads, each on the boxes of the one before.
+    """Class-agnostic box heads, each applied to the boxes of the previous one.
 
     Args:
         stages: the heads.
-        ious: the overlap from which a box is foreground in each stage; the first one's samples
-            are drawn by it.
+        ious: IoU from which a box is foreground in each stage. The samples of the first stage are
+            drawn with its IoU.
     """
 
     def __init__(self, stages: Sequence[BoxHead], ious: Sequence[float]) -> None:
@@ -46,14 +48,20 @@ class CascadeBoxHead(nn.Module):
 
     @property
     def feature_extractor(self) -> Extractor:
-        """The first stage's, whose samples the other heads have."""
+        """Extractor of the first stage, whose samples train the mask and keypoint heads."""
         return self.stages[0].feature_extractor
 
     def losses(
-        self, features: list[Tensor], samples: Samples, truth: GroundTruth, sizes: Tensor
+        self,
+        features: list[Tensor],
+        samples: Samples,
+        truth: GroundTruth,
+        sizes: Tensor,
+        static_shapes: bool,
     ) -> tuple[dict[str, Tensor], BoxPredictions]:
-        """`loss_classifier_stage0`, `loss_box_stage0`, ..., and the first stage's predictions."""
-        # The stages share the backbone: together they weigh as much on it as a single head.
+        """Compute `loss_classifier_stage0`, `loss_box_stage0`, ..., and the first stage's
+        predictions; see `BoxHead.losses`."""
+        # The stages share the backbone, so average their gradients.
         features = [_ScaleGradient.apply(level, 1 / len(self.stages)) for level in features]
         losses: dict[str, Tensor] = {}
         predictions: list[BoxPredictions] = []
@@ -62,21 +70,21 @@ class CascadeBoxHead(nn.Module):
                 boxes = self.stages[number - 1].refine(predictions[-1], samples.boxes, sizes)
                 valid = (samples.labels >= 0) & box_ops.has_min_size(boxes, 0)
                 samples = label_samples(boxes, matcher(truth, boxes, valid), valid, truth)
-            stage_losses, own = stage.losses(features, samples, truth, sizes)
+            stage_losses, own = stage.losses(features, samples, truth, sizes, static_shapes)
             losses |= {f"{name}_stage{number}": loss for name, loss in stage_losses.items()}
             predictions.append(own)
         return losses, predictions[0]
 
     def predict(
-        self, features: list[Tensor], proposals: Proposals, sizes: Tensor
+        self, features: list[Tensor], proposals: Proposals, sizes: Tensor, static_shapes: bool
     ) -> PredictedBoxes:
-        """Boxes of the last stage, with the mean of all stages' scores, or of their logits."""
+        """Predict the boxes of the last stage, with the mean scores (or logits) of all stages."""
         predictions: list[BoxPredictions] = []
         for number, stage in enumerate(self.stages):
             if number:
                 boxes = self.stages[number - 1].refine(predictions[-1], proposals.boxes, sizes)
                 proposals = replace(proposals, boxes=boxes)
-            predictions.append(stage(features, proposals.boxes, proposals.valid))
+            predictions.append(stage(features, proposals.boxes, proposals.valid, static_shapes))
         logits = torch.stack([own.logits for own in predictions])
         if self.stages[-1].convention.cascade_mean == "logits":
             scores = logits.mean(dim=0).softmax(dim=1)
@@ -84,13 +92,17 @@ class CascadeBoxHead(nn.Module):
             scores = logits.softmax(dim=2).mean(dim=0)
         return self.stages[-1].decode(predictions[-1], scores, proposals)
 
-
-# The second stage as the pipeline sees it.
-BoxStage = BoxHead | CascadeBoxHead
+    def exportable_parts(self, name: str, shares_features: bool) -> list[ExportablePart]:
+        """Return the parts of all stages; a cascade does not share features."""
+        return [
+            part
+            for number, stage in enumerate(self.stages)
+            for part in stage.exportable_parts(f"{name}.{number}", shares_features)
+        ]
 
 
 class _ScaleGradient(torch.autograd.Function):
-    """The identity, whose gradient is multiplied by a factor."""
+    """Return the input; multiply its gradient by a factor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
@@ -102,17 +114,19 @@ class _ScaleGradient(torch.autograd.Function):
         return gradients[0] * ctx.factor, None
 
 
-def build_box_stage(cfg: CfgNode, backbone: Backbone) -> BoxStage:
-    """The box head that the config asks for, or the cascade of them."""
+def build_box_heads(cfg: CfgNode, backbone: Backbone) -> BoxHead | CascadeBoxHead:
+    """Build the box head, or a cascade of them if MODEL.ROI_HEADS.CASCADE_IOUS is set."""
     heads, key = cfg.MODEL.ROI_HEADS, "MODEL.ROI_HEADS.CASCADE_IOUS"
     ious, weights = heads.CASCADE_IOUS, heads.CASCADE_BBOX_REG_WEIGHTS
     if not ious:
         return build_box_head(cfg, backbone)
     if len(weights) != len(ious):
-        raise ValueError(f"{key} has {len(ious)} stages, CASCADE_BBOX_REG_WEIGHTS {len(weights)}")
+        raise ValueError(
+            f"{key} has {len(ious)} stages, but CASCADE_BBOX_REG_WEIGHTS has {len(weights)}"
+        )
     if ious[0] != heads.FG_IOU_THRESHOLD:
         raise ValueError(
-            f"{key} begins with {ious[0]}, but MODEL.ROI_HEADS.FG_IOU_THRESHOLD is "
+            f"{key} starts with {ious[0]}, but MODEL.ROI_HEADS.FG_IOU_THRESHOLD is "
             f"{heads.FG_IOU_THRESHOLD}: both are the IoU of the first stage"
         )
     if not cfg.MODEL.CLS_AGNOSTIC_BBOX_REG:

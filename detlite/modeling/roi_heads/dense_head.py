@@ -1,4 +1,4 @@
-"""What mask and keypoint heads share: maps of RoIs, from features that may be shared."""
+"""Base class of the heads that predict maps for RoIs: masks and keypoint heat maps."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from yacs.config import CfgNode
 
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.layers.basic import at_least_float32
+from detlite.modeling.exportable_parts import ExportablePart, head_parts
+from detlite.modeling.precision import at_least_float32
 from detlite.registry import Registry
 from detlite.structures.instances import GroundTruth, Samples
-from detlite.structures.padding import Rows
+from detlite.structures.padding import Packing
 
 from .extractors import BuildExtractor, Extractor
 
-H = TypeVar("H", bound="MapHead")
+H = TypeVar("H", bound="DenseRoIHead")
 
 
-class MapHead(nn.Module, ABC):
+class DenseRoIHead(nn.Module, ABC):
     """Extractor and predictor of maps.
 
     Args:
-        extractor: None to share the box head's.
-        predictor: features [R, C, S, S] -> logits [R, ..., M, M].
-        convention: which part of a box its map covers, and what it is trained on.
+        extractor: None to use the features of the box head.
+        predictor: converts features [R, C, S, S] to logits [R, ..., M, M].
+        convention: rules of the region that a map covers, and of its targets.
     """
 
     def __init__(
@@ -40,45 +41,58 @@ class MapHead(nn.Module, ABC):
         self.convention = convention
 
     def forward(self, features: list[Tensor], rois: Tensor, shared: Tensor | None) -> Tensor:
-        """float32 logits [R, ..., M, M] of RoIs [R, 5] in levels [B, C, H_l, W_l].
+        """Predict float32 logits [R, ..., M, M].
 
-        `shared` is what the box head's extractor gives for them, where it is shared.
+        Args:
+            features: levels [B, C, H_l, W_l].
+            rois: [R, 5].
+            shared: features of the RoIs by the box head's extractor, if the head has none.
         """
         x = shared if self.feature_extractor is None else self.feature_extractor(features, rois)
         return at_least_float32(self.predictor(x))
 
     @abstractmethod
     def losses(
-        self, logits: Tensor, rows: Rows, samples: Samples, truth: GroundTruth
+        self, logits: Tensor, packing: Packing, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
-        """Scalar losses over foreground samples.
+        """Compute the scalar losses over foreground samples.
 
         Args:
-            logits: of R rows.
-            rows: which of the samples they are.
-            samples: [B, F]; those that are not foreground do not count.
+            logits: of R packed rows.
+            packing: selects these rows from the samples.
+            samples: [B, F]; samples that are not foreground do not count.
             truth: [B, G].
         """
 
+    def exportable_parts(self, name: str) -> list[ExportablePart]:
+        """Return the parts of the head; see `head_parts`."""
+        return head_parts(self, name)
 
-def build_map_head(
+
+def build_dense_head(
     kind: type[H],
     cfg: CfgNode,
-    head: str,
+    section: str,
     backbone: Backbone,
     box_extractor: Extractor,
     extractors: Registry[BuildExtractor],
     predictors: Registry[Callable[[CfgNode, int], nn.Module]],
 ) -> H:
-    """The head of a kind that its section (`head`) of the config describes.
+    """Build a head of class `kind` from a section of MODEL.
 
-    It may share `box_extractor`. Names are looked up in `extractors` and `predictors`.
+    Args:
+        kind: class of the head.
+        cfg: config.
+        section: "ROI_MASK_HEAD" or "ROI_KEYPOINT_HEAD".
+        backbone: gives the levels.
+        box_extractor: used if SHARE_BOX_FEATURE_EXTRACTOR is True.
+        extractors, predictors: registries for the names in the section.
 
     Raises:
-        ValueError: a RESOLUTION that is not what the head gives, or a box head without maps to
-            share.
+        ValueError: RESOLUTION is not the size of the head's maps, or the box head's features are no
+            maps.
     """
-    node, key = cfg.MODEL[head], f"MODEL.{head}"
+    node, key = cfg.MODEL[section], f"MODEL.{section}"
     extractor, pooling = None, "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION"
     if not node.SHARE_BOX_FEATURE_EXTRACTOR:
         build = extractors.get(node.FEATURE_EXTRACTOR, f"{key}.FEATURE_EXTRACTOR")
@@ -88,13 +102,14 @@ def build_map_head(
     if side is None:
         raise ValueError(
             f"{key}.SHARE_BOX_FEATURE_EXTRACTOR is True, but "
-            f"{cfg.MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR} gives vectors, not maps: set it to False"
+            f"{cfg.MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR} computes vectors, not maps: set it to "
+            "False"
         )
     predictor = predictors.get(node.PREDICTOR, f"{key}.PREDICTOR")(cfg, source.out_channels)
     resolution = predictor(torch.zeros(1, source.out_channels, side, side)).shape[-1]
     if resolution != node.RESOLUTION:
         raise ValueError(
-            f"{key}.RESOLUTION is {node.RESOLUTION}, but the head gives {resolution} x "
+            f"{key}.RESOLUTION is {node.RESOLUTION}, but the head predicts {resolution} x "
             f"{resolution} from RoIs of {pooling}: set one to fit the other"
         )
     return kind(extractor, predictor, convention_of(cfg))

@@ -1,4 +1,4 @@
-"""Feature extractors of the heads: they pool RoIs and turn what they see into features.
+"""Feature extractors of the RoI heads: they pool RoIs and compute features of them.
 
 Shapes: R RoIs over all images, C channels, S x S pooled.
 """
@@ -12,22 +12,23 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.backbone.build import resnet_spec
-from detlite.modeling.backbone.resnet import ResNetSpec, make_stage
-from detlite.modeling.layers.basic import Block, conv_block, init_xavier
+from detlite.modeling.backbone.build import build_resnet_options
+from detlite.modeling.backbone.resnet import ResNetOptions, make_stage
+from detlite.modeling.layers.conv_block import Block, conv_block
 from detlite.modeling.layers.norm import Norm
+from detlite.modeling.layers.weight_init import init_xavier
 
 from .pooler import Pooler, build_pooler
 
 
 class Extractor(nn.Module):
-    """Pools RoIs and makes features of them: [R, out_channels], or maps
+    """Pools RoIs and computes features: vectors [R, out_channels], or maps
     [R, out_channels, out_resolution, out_resolution].
 
     Attributes:
-        pooler: what cuts the RoIs out of the levels.
-        out_channels: of its features.
-        out_resolution: their side; None: they are vectors.
+        pooler: pools the RoIs from the levels.
+        out_channels: channels of the features.
+        out_resolution: side of the maps; None for vectors.
     """
 
     pooler: Pooler
@@ -35,17 +36,17 @@ class Extractor(nn.Module):
     out_resolution: int | None = None
 
     def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
-        """Features of RoIs [R, 5] in levels [B, C, H_l, W_l], see `Pooler`."""
+        """Compute the features of RoIs [R, 5] in levels [B, C, H_l, W_l], see `Pooler`."""
         return self.embed(self.pooler(features, rois))
 
     def embed(self, pooled: Tensor) -> Tensor:
-        """Features of pooled RoIs [R, C, S, S]."""
+        """Compute the features of pooled RoIs [R, C, S, S]."""
         raise NotImplementedError
 
 
 BuildExtractor = Callable[[CfgNode, Backbone], Extractor]
 
-# What maskrcnn-benchmark calls the last stage of a ResNet; CONV_BODY says which one it is.
+# maskrcnn-benchmark's names of the last stage of a ResNet; CONV_BODY determines its depth.
 CONV5_NAMES = (
     "ResNetConv5ROIFeatureExtractor",
     "ResNet50Conv5ROIFeatureExtractor",
@@ -54,7 +55,7 @@ CONV5_NAMES = (
 
 
 class FPN2MLPFeatureExtractor(Extractor):
-    """Pools and applies two fully connected layers of a width, each with the optional norm."""
+    """Pools and applies two fully connected layers, each with an optional norm."""
 
     def __init__(
         self, pooler: Pooler, in_channels: int, width: int, norm: Norm | None = None
@@ -70,16 +71,21 @@ class FPN2MLPFeatureExtractor(Extractor):
             init_xavier(layer)
 
     def embed(self, pooled: Tensor) -> Tensor:
-        """[R, C, S, S] -> [R, width]."""
+        """Compute [R, width] from [R, C, S, S]."""
         x = self.fc6(pooled.flatten(1))
-        x = F.relu(self.norm6(x[..., None, None]))  # norms are those of maps
+        x = F.relu(self.norm6(x[..., None, None]))  # the norms expect maps
         return F.relu(self.norm7(self.fc7(x.flatten(1))[..., None, None])).flatten(1)
 
 
 class ConvFeatureExtractor(Extractor):
-    """Pools and applies a row of 3x3 convolutions of some widths, each with the optional norm.
+    """Pools and applies 3x3 convolutions, each with an optional norm.
 
-    `block` makes each of them, as `layers.conv_block` does.
+    Args:
+        pooler: pools the RoIs.
+        in_channels: C.
+        widths: output channels of each convolution.
+        norm, dilation: of the convolutions.
+        block: creates each of them, with the signature of `conv_block`.
     """
 
     def __init__(
@@ -102,12 +108,12 @@ class ConvFeatureExtractor(Extractor):
         self.out_resolution = pooler.resolution
 
     def embed(self, pooled: Tensor) -> Tensor:
-        """[R, C, S, S] -> [R, widths[-1], S, S]."""
+        """Compute [R, widths[-1], S, S] from [R, C, S, S]."""
         return self.convs(pooled)
 
 
 class FPNXconv1fcFeatureExtractor(ConvFeatureExtractor):
-    """Pools and applies a row of 3x3 convolutions, then one fully connected layer."""
+    """Pools and applies 3x3 convolutions, then a fully connected layer."""
 
     def __init__(
         self,
@@ -125,38 +131,38 @@ class FPNXconv1fcFeatureExtractor(ConvFeatureExtractor):
         init_xavier(self.fc6)
 
     def embed(self, pooled: Tensor) -> Tensor:
-        """[R, C, S, S] -> [R, out_channels]."""
+        """Compute [R, out_channels] from [R, C, S, S]."""
         return F.relu(self.fc6(super().embed(pooled).flatten(1)))
 
 
 class ResNetConv5ROIFeatureExtractor(Extractor):
     """Pools from a C4 map and applies the last stage of a ResNet.
 
-    With `dilation` 2 the stage keeps the size of what is pooled.
+    With `dilation` 2 the stage keeps the size of the map.
     """
 
-    def __init__(self, pooler: Pooler, spec: ResNetSpec, dilation: int = 1) -> None:
+    def __init__(self, pooler: Pooler, options: ResNetOptions, dilation: int = 1) -> None:
         super().__init__()
         self.pooler = pooler
-        self.res5 = make_stage(spec, 5, stride=2 // dilation, dilation=dilation)
-        self.out_channels = spec.channels(5)
+        self.res5 = make_stage(options, 5, stride=2 // dilation, dilation=dilation)
+        self.out_channels = options.channels(5)
         self.out_resolution = -(-pooler.resolution * dilation // 2)
 
     def embed(self, pooled: Tensor) -> Tensor:
-        """[R, C, S, S] -> [R, 2 C, S / 2, S / 2]."""
+        """Compute [R, 2 C, S / 2, S / 2] from [R, C, S, S]."""
         return self.res5(pooled)
 
 
 def build_conv5_extractor(
     cfg: CfgNode, backbone: Backbone, head: str
 ) -> ResNetConv5ROIFeatureExtractor:
-    """Pools as `head` ("ROI_BOX_HEAD", ...) says and applies a stage as deep as CONV_BODY says."""
-    spec = resnet_spec(cfg)
-    if backbone.out_channels != spec.channels(4):
+    """Build the extractor of MODEL.<head> from the last stage of the ResNet of CONV_BODY."""
+    options = build_resnet_options(cfg)
+    if backbone.out_channels != options.channels(4):
         raise ValueError(
-            f"MODEL.{head}.FEATURE_EXTRACTOR applies the stage res5 to {spec.channels(4)} "
-            f"channels, but {cfg.MODEL.BACKBONE.CONV_BODY} gives {backbone.out_channels}: "
-            "use a C4 body, or an FPN head such as FPN2MLPFeatureExtractor"
+            f"MODEL.{head}.FEATURE_EXTRACTOR applies the stage res5 to {options.channels(4)} "
+            f"channels, but {cfg.MODEL.BACKBONE.CONV_BODY} has {backbone.out_channels}: use a C4 "
+            "backbone, or an FPN head such as FPN2MLPFeatureExtractor"
         )
     pooler = build_pooler(cfg, head, backbone)
-    return ResNetConv5ROIFeatureExtractor(pooler, spec, cfg.MODEL.RESNETS.RES5_DILATION)
+    return ResNetConv5ROIFeatureExtractor(pooler, options, cfg.MODEL.RESNETS.RES5_DILATION)

@@ -1,6 +1,6 @@
 """Keypoint head (Mask R-CNN, https://arxiv.org/abs/1703.06870, section 5).
 
-Shapes: R rows that are computed (see `structures.rows`), S x S pooled, K keypoints an instance,
+Shapes: R packed rows (see `detlite.structures.padding`), S x S pooled, K keypoints per instance,
 heat maps of M x M cells.
 """
 
@@ -14,22 +14,22 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.layers.conv_block import init_he
+from detlite.modeling.layers.weight_init import init_he
 from detlite.ops import heatmap_peaks
 from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
-from detlite.structures.padding import Rows, gather
+from detlite.structures.padding import Packing, gather
 
-from .dense_head import DenseRoIHead
+from .dense_head import DenseRoIHead, build_dense_head
 from .extractors import BuildExtractor, ConvFeatureExtractor, Extractor
 from .pooler import build_pooler
 
 KEYPOINT_EXTRACTORS: Registry[BuildExtractor] = Registry(
-    "keypoint feature extractor", on_demand={"FBNet": "detlite.modeling.backbone.fbnet"}
+    "keypoint feature extractor", {"FBNet": "detlite.modeling.backbone.fbnet"}
 )
-# Features [R, C, S, S] -> heat map logits [R, K, M, M].
+# Builders of modules from features [R, C, S, S] to heat map logits [R, K, M, M].
 KEYPOINT_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("keypoint predictor")
 
 
@@ -53,7 +53,7 @@ class KeypointRCNNPredictor(nn.Module):
         init_he(self.kps_score_lowres)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, C, S, S] -> [R, K, 4 S, 4 S]."""
+        """Predict [R, K, 4 S, 4 S] from [R, C, S, S]."""
         return F.interpolate(self.kps_score_lowres(x), scale_factor=2.0, mode="bilinear")
 
 
@@ -63,16 +63,15 @@ def _build_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
 
 
 class KeypointHead(DenseRoIHead):
-    """A heat map for each keypoint, the same for all classes."""
+    """Predicts a heat map for each keypoint, the same for all classes."""
 
     def losses(
-        self, logits: Tensor, rows: Rows, samples: Samples, truth: GroundTruth
+        self, logits: Tensor, packing: Packing, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
-        """`loss_keypoint`: cross entropy over the cells of each map [R, K, M, M] of a labelled
-        keypoint, mean.
+        """Compute `loss_keypoint`: mean cross entropy over the cells of labelled keypoints' maps.
 
         Raises:
-            ValueError: another number of keypoints than the predictor's.
+            ValueError: targets have another number of keypoints than the predictor.
         """
         assert truth.keypoints is not None
         if truth.keypoints.shape[2] != logits.shape[1]:
@@ -80,16 +79,28 @@ class KeypointHead(DenseRoIHead):
                 f"targets have {truth.keypoints.shape[2]} keypoints, but the model "
                 f"{logits.shape[1]}: set MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES"
             )
-        keypoints = rows.pack(gather(truth.keypoints, samples.gt_index))  # (R, K, 3)
-        covered = box_ops.pooled_region(rows.pack(samples.boxes), self.convention)
+        keypoints = packing.pack(gather(truth.keypoints, samples.gt_index))  # [R, K, 3]
+        covered = box_ops.pooled_region(packing.pack(samples.boxes), self.convention)
         cells, labelled = to_heatmap_cells(keypoints, covered, logits.shape[-1])
-        labelled = labelled & rows.valid[:, None]
-        wanted = torch.where(labelled, cells, -1).flatten()
+        labelled = labelled & packing.valid[:, None]
+        target = torch.where(labelled, cells, -1).flatten()
         scores = logits.flatten(0, 1).flatten(1)
-        loss = F.cross_entropy(scores, wanted, reduction="sum", ignore_index=-1)
-        # Not a mean, which is NaN where no keypoint is labelled.
+        loss = F.cross_entropy(scores, target, reduction="sum", ignore_index=-1)
+        # Divided here, because torch's mean is NaN if no keypoint is labelled.
         return {"loss_keypoint": loss / labelled.sum().clamp(min=1)}
 
     def locate(self, logits: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-        """Heat maps [R, K, M, M] of boxes [R, 4] -> keypoints [R, K, 3] and their logits [R, K]."""
+        """Find the peaks of heat maps [R, K, M, M] of boxes [R, 4].
+
+        Returns:
+            Keypoints [R, K, 3] of (x, y, 1), and their logits [R, K].
+        """
         return heatmap_peaks(logits, box_ops.pooled_region(boxes, self.convention))
+
+
+def build_keypoint_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extractor) -> KeypointHead:
+    """Build the keypoint head of MODEL.ROI_KEYPOINT_HEAD, see `build_dense_head`."""
+    registries = KEYPOINT_EXTRACTORS, KEYPOINT_PREDICTORS
+    return build_dense_head(
+        KeypointHead, cfg, "ROI_KEYPOINT_HEAD", backbone, box_extractor, *registries
+    )

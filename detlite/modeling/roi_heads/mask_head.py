@@ -1,7 +1,7 @@
-"""Mask head (Mask R-CNN, https://arxiv.org/abs/1703.06870): a mask for each detection.
+"""Mask head (Mask R-CNN, https://arxiv.org/abs/1703.06870): predicts a mask for each detection.
 
-Shapes: R rows that are computed (see `structures.rows`), S x S pooled, M x M predicted, K classes
-with background as class 0.
+Shapes: R packed rows (see `detlite.structures.padding`), S x S pooled, M x M predicted, K classes
+with background as class 0, E heads.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from yacs.config import CfgNode
 
 from detlite.conventions import Convention
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.layers.conv_block import Block, conv_block, init_he, init_normal
-from detlite.modeling.layers.norm import optional_norm
+from detlite.modeling.exportable_parts import ExportablePart
+from detlite.modeling.layers.conv_block import Block, conv_block, separable_block
+from detlite.modeling.layers.norm import build_optional_norm
+from detlite.modeling.layers.weight_init import init_he, init_normal
 from detlite.ops import crop_masks
 from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Samples
-from detlite.structures.padding import Rows
+from detlite.structures.padding import Packing
 
 from .dense_head import DenseRoIHead, build_dense_head
 from .extractors import (
@@ -35,31 +37,33 @@ from .extractors import (
 from .pooler import build_pooler
 
 MASK_EXTRACTORS: Registry[BuildExtractor] = Registry(
-    "mask feature extractor", on_demand={"FBNet": "detlite.modeling.backbone.fbnet"}
+    "mask feature extractor", {"FBNet": "detlite.modeling.backbone.fbnet"}
 )
 MASK_EXTRACTORS.register(*CONV5_NAMES)(partial(build_conv5_extractor, head="ROI_MASK_HEAD"))
-# Features [R, C, S, S] -> mask logits [R, K, M, M].
+# Builders of modules from features [R, C, S, S] to mask logits [R, K, M, M].
 MASK_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("mask predictor")
 
 
-def build_mask_convs(cfg: CfgNode, backbone: Backbone, block: Block = conv_block) -> Extractor:
-    """The convolutions that MODEL.ROI_MASK_HEAD describes; `block` makes each 3x3."""
+def _build_convs(cfg: CfgNode, backbone: Backbone, block: Block) -> Extractor:
     head = cfg.MODEL.ROI_MASK_HEAD
     return ConvFeatureExtractor(
         build_pooler(cfg, "ROI_MASK_HEAD", backbone),
         backbone.out_channels,
         head.CONV_LAYERS,
-        optional_norm(cfg, "ROI_MASK_HEAD"),
+        build_optional_norm(cfg, "ROI_MASK_HEAD"),
         head.DILATION,
         block,
     )
 
 
-MASK_EXTRACTORS.register("MaskRCNNFPNFeatureExtractor")(build_mask_convs)
+MASK_EXTRACTORS.register("MaskRCNNFPNFeatureExtractor")(partial(_build_convs, block=conv_block))
+MASK_EXTRACTORS.register("SeparableConvFeatureExtractor")(
+    partial(_build_convs, block=separable_block)
+)
 
 
 class MaskRCNNC4Predictor(nn.Module):
-    """Doubles the map by a 2x2 transposed convolution, then one logit for each of K classes."""
+    """Doubles the map by a 2x2 transposed convolution, and predicts a logit for each class."""
 
     def __init__(self, in_channels: int, width: int, num_classes: int) -> None:
         super().__init__()
@@ -69,12 +73,12 @@ class MaskRCNNC4Predictor(nn.Module):
         init_normal(self.mask_fcn_logits, std=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, C, S, S] -> [R, K, 2 S, 2 S]."""
+        """Predict [R, K, 2 S, 2 S] from [R, C, S, S]."""
         return self.mask_fcn_logits(F.relu(self.conv5_mask(x)))
 
 
 class MaskRCNNConv1x1Predictor(nn.Module):
-    """One logit for each of K classes, at the size of the features."""
+    """Predicts a logit for each class at the resolution of the features."""
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__()
@@ -82,7 +86,7 @@ class MaskRCNNConv1x1Predictor(nn.Module):
         init_normal(self.mask_fcn_logits, std=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, C, S, S] -> [R, K, S, S]."""
+        """Predict [R, K, S, S] from [R, C, S, S]."""
         return self.mask_fcn_logits(x)
 
 
@@ -98,10 +102,10 @@ def _build_1x1_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
 
 
 class MaskHead(DenseRoIHead):
-    """Masks of every class, of which that of the true or the detected class is used.
+    """Predicts masks of every class; the mask of the true or the detected class is used.
 
-    There may be `more` heads, E in all: their logits are [R, E, K, M, M], and the probabilities are
-    their mean, as in mmdetection's Cascade Mask R-CNN. All are trained on the same samples.
+    `more` heads may be added, E in all. The logits then are [R, E, K, M, M] and the probabilities
+    the mean over heads, like mmdetection's Cascade Mask R-CNN. All are trained on the same samples.
     """
 
     def __init__(
@@ -111,58 +115,58 @@ class MaskHead(DenseRoIHead):
         self.more = nn.ModuleList()
 
     def forward(self, features: list[Tensor], rois: Tensor, shared: Tensor | None) -> Tensor:
-        """float32 logits [R, K, M, M], or [R, E, K, M, M], of RoIs [R, 5]."""
+        """Predict float32 logits [R, K, M, M], or [R, E, K, M, M] with several heads."""
         logits = super().forward(features, rois, shared)
         if not self.more:
             return logits
         return torch.stack([logits, *(head(features, rois, shared) for head in self.more)], dim=1)
 
     def losses(
-        self, logits: Tensor, rows: Rows, samples: Samples, truth: GroundTruth
+        self, logits: Tensor, packing: Packing, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
-        """`loss_mask`: mean binary cross entropy of the mask of the true class [R, K, M, M]."""
+        """Compute `loss_mask`: mean binary cross entropy of the masks of the true classes."""
         assert truth.masks is not None
-        selected = _of_labels(logits, rows.pack(samples.labels).clamp(min=0))  # (R, E, M, M)
-        instance = rows.image * truth.labels.shape[1] + rows.pack(samples.gt_index)
-        wanted = crop_masks(
+        selected = _select_class(logits, packing.pack(samples.labels).clamp(min=0))
+        instance = packing.image * truth.labels.shape[1] + packing.pack(samples.gt_index)
+        covered = box_ops.pooled_region(packing.pack(samples.boxes), self.convention)
+        target = crop_masks(
             *truth.masks.tensors(),
-            torch.where(rows.valid, instance, -1),
-            box_ops.pooled_region(
-                rows.pack(samples.boxes), self.convention
-            ).float(),  # as masks are pasted
+            torch.where(packing.valid, instance, -1),
+            covered.float(),
             logits.shape[-1],
             self.convention.mask_targets == "soft",
         ).to(logits.dtype)
-        wanted = wanted[:, None].expand_as(selected)
-        loss = F.binary_cross_entropy_with_logits(selected, wanted, reduction="none")
-        count = rows.valid.sum() * wanted.shape[1:].numel()
-        loss = torch.where(rows.valid[:, None, None, None], loss, 0).sum()
+        target = target[:, None].expand_as(selected)
+        loss = F.binary_cross_entropy_with_logits(selected, target, reduction="none")
+        count = packing.valid.sum() * target.shape[1:].numel()
+        loss = torch.where(packing.valid[:, None, None, None], loss, 0).sum()
         return {"loss_mask": loss / count.clamp(min=1)}
 
     def probabilities(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """float32 [R, M, M] in 0..1, from logits of every class and labels [R]."""
-        probs = _of_labels(logits, labels).sigmoid()
+        """Return the masks of labels [R] as float32 probabilities [R, M, M]."""
+        probs = _select_class(logits, labels).sigmoid()
         return probs.mean(dim=1) if self.more else probs[:, 0]
 
+    def exportable_parts(self, name: str) -> list[ExportablePart]:
+        """Return the parts of all heads."""
+        parts = super().exportable_parts(name)
+        for number, head in enumerate(self.more):
+            assert isinstance(head, MaskHead)
+            parts += head.exportable_parts(f"{name}.more.{number}")
+        return parts
 
-def _of_labels(logits: Tensor, labels: Tensor) -> Tensor:
-    """[R, E, M, M] of the labels [R], from logits [R, E, K, M, M], or of one head [R, K, M, M]."""
+
+def _select_class(logits: Tensor, labels: Tensor) -> Tensor:
+    """Select the maps of labels [R] from logits [R, E, K, M, M] or [R, K, M, M]: [R, E, M, M]."""
     rows = torch.arange(labels.shape[0], device=labels.device)
     return logits[rows, :, labels] if logits.dim() == 5 else logits[rows, labels][:, None]
 
 
 def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extractor) -> MaskHead:
-    """The mask head that MODEL.ROI_MASK_HEAD describes, see `build_dense_head`."""
+    """Build the mask head of MODEL.ROI_MASK_HEAD, see `build_dense_head`."""
+    registries = MASK_EXTRACTORS, MASK_PREDICTORS
     heads = [
-        build_dense_head(
-            MaskHead,
-            cfg,
-            "ROI_MASK_HEAD",
-            backbone,
-            box_extractor,
-            MASK_EXTRACTORS,
-            MASK_PREDICTORS,
-        )
+        build_dense_head(MaskHead, cfg, "ROI_MASK_HEAD", backbone, box_extractor, *registries)
         for _ in range(cfg.MODEL.ROI_MASK_HEAD.NUM_HEADS)
     ]
     heads[0].more.extend(heads[1:])

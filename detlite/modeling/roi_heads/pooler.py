@@ -1,6 +1,6 @@
-"""Pooling RoIs of several images from several levels to one size.
+"""Pool RoIs of several images from several levels to one size.
 
-Shapes: R RoIs, C channels, S the side of a pooled RoI, L levels.
+Shapes: B images, R RoIs, C channels, S x S pooled, L levels.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from detlite.ops import assign_levels, pyramid_roi_align, pyramid_roi_pool
 from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 
-# Pools RoIs [R, 5] of (image index, x1, y1, x2, y2) to S x S, each from the map [B, C, H_l, W_l] of
-# its level: (maps, rois, S, 1 / stride of each map, sampling ratio, levels=int64 [R]).
+# Functions that pool RoIs [R, 5] of (image index, xyxy) to S x S, each from the map
+# [B, C, H_l, W_l] of its level: (maps, rois, S, 1 / stride of each map, sampling ratio,
+# levels=int64 [R]).
 PoolFunction = Callable[..., Tensor]
 POOLERS: Registry[PoolFunction] = Registry("pooler")
 POOLERS.register("ROIAlign")(partial(pyramid_roi_align, aligned=False))
@@ -44,10 +45,10 @@ class Pooler(nn.Module):
     Args:
         pool: one of POOLERS.
         resolution: S.
-        strides: of each level in pixels of the network's input, finest first, each twice the one
-            before.
-        sampling_ratio: samples per bin side; 0: as many as the RoI's size asks for.
-        convention: what part of a box is pooled.
+        strides: of each level in pixels of the network input, finest first, each twice the previous
+            one.
+        sampling_ratio: samples per bin side; 0: depends on the size of the RoI.
+        convention: rules of the part of a box that is pooled.
     """
 
     def __init__(
@@ -66,31 +67,31 @@ class Pooler(nn.Module):
         self.convention = convention
 
     def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
-        """Pools the RoIs of a batch.
+        """Pool the RoIs of a batch.
 
         Args:
             features: at least L levels [B, C, H_l, W_l]; further ones are not used.
-            rois: [R, 5] of (image index, x1, y1, x2, y2) in pixels of the network's input; the
-                index -1 is padding.
+            rois: [R, 5] of (image index, x1, y1, x2, y2) in pixels of the network input; index -1
+                marks padding.
 
         Returns:
-            [R, C, S, S], zeros at padding.
+            [R, C, S, S], zeros for padding.
         """
-        # The level follows from the whole box, also where a shorter one is pooled.
+        # The level depends on the whole box, even if only a part of it is pooled.
         levels = assign_levels(rois[:, 1:], self.scales)
-        pooled = torch.cat(
-            [rois[:, :1], box_ops.pooled_region(rois[:, 1:], self.convention)], dim=1
-        )
+        region = box_ops.pooled_region(rois[:, 1:], self.convention)
+        rois = torch.cat([rois[:, :1], region], dim=1)
         maps = features[: len(self.scales)]
-        size, scales, sampling = self.resolution, self.scales, self.sampling_ratio
-        return self.pool(maps, pooled, size, scales, sampling, levels=levels)
+        return self.pool(
+            maps, rois, self.resolution, self.scales, self.sampling_ratio, levels=levels
+        )
 
 
-def build_pooler(cfg: CfgNode, head: str, backbone: Backbone) -> Pooler:
-    """The pooler of `head` ("ROI_BOX_HEAD", ...) for the levels of `backbone` that are pooled."""
-    node = cfg.MODEL[head]
+def build_pooler(cfg: CfgNode, section: str, backbone: Backbone) -> Pooler:
+    """Build the pooler of MODEL.<section> ("ROI_BOX_HEAD", ...) for the pooled levels."""
+    node = cfg.MODEL[section]
     return Pooler(
-        POOLERS.get(node.POOLER_TYPE, f"MODEL.{head}.POOLER_TYPE"),
+        POOLERS.get(node.POOLER_TYPE, f"MODEL.{section}.POOLER_TYPE"),
         node.POOLER_RESOLUTION,
         backbone.strides[: backbone.pooled],
         node.POOLER_SAMPLING_RATIO,

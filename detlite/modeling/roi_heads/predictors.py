@@ -1,7 +1,7 @@
 """Last layers of box heads: class logits and box deltas.
 
-Shapes: R RoIs, K classes with background as class 0, and Q box regressions a RoI: K, or 2 when they
-are class-agnostic.
+Shapes: R RoIs, D features, K classes with background as class 0, and Q box regressions per RoI: K,
+or 2 if class-agnostic.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from detlite.modeling.layers.basic import init_normal
+from detlite.modeling.layers.weight_init import init_normal
 from detlite.registry import Registry
 
-# Features -> (class logits [R, K], box deltas [R, 4 Q]).
+# Builders of modules from features to (class logits [R, K], box deltas [R, 4 Q]).
 BOX_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("box predictor")
 
 
 class BoxPredictor(nn.Module):
-    """Class logits and box deltas, by one fully connected layer each."""
+    """Predicts class logits and box deltas by a fully connected layer each."""
 
     def __init__(self, in_channels: int, num_classes: int, num_regressions: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class BoxPredictor(nn.Module):
         init_normal(self.bbox_pred, std=0.001)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, D], or maps [R, D, S, S] to be averaged -> logits [R, K], deltas [R, 4 Q]."""
+        """Predict logits [R, K] and deltas [R, 4 Q] from [R, D] or [R, D, S, S]."""
         x = x.mean(dim=(2, 3)) if x.dim() == 4 else x
         return self.cls_score(x), self.bbox_pred(x)
 

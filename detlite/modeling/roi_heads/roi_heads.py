@@ -1,6 +1,6 @@
-"""The heads of the second stage: boxes, and what mask and keypoint heads add to them.
+"""The RoI heads: box head, mask head and keypoint head.
 
-Shapes: B images, S samples and D detections in an image, R rows that are computed.
+Shapes: B images, S samples and D detections per image, R packed rows.
 """
 
 from __future__ import annotations
@@ -11,28 +11,32 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from detlite.modeling.backbone import Backbone
+from detlite.modeling.exportable_parts import ExportablePart
 from detlite.modeling.layers.norm import takes_batch_statistics
 from detlite.structures.instances import Detections, GroundTruth, Samples
-from detlite.structures.padding import Rows
+from detlite.structures.padding import Packing
 
-from .box_head import BoxPredictions
-from .cascade import BoxStage, build_box_stage
-from .dense_head import MapHead, build_map_head
-from .keypoint_head import KEYPOINT_EXTRACTORS, KEYPOINT_PREDICTORS, KeypointHead
+from .box_head import BoxHead, BoxPredictions
+from .cascade import CascadeBoxHead, build_box_heads
+from .dense_head import DenseRoIHead
+from .keypoint_head import KeypointHead, build_keypoint_head
 from .mask_head import MaskHead, build_mask_head
 
-# Maps of the rows that were computed: "mask_probs" [R, M, M], "keypoint_logits" [R, K, M, M].
-Maps = dict[str, Tensor]
+# Outputs for packed rows: "mask_probs" [R, M, M] and "keypoint_logits" [R, K, M, M].
+DenseOutputs = dict[str, Tensor]
 
 
 class RoIHeads(nn.Module):
-    """A box head (or a cascade), and a mask head and a keypoint head or None.
+    """A box head or cascade, and an optional mask and keypoint head.
 
-    A head without an extractor of its own shares that of the box head.
+    A mask or keypoint head without an extractor uses the features of the box head.
     """
 
     def __init__(
-        self, box: BoxStage, mask: MaskHead | None = None, keypoint: KeypointHead | None = None
+        self,
+        box: BoxHead | CascadeBoxHead,
+        mask: MaskHead | None = None,
+        keypoint: KeypointHead | None = None,
     ) -> None:
         super().__init__()
         self.box = box
@@ -40,79 +44,128 @@ class RoIHeads(nn.Module):
         self.keypoint = keypoint
 
     @property
-    def map_heads(self) -> list[MapHead]:
-        """The mask head and the keypoint head, as far as there are."""
+    def dense_heads(self) -> list[DenseRoIHead]:
+        """The enabled mask and keypoint heads."""
         return [head for head in (self.mask, self.keypoint) if head is not None]
 
     @property
-    def shares(self) -> bool:
-        """Whether a head needs what the box head's extractor gives."""
-        return any(head.feature_extractor is None for head in self.map_heads)
+    def required_targets(self) -> tuple[str, ...]:
+        """The fields that targets must have for these heads."""
+        heads = {"masks": self.mask, "keypoints": self.keypoint}
+        return tuple(name for name, head in heads.items() if head is not None)
 
-    def map_losses(
+    @property
+    def shares_features(self) -> bool:
+        """True if a mask or keypoint head uses the features of the box head."""
+        return any(head.feature_extractor is None for head in self.dense_heads)
+
+    def losses(
+        self,
+        features: list[Tensor],
+        samples: Samples,
+        truth: GroundTruth,
+        sizes: Tensor,
+        max_positives: int,
+        static_shapes: bool,
+    ) -> dict[str, Tensor]:
+        """Compute the losses of all heads.
+
+        Args:
+            features: levels [B, C, H_l, W_l].
+            samples, truth: [B, S] and [B, G].
+            sizes: int64 [B, 2], (height, width) of each image.
+            max_positives: largest number of foreground samples per image, which come first.
+            static_shapes: compute padding too.
+        """
+        losses, predictions = self.box.losses(features, samples, truth, sizes, static_shapes)
+        if not self.dense_heads:
+            return losses
+        foreground = samples[:, :max_positives]
+        return losses | self.dense_losses(features, foreground, truth, predictions, static_shapes)
+
+    def dense_losses(
         self,
         features: list[Tensor],
         foreground: Samples,
         truth: GroundTruth,
         predictions: BoxPredictions,
+        static_shapes: bool,
     ) -> dict[str, Tensor]:
-        """Losses of the mask and keypoint heads.
+        """Compute the losses of the mask and keypoint heads.
 
-        Of the first samples [B, F] those with a label above 0 count; `predictions` are the box
-        head's of all samples.
+        Args:
+            features, truth: as for `losses`.
+            foreground: samples [B, F]; those with a label above 0 count.
+            predictions: of the box head, for all samples.
+            static_shapes: compute padding too.
         """
+        # Padding must not be part of batch statistics.
+        batch_statistics = any(map(takes_batch_statistics, self.dense_heads))
+        packing = Packing(foreground.labels > 0, static_shapes and not batch_statistics)
+        rois = packing.rois(foreground.boxes)
+        shared = None
+        if self.shares_features:
+            shared = predictions.features_of(packing, foreground.labels.shape[1])
         losses: dict[str, Tensor] = {}
-        if not self.map_heads:
-            return losses
-        unpadded = any(map(takes_batch_statistics, self.map_heads))
-        rows = Rows(foreground.labels > 0, unpadded)
-        rois = rows.rois(foreground.boxes)
-        shared = predictions.features_of(rows, foreground.labels.shape[1]) if self.shares else None
-        for head in self.map_heads:
-            losses |= head.losses(head(features, rois, shared), rows, foreground, truth)
+        for head in self.dense_heads:
+            losses |= head.losses(head(features, rois, shared), packing, foreground, truth)
         return losses
 
-    def maps(self, features: list[Tensor], rows: Rows, boxes: Tensor, labels: Tensor) -> Maps:
-        """What the mask and keypoint heads see in boxes [B, D, 4] with labels [B, D]."""
-        maps: Maps = {}
-        if not self.map_heads:
-            return maps
-        rois = rows.rois(boxes)
-        shared = self.box.feature_extractor(features, rois) if self.shares else None
+    def add_dense_outputs(
+        self, features: list[Tensor], detections: Detections, static_shapes: bool
+    ) -> Detections:
+        """Predict the masks and keypoints of detections [B, D]."""
+        if not self.dense_heads:
+            return detections
+        packing = Packing(detections.valid, static_shapes)
+        outputs = self.dense_outputs(features, packing, detections.boxes, detections.labels)
+        return self.with_dense_outputs(detections, packing, outputs)
+
+    def dense_outputs(
+        self, features: list[Tensor], packing: Packing, boxes: Tensor, labels: Tensor
+    ) -> DenseOutputs:
+        """Compute the outputs of the mask and keypoint heads for boxes [B, D, 4], labels [B, D]."""
+        rois = packing.rois(boxes)
+        shared = self.box.feature_extractor(features, rois) if self.shares_features else None
+        outputs: DenseOutputs = {}
         if self.mask is not None:
             logits = self.mask(features, rois, shared)
-            maps["mask_probs"] = self.mask.probabilities(logits, rows.pack(labels))
+            outputs["mask_probs"] = self.mask.probabilities(logits, packing.pack(labels))
         if self.keypoint is not None:
-            maps["keypoint_logits"] = self.keypoint(features, rois, shared)
-        return maps
+            outputs["keypoint_logits"] = self.keypoint(features, rois, shared)
+        return outputs
 
-    def with_maps(self, detections: Detections, rows: Rows, maps: Maps) -> Detections:
-        """Detections [B, D] with their masks, and the keypoints found in their maps."""
+    def with_dense_outputs(
+        self, detections: Detections, packing: Packing, outputs: DenseOutputs
+    ) -> Detections:
+        """Add masks, and the keypoints located in heat maps, to detections [B, D]."""
         if self.mask is not None:
-            detections = replace(detections, mask_probs=rows.unpack(maps["mask_probs"]))
+            detections = replace(detections, mask_probs=packing.unpack(outputs["mask_probs"]))
         if self.keypoint is not None:
-            boxes = rows.pack(detections.boxes)
-            keypoints, scores = self.keypoint.locate(maps["keypoint_logits"], boxes)
+            boxes = packing.pack(detections.boxes)
+            keypoints, scores = self.keypoint.locate(outputs["keypoint_logits"], boxes)
             detections = replace(
-                detections, keypoints=rows.unpack(keypoints), keypoint_scores=rows.unpack(scores)
+                detections,
+                keypoints=packing.unpack(keypoints),
+                keypoint_scores=packing.unpack(scores),
             )
         return detections
 
+    def exportable_parts(self) -> list[ExportablePart]:
+        """Return the parts of all heads in the order of their calls."""
+        parts = self.box.exportable_parts("roi_heads.box", self.shares_features)
+        for name, head in (("mask", self.mask), ("keypoint", self.keypoint)):
+            if head is not None:
+                parts += head.exportable_parts(f"roi_heads.{name}")
+        return parts
+
 
 def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
-    """The heads that the config asks for."""
-    box = build_box_stage(cfg, backbone)
-    shared, mask, keypoint = box.feature_extractor, None, None
+    """Build the RoI heads that MODEL enables."""
+    box = build_box_heads(cfg, backbone)
+    mask, keypoint = None, None
     if cfg.MODEL.MASK_ON:
-        mask = build_mask_head(cfg, backbone, shared)
+        mask = build_mask_head(cfg, backbone, box.feature_extractor)
     if cfg.MODEL.KEYPOINT_ON:
-        keypoint = build_map_head(
-            KeypointHead,
-            cfg,
-            "ROI_KEYPOINT_HEAD",
-            backbone,
-            shared,
-            KEYPOINT_EXTRACTORS,
-            KEYPOINT_PREDICTORS,
-        )
+        keypoint = build_keypoint_head(cfg, backbone, box.feature_extractor)
     return RoIHeads(box, mask, keypoint)

@@ -9,18 +9,18 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from detlite.conventions import Convention, convention_of
-from detlite.modeling.layers.basic import at_least_float32
+from detlite.modeling.precision import at_least_float32
 
 
 class AnchorGenerator(nn.Module):
-    """Anchors of every size and aspect ratio at every cell of every level.
+    """Generates anchors of every size and aspect ratio at every cell of every level.
 
     Args:
-        sizes: for each level, the sides in pixels of its square anchors.
+        sizes: for each level, the sides of its square anchors in pixels.
         aspect_ratios: height / width; the area stays size squared.
         strides: image pixels per cell of each level.
-        convention: where anchors lie and how they are rounded. Where `anchor_spacing` is "fit",
-            images must be padded to multiples of the finest stride.
+        convention: rules of placing and rounding anchors. If `anchor_spacing` is "fit", images must
+            be padded to multiples of the finest stride.
     """
 
     def __init__(
@@ -35,16 +35,16 @@ class AnchorGenerator(nn.Module):
         self.convention = convention
         for level, (level_sizes, stride) in enumerate(zip(sizes, strides, strict=True)):
             cell = _cell_anchors(level_sizes, aspect_ratios, stride, convention.anchor_rounding)
-            # Not persistent: they follow from the config, not from training.
+            # Not persistent, because the config determines them.
             self.register_buffer(f"cell{level}", cell, persistent=False)
 
     @property
     def per_cell(self) -> list[int]:
-        """How many anchors a cell of each level has."""
+        """The number of anchors per cell of each level."""
         return [len(self.get_buffer(f"cell{level}")) for level in range(len(self.strides))]
 
     def forward(self, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Anchors for maps of the given (height, width).
+        """Generate anchors for maps of these (height, width).
 
         Returns:
             For each level float32 [H * W * A, 4] xyxy in image pixels, ordered by row, column,
@@ -62,13 +62,13 @@ class AnchorGenerator(nn.Module):
                 for cells, stride in zip(size, step, strict=True)
             )
             y, x = torch.meshgrid(y, x, indexing="ij")
-            centres = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)  # (H W, 1, 4)
-            anchors.append((centres + cell).reshape(-1, 4))
+            centers = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)  # [H W, 1, 4]
+            anchors.append((centers + cell).reshape(-1, 4))
         return anchors
 
 
 def per_anchor(predictions: Tensor, values: int) -> Tensor:
-    """[B, A * values, H, W] -> float32 [B, H * W * A, values], in the order of the anchors."""
+    """Rearrange [B, A * values, H, W] to float32 [B, H * W * A, values], like the anchors."""
     batch, channels, height, width = predictions.shape
     predictions = predictions.view(batch, channels // values, values, height, width)
     predictions = predictions.permute(0, 3, 4, 1, 2).reshape(batch, -1, values)
@@ -76,21 +76,25 @@ def per_anchor(predictions: Tensor, values: int) -> Tensor:
 
 
 def build_anchors(
-    cfg: CfgNode, strides: Sequence[int], part: str, octaves: Sequence[float] = (1.0,)
+    cfg: CfgNode, strides: Sequence[int], section: str, octaves: Sequence[float] = (1.0,)
 ) -> AnchorGenerator:
-    """The anchors that ANCHOR_SIZES and ASPECT_RATIOS of "RPN" or "RETINANET" describe.
+    """Build the anchors of MODEL.RPN or MODEL.RETINANET.
 
-    A single level takes all sizes. Each size is repeated by the factors `octaves`.
+    Args:
+        cfg: config.
+        strides: of each level. A single level gets the anchors of all sizes.
+        section: "RPN" or "RETINANET".
+        octaves: each size is multiplied by each of these factors.
     """
-    node = cfg.MODEL[part]
+    node = cfg.MODEL[section]
     levels = [size if isinstance(size, (tuple, list)) else (size,) for size in node.ANCHOR_SIZES]
     if len(strides) == 1:
         levels = [tuple(side for level in levels for side in level)]
     if len(levels) != len(strides):
         raise ValueError(
-            f"MODEL.{part}.ANCHOR_SIZES has {len(levels)} levels, but MODEL.BACKBONE.CONV_BODY "
-            f"({cfg.MODEL.BACKBONE.CONV_BODY}) gives {len(strides)}: one size, or one tuple of "
-            "sizes, for each"
+            f"MODEL.{section}.ANCHOR_SIZES has {len(levels)} levels, but MODEL.BACKBONE.CONV_BODY "
+            f"({cfg.MODEL.BACKBONE.CONV_BODY}) has {len(strides)}: give one size, or one tuple "
+            "of sizes, for each level"
         )
     generator = AnchorGenerator(
         [tuple(side * factor for side in level for factor in octaves) for level in levels],
@@ -100,8 +104,8 @@ def build_anchors(
     )
     if len(set(generator.per_cell)) > 1:
         raise ValueError(
-            f"MODEL.{part}.ANCHOR_SIZES: every level needs the same number of sizes, because one "
-            f"head serves them all; it is {node.ANCHOR_SIZES}"
+            f"MODEL.{section}.ANCHOR_SIZES: every level needs the same number of sizes, because "
+            f"levels share a head, but it is {node.ANCHOR_SIZES}"
         )
     return generator
 
@@ -109,7 +113,7 @@ def build_anchors(
 def _cell_anchors(
     sizes: Sequence[float], aspect_ratios: Sequence[float], stride: int, rounding: str
 ) -> Tensor:
-    """[A, 4] anchors around the origin; ratios vary slowest, as in maskrcnn-benchmark."""
+    """Return anchors [A, 4] around the origin; ratios vary slowest, as in maskrcnn-benchmark."""
     ratios = torch.tensor(aspect_ratios, dtype=torch.float64)[:, None]
     side = torch.tensor(sizes, dtype=torch.float64)[None, :]
     if rounding == "cell":

@@ -1,6 +1,6 @@
 """Heads of the region proposal network: objectness and box deltas of every anchor.
 
-Shapes: B images, levels [B, C, H_l, W_l], A anchors a cell.
+Shapes: B images, levels [B, C, H_l, W_l], A anchors per cell.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
-from detlite.modeling.layers.basic import init_normal
+from detlite.modeling.layers.conv_block import separable_block
+from detlite.modeling.layers.weight_init import init_normal
 from detlite.registry import Registry
 
 RPN_HEADS: Registry[Callable[[CfgNode, int, int], nn.Module]] = Registry(
-    "RPN head", on_demand={"FBNet": "detlite.modeling.backbone.fbnet"}
+    "RPN head", {"FBNet": "detlite.modeling.backbone.fbnet"}
 )
 
 
 class SingleConvRPNHead(nn.Module):
-    """A row of 3x3s shared by all levels, then objectness and box deltas for each anchor."""
+    """3x3 convolutions shared by all levels, then objectness and box deltas of each anchor."""
 
     def __init__(self, in_channels: int, anchors_per_cell: int, num_convs: int = 1) -> None:
         super().__init__()
@@ -33,7 +34,7 @@ class SingleConvRPNHead(nn.Module):
             init_normal(layer, std=0.01)
 
     def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Levels [B, C, H_l, W_l] -> logits [B, A, H_l, W_l] and deltas [B, 4 A, H_l, W_l]."""
+        """Predict logits [B, A, H_l, W_l] and deltas [B, 4 A, H_l, W_l] of each level."""
         logits, deltas = [], []
         for feature in features:
             hidden = F.relu(self.conv(feature))
@@ -44,6 +45,30 @@ class SingleConvRPNHead(nn.Module):
         return logits, deltas
 
 
+class SeparableRPNHead(nn.Module):
+    """`SingleConvRPNHead` with depthwise separable convolutions, see `separable_block`."""
+
+    def __init__(self, in_channels: int, anchors_per_cell: int, num_convs: int = 1) -> None:
+        super().__init__()
+        self.convs = nn.Sequential(
+            *(separable_block(in_channels, in_channels, 3, relu=True) for _ in range(num_convs))
+        )
+        self.cls_logits = nn.Conv2d(in_channels, anchors_per_cell, 1)
+        self.bbox_pred = nn.Conv2d(in_channels, anchors_per_cell * 4, 1)
+        for layer in (self.cls_logits, self.bbox_pred):
+            init_normal(layer, std=0.01)
+
+    def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Predict logits [B, A, H_l, W_l] and deltas [B, 4 A, H_l, W_l] of each level."""
+        hidden = [self.convs(feature) for feature in features]
+        return [self.cls_logits(x) for x in hidden], [self.bbox_pred(x) for x in hidden]
+
+
 @RPN_HEADS.register("SingleConvRPNHead")
 def _build_conv_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
     return SingleConvRPNHead(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)
+
+
+@RPN_HEADS.register("SeparableRPNHead")
+def _build_separable_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
+    return SeparableRPNHead(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)

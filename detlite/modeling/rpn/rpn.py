@@ -1,7 +1,7 @@
 """Region proposal network (Ren et al., Faster R-CNN, https://arxiv.org/abs/1506.01497).
 
-Shapes: B images, L levels, level l with H_l x W_l cells and A anchors a cell; N_l = H_l W_l A
-anchors on a level, N over all levels. P proposals and G ground-truth boxes in an image, padded.
+Shapes: B images, L levels; level l has H_l x W_l cells, A anchors per cell and N_l = H_l W_l A
+anchors, N over all levels. P proposals and G ground truths per image, padded.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from yacs.config import CfgNode
 
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.box_coder import BoxCoder, BoxLoss, build_box_loss
-from detlite.modeling.layers.conv_block import at_least_float32
-from detlite.modeling.sampler import IGNORE, Matcher, Sampler
+from detlite.modeling.box_coder import BoxCoder
+from detlite.modeling.box_loss import BoxLoss, build_box_loss
+from detlite.modeling.matcher import IGNORE, Matcher
+from detlite.modeling.precision import at_least_float32
+from detlite.modeling.sampler import Sampler
 from detlite.ops import padded_nms
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Images, Proposals
-from detlite.structures.padding import gather, leading
+from detlite.structures.padding import first_valid, gather
 
 from .anchors import AnchorGenerator, build_anchors, per_anchor
 from .head import RPN_HEADS
@@ -29,17 +31,17 @@ from .head import RPN_HEADS
 
 @dataclass(frozen=True)
 class ProposalLimits:
-    """How many boxes survive each step of choosing proposals."""
+    """Largest numbers of boxes before and after suppression."""
 
     pre_nms: int  # per level, by objectness
     post_nms: int  # per level
     total: int  # over all levels
-    total_per_batch: bool  # `total` counts over all images together
+    total_per_batch: bool  # `total` is for all images together
 
 
 @dataclass(frozen=True)
 class AnchorPredictions:
-    """What the head says of every anchor, level by level."""
+    """Predictions of the RPN head for each level."""
 
     anchors: list[Tensor]  # [N_l, 4]
     logits: list[Tensor]  # float32 [B, N_l], objectness
@@ -47,11 +49,18 @@ class AnchorPredictions:
 
 
 class RPN(nn.Module):
-    """Proposes boxes, class-agnostic, from every level of the backbone.
+    """Proposes class-agnostic boxes from every level of the backbone.
 
     Args:
-        matcher, sampler, box_loss: which anchors are trained on, and how.
-        straddle: pixels that these may cross the border of their image; negative: any.
+        head: one of RPN_HEADS.
+        anchor_generator, box_coder: give the reference boxes and decode deltas.
+        train_limits, test_limits: numbers of proposals.
+        nms_thresh: IoU above which proposals of a level are suppressed.
+        min_size: shortest side of a proposal in pixels.
+        matcher, sampler: select the anchors to train on.
+        straddle: largest number of pixels by which these cross the image border; negative: any.
+        box_loss: of the foreground anchors.
+        convention: rules of clipping and normalization.
     """
 
     def __init__(
@@ -85,70 +94,26 @@ class RPN(nn.Module):
         self.convention = convention
 
     def forward(self, features: list[Tensor]) -> AnchorPredictions:
-        """Predictions for levels [B, C, H_l, W_l]."""
+        """Predict objectness and deltas for levels [B, C, H_l, W_l]."""
         anchors = self.anchor_generator([(f.shape[-2], f.shape[-1]) for f in features])
         logits, deltas = self.head(features)
         return AnchorPredictions(
             anchors,
-            # Coordinates and scores do not fit half precision.
             [at_least_float32(x.permute(0, 2, 3, 1).flatten(1)) for x in logits],
             [per_anchor(x, 4) for x in deltas],
         )
 
-    @torch.no_grad()
-    def propose(self, predictions: AnchorPredictions, images: Images) -> Proposals:
-        """The most likely boxes of each level, without those that overlap on their level.
-
-        Returns:
-            [B, P] by decreasing objectness, without gradient. P is fixed by the limits, or what
-            the fullest image has where shapes vary.
-        """
-        limits = self.train_limits if self.training else self.test_limits
-        boxes, scores, levels = [], [], []
-        for level, anchors in enumerate(predictions.anchors):
-            logits, deltas = predictions.logits[level], predictions.deltas[level]
-            top, index = logits.topk(min(limits.pre_nms, anchors.shape[0]), dim=1)
-            boxes.append(self.box_coder.decode(gather(deltas, index), anchors[index]))
-            scores.append(top)
-            levels.append(torch.full_like(index, level))
-        return self._suppress(
-            torch.cat(boxes, 1), torch.cat(scores, 1), torch.cat(levels, 1), images, limits
-        )
-
-    def _suppress(
-        self, boxes: Tensor, scores: Tensor, levels: Tensor, images: Images, limits: ProposalLimits
-    ) -> Proposals:
-        boxes = box_ops.clip(boxes, images.sizes, self.convention)
-        valid = box_ops.has_min_size(boxes, self.min_size) & scores.isfinite()
-        # A level's own limit matters only where it is the smaller one.
-        by_level = limits.post_nms < limits.total
-        most = min(boxes.shape[1], limits.total)
-        index, kept = padded_nms(
-            boxes, scores, levels, valid, self.nms_thresh, boxes.shape[1] if by_level else most
-        )
-        if by_level:
-            # Sorted by score, so a running count per level ranks the boxes of each level.
-            own = levels.gather(1, index)
-            counts = F.one_hot(own, len(self.anchor_generator.strides)) * kept[:, :, None]
-            rank = counts.cumsum(dim=1).gather(2, own[:, :, None])[:, :, 0]
-            kept = kept & (rank <= limits.post_nms)
-        proposals = Proposals(gather(boxes, index), scores.gather(1, index), kept)
-        if limits.total_per_batch:
-            kept = _best_of_batch(proposals, limits.total)
-        place, kept = leading(kept, most)
-        return replace(proposals.map(lambda field: gather(field, place)), valid=kept)
-
     def losses(
         self, predictions: AnchorPredictions, images: Images, truth: GroundTruth
     ) -> dict[str, Tensor]:
-        """`loss_objectness` and `loss_rpn_box` over sampled anchors, averaged over their number."""
+        """Compute `loss_objectness` and `loss_rpn_box`, averaged over the sampled anchors."""
         anchors = torch.cat(predictions.anchors)
         logits, deltas = torch.cat(predictions.logits, 1), torch.cat(predictions.deltas, 1)
         with torch.no_grad():
-            matched = self.matcher(truth, anchors)  # (B, N)
+            matched = self.matcher(truth, anchors)  # [B, N]
             if self.straddle >= 0:
-                seen = box_ops.inside(anchors, images.sizes, self.straddle, self.convention)
-                matched = torch.where(seen, matched, IGNORE)
+                inside = box_ops.inside(anchors, images.sizes, self.straddle, self.convention)
+                matched = torch.where(inside, matched, IGNORE)
             index, drawn = self.sampler.draw(matched)
             matched = matched.gather(1, index)
         labels = (matched >= 0).to(logits.dtype)
@@ -169,9 +134,52 @@ class RPN(nn.Module):
         objectness = torch.where(drawn, objectness, 0).sum()
         return {"loss_objectness": objectness / count, "loss_rpn_box": box.sum() / count}
 
+    @torch.no_grad()
+    def propose(
+        self, predictions: AnchorPredictions, images: Images, static_shapes: bool
+    ) -> Proposals:
+        """Decode the highest-scoring anchors of each level, and suppress overlaps on each level.
+
+        Returns:
+            [B, P] in decreasing order of objectness, without gradient. With static shapes P is the
+            limit, otherwise the largest number of an image.
+        """
+        limits = self.train_limits if self.training else self.test_limits
+        boxes, scores, levels = [], [], []
+        for level, anchors in enumerate(predictions.anchors):
+            logits, deltas = predictions.logits[level], predictions.deltas[level]
+            top, index = logits.topk(min(limits.pre_nms, anchors.shape[0]), dim=1)
+            boxes.append(self.box_coder.decode(gather(deltas, index), anchors[index]))
+            scores.append(top)
+            levels.append(torch.full_like(index, level))
+        logits = torch.cat(scores, 1)
+        clipped = box_ops.clip(torch.cat(boxes, 1), images.sizes, self.convention)
+        candidates = Proposals(clipped, logits, valid=logits.isfinite())
+        proposals = self._suppress(candidates, torch.cat(levels, 1), limits)
+        if limits.total_per_batch:
+            proposals = replace(proposals, valid=_best_of_batch(proposals, limits.total))
+        place, valid = first_valid(proposals.valid, limits.total, static_shapes)
+        return replace(proposals.map(lambda field: gather(field, place)), valid=valid)
+
+    def _suppress(self, candidates: Proposals, levels: Tensor, limits: ProposalLimits) -> Proposals:
+        """Suppress overlaps on each level and small boxes; `levels` [B, N] are those of boxes."""
+        boxes, scores = candidates.boxes, candidates.scores
+        valid = box_ops.has_min_size(boxes, self.min_size) & candidates.valid
+        num_boxes = boxes.shape[1]
+        by_level = limits.post_nms < limits.total  # else the limit of a level has no effect
+        count = num_boxes if by_level else min(num_boxes, limits.total)
+        index, kept = padded_nms(boxes, scores, levels, valid, self.nms_thresh, count)
+        if by_level:
+            # Boxes are sorted by score, so a running count per level ranks the boxes of each level.
+            own = levels.gather(1, index)
+            counts = F.one_hot(own, len(self.anchor_generator.strides)) * kept[:, :, None]
+            rank = counts.cumsum(dim=1).gather(2, own[:, :, None])[:, :, 0]
+            kept = kept & (rank <= limits.post_nms)
+        return Proposals(gather(boxes, index), scores.gather(1, index), kept)
+
 
 def _best_of_batch(proposals: Proposals, count: int) -> Tensor:
-    """Bool [B, P]: the `count` best proposals of all images together."""
+    """Return bool [B, P], True for the `count` best proposals of all images together."""
     scores = torch.where(proposals.valid, proposals.scores, -torch.inf).flatten()
     best = scores.topk(min(count, scores.shape[0])).indices
     chosen = torch.zeros_like(scores, dtype=torch.bool).index_fill(0, best, True)
@@ -179,7 +187,7 @@ def _best_of_batch(proposals: Proposals, count: int) -> Tensor:
 
 
 def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
-    """The RPN that MODEL.RPN describes, for the levels of `backbone`."""
+    """Build the RPN of MODEL.RPN for the levels of `backbone`."""
     rpn, convention = cfg.MODEL.RPN, convention_of(cfg)
     fpn = len(backbone.strides) > 1
     anchors = build_anchors(cfg, backbone.strides, "RPN")

@@ -10,8 +10,8 @@ from torch import nn
 
 from detlite.config import ConfigError
 from detlite.modeling.backbone.activation_checkpointing import checkpointed
-from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
-from detlite.modeling.backbone.timm_backbone import TimmBody
+from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
+from detlite.modeling.backbone.timm_backbone import TimmBackbone
 from detlite.modeling.build import build_model
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 
@@ -37,10 +37,10 @@ def step(body: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor], int]:
 @pytest.mark.parametrize("depth", [18, 50])
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, FrozenBatchNorm2d])
 def test_a_step_is_the_same_and_keeps_less(depth, norm):
-    spec = ResNetSpec(depth, norm, stem_channels=8, res2_channels=16)
+    spec = ResNetOptions(depth, norm, stem_channels=8, res2_channels=16)
     plain = ResNet(spec, (2, 3, 4, 5), freeze_at=2).train()
     saving = deepcopy(plain)
-    saving.checkpoints = True
+    saving.checkpoint_activations = True
     x = torch.randn(2, 3, 64, 64)
     for _ in range(2):  # the second step sees the statistics of the first
         wanted, most = step(plain, x)
@@ -84,7 +84,7 @@ def test_losses_and_gradients_of_a_detector(tiny_config, make_batch):
         torch.manual_seed(1)
         losses.append(model(images, targets))
         sum(losses[-1].values()).backward()
-    assert models[1].backbone.body.checkpoints
+    assert models[1].backbone.body.checkpoint_activations
     for name, loss in losses[0].items():
         assert torch.equal(loss, losses[1][name])
     for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
@@ -96,8 +96,8 @@ def test_losses_and_gradients_of_a_detector(tiny_config, make_batch):
 )
 def test_a_body_of_timm_checkpoints_as_timm_does(name):
     pytest.importorskip("timm", reason="timm is not installed")
-    plain = TimmBody(name, (4, 8), frozen_norm=True).train()
-    saving = TimmBody(name, (4, 8), frozen_norm=True, checkpoints=True).train()
+    plain = TimmBackbone(name, (4, 8), frozen_norm=True).train()
+    saving = TimmBackbone(name, (4, 8), frozen_norm=True, checkpoint_activations=True).train()
     saving.load_state_dict(plain.state_dict())
     x = torch.randn(1, 3, 32, 32)
     wanted, most = step(plain, x)

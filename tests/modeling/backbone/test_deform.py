@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from detlite.config import ConfigError
 from detlite.modeling.backbone.deform import DeformConv3x3
-from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
+from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.build import build_model
 
 
@@ -73,8 +73,8 @@ def test_offsets_learn():
 
 def test_chosen_stages_have_it_and_start_alike():
     spec = {"depth": 50, "stem_channels": 8, "res2_channels": 16, "width_per_group": 4}
-    plain = ResNet(ResNetSpec(**spec), (5,)).eval()
-    deformed = ResNet(ResNetSpec(**spec, deformable=(False, True, False, True)), (5,)).eval()
+    plain = ResNet(ResNetOptions(**spec), (5,)).eval()
+    deformed = ResNet(ResNetOptions(**spec, deformable=(False, True, False, True)), (5,)).eval()
     kinds = {name for name, layer in deformed.named_modules() if isinstance(layer, DeformConv3x3)}
     counts = {3: 4, 5: 3}
     assert kinds == {f"res{s}.{b}.conv2" for s, blocks in counts.items() for b in range(blocks)}

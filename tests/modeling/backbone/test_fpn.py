@@ -7,7 +7,7 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from detlite.modeling.backbone.fpn import FPN
-from detlite.modeling.layers.basic import conv_block
+from detlite.modeling.layers.conv_block import conv_block
 
 CHANNELS = [4, 8, 16, 32]
 

@@ -11,7 +11,7 @@ from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from detlite.config import ConfigError
-from detlite.modeling.backbone.resnet import ResNet, ResNetSpec, make_stage
+from detlite.modeling.backbone.resnet import ResNet, ResNetOptions, make_stage
 from detlite.modeling.build import build_model
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 
@@ -44,7 +44,7 @@ def copy_from(reference: nn.Module, model: nn.Module) -> None:
 @pytest.mark.parametrize("norm", [FrozenBatchNorm2d, nn.BatchNorm2d])
 def test_maps_are_torchvisions(depth, res2, norm):
     reference = torchvision_resnet(depth)
-    model = ResNet(ResNetSpec(depth, norm, res2_channels=res2), (2, 3, 4, 5)).eval()
+    model = ResNet(ResNetOptions(depth, norm, res2_channels=res2), (2, 3, 4, 5)).eval()
     copy_from(reference, model)
     x = torch.randn(1, 3, 65, 50)
     wanted = reference.maxpool(reference.relu(reference.bn1(reference.conv1(x))))
@@ -61,11 +61,11 @@ def test_maps_are_torchvisions(depth, res2, norm):
 @pytest.mark.parametrize(
     ("name", "spec"),
     [
-        ("resnet34", ResNetSpec(34, res2_channels=64)),
-        ("resnet101", ResNetSpec(101)),
-        ("resnet152", ResNetSpec(152)),
-        ("resnext101_32x8d", ResNetSpec(101, groups=32, width_per_group=8)),
-        ("resnext101_64x4d", ResNetSpec(101, groups=64, width_per_group=4)),
+        ("resnet34", ResNetOptions(34, res2_channels=64)),
+        ("resnet101", ResNetOptions(101)),
+        ("resnet152", ResNetOptions(152)),
+        ("resnext101_32x8d", ResNetOptions(101, groups=32, width_per_group=8)),
+        ("resnext101_64x4d", ResNetOptions(101, groups=64, width_per_group=4)),
     ],
 )
 def test_body_has_torchvisions_shapes(name, spec):
@@ -82,7 +82,7 @@ def test_resnet_152_computes_what_torchvisions_does():
     for module in reference.modules():
         if isinstance(module, torchvision.models.resnet.Bottleneck):
             nn.init.constant_(module.bn3.weight, 0.2)
-    model = ResNet(ResNetSpec(152), (5,)).eval()
+    model = ResNet(ResNetOptions(152), (5,)).eval()
     copy_from(reference, model)
     x = torch.randn(1, 3, 40, 33)
     wanted = create_feature_extractor(reference, ["layer4"])(x)["layer4"]
@@ -94,7 +94,7 @@ def test_grouped_bottlenecks_compute_what_torchvisions_do(groups, width):
     reference = torchvision.models.ResNet(
         torchvision.models.resnet.Bottleneck, [3, 4, 6, 3], groups=groups, width_per_group=width
     ).eval()
-    spec = ResNetSpec(50, groups=groups, width_per_group=width)
+    spec = ResNetOptions(50, groups=groups, width_per_group=width)
     model = ResNet(spec, (2, 3)).eval()
     copy_from(reference, model)
     x = torch.randn(1, 3, 32, 32)
@@ -105,7 +105,7 @@ def test_grouped_bottlenecks_compute_what_torchvisions_do(groups, width):
 
 @pytest.mark.parametrize("in_1x1", [False, True])
 def test_stride_lies_in_the_1x1_or_the_3x3(in_1x1):
-    stage = make_stage(ResNetSpec(50, stride_in_1x1=in_1x1), 3, stride=2)
+    stage = make_stage(ResNetOptions(50, stride_in_1x1=in_1x1), 3, stride=2)
     first, second = stage[0], stage[1]
     assert first.conv1.stride == ((2, 2) if in_1x1 else (1, 1))
     assert first.conv2.stride == ((1, 1) if in_1x1 else (2, 2))
@@ -117,7 +117,7 @@ def test_dilated_last_stage_computes_what_torchvisions_does():
     reference = torchvision.models.resnet50(
         weights=None, replace_stride_with_dilation=[False, False, True]
     ).eval()
-    model = ResNet(ResNetSpec(50), (4, 5), res5_dilation=2).eval()
+    model = ResNet(ResNetOptions(50), (4, 5), res5_dilation=2).eval()
     copy_from(reference, model)
     # torchvision's first block of a dilated stage is not dilated itself.
     model.res5[0].conv2.dilation = model.res5[0].conv2.padding = (1, 1)
@@ -129,7 +129,7 @@ def test_dilated_last_stage_computes_what_torchvisions_does():
 
 @pytest.mark.parametrize(("depth", "res2"), [(18, 64), (50, 256)])
 def test_dilation_keeps_the_size(depth, res2):
-    stage = make_stage(ResNetSpec(depth, res2_channels=res2), 5, stride=1, dilation=2)
+    stage = make_stage(ResNetOptions(depth, res2_channels=res2), 5, stride=1, dilation=2)
     assert stage(torch.randn(2, 4 * res2, 7, 7)).shape == (2, 8 * res2, 7, 7)
     assert {m.dilation for m in stage.modules() if getattr(m, "kernel_size", 0) == (3, 3)} == {
         (2, 2)
@@ -138,7 +138,7 @@ def test_dilation_keeps_the_size(depth, res2):
 
 @pytest.mark.parametrize("freeze_at", range(6))
 def test_leading_parts_are_frozen(freeze_at):
-    body = ResNet(ResNetSpec(18, res2_channels=64), (2, 3, 4, 5), freeze_at)
+    body = ResNet(ResNetOptions(18, res2_channels=64), (2, 3, 4, 5), freeze_at)
     for index, part in enumerate(body.children()):
         frozen = index < freeze_at
         assert all(p.requires_grad != frozen for p in part.parameters())
@@ -147,7 +147,7 @@ def test_leading_parts_are_frozen(freeze_at):
 
 
 def test_frozen_statistics_do_not_move_in_training():
-    body = ResNet(ResNetSpec(18, res2_channels=64), (2, 3), freeze_at=2).train()
+    body = ResNet(ResNetOptions(18, res2_channels=64), (2, 3), freeze_at=2).train()
     before = {name: value.clone() for name, value in body.state_dict().items()}
     body(torch.randn(2, 3, 32, 32))
     moved = {

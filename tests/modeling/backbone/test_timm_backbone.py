@@ -10,7 +10,7 @@ from torch import nn
 
 from detlite.config import ConfigError, load_config
 from detlite.engine.solver import build_optimizer
-from detlite.modeling.backbone.timm_backbone import TimmBody
+from detlite.modeling.backbone.timm_backbone import TimmBackbone
 from detlite.modeling.build import build_model
 
 NAME = "test_convnext"  # of timm's own tests: widths of 24 to 96
@@ -29,7 +29,7 @@ def timm():
     [NAME, "test_resnet", "test_efficientnet", "resnet10t", "tf_efficientnet_lite0", "tf_mixnet_s"],
 )
 def test_maps_are_those_of_timm(timm, name):
-    body = TimmBody(name, (4, 8, 16, 32)).eval()
+    body = TimmBackbone(name, (4, 8, 16, 32)).eval()
     reference = timm.create_model(name, features_only=True, out_indices=(-4, -3, -2, -1)).eval()
     names = {path.replace(".", "_"): value for path, value in body.net.state_dict().items()}
     own = {path: names[path.replace(".", "_")] for path in reference.state_dict()}
@@ -46,12 +46,12 @@ def test_maps_are_those_of_timm(timm, name):
 
 @pytest.mark.parametrize("name", [NAME, "test_resnet", "swin_tiny_patch4_window7_224"])
 def test_any_size_is_padded_to_the_coarsest_stride(timm, name):
-    maps = TimmBody(name, (8, 32)).eval()(torch.randn(1, 3, 45, 70))
+    maps = TimmBackbone(name, (8, 32)).eval()(torch.randn(1, 3, 45, 70))
     assert [tuple(m.shape[-2:]) for m in maps] == [(8, 12), (2, 3)]
 
 
 def test_graphs_of_any_size_are_traced(timm):
-    body = TimmBody("tf_efficientnet_lite0", (4, 8, 16, 32)).eval()
+    body = TimmBackbone("tf_efficientnet_lite0", (4, 8, 16, 32)).eval()
     free = ({2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
     graph = torch.export.export(body, (torch.randn(2, 3, 64, 96),), dynamic_shapes=free).module()
     x = torch.randn(2, 3, 128, 64)
@@ -65,7 +65,7 @@ def test_graphs_of_any_size_are_traced(timm):
     [(NAME, "stem", 5), ("test_resnet", "conv1", 5), ("test_vit", "cls_token", None)],
 )
 def test_layers_are_timms_stages_and_blocks(timm, name, first, count):
-    body = TimmBody(name, (16,) if name == "test_vit" else (4, 8, 16, 32), freeze_at=0)
+    body = TimmBackbone(name, (16,) if name == "test_vit" else (4, 8, 16, 32), freeze_at=0)
     layers = body.layers()
     names = {parameter: path for path, parameter in body.net.named_parameters()}
     found = [[names[parameter] for parameter in layer] for layer in layers]
@@ -77,7 +77,7 @@ def test_layers_are_timms_stages_and_blocks(timm, name, first, count):
 
 
 def test_every_parameter_is_used(timm):
-    body = TimmBody(NAME, (4, 8, 16, 32))
+    body = TimmBackbone(NAME, (4, 8, 16, 32))
     sum(m.sum() for m in body(torch.randn(1, 3, 64, 64))).backward()
     assert [name for name, p in body.named_parameters() if p.grad is None] == []
 
@@ -96,7 +96,7 @@ def test_every_parameter_is_used(timm):
 )  # fmt: skip
 @pytest.mark.parametrize("freeze_at", range(6))
 def test_leading_parts_are_frozen(timm, name, parts, freeze_at):
-    body = TimmBody(name, (4, 8, 16, 32), freeze_at)
+    body = TimmBackbone(name, (4, 8, 16, 32), freeze_at)
     frozen = tuple(f"{path}." for part in parts[:freeze_at] for path in part)
     for path, parameter in body.net.named_parameters():
         assert parameter.requires_grad == (not path.startswith(frozen)), path
@@ -106,8 +106,8 @@ def test_leading_parts_are_frozen(timm, name, parts, freeze_at):
 
 
 def test_all_batch_norm_is_frozen_with_its_activation_kept(timm):
-    plain = TimmBody("test_efficientnet", (8, 16)).eval()
-    body = TimmBody("test_efficientnet", (8, 16), frozen_norm=True).train()
+    plain = TimmBackbone("test_efficientnet", (8, 16)).eval()
+    body = TimmBackbone("test_efficientnet", (8, 16), frozen_norm=True).train()
     body.load_state_dict(plain.state_dict(), strict=False)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in body.modules())
     x = torch.randn(1, 3, 32, 32)

@@ -151,7 +151,7 @@ def test_drop_path_leaves_out_what_a_block_adds_of_an_image():
 def test_checkpoints_keep_less_and_change_no_gradient(name):
     options = {"window": 3, "drop_path": 0.5}
     plain = TimmViT(name, ViTOptions(**options)).train()
-    saving = TimmViT(name, ViTOptions(**options, checkpoints=True)).train()
+    saving = TimmViT(name, ViTOptions(**options, checkpoint_activations=True)).train()
     saving.load_state_dict(plain.state_dict())
     x, kept = torch.randn(2, 3, 96, 96), []
     for body in (plain, saving):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite import optimize
-from detlite.apps.export.submodule_export import example_batch, least_side
+from detlite.apps.export.submodule_export import example_batch, min_image_side
 from detlite.modeling.backbone import vit
 from detlite.modeling.backbone.timm_vit import ViTOptions
 from detlite.modeling.backbone.vit import Attention, Block, ViT
@@ -121,7 +121,7 @@ def test_checkpoints_change_no_gradient():
     gradients = []
     for checkpoints in (False, True):
         torch.manual_seed(0)
-        body = ViT(16, 3, 2, 64, ViTOptions(2, 1, 0.5, checkpoints=checkpoints)).train()
+        body = ViT(16, 3, 2, 64, ViTOptions(2, 1, 0.5, checkpoint_activations=checkpoints)).train()
         (found,) = body(x)
         found.square().sum().backward()
         gradients.append([parameter.grad for parameter in body.parameters()])
@@ -148,9 +148,9 @@ def test_a_detector_compiles_and_exports_whole(config):
 
 
 def test_programs_take_images_from_two_windows_on(config):
-    assert least_side(build_model(config())) == 128  # two cells of P6
+    assert min_image_side(build_model(config())) == 128  # two cells of P6
     model = build_model(config("MODEL.VIT.WINDOW", 19))
-    assert least_side(model) == 320
+    assert min_image_side(model) == 320
     assert model.backbone.body.two_windows > 19 * 16 >= 320 - 32
     sides = example_batch(model)[0].pixels.shape[2:]
     assert min(sides) >= 320

@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 from detlite.modeling.build import build_model
 from detlite.modeling.layers import conv as module
 from detlite.modeling.layers.conv import (
-    QuickConv2d,
-    quicken_gradients,
+    CPUConv2d,
+    use_fast_conv_gradients,
     slow_in_bfloat16,
     slow_in_float32,
     weight_gradient,
@@ -46,7 +46,7 @@ def gradients(conv: nn.Conv2d, x: Tensor, weights: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradients_are_those_of_float32_arithmetic(shape: tuple) -> None:
     conv = convolution(shape)
-    own = QuickConv2d(conv)
+    own = CPUConv2d(conv)
     x = torch.randn(2, shape[0], 9, 11)
     rounded = copy.deepcopy(conv)  # what the forward pass makes of map and weights
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_gradients_are_those_of_float32_arithmetic(shape: tuple) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_all_else_is_plain(shape: tuple) -> None:
     conv = convolution(shape)
-    own = QuickConv2d(conv)
+    own = CPUConv2d(conv)
     x = torch.randn(2, shape[0], 9, 11)
     assert torch.equal(own(x), conv(x))  # float32
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -87,13 +87,13 @@ def test_margins_that_are_named_are_left_to_torch() -> None:
     assert all(
         torch.equal(*pair)
         for pair in zip(
-            gradients(QuickConv2d(conv), x, weights), gradients(conv, x, weights), strict=True
+            gradients(CPUConv2d(conv), x, weights), gradients(conv, x, weights), strict=True
         )
     )
 
 
 def test_frozen_weights_get_no_gradient() -> None:
-    own = QuickConv2d(convolution(SHAPES[0]).requires_grad_(False))
+    own = CPUConv2d(convolution(SHAPES[0]).requires_grad_(False))
     x = torch.randn(1, 6, 8, 8, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         own(x).sum().backward()
@@ -117,8 +117,8 @@ def test_which_are_slow_in_bfloat16(monkeypatch, conv: nn.Conv2d, slow: bool) ->
     monkeypatch.setattr(module, "CAPABILITY", "AVX512")
     assert slow_in_bfloat16(conv) == slow
     body = nn.Sequential(conv)
-    quicken_gradients(body)
-    assert isinstance(body[0], QuickConv2d) == slow
+    use_fast_conv_gradients(body)
+    assert isinstance(body[0], CPUConv2d) == slow
 
 
 def test_convolutions_that_pad_otherwise_stay() -> None:
@@ -126,12 +126,12 @@ def test_convolutions_that_pad_otherwise_stay() -> None:
         nn.Conv2d(8, 8, 5, groups=8, padding="same"),
         nn.Conv2d(8, 8, 5, groups=8, padding=2, padding_mode="reflect"),
     )
-    quicken_gradients(body)
-    assert not any(isinstance(module, QuickConv2d) for module in body)
+    use_fast_conv_gradients(body)
+    assert not any(isinstance(module, CPUConv2d) for module in body)
 
 
 def test_a_compiled_step_gives_the_same_gradients() -> None:
-    own = QuickConv2d(convolution(SHAPES[1]))
+    own = CPUConv2d(convolution(SHAPES[1]))
     x = torch.randn(2, 6, 9, 11)
     expected = gradients(own, x, torch.tensor(1.0))
     compiled = torch.compile(own, fullgraph=True, backend="aot_eager")
@@ -162,7 +162,7 @@ def test_bodies_have_them(tiny_config, options: list) -> None:
     convs = [module for module in body.modules() if isinstance(module, nn.Conv2d)]
     slow = [conv for conv in convs if slow_in_bfloat16(conv)]
     assert slow
-    assert all(isinstance(conv, QuickConv2d) for conv in slow)
+    assert all(isinstance(conv, CPUConv2d) for conv in slow)
     with torch.autocast("cpu", torch.bfloat16):
         maps = body(torch.rand(1, 3, 64, 64))
     with profile(activities=[ProfilerActivity.CPU]) as seen:
@@ -205,7 +205,7 @@ def test_products_give_the_gradient_of_weights(monkeypatch, shape: tuple, block:
 def test_products_give_a_layers_gradients(avx2, shape: tuple) -> None:
     before, after, kernel, padding, dilation, bias, images, height, width = shape
     conv = nn.Conv2d(before, after, kernel, 1, padding, dilation, bias=bias)
-    own = QuickConv2d(conv)
+    own = CPUConv2d(conv)
     x = torch.randn(images, before, height, width).contiguous(memory_format=torch.channels_last)
     found, expected = (float_gradients(layer, conv, x) for layer in (own, conv))
     assert torch.equal(found[0], expected[0])
@@ -222,7 +222,7 @@ def float_gradients(layer: nn.Module, conv: nn.Conv2d, x: Tensor) -> list[Tensor
 
 def test_products_are_left_out_where_they_would_not_pay(avx2) -> None:
     conv = nn.Conv2d(32, 32, 3, padding=1)
-    own, x = QuickConv2d(conv), torch.randn(2, 32, 6, 6)
+    own, x = CPUConv2d(conv), torch.randn(2, 32, 6, 6)
     last = x.contiguous(memory_format=torch.channels_last)
 
     def taken(x: Tensor) -> bool:
@@ -242,7 +242,7 @@ def test_products_are_left_out_where_they_would_not_pay(avx2) -> None:
 
 def test_a_compiled_step_gives_the_same_gradients_by_products(avx2) -> None:
     conv = nn.Conv2d(32, 32, 3, padding=1)
-    own = QuickConv2d(conv)
+    own = CPUConv2d(conv)
     x = torch.randn(2, 32, 9, 11).contiguous(memory_format=torch.channels_last)
     compiled = torch.compile(own, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(
@@ -276,6 +276,6 @@ def test_the_whole_model_has_them(avx2, tiny_config) -> None:
         conv for conv in model.modules() if isinstance(conv, nn.Conv2d) and slow_in_float32(conv)
     ]
     assert slow
-    assert all(isinstance(conv, QuickConv2d) for conv in slow)
+    assert all(isinstance(conv, CPUConv2d) for conv in slow)
     own = {path.split(".")[0] for path, conv in model.named_modules() if conv in slow}
     assert own >= {"backbone", "rpn", "roi_heads"}

@@ -66,13 +66,13 @@ def test_other_heads_share_the_first_stage(tiny_config, make_batch):
     model = build_model(tiny_config(*OPTS))
     cascade, given = model.roi_heads.box, []
     images, targets = make_batch(2)
-    original = model.roi_heads.map_losses
+    original = model.roi_heads.dense_losses
 
-    def map_losses(features, foreground, truth, predictions):
+    def dense_losses(features, foreground, truth, predictions):
         given.append((foreground, predictions))
         return original(features, foreground, truth, predictions)
 
-    model.roi_heads.map_losses = map_losses
+    model.roi_heads.dense_losses = dense_losses
     model(images, targets)
     ((foreground, predictions),) = given
     assert cascade.feature_extractor is cascade.stages[0].feature_extractor

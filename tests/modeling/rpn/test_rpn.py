@@ -23,7 +23,7 @@ from detlite.structures.padding import fixed_shapes, varying_shapes
 SIZE = (32, 48)
 MAPS = [(8, 12), (4, 6)]  # strides 4 and 8, one anchor a cell
 EVERYTHING = ProposalLimits(pre_nms=10**6, post_nms=10**6, total=10**6, total_per_batch=False)
-MATCHER = Matcher(0.5, 0.3, keep_best=True)
+MATCHER = Matcher(0.5, 0.3, allow_low_quality_matches=True)
 TRAINING = {"matcher": MATCHER, "sampler": Sampler(10**6, 0.5), "straddle": -1,
             "box_loss": BoxLoss(beta=1 / 9)}  # fmt: skip
 

@@ -1,5 +1,3 @@
-"""FBNet's body and heads, registered by being imported: when a config names one (`Registry`)."""
+"""FBNet's backbone and heads. Importing registers them, as the registries do on demand."""
 
-from . import fbnet as parts
-
-__all__ = ["parts"]
+from . import fbnet as fbnet

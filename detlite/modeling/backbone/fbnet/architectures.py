@@ -1,4 +1,4 @@
-"""The architectures that maskrcnn-benchmark's fbnet_modeldef.py defines, and those in its form."""
+"""Architectures of maskrcnn-benchmark's fbnet_modeldef.py, and a parser of its format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One block: its place, for its name, and what it is."""
+    """Position of a block, which determines its name, and its options."""
 
     stage: int
     number: int
@@ -19,31 +19,31 @@ class BlockSpec:
     stride: int
 
 
-# A row of equal blocks: operator, expansion, channels, how many, stride of the first (-2: doubles).
-Row = tuple[str, int, int, int, int]
+# Equal blocks: operator, expansion, channels, number of blocks, stride of the first (-2: upsample).
+BlockGroup = tuple[str, int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Stages of rows of blocks.
+    """Stages of blocks.
 
     Attributes:
-        first: channels and stride of the 3x3 before them.
-        stages: by number.
-        parts: the numbers of the stages of each part: "backbone", "rpn", "bbox", "mask", "kpts".
-        last: channels of the 1x1 after a head, which its LAST_SCALE multiplies.
+        first: channels and stride of the 3x3 convolution before them.
+        stages: block groups of each stage.
+        parts: stage numbers of each part: "backbone", "rpn", "bbox", "mask", "kpts".
+        last: channels of the 1x1 convolution after a head, before scaling by its LAST_SCALE.
     """
 
     first: tuple[int, int]
-    stages: tuple[tuple[Row, ...], ...]
+    stages: tuple[tuple[BlockGroup, ...], ...]
     parts: Mapping[str, tuple[int, ...]]
     last: int = 0
 
     def blocks(self, part: str, numbers: Sequence[int] = ()) -> list[BlockSpec]:
-        """The blocks of a part; of each of its stages those of `numbers`, or all.
+        """Return the blocks of a part: all, or those of each stage with one of the `numbers`.
 
         Raises:
-            ValueError: a part that the architecture does not have.
+            ValueError: the architecture has no such part.
         """
         if part not in self.parts:
             raise ValueError(
@@ -61,7 +61,7 @@ class Architecture:
         return [block for block in blocks if not numbers or block.number in numbers]
 
 
-_DEFAULT_BODY: tuple[tuple[Row, ...], ...] = (
+_DEFAULT_BODY: tuple[tuple[BlockGroup, ...], ...] = (
     (("ir_k3", 1, 16, 1, 1),),
     (("ir_k3", 6, 24, 2, 2),),
     (("ir_k3", 6, 32, 3, 2),),
@@ -131,7 +131,7 @@ ARCHITECTURES = {
 
 
 def parse_architecture(text: str) -> Architecture:
-    """An architecture from JSON in the form of maskrcnn-benchmark's fbnet_modeldef.py."""
+    """Parse an architecture from JSON in the format of maskrcnn-benchmark's fbnet_modeldef.py."""
     try:
         content = json.loads(text)
         config, operators = content["block_cfg"], content["block_op_type"]

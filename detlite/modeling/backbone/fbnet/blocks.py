@@ -1,6 +1,6 @@
-"""Inverted residual blocks (https://arxiv.org/abs/1801.04381), which FBNets are made of.
+"""Inverted residual blocks (https://arxiv.org/abs/1801.04381) of FBNets.
 
-Entries of the state dict are called as in maskrcnn-benchmark.
+The state dict has the names of maskrcnn-benchmark.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .architectures import BlockSpec
 
 
 @dataclass(frozen=True)
-class FBNetSpec:
-    """What all blocks of a model share.
+class FBNetOptions:
+    """Options that all blocks of a model share.
 
     Attributes:
         norm: after each convolution.
-        scale, divisor: widths are multiplied, then rounded to a multiple.
-        no_depthwise_norm, no_depthwise_relu: depthwise convolutions are followed by neither.
+        scale, divisor: widths are multiplied by `scale` and rounded to a multiple of `divisor`.
+        no_depthwise_norm, no_depthwise_relu: omit norm or ReLU after depthwise convolutions.
     """
 
     norm: Norm
@@ -36,11 +36,11 @@ class FBNetSpec:
     no_depthwise_relu: bool
 
     def width(self, channels: float) -> int:
-        """The width that stands for `channels` of an architecture."""
+        """Scale and round the channels of an architecture."""
         return self.divisible(int(channels * self.scale))
 
     def divisible(self, channels: int) -> int:
-        """The multiple of `divisor` next to `channels`, at least one."""
+        """Round to the nearest multiple of `divisor`, at least one."""
         return max(math.floor(channels / self.divisor + 0.5), 1) * self.divisor
 
 
@@ -49,47 +49,49 @@ _OPERATOR = re.compile(r"ir_k(33|[1357])(_sep)?(?:_e([136]))?(?:_s([24]))?(_se)?
 
 
 class InvertedResidual(nn.Module):
-    """1x1 to a wider map, depthwise convolution, 1x1 back, and a shortcut where sizes agree."""
+    """1x1 convolution to a wider map, depthwise convolution, 1x1 back, and a possible shortcut."""
 
-    def __init__(self, spec: FBNetSpec, block: BlockSpec, in_channels: int) -> None:
+    def __init__(self, options: FBNetOptions, block: BlockSpec, in_channels: int) -> None:
         super().__init__()
-        found = _OPERATOR.fullmatch(block.operator)
-        if not found:
+        match = _OPERATOR.fullmatch(block.operator)
+        if not match:
             raise ValueError(
-                f"MODEL.FBNET.ARCH_DEF: the operator {block.operator!r} is unknown; known are "
+                f"MODEL.FBNET.ARCH_DEF: unknown operator {block.operator!r}; known are "
                 "inverted residual blocks such as ir_k3, ir_k5_e6, ir_k3_s4, ir_k3_sep, ir_k5_e3_se"
             )
-        kernel, separate, fixed, groups, squeeze = found.groups()
+        kernel, separate, fixed, groups, squeeze = match.groups()
         twice = bool(separate) or kernel == "33"
         kernel_size = int(kernel[0])
         self.groups = int(groups or 1)
         expansion = int(fixed or {"4": 4, "2": 1}.get(groups or "", block.expansion))
-        out_channels = spec.width(block.channels)
-        width = spec.divisible(in_channels * expansion)
+        out_channels = options.width(block.channels)
+        width = options.divisible(in_channels * expansion)
         self.upsample = max(-block.stride, 1)
         stride = max(block.stride, 1)
         self.shortcut = block.stride == 1 and in_channels == out_channels
-        self.pw = conv_norm_relu(in_channels, width, norm=spec.norm, relu=True, groups=self.groups)
-        self.dw = nn.Sequential()  # nothing where the kernel is 1x1
+        self.pw = conv_norm_relu(
+            in_channels, width, norm=options.norm, relu=True, groups=self.groups
+        )
+        self.dw = nn.Sequential()  # empty for a 1x1 kernel
 
         def depthwise(stride: int, norm: Norm | None, relu: bool) -> nn.Sequential:
             return conv_norm_relu(width, width, kernel_size, stride, width, norm=norm, relu=relu)
 
-        norm = None if spec.no_depthwise_norm else spec.norm
-        relu = not spec.no_depthwise_relu
+        norm = None if options.no_depthwise_norm else options.norm
+        relu = not options.no_depthwise_relu
         if kernel_size > 1 and twice:
-            self.dw.add_module("dw1", depthwise(stride, spec.norm, True))
+            self.dw.add_module("dw1", depthwise(stride, options.norm, True))
             self.dw.add_module("dw2", depthwise(1, norm, relu))
         elif kernel_size > 1:
             self.dw = depthwise(stride, norm, relu)
         self.pwl = conv_norm_relu(
-            width, out_channels, norm=spec.norm, relu=False, groups=self.groups
+            width, out_channels, norm=options.norm, relu=False, groups=self.groups
         )
         self.se4 = SqueezeExcitation(out_channels) if squeeze else nn.Identity()
         self.out_channels = out_channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, out_channels, H / stride, W / stride]."""
+        """Compute [B, out_channels, H / stride, W / stride] from [B, C, H, W]."""
         out = self.pw(x)
         if self.groups > 1:
             out = out.unflatten(1, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
@@ -100,7 +102,7 @@ class InvertedResidual(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Weighs channels by what the whole map holds (https://arxiv.org/abs/1709.01507)."""
+    """Scales channels by weights computed from the whole map (https://arxiv.org/abs/1709.01507)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -114,7 +116,7 @@ class SqueezeExcitation(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> the same shape."""
+        """Scale the channels of [B, C, H, W]."""
         return x * self.op(x)
 
 
@@ -128,7 +130,7 @@ def conv_norm_relu(
     norm: Norm | None,
     relu: bool,
 ) -> nn.Sequential:
-    """A convolution without bias, padded by half its kernel, then the optional norm and ReLU."""
+    """Create a convolution without bias that keeps the map size, an optional norm and ReLU."""
     padding = kernel_size // 2
     conv = nn.Conv2d(
         in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=False
@@ -143,38 +145,39 @@ def conv_norm_relu(
 
 
 def make_blocks(
-    spec: FBNetSpec, blocks: Sequence[BlockSpec], in_channels: int
+    options: FBNetOptions, blocks: Sequence[BlockSpec], in_channels: int
 ) -> tuple[nn.Sequential, int]:
-    """A row of blocks, and its output channels."""
-    row = nn.Sequential()
+    """Create a sequence of blocks; return it and its output channels."""
+    sequence = nn.Sequential()
     for block in blocks:
-        layer = InvertedResidual(spec, block, in_channels)
-        row.add_module(f"xif{block.stage}_{block.number}", layer)
+        layer = InvertedResidual(options, block, in_channels)
+        sequence.add_module(f"xif{block.stage}_{block.number}", layer)
         in_channels = layer.out_channels
-    init_convs(row)
-    return row, in_channels
+    init_convs(sequence)
+    return sequence, in_channels
 
 
 def make_last(
-    spec: FBNetSpec, channels: int, scale: float, in_channels: int
+    options: FBNetOptions, channels: int, scale: float, in_channels: int
 ) -> tuple[nn.Module, int]:
-    """The 1x1 after a head and its output channels; nothing where its width comes to 0.
+    """Create the 1x1 convolution after a head; return it and its output channels.
 
-    Its width is `scale` times the architecture's `channels`; negative: times `in_channels`.
+    Its width is `scale` times the architecture's `channels`, or -`scale` times `in_channels` if
+    `scale` is negative. There is no convolution if the width is 0.
     """
     width = int(-scale * in_channels)
     if scale > 0:
-        width = int(int(channels * max(spec.scale, 1.0)) * scale)
+        width = int(int(channels * max(options.scale, 1.0)) * scale)
     if width == 0:
         return nn.Identity(), in_channels
-    width = spec.divisible(width)
-    layer = conv_norm_relu(in_channels, width, norm=spec.norm, relu=True)
+    width = options.divisible(width)
+    layer = conv_norm_relu(in_channels, width, norm=options.norm, relu=True)
     init_convs(layer)
     return layer, width
 
 
 def side_after(blocks: Sequence[BlockSpec], side: int) -> int:
-    """The side of a square map after the blocks."""
+    """Return the side of a square map after the blocks."""
     for block in blocks:
         kernel_1 = block.operator.startswith("ir_k1")
         up, down = max(-block.stride, 1), 1 if kernel_1 else max(block.stride, 1)

@@ -1,4 +1,4 @@
-"""What an FBNet or ChamNet architecture defines: a body, an RPN head and feature extractors.
+"""Backbone, RPN head and feature extractors of FBNet and ChamNet architectures.
 
 FBNet: https://arxiv.org/abs/1812.03443, ChamNet: https://arxiv.org/abs/1812.08934.
 """
@@ -15,8 +15,8 @@ from yacs.config import CfgNode
 
 from detlite.modeling.backbone import BACKBONES, Backbone
 from detlite.modeling.backbone.resnet import init_convs
-from detlite.modeling.layers.basic import init_normal
 from detlite.modeling.layers.norm import Norm, build_norm
+from detlite.modeling.layers.weight_init import init_normal
 from detlite.modeling.roi_heads.box_head import BOX_EXTRACTORS
 from detlite.modeling.roi_heads.extractors import Extractor
 from detlite.modeling.roi_heads.keypoint_head import KEYPOINT_EXTRACTORS
@@ -25,11 +25,11 @@ from detlite.modeling.roi_heads.pooler import Pooler, build_pooler
 from detlite.modeling.rpn.head import RPN_HEADS
 
 from .architectures import ARCHITECTURES, Architecture, BlockSpec, parse_architecture
-from .blocks import FBNetSpec, conv_norm_relu, make_blocks, make_last, side_after
+from .blocks import FBNetOptions, conv_norm_relu, make_blocks, make_last, side_after
 
 
-def fbnet_spec(cfg: CfgNode) -> tuple[FBNetSpec, Architecture]:
-    """What MODEL.FBNET says."""
+def build_fbnet_options(cfg: CfgNode) -> tuple[FBNetOptions, Architecture]:
+    """Build the block options and the architecture of MODEL.FBNET."""
     node = cfg.MODEL.FBNET
     if node.ARCH_DEF:
         architecture = parse_architecture(node.ARCH_DEF)
@@ -37,67 +37,67 @@ def fbnet_spec(cfg: CfgNode) -> tuple[FBNetSpec, Architecture]:
         architecture = ARCHITECTURES[node.ARCH]
     else:
         raise ValueError(
-            f"MODEL.FBNET.ARCH is {node.ARCH!r}; known: {', '.join(ARCHITECTURES)}. One of your "
-            "own is given in MODEL.FBNET.ARCH_DEF"
+            f"MODEL.FBNET.ARCH is {node.ARCH!r}, but must be one of {', '.join(ARCHITECTURES)}. "
+            "Describe your own architecture in MODEL.FBNET.ARCH_DEF."
         )
-    spec = FBNetSpec(
-        norm=fbnet_norm(cfg, node.BN_TYPE),
+    options = FBNetOptions(
+        norm=build_fbnet_norm(cfg, node.BN_TYPE),
         scale=node.SCALE_FACTOR,
         divisor=node.WIDTH_DIVISOR,
         no_depthwise_norm=node.DW_CONV_SKIP_BN,
         no_depthwise_relu=node.DW_CONV_SKIP_RELU,
     )
-    return spec, architecture
+    return options, architecture
 
 
-def fbnet_norm(cfg: CfgNode, kind: str) -> Norm:
-    """The norm that BN_TYPE calls bn, gn or af (frozen batch norm)."""
+def build_fbnet_norm(cfg: CfgNode, kind: str) -> Norm:
+    """Build the norm of BN_TYPE: bn, gn or af (frozen batch norm)."""
     return build_norm(cfg, {"bn": "BN", "gn": "GN", "af": "FrozenBN"}[kind])
 
 
-class FBNetBody(nn.Module):
-    """A 3x3, and the stages of the part "backbone"."""
+class FBNetBackbone(nn.Module):
+    """A 3x3 convolution and the stages of the part "backbone"."""
 
-    def __init__(self, spec: FBNetSpec, architecture: Architecture) -> None:
+    def __init__(self, options: FBNetOptions, architecture: Architecture) -> None:
         super().__init__()
         channels, stride = architecture.first
-        width = spec.width(channels)
-        self.first = conv_norm_relu(3, width, 3, stride, norm=spec.norm, relu=True)
+        width = options.width(channels)
+        self.first = conv_norm_relu(3, width, 3, stride, norm=options.norm, relu=True)
         init_convs(self.first)
         blocks = architecture.blocks("backbone")
-        self.stages, self.out_channels = make_blocks(spec, blocks, width)
+        self.stages, self.out_channels = make_blocks(options, blocks, width)
         self.stride = stride * math.prod(block.stride for block in blocks)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """[B, 3, H, W] -> one [B, out_channels, H / stride, W / stride]."""
+        """Compute one map [B, out_channels, H / stride, W / stride]."""
         return [self.stages(self.first(x))]
 
 
 @BACKBONES.register("FBNet")
 def _build_fbnet(cfg: CfgNode) -> Backbone:
-    body = FBNetBody(*fbnet_spec(cfg))
+    body = FBNetBackbone(*build_fbnet_options(cfg))
     return Backbone(body, nn.Identity(), body.out_channels, strides=(body.stride,), pooled=1)
 
 
 class FBNetRPNHead(nn.Module):
-    """Blocks for every level, then objectness and box deltas for each anchor of a cell."""
+    """Blocks shared by all levels, then objectness and box deltas for each anchor of a cell."""
 
     def __init__(
         self,
-        spec: FBNetSpec,
+        options: FBNetOptions,
         blocks: Sequence[BlockSpec],
         in_channels: int,
         anchors_per_cell: int,
     ) -> None:
         super().__init__()
-        self.head, channels = make_blocks(spec, blocks, in_channels)
+        self.head, channels = make_blocks(options, blocks, in_channels)
         self.cls_logits = nn.Conv2d(channels, anchors_per_cell, 1)
         self.bbox_pred = nn.Conv2d(channels, anchors_per_cell * 4, 1)
         for layer in (self.cls_logits, self.bbox_pred):
             init_normal(layer, std=0.01)
 
     def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Levels [B, C, H_l, W_l] -> logits [B, A, H_l, W_l] and deltas [B, 4 A, H_l, W_l]."""
+        """Predict logits [B, A, H_l, W_l] and deltas [B, 4 A, H_l, W_l] of each level."""
         hidden = [self.head(feature) for feature in features]
         return [self.cls_logits(x) for x in hidden], [self.bbox_pred(x) for x in hidden]
 
@@ -105,9 +105,9 @@ class FBNetRPNHead(nn.Module):
 @RPN_HEADS.register("FBNet.rpn_head")
 def _build_rpn_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
     node = cfg.MODEL.FBNET
-    spec, architecture = fbnet_spec(cfg)
+    options, architecture = build_fbnet_options(cfg)
     if node.RPN_BN_TYPE:
-        spec = replace(spec, norm=fbnet_norm(cfg, node.RPN_BN_TYPE))
+        options = replace(options, norm=build_fbnet_norm(cfg, node.RPN_BN_TYPE))
     blocks = architecture.blocks("rpn")
     if len(blocks) < node.RPN_HEAD_BLOCKS:
         raise ValueError(
@@ -115,48 +115,48 @@ def _build_rpn_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn
             f"{len(blocks)}"
         )
     last = blocks[-node.RPN_HEAD_BLOCKS :]  # -0: all
-    return FBNetRPNHead(spec, last, in_channels, anchors_per_cell)
+    return FBNetRPNHead(options, last, in_channels, anchors_per_cell)
 
 
 class FBNetFeatureExtractor(Extractor):
-    """Pools and applies blocks, and a 1x1 after them (see `make_last`)."""
+    """Pools and applies blocks, and a 1x1 convolution after them (see `make_last`)."""
 
     def __init__(
         self,
         pooler: Pooler,
         in_channels: int,
-        spec: FBNetSpec,
+        options: FBNetOptions,
         blocks: Sequence[BlockSpec],
         last_channels: int,
         last_scale: float,
     ) -> None:
         super().__init__()
         self.pooler = pooler
-        self.blocks, channels = make_blocks(spec, blocks, in_channels)
-        self.last, self.out_channels = make_last(spec, last_channels, last_scale, channels)
+        self.blocks, channels = make_blocks(options, blocks, in_channels)
+        self.last, self.out_channels = make_last(options, last_channels, last_scale, channels)
         self.out_resolution = side_after(blocks, pooler.resolution)
 
     def embed(self, pooled: Tensor) -> Tensor:
-        """[R, C, S, S] -> [R, out_channels, S', S']."""
+        """Compute [R, out_channels, S', S'] from [R, C, S, S]."""
         return self.last(self.blocks(pooled))
 
 
 def _build_extractor(
     cfg: CfgNode, backbone: Backbone, head: str, part: str, keys: str
 ) -> FBNetFeatureExtractor:
-    """A part of the architecture that pools as the section `head` says.
+    """Build the extractor of MODEL.<head> from a part of the architecture.
 
-    Its keys in MODEL.FBNET begin with `keys`.
+    Its keys in MODEL.FBNET start with `keys`.
     """
     node = cfg.MODEL.FBNET
-    spec, architecture = fbnet_spec(cfg)
+    options, architecture = build_fbnet_options(cfg)
     blocks = architecture.blocks(part, node[f"{keys}_BLOCKS"])
     if stride := node[f"{keys}_STRIDE"]:
         blocks[0] = replace(blocks[0], stride=stride)
     return FBNetFeatureExtractor(
         build_pooler(cfg, head, backbone),
         backbone.out_channels,
-        spec,
+        options,
         blocks,
         architecture.last,
         node[f"{keys}_LAST_SCALE"],

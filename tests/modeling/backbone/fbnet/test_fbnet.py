@@ -18,10 +18,10 @@ from detlite.modeling.backbone.fbnet.architectures import (
     BlockSpec,
     parse_architecture,
 )
-from detlite.modeling.backbone.fbnet.blocks import FBNetSpec, InvertedResidual, side_after
+from detlite.modeling.backbone.fbnet.blocks import FBNetOptions, InvertedResidual, side_after
 from detlite.modeling.build import build_model
 
-PLAIN = FBNetSpec(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=False, no_depthwise_relu=False)
+PLAIN = FBNetOptions(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=False, no_depthwise_relu=False)
 FBNET = ["MODEL.BACKBONE.CONV_BODY", "FBNet", "MODEL.RPN.RPN_HEAD", "FBNet.rpn_head",
          "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FBNet.roi_head",
          "MODEL.ROI_BOX_HEAD.PREDICTOR", "FastRCNNPredictor",
@@ -60,7 +60,7 @@ def test_block_is_that_of_mobilenet_v2(channels, stride):
 
 
 def test_depthwise_convolutions_may_go_without_norm_and_relu():
-    spec = FBNetSpec(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=True, no_depthwise_relu=True)
+    spec = FBNetOptions(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=True, no_depthwise_relu=True)
     names = {n for n, _ in block(spec=spec).named_modules()}
     assert "dw.conv" in names
     assert not {"dw.bn", "dw.relu"} & names
@@ -109,7 +109,7 @@ def test_unknown_operator(operator):
     [(1.0, 1, 24, 24), (1.0, 8, 20, 24), (0.5, 8, 24, 16), (0.1, 8, 24, 8), (1.4, 1, 16, 22)],
 )
 def test_widths_are_scaled_and_rounded(scale, divisor, channels, width):
-    assert FBNetSpec(nn.BatchNorm2d, scale, divisor, False, False).width(channels) == width
+    assert FBNetOptions(nn.BatchNorm2d, scale, divisor, False, False).width(channels) == width
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import nn
 from detlite.apps.doctor.flops import count_cost
 from detlite.config import load_config
 from detlite.modeling.build import build_model
-from detlite.modeling.layers.basic import conv_block
+from detlite.modeling.layers.conv_block import conv_block
 from detlite.modeling.layers.separable import SeparableRPNHead, separable_block
 
 SMALL = [

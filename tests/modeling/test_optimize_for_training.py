@@ -11,25 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from detlite.inference.optimize import optimize
-from detlite.modeling.backbone.resnet import ResNet, ResNetSpec
-from detlite.modeling.backbone.timm_backbone import TimmBody
+from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
+from detlite.modeling.backbone.timm_backbone import TimmBackbone
 from detlite.modeling.build import build_model
-from detlite.modeling.layers.fold_frozen_bn import (
-    NormedConv2d,
-    fold_frozen_norms,
-    unfold_norms,
-)
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
+from detlite.modeling.optimize_for_training import FoldedConvBN2d, fold_frozen_norms, undo_optimize_for_training
 
 
 def resnet(depth: int, freeze_at: int = 0, **kinds: object) -> nn.Module:
-    spec = ResNetSpec(depth, FrozenBatchNorm2d, stem_channels=8, res2_channels=8, **kinds)
+    spec = ResNetOptions(depth, FrozenBatchNorm2d, stem_channels=8, res2_channels=8, **kinds)
     return ResNet(spec, (2, 3, 4, 5), freeze_at)
 
 
 def timm_body(name: str, freeze_at: int = 0) -> nn.Module:
     pytest.importorskip("timm", reason="timm is not installed")
-    return TimmBody(name, (4, 8, 16, 32), freeze_at, frozen_norm=True)
+    return TimmBackbone(name, (4, 8, 16, 32), freeze_at, frozen_norm=True)
 
 
 BODIES: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the norms that stay apart
@@ -78,7 +74,7 @@ def test_maps_and_gradients_are_the_same(bodies):
 def test_every_norm_behind_a_convolution_is_folded(bodies):
     plain, folded, apart = bodies
     norms = [m for m in folded.modules() if isinstance(m, FrozenBatchNorm2d)]
-    convs = sum(isinstance(m, NormedConv2d) for m in folded.modules())
+    convs = sum(isinstance(m, FoldedConvBN2d) for m in folded.modules())
     assert convs == sum(norm.applied for norm in norms) == len(norms) - apart > 10
     assert list(folded.state_dict()) == list(plain.state_dict())
     assert [n for n, _ in folded.named_parameters()] == [n for n, _ in plain.named_parameters()]
@@ -112,7 +108,7 @@ def test_copies_and_checkpoints_stand_alone(bodies):
 
 def test_unfolding_gives_what_there_was(bodies):
     plain, folded, _ = bodies
-    unfold_norms(folded)
+    undo_optimize_for_training(folded)
     assert [type(m) for m in folded.modules()] == [type(m) for m in plain.modules()]
     x = torch.randn(1, 3, 64, 64).double()
     assert all(torch.equal(*pair) for pair in zip(folded(x), plain(x), strict=True))
@@ -139,7 +135,7 @@ class Shared(nn.Module):
 def test_what_others_read_is_not_folded():
     body = Shared()
     fold_frozen_norms(body)
-    folded = {name for name, m in body.named_modules() if isinstance(m, NormedConv2d)}
+    folded = {name for name, m in body.named_modules() if isinstance(m, FoldedConvBN2d)}
     assert folded == {"conv4"}
 
 
@@ -156,7 +152,7 @@ def test_a_body_that_cannot_be_called_without_values_stays_as_it_is(caplog):
     with caplog.at_level(logging.INFO):
         fold_frozen_norms(body)
     assert "frozen norms stay layers of their own" in caplog.text
-    assert not any(isinstance(m, NormedConv2d) for m in body.modules())
+    assert not any(isinstance(m, FoldedConvBN2d) for m in body.modules())
     assert body(torch.ones(1, 3, 32, 32))[0].shape == (1, 3, 32, 32)
 
 
@@ -188,9 +184,9 @@ def test_no_more_is_kept_than_before_and_nothing_of_what_is_frozen():
 def test_a_detector_folds_and_its_optimized_copy_fuses(tiny_config):
     opts = ["MODEL.RESNETS.NORM", "FrozenBN", "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 2]
     model = build_model(tiny_config(*opts))
-    assert any(isinstance(m, NormedConv2d) for m in model.backbone.body.modules())
+    assert any(isinstance(m, FoldedConvBN2d) for m in model.backbone.body.modules())
     faster = optimize(model, "float32")
-    assert not any(isinstance(m, NormedConv2d) for m in faster.modules())
+    assert not any(isinstance(m, FoldedConvBN2d) for m in faster.modules())
     x = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         expected = model.eval().backbone(x)

@@ -1,0 +1,80 @@
+"""Losses of box regression: smooth L1, L1 and generalized IoU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from yacs.config import CfgNode
+
+from .box_coder import BoxCoder
+
+
+@dataclass(frozen=True)
+class BoxLoss:
+    """Loss between predicted box deltas and ground truth boxes.
+
+    Attributes:
+        kind: "smooth_l1" (Fast R-CNN, https://arxiv.org/abs/1504.08083) or "l1" of the deltas, or
+            "giou" of the boxes: 1 - GIoU, 0 to 2 per box (https://arxiv.org/abs/1902.09630).
+        beta: width of the quadratic part of smooth L1, in units of the deltas.
+        weight: factor of the loss.
+    """
+
+    kind: str = "smooth_l1"
+    beta: float = 1.0
+    weight: float = 1.0
+
+    def __call__(
+        self,
+        coder: BoxCoder,
+        deltas: Tensor,
+        boxes: Tensor,
+        references: Tensor,
+        counted: Tensor,
+    ) -> Tensor:
+        """Return the loss of each box [...], 0 where it is not counted.
+
+        Args:
+            coder: decodes the deltas.
+            deltas: [..., 4] predictions.
+            boxes: [..., 4] xyxy ground truth.
+            references: [..., 4] xyxy anchors or proposals of the deltas.
+            counted: bool [...]; other boxes may have any values.
+        """
+        # Mask the inputs, because NaN times zero is NaN, in the gradient as well.
+        deltas = torch.where(counted[..., None], deltas, 0)
+        unit_box = torch.arange(4, device=deltas.device) >= 2  # (0, 0, 1, 1)
+        boxes, references = (
+            torch.where(counted[..., None], b, unit_box) for b in (boxes, references)
+        )
+        if self.kind == "giou":
+            loss = 1 - generalized_iou(coder.decode(deltas, references), boxes)
+        else:
+            beta = self.beta if self.kind == "smooth_l1" else 0.0
+            target = coder.encode(boxes, references)
+            loss = F.smooth_l1_loss(deltas, target, beta=beta, reduction="none").sum(dim=-1)
+        return self.weight * torch.where(counted, loss, 0)
+
+
+def generalized_iou(a: Tensor, b: Tensor) -> Tensor:
+    """Return the GIoU [...], in -1..1, of pairs of boxes [..., 4].
+
+    The same as torchvision's, without the operations that wait for the device: boolean indexing
+    and the gradient of `prod`.
+    """
+    overlap = torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])
+    span = torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])
+    intersection = torch.where((overlap > 0).all(dim=-1), overlap[..., 0] * overlap[..., 1], 0)
+    hull = span[..., 0] * span[..., 1]
+    sides_a, sides_b = a[..., 2:] - a[..., :2], b[..., 2:] - b[..., :2]
+    union = sides_a[..., 0] * sides_a[..., 1] + sides_b[..., 0] * sides_b[..., 1] - intersection
+    return intersection / (union + 1e-7) - (hull - union) / (hull + 1e-7)
+
+
+def build_box_loss(cfg: CfgNode, section: str) -> BoxLoss:
+    """Build the box loss of MODEL.<section>: "RPN" or "ROI_BOX_HEAD"."""
+    node = cfg.MODEL[section]
+    return BoxLoss(node.BOX_LOSS, node.SMOOTH_L1_BETA, node.BOX_LOSS_WEIGHT)

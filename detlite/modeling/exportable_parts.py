@@ -1,0 +1,140 @@
+"""Parts of a model that other engines can run, and how to put an engine in their place.
+
+A part takes and returns tensors only, and its shapes do not depend on values. Each model lists its
+parts by `DetectionModel.exportable_parts`. Shapes: B images, R RoIs, S x S pooled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .backbone.fpn import FPN
+from .roi_heads.extractors import Extractor
+
+if TYPE_CHECKING:
+    from .detection_model import DetectionModel
+
+
+@dataclass(frozen=True)
+class ExportablePart:
+    """A dense part of a model.
+
+    Attributes:
+        name: identifies the part in exported files; the path of the module after `replace`.
+        module: computes the part.
+        replace: puts a module into the model that is called instead, with the same arguments.
+        per_roi: arguments are RoIs [R, ...], not batches of maps [B, C, H, W].
+    """
+
+    name: str
+    module: nn.Module
+    replace: Callable[[nn.Module], None]
+    per_roi: bool = False
+
+    @property
+    def free_axes(self) -> tuple[int, ...]:
+        """Axes of the arguments that may have any length: RoIs, or images and their sides."""
+        return (0,) if self.per_roi else (0, 2, 3)
+
+
+def child_part(owner: nn.Module, child: str, name: str, per_roi: bool = False) -> ExportablePart:
+    """Return the part that is the child of a module as it stands."""
+    return ExportablePart(name, getattr(owner, child), partial(setattr, owner, child), per_roi)
+
+
+def backbone_part(model: DetectionModel) -> ExportablePart:
+    """Return the backbone of a model as a part."""
+    backbone = model.backbone
+    neck = getattr(backbone, "neck", None)
+    if not isinstance(neck, FPN) or neck.top is not None:
+        return child_part(model, "backbone", "backbone")
+
+    def replace(module: nn.Module) -> None:
+        model.set_submodule("backbone", _PooledTop(module))
+
+    return ExportablePart("backbone.dense", _AllButLast(backbone), replace)
+
+
+def head_parts(head: Any, name: str, shares_features: bool = False) -> list[ExportablePart]:
+    """Return the parts of a RoI head.
+
+    Args:
+        head: has a `feature_extractor` (or None) and a `predictor`.
+        name: path of the head.
+        shares_features: other heads use the features, so that they cannot be inside a part.
+    """
+    extractor = head.feature_extractor
+    predictor = child_part(head, "predictor", f"{name}.predictor", per_roi=True)
+    if extractor is None:
+        return [predictor]
+
+    def replace_embedding(module: nn.Module) -> None:
+        head.feature_extractor = _SplitExtractor(extractor, module)
+
+    def replace_both(module: nn.Module) -> None:
+        replace_embedding(nn.Identity())
+        predictor.replace(module)
+
+    embedding = _Embedding(extractor)
+    if shares_features:
+        path = f"{name}.feature_extractor.embedding"
+        return [ExportablePart(path, embedding, replace_embedding, per_roi=True), predictor]
+    both = nn.Sequential(embedding, predictor.module)
+    return [ExportablePart(predictor.name, both, replace_both, per_roi=True)]
+
+
+class _Embedding(nn.Module):
+    """Computes the features of pooled RoIs [R, C, S, S]."""
+
+    def __init__(self, extractor: Extractor) -> None:
+        super().__init__()
+        self.extractor = extractor
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return self.extractor.embed(pooled)
+
+
+class _SplitExtractor(Extractor):
+    """Pools like an extractor, and calls a module to compute the features."""
+
+    def __init__(self, extractor: Extractor, embedding: nn.Module) -> None:
+        super().__init__()
+        self.pooler = extractor.pooler
+        self.out_channels = extractor.out_channels
+        self.out_resolution = extractor.out_resolution
+        self.embedding = embedding
+
+    def embed(self, pooled: Tensor) -> Tensor:
+        return self.embedding(pooled)
+
+
+class _AllButLast(nn.Module):
+    """A backbone without its coarsest level."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, pixels: Tensor) -> list[Tensor]:
+        return self.backbone(pixels)[:-1]
+
+
+class _PooledTop(nn.Module):
+    """Adds the coarsest level, P6 of an FPN, to the levels of a backbone part.
+
+    Inside an int8 graph, OpenVINO 2026.4 returns this level at a wrong scale.
+    """
+
+    def __init__(self, dense: nn.Module) -> None:
+        super().__init__()
+        self.dense = dense
+
+    def forward(self, pixels: Tensor) -> list[Tensor]:
+        levels = self.dense(pixels)
+        return [*levels, F.max_pool2d(levels[-1], 1, 2)]

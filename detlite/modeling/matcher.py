@@ -1,0 +1,49 @@
+"""Match anchors and proposals to ground truth by IoU (Faster R-CNN, section 3.1.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from detlite.ops import match_boxes
+from detlite.structures.instances import GroundTruth
+
+BACKGROUND = -1
+IGNORE = -2
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """Assigns each box the ground truth that it overlaps most, by IoU thresholds.
+
+    Attributes:
+        foreground: IoU from which a box is foreground.
+        background: IoU below which a box is background; boxes between the two are ignored.
+        allow_low_quality_matches: the boxes with the highest IoU of a ground truth are foreground
+            as well, however low it is. Without this, small objects would get no anchor.
+    """
+
+    foreground: float
+    background: float
+    allow_low_quality_matches: bool = False
+
+    def __call__(self, truth: GroundTruth, boxes: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Match boxes to the ground truth of B images.
+
+        Args:
+            truth: [B, G].
+            boxes: [N, 4], the same for all images, or [B, N, 4].
+            valid: bool [B, N], False for boxes to ignore; None: all are valid.
+
+        Returns:
+            int64 [B, N], indices into the image's ground truth, BACKGROUND or IGNORE.
+        """
+        index, iou, best = match_boxes(truth.boxes, truth.valid, boxes)
+        matched = torch.where(iou < self.foreground, IGNORE, index)
+        matched = torch.where(iou < self.background, BACKGROUND, matched)
+        matched = torch.where(index < 0, BACKGROUND, matched)  # an image without ground truth
+        if self.allow_low_quality_matches:
+            matched = torch.where(best, index, matched)
+        return matched if valid is None else torch.where(valid, matched, IGNORE)

@@ -1,0 +1,182 @@
+"""Make training of a model faster: one call, `optimize_for_training`, and its inverse.
+
+Frozen batch norm becomes part of the convolution before it: scale * conv(x) + shift is a
+convolution with the weights scale * w. Multiplying the weights costs far less than another pass
+over a map, forward and backward. Their gradient flows through the product.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .detection_model import DetectionModel
+from .layers.asymmetric_padding import PaddedConv2d
+from .layers.conv import CPUConv2d, share_parameters, slow_in_bfloat16, slow_in_float32
+from .layers.norm import FrozenBatchNorm2d
+
+logger = logging.getLogger(__name__)
+
+
+def optimize_for_training(model: DetectionModel) -> DetectionModel:
+    """Prepare a model for fast training, in place, and return it.
+
+    - Frozen batch norm of the backbone is folded into the convolutions.
+    - Convolutions use faster gradients on CPUs.
+    - On other devices shapes are static, so that no step waits for values.
+
+    The model computes the same up to rounding. Parameters and the names in its state dict stay, so
+    optimizers and checkpoints may be made before or after. A second call changes nothing.
+    """
+    fold_frozen_norms(model.backbone.body)
+    use_fast_conv_gradients(model)
+    model.static_shapes = model.device.type != "cpu"
+    return model
+
+
+def undo_optimize_for_training(module: nn.Module) -> None:
+    """Replace the layers of `optimize_for_training` inside `module` by plain ones."""
+    for path, layer in list(module.named_modules()):
+        if isinstance(layer, CPUConv2d):
+            module.set_submodule(path, _plain(layer))
+
+
+def use_fast_conv_gradients(model: nn.Module) -> None:
+    """Replace the convolutions whose gradients are slow on CPUs by `CPUConv2d`."""
+    for path, conv in list(model.named_modules()):
+        plain = type(conv) in (nn.Conv2d, PaddedConv2d) and conv.padding_mode == "zeros"
+        if not plain or not isinstance(conv, nn.Conv2d) or isinstance(conv.padding, str):
+            continue
+        if slow_in_bfloat16(conv) or slow_in_float32(conv):
+            model.set_submodule(path, CPUConv2d(conv))
+
+
+class FoldedConvBN2d(CPUConv2d):
+    """A convolution and the frozen batch norm after it, computed as one convolution.
+
+    Args:
+        conv: shares its parameters.
+        norm: keeps its place in the model, so that its entries in checkpoints keep their names, but
+            returns its input from now on.
+    """
+
+    def __init__(self, conv: nn.Conv2d, norm: FrozenBatchNorm2d) -> None:
+        super().__init__(conv)
+        self._norm = (norm,)  # in a tuple, because a child would have entries in the state dict
+        norm.folded = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve and normalize [B, C, H, W]."""
+        scale, shift = self._norm[0].scale_and_shift()
+        bias = shift if self.bias is None else torch.addcmul(shift, self.bias, scale)
+        x = x if self.margins is None else F.pad(x, self.margins)
+        return self._conv_forward(x, self.weight * scale[:, None, None, None], bias)
+
+    def unfold(self) -> None:
+        """Let the norm normalize again."""
+        self._norm[0].folded = False
+
+
+def fold_frozen_norms(backbone: nn.Module) -> None:
+    """Fold each frozen batch norm into the convolution before it, if nothing else reads its input.
+
+    The pairs are found by calling `backbone` on images [B, 3, H, W] without values. A backbone that
+    cannot be called so keeps its norms.
+    """
+    if not any(isinstance(m, FrozenBatchNorm2d) and not m.folded for m in backbone.modules()):
+        return
+    try:
+        pairs = list(_conv_norm_pairs(backbone))
+    except Exception as error:  # from code of others: an image size that it rejects, for example
+        reason = str(error).partition("\n")[0]
+        logger.info("frozen batch norm is not folded into convolutions: %s", reason)
+        return
+    for path, norm in pairs:
+        conv = backbone.get_submodule(path)
+        assert isinstance(conv, nn.Conv2d)
+        backbone.set_submodule(path, FoldedConvBN2d(conv, norm))
+
+
+def _plain(layer: CPUConv2d) -> nn.Conv2d:
+    if isinstance(layer, FoldedConvBN2d):
+        layer.unfold()
+    conv = share_parameters(layer)
+    return conv if layer.margins is None else PaddedConv2d(conv, layer.margins)
+
+
+def _conv_norm_pairs(backbone: nn.Module) -> Iterator[tuple[str, FrozenBatchNorm2d]]:
+    """Yield the path of each convolution that only a frozen norm reads, and that norm."""
+    calls: Counter[nn.Module] = Counter()
+    producers: dict[int, str] = {}  # path of the convolution by the id of its output
+    inputs: dict[FrozenBatchNorm2d, Tensor] = {}
+
+    def after_conv(path: str, module: nn.Module, output: Tensor) -> None:
+        calls[module] += 1
+        producers[id(output)] = path
+
+    def before_norm(module: FrozenBatchNorm2d, arguments: tuple[Tensor, ...]) -> None:
+        calls[module] += 1
+        inputs[module] = arguments[0]
+
+    hooks: list[Any] = []
+    for path, module in backbone.named_modules():
+        foldable = type(module) in (nn.Conv2d, CPUConv2d, PaddedConv2d)
+        if foldable and module.padding_mode == "zeros":
+            hooks.append(
+                module.register_forward_hook(lambda m, _, out, path=path: after_conv(path, m, out))
+            )
+        elif isinstance(module, FrozenBatchNorm2d):
+            hooks.append(module.register_forward_pre_hook(before_norm))
+    state = [*backbone.named_parameters(), *backbone.named_buffers()]
+    readers = _ReaderCount()
+    dtype = next(backbone.parameters()).dtype
+    try:
+        with torch.no_grad(), FakeTensorMode(), torch.device("cpu"), readers:
+            fake_state = {name: torch.empty(x.shape, dtype=x.dtype) for name, x in state}
+            image = torch.empty(2, 3, 256, 256, dtype=dtype)
+            maps = functional_call(backbone, fake_state, image)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    readers.count(maps)  # the rest of the model reads what the backbone returns
+    for norm, x in inputs.items():
+        path = producers.get(id(x), "")
+        if (
+            path
+            and calls[norm] == calls[backbone.get_submodule(path)] == readers.counts[id(x)] == 1
+        ):
+            yield path, norm
+
+
+class _ReaderCount(TorchDispatchMode):
+    """Counts the operations that read each tensor, by its id.
+
+    It keeps all tensors alive, so that no two have the same id.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[int] = Counter()
+        self._alive: list[Tensor] = []
+
+    def count(self, arguments: Any) -> None:
+        """Count one more reader of the tensors among `arguments`."""
+        tensors = [x for x in pytree.tree_leaves(arguments) if isinstance(x, Tensor)]
+        self._alive += tensors
+        self.counts.update({id(x) for x in tensors})
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count((args, kwargs))
+        result = func(*args, **(kwargs or {}))
+        self._alive += [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+        return result

@@ -1,0 +1,160 @@
+"""Suppress overlapping boxes: NMS, soft-NMS, box voting and weighted boxes fusion.
+
+Shapes: B images, N predicted boxes and D detections per image, padded; G groups of boxes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from detlite.ops import padded_nms
+from detlite.structures import boxes as box_ops
+from detlite.structures.instances import Detections, PredictedBoxes
+from detlite.structures.padding import gather, padded_length
+
+
+@dataclass(frozen=True)
+class Suppression:
+    """Settings for overlapping boxes of the same label.
+
+    Attributes:
+        iou_thresh: IoU above which two boxes show the same object.
+        method: "nms" keeps the highest-scoring box. "soft-linear" and "soft-gaussian" lower the
+            scores of the others instead (soft-NMS, https://arxiv.org/abs/1704.04503). "voting" is
+            "nms", and then moves each box to the mean of its neighbors, weighted by score
+            (https://arxiv.org/abs/1505.01749, section 4). "fusion" replaces each group of boxes by
+            that mean and their mean score (weighted boxes fusion,
+            https://arxiv.org/abs/1910.13302): a box found in only some views gets a lower score.
+        sigma: "soft-gaussian" multiplies a score by exp(-IoU^2 / sigma).
+        vote_iou: lowest IoU of a neighbor in "voting".
+        min_score: methods that change scores drop boxes that do not exceed it.
+        views_iou_thresh: replaces `iou_thresh` for boxes of several views, if set.
+    """
+
+    iou_thresh: float
+    method: str = "nms"
+    sigma: float = 0.5
+    vote_iou: float = 0.8
+    min_score: float = 0.001
+    views_iou_thresh: float | None = None
+
+
+def suppress(
+    predicted: PredictedBoxes, rule: Suppression, limit: int, static_shapes: bool, views: int = 1
+) -> Detections:
+    """Select the highest-scoring boxes [B, D] that do not overlap, in decreasing order.
+
+    Args:
+        predicted: [B, N].
+        rule: the method and its settings.
+        limit: largest number of detections of an image.
+        static_shapes: D is `limit` (at most N), not what the fullest image needs.
+        views: the number of views of an image that the boxes come from.
+    """
+    if views > 1 and rule.views_iou_thresh is not None:
+        rule = replace(rule, iou_thresh=rule.views_iou_thresh)
+    limit = min(limit, predicted.valid.shape[1])
+    if rule.method == "fusion":
+        detections = _weighted_boxes_fusion(predicted, rule, limit, views)
+    elif rule.method.startswith("soft"):
+        detections = _soft_nms(predicted, rule, limit)
+    else:
+        boxes, scores, labels = predicted.boxes, predicted.scores, predicted.labels
+        index, valid = padded_nms(boxes, scores, labels, predicted.valid, rule.iou_thresh, limit)
+        detections = Detections(
+            gather(boxes, index), scores.gather(1, index), labels.gather(1, index), valid
+        )
+        if rule.method == "voting":
+            voted = _vote(predicted, detections, rule.vote_iou)
+            detections = replace(detections, boxes=voted)
+    return detections[:, : padded_length(detections.valid, static_shapes)]
+
+
+def _soft_nms(predicted: PredictedBoxes, rule: Suppression, limit: int) -> Detections:
+    """Select the best box `limit` times, and lower the scores of overlapping boxes each time."""
+    boxes, labels = predicted.boxes, predicted.labels
+    scores = torch.where(predicted.valid, predicted.scores, -1.0)
+    picked, picked_scores = [labels[:, :0]], [scores[:, :0]]  # the limit may be 0
+    # Scores only fall, so boxes are selected in decreasing order.
+    for _ in range(limit):
+        score, best = scores.max(dim=1, keepdim=True)  # [B, 1]
+        picked.append(best)
+        picked_scores.append(score)
+        overlap = box_ops.iou(gather(boxes, best), boxes)[:, 0] * (labels == labels.gather(1, best))
+        if rule.method == "soft-gaussian":
+            scores = scores * torch.exp(-overlap.square() / rule.sigma)
+        else:
+            scores = scores * torch.where(overlap > rule.iou_thresh, 1 - overlap, 1.0)
+        scores = scores.scatter(1, best, -1.0)
+    index, kept_scores = torch.cat(picked, dim=1), torch.cat(picked_scores, dim=1)
+    return Detections(
+        gather(boxes, index), kept_scores, labels.gather(1, index), kept_scores > rule.min_score
+    )
+
+
+def _vote(predicted: PredictedBoxes, detections: Detections, vote_iou: float) -> Tensor:
+    """Average the predicted boxes around each detection, weighted by score: [B, D, 4]."""
+    near = box_ops.iou(detections.boxes, predicted.boxes) >= vote_iou  # [B, D, N]
+    near = near & (detections.labels[:, :, None] == predicted.labels[:, None])
+    near = near & predicted.valid[:, None]
+    # Selected, not multiplied by 0: a NaN box would make all means NaN.
+    weights = torch.where(near, predicted.scores[:, None], 0)
+    # No matrix product, which autocast would compute in half precision.
+    moments = weights[..., None] * predicted.boxes[:, None]
+    sums = torch.where(near[..., None], moments, 0).sum(dim=2)
+    total = weights.sum(dim=2)[..., None]
+    return torch.where(total > 0, sums / total, detections.boxes)
+
+
+def _weighted_boxes_fusion(
+    predicted: PredictedBoxes, rule: Suppression, limit: int, views: int
+) -> Detections:
+    """Fuse the boxes of each image on the CPU."""
+    empty = predicted[:, :limit].map(torch.zeros_like)
+    fused = Detections(empty.boxes, empty.scores, empty.labels, empty.valid)
+    for image, valid in enumerate(predicted.valid):
+        own = predicted[image][valid]
+        groups = _fuse_image(own.boxes, own.scores, own.labels, rule.iou_thresh, views)
+        count = min(limit, int((groups[1] > rule.min_score).sum()))
+        for field, values in zip((fused.boxes, fused.scores, fused.labels), groups, strict=True):
+            field[image, :count] = values[:count]
+        fused.valid[image, :count] = True
+    return fused
+
+
+def _fuse_image(
+    boxes: Tensor, scores: Tensor, labels: Tensor, iou_thresh: float, views: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the groups of an image: boxes [G, 4], scores [G] in decreasing order, labels [G]."""
+    order = scores.argsort(descending=True, stable=True)
+    # Each box joins the group whose mean it overlaps most. The steps are so small that numpy takes
+    # a fraction of torch's time.
+    columns = (t[order].cpu().double().numpy() for t in (boxes, scores, labels))
+    means, areas = np.zeros((len(order), 4)), np.zeros(len(order))
+    weights, sizes, group_labels = (np.zeros(len(order)) for _ in range(3))
+    groups = 0
+    for box, score, label in zip(*columns, strict=True):
+        low = np.maximum(box[:2], means[:groups, :2])
+        intersection = (np.minimum(box[2:], means[:groups, 2:]) - low).clip(0).prod(axis=1)
+        union = areas[:groups] + (box[2:] - box[:2]).prod() - intersection
+        overlap = intersection / np.maximum(union, 1e-300)  # boxes may be empty
+        overlap[group_labels[:groups] != label] = 0
+        best = int(overlap.argmax()) if groups else 0
+        group = best if groups and overlap[best] > iou_thresh else groups
+        groups = max(groups, group + 1)
+        weights[group] += score
+        sizes[group] += 1
+        means[group] += (box - means[group]) * (score / weights[group])
+        areas[group] = (means[group, 2:] - means[group, :2]).prod()
+        group_labels[group] = label
+    fused = weights / sizes.clip(1) * sizes.clip(max=views) / views
+    order = torch.from_numpy(fused[:groups]).argsort(descending=True, stable=True)
+
+    def to_tensor(column: np.ndarray, like: Tensor) -> Tensor:
+        return torch.from_numpy(column[:groups])[order].to(like)
+
+    return to_tensor(means, boxes), to_tensor(fused, scores), to_tensor(group_labels, labels)
