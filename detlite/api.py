@@ -1,10 +1,10 @@
-"""Training and evaluation by one call each: what the commands do, for notebooks and searches."""
+"""Train and evaluate by one function call each, as the commands do, for notebooks and searches."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,27 +12,33 @@ from typing import TYPE_CHECKING, Any
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError, expand_path, load_config
+from detlite.registry import Registry
 
 if TYPE_CHECKING:
     from detlite.data.data_arguments import Data, FilePath, Pair
+    from detlite.engine.hooks import Hook
 
 Overrides = Mapping[str, Any] | Sequence[Any]
 
+# Builders of the config of a run without one. They take the weights, if any, and the overrides.
+CONFIG_BUILDERS: Registry[Callable[[FilePath | None, list[Any]], CfgNode]] = Registry(
+    "config builder", on_demand={"autoconfig": "detlite.apps.autoconfig.configs"}
+)
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """Result of a training or evaluation run.
 
     Attributes:
-        metrics: by data set, kind ("bbox", "segm", ...) and name ("AP", ...), 0 to 1; in processes
-            other than the first nothing.
-        output_dir: the folder of all its files.
-        weights: the checkpoint that was trained or evaluated.
-        best_weights: of training, the one of the best SOLVER.BEST_METRIC; None: none was kept.
-        seconds: that it took, everything included.
+        metrics: values in 0 to 1 by dataset, kind ("bbox", "segm", ...) and name ("AP", ...); empty
+            in processes other than rank 0.
+        output_dir: folder of all files of the run.
+        weights: checkpoint that was trained or evaluated.
+        seconds: duration of the call.
+        best_weights: checkpoint with the best SOLVER.BEST_METRIC; None if none was kept.
     """
 
     metrics: dict[str, dict[str, Any]] = field(repr=False)
@@ -52,80 +58,85 @@ def train(
     output_dir: FilePath | None = None,
     overrides: Overrides = (),
     resume: bool = False,
+    hooks: Sequence[Hook] = (),
 ) -> Result:
-    """Trains a detector and evaluates it, as `detlite train` does.
+    """Train a detector and evaluate it, as `detlite train` does.
 
     Args:
-        config: a YAML file, or the name of one of detlite's own. None: chosen by the rules of
-            `detlite init`, or with `weights` their model and what those say of training; the log
-            has the reasons. Of a run that is resumed, its own.
-        data: (annotation file, folder of pictures) to train on, paths or URLs, as the set "train";
-            or the path of a folder or file as `detlite init --data` takes it, of whose pictures one
-            in five is set apart to evaluate on, unless `test_data` or the folder says on which. The
-            classes are its categories. None: as the config says.
-        test_data: the same to evaluate on, as the set "test"; beside `data` that is a pair nothing
-            is evaluated without it.
-        weights: checkpoint to start from, see MODEL.WEIGHT; what it knows of categories of the same
-            name is kept.
-        minutes: SOLVER.MAX_MINUTES. Without a config, in a single process, some training steps are
-            timed before, mostly for a minute: by them a model is chosen, or for that of the
-            `weights` the warm-up.
+        config: YAML file, or the name of a config that detlite includes. None: choose a config for
+            the data by the rules of `detlite init`, or for `weights` their model and the rules for
+            training; the log gives the reasons. A resumed run uses its own config.
+        data: training data, as (annotation file, image folder) with paths or URLs, or a path as for
+            `detlite init --data`. For a path, one image in five is set aside for evaluation, unless
+            `test_data` or the folder provides a test set. The dataset's name is "train", and its
+            categories are the classes. None: the datasets of the config.
+        test_data: evaluation data in the same form, with the name "test". Without it, a model
+            trained on a pair is not evaluated.
+        weights: initial checkpoint, see MODEL.WEIGHT. Predictors of categories with the same name
+            are kept.
+        minutes: SOLVER.MAX_MINUTES. Without a config and in a single process, some training steps
+            are timed first, usually for a minute, to choose a model, or for `weights` the warm-up.
         output_dir: OUTPUT_DIR.
-        overrides: of any keys, `{"SOLVER.BASE_LR": 0.01}`; they go before all others.
-        resume: go on with the run in the output folder, if there is one.
+        overrides: config keys and values, `{"SOLVER.BASE_LR": 0.01}`. They take precedence over all
+            other arguments.
+        resume: continue the run in the output folder, if there is one.
+        hooks: hooks to call around the training steps, see `detlite.engine.hooks.Hook`.
 
     Raises:
         ConfigError, DataError, CheckpointError, NonFiniteLossError, LoaderProcessError: see
-            `engine.run.run_training`; each message says what to do. A ConfigError also where the
-            output folder holds a run that is not resumed, or `data` is no such thing.
-        StoppedError: SIGTERM or SIGHUP came; the step was finished and saved.
+            `engine.run.run_training`; each message says what to do. Also a ConfigError if the
+            output folder holds a run that is not resumed, or `data` has another form.
+        StoppedError: SIGTERM or SIGHUP arrived; the step was finished and saved.
     """
-    from detlite.data import naming_dead_loaders
+    from detlite.data import explain_dead_loader
     from detlite.data.data_arguments import training_data
     from detlite.distributed import barrier, process_group
-    from detlite.engine.hooks.best_checkpoint import BEST_CHECKPOINT
-    from detlite.engine.hooks.metrics import logging_to
-    from detlite.engine.hooks.signals import StopSignals
-    from detlite.engine.resume import FINAL_CHECKPOINT
-    from detlite.engine.run import run_training
-    from detlite.engine.trainer import check_output_dir, files_of_run
+    from detlite.engine.run import logging_to, run_training
+    from detlite.engine.run_files import (
+        BEST_CHECKPOINT,
+        CONFIG_FILE,
+        FINAL_CHECKPOINT,
+        check_output_dir,
+        files_of_run,
+    )
+    from detlite.engine.signals import StopSignals
 
     start = time.perf_counter()
-    with StopSignals() as stop, stop.ending_at_once(), naming_dead_loaders():
+    with StopSignals() as stop, stop.ending_immediately(), explain_dead_loader():
         opts: dict[str, Any] = {}
-        how = ""
+        summary = ""
         if not isinstance(config, str | Path | None):
-            raise ConfigError(f"config is {config!r}: it must be a file; data are named as `data=`")
+            raise ConfigError(f"config is {config!r}: it must be a file; pass data as `data=`")
         if test_data is not None and data is None:
             raise ConfigError(
-                "test_data needs data to train on beside it; other sets than a config's own are "
-                "measured by evaluate()"
+                "test_data needs training data: pass `data` too, or evaluate on other datasets "
+                "than the config's with evaluate()"
             )
         if data is not None:
-            opts, how = training_data(data, test_data)
+            opts, summary = training_data(data, test_data)
         if weights is not None:
             opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
         if minutes is not None:
             opts["SOLVER.MAX_MINUTES"] = minutes
         if output_dir is not None:
             opts["OUTPUT_DIR"] = str(output_dir)
-        given = _pairs(opts) + _pairs(overrides)
-        cfg = load_config(config, given)
+        all_opts = _as_list(opts) + _as_list(overrides)
+        cfg = load_config(config, all_opts)
         folder = Path(cfg.OUTPUT_DIR)
         if config is None and resume and files_of_run(folder):
-            config = folder / "config.yaml"
-            cfg = load_config(config, given)
+            config = folder / CONFIG_FILE
+            cfg = load_config(config, all_opts)
         elif config is None and data is None:
             raise ConfigError("train() needs a config, or data to train on")
         with process_group(cfg.MODEL.DEVICE):
             check_output_dir(folder, resume)
-            barrier()  # before rank 0 writes what the others look for
+            barrier()  # rank 0 must not write files before all processes have checked
             with logging_to(folder):
-                if how:
-                    _logger.info("data: %s", how)
+                if summary:
+                    _logger.info("data: %s", summary)
                 if config is None:
-                    cfg = _config_by_rules(weights, given)
-                metrics = run_training(cfg, resume)
+                    cfg = CONFIG_BUILDERS.get("autoconfig")(weights, all_opts)
+                metrics = run_training(cfg, resume, hooks)
     best = folder / BEST_CHECKPOINT
     seconds = time.perf_counter() - start
     return Result(
@@ -141,15 +152,17 @@ def evaluate(
     output_dir: FilePath | None = None,
     overrides: Overrides = (),
 ) -> Result:
-    """Evaluates a checkpoint, as `detlite test` does.
+    """Evaluate a checkpoint, as `detlite test` does.
 
     Args:
-        weights: the checkpoint; None: as the config's MODEL.WEIGHT says.
-        config: a YAML file, or the name of one of detlite's own. None: what the checkpoint holds.
-        data: (annotation file, folder of pictures), as the set "test". None: as the config says.
-        output_dir: OUTPUT_DIR. None: as the config says; without one, of a checkpoint that is a
-            file, the folder `evaluation` beside it.
-        overrides: as for `train`.
+        weights: the checkpoint. None: MODEL.WEIGHT of the config.
+        config: YAML file, or the name of a config that detlite includes. None: the config stored in
+            the checkpoint.
+        data: (annotation file, image folder), with the name "test". None: the test sets of the
+            config.
+        output_dir: OUTPUT_DIR. None: as the config says; without a config, the folder `evaluation`
+            next to a local checkpoint.
+        overrides: see `train`.
 
     Raises:
         ConfigError, DataError, CheckpointError, LoaderProcessError: see
@@ -157,11 +170,10 @@ def evaluate(
     """
     from detlite.conversion import weight_file
     from detlite.conversion.checkpoint.loading import read_model_checkpoint
-    from detlite.data import naming_dead_loaders
+    from detlite.data import explain_dead_loader
     from detlite.data.data_arguments import evaluation_data
     from detlite.distributed import process_group
-    from detlite.engine.hooks.metrics import logging_to
-    from detlite.engine.run import run_evaluation
+    from detlite.engine.run import logging_to, run_evaluation
 
     start = time.perf_counter()
     opts: dict[str, Any] = {}
@@ -170,41 +182,27 @@ def evaluate(
     if weights is not None:
         opts["MODEL.WEIGHT"] = str(weights)
     if output_dir is None and config is None and weights and "://" not in str(weights):
-        # Not among the files of its training.
+        # Do not overwrite the evaluation of the training run.
         output_dir = expand_path(str(weights)).parent / "evaluation"
     if output_dir is not None:
         opts["OUTPUT_DIR"] = str(output_dir)
-    given = _pairs(opts) + _pairs(overrides)
+    all_opts = _as_list(opts) + _as_list(overrides)
     checkpoint = None
     if config is None:
         if weights is None:
-            raise ConfigError("evaluate() needs weights, or a config whose MODEL.WEIGHT names them")
-        cfg, checkpoint = read_model_checkpoint(weights, given)
+            raise ConfigError("evaluate() needs weights, or a config with MODEL.WEIGHT")
+        cfg, checkpoint = read_model_checkpoint(weights, all_opts)
     else:
-        cfg = load_config(config, given)
+        cfg = load_config(config, all_opts)
     folder = Path(cfg.OUTPUT_DIR)
-    with naming_dead_loaders(), process_group(cfg.MODEL.DEVICE), logging_to(folder):
+    with explain_dead_loader(), process_group(cfg.MODEL.DEVICE), logging_to(folder):
         metrics = run_evaluation(cfg, checkpoint)
     file = checkpoint.path if checkpoint else weight_file(cfg)
     return Result(metrics, folder, file, time.perf_counter() - start)
 
 
-def _pairs(overrides: Overrides) -> list[Any]:
-    """Overrides as `load_config` takes them."""
+def _as_list(overrides: Overrides) -> list[Any]:
+    """Convert overrides to the alternating keys and values that `load_config` takes."""
     if isinstance(overrides, Mapping):
         return [item for pair in overrides.items() for item in pair]
     return list(overrides)
-
-
-def _config_by_rules(weights: FilePath | None, given: list[Any]) -> CfgNode:
-    """The config of a run that names none: the overrides `given` go before the rules."""
-    from detlite.apps.autoconfig import config_by_rules
-    from detlite.apps.autoconfig.step_timing import mean_step_seconds
-    from detlite.conversion.checkpoint.files import read_checkpoint
-    from detlite.conversion.checkpoint.loading import file_of
-
-    checkpoint = None if weights is None else read_checkpoint(file_of(weights, given))
-    cfg, choices = config_by_rules(given, mean_step_seconds, checkpoint)
-    for one in choices:
-        _logger.info("chosen: %s %s%s", one.key, one.value, one.reason and f": {one.reason}")
-    return cfg

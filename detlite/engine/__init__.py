@@ -1,1 +1,1 @@
-"""Training, evaluation and the files that they leave."""
+"""Training loop, hooks, checkpoints of runs, and evaluation of whole datasets."""

@@ -1,4 +1,4 @@
-"""Evaluation: inference over whole data sets, COCO results, and what evaluators make of them."""
+"""Evaluation of a detector on whole datasets."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError, build_test_loader
 from detlite.distributed import broadcast_buffers, is_main
 from detlite.evaluation.evaluators import build_evaluators
-from detlite.evaluation.gather import Collector, gather_results
-from detlite.evaluation.metrics import check_expected, format_losses, format_table
+from detlite.evaluation.gather import ResultsCollector, gather_results
+from detlite.evaluation.metrics import Metrics, check_expected, format_losses, format_table
 from detlite.evaluation.results import Results, to_coco_results, write_results
-from detlite.inference.optimize import build_inference
-from detlite.inference.tiling import build_picture_detector
+from detlite.inference.build import build_detector
+from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
 from detlite.modeling.precision import autocast, resolve_dtype
 
-from .validation_loss import KIND as LOSS
-from .validation_loss import validation_loss
+from .validation_loss import LOSS, validation_loss
 
 logger = logging.getLogger(__name__)
 
+_REPORT_SECONDS = 30
+
 
 def evaluate(
-    cfg: CfgNode, model: Detector, datasets: Sequence[CocoDataset], output_dir: Path
-) -> dict[str, dict[str, Any]]:
-    """Evaluates `model` on each data set and writes evaluation.json. Every process calls this.
+    cfg: CfgNode, model: DetectionModel, datasets: Sequence[CocoDataset], output_dir: Path
+) -> dict[str, Metrics]:
+    """Evaluate a model on each dataset, and write evaluation.json; every process calls it.
 
-    evaluation.json holds `{"bbox": {"AP": ...}, "segm": {...}}` for one data set, and
+    evaluation.json holds `{"bbox": {"AP": ...}, "segm": {...}}` for one dataset, and
     `{name: {"bbox": ...}}` for several.
 
     Returns:
-        The metrics of each data set by its name on rank 0; nothing on the others.
+        The metrics of each dataset by name on rank 0; empty in other processes.
     """
-    # Processes keep batch statistics of their own; a checkpoint has those of rank 0.
+    # Each process has its own batch statistics, and checkpoints hold those of rank 0.
     broadcast_buffers(model)
     metrics = {
         dataset.name: evaluate_dataset(cfg, model, dataset, output_dir) for dataset in datasets
@@ -57,29 +58,33 @@ def evaluate(
 
 
 def evaluate_dataset(
-    cfg: CfgNode, model: Detector, dataset: CocoDataset, output_dir: Path
-) -> dict[str, Any]:
-    """Evaluates `model` on one data set; writes `results_<name>.json` and logs the table.
+    cfg: CfgNode, model: DetectionModel, dataset: CocoDataset, output_dir: Path
+) -> Metrics:
+    """Evaluate a model on one dataset, write `results_<name>.json`, and log the table.
 
     Returns:
-        What all evaluators of the data set return, on rank 0: `{"bbox": {"AP": 0..1, ...}, "segm":
-        {...}}`; nothing on the others. Where two evaluators measure the same, the name of the
-        second goes before: "lvis bbox". With TEST.LOSS also `{"loss": {"total": ...}}`.
+        On rank 0 the metrics of all evaluators of the dataset, `{"bbox": {"AP": 0.4, ...}, "segm":
+        {...}}`, as fractions. If two evaluators measure the same kind, the second one's is prefixed
+        with its name: "lvis bbox". With TEST.LOSS also `{"loss": {"total": ...}}`. Empty in other
+        processes.
 
     Raises:
         ConfigError, DataError: see `check_evaluation`.
         OSError: the results cannot be written; it names the file.
     """
     check_evaluation(cfg, model, dataset)
-    results = gather_results(run_inference(cfg, model, dataset))
+    was_training = model.training
+    detector, dtype = build_detector(cfg, model.eval(), dataset.keypoint_names)
+    results = gather_results(run_inference(cfg, detector, dtype, dataset))
+    model.train(was_training)
     losses = validation_loss(cfg, model, dataset.name) if cfg.TEST.LOSS else {}
     if results is None:
         return {}
     write_results(results, output_dir / f"results_{dataset.name}.json")
-    metrics: dict[str, Any] = {}
+    metrics: Metrics = {}
     for name, evaluator in build_evaluators(cfg, dataset).items():
-        for kind, row in evaluator.evaluate(cfg, dataset, results).items():
-            metrics[f"{name} {kind}" if kind in metrics else kind] = row
+        for kind, values in evaluator.evaluate(cfg, dataset, results).items():
+            metrics[f"{name} {kind}" if kind in metrics else kind] = values
     logger.info("%s:\n%s", dataset.name, format_table(metrics))
     if losses:
         metrics[LOSS] = losses
@@ -88,73 +93,78 @@ def evaluate_dataset(
     return metrics
 
 
-def check_evaluation(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> None:
-    """Checks, before anything is computed, that `model` can be measured on a data set.
+def check_evaluation(cfg: CfgNode, detector: Detector, dataset: CocoDataset) -> None:
+    """Check, before anything is computed, that a detector can be evaluated on a dataset.
 
     Raises:
-        ConfigError: an evaluator of the data set cannot be used, see their `check`; or its name
-            cannot be part of a file's.
-        DataError: the categories of the model are not those of the data set, or its ground truth
-            lacks what an evaluator needs.
+        ConfigError: an evaluator of the dataset cannot be used, see `Evaluator.check`, or the
+            dataset's name cannot be part of a file name.
+        DataError: the detector has other categories than the dataset, or the ground truth lacks
+            what an evaluator needs.
     """
     if any(character in dataset.name for character in "/\\\0"):
         raise ConfigError(
-            f"DATASETS.CATALOG: the name {dataset.name!r} cannot be part of a file's name, and "
-            "results_<name>.json is written to OUTPUT_DIR: leave slashes out"
+            f"DATASETS.CATALOG: the name {dataset.name!r} contains a slash, but OUTPUT_DIR/"
+            "results_<name>.json must be a file name: choose a name without slashes"
         )
-    ours, theirs = _named(model.categories), _named(dataset.categories)
-    if ours and ours != theirs:
+    expected, actual = map(_list_categories, (detector.categories, dataset.categories))
+    if expected and expected != actual:
         raise DataError(
-            f"{dataset.annotation_file}: its categories ({shorten(theirs, 150)}) are not those "
-            f"that the model was trained on ({shorten(ours, 150)})"
+            f"{dataset.annotation_file}: its categories ({shorten(actual, 150)}) differ from those "
+            f"that the model was trained on ({shorten(expected, 150)})"
         )
     evaluators = build_evaluators(cfg, dataset)
     if evaluators and not dataset.has_objects:
         raise DataError(
-            f"{dataset.annotation_file}: has no annotations of its pictures, so nothing can be "
-            "measured: take it out of DATASETS.TEST, and look at its pictures by `detlite predict`"
+            f"{dataset.annotation_file}: has no annotations, so nothing can be evaluated: remove "
+            "the dataset from DATASETS.TEST, and use `detlite predict` to see detections"
         )
     for evaluator in evaluators.values():
         evaluator.check(cfg, dataset)
 
 
-def run_inference(cfg: CfgNode, model: Detector, dataset: CocoDataset) -> Results:
-    """The results of this process's share of a data set: each image is one process's."""
+def run_inference(cfg: CfgNode, detector: Detector, dtype: str, dataset: CocoDataset) -> Results:
+    """Detect objects in this process's share of a dataset; each image belongs to one process.
+
+    Args:
+        cfg: config of the run.
+        detector: in evaluation mode.
+        dtype: precision of its forward pass, see `autocast`.
+        dataset: the images.
+    """
     loader = build_test_loader(cfg, dataset)
-    was_training = model.training
-    fast, dtype = build_inference(cfg, model.eval())
-    detector = build_picture_detector(cfg, fast, dataset.keypoint_names) or fast
-    collector = Collector()
+    collector = ResultsCollector()
     done, start = 0, time.perf_counter()
     reported = start
     for images, targets in loader:
-        given = [target["proposals"] for target in targets] if model.takes_proposals else None
-        with autocast(dtype, model.device):
-            batch = detector.detect(images, given)
+        proposals = None
+        if detector.takes_proposals:
+            proposals = [target["proposals"] for target in targets]
+        with autocast(dtype, detector.device):
+            batch = detector.detect(images, proposals)
         for image, target, detections in zip(images, targets, batch, strict=True):
-            found = to_coco_results(
+            results = to_coco_results(
                 detections,
                 target["image_id"],
                 (image.shape[-2], image.shape[-1]),
                 target["size"],
                 dataset.categories,
-                model.convention,
-                model.mask_threshold,
+                detector.convention,
+                detector.mask_threshold,
             )
-            collector.add(found)
+            collector.add(results)
         done += len(images)
         now = time.perf_counter()
-        if now - reported > 30:  # seconds
+        if now - reported > _REPORT_SECONDS:
             reported = now
             logger.info("%s: %d images, %.2f images/s", dataset.name, done, done / (now - start))
     seconds = time.perf_counter() - start
     logger.info(
-        "%s: %d images in %.1f s, %.2f images/s in each process, in %s",
-        dataset.name, done, seconds, done / seconds, resolve_dtype(cfg.DTYPE, model.device),
+        "%s: %d images in %.1f s, %.2f images/s per process, in %s",
+        dataset.name, done, seconds, done / seconds, resolve_dtype(cfg.DTYPE, detector.device),
     )  # fmt: skip
-    model.train(was_training)
     return collector.collected()
 
 
-def _named(categories: Sequence[dict[str, Any]]) -> str:
+def _list_categories(categories: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"{category['id']} {category['name']}" for category in categories)

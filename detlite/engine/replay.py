@@ -1,4 +1,4 @@
-"""Batches kept as files, with which a loss that is not finite can be looked into."""
+"""Saved batches, to find out why a loss was not finite."""
 
 from __future__ import annotations
 
@@ -9,76 +9,75 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from detlite.conversion.checkpoint.files import CheckpointError, write_content
-from detlite.data import JoinedDataset, build_train_loader
+from detlite.conversion.checkpoint.files import CheckpointError, save_torch_file
+from detlite.data import ConcatDataset, build_train_loader
 from detlite.distributed import rank
 from detlite.structures.masks.packed import PackedMasks
 
 Batch = tuple[list[Tensor], list[dict[str, Any]]]
-_MASKS = ("values", "pieces", "instances", "frames")
+_MASK_FIELDS = ("values", "pieces", "instances", "frames")
 
 
-def keep_batch(cfg: CfgNode, train_set: JoinedDataset, iteration: int) -> Path:
-    """Writes this process's part of the batch of a training step into OUTPUT_DIR.
+def save_batch(cfg: CfgNode, train_set: ConcatDataset, iteration: int) -> Path:
+    """Write this process's share of the batch of a training step into OUTPUT_DIR.
 
-    Batches follow from SEED and iteration alone, so none has to be kept until it is needed.
+    The batch is loaded again, since SEED and the iteration determine it.
     """
     cfg = cfg.clone()
     cfg.defrost()
     cfg.DATALOADER.NUM_WORKERS = 0
     images, targets = next(iter(build_train_loader(cfg, train_set, iteration - 1)))
     path = Path(cfg.OUTPUT_DIR) / f"batch_{iteration:07d}_rank{rank()}.pth"
-    rows = [dict(target) for target in targets]
-    for row in rows:
-        if "masks" in row:
-            row["masks"] = dict(zip(_MASKS, row["masks"].tensors(), strict=True))
-    write_content(path, {"iteration": iteration, "images": images, "targets": rows})
+    targets = [dict(target) for target in targets]
+    for target in targets:
+        if "masks" in target:
+            target["masks"] = dict(zip(_MASK_FIELDS, target["masks"].tensors(), strict=True))
+    save_torch_file(path, {"iteration": iteration, "images": images, "targets": targets})
     return path
 
 
 def read_batch(path: Path) -> tuple[int, Batch]:
-    """The iteration and the batch, images and targets, that `keep_batch` wrote.
+    """Return the iteration and the batch, (images, targets), of a file of `save_batch`.
 
     Raises:
-        CheckpointError: a file that is missing, damaged or something else.
+        CheckpointError: the file is missing, damaged or of another type.
     """
     try:
         content = torch.load(path, weights_only=True)
-        for row in content["targets"]:
-            if "masks" in row:
-                row["masks"] = PackedMasks(**row["masks"])
+        for target in content["targets"]:
+            if "masks" in target:
+                target["masks"] = PackedMasks(**target["masks"])
         return content["iteration"], (content["images"], content["targets"])
-    except Exception as error:  # whatever torch raises, and what another content leads to
-        raise CheckpointError(f"{path}: is not a batch that a run kept, or is damaged") from error
+    except Exception as error:  # torch raises many types
+        raise CheckpointError(
+            f"{path}: is not a batch saved by a training run, or is damaged"
+        ) from error
 
 
 def first_non_finite(model: nn.Module, batch: Batch) -> tuple[dict[str, float], str | None]:
-    """The losses of a batch, and the first module whose output is not finite, or None.
+    """Return the losses of a batch, and the first module with a non-finite output, or None.
 
     Args:
-        model: a detector; nothing in it is changed but batch statistics.
+        model: a detector. Its batch statistics may change, nothing else.
+        batch: images and targets.
     """
-    found: list[str] = []
+    names: list[str] = []
 
-    def look(name: str) -> Any:
+    def note(name: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            tensors = [leaf for leaf in _leaves(output) if leaf.is_floating_point()]
-            if not all(leaf.isfinite().all() for leaf in tensors):
-                found.append(name)
+            leaves = torch.utils._pytree.tree_leaves(output)
+            tensors = [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+            if not all(x.isfinite().all() for x in tensors):
+                names.append(name)
 
         return hook
 
-    # Parts are done before what they are parts of, so the first is the innermost.
-    hooks = [m.register_forward_hook(look(name)) for name, m in model.named_modules() if name]
+    # Child modules finish before their parents, so the first one is the innermost.
+    handles = [m.register_forward_hook(note(name)) for name, m in model.named_modules() if name]
     try:
         with torch.no_grad():
             losses = model.train()(*batch)
     finally:
-        for hook in hooks:
-            hook.remove()
-    return {name: float(loss) for name, loss in losses.items()}, next(iter(found), None)
-
-
-def _leaves(output: Any) -> list[Tensor]:
-    leaves = torch.utils._pytree.tree_leaves(output)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        for handle in handles:
+            handle.remove()
+    return {name: float(loss) for name, loss in losses.items()}, next(iter(names), None)

@@ -1,4 +1,4 @@
-"""Generators of random numbers: seeded, kept in checkpoints, put back."""
+"""Random number generators: seed them, save their state, restore it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ import torch
 
 
 def seed_all(seed: int, deterministic: bool = False) -> None:
-    """Seeds random, numpy and torch (all devices); any seed from 0.
+    """Seed random, numpy and torch on all devices.
 
-    With `deterministic` torch also takes algorithms that give the same bits each time, and raises
-    a RuntimeError where it has none. CUDA reads the setting of cuBLAS when it is first used.
+    Args:
+        seed: any integer from 0.
+        deterministic: let torch use only algorithms that give the same bits each time, and raise a
+            RuntimeError for an operator without one. On CUDA it takes effect only before cuBLAS is
+            used for the first time.
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -28,28 +31,28 @@ def seed_all(seed: int, deterministic: bool = False) -> None:
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """The generators' state in tensors and plain containers, fit for a checkpoint."""
+    """Return the state of all generators as tensors and plain containers, for a checkpoint."""
     numpy_state: dict[str, Any] = np.random.get_state(legacy=False)
     numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
     state = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
     if device.type != "cpu":
-        state[device.type] = torch.get_device_module(device).get_rng_state(*_which(device))
+        state[device.type] = torch.get_device_module(device).get_rng_state(*_index(device))
     return state
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Puts back what `rng_state` took; a generator that it did not know stays as it is."""
+    """Restore what `rng_state` returned; a device without a saved state is left unchanged."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     if device.type != "cpu" and device.type in state:
         own = state[device.type]
-        torch.get_device_module(device).set_rng_state(own, *_which(device))
+        torch.get_device_module(device).set_rng_state(own, *_index(device))
 
 
 @contextmanager
-def generators_kept(device: torch.device) -> Iterator[None]:
-    """Leaves the generators as they were before."""
+def preserve_rng(device: torch.device) -> Iterator[None]:
+    """Restore the generators at the end of a `with` block."""
     state = rng_state(device)
     try:
         yield
@@ -57,5 +60,6 @@ def generators_kept(device: torch.device) -> Iterator[None]:
         set_rng_state(state, device)
 
 
-def _which(device: torch.device) -> tuple[torch.device, ...]:
-    return () if device.type == "mps" else (device,)  # of which there is one, not to be named
+def _index(device: torch.device) -> tuple[torch.device, ...]:
+    """Return the device argument of torch's functions; torch.mps takes none."""
+    return () if device.type == "mps" else (device,)

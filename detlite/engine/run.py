@@ -1,86 +1,90 @@
-"""Whole runs by a config: everything built, then trained or evaluated, into OUTPUT_DIR."""
+"""Whole runs from a config: build everything, train or evaluate, write files to OUTPUT_DIR."""
 
 from __future__ import annotations
 
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from yacs.config import CfgNode
 
-from detlite.apps.drawing import contact_sheet, draw_detections, plot_metrics
 from detlite.config import ConfigError
 from detlite.conversion.checkpoint.files import Checkpoint
-from detlite.conversion.checkpoint.loading import load_weights, read_weights, with_convention
+from detlite.conversion.checkpoint.loading import apply_convention, load_weights, read_weights
 from detlite.data import (
     CocoDataset,
     build_dataset,
     build_train_dataset,
     check_num_classes,
-    warn_of_known,
+    warn_if_tested_on_training_data,
 )
 from detlite.distributed import is_main, rank
-from detlite.inference.predictor import Predictor, build_predictor
+from detlite.evaluation.metrics import Metrics
 from detlite.modeling import build_model
 
 from .evaluate import evaluate
-from .hooks.freezing import with_norms_by_batch
-from .hooks.metrics import METRICS_FILE
-from .resume import newest_checkpoint
+from .hooks.base import HOOKS, Hook
+from .hooks.freezing import resolve_frozen_norms
 from .rng import seed_all
-from .trainer import train
+from .run_files import CONFIG_FILE, METRICS_FILE, newest_checkpoint
+from .trainer import Trainer
 
-Metrics = dict[str, dict[str, Any]]
 
+def run_training(
+    cfg: CfgNode, resume: bool = False, hooks: Sequence[Hook] = ()
+) -> dict[str, Metrics]:
+    """Train, evaluate and draw; every process calls it.
 
-def run_training(cfg: CfgNode, resume: bool = False) -> Metrics:
-    """Trains, evaluates and draws; every process calls it.
+    Args:
+        cfg: config of the run.
+        resume: continue the run in OUTPUT_DIR.
+        hooks: hooks in addition to those of SOLVER.HOOKS.
 
     Returns:
-        What `train` returns.
+        The metrics of each test set by name on rank 0; empty in other processes.
 
     Raises:
-        ConfigError, DataError, CheckpointError, ...: whatever parts of the run raise.
+        ConfigError, DataError, CheckpointError: see `Trainer` and the functions called here.
     """
     output_dir = Path(cfg.OUTPUT_DIR)
-    before = newest_checkpoint(output_dir) if resume else None
-    if before:  # it has all weights, and those that the run started from may be gone
-        cfg, weights = with_convention(cfg, before), None
+    previous = newest_checkpoint(output_dir) if resume else None
+    if previous:  # do not read the initial weights, whose file may be gone
+        cfg, weights = apply_convention(cfg, previous), None
     else:
-        cfg, weights = read_weights(cfg)  # which may be absent: ask first
-    cfg = with_norms_by_batch(cfg, before if cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW > 0 else None)
-    del before
+        cfg, weights = read_weights(cfg)
+    cfg = resolve_frozen_norms(cfg, previous)
+    del previous  # free its memory
     seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
     train_set = build_train_dataset(cfg)
-    test_sets = _test_sets(cfg)
-    warn_of_known(train_set, test_sets)
+    test_sets = _build_test_sets(cfg)
+    warn_if_tested_on_training_data(train_set, test_sets)
     model = build_model(cfg)
     model.categories = train_set.categories
     if weights:
         load_weights(model, weights, cfg.MODEL.REINIT_HEADS)
-    del weights  # its memory
+    del weights  # free its memory
     model.categories = train_set.categories  # not those of the weights
     if is_main():
-        (output_dir / "config.yaml").write_text(cfg.dump())
-    metrics = train(cfg, model, train_set, test_sets, resume)
-    if is_main():
-        plot_metrics(output_dir / METRICS_FILE, output_dir / "curves.png")
-        if test_sets:
-            _draw_sheet(build_predictor(cfg, model), test_sets[0], output_dir / "detections.png")
-    return metrics
+        (output_dir / CONFIG_FILE).write_text(cfg.dump())
+    hooks = [*hooks, HOOKS.get("RunDrawings")(cfg)]
+    return Trainer(cfg, model, train_set, test_sets, hooks).train(resume)
 
 
-def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> Metrics:
-    """Evaluates; every process calls it.
+def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str, Metrics]:
+    """Evaluate; every process calls it.
 
     Args:
-        cfg: names the checkpoint by MODEL.WEIGHT,
-        weights: unless it was read already, for its config.
+        cfg: config of the model and the test sets.
+        weights: the checkpoint; None: read MODEL.WEIGHT.
 
     Returns:
-        What `evaluate` returns.
+        The metrics of each test set by name on rank 0; empty in other processes.
 
     Raises:
-        ConfigError: nothing to evaluate, or nothing to evaluate on; and whatever the parts raise.
+        ConfigError: DATASETS.TEST or MODEL.WEIGHT is empty; also see the functions called here.
     """
     if not cfg.DATASETS.TEST:
         raise ConfigError("DATASETS.TEST is empty: name at least one entry of DATASETS.CATALOG")
@@ -89,28 +93,59 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> Metrics:
         cfg, weights = read_weights(cfg)
     if weights is None:
         raise ConfigError("MODEL.WEIGHT is empty: name the checkpoint to evaluate")
-    if is_main() and not (output_dir / METRICS_FILE).exists():  # a training keeps its own
-        (output_dir / "config.yaml").write_text(cfg.dump())
-    datasets = _test_sets(cfg)
+    if is_main() and not (output_dir / METRICS_FILE).exists():  # keep the config of a training run
+        (output_dir / CONFIG_FILE).write_text(cfg.dump())
+    datasets = _build_test_sets(cfg)
     model = build_model(cfg)
     load_weights(model, weights)
-    del weights  # its memory
+    del weights  # free its memory
     return evaluate(cfg, model, datasets, output_dir)
 
 
-def _test_sets(cfg: CfgNode) -> list[CocoDataset]:
+@contextmanager
+def logging_to(output_dir: Path) -> Iterator[None]:
+    """Append log messages and warnings to `output_dir`/log.txt within a `with` block.
+
+    The level is INFO. Handlers of the root logger receive the messages too. If it has none, as in
+    a command, the console does. Processes other than rank 0 log only warnings, and not to the file.
+    The previous settings are restored at the end of the block.
+
+    Raises:
+        ConfigError: the folder cannot be created or written to.
+    """
+    root = logging.getLogger()
+    level, showwarning = root.level, warnings.showwarning
+    handlers: list[logging.Handler] = []
+    if not root.handlers:
+        handlers.append(logging.StreamHandler(sys.stdout))
+    if is_main():
+        try:
+            output_dir.mkdir(parents=True, exist_ok=True)
+            handlers.append(logging.FileHandler(output_dir / "log.txt"))
+        except OSError as error:
+            raise ConfigError(
+                f"OUTPUT_DIR {output_dir}: cannot be written to ({error.strerror}): choose another "
+                "folder"
+            ) from error
+    formatter = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S")
+    for handler in handlers:
+        handler.setFormatter(formatter)
+        root.addHandler(handler)
+    root.setLevel(logging.INFO if is_main() else logging.WARNING)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        if warnings.showwarning is not showwarning:  # unless the caller had captured warnings
+            logging.captureWarnings(False)
+        root.setLevel(level)
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()
+
+
+def _build_test_sets(cfg: CfgNode) -> list[CocoDataset]:
     datasets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
     for dataset in datasets:
         check_num_classes(cfg, dataset)
     return datasets
-
-
-def _draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path, most: int = 12) -> None:
-    """Draws the detections on images from all over the data set, on one sheet."""
-    step = max(len(dataset) // most, 1)
-    samples = [dataset[index] for index in range(0, len(dataset), step)][:most]
-    drawn = [
-        draw_detections(image, predictor(image, target.get("proposals")), dataset.categories)
-        for image, target in samples
-    ]
-    contact_sheet(drawn).save(path)

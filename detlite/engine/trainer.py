@@ -1,170 +1,284 @@
-"""The training loop."""
+"""Training loop."""
 
 from __future__ import annotations
 
-import itertools
 import logging
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.config import ConfigError
-from detlite.data import CocoDataset, JoinedDataset, build_train_loader
-from detlite.distributed import world_size
-from detlite.modeling.detector import Detector
+from detlite.data import CocoDataset, ConcatDataset, build_train_loader
+from detlite.distributed import any_process, world_size
+from detlite.evaluation.metrics import Metrics
+from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
+from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
 
-from .evaluate import check_evaluation
-from .hooks.metrics import METRICS_FILE, Meters, MetricsWriter
-from .hooks.run_length import build_budget
-from .hooks.signals import StoppedError, StopSignals
-from .replay import keep_batch
-from .resume import FINAL_CHECKPOINT, checkpoint_name, newest_checkpoint, numbered_checkpoints
-from .trainer_state import build_state, evaluate_state
+from .checkpointer import resume_run, save_run
+from .evaluate import check_evaluation, evaluate
+from .hooks.base import HOOKS, Hook
+from .hooks.best_checkpoint import BestCheckpoint
+from .hooks.ema import EMA_SUFFIX, ModelEMA
+from .hooks.freezing import BackboneFreezeSchedule
+from .hooks.metrics import Meters, MetricsWriter
+from .replay import save_batch
+from .run_files import FINAL_CHECKPOINT, checkpoint_name, newest_checkpoint
+from .run_length import build_run_length
+from .signals import StoppedError, StopSignals
+from .solver import build_optimizer, build_scheduler
+from .train_step import TrainStep
 from .validation_loss import build_loss_dataset
 
 logger = logging.getLogger(__name__)
 
 
-def files_of_run(output_dir: Path) -> list[str]:
-    """The names of some files by which the folder holds a training, if it does."""
-    found = [name for name in (METRICS_FILE, FINAL_CHECKPOINT) if (output_dir / name).exists()]
-    return found + [path.name for path in numbered_checkpoints(output_dir).values()][-1:]
+class Trainer:
+    """Trains a detector as SOLVER says, evaluates it, and writes the files of a run.
 
+    Every process creates one and calls `train`.
 
-def check_output_dir(output_dir: Path, resume: bool) -> None:
-    """Raises a ConfigError where a new run, not one to `resume`, would mix with another's files."""
-    found = files_of_run(output_dir)
-    if found and not resume:
-        raise ConfigError(
-            f"OUTPUT_DIR {output_dir} holds a run already ({', '.join(found)}): go on with it by "
-            "--resume (resume=True), name another OUTPUT_DIR, or remove the folder"
-        )
+    Args:
+        cfg: config of the run.
+        model: the detector, on its device.
+        train_set: the training images.
+        test_sets: datasets to evaluate on; may be empty.
+        hooks: hooks in addition to those that SOLVER.HOOKS names.
 
-
-def train(
-    cfg: CfgNode,
-    model: Detector,
-    train_set: JoinedDataset,
-    test_sets: Sequence[CocoDataset],
-    resume: bool = False,
-) -> dict[str, dict[str, Any]]:
-    """Trains `model` for as long as SOLVER says, evaluates it and leaves a run's files.
-
-    With `resume`, an interrupted run goes on from its last checkpoint as if nothing had happened;
-    what came after that checkpoint is done again. Every process calls this, each for its share
-    of the batches. There may be no `test_sets`.
-
-    Returns:
-        The final metrics of each test set by its name on rank 0; nothing on the others.
+    Attributes:
+        iteration: number of the current iteration, from 1. Before the first step of a run, and
+            after a step, it is the number of finished iterations.
+        checkpoint: file that the run saved last or resumed from.
+        ema: averaged weights; None without SOLVER.EMA_DECAY.
+        is_last: True if no iteration follows the current one.
+        repeats_evaluation: True if a resumed run evaluates the model that it starts from.
 
     Raises:
-        ConfigError: SOLVER keys that cannot be used, or those of `check_evaluation`.
-        DataError: a test set that the model cannot be measured on.
-        CheckpointError: there are checkpoints to resume and none is whole, or the newest whole one
-            does not fit.
-        NonFiniteLossError: training diverged; what was saved before is as it was.
-        StoppedError: SIGTERM or SIGHUP came; the step was finished and saved.
+        ConfigError: SOLVER keys that cannot be used, or see `check_evaluation`.
+        DataError: the model cannot be evaluated on a test set.
     """
-    solver, device, output_dir = cfg.SOLVER, model.device, Path(cfg.OUTPUT_DIR)
-    for test_set in test_sets:
-        check_evaluation(cfg, model, test_set)
-        if cfg.TEST.LOSS:
-            build_loss_dataset(cfg, test_set.name)  # better now than after hours
-    _warn_of_frozen_norms(cfg, model)
-    budget = build_budget(cfg, len(train_set))
-    if budget.max_iter is not None and budget.max_iter <= solver.BACKBONE_FREEZE_ITERS:
-        logger.warning(
-            "SOLVER.BACKBONE_FREEZE_ITERS is %d and the run has %d iterations: the body is not "
-            "trained at all", solver.BACKBONE_FREEZE_ITERS, budget.max_iter,
-        )  # fmt: skip
-    state, step = build_state(cfg, model, budget)
-    checkpoint = newest_checkpoint(output_dir) if resume else None
-    start = state.resume(checkpoint) if checkpoint else 0
-    if resume and not checkpoint:
-        logger.warning("%s holds no checkpoint to resume: starting anew", output_dir)
-    over = state.best.is_out_of_patience or budget.is_spent(start)
-    if over and checkpoint and checkpoint.path.name != FINAL_CHECKPOINT:
-        state.save(output_dir / FINAL_CHECKPOINT, start)  # the length is now less than what is done
-    batches = iter(build_train_loader(cfg, train_set, start))
-    meters = Meters(budget.max_iter, lambda iteration: keep_batch(cfg, train_set, iteration))
-    again = False
-    if checkpoint and start > 0 and test_sets and not over:
-        # It may have been evaluated after it was saved; whether that came to its end nobody knows.
-        ended = checkpoint.path.name == FINAL_CHECKPOINT
-        again = ended or _due(start, solver.TEST_PERIOD) or budget.wants_evaluation
-        again = again and budget.allows_evaluation
-    writer = MetricsWriter(output_dir, start, again or over)
 
-    def measure(iteration: int, name: str) -> dict[str, dict[str, Any]]:
-        with stop.ending_at_once(), budget.evaluating():
-            metrics = evaluate_state(state, test_sets, output_dir)
-        if test_sets:
-            state.best.update(metrics, output_dir / name)
-            writer.evaluation(iteration, metrics)
+    def __init__(
+        self,
+        cfg: CfgNode,
+        model: DetectionModel,
+        train_set: ConcatDataset,
+        test_sets: Sequence[CocoDataset],
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        solver = cfg.SOLVER
+        for test_set in test_sets:
+            check_evaluation(cfg, model, test_set)
+            if cfg.TEST.LOSS:
+                build_loss_dataset(cfg, test_set.name)  # raises errors now, not after hours
+        self.cfg, self.model = cfg, model
+        self.train_set, self.test_sets = train_set, test_sets
+        self.output_dir = Path(cfg.OUTPUT_DIR)
+        self.iteration = 0
+        self.checkpoint = self.output_dir / FINAL_CHECKPOINT
+        self.repeats_evaluation = False
+        self.is_last = False
+        self._interrupted = False  # a signal arrived in any process
+        self._finishing = False
+        self.run_length = build_run_length(cfg, len(train_set))
+        self._warn_of_frozen_layers()
+
+        optimize_for_training(model)
+        self.optimizer = build_optimizer(cfg, model)
+        self.scheduler = build_scheduler(cfg, self.optimizer, self.run_length)
+        self.scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
+        if self.scaler.is_enabled() or solver.MAX_SKIPPED_STEPS:
+            # torch warns of a wrong order of calls if the optimizer's first step is skipped.
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        freeze = BackboneFreezeSchedule(model, solver.BACKBONE_FREEZE_ITERS)
+        freeze.update(0)
+        self.train_step = TrainStep(cfg, model, self.optimizer, self.scaler)
+
+        self.meters = Meters(self.run_length.max_iter, self._save_batch)
+        self.signals = StopSignals()
+        self.ema = ModelEMA(model, solver.EMA_DECAY) if solver.EMA_DECAY else None
+        self.best = BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE)
+        named = [HOOKS.get(name, "SOLVER.HOOKS")(cfg) for name in solver.HOOKS]
+        self.user_hooks: list[Hook] = [*named, *hooks]
+        self.hooks: list[Hook] = [
+            freeze,
+            *([self.ema] if self.ema else []),
+            self.best,
+            *self.user_hooks,
+            MetricsWriter(self.output_dir),
+        ]
+        for hook in self.hooks:
+            hook.trainer = self
+
+    def train(self, resume: bool = False) -> dict[str, Metrics]:
+        """Run all iterations, then evaluate.
+
+        Args:
+            resume: continue from the newest checkpoint in OUTPUT_DIR, with the same results as
+                without the interruption. What the run did after it is done again.
+
+        Returns:
+            The metrics of each test set by name on rank 0; empty in other processes.
+
+        Raises:
+            CheckpointError: all checkpoints are damaged, or the newest one does not fit.
+            NonFiniteLossError: training diverged; earlier checkpoints are intact.
+            StoppedError: SIGTERM or SIGHUP arrived; the step was finished and saved.
+        """
+        if resume:
+            self._resume()
+        batches = iter(build_train_loader(self.cfg, self.train_set, self.iteration))
+        self._before_train()
+        logger.info(
+            "training on %s (%d images) from iteration %d for %s, %d process(es) on %s in %s",
+            self.train_set.name, len(self.train_set), self.iteration + 1, self.run_length,
+            world_size(), self.model.device, resolve_dtype(self.cfg.DTYPE, self.model.device),
+        )  # fmt: skip
+        with self.signals:
+            if self.repeats_evaluation and not self.is_last:
+                self._evaluate()
+            self.model.train()
+            while not self.is_last:
+                self.iteration += 1
+                with self.meters.timed("time"):
+                    self._call_hooks("before_step")
+                    with self.meters.timed("data_time"):
+                        images, targets = next(batches)
+                    losses = self.train_step(images, targets)
+                    if losses:
+                        image_ids = [target["image_id"] for target in targets]
+                        self.meters.update(self.iteration, losses, image_ids)
+                    self._call_hooks("after_step", losses)
+                self._agree_on_end()
+                self._maybe_log()
+                self.scheduler.step()
+                self._maybe_save()
+                self._maybe_evaluate()
+            metrics = self._evaluate()
+        self._call_hooks("after_train")
         return metrics
 
-    logger.info(
-        "training on %s (%d images) from iteration %d on for %s, %d process(es) on %s in %s",
-        train_set.name, len(train_set), start + 1, budget, world_size(), device,
-        resolve_dtype(cfg.DTYPE, device),
-    )  # fmt: skip
-    with StopSignals() as stop:
-        if again and checkpoint:
-            measure(start, checkpoint.path.name)
-        model.train()
-        iteration = start
-        for iteration in () if over else itertools.count(start + 1):
-            with meters.timed("time"):
-                with meters.timed("data_time"):
-                    images, targets = next(batches)
-                losses = step(iteration - 1, images, targets)
-                if losses:
-                    meters.update(iteration, losses, [target["image_id"] for target in targets])
+    def finish(self) -> None:
+        """End the run after the current iteration, with the final checkpoint and evaluation.
 
-            stops = budget.advance(bool(stop.received))
-            last = budget.is_spent(iteration) or state.best.is_out_of_patience
-            tests = _due(iteration, solver.TEST_PERIOD) or budget.wants_evaluation
-            tests = tests and bool(test_sets) and budget.allows_evaluation and not last
-            saves = last or stops or tests or _due(iteration, solver.CHECKPOINT_PERIOD)
-            if saves:
-                meters.check()  # nothing is saved or measured after a loss that is not finite
-            if last or iteration % solver.LOG_PERIOD == 0:
-                rate = {"lr": float(state.scheduler.get_last_lr()[0])}
-                writer.training(iteration, meters.read(iteration), rate | budget.report())
-            state.scheduler.step()
-            name = FINAL_CHECKPOINT if last else checkpoint_name(iteration)
-            if saves:
-                state.save(output_dir / name, iteration)
-            if stops:
-                why = stop.received or "a signal to another process"
-                raise StoppedError(
-                    f"{why}: saved after iteration {iteration}; --resume goes on from it"
-                )
-            if tests:
-                measure(iteration, name)
-            if last:
-                break
+        Hooks call this, in one process or in all. Called in `before_train`, no iteration follows;
+        after an evaluation, one more does. A resumed run does not remember it: a hook that ended
+        a run should call it again in `before_train`.
+        """
+        self._finishing = True
 
-        metrics = measure(iteration, FINAL_CHECKPOINT)
-    writer.close()
-    return metrics
+    def _resume(self) -> None:
+        checkpoint = newest_checkpoint(self.output_dir)
+        if checkpoint is None:
+            logger.warning(
+                "%s holds no checkpoint to resume: starting from scratch", self.output_dir
+            )
+            return
+        resume_run(self, checkpoint)
+        self.checkpoint = checkpoint.path
+
+    def _before_train(self) -> None:
+        """Call the hooks, and decide how a resumed run starts."""
+        *hooks, writer = self.hooks
+        for hook in hooks:
+            hook.before_train()
+        self.is_last = any_process(self._finishing) or self.run_length.is_reached(self.iteration)
+        ended = self.iteration > 0 and self.checkpoint.name == FINAL_CHECKPOINT
+        if self.is_last and not ended:  # the run was shortened: this is its final checkpoint
+            self._save()
+        # The interruption may have come before the end of the evaluation.
+        resumed = self.iteration > 0
+        self.repeats_evaluation = self.is_last or (resumed and self._evaluation_due(ended))
+        writer.before_train()  # removes metrics that will be written again
+
+    def _agree_on_end(self) -> None:
+        """Find out if this iteration is the last one, or a signal arrived, in any process."""
+        self._interrupted, self._finishing = self.run_length.advance(
+            bool(self.signals.received), self._finishing
+        )
+        self.is_last = self._finishing or self.run_length.is_reached(self.iteration)
+
+    def _maybe_log(self) -> None:
+        if self._save_due():
+            self.meters.check()  # save and evaluate nothing after a non-finite loss
+        if self.is_last or self.iteration % self.cfg.SOLVER.LOG_PERIOD == 0:
+            means = self.meters.read(self.iteration)
+            if means:
+                means["lr"] = float(self.scheduler.get_last_lr()[0])
+                self._call_hooks("after_log", means | self.run_length.report())
+
+    def _maybe_save(self) -> None:
+        if self._save_due():
+            self._save()
+        if self._interrupted:
+            raise StoppedError(
+                f"{self.signals.received or 'a signal to another process'}: saved after iteration "
+                f"{self.iteration}; continue by --resume"
+            )
+
+    def _maybe_evaluate(self) -> None:
+        if self._evaluation_due():
+            self._evaluate()
+
+    def _save_due(self) -> bool:
+        periodic = _is_multiple(self.iteration, self.cfg.SOLVER.CHECKPOINT_PERIOD)
+        return self.is_last or self._interrupted or periodic or self._evaluation_due()
+
+    def _evaluation_due(self, due: bool = False) -> bool:
+        """Return True if an evaluation is due now, apart from the final one."""
+        due |= _is_multiple(self.iteration, self.cfg.SOLVER.TEST_PERIOD)
+        due |= self.run_length.evaluation_needed
+        allowed = bool(self.test_sets) and self.run_length.allows_evaluation
+        return due and allowed and not self.is_last
+
+    def _save(self) -> None:
+        name = FINAL_CHECKPOINT if self.is_last else checkpoint_name(self.iteration)
+        self.checkpoint = self.output_dir / name
+        save_run(self, self.checkpoint)
+
+    def _evaluate(self) -> dict[str, Metrics]:
+        """Evaluate the weights and the averaged weights, the latter into the folder `average`."""
+        with self.signals.ending_immediately(), self.run_length.evaluating():
+            metrics = evaluate(self.cfg, self.model, self.test_sets, self.output_dir)
+            if self.ema:
+                folder = self.output_dir / "average"
+                folder.mkdir(exist_ok=True)
+                with self.ema.applied():
+                    averaged = evaluate(self.cfg, self.model, self.test_sets, folder)
+                metrics |= {name + EMA_SUFFIX: values for name, values in averaged.items()}
+        if self.test_sets:
+            self._call_hooks("after_evaluation", metrics)
+        return metrics
+
+    def _call_hooks(self, method: str, *args: dict[str, Any] | dict[str, Tensor]) -> None:
+        for hook in self.hooks:
+            getattr(hook, method)(*args)
+
+    def _save_batch(self, iteration: int) -> Path:
+        return save_batch(self.cfg, self.train_set, iteration)
+
+    def _warn_of_frozen_layers(self) -> None:
+        max_iter, frozen_iters = self.run_length.max_iter, self.cfg.SOLVER.BACKBONE_FREEZE_ITERS
+        if max_iter is not None and max_iter <= frozen_iters:
+            logger.warning(
+                "SOLVER.BACKBONE_FREEZE_ITERS is %d and the run has %d iterations: the backbone is "
+                "not trained at all", frozen_iters, max_iter,
+            )  # fmt: skip
+        model = self.cfg.MODEL
+        frozen = any(isinstance(module, FrozenBatchNorm2d) for module in self.model.modules())
+        if frozen and not model.WEIGHT:
+            timm = model.BACKBONE.CONV_BODY.startswith("timm/")
+            key = "MODEL.TIMM.FROZEN_NORM False" if timm else "MODEL.RESNETS.NORM BN or GN"
+            logger.warning(
+                "batch norm is frozen, but MODEL.WEIGHT is empty: a backbone with random weights "
+                "hardly trains without batch statistics. Set %s to train from scratch", key
+            )  # fmt: skip
 
 
-def _warn_of_frozen_norms(cfg: CfgNode, model: Detector) -> None:
-    frozen = any(isinstance(module, FrozenBatchNorm2d) for module in model.modules())
-    if frozen and not cfg.MODEL.WEIGHT:
-        key = "MODEL.RESNETS.NORM BN or GN"
-        if cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/"):
-            key = "MODEL.TIMM.FROZEN_NORM False"
-        logger.warning(
-            "batch norm is frozen, but MODEL.WEIGHT names no weights: a body without batch "
-            "statistics hardly trains; from scratch use %s", key
-        )  # fmt: skip
-
-
-def _due(iteration: int, period: int) -> bool:
+def _is_multiple(iteration: int, period: int) -> bool:
     return period > 0 and iteration % period == 0

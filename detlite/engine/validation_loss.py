@@ -1,4 +1,4 @@
-"""The loss on a test set: how training's own measure goes on pictures that are not trained on."""
+"""Training losses on a test set, to see overfitting."""
 
 from __future__ import annotations
 
@@ -10,43 +10,51 @@ from yacs.config import CfgNode
 
 from detlite.data import CocoDataset, build_dataset, build_test_loader
 from detlite.distributed import all_gather_objects
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import autocast
 
-from .rng import generators_kept
+from .rng import preserve_rng
 
-KIND = "loss"  # among the metrics of a data set; the lower, the better
+LOSS = "loss"  # key among the metrics of a dataset; lower is better
 
 
 def build_loss_dataset(cfg: CfgNode, name: str) -> CocoDataset:
-    """A set of DATASETS.TEST as training sees it: with masks, and with annotated images alone.
+    """Build a set of DATASETS.TEST as for training: with masks, and only annotated images.
 
     Raises:
-        ConfigError, DataError: see `build_dataset`; also that no image has a usable annotation.
+        ConfigError, DataError: see `build_dataset`; also if no image has a usable annotation.
     """
-    return build_dataset(_as_training(cfg), name, train=True)
+    return build_dataset(_train_on_test_sets(cfg), name, train=True)
 
 
-def validation_loss(cfg: CfgNode, model: Detector, name: str) -> dict[str, float | None]:
-    """The losses on a set of DATASETS.TEST; every process calls it for its share.
+def validation_loss(cfg: CfgNode, model: DetectionModel, name: str) -> dict[str, float | None]:
+    """Compute the losses on a set of DATASETS.TEST; every process calls it for its share.
 
-    A mean over images, each of which is alone in its batch, as many a loss is a mean over the boxes
-    of a batch: the number of processes and TEST.IMS_PER_BATCH change nothing. Images are resized
-    as for evaluation and not augmented. Norms take their running statistics. Boxes are sampled by
-    a seed of the image, and the generators are left as they were.
+    The result is a mean over images, each in a separate batch. Many losses are means over the boxes
+    of a batch, so the result would otherwise depend on the number of processes and on
+    TEST.IMS_PER_BATCH. Images are resized as in evaluation and not augmented. Batch norm uses its
+    running statistics. The seed of each image determines which boxes are sampled, and the random
+    generators are restored afterwards.
+
+    Args:
+        cfg: config of the run.
+        model: the detector; its mode is restored afterwards.
+        name: the dataset's name.
 
     Returns:
-        `total`, and each loss without "loss_", in every process; None where one is not finite.
+        `total` and each loss without the prefix "loss_", in every process; None if not finite.
     """
+    optimize_for_training(model)  # rounds like the training losses
     dataset = build_loss_dataset(cfg, name)
     rows: list[dict[str, float]] = []
     was_training = model.training
-    with torch.no_grad(), generators_kept(model.device):
+    with torch.no_grad(), preserve_rng(model.device):
         model.train()
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()
-        for images, targets in build_test_loader(_as_training(cfg), dataset):
+        for images, targets in build_test_loader(_train_on_test_sets(cfg), dataset):
             for image, target in zip(images, targets, strict=True):
                 torch.manual_seed((cfg.SEED + target["image_id"]) % 2**63)
                 with autocast(cfg.DTYPE, model.device):
@@ -54,22 +62,22 @@ def validation_loss(cfg: CfgNode, model: Detector, name: str) -> dict[str, float
                 values = torch.stack([loss.float() for loss in losses.values()]).tolist()
                 rows.append(dict(zip(losses, values, strict=True)))
     model.train(was_training)
-    every = [losses for part in all_gather_objects(rows) for losses in part]
-    # Exact sums: their order, and so the number of processes, does not matter.
+    all_rows = [row for part in all_gather_objects(rows) for row in part]
+    # fsum is exact, so neither the order nor the number of processes matters.
     means = {
-        key.removeprefix("loss_"): math.fsum(losses[key] for losses in every) / len(every)
-        for key in every[0]
+        key.removeprefix("loss_"): math.fsum(row[key] for row in all_rows) / len(all_rows)
+        for key in all_rows[0]
     }
-    found = {"total": math.fsum(means.values()), **means}
-    return {key: value if math.isfinite(value) else None for key, value in found.items()}
+    result = {"total": math.fsum(means.values()), **means}
+    return {key: value if math.isfinite(value) else None for key, value in result.items()}
 
 
-def _as_training(cfg: CfgNode) -> CfgNode:
-    """The config whose training sets are the test sets."""
+def _train_on_test_sets(cfg: CfgNode) -> CfgNode:
+    """Return the config with the test sets as training sets, without test-time augmentation."""
     cfg = cfg.clone()
     cfg.defrost()
     cfg.DATASETS.TRAIN = cfg.DATASETS.TEST
     cfg.DATASETS.PROPOSAL_FILES_TRAIN = cfg.DATASETS.PROPOSAL_FILES_TEST
     cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN = cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST
-    cfg.TEST.BBOX_AUG.ENABLED, cfg.TEST.TILE = False, 0  # which resize by themselves
+    cfg.TEST.BBOX_AUG.ENABLED, cfg.TEST.TILE = False, 0  # both load images without resizing
     return cfg

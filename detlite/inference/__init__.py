@@ -1,1 +1,1 @@
-"""From pictures to detections: `predictor.py`, with test-time augmentation."""
+"""Prediction: test-time augmentation, tiling, optimized models, and exports of results."""

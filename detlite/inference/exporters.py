@@ -1,6 +1,6 @@
-"""Predictions as other tools read them: supervision, LabelMe and Label Studio.
+"""Export predictions to supervision, LabelMe and Label Studio.
 
-COCO results, which FiftyOne and many others import, are `evaluation.results.coco_results`.
+COCO results, which FiftyOne and many other tools import, are `evaluation.results.coco_results`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from contourpy import contour_generator
 from detlite.config import ConfigError
 from detlite.structures.masks.formats import to_bitmap
 
-_LABELME_VERSION = "5.5.0"  # of the file's form
+_LABELME_VERSION = "5.5.0"  # version of the file format
 
 
 def to_supervision(prediction: Mapping[str, Any]) -> Any:
-    """The `supervision.Detections` of a prediction.
+    """Convert a prediction to `supervision.Detections`.
 
-    `class_id` is the label less 1, the place in `predictor.categories`; `data` holds `class_name`
-    and `category_id`, and `keypoints` [N, P, 3] where there are.
+    `class_id` is the label minus 1, the index in `predictor.categories`. `data` holds `class_name`,
+    `category_id` and, if present, `keypoints` [N, P, 3].
 
     Raises:
         ConfigError: supervision is not installed.
@@ -41,8 +41,8 @@ def to_supervision(prediction: Mapping[str, Any]) -> Any:
     masks = None
     if "masks" in prediction:
         masks = np.zeros((len(prediction["names"]), *prediction["size"]), dtype=bool)
-        for place, mask in enumerate(_bitmaps(prediction)):
-            masks[place] = mask
+        for index, mask in enumerate(_bitmaps(prediction)):
+            masks[index] = mask
     return supervision.Detections(
         xyxy=prediction["boxes"].numpy(),
         mask=masks,
@@ -55,31 +55,31 @@ def to_supervision(prediction: Mapping[str, Any]) -> Any:
 def to_labelme(
     prediction: Mapping[str, Any], file_name: str, keypoint_names: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The content of the json file that LabelMe keeps beside a picture.
+    """Convert a prediction to the content of the JSON file that LabelMe stores next to an image.
 
-    An object is a polygon for each part of its mask, or a rectangle where there is no mask, with
-    its score as the description. Holes of masks are filled, as LabelMe's polygons have none. What
-    belongs to one object has its `group_id`.
+    An object is a polygon for each connected part of its mask, or a rectangle if it has no mask.
+    The description is the score. Holes of masks are filled, since LabelMe's polygons have none.
+    The shapes of one object share a `group_id`.
 
     Args:
-        prediction: of a `Predictor`.
-        file_name: of the picture, as seen from the json file.
-        keypoint_names: of the categories, see `data.datasets.coco.keypoint_names`; else they are
-            numbered.
+        prediction: a prediction of a `Predictor`.
+        file_name: path of the image relative to the JSON file.
+        keypoint_names: names of the keypoints, see `data.datasets.coco.keypoint_names`; without
+            them, keypoints are numbered.
     """
     height, width = prediction["size"]
     shapes = []
-    for place, (name, score, kind, points) in enumerate(_shapes(prediction)):
+    for index, (name, score, kind, points) in enumerate(_shapes(prediction)):
         parts = [(name, kind, part) for part in points]
         parts += [
             (f"{name} {_point_name(keypoint_names, number)}", "point", [point])
-            for number, point in enumerate(_keypoints(prediction, place))
+            for number, point in enumerate(_keypoints(prediction, index))
         ]
         for label, shape_type, corners in parts:
             shape: dict[str, Any] = {
                 "label": label,
                 "points": [[float(x), float(y)] for x, y in corners],
-                "group_id": place if len(parts) > 1 else None,
+                "group_id": index if len(parts) > 1 else None,
                 "description": f"{score:.4f}",
                 "shape_type": shape_type,
                 "flags": {},
@@ -103,17 +103,17 @@ def to_label_studio(
     model_version: str = "detlite",
     keypoint_names: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """A task of Label Studio with the prediction as its pre-annotation; a list of them is a file.
+    """Convert a prediction to a Label Studio task with pre-annotations; a file is a list of tasks.
 
-    The project's labels are `RectangleLabels` named "boxes", with masks `PolygonLabels` named
-    "masks", with keypoints `KeyPointLabels` named "keypoints", for an `Image` named "image" whose
-    value is `$image`. Polygons as for LabelMe.
+    The labeling configuration of the project needs an `Image` named "image" with the value
+    `$image`, `RectangleLabels` named "boxes", for masks `PolygonLabels` named "masks", and for
+    keypoints `KeyPointLabels` named "keypoints". Polygons are as in `to_labelme`.
 
     Args:
-        prediction: of a `Predictor`.
-        image: where Label Studio finds the picture, a web address or a path that it serves.
-        model_version: under which Label Studio shows it.
-        keypoint_names: as for LabelMe.
+        prediction: a prediction of a `Predictor`.
+        image: URL of the image, or a path that Label Studio serves.
+        model_version: name under which Label Studio shows the prediction.
+        keypoint_names: as in `to_labelme`.
     """
     height, width = prediction["size"]
     regions: list[dict[str, Any]] = []
@@ -135,7 +135,7 @@ def to_label_studio(
         regions.append(region if parent is None else {**region, "parentID": parent})
         return str(region["id"])
 
-    for place, (name, score, kind, parts) in enumerate(_shapes(prediction)):
+    for index, (name, score, kind, parts) in enumerate(_shapes(prediction)):
         first = None
         for part in parts:
             x, y = np.array(part, dtype=float).T * 100 / [[width], [height]]  # percent
@@ -150,7 +150,7 @@ def to_label_studio(
                 }  # fmt: skip
                 region = add("boxes", "rectanglelabels", name, score, value, first)
             first = first or region
-        for number, (x, y) in enumerate(_keypoints(prediction, place)):
+        for number, (x, y) in enumerate(_keypoints(prediction, index)):
             label = _point_name(keypoint_names, number)
             value = {"x": 100 * x / width, "y": 100 * y / height, "width": 0.5}
             add("keypoints", "keypointlabels", label, score, value, first)
@@ -168,10 +168,10 @@ def to_label_studio(
 
 
 def outlines(mask: np.ndarray) -> list[np.ndarray]:
-    """The outer borders of a mask's parts as polygons float64 [P, 2] of (x, y), without holes.
+    """Return the outer contours of a mask as polygons float64 [P, 2] of (x, y), without holes.
 
-    They run half-way between the centres of pixels inside and outside: a pixel is in the mask if
-    its centre is in a polygon. Parts that touch at corners are one or two.
+    Contours are halfway between the centers of pixels inside and outside, so a pixel belongs to the
+    mask if its center is in a polygon. Parts that touch only at corners may be one polygon or two.
 
     Args:
         mask: bool or 0/1 [H, W].
@@ -182,21 +182,21 @@ def outlines(mask: np.ndarray) -> list[np.ndarray]:
         return []
     top, left = rows[0], columns[0]
     padded = np.pad(mask[top : rows[-1] + 1, left : columns[-1] + 1].astype(float), 1)
-    # Of each part the points of its borders, the outer one first, and where each border begins.
+    # For each part the points of its contours, the outer one first, and where each contour starts.
     filled: Any = contour_generator(z=padded, fill_type="OuterOffset").filled(0.5, 2.0)
     polygons = []
     for points, starts in zip(*filled, strict=True):
-        ring = points[starts[0] : starts[1] - 1]  # closed by its first point, which comes again
+        ring = points[starts[0] : starts[1] - 1]  # without the last point, a copy of the first
         before, after = ring - np.roll(ring, 1, axis=0), np.roll(ring, -1, axis=0) - ring
         corner = before[:, 0] * after[:, 1] != before[:, 1] * after[:, 0]
-        polygons.append(ring[corner] + [left - 0.5, top - 0.5])  # padded by 1, centres at 0.5
+        polygons.append(ring[corner] + [left - 0.5, top - 0.5])  # padded by 1, centers at 0.5
     return polygons
 
 
 def _shapes(
     prediction: Mapping[str, Any],
 ) -> Iterator[tuple[str, float, str, list[Any]]]:
-    """Of each object the name, score, "polygon" or "rectangle", and the points of its parts."""
+    """Yield name, score, "polygon" or "rectangle", and the points of the parts of each object."""
     masks = _bitmaps(prediction) if "masks" in prediction else iter(())
     scores, boxes = prediction["scores"].tolist(), prediction["boxes"].tolist()
     for name, score, (x1, y1, x2, y2) in zip(prediction["names"], scores, boxes, strict=True):
@@ -204,12 +204,12 @@ def _shapes(
         polygons = [] if mask is None else outlines(mask)
         if polygons:
             yield name, score, "polygon", polygons
-        else:  # also of a mask that is empty
+        else:  # also for an empty mask
             yield name, score, "rectangle", [[(x1, y1), (x2, y2)]]
 
 
 def _bitmaps(prediction: Mapping[str, Any]) -> Iterator[np.ndarray]:
-    """Each object's mask, bool [H, W]."""
+    """Yield the mask of each object, bool [H, W]."""
     for mask in prediction["masks"]:
         if isinstance(mask, dict):
             yield to_bitmap(mask, *prediction["size"]).astype(bool)
@@ -217,9 +217,9 @@ def _bitmaps(prediction: Mapping[str, Any]) -> Iterator[np.ndarray]:
             yield mask.numpy()
 
 
-def _keypoints(prediction: Mapping[str, Any], place: int) -> list[list[float]]:
-    """(x, y) of each keypoint of an object."""
-    return prediction["keypoints"][place, :, :2].tolist() if "keypoints" in prediction else []
+def _keypoints(prediction: Mapping[str, Any], index: int) -> list[list[float]]:
+    """Return (x, y) of each keypoint of an object."""
+    return prediction["keypoints"][index, :, :2].tolist() if "keypoints" in prediction else []
 
 
 def _point_name(names: Sequence[str], number: int) -> str:

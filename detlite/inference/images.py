@@ -1,4 +1,4 @@
-"""Pictures in every form that a predictor takes."""
+"""Input images of a predictor, in any form."""
 
 from __future__ import annotations
 
@@ -10,58 +10,61 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .tta import size_of
+from .detectors import size_of
 
-Picture = str | Path | bytes | Image.Image | np.ndarray | Tensor
+ImageInput = str | Path | bytes | Image.Image | np.ndarray | Tensor
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A picture uint8 [3, H, W], and the image that the model sees of it."""
+class LoadedImage:
+    """An original image uint8 [3, H, W], and the network input made from it."""
 
-    picture: Tensor
-    image: Tensor
+    original: Tensor
+    network_input: Tensor
 
     @property
     def size(self) -> tuple[int, int]:
-        """(height, width) of the picture."""
-        return size_of(self.picture)
+        """(height, width) of the original image."""
+        return size_of(self.original)
 
     @property
     def cells(self) -> tuple[int, int]:
-        """(rows, columns) of 32 pixels that the image takes: images of as many make one batch, as
-        padding them to one size adds little."""
-        height, width = size_of(self.image)
+        """(rows, columns) of 32 pixels of the network input, rounded up.
+
+        Images with the same number of cells are batched together, as they need little padding.
+        """
+        height, width = size_of(self.network_input)
         return -(-height // 32), -(-width // 32)
 
 
-def as_tensor(picture: Image.Image | np.ndarray | Tensor) -> Tensor:
-    """A picture as uint8 RGB [3, H, W]."""
-    if isinstance(picture, Image.Image):
-        if picture.mode.startswith(("I", "F")):
+def image_to_tensor(image: Image.Image | np.ndarray | Tensor) -> Tensor:
+    """Convert an image to an RGB tensor uint8 [3, H, W].
+
+    Raises:
+        TypeError, ValueError: the image has another type, dtype or shape than `Predictor` takes.
+    """
+    if isinstance(image, Image.Image):
+        if image.mode.startswith(("I", "F")):
             raise ValueError(
-                f"the PIL image has mode {picture.mode!r}, which has no 8-bit form of its own: "
-                "convert it, or give the file's path"
+                f"a PIL image of mode {image.mode!r} has no 8-bit values: convert it, or pass the "
+                "path of its file"
             )
-        picture = np.array(picture.convert("RGB"))
-    if isinstance(picture, np.ndarray):
-        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+        image = np.array(image.convert("RGB"))
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ValueError(
-                "an array must be RGB, uint8 [H, W, 3]; this one is "
-                f"{picture.dtype} {list(picture.shape)}"
+                f"an array must be RGB, uint8 [H, W, 3]: got {image.dtype} {list(image.shape)}"
             )
-        # A copy, as torch takes neither negative strides (BGR[..., ::-1]) nor read-only arrays.
-        picture = torch.from_numpy(picture.transpose(2, 0, 1).copy())
-    if not isinstance(picture, Tensor):
+        # Copy, because torch takes neither negative strides (BGR[..., ::-1]) nor read-only arrays.
+        image = torch.from_numpy(image.transpose(2, 0, 1).copy())
+    if not isinstance(image, Tensor):
         raise TypeError(
-            "a picture is a path, bytes, a PIL image, an array or a tensor, not "
-            f"{type(picture).__name__}"
+            "an image must be a path, bytes, a PIL image, an array or a tensor: got "
+            f"{type(image).__name__}"
         )
-    if picture.dtype != torch.uint8 or picture.ndim != 3 or picture.shape[0] != 3:
-        raise ValueError(
-            "a tensor must be RGB, uint8 [3, H, W]; this one is "
-            f"{str(picture.dtype).removeprefix('torch.')} {list(picture.shape)}"
-        )
-    if picture.numel() == 0:
-        raise ValueError(f"the picture has no pixels: {list(picture.shape)}")
-    return picture
+    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
+        dtype = str(image.dtype).removeprefix("torch.")
+        raise ValueError(f"a tensor must be RGB, uint8 [3, H, W]: got {dtype} {list(image.shape)}")
+    if image.numel() == 0:
+        raise ValueError(f"the image has no pixels: got a shape of {list(image.shape)}")
+    return image

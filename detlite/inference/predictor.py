@@ -1,8 +1,8 @@
-"""Detection on pictures as they are: read, resize, detect, and map back to the picture."""
+"""Predict objects in images of any size: read, resize, detect, and map back to the image."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -10,74 +10,82 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.apps.export.exported_detector import read_exported
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.data.datasets.coco import keypoint_names
-from detlite.data.loading.image_io import MAX_PIXELS
-from detlite.data.loading.image_reading import read_image
+from detlite.data.loading.image_io import MAX_PIXELS, read_image
 from detlite.data.transforms.resize import resize_shortest
 from detlite.evaluation.results import categories_of
 from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.detector import Detector
 from detlite.modeling.precision import autocast
 from detlite.ops import paste_masks
+from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.keypoints import rescale_keypoints
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.pasting import paste_boxes
 
+from .build import build_inference, wrap_detector
+from .detectors import View, size_of
 from .exporters import to_supervision
-from .images import Loaded, Picture, as_tensor
-from .optimize import build_inference
-from .tiling import Tiling, build_tiling, picture_detector
-from .tta import View, build_views, size_of
+from .images import ImageInput, LoadedImage, image_to_tensor
+from .tiling import Tiling, build_tiling
+from .tta import build_views
+
+# Readers of files with a model. They take a path and config overrides.
+READERS: Registry[Callable[[str | Path, Sequence[Any]], tuple[CfgNode, DetectionModel]]] = Registry(
+    "reader of models", on_demand={"exported": "detlite.apps.export.exported_detector"}
+)
 
 
 class Prediction(dict[str, Any]):
-    """What is found in a picture, by the names that `Predictor` describes."""
+    """Detections of an image, as a dict with the keys that `Predictor` describes."""
 
     def to_supervision(self) -> Any:
-        """It as `supervision.Detections`, see `interchange.to_supervision`."""
+        """Convert to `supervision.Detections`, see `exporters.to_supervision`."""
         return to_supervision(self)
 
 
 class Predictor:
-    """Calls a model on pictures of any size, resized as in evaluation.
+    """Runs a model on images of any size, resized as in evaluation.
 
-    A call takes a picture: a file's path, what such a file holds as bytes, a PIL image, or uint8
-    RGB as an array [H, W, 3] or a tensor [3, H, W]. It returns, in the picture's frame, sorted by
-    decreasing score, on the CPU, a dict of
+    Call it with an image: a file path, the bytes of a file, a PIL image, or uint8 RGB as an array
+    [H, W, 3] or a tensor [3, H, W]. It returns a dict with the N detections by decreasing score, in
+    pixels of the image, on the CPU:
 
-    - `size`: (height, width) of the picture,
-    - `boxes` float32 [N, 4], xyxy in pixels,
+    - `size`: (height, width) of the image,
+    - `boxes` float32 [N, 4], xyxy,
     - `labels` int64 [N] in 1..K, and `scores` float32 [N] in 0..1,
-    - `category_ids` and `names`: lists of N, what the data set calls the labels,
-    - with a mask head `masks`, bool [N, H, W] (or COCO RLEs, see `rle`),
-    - with a keypoint head `keypoints` float32 [N, P, 3] of (x, y, 1) and `keypoints_scores`
-      [N, P], their logits.
+    - `category_ids` and `names`: lists of N, the dataset's ids and names of the labels,
+    - for models with a mask head `masks`, bool [N, H, W] (or COCO RLEs, see `rle`),
+    - for models with a keypoint head `keypoints` float32 [N, P, 3] of (x, y, 1) and
+      `keypoints_scores` [N, P], their logits.
 
-    A list of pictures is run as one batch and gives a list. A Fast R-CNN also takes, for each
-    picture, `proposals` float [R, 4], xyxy in its pixels. An EXIF orientation of a file is
-    followed if the model's convention does. A DataError names a file that cannot be read; a
-    TypeError or ValueError says what is wrong with any other picture.
+    Called with a list of images, it runs them as one batch and returns a list. A Fast R-CNN also
+    takes `proposals` for each image, float [R, 4] xyxy in its pixels. The EXIF orientation of a
+    file is applied if the model's convention says so. Invalid images raise a DataError that names
+    the file, or a TypeError or ValueError.
 
     Args:
-        model: a detector as `build_model` gives it, which is put in evaluation mode, or a file
-            that `detlite export` wrote.
-        min_size: the short side in pixels at which the model sees a picture (800, or what the file
-            says),
-        max_size: unless the long side would exceed this (1333, or what the file says).
-        score_thresh: detections with a lower score are left out.
-        rle: give masks as a list of COCO RLEs, not as bitmaps, which take H x W bytes each.
-        dtype: arithmetic of the forward pass, by autocast: float32, float16 or bfloat16. Faster
-            is float32 here and a model of `detlite.optimize`, as `from_checkpoint` makes one.
-        views: look at each picture in all of these views and join what is found (test-time
-            augmentation), instead of in one of `min_size` and `max_size`. None: do not, or do what
-            the file says where neither size is given.
-        tiling: cut larger pictures into tiles, and look at each as at a picture. None: do not, or
-            do what the file says.
-        max_pixels, picture_bits: of a picture's file, see `data.loading.image_reading.read_image`
-            (MAX_PIXELS and 16, or what the file of the model says).
+        model: a detector from `build_model`, which is put in evaluation mode, or a file written by
+            `detlite export`.
+        min_size: length in pixels to which the short side of an image is resized (800, or as the
+            file says).
+        max_size: maximum length of the long side (1333, or as the file says).
+        score_thresh: detections with a lower score are dropped.
+        rle: return masks as COCO RLEs, not as bitmaps, which take H x W bytes each.
+        dtype: precision of the forward pass with autocast: float32, float16 or bfloat16. A model
+            of `detlite.optimize` with float32 is faster; `from_checkpoint` makes one.
+        views: views for test-time augmentation, in place of the size above. None: one view, or
+            as the file says if neither size is given.
+        max_pixels, image_bits: limits of image files, see `data.loading.image_io.read_image`
+            (MAX_PIXELS and 16, or as the file says).
+        tiling: cut larger images into tiles and detect in each. None: do not, or as the file says.
+
+    Attributes:
+        model: the model.
+        detector: detects in loaded images: the model itself, or a wrapper for `views` and `tiling`.
     """
 
     def __init__(
@@ -90,12 +98,12 @@ class Predictor:
         dtype: str = "float32",
         views: Sequence[View] | None = None,
         max_pixels: int | None = None,
-        picture_bits: int | None = None,
+        image_bits: int | None = None,
         tiling: Tiling | None = None,
     ) -> None:
         sizes, limits = (800, 1333), (MAX_PIXELS, 16)
         if isinstance(model, str | Path):
-            cfg, model = read_exported(model)
+            cfg, model = READERS.get("exported")(model, ())
             sizes, limits = _sizes(cfg), _limits(cfg)
             if views is None and min_size is None and max_size is None:
                 views = build_views(cfg)
@@ -107,10 +115,11 @@ class Predictor:
         self.rle = rle
         self.dtype = dtype
         self.max_pixels = max_pixels or limits[0]
-        self.picture_bits = picture_bits or limits[1]
+        self.image_bits = image_bits or limits[1]
         names = keypoint_names(self.categories)
         view = View(self.min_size, self.max_size)
-        self.by_picture = picture_detector(self.model, view, views or (), tiling, names)
+        wrapper = wrap_detector(self.model, view, views or (), tiling, names)
+        self.detector: Detector = wrapper or self.model
 
     @staticmethod
     def from_checkpoint(
@@ -120,117 +129,128 @@ class Predictor:
         score_thresh: float = 0.0,
         rle: bool = False,
     ) -> Predictor:
-        """The predictor of a checkpoint that training wrote, by the config stored in it.
+        """Build the predictor of a checkpoint from training, with the config stored in it.
 
         Args:
             path: the checkpoint, `.pth` or `.pkl`, or one of torchvision, detectron2 or
-                maskrcnn-benchmark, which is converted and brings the config that its weights need.
-                Nothing in it is executed.
-            opts: overrides of its config, alternating keys and values. A model with parts of your
-                own needs `["IMPORTS", "my_parts.py"]`: those that the file names are not imported.
-            config: YAML file of the model, for weights that bring no config, such as an FBNet's.
-            score_thresh, rle: as above.
+                maskrcnn-benchmark, which is converted and implies a config. Code in it is not
+                executed.
+            opts: config overrides, alternating keys and values. A model with custom modules needs
+                `["IMPORTS", "my_modules.py"]`, because IMPORTS of the file are ignored.
+            config: YAML file of the model, for weights that imply no config, such as an FBNet's.
+            score_thresh, rle: see the class.
 
         Raises:
-            CheckpointError: a file that is no checkpoint, or that has no config.
-            ConfigError: an override that cannot be used, or another convention than that of the
-                weights.
+            CheckpointError: the file is not a checkpoint, or has no config.
+            ConfigError: an invalid override, or another convention than that of the weights.
         """
         cfg, model = build_model_from_checkpoint(path, opts, config)
         return build_predictor(cfg, model, score_thresh, rle)
 
     @property
     def categories(self) -> list[dict[str, Any]]:
-        """The categories {"id", "name"}; label k is categories[k - 1]."""
+        """Categories {"id", "name"} of the model; label k is `categories[k - 1]`."""
         return self.model.categories
 
     @overload
-    def __call__(self, pictures: Picture, proposals: Tensor | None = None) -> Prediction: ...
+    def __call__(self, images: ImageInput, proposals: Tensor | None = None) -> Prediction: ...
 
     @overload
     def __call__(
-        self, pictures: list[Any] | tuple[Any, ...], proposals: Sequence[Tensor] | None = None
+        self, images: list[Any] | tuple[Any, ...], proposals: Sequence[Tensor] | None = None
     ) -> list[Prediction]: ...
 
-    def __call__(self, pictures: Any, proposals: Any = None) -> Prediction | list[Prediction]:
-        if not isinstance(pictures, list | tuple):
-            return self([pictures], None if proposals is None else [proposals])[0]
-        if not pictures:
+    def __call__(self, images: Any, proposals: Any = None) -> Prediction | list[Prediction]:
+        if not isinstance(images, list | tuple):
+            return self([images], None if proposals is None else [proposals])[0]
+        if not images:
             return []
-        loaded = [self.load(picture) for picture in pictures]
-        return list(map(self.in_picture, self.detect(loaded, proposals), loaded))
+        loaded = [self.load(image) for image in images]
+        return list(map(self.to_prediction, self.detect(loaded, proposals), loaded))
 
     @property
     def streams(self) -> int:
-        """So many calls of `detect` at a time keep the device busy; two share a CPU's cores."""
+        """Number of concurrent calls of `detect` that keep the device busy."""
         return min(2, torch.get_num_threads()) if self.model.device.type == "cpu" else 1
 
-    def load(self, picture: Picture) -> Loaded:
-        """A picture as a call takes it, read and resized."""
-        if isinstance(picture, str | Path | bytes):
+    def load(self, image: ImageInput) -> LoadedImage:
+        """Read an image, and resize it unless the detector does."""
+        if isinstance(image, str | Path | bytes):
             follow = self.model.convention.exif_orientation
-            image = read_image(picture, None, self.max_pixels, self.picture_bits, follow)
+            original = read_image(image, None, self.max_pixels, self.image_bits, follow)
         else:
-            image = as_tensor(picture)
-        if self.by_picture is not None:  # which resizes by itself
-            return Loaded(image, image)
+            original = image_to_tensor(image)
+        if self.detector.resizes_images:
+            return LoadedImage(original, original)
         resize = self.model.convention.resize
-        return Loaded(image, resize_shortest(image, self.min_size, self.max_size, resize))
+        resized = resize_shortest(original, self.min_size, self.max_size, resize)
+        return LoadedImage(original, resized)
 
-    def detect(self, loaded: Sequence[Loaded], proposals: Any = None) -> list[Detections]:
-        """Detections in the images of a batch, each in its own frame; `proposals` as in a call."""
-        given, convention = None, self.model.convention
+    def detect(self, loaded: Sequence[LoadedImage], proposals: Any = None) -> list[Detections]:
+        """Return the detections of each image of a batch, in pixels of the network input.
+
+        Args:
+            loaded: the images.
+            proposals: for a Fast R-CNN, boxes in pixels of each original image.
+        """
+        rescaled = None
         if proposals is not None:
             if len(proposals) != len(loaded):
-                raise ValueError(f"{len(loaded)} pictures, but proposals of {len(proposals)}")
-            given = [
-                box_ops.rescale(torch.as_tensor(boxes), one.size, size_of(one.image), convention)
-                for boxes, one in zip(proposals, loaded, strict=True)
+                raise ValueError(f"got {len(loaded)} images, but proposals for {len(proposals)}")
+            rescaled = [
+                box_ops.rescale(
+                    torch.as_tensor(boxes),
+                    image.size,
+                    size_of(image.network_input),
+                    self.model.convention,
+                )
+                for boxes, image in zip(proposals, loaded, strict=True)
             ]
-        detector = self.by_picture or self.model
         with torch.no_grad(), autocast(self.dtype, self.model.device):
-            return detector.detect([one.image for one in loaded], given, self.score_thresh)
+            inputs = [image.network_input for image in loaded]
+            return self.detector.detect(inputs, rescaled, self.score_thresh)
 
-    def in_picture(self, found: Detections, loaded: Loaded) -> Prediction:
-        """What a call returns, from the detections in an image."""
-        net_size, size = size_of(loaded.image), loaded.size
-        kept, convention = found.to("cpu"), self.model.convention
-        boxes = box_ops.rescale(kept.boxes.float(), net_size, size, convention)
-        categories = categories_of(kept.labels, self.categories)
+    def to_prediction(self, detections: Detections, loaded: LoadedImage) -> Prediction:
+        """Map the detections of an image to the original image, and paste their masks."""
+        input_size, size = size_of(loaded.network_input), loaded.size
+        detections, convention = detections.to("cpu"), self.model.convention
+        boxes = box_ops.rescale(detections.boxes.float(), input_size, size, convention)
+        categories = categories_of(detections.labels, self.categories)
         prediction = Prediction(
             size=size,
             boxes=boxes,
-            labels=kept.labels,
-            scores=kept.scores.float(),
+            labels=detections.labels,
+            scores=detections.scores.float(),
             category_ids=[category["id"] for category in categories],
             names=[category["name"] for category in categories],
         )
-        if kept.mask_probs is not None:
+        if detections.mask_probs is not None:
             rles = paste_masks(
-                kept.mask_probs,
-                paste_boxes(boxes, kept.mask_probs.shape[-1], convention),
+                detections.mask_probs,
+                paste_boxes(boxes, detections.mask_probs.shape[-1], convention),
                 size,
                 self.model.mask_threshold,
             )
             prediction["masks"] = rles if self.rle else _bitmaps(rles, size)
-        if kept.keypoints is not None:
-            prediction["keypoints"] = rescale_keypoints(kept.keypoints, net_size, size)
-            prediction["keypoints_scores"] = kept.keypoint_scores
+        if detections.keypoints is not None:
+            keypoints = rescale_keypoints(detections.keypoints, input_size, size)
+            prediction["keypoints"] = keypoints
+            prediction["keypoints_scores"] = detections.keypoint_scores
         return prediction
 
 
 def build_predictor(
     cfg: CfgNode, model: DetectionModel, score_thresh: float = 0.0, rle: bool = False
 ) -> Predictor:
-    """The predictor that sees pictures as evaluation does: by INPUT, DTYPE and TEST."""
+    """Build the predictor that runs a model as evaluation does: by INPUT, DTYPE and TEST."""
     return _configured(cfg, *build_inference(cfg, model), score_thresh, rle)
 
 
 def read_predictor(
     path: str | Path, opts: Sequence[Any] = (), score_thresh: float = 0.0, rle: bool = False
 ) -> Predictor:
-    """The predictor of a file of `detlite export`, with overrides, see `read_exported`."""
-    cfg, model = read_exported(path, opts)
+    """Build the predictor of a file of `detlite export`, with config overrides."""
+    cfg, model = READERS.get("exported")(path, opts)
     return _configured(cfg, model, cfg.DTYPE, score_thresh, rle)
 
 

@@ -1,8 +1,8 @@
-"""What is found in overlapping tiles of a picture, joined.
+"""Merge the detections of overlapping tiles of an image.
 
-As in SAHI (see `tiling.py`) all is suppressed together. Detections are compared within what both
-their tiles show, so that parts of an object agree however little of it a tile has. An object that
-seams cut is the union of its parts, box and mask.
+As in SAHI (see `tiling.py`), all detections are suppressed together. Two detections are compared
+within the overlap of their tiles, so that parts of an object match however little of it a tile
+shows. The box and mask of an object that tile borders cut are the union of its parts.
 
 Shapes: N detections in a tile, P parts of an object, M x M cells of a mask.
 """
@@ -20,165 +20,169 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.masks.pasting import paste_probabilities
 
-# Of two detections of which a seam cuts one, the lesser is dropped where they share this part of
-# the smaller (SAHI's metric IOS and its default).
-_SHARED = 0.5
-_COMPLETES = 0.5  # IoU from which two views of what both tiles show are of one object
-_AT_SEAM = 1 / 64  # of a tile's side: a box that ends so close to a seam may be cut by it
+# If a tile border cuts one of two detections, the lower-scoring one is dropped from this
+# intersection over the smaller area (SAHI's metric IOS and its default).
+_MAX_IOS = 0.5
+_MIN_PART_IOU = 0.5  # IoU within the overlap from which two detections are parts of one object
+_BORDER = 1 / 64  # a box that ends within this fraction of a tile's side may be cut
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A part of a picture, in its pixels; the last ones are outside."""
+    """Rectangle in pixels of an image; x2 and y2 are exclusive."""
 
     x1: int
     y1: int
     x2: int
     y2: int
 
-    def of(self, picture: Tensor) -> Tensor:
-        """Its pixels of a picture [..., H, W]."""
-        return picture[..., self.y1 : self.y2, self.x1 : self.x2]
+    def crop(self, image: Tensor) -> Tensor:
+        """Return the tile's pixels of an image [..., H, W]."""
+        return image[..., self.y1 : self.y2, self.x1 : self.x2]
 
     def clip(self, boxes: Tensor) -> Tensor:
-        """What of boxes [N, 4] lies in it; boxes outside have no area."""
+        """Clip boxes [N, 4] to the tile; boxes outside have area 0."""
         x = boxes[:, 0::2].clamp(self.x1, self.x2)
         y = boxes[:, 1::2].clamp(self.y1, self.y2)
         return torch.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], dim=1)
 
     def cuts(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-        """Bool [N]: which boxes end at a border of it that is not the picture's."""
+        """Return which boxes end at a border of the tile that is not the image's, bool [N]."""
         height, width = size
-        seam = [self.x1 > 0, self.y1 > 0, self.x2 < width, self.y2 < height]
-        return ((self._room(boxes) < self._near) & torch.tensor(seam, device=boxes.device)).any(1)
+        inner = [self.x1 > 0, self.y1 > 0, self.x2 < width, self.y2 < height]
+        near = self._distances(boxes) < self._margin
+        return (near & torch.tensor(inner, device=boxes.device)).any(1)
 
-    def left_by(self, boxes: Tensor) -> Tensor:
-        """Bool [N]: which boxes reach out of it."""
-        return (self._room(boxes) < -self._near).any(dim=1)
+    def exceeded_by(self, boxes: Tensor) -> Tensor:
+        """Return which boxes extend beyond the tile, bool [N]."""
+        return (self._distances(boxes) < -self._margin).any(dim=1)
 
     @property
-    def _near(self) -> float:
-        return max(self.x2 - self.x1, self.y2 - self.y1) * _AT_SEAM
+    def _margin(self) -> float:
+        return max(self.x2 - self.x1, self.y2 - self.y1) * _BORDER
 
-    def _room(self, boxes: Tensor) -> Tensor:
-        """[N, 4] from each side of boxes to that of the tile; negative outside."""
+    def _distances(self, boxes: Tensor) -> Tensor:
+        """Return the distances [N, 4] from each side of boxes to the tile's, negative outside."""
         low = boxes[:, :2] - boxes.new_tensor([self.x1, self.y1])
         return torch.cat([low, boxes.new_tensor([self.x2, self.y2]) - boxes[:, 2:]], dim=1)
 
 
-def join(
+def merge(
     tiles: Sequence[Tile],
-    found: Sequence[Detections],
+    detections: Sequence[Detections],
     size: tuple[int, int],
     iou_thresh: float,
     convention: Convention,
 ) -> Detections:
-    """The detections of a picture from those of its tiles, all in its frame.
+    """Merge the detections of the tiles of an image, all in pixels of the image.
 
-    The best one goes first, takes in what completes it, and drops the others of its label that
-    overlap it; then the best one that is left. Compared is what lies in both tiles:
+    The highest-scoring detection is completed by other parts of its object and drops the other
+    detections of its label that overlap it, then the next one that is left. Overlaps are measured
+    in the intersection of both tiles:
 
-    - Of two that no seam cuts, the lesser is dropped where their IoU is above `iou_thresh`; where
-      one is cut, above half of the smaller box.
-    - One that is cut is completed by those that reach beyond its tile and with which its IoU is
-      above a half there, and these by others if they are cut, too. Boxes are united; of masks and
-      keypoints the surer one counts.
+    - Of two complete detections, the lower-scoring one is dropped if their IoU is above
+      `iou_thresh`. If one is cut by a tile border, it is dropped if they share more than half of
+      the smaller box.
+    - A cut detection is completed by detections that extend beyond its tile and whose IoU with it
+      is above one half. If these are cut too, they are completed in the same way. The result has
+      the union of the boxes and masks, and each keypoint of the part with its highest score.
 
     Args:
-        tiles, found: each tile's detections, as `DetectionModel.detect` gives them.
-        size: (height, width) of the picture.
-        iou_thresh: as of the model's own suppression.
-        convention: the model's.
+        tiles: the tiles.
+        detections: the detections of each tile, as from `Detector.detect`.
+        size: (height, width) of the image.
+        iou_thresh: threshold of the model's own suppression.
+        convention: the model's convention.
     """
-    cut = [tile.cuts(one.boxes, size) for tile, one in zip(tiles, found, strict=True)]
-    first = torch.tensor([0, *map(len, cut)]).cumsum(0).tolist()
-    drops: list[list[int]] = [[] for _ in range(first[-1])]
-    completes: list[list[int]] = [[] for _ in range(first[-1])]
-    for s, one in enumerate(tiles):
+    cut = [tile.cuts(one.boxes, size) for tile, one in zip(tiles, detections, strict=True)]
+    offsets = torch.tensor([0, *map(len, cut)]).cumsum(0).tolist()
+    # For each detection, those that it drops and those that complete it.
+    drops: list[list[int]] = [[] for _ in range(offsets[-1])]
+    completions: list[list[int]] = [[] for _ in range(offsets[-1])]
+    for s, tile in enumerate(tiles):
         for t, other in enumerate(tiles[:s]):
-            boxes = [tile.clip(found[place].boxes) for place, tile in ((s, other), (t, one))]
-            alike = found[s].labels[:, None] == found[t].labels
-            iou, shared = _overlaps(*boxes)
+            boxes = other.clip(detections[s].boxes), tile.clip(detections[t].boxes)
+            same_label = detections[s].labels[:, None] == detections[t].labels
+            iou, ios = _overlaps(*boxes)
             either_cut = cut[s][:, None] | cut[t]
-            drop = alike & torch.where(either_cut, shared > _SHARED, iou > iou_thresh)
+            drop = same_label & torch.where(either_cut, ios > _MAX_IOS, iou > iou_thresh)
             for i, j in drop.nonzero().tolist():
-                drops[first[s] + i].append(first[t] + j)
-                drops[first[t] + j].append(first[s] + i)
-            agree = alike & (iou > _COMPLETES)
-            for i, j in (agree & one.left_by(found[t].boxes)).nonzero().tolist():
-                completes[first[s] + i].append(first[t] + j)
-            for i, j in (agree & other.left_by(found[s].boxes)[:, None]).nonzero().tolist():
-                completes[first[t] + j].append(first[s] + i)
-    everything = _cat(found)
-    groups = _groups(everything.scores, torch.cat(cut).tolist(), drops, completes)
+                drops[offsets[s] + i].append(offsets[t] + j)
+                drops[offsets[t] + j].append(offsets[s] + i)
+            match = same_label & (iou > _MIN_PART_IOU)
+            beyond_tile = tile.exceeded_by(detections[t].boxes)
+            beyond_other = other.exceeded_by(detections[s].boxes)[:, None]
+            for i, j in (match & beyond_tile).nonzero().tolist():
+                completions[offsets[s] + i].append(offsets[t] + j)
+            for i, j in (match & beyond_other).nonzero().tolist():
+                completions[offsets[t] + j].append(offsets[s] + i)
+    joined = _concatenate(detections)
+    groups = _group(joined.scores, torch.cat(cut).tolist(), drops, completions)
     leaders = torch.tensor([group[0] for group in groups], dtype=torch.int64)
-    joined = everything[leaders.to(everything.boxes.device)]
-    for place, group in enumerate(groups):
+    merged = joined[leaders.to(joined.boxes.device)]
+    for row, group in enumerate(groups):
         if len(group) > 1:
-            _unite(joined, place, everything[group], convention)
-    return joined
+            _write_union(merged, row, joined[group], convention)
+    return merged
 
 
-def _groups(
-    scores: Tensor, cut: list[bool], drops: list[list[int]], completes: list[list[int]]
+def _group(
+    scores: Tensor, cut: list[bool], drops: list[list[int]], completions: list[list[int]]
 ) -> list[list[int]]:
-    """Detections that are one object, the best first, and the best group first."""
-    gone = [False] * len(scores)
+    """Group detections that are one object, by decreasing score within and between groups."""
+    done = [False] * len(scores)
     groups = []
     for best in scores.argsort(descending=True, stable=True).tolist():
-        if gone[best]:
+        if done[best]:
             continue
-        gone[best] = True
+        done[best] = True
         group = [best]
-        for member in group:  # which grows
-            for other in completes[member] if cut[member] else ():
-                if not gone[other]:
-                    gone[other] = True
+        for member in group:  # grows in the loop
+            for other in completions[member] if cut[member] else ():
+                if not done[other]:
+                    done[other] = True
                     group.append(other)
         for member in group:
             for other in drops[member]:
-                gone[other] = True
+                done[other] = True
         groups.append(group)
     return groups
 
 
-def _unite(joined: Detections, place: int, parts: Detections, convention: Convention) -> None:
-    """Writes the union of parts [P, ...] into a row of detections."""
+def _write_union(merged: Detections, row: int, parts: Detections, convention: Convention) -> None:
+    """Write the union of the parts [P, ...] of an object into a row of `merged`."""
     boxes = parts.boxes
     box = torch.cat([boxes[:, :2].amin(dim=0), boxes[:, 2:].amax(dim=0)])
-    joined.boxes[place] = box
-    if parts.mask_probs is not None and joined.mask_probs is not None:
-        # The union's cells are an image into which the parts are pasted.
+    merged.boxes[row] = box
+    if parts.mask_probs is not None and merged.mask_probs is not None:
+        # Paste the parts into the cells of the union's box.
         cells = parts.mask_probs.shape[-1]
-        union, own = (
-            box_ops.pooled_region(box, convention),
-            box_ops.pooled_region(boxes, convention),
-        )
+        union = box_ops.pooled_region(box, convention)
+        own = box_ops.pooled_region(boxes, convention)
         sides = (union[2:] - union[:2]).clamp(min=1e-6)
         within = (own - union[:2].repeat(2)) * (cells / sides).repeat(2)
         pasted = paste_probabilities(parts.mask_probs, within, (cells, cells))
-        joined.mask_probs[place] = pasted.amax(dim=0).to(joined.mask_probs.dtype)
-    if parts.keypoints is not None and joined.keypoints is not None:
+        merged.mask_probs[row] = pasted.amax(dim=0).to(merged.mask_probs.dtype)
+    if parts.keypoints is not None and merged.keypoints is not None:
         assert parts.keypoint_scores is not None
-        assert joined.keypoint_scores is not None
-        sure, part = parts.keypoint_scores.max(dim=0)
+        assert merged.keypoint_scores is not None
+        scores, part = parts.keypoint_scores.max(dim=0)
         points = torch.arange(len(part), device=part.device)
-        joined.keypoints[place] = parts.keypoints[part, points]
-        joined.keypoint_scores[place] = sure
+        merged.keypoints[row] = parts.keypoints[part, points]
+        merged.keypoint_scores[row] = scores
 
 
-def _cat(found: Sequence[Detections]) -> Detections:
-    """The detections of all tiles, one after the other."""
-    names = [f.name for f in fields(Detections) if getattr(found[0], f.name) is not None]
-    return Detections(**{name: torch.cat([getattr(one, name) for one in found]) for name in names})
+def _concatenate(detections: Sequence[Detections]) -> Detections:
+    names = [f.name for f in fields(Detections) if getattr(detections[0], f.name) is not None]
+    return Detections(**{n: torch.cat([getattr(one, n) for one in detections]) for n in names})
 
 
 def _overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """IoU [N, N'] of boxes, and what they share as a part of the smaller one."""
+    """Return the IoU and the intersection over the smaller area of each pair of boxes, [N, N']."""
     low = torch.maximum(boxes[:, None, :2], others[:, :2])
     high = torch.minimum(boxes[:, None, 2:], others[:, 2:])
-    both = (high - low).clamp(min=0).prod(dim=2)
+    intersection = (high - low).clamp(min=0).prod(dim=2)
     areas = [(own[:, 2:] - own[:, :2]).clamp(min=0).prod(dim=1) for own in (boxes, others)]
-    union = areas[0][:, None] + areas[1] - both
+    union = areas[0][:, None] + areas[1] - intersection
     smaller = torch.minimum(areas[0][:, None], areas[1])
-    return both / union.clamp(min=1e-6), both / smaller.clamp(min=1e-6)
+    return intersection / union.clamp(min=1e-6), intersection / smaller.clamp(min=1e-6)

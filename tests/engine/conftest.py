@@ -30,7 +30,7 @@ KEYPOINT_COLOURS = [(255, 60, 60), (60, 255, 60), (250, 250, 250), (60, 60, 255)
 
 
 class ToyDetector(nn.Module):
-    """Has the interface of a `Detector`. Detects the one red (1) or green (2) block exactly.
+    """Has the interface of a `DetectionModel`. Detects the one red (1) or green (2) block exactly.
 
     Without `noise` nothing in it is random, and its batch norm only scales.
     """

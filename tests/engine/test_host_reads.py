@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from detlite.data import build_train_dataset
 from detlite.engine import trainer as training
-from detlite.modeling import detector
+from detlite.modeling import detection_model as detector
 from detlite.modeling.build import build_model
 from detlite.structures.padding import fixed_shapes
 

@@ -7,14 +7,14 @@ import torch
 
 from detlite.conversion.checkpoint.files import CheckpointError
 from detlite.data import build_train_loader
-from detlite.engine.replay import first_non_finite, keep_batch, read_batch
+from detlite.engine.replay import first_non_finite, save_batch, read_batch
 
 
 @pytest.mark.parametrize("iteration", [1, 5])
 def test_the_batch_of_an_iteration_comes_back(make_cfg, make_sets, iteration):
     cfg = make_cfg("DATALOADER.NUM_WORKERS", 2)
     train_set, _ = make_sets(cfg)
-    found, (images, targets) = read_batch(keep_batch(cfg, train_set, iteration))
+    found, (images, targets) = read_batch(save_batch(cfg, train_set, iteration))
     wanted_images, wanted_targets = next(iter(build_train_loader(cfg, train_set, iteration - 1)))
     assert found == iteration
     assert all(map(torch.equal, images, wanted_images))
@@ -26,7 +26,7 @@ def test_the_batch_of_an_iteration_comes_back(make_cfg, make_sets, iteration):
 
 def test_where_it_begins(make_cfg, make_sets, toy):
     cfg = make_cfg()
-    _, batch = read_batch(keep_batch(cfg, make_sets(cfg)[0], 1))
+    _, batch = read_batch(save_batch(cfg, make_sets(cfg)[0], 1))
     losses, where = first_non_finite(toy, batch)
     assert where is None
     assert set(losses) == {"loss_classifier", "loss_box"}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from detlite.config import ConfigError, load_config
-from detlite.engine.hooks.run_length import Budget
+from detlite.engine.run_length import Budget
 from detlite.engine.solver import build_optimizer, build_scheduler
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.build import build_model
@@ -63,7 +63,7 @@ def test_each_parameter_has_the_rate_and_decay_of_its_kind():
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 12
 
 
-class Detector(nn.Module):
+class DetectionModel(nn.Module):
     """A body of a stem and two stages, a neck and a head."""
 
     def __init__(self):
@@ -81,7 +81,7 @@ def rates_of(model, optimizer):
 
 
 def test_the_body_has_a_rate_of_its_own_that_falls_towards_the_image():
-    model = Detector()
+    model = DetectionModel()
     keys = {"BACKBONE_LR_FACTOR": 0.5, "LAYER_DECAY": 0.1, "BIAS_LR_FACTOR": 2.0}
     optimizer = build_optimizer(make_cfg(**keys), model)
     assert rates_of(model, optimizer) == pytest.approx(
@@ -102,7 +102,7 @@ def test_the_body_has_a_rate_of_its_own_that_falls_towards_the_image():
 
 
 def test_frozen_stages_are_layers_all_the_same():
-    model = Detector()
+    model = DetectionModel()
     model.backbone.body[0].requires_grad_(False)
     rates = rates_of(model, build_optimizer(make_cfg(LAYER_DECAY=0.1), model))
     assert "backbone.body.0.weight" not in rates
@@ -264,7 +264,7 @@ class Shares(Budget):
     """Of a run whose shares are given; how many iterations there will be is not known."""
 
     def __init__(self, shares):
-        super().__init__(None, shortens_warm_up=True)
+        super().__init__(None, shortens_warmup=True)
         self.shares = [0.0, *shares]
 
     def share(self, done):

@@ -14,12 +14,12 @@ from detlite.config import ConfigError, load_config
 from detlite.conventions import convention_of
 from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
 from detlite.data import DataError
-from detlite.data.remote.shard_writer import write_shards
+from detlite.apps.dataset_formats.shard_writer import write_shards
 from detlite.engine.hooks.metrics import NonFiniteLossError
-from detlite.engine.hooks.signals import StoppedError
 from detlite.engine.replay import read_batch
-from detlite.engine.resume import newest_checkpoint
 from detlite.engine.rng import seed_all
+from detlite.engine.run_files import newest_checkpoint
+from detlite.engine.signals import StoppedError
 from detlite.engine.trainer import check_output_dir, train
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 

@@ -202,7 +202,7 @@ def test_coco_results_are_what_fiftyone_imports(prediction):
         7, prediction["boxes"], prediction["scores"], prediction["category_ids"],
         prediction["masks"],
     )  # fmt: skip
-    for row in found.rows():
+    for row in found.to_coco():
         assert row.keys() == {"image_id", "category_id", "score", "bbox", "segmentation"}
         assert row["image_id"] == 7
         assert len(row["bbox"]) == 4
@@ -240,10 +240,10 @@ def coco_ap(found, truth):
         images.append({"id": number, "height": height, "width": width})
         given = coco_results(number, true["boxes"], torch.ones(len(true["boxes"])),
                              true["labels"].tolist(), true["masks"])  # fmt: skip
-        for row in given.rows():
+        for row in given.to_coco():
             annotations.append({**row, "id": len(annotations) + 1, "iscrowd": 0, "area": 1})
         rows += coco_results(number, one["boxes"], one["scores"], one["labels"].tolist(),
-                             one["masks"]).rows()  # fmt: skip
+                             one["masks"]).to_coco()  # fmt: skip
     coco = COCO()
     coco.dataset = {"images": images, "annotations": annotations,
                     "categories": [{"id": k, "name": str(k)} for k in (1, 2, 3)]}  # fmt: skip

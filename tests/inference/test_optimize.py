@@ -17,7 +17,7 @@ from detlite.apps.export.openvino import openvino_parts
 from detlite.inference import fused_layers
 from detlite.inference.fused_layers import FusedConv2d, InFloat32, onednn_fuses
 from detlite.inference.fusion import fuse
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.layers.asymmetric_padding import PaddedConv2d
 from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
 from tests.modeling.family import FAMILY, family_config
@@ -68,7 +68,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=[*FAMILY, *BODIES])
-def model(request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]) -> Detector:
+def model(request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]) -> DetectionModel:
     torch.manual_seed(0)
     if request.param in FAMILY:
         config = family_config(request.param, tiny_config)
@@ -87,13 +87,13 @@ def model(request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]) -
     return model
 
 
-def inputs(model: Detector) -> tuple[list[Tensor], list[Tensor] | None]:
+def inputs(model: DetectionModel) -> tuple[list[Tensor], list[Tensor] | None]:
     images = [torch.rand(3, 64, 96), torch.rand(3, 80, 72)]
     boxes = torch.tensor([[6.0, 8.0, 30.0, 40.0], [20.0, 20.0, 60.0, 60.0]])
     return images, [boxes, boxes] if model.takes_proposals else None
 
 
-def test_float32_detects_the_same(model: Detector) -> None:
+def test_float32_detects_the_same(model: DetectionModel) -> None:
     before = copy.deepcopy(model.state_dict())
     optimized = optimize(model, "float32")
     given = inputs(model)
@@ -109,7 +109,7 @@ def test_float32_detects_the_same(model: Detector) -> None:
     assert next(model.parameters()).requires_grad
 
 
-def test_bfloat16_keeps_maps_and_scores_boxes_in_float32(model: Detector) -> None:
+def test_bfloat16_keeps_maps_and_scores_boxes_in_float32(model: DetectionModel) -> None:
     optimized = optimize(model, "bfloat16")
     given = inputs(model)
     images, proposals = model.prepare(*given)

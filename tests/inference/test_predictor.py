@@ -148,8 +148,8 @@ class TestPrediction:
         Image.fromarray(picture[:, :, 0].astype(np.uint16) * 16).save(file)
         with pytest.raises(DataError, match="more than 99 pixels"):
             Predictor(BrightSquare(), max_pixels=99)(file)
-        predictor = Predictor(BrightSquare(), picture_bits=12)
-        assert np.array_equal(predictor.load(file).picture[0].numpy(), picture[:, :, 0])
+        predictor = Predictor(BrightSquare(), image_bits=12)
+        assert np.array_equal(predictor.load(file).original[0].numpy(), picture[:, :, 0])
         assert len(predictor(file)["boxes"]) == 2
 
     def test_files_are_turned_as_the_convention_does(
@@ -160,7 +160,7 @@ class TestPrediction:
         Image.fromarray(picture).save(tmp_path / "p.png", exif=exif)
         for name, wanted in (("detlite", picture[::-1, ::-1]), ("maskrcnn-benchmark", picture)):
             predictor.model.convention = CONVENTIONS[name]
-            found = predictor.load(tmp_path / "p.png").picture
+            found = predictor.load(tmp_path / "p.png").original
             assert np.array_equal(found.permute(1, 2, 0).numpy(), wanted)
 
     def test_proposals_are_scaled_with_their_picture(

@@ -1,4 +1,4 @@
-"""Shapes of anchors that fit the boxes of a data set."""
+"""Anchor shapes that fit the boxes of a dataset."""
 
 from __future__ import annotations
 
@@ -10,62 +10,64 @@ _LEVELS = 5
 _STRIDE = 4  # of the finest level
 _RETINANET_STRIDE = 8
 _OCTAVE = 2 ** (np.arange(3) / 3)  # MODEL.RETINANET.OCTAVE, SCALES_PER_OCTAVE
-_WANTED = 0.6  # IoU
-_ENOUGH = 0.95  # of the boxes that an anchor's shape fits so well
+_MIN_IOU = 0.6  # from which an anchor fits a box
+_MIN_FRACTION = 0.95  # of the boxes that anchors should fit
 _RATIOS = [0.5, 1.0, 2.0]
-_FACTORS = (2**0.5, 3.0)  # from a level to the next
+_FACTORS = (2**0.5, 3.0)  # range of the ratio between the sizes of consecutive levels
 
 
 def choose_anchors(
     boxes: np.ndarray, octaves: bool = False
 ) -> tuple[list[Any], list[float], float, float]:
-    """The simplest anchors whose shapes fit nearly all boxes.
+    """Choose the simplest anchors whose shapes fit nearly all boxes.
 
-    Sizes rise evenly over the five levels of an FPN, from near the smallest boxes. First one size
-    a level and the usual ratios are tried, then two sizes, then ratios of the boxes' own.
+    Sizes increase evenly over the five levels of an FPN, starting near the smallest boxes. The
+    candidates are, in this order, one size per level with the usual ratios, two sizes per level,
+    and two sizes with ratios from the boxes.
 
     Args:
-        boxes: [N, 2] of (width, height) in pixels of the image.
-        octaves: those of a RetinaNet: each level's size is twice the one before, with two more on
-            the way there, which are not among ANCHOR_SIZES; only ratios are tried.
+        boxes: [N, 2] of (width, height) in pixels of the network input.
+        octaves: choose anchors of a RetinaNet. The size doubles with each level, and the two
+            intermediate sizes are not part of ANCHOR_SIZES, so only ratios are chosen.
 
     Returns:
-        ANCHOR_SIZES, ASPECT_RATIOS, the part of the boxes that such an anchor fits (an IoU of 0.6
-        with one of the same centre), and that part for the first that was tried.
+        ANCHOR_SIZES, ASPECT_RATIOS, the fraction of the boxes that these anchors fit (IoU of at
+        least 0.6 with one at the same center), and that fraction for the first candidate.
     """
     sides = np.sqrt(boxes.prod(axis=1))
     low, high = np.quantile(sides, [0.05, 0.995])
-    # Anchors below two cells are hardly matched.
+    # Anchors smaller than two cells are rarely matched.
     stride = _RETINANET_STRIDE if octaves else _STRIDE
     first = float(np.clip(low, 2 * stride, 8 * stride))
-    own = _distinct(np.quantile(boxes[:, 1] / boxes[:, 0], [0.05, 0.5, 0.95]))
+    own_ratios = _distinct(np.quantile(boxes[:, 1] / boxes[:, 0], [0.05, 0.5, 0.95]))
     if octaves:
         sizes = [round(first * 2**level) for level in range(_LEVELS)]
-        factors, candidates = _OCTAVE, [(sizes, _RATIOS), (sizes, own)]
+        factors, candidates = _OCTAVE, [(sizes, _RATIOS), (sizes, own_ratios)]
     else:
         one, two = _sizes(first, high, 1), _sizes(first, high, 2)
-        factors, candidates = np.ones(1), [(one, _RATIOS), (two, _RATIOS), (two, own)]
+        factors, candidates = np.ones(1), [(one, _RATIOS), (two, _RATIOS), (two, own_ratios)]
     tried = [
-        (sizes, ratios, _share(boxes, np.outer(sizes, factors).ravel(), ratios))
+        (sizes, ratios, _fitted_fraction(boxes, np.outer(sizes, factors).ravel(), ratios))
         for sizes, ratios in candidates
     ]
-    best = next((one for one in tried if one[2] >= _ENOUGH), max(tried, key=lambda one: one[2]))
+    enough = [candidate for candidate in tried if candidate[2] >= _MIN_FRACTION]
+    best = enough[0] if enough else max(tried, key=lambda candidate: candidate[2])
     return *best, tried[0][2]
 
 
-def _sizes(first: float, last: float, count: int) -> list[Any]:
-    """Each level's sizes from `first` to about `last`: a list of `count`, or of one a number."""
-    steps = _LEVELS - 1 / count
+def _sizes(first: float, last: float, per_level: int) -> list[Any]:
+    """Return the sizes of each level from `first` to about `last`, as numbers if one per level."""
+    steps = _LEVELS - 1 / per_level
     factor = float(np.clip((last / first) ** (1 / steps), *_FACTORS))
     levels = [
-        [round(first * factor ** (level + part / count)) for part in range(count)]
+        [round(first * factor ** (level + part / per_level)) for part in range(per_level)]
         for level in range(_LEVELS)
     ]
-    return [level[0] for level in levels] if count == 1 else levels
+    return [level[0] for level in levels] if per_level == 1 else levels
 
 
 def _distinct(ratios: np.ndarray) -> list[float]:
-    """Ratios from low to high, but for those that hardly differ from the one before."""
+    """Return the ratios in increasing order, without those close to the previous one."""
     kept: list[float] = []
     for ratio in sorted(float(f"{ratio:.2g}") for ratio in ratios):
         if not kept or ratio / kept[-1] > 1.2:
@@ -73,13 +75,13 @@ def _distinct(ratios: np.ndarray) -> list[float]:
     return kept
 
 
-def _share(boxes: np.ndarray, sizes: np.ndarray, ratios: list[float]) -> float:
-    """The part of the boxes with an IoU of 0.6 with some anchor of the same centre."""
+def _fitted_fraction(boxes: np.ndarray, sizes: np.ndarray, ratios: list[float]) -> float:
+    """Return the fraction of the boxes that an anchor with the same center fits."""
     roots = np.sqrt(ratios)
     widths, heights = (sizes[:, None] / roots).ravel(), (sizes[:, None] * roots).ravel()
     best = np.zeros(len(boxes))
     for width, height in zip(widths, heights, strict=True):
-        inner = np.minimum(boxes[:, 0], width) * np.minimum(boxes[:, 1], height)
-        outer = boxes.prod(axis=1) + width * height - inner
-        best = np.maximum(best, inner / outer)
-    return float((best >= _WANTED).mean())
+        intersection = np.minimum(boxes[:, 0], width) * np.minimum(boxes[:, 1], height)
+        union = boxes.prod(axis=1) + width * height - intersection
+        best = np.maximum(best, intersection / union)
+    return float((best >= _MIN_IOU).mean())

@@ -1,4 +1,4 @@
-"""Configs that no file describes: what the rules choose, or a checkpoint's model and they."""
+"""Configs of runs without a config file, from the rules or from a checkpoint and the rules."""
 
 from __future__ import annotations
 
@@ -10,152 +10,170 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from detlite.api import CONFIG_BUILDERS
 from detlite.apps.doctor import resources
 from detlite.config import ConfigError, config_from, load_config
 from detlite.config.loading import flatten
 from detlite.conventions import convention_of
-from detlite.conversion.checkpoint.files import Checkpoint
-from detlite.conversion.checkpoint.loading import config_of, with_convention
+from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint
+from detlite.conversion.checkpoint.loading import (
+    apply_convention,
+    checkpoint_config,
+    resolve_checkpoint_path,
+)
 from detlite.data.datasets.catalog import locate_dataset
 from detlite.distributed import all_gather_objects, is_main, world_size
 
-from .dataset_facts import Choice, Chosen, Facts
+from . import step_timing
+from .dataset_facts import Choice, DatasetFacts, Values
 from .rules import TRAINING_RULES, choose
-from .statistics import SetStatistics, measure
-from .time_budget import fit
+from .statistics import DatasetStatistics, compute_statistics
+from .time_budget import fit_to_minutes
 
-StepTimer = Callable[[CfgNode], float]
+ConfigTimer = Callable[[CfgNode], float]  # returns the seconds of a training step
 
 _logger = logging.getLogger(__name__)
-_SOURCE = Path("the config for these data")  # in messages
-# A config, and what was chosen for it.
+_SOURCE = Path("the config for these data")  # in error messages
 _Derived = tuple[CfgNode, list[Choice]]
-# Batch norm that was trained on in batches of 4 and of 8 lost AP (docs/recipes.md).
-_LEAST_NORM_IMAGES = 16
-_OF_MODEL = ("MODEL.", "INPUT.")  # keys that are a checkpoint's
+# Training batch norm on batches of 4 and 8 images lowered AP (docs/recipes.md).
+_MIN_NORM_IMAGES = 16
+_MODEL_SECTIONS = ("MODEL.", "INPUT.")  # taken from a checkpoint
 
 
-def as_config(facts: Facts, choices: Sequence[Choice], opts: Sequence[Any] = ()) -> CfgNode:
-    """The config that a file of these choices would be, with overrides `KEY, VALUE, ...`."""
-    return config_from(_keys(choices), _SOURCE, opts, facts.base)
+def as_config(facts: DatasetFacts, choices: Sequence[Choice], opts: Sequence[Any] = ()) -> CfgNode:
+    """Return the config of a file with these choices, with overrides `KEY, VALUE, ...`."""
+    return config_from(_values(choices), _SOURCE, opts, facts.base)
 
 
-def config_by_data(facts: Facts, opts: Sequence[Any], seconds_of_step: StepTimer) -> _Derived:
-    """What `detlite init` writes, where overrides do not say otherwise.
+def config_by_data(facts: DatasetFacts, opts: Sequence[Any], timer: ConfigTimer) -> _Derived:
+    """Return the config that `detlite init` would write, adapted to overrides, and its choices.
 
     Args:
-        facts: of the data and the machine.
-        opts: overrides, which name the data sets. For SOLVER.MAX_MINUTES, in a single process, the
-            model is fitted by timed steps.
-        seconds_of_step: of a config.
+        facts: facts about the data and the machine.
+        opts: overrides, which name the datasets. With SOLVER.MAX_MINUTES, in a single process, the
+            model is chosen by timing steps.
+        timer: times a training step.
     """
-    given = _given(load_config(None, opts), opts)
-    minutes = given.get("SOLVER.MAX_MINUTES")
+    values = _overridden(load_config(None, opts), opts)
+    minutes = values.get("SOLVER.MAX_MINUTES")
     if minutes and facts.processes == 1:
 
-        def timer(facts: Facts, choices: Sequence[Choice]) -> float:
-            return seconds_of_step(as_config(facts, choices, opts))
+        def time_step(facts: DatasetFacts, choices: Sequence[Choice]) -> float:
+            return timer(as_config(facts, choices, opts))
 
-        facts = fit(facts, minutes, timer, given=given)
+        facts = fit_to_minutes(facts, minutes, time_step, values=values)
         if facts.minutes:
             _logger.info("%s", facts.minutes[1])
-    choices = choose(facts, given)
+    choices = choose(facts, values)
     return as_config(facts, choices, opts), choices
 
 
 def config_by_weights(
-    facts: Facts, opts: Sequence[Any], seconds_of_step: StepTimer, checkpoint: Checkpoint
+    facts: DatasetFacts, opts: Sequence[Any], timer: ConfigTimer, checkpoint: Checkpoint
 ) -> _Derived:
-    """A checkpoint's model, trained as the rules say.
+    """Return a config that trains a checkpoint's model by the rules, and its choices.
 
-    Its MODEL and INPUT keys are kept; of data without masks, or with other keypoints, it has no
-    head for them.
+    The MODEL and INPUT keys of the checkpoint are kept. The mask head is removed for data without
+    masks, and the keypoint head for data with other keypoints or none.
 
     Args:
-        facts, opts, seconds_of_step: as above; `opts` name the weights as well, and the minutes
-            decide the warm-up and the evaluations alone.
-        checkpoint: whose config says what it is of.
+        facts, opts, timer: see `config_by_data`. The opts also name the weights. SOLVER.MAX_MINUTES
+            affects only the warm-up and the evaluations.
+        checkpoint: the weights, with a config.
     """
-    content = _model(checkpoint)
+    content = _model_keys(checkpoint)
     if not facts.all_have("with_masks"):
         content["MODEL.MASK_ON"] = False
-    points = content.get("MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES")
-    if len(facts.train.keypoints) != points or not facts.all_have("with_keypoints"):
+    keypoints = content.get("MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES")
+    if len(facts.train.keypoints) != keypoints or not facts.all_have("with_keypoints"):
         content["MODEL.KEYPOINT_ON"] = False
 
     def config(choices: Sequence[Choice]) -> CfgNode:
-        cfg = config_from(content | _keys(choices), checkpoint.path, opts)
-        return with_convention(cfg, checkpoint)
+        cfg = config_from(content | _values(choices), checkpoint.path, opts)
+        return apply_convention(cfg, checkpoint)
 
     start = config([])
-    # All of them, as a converted checkpoint names only those that are not the default.
-    given = {key: value for key, value in flatten(start) if key.startswith(_OF_MODEL)}
-    given |= _given(start, opts)
-    minutes = given.get("SOLVER.MAX_MINUTES")
+    # All keys, because a converted checkpoint has only those that are not the default.
+    values = {key: value for key, value in flatten(start) if key.startswith(_MODEL_SECTIONS)}
+    values |= _overridden(start, opts)
+    minutes = values.get("SOLVER.MAX_MINUTES")
     if minutes and facts.processes == 1:
-        seconds = seconds_of_step(config(choose(facts, given, TRAINING_RULES)))
+        seconds = timer(config(choose(facts, values, TRAINING_RULES)))
         facts = replace(facts, minutes=(minutes, "Timed on this machine"), step_seconds=seconds)
-    choices = choose(facts, given, TRAINING_RULES)
+    choices = choose(facts, values, TRAINING_RULES)
     return config(choices), choices
 
 
 def config_by_rules(
-    opts: Sequence[Any], seconds_of_step: StepTimer, checkpoint: Checkpoint | None = None
+    opts: Sequence[Any], timer: ConfigTimer, checkpoint: Checkpoint | None = None
 ) -> _Derived:
-    """The config of a run that names none; every process calls it.
+    """Return the config of a run without a config file, and its choices; every process calls it.
 
     Args:
-        opts: overrides, which name the data sets, one to train on and at most one to test on.
-        seconds_of_step: of a config.
-        checkpoint: the weights to start from, whose model is taken.
+        opts: overrides, which name one dataset to train on and at most one to evaluate on.
+        timer: times a training step.
+        checkpoint: initial weights, whose model is used.
 
     Raises:
-        ConfigError: a checkpoint that does not say which model it is of.
-        DataError: data that cannot be used, see `measure`.
+        ConfigError: the checkpoint does not contain its config.
+        DataError: the data cannot be used, see `compute_statistics`.
     """
     start = load_config(None, opts)
     if checkpoint:
-        model = config_from(_model(checkpoint), checkpoint.path, opts)
-        start = with_convention(model, checkpoint)
+        model = config_from(_model_keys(checkpoint), checkpoint.path, opts)
+        start = apply_convention(model, checkpoint)
 
     def derive() -> _Derived:
         sets = start.DATASETS
-        facts = Facts(
-            _measured(start, sets.TRAIN[0]),
-            _measured(start, sets.TEST[0]) if sets.TEST else None,
+        facts = DatasetFacts(
+            _statistics(start, sets.TRAIN[0]),
+            _statistics(start, sets.TEST[0]) if sets.TEST else None,
             resources(start.MODEL.DEVICE),
             processes=world_size(),
         )
         if checkpoint:
-            return config_by_weights(facts, opts, seconds_of_step, checkpoint)
-        return config_by_data(facts, opts, seconds_of_step)
+            return config_by_weights(facts, opts, timer, checkpoint)
+        return config_by_data(facts, opts, timer)
 
-    # Machines may differ, the config of a run does not.
-    found: _Derived = all_gather_objects(derive() if is_main() else None)[0]
-    return found
+    # All processes use the config of rank 0, since their machines may differ.
+    derived: _Derived = all_gather_objects(derive() if is_main() else None)[0]
+    return derived
 
 
-def _model(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a checkpoint says of its model, and what is said of training here."""
-    stored = dict(flatten(config_of(checkpoint) or {}))
+@CONFIG_BUILDERS.register("autoconfig")
+def build_run_config(weights: str | Path | None, opts: list[Any]) -> CfgNode:
+    """Build the config of `detlite.train` without a config, and log the choices."""
+    checkpoint = None
+    if weights is not None:
+        checkpoint = read_checkpoint(resolve_checkpoint_path(weights, opts))
+    cfg, choices = config_by_rules(opts, step_timing.mean_step_seconds, checkpoint)
+    for choice in choices:
+        reason = f": {choice.reason}" if choice.reason else ""
+        _logger.info("chosen: %s %s%s", choice.key, choice.value, reason)
+    return cfg
+
+
+def _model_keys(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the keys of a checkpoint's model, and the defaults for training it."""
+    stored = dict(flatten(checkpoint_config(checkpoint) or {}))
     if not stored:
         raise ConfigError(
-            f"{checkpoint.path}: does not say which detector it is for, as a classifier's body "
-            "does not: name a config with it, or leave the weights out, so that a body is chosen "
-            "that is installed with its own"
+            f"{checkpoint.path}: does not contain the config of a detector, for example because it "
+            "is a classifier: pass a config that uses it, or leave out the weights to train a "
+            "backbone that is installed with its weights"
         )
     content = dict(flatten({"SOLVER": load_config("_base_/from_scratch_fpn.yaml").SOLVER}))
-    content |= {key: value for key, value in stored.items() if key.startswith(_OF_MODEL)}
-    for key in ("MODEL.DEVICE", "MODEL.WEIGHT_ROOT"):  # of the machine where it was trained
+    content |= {key: value for key, value in stored.items() if key.startswith(_MODEL_SECTIONS)}
+    for key in ("MODEL.DEVICE", "MODEL.WEIGHT_ROOT"):  # of the machine that trained it
         content.pop(key, None)
     key = "MODEL.BACKBONE.FREEZE_NORM_BELOW"
-    content[key] = max(content.get(key, 0), _LEAST_NORM_IMAGES)
+    content[key] = max(content.get(key, 0), _MIN_NORM_IMAGES)
     return content
 
 
-def _measured(cfg: CfgNode, name: str) -> SetStatistics:
+def _statistics(cfg: CfgNode, name: str) -> DatasetStatistics:
     _, annotations, images = locate_dataset(cfg, name)
-    return measure(
+    return compute_statistics(
         annotations,
         images,
         cfg.DATASETS.MAX_PIXELS,
@@ -165,11 +183,11 @@ def _measured(cfg: CfgNode, name: str) -> SetStatistics:
     )
 
 
-def _given(cfg: CfgNode, opts: Sequence[Any]) -> Chosen:
-    """What overrides say, as a config with them has it."""
+def _overridden(cfg: CfgNode, opts: Sequence[Any]) -> Values:
+    """Return the overridden keys with their values in the config."""
     values = dict(flatten(cfg))
     return {key: values[key] for key in opts[::2] if key in values}
 
 
-def _keys(choices: Sequence[Choice]) -> dict[str, Any]:
+def _values(choices: Sequence[Choice]) -> dict[str, Any]:
     return {choice.key: choice.value for choice in choices}

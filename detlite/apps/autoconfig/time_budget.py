@@ -1,10 +1,9 @@
-"""A model and a size of pictures that can be trained in the minutes that there are.
+"""Choose a model and an image size that can be trained in a number of minutes.
 
-The rule: of `candidates`, from the largest to the quickest, the first whose measured step lets the
-minutes hold half of the steps that the set wants (`training_rules.steps_wanted`). Where none is
-quick enough it is the last. Pictures become somewhat smaller before the model does: in 5 and in 15
-minutes more rounds of smaller pictures reached as much as fewer of whole ones or somewhat more
-(docs/recipes.md).
+Of `candidates`, from the largest to the fastest, the first one is chosen whose timed steps allow
+half of the steps that the dataset calls for (`training_rules.recommended_steps`), else the last
+one. Images shrink before the model does: in 5 and in 15 minutes, more epochs on smaller images gave
+the same or better results (docs/recipes.md).
 """
 
 from __future__ import annotations
@@ -17,75 +16,78 @@ import torch
 
 from detlite.config import ConfigError
 
-from .dataset_facts import NOTHING_GIVEN, Choice, Chosen, Facts, gives_body
+from .dataset_facts import NO_VALUES, Choice, DatasetFacts, Values, backbone_is_fixed
 from .rules import choose
-from .training_rules import steps_wanted
+from .training_rules import recommended_steps
 
-# Seconds after which no candidate is timed but the last.
-TIMING = 60.0
-# Whether the model is the small one, and by how much pictures shrink.
-SIZES = ((False, 1.0), (False, 0.75), (True, 0.75), (True, 0.5))
-# Of the steps that are wanted.
-ENOUGH = 0.5
+# Seconds after which only the last candidate is still timed.
+MAX_TIMING_SECONDS = 60.0
+# (use the small model, factor on the image size)
+CANDIDATES = ((False, 1.0), (False, 0.75), (True, 0.75), (True, 0.5))
+MIN_FRACTION = 0.5  # of the recommended steps
 
-# Seconds of a training step of a config, by what it is made of.
-Timer = Callable[[Facts, Sequence[Choice]], float]
+# Returns the seconds of a training step.
+StepTimer = Callable[[DatasetFacts, Sequence[Choice]], float]
 
 
-def candidates(facts: Facts, given: Chosen = NOTHING_GIVEN) -> Iterator[tuple[str, Facts]]:
-    """What is called how, from the largest to the quickest."""
-    # The small model's body has no other weights than those that are installed.
-    has_small = facts.machine.pretrained and not gives_body(given)
-    fixed = not given.keys().isdisjoint({"INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"})
-    models = [(small and has_small, 1.0 if fixed else shrink) for small, shrink in SIZES]
+def candidates(
+    facts: DatasetFacts, values: Values = NO_VALUES
+) -> Iterator[tuple[str, DatasetFacts]]:
+    """Yield candidates with their descriptions, from the largest to the fastest."""
+    # The small model has no other pretrained weights than the installed ones.
+    has_small = facts.machine.pretrained and not backbone_is_fixed(values)
+    fixed_size = not values.keys().isdisjoint({"INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"})
+    models = [(small and has_small, 1.0 if fixed_size else shrink) for small, shrink in CANDIDATES]
     for small, shrink in dict.fromkeys(models):
         name = "the small model" if small else "the model"
-        size = "" if shrink == 1 else f", pictures of {shrink:g} of their side"
+        size = "" if shrink == 1 else f" with images of {shrink:g} times their side"
         yield name + size, replace(facts, small=small, shrink=shrink)
 
 
-def fit(
-    facts: Facts,
+def fit_to_minutes(
+    facts: DatasetFacts,
     minutes: float,
-    seconds_of_step: Timer,
+    step_timer: StepTimer,
     clock: Callable[[], float] = time.perf_counter,
-    given: Chosen = NOTHING_GIVEN,
-) -> Facts:
-    """The facts with which `choose` gives a config for so many minutes of training.
+    values: Values = NO_VALUES,
+) -> DatasetFacts:
+    """Return facts from which `choose` makes a config for `minutes` of training.
 
     Args:
-        facts: of the data and the machine.
-        minutes: above 0.
-        seconds_of_step: measures a candidate.
-        clock: by which timing ends after TIMING seconds.
-        given: keys that are decided already.
+        facts: facts about the data and the machine.
+        minutes: time limit of the training, above 0.
+        step_timer: times a candidate.
+        clock: returns the time in seconds.
+        values: keys that are already decided.
 
     Raises:
-        ConfigError: a GPU's memory is too small for all of them.
+        ConfigError: no candidate fits into the memory of the GPU.
     """
-    start, said = clock(), []
-    found: Facts | None = None
-    tried = list(candidates(facts, given))
-    last = tried[-1][0]
-    for name, one in tried:
-        if found and name != last and clock() - start > TIMING:
+    start = clock()
+    results: list[str] = []
+    chosen: DatasetFacts | None = None
+    described = list(candidates(facts, values))
+    last = described[-1][0]
+    for name, candidate in described:
+        if chosen and name != last and clock() - start > MAX_TIMING_SECONDS:
             continue
-        choices = choose(one, given)
+        choices = choose(candidate, values)
         try:
-            seconds = seconds_of_step(one, choices)
+            seconds = step_timer(candidate, choices)
         except torch.OutOfMemoryError:
-            said.append(f"{name}: too large for the GPU's memory")
+            results.append(f"{name}: too large for the GPU memory")
             continue
-        found = replace(one, step_seconds=seconds)
-        wanted, _ = steps_wanted(found, {x.key: x.value for x in choices} | dict(given))
-        have = int(minutes * 60 / seconds)
-        said.append(f"{name}: {seconds:.2g} seconds a step, {have} steps of {wanted}")
-        if have >= ENOUGH * wanted:
+        chosen = replace(candidate, step_seconds=seconds)
+        all_values = {choice.key: choice.value for choice in choices} | dict(values)
+        recommended, _ = recommended_steps(chosen, all_values)
+        possible = int(minutes * 60 / seconds)
+        results.append(f"{name}: {seconds:.2g} seconds per step, {possible} of {recommended} steps")
+        if possible >= MIN_FRACTION * recommended:
             break
-    if found is None:
+    if chosen is None:
         raise ConfigError(
-            f"no model fits in the GPU's memory ({'; '.join(said)}): end other programs that use "
-            "it, or train on the CPU, with CUDA_VISIBLE_DEVICES set to nothing"
+            f"no model fits into the GPU memory ({'; '.join(results)}): stop other programs that "
+            "use the GPU, or train on the CPU with CUDA_VISIBLE_DEVICES set to an empty value"
         )
-    told = f"Timed on this machine, where half of the steps are enough: {'; '.join(said)}"
-    return replace(found, minutes=(minutes, told))
+    timed = f"Timed on this machine, where half of the steps are enough: {'; '.join(results)}"
+    return replace(chosen, minutes=(minutes, timed))

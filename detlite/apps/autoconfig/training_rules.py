@@ -1,4 +1,4 @@
-"""Rules of how a model is trained: precision, batch, learning rate, schedule, loading."""
+"""Rules for training: precision, batch size, learning rate, schedule, data loading."""
 
 from __future__ import annotations
 
@@ -7,178 +7,177 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .dataset_facts import Choice, Chosen, Facts, scales
+from .dataset_facts import Choice, DatasetFacts, Values, resize_factors
 
-# Pixels of a batch. In a short training many small steps reached more than few large ones of as
-# many pictures (docs/recipes.md), and on a CPU they take no longer; a GPU would be idle.
-_STEP_PIXELS = {"cpu": 3e5, "gpu": 4e6}
-# EfficientNet-lite0-FPN took up to 2400 in bfloat16 (docs/init.md); float32 takes twice as much.
+# Pixels per batch. In a short training, many small steps reached more than few large ones with the
+# same number of images (docs/recipes.md), and on a CPU they take no longer. A GPU would be idle.
+_BATCH_PIXELS = {"cpu": 3e5, "gpu": 4e6}
+# EfficientNet-lite0-FPN took up to 2400 in bfloat16 (docs/init.md); float32 takes twice that.
 _BYTES_PER_PIXEL = 5000
+# By (pretrained, device).
 _EPOCHS = {(True, "cpu"): 6, (True, "gpu"): 12, (False, "cpu"): 12, (False, "gpu"): 36}
-# At least so many steps, and in small batches as many pictures as these would have in fours.
-_LEAST_ITERATIONS = {True: 200, False: 400}
-_LEAST_BATCH = 4
-# LVIS repeats categories in fewer than 0.001 of its 57,000 pictures (Gupta et al., 2019). On 135
-# pictures half of them, 67, gained most (docs/recipes.md).
-_COMMON_PICTURES, _COMMON_SHARE = 60, 0.5
+# Minimum number of steps by pretrained; smaller batches than 4 get more steps, for as many images.
+_MIN_STEPS = {True: 200, False: 400}
+_MIN_STEPS_BATCH = 4
+# LVIS repeats categories in fewer than 0.001 of its 57,000 images (Gupta et al., 2019). On 135
+# images, half of them (67) gained most (docs/recipes.md).
+_COMMON_IMAGES, _COMMON_FRACTION = 60, 0.5
 
 
-def _trained(facts: Facts, chosen: Chosen) -> int:
-    """How many pictures are trained on."""
-    empty = facts.train.empty if chosen.get("DATASETS.BACKGROUND_PICTURES") else 0
+def _train_images(facts: DatasetFacts, values: Values) -> int:
+    """Return the number of images that are used for training."""
+    empty = facts.train.empty if values.get("DATASETS.BACKGROUND_PICTURES") else 0
     return int((facts.train.per_image > 0).sum()) + empty
 
 
-def precision(facts: Facts, _: Chosen) -> Iterator[Choice]:
+def precision(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
     device = facts.machine.gpu or "the CPU"
     yield Choice("DTYPE", "auto", f"{facts.machine.dtype} on {device} of this machine")
 
 
-def batch(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
-    found, machine, place = facts.train, facts.machine, facts.place
-    sizes = found.sizes * scales(found, max(chosen["INPUT.MIN_SIZE_TRAIN"]),
-                                  chosen["INPUT.MAX_SIZE_TRAIN"])[:, None]  # fmt: skip
+def batch_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
+    train, machine, device = facts.train, facts.machine, facts.device
+    max_short, max_long = max(values["INPUT.MIN_SIZE_TRAIN"]), values["INPUT.MAX_SIZE_TRAIN"]
+    sizes = train.sizes * resize_factors(train, max_short, max_long)[:, None]
     pixels = float(np.median(sizes.prod(axis=1)))
-    # Processes share the memory of a machine, each has a GPU of its own.
+    # Processes share the memory of a machine, but each has its own GPU.
     memory = machine.gpu_memory if machine.gpu else machine.memory / facts.processes
     fits = memory / 2 / (_BYTES_PER_PIXEL * pixels) if memory else 16.0
-    useful = _STEP_PIXELS[place] / pixels
-    trained = _trained(facts, chosen)
+    useful = _BATCH_PIXELS[device] / pixels
     size = facts.processes * 2 ** max(round(math.log2(min(max(min(useful, fits), 1), 16))), 0)
-    reason = (
-        f"an image has {pixels / 1e6:.2f} million pixels, and a step on a {place.upper()} about "
-        f"{_STEP_PIXELS[place] / 1e6:g}"
-    )
+    image = f"an image has {pixels / 1e6:.2f} million pixels"
+    step = f"about {_BATCH_PIXELS[device] / 1e6:g} million per step are best on a {device.upper()}"
+    reason = f"{image}, and {step}"
     if useful < 1:
-        reason = (
-            f"one image has {pixels / 1e6:.2f} million pixels, more than the about "
-            f"{_STEP_PIXELS[place] / 1e6:g} of a step on a {place.upper()}"
-        )
+        reason = f"one image is the minimum: {image}, while {step}"
     if fits < max(useful, 1):
         reason = (
-            f"half of the memory ({memory / 1e9:.0f} GB) holds {fits:.0f} images of "
-            f"{pixels / 1e6:.2f} million pixels in training"
+            f"half of the memory ({memory / 1e9:.0f} GB) is enough for {fits:.0f} images of "
+            f"{pixels / 1e6:.2f} million pixels"
         )
     if facts.processes > 1:
         reason += f"; for each of {facts.processes} processes"
-    if size > trained:
-        size = max(trained // facts.processes, 1) * facts.processes
-        reason = f"there are {trained} pictures to train on"
+    count = _train_images(facts, values)
+    if size > count:
+        size = max(count // facts.processes, 1) * facts.processes
+        reason = f"there are {count} training images"
     yield Choice("SOLVER.IMS_PER_BATCH", size, reason)
 
 
-def rate(_: Facts, chosen: Chosen) -> Iterator[Choice]:
-    size = chosen["SOLVER.IMS_PER_BATCH"]
+def learning_rate(_: DatasetFacts, values: Values) -> Iterator[Choice]:
+    size = values["SOLVER.IMS_PER_BATCH"]
     value = float(f"{0.0005 * math.sqrt(size / 4):.2g}") if size < 4 or size > 8 else 0.0005
     yield Choice(
         "SOLVER.BASE_LR",
         value,
-        "AdamW's: 0.0005 for batches of 4 to 8, else times the root of a quarter of the batch",
+        "for AdamW: 0.0005 for batches of 4 to 8, else 0.0005 * sqrt(batch size / 4)",
     )
 
 
-def steps_wanted(facts: Facts, chosen: Chosen) -> tuple[int, str]:
-    """How many steps training should have, and why."""
-    trained = _trained(facts, chosen)
-    size = chosen["SOLVER.IMS_PER_BATCH"]
-    pretrained = bool(chosen.get("MODEL.WEIGHT"))
-    rounds = _EPOCHS[pretrained, facts.place]
-    start = "pretrained" if pretrained else "random"
-    least = math.ceil(_LEAST_ITERATIONS[pretrained] * max(_LEAST_BATCH / size, 1))
-    end = max(math.ceil(rounds * trained / size), least)
-    end = math.ceil(end / 10) * 10
-    reason = f"{rounds} rounds of {trained} pictures from {start} weights on a {facts.place}"
-    if end * size > 1.2 * rounds * trained:
-        reason = f"{least} steps at least, or {end * size / trained:.0f} rounds of {trained}"
-    return end, reason.replace("cpu", "CPU").replace("gpu", "GPU")
+def recommended_steps(facts: DatasetFacts, values: Values) -> tuple[int, str]:
+    """Return the number of steps that training should have, and why."""
+    count = _train_images(facts, values)
+    size = values["SOLVER.IMS_PER_BATCH"]
+    pretrained = bool(values.get("MODEL.WEIGHT"))
+    epochs = _EPOCHS[pretrained, facts.device]
+    weights = "pretrained" if pretrained else "random"
+    min_steps = math.ceil(_MIN_STEPS[pretrained] * max(_MIN_STEPS_BATCH / size, 1))
+    steps = max(math.ceil(epochs * count / size), min_steps)
+    steps = math.ceil(steps / 10) * 10
+    reason = f"{epochs} epochs of {count} images from {weights} weights on a {facts.device.upper()}"
+    if steps * size > 1.2 * epochs * count:
+        epochs = round(steps * size / count)
+        reason = f"at least {min_steps} steps, which are {epochs} epochs of {count} images"
+    return steps, reason
 
 
-def _steps_given(facts: Facts, chosen: Chosen) -> int | None:
-    """The length of training that is decided already, if it is one of steps."""
-    if epochs := chosen.get("SOLVER.MAX_EPOCHS"):
-        return math.ceil(epochs * _trained(facts, chosen) / chosen["SOLVER.IMS_PER_BATCH"])
-    steps: int | None = chosen.get("SOLVER.MAX_ITER")
+def _fixed_steps(facts: DatasetFacts, values: Values) -> int | None:
+    """Return the number of steps if it is already decided."""
+    if epochs := values.get("SOLVER.MAX_EPOCHS"):
+        return math.ceil(epochs * _train_images(facts, values) / values["SOLVER.IMS_PER_BATCH"])
+    steps: int | None = values.get("SOLVER.MAX_ITER")
     return steps
 
 
-def schedule(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
-    size = chosen["SOLVER.IMS_PER_BATCH"]
-    end, reason = steps_wanted(facts, chosen)
-    if given := _steps_given(facts, chosen):
-        end = given
-        yield Choice("SOLVER.WARMUP_ITERS", min(100, end // 10), "a tenth of all, 100 at most")
+def schedule(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
+    size = values["SOLVER.IMS_PER_BATCH"]
+    steps, reason = recommended_steps(facts, values)
+    warmup = "a tenth of all steps, at most 100"
+    if fixed := _fixed_steps(facts, values):
+        steps = fixed
+        yield Choice("SOLVER.WARMUP_ITERS", min(100, steps // 10), warmup)
     elif facts.minutes and facts.step_seconds:
         minutes, timed = facts.minutes
-        wanted, end = end, max(int(minutes * 60 / facts.step_seconds), 1)
+        recommended, steps = steps, max(int(minutes * 60 / facts.step_seconds), 1)
         yield Choice(
             "SOLVER.MAX_MINUTES",
             minutes,
-            f"as asked for: about {end} steps of {facts.step_seconds:.2g} seconds, loading "
-            f"included, where {wanted} are wanted ({reason}). {timed}",
+            f"as requested: about {steps} steps of {facts.step_seconds:.2g} seconds, including "
+            f"loading, of {recommended} recommended ones ({reason}). {timed}",
         )
-        yield Choice("SOLVER.WARMUP_ITERS", min(100, max(end // 10, 1)), "a tenth, 100 at most")
-    elif chosen.get("SOLVER.MAX_MINUTES"):
-        # Of so many steps as nobody knows: when to evaluate cannot be said.
-        reason = f"a fifth of the steps that are wanted ({end})"
-        yield from _checkpoints(math.ceil(end / 5), reason)
+        yield Choice("SOLVER.WARMUP_ITERS", min(100, max(steps // 10, 1)), warmup)
+    elif values.get("SOLVER.MAX_MINUTES"):
+        # The number of steps is unknown, so evaluations cannot be planned.
+        yield from _checkpoints(
+            math.ceil(steps / 5), f"a fifth of the recommended number of steps ({steps})"
+        )
         return
     else:
-        yield Choice("SOLVER.MAX_ITER", end, f"{reason}; more is better, and takes longer")
-        yield Choice("SOLVER.WARMUP_ITERS", min(100, end // 10), "a tenth of it, 100 at most")
-    fifth = math.ceil(end / 5)
-    if facts.measured is None:
-        yield from _checkpoints(fifth, "a fifth of it")
+        yield Choice("SOLVER.MAX_ITER", steps, f"{reason}; more steps improve the model further")
+        yield Choice("SOLVER.WARMUP_ITERS", min(100, steps // 10), warmup)
+    fifth = math.ceil(steps / 5)
+    if facts.val is None:
+        yield from _checkpoints(fifth, "a fifth of all steps")
         return
-    pictures = len(facts.measured.sizes)
-    # Inference takes about a third of a training step: the part of training that evaluation takes.
-    part = pictures / (3 * end * size)
-    times = int(min(0.1 / part, 5))
-    metric = "segm/AP" if chosen["MODEL.MASK_ON"] else "bbox/AP"
-    if times < 2:
+    images = len(facts.val.sizes)
+    # Inference takes about a third of the time of training on an image.
+    fraction = images / (3 * steps * size)
+    count = int(min(0.1 / fraction, 5))
+    metric = "segm/AP" if values["MODEL.MASK_ON"] else "bbox/AP"
+    if count < 2:
         reason = (
-            f"once, at the end: {pictures} pictures take about {part:.0%} of the time that "
-            "training takes"
+            f"evaluate only at the end: {images} images take about {fraction:.0%} of the training "
+            "time"
         )
         yield Choice("SOLVER.TEST_PERIOD", 0, reason)
-        yield Choice("SOLVER.BEST_METRIC", metric, "model_best.pth is then the last model")
-        yield from _checkpoints(fifth, "a fifth of it")
+        yield Choice("SOLVER.BEST_METRIC", metric, "model_best.pth is then the final model")
+        yield from _checkpoints(fifth, "a fifth of all steps")
         return
     reason = (
-        f"{times} evaluations of {pictures} pictures, in about {times * part:.0%} of the time that "
-        "training takes; an interrupted run goes on from the last"
+        f"{count} evaluations of {images} images take about {count * fraction:.0%} of the training "
+        "time; an interrupted run continues from the last one"
     )
-    yield Choice("SOLVER.TEST_PERIOD", math.ceil(end / times), reason)
-    yield Choice("SOLVER.BEST_METRIC", metric, "the best of them is kept: model_best.pth")
+    yield Choice("SOLVER.TEST_PERIOD", math.ceil(steps / count), reason)
+    yield Choice("SOLVER.BEST_METRIC", metric, "the best model is kept as model_best.pth")
     yield Choice("SOLVER.CHECKPOINTS_KEPT", 1)
 
 
 def _checkpoints(period: int, reason: str) -> Iterator[Choice]:
-    reason += ": from there an interrupted run goes on"
+    reason += "; an interrupted run continues from the last checkpoint"
     yield Choice("SOLVER.CHECKPOINT_PERIOD", period, reason)
     yield Choice("SOLVER.CHECKPOINTS_KEPT", 1)
 
 
-def rare_categories(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
-    found, trained = facts.train, _trained(facts, chosen)
-    rarest = min((row for row in found.categories if row[2]), key=lambda row: row[2])
-    common = min(_COMMON_PICTURES, _COMMON_SHARE * trained)
-    if len(found.categories) > 1 and rarest[2] < common:
+def rare_categories(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
+    categories, count = facts.train.categories, _train_images(facts, values)
+    name, _, images = min((row for row in categories if row[2]), key=lambda row: row[2])
+    common = min(_COMMON_IMAGES, _COMMON_FRACTION * count)
+    if len(categories) > 1 and images < common:
         yield Choice(
             "DATALOADER.REPEAT_THRESHOLD",
-            float(f"{common / trained:.2g}"),
-            f"{rarest[0]} is in {rarest[2]} of {trained} pictures: categories in fewer than "
-            f"{math.ceil(common)} are shown more often",
+            float(f"{common / count:.2g}"),
+            f"{name} is in {images} of {count} images: images of categories in fewer than "
+            f"{math.ceil(common)} are repeated",
         )
 
 
-def workers(facts: Facts, chosen: Chosen) -> Iterator[Choice]:
+def workers(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
     machine = facts.machine
-    decoding = f"reading a picture takes {1000 * facts.train.decoding:.0f} ms"
+    decoding = f"reading an image takes {1000 * facts.train.decoding:.0f} ms"
     if not machine.gpu:
-        cores = "the core" if machine.cores == 1 else f"all {machine.cores} cores"
-        reason = f"the model is computed on {cores}, and {decoding}"
-        yield Choice("DATALOADER.NUM_WORKERS", 0, reason)
+        cores = "the only core" if machine.cores == 1 else f"all {machine.cores} cores"
+        yield Choice("DATALOADER.NUM_WORKERS", 0, f"the model uses {cores}, and {decoding}")
         return
     count = max(min(machine.cores - 1, 8), 0)
-    cores = "the core" if machine.cores == 1 else f"one of {machine.cores} cores"
+    cores = "the only core" if machine.cores == 1 else f"one of {machine.cores} cores"
     yield Choice("DATALOADER.NUM_WORKERS", count, f"{decoding}; {cores} drives the GPU")

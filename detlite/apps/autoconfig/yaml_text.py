@@ -1,4 +1,4 @@
-"""Choices as a YAML file with a comment for each."""
+"""Write choices as a YAML file with a comment for each reason."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from .dataset_facts import Choice
 _WIDTH = 98
 
 
-def places(sets: Mapping[str, Source], how: str) -> list[Choice]:
-    """Where the data are, and what a run makes of them.
+def dataset_choices(sets: Mapping[str, Source], summary: str) -> list[Choice]:
+    """Return the keys that name the datasets and the output folder.
 
     Args:
         sets: "train", and "val" if there is one.
-        how: how the sets came about, in a sentence.
+        summary: how the sets were found, in a sentence.
     """
-    name = _name(sets["train"].images)
+    name = _dataset_name(sets["train"].images)
     root, entries = _catalog(sets, name)
     return [
-        Choice("OUTPUT_DIR", f"output/{name}", "where a run leaves its files"),
-        Choice("DATASETS.ROOT", root, f"{how}. The paths below are relative to this folder"),
+        Choice("OUTPUT_DIR", f"output/{name}", "folder for the files of a run"),
+        Choice("DATASETS.ROOT", root, f"{summary}. The paths below are relative to this folder"),
         Choice("DATASETS.CATALOG", entries),
         Choice("DATASETS.TRAIN", [f"{name}_train"]),
         Choice(
             "DATASETS.TEST",
             [f"{name}_val"] if "val" in sets else [],
-            "" if "val" in sets else "what is trained on would be measured as known",
+            "" if "val" in sets else "an evaluation on the training images would be misleading",
         ),
     ]
 
@@ -43,32 +43,32 @@ def places(sets: Mapping[str, Source], how: str) -> list[Choice]:
 def config_text(
     choices: Sequence[Choice], summary: str, base: str = "_base_/from_scratch_fpn.yaml"
 ) -> str:
-    """The text of a config.
+    """Return the text of a config file.
 
     Args:
         choices: its keys.
-        summary: what the data and the machine are, in a sentence.
-        base: the config that they go over.
+        summary: description of the data and the machine.
+        base: config that they extend.
     """
     lines = [
         *_comment(
-            f"Written by `detlite init`: {summary}. Every key may be changed; `detlite train "
-            "--config` and this file's name trains it, docs/config.md has all keys."
+            f"Written by `detlite init` for {summary}. All keys may be changed; docs/config.md "
+            "describes them. Train with `detlite train --config` and the name of this file."
         ),
         f"_BASE_: {base}",
     ]
     tree: dict[str, Any] = {}
     for choice in choices:
         *sections, leaf = choice.key.split(".")
-        place = tree
+        node = tree
         for section in sections:
-            place = place.setdefault(section, {})
-        place[leaf] = choice
+            node = node.setdefault(section, {})
+        node[leaf] = choice
     return "\n".join([*lines, *_lines(tree, 0)]) + "\n"
 
 
 def _lines(tree: Mapping[str, Any], depth: int) -> list[str]:
-    """A section's keys, values before sections."""
+    """Return the lines of a section, values before subsections."""
     indent, lines = "  " * depth, []
     for key, node in sorted(tree.items(), key=lambda item: isinstance(item[1], dict)):
         if isinstance(node, dict):
@@ -91,7 +91,7 @@ def _comment(text: str, indent: str = "") -> list[str]:
 
 
 def _value(value: Any) -> str:
-    """A value on one line, in YAML's flow style."""
+    """Format a value on one line, in YAML's flow style."""
     text = yaml.safe_dump(
         value, default_flow_style=True, width=float("inf"), sort_keys=False, allow_unicode=True
     )
@@ -99,7 +99,7 @@ def _value(value: Any) -> str:
 
 
 def _catalog(sets: Mapping[str, Source], name: str) -> tuple[str, list[dict[str, str]]]:
-    """DATASETS.ROOT, the folder that holds all of it, and the entries."""
+    """Return DATASETS.ROOT, the folder that contains all files, and the catalog entries."""
     paths = [path for one in sets.values() for path in (one.annotations.parent, one.images)]
     root = Path(os.path.commonpath(paths))
     entries = [
@@ -113,8 +113,8 @@ def _catalog(sets: Mapping[str, Source], name: str) -> tuple[str, list[dict[str,
     return root.as_posix(), entries
 
 
-def _name(images: Path) -> str:
-    """What the data are called: the first folder from below that says something."""
+def _dataset_name(images: Path) -> str:
+    """Return the name of the innermost folder that is not a generic one such as "images"."""
     for part in reversed(images.parts):
         word = re.sub(r"\W+", "_", part).strip("_")
         if word and word.lower() not in ("images", "train", "val", "data", "jpegimages"):

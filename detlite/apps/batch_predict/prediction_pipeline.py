@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from detlite.data.errors import DataError
-from detlite.inference.predictor import Loaded, Prediction, Predictor
+from detlite.inference.predictor import LoadedImage, Prediction, Predictor
 from detlite.structures.instances import Detections
 
 P = TypeVar("P")
 T = TypeVar("T")
-Reading = tuple[int, Future[Loaded | DataError]]
-Found = list[tuple[int, Loaded | DataError, Detections | None]]
+Reading = tuple[int, Future[LoadedImage | DataError]]
+Found = list[tuple[int, LoadedImage | DataError, Detections | None]]
 
 
 def predict_stream(
@@ -28,7 +28,7 @@ def predict_stream(
     then: Callable[[int, Tensor, Prediction], T],
     batch_size: int = 1,
     threads: int = 2,
-    load: Callable[[P], Loaded] | None = None,
+    load: Callable[[P], LoadedImage] | None = None,
 ) -> Iterator[T | DataError]:
     """Detects in pictures one after the other, in as little memory as a few of them take.
 
@@ -48,7 +48,7 @@ def predict_stream(
         For each picture, in order, what `then` returns, or the DataError of a file that cannot be
         read.
     """
-    read: Callable[[Any], Loaded] = load or predictor.load
+    read: Callable[[Any], LoadedImage] = load or predictor.load
     source = enumerate(pictures)
     ahead, due = threads + 2 * batch_size, 0
     reading: deque[Reading] = deque()
@@ -94,14 +94,14 @@ def _networks(streams: int) -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(cores)
 
 
-def _load(read: Callable[[Any], Loaded], picture: Any) -> Loaded | DataError:
+def _load(read: Callable[[Any], LoadedImage], picture: Any) -> LoadedImage | DataError:
     try:
         return read(picture)
     except DataError as error:
         return error
 
 
-def _next(reading: deque[Reading], batch_size: int) -> dict[int, Loaded | DataError]:
+def _next(reading: deque[Reading], batch_size: int) -> dict[int, LoadedImage | DataError]:
     """The first of what is read, by its place, and others of its size that are there already."""
     first, future = reading.popleft()
     loaded = future.result()
@@ -110,14 +110,14 @@ def _next(reading: deque[Reading], batch_size: int) -> dict[int, Loaded | DataEr
         return batch
     for place, other in list(reading):
         image = other.result() if other.done() else None
-        if len(batch) < batch_size and isinstance(image, Loaded) and image.cells == loaded.cells:
+        if len(batch) < batch_size and isinstance(image, LoadedImage) and image.cells == loaded.cells:
             batch[place] = image
             reading.remove((place, other))
     return batch
 
 
-def _detect(predictor: Predictor, batch: dict[int, Loaded | DataError]) -> Found:
-    images = [image for image in batch.values() if isinstance(image, Loaded)]
+def _detect(predictor: Predictor, batch: dict[int, LoadedImage | DataError]) -> Found:
+    images = [image for image in batch.values() if isinstance(image, LoadedImage)]
     found = predictor.detect(images) if images else [None]
     return [(*one, detections) for one, detections in zip(batch.items(), found, strict=True)]
 
@@ -126,10 +126,10 @@ def _finish(
     predictor: Predictor,
     then: Callable[[int, Tensor, Prediction], T],
     place: int,
-    loaded: Loaded | DataError,
+    loaded: LoadedImage | DataError,
     found: Detections | None,
 ) -> T | DataError:
     if isinstance(loaded, DataError):
         return loaded
     assert found is not None
-    return then(place, loaded.picture, predictor.in_picture(found, loaded))
+    return then(place, loaded.original, predictor.to_prediction(found, loaded))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from detlite.apps.autoconfig import Choice, Facts
+    from detlite.apps.autoconfig import Choice, DatasetFacts
 
 _MAX_MINUTES = 525_600  # a year
 _NOT_WITH_COCO = ("val", "images", "annotations", "minutes")
@@ -85,26 +85,34 @@ def config(
 
     With `minutes`, training steps are timed for about a minute and the model is chosen to fit.
     """
-    from detlite.apps.autoconfig import Facts as DatasetFacts
-    from detlite.apps.autoconfig import as_config, choose, config_text, fit, measure, places
+    from detlite.apps.autoconfig import (
+        DatasetFacts,
+        as_config,
+        choose,
+        compute_statistics,
+        config_text,
+        dataset_choices,
+        fit_to_minutes,
+    )
     from detlite.apps.autoconfig.step_timing import mean_step_seconds
     from detlite.apps.dataset_formats import find_sets
     from detlite.apps.doctor import resources
-    from detlite.data import naming_dead_loaders
+    from detlite.data import explain_dead_loader
 
     sets, summary = find_sets(data, val, images, folder)
     print(summary, file=sys.stderr)
     statistics = {
-        split: measure(source.annotations, source.images) for split, source in sets.items()
+        split: compute_statistics(source.annotations, source.images)
+        for split, source in sets.items()
     }
     facts = DatasetFacts(statistics["train"], statistics.get("val"), resources())
-    dataset_keys = places(sets, summary)
+    dataset_keys = dataset_choices(sets, summary)
 
-    def seconds_of_step(facts: Facts, choices: Sequence[Choice]) -> float:
+    def seconds_of_step(facts: DatasetFacts, choices: Sequence[Choice]) -> float:
         return mean_step_seconds(as_config(facts, [*dataset_keys, *choices]))
 
     if minutes:
         print("timing training steps on this machine", file=sys.stderr)
-        with naming_dead_loaders():
-            facts = fit(facts, minutes, seconds_of_step)
+        with explain_dead_loader():
+            facts = fit_to_minutes(facts, minutes, seconds_of_step)
     return config_text([*dataset_keys, *choose(facts)], facts.summary, facts.base)

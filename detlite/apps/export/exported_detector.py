@@ -101,7 +101,6 @@ def write_exported(path: Path, kind: str, cfg: CfgNode, model: DetectionModel) -
         temporary.unlink(missing_ok=True)
 
 
-@READERS.register("exported")
 def read_exported(path: str | Path, opts: Sequence[Any] = ()) -> tuple[CfgNode, DetectionModel]:
     """The config and the detector of a file that `write_exported` wrote.
 
@@ -135,6 +134,9 @@ def read_exported(path: str | Path, opts: Sequence[Any] = ()) -> tuple[CfgNode, 
         f"{path}: exported models end in {', '.join(sorted(set(SUFFIXES.values())))}; a checkpoint "
         "is loaded by Predictor.from_checkpoint"
     )
+
+
+READERS.register("exported")(read_exported)
 
 
 def _build(path: Path, opts: Sequence[Any], note: str) -> tuple[CfgNode, DetectionModel]:

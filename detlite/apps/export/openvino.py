@@ -67,7 +67,6 @@ class OpenVINOPart(nn.Module):
         return pytree.tree_unflatten(results, self._spec)
 
 
-@ENGINES.register("int8")
 def to_openvino(
     model: DetectionModel,
     calibration: Sequence[Tensor] = (),
@@ -101,6 +100,9 @@ def to_openvino(
         graph = _channels_last(graphs[part.name])
         part.replace(OpenVINOPart(graph, pytree.treespec_dumps(spec)))
     return copy
+
+
+ENGINES.register("int8")(to_openvino)
 
 
 def openvino_parts(model: DetectionModel) -> dict[str, OpenVINOPart]:

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from detlite.data.errors import DataError, TooLargeError
-from detlite.inference.images import Loaded
+from detlite.inference.images import LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 
 from .batching import Batcher
@@ -122,7 +122,7 @@ class Service:
     async def _detect(self, body: bytes, threshold: float, deadline: float) -> bytes:
         center = self.predictor.model.convention.keypoint_center
 
-        def then(loaded: Loaded, found: Prediction) -> tuple[bytes, int]:
+        def then(loaded: LoadedImage, found: Prediction) -> tuple[bytes, int]:
             return detections_json(loaded, found, threshold, center)
 
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from detlite.inference.images import Loaded, Picture
+from detlite.inference.images import ImageInput, LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 from detlite.structures.instances import Detections
 
@@ -35,12 +35,12 @@ class Batcher:
         self._size = size
         self._report = report
         self._places = asyncio.Semaphore(2 * size)
-        self._waiting: list[tuple[Loaded, asyncio.Future[Detections]]] = []
+        self._waiting: list[tuple[LoadedImage, asyncio.Future[Detections]]] = []
         self._arrived = asyncio.Event()
         self._hands = ThreadPoolExecutor(2, "pictures")
         self._network = ThreadPoolExecutor(1, "network")
 
-    async def predict(self, picture: Picture, then: Callable[[Loaded, Prediction], T]) -> T:
+    async def predict(self, picture: ImageInput, then: Callable[[LoadedImage, Prediction], T]) -> T:
         """What `then` makes, in some thread, of a picture and its prediction.
 
         A caller that is cancelled leaves the queue. Raises what reading the picture raises, and
@@ -48,8 +48,8 @@ class Batcher:
         """
         loop, predictor = asyncio.get_running_loop(), self._predictor
 
-        def finish(loaded: Loaded, found: Detections) -> T:
-            return then(loaded, predictor.in_picture(found, loaded))
+        def finish(loaded: LoadedImage, found: Detections) -> T:
+            return then(loaded, predictor.to_prediction(found, loaded))
 
         async with self._places:
             loaded = await loop.run_in_executor(self._hands, predictor.load, picture)
@@ -87,7 +87,7 @@ class Batcher:
         self._hands.shutdown(cancel_futures=True)
         self._network.shutdown(cancel_futures=True)
 
-    def _next(self) -> list[tuple[Loaded, asyncio.Future[Detections]]]:
+    def _next(self) -> list[tuple[LoadedImage, asyncio.Future[Detections]]]:
         """Takes the picture that has waited longest, and others of its size."""
         waiting = [pair for pair in self._waiting if not pair[1].done()]
         alike = [pair for pair in waiting if pair[0].cells == waiting[0][0].cells]

@@ -11,6 +11,7 @@ from detlite.config.checks import (
     not_negative,
     one_of,
     positive,
+    strings,
 )
 
 from .key import Key, section
@@ -151,5 +152,11 @@ KEYS = section(
         0,
         "evaluations without a better BEST_METRIC after which the run ends; 0: never",
         not_negative,
+    ),
+    Key(
+        "HOOKS",
+        (),
+        "names of registered hooks that the trainer calls around its steps (see IMPORTS)",
+        strings,
     ),
 )

@@ -1,4 +1,4 @@
-"""The best checkpoint of a run, by a metric, and when a run stops getting better."""
+"""Best checkpoint of a run by a metric, and early stopping when it does not improve."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from detlite.atomic_write import atomic_path
 from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import read_checkpoint, replace_file, save_checkpoint
+from detlite.conversion.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.distributed import all_gather_objects, is_main
-from detlite.engine.validation_loss import KIND as LOSS
+from detlite.engine.run_files import BEST_CHECKPOINT
+from detlite.engine.validation_loss import LOSS
 
-from .ema import OF_AVERAGE
+from .base import Hook
+from .ema import EMA_SUFFIX
 
 logger = logging.getLogger(__name__)
 
-BEST_CHECKPOINT = "model_best.pth"
 
+class BestCheckpoint(Hook):
+    """Keeps a copy of the checkpoint with the best value of a metric, model_best.pth.
 
-class BestCheckpoint:
-    """Keeps a copy of the checkpoint whose evaluation gave the best value of a metric.
-
-    That is the highest one, of a loss the lowest. Of a metric of the weights' average the file has
-    that average as its weights, and nothing to go on training from.
+    The best value is the lowest one for a loss and the highest one otherwise. For a metric of the
+    averaged weights, the file holds these as its weights and cannot be resumed.
 
     Args:
-        metric: `<data set>/<kind>/<name>`, such as my_val/bbox/AP or my_val/loss/total, or without
-            the data set that of the first; empty: nothing is kept.
-        patience: after so many evaluations without a better value the run is to end; 0: never.
+        metric: `<dataset>/<kind>/<name>`, such as my_val/bbox/AP or my_val/loss/total. Without
+            the dataset, the first one counts. Empty: no checkpoint is kept.
+        patience: number of evaluations without a better value after which the run ends; 0: never.
 
     Raises:
         ConfigError: patience without a metric.
@@ -37,7 +38,10 @@ class BestCheckpoint:
 
     def __init__(self, metric: str, patience: int = 0) -> None:
         if patience and not metric:
-            raise ConfigError("SOLVER.PATIENCE needs a metric to look at: SOLVER.BEST_METRIC")
+            raise ConfigError(
+                f"SOLVER.PATIENCE is {patience}, but SOLVER.BEST_METRIC is empty: name a metric, "
+                "such as bbox/AP"
+            )
         self._path = metric.split("/") if metric else []
         self._patience = patience
         self._sign = -1 if LOSS in self._path[:-1] else 1
@@ -46,17 +50,27 @@ class BestCheckpoint:
 
     @property
     def is_out_of_patience(self) -> bool:
-        """Whether there were too many evaluations without a better value."""
+        """True if the last `patience` evaluations gave no better value."""
         return 0 < self._patience <= self.evaluations_since
 
+    def before_train(self) -> None:
+        if self.is_out_of_patience:
+            self.trainer.finish()
+
+    def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
+        self.update(metrics, self.trainer.checkpoint)
+        if self.is_out_of_patience:
+            self.trainer.finish()
+
     def update(self, metrics: dict[str, dict[str, Any]], checkpoint: Path) -> None:
-        """Looks at an evaluation of `checkpoint`; every process calls it.
+        """Compare an evaluation of `checkpoint` with the best one; every process calls it.
 
         Args:
-            metrics: by data set, kind and name on rank 0.
+            metrics: values by dataset, kind and name, on rank 0.
+            checkpoint: the file that was evaluated.
 
         Raises:
-            ConfigError: there is no such metric.
+            ConfigError: the metrics do not include SOLVER.BEST_METRIC.
         """
         if not self._path:
             return
@@ -64,36 +78,34 @@ class BestCheckpoint:
         if isinstance(value, ConfigError):
             raise value
         self.evaluations_since += 1
-        # A metric without ground truth is None.
-        if value is None:
+        if value is None:  # no ground truth of this kind
             return
         if self.value is not None and self._sign * value <= self._sign * self.value:
             return
         self.value, self.evaluations_since = value, 0
         if is_main():
             best = checkpoint.with_name(BEST_CHECKPOINT)
-            if len(self._path) > 2 and self._path[0].endswith(OF_AVERAGE):
+            if len(self._path) > 2 and self._path[0].endswith(EMA_SUFFIX):
                 saved = read_checkpoint(checkpoint)
                 average = saved.training["average"]["values"]
                 save_checkpoint(replace(saved, path=best, model=average, training={}), last=False)
             else:
-                replace_file(best, lambda temporary: shutil.copyfile(checkpoint, temporary))
-            logger.info("%s is the best so far: %s %.4f", best, "/".join(self._path), value)
+                with atomic_path(best) as temporary:
+                    shutil.copyfile(checkpoint, temporary)
+            logger.info("new best checkpoint %s: %s %.4f", best, "/".join(self._path), value)
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` takes to go on."""
         return {"value": self.value, "evaluations_since": self.evaluations_since}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back what `state_dict` gave."""
         self.value, self.evaluations_since = state["value"], state["evaluations_since"]
 
     def _value(self, metrics: dict[str, dict[str, Any]]) -> float | ConfigError | None:
-        """The metric; an error is returned, as the other processes must have it as well."""
+        """Return the metric, or an error, which the other processes must raise too."""
         path = self._path if self._path[0] in metrics else [next(iter(metrics), ""), *self._path]
-        found: Any = metrics
+        value: Any = metrics
         for part in path:
-            if not isinstance(found, dict) or part not in found:
+            if not isinstance(value, dict) or part not in value:
                 known = [
                     f"{name}/{kind}/{metric}"
                     for name, kinds in metrics.items()
@@ -105,5 +117,5 @@ class BestCheckpoint:
                     f"SOLVER.BEST_METRIC {'/'.join(self._path)} is not among the metrics: "
                     f"{', '.join(known)}"
                 )
-            found = found[part]
-        return found
+            value = value[part]
+        return value

@@ -1,4 +1,4 @@
-"""The exponential moving average of a model's weights."""
+"""Exponential moving average (EMA) of the weights."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-OF_AVERAGE = " average"  # after a data set's name: the metrics of the average on it
+from .base import Hook
+
+EMA_SUFFIX = " average"  # follows a dataset's name in the metrics of the averaged weights
 
 
-class WeightAverage:
-    """Follows the weights of a model in training, by `decay` of itself and 1 - `decay` of them.
+class ModelEMA(Hook):
+    """Exponential moving average of a model's weights, updated after each step.
 
-    In the first steps it follows faster, by (1 + n) / (10 + n) after n of them, as in TensorFlow's
-    ExponentialMovingAverage: it would stay near the initial weights. Buffers are averaged alike,
-    those of integers copied.
+    average <- d * average + (1 - d) * weights, with d = min(decay, (1 + n) / (10 + n)) after n
+    updates, as in TensorFlow's ExponentialMovingAverage: early averages would otherwise stay near
+    the initial weights. Floating-point buffers are averaged too, integer buffers are copied.
 
     Attributes:
-        values: the average by the names of the model's state dict.
-        updates: n.
+        values: averaged weights by the names of the model's state dict.
+        updates: number of updates n.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -29,44 +31,46 @@ class WeightAverage:
         self.updates = 0
         self.values = {name: value.clone() for name, value in model.state_dict().items()}
 
+    def after_step(self, losses: dict[str, Tensor]) -> None:
+        if losses:
+            self.update()
+
     @torch.no_grad()
     def update(self) -> None:
-        """Takes a step towards the weights as they are now."""
+        """Move the average towards the current weights."""
         decay = min(self._decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
         weights = self._model.state_dict()
-        means = [name for name, value in weights.items() if value.is_floating_point()]
+        averaged = [name for name, value in weights.items() if value.is_floating_point()]
         torch._foreach_lerp_(
-            [self.values[name] for name in means], [weights[name] for name in means], 1 - decay
+            [self.values[name] for name in averaged],
+            [weights[name] for name in averaged],
+            1 - decay,
         )
-        for name in weights.keys() - set(means):
+        for name in weights.keys() - set(averaged):
             self.values[name].copy_(weights[name])
 
     @contextmanager
-    def in_place_of_weights(self) -> Iterator[None]:
-        """Within the block the model has the average as its weights."""
-        self._exchange()
+    def applied(self) -> Iterator[None]:
+        """Give the model the averaged weights within a `with` block."""
+        self._swap()
         try:
             yield
         finally:
-            self._exchange()
+            self._swap()
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` takes to go on."""
         return {"updates": self.updates, "values": self.values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back what `state_dict` gave.
-
-        Raises:
-            KeyError, RuntimeError: it does not fit the model.
-        """
+        if not state:  # the checkpoint was written without EMA: start from its weights
+            state = {"updates": 0, "values": self._model.state_dict()}
         for name, value in self.values.items():
             value.copy_(state["values"][name])
         self.updates = state["updates"]
 
     @torch.no_grad()
-    def _exchange(self) -> None:
+    def _swap(self) -> None:
         weights: dict[str, Tensor] = self._model.state_dict()
         for name, average in self.values.items():
             weight = weights[name].clone()

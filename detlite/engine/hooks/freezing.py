@@ -1,4 +1,4 @@
-"""What is not trained: the body at the start of a run, and norms that see too few images."""
+"""Freezing: the backbone in the first iterations, and batch norm layers that see few images."""
 
 from __future__ import annotations
 
@@ -9,83 +9,96 @@ from yacs.config import CfgNode
 
 from detlite.config.loading import flatten
 from detlite.conversion.checkpoint.files import Checkpoint
-from detlite.conversion.checkpoint.loading import config_of
+from detlite.conversion.checkpoint.loading import checkpoint_config
 from detlite.distributed import world_size
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
+
+from .base import Hook
 
 logger = logging.getLogger(__name__)
 
 
-class FrozenStart:
-    """Keeps the body of a detector as it is for the first iterations of a run.
+class BackboneFreezeSchedule(Hook):
+    """Freezes the backbone, without its neck, in the first iterations of a run.
 
-    Its parameters need no gradient meanwhile, so that no optimizer touches them or their momentum,
-    and its modules are in evaluation mode: batch norm keeps its statistics. What is never trained
-    (FREEZE_CONV_BODY_AT) stays so.
+    Frozen parameters need no gradient, so the optimizer changes neither them nor their momentum.
+    Frozen modules are in evaluation mode, so batch norm keeps its statistics. Parameters that are
+    never trained (MODEL.BACKBONE.FREEZE_CONV_BODY_AT) stay frozen afterwards.
 
     Args:
-        model: as it will be trained afterwards.
-        iterations: 0: the body is trained from the start.
+        model: the detector, with its trainable parameters requiring gradients.
+        iterations: number of iterations; 0 trains the backbone from the start.
     """
 
-    def __init__(self, model: Detector, iterations: int) -> None:
+    def __init__(self, model: DetectionModel, iterations: int) -> None:
         self._iterations = iterations
-        self._body = model.backbone.body if iterations else nn.Module()
-        self._parameters = [p for p in self._body.parameters() if p.requires_grad]
+        self._backbone = model.backbone.body if iterations else nn.Module()
+        self._parameters = [p for p in self._backbone.parameters() if p.requires_grad]
         self._frozen = False
 
-    def update(self, done: int) -> bool:
-        """Prepares the step that follows on `done` iterations, and says if others are trained now.
+    def before_step(self) -> None:
+        if self.update(self.trainer.iteration - 1):
+            self.trainer.train_step.wrap_model()
 
-        To be called before each step: evaluations put a model back into training mode as a whole.
+    def update(self, done: int) -> bool:
+        """Freeze or unfreeze the backbone for the step that follows `done` finished iterations.
+
+        Call it before every step, because an evaluation puts all modules back into training mode.
+
+        Returns:
+            True if the set of trainable parameters has changed.
         """
         frozen = done < self._iterations
         if frozen:
-            self._body.eval()
+            self._backbone.eval()
         if frozen == self._frozen:
             return False
         self._frozen = frozen
         for parameter in self._parameters:
             parameter.requires_grad_(not frozen)
         if not frozen:
-            self._body.train()
-            logger.info("the body is trained from iteration %d on", done + 1)
+            self._backbone.train()
+            logger.info("the backbone is trained from iteration %d on", done + 1)
         return True
 
 
-def with_norms_by_batch(cfg: CfgNode, before: Checkpoint | None = None) -> CfgNode:
-    """The config that says whether the batch norm of the body is frozen, by FREEZE_NORM_BELOW.
+def resolve_frozen_norms(cfg: CfgNode, checkpoint: Checkpoint | None = None) -> CfgNode:
+    """Freeze the backbone's batch norm in the config if it would see too few images.
 
-    It is resolved once, before training: the model that is evaluated later, on another machine, is
-    built by the same words. So is a run that goes on from the checkpoint `before`, in whatever
-    number of processes.
+    The limit is MODEL.BACKBONE.FREEZE_NORM_BELOW images per forward pass. It is resolved once,
+    before training, because a later evaluation on another machine must build the same model.
+
+    Args:
+        cfg: config of the run.
+        checkpoint: resumed checkpoint, whose choice is kept with any number of processes.
+
+    Returns:
+        A config with MODEL.RESNETS.NORM or MODEL.TIMM.FROZEN_NORM set accordingly.
     """
-    if before and (stored := dict(flatten(config_of(before) or {}))):
-        cfg = cfg.clone()
-        cfg.defrost()
+    limit = cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW
+    stored = dict(flatten(checkpoint_config(checkpoint) or {})) if checkpoint and limit > 0 else {}
+    cfg = cfg.clone()
+    cfg.defrost()
+    if stored:
         cfg.MODEL.RESNETS.NORM = stored.get("MODEL.RESNETS.NORM", cfg.MODEL.RESNETS.NORM)
         frozen = stored.get("MODEL.TIMM.FROZEN_NORM", cfg.MODEL.TIMM.FROZEN_NORM)
         cfg.MODEL.TIMM.FROZEN_NORM = frozen
         cfg.freeze()
         return cfg
-    least = cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW
-    parts = cfg.SOLVER.ACCUMULATION_STEPS
-    in_all = cfg.SOLVER.IMS_PER_BATCH // parts
-    in_one = in_all // world_size()
-    cfg = cfg.clone()
-    cfg.defrost()
+    in_all = cfg.SOLVER.IMS_PER_BATCH // cfg.SOLVER.ACCUMULATION_STEPS
+    per_process = in_all // world_size()
     if cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/"):
-        freezes = not cfg.MODEL.TIMM.FROZEN_NORM and in_one < least
-        cfg.MODEL.TIMM.FROZEN_NORM |= freezes
+        freeze = not cfg.MODEL.TIMM.FROZEN_NORM and per_process < limit
+        cfg.MODEL.TIMM.FROZEN_NORM |= freeze
     else:
-        seen = {"BN": in_one, "SyncBN": in_all}
-        freezes = seen.get(cfg.MODEL.RESNETS.NORM, least) < least
-        if freezes:
+        images = {"BN": per_process, "SyncBN": in_all}
+        freeze = images.get(cfg.MODEL.RESNETS.NORM, limit) < limit
+        if freeze:
             cfg.MODEL.RESNETS.NORM = "FrozenBN"
     cfg.freeze()
-    if freezes:
+    if freeze:
         logger.info(
-            "the batch norm of the body is frozen: it would see fewer images at once than "
-            "MODEL.BACKBONE.FREEZE_NORM_BELOW %d", least,
+            "the backbone's batch norm is frozen: it would see fewer images per forward pass than "
+            "MODEL.BACKBONE.FREEZE_NORM_BELOW (%d)", limit,
         )  # fmt: skip
     return cfg

@@ -1,13 +1,11 @@
-"""What a run reports: log.txt, metrics.jsonl and TensorBoard."""
+"""Training metrics: averages over steps, metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import sys
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,72 +16,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from detlite.config import ConfigError
+from detlite.atomic_write import atomic_open
 from detlite.distributed import all_gather_objects, is_main, reduce_mean
+from detlite.engine.run_files import METRICS_FILE
+
+from .base import Hook
 
 logger = logging.getLogger(__name__)
 
-METRICS_FILE = "metrics.jsonl"
-
-
-@contextmanager
-def logging_to(output_dir: Path) -> Iterator[None]:
-    """Within it, what is logged and warned of goes to `output_dir`/log.txt, appending, as well.
-
-    Handlers that the root logger has get it too; where there are none, as in a command, the console
-    does. The level is INFO. Ranks other than the first log warnings alone, and to no file. After it
-    all is as before.
-
-    Raises:
-        ConfigError: OUTPUT_DIR cannot be made or written to.
-    """
-    root = logging.getLogger()
-    level, showing = root.level, warnings.showwarning
-    handlers: list[logging.Handler] = []
-    if not root.handlers:
-        handlers.append(logging.StreamHandler(sys.stdout))
-    if is_main():
-        try:
-            output_dir.mkdir(parents=True, exist_ok=True)
-            handlers.append(logging.FileHandler(output_dir / "log.txt"))
-        except OSError as error:
-            raise ConfigError(
-                f"OUTPUT_DIR {output_dir}: cannot be written to ({error.strerror})"
-            ) from error
-    form = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S")
-    for handler in handlers:
-        handler.setFormatter(form)
-        root.addHandler(handler)
-    root.setLevel(logging.INFO if is_main() else logging.WARNING)
-    logging.captureWarnings(True)
-    try:
-        yield
-    finally:
-        if warnings.showwarning is not showing:  # the caller had not captured them
-            logging.captureWarnings(False)
-        root.setLevel(level)
-        for handler in handlers:
-            root.removeHandler(handler)
-            handler.close()
-
 
 class NonFiniteLossError(RuntimeError):
-    """A loss became infinite or NaN; nothing was saved after it."""
+    """A loss is infinite or NaN. No checkpoint is saved after it."""
 
 
 class Meters:
-    """Means of losses, and the time that a step takes, since they were last read.
+    """Averages losses and step times between two calls of `read`.
 
-    Losses are added up where they are: no step waits for a device. One that is not finite is
-    noticed there, and reported when they are read.
+    Losses stay on their device until they are read or checked, so that no step waits for it. A
+    non-finite loss is therefore reported later than it occurs.
+
+    Args:
+        max_iter: length of the run, for the estimated time left; None if unknown.
+        save_batch: saves the batch of an iteration, whose file the error message names.
     """
 
-    def __init__(self, max_iter: int | None, keep: Callable[[int], Path] | None = None) -> None:
-        """`keep` writes the batch of an iteration into a file, for the message of an error.
-
-        Without `max_iter` no end is estimated.
-        """
-        self._max_iter, self._keep = max_iter, keep
+    def __init__(
+        self, max_iter: int | None, save_batch: Callable[[int], Path] | None = None
+    ) -> None:
+        self._max_iter, self._save_batch = max_iter, save_batch
         self._seconds: dict[str, float] = defaultdict(float)
         self._names: list[str] = []
         self._steps: list[tuple[int, list[Any], Tensor]] = []  # iteration, image ids, losses [L]
@@ -91,42 +51,46 @@ class Meters:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the seconds that the `with` block takes."""
+        """Add the seconds that the `with` block takes to a meter."""
         start = time.perf_counter()
         yield
         self._seconds[name] += time.perf_counter() - start
 
     def update(self, iteration: int, losses: dict[str, Tensor], image_ids: list[Any]) -> None:
-        """Adds the scalar losses of one step on some images."""
+        """Add the scalar losses of one step."""
         self._names = list(losses)
         stacked = torch.stack([loss.detach().float() for loss in losses.values()])
         self._steps.append((iteration, image_ids, stacked))
 
     def check(self) -> list[list[float]]:
-        """The losses of each step since the last `read`, in one transfer from the device.
+        """Return the losses of each step since the last `read`, in one transfer from the device.
 
         Every process calls it at the same time.
 
         Raises:
-            NonFiniteLossError: one is infinite or NaN in any process; the message names iteration
-                and images, and the file of the batch.
+            NonFiniteLossError: a loss is infinite or NaN in any process. The message names the
+                iteration, the images and the file of the batch.
         """
         rows = torch.stack([losses for *_, losses in self._steps]).tolist() if self._steps else []
-        found = all_gather_objects(self._first_problem(rows))
-        if not any(found):
+        problems = all_gather_objects(self._first_problem(rows))
+        if not any(problems):
             return rows
-        # What is later only follows from it.
-        iteration = min(number for number, _ in filter(None, found))
-        listed = "; ".join(text for number, text in filter(None, found) if number == iteration)
-        kept = f" (kept in {self._keep(iteration)}: `detlite replay`)" if self._keep else ""
+        iteration = min(number for number, _ in filter(None, problems))
+        listed = "; ".join(text for number, text in filter(None, problems) if number == iteration)
+        saved = ""
+        if self._save_batch:
+            saved = (
+                f" Its batch is saved: `detlite replay --batch {self._save_batch(iteration)}` "
+                "finds the module that causes it."
+            )
         raise NonFiniteLossError(
-            f"iteration {iteration}: the loss is not finite ({listed}){kept}. Lower "
-            "SOLVER.BASE_LR, warm up longer (SOLVER.WARMUP_ITERS), clip gradients "
-            "(SOLVER.CLIP_GRAD_NORM) or use DTYPE bfloat16"
+            f"iteration {iteration}: the loss is not finite ({listed}). Lower SOLVER.BASE_LR, "
+            "increase SOLVER.WARMUP_ITERS, clip gradients (SOLVER.CLIP_GRAD_NORM) or set DTYPE "
+            f"bfloat16.{saved}"
         )
 
     def _first_problem(self, rows: list[list[float]]) -> tuple[int, str] | None:
-        """The first iteration with a loss that is not finite, and its losses and images."""
+        """Return the first iteration with a non-finite loss, and its losses and images."""
         for row, (iteration, image_ids, _) in zip(rows, self._steps, strict=True):
             if not all(map(math.isfinite, row)):
                 named = zip(self._names, row, strict=True)
@@ -135,10 +99,10 @@ class Meters:
         return None
 
     def read(self, iteration: int) -> dict[str, float]:
-        """The means over the steps since the last call, which `check` checks, and all processes.
+        """Return means over all processes and the steps since the last call, after `check`.
 
-        With `eta_s` and, on a GPU, `max_memory_mib`, the most that tensors took so far. Nothing
-        where all steps were skipped.
+        Includes `eta_s`, the estimated seconds left, if the length of the run is known, and on
+        CUDA `max_memory_mib`, the peak memory of tensors. Empty if all steps were skipped.
         """
         rows, steps = self.check(), len(self._steps)
         if not steps:
@@ -146,7 +110,7 @@ class Meters:
         sums = [sum(column) for column in zip(*rows, strict=True)]
         totals = {"loss": sum(sums), **dict(zip(self._names, sums, strict=True)), **self._seconds}
         means = reduce_mean({name: total / steps for name, total in totals.items()})
-        # The estimate uses every step so far: single windows differ by their image sizes.
+        # Estimate from all steps so far, because step times vary with the image sizes.
         self._all_steps += steps
         self._all_seconds += means["time"] * steps
         if self._max_iter is not None:
@@ -160,43 +124,39 @@ class Meters:
         return means
 
 
-class MetricsWriter:
-    """Appends metrics to metrics.jsonl and TensorBoard's event file; silent on other ranks.
+class MetricsWriter(Hook):
+    """Writes metrics to metrics.jsonl, TensorBoard and the log, on rank 0.
 
-    Lines are `{"iteration": 20, "loss": 1.2, ..., "lr": 0.02, "time": 0.5, "data_time": 0.01,
-    "eta_s": 60.0}` in training and `{"iteration": 500, "evaluation": {"my_val": {"bbox": ...}}}`
-    after an evaluation. Under SOLVER.MAX_MINUTES those of training also have the "share" of them
-    that is spent.
+    A line of metrics.jsonl is `{"iteration": 20, "loss": 1.2, ..., "lr": 0.02, "time": 0.5,
+    "data_time": 0.01, "eta_s": 60.0}` in training, with "share" (the fraction of the time that is
+    used) under SOLVER.MAX_MINUTES. After an evaluation it is
+    `{"iteration": 500, "evaluation": {"my_val": {"bbox": ...}}}`.
 
     Args:
         output_dir: an existing folder.
-        start: iterations that are done; what an interrupted run wrote about later ones goes.
-        evaluates_again: what it wrote about an evaluation after `start` goes as well.
     """
 
-    def __init__(self, output_dir: Path, start: int, evaluates_again: bool = False) -> None:
-        self._file = None
+    def __init__(self, output_dir: Path) -> None:
+        self._output_dir = output_dir
+
+    def before_train(self) -> None:
         if not is_main():
             return
-        # Heavy to import, and only needed here.
+        # Imported here because it takes seconds.
         from torch.utils.tensorboard import SummaryWriter
 
-        path = output_dir / METRICS_FILE
+        start = self.trainer.iteration
+        path = self._output_dir / METRICS_FILE
         if path.exists():
-            _drop_later(path, start, evaluates_again)
+            _drop_repeated(path, start, self.trainer.repeats_evaluation)
         self._file = path.open("a")
-        self._events = SummaryWriter(str(output_dir), purge_step=start + 1 if start else None)
+        self._events = SummaryWriter(str(self._output_dir), purge_step=start + 1 if start else None)
 
-    def training(self, iteration: int, means: dict[str, float], lr: dict[str, float]) -> None:
-        """Writes and logs the metrics of a training step; those that were all skipped have none."""
-        if not means:
-            return
-        values = means | lr
-        self._write(iteration, values, {f"training/{name}": v for name, v in values.items()})
-        logger.info(_line(iteration, values))
+    def after_log(self, metrics: dict[str, float]) -> None:
+        self._write(metrics, {f"training/{name}": value for name, value in metrics.items()})
+        logger.info(_log_line(self.trainer.iteration, metrics))
 
-    def evaluation(self, iteration: int, metrics: dict[str, dict[str, Any]]) -> None:
-        """Writes metrics by data set, kind (bbox, segm) and name."""
+    def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
         scalars = {
             f"{name}/{kind}/{metric}": value
             for name, kinds in metrics.items()
@@ -204,17 +164,17 @@ class MetricsWriter:
             for metric, value in values.items()
             if isinstance(value, float)
         }
-        self._write(iteration, {"evaluation": metrics}, scalars)
+        self._write({"evaluation": metrics}, scalars)
 
-    def close(self) -> None:
-        """Flushes and closes the files."""
-        if self._file is not None:
+    def after_train(self) -> None:
+        if is_main():
             self._file.close()
             self._events.close()
 
-    def _write(self, iteration: int, row: dict[str, Any], scalars: dict[str, float]) -> None:
-        if self._file is None:
+    def _write(self, row: dict[str, Any], scalars: dict[str, float]) -> None:
+        if not is_main():
             return
+        iteration = self.trainer.iteration
         self._file.write(json.dumps({"iteration": iteration, **row}, allow_nan=False) + "\n")
         self._file.flush()
         for name, value in scalars.items():
@@ -222,37 +182,36 @@ class MetricsWriter:
         self._events.flush()
 
 
-def _line(iteration: int, values: dict[str, float]) -> str:
+def _log_line(iteration: int, metrics: dict[str, float]) -> str:
     losses = ", ".join(
         f"{name.removeprefix('loss_')} {value:.3f}"
-        for name, value in values.items()
+        for name, value in metrics.items()
         if name.startswith("loss_")
     )
     parts = [
         f"iteration {iteration}",
-        f"loss {values['loss']:.3f} ({losses})",
-        f"lr {values['lr']:.2g}",
-        f"{values['time']:.3f} s (data {values['data_time']:.3f})",
-        f"eta {timedelta(seconds=round(values['eta_s']))}",
+        f"loss {metrics['loss']:.3f} ({losses})",
+        f"lr {metrics['lr']:.2g}",
+        f"{metrics['time']:.3f} s (data {metrics['data_time']:.3f})",
+        f"eta {timedelta(seconds=round(metrics['eta_s']))}",
     ]
-    if "max_memory_mib" in values:
-        parts.append(f"memory {values['max_memory_mib']:.0f} MiB")
+    if "max_memory_mib" in metrics:
+        parts.append(f"memory {metrics['max_memory_mib']:.0f} MiB")
     return "  ".join(parts)
 
 
-def _drop_later(path: Path, start: int, evaluates_again: bool) -> None:
-    """Keeps the lines about what is not done again; what a crash or a disk damaged goes too."""
+def _drop_repeated(path: Path, start: int, repeats_evaluation: bool) -> None:
+    """Remove damaged lines, and lines that a run resumed after `start` iterations writes again."""
     kept, damaged = [], 0
     for line in path.read_bytes().splitlines():
         try:
             row = json.loads(line)
-            repeated = evaluates_again and "evaluation" in row
+            repeated = repeats_evaluation and "evaluation" in row
             if row["iteration"] < start + (not repeated):
                 kept.append(line + b"\n")
         except (ValueError, TypeError, KeyError, RecursionError):
             damaged += 1
     if damaged:
-        logger.warning("%s: dropped %d lines that are damaged", path, damaged)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(b"".join(kept))
-    temporary.replace(path)
+        logger.warning("%s: removed %d damaged lines", path, damaged)
+    with atomic_open(path, "wb") as file:
+        file.write(b"".join(kept))

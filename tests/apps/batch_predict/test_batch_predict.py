@@ -54,20 +54,20 @@ def test_tiles_of_an_exported_model(exported: str) -> None:
 def test_overrides_are_of_the_config_in_the_file(
     exported: str, opts: list[str], tiling: Tiling | None
 ) -> None:
-    found = load_predictor(exported, 0.0, opts).by_picture
+    found = load_predictor(exported, 0.0, opts).detector
     assert getattr(found, "tiling", None) == tiling
 
 
 def test_limits_of_pictures(exported: str) -> None:
     """Those of the file, unless others are given."""
     read = Predictor(exported)
-    assert (read.max_pixels, read.picture_bits) == (20_000, 12)
-    read = Predictor(exported, max_pixels=99, picture_bits=10)
-    assert (read.max_pixels, read.picture_bits) == (99, 10)
+    assert (read.max_pixels, read.image_bits) == (20_000, 12)
+    read = Predictor(exported, max_pixels=99, image_bits=10)
+    assert (read.max_pixels, read.image_bits) == (99, 10)
     given = ["DATASETS.MAX_PIXELS", "500", "INPUT.PICTURE_BITS", "9"]
     for opts, most, wanted in (([], None, 20_000), ([], 700, 700), (given, 700, 500)):
         read = load_predictor(exported, 0.0, opts, max_pixels=most)
-        assert (read.max_pixels, read.picture_bits) == (wanted, 9 if opts else 12)
+        assert (read.max_pixels, read.image_bits) == (wanted, 9 if opts else 12)
 
 
 def test_views_of_an_exported_model(
@@ -76,12 +76,13 @@ def test_views_of_an_exported_model(
     """As the file says: by parts; a whole program is refused."""
     cfg = tiny_config("TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True)
     model = build_model(cfg).eval()
-    monkeypatch.setattr(predictor, "read_exported", lambda *_: (cfg, model))
+    predictor.READERS.get("exported")  # imports the reader that is replaced
+    monkeypatch.setitem(predictor.READERS._builders, "exported", lambda *_: (cfg, model))
     for read in (Predictor("model.openvino"), load_predictor("model.openvino", 0.0)):
-        assert [view.flip for view in read.by_picture.views] == [False, True]
-    assert Predictor("model.openvino", min_size=64).by_picture is None
+        assert [view.flip for view in read.detector.views] == [False, True]
+    assert Predictor("model.openvino", min_size=64).detector is model
     program = ProgramDetector(model, lambda *_: [])
-    monkeypatch.setattr(predictor, "read_exported", lambda *_: (cfg, program))
+    monkeypatch.setitem(predictor.READERS._builders, "exported", lambda *_: (cfg, program))
     with pytest.raises(ConfigError, match=r"TEST\.BBOX_AUG\.ENABLED must be False: an exported"):
         Predictor("model.onnx")
 

@@ -12,7 +12,7 @@ from PIL import Image
 from detlite.apps.batch_predict import input_sources as inputs
 from detlite.apps.batch_predict.input_sources import list_pictures, load_picture, stem_of
 from detlite.data import DataError
-from detlite.data.loading.image_reading import read_image
+from detlite.data.loading.image_io import read_image
 
 
 @pytest.fixture

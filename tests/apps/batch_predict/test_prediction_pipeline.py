@@ -12,7 +12,7 @@ from torch import Tensor
 
 from detlite.apps.batch_predict.prediction_pipeline import predict_stream
 from detlite.data import DataError
-from detlite.inference.predictor import Loaded
+from detlite.inference.predictor import LoadedImage
 
 
 class Mean:
@@ -24,19 +24,19 @@ class Mean:
         self.loaded = 0
         self.fails = fails
 
-    def load(self, picture: Any) -> Loaded:
+    def load(self, picture: Any) -> LoadedImage:
         self.loaded += 1
         if isinstance(picture, str):
             raise DataError(f"{picture}: no such picture file")
-        return Loaded(picture, picture)
+        return LoadedImage(picture, picture)
 
-    def detect(self, loaded: list[Loaded]) -> list[Any]:
+    def detect(self, loaded: list[LoadedImage]) -> list[Any]:
         if self.fails:
             raise RuntimeError("out of memory")
-        self.batches.append([tuple(one.image.shape[1:]) for one in loaded])
-        return [one.image.float().mean() for one in loaded]
+        self.batches.append([tuple(one.network_input.shape[1:]) for one in loaded])
+        return [one.network_input.float().mean() for one in loaded]
 
-    def in_picture(self, found: Any, loaded: Loaded) -> Any:
+    def to_prediction(self, found: Any, loaded: LoadedImage) -> Any:
         return {"mean": found.item()}
 
 
@@ -69,7 +69,7 @@ def test_like_sizes_share_a_batch_and_others_do_not() -> None:
     read = threading.Event()
     load = predictor.load
 
-    def all_read(picture: Any) -> Loaded:
+    def all_read(picture: Any) -> LoadedImage:
         loaded = load(picture)
         if predictor.loaded == 4:
             read.set()
@@ -114,11 +114,11 @@ def test_errors_reach_the_caller(place: str) -> None:
 def test_an_end_waits_for_no_picture_that_is_not_being_read() -> None:
     go, begun = threading.Event(), []
 
-    def load(number: int) -> Loaded:
+    def load(number: int) -> LoadedImage:
         begun.append(number)
         assert number == 0 or go.wait(30)  # as for a server that is slow
         picture = torch.zeros(3, 8, 8, dtype=torch.uint8)
-        return Loaded(picture, picture)
+        return LoadedImage(picture, picture)
 
     threading.Timer(0.5, go.set).start()
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -127,11 +127,11 @@ def test_an_end_waits_for_no_picture_that_is_not_being_read() -> None:
 
 
 def test_pictures_are_read_by_another_reader() -> None:
-    def load(name: str) -> Loaded:
+    def load(name: str) -> LoadedImage:
         if name == "":
             raise DataError("nothing there")
         picture = torch.full((3, 8, 8), int(name), dtype=torch.uint8)
-        return Loaded(picture, picture)
+        return LoadedImage(picture, picture)
 
     predictor = Mean()
     found = list(predict_stream(predictor, ["5", "", "7"], then, load=load))
@@ -149,7 +149,7 @@ class Pair(Mean):
         self.meeting = threading.Barrier(2, timeout=30)
         self.shares: list[int] = []
 
-    def detect(self, loaded: list[Loaded]) -> list[Any]:
+    def detect(self, loaded: list[LoadedImage]) -> list[Any]:
         self.meeting.wait()
         self.shares.append(torch.get_num_threads())
         return super().detect(loaded)

@@ -23,7 +23,7 @@ from detlite.apps.batch_predict.work_shards import Totals
 from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
 from detlite.data import DataError
-from detlite.inference.images import Loaded
+from detlite.inference.images import LoadedImage
 
 av = pytest.importorskip("av", reason="needs PyAV, detlite[video]")
 
@@ -62,13 +62,13 @@ class Squares:
     model = SimpleNamespace(convention=CONVENTIONS["detlite"])
     streams = 1
 
-    def load(self, picture: Tensor) -> Loaded:
-        return Loaded(picture, picture)
+    def load(self, picture: Tensor) -> LoadedImage:
+        return LoadedImage(picture, picture)
 
-    def detect(self, loaded: list[Loaded]) -> list[Any]:
-        return [(one.image.min(0).values > 128).nonzero().float() for one in loaded]
+    def detect(self, loaded: list[LoadedImage]) -> list[Any]:
+        return [(one.network_input.min(0).values > 128).nonzero().float() for one in loaded]
 
-    def in_picture(self, found: Tensor, loaded: Loaded) -> dict[str, Any]:
+    def to_prediction(self, found: Tensor, loaded: LoadedImage) -> dict[str, Any]:
         (top, left), (bottom, right) = found.min(0).values, found.max(0).values + 1
         return {
             "boxes": torch.stack([left, top, right, bottom])[None],

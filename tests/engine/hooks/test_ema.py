@@ -3,12 +3,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from detlite.engine.hooks.ema import WeightAverage
+from detlite.engine.hooks.ema import ModelEMA
 
 
 def test_the_average_follows_by_its_recurrence():
     model = nn.BatchNorm1d(2)
-    average = WeightAverage(model, 0.2)
+    average = ModelEMA(model, 0.2)
     wanted = {name: value.double().clone() for name, value in model.state_dict().items()}
     for number in range(9):
         with torch.no_grad():
@@ -28,10 +28,10 @@ def test_the_average_follows_by_its_recurrence():
 def test_it_takes_the_place_of_the_weights_and_leaves_it():
     model = nn.Linear(2, 1)
     before = model.weight.detach().clone()
-    average = WeightAverage(model, 0.5)
+    average = ModelEMA(model, 0.5)
     with torch.no_grad():
         model.weight += 1
-    with average.in_place_of_weights():
+    with average.applied():
         assert torch.equal(model.weight, before)
     assert torch.equal(model.weight, before + 1)
     assert torch.equal(average.values["weight"], before)
@@ -40,7 +40,7 @@ def test_it_takes_the_place_of_the_weights_and_leaves_it():
 
 def test_it_goes_on_from_its_state():
     model = nn.Linear(2, 1)
-    one, other = WeightAverage(model, 0.5), WeightAverage(model, 0.5)
+    one, other = ModelEMA(model, 0.5), ModelEMA(model, 0.5)
     with torch.no_grad():
         model.weight += 1
     one.update()

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint
-from detlite.engine.hooks.freezing import with_norms_by_batch
-from detlite.engine.hooks.run_length import Budget
+from detlite.engine.checkpointer import build_state
+from detlite.engine.hooks.freezing import resolve_frozen_norms
 from detlite.engine.rng import seed_all
+from detlite.engine.run_length import Budget
 from detlite.engine.trainer import train
-from detlite.engine.trainer_state import build_state
 from detlite.modeling.build import build_model
 
 
@@ -163,12 +163,12 @@ def test_norms_by_batch(tiny_config, norm, batch, parts, wanted, caplog):
         "MODEL.RESNETS.NORM", norm, "SOLVER.IMS_PER_BATCH", batch,
         "SOLVER.ACCUMULATION_STEPS", parts, "MODEL.BACKBONE.FREEZE_NORM_BELOW", 4,
     )  # fmt: skip
-    found = with_norms_by_batch(cfg)
+    found = resolve_frozen_norms(cfg)
     assert wanted == found.MODEL.RESNETS.NORM
     assert found.is_frozen()
     assert ("FREEZE_NORM_BELOW 4" in caplog.text) == (norm != wanted)
     assert norm == cfg.MODEL.RESNETS.NORM
-    assert with_norms_by_batch(found) == found
+    assert resolve_frozen_norms(found) == found
 
 
 @pytest.mark.parametrize(("batch", "frozen"), [(3, True), (4, False)])
@@ -177,7 +177,7 @@ def test_norms_of_timm_by_batch(tiny_config, batch, frozen):
         "MODEL.BACKBONE.CONV_BODY", "timm/test_resnet-FPN", "MODEL.TIMM.FROZEN_NORM", False,
         "SOLVER.IMS_PER_BATCH", batch, "MODEL.BACKBONE.FREEZE_NORM_BELOW", 4,
     )  # fmt: skip
-    assert with_norms_by_batch(cfg).MODEL.TIMM.FROZEN_NORM is frozen
+    assert resolve_frozen_norms(cfg).MODEL.TIMM.FROZEN_NORM is frozen
 
 
 @pytest.mark.parametrize(("first", "then", "wanted"), [(2, 4, "FrozenBN"), (4, 2, "BN")])
@@ -187,7 +187,7 @@ def test_a_resumed_run_keeps_its_norms(tiny_config, tmp_path, first, then, wante
             "MODEL.RESNETS.NORM", "BN", "SOLVER.IMS_PER_BATCH", size,
             "MODEL.BACKBONE.FREEZE_NORM_BELOW", 3,
         )  # fmt: skip
-        return with_norms_by_batch(cfg, before)
+        return resolve_frozen_norms(cfg, before)
 
     cfg = by_batch(first)
     before = Checkpoint(tmp_path / "model.pth", {}, [], cfg.dump(), "", [])
@@ -197,4 +197,4 @@ def test_a_resumed_run_keeps_its_norms(tiny_config, tmp_path, first, then, wante
 
 def test_norms_are_left_alone_by_default(tiny_config):
     cfg = tiny_config("MODEL.RESNETS.NORM", "BN", "SOLVER.IMS_PER_BATCH", 1)
-    assert with_norms_by_batch(cfg) == cfg
+    assert resolve_frozen_norms(cfg) == cfg

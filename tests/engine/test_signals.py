@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from detlite.engine.hooks.signals import StoppedError, StopSignals
+from detlite.engine.signals import StoppedError, StopSignals
 
 SIGNALS = pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 
@@ -32,15 +32,15 @@ def test_a_signal_waits_and_handlers_come_back(name):
 @SIGNALS
 def test_a_signal_ends_what_loses_nothing(name):
     with StopSignals() as stop:
-        with pytest.raises(StoppedError, match=f"^{name}: ended"), stop.ending_at_once():
+        with pytest.raises(StoppedError, match=f"^{name}: ended"), stop.ending_immediately():
             send(name)
-        with pytest.raises(StoppedError), stop.ending_at_once():
+        with pytest.raises(StoppedError), stop.ending_immediately():
             pytest.fail("the signal came before")
 
 
 def test_blocks_may_be_nested():
     """A program around a training loop."""
-    with StopSignals() as outer, outer.ending_at_once():
+    with StopSignals() as outer, outer.ending_immediately():
         with StopSignals() as inner:
             send("SIGTERM")
             assert inner.received == "SIGTERM"
@@ -51,7 +51,7 @@ def test_blocks_may_be_nested():
 
 SCRIPT = """
 import os, signal
-from detlite.engine.hooks.signals import StopSignals
+from detlite.engine.signals import StopSignals
 with StopSignals() as stop:
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.{second})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from detlite.conversion.checkpoint.files import Checkpoint, CheckpointError, save_checkpoint
-from detlite.engine.resume import newest_checkpoint
+from detlite.engine.run_files import newest_checkpoint
 
 
 @pytest.fixture

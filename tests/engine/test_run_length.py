@@ -10,9 +10,9 @@ import torch
 
 from detlite.config import ConfigError
 from detlite.conversion.checkpoint.files import read_checkpoint
-from detlite.engine.hooks import run_length as budget_module
-from detlite.engine.hooks.run_length import Budget, TimeBudget, build_budget
+from detlite.engine import run_length as budget_module
 from detlite.engine.rng import seed_all
+from detlite.engine.run_length import Budget, TimeLimit, build_run_length
 from detlite.engine.trainer import train
 
 NO_ITER = ["SOLVER.MAX_ITER", None]
@@ -40,16 +40,16 @@ def clock(monkeypatch):
     ],
 )
 def test_lengths_by_config(make_cfg, keys, images, wanted):
-    budget = build_budget(make_cfg(*keys), images)
+    budget = build_run_length(make_cfg(*keys), images)
     assert budget.max_iter == wanted
-    assert budget.shortens_warm_up == (keys[1] is None)
+    assert budget.shortens_warmup == (keys[1] is None)
 
 
 def test_minutes_that_are_not_counted_are_told(make_cfg, caplog):
-    build_budget(make_cfg("SOLVER.MAX_ITER", 7, "SOLVER.MINUTES_INCLUDE_TEST", True), 10)
+    build_run_length(make_cfg("SOLVER.MAX_ITER", 7, "SOLVER.MINUTES_INCLUDE_TEST", True), 10)
     assert "means nothing without SOLVER.MAX_MINUTES" in caplog.text
     caplog.clear()
-    build_budget(
+    build_run_length(
         make_cfg(*NO_ITER, "SOLVER.MAX_MINUTES", 2, "SOLVER.MINUTES_INCLUDE_TEST", True), 10
     )
     assert not caplog.text
@@ -65,7 +65,7 @@ def test_iterations():
 
 
 def test_the_share_is_that_of_the_time(clock):
-    budget = TimeBudget(1)
+    budget = TimeLimit(1)
     for done, wanted in enumerate((0.25, 0.5, 0.75), 1):
         clock.seconds += 15
         assert not budget.advance(False)
@@ -80,7 +80,7 @@ def test_the_share_is_that_of_the_time(clock):
 
 
 def test_no_iteration_begins_that_cannot_end_in_time(clock):
-    budget = TimeBudget(1)
+    budget = TimeLimit(1)
     for done, last in ((1, False), (2, True)):  # a third would end after 75 s
         clock.seconds += 25
         budget.advance(False)
@@ -89,7 +89,7 @@ def test_no_iteration_begins_that_cannot_end_in_time(clock):
 
 def test_a_slow_first_iteration_ends_no_run(clock):
     """Libraries choose and compile in it."""
-    budget = TimeBudget(1)
+    budget = TimeLimit(1)
     for done, (seconds, last) in enumerate(((40, False), (5, False), (5, False), (6, True)), 1):
         clock.seconds += seconds
         budget.advance(False)
@@ -97,7 +97,7 @@ def test_a_slow_first_iteration_ends_no_run(clock):
 
 
 def test_evaluations_do_not_count(clock):
-    budget = TimeBudget(1)
+    budget = TimeLimit(1)
     with budget.evaluating():
         clock.seconds += 1000
     clock.seconds += 6
@@ -107,7 +107,7 @@ def test_evaluations_do_not_count(clock):
 
 
 def test_evaluations_count_if_asked(clock):
-    budget = TimeBudget(1, with_evaluation=True)
+    budget = TimeLimit(1, with_evaluation=True)
     clock.seconds += 20
     budget.advance(False)
     assert not budget.wants_evaluation
@@ -125,7 +125,7 @@ def test_evaluations_count_if_asked(clock):
 
 
 def test_evaluations_that_take_too_long_are_told(clock, caplog):
-    budget = TimeBudget(1, with_evaluation=True)
+    budget = TimeLimit(1, with_evaluation=True)
     for seconds in (29, 31):
         assert "more than half" not in caplog.text
         with budget.evaluating():
@@ -134,7 +134,7 @@ def test_evaluations_that_take_too_long_are_told(clock, caplog):
 
 
 def test_a_resumed_run_has_the_time_that_is_left(clock):
-    budget = TimeBudget(1, with_evaluation=True)
+    budget = TimeLimit(1, with_evaluation=True)
     for _ in range(2):
         clock.seconds += 10
         budget.advance(False)
@@ -144,7 +144,7 @@ def test_a_resumed_run_has_the_time_that_is_left(clock):
     budget.advance(False)
     state = budget.state_dict()
     clock.seconds += 5000
-    resumed = TimeBudget(1, with_evaluation=True)
+    resumed = TimeLimit(1, with_evaluation=True)
     resumed.load_state_dict(state, 3)
     for one in (budget, resumed):
         assert one.seconds_left == pytest.approx(60 - 26 - 5)
@@ -155,7 +155,7 @@ def test_a_resumed_run_has_the_time_that_is_left(clock):
 
 
 def test_a_run_of_iterations_goes_on_by_the_clock(clock):
-    budget = TimeBudget(1)
+    budget = TimeLimit(1)
     budget.load_state_dict(Budget(9).state_dict(), 3)
     assert budget.share(3) == 0
     assert not budget.is_spent(3)
@@ -165,7 +165,7 @@ def test_a_run_of_iterations_goes_on_by_the_clock(clock):
 
 
 def test_steps_before_the_clock_say_nothing_of_how_long_one_takes(clock):
-    budget = TimeBudget(1)
+    budget = TimeLimit(1)
     budget.load_state_dict(Budget(300).state_dict(), 300)
     for done in (301, 302):
         assert not budget.is_spent(done - 1)
@@ -175,13 +175,13 @@ def test_steps_before_the_clock_say_nothing_of_how_long_one_takes(clock):
 
 
 def test_evaluations_that_were_not_in_the_minutes_are_not_taken_from_them(clock):
-    budget = TimeBudget(1)
+    budget = TimeLimit(1)
     for _ in range(3):
         clock.seconds += 10
         budget.advance(False)
     with budget.evaluating():
         clock.seconds += 1000
-    since = TimeBudget(20, with_evaluation=True)
+    since = TimeLimit(20, with_evaluation=True)
     since.load_state_dict(budget.state_dict(), 3)
     clock.seconds += 10
     since.advance(False)
@@ -312,7 +312,7 @@ from detlite.engine.hooks import run_length as budget_module
 now = [0.0]
 budget_module.time.monotonic = lambda: now[0]
 with process_group("cpu"):
-    budget = budget_module.TimeBudget(1, with_evaluation=True)
+    budget = budget_module.TimeLimit(1, with_evaluation=True)
     seen = []
     for done in range(1, 4):
         now[0] += 10 * (1 + 3 * rank())  # the other one's clock is of no interest

@@ -1,0 +1,154 @@
+"""Save and restore everything that a run needs to continue bit for bit after an interruption."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from yacs.config import CfgNode
+
+from detlite.config.loading import flatten
+from detlite.conventions import convention_of
+from detlite.conversion.checkpoint.files import Checkpoint, CheckpointError, save_checkpoint
+from detlite.conversion.checkpoint.loading import checkpoint_config, load_weights
+from detlite.distributed import all_gather_objects, barrier, is_main, rank, world_size
+
+from .hooks.base import Hook
+from .rng import rng_state, set_rng_state
+from .run_files import AVERAGE_CHECKPOINT, FINAL_CHECKPOINT, numbered_checkpoints
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def save_run(trainer: Trainer, path: Path) -> None:
+    """Write a checkpoint of a run; every process calls it.
+
+    The averaged weights are saved separately next to the final checkpoint. Checkpoints beyond
+    SOLVER.CHECKPOINTS_KEPT are deleted.
+    """
+    cfg, model, ema = trainer.cfg, trainer.model, trainer.ema
+    rng = all_gather_objects(rng_state(model.device))
+    if is_main():
+        checkpoint = Checkpoint(
+            path,
+            model.state_dict(),
+            model.categories,
+            cfg.dump(),
+            convention_of(cfg).name,
+            list(cfg.MODEL.CONVENTION_OVERRIDE),
+            training={
+                "iteration": trainer.iteration,
+                "optimizer": trainer.optimizer.state_dict(),
+                "scheduler": trainer.scheduler.state_dict(),
+                "scaler": trainer.scaler.state_dict(),
+                "best": trainer.best.state_dict(),
+                "budget": trainer.run_length.state_dict(),
+                "skipped": trainer.train_step.skipped,
+                "average": ema.state_dict() if ema else {},
+                "hooks": {k: hook.state_dict() for k, hook in _by_name(trainer.user_hooks).items()},
+                "rng": rng,
+            },
+        )
+        save_checkpoint(checkpoint)
+        logger.info("saved %s", path)
+        if ema and path.name == FINAL_CHECKPOINT:
+            average = path.with_name(AVERAGE_CHECKPOINT)
+            weights = replace(checkpoint, path=average, model=ema.values, training={})
+            save_checkpoint(weights, last=False)
+        if kept := cfg.SOLVER.CHECKPOINTS_KEPT:
+            for old in list(numbered_checkpoints(path.parent).values())[:-kept]:
+                old.unlink()
+    barrier()
+
+
+def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Restore everything that `save_run` wrote; sets `trainer.iteration`.
+
+    Keys that have changed since the checkpoint was saved are logged.
+
+    Raises:
+        CheckpointError: the checkpoint has no training state, does not fit the model, or was
+            written with another optimizer.
+        ConfigError: it was trained with another convention.
+    """
+    load_weights(trainer.model, checkpoint)
+    path, training = checkpoint.path, checkpoint.training
+    changed = _changed_keys(checkpoint, trainer.cfg)
+    if "SOLVER.OPTIMIZER" in changed:
+        before, now = changed["SOLVER.OPTIMIZER"]
+        raise CheckpointError(
+            f"{path}: was trained with SOLVER.OPTIMIZER {before}, now it is {now}: resume with "
+            f"{before}, or name the file as MODEL.WEIGHT of a new run in another OUTPUT_DIR"
+        )
+    try:
+        trainer.optimizer.load_state_dict(training["optimizer"])
+        trainer.scheduler.load_state_dict(training["scheduler"])
+        trainer.scaler.load_state_dict(training["scaler"])
+        if trainer.ema:
+            trainer.ema.load_state_dict(training["average"])
+        trainer.best.load_state_dict(training["best"])
+        trainer.train_step.skipped = training["skipped"]
+        trainer.iteration, rng = training["iteration"], training["rng"]
+        # Checkpoints of older versions have neither of these.
+        trainer.run_length.load_state_dict(training.get("budget", {}), trainer.iteration)
+        states = training.get("hooks", {})
+        for name, hook in _by_name(trainer.user_hooks).items():
+            if name in states:
+                hook.load_state_dict(states[name])
+    except KeyError as error:
+        raise CheckpointError(
+            f"{path}: cannot be resumed because it has no {error}: to train from its weights, name "
+            "it as MODEL.WEIGHT of a new run in another OUTPUT_DIR"
+        ) from error
+    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: its training state does not fit the config ({error}): resume with the config "
+            "that it was saved with"
+        ) from error
+    if changed:
+        logger.warning(
+            "%s was saved with another config: %s. Learning rate, momentum and weight decay "
+            "continue as saved",
+            path, "; ".join(f"{key} {a}, now {b}" for key, (a, b) in changed.items()),
+        )  # fmt: skip
+    if changed.keys() & {"SEED", "SOLVER.IMS_PER_BATCH"}:
+        logger.warning("SEED or SOLVER.IMS_PER_BATCH has changed: the order of the images changes")
+    if len(rng) == world_size():
+        set_rng_state(rng[rank()], trainer.model.device)
+    else:
+        logger.warning(
+            "%s was saved by %d processes, now there are %d: random numbers start again from SEED",
+            path, len(rng), world_size(),
+        )  # fmt: skip
+    logger.info("resumed %s at iteration %d", path, trainer.iteration)
+
+
+def _by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
+    """Key hooks by class name, and further hooks of the same class by "name 2", ..."""
+    named: dict[str, Hook] = {}
+    for hook in hooks:
+        name = base = type(hook).__name__
+        while name in named:
+            name = f"{base} {int(name.removeprefix(base) or 1) + 1}"
+        named[name] = hook
+    return named
+
+
+def _changed_keys(checkpoint: Checkpoint, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
+    """Return (value in the checkpoint's config, value now) of each key that differs."""
+    before = dict(flatten(checkpoint_config(checkpoint) or {}))
+    # load_weights checks the convention.
+    before.pop("MODEL.CONVENTION", None)
+    now = dict(flatten(yaml.safe_load(cfg.dump())))  # through YAML, which turns tuples into lists
+    return {
+        key: (before[key], now[key])
+        for key in sorted(before.keys() & now)
+        if before[key] != now[key] and key != "OUTPUT_DIR"
+    }

@@ -1,0 +1,83 @@
+"""Interface of hooks, and the registry that the config key SOLVER.HOOKS refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from yacs.config import CfgNode
+
+from detlite.registry import Registry
+
+if TYPE_CHECKING:
+    from detlite.engine.trainer import Trainer
+
+
+class Hook:
+    """Code that the trainer calls around its steps; subclasses override what they need.
+
+        @HOOKS.register("StopAtLoss")
+        class StopAtLoss(Hook):
+            def __init__(self, cfg):
+                self.below = 0.1
+
+            def after_log(self, metrics):
+                if metrics["loss"] < self.below:
+                    self.trainer.finish()
+
+    SOLVER.HOOKS names registered hooks, which are built with the config; `detlite.train` also takes
+    hook objects. Every process calls every method at the same point, so a hook may communicate
+    between processes, and writes files only where `detlite.distributed.is_main()`.
+
+    Attributes:
+        trainer: the trainer that calls the hook, set before the first call.
+    """
+
+    trainer: Trainer
+
+    def before_train(self) -> None:
+        """Run before the first iteration, after a checkpoint was loaded."""
+
+    def before_step(self) -> None:
+        """Run before each training step. `trainer.iteration` is its number, from 1."""
+
+    def after_step(self, losses: dict[str, Tensor]) -> None:
+        """Run after each training step.
+
+        Args:
+            losses: scalar losses of this process, on the model's device. Reading one waits for the
+                device. Empty if the step was skipped because a loss was not finite.
+        """
+
+    def after_log(self, metrics: dict[str, float]) -> None:
+        """Run every SOLVER.LOG_PERIOD iterations and after the last one.
+
+        Args:
+            metrics: "loss", each "loss_...", "time", "data_time", "lr", and "eta_s" if known. They
+                are means over the iterations since the last call, and over all processes.
+        """
+
+    def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
+        """Run after each evaluation. `trainer.checkpoint` is the evaluated checkpoint.
+
+        Args:
+            metrics: values by dataset, kind ("bbox", "segm", ...) and name ("AP", ...) on rank 0;
+                empty in other processes.
+        """
+
+    def after_train(self) -> None:
+        """Run after the last evaluation."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what checkpoints store: tensors, numbers, strings, lists and dicts of these."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+# Builders take the config. Registered classes are builders if their __init__ takes it.
+HOOKS: Registry[Callable[[CfgNode], Hook]] = Registry(
+    "hook", on_demand={"RunDrawings": "detlite.apps.drawing.run_drawings"}
+)

@@ -1,0 +1,108 @@
+"""Files of a run in OUTPUT_DIR: their names, and the checkpoint from which a run resumes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from detlite.config import ConfigError
+from detlite.conversion.checkpoint.files import (
+    LAST_CHECKPOINT_FILE,
+    Checkpoint,
+    CheckpointError,
+    DamagedCheckpointError,
+    read_checkpoint,
+)
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.yaml"
+METRICS_FILE = "metrics.jsonl"
+BEST_CHECKPOINT = "model_best.pth"
+FINAL_CHECKPOINT = "model_final.pth"
+AVERAGE_CHECKPOINT = "model_final_average.pth"  # averaged weights, without training state
+_NUMBERED = re.compile(r"model_(\d+)\.pth")
+
+
+def checkpoint_name(iteration: int) -> str:
+    """Return the file name of the checkpoint after `iteration` iterations, if not the final one."""
+    return f"model_{iteration:07d}.pth"
+
+
+def numbered_checkpoints(folder: Path) -> dict[int, Path]:
+    """Return the numbered checkpoints of a run by their iterations, the oldest first."""
+    matches = [(_NUMBERED.fullmatch(path.name), path) for path in folder.glob("model_*.pth")]
+    return dict(sorted((int(match[1]), path) for match, path in matches if match))
+
+
+def files_of_run(folder: Path) -> list[str]:
+    """Return names of files that show that `folder` holds a training run; empty if it does not."""
+    names = [name for name in (METRICS_FILE, FINAL_CHECKPOINT) if (folder / name).exists()]
+    return names + [path.name for path in numbered_checkpoints(folder).values()][-1:]
+
+
+def check_output_dir(folder: Path, resume: bool) -> None:
+    """Check that a new run does not mix its files with those of another run.
+
+    Raises:
+        ConfigError: the folder holds a run that is not resumed.
+    """
+    names = files_of_run(folder)
+    if names and not resume:
+        raise ConfigError(
+            f"OUTPUT_DIR {folder} already holds a run ({', '.join(names)}): continue it with "
+            "--resume (resume=True), choose another OUTPUT_DIR, or remove the folder"
+        )
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """Read the newest undamaged checkpoint of the run in `folder`; None if it has none.
+
+    This is the one that the file last_checkpoint names. If it is damaged, or the file is missing,
+    it is the newest of the others, and the log names the damaged ones.
+
+    Raises:
+        CheckpointError: all checkpoints are damaged, or the last one cannot be read for another
+            reason.
+    """
+    problems: list[str] = []
+
+    def read(path: Path) -> Checkpoint | None:
+        try:
+            return read_checkpoint(path)
+        except DamagedCheckpointError as error:
+            problems.append(str(error))
+            return None
+
+    pointer = folder / LAST_CHECKPOINT_FILE
+    newest = None
+    if pointer.exists():
+        name = pointer.read_bytes().decode(errors="replace").strip()
+        if name in {path.name for path in folder.iterdir() if path.is_file()}:
+            newest = read(folder / name)
+        else:
+            problems.append(f"{pointer} names {name[:80]!r}, which does not exist")
+    if newest is None and (folder / FINAL_CHECKPOINT).is_file():
+        newest = read(folder / FINAL_CHECKPOINT)
+    if newest is None or problems or not pointer.exists():
+        # The final checkpoint is older than the numbered ones if the run was extended.
+        done = newest.training.get("iteration", 0) if newest else 0
+        for iteration, path in reversed(numbered_checkpoints(folder).items()):
+            if iteration <= done:
+                break
+            if newer := read(path):
+                newest = newer
+                break
+    listed = "; ".join(dict.fromkeys(problems))
+    if newest is None and problems:
+        raise CheckpointError(
+            f"{folder} holds no undamaged checkpoint to resume: {listed}. Restore one, or remove "
+            f"{LAST_CHECKPOINT_FILE} and the damaged files to start from scratch"
+        )
+    if newest and (problems or not pointer.exists()):
+        logger.warning(
+            "%s. Resuming from the newest undamaged checkpoint: %s",
+            listed or f"{pointer} is missing", newest.path,
+        )  # fmt: skip
+    return newest

@@ -1,0 +1,211 @@
+"""Length of a run in iterations, epochs or minutes."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from yacs.config import CfgNode
+
+from detlite.distributed import is_main, largest
+
+logger = logging.getLogger(__name__)
+
+
+class RunLength:
+    """Run of a fixed number of iterations.
+
+    Attributes:
+        max_iter: number of iterations; None if unknown in advance.
+        shortens_warmup: True if the length is not given in iterations. The warm-up then ends after
+            a tenth of the run at the latest, since its iterations may exceed the run.
+        evaluation_needed: True if the model should be evaluated now to find out how long that
+            takes.
+        allows_evaluation: True if there is time for an evaluation in addition to the last one.
+    """
+
+    evaluation_needed = False
+    allows_evaluation = True
+
+    def __init__(self, max_iter: int | None, shortens_warmup: bool = False) -> None:
+        self.max_iter = max_iter
+        self.shortens_warmup = shortens_warmup
+
+    def fraction(self, done: int) -> float:
+        """Return the fraction of the run, 0 to 1, that `done` finished iterations are."""
+        assert self.max_iter is not None
+        return done / self.max_iter
+
+    def is_reached(self, done: int) -> bool:
+        """Return True if the run ends after `done` iterations."""
+        assert self.max_iter is not None
+        return done >= self.max_iter
+
+    def advance(self, *flags: bool) -> list[bool]:
+        """Count one iteration; every process calls it after each, without waiting for a device.
+
+        Returns:
+            Each flag, True if it is set in any process.
+        """
+        return [value > 0 for value in largest(flags)]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Mark a `with` block in which the model is evaluated, not trained."""
+        yield
+
+    def report(self) -> dict[str, float]:
+        """Return metrics to log in addition to those of the steps."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], done: int) -> None:
+        """Restore what `state_dict` returned after `done` iterations."""
+
+    def __str__(self) -> str:
+        return f"{self.max_iter} iterations"
+
+
+class TimeLimit(RunLength):
+    """Run that ends after a number of minutes of loading, training and saving.
+
+    The clock of rank 0 counts. The used fraction of the time is stored after each iteration, so
+    that the learning rate is a function of what a checkpoint holds. The last iteration is the one
+    that leaves no time for another.
+
+    Args:
+        minutes: the limit.
+        include_evaluation: count evaluations too. As much time as the longest evaluation so far
+            took is then reserved for the last one, and the model is evaluated halfway if it was
+            not before. Otherwise the clock stops during evaluations.
+    """
+
+    def __init__(self, minutes: float, include_evaluation: bool = False) -> None:
+        super().__init__(None, shortens_warmup=True)
+        self._limit = 60 * minutes
+        self._include_evaluation = include_evaluation
+        self._fractions: list[float] = []
+        self._min_fraction = 0.0  # fractions only rise unless the limit is changed
+        # Seconds in all, in evaluations that count, in the longest evaluation and in the slowest
+        # iteration: values of rank 0 that all processes agreed on after the last iteration.
+        self._seconds = self._evaluations = self._longest = self._slowest = 0.0
+        self._trained = 0.0  # seconds without evaluations after the last iteration
+        self._timed = 0  # number of timed iterations
+        self._start = time.monotonic()
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the last iteration ends."""
+        return max(self._limit - self._reserved - self._seconds, 0.0)
+
+    @property
+    def evaluation_needed(self) -> bool:  # type: ignore[override]
+        return self._include_evaluation and not self._longest and self._seconds >= self._limit / 2
+
+    @property
+    def allows_evaluation(self) -> bool:  # type: ignore[override]
+        return not self._include_evaluation or self._longest < self.seconds_left
+
+    def fraction(self, done: int) -> float:
+        return self._fractions[done - 1] if done else 0.0
+
+    def is_reached(self, done: int) -> bool:
+        # The slowest iteration, usually the first, does not predict the next one.
+        others = self._timed - 1
+        step = (self._seconds - self._evaluations - self._slowest) / others if others > 0 else 0.0
+        return self.seconds_left < step or self.seconds_left == 0
+
+    def advance(self, *flags: bool) -> list[bool]:
+        own = [0.0] * 4
+        if is_main():
+            seconds = time.monotonic() - self._start
+            step = seconds - self._evaluations - self._trained
+            own = [seconds, self._evaluations, self._longest, max(step, self._slowest)]
+        *agreed, self._seconds, self._evaluations, self._longest, self._slowest = largest(
+            [*flags, *own]
+        )
+        self._timed += 1
+        self._trained = self._seconds - self._evaluations
+        used = self._seconds / max(self._limit - self._reserved, self._seconds, 1e-9)
+        self._min_fraction = max(used, self._min_fraction)
+        self._fractions.append(self._min_fraction)
+        return [value > 0 for value in agreed]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        seconds = time.monotonic() - start
+        self._longest = max(self._longest, seconds)
+        if not self._include_evaluation:
+            self._start += seconds
+            return
+        self._evaluations += seconds
+        if 2 * seconds > self._limit:
+            logger.warning(
+                "an evaluation takes %.2g minutes, more than half of SOLVER.MAX_MINUTES: the last "
+                "one may end after the limit", seconds / 60,
+            )  # fmt: skip
+
+    def report(self) -> dict[str, float]:
+        return {"share": self._fractions[-1], "eta_s": self.seconds_left}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "limit": self._limit,
+            "seconds": self._seconds,
+            "evaluations": self._evaluations,
+            "longest": self._longest,
+            "slowest": self._slowest,
+            "timed": self._timed,
+            "shares": torch.tensor(self._fractions, dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], done: int) -> None:
+        # The state is empty if the run was limited in iterations before: all of its time is left.
+        fractions = state.get("shares", torch.zeros(done, dtype=torch.float64))
+        self._fractions = fractions.tolist()
+        # With a new limit, a smaller fraction of the run may be done than before.
+        same_limit = bool(self._fractions) and state.get("limit") == self._limit
+        self._min_fraction = self._fractions[-1] if same_limit else 0.0
+        self._seconds = state.get("seconds", 0.0)
+        self._evaluations = state.get("evaluations", 0.0)
+        self._longest = state.get("longest", 0.0)
+        self._slowest = state.get("slowest", 0.0)
+        self._timed = state.get("timed", 0)
+        self._trained = self._seconds - self._evaluations
+        self._start = time.monotonic() - self._seconds
+
+    @property
+    def _reserved(self) -> float:
+        """Seconds reserved for the last evaluation."""
+        return self._longest if self._include_evaluation else 0.0
+
+    def __str__(self) -> str:
+        return f"{self._limit / 60:g} minutes ({self._seconds / 60:.1f} used)"
+
+
+def build_run_length(cfg: CfgNode, images: int) -> RunLength:
+    """Build the length of a run from SOLVER.MAX_ITER, MAX_EPOCHS or MAX_MINUTES.
+
+    Args:
+        cfg: config of the run.
+        images: number of training images, which make one epoch.
+    """
+    solver = cfg.SOLVER
+    if solver.MAX_MINUTES is not None:
+        return TimeLimit(solver.MAX_MINUTES, solver.MINUTES_INCLUDE_TEST)
+    if solver.MINUTES_INCLUDE_TEST:
+        logger.warning("SOLVER.MINUTES_INCLUDE_TEST has no effect without SOLVER.MAX_MINUTES")
+    if solver.MAX_EPOCHS is not None:
+        iterations = math.ceil(solver.MAX_EPOCHS * images / solver.IMS_PER_BATCH)
+        return RunLength(iterations, shortens_warmup=True)
+    return RunLength(solver.MAX_ITER)

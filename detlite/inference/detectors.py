@@ -1,0 +1,115 @@
+"""Detectors of original images: they resize images themselves, and call a model several times."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from detlite.conventions import Convention
+from detlite.data.transforms.resize import resize_shortest
+from detlite.modeling.detection_model import DetectionModel
+from detlite.structures import boxes as box_ops
+from detlite.structures.instances import Detections
+from detlite.structures.keypoints import rescale_keypoints
+
+
+@dataclass(frozen=True)
+class View:
+    """View of an image by a model: resized (see `get_size`), perhaps mirrored."""
+
+    min_size: int
+    max_size: int
+    flip: bool = False
+
+    def mirror(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+        """Map boxes [..., 4] of an image of (height, width) to this view of it, or back."""
+        return box_ops.flip(boxes, size[1]) if self.flip else boxes
+
+
+class ImageDetector(ABC):
+    """Base class of detectors that take original images; implements `Detector`.
+
+    Args:
+        model: a detector in evaluation mode, which may be exported.
+    """
+
+    resizes_images = True
+
+    def __init__(self, model: DetectionModel) -> None:
+        self.model = model
+
+    @property
+    def categories(self) -> list[dict[str, Any]]:
+        return self.model.categories
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def convention(self) -> Convention:
+        return self.model.convention
+
+    @property
+    def mask_threshold(self) -> float:
+        return self.model.mask_threshold
+
+    @property
+    def takes_proposals(self) -> bool:
+        return self.model.takes_proposals
+
+    @abstractmethod
+    def detect(
+        self,
+        images: Sequence[Tensor],
+        proposals: Sequence[Tensor | None] | None = None,
+        min_score: float = 0.0,
+    ) -> list[Detections]:
+        """Return the detections of each image uint8 [3, H, W], see `Detector.detect`."""
+
+
+class ResizingDetector(ImageDetector):
+    """Resizes images for a model, and maps its detections back.
+
+    Args:
+        model: a detector in evaluation mode that takes no proposals.
+        view: the size of the network input.
+    """
+
+    def __init__(self, model: DetectionModel, view: View) -> None:
+        super().__init__(model)
+        self.view = view
+
+    def detect(
+        self,
+        images: Sequence[Tensor],
+        proposals: Sequence[Tensor | None] | None = None,
+        min_score: float = 0.0,
+    ) -> list[Detections]:
+        sizes = self.view.min_size, self.view.max_size
+        inputs = [resize_shortest(image, *sizes, self.convention.resize) for image in images]
+        detections = self.model.detect(inputs, None, min_score)
+        return [
+            self._map_back(one, size_of(network_input), size_of(image))
+            for one, network_input, image in zip(detections, inputs, images, strict=True)
+        ]
+
+    def _map_back(
+        self, detections: Detections, from_size: tuple[int, int], to_size: tuple[int, int]
+    ) -> Detections:
+        boxes = box_ops.rescale(detections.boxes, from_size, to_size, self.convention)
+        detections = replace(detections, boxes=boxes)
+        if detections.keypoints is None:
+            return detections
+        keypoints = rescale_keypoints(detections.keypoints, from_size, to_size)
+        return replace(detections, keypoints=keypoints)
+
+
+def size_of(image: Tensor) -> tuple[int, int]:
+    """Return (height, width) of an image [..., H, W]."""
+    return image.shape[-2], image.shape[-1]
