@@ -1,20 +1,21 @@
-"""The compiled operators: RoIAlign and RoIPool on one map or a pyramid, non-maximum suppression,
-matching of boxes, the focal loss, the encoding of pasted masks, the cropping of true ones,
-keypoints from heat maps, and what an evaluation counts.
+"""The operators of Mask R-CNN: RoIAlign, RoIPool, NMS, matching, masks, keypoints, focal loss.
 
-The functions that torchvision has too take its arguments in its order. The kernels beneath them are
-also reached as `torch.ops.detlite.<name>` and `detlite._C.<name>`. On devices that they are not
-compiled for, `plain/` stands in.
+Functions that torchvision also has take its arguments in its order. Each runs a compiled kernel on
+the CPU and CUDA, available as `torch.ops.detlite.<name>` and `detlite._C.<name>`. Without a kernel
+for the device, or without compiled kernels at all, `fallback/` implements it with torchvision and
+PyTorch.
 """
 
-# Loads the kernels before operators are declared on them.
+# Defines the operators, which the other modules need.
 from . import kernels as kernels  # isort: split
 
 from .evaluation import mask_intersections, match_detections
 from .fallback import has_kernels
 from .focal_loss import sigmoid_focal_loss
-from .masks import crop_masks, heatmap_peaks, paste_masks
-from .overlaps import batched_nms, match_boxes, nms, padded_nms
+from .keypoints import heatmap_peaks
+from .masks import crop_masks, paste_masks
+from .matching import match_boxes
+from .nms import batched_nms, nms, padded_nms
 from .roi_align import RoIAlign, pyramid_roi_align, roi_align
 from .roi_pool import RoIPool, pyramid_roi_pool, roi_pool
 from .roi_utils import assign_levels

@@ -1,4 +1,4 @@
-"""What an evaluation counts: pixels that masks share, and detections that find objects."""
+"""The counts of an evaluation: pixels that masks share, and detections that match objects."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ def mask_intersections(
     other_pixels: Tensor,
     ranges: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Counts the pixels that run-length encoded masks share, pair by pair, without bitmaps.
+    """Count the pixels that pairs of run-length encoded masks share, without bitmaps.
 
-    The numbers are those of pycocotools' `merge` and `area`. All threads take part; the memory is
-    that of the others' runs and the results. CPU only.
+    The counts equal pycocotools' `merge` and `area`. Runs on all threads; memory holds the runs of
+    the other masks and the results. CPU only.
 
     Args:
-        data: uint8 `[V]`, the texts of COCO's compressed run lengths of N masks end to end.
-        lengths: int64 `[N]`, the bytes of each text.
+        data: uint8 `[V]`, the concatenated strings of COCO's compressed run lengths of N masks.
+        lengths: int64 `[N]`, the bytes of each string.
         pixels: int64 `[N]`, height x width of each mask, below 2^32.
-        index: int64 `[D]`, the mask that each row is about, 0 to N - 1; any may be left out.
+        index: int64 `[D]`, the mask of each row, 0 to N - 1.
         other_data, other_lengths, other_pixels: G other masks in the same form.
-        ranges: int64 `[D, 2]`: the mask of a row is compared with the others from the first of
-            the two numbers to before the second, which are of its image.
+        ranges: int64 `[D, 2]` of (first, end): the mask of a row is compared with the other masks
+            `first` to `end - 1`, those of its image.
 
     Returns:
-        shared: int64 `[P]`, the pixels in common, row by row and in the order of the others.
-        areas: int64 `[D]`, the pixels of each row's mask; -1 where its text is not run lengths
-            that cover its pixels, which then shares nothing.
-        other_areas: int64 `[G]`, the same of the others.
+        shared: int64 `[P]`, the shared pixels of each pair, row by row.
+        areas: int64 `[D]`, the pixels of each row's mask; -1 if its string is not run lengths that
+            cover all its pixels. Such a mask shares nothing.
+        other_areas: int64 `[G]`, the same for the other masks.
 
     Raises:
-        RuntimeError: a shape, type or number is wrong; the message names the argument.
+        RuntimeError: a shape, type or number is invalid; the message names the argument.
     """
     return torch.ops.detlite.mask_intersections(
         data, lengths, pixels, index, other_data, other_lengths, other_pixels, ranges
@@ -54,28 +54,27 @@ def match_detections(
     uncounted: Tensor,
     thresholds: Tensor,
 ) -> Tensor:
-    """Gives detections to objects by COCO's rules (pycocotools' `COCOeval.evaluateImg`).
+    """Match detections to objects by COCO's rules (pycocotools' `COCOeval.evaluateImg`).
 
-    In each group, an image and category, the detections choose in turn, best first: the object
-    that overlaps most of those that are free, by at least the threshold. Objects that count go
-    before those that do not, and crowds are always free. All threads take part. CPU only.
+    In each group (one image and category), each detection in turn, the highest-scoring first,
+    takes the free object with the highest overlap of at least the threshold. Counted objects have
+    priority over ignored ones, and crowds are always free. Runs on all threads. CPU only.
 
     Args:
-        overlaps: float64 `[P]`, of each detection with each object of its group, 0 to 1, group by
-            group and detection by detection.
-        groups: int64 `[Q, 4]`: the first detection of a group, the one after its last, and the
-            same of its objects. Groups follow each other over all detections.
-        crowd: bool `[G]`, the objects that are crowds.
-        ignored: bool `[A, G]`, for each of A sets of objects those that do not count.
-        uncounted: bool `[A, D]`, the detections that do not count where they find nothing.
-        thresholds: float64 `[T]`.
+        overlaps: float64 `[P]`, from 0 to 1, of each detection with each object of its group,
+            group by group and detection by detection.
+        groups: int64 `[Q, 4]` of (first detection, end, first object, end), the ends exclusive.
+            Together the groups cover all detections in order.
+        crowd: bool `[G]`, True for crowds.
+        ignored: bool `[A, G]`, the ignored objects in each of A sets (COCO's area ranges).
+        uncounted: bool `[A, D]`, the detections that are ignored if they match nothing.
+        thresholds: float64 `[T]`, the IoU thresholds.
 
     Returns:
-        uint8 `[A, T, D]`: 0 where a detection is wrong, 1 where it is right, 2 where it does not
-        count.
+        uint8 `[A, T, D]`: 0 for a wrong, 1 for a correct and 2 for an ignored detection.
 
     Raises:
-        RuntimeError: a shape, type or number is wrong; the message names the argument.
+        RuntimeError: a shape, type or number is invalid; the message names the argument.
     """
     return torch.ops.detlite.match_detections(
         overlaps, groups, crowd, ignored, uncounted, thresholds

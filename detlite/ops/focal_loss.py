@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from .fallback.checks import wide
+from .fallback.focal_loss import focal_loss_terms
 
 _forward = torch.ops.detlite.sigmoid_focal_loss_forward
 _backward = torch.ops.detlite.sigmoid_focal_loss_backward
@@ -19,24 +21,24 @@ def sigmoid_focal_loss(
     gamma: float = 2.0,
     reduction: str = "none",
 ) -> Tensor:
-    """Binary cross entropy that counts the less the surer the prediction is of its target.
+    """Compute the binary cross entropy, weighted down for well-classified examples.
 
-    Nothing but the arguments is kept for the gradient, which is computed anew.
+    Only the arguments are kept for the gradient, which is computed from scratch.
 
     Args:
         inputs: logits of any shape and floating type.
-        targets: of the shape of `inputs` and any type, from 0 to 1; they get no gradient.
-        alpha: weight of target 1, from 0 to 1, target 0 having the rest; negative for no weights.
-        gamma: zero or more; 0 is plain cross entropy.
-        reduction: `"none"`, `"mean"` or `"sum"`.
+        targets: from 0 to 1, in the shape of `inputs` and any type; they get no gradient.
+        alpha: weight of target 1, from 0 to 1; target 0 has the rest. Negative for no weights.
+        gamma: at least 0; 0 gives plain cross entropy.
+        reduction: "none", "mean" or "sum".
 
     Returns:
-        The losses, of the shape of `inputs`, or their mean or sum: float32, or float64 for such
-        `inputs`, since the sum over an image's anchors overflows half types.
+        The losses in the shape of `inputs`, or their mean or sum, as float32 (float64 for such
+        `inputs`), because the sum over an image's anchors overflows half types.
 
     Raises:
         ValueError: the reduction is unknown.
-        RuntimeError: any other argument is refused by the kernel; the message names it.
+        RuntimeError: another argument is invalid; the message names it.
     """
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction must be 'none', 'mean' or 'sum', not {reduction!r}")
@@ -48,16 +50,12 @@ def sigmoid_focal_loss(
 
 @torch.library.register_fake("detlite::sigmoid_focal_loss_forward")
 def _(inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
-    return inputs.new_empty(inputs.shape, dtype=_wide(inputs.dtype))
+    return inputs.new_empty(inputs.shape, dtype=wide(inputs.dtype))
 
 
 @torch.library.register_fake("detlite::sigmoid_focal_loss_backward")
 def _(grad: Tensor, inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
     return inputs.new_empty(inputs.shape)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -76,27 +74,19 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate_backward(ctx: Any, grad_grad: Tensor) -> tuple[Any, ...]:
     grad, logits, targets = ctx.saved_tensors
-    wide = grad_grad.to(grad.dtype)
-    curved = wide * grad * _curvature(logits, targets, *ctx.settings)
-    by_grad = _backward(wide, logits, targets, *ctx.settings)
-    return by_grad, curved.to(logits.dtype), None, None, None
+    grad_grad = grad_grad.to(grad.dtype)
+    by_logits = grad_grad * grad * _curvature(logits, targets, *ctx.settings)
+    by_grad = _backward(grad_grad, logits, targets, *ctx.settings)
+    return by_grad, by_logits.to(logits.dtype), None, None, None
 
 
 def _curvature(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
-    """The loss's second derivative by the logits, in the terms of csrc/focal_loss.h."""
-    wide = _wide(logits.dtype)
-    logits, targets = logits.to(wide), targets.to(wide)
-    p, q = logits.sigmoid(), (-logits).sigmoid()
-    miss = targets * q + (1 - targets) * p
-    cross_entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    growth = torch.where(miss > 0, (1 - 2 * targets) * p * q / miss, 0)
-    weight = miss**gamma
-    if alpha >= 0:
-        weight = weight * (alpha * targets + (1 - alpha) * (1 - targets))
-    return weight * (
-        gamma * growth * ((gamma - 1) * growth + q - p) * cross_entropy
-        + 2 * gamma * growth * ((1 - targets) * p - targets * q)
-        + p * q
+    """Return the second derivative of the loss by the logits."""
+    t = focal_loss_terms(logits, targets, alpha, gamma)
+    return t.weight * (
+        gamma * t.growth * ((gamma - 1) * t.growth + t.q - t.p) * t.cross_entropy
+        + 2 * gamma * t.growth * ((1 - t.target) * t.p - t.target * t.q)
+        + t.p * t.q
     )
 
 

@@ -1,64 +1,98 @@
-"""Why the compiled kernels cannot be loaded, and what to do about it, in a line.
+"""Load the compiled kernels, or define the operators without them.
 
-They are built on torch's stable ABI: one binary serves every torch from OLDEST_TORCH on.
+`detlite._C` registers the operators `torch.ops.detlite.*` with their CPU and CUDA kernels. If it is
+not built, cannot be loaded, or is disabled by the environment variable DETLITE_KERNELS=0, only the
+schemas are defined here, and every call uses `detlite.ops.fallback`.
+
+The kernels use torch's stable ABI: one binary serves every torch from OLDEST_TORCH on.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from pathlib import Path
 
 import torch
 
+from .schemas import SCHEMAS
+
+logger = logging.getLogger(__name__)
+
 OLDEST_TORCH = (2, 11)
+BUILD_COMMAND = "pip install --no-build-isolation -e ."
 
 
-def refusal() -> str:
-    """What to do about a torch that is too old for the kernels; "" where it is not."""
+def disabled() -> bool:
+    """Return True if DETLITE_KERNELS=0 disables the kernels."""
+    return os.environ.get("DETLITE_KERNELS") == "0"
+
+
+def why_unavailable(error: Exception) -> str:
+    """Explain in one line why `detlite._C` cannot be imported, and what to do."""
     release = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    if release is None or tuple(map(int, release.groups())) >= OLDEST_TORCH:
-        return ""
-    oldest = ".".join(map(str, OLDEST_TORCH))
-    return (
-        f"detlite needs torch >= {oldest}, and this is torch {torch.__version__}: "
-        "`pip install --upgrade torch torchvision`"
-    )
-
-
-def _platform() -> str:
-    """What torch was built for."""
-    if torch.version.hip:
-        return f"ROCm {torch.version.hip}"
-    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU alone"
-
-
-def remedy(error: Exception) -> str:
-    """What to do about the error by which detlite._C, or an operator in it, was not found."""
-    if not any(Path(__file__).parents[1].glob("_C.*.so")):
+    if release and tuple(map(int, release.groups())) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
         return (
-            "detlite._C, the compiled kernels, is not built: "
-            "`pip install --no-build-isolation -e .` in the detlite folder"
+            f"the compiled kernels need torch >= {oldest}, this is torch {torch.__version__}. "
+            "Run `pip install --upgrade torch torchvision`"
+        )
+    if not any(file.suffix in (".so", ".pyd") for file in Path(__file__).parents[1].glob("_C.*")):
+        return (
+            "the compiled kernels (detlite._C) are not built. To build them, run "
+            f"`{BUILD_COMMAND}` in the detlite folder, with a C++ compiler"
         )
     gpu = re.search(
         r"lib(?:cudart\.so\.(?P<cuda>\d+)|(?:torch|c10)_cuda\.so|"
         r"(?P<rocm>amdhip64\.so|(?:torch|c10)_hip\.so))", str(error),
     )  # fmt: skip
     if gpu:
-        built = "ROCm" if gpu["rocm"] else f"CUDA {gpu['cuda'] or ''}".strip()
+        target = "ROCm" if gpu["rocm"] else f"CUDA {gpu['cuda'] or ''}".strip()
         return (
-            f"detlite's kernels were built for {built}, and torch {torch.__version__} for "
-            f"{_platform()}: install a torch for {built}, or a wheel of detlite for the CPU"
+            f"the compiled kernels are built for {target}, but torch {torch.__version__} for "
+            f"{_torch_platform()}. Install torch for {target}, or a detlite wheel for the CPU"
         )
     return (
-        f"detlite._C, the compiled kernels, cannot be loaded ({error}): install detlite again "
-        "(`pip install --force-reinstall --no-deps` and the wheel, or "
-        "`pip install --no-build-isolation -e .` in the detlite folder)"
+        f"the compiled kernels (detlite._C) cannot be loaded: {error}. Reinstall detlite, or run "
+        f"`{BUILD_COMMAND}` in the detlite folder"
     )
 
 
-if refused := refusal():
-    raise ImportError(refused)
-try:
-    from detlite import _C as _C  # registers torch.ops.detlite
-except (ImportError, AttributeError) as error:  # not built, or built from older sources
-    raise ImportError(remedy(error)) from error
+def _torch_platform() -> str:
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
+
+
+def _load() -> torch.library.Library | None:
+    """Import `detlite._C`. If that fails, return a library that defines the operators instead.
+
+    Raises:
+        ImportError: `detlite._C` was built from other sources and lacks operators.
+    """
+    try:
+        if disabled():
+            raise ImportError("disabled")
+        from detlite import _C
+    except ImportError as error:
+        if not disabled():
+            logger.warning(
+                "%s. Until then, detlite uses torchvision's and PyTorch's own operators: the "
+                "results are the same, but it is slower.",
+                why_unavailable(error),
+            )
+        library = torch.library.Library("detlite", "DEF")
+        for schema in SCHEMAS:
+            library.define(schema)
+        return library
+    missing = {name.partition("(")[0].partition(".")[0] for name in SCHEMAS} - {*dir(_C)}
+    if missing:
+        raise ImportError(
+            f"the compiled kernels lack {', '.join(sorted(missing))}: they were built from other "
+            f"sources. Run `{BUILD_COMMAND}` in the detlite folder"
+        )
+    return None
+
+
+_library = _load()  # the definitions last as long as the object

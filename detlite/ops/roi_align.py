@@ -33,27 +33,26 @@ def roi_align(
     sampling_ratio: int = -1,
     aligned: bool = False,
 ) -> Tensor:
-    """Pools each box's features to one size by averaging bilinear samples.
+    """Pool the features of each box to a fixed size by averaging bilinear samples.
 
     Args:
-        input: `Tensor[N, C, H, W]`, features; see `detlite.ops.roi_utils` on precision.
-        boxes: `Tensor[K, 5]` of (batch index, x1, y1, x2, y2), or a list with a `Tensor[L, 4]`
-            for each image, in the coordinates of the input image. Batch index -1 is padding.
+        input: features `[N, C, H, W]`; see `detlite.ops.roi_utils` about precision.
+        boxes: `[K, 5]` of (batch index, x1, y1, x2, y2), or a list with one `[L, 4]` tensor per
+            image, in coordinates of the input image. Batch index -1 is padding.
         output_size: height and width of the pooled features, or one number for both.
-        spatial_scale: feature cells a box unit; 1 / 4 for features of stride 4.
-        sampling_ratio: samples a bin along each axis; zero or less takes one for each cell begun.
-        aligned: count cell centres at half-integers (ROIAlignV2), which is right for boxes in
-            continuous coordinates. False shifts by half a cell, as the first published models do,
-            and makes every box at least one cell long.
+        spatial_scale: feature cells per pixel of the image: 1 / stride.
+        sampling_ratio: samples per bin and axis; with 0 or less, one for each cell in the bin.
+        aligned: cell centers are at half-integers (ROIAlignV2), as continuous coordinates need.
+            False shifts by half a cell, as in the first published models, and makes every box at
+            least one cell long.
 
     Returns:
-        `Tensor[K, C, height, width]` in the type and memory format of `input`. Samples off the map,
-        padding, and boxes with a coordinate that is NaN or infinite, count as 0. Boxes get no
-        gradient.
+        `[K, C, height, width]` in the type and memory format of `input`. Samples outside the map
+        are 0, as are padding and boxes with a NaN or infinite coordinate. Boxes get no gradient.
 
     Raises:
         ValueError: `boxes` or `output_size` has the wrong shape.
-        RuntimeError: any other argument is refused by the kernel; the message names it.
+        RuntimeError: another argument is invalid; the message names it.
     """
     return pyramid_roi_align([input], boxes, output_size, [spatial_scale], sampling_ratio, aligned)
 
@@ -67,23 +66,23 @@ def pyramid_roi_align(
     aligned: bool = False,
     levels: Tensor | None = None,
 ) -> Tensor:
-    """`roi_align` of each box on its own level of a pyramid, in one call.
+    """Apply `roi_align` to each box on its own level of a feature pyramid, in one call.
 
     Args:
-        inputs: one `Tensor[N, C, H_l, W_l]` for each level, at most 8, of one type, batch size and
+        inputs: one `[N, C, H_l, W_l]` map per level, at most 8, with the same type, batch size and
             number of channels.
         boxes, output_size, sampling_ratio, aligned: as for `roi_align`.
-        spatial_scales: feature cells a box unit, for each level: 1 / stride.
-        levels: int64 `Tensor[K]`, the index of each box's map, any number for padding. None: what
-            `assign_levels` gives, for which the maps must lie in its order.
+        spatial_scales: 1 / stride of each level.
+        levels: int64 `[K]`, the level of each box, any number for padding. None: the result of
+            `assign_levels`, which needs the finest level first.
 
     Returns:
-        `Tensor[K, C, height, width]`, as `roi_align` returns, in the boxes' order.
+        `[K, C, height, width]` as from `roi_align`, in the order of the boxes.
 
     Raises:
         ValueError: `boxes` or `output_size` has the wrong shape, or from `assign_levels`.
-        RuntimeError: any other argument is refused by the kernel; the message names it. A level
-            that there is not is refused as a batch index is, see `detlite.ops.roi_utils`.
+        RuntimeError: another argument is invalid; the message names it. An unknown level is
+            reported like a wrong batch index, see `detlite.ops.roi_utils`.
     """
     height, width = as_pair(output_size)
     rois = as_rois(boxes, inputs[0])
@@ -94,7 +93,7 @@ def pyramid_roi_align(
 
 
 class RoIAlign(nn.Module):
-    """`roi_align` with everything but the features and boxes fixed."""
+    """`roi_align` as a module: everything but the features and boxes is fixed."""
 
     def __init__(
         self,
@@ -192,7 +191,7 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> 
 
 
 def _differentiate_backward(ctx: Any, grad_grads: list[Tensor]) -> tuple[Any, ...]:
-    # Pooling is linear in the features: the derivative of its transpose is pooling itself.
+    # Pooling is linear in the features, so the derivative of its transpose is pooling itself.
     dense = [x.contiguous(memory_format=ctx.memory_format) for x in grad_grads]
     return _forward(dense, *ctx.saved_tensors, *ctx.args), *[None] * 11
 

@@ -28,24 +28,24 @@ _backward = torch.ops.detlite.roi_pool_backward.maps
 def roi_pool(
     input: Tensor, boxes: Boxes, output_size: OutputSize, spatial_scale: float = 1.0
 ) -> Tensor:
-    """Pools each box's features to one size by taking the largest of each bin.
+    """Pool the features of each box to a fixed size by the maximum of each bin.
 
     Args:
-        input: `Tensor[N, C, H, W]`, features; see `detlite.ops.roi_utils` on precision.
-        boxes: `Tensor[K, 5]` of (batch index, x1, y1, x2, y2), or a list with a `Tensor[L, 4]`
-            for each image, in the coordinates of the input image. Batch index -1 is padding.
-            Scaled boxes are rounded to whole cells, the last one included.
+        input: features `[N, C, H, W]`; see `detlite.ops.roi_utils` about precision.
+        boxes: `[K, 5]` of (batch index, x1, y1, x2, y2), or a list with one `[L, 4]` tensor per
+            image, in coordinates of the input image. Batch index -1 is padding. Scaled boxes are
+            rounded to whole cells, the last one included.
         output_size: height and width of the pooled features, or one number for both.
-        spatial_scale: feature cells a box unit; 1 / 16 for features of stride 16.
+        spatial_scale: feature cells per pixel of the image: 1 / stride.
 
     Returns:
-        `Tensor[K, C, height, width]` in the type and memory format of `input`. A bin with no cell
-        on the map is 0, and so is every bin of padding and of a box with a coordinate that is NaN
-        or infinite; a NaN feature wins its bin. Boxes get no gradient.
+        `[K, C, height, width]` in the type and memory format of `input`. Bins without a cell on
+        the map are 0, as are padding and boxes with a NaN or infinite coordinate. A NaN is larger
+        than any number. Boxes get no gradient.
 
     Raises:
         ValueError: `boxes` or `output_size` has the wrong shape.
-        RuntimeError: any other argument is refused by the kernel; the message names it.
+        RuntimeError: another argument is invalid; the message names it.
     """
     return pyramid_roi_pool([input], boxes, output_size, [spatial_scale])
 
@@ -57,7 +57,7 @@ def pyramid_roi_pool(
     spatial_scales: Sequence[float],
     levels: Tensor | None = None,
 ) -> Tensor:
-    """`roi_pool` of each box on its own level of a pyramid; arguments as `pyramid_roi_align`."""
+    """Apply `roi_pool` to each box on its own pyramid level; arguments as `pyramid_roi_align`."""
     height, width = as_pair(output_size)
     rois = as_rois(boxes, inputs[0])
     if levels is None:
@@ -69,7 +69,7 @@ def pyramid_roi_pool(
 
 
 class RoIPool(nn.Module):
-    """`roi_pool` with everything but the features and boxes fixed."""
+    """`roi_pool` as a module: everything but the features and boxes is fixed."""
 
     def __init__(self, output_size: OutputSize, spatial_scale: float = 1.0) -> None:
         super().__init__()
@@ -144,12 +144,12 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> 
 
 
 def _differentiate_backward(ctx: Any, grad_grads: list[Tensor]) -> tuple[Any, ...]:
-    # The gradient moves each pooled value to its argmax cell; its derivative reads them back.
+    # The gradient adds each pooled value to its argmax cell; its derivative reads these cells.
     return _read_argmax(grad_grads, *ctx.saved_tensors), *[None] * 10
 
 
 def _read_argmax(maps: Sequence[Tensor], rois: Tensor, levels: Tensor, argmax: Tensor) -> Tensor:
-    """The features at the cells row * W_l + column that won, 0 where none did, -1."""
+    """Return the features at the argmax cells (row * W_l + column), 0 where argmax is -1."""
     image = rois[:, 0].long()[:, None, None, None]
     channel = torch.arange(argmax.shape[1], device=argmax.device)[None, :, None, None]
     pooled = maps[0].new_zeros(argmax.shape)
@@ -158,7 +158,7 @@ def _read_argmax(maps: Sequence[Tensor], rois: Tensor, levels: Tensor, argmax: T
             continue
         width = features.shape[3]
         here = (levels == level)[:, None, None, None] & (argmax >= 0)
-        # Padding, of image -1, reads the last image, and what it reads is left out.
+        # Padding has image -1 and reads the last image; the mask drops what it reads.
         cell = torch.where(here, argmax, 0).long()
         values = features[image, channel, cell // width, cell % width]
         pooled = torch.where(here, values, pooled)

@@ -1,15 +1,14 @@
-"""What RoIAlign and RoIPool share: how boxes become RoIs, in what precision, and on which level.
+"""RoIs for RoIAlign and RoIPool: conversion of boxes, precision, and pyramid levels.
 
-The precision contract. Features are float64, float32, float16 or bfloat16, and the pooled features
-have their type. Box coordinates are float32 whatever half type the features have (float64 for
-float64 features), and sums are taken in that type too. So the operators need no cast inside
-autocast, and coordinates never round to half: at 1000 pixels bfloat16 is 4 pixels coarse.
+Precision: features are float64, float32, float16 or bfloat16, and pooled features have the same
+type. Box coordinates and sums are float32 for half types (float64 for float64 features). The
+operators therefore need no cast under autocast, and coordinates never round to half types: near
+1000 pixels, bfloat16 has a resolution of 4 pixels.
 
-A RoI is `[batch index, x1, y1, x2, y2]`. Batch index -1 is padding: the RoI pools to zeros and
-passes no gradient. Any other index outside the batch, or a level that there is not, is an error and
-never a read. On the CPU it is a RuntimeError; on CUDA, where looking would stall the stream, it is
-a device-side assertion, as in torch's own indexing, and the error surfaces at the next
-synchronisation. Boxes given as a list, one tensor an image, cannot name a wrong image.
+RoIs are `[K, 5]` of (batch index, x1, y1, x2, y2). Batch index -1 is padding: the RoI pools to
+zeros and passes no gradient. Any other index outside the batch and any unknown level is an error:
+a RuntimeError on the CPU, and on CUDA, where a check would wait for the stream, a device-side
+assertion that surfaces at the next synchronization, as in torch's own indexing.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ OutputSize = int | Sequence[int]
 
 
 def as_rois(boxes: Boxes, features: Tensor) -> Tensor:
-    """The RoIs `Tensor[K, 5]` of boxes as `roi_align` takes them, in the features' precision.
+    """Return boxes in either form that `roi_align` accepts as RoIs `[K, 5]`.
 
     Raises:
-        ValueError: a shape is wrong, or the list is not as long as the batch.
+        ValueError: a shape is wrong, or the length of the list differs from the batch size.
     """
     dtype = torch.float64 if features.dtype == torch.float64 else torch.float32
     if isinstance(boxes, Tensor):
@@ -51,17 +50,17 @@ def as_rois(boxes: Boxes, features: Tensor) -> Tensor:
 
 
 def assign_levels(boxes: Tensor, spatial_scales: Sequence[float]) -> Tensor:
-    """Which level of a pyramid a box is pooled from: FPN (Lin et al., 2017), equation 1.
+    """Choose the pyramid level of each box by its size: FPN (Lin et al., 2017), equation 1.
 
-    A box of the side of an ImageNet crop, 224, belongs to the level of stride 2^4, one of twice
-    the side to the next.
+    A box with the side of an ImageNet crop, 224 pixels, belongs to the level of stride 16, a box
+    of twice the side to the next level.
 
     Args:
-        boxes: `Tensor[K, 4]` of (x1, y1, x2, y2).
-        spatial_scales: 1 / stride of each level, finest first, each half of the one before.
+        boxes: `[K, 4]` of (x1, y1, x2, y2).
+        spatial_scales: 1 / stride of each level, the finest first, each half of the previous one.
 
     Returns:
-        int64 `Tensor[K]`: indices into `spatial_scales`; 0 where the area is negative or NaN.
+        int64 `[K]`: indices into `spatial_scales`; 0 if the area is negative or NaN.
 
     Raises:
         ValueError: a scale is not a positive number.
@@ -74,8 +73,8 @@ def assign_levels(boxes: Tensor, spatial_scales: Sequence[float]) -> Tensor:
     finest = round(-math.log2(spatial_scales[0]))
     x1, y1, x2, y2 = boxes.unbind(dim=1)
     side = ((x2 - x1) * (y2 - y1)).sqrt()
-    # The small addend is part of the rule's usual implementation: a box of exactly a level's size
-    # belongs to it in spite of rounding.
+    # The small addend is part of the usual implementation: a box of exactly a level's size belongs
+    # to it in spite of rounding.
     size = side / 224 + 1e-6
     # Comparisons are exact where log2 rounds, and False where the size is NaN.
     coarser = [size >= 2.0 ** (level + finest - 4) for level in range(1, len(spatial_scales))]
@@ -83,12 +82,12 @@ def assign_levels(boxes: Tensor, spatial_scales: Sequence[float]) -> Tensor:
 
 
 def on_one_level(boxes: Tensor) -> Tensor:
-    """The levels [K] of `Tensor[K, ...]` boxes where there is one map: all 0."""
+    """Return the levels `[K]` of boxes `[K, ...]` if there is only one map: all 0."""
     return boxes.new_zeros(boxes.shape[:1], dtype=torch.int64)
 
 
 def as_pair(output_size: OutputSize) -> tuple[int, int]:
-    """(height, width) of the pooled features, from one number or two."""
+    """Return an output size of one or two numbers as (height, width)."""
     if isinstance(output_size, int):
         return output_size, output_size
     if len(output_size) != 2:
@@ -97,16 +96,16 @@ def as_pair(output_size: OutputSize) -> tuple[int, int]:
 
 
 def memory_format(maps: Sequence[Tensor]) -> torch.memory_format:
-    """How maps `[N, C, H, W]` lie in memory, and with them pooled features and gradients: channels
-    innermost if they are in any of the maps, which is the kernels' own rule."""
-    innermost = (x.shape[1] > 1 and x.stride(1) == 1 and not x.is_contiguous() for x in maps)
-    return torch.channels_last if any(innermost) else torch.contiguous_format
+    """Return the memory format of pooled features and gradients, by the rule of the kernels:
+    channels last if any of the maps is."""
+    is_channels_last = (x.shape[1] > 1 and x.stride(1) == 1 and not x.is_contiguous() for x in maps)
+    return torch.channels_last if any(is_channels_last) else torch.contiguous_format
 
 
 def empty_pooled(
     maps: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype | None = None
 ) -> Tensor:
-    """An empty 4-dimensional result in the memory format of the maps, for the fake kernels."""
+    """Return an uninitialized result with four dimensions in the memory format of the maps."""
     return torch.empty(
         shape,
         dtype=dtype or maps[0].dtype,
@@ -116,7 +115,7 @@ def empty_pooled(
 
 
 def map_sizes(maps: Sequence[Tensor]) -> tuple[int, int, list[int], list[int]]:
-    """Batch size, channels, heights and widths: what a backward kernel must know of the maps."""
+    """Return batch size, channels, heights and widths, which a backward kernel needs."""
     batch_size, channels = maps[0].shape[:2]
     return batch_size, channels, [x.shape[2] for x in maps], [x.shape[3] for x in maps]
 
@@ -124,7 +123,7 @@ def map_sizes(maps: Sequence[Tensor]) -> tuple[int, int, list[int], list[int]]:
 def empty_maps(
     like: Tensor, batch_size: int, channels: int, heights: list[int], widths: list[int]
 ) -> list[Tensor]:
-    """Empty gradients of the maps, in the type and memory format of the pooled gradient."""
+    """Return uninitialized gradients of the maps, in the type and format of the pooled gradient."""
     return [
         empty_pooled([like], (batch_size, channels, height, width))
         for height, width in zip(heights, widths, strict=True)

@@ -1,46 +1,30 @@
-"""Makes oracles.py importable beside the tests, and runs those that ask for a device on each,
-with each set of inner loops that the processor has, and with the plain operators in place of the
-CPU's kernels."""
+"""Run each test with the argument `device` on every implementation of the operators: with each
+CPU instruction set of this machine, with the fallbacks, and on CUDA if present."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from detlite.ops import nms
-from detlite.ops.fallback import instead_of_kernels
+from detlite.ops.fallback import use_fallback_ops
 
 VARIABLE = "DETLITE_CPU_CAPABILITY"
-
-
-DEVICES = ["cpu-default", "cpu-avx2", "cpu-avx512", "cuda"]
-# Of the operators that have a plain form.
-PLAIN_FILES = {
-    "crop_masks",
-    "focal_loss",
-    "heatmap_peaks",
-    "match_boxes",
-    "nms",
-    "padded_nms",
-    "pyramid",
-    "roi_align",
-    "roi_pool",
-    "rois",
-}
+DEVICES = ["cpu-default", "cpu-avx2", "cpu-avx512", "cpu-fallback", "cuda"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
-        plain = Path(str(metafunc.module.__file__)).stem.removeprefix("test_") in PLAIN_FILES
-        metafunc.parametrize("device", [*DEVICES, *["cpu-plain"] * plain], indirect=True)
+        metafunc.parametrize("device", DEVICES, indirect=True)
 
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name, _, capability = request.param.partition("-")
-    if capability == "plain":
-        with instead_of_kernels():
+    if capability == "fallback":
+        with use_fallback_ops():
             yield name
         return
     if name == "cuda":
@@ -57,7 +41,6 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.fixture
-def plain(request: pytest.FixtureRequest) -> bool:
-    """Whether the test runs the plain operators: torch's products of matrices round by the
-    matrices' sizes, so that one call and many agree to rounding and not to the bit."""
-    return bool(request.node.callspec.params["device"] == "cpu-plain")
+def fallback(request: pytest.FixtureRequest) -> bool:
+    """Return True if the test runs the fallbacks, which round differently from the kernels."""
+    return bool(request.node.callspec.params["device"] == "cpu-fallback")

@@ -1,10 +1,10 @@
-"""Throws random inputs at the CPU kernels and compares every set of inner loops with the plainest.
+"""Call the CPU kernels with random inputs and compare all instruction sets.
 
     python tests/ops/fuzz.py --count 100000 --seed 0
 
-Maps are small, boxes anywhere: inside, outside, without extent, inverted, huge, infinite, NaN.
-`make sanitize` runs it under AddressSanitizer and UndefinedBehaviorSanitizer. The last line names
-the seed of a failing input, which `--seed SEED --count 1` repeats.
+Maps are small. Boxes are inside or outside of them, empty, inverted, huge, infinite or NaN.
+`make sanitize` runs this script under AddressSanitizer and UndefinedBehaviorSanitizer. The last
+line of the output names the seed of a failing input; `--seed SEED --count 1` repeats it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,34 @@ from detlite import ops
 
 VARIABLE = "DETLITE_CPU_CAPABILITY"
 DTYPES = [torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64]
-ODD = [0.0, -0.0, 1.0, -1.0, 7.5, 1e4, -1e4, 1e9, -1e9, 3e38, -3e38, float("inf"), float("-inf")]
+SPECIAL_VALUES = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    7.5,
+    1e4,
+    -1e4,
+    1e9,
+    -1e9,
+    3e38,
+    -3e38,
+    float("inf"),
+    float("-inf"),
+]
 
 
 def capabilities() -> list[str]:
-    """Those of this processor, the plainest first."""
-    found = []
+    """Return the instruction sets of this processor, beginning with the default."""
+    names = []
     for name in ("default", "avx2", "avx512"):
         os.environ[VARIABLE] = name
         try:
             ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
-            found.append(name)
+            names.append(name)
         except RuntimeError:
             pass
-    return found
+    return names
 
 
 def random_map(rng: random.Random, dtype: torch.dtype, n: int, c: int) -> Tensor:
@@ -57,13 +71,13 @@ def random_boxes(rng: random.Random, count: int, extent: float) -> Tensor:
     boxes = torch.cat([corner, corner + torch.rand(count, 2) ** 2 * extent], dim=1)
     for _ in range(rng.choice([0, 0, 1, 4])):
         if count:
-            value = rng.choice([*ODD, float("nan")])
+            value = rng.choice([*SPECIAL_VALUES, float("nan")])
             boxes[rng.randrange(count), rng.randrange(4)] = value
     return boxes
 
 
 def pooling(rng: random.Random) -> Callable[[], list[Tensor]]:
-    """One call of an operator on RoIs, with its gradient."""
+    """Return a call of a RoI operator and its gradient."""
     dtype = rng.choice(DTYPES)
     n, c = rng.randrange(1, 3), rng.choice([1, 3, 16, 32, 37, 70])
     levels = rng.choice([1, 1, 2, 4])
@@ -122,16 +136,17 @@ def pasting(rng: random.Random) -> Callable[[], list[Tensor]]:
 
 
 def cropping(rng: random.Random, plain: bool = False) -> Callable[[], list[Tensor]]:
-    """Masks of polygons or of run lengths, which need not lie in their frames, nor be in order.
+    """Return a call of crop_masks with polygons, or with run lengths that may be unordered.
 
-    For the plain operators they are in order, and soft, so that rounding turns no cell over.
+    For a comparison with the fallback operators (`plain`), run lengths are ordered and crops are
+    soft, so that rounding cannot change a cell between 0 and 1.
     """
     count, extent = rng.choice([0, 1, 7]), rng.choice([1, 30, 300, 1e5])
     boxes = random_boxes(rng, count, extent)
     if rng.random() < 0.5:
         values, frame = torch.randn(60, dtype=torch.float64) * extent, [0] * 6
         if rng.random() < 0.2:
-            values[rng.randrange(60)] = rng.choice([*ODD, float("nan")])
+            values[rng.randrange(60)] = rng.choice([*SPECIAL_VALUES, float("nan")])
     else:
         sides = [rng.randrange(1, 150) for _ in range(4)]
         frame = [*sides[:2], rng.randrange(2), rng.randrange(2), *sides[2:]]
@@ -151,7 +166,7 @@ def keypoints(rng: random.Random) -> Callable[[], list[Tensor]]:
 
 
 def focal_loss(rng: random.Random) -> Callable[[], list[Tensor]]:
-    """The loss of logits of any size, with its gradient."""
+    """Return a call of the focal loss of logits of any size and its gradient."""
     shape = rng.choice([(0,), (1,), (7, 3), (5, 80), (3, 37)])
     logits = (torch.randn(shape) * rng.choice([1, 10, 1e4])).to(rng.choice(DTYPES))
     if rng.random() < 0.1 and logits.numel():
@@ -176,16 +191,20 @@ def differ(a: Tensor, b: Tensor, spread: float) -> bool:
 
 
 def check(seed: int, names: list[str]) -> None:
-    """Raises AssertionError where two sets of loops disagree."""
+    """Compare one random input.
+
+    Raises:
+        AssertionError: if two instruction sets disagree.
+    """
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    kinds = [pooling, pooling, suppression, matching, pasting, cropping, keypoints, focal_loss]
-    run = rng.choice(kinds)(rng)
+    generators = [pooling, pooling, suppression, matching, pasting, cropping, keypoints, focal_loss]
+    run = rng.choice(generators)(rng)
     os.environ[VARIABLE] = names[0]
-    wanted = run()
+    expected = run()
     for name in names[1:]:
         os.environ[VARIABLE] = name
-        for a, b in zip(run(), wanted, strict=True):
+        for a, b in zip(run(), expected, strict=True):
             finite = b.double()[b.double().isfinite()]
             spread = 1 + (finite.abs().max().item() if len(finite) else 0)
             assert not differ(a, b, spread), f"{name} and {names[0]} disagree"
@@ -204,7 +223,7 @@ def main() -> int:
         except (AssertionError, RuntimeError) as error:
             print(f"seed {seed}: {error}")
             return 1
-    print(f"{args.count} inputs, {', '.join(names)}: nothing found")
+    print(f"{args.count} inputs, {', '.join(names)}: no differences")
     return 0
 
 

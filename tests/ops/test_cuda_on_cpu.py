@@ -1,14 +1,13 @@
-"""Runs the code of csrc/cuda on the CPU: compiled against a stand-in for CUDA's runtime, and
-registered as the CPU's kernels in a copy of the package, it must pass the operators' own tests.
+"""Run the CUDA kernels on the CPU: csrc/cuda, compiled against an emulated CUDA runtime.
 
-Threads and blocks run in random order, and each barrier is taken out once to see that it is needed
-and that the cases would show it (cuda_on_cpu/barriers.py). A second build fuses multiplications
-and additions, as the GPU's compiler does. A third one takes what the sources have for AMD's GPUs,
-of which 64 threads run together, and must give the same in the cases of barriers.py. What this
-cannot show: what the hardware does to memory that is read and written at once, and how fast
-anything is.
+The kernels are registered as the CPU kernels of a copy of the package, which must pass the tests of
+the operators. Threads and blocks run in random order. Each barrier is disabled once, to check that
+it is necessary and that the test cases detect its absence (cuda_on_cpu/barriers.py). A second build
+fuses multiplications and additions, as nvcc does. A third build uses the code for AMD GPUs with 64
+threads per wavefront. The emulation cannot show the effects of simultaneous memory accesses, nor
+the speed.
 
-CUDA_ON_CPU_FLAGS adds flags of the compiler; `make sanitize` gives its own.
+CUDA_ON_CPU_FLAGS adds compiler flags; `make sanitize` sets it.
 """
 
 import os
@@ -28,18 +27,18 @@ from torch.utils import cpp_extension
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ADDED = os.environ.get("CUDA_ON_CPU_FLAGS", "").split()
-# A vector that is loaded from where it may not lie ends the process.
+# A misaligned vector load ends the process.
 FLAGS = ["-O1", "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-fsanitize=alignment"]
 FLAGS += ["-fno-sanitize-recover=all", *ADDED]
-PLAIN = ["-ffp-contract=off"]
-ROCM = [*PLAIN, "-DUSE_ROCM"]
+UNFUSED = ["-ffp-contract=off"]
+ROCM = [*UNFUSED, "-DUSE_ROCM"]
 FUSED = ["-ffp-contract=fast", "-mfma", "-fexpensive-optimizations"]
 # As in setup.py.
 DEFINES = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000"]
 
 
 def build(folder: Path, rounding: list[str]) -> Path:
-    """Fills a folder with a copy of detlite whose CPU kernels are the CUDA ones."""
+    """Copy detlite into a folder, with the CUDA kernels as its CPU kernels."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None or sys.platform != "linux":
         pytest.skip("needs Linux and a C++ compiler")
@@ -76,7 +75,7 @@ def build(folder: Path, rounding: list[str]) -> Path:
 
 
 def call(command: list[str]) -> str:
-    # A sanitizer that is loaded first is for the tests, not for the compiler.
+    # A preloaded sanitizer is meant for the tests, not for the compiler.
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
@@ -85,7 +84,7 @@ def call(command: list[str]) -> str:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("cuda_on_cpu"), PLAIN)
+    return build(tmp_path_factory.mktemp("cuda_on_cpu"), UNFUSED)
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +110,14 @@ def run(package: Path, *arguments: str, seed: int = 0) -> "subprocess.CompletedP
     return subprocess.run(command, env=environment, cwd=package, capture_output=True, text=True)
 
 
-def test_the_copy_is_what_runs(package):
-    found = run(package, "-c", "from detlite import _C; print(_C.__file__)")
-    assert found.stdout.strip() == str(package / "detlite" / "_C.abi3.so"), found.stderr
+def test_subprocesses_use_the_copied_package(package):
+    result = run(package, "-c", "from detlite import _C; print(_C.__file__)")
+    assert result.stdout.strip() == str(package / "detlite" / "_C.abi3.so"), result.stderr
 
 
-# Left out: what is about the Python side. Two gradients of pyramids stand for the rest, which
-# takes minutes.
+# Skips tests of the Python side, and all but two of the slow tests of pyramid gradients.
 ONE_CALL = "2-False-dtype1-channels_last or (pool_is_one_call and strided)"
-CHOSEN = (
+SELECTED_TESTS = (
     "cpu-default and not (opcheck or trace) "
     f"and (not test_pyramid or empty or torchvisions or {ONE_CALL})"
 )
@@ -132,7 +130,7 @@ OPERATORS = [
 
 def run_operators_tests(package: Path, operators: str, seed: int) -> None:
     files = [str(HERE / f"test_{name}.py") for name in operators.split()]
-    options = ["-q", "-p", "no:cacheprovider", "-k", CHOSEN]
+    options = ["-q", "-p", "no:cacheprovider", "-k", SELECTED_TESTS]
     tests = run(package, "-m", "pytest", *options, *files, seed=seed)
     assert tests.returncode == 0, tests.stdout[-5000:] + tests.stderr[-5000:]
 
@@ -148,16 +146,16 @@ def test_fused_kernels_pass_the_operators_tests(fused_package, operators):
 
 
 @pytest.mark.parametrize("kind", ["package", "rocm_package"])
-def test_every_barrier_is_needed(kind, request, tmp_path):
-    # In every order; and the results are those of the CPU's kernels.
+def test_every_barrier_is_necessary(kind, request, tmp_path):
+    # Also compares the results with those of the CPU kernels.
     package = request.getfixturevalue(kind)
     folder = HERE / "cuda_on_cpu"
     ran = run(package, str(folder / "barriers.py"), str(tmp_path / "results.pt"))
     assert ran.returncode == 0, ran.stdout + ran.stderr[-5000:]
-    found = torch.load(tmp_path / "results.pt")
+    results = torch.load(tmp_path / "results.pt")
     expected = runpy.run_path(str(folder / "cases.py"))["all_results"]()
-    assert found.keys() == expected.keys()
+    assert results.keys() == expected.keys()
     for name in expected:
         torch.testing.assert_close(
-            found[name], expected[name], equal_nan=True, msg=lambda text, n=name: f"{n}: {text}"
+            results[name], expected[name], equal_nan=True, msg=lambda text, n=name: f"{n}: {text}"
         )

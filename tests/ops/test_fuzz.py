@@ -1,4 +1,4 @@
-"""A short run of fuzz.py, so that it keeps working; `make sanitize` makes the long one."""
+"""A short run of fuzz.py. `make sanitize` runs it for longer."""
 
 import os
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ def _restore_environment() -> Iterator[None]:
         os.environ[fuzz.VARIABLE] = before
 
 
-def test_capabilities_begin_with_the_plainest():
+def test_capabilities_begin_with_the_default():
     assert fuzz.capabilities()[0] == "default"
 
 
-def test_random_inputs_agree():
+def test_instruction_sets_agree_on_random_inputs():
     names = fuzz.capabilities()
     for seed in range(1000):
         fuzz.check(seed, names)

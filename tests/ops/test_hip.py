@@ -1,6 +1,6 @@
-"""What torch's hipify makes of csrc/cuda compiles for AMD's GPUs, with the flags of setup.py.
+"""Compile csrc/cuda for AMD GPUs, after torch's hipify, with the flags of setup.py.
 
-Needs hipcc, which Debian has in a package of its name. Nothing here runs on a GPU.
+Needs hipcc, for example from Debian's package hipcc, but no GPU.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import setuptools
 from torch.utils import cpp_extension
 from torch.utils.hipify import hipify_python
 
-# Of the one 64 threads run together, of the other 32.
+# With wavefronts of 64 and of 32 threads.
 ARCHITECTURES = "gfx90a", "gfx1030"
-# In place of rocThrust, for torch's headers.
+# Replaces rocThrust, which torch's headers include.
 THRUST = """
 namespace thrust {
 template <typename T> struct complex {
@@ -36,11 +36,11 @@ template <typename T> __host__ __device__ complex<T> polar(T, T);
 @pytest.fixture
 def hipified(repo_root: Path, tmp_path: Path) -> list[Path]:
     if shutil.which("hipcc") is None:
-        pytest.skip("needs hipcc, of ROCm or of Debian's package hipcc")
+        pytest.skip("needs hipcc from ROCm or from Debian's package hipcc")
     shutil.copytree(repo_root / "csrc", tmp_path / "csrc", ignore=shutil.ignore_patterns("hip"))
     sources = sorted((tmp_path / "csrc").rglob("*.c*"))
-    # As torch's CUDAExtension calls it.
-    made = hipify_python.hipify(
+    # The same call as in torch's CUDAExtension.
+    results = hipify_python.hipify(
         project_directory=str(tmp_path),
         output_directory=str(tmp_path),
         header_include_dirs=[str(tmp_path / "csrc")],
@@ -50,12 +50,12 @@ def hipified(repo_root: Path, tmp_path: Path) -> list[Path]:
         hipify_extra_files_only=True,
         show_progress=False,
     )
-    new = {Path(made[str(source)].hipified_path) for source in sources} - set(sources)
+    new = {Path(results[str(source)].hipified_path) for source in sources} - set(sources)
     assert {file.parent for file in new} == {tmp_path / "csrc" / "hip"}
     return sorted(new)
 
 
-def test_the_kernels_compile_for_amd(hipified, repo_root, tmp_path, monkeypatch):
+def test_kernels_compile_for_amd(hipified, repo_root, tmp_path, monkeypatch):
     monkeypatch.setattr(setuptools, "setup", lambda **options: None)
     setup = runpy.run_path(str(repo_root / "setup.py"))
     stub = tmp_path / "thrust" / "complex.h"
@@ -68,7 +68,7 @@ def test_the_kernels_compile_for_amd(hipified, repo_root, tmp_path, monkeypatch)
         f"-I{tmp_path / 'csrc'}", f"-I{tmp_path}",
         *(f"-isystem{path}" for path in cpp_extension.include_paths()),
     ]  # fmt: skip
-    # Debian's hipcc calls nvcc where it finds one.
+    # Debian's hipcc calls nvcc if it finds one.
     env = os.environ | {"HIP_PLATFORM": "amd"}
 
     def compiled(source: Path) -> str:

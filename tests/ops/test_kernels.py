@@ -1,20 +1,141 @@
-"""What an import says of kernels that cannot be loaded."""
+"""Test loading of the compiled kernels, and detlite without them."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from detlite.ops import kernels
+from detlite.ops.schemas import SCHEMAS
+
+# Trains one step, predicts, evaluates and exports with `detlite._C` hidden.
+PROGRAM = """
+import json, sys
+sys.modules["detlite._C"] = None
+import torch
+from detlite import ops
+from detlite.config import load_config
+from detlite.modeling.build import build_model
+from detlite.ops.evaluation import mask_intersections, match_detections
+
+torch.manual_seed(0)
+model = build_model(load_config(None, json.loads(sys.argv[1])))
+images = [torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8)] * 2
+masks = torch.zeros(1, 64, 96, dtype=torch.uint8)
+masks[:, 10:40, 20:60] = 1
+target = {"boxes": torch.tensor([[20.0, 10, 60, 40]]), "labels": torch.tensor([1]), "masks": masks}
+losses = model.train()(images, [target] * 2)
+sum(losses.values()).backward()
+gradients = [p.grad for p in model.parameters() if p.grad is not None]
+with torch.no_grad():
+    detections = model.eval()(images)
+
+rles = ops.paste_masks(torch.ones(1, 7, 7), torch.tensor([[1.0, 2, 5, 6]]), (8, 9))
+text = torch.tensor(list(rles[0]["counts"].encode()), dtype=torch.uint8)
+side = text, torch.tensor([len(text)]), torch.tensor([72])
+shared, areas, _ = mask_intersections(*side, torch.tensor([0]), *side, torch.tensor([[0, 1]]))
+matched = match_detections(
+    torch.tensor([0.9]).double(), torch.tensor([[0, 1, 0, 1]]), torch.tensor([False]),
+    torch.tensor([[False]]), torch.tensor([[False]]), torch.tensor([0.5]).double(),
+)
+
+class Pool(torch.nn.Module):
+    def forward(self, x, rois):
+        return ops.roi_align(x, rois, 3, 0.25, 2, True)
+
+arguments = torch.rand(1, 2, 8, 8), torch.tensor([[0.0, 1, 2, 20, 30], [-1, 0, 0, 9, 9]])
+program = torch.export.export(Pool(), arguments)
+print(json.dumps({
+    "kernels": ops.has_kernels("cpu"),
+    "losses": {name: value.item() for name, value in losses.items()},
+    "finite": all(bool(g.isfinite().all()) for g in gradients),
+    "masks": list(detections[0]["masks"].shape[1:]),
+    "shared": [shared.tolist(), areas.tolist()],
+    "matched": matched.tolist(),
+    "exported": torch.equal(program.module()(*arguments), Pool()(*arguments)),
+}))
+"""
 
 
-def test_the_oldest_torch_is_the_one_that_is_built_for_and_asked_for(repo_root):
+@pytest.fixture(scope="module")
+def without_kernels(repo_root, tmp_path_factory):
+    from tests.conftest import _TINY, _TINY_FPN
+
+    options = [item for pair in {**_TINY, **_TINY_FPN}.items() for item in pair]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(options)],
+        cwd=repo_root, text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_a_model_trains_and_predicts_without_kernels(without_kernels):
+    result, _ = without_kernels
+    assert not result["kernels"]
+    assert {"loss_mask", "loss_classifier"} <= result["losses"].keys()
+    assert all(loss > 0 for loss in result["losses"].values())
+    assert result["finite"]
+    assert result["masks"] == [1, 64, 96]
+
+
+def test_evaluation_and_export_work_without_kernels(without_kernels):
+    result, _ = without_kernels
+    assert result["shared"] == [[16], [16]]
+    assert result["matched"] == [[[1]]]
+    assert result["exported"]
+
+
+def test_missing_kernels_warn_once(without_kernels):
+    _, stderr = without_kernels
+    assert stderr.count("detlite uses torchvision's and PyTorch's own operators") == 1
+    assert "the results are the same, but it is slower" in stderr
+
+
+def test_variable_disables_the_kernels_without_a_warning(repo_root):
+    program = "from detlite import ops; print(ops.has_kernels('cpu'))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=repo_root, text=True, capture_output=True,
+        env={**os.environ, "DETLITE_KERNELS": "0"},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_schemas_equal_those_of_the_kernels():
+    library = torch.library.Library("detlite_schemas", "DEF")
+    for schema in SCHEMAS:
+        library.define(schema)
+        name, _, overload = schema.partition("(")[0].partition(".")
+        copy, original = (
+            getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+            for namespace in ("detlite_schemas", "detlite")
+        )
+        expected = str(original._schema).replace("detlite::", "detlite_schemas::")
+        assert str(copy._schema) == expected
+    library._destroy()
+
+
+def test_schemas_are_complete(repo_root):
+    source = (repo_root / "csrc" / "module.cpp").read_text()
+    names = re.findall(r'^    "([\w.]+)\(', source, re.MULTILINE)
+    assert names == [schema.partition("(")[0] for schema in SCHEMAS]
+
+
+def test_kernels_of_other_sources_are_rejected(monkeypatch):
+    monkeypatch.setattr(kernels, "SCHEMAS", (*SCHEMAS, "new_operator(Tensor x) -> Tensor"))
+    with pytest.raises(ImportError, match=r"kernels lack new_operator: .* Run `pip install"):
+        kernels._load()
+
+
+def test_oldest_torch_is_the_same_everywhere(repo_root):
     oldest = ".".join(map(str, kernels.OLDEST_TORCH))
     project, build = ((repo_root / name).read_text() for name in ("pyproject.toml", "setup.py"))
     assert set(re.findall(r'"torch>=([\d.]+)"', project)) == {oldest}
@@ -22,68 +143,75 @@ def test_the_oldest_torch_is_the_one_that_is_built_for_and_asked_for(repo_root):
 
 
 @pytest.mark.parametrize("version", ["2.10.1+cu130", "1.13.0", "2.9.0a0"])
-def test_older_torch_is_refused(version, monkeypatch):
+def test_torch_that_is_too_old(version, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
-    assert kernels.refusal() == (
-        f"detlite needs torch >= 2.11, and this is torch {version}: "
-        "`pip install --upgrade torch torchvision`"
+    assert kernels.why_unavailable(ImportError()) == (
+        f"the compiled kernels need torch >= 2.11, this is torch {version}. "
+        "Run `pip install --upgrade torch torchvision`"
     )
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.11.0+cpu", "2.15.0a0+git12", "3.0.1", "unknown"])
-def test_later_torch_is_taken(version, monkeypatch):
+def test_torch_that_is_new_enough(version, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
-    assert kernels.refusal() == ""
+    assert "need torch" not in kernels.why_unavailable(ImportError())
 
 
-def test_kernels_for_another_cuda(monkeypatch):
+@pytest.fixture
+def built(monkeypatch, tmp_path) -> Path:
+    """Return the package folder of an installation with a file of kernels."""
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "ops" / "kernels.py"))
+    (tmp_path / "_C.abi3.so").touch()
+    return tmp_path
+
+
+def test_kernels_for_another_cuda(monkeypatch, built):
     monkeypatch.setattr(torch, "__version__", "2.12.0+cu126")
     monkeypatch.setattr(torch.version, "cuda", "12.6")
     error = ImportError("libcudart.so.13: cannot open shared object file: No such file")
-    assert kernels.remedy(error) == (
-        "detlite's kernels were built for CUDA 13, and torch 2.12.0+cu126 for CUDA 12.6: "
-        "install a torch for CUDA 13, or a wheel of detlite for the CPU"
+    assert kernels.why_unavailable(error) == (
+        "the compiled kernels are built for CUDA 13, but torch 2.12.0+cu126 for CUDA 12.6. "
+        "Install torch for CUDA 13, or a detlite wheel for the CPU"
     )
     monkeypatch.setattr(torch.version, "cuda", None)
     error = ImportError("libc10_cuda.so: cannot open shared object file: No such file")
-    assert "built for CUDA, and torch 2.12.0+cu126 for the CPU alone: " in kernels.remedy(error)
+    assert "for CUDA, but torch 2.12.0+cu126 for the CPU only. " in kernels.why_unavailable(error)
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert "built for CUDA, and torch 2.12.0+cu126 for ROCm 7.0: " in kernels.remedy(error)
+    assert "for CUDA, but torch 2.12.0+cu126 for ROCm 7.0. " in kernels.why_unavailable(error)
 
 
 @pytest.mark.parametrize("library", ["libamdhip64.so.7", "libtorch_hip.so"])
-def test_kernels_for_rocm(library, monkeypatch):
+def test_kernels_for_rocm(library, monkeypatch, built):
     monkeypatch.setattr(torch.version, "cuda", "13.2")
     error = ImportError(f"{library}: cannot open shared object file: No such file")
-    found = kernels.remedy(error)
-    assert found.startswith("detlite's kernels were built for ROCm, and torch ")
-    assert found.endswith(
-        " for CUDA 13.2: install a torch for ROCm, or a wheel of detlite for the CPU"
+    message = kernels.why_unavailable(error)
+    assert message.startswith("the compiled kernels are built for ROCm, but torch ")
+    assert message.endswith(
+        " for CUDA 13.2. Install torch for ROCm, or a detlite wheel for the CPU"
     )
 
 
-def test_kernels_that_are_not_there(monkeypatch, tmp_path):
-    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
-    assert kernels.remedy(ImportError("cannot import name '_C'")).startswith(
-        "detlite._C, the compiled kernels, is not built: `pip install --no-build-isolation -e .`"
+def test_kernels_that_cannot_be_loaded(built):
+    message = kernels.why_unavailable(ImportError("undefined symbol: f"))
+    assert "(detlite._C) cannot be loaded: undefined symbol: f. Reinstall detlite" in message
+
+
+def test_kernels_that_are_not_built(built):
+    (built / "_C.abi3.so").unlink()
+    (built / "_C.pyi").touch()  # not a library
+    assert kernels.why_unavailable(ImportError()).startswith(
+        "the compiled kernels (detlite._C) are not built. To build them, run `pip install "
     )
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("2.10.0", "ImportError: detlite needs torch >= 2.11, and this is torch 2.10.0: `pip "),
-        ("2.11.0", "ImportError: detlite._C, the compiled kernels, cannot be loaded ("),
-    ],
-)
-def test_import_says_it_in_a_line(version, expected, repo_root, tmp_path):
-    """A package whose kernels are no library, beside what has torch's name and a version."""
+def test_a_broken_library_is_reported_in_a_line(repo_root, tmp_path):
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(repo_root / "detlite", tmp_path / "detlite", ignore=ignored)
-    (tmp_path / "detlite" / "_C.abi3.so").write_bytes(b"no library")
-    (tmp_path / "torch.py").write_text(f"__version__ = {version!r}\n")
+    (tmp_path / "detlite" / "_C.abi3.so").write_bytes(b"not a library")
     done = subprocess.run(
-        [sys.executable, "-c", "import detlite"], cwd=tmp_path, text=True, capture_output=True,
+        [sys.executable, "-c", "import detlite.ops"], cwd=tmp_path, text=True, capture_output=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
-    assert done.stderr.splitlines()[-1].startswith(expected), done.stderr
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("the compiled kernels (detlite._C) cannot be loaded: ")

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from pycocotools import mask as rle_codec
 
 from detlite.ops import paste_masks
-from detlite.structures.masks.formats import encode_bitmap, paste_probabilities
+from detlite.structures.masks.formats import encode_bitmap
+from detlite.structures.masks.pasting import paste_probabilities
 
 
 def encode_pasted(probs, boxes, size, threshold):

@@ -56,9 +56,11 @@ def test_vectors_of_channels_match_oracle(device, dtype, channels):
 @pytest.mark.parametrize(("sampling_ratio", "aligned"), [*FORMS, (100, False)])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_odd_boxes_match_oracle(device, dtype, layout, sampling_ratio, aligned):
+def test_odd_boxes_match_oracle(device, fallback, dtype, layout, sampling_ratio, aligned):
     input = features(dtype, layout, (2, 3, 11, 13)).to(device)
     rois = odd_rois(dtype).to(device)
+    if fallback:  # which takes fewer samples of the box of 5000 x 5000 cells
+        rois = rois[(rois[:, 3] - rois[:, 1]) * (rois[:, 4] - rois[:, 2]) < 1e8]
 
     output = roi_align(input, rois, (3, 2), 0.25, sampling_ratio, aligned)
 

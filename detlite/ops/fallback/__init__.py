@@ -1,11 +1,11 @@
-"""The operators in plain torch, where there is no kernel of ours: MPS, XPU, CUDA without our CUDA
-kernels, any other device that torch has.
+"""The operators without compiled kernels, through torchvision and plain PyTorch.
 
-The dispatcher comes here only where a device has no kernel of its own, so the CPU and CUDA lose
-nothing. Shape and gradient rules are those of the kernels, in the files beside this folder.
+The dispatcher calls them on devices without a kernel of ours (MPS, XPU, CUDA in a build for the
+CPU), and everywhere if the kernels are not built. RoIAlign, RoIPool and NMS use torchvision's
+operators; a device that has none runs them on the CPU. Shapes, gradients and errors are those of
+the kernels.
 
-What is bounded is memory, not how often the host waits: pooling reads the sizes of its RoIs, and
-suppression whether a round still changed anything, so a step waits for such a device some times.
+Memory is bounded, but the host waits for the device a few times in each call.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
+import torchvision  # noqa: F401  registers torch.ops.torchvision
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from detlite.ops import kernels
+
+from .evaluation import mask_intersections, match_detections
 from .focal_loss import sigmoid_focal_loss_backward, sigmoid_focal_loss_forward
 from .keypoints import heatmap_peaks
-from .mask_cropping import crop_masks
+from .masks import crop_masks, paste_masks_rle
 from .matching import match_boxes
 from .nms import batched_nms, nms, padded_nms
 from .roi_align import roi_align_backward, roi_align_forward
@@ -30,13 +34,14 @@ from .roi_pool import roi_pool_backward, roi_pool_forward
 
 logger = logging.getLogger(__name__)
 
-# By the names of csrc/module.cpp.
-PLAIN: dict[str, Callable[..., Any]] = {
+# By the names of the schemas.
+FALLBACKS: dict[str, Callable[..., Any]] = {
     "nms": nms,
     "batched_nms": batched_nms,
     "padded_nms": padded_nms,
     "match_boxes": match_boxes,
     "crop_masks": crop_masks,
+    "paste_masks_rle": paste_masks_rle,
     "heatmap_peaks": heatmap_peaks,
     "roi_align_forward.maps": roi_align_forward,
     "roi_align_backward.maps": roi_align_backward,
@@ -44,30 +49,47 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "roi_pool_backward.maps": roi_pool_backward,
     "sigmoid_focal_loss_forward": sigmoid_focal_loss_forward,
     "sigmoid_focal_loss_backward": sigmoid_focal_loss_backward,
+    "mask_intersections": mask_intersections,
+    "match_detections": match_detections,
 }
+# Operators that call torchvision's operators, and those that compute in NumPy.
+_NEED_TORCHVISION = ("nms", "batched_nms", "padded_nms", "roi_")
+_NEED_CPU = ("crop_masks", "paste_masks_rle", "mask_intersections", "match_detections")
 
 
 def has_kernels(device: torch.device | str) -> bool:
-    """Whether the operators are compiled for a device, and not those of this folder."""
-    key = torch._C._dispatch_key_for_device(torch.device(device).type)
-    return torch._C._dispatch_has_kernel_for_dispatch_key("detlite::nms", key)
+    """Return True if the operators have compiled kernels for a device."""
+    return _has_kernel("detlite::nms", torch.device(device).type)
+
+
+def _has_kernel(operator: str, device_type: str) -> bool:
+    key = torch._C._dispatch_key_for_device(device_type)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
 
 
 @cache
-def _warn_of(kind: str) -> None:
-    home = "ROCM_HOME" if torch.version.hip else "CUDA_HOME"  # both are called cuda
-    advice = f"; a build with {home} set has them (detlite doctor)" if kind == "cuda" else ""
+def _warn(device_type: str) -> None:
+    if device_type == "cpu":  # importing detlite.ops has already warned
+        return
+    home = "ROCM_HOME" if torch.version.hip else "CUDA_HOME"  # torch calls both "cuda"
+    advice = f" Build detlite with {home} set to have them." if device_type == "cuda" else ""
     logger.warning(
-        "detlite has no compiled kernels for %s: its operators run as plain torch there, and more "
-        "slowly%s", kind, advice,
+        "detlite has no compiled kernels for %s and uses torchvision's and PyTorch's own operators "
+        "there: the results are the same, but it is slower.%s", device_type, advice,
     )  # fmt: skip
 
 
-def _on_any_device(function: Callable[..., Any]) -> Callable[..., Any]:
+def _for_any_device(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def kernel(*arguments: Any) -> Any:
         device = _device_of(arguments)
-        _warn_of(device.type)
+        if not kernels.disabled():
+            _warn(device.type)
+        if device.type != "cpu" and not _runs_on(name, device.type):
+            on_cpu = tree_map_only(Tensor, Tensor.cpu, arguments)
+            packet, _, overload = name.partition(".")
+            operator = getattr(getattr(torch.ops.detlite, packet), overload or "default")
+            return tree_map_only(Tensor, lambda x: x.to(device), operator(*on_cpu))
         # The operators choose their precision themselves.
         mixed = torch.is_autocast_enabled(device.type)
         with torch.autocast(device.type, enabled=False) if mixed else nullcontext():
@@ -76,21 +98,30 @@ def _on_any_device(function: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+def _runs_on(name: str, device_type: str) -> bool:
+    if name.startswith(_NEED_TORCHVISION):
+        return _has_kernel("torchvision::nms", device_type)
+    return name not in _NEED_CPU
+
+
 def _device_of(arguments: Any) -> torch.device:
-    """That of the tensors which are not on the CPU."""
+    """Return the device of the tensors that are not on the CPU, if any."""
     devices = [leaf.device for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
     return next((device for device in devices if device.type != "cpu"), devices[0])
 
 
-KERNELS = {name: _on_any_device(function) for name, function in PLAIN.items()}
+KERNELS = {name: _for_any_device(name, function) for name, function in FALLBACKS.items()}
 for _name, _kernel in KERNELS.items():
-    # For every backend that has no kernel of its own.
+    # For every backend without a kernel of its own.
     torch.library.impl(f"detlite::{_name}", "CompositeExplicitAutograd")(_kernel)
 
 
 @contextmanager
-def instead_of_kernels() -> Iterator[None]:
-    """Within it the CPU has the plain operators too: to test and to measure them."""
+def use_fallback_ops() -> Iterator[None]:
+    """Replace the CPU kernels by the fallbacks inside a `with` block, for tests and benchmarks.
+
+    To run a whole program without kernels, set DETLITE_KERNELS=0.
+    """
     library = torch.library.Library("detlite", "IMPL")
     for name, kernel in KERNELS.items():
         library.impl(name, kernel, "CPU", allow_override=True)

@@ -1,4 +1,4 @@
-"""What the plain operators refuse, as csrc/checks.h does: a RuntimeError names the argument."""
+"""Argument checks of the fallbacks, with the messages of csrc/checks.h: the argument is named."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_MOST_LEVELS = 8
+_MAX_LEVELS = 8
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check(ok: bool, message: str) -> None:
-    """Raises RuntimeError with the message unless `ok`."""
+    """Raise RuntimeError with the message unless `ok`."""
     if not ok:
         raise RuntimeError(message)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums and coordinates are computed in: float32, or float64 for such features."""
+    """Return the type of sums and coordinates: float32, or float64 for such features."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def check_shape(op: str, name: str, tensor: Tensor, shape: Sequence[int], why: str = "") -> None:
-    """Refuses a tensor of another shape; `why` follows the wanted one in the message."""
-    found, wanted = list(tensor.shape), list(shape)
-    check(found == wanted, f"{op}: {name} must have shape {wanted}{why}, got {found}")
+    """Check the shape; `why` follows the expected shape in the message."""
+    actual, expected = list(tensor.shape), list(shape)
+    check(actual == expected, f"{op}: {name} must have shape {expected}{why}, got {actual}")
 
 
 def check_dtype(op: str, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    """Refuses a tensor of another type."""
+    """Check the type of a tensor."""
     check(
         tensor.dtype == dtype,
         f"{op}: {name} must be {_name(dtype)}, got {_name(tensor.dtype)}",
@@ -38,7 +38,7 @@ def check_dtype(op: str, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
 
 
 def check_integers(op: str, name: str, tensor: Tensor) -> None:
-    """Refuses what is not int64, int32, int16, int8 or uint8."""
+    """Check that a tensor is int64, int32, int16, int8 or uint8."""
     check(
         tensor.dtype in _INTEGERS,
         f"{op}: {name} must be integers, got {_name(tensor.dtype)}",
@@ -46,7 +46,7 @@ def check_integers(op: str, name: str, tensor: Tensor) -> None:
 
 
 def check_floating(op: str, name: str, tensor: Tensor) -> None:
-    """Refuses what is not float64, float32, float16 or bfloat16."""
+    """Check that a tensor is float64, float32, float16 or bfloat16."""
     check(
         tensor.is_floating_point() and tensor.element_size() > 1,
         f"{op}: {name} must be floating point, got {_name(tensor.dtype)}",
@@ -54,7 +54,7 @@ def check_floating(op: str, name: str, tensor: Tensor) -> None:
 
 
 def check_same_device(op: str, first: Tensor, **others: Tensor) -> None:
-    """Refuses tensors on other devices than the first."""
+    """Check that all tensors are on the device of the first."""
     for name, tensor in others.items():
         check(
             tensor.device == first.device,
@@ -63,7 +63,7 @@ def check_same_device(op: str, first: Tensor, **others: Tensor) -> None:
 
 
 def check_maps(op: str, maps: Sequence[Tensor], scales: Sequence[float]) -> None:
-    """Refuses maps that are no pyramid."""
+    """Check that maps form a pyramid with one scale each."""
     check_scales(op, scales)
     check(
         len(maps) == len(scales),
@@ -83,10 +83,10 @@ def check_maps(op: str, maps: Sequence[Tensor], scales: Sequence[float]) -> None
 
 
 def check_scales(op: str, scales: Sequence[float]) -> None:
-    """Refuses scales that no pyramid has."""
+    """Check the number of scales and their values."""
     check(
-        1 <= len(scales) <= _MOST_LEVELS,
-        f"{op}: spatial_scales must have from 1 to {_MOST_LEVELS} levels, got {len(scales)}",
+        1 <= len(scales) <= _MAX_LEVELS,
+        f"{op}: spatial_scales must have from 1 to {_MAX_LEVELS} levels, got {len(scales)}",
     )
     for scale in scales:
         check(
@@ -96,7 +96,7 @@ def check_scales(op: str, scales: Sequence[float]) -> None:
 
 
 def check_rois(op: str, features: Tensor, rois: Tensor, levels: Tensor) -> None:
-    """Refuses RoIs and levels that do not go with features or a gradient of them."""
+    """Check the shape, type and device of RoIs and their levels."""
     check(
         rois.dim() == 2 and rois.shape[1] == 5,
         f"{op}: rois must have shape [K, 5] (batch index, x1, y1, x2, y2), got {list(rois.shape)}",
@@ -113,7 +113,7 @@ def check_rois(op: str, features: Tensor, rois: Tensor, levels: Tensor) -> None:
 
 
 def check_pool(op: str, height: int, width: int) -> None:
-    """Refuses a pooled size of nothing."""
+    """Check that the pooled size is at least 1 x 1."""
     check(
         height >= 1 and width >= 1,
         f"{op}: pooled_height and pooled_width must be at least 1, got {height} and {width}",

@@ -1,4 +1,4 @@
-"""The focal loss in plain torch, in the terms of csrc/focal_loss.h."""
+"""The focal loss in plain PyTorch, with the terms of csrc/focal_loss.h."""
 
 from __future__ import annotations
 
@@ -12,19 +12,28 @@ from torch.nn import functional as F
 from .checks import check, check_floating, check_same_device, check_shape, wide
 
 
-class _Terms(NamedTuple):
-    """Each of the shape of the logits. p and q are the probabilities of targets 1 and 0, miss that
-    of the wrong one."""
+class FocalLossTerms(NamedTuple):
+    """The terms of the loss and its derivatives, each of the shape of the logits.
+
+    Attributes:
+        target: the targets in the type of computation.
+        p, q: the probabilities of targets 1 and 0.
+        cross_entropy: the loss without the focal weight.
+        weight: the focal weight, with alpha.
+        growth: the derivative of log(miss) by the logit, where miss is the probability of the
+            wrong target.
+    """
 
     target: Tensor
     p: Tensor
     q: Tensor
     cross_entropy: Tensor
-    miss: Tensor
     weight: Tensor
+    growth: Tensor
 
 
-def _terms(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> _Terms:
+def focal_loss_terms(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> FocalLossTerms:
+    """Compute the terms in float32, or float64 for such logits."""
     dtype = wide(logits.dtype)
     logits, target = logits.to(dtype).contiguous(), targets.to(dtype).contiguous()
     p, q = logits.sigmoid(), (-logits).sigmoid()
@@ -33,22 +42,23 @@ def _terms(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> _Term
     weight = miss**gamma
     if alpha >= 0:
         weight = (alpha * target + (1 - alpha) * (1 - target)) * weight
-    return _Terms(target, p, q, cross_entropy, miss, weight)
+    growth = torch.where(miss > 0, (1 - 2 * target) * p * q / miss, 0)
+    return FocalLossTerms(target, p, q, cross_entropy, weight, growth)
 
 
 def sigmoid_focal_loss_forward(
     inputs: Tensor, targets: Tensor, alpha: float, gamma: float
 ) -> Tensor:
-    """The kernel `sigmoid_focal_loss_forward`."""
+    """Implement `sigmoid_focal_loss_forward`."""
     _check("sigmoid_focal_loss_forward", inputs, targets, alpha, gamma)
-    terms = _terms(inputs, targets, alpha, gamma)
+    terms = focal_loss_terms(inputs, targets, alpha, gamma)
     return terms.weight * terms.cross_entropy
 
 
 def sigmoid_focal_loss_backward(
     grad: Tensor, inputs: Tensor, targets: Tensor, alpha: float, gamma: float
 ) -> Tensor:
-    """The kernel `sigmoid_focal_loss_backward`."""
+    """Implement `sigmoid_focal_loss_backward`."""
     op = "sigmoid_focal_loss_backward"
     _check(op, inputs, targets, alpha, gamma)
     check(
@@ -57,10 +67,9 @@ def sigmoid_focal_loss_backward(
     )
     check_shape(op, "grad", grad, list(inputs.shape))
     check_same_device(op, inputs, grad=grad)
-    target, p, q, cross_entropy, miss, weight = _terms(inputs, targets, alpha, gamma)
-    growth = torch.where(miss > 0, (1 - 2 * target) * p * q / miss, 0)
-    slope = weight * (gamma * growth * cross_entropy + (1 - target) * p - target * q)
-    return (grad.contiguous() * slope).to(inputs.dtype)
+    t = focal_loss_terms(inputs, targets, alpha, gamma)
+    slope = gamma * t.growth * t.cross_entropy + (1 - t.target) * t.p - t.target * t.q
+    return (grad.contiguous() * t.weight * slope).to(inputs.dtype)
 
 
 def _check(op: str, inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> None:

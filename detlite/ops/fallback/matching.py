@@ -1,4 +1,4 @@
-"""Matching in plain torch: the table of overlaps, some ground truth at a time."""
+"""Matching in plain PyTorch: the table of overlaps, for a block of ground truth at a time."""
 
 from __future__ import annotations
 
@@ -6,34 +6,44 @@ import torch
 from torch import Tensor
 
 from .checks import check, check_dtype, check_floating, check_same_device, check_shape
-from .overlaps import iou
 
-# How many overlaps there are at once: 16 MB, and a few times that on the way.
-_MOST_OVERLAPS = 1 << 22
+# Overlaps in a block: 16 MB, and a few times that for temporary results.
+_MAX_OVERLAPS = 1 << 22
 
 
 def match_boxes(truth: Tensor, valid: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The kernel `match_boxes`."""
+    """Implement `match_boxes`."""
     _check(truth, valid, candidates)
     truth, candidates = truth.float(), candidates.float()
     images, count = len(truth), candidates.shape[-2]
     candidates = candidates if candidates.dim() == 3 else candidates[None]
     index = torch.full((images, count), -1, device=truth.device)
-    most = torch.zeros(images, count, device=truth.device)
+    max_iou = torch.zeros(images, count, device=truth.device)
     best = torch.zeros(images, count, dtype=torch.bool, device=truth.device)
-    step = max(1, _MOST_OVERLAPS // max(1, images * count))
-    for first in range(0, truth.shape[1] if images * count else 0, step):
-        there = valid[:, first : first + step, None]
-        overlaps = iou(truth[:, first : first + step], candidates).nan_to_num_(nan=0)
-        table = torch.where(there, overlaps, -1)
+    block = max(1, _MAX_OVERLAPS // max(1, images * count))
+    for start in range(0, truth.shape[1] if images * count else 0, block):
+        overlaps = _iou(truth[:, start : start + block], candidates)
+        table = torch.where(valid[:, start : start + block, None], overlaps, -1)
         highest, place = table.max(dim=1)
-        # Only a valid one is above -1, and only a higher one takes the place of an earlier.
-        higher = torch.where(index < 0, highest >= 0, highest > most)
-        index = torch.where(higher, place + first, index)
-        most = torch.where(higher, highest, most)
-        largest = table.amax(dim=2, keepdim=True)
-        best |= ((table == largest) & (largest > 0)).any(dim=1)
-    return index, most, best
+        # Only valid ground truth is above -1, and only a higher overlap replaces an earlier one.
+        higher = torch.where(index < 0, highest >= 0, highest > max_iou)
+        index = torch.where(higher, place + start, index)
+        max_iou = torch.where(higher, highest, max_iou)
+        row_max = table.amax(dim=2, keepdim=True)
+        best |= ((table == row_max) & (row_max > 0)).any(dim=1)
+    return index, max_iou, best
+
+
+def _iou(boxes: Tensor, others: Tensor) -> Tensor:
+    """Return the IoU `[B, K, N]` by the operations of csrc/iou.h; 0 where it is not a number."""
+    ax1, ay1, ax2, ay2 = boxes[..., :, None, :].unbind(dim=-1)
+    bx1, by1, bx2, by2 = others[..., None, :, :].unbind(dim=-1)
+    # In place, because the tables are large.
+    width = ax2.minimum(bx2).sub_(ax1.maximum(bx1)).clamp_(min=0)
+    height = ay2.minimum(by2).sub_(ay1.maximum(by1)).clamp_(min=0)
+    intersection = width.mul_(height)
+    areas = (ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1)
+    return intersection.div_(areas.sub_(intersection)).nan_to_num_(nan=0)
 
 
 def _check(truth: Tensor, valid: Tensor, candidates: Tensor) -> None:
@@ -42,11 +52,12 @@ def _check(truth: Tensor, valid: Tensor, candidates: Tensor) -> None:
     check(truth.dim() == 3 and shape[2] == 4, f"{op}: truth must have shape [B, G, 4], got {shape}")
     check_shape(op, "valid", valid, shape[:2])
     check_dtype(op, "valid", valid, torch.bool)
-    found = list(candidates.shape)
-    shared = len(found) == 2
+    candidate_shape = list(candidates.shape)
+    is_shared = len(candidate_shape) == 2
+    is_batched = len(candidate_shape) == 3 and candidate_shape[0] == shape[0]
     check(
-        (shared or (len(found) == 3 and found[0] == shape[0])) and found[-1] == 4,
-        f"{op}: candidates must have shape [N, 4] or [{shape[0]}, N, 4], got {found}",
+        (is_shared or is_batched) and candidate_shape[-1] == 4,
+        f"{op}: candidates must have shape [N, 4] or [{shape[0]}, N, 4], got {candidate_shape}",
     )
     check_floating(op, "truth", truth)
     check_floating(op, "candidates", candidates)

@@ -41,7 +41,7 @@ def cut_masks(masks: PackedMasks, top: int, left: int, height: int, width: int) 
             bitmap[: bottom - top, used] = seen[:, used]
             pieces.append([toggles_of_bitmap(bitmap)])
         else:
-            rings = (_clip_ring(ring.reshape(-1, 2) - (left, top), height, width) for ring in own)
+            rings = (clip_ring(ring.reshape(-1, 2) - (left, top), height, width, _MARGIN) for ring in own)
             pieces.append([ring.reshape(-1) for ring in rings if len(ring) >= 3])
     return pack_pieces(pieces, is_rle, height, width)
 
@@ -114,13 +114,13 @@ def _reach_out(rings: Sequence[np.ndarray], height: int, width: int) -> bool:
     return bool((corners < 0).any() or (corners > (width, height)).any())
 
 
-def _clip_ring(ring: np.ndarray, height: int, width: int) -> np.ndarray:
+def clip_ring(ring: np.ndarray, height: int, width: int, margin: float) -> np.ndarray:
     """A ring [P, 2] of (x, y) cut to a window and a margin around it (Sutherland and Hodgman)."""
     limits: Sequence[tuple[int, float, float]] = (
-        (0, 1.0, _MARGIN),
-        (1, 1.0, _MARGIN),
-        (0, -1.0, width + _MARGIN),
-        (1, -1.0, height + _MARGIN),
+        (0, 1.0, margin),
+        (1, 1.0, margin),
+        (0, -1.0, width + margin),
+        (1, -1.0, height + margin),
     )
     for axis, sign, offset in limits:
         inside = sign * ring[:, axis] + offset  # how far

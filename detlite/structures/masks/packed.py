@@ -54,7 +54,7 @@ class PackedMasks:
         """COCO segmentations of one picture: polygons, or RLEs whose counts are a list or a string.
 
         Args:
-            segmentations: I of them, sound (see `detlite.data.index.annotation_checks`).
+            segmentations: I of them, sound (see `detlite.data.datasets.coco_checks`).
             height, width: the picture's size in pixels.
             as_runs: make run lengths of polygons as well, exactly as pycocotools draws them at the
                 picture's size.

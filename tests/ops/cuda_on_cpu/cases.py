@@ -1,10 +1,9 @@
-"""Small cases of every CUDA kernel: for the experiment with barriers (barriers.py), and for the
-first calls on a GPU (tools/gpu_check.py).
+"""Small test cases of every CUDA kernel, for barriers.py and for tools/gpu_check.py.
 
-Add a case as a function that is decorated with `case` and gives an operator and its arguments, on
-the CPU. Where an argument wants a gradient, that is computed too. Make it small, since it runs some
-dozen times for every barrier that it reaches, and large enough that threads and warps have
-different things to do, and go around their loops twice.
+A case is a function with the decorator `case`. It returns an operator and its arguments on the CPU.
+Gradients of arguments with `requires_grad` are compared too. A case should be small, because it
+runs about a dozen times for every barrier it reaches, but large enough for threads and warps to do
+different work and to repeat their loops.
 """
 
 from __future__ import annotations
@@ -29,35 +28,35 @@ def case(function: Case) -> Case:
 
 
 def inputs(run: Case, device: str = "cpu", seed: int = 0) -> Call:
-    """The operator and its arguments on a device."""
+    """Return the operator of a case and its arguments on a device."""
 
-    def moved(value: Any) -> Any:
+    def to_device(value: Any) -> Any:
         if isinstance(value, list):
-            return [moved(item) for item in value]
+            return [to_device(item) for item in value]
         if isinstance(value, Tensor):
             return value.detach().to(device).requires_grad_(value.requires_grad)
         return value
 
     torch.manual_seed(seed)
     function, arguments = run()
-    return function, moved(arguments)
+    return function, to_device(arguments)
 
 
 def results(function: Callable[..., Any], arguments: list[Any]) -> list[Tensor]:
-    """What the operator gives, and the gradients of the arguments that want one."""
-    given = function(*arguments)
-    outputs = [given] if isinstance(given, Tensor) else list(given)
+    """Return the outputs of an operator and the gradients of its arguments with `requires_grad`."""
+    output = function(*arguments)
+    outputs = [output] if isinstance(output, Tensor) else list(output)
     flat = [x for value in arguments for x in (value if isinstance(value, list) else [value])]
-    wanting = [x for x in flat if isinstance(x, Tensor) and x.requires_grad]
-    if not wanting:
+    differentiable = [x for x in flat if isinstance(x, Tensor) and x.requires_grad]
+    if not differentiable:
         return outputs
     numbers = torch.arange(outputs[0].numel(), device=outputs[0].device) % 7 - 3.0
     grad = numbers.view(outputs[0].shape).to(outputs[0].dtype)
-    return [outputs[0].detach(), *torch.autograd.grad(outputs[0], wanting, grad)]
+    return [outputs[0].detach(), *torch.autograd.grad(outputs[0], differentiable, grad)]
 
 
 def all_results() -> dict[str, list[Tensor]]:
-    """Of every case on the CPU, by its name."""
+    """Return the results of every case on the CPU by name."""
     os.environ.setdefault("CUDA_ON_CPU_SEED", "0")
     return {name: results(*inputs(run)) for name, run in CASES.items()}
 
@@ -68,7 +67,7 @@ def boxes(*shape: int, extent: float = 60.0) -> Tensor:
 
 
 def rois(count: int, images: int) -> Tensor:
-    """Some are padding."""
+    """Return random RoIs. Some are padding."""
     return torch.cat([torch.randint(-1, images, (count, 1)).float(), boxes(count)], 1)
 
 
@@ -81,7 +80,7 @@ def nms() -> Call:
 
 
 @case
-def nms_of_many() -> Call:
+def nms_many_boxes() -> Call:
     return ops.nms, [boxes(2300, extent=400.0), torch.rand(2300), 0.3]
 
 
@@ -118,7 +117,7 @@ def roi_align_channels_last() -> Call:
 
 
 @case
-def roi_align_of_many() -> Call:
+def roi_align_many_rois() -> Call:
     maps = torch.randn(2, 3, 8, 9, requires_grad=True)
     return ops.roi_align, [maps, rois(2000, 2), 2, 0.125, 2]
 
@@ -136,8 +135,8 @@ def pyramid_roi_align() -> Call:
 
 
 @case
-def roi_align_in_turn() -> Call:
-    """More RoIs than a block compares at once: the first lie left, the others right."""
+def roi_align_several_chunks() -> Call:
+    """More RoIs than a block compares per step: the first half is left, the second half right."""
     some = rois(640, 1)
     some[:, 0] = 0
     some[320:, 1::2] += 120

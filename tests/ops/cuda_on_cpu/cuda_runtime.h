@@ -1,9 +1,9 @@
-// A stand-in for CUDA's runtime that runs kernels on the CPU, so that tests reach the code of
-// csrc/cuda without a GPU. Blocks run one after another, in random order; fibers.h has the threads of
-// a block. Two environment variables are read at every launch:
-//   CUDA_ON_CPU_SEED   of the random orders
-//   CUDA_ON_CPU_SKIP   a barrier, as "file:line", at which nobody waits
-// As by nvcc, this header is included before all else.
+// An emulated CUDA runtime that runs kernels on the CPU, so that csrc/cuda can be tested without a GPU.
+// Blocks run one after another in random order. fibers.h runs the threads of a block. Every launch
+// reads two environment variables:
+//   CUDA_ON_CPU_SEED   the seed of the random orders
+//   CUDA_ON_CPU_SKIP   a barrier to disable, as "file:line"
+// Like nvcc, the build includes this header before all others.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@
 #define __forceinline__ inline
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
-// One block runs at a time, so what a block shares may live in one place.
+// One block runs at a time, so shared memory can be static.
 #define __shared__ static
 
 struct dim3 {
@@ -69,7 +69,7 @@ T value_of_lane(unsigned mask, T value, unsigned source) {
   std::memcpy(&value, &bits, sizeof(T));
   return value;
 }
-// The lane, or the own one where it is not of the same part of the warp.
+// Returns the lane, or the calling lane if `lane` is in another part of the warp.
 inline unsigned lane_in_part(int lane, int width) {
   const int own = static_cast<int>(fibers.lane());
   return static_cast<unsigned>(lane >= 0 && lane / width == own / width ? lane : own);
@@ -98,8 +98,8 @@ T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
   return cuda_on_cpu::value_of_lane(mask, value, cuda_on_cpu::lane_in_part(lane, width));
 }
 
-// ---- What HIP has instead, on GPUs whose 64 threads run together, as two warps that may be in
-// different places: what the other half of them votes there is anything.
+// ---- HIP's functions on GPUs with 64 threads per wavefront. A wavefront is two warps, which can be in
+// different branches, so the votes of the other half are random.
 
 inline unsigned __lane_id() { return threadIdx.x % 64; }
 inline unsigned long long __ballot(bool vote) {
@@ -116,7 +116,7 @@ T __shfl_xor(T value, int bits, int width) {
   return __shfl_xor_sync(0xffffffffu, value, bits, width);
 }
 
-// ---- Atomics, of integers alone: a sum of floats would depend on the order of threads.
+// ---- Atomics, only for integers: a sum of floats would depend on the order of threads.
 
 #define CUDA_ON_CPU_ATOMIC(name, result)                               \
   template <typename T>                                                \
@@ -144,7 +144,7 @@ inline int __clzll(long long word) {
   return word ? __builtin_clzll(static_cast<unsigned long long>(word)) : 64;
 }
 
-// Volatile, so that the compiler does not fuse what is rounded here.
+// The volatile result prevents the compiler from fusing the operation with another one.
 #define CUDA_ON_CPU_ROUNDED(T, name, operation) \
   inline T name(T a, T b) {                     \
     const volatile T result = a operation b;    \
@@ -199,8 +199,8 @@ struct cudaLaunchConfig_t {
 
 namespace cuda_on_cpu {
 
-inline std::vector<std::max_align_t> launched_memory;
-inline std::map<const void*, size_t> allowed_memory;  // of kernels that ask for more than is usual
+inline std::vector<std::max_align_t> dynamic_memory;
+inline std::map<const void*, size_t> allowed_memory;  // of kernels that request more than the default
 
 inline void check_launch(const cudaLaunchConfig_t& config, const void* kernel) {
   const dim3 grid = config.gridDim;
@@ -208,12 +208,12 @@ inline void check_launch(const cudaLaunchConfig_t& config, const void* kernel) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 2147483647u || grid.y > 65535 ||
       grid.z > 65535 || config.blockDim.x == 0 || config.blockDim.x > 1024 ||
       config.dynamicSmemBytes > (allowed == allowed_memory.end() ? 48u << 10 : allowed->second)) {
-    throw std::runtime_error("a launch that no GPU accepts");
+    throw std::runtime_error("no GPU accepts this launch configuration");
   }
 }
 
-inline void run_blocks(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
-  static unsigned launches = 0, last_seed = 0;  // orders follow from the seed and what it has run
+inline void run_blocks(const cudaLaunchConfig_t& config, const std::function<void()>& kernel) {
+  static unsigned launches = 0, last_seed = 0;  // the order depends on the seed and the number of launches
   const char* variable = std::getenv("CUDA_ON_CPU_SEED");
   const char* skipped = std::getenv("CUDA_ON_CPU_SKIP");
   const unsigned seed = static_cast<unsigned>(variable ? std::atoi(variable) : 0);
@@ -230,16 +230,16 @@ inline void run_blocks(const cudaLaunchConfig_t& config, const std::function<voi
     blockIdx = dim3(static_cast<unsigned>(block % gridDim.x),
                     static_cast<unsigned>(block / gridDim.x % gridDim.y),
                     static_cast<unsigned>(block / gridDim.x / gridDim.y));
-    // Every block finds other remains in its memory. Of its exact size, for the address sanitizer.
-    launched_memory.clear();
-    launched_memory.shrink_to_fit();
+    // Every block gets random memory contents. The size is exact, for the address sanitizer.
+    dynamic_memory.clear();
+    dynamic_memory.shrink_to_fit();
     if (config.dynamicSmemBytes) {
       constexpr size_t unit = sizeof(std::max_align_t);
-      launched_memory.resize((config.dynamicSmemBytes + unit - 1) / unit);
-      std::memset(launched_memory.data(), static_cast<int>(fibers.random() % 256),
+      dynamic_memory.resize((config.dynamicSmemBytes + unit - 1) / unit);
+      std::memset(dynamic_memory.data(), static_cast<int>(fibers.random() % 256),
                   config.dynamicSmemBytes);
     }
-    fibers.run(blockDim.x, threadIdx.x, body);
+    fibers.run(blockDim.x, threadIdx.x, kernel);
   }
 }
 
@@ -265,8 +265,8 @@ cudaError_t cudaFuncSetAttribute(Kernel* kernel, int, int bytes) {
   cuda_on_cpu::allowed_memory[reinterpret_cast<const void*>(kernel)] = static_cast<size_t>(bytes);
   return 0;
 }
-inline unsigned char* launched_shared_memory() {
-  return reinterpret_cast<unsigned char*>(cuda_on_cpu::launched_memory.data());
+inline unsigned char* dynamic_shared_memory() {
+  return reinterpret_cast<unsigned char*>(cuda_on_cpu::dynamic_memory.data());
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, cudaStream_t) {
   std::memcpy(to, from, bytes);
@@ -280,7 +280,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return 0; }
 
 [[noreturn]] inline void __trap() { throw std::runtime_error("a kernel trapped"); }
 
-// The barriers that were reached since it was last asked, one a line, for the tests.
+// Returns the barriers that were reached since the last call, one per line.
 extern "C" __attribute__((used)) inline const char* cuda_on_cpu_reached() {
   static std::string lines;
   lines.clear();
@@ -289,7 +289,7 @@ extern "C" __attribute__((used)) inline const char* cuda_on_cpu_reached() {
   return lines.c_str();
 }
 
-// ---- What torch offers CUDA sources
+// ---- The functions of torch for CUDA sources
 
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/headeronly/macros/Macros.h>

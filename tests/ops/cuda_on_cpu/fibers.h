@@ -1,5 +1,5 @@
-// The threads of a block as fibers, which run in random order: a thread runs until it must wait for
-// others, then another is drawn. So a race that a barrier is missing for shows as another result.
+// The threads of a block as fibers in random order. A thread runs until it must wait for others, then
+// another one is selected at random. A race caused by a missing barrier therefore changes the result.
 #pragma once
 
 #include <setjmp.h>
@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-// The address sanitizer must know on which stack the program is.
+// The address sanitizer must know the current stack.
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/common_interface_defs.h>
 #else
@@ -40,23 +40,23 @@ struct Fiber {
   void* sanitizer = nullptr;
   bool started = false;
   State state = kDone;
-  const char* where = "";  // the barrier that it waits at
-  unsigned mask = 0;       // the lanes that it waits for
-  unsigned source = 0;     // the lane whose value it asks for
-  uint64_t value = 0;      // what it gives
-  uint64_t result = 0;     // the value of the source, or how many threads of the block gave one
-  unsigned ballot = 0;     // the lanes that gave a value but zero
+  const char* where = "";  // the barrier at which it waits
+  unsigned mask = 0;       // the lanes for which it waits
+  unsigned source = 0;     // the lane whose value it reads
+  uint64_t value = 0;      // the value it passes
+  uint64_t result = 0;     // the value of the source lane, or the number of true votes of the block
+  unsigned ballot = 0;     // the lanes that passed a nonzero value
 };
 
 class Fibers {
  public:
   std::set<const char*> reached;  // the barriers, as "file:line"
-  std::string skipped;            // a barrier that nobody waits at
+  std::string skipped;            // a barrier that is disabled
   std::mt19937 random;
 
-  // Runs a kernel's body as every thread of one block; `thread` is where threads read their number.
+  // Runs a kernel as every thread of one block. `thread` is the variable that holds the thread index.
   void run(unsigned count, unsigned& thread, const std::function<void()>& kernel) {
-    body_ = &kernel;
+    kernel_ = &kernel;
     count_ = count;
     while (all_.size() < count) all_.push_back(std::make_unique<Fiber>());
     make_all_ready();
@@ -71,7 +71,7 @@ class Fibers {
     }
   }
 
-  // Waits for the whole block. Returns how many threads came with true.
+  // Waits for the whole block. Returns the number of threads that voted true.
   unsigned barrier(const char* where, bool vote) {
     where = without_folder(where);
     reached.insert(where);
@@ -88,7 +88,7 @@ class Fibers {
     if (where != skipped) exchange(mask, 0, lane());
   }
 
-  // Gives a value to the lanes of the mask, and waits for them and for no others.
+  // Passes a value to the lanes of the mask and waits for these lanes only.
   const Fiber& exchange(unsigned mask, uint64_t value, unsigned source) {
     if (!(mask >> lane() & 1)) throw std::logic_error("a thread is not in its own mask");
     own().mask = mask;
@@ -107,13 +107,13 @@ class Fibers {
   static constexpr size_t stack_bytes = 1 << 16;
 #endif
 
-  std::vector<std::unique_ptr<Fiber>> all_;  // each serves block after block
-  std::vector<unsigned> ready_;              // the last is next
+  std::vector<std::unique_ptr<Fiber>> all_;  // reused for every block
+  std::vector<unsigned> ready_;              // the last one runs next
   unsigned current_ = 0, count_ = 0;
   jmp_buf scheduler_;
   const void* scheduler_stack_ = nullptr;
   size_t scheduler_stack_bytes_ = 0;
-  const std::function<void()>* body_ = nullptr;
+  const std::function<void()>* kernel_ = nullptr;
   std::exception_ptr failure_;
 
   static const char* without_folder(const char* path) {
@@ -124,7 +124,7 @@ class Fibers {
   Fiber& own() { return *all_[current_]; }
 
   void fail() {
-    all_.clear();  // with whatever is left in the middle of the kernel
+    all_.clear();  // some fibers have not finished the kernel
     ready_.clear();
     std::rethrow_exception(std::exchange(failure_, nullptr));
   }
@@ -133,7 +133,7 @@ class Fibers {
     fail();
   }
 
-  // Half of the time warp by warp, so that one may run far ahead of another.
+  // In half of the cases warps stay together, so that one warp can run far ahead of another.
   void make_all_ready() {
     ready_.resize(count_);
     std::iota(ready_.begin(), ready_.end(), 0u);
@@ -149,14 +149,14 @@ class Fibers {
     for (unsigned i = 0; i < count_; ++i) all_[i]->state = Fiber::kReady;
   }
 
-  // Nobody can go on but past a barrier.
+  // Called when all fibers wait: releases the barrier.
   void release_block() {
     uint64_t votes = 0;
     for (unsigned i = 0; i < count_; ++i) {
       const Fiber& fiber = *all_[i];
-      if (fiber.state == Fiber::kInWarp) fail("lanes wait for lanes of their warp that do not come");
+      if (fiber.state == Fiber::kInWarp) fail("lanes wait for lanes of their warp that never arrive");
       if (fiber.state == Fiber::kDone || std::strcmp(fiber.where, all_[0]->where) != 0) {
-        fail(std::string("not all threads of a block come to a barrier: ") + fiber.where + " or " +
+        fail(std::string("not all threads of a block reach the same barrier: ") + fiber.where + " or " +
              all_[0]->where);
       }
       votes += fiber.value;
@@ -165,7 +165,7 @@ class Fibers {
     make_all_ready();
   }
 
-  // Lets the lanes that the current one waits for go on, once all of them are here.
+  // Releases the lanes that the current lane waits for, if all of them have arrived.
   void release_warp() {
     const unsigned first = current_ / kWarp * kWarp, mask = own().mask;
     const auto in_group = [&](unsigned lane) { return mask >> lane & 1 && first + lane < count_; };
@@ -180,7 +180,7 @@ class Fibers {
     for (unsigned lane = 0; lane < kWarp; ++lane) {
       if (!in_group(lane)) continue;
       Fiber& fiber = *all_[first + lane];
-      if (!in_group(fiber.source)) fail("a lane reads one that gives nothing");
+      if (!in_group(fiber.source)) fail("a lane reads from a lane outside of the mask");
       fiber.result = all_[first + fiber.source]->value;
       fiber.ballot = ballot;
       fiber.state = Fiber::kReady;
@@ -189,7 +189,7 @@ class Fibers {
     std::shuffle(ready_.begin() + static_cast<std::ptrdiff_t>(others), ready_.end(), random);
   }
 
-  // ---- Switching, by setjmp and longjmp, which spare the system calls of swapcontext.
+  // ---- Switching with setjmp and longjmp, which need no system calls, unlike swapcontext.
 
   void wait(Fiber::State state) {
     own().state = state;
@@ -225,7 +225,7 @@ inline void Fibers::enter() {
                                   &fibers.scheduler_stack_bytes_);
   for (;;) {
     try {
-      (*fibers.body_)();
+      (*fibers.kernel_)();
     } catch (...) {
       fibers.failure_ = std::current_exception();
     }
