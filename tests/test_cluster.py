@@ -28,7 +28,9 @@ def parse_command(tmp_path, monkeypatch):
         calls: list[tuple[CfgNode, bool]] = []
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv("WORLD_SIZE", raising=False)
-        monkeypatch.setattr("detlite.engine.run.run_training", lambda *call: calls.append(call))
+        monkeypatch.setattr(
+            "detlite.engine.run.run_training", lambda cfg, resume, *_: calls.append((cfg, resume))
+        )
         assert main(args) == 0
         return calls[0]
 

@@ -15,7 +15,7 @@ from torchvision.models.detection import mask_rcnn, roi_heads, rpn, transform
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 
 from benchmarks.clock import Clock, synchronize
-from detlite.conventions import Convention
+from detlite.inference import predictor
 from detlite.modeling import backbone
 from detlite.modeling import detection_model as detector
 from detlite.modeling import sampler as sampling
@@ -40,9 +40,9 @@ _DETLITE: PhaseFunctions = (
     ("box head", box_head.BoxHead, "predict"),
     ("postprocess", detector.Postprocess, "__call__"),
     ("mask head", heads.RoIHeads, "dense_losses"),
-    ("mask head", heads.RoIHeads, "maps"),
+    ("mask head", heads.RoIHeads, "dense_outputs"),
     ("mask targets", mask_head, "crop_masks"),
-    ("paste", Convention, "paste_rle"),
+    ("paste", predictor, "paste_masks"),
 )
 _TORCHVISION: PhaseFunctions = (
     ("inputs", transform.GeneralizedRCNNTransform, "forward"),

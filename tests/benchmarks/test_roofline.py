@@ -42,6 +42,7 @@ def check_allocator(kept: bool):
     return lambda: None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the malloc of glibc")
 def test_new_process_keeps_freed_memory_like_this_one(kept: bool, monkeypatch: pytest.MonkeyPatch):
