@@ -36,7 +36,7 @@ def training_batch(count: int, height: int, width: int, objects: int, classes: i
     for index in range(count):
         boxes = random_boxes(objects, 16, min(400, height, width), "cpu", (height, width))
         outlines = [[polygon.tolist()] for polygon in polygons(boxes, 40)]
-        masks = PackedMasks.from_segmentations(outlines, height, width, as_runs=True)
+        masks = PackedMasks.from_segmentations(outlines, height, width, as_rle=True)
         labels = torch.randint(1, classes, (objects,))
         targets.append({"boxes": boxes, "labels": labels, "masks": masks, "image_id": index})
     return generate_images(count, height, width), targets

@@ -49,8 +49,8 @@ def crop_cases(device: str) -> Iterator[Case]:
 
     segmentations = [[polygon.tolist()] for polygon in outlines]
     polygon_masks, rle_masks = (
-        PackedMasks.from_segmentations(segmentations, *IMAGE, as_runs).to(device)
-        for as_runs in (False, True)
+        PackedMasks.from_segmentations(segmentations, *IMAGE, as_rle).to(device)
+        for as_rle in (False, True)
     )
     yield Case(
         "crop_256_polygons",

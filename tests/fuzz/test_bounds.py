@@ -12,9 +12,9 @@ from tests.fuzz.inputs import mutated, mutated_bytes
 
 def test_memory_is_bounded(bounded):
     keep_freed_memory()  # the commands do the same
-    np.ones(2**32 // 8)  # an earlier, higher peak
+    np.ones(2**30 // 8)  # an earlier, higher peak
     with pytest.raises(AssertionError, match="MiB"), bounded():
-        np.ones(3 * 2**30 // 8)
+        np.ones(600 * 2**20 // 8)
 
 
 def test_time_is_bounded(bounded, monkeypatch):
@@ -32,6 +32,6 @@ def test_inputs_change():
         seen.append((repr(content), data))
 
     record()
-    assert len({content for content, _ in seen}) > 20
-    assert len({data for _, data in seen}) > 20
+    assert len({content for content, _ in seen}) > 10
+    assert len({data for _, data in seen}) > 10
     assert valid == {"a": [1, 2, {"b": "c"}]}

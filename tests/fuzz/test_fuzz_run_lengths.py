@@ -76,8 +76,8 @@ def test_segmentations(segmentation, bounded):
     with bounded():
         if segmentation_problem(segmentation, 20, 30) is None:
             bitmap = to_bitmap(segmentation, 20, 30)
-            for as_runs in (False, True):
-                packed = PackedMasks.from_segmentations([segmentation], 20, 30, as_runs)
+            for as_rle in (False, True):
+                packed = PackedMasks.from_segmentations([segmentation], 20, 30, as_rle)
                 drawn = packed.bitmaps(20, 30)[0].numpy()
-                if as_runs or isinstance(segmentation, dict):
+                if as_rle or isinstance(segmentation, dict):
                     assert (drawn == bitmap).all()

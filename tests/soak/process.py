@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt  # noqa: F401  imported once, before the forks
 import torch.utils.tensorboard  # noqa: F401
 from PIL import Image
 
-from detlite.apps.cli import train
+from detlite.apps.cli.main import run_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,8 +52,8 @@ def train_and_exit(args: list[str], output: Path, limit: int, delay: float) -> N
         Image.open = open_slowly  # type: ignore[assignment]
     status = 1
     try:
-        status = train.main(args)
-    except KeyboardInterrupt:  # before or after main handles it
+        status = run_command("train", args)
+    except KeyboardInterrupt:  # before or after the command handles it
         status = 130
     except BaseException:
         traceback.print_exc()

@@ -1,0 +1,175 @@
+"""Pictures a second from the disk, and from servers on the loopback, by a cold and a warm cache.
+
+Files are read in the set's order, shards in that of training.
+
+    python -m benchmarks.data.remote --pictures 300
+
+The servers run in processes of their own: Python's http.server and moto's S3 server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+HEIGHT, WIDTH = 480, 640
+
+
+def write_set(folder: Path, count: int) -> None:
+    """Smooth noise as JPEGs, and an annotation file."""
+    (folder / "images").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    images, annotations = [], []
+    for number in range(1, count + 1):
+        coarse = rng.integers(0, 256, (HEIGHT // 8, WIDTH // 8, 3), dtype=np.uint8)
+        picture = Image.fromarray(coarse).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
+        pixels = np.asarray(picture).astype(np.int16) + rng.normal(0, 8, (HEIGHT, WIDTH, 1))
+        name = f"{number:06d}.jpg"
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(
+            folder / "images" / name, quality=90
+        )
+        images.append({"id": number, "file_name": name, "height": HEIGHT, "width": WIDTH})
+        row = {"id": number, "image_id": number, "category_id": 1, "bbox": [10, 10, 90, 90]}
+        annotations.append(row)
+    content = {
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": 1, "name": "thing"}],
+    }
+    (folder / "annotations.json").write_text(json.dumps(content))
+
+
+@contextmanager
+def http_server(folder: Path) -> Iterator[str]:
+    """Serves a folder in another process; its URL."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from tests.data.servers import FileServer
+
+    server = FileServer(folder)
+    process = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
+    process.start()
+    try:
+        yield server.url
+    finally:
+        process.terminate()
+        process.join()
+        server.server_close()
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[str]:
+    """moto's server in another process, with a bucket that holds the files of a folder."""
+    import boto3
+
+    os.environ |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "test")
+    os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
+    port = 5123
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        client = boto3.client("s3", endpoint_url=url)
+        for _ in range(100):
+            try:
+                client.create_bucket(Bucket="sets")
+                break
+            except Exception:
+                time.sleep(0.2)
+        for path in folder.rglob("*"):
+            if path.is_file():
+                client.upload_file(str(path), "sets", str(path.relative_to(folder)))
+        from fsspec.config import conf
+
+        conf["s3"] = {"endpoint_url": url}
+        yield "s3://sets"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def rate(read: Callable[[int], object], count: int) -> str:
+    """How many of `count` pictures are read in a second, and the CPU time of this process."""
+    start, cpu = time.perf_counter(), time.process_time()
+    for number in range(count):
+        read(number)
+    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+    return f"{count / wall:.0f} pictures/s, {cpu / count * 1e3:.1f} ms of CPU time each"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pictures", type=int, default=300)
+    count = parser.parse_args().pictures
+    with tempfile.TemporaryDirectory() as temporary:
+        os.environ["DETLITE_CACHE"] = f"{temporary}/cache"
+        measure(Path(temporary) / "files", count)
+
+
+def measure(folder: Path, count: int) -> None:
+    """Prints a line for each way to read the set."""
+    from detlite.apps.dataset_formats.shard_writer import write_shards
+    from detlite.config import load_config
+    from detlite.data import CocoDataset, build_dataset
+    from detlite.data.loading.samplers import TrainingBatchSampler
+    from detlite.data.remote.locations import GIGABYTE, Location, RemotePath
+
+    write_set(folder, count)
+    size = sum(path.stat().st_size for path in (folder / "images").iterdir()) / count / 1e3
+    print(f"{count} JPEGs of {WIDTH}x{HEIGHT}, {size:.0f} kB; one process, read and decoded")
+
+    def show(what: str, annotations: Location, images: Location) -> None:
+        dataset = CocoDataset(annotations, images, masks=False, check_images=False)
+        print(f"{what}: {rate(dataset.__getitem__, count)}", flush=True)
+
+    def show_shards(what: str, root: str, cache_gb: float) -> None:
+        entry = {"type": "webdataset", "shards": f"{root}/train-{{000000..{last:06d}}}.tar"}
+        entry |= {"name": "tars", "categories": f"{root}/train-categories.json"}
+        keys = ["DATASETS.CATALOG", [entry], "DATASETS.CACHE_GB", cache_gb]
+        cfg = load_config(None, [*keys, "DATASETS.CHECK_PICTURES", False])
+        start = time.perf_counter()
+        dataset = build_dataset(cfg, "tars", train=True)
+        opened = time.perf_counter() - start
+        none_wide = [False] * len(dataset)
+        batches = iter(TrainingBatchSampler(none_wide, count, 0, shards=dataset.shards, window=100))
+        order = [sample.image for sample in next(batches)]
+        speed = rate(lambda number: dataset[order[number]], count)
+        print(f"shards, {what}: opened in {opened:.1f} s, {speed}", flush=True)
+
+    files = folder / "annotations.json", folder / "images"
+    shards = write_shards(*files, folder / "shards", images_per_shard=50)
+    last = len(shards) - 1
+    show("disk", *files)
+    show("disk, again", *files)
+    show_shards("disk", str(folder / "shards"), 1.0)
+    show_shards("disk, again", str(folder / "shards"), 1.0)
+    for server in (http_server, s3_server):
+        with server(folder) as url:
+            shutil.rmtree(os.environ["DETLITE_CACHE"])
+            annotations = RemotePath(f"{url}/annotations.json")
+            for what in ("cold", "warm"):
+                show(
+                    f"{url.partition(':')[0]}, {what}",
+                    annotations,
+                    RemotePath(f"{url}/images", GIGABYTE),
+                )
+            show(f"{url.partition(':')[0]}, nothing kept", annotations, RemotePath(f"{url}/images"))
+            for what in ("cold", "warm"):
+                show_shards(f"{url.partition(':')[0]}, {what}", f"{url}/shards", 1.0)
+            show_shards(f"{url.partition(':')[0]}, nothing kept", f"{url}/shards", 0.0)
+
+
+if __name__ == "__main__":
+    main()
