@@ -51,7 +51,8 @@ def test_link_targets_exist(page):
 def test_named_files_exist(page):
     pattern = r"`((?:benchmarks|csrc|detlite|tests|tools)/[\w./-]+\.(?:cpp|cu|h|py))`"
     files = re.findall(pattern, page.read_text())
-    assert not [file for file in files if not (ROOT / file).exists()]
+    missing = [file for file in files if not (ROOT / file).exists()]
+    assert not [file for file in missing if "NAME" not in file]  # placeholders
 
 
 @pytest.mark.parametrize("page", DETLITE_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
