@@ -261,7 +261,7 @@ def options() -> dict[str, Any]:
         return {"cmdclass": {"build_py": BuildPackage}}
     extension = Extension(
         "detlite._C",
-        sources("csrc", "csrc/cpu"),
+        sources("csrc", "csrc/cpu", "csrc/cpu/simd"),
         depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.h")),
         py_limited_api=True,
     )

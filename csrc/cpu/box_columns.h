@@ -1,17 +1,17 @@
-// Boxes coordinate by coordinate, as the vector loops take them.
+// Boxes stored as one array per coordinate, the layout of the inner loops.
 #pragma once
 
 #include <limits>
 #include <vector>
 
-#include "iou.h"
-#include "loops.h"
+#include "common/iou.h"
+#include "simd/inner_loops.h"
 
 namespace detlite {
 
 class BoxColumns {
  public:
-  // Makes room, a multiple of kBoxPadding, filled with boxes that overlap nothing.
+  // Fills `capacity` places, a multiple of kBoxPadding, with boxes that overlap nothing.
   void reset(int64_t capacity) {
     constexpr float infinity = std::numeric_limits<float>::infinity();
     x1_.assign(capacity, infinity);
@@ -37,6 +37,8 @@ class BoxColumns {
   std::vector<float> x1_, y1_, x2_, y2_, area_;
 };
 
-constexpr int64_t round_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
+constexpr int64_t round_up(int64_t count, int64_t multiple) {
+  return (count + multiple - 1) / multiple * multiple;
+}
 
 }  // namespace detlite

@@ -1,9 +1,9 @@
-// The focal loss on the CPU.
-#include "focal_loss.h"
+// The sigmoid focal loss on the CPU.
+#include "common/focal_loss.h"
 
 #include <torch/csrc/stable/library.h>
 
-#include "loops.h"
+#include "simd/inner_loops.h"
 
 namespace detlite {
 namespace {
@@ -12,44 +12,41 @@ constexpr int64_t kGrain = 1 << 14;
 
 Tensor forward(const Tensor& inputs, const Tensor& targets, double alpha, double gamma) {
   constexpr const char* op = "sigmoid_focal_loss_forward";
-  const FocalInputs dense = check_focal_loss(op, inputs, targets, alpha, gamma);
-  const Tensor output = empty_dense(inputs, accumulate_type(inputs.scalar_type()));
+  const FocalCall call =
+      check_focal_loss(op, inputs, targets, alpha, gamma, accumulate_type(inputs.scalar_type()));
   dispatch_floating(op, "inputs", inputs.scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    const auto& all = loops().of<F>();
+    const auto& loops = inner_loops().for_type<F>();
     const FocalSettings<T> settings(alpha, gamma);
-    const auto* logits = static_cast<const F*>(dense.logits.const_data_ptr());
-    const auto* labels = static_cast<const F*>(dense.targets.const_data_ptr());
-    auto* loss = static_cast<T*>(output.mutable_data_ptr());
+    const F *logits = data<F>(call.logits), *labels = data<F>(call.targets);
+    T* loss = mutable_data<T>(call.output);
     torch::stable::parallel_for(0, inputs.numel(), kGrain, [&](int64_t begin, int64_t end) {
-      all.focal_loss(logits + begin, labels + begin, end - begin, settings, loss + begin);
+      loops.focal_loss(logits + begin, labels + begin, end - begin, settings, loss + begin);
     });
   });
-  return output;
+  return call.output;
 }
 
 Tensor backward(const Tensor& grad, const Tensor& inputs, const Tensor& targets, double alpha,
                 double gamma) {
   constexpr const char* op = "sigmoid_focal_loss_backward";
-  const FocalInputs dense = check_focal_loss(op, inputs, targets, alpha, gamma);
-  const FocalGradient from = check_focal_gradient(op, grad, inputs);
-  const Tensor output = empty_dense(inputs, inputs.scalar_type());
+  const FocalCall call = check_focal_loss(op, inputs, targets, alpha, gamma, inputs.scalar_type());
+  const FocalGradient upstream = check_focal_gradient(op, grad, inputs);
   dispatch_floating(op, "inputs", inputs.scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    const auto& all = loops().of<F>();
+    const auto& loops = inner_loops().for_type<F>();
     const FocalSettings<T> settings(alpha, gamma);
-    const auto* logits = static_cast<const F*>(dense.logits.const_data_ptr());
-    const auto* labels = static_cast<const F*>(dense.targets.const_data_ptr());
-    const auto* values = static_cast<const T*>(from.values.const_data_ptr());
-    auto* result = static_cast<F*>(output.mutable_data_ptr());
+    const F *logits = data<F>(call.logits), *labels = data<F>(call.targets);
+    const T* values = data<T>(upstream.values);
+    F* result = mutable_data<F>(call.output);
     torch::stable::parallel_for(0, inputs.numel(), kGrain, [&](int64_t begin, int64_t end) {
-      all.focal_gradient(values + begin * from.step, from.step, logits + begin, labels + begin,
-                         end - begin, settings, result + begin);
+      loops.focal_gradient(values + begin * upstream.step, upstream.step, logits + begin,
+                           labels + begin, end - begin, settings, result + begin);
     });
   });
-  return output;
+  return call.output;
 }
 
 }  // namespace

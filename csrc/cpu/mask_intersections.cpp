@@ -1,21 +1,23 @@
-// Pixels that run-length encoded masks have in common, without a bitmap: each mask is decoded once, to
-// where its runs end, and two masks are walked run by run from where they begin to overlap.
+// Intersection areas of run-length encoded masks, without bitmaps: each mask is decoded once into
+// the ends of its runs, and two masks are compared run by run, starting where they begin to
+// overlap.
 #include <algorithm>
 #include <vector>
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "checks.h"
+#include "common/checks.h"
 
 namespace detlite {
 namespace {
 
-// A mask as the ends of its runs, of which the first is background: run 2i + 1, inside, reaches from
-// ends[2i] to ends[2i + 1].
+// A mask as the ends of its runs. Runs alternate between background and foreground, beginning with
+// background. Foreground run i covers pixels [ends[2i], ends[2i + 1]).
 class Runs {
  public:
-  // Reads COCO's text (see encode() in paste_masks.cpp); false if it does not cover so many pixels.
+  // Decodes COCO's text (see encode() in paste_masks.cpp). Returns false if the text is malformed
+  // or does not cover exactly `pixels` pixels.
   bool decode(const uint8_t* text, int64_t size, int64_t pixels) {
     ends_.clear();
     int64_t end = 0, counts[2] = {0, 0};  // the last two counts
@@ -41,7 +43,7 @@ class Runs {
   }
 
   void clear() { ends_.clear(); }
-  size_t count() const { return ends_.size() / 2; }  // of the runs inside
+  size_t count() const { return ends_.size() / 2; }  // of foreground runs
   uint32_t begin(size_t run) const { return ends_[2 * run]; }
   uint32_t end(size_t run) const { return ends_[2 * run + 1]; }
 
@@ -51,12 +53,12 @@ class Runs {
     return area;
   }
 
-  // The first run that ends behind `place`.
-  size_t after(uint32_t place) const {
+  // Returns the first run that ends after a position.
+  size_t first_after(uint32_t position) const {
     size_t low = 0, high = count();
     while (low < high) {
       const size_t middle = (low + high) / 2;
-      if (end(middle) > place) high = middle;
+      if (end(middle) > position) high = middle;
       else low = middle + 1;
     }
     return low;
@@ -68,72 +70,72 @@ class Runs {
 
 int64_t intersection(const Runs& a, const Runs& b) {
   if (a.count() == 0 || b.count() == 0) return 0;
-  int64_t common = 0;
-  size_t i = a.after(b.begin(0)), j = b.after(a.begin(0));
+  int64_t pixels = 0;
+  size_t i = a.first_after(b.begin(0)), j = b.first_after(a.begin(0));
   while (i < a.count() && j < b.count()) {
     const uint32_t low = std::max(a.begin(i), b.begin(j)), high = std::min(a.end(i), b.end(j));
-    common += high > low ? high - low : 0;
+    pixels += high > low ? high - low : 0;
     const bool first = a.end(i) < b.end(j);
     i += first;
     j += !first;
   }
-  return common;
+  return pixels;
 }
 
-// The texts of some masks, one after another.
-struct Texts {
-  Tensor data, lengths, pixels;
+// The concatenated texts of several masks.
+struct EncodedMasks {
+  Tensor text, lengths, pixels;
   std::vector<int64_t> starts;
 
-  Texts(const Tensor& all_data, const Tensor& all_lengths, const Tensor& all_pixels,
-        const char* name)
-      : data(all_data), lengths(all_lengths), pixels(all_pixels) {
+  EncodedMasks(const Tensor& all_data, const Tensor& all_lengths, const Tensor& all_pixels,
+               const char* name)
+      : text(all_data), lengths(all_lengths), pixels(all_pixels) {
     constexpr const char* op = "mask_intersections";
-    check(data.dim() == 1 && data.scalar_type() == ScalarType::Byte, op, ": ", name,
-          " must be uint8 of one dimension, got ", dtype_name(data.scalar_type()), " ",
-          Shape{data});
+    check(text.dim() == 1 && text.scalar_type() == ScalarType::Byte, op, ": ", name,
+          " must be uint8 of one dimension, got ", dtype_name(text.scalar_type()), " ",
+          Shape{text});
     for (const Tensor* tensor : {&lengths, &pixels}) {
       check(tensor->scalar_type() == ScalarType::Long && tensor->dim() == 1 &&
                 tensor->size(0) == lengths.size(0),
             op, ": lengths and pixels of ", name, " must be int64 of one size, got ",
             dtype_name(tensor->scalar_type()), " ", Shape{*tensor});
     }
-    data = torch::stable::contiguous(data);
+    text = torch::stable::contiguous(text);
     lengths = torch::stable::contiguous(lengths);
     pixels = torch::stable::contiguous(pixels);
     starts.assign(1, 0);
     for (int64_t i = 0; i < count(); ++i) {
       const int64_t length = at(lengths, i);
-      check(length >= 0 && length <= data.size(0) - starts.back(), op, ": lengths of ", name,
-            " must be of texts that make up its ", data.size(0), " bytes");
+      check(length >= 0 && length <= text.size(0) - starts.back(), op, ": lengths of ", name,
+            " must add up to its ", text.size(0), " bytes");
       starts.push_back(starts.back() + length);
       check(at(pixels, i) >= 0 && at(pixels, i) <= std::numeric_limits<uint32_t>::max(), op,
             ": pixels of ", name, " must be from 0 to 2^32 - 1, got ", at(pixels, i));
     }
-    check(starts.back() == data.size(0), op, ": lengths of ", name,
-          " must be of texts that make up its ", data.size(0), " bytes");
+    check(starts.back() == text.size(0), op, ": lengths of ", name, " must add up to its ",
+          text.size(0), " bytes");
   }
 
-  static int64_t at(const Tensor& tensor, int64_t i) {
-    return static_cast<const int64_t*>(tensor.const_data_ptr())[i];
-  }
+  static int64_t at(const Tensor& tensor, int64_t i) { return data<int64_t>(tensor)[i]; }
   int64_t count() const { return lengths.size(0); }
 
-  // The mask's area; -1, and no runs, for an unsound text.
+  // Returns the area of a mask, or -1 and no runs for an invalid text.
   int64_t read(int64_t i, Runs& runs) const {
-    const auto* text = static_cast<const uint8_t*>(data.const_data_ptr()) + starts[i];
-    if (runs.decode(text, starts[i + 1] - starts[i], at(pixels, i))) return runs.area();
+    const uint8_t* begin = data<uint8_t>(text) + starts[i];
+    if (runs.decode(begin, starts[i + 1] - starts[i], at(pixels, i))) return runs.area();
     runs.clear();
     return -1;
   }
 };
 
-std::tuple<Tensor, Tensor, Tensor> mask_intersections(
-    const Tensor& data, const Tensor& lengths, const Tensor& pixels, const Tensor& index,
-    const Tensor& other_data, const Tensor& other_lengths, const Tensor& other_pixels,
-    const Tensor& ranges) {
+std::tuple<Tensor, Tensor, Tensor> mask_intersections(const Tensor& text, const Tensor& lengths,
+                                                      const Tensor& pixels, const Tensor& index,
+                                                      const Tensor& other_data,
+                                                      const Tensor& other_lengths,
+                                                      const Tensor& other_pixels,
+                                                      const Tensor& ranges) {
   constexpr const char* op = "mask_intersections";
-  const Texts masks(data, lengths, pixels, "masks"),
+  const EncodedMasks masks(text, lengths, pixels, "masks"),
       others(other_data, other_lengths, other_pixels, "others");
   check(index.dim() == 1 && index.scalar_type() == ScalarType::Long, op,
         ": index must be int64 of one dimension, got ", dtype_name(index.scalar_type()), " ",
@@ -145,24 +147,23 @@ std::tuple<Tensor, Tensor, Tensor> mask_intersections(
         Shape{ranges});
   const Tensor dense_index = torch::stable::contiguous(index),
                dense_ranges = torch::stable::contiguous(ranges);
-  const auto* which = static_cast<const int64_t*>(dense_index.const_data_ptr());
-  const auto* range = static_cast<const int64_t*>(dense_ranges.const_data_ptr());
-  std::vector<int64_t> places(1, 0);  // of each row's first pair
+  const int64_t *selected = data<int64_t>(dense_index), *range = data<int64_t>(dense_ranges);
+  std::vector<int64_t> offsets(1, 0);  // of the first pair of each row
   for (int64_t n = 0; n < count; ++n) {
     const int64_t first = range[2 * n], last = range[2 * n + 1];
-    check(which[n] >= 0 && which[n] < masks.count(), op, ": index must be from 0 to ",
-          masks.count() - 1, ", got ", which[n]);
-    check(first >= 0 && first <= last && last <= others.count(), op, ": ranges must lie within ",
+    check(selected[n] >= 0 && selected[n] < masks.count(), op, ": index must be from 0 to ",
+          masks.count() - 1, ", got ", selected[n]);
+    check(first >= 0 && first <= last && last <= others.count(), op, ": ranges must be within ",
           others.count(), " others, got ", first, " to ", last);
-    places.push_back(places.back() + last - first);
+    offsets.push_back(offsets.back() + last - first);
   }
 
-  const auto empty = [](int64_t size) { return torch::stable::empty({&size, 1}, ScalarType::Long); };
-  const Tensor shared = empty(places.back()), areas = empty(count),
-               other_areas = empty(others.count());
-  auto* const common = static_cast<int64_t*>(shared.mutable_data_ptr());
-  auto* const area = static_cast<int64_t*>(areas.mutable_data_ptr());
-  auto* const other_area = static_cast<int64_t*>(other_areas.mutable_data_ptr());
+  const Tensor shared = empty(index, ScalarType::Long, {offsets.back()});
+  const Tensor areas = empty(index, ScalarType::Long, {count});
+  const Tensor other_areas = empty(index, ScalarType::Long, {others.count()});
+  auto* const shared_pixels = mutable_data<int64_t>(shared);
+  auto* const area = mutable_data<int64_t>(areas);
+  auto* const other_area = mutable_data<int64_t>(other_areas);
 
   std::vector<Runs> other_runs(others.count());
   torch::stable::parallel_for(0, others.count(), 64, [&](int64_t begin, int64_t end) {
@@ -171,10 +172,10 @@ std::tuple<Tensor, Tensor, Tensor> mask_intersections(
   torch::stable::parallel_for(0, count, 64, [&](int64_t begin, int64_t end) {
     Runs runs;
     for (int64_t n = begin; n < end; ++n) {
-      area[n] = masks.read(which[n], runs);
-      int64_t* found = common + places[n];
+      area[n] = masks.read(selected[n], runs);
+      int64_t* result = shared_pixels + offsets[n];
       for (int64_t g = range[2 * n]; g < range[2 * n + 1]; ++g) {
-        *found++ = intersection(runs, other_runs[g]);
+        *result++ = intersection(runs, other_runs[g]);
       }
     }
   });

@@ -1,5 +1,6 @@
-// Greedy non-maximum suppression on the CPU: each candidate, best first, against the boxes kept so
-// far. A candidate with a NaN in its score or box is never kept; equal scores keep the lower index.
+// Greedy non-maximum suppression (NMS) on the CPU: candidates are compared, in order of decreasing
+// score, with the boxes kept so far. A candidate with NaN in its score or box is never kept.
+// Candidates with equal scores are ordered by index.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -8,35 +9,35 @@
 #include <torch/csrc/stable/library.h>
 
 #include "box_columns.h"
-#include "iou.h"
-#include "loops.h"
-#include "nms.h"
+#include "common/iou.h"
+#include "simd/inner_loops.h"
+#include "common/nms.h"
 #include "radix_sort.h"
 
 namespace detlite {
 namespace {
 
-// Whether the box can overlap any other at all. The rest (without extent, inverted, or so large or
-// small that their area is not a number) have no overlap above any threshold, by the arithmetic
-// of iou().
+// True if the box can overlap another box. For boxes that are empty, inverted, or too large or too
+// small for a finite positive area, iou() is never above a threshold.
 template <typename T>
 bool has_extent(const Box<T>& box) {
   const T area = box.area();
   return box.x2 > box.x1 && area > 0 && area < std::numeric_limits<T>::infinity();
 }
 
-// One direction of a grid: where along it a centre lies.
+// The cells of a grid along one axis.
 class GridAxis {
  public:
-  // Cells of `side` pixels and at most `most` of them, for centres from `first` to `last`.
-  GridAxis(double first, double last, double side, int most) : first_(first) {
-    per_pixel_ = 1 / std::max(side, (last - first) / most);
-    last_ = std::min(most - 1, static_cast<int>((last - first) * per_pixel_));
+  // Covers centres from `first` to `last` with cells of at least `side` pixels and at most
+  // max_cells cells.
+  GridAxis(double first, double last, double side, int max_cells) : first_(first) {
+    per_pixel_ = 1 / std::max(side, (last - first) / max_cells);
+    last_ = std::min(max_cells - 1, static_cast<int>((last - first) * per_pixel_));
   }
 
   int cells() const { return static_cast<int>(last_) + 1; }
 
-  // The nearest cell where the centre lies outside.
+  // Returns the nearest cell for a centre outside of the grid.
   int cell_of(double centre) const {
     return static_cast<int>(std::clamp((centre - first_) * per_pixel_, 0.0, last_));
   }
@@ -45,14 +46,14 @@ class GridAxis {
   double first_, per_pixel_, last_;
 };
 
-// The kept boxes, in a grid by their centres. Two boxes overlap by more than t only if their extents
-// along either axis do, so their centres are no further apart there than (1 - t) / 2t of either's
-// extent, and a candidate meets the cells within that reach alone.
+// The kept boxes in a grid, by their centres. If two boxes have an IoU above t, the same holds for
+// their extents along each axis, so their centres are at most (1 - t) / 2t of either extent apart.
+// A candidate is therefore compared only with boxes in cells within that distance.
 class KeptBoxes {
  public:
   KeptBoxes(const Box<float>* boxes, int64_t count, float threshold)
-      : loops_(loops()), threshold_(threshold) {
-    const double t = threshold * (1 - 1e-5);  // the overlap is a rounded quotient
+      : loops_(inner_loops()), threshold_(threshold) {
+    const double t = threshold * (1 - 1e-5);  // the computed IoU is rounded
     reach_ = t > 1e-3 ? std::max(0.0, (1 - t) / (2 * t)) : kInfinity;
     place_cells(boxes, count);
 
@@ -70,15 +71,15 @@ class KeptBoxes {
   }
 
   bool suppress(const Box<float>& box) const {
-    // In the smallest of areas, rounding is coarse and the reach means nothing.
-    constexpr float coarse = 1e-30f;
-    const double reach = box.area() < coarse ? kInfinity : reach_;
+    // Rounding errors of tiny areas make the distance limit meaningless.
+    constexpr float tiny = 1e-30f;
+    const double reach = box.area() < tiny ? kInfinity : reach_;
     const double x = centre_x(box), y = centre_y(box);
     const double reach_x = reach * (double{box.x2} - box.x1);
     const double reach_y = reach * (double{box.y2} - box.y1);
     const int left = columns_.cell_of(x - reach_x), right = columns_.cell_of(x + reach_x);
     const int top = rows_.cell_of(y - reach_y), bottom = rows_.cell_of(y + reach_y);
-    // What suppresses a box most likely shares its cell.
+    // The box that suppresses a candidate is most likely in the same cell.
     const int own = cell_of(box);
     if (overlaps_any(own, box)) return true;
     for (int row = top; row <= bottom; ++row) {
@@ -115,10 +116,10 @@ class KeptBoxes {
     return loops_.overlaps_any(kept_.from(cell.begin), cell.size, &box.x1, threshold_);
   }
 
-  // Cells as large as a box is on average, and no more than hold a vector of boxes each.
+  // Makes cells as large as the average box, and large enough to hold a vector of boxes each.
   void place_cells(const Box<float>* boxes, int64_t count) {
-    constexpr int64_t worthwhile = 8 * kBoxPadding;
-    if (count <= worthwhile || !std::isfinite(reach_)) return;
+    constexpr int64_t min_boxes = 8 * kBoxPadding;
+    if (count <= min_boxes || !std::isfinite(reach_)) return;
     double first_x = kInfinity, first_y = kInfinity, last_x = -kInfinity, last_y = -kInfinity;
     double widths = 0, heights = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -132,12 +133,12 @@ class KeptBoxes {
       heights += double{box.y2} - box.y1;
     }
     if (!(widths > 0)) return;
-    const int most = static_cast<int>(std::sqrt(static_cast<double>(count) / kBoxPadding)) + 1;
-    columns_ = GridAxis(first_x, last_x, widths / static_cast<double>(count), most);
-    rows_ = GridAxis(first_y, last_y, heights / static_cast<double>(count), most);
+    const int max_cells = static_cast<int>(std::sqrt(static_cast<double>(count) / kBoxPadding)) + 1;
+    columns_ = GridAxis(first_x, last_x, widths / static_cast<double>(count), max_cells);
+    rows_ = GridAxis(first_y, last_y, heights / static_cast<double>(count), max_cells);
   }
 
-  const Loops& loops_;
+  const InnerLoops& loops_;
   float threshold_;
   double reach_;
   GridAxis columns_{0, 0, 1, 1}, rows_{0, 0, 1, 1};
@@ -145,7 +146,7 @@ class KeptBoxes {
   BoxColumns kept_;
 };
 
-// The same without a grid or vectors: double is for checking, not for speed.
+// The same for float64, without a grid or vectors.
 class KeptDoubleBoxes {
  public:
   KeptDoubleBoxes(const Box<double>*, int64_t, double threshold) : threshold_(threshold) {}
@@ -162,7 +163,7 @@ class KeptDoubleBoxes {
   std::vector<Box<double>> kept_;
 };
 
-// Marks the survivors among the candidates of one group, best first.
+// Marks which candidates of one group are kept. Candidates are sorted by decreasing score.
 template <typename T>
 void suppress_group(const Box<T>* boxes, int64_t count, T threshold, uint8_t* keep) {
   using Kept = std::conditional_t<std::is_same_v<T, double>, KeptDoubleBoxes, KeptBoxes>;
@@ -177,7 +178,7 @@ void suppress_group(const Box<T>* boxes, int64_t count, T threshold, uint8_t* ke
   }
 }
 
-// One image's candidates without NaN, sorted so that each group lies together, best first.
+// The candidates of one image without NaN, sorted by group, then by decreasing score.
 template <typename T>
 class Groups {
  public:
@@ -204,7 +205,7 @@ class Groups {
     suppress_group(&members_[begin], starts_[group + 1] - begin, threshold, &keep_[begin]);
   }
 
-  // What suppress() left of all groups, best first.
+  // Returns the candidates that suppress() kept in all groups, by decreasing score.
   std::vector<int32_t> survivors() const {
     std::vector<uint8_t> keep(keep_.size());
     for (size_t i = 0; i < keep_.size(); ++i) keep[places_[i]] = keep_[i];
@@ -243,14 +244,15 @@ class Groups {
     }
   }
 
-  std::vector<int32_t> order_;   // best first
-  std::vector<int32_t> places_;  // in order_, group by group; the next two lie as these
-  std::vector<Box<T>> members_;
-  std::vector<uint8_t> keep_;
-  std::vector<int64_t> starts_;  // each group's first place, and the end
+  std::vector<int32_t> order_;   // candidates by decreasing score
+  std::vector<int32_t> places_;  // indices into order_, sorted by group
+  std::vector<Box<T>> members_;  // the boxes, in the order of places_
+  std::vector<uint8_t> keep_;    // in the order of places_
+  std::vector<int64_t> starts_;  // the first place of each group, and the end
 };
 
-// The survivors of each image, best first. Threads share the images, then all images' groups.
+// Returns the kept candidates of each image by decreasing score. Threads share first the images,
+// then the groups of all images.
 std::vector<std::vector<int32_t>> suppress(const Candidates& candidates, double iou_threshold) {
   const int64_t images = candidates.images, count = candidates.count;
   std::vector<std::vector<int32_t>> result(images);
@@ -281,48 +283,31 @@ std::vector<std::vector<int32_t>> suppress(const Candidates& candidates, double 
   return result;
 }
 
-Tensor suppress_one_image(const Candidates& candidates, double iou_threshold) {
+Tensor suppress_one_image(const char*, const Candidates& candidates, double iou_threshold) {
   const std::vector<int32_t> kept = suppress(candidates, iou_threshold).front();
-  const Tensor result = empty_of(ScalarType::Long, candidates, {static_cast<int64_t>(kept.size())});
-  std::copy(kept.begin(), kept.end(), static_cast<int64_t*>(result.mutable_data_ptr()));
+  const Tensor result =
+      empty(candidates.boxes, ScalarType::Long, {static_cast<int64_t>(kept.size())});
+  std::copy(kept.begin(), kept.end(), mutable_data<int64_t>(result));
   return result;
 }
 
-Tensor nms(const Tensor& boxes, const Tensor& scores, double iou_threshold) {
-  return suppress_one_image(check_candidates("nms", boxes, scores, iou_threshold), iou_threshold);
-}
-
-Tensor batched_nms(const Tensor& boxes, const Tensor& scores, const Tensor& idxs,
-                   double iou_threshold) {
-  return suppress_one_image(check_candidates("batched_nms", boxes, scores, iou_threshold, idxs),
-                            iou_threshold);
-}
-
-std::tuple<Tensor, Tensor> padded_nms(const Tensor& boxes, const Tensor& scores,
-                                      const Tensor& groups, const Tensor& valid,
-                                      double iou_threshold, int64_t limit) {
-  const Candidates candidates =
-      check_candidates("padded_nms", boxes, scores, iou_threshold, groups, valid);
-  check_count("padded_nms", "limit", limit, 0);
-  const Tensor index = empty_of(ScalarType::Long, candidates, {candidates.images, limit});
-  const Tensor kept = empty_of(ScalarType::Bool, candidates, {candidates.images, limit});
-  auto* to = static_cast<int64_t*>(index.mutable_data_ptr());
-  auto* flag = static_cast<bool*>(kept.mutable_data_ptr());
+void suppress_padded(const Candidates& candidates, double iou_threshold, const Tensor& index,
+                     const Tensor& kept) {
+  const int64_t limit = index.size(1);
+  auto* next_index = mutable_data<int64_t>(index);
+  auto* next_kept = mutable_data<bool>(kept);
   for (const std::vector<int32_t>& survivors : suppress(candidates, iou_threshold)) {
     const int64_t count = std::min(limit, static_cast<int64_t>(survivors.size()));
-    std::fill_n(std::copy_n(survivors.begin(), count, to), limit - count, 0);
-    std::fill_n(std::fill_n(flag, count, true), limit - count, false);
-    to += limit;
-    flag += limit;
+    next_index = std::fill_n(std::copy_n(survivors.begin(), count, next_index), limit - count, 0);
+    next_kept = std::fill_n(std::fill_n(next_kept, count, true), limit - count, false);
   }
-  return {index, kept};
 }
 
 }  // namespace
 }  // namespace detlite
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
-  m.impl("nms", TORCH_BOX(&detlite::nms));
-  m.impl("batched_nms", TORCH_BOX(&detlite::batched_nms));
-  m.impl("padded_nms", TORCH_BOX(&detlite::padded_nms));
+  m.impl("nms", TORCH_BOX(&detlite::nms<detlite::suppress_one_image>));
+  m.impl("batched_nms", TORCH_BOX(&detlite::batched_nms<detlite::suppress_one_image>));
+  m.impl("padded_nms", TORCH_BOX(&detlite::padded_nms<detlite::suppress_padded>));
 }

@@ -1,4 +1,4 @@
-// Stable sorting of numbers by their bits, several times faster than by comparisons.
+// Stable radix sort of numbers, several times faster than a comparison sort.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ void radix_sort(std::vector<Keyed<Key>>& items) {
   std::vector<uint32_t> places(digits);
   for (int shift = 0; shift < int{sizeof(Key)} * 8; shift += digit_bits) {
     const auto digit = [shift](Key key) { return (key >> shift) & (digits - 1); };
-    // All keys may share this digit, as those of small integers share their upper ones.
+    // Skip digits that all keys share, such as the upper digits of small integers.
     if (digit(differing) == 0) continue;
     places.assign(digits, 0);
     for (const auto& item : items) ++places[digit(item.key)];
@@ -40,7 +40,7 @@ void radix_sort(std::vector<Keyed<Key>>& items) {
   }
 }
 
-// A key that grows as the number falls, equal for equal numbers. Not for NaN.
+// Returns a key that sorts numbers in descending order. The number must not be NaN.
 template <typename T>
 auto descending_key(T value) {
   using Key = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;

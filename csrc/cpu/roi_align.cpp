@@ -1,25 +1,73 @@
-// RoIAlign on the CPU: each bin a weighted sum of the channel vectors of its cells, and each cell's
-// gradient the same sum over its bins.
+// RoIAlign on the CPU.
+//
+// The definition as scalar code, for one RoI on one channel of a map of height x width cells:
+//
+//   float bilinear(float map[height][width], float y, float x) {
+//     if (y < -1 || y > height || x < -1 || x > width) return 0;
+//     y = min(max(y, 0), height - 1);
+//     x = min(max(x, 0), width - 1);
+//     int y0 = int(y), y1 = min(y0 + 1, height - 1);
+//     int x0 = int(x), x1 = min(x0 + 1, width - 1);
+//     float dy = y - y0, dx = x - x0;
+//     return (1 - dy) * ((1 - dx) * map[y0][x0] + dx * map[y0][x1]) +
+//            dy * ((1 - dx) * map[y1][x0] + dx * map[y1][x1]);
+//   }
+//
+//   void roi_align(float map[height][width], float roi[4], float pooled[bins_y][bins_x]) {
+//     float offset = aligned ? 0.5 : 0;
+//     float left = roi[0] * spatial_scale - offset, right = roi[2] * spatial_scale - offset;
+//     float top = roi[1] * spatial_scale - offset, bottom = roi[3] * spatial_scale - offset;
+//     float roi_h = aligned ? bottom - top : max(bottom - top, 1);
+//     float roi_w = aligned ? right - left : max(right - left, 1);
+//     float bin_h = roi_h / bins_y, bin_w = roi_w / bins_x;
+//     int samples_y = sampling_ratio > 0 ? sampling_ratio : max(ceil(bin_h), 0);
+//     int samples_x = sampling_ratio > 0 ? sampling_ratio : max(ceil(bin_w), 0);
+//     for (int by = 0; by < bins_y; ++by)
+//       for (int bx = 0; bx < bins_x; ++bx) {
+//         float sum = 0;
+//         for (int sy = 0; sy < samples_y; ++sy)
+//           for (int sx = 0; sx < samples_x; ++sx)
+//             sum += bilinear(map, top + (by + (sy + 0.5) / samples_y) * bin_h,
+//                             left + (bx + (sx + 0.5) / samples_x) * bin_w);
+//         pooled[by][bx] = sum / max(samples_y * samples_x, 1);
+//       }
+//   }
+//
+// The kernel computes the same sums in five steps away from this code:
+//
+// 1. Separate the axes. A bilinear weight is a row weight times a column weight, so a bin is sum
+//    over y of rows[by][y] * (sum over x of columns[bx][x] * map[y][x]). The matrices `rows` and
+//    `columns` depend only on the RoI and are shared by all channels.
+// 2. Merge the samples. The matrices are sparse; a cell that several samples of a bin use appears
+//    once, with the sum of their weights (AxisResampler). Work no longer grows with the samples.
+// 3. Vectorize over channels. With channels innermost in memory, one weight multiplies a vector of
+//    channels, and a few vectors stay in registers for a whole bin (resample() in
+//    simd/roi_loops.h).
+// 4. Bring channels innermost. Channels-last maps are read in place; of contiguous maps, small
+//    blocks are transposed into a buffer that several RoIs share (pool_rois() in roi_traversal.h).
+// 5. Order and parallelize. RoIs are sorted by their position so that they find their cells in the
+//    cache, and are divided among threads (roi_plan.h).
+//
+// Pooling is linear in the map, so backward applies the transposed matrices to the pooled gradient:
+// each cell is a weighted sum of bins. Tasks own disjoint parts of the maps (sum_gradients()).
 #include <torch/csrc/stable/library.h>
 
-#include "axis_operator.h"
-#include "roi_loops.h"
+#include "axis_resampler.h"
+#include "roi_traversal.h"
 
 namespace detlite {
 namespace {
 
 template <typename T>
-RoiPlan<AxisOperator<T>> plan(const char* op, const Tensor& rois, const Tensor& levels,
-                              const PyramidShape& pyramid, const AlignArguments& align,
-                              bool transposed) {
-  return plan_rois<AxisOperator<T>, T>(
-      op, rois, levels, pyramid,
-      [&](const T* roi, const LevelShape& level, PlannedRoi<AxisOperator<T>>& planned) {
+RoiPlan<AxisResampler<T>> plan(const char* op, const PoolingCall& call, const AlignArguments& align,
+                               bool transposed) {
+  return plan_rois<AxisResampler<T>, T>(
+      op, call, [&](const T* roi, const LevelShape& level, PlannedRoi<AxisResampler<T>>& planned) {
         const auto axis = [&](T low, T high, int bins, int size) {
-          const AxisOperator<T> forward = bins_from_cells(
-              align_axis(low, high, static_cast<T>(level.spatial_scale), bins,
-                         align.sampling_ratio, align.aligned),
-              bins, size);
+          const AxisResampler<T> forward =
+              bins_from_cells(align_axis(low, high, static_cast<T>(level.spatial_scale), bins,
+                                         align.sampling_ratio, align.aligned),
+                              bins, size);
           return transposed ? cells_from_bins(forward) : forward;
         };
         planned.rows = axis(roi[2], roi[4], align.pool.height, level.height);
@@ -32,74 +80,67 @@ Tensor roi_align_forward(const std::vector<Tensor>& inputs, const Tensor& rois,
                          int64_t pooled_height, int64_t pooled_width, int64_t sampling_ratio,
                          bool aligned) {
   constexpr const char* op = "roi_align_forward";
-  const AlignArguments align =
-      check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
-  const PyramidShape pyramid = check_pyramid(op, inputs, spatial_scales);
-  check_rois(op, inputs[0], "input", rois, levels);
-  const bool channels_last = is_channels_last(inputs);
-  const PooledShape shape{align.pool, pyramid.channels, channels_last};
-  Tensor output = empty_4d(inputs[0], inputs[0].scalar_type(), rois.size(0), pyramid.channels,
-                           align.pool.height, align.pool.width, channels_last);
-  prefer_large_pages(output);
-  dispatch_floating(op, "input", inputs[0].scalar_type(), [&](auto feature) {
+  const PoolingCall call =
+      check_pooling_forward(op, inputs, rois, levels, spatial_scales, pooled_height, pooled_width);
+  const AlignArguments align = check_align(op, call.pool, sampling_ratio, aligned);
+  const ScalarType type = inputs[0].scalar_type();
+  const Tensor output = call.empty_pooled(type, call.channels_last);
+  prefer_huge_pages(output);
+  dispatch_floating(op, "input", type, [&](auto feature) {
     using F = decltype(feature);
-    using T = accumulate_t<F>;
-    const auto planned = plan<T>(op, rois, levels, pyramid, align, false);
-    std::vector<Tensor> maps;
-    for (const Tensor& input : inputs) maps.push_back(cells_in_rows(input, channels_last));
-    pool_rois(const_views<F>(maps), planned, shape, static_cast<F*>(output.mutable_data_ptr()),
+    pool_rois(inputs, call, plan<accumulate_t<F>>(op, call, align, false), mutable_data<F>(output),
               nullptr,
-              [&all = loops()](const auto& roi, auto source, auto values, auto, int64_t channels) {
+              [&loops = inner_loops()](const auto& roi, auto source, auto values, auto,
+                                       int64_t channels) {
                 using X = std::remove_pointer_t<decltype(values.data)>;
-                all.of<X>().resample(roi.rows.view(), roi.columns.view(), source, values, channels);
+                loops.for_type<X>().resample(roi.rows.view(), roi.columns.view(), source, values,
+                                             channels);
               });
   });
   return output;
 }
 
-std::vector<Tensor> roi_align_backward(
-    const Tensor& grad, const Tensor& rois, const Tensor& levels,
-    const std::vector<double>& spatial_scales, int64_t pooled_height, int64_t pooled_width,
-    int64_t batch_size, int64_t channels, const std::vector<int64_t>& heights,
-    const std::vector<int64_t>& widths, int64_t sampling_ratio, bool aligned) {
+std::vector<Tensor> roi_align_backward(const Tensor& grad, const Tensor& rois, const Tensor& levels,
+                                       const std::vector<double>& spatial_scales,
+                                       int64_t pooled_height, int64_t pooled_width,
+                                       int64_t batch_size, int64_t channels,
+                                       const std::vector<int64_t>& heights,
+                                       const std::vector<int64_t>& widths, int64_t sampling_ratio,
+                                       bool aligned) {
   constexpr const char* op = "roi_align_backward";
-  const AlignArguments align =
-      check_align(op, pooled_height, pooled_width, sampling_ratio, aligned);
-  const PyramidShape pyramid =
-      check_pyramid_sizes(op, spatial_scales, batch_size, channels, heights, widths);
-  check_features(op, "grad", grad);
-  check_rois(op, grad, "grad", rois, levels);
-  check_pooled_grad(op, grad, rois, align.pool, channels);
-  const bool channels_last = is_channels_last(grad);
-  const Tensor dense = dense_4d(grad, channels_last);
-  const PooledShape shape{align.pool, pyramid.channels, channels_last};
-  const std::vector<Tensor> maps = empty_levels(grad, grad.scalar_type(), pyramid, channels_last);
-  for (const Tensor& map : maps) prefer_large_pages(map);
+  const PoolingCall call =
+      check_pooling_backward(op, grad, rois, levels, spatial_scales, pooled_height, pooled_width,
+                             batch_size, channels, heights, widths);
+  const AlignArguments align = check_align(op, call.pool, sampling_ratio, aligned);
+  const Tensor dense = dense_4d(grad, call.channels_last);
+  const std::vector<Tensor> maps = empty_maps(grad, call.pyramid, call.channels_last);
+  for (const Tensor& map : maps) prefer_huge_pages(map);
   dispatch_floating(op, "grad", grad.scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    const auto planned = plan<T>(op, rois, levels, pyramid, align, true);
-    const F* pooled = static_cast<const F*>(dense.const_data_ptr());
+    const auto planned = plan<T>(op, call, align, true);
+    const F* pooled = data<F>(dense);
     const int64_t bins = align.pool.bins();
-    sum_gradients(
-        pyramid, planned.rois, channels_last, mutable_views<F>(maps),
-        [&, &all = loops()](const auto& roi, Window<T> tile, CellRange rows, int64_t first_channel,
-                            int64_t count) {
-          const F* grads = pooled + roi.number * shape.size();
-          if (channels_last) {
-            all.of<F>().resample_add(roi.rows.view(rows), roi.columns.view(),
-                                     bins_window(grads + first_channel, align.pool, shape.channels),
-                                     tile, count);
-          } else {
-            thread_local std::vector<T> packed;
-            packed.resize(bins * count);
-            all.of<F>().gather(grads + first_channel * bins, bins, count, bins, packed.data(),
-                               count);
-            all.of<T>().resample_add(
-                roi.rows.view(rows), roi.columns.view(),
-                bins_window(static_cast<const T*>(packed.data()), align.pool, count), tile, count);
-          }
-        });
+    sum_gradients(call, planned.rois, views<F>(maps),
+                  [&, &loops = inner_loops()](const auto& roi, Window<T> tile, CellRange rows,
+                                              int64_t first_channel, int64_t count) {
+                    const F* grads = pooled + roi.number * call.pooled_size();
+                    const SparseView<T> tile_rows = roi.rows.view(rows),
+                                        columns = roi.columns.view();
+                    if (call.channels_last) {
+                      loops.for_type<F>().resample_add(
+                          tile_rows, columns,
+                          bins_window(grads + first_channel, align.pool, channels), tile, count);
+                    } else {
+                      thread_local std::vector<T> packed;
+                      packed.resize(bins * count);
+                      loops.for_type<F>().gather(grads + first_channel * bins, bins, count, bins,
+                                                 packed.data(), count);
+                      const T* source = packed.data();
+                      loops.for_type<T>().resample_add(
+                          tile_rows, columns, bins_window(source, align.pool, count), tile, count);
+                    }
+                  });
   });
   return maps;
 }

@@ -1,5 +1,5 @@
-// What RoIAlign and RoIPool on the CPU know of each RoI before they touch a feature, and the order
-// in which they take them.
+// The plan of a RoIAlign or RoIPool call on the CPU: the geometry of each RoI, computed before any
+// feature is read, and the order in which RoIs are processed.
 #pragma once
 
 #include <algorithm>
@@ -10,31 +10,30 @@
 #include <sys/mman.h>
 #endif
 
-#include "pyramid.h"
-#include "roi_pool_geometry.h"
+#include "common/roi_pool_geometry.h"
+#include "common/roi_pooling.h"
 
 namespace detlite {
 
-// Axis has a member `touched`, the cells that the RoI reads along it.
+// Axis is the geometry along one axis. Its member `touched` is the range of cells that the RoI
+// reads.
 template <typename Axis>
 struct PlannedRoi {
   int64_t number, image;
   int level;
   Axis rows, columns;
 
-  bool touches_nothing() const {
-    return rows.touched.begin >= rows.touched.end || columns.touched.begin >= columns.touched.end;
-  }
+  bool touches_nothing() const { return rows.touched.is_empty() || columns.touched.is_empty(); }
 };
 
 template <typename Axis>
 struct RoiPlan {
   std::vector<PlannedRoi<Axis>> rois;
-  std::vector<int64_t> padding;  // the numbers of the others
+  std::vector<int64_t> padding;  // the numbers of the padding RoIs
 };
 
-// Neighbours follow each other, so that cells are still in the cache when the next RoI reads them:
-// by level, by image, by bands of rows, and along each band.
+// Sorts RoIs by level, image, band of rows and column, so that consecutive RoIs read nearby cells
+// while these are still cached.
 template <typename Axis>
 uint64_t position_key(const PlannedRoi<Axis>& roi) {
   constexpr int band = 32;
@@ -45,29 +44,27 @@ uint64_t position_key(const PlannedRoi<Axis>& roi) {
          bits(roi.rows.touched.begin / band, 16) << 16 | bits(roi.columns.touched.begin, 16);
 }
 
-// build(const T* roi, const LevelShape&, PlannedRoi<Axis>&) fills the axes. Refuses an image or a
-// level that there is not; the level of padding does not matter.
+// build(const T* roi, const LevelShape&, PlannedRoi<Axis>&) fills the axes. Throws for an image or
+// a level that does not exist. The level of a padding RoI is ignored.
 template <typename Axis, typename T, typename Build>
-RoiPlan<Axis> plan_rois(const char* op, const Tensor& rois, const Tensor& levels,
-                        const PyramidShape& pyramid, const Build& build) {
-  const Tensor boxes = torch::stable::contiguous(rois);
-  const Tensor numbers = torch::stable::contiguous(levels);
-  const T* all = static_cast<const T*>(boxes.const_data_ptr());
-  const int64_t* level_of = static_cast<const int64_t*>(numbers.const_data_ptr());
+RoiPlan<Axis> plan_rois(const char* op, const PoolingCall& call, const Build& build) {
+  const PyramidShape& pyramid = call.pyramid;
+  const T* rois = data<T>(call.rois);
+  const int64_t* levels = data<int64_t>(call.levels);
   RoiPlan<Axis> plan;
   std::vector<PlannedRoi<Axis>> planned;
-  planned.reserve(rois.size(0));
-  for (int64_t k = 0; k < rois.size(0); ++k) {
-    const int64_t image = image_of(all + k * kRoiSize, pyramid.batch_size);
+  planned.reserve(call.roi_count());
+  for (int64_t k = 0; k < call.roi_count(); ++k) {
+    const int64_t image = image_of(rois + k * kRoiSize, pyramid.batch_size);
     if (image == kPadding) {
       plan.padding.push_back(k);
       continue;
     }
-    check(image >= 0, op, ": rois[", k, ", 0] is batch index ", all[k * kRoiSize],
+    check(image >= 0, op, ": rois[", k, ", 0] is batch index ", rois[k * kRoiSize],
           ", but the batch has ", pyramid.batch_size, " images");
-    check(level_of[k] >= 0 && level_of[k] < pyramid.level_count(), op, ": levels[", k, "] is ",
-          level_of[k], ", but there are ", pyramid.level_count(), " maps");
-    planned.push_back({k, image, static_cast<int>(level_of[k]), {}, {}});
+    check(levels[k] >= 0 && levels[k] < pyramid.level_count(), op, ": levels[", k, "] is ",
+          levels[k], ", but there are ", pyramid.level_count(), " maps");
+    planned.push_back({k, image, static_cast<int>(levels[k]), {}, {}});
   }
 
   constexpr int64_t grain = 64;
@@ -75,7 +72,7 @@ RoiPlan<Axis> plan_rois(const char* op, const Tensor& rois, const Tensor& levels
   torch::stable::parallel_for(0, planned.size(), grain, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       PlannedRoi<Axis>& roi = planned[i];
-      build(all + roi.number * kRoiSize, pyramid.levels[roi.level], roi);
+      build(rois + roi.number * kRoiSize, pyramid.levels[roi.level], roi);
       order[i] = {position_key(roi), i};
     }
   });
@@ -85,9 +82,9 @@ RoiPlan<Axis> plan_rois(const char* op, const Tensor& rois, const Tensor& levels
   return plan;
 }
 
-// Asks for large pages under a result that has yet to be written. Its first touch then costs one
-// page fault for 2 MiB and not 512 of them, which would take longer than the arithmetic.
-inline void prefer_large_pages(const Tensor& tensor) {
+// Requests huge pages for a result that has not been written yet. Its first touch then costs one
+// page fault per 2 MiB instead of 512, which would take longer than the arithmetic.
+inline void prefer_huge_pages(const Tensor& tensor) {
 #if defined(__linux__)
   constexpr uintptr_t page = uintptr_t{2} << 20;
   const auto bytes = static_cast<uintptr_t>(tensor.numel()) * tensor.element_size();
@@ -95,8 +92,7 @@ inline void prefer_large_pages(const Tensor& tensor) {
   const auto begin = reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr());
   const uintptr_t first = (begin + page - 1) / page * page;
   const uintptr_t last = (begin + bytes) / page * page;
-  // Only advice: a kernel that does not know it loses nothing.
-  madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // may fail harmlessly
 #else
   (void)tensor;
 #endif

@@ -1,6 +1,6 @@
-// The focal loss on CUDA: a thread has as many neighbouring elements as 16 bytes of losses hold,
-// where all tensors lie so that they can be moved at once, else one.
-#include "focal_loss.h"
+// The sigmoid focal loss on CUDA. A thread processes a pack of neighbouring elements, whose losses
+// fill 16 bytes, if all tensors are aligned for that, and else single elements.
+#include "common/focal_loss.h"
 
 #include <type_traits>
 
@@ -20,16 +20,16 @@ __device__ Pack<T, V> load(const T* from) {
   return *reinterpret_cast<const Pack<T, V>*>(from);
 }
 
-// Packs of V elements, and what is left after the last whole pack one by one: calls body with the
-// first of them and how many they are, as an integral constant.
-template <int V, typename Body>
-__device__ void for_each_pack(int64_t count, const Body& body) {
+// Calls function(first, size) for each pack of V elements, and for each single element after the
+// last whole pack. `size` is an integral constant.
+template <int V, typename Function>
+__device__ void for_each_pack(int64_t count, const Function& function) {
   DETLITE_GRID_STRIDE(i, (count + V - 1) / V) {
     const int64_t first = i * V;
     if (first + V <= count) {
-      body(first, std::integral_constant<int, V>());
+      function(first, std::integral_constant<int, V>());
     } else {
-      for (int64_t j = first; j < count; ++j) body(j, std::integral_constant<int, 1>());
+      for (int64_t j = first; j < count; ++j) function(j, std::integral_constant<int, 1>());
     }
   }
 }
@@ -46,10 +46,9 @@ __global__ void __launch_bounds__(kThreads)
     Pack<T, n> result;
 #pragma unroll
     for (int v = 0; v < n; ++v) {
-      result.values[v] =
-          FocalTerms<T, StandardMath<T>>(static_cast<T>(logit.values[v]),
-                                         static_cast<T>(target.values[v]), settings)
-              .loss();
+      result.values[v] = FocalTerms<T, StandardMath<T>>(static_cast<T>(logit.values[v]),
+                                                        static_cast<T>(target.values[v]), settings)
+                             .loss();
     }
     *reinterpret_cast<Pack<T, n>*>(loss + first) = result;
   });
@@ -59,8 +58,8 @@ __global__ void __launch_bounds__(kThreads)
 // Budget: backward_kernel 1,560 instructions.
 template <int V, typename F, typename T>
 __global__ void __launch_bounds__(kThreads)
-    backward_kernel(int64_t count, const T* grad, bool same_grad, const F* logits,
-                    const F* targets, FocalSettings<T> settings, F* result) {
+    backward_kernel(int64_t count, const T* grad, bool same_grad, const F* logits, const F* targets,
+                    FocalSettings<T> settings, F* result) {
   for_each_pack<V>(count, [&](int64_t first, auto size) {
     constexpr int n = decltype(size)::value;
     const auto logit = load<n>(logits + first), target = load<n>(targets + first);
@@ -81,61 +80,59 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// Calls body with the type of the elements and with how many make a pack. Views may begin anywhere.
-template <typename Body>
-void with_packs(const char* op, const FocalInputs& dense, const Tensor* grad, const Body& body) {
-  dispatch_floating(op, "inputs", dense.logits.scalar_type(), [&](auto feature) {
+// Calls function(element, size), where `element` has the type of the logits and `size` is the pack
+// size as an integral constant: 1 if a tensor is not aligned.
+template <typename Function>
+void with_packs(const char* op, const FocalCall& call, const Tensor* grad,
+                const Function& function) {
+  dispatch_floating(op, "inputs", call.logits.scalar_type(), [&](auto feature) {
     using T = accumulate_t<decltype(feature)>;
-    constexpr int most = 16 / sizeof(T);
-    const auto fits = [](const Tensor& tensor, size_t size) {
-      return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % (most * size) == 0;
+    constexpr int pack = 16 / sizeof(T);
+    const auto is_aligned = [](const Tensor& tensor, size_t size) {
+      return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % (pack * size) == 0;
     };
-    const bool all_fit = fits(dense.logits, sizeof(feature)) &&
-                         fits(dense.targets, sizeof(feature)) &&
-                         (!grad || fits(*grad, sizeof(T)));
-    if (all_fit) body(feature, std::integral_constant<int, most>());
-    else body(feature, std::integral_constant<int, 1>());
+    const bool all_aligned = is_aligned(call.logits, sizeof(feature)) &&
+                             is_aligned(call.targets, sizeof(feature)) &&
+                             (!grad || is_aligned(*grad, sizeof(T)));
+    if (all_aligned) function(feature, std::integral_constant<int, pack>());
+    else function(feature, std::integral_constant<int, 1>());
   });
 }
 
 Tensor forward(const Tensor& inputs, const Tensor& targets, double alpha, double gamma) {
   constexpr const char* op = "sigmoid_focal_loss_forward";
-  const FocalInputs dense = check_focal_loss(op, inputs, targets, alpha, gamma);
+  const FocalCall call =
+      check_focal_loss(op, inputs, targets, alpha, gamma, accumulate_type(inputs.scalar_type()));
   const DeviceGuard guard(inputs.get_device_index());
-  const Tensor output = empty_dense(inputs, accumulate_type(inputs.scalar_type()));
   const int64_t count = inputs.numel();
-  with_packs(op, dense, nullptr, [&](auto feature, auto size) {
+  with_packs(op, call, nullptr, [&](auto feature, auto size) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
     constexpr int pack = decltype(size)::value;
     launch(inputs, forward_kernel<pack, F, T>, blocks_for(count / pack + 1), kThreads, 0, count,
-           static_cast<const F*>(dense.logits.const_data_ptr()),
-           static_cast<const F*>(dense.targets.const_data_ptr()), FocalSettings<T>(alpha, gamma),
-           static_cast<T*>(output.mutable_data_ptr()));
+           data<F>(call.logits), data<F>(call.targets), FocalSettings<T>(alpha, gamma),
+           mutable_data<T>(call.output));
   });
-  return output;
+  return call.output;
 }
 
 Tensor backward(const Tensor& grad, const Tensor& inputs, const Tensor& targets, double alpha,
                 double gamma) {
   constexpr const char* op = "sigmoid_focal_loss_backward";
-  const FocalInputs dense = check_focal_loss(op, inputs, targets, alpha, gamma);
-  const FocalGradient from = check_focal_gradient(op, grad, inputs);
+  const FocalCall call = check_focal_loss(op, inputs, targets, alpha, gamma, inputs.scalar_type());
+  const FocalGradient upstream = check_focal_gradient(op, grad, inputs);
   const DeviceGuard guard(inputs.get_device_index());
-  const Tensor output = empty_dense(inputs, inputs.scalar_type());
   const int64_t count = inputs.numel();
-  const bool same_grad = from.step == 0;
-  with_packs(op, dense, same_grad ? nullptr : &from.values, [&](auto feature, auto size) {
+  const bool same_grad = upstream.step == 0;
+  with_packs(op, call, same_grad ? nullptr : &upstream.values, [&](auto feature, auto size) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
     constexpr int pack = decltype(size)::value;
     launch(inputs, backward_kernel<pack, F, T>, blocks_for(count / pack + 1), kThreads, 0, count,
-           static_cast<const T*>(from.values.const_data_ptr()), same_grad,
-           static_cast<const F*>(dense.logits.const_data_ptr()),
-           static_cast<const F*>(dense.targets.const_data_ptr()), FocalSettings<T>(alpha, gamma),
-           static_cast<F*>(output.mutable_data_ptr()));
+           data<T>(upstream.values), same_grad, data<F>(call.logits), data<F>(call.targets),
+           FocalSettings<T>(alpha, gamma), mutable_data<F>(call.output));
   });
-  return output;
+  return call.output;
 }
 
 }  // namespace

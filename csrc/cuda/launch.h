@@ -1,4 +1,4 @@
-// How kernels start: on the tensor's device, on torch's current stream.
+// Kernel launches on torch's current stream.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include <torch/csrc/stable/macros.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "checks.h"
+#include "common/checks.h"
 
 namespace detlite {
 
@@ -22,12 +22,11 @@ using torch::stable::accelerator::DeviceGuard;
 
 inline cudaStream_t current_stream(const torch::stable::Tensor& tensor) {
   void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
   return static_cast<cudaStream_t>(stream);
 }
 
-// torch's macro names CUDA's types, whether or not its headers went through hipify.
+// torch's macro uses CUDA types even on ROCm.
 inline void check_status(cudaError_t status) {
 #ifdef USE_ROCM
   check(status == cudaSuccess, "HIP: ", cudaGetErrorString(status));
@@ -36,8 +35,8 @@ inline void check_status(cudaError_t status) {
 #endif
 }
 
-// Calls a kernel on torch's stream of the tensor's device. A function rather than <<<>>>, so that
-// the sources are plain C++: the tests compile them for the CPU.
+// Launches a kernel on torch's stream of the tensor's device. A function instead of <<<>>> keeps
+// the sources plain C++, which the tests compile for the CPU.
 template <typename... Parameters, typename... Arguments>
 void launch(const torch::stable::Tensor& tensor, void (*kernel)(Parameters...), dim3 blocks,
             int threads, size_t shared_bytes, Arguments&&... arguments) {
@@ -55,22 +54,23 @@ void launch(const torch::stable::Tensor& tensor, void (*kernel)(Parameters...), 
 #endif
 }
 
-// A kernel's shared memory whose size the launch gives.
+// Declares shared memory whose size is an argument of the launch.
 #ifndef DETLITE_CUDA_ON_CPU
-#define DETLITE_LAUNCHED_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#define DETLITE_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #else
-#define DETLITE_LAUNCHED_SHARED(name) unsigned char* const name = launched_shared_memory()
+#define DETLITE_DYNAMIC_SHARED(name) unsigned char* const name = dynamic_shared_memory()
 #endif
 
-// Blocks for a grid-stride loop over `count` items; zero items still need a valid launch.
+// Returns the number of blocks for a grid-stride loop. Zero items still need a valid launch.
 inline unsigned blocks_for(int64_t count) {
-  constexpr int64_t most = 1 << 16;
-  return static_cast<unsigned>(std::clamp<int64_t>((count + kThreads - 1) / kThreads, 1, most));
+  constexpr int64_t max_blocks = 1 << 16;
+  return static_cast<unsigned>(
+      std::clamp<int64_t>((count + kThreads - 1) / kThreads, 1, max_blocks));
 }
 
-// The items of this thread in a grid-stride loop.
-#define DETLITE_GRID_STRIDE(i, count)                                             \
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < (count);   \
+// Loops over the items of this thread.
+#define DETLITE_GRID_STRIDE(i, count) \
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < (count); \
        i += int64_t{gridDim.x} * blockDim.x)
 
 }  // namespace detlite

@@ -1,46 +1,46 @@
-// The kernels of non-maximum suppression; nms.cu says how they follow each other.
+// The kernels of non-maximum suppression. nms.cu describes their order.
 #pragma once
 
-#include "iou.h"
+#include "common/iou.h"
 #include "launch.h"
-#include "nms.h"
-#include "overlaps.h"
+#include "common/nms.h"
+#include "nms_overlap.h"
 #include "warp.h"
 
 namespace detlite {
 
-// Boxes are handled in tiles of as many as a word has bits, and tiles in chunks of as many as a
-// block has warps.
+// A tile is 64 boxes, one per bit of a word. A chunk is 32 tiles, one per warp of a block.
 constexpr int kTile = 64;
-constexpr int kMostWarps = 32;
-constexpr int kChunk = kMostWarps;
+constexpr int kMaxWarps = 32;
+constexpr int kChunk = kMaxWarps;
 
-// The bits under `count`, which may be any number.
+// A mask of the lowest `count` bits, for any value of `count`.
 __device__ inline uint64_t bits_below(int count) {
   if (count <= 0) return 0;
   return count < kTile ? (uint64_t{1} << count) - 1 : ~uint64_t{0};
 }
 
-// The candidates of all images, at their positions: sorted by group, then by decreasing score.
-// Arrays of boxes are as long as all tiles of an image, those of bits have a word for each tile.
+// The candidates of all images, sorted by group, then by decreasing score. A candidate's index in
+// this order is its position. Per image, arrays of boxes have an element for each place of all
+// tiles, and arrays of bits have one bit per place.
 template <typename T>
 struct Sorted {
   int count, tiles;
   Box<T>* boxes;
-  int* starts;         // the position where the own group begins; null: all are one group
-  uint32_t* removed;   // what is not kept, as far as is known
-  uint64_t* kept;      // what is kept, by position
-  uint32_t* best;      // and by place in the order of scores
-  const int64_t* order;   // the candidates by decreasing score, [images, count]
-  const int64_t* groups;  // sorted; null: all are one group
-  const int64_t* places;  // where in `order` each position is
+  int* starts;              // the first position of the box's group; null: one group
+  uint32_t* removed;        // bits of boxes known to be suppressed, by position
+  uint64_t* kept;           // bits of kept boxes, by position
+  uint32_t* kept_by_score;  // bits of kept boxes, by index in `order`
+  const int64_t* order;     // candidates by decreasing score, [images, count]
+  const int64_t* groups;    // sorted; null: one group
+  const int64_t* places;    // the index in `order` of each position
 
   __device__ Sorted of_image(int64_t image) const {
     Sorted own = *this;
     own.boxes += image * tiles * kTile;
     own.removed += image * tiles * 2;
     own.kept += image * tiles;
-    own.best += image * tiles * 2;
+    own.kept_by_score += image * tiles * 2;
     own.order += image * count;
     if (groups) {
       own.starts += image * tiles * kTile;
@@ -52,7 +52,8 @@ struct Sorted {
   __device__ int start_of(int position) const { return groups ? starts[position] : 0; }
 };
 
-// Lays the candidates out. A thread for each position, the last tile's empty ones too.
+// Writes the candidates in sorted order. One thread per position, including the padding of the last
+// tile.
 // Budget: prepare_kernel 185 instructions.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -60,16 +61,16 @@ __global__ void __launch_bounds__(kThreads)
   const Sorted<T> sorted = all.of_image(blockIdx.y);
   const CandidateView<T> image = candidates.from(int64_t{blockIdx.y} * all.count);
   const int position = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
-  if (position >= sorted.tiles * kTile) return;  // whole warps
+  if (position >= sorted.tiles * kTile) return;  // only whole warps return
   Box<T> box{0, 0, 0, 0};
-  bool out = true;
+  bool excluded = true;
   int start = position;
   if (position < sorted.count) {
     const int64_t i = sorted.order[sorted.groups ? sorted.places[position] : position];
-    out = !image.takes_part(i);
-    if (!out) box = image.boxes[i];  // the rest overlap nothing
+    excluded = !image.takes_part(i);
+    if (!excluded) box = image.boxes[i];  // excluded boxes stay empty
     if (sorted.groups) {
-      // The first position of the same group.
+      // Binary search for the first position of the group.
       const int64_t group = sorted.groups[position];
       for (int low = 0; low < start;) {
         const int middle = (low + start) / 2;
@@ -80,24 +81,24 @@ __global__ void __launch_bounds__(kThreads)
   }
   sorted.boxes[position] = box;
   if (sorted.groups) sorted.starts[position] = start;
-  const unsigned removed = vote(out);
+  const unsigned removed = vote(excluded);
   if (threadIdx.x % kWarp == 0) {
     sorted.removed[position / kWarp] = removed;
-    sorted.best[position / kWarp] = 0;
+    sorted.kept_by_score[position / kWarp] = 0;
   }
 }
 
-// What may suppress the boxes of one tile of the chunk that begins with tile `first`. Of earlier
-// chunks it is known what is kept: overlaps with that are marked in `removed`. Tiles of the chunk
-// itself leave a word for each box, the bits of the better ones of its group that overlap it, in
-// masks [images, kChunk, kChunk, kTile], or less where there are fewer tiles.
+// Compares the boxes of one tile of a chunk, which begins with tile `first`, with the tiles before
+// it. For earlier chunks it is already known which boxes are kept: boxes that overlap these are
+// marked in `removed`. For tiles of the same chunk it writes a word per box to masks [images, side,
+// side, kTile]: the bits of the higher-scoring boxes of its group that overlap it.
 //
-// A thread has a box; blocks along y share the tiles before it.
+// Each thread has one box. Blocks along y divide the earlier tiles among them.
 // Budget: overlap_kernel<float> 600 instructions.
 // Budget: overlap_kernel<double> 1220 instructions.
 template <typename T>
 __global__ void __launch_bounds__(kTile)
-    overlap_kernel(Sorted<T> all, int first, int side, T threshold, T share, uint64_t* masks) {
+    overlap_kernel(Sorted<T> all, int first, int side, T threshold, T fraction, uint64_t* masks) {
   alignas(16) __shared__ Box<T> rows[kTile];
   alignas(16) __shared__ T needed[kTile];
   const Sorted<T> sorted = all.of_image(blockIdx.z);
@@ -112,18 +113,19 @@ __global__ void __launch_bounds__(kTile)
        row_tile += step) {
     const bool earlier = row_tile < first;
     const int row = row_tile * kTile;
-    // Earlier chunks share but one group with this one: that of the tile's first box.
-    const uint64_t taken = earlier ? sorted.kept[row_tile] & ~bits_below(tile_start - row) : ~0ull;
-    const int count = __popcll(taken);
+    // Only the group of the tile's first box can begin in an earlier chunk.
+    const uint64_t compared =
+        earlier ? sorted.kept[row_tile] & ~bits_below(tile_start - row) : ~0ull;
+    const int count = __popcll(compared);
     if (count == 0) continue;
-    // Those to compare come first.
-    const int before = __popcll(taken & bits_below(thread));
-    const int slot = taken >> thread & 1 ? before : count + thread - before;
-    __syncthreads();  // the tile before is done with
+    // Boxes to compare come first.
+    const int before = __popcll(compared & bits_below(thread));
+    const int slot = compared >> thread & 1 ? before : count + thread - before;
+    __syncthreads();  // all threads have finished the previous tile
     rows[slot] = sorted.boxes[row + thread];
-    needed[slot] = needed_intersection(rows[slot].area(), share);
+    needed[slot] = min_intersection(rows[slot].area(), fraction);
     __syncthreads();
-    const uint64_t word = overlaps(own, share, rows, needed, count, threshold);
+    const uint64_t word = overlaps(own, fraction, rows, needed, count, threshold);
     if (earlier) {
       const unsigned removed = vote(word != 0 && start == tile_start);
       if (removed && thread % kWarp == 0) atomicOr(&sorted.removed[position / kWarp], removed);
@@ -134,12 +136,12 @@ __global__ void __launch_bounds__(kTile)
   }
 }
 
-// Finds what is kept of a chunk. A block has an image, a warp a tile, a lane two boxes, kWarp apart.
-// Tile after tile is resolved, and tells the later ones what it kept. Words are loaded two steps
-// before they are asked for.
+// Finds which boxes of a chunk are kept. One block per image, one warp per tile, two boxes per
+// lane, kWarp apart. Tiles are resolved in order, and each passes its kept boxes on to later tiles.
+// Words are loaded two steps before they are used.
 // Budget: resolve_kernel 520 instructions.
 template <typename T>
-__global__ void __launch_bounds__(kChunk * kWarp)
+__global__ void __launch_bounds__(kChunk* kWarp)
     resolve_kernel(Sorted<T> all, int first, int side, const uint64_t* masks) {
   __shared__ uint64_t kept[kChunk];
   const Sorted<T> sorted = all.of_image(blockIdx.x);
@@ -159,19 +161,20 @@ __global__ void __launch_bounds__(kChunk * kWarp)
     return vote(low) | uint64_t{vote(high)} << kWarp;
   };
 
-  bool low_gone = sorted.removed[tile * 2] >> lane & 1;
-  bool high_gone = sorted.removed[tile * 2 + 1] >> lane & 1;
+  bool low_removed = sorted.removed[tile * 2] >> lane & 1;
+  bool high_removed = sorted.removed[tile * 2 + 1] >> lane & 1;
   uint64_t alive = 0;
   Pair now = load(0), next = load(1);
   const int tiles = static_cast<int>(blockDim.x) / kWarp;
-  // By three, so that the three pairs change their names: to copy one would wait for its loads.
+  // Unrolled three times so that the three pairs rotate without copies. A copy would wait for its
+  // load.
 #pragma unroll 3
   for (int step = 0; step < tiles; ++step) {
     const Pair after = load(step + 2);
     if (step == warp) {
-      // Who is kept depends on better boxes alone, so each round settles one more of a chain of
-      // boxes that suppress each other, and what no longer changes is right.
-      const uint64_t candidates = ~vote_twice(low_gone, high_gone);
+      // A box depends only on higher-scoring boxes. Each round therefore settles at least one more
+      // box of a chain that suppress each other, and the result is final when it no longer changes.
+      const uint64_t candidates = ~vote_twice(low_removed, high_removed);
       alive = candidates;
       for (uint64_t before = ~alive; before != alive;) {
         before = alive;
@@ -180,45 +183,45 @@ __global__ void __launch_bounds__(kChunk * kWarp)
       if (lane == 0) kept[warp] = alive;
     }
     __syncthreads();
-    low_gone |= (now.low & kept[step]) != 0;
-    high_gone |= (now.high & kept[step]) != 0;
+    low_removed |= (now.low & kept[step]) != 0;
+    high_removed |= (now.high & kept[step]) != 0;
     now = next;
     next = after;
   }
 
-  // Only now, since all wait for the warp whose turn it is.
+  // Written after the loop, because all warps wait for the one that is being resolved.
   if (lane == 0) sorted.kept[tile] = alive;
   if (!sorted.groups) return;
   for (int half = 0; half < kTile; half += kWarp) {
     if (!(alive >> (lane + half) & 1)) continue;
     const int place = static_cast<int>(sorted.places[position + half]);
-    atomicOr(&sorted.best[place / kWarp], 1u << place % kWarp);
+    atomicOr(&sorted.kept_by_score[place / kWarp], 1u << place % kWarp);
   }
 }
 
-// Where the survivors go: index [images, limit] and, unless null, whether each place is taken and
-// how many are.
+// The result: index [images, limit] and, unless null, kept [images, limit] and count [images].
 struct Survivors {
   int limit;
   int64_t* index;
-  bool* taken;
+  bool* kept;
   int64_t* count;
 };
 
-// From bits in the order of scores to indices. A block has an image, a warp some words in a row, a
-// lane a bit.
+// Converts bits in score order to indices. One block per image, several consecutive words per warp,
+// one bit per lane.
 // Budget: collect_kernel 740 instructions.
 template <typename T>
-__global__ void __launch_bounds__(kMostWarps * kWarp)
+__global__ void __launch_bounds__(kMaxWarps* kWarp)
     collect_kernel(Sorted<T> all, Survivors survivors) {
-  __shared__ int sums[kMostWarps];
+  __shared__ int sums[kMaxWarps];
   const Sorted<T> sorted = all.of_image(blockIdx.x);
-  const uint32_t* bits = sorted.groups ? sorted.best : reinterpret_cast<uint32_t*>(sorted.kept);
+  const uint32_t* bits =
+      sorted.groups ? sorted.kept_by_score : reinterpret_cast<uint32_t*>(sorted.kept);
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warps = static_cast<int>(blockDim.x) / kWarp, words = sorted.tiles * 2;
-  const int share = (words + warps - 1) / warps, begin = warp * share;
-  const int end = min(begin + share, words), limit = survivors.limit;
+  const int words_per_warp = (words + warps - 1) / warps, begin = warp * words_per_warp;
+  const int end = min(begin + words_per_warp, words), limit = survivors.limit;
   int64_t* index = survivors.index + int64_t{blockIdx.x} * limit;
 
   int own = 0;
@@ -239,10 +242,10 @@ __global__ void __launch_bounds__(kMostWarps * kWarp)
     }
   }
   if (survivors.count && threadIdx.x == 0) survivors.count[blockIdx.x] = min(total, limit);
-  if (!survivors.taken) return;
-  bool* taken = survivors.taken + int64_t{blockIdx.x} * limit;
+  if (!survivors.kept) return;
+  bool* kept = survivors.kept + int64_t{blockIdx.x} * limit;
   for (int i = static_cast<int>(threadIdx.x); i < limit; i += static_cast<int>(blockDim.x)) {
-    taken[i] = i < total;
+    kept[i] = i < total;
     if (i >= total) index[i] = 0;
   }
 }

@@ -1,9 +1,9 @@
-// RoIPool on CUDA. Forward: a block has a RoI, or a part of one. Backward: a block has a tile of a
+// RoIPool on CUDA. In forward, a block processes a RoI or a part of it; in backward, a tile of a
 // map.
 #include <torch/csrc/stable/library.h>
 
-#include "roi_pool_geometry.h"
-#include "roi_tiles.h"
+#include "common/roi_pool_geometry.h"
+#include "gradient_tiles.h"
 #include "transpose.h"
 
 namespace detlite {
@@ -19,15 +19,15 @@ __device__ PoolAxis<T> columns_of(const T* roi, const DeviceLevel<F>& level,
   return pool_axis(roi[1], roi[3], static_cast<T>(level.spatial_scale), pool.width, level.width);
 }
 
-// Four blocks at a time leave registers enough for every pack.
+// Registers suffice for four blocks per multiprocessor with every pack size.
 // Budget: forward_kernel 1200 instructions.
 // Budget: forward_kernel<float, float, 4> 880 instructions.
 template <typename F, typename T, int V>
 __global__ void __launch_bounds__(kThreads, 4)
     forward_kernel(DevicePyramid<const F> pyramid, const T* rois, const int64_t* levels,
                    PoolShape pool, Items items, F* output, int32_t* argmax) {
-  DETLITE_LAUNCHED_SHARED(shared);
-  CellRange* const cells = reinterpret_cast<CellRange*>(shared);  // of rows of bins, then columns
+  DETLITE_DYNAMIC_SHARED(shared);
+  CellRange* const cells = reinterpret_cast<CellRange*>(shared);  // rows of bins, then columns
   const unsigned k = blockIdx.x / items.parts;
   const int part = static_cast<int>(blockIdx.x % items.parts);
   const T* roi = rois + k * kRoiSize;
@@ -50,9 +50,9 @@ __global__ void __launch_bounds__(kThreads, 4)
     Pack<int32_t, V> where;
     for (int v = 0; v < V; ++v) where.values[v] = -1;
     for (int y = down.begin; y < down.end; ++y) {
-      const F* const line = plane + y * level.map.stride_h;
+      const F* const row_cells = plane + y * level.map.stride_h;
       for (int x = across.begin; x < across.end; ++x) {
-        const Pack<F, V> cell = load_pack<F, V>(line + x * level.map.stride_w);
+        const Pack<F, V> cell = load_pack<F, V>(row_cells + x * level.map.stride_w);
         for (int v = 0; v < V; ++v) {
           const T value = static_cast<T>(cell.values[v]);
           if (where.values[v] < 0 || value > best[v] || value != value) {
@@ -75,7 +75,7 @@ template <typename T>
 struct PoolTiles {
   PoolShape pool;
 
-  // The cells of all bins together: they follow one another.
+  // Bins are consecutive, so the first and the last one determine the cells of all.
   template <typename F>
   __device__ Bounds bounds(const T* roi, const DeviceLevel<F>& level) const {
     const PoolAxis<T> down = rows_of(roi, level, pool), across = columns_of(roi, level, pool);
@@ -84,15 +84,15 @@ struct PoolTiles {
   }
 };
 
-// `grad` and `argmax` are [K, bins, C] in memory. A thread has the tile's cells of one channel in
-// shared memory, for which of them a gradient goes to is known only then.
+// `grad` and `argmax` are [K, bins, C] in memory. A thread keeps the cells of the tile for one
+// channel in shared memory, because argmax selects the cell at run time.
 // Budget: backward_kernel 2590 instructions.
 template <typename F, typename T>
 __global__ void __launch_bounds__(kTileThreads)
     backward_kernel(DevicePyramid<F> pyramid, const T* rois, RoiLists lists, PoolShape pool,
-                    const F* grad, const int32_t* argmax, int at_once) {
-  DETLITE_LAUNCHED_SHARED(shared);
-  BinRange* const ranges = reinterpret_cast<BinRange*>(shared);  // of each RoI at work, two
+                    const F* grad, const int32_t* argmax, int group) {
+  DETLITE_DYNAMIC_SHARED(shared);
+  BinRange* const ranges = reinterpret_cast<BinRange*>(shared);  // two per RoI of the group
   __shared__ T sums[kTile][kTile][kTileThreads];
   const int thread = static_cast<int>(threadIdx.x);
   const Tile tile = Tile::of_block(pyramid);
@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 
   const int segment = tile.image * pyramid.level_count + tile.level;
-  const auto reaches = [&](const T* roi, int, int bin, bool row) {
-    const CellRange cells = row ? rows_of(roi, level, pool).cells(bin)
-                                : columns_of(roi, level, pool).cells(bin);
+  const auto overlaps_tile = [&](const T* roi, int, int bin, bool row) {
+    const CellRange cells =
+        row ? rows_of(roi, level, pool).cells(bin) : columns_of(roi, level, pool).cells(bin);
     const int from = row ? tile.row : tile.column;
     return cells.begin < from + kTile && cells.end > from && cells.begin < cells.end;
   };
@@ -126,10 +126,9 @@ __global__ void __launch_bounds__(kTileThreads)
       }
     }
   };
-  add_touching_rois(lists, segment, tile, rois, pool, at_once, ranges, reaches, add);
+  add_touching_rois(lists, segment, tile, rois, pool, group, ranges, overlaps_tile, add);
   __shared__ TileRow<T> row;
-  store_tile(level, tile, pyramid.channels, row,
-             [&](int y, int x) { return sums[y][x][thread]; });
+  store_tile(level, tile, pyramid.channels, row, [&](int y, int x) { return sums[y][x][thread]; });
 }
 
 // ---- Operators
@@ -140,39 +139,32 @@ std::tuple<Tensor, Tensor> roi_pool_forward(const std::vector<Tensor>& inputs, c
                                             int64_t pooled_height, int64_t pooled_width,
                                             bool need_argmax) {
   constexpr const char* op = "roi_pool_forward";
-  const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
-  const PyramidShape pyramid = check_pyramid(op, inputs, spatial_scales);
-  check_rois(op, inputs[0], "input", rois, levels);
-  const DeviceGuard guard(inputs[0].get_device_index());
-  const bool channels_last = is_channels_last(inputs);
-  const bool channels_inside = channels_last || pays_to_transpose(pyramid, rois.size(0), pool);
-  const Tensor boxes = torch::stable::contiguous(rois);
-  const Tensor numbers = torch::stable::contiguous(levels);
-  const auto result = [&](ScalarType type) {
-    return empty_4d(inputs[0], type, boxes.size(0), pyramid.channels, pool.height, pool.width,
-                    channels_inside);
-  };
-  Tensor output = result(inputs[0].scalar_type());
-  Tensor argmax = need_argmax ? result(ScalarType::Int) : no_argmax(inputs[0]);
+  const PoolingCall call =
+      check_pooling_forward(op, inputs, rois, levels, spatial_scales, pooled_height, pooled_width);
+  const PoolShape& pool = call.pool;
+  const DeviceGuard guard(rois.get_device_index());
+  const bool channels_inside =
+      call.channels_last || is_worth_transposing(call.pyramid, call.roi_count(), pool);
+  const ScalarType type = inputs[0].scalar_type();
+  Tensor output = call.empty_pooled(type, channels_inside);
+  Tensor argmax = empty_argmax(call, need_argmax, channels_inside);
   if (output.numel() == 0) return {output, argmax};
   const int64_t bytes = (int64_t{pool.height} + pool.width) * sizeof(CellRange);
   check_shared_memory(op, bytes);
-  dispatch_floating(op, "input", inputs[0].scalar_type(), [&](auto feature) {
+  dispatch_floating(op, "input", type, [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    const std::vector<Tensor> maps = channels_inside ? in_format<F>(op, inputs, true) : inputs;
+    const std::vector<Tensor> maps = channels_inside ? to_layout<F>(op, inputs, true) : inputs;
     with_pack_size<F>(maps, channels_inside, [&](auto size) {
       constexpr int V = decltype(size)::value;
-      const Items items(pyramid.channels / V, pool, channels_inside);
-      launch(inputs[0], forward_kernel<F, T, V>, grid_of(op, boxes.size(0), items), kThreads,
-             bytes, device_pyramid(pyramid, const_views<F>(maps)),
-             static_cast<const T*>(boxes.const_data_ptr()),
-             static_cast<const int64_t*>(numbers.const_data_ptr()), pool, items,
-             static_cast<F*>(output.mutable_data_ptr()),
-             need_argmax ? static_cast<int32_t*>(argmax.mutable_data_ptr()) : nullptr);
+      const Items items(call.pyramid.channels / V, pool, channels_inside);
+      launch(rois, forward_kernel<F, T, V>, grid_of(op, call.roi_count(), items), kThreads, bytes,
+             device_pyramid(call.pyramid, views<const F>(maps)), data<T>(call.rois),
+             data<int64_t>(call.levels), pool, items, mutable_data<F>(output),
+             need_argmax ? mutable_data<int32_t>(argmax) : nullptr);
     });
-    output = in_format<F>(op, output, channels_last);
-    if (need_argmax) argmax = in_format<int32_t>(op, argmax, channels_last);
+    output = to_layout<F>(op, output, call.channels_last);
+    if (need_argmax) argmax = to_layout<int32_t>(op, argmax, call.channels_last);
   });
   return {output, argmax};
 }
@@ -185,26 +177,22 @@ std::vector<Tensor> roi_pool_backward(const Tensor& grad, const Tensor& rois, co
                                       const std::vector<int64_t>& heights,
                                       const std::vector<int64_t>& widths) {
   constexpr const char* op = "roi_pool_backward";
-  const PoolShape pool = check_pool_shape(op, pooled_height, pooled_width);
-  const PyramidShape pyramid =
-      check_pyramid_sizes(op, spatial_scales, batch_size, channels, heights, widths);
-  check_features(op, "grad", grad);
-  check_rois(op, grad, "grad", rois, levels);
-  check_pooled_grad(op, grad, rois, pool, channels);
+  const PoolingCall call =
+      check_pooling_backward(op, grad, rois, levels, spatial_scales, pooled_height, pooled_width,
+                             batch_size, channels, heights, widths);
+  const PoolShape& pool = call.pool;
   check_argmax(op, grad, argmax);
   const DeviceGuard guard(grad.get_device_index());
-  const std::vector<Tensor> maps =
-      empty_levels(grad, grad.scalar_type(), pyramid, is_channels_last(grad));
+  const std::vector<Tensor> maps = empty_maps(grad, call.pyramid, call.channels_last);
   dispatch_floating(op, "grad", grad.scalar_type(), [&](auto feature) {
     using F = decltype(feature);
     using T = accumulate_t<F>;
-    const int at_once = rois_at_once(pool);
-    const Tensor pooled = in_format<F>(op, grad, true);
-    const Tensor places = in_format<int32_t>(op, argmax, true);
-    gather_by_tiles<F, T>(op, pyramid, maps, rois, levels, PoolTiles<T>{pool},
-                          backward_kernel<F, T>, at_once * 2 * sizeof(BinRange), pool,
-                          static_cast<const F*>(pooled.const_data_ptr()),
-                          static_cast<const int32_t*>(places.const_data_ptr()), at_once);
+    const int group = roi_group_size(pool);
+    const Tensor pooled = to_layout<F>(op, grad, true);
+    const Tensor cells = to_layout<int32_t>(op, argmax, true);
+    launch_tiles<F, T>(op, call, maps, PoolTiles<T>{pool}, backward_kernel<F, T>,
+                       group * 2 * sizeof(BinRange), pool, data<F>(pooled), data<int32_t>(cells),
+                       group);
   });
   return maps;
 }

@@ -1,22 +1,22 @@
-// Channels innermost and back again, through shared memory. The pooling kernels read and write whole
-// runs of channels; where maps are contiguous, two passes at the memory's speed cost less than
-// scattered accesses.
+// Conversion between channels-last and contiguous layout through shared memory. The pooling kernels
+// read and write runs of channels. For contiguous maps, two conversions at full memory bandwidth
+// cost less than scattered accesses.
 #pragma once
 
 #include "launch.h"
-#include "rois.h"
+#include "common/roi_pooling.h"
 
 namespace detlite {
 
 constexpr int kTransposeSide = 32;
-constexpr int kTransposeRows = kThreads / kTransposeSide;  // that a block moves at once
+constexpr int kTransposeRows = kThreads / kTransposeSide;  // rows that a block moves per step
 
-// Each of the matrices [rows, columns] becomes [columns, rows].
+// Transposes each of several matrices from [rows, columns] to [columns, rows].
 // Budget: transpose_kernel 260 instructions.
 template <typename F>
 __global__ void __launch_bounds__(kThreads)
     transpose_kernel(int rows, int columns, const F* from, F* to) {
-  __shared__ F tile[kTransposeSide][kTransposeSide + 1];  // one more, against bank conflicts
+  __shared__ F tile[kTransposeSide][kTransposeSide + 1];  // padded to avoid bank conflicts
   const unsigned across = (columns + kTransposeSide - 1) / kTransposeSide;
   const unsigned down = (rows + kTransposeSide - 1) / kTransposeSide;
   const unsigned matrix = blockIdx.x / (across * down), place = blockIdx.x % (across * down);
@@ -38,13 +38,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// `from` [N, C, H, W] as a dense tensor of the other format; itself where it has that already.
+// Returns `from` [N, C, H, W] as a dense tensor in the given layout, or itself if it already is.
 template <typename F>
-Tensor in_format(const char* op, const Tensor& from, bool channels_last) {
+Tensor to_layout(const char* op, const Tensor& from, bool channels_last) {
   const int64_t channels = from.size(1), cells = from.size(2) * from.size(3);
-  // What is dense in neither format, or in both, is torch's matter.
-  const bool other = channels_last ? from.is_contiguous() : is_channels_last(from);
-  if (!other || channels == 1 || cells == 1 || from.numel() == 0) {
+  // torch handles tensors that are dense in neither layout or in both.
+  const bool dense_in_other = channels_last ? from.is_contiguous() : is_channels_last(from);
+  if (!dense_in_other || channels == 1 || cells == 1 || from.numel() == 0) {
     return dense_4d(from, channels_last);
   }
   const Tensor dense = dense_4d(from, !channels_last);
@@ -55,21 +55,19 @@ Tensor in_format(const char* op, const Tensor& from, bool channels_last) {
   check(blocks <= std::numeric_limits<int32_t>::max(), op, ": a tensor has too many elements");
   const int64_t rows = channels_last ? channels : cells, columns = channels_last ? cells : channels;
   launch(from, transpose_kernel<F>, dim3(static_cast<unsigned>(blocks)), kThreads, 0,
-         static_cast<int>(rows), static_cast<int>(columns),
-         static_cast<const F*>(dense.const_data_ptr()), static_cast<F*>(to.mutable_data_ptr()));
+         static_cast<int>(rows), static_cast<int>(columns), data<F>(dense), mutable_data<F>(to));
   return to;
 }
 
 template <typename F>
-std::vector<Tensor> in_format(const char* op, std::vector<Tensor> maps, bool channels_last) {
-  for (Tensor& map : maps) map = in_format<F>(op, map, channels_last);
+std::vector<Tensor> to_layout(const char* op, std::vector<Tensor> maps, bool channels_last) {
+  for (Tensor& map : maps) map = to_layout<F>(op, map, channels_last);
   return maps;
 }
 
-// Whether contiguous maps are better transposed before RoIs are pooled from them. That moves every
-// cell twice; pooling in place moves some 16 cells for each bin, a sector of memory for a few
-// neighbours at a time.
-inline bool pays_to_transpose(const PyramidShape& shape, int64_t rois, const PoolShape& pool) {
+// True if contiguous maps should be transposed before pooling. A transpose moves every cell twice.
+// Pooling in place reads about 16 cells per bin, and a memory sector holds only a few neighbours.
+inline bool is_worth_transposing(const PyramidShape& shape, int64_t rois, const PoolShape& pool) {
   int64_t cells = 0;
   for (int level = 0; level < shape.level_count(); ++level) {
     cells += shape.batch_size * shape.cells(level);

@@ -1,9 +1,9 @@
-// Warps: 32 threads that run together and can see each other's votes and values. All lanes of a warp
-// call these functions together.
+// Warp operations: votes and exchange of values among 32 threads. All lanes of a warp must call
+// these functions together.
 //
-// Of AMD's GPUs some run 64 threads together. These are two warps here: each takes its own half of
-// what the hardware votes, and values come from lanes of the own half. The halves may run apart, as
-// in branches that only one of them takes.
+// On AMD GPUs that run 64 threads together, a hardware wavefront is treated as two warps: each uses
+// its half of a vote and reads values only from lanes of its half. The halves can be in different
+// branches.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace detlite {
 
 constexpr int kWarp = 32;
 
-// A bit for each lane, of those that vote yes.
+// Returns one bit per lane: set if the lane passes true.
 __device__ inline unsigned vote(bool yes) {
 #ifdef USE_ROCM
   return static_cast<unsigned>(uint64_t{__ballot(yes)} >> (__lane_id() & kWarp));
@@ -23,7 +23,7 @@ __device__ inline unsigned vote(bool yes) {
 #endif
 }
 
-// The value of a lane.
+// Returns the value of another lane.
 template <typename T>
 __device__ T from_lane(T value, int lane) {
 #ifdef USE_ROCM
@@ -33,9 +33,9 @@ __device__ T from_lane(T value, int lane) {
 #endif
 }
 
-// The value of the lane whose number differs in one bit.
+// Returns the value of the lane whose number differs in one bit.
 template <typename T>
-__device__ T from_lane_across(T value, int bit) {
+__device__ T from_lane_xor(T value, int bit) {
 #ifdef USE_ROCM
   return __shfl_xor(value, bit, kWarp);
 #else
@@ -44,11 +44,11 @@ __device__ T from_lane_across(T value, int bit) {
 }
 
 __device__ inline int sum_of_warp(int value) {
-  for (int bit = kWarp / 2; bit > 0; bit /= 2) value += from_lane_across(value, bit);
+  for (int bit = kWarp / 2; bit > 0; bit /= 2) value += from_lane_xor(value, bit);
   return value;
 }
 
-// The bits of the lanes before.
+// Returns a mask of the lanes before this one.
 __device__ inline unsigned lanes_before(int lane) { return (1u << lane) - 1; }
 
 }  // namespace detlite

@@ -55,12 +55,12 @@ def test_many_threads_agree_with_one() -> None:
     index = torch.arange(300)
     ranges = torch.stack([index // 2, index // 2 + 9], dim=1)
     threads = torch.get_num_threads()
-    found = []
+    actual = []
     for count in (1, 3):
         torch.set_num_threads(count)
-        found.append(mask_intersections(*sides[0], index, *sides[1], ranges))
+        actual.append(mask_intersections(*sides[0], index, *sides[1], ranges))
     torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*actual, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_intersections_opcheck() -> None:
     ("change", "message"),
     [
         ({"data": torch.zeros(4)}, "masks must be uint8 of one dimension, got float32"),
-        ({"lengths": torch.tensor([1])}, "lengths of masks must be of texts .* its 4 bytes"),
-        ({"lengths": torch.tensor([-1])}, "lengths of masks must be of texts"),
-        ({"lengths": torch.tensor([5])}, "lengths of masks must be of texts"),
+        ({"lengths": torch.tensor([1])}, "lengths of masks must add up to its 4 bytes"),
+        ({"lengths": torch.tensor([-1])}, "lengths of masks must add up to"),
+        ({"lengths": torch.tensor([5])}, "lengths of masks must add up to"),
         ({"lengths": torch.tensor([4.0])}, "lengths and pixels of masks must be int64"),
         ({"pixels": torch.tensor([4, 4])}, r"lengths and pixels of masks .* got int64 \[2\]"),
         ({"pixels": torch.tensor([2**32])}, "pixels of masks must be from 0 to 2.32 - 1"),
@@ -113,9 +113,9 @@ def test_intersections_opcheck() -> None:
         ({"index": torch.tensor([0.0])}, "index must be int64 of one dimension"),
         ({"other_pixels": torch.tensor([-1])}, "pixels of others must be from 0"),
         ({"ranges": torch.tensor([0, 1])}, r"ranges must be int64 \[1, 2\], got int64 \[2\]"),
-        ({"ranges": torch.tensor([[0, 2]])}, "ranges must lie within 1 others, got 0 to 2"),
-        ({"ranges": torch.tensor([[1, 0]])}, "ranges must lie within 1 others, got 1 to 0"),
-        ({"ranges": torch.tensor([[-1, 0]])}, "ranges must lie within 1 others"),
+        ({"ranges": torch.tensor([[0, 2]])}, "ranges must be within 1 others, got 0 to 2"),
+        ({"ranges": torch.tensor([[1, 0]])}, "ranges must be within 1 others, got 1 to 0"),
+        ({"ranges": torch.tensor([[-1, 0]])}, "ranges must be within 1 others"),
     ],
 )
 def test_bad_masks_are_named(change: dict[str, Any], message: str) -> None:
@@ -167,17 +167,17 @@ def test_matches_are_cocos(seed: int) -> None:
     uncounted, thresholds = rng.random((3, detections)) < 0.3, np.array([0.5, 0.7, 1.0])
     flat = np.concatenate([table.ravel() for table in tables])
     arrays = flat, groups, crowd, ignored, uncounted, thresholds
-    found = match_detections(*map(torch.from_numpy, arrays)).numpy()
+    actual = match_detections(*map(torch.from_numpy, arrays)).numpy()
     for a in range(3):
         for t, least in enumerate(thresholds):
-            wanted = []
+            expected = []
             for (first, last, low, high), table in zip(groups, tables, strict=True):
                 own = slice(low, high)
-                wanted += slow_match(
+                expected += slow_match(
                     table, crowd[own], ignored[a, own], uncounted[a, first:last], least
                 )
-            assert found[a, t].tolist() == wanted
-    assert set(found.ravel().tolist()) == {0, 1, 2}
+            assert actual[a, t].tolist() == expected
+    assert set(actual.ravel().tolist()) == {0, 1, 2}
 
 
 GOOD = {
@@ -212,8 +212,8 @@ def test_matches_opcheck() -> None:
         ({"groups": torch.tensor([[0, 1, 0, 1]])}, "groups must follow each other over 2"),
         ({"groups": torch.tensor([[1, 2, 0, 1]])}, "groups must follow each other over 2"),
         ({"groups": torch.tensor([[0, 3, 0, 1]])}, "groups must follow each other over 2"),
-        ({"groups": torch.tensor([[0, 2, 0, 2]])}, "groups must lie within 1 objects, got 0 to 2"),
-        ({"groups": torch.tensor([[0, 2, 1, 0]])}, "groups must lie within 1 objects"),
+        ({"groups": torch.tensor([[0, 2, 0, 2]])}, "groups must be within 1 objects, got 0 to 2"),
+        ({"groups": torch.tensor([[0, 2, 1, 0]])}, "groups must be within 1 objects"),
         ({"crowd": torch.zeros(1)}, "crowd must be bool of 1 dimensions, got float32"),
         ({"ignored": torch.zeros(1, 2).bool()}, r"ignored must have shape \[1, 1\]"),
         ({"uncounted": torch.zeros(2, 2).bool()}, r"uncounted must have shape \[1, D\]"),

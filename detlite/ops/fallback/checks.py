@@ -1,4 +1,4 @@
-"""Argument checks of the fallbacks, with the messages of csrc/checks.h: the argument is named."""
+"""Argument checks of the fallbacks, with the messages of csrc/common/checks.h: the argument is named."""
 
 from __future__ import annotations
 

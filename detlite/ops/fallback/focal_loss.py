@@ -1,4 +1,4 @@
-"""The focal loss in plain PyTorch, with the terms of csrc/focal_loss.h."""
+"""The focal loss in plain PyTorch, with the terms of csrc/common/focal_loss.h."""
 
 from __future__ import annotations
 

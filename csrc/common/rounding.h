@@ -5,9 +5,9 @@
 
 namespace detlite {
 
-// a * b, rounded before anything is added to it. Fused, the last bit, and with it which of two boxes
-// is kept or how many samples a bin has, would depend on the device. (On the host
-// and for AMD's GPUs setup.py tells the compiler not to fuse.)
+// a * b, rounded before anything is added to it. A fused multiply-add would round once instead, and
+// the last bit can decide which of two boxes is kept or how many samples a bin has. On the CPU and
+// on AMD GPUs, setup.py turns fusing off for the compiler.
 template <typename T>
 C10_HOST_DEVICE T rounded_product(T a, T b) {
 #if defined(__CUDA_ARCH__) || defined(DETLITE_CUDA_ON_CPU)

@@ -1,33 +1,33 @@
-// RoIAlign's plan of one RoI in a block's shared memory: for each bin along one axis the cells that it
-// averages, each once, and their weights. Threads then only load, multiply and add; and samples that
-// share a cell, as most do where bins are sampled densely, cost one load together.
+// The plan of a RoI for RoIAlign in the shared memory of a block: the cells and weights of each bin
+// along each axis. Threads then only load, multiply and add. Samples that share a cell, as most do
+// with dense sampling, cost one load together.
 #pragma once
 
 #include "launch.h"
-#include "roi_align_geometry.h"
-#include "roi_device.h"
+#include "common/roi_align_geometry.h"
+#include "roi_common.h"
 
 namespace detlite {
 
 template <typename T>
 struct PlannedCell {
-  int offset;  // the cell times its stride in memory
+  int offset;  // the cell times its stride
   T weight;
 };
 struct PlannedBin {
-  int first, count;  // of the axis's cells
+  int first, count;  // in the cells of the axis
 };
 
-// How much memory the plan of one axis takes.
+// The memory layout of the plan of one axis.
 //
-// A fixed number of samples gives each bin as many places. An adaptive one leaves no cell out, so
-// that bins follow one another along the map: the cells of two neighbours overlap by two, or three
-// where positions are rounded, and a bin's cells begin at the place of its first one plus
-// kBinOverlap for each bin before.
+// With a fixed number of samples, each bin has the same number of places. Adaptive sampling uses
+// every cell, so bins are consecutive along the map: neighbouring bins share two cells, or three
+// because of rounding. The cells of a bin then begin at its first cell plus kBinOverlap times the
+// number of bins before it.
 constexpr int kBinOverlap = 4;
 
 struct AxisPlanShape {
-  int bins, places;  // `places` of a bin, 0 where they follow one another
+  int bins, places;  // places per bin, or 0 for consecutive bins
   int64_t cells;
 
   __host__ AxisPlanShape(int bins, int sampling_ratio, int64_t longest)
@@ -46,7 +46,7 @@ struct AlignPlanShape {
   }
 };
 
-// For any of the levels: the host does not know which a RoI takes.
+// Large enough for every level, because the host does not know the level of a RoI.
 inline AlignPlanShape align_plan_shape(const PyramidShape& pyramid, const AlignArguments& align) {
   int64_t height = 0, width = 0;
   for (const LevelShape& level : pyramid.levels) {
@@ -57,7 +57,7 @@ inline AlignPlanShape align_plan_shape(const PyramidShape& pyramid, const AlignA
           AxisPlanShape(align.pool.width, align.sampling_ratio, width)};
 }
 
-// The rows or the columns of a RoI.
+// The geometry of the rows or the columns of a RoI.
 template <typename T, typename F>
 __device__ AlignAxis<T> axis_of(const T* roi, const AlignArguments& align,
                                 const DeviceLevel<F>& level, bool rows) {
@@ -66,21 +66,22 @@ __device__ AlignAxis<T> axis_of(const T* roi, const AlignArguments& align,
                     align.aligned);
 }
 
-// Calls body(cell, weight) for each cell that a bin averages along one axis, once each, rising.
-template <typename T, typename Body>
-__device__ void for_each_cell(const AlignAxis<T>& axis, int bin, int size, const Body& body) {
-  const bool rising = axis.bin_size >= 0;
+// Calls function(cell, weight) once for each cell of a bin along one axis, in increasing order.
+template <typename T, typename Function>
+__device__ void for_each_cell(const AlignAxis<T>& axis, int bin, int size,
+                              const Function& function) {
+  const bool increasing = axis.bin_size >= 0;
   const SampleRange range = samples_near_map(axis, bin, size);
-  // What samples have added up so far to one cell, and to the next where that is on the map.
+  // The weights accumulated so far for the current cell and the next one, if that is on the map.
   int cell = -1;
   T weight = 0, next_weight = 0;
   bool has_next = false;
   for (int i = range.begin; i <= range.end; ++i) {
-    const int number = rising ? i : range.begin + range.end - 1 - i;
-    LinearSample<T> sample{kMostInt, kMostInt, 0, 0};  // after the last one: beyond all cells
+    const int number = increasing ? i : range.begin + range.end - 1 - i;
+    LinearSample<T> sample{kMaxInt, kMaxInt, 0, 0};  // after the last one: flush all cells
     if (i < range.end && !linear_sample(axis.position(bin, number), size, sample)) continue;
     while (cell >= 0 && cell < sample.low) {
-      body(cell, weight);
+      function(cell, weight);
       cell = has_next ? cell + 1 : -1;
       weight = next_weight;
       has_next = false;
@@ -92,7 +93,7 @@ __device__ void for_each_cell(const AlignAxis<T>& axis, int bin, int size, const
   }
 }
 
-// Fills the cells of one bin of `bins`; `cells` are those of the whole axis.
+// Writes the cells of one bin into the cells of the axis.
 template <typename T>
 __device__ PlannedBin plan_bin(const AlignAxis<T>& axis, int places, int bins, int bin, int size,
                                int stride, PlannedCell<T>* cells) {
@@ -109,7 +110,7 @@ __device__ PlannedBin plan_bin(const AlignAxis<T>& axis, int places, int bins, i
 // The plan of both axes of one RoI.
 template <typename T>
 struct AlignPlan {
-  PlannedBin* bins;  // of the rows, then of the columns
+  PlannedBin* bins;  // rows, then columns
   PlannedCell<T>* rows;
   PlannedCell<T>* columns;
 
@@ -118,18 +119,18 @@ struct AlignPlan {
         rows(reinterpret_cast<PlannedCell<T>*>(bins + shape.rows.bins + shape.columns.bins)),
         columns(rows + shape.rows.cells) {}
 
-  // A thread plans a bin; all of the block must come here.
+  // Each thread plans one bin. All threads of the block must call this.
   template <typename F>
   __device__ void fill(const T* roi, const AlignArguments& align, const DeviceLevel<F>& level,
                        const AlignPlanShape& shape) {
     const int count = align.pool.height + align.pool.width;
     for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
       const bool row = i < align.pool.height;
-      bins[i] = plan_bin(axis_of(roi, align, level, row),
-                         row ? shape.rows.places : shape.columns.places,
-                         row ? align.pool.height : align.pool.width,
-                         row ? i : i - align.pool.height, row ? level.height : level.width,
-                         row ? 1 : static_cast<int>(level.map.stride_w), row ? rows : columns);
+      bins[i] =
+          plan_bin(axis_of(roi, align, level, row), row ? shape.rows.places : shape.columns.places,
+                   row ? align.pool.height : align.pool.width, row ? i : i - align.pool.height,
+                   row ? level.height : level.width, row ? 1 : static_cast<int>(level.map.stride_w),
+                   row ? rows : columns);
     }
     __syncthreads();
   }

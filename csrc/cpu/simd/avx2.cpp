@@ -1,9 +1,10 @@
-// The inner loops for x86 processors with AVX2: 256-bit vectors, fused multiply-add and half conversions.
+// The inner loops for x86 processors with AVX2: 256-bit vectors, fused multiply-add, conversions of
+// half precision.
 //
-// The headers come first: what they define is compiled for every processor, as it must be, since
-// the linker keeps one copy of it for all files.
+// These headers are included before the target is selected: the linker keeps one copy of their
+// inline functions for all files, so they must run on every processor.
 #if defined(__x86_64__)
-#include "loops.h"
+#include "inner_loops.h"
 
 #include <cstring>
 #include <immintrin.h>
@@ -16,7 +17,7 @@
 
 #define DETLITE_ISA isa_avx2
 #define DETLITE_VECTOR_BYTES 32
-#include "loops_impl.h"
+#include "loop_table.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

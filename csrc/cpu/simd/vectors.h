@@ -1,8 +1,8 @@
-// The vectors that the inner loops are written in: one set of functions for each instruction set.
+// Vector types and operations of the inner loops, for one instruction set at a time.
 //
-// Included by loops_<instruction set>.cpp only, which defines DETLITE_ISA (a namespace, so that no
-// two sets share a symbol) and DETLITE_VECTOR_BYTES. Arithmetic is the compiler's own on its vector
-// types; what it cannot say (conversions, transposes, fused multiply-add) is here.
+// default.cpp, avx2.cpp and avx512.cpp define DETLITE_ISA, a namespace that keeps their symbols
+// apart, and DETLITE_VECTOR_BYTES before they include this file. Arithmetic uses the compiler's
+// vector extensions. This file adds what they lack: conversions, transposes, fused multiply-add.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-#include "dtypes.h"
+#include "common/dtypes.h"
 
 namespace detlite::DETLITE_ISA {
 
@@ -27,9 +27,9 @@ using Vec = typename VectorOf<T>::type;
 template <typename T>
 constexpr int kLanes = DETLITE_VECTOR_BYTES / sizeof(T);
 
-// What a comparison of Vec<T> gives: all ones or all zeros a lane.
+// The element type of a comparison of Vec<T>, whose lanes are all ones or all zeros.
 template <typename T>
-using Index = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
+using LaneMask = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
 
 template <typename T>
 inline Vec<T> broadcast(T value) {
@@ -47,22 +47,22 @@ inline To bit_cast(From from) {
 // ---- Loads widen half types to float; stores round to nearest, ties to even.
 
 template <typename T>
-inline Vec<T> load_plain(const T* from) {
+inline Vec<T> load_same(const T* from) {
   Vec<T> to;
   std::memcpy(&to, from, sizeof(to));
   return to;
 }
-inline Vec<float> load(const float* from) { return load_plain(from); }
-inline Vec<double> load(const double* from) { return load_plain(from); }
-inline Vec<int32_t> load(const int32_t* from) { return load_plain(from); }
+inline Vec<float> load(const float* from) { return load_same(from); }
+inline Vec<double> load(const double* from) { return load_same(from); }
+inline Vec<int32_t> load(const int32_t* from) { return load_same(from); }
 
 template <typename V, typename T>
-inline void store_plain(V from, T* to) {
+inline void store_same(V from, T* to) {
   std::memcpy(to, &from, sizeof(from));
 }
-inline void store(Vec<float> from, float* to) { store_plain(from, to); }
-inline void store(Vec<double> from, double* to) { store_plain(from, to); }
-inline void store(Vec<int32_t> from, int32_t* to) { store_plain(from, to); }
+inline void store(Vec<float> from, float* to) { store_same(from, to); }
+inline void store(Vec<double> from, double* to) { store_same(from, to); }
+inline void store(Vec<int32_t> from, int32_t* to) { store_same(from, to); }
 
 using Words = uint16_t __attribute__((vector_size(DETLITE_VECTOR_BYTES / 2)));
 
@@ -115,19 +115,15 @@ void convert(const From* source, int64_t count, To* target) {
   for (; i < count; ++i) target[i] = static_cast<To>(source[i]);
 }
 
-// ---- a * b + c, rounded once where the processor can.
+// ---- a * b + c, rounded once if the processor has fused multiply-add.
 
 #if DETLITE_VECTOR_BYTES == 64
-inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
-  return _mm512_fmadd_ps(a, b, c);
-}
+inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
   return _mm512_fmadd_pd(a, b, c);
 }
 #elif DETLITE_VECTOR_BYTES == 32
-inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
-  return _mm256_fmadd_ps(a, b, c);
-}
+inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
   return _mm256_fmadd_pd(a, b, c);
 }
@@ -138,7 +134,7 @@ inline V fma(V a, V b, V c) {
 }
 #endif
 
-// ---- One bit a lane of a comparison, the first lane lowest.
+// ---- One bit per lane of a comparison. The first lane is the lowest bit.
 
 inline uint32_t lane_bits(Vec<int32_t> mask) {
 #if DETLITE_VECTOR_BYTES == 64
@@ -154,7 +150,7 @@ inline uint32_t lane_bits(Vec<int32_t> mask) {
 #endif
 }
 
-// ---- A square of kLanes<float> registers, transposed in place.
+// ---- In-place transpose of a square of kLanes<float> registers.
 
 #if DETLITE_VECTOR_BYTES == 64
 inline void transpose_square(Vec<float> (&rows)[16]) {
@@ -171,7 +167,7 @@ inline void transpose_square(Vec<float> (&rows)[16]) {
       fours[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
     }
   }
-  // Each register of `fours` now holds four columns' quarters, one in each 128-bit lane.
+  // Each register of `fours` now holds a quarter of four columns, one per 128-bit lane.
   for (int j = 0; j < 4; ++j) {
     const __m512 even_low = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0x88);
     const __m512 odd_low = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0xdd);

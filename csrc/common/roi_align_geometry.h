@@ -1,34 +1,34 @@
-// RoIAlign (He et al., Mask R-CNN, 2017, section 3) along one axis, for host and device.
+// RoIAlign (He et al., Mask R-CNN, 2017, section 3) along one axis.
 //
-// The average of bilinear samples over a bin is separable: a sum over rows of a sum over columns.
-// So one axis at a time is all that the kernels need.
+// The average of bilinear samples over a bin is separable: a weighted sum over rows of a weighted
+// sum over columns. Kernels therefore need only one axis at a time.
 #pragma once
 
 #include <cmath>
 
-#include "rounding.h"
+#include "common/rounding.h"
 
 namespace detlite {
 
-// A RoI's bins along one axis of the feature map, in cells.
+// The bins of a RoI along one axis of the feature map, in units of cells.
 template <typename T>
 struct AlignAxis {
   T start;
   T bin_size;
-  int samples;  // in each bin
+  int samples;  // per bin
 
   C10_HOST_DEVICE T position(int bin, int sample) const {
     return start + bin * bin_size + (sample + T(0.5)) * bin_size / samples;
   }
 };
 
-// Aligned RoIs count cell centres at half-integers; unaligned ones at integers, and are at least
-// one cell long. A sampling ratio of zero or less takes one sample for each cell begun. A length
-// that is NaN or infinite gives positions that are, which no cell is near.
+// With `aligned`, cell centres are at half-integers. Without it, they are at integers and a RoI is
+// at least one cell long. A sampling ratio of zero or less is adaptive: ceil(bin size) samples per
+// bin. A NaN or infinite length gives NaN or infinite positions, which linear_sample() rejects.
 template <typename T>
 C10_HOST_DEVICE AlignAxis<T> align_axis(T low, T high, T spatial_scale, int bins,
                                         int sampling_ratio, bool aligned) {
-  constexpr int most_samples = 1 << 30;
+  constexpr int max_samples = 1 << 30;
   const T offset = aligned ? T(0.5) : T(0);
   const T start = rounded_product(low, spatial_scale) - offset;
   T length = rounded_product(high, spatial_scale) - offset - start;
@@ -37,46 +37,47 @@ C10_HOST_DEVICE AlignAxis<T> align_axis(T low, T high, T spatial_scale, int bins
   int samples = sampling_ratio;
   if (sampling_ratio <= 0) {
     const T adaptive = std::ceil(bin_size);
-    // Both comparisons are false for NaN, so that it takes no samples and is never cast.
+    // Both comparisons are false for NaN, which is never cast to int.
     samples = 0;
-    if (adaptive >= T(most_samples)) samples = most_samples;
+    if (adaptive >= T(max_samples)) samples = max_samples;
     else if (adaptive > 0) samples = static_cast<int>(adaptive);
   }
   return {start, bin_size, samples};
 }
 
-// The range of a bin's samples outside which none can fall on the map: all of them for an ordinary
-// grid, fewer for a box so much larger than the map that walking its samples would take for ever.
 struct SampleRange {
   int begin, end;
 };
 
+// Returns the samples of a bin that can be on the map: all of them for ordinary boxes, fewer for a
+// box that is so much larger than the map that visiting all of its samples would take too long.
 template <typename T>
 C10_HOST_DEVICE SampleRange samples_near_map(const AlignAxis<T>& axis, int bin, int size) {
-  constexpr int walkable = 64;
-  if (axis.samples <= walkable || axis.bin_size == 0) return {0, axis.samples};
+  constexpr int always_visited = 64;
+  if (axis.samples <= always_visited || axis.bin_size == 0) return {0, axis.samples};
   const double first = double(axis.start) + bin * double(axis.bin_size);
   const double spacing = double(axis.bin_size) / axis.samples;
-  // Positions are computed in T and may be off by a few roundings of the largest term.
+  // Positions are computed in T and may be off by a few rounding errors of the largest term.
   const double rounding = sizeof(T) == sizeof(double) ? 2.3e-16 : 1.2e-7;
   const double reach = std::abs(double(axis.start)) + (bin + 1) * std::abs(double(axis.bin_size));
   const double slack = 2 + 4 * rounding * reach / std::abs(spacing);
   const double a = (-1 - first) / spacing, b = (size - first) / spacing;
   const double begin = (a < b ? a : b) - slack, end = (a < b ? b : a) + slack;
-  if (!(begin < axis.samples && end > 0)) return {0, 0};  // NaN too
+  if (!(begin < axis.samples && end > 0)) return {0, 0};  // also for NaN
   return {begin > 0 ? static_cast<int>(begin) : 0,
           end < axis.samples ? static_cast<int>(end) + 1 : axis.samples};
 }
 
-// The two cells that a sample lies between, and their weights.
+// The two neighbouring cells of a sample and their weights.
 template <typename T>
 struct LinearSample {
   int low, high;
   T low_weight, high_weight;
 };
 
-// Bilinear interpolation along one axis. False, and nothing to add, for a position more than one
-// cell outside the map, or NaN; nearer ones take the value of the edge.
+// Linear interpolation along one axis. Returns false for a position more than one cell outside the
+// map or NaN: such a sample contributes nothing. Positions up to one cell outside take the value at
+// the edge.
 template <typename T>
 C10_HOST_DEVICE bool linear_sample(T position, int size, LinearSample<T>& sample) {
   if (size == 0 || !(position >= T(-1) && position <= T(size))) return false;

@@ -1,9 +1,9 @@
-// Intersection over union of boxes (x1, y1, x2, y2) in continuous coordinates, for host and device.
+// Intersection over union (IoU) of boxes (x1, y1, x2, y2) in continuous coordinates.
 #pragma once
 
 #include <cmath>
 
-#include "rounding.h"
+#include "common/rounding.h"
 
 namespace detlite {
 

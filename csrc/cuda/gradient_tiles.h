@@ -1,34 +1,34 @@
-// How gradients reach the maps on CUDA: by tiles. A block has kTile x kTile cells of one map and
-// kTileThreads channels, goes through the RoIs that touch the tile in order, and writes the sums once.
-// Nothing is added to twice, so there are no atomics on floats and results repeat to the last bit.
+// Gradients of feature maps on CUDA. A block owns a tile of kTile x kTile cells of one map and
+// kTileThreads channels. It adds the gradients of all RoIs that touch the tile in order and writes
+// the sums once. Without atomics on floats, results are reproducible to the last bit.
 #pragma once
 
-#include "roi_device.h"
+#include "roi_common.h"
 #include "warp.h"
 
 namespace detlite {
 
 constexpr int kTile = 8;
-constexpr int kTileThreads = 64;      // of a block, each with a channel
-constexpr int kListThreads = 512;     // of a block that lists RoIs
-constexpr int kLoadsPerThread = 4;    // bounds that a thread compares at once
+constexpr int kTileThreads = 64;    // per block, one channel each
+constexpr int kListThreads = 512;   // per block of list_rois_kernel
+constexpr int kLoadsPerThread = 4;  // bounds that a thread compares per step
 constexpr int kChunk = kTileThreads * kLoadsPerThread;
 
-// The cells that a RoI may touch, the last ones included; none where first > last.
+// The cells that a RoI may touch, including the last ones. Empty if first > last.
 struct alignas(16) Bounds {
   int first_row, last_row, first_column, last_column;
 };
 
-// RoIs by segment, which is a level of an image: `starts` [segments + 1] says where each begins in
-// `order`, the RoIs' numbers, and `bounds`. Within a segment RoIs keep their order. Padding is left
-// out.
+// RoIs grouped by segment, which is one level of one image. `starts` [segments + 1] has the index
+// of each segment's first RoI in `order` (RoI numbers) and `bounds`. RoIs keep their order within a
+// segment. Padding RoIs are not listed.
 struct RoiLists {
   int* starts;
   int* order;
   Bounds* bounds;
 };
 
-// A block lists one segment. No two threads write one place.
+// Lists the RoIs of one segment per block.
 // Budget: list_rois_kernel 1070 instructions.
 template <typename F, typename T, typename Op>
 __global__ void __launch_bounds__(kListThreads)
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kListThreads)
   const int warp = thread / kWarp, lane = thread % kWarp;
   const auto segment_of = [&](int k) {
     const int64_t image = checked_image(rois + int64_t{k} * kRoiSize, pyramid.batch_size);
-    if (image == kPadding) return kMostInt;
+    if (image == kPadding) return kMaxInt;
     const int level = checked_level(levels[k], pyramid.level_count);
     return static_cast<int>(image) * pyramid.level_count + level;
   };
@@ -68,17 +68,17 @@ __global__ void __launch_bounds__(kListThreads)
     }
     if (own) {
       lists.order[place] = k;
-      lists.bounds[place] = op.bounds(rois + int64_t{k} * kRoiSize,
-                                      pyramid.levels[segment % pyramid.level_count]);
+      lists.bounds[place] =
+          op.bounds(rois + int64_t{k} * kRoiSize, pyramid.levels[segment % pyramid.level_count]);
     }
     __syncthreads();
   }
   if (thread == 0 && blockIdx.x == gridDim.x - 1) lists.starts[segment + 1] = start;
 }
 
-// The tile of a block, and its thread's channel.
+// The tile of a block and the channel of a thread.
 struct Tile {
-  int level, image, row, column;  // the first cell's
+  int level, image, row, column;  // of the first cell
   int channel;
 
   template <typename F>
@@ -97,12 +97,12 @@ struct Tile {
   }
 };
 
-// Calls body(RoIs' numbers in shared memory, how many) for those that may touch the tile, in order, up
-// to kChunk at a time. All threads of the block call it together, and body ends with a barrier, for
-// the next chunk takes the places.
-template <typename Body>
+// Calls function(numbers, count) with up to kChunk RoIs that may touch the tile, in order.
+// `numbers` is in shared memory, so `function` must end with a barrier. All threads of the block
+// call this together.
+template <typename Function>
 __device__ void for_touching_rois(const RoiLists& lists, int segment, const Tile& tile,
-                                  const Body& body) {
+                                  const Function& function) {
   constexpr int words = kChunk / kWarp;
   __shared__ unsigned touching[words];
   __shared__ int numbers[kChunk];
@@ -116,8 +116,7 @@ __device__ void for_touching_rois(const RoiLists& lists, int segment, const Tile
       if (place < end) {
         const Bounds bounds = lists.bounds[place];
         touches[i] = bounds.first_row < tile.row + kTile && bounds.last_row >= tile.row &&
-                     bounds.first_column < tile.column + kTile &&
-                     bounds.last_column >= tile.column;
+                     bounds.first_column < tile.column + kTile && bounds.last_column >= tile.column;
       }
       const unsigned votes = vote(touches[i]);
       if (lane == 0) touching[(i * kTileThreads + thread) / kWarp] = votes;
@@ -137,36 +136,36 @@ __device__ void for_touching_rois(const RoiLists& lists, int segment, const Tile
           lists.order[base + i * kTileThreads + thread];
     }
     __syncthreads();
-    if (total > 0) body(numbers, total);
+    if (total > 0) function(numbers, total);
   }
 }
 
-// The bins of one RoI along one axis that reach into the tile; none where first >= end.
+// The bins of a RoI along one axis that overlap the tile. Empty if first >= end.
 struct BinRange {
   int first, end;
 };
 
-// Sets `range` to none, for the threads that will widen it.
-__device__ inline void clear(BinRange& range) { range = {kMostInt, 0}; }
+__device__ inline void clear(BinRange& range) { range = {kMaxInt, 0}; }
 __device__ inline void widen(BinRange& range, int bin) {
   atomicMin(&range.first, bin);
   atomicMax(&range.end, bin + 1);
 }
 
-// For the RoIs that may touch the tile, in order, some at a time: look(RoI, its place among them, bin,
-// whether that is of rows) by a thread for each bin, true where the bin reaches into the tile; then
-// add(RoI's number, its place, rows, columns) by all threads. `ranges` has room for two of each.
+// Processes the RoIs that may touch the tile in order, `group` RoIs at a time. First, one thread
+// per bin calls look(roi, place in the group, bin, is row), which returns true if the bin overlaps
+// the tile. Then all threads call add(RoI number, place, rows, columns) for each RoI. `ranges` has
+// two elements per RoI.
 template <typename T, typename Look, typename Add>
 __device__ void add_touching_rois(const RoiLists& lists, int segment, const Tile& tile,
-                                  const T* rois, const PoolShape& pool, int at_once,
-                                  BinRange* ranges, const Look& look, const Add& add) {
+                                  const T* rois, const PoolShape& pool, int group, BinRange* ranges,
+                                  const Look& look, const Add& add) {
   const int bins = pool.height + pool.width, thread = static_cast<int>(threadIdx.x);
   for_touching_rois(lists, segment, tile, [&](const int* numbers, int count) {
-    for (int first = 0; first < count; first += at_once) {
-      const int some = min(at_once, count - first);
-      if (thread < 2 * some) clear(ranges[thread]);
+    for (int first = 0; first < count; first += group) {
+      const int size = min(group, count - first);
+      if (thread < 2 * size) clear(ranges[thread]);
       __syncthreads();
-      for (int i = thread; i < some * bins; i += kTileThreads) {
+      for (int i = thread; i < size * bins; i += kTileThreads) {
         const int place = i / bins, bin = i % bins;
         const T* roi = rois + int64_t{numbers[first + place]} * kRoiSize;
         const bool row = bin < pool.height;
@@ -174,7 +173,7 @@ __device__ void add_touching_rois(const RoiLists& lists, int segment, const Tile
         if (look(roi, place, own, row)) widen(ranges[2 * place + !row], own);
       }
       __syncthreads();
-      for (int place = 0; place < some; ++place) {
+      for (int place = 0; place < size; ++place) {
         add(int64_t{numbers[first + place]}, place, ranges[2 * place], ranges[2 * place + 1]);
       }
       __syncthreads();
@@ -182,20 +181,20 @@ __device__ void add_touching_rois(const RoiLists& lists, int segment, const Tile
   });
 }
 
-// How many RoIs' bins a block's threads look at together, a thread each.
-inline int rois_at_once(const PoolShape& pool) {
+// The number of RoIs whose bins the threads of a block process together, one bin per thread.
+inline int roi_group_size(const PoolShape& pool) {
   return static_cast<int>(
       std::clamp<int64_t>(kTileThreads / (int64_t{pool.height} + pool.width), 1, 8));
 }
 
-// A row of a tile on its way to a contiguous map. The pitch keeps banks apart whichever way it is
-// read.
+// A row of a tile that is transposed for a contiguous map. The pitch avoids bank conflicts in both
+// directions.
 constexpr int kRowPitch = kTileThreads + 4;
 template <typename T>
 using TileRow = T[kTile][kRowPitch];
 
-// Writes the tile in the order of the map's memory. value(y, x) is the thread's own sum; all threads
-// of the block call this together.
+// Writes the tile in the memory order of the map. value(y, x) is the sum of the calling thread. All
+// threads of the block call this together.
 template <typename F, typename T, typename Value>
 __device__ void store_tile(const DeviceLevel<F>& level, const Tile& tile, int channels,
                            TileRow<T>& row, const Value& value) {
@@ -234,41 +233,36 @@ __device__ void store_tile(const DeviceLevel<F>& level, const Tile& tile, int ch
   }
 }
 
-// Launches what lists the RoIs and then `kernel`, a block for each tile and kTileThreads channels:
-// kernel(pyramid, rois, lists, arguments...).
+// Launches list_rois_kernel, then kernel(pyramid, rois, lists, arguments...) with one block per
+// tile and kTileThreads channels.
 template <typename F, typename T, typename Op, typename Kernel, typename... Arguments>
-void gather_by_tiles(const char* op, const PyramidShape& shape, const std::vector<Tensor>& maps,
-                     const Tensor& rois, const Tensor& levels, const Op& bounds_op, Kernel kernel,
-                     size_t shared_bytes, const Arguments&... arguments) {
-  constexpr int64_t most = kMostInt;
+void launch_tiles(const char* op, const PoolingCall& call, const std::vector<Tensor>& maps,
+                  const Op& bounds_op, Kernel kernel, size_t shared_bytes,
+                  const Arguments&... arguments) {
+  const PyramidShape& shape = call.pyramid;
   int64_t tiles = 0;
   for (const LevelShape& level : shape.levels) {
     tiles += shape.batch_size * ((level.height + int64_t{kTile} - 1) / kTile) *
              ((level.width + int64_t{kTile} - 1) / kTile);
   }
-  const int64_t segments = shape.batch_size * shape.level_count(), count = rois.size(0);
+  const int64_t segments = shape.batch_size * shape.level_count(), count = call.roi_count();
   const int64_t channel_blocks = (shape.channels + kTileThreads - 1) / kTileThreads;
-  check(tiles <= most && segments < most && count <= most, op, ": too many cells or rois");
+  check(tiles <= kMaxInt && segments < kMaxInt && count <= kMaxInt, op, ": too many cells or rois");
   check(channel_blocks <= 65535, op, ": too many channels: ", shape.channels);
   if (tiles == 0 || channel_blocks == 0) return;
 
   constexpr int64_t bounds_ints = sizeof(Bounds) / sizeof(int);
   const int64_t ints = count * (bounds_ints + 1) + segments + 1;
-  const Tensor memory =
-      torch::stable::empty({&ints, 1}, ScalarType::Int, std::nullopt, maps[0].device());
-  int* const start = static_cast<int*>(memory.mutable_data_ptr());
+  const Tensor memory = empty(maps[0], ScalarType::Int, {ints});
+  int* const start = mutable_data<int>(memory);
   const RoiLists lists{start + count * (bounds_ints + 1), start + count * bounds_ints,
                        reinterpret_cast<Bounds*>(start)};
-  const Tensor boxes = torch::stable::contiguous(rois);
-  const Tensor numbers = torch::stable::contiguous(levels);
-  const auto* roi_data = static_cast<const T*>(boxes.const_data_ptr());
-  const DevicePyramid<F> pyramid = device_pyramid(shape, mutable_views<F>(maps));
+  const T* rois = data<T>(call.rois);
+  const DevicePyramid<F> pyramid = device_pyramid(shape, views<F>(maps));
   launch(maps[0], list_rois_kernel<F, T, Op>, static_cast<unsigned>(segments), kListThreads, 0,
-         pyramid, roi_data, static_cast<const int64_t*>(numbers.const_data_ptr()),
-         static_cast<int>(count), bounds_op, lists);
-  launch(maps[0], kernel,
-         dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(channel_blocks)), kTileThreads,
-         shared_bytes, pyramid, roi_data, lists, arguments...);
+         pyramid, rois, data<int64_t>(call.levels), static_cast<int>(count), bounds_op, lists);
+  launch(maps[0], kernel, dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(channel_blocks)),
+         kTileThreads, shared_bytes, pyramid, rois, lists, arguments...);
 }
 
 }  // namespace detlite

@@ -1,20 +1,20 @@
-// Chooses the inner loops at run time.
+// Selects the inner loops at run time.
 #include <cstdlib>
 #include <string>
 
-#include "loops.h"
+#include "inner_loops.h"
 
 namespace detlite {
 
 namespace isa_default {
-extern const Loops table;
+extern const InnerLoops table;
 }
 #if defined(__x86_64__)
 namespace isa_avx2 {
-extern const Loops table;
+extern const InnerLoops table;
 }
 namespace isa_avx512 {
-extern const Loops table;
+extern const InnerLoops table;
 }
 #endif
 
@@ -23,19 +23,19 @@ namespace {
 struct Capability {
   const char* name;
   bool supported;
-  const Loops* table;
+  const InnerLoops* table;
 };
 
 }  // namespace
 
-const Loops& loops() {
+const InnerLoops& inner_loops() {
 #if defined(__x86_64__)
   static const Capability capabilities[] = {
       {"avx512",
        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"),
        &isa_avx512::table},
-      // Every processor with AVX2 converts half types too.
+      // Every processor with AVX2 also has the conversions of half precision (F16C).
       {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), &isa_avx2::table},
       {"default", true, &isa_default::table},
   };
@@ -43,14 +43,15 @@ const Loops& loops() {
   static const Capability capabilities[] = {{"default", true, &isa_default::table}};
 #endif
   const char* variable = std::getenv("DETLITE_CPU_CAPABILITY");
-  const std::string asked = variable ? variable : "";
+  const std::string requested = variable ? variable : "";
   std::string names;
   for (const Capability& capability : capabilities) {
     if (!capability.supported) continue;
-    if (asked.empty() || asked == capability.name) return *capability.table;
+    if (requested.empty() || requested == capability.name) return *capability.table;
     names += std::string(names.empty() ? "" : ", ") + capability.name;
   }
-  check(false, "DETLITE_CPU_CAPABILITY is '", asked, "'; this processor and build have ", names);
+  check(false, "DETLITE_CPU_CAPABILITY is '", requested, "', but this processor and build support ",
+        names);
   return isa_default::table;
 }
 

@@ -1,4 +1,4 @@
-// RoIPool (Girshick, Fast R-CNN, 2015, section 2.1) along one axis, for host and device.
+// RoIPool (Girshick, Fast R-CNN, 2015, section 2.1) along one axis.
 #pragma once
 
 #include <cmath>
@@ -7,13 +7,15 @@
 
 namespace detlite {
 
-// The cells [begin, end) of a bin, clipped to the map; none where begin >= end.
+// Cells [begin, end) along one axis, clipped to the map. Empty if begin >= end.
 struct CellRange {
   int begin, end;
+
+  C10_HOST_DEVICE bool is_empty() const { return begin >= end; }
 };
 
-// A RoI's bins along one axis, in cells: whole ones, from the rounded first to the rounded last
-// inclusive, and at least one.
+// The bins of a RoI along one axis. The RoI covers whole cells, from the rounded first to the
+// rounded last one inclusive, and at least one.
 template <typename T>
 struct PoolAxis {
   T start;
@@ -27,12 +29,12 @@ struct PoolAxis {
 
  private:
   C10_HOST_DEVICE int clip(T cell) const {
-    // NaN falls to 0, so that a bin with no finite edge is empty.
+    // NaN becomes 0, so a bin without a finite edge is empty.
     return cell > 0 ? (cell < T(size) ? static_cast<int>(cell) : size) : 0;
   }
 };
 
-// A coordinate that is NaN or infinite gives empty bins.
+// A NaN or infinite coordinate gives empty bins.
 template <typename T>
 C10_HOST_DEVICE PoolAxis<T> pool_axis(T low, T high, T spatial_scale, int bins, int size) {
   const T start = std::round(low * spatial_scale);

@@ -1,0 +1,140 @@
+// Argument checks and tensor helpers that all operators share.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+namespace detlite {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// ---- Checks
+
+// Throws an error whose message is the concatenation of `parts`, unless `ok`. Python sees a
+// RuntimeError, as from any other torch operator.
+template <typename... Parts>
+void check(bool ok, const Parts&... parts) {
+  if (ok) return;
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+// Prints the first `dims` sizes of a tensor as [2, 3].
+struct Shape {
+  const Tensor& tensor;
+  int64_t dims = tensor.dim();
+  friend std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+    out << '[';
+    for (int64_t d = 0; d < shape.dims; ++d) out << (d ? ", " : "") << shape.tensor.size(d);
+    return out << ']';
+  }
+};
+
+// The name that Python uses; types without one here keep torch's C++ name.
+inline const char* dtype_name(ScalarType type) {
+  switch (type) {
+    case ScalarType::Double: return "float64";
+    case ScalarType::Float: return "float32";
+    case ScalarType::Half: return "float16";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Long: return "int64";
+    case ScalarType::Int: return "int32";
+    case ScalarType::Byte: return "uint8";
+    case ScalarType::Bool: return "bool";
+    default: return torch::headeronly::toString(type);
+  }
+}
+
+inline bool is_floating(ScalarType type) {
+  return type == ScalarType::Double || type == ScalarType::Float || type == ScalarType::Half ||
+         type == ScalarType::BFloat16;
+}
+
+inline bool is_integral(ScalarType type) {
+  return type == ScalarType::Long || type == ScalarType::Int || type == ScalarType::Short ||
+         type == ScalarType::Char || type == ScalarType::Byte;
+}
+
+inline void check_dtype(const char* op, const char* name, const Tensor& tensor, ScalarType type) {
+  check(tensor.scalar_type() == type, op, ": ", name, " must be ", dtype_name(type), ", got ",
+        dtype_name(tensor.scalar_type()));
+}
+
+inline void check_floating(const char* op, const char* name, const Tensor& tensor) {
+  check(is_floating(tensor.scalar_type()), op, ": ", name, " must be floating point, got ",
+        dtype_name(tensor.scalar_type()));
+}
+
+// `reason` follows the expected shape: "boxes must have shape [3, 4], one for each mask, got [3]".
+inline void check_shape(const char* op, const char* name, const Tensor& tensor,
+                        std::initializer_list<int64_t> sizes, const char* reason = "") {
+  int64_t d = 0;
+  bool same = tensor.dim() == static_cast<int64_t>(sizes.size());
+  for (const int64_t size : sizes) same = same && tensor.size(d++) == size;
+  if (same) return;
+  std::ostringstream expected;
+  for (const int64_t size : sizes) expected << (expected.tellp() ? ", " : "") << size;
+  check(false, op, ": ", name, " must have shape [", expected.str(), "]", reason, ", got ",
+        Shape{tensor});
+}
+
+inline void check_same_shape(const char* op, const char* name, const Tensor& tensor,
+                             const char* other_name, const Tensor& other) {
+  bool same = tensor.dim() == other.dim();
+  for (int64_t d = 0; same && d < other.dim(); ++d) same = tensor.size(d) == other.size(d);
+  check(same, op, ": ", name, " must have the shape of ", other_name, ", ", Shape{other}, ", got ",
+        Shape{tensor});
+}
+
+struct NamedTensor {
+  const char* name;
+  const Tensor& tensor;
+};
+
+inline void check_same_device(const char* op, const NamedTensor& first,
+                              std::initializer_list<NamedTensor> others) {
+  for (const NamedTensor& other : others) {
+    check(first.tensor.device() == other.tensor.device(), op, ": ", other.name,
+          " must be on the device of ", first.name);
+  }
+}
+
+// Kernels count in int32. The bound leaves room for a few additions.
+inline void check_count(const char* op, const char* name, int64_t value, int64_t min) {
+  constexpr int64_t max = std::numeric_limits<int32_t>::max() / 2;
+  check(value >= min && value <= max, op, ": ", name, " must be from ", min, " to ", max, ", got ",
+        value);
+}
+
+// ---- Tensors
+
+template <typename T>
+const T* data(const Tensor& tensor) {
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+template <typename T>
+T* mutable_data(const Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+inline Tensor contiguous_as(const Tensor& tensor, ScalarType type) {
+  return torch::stable::contiguous(torch::stable::to(tensor, type));
+}
+
+// An uninitialized contiguous tensor on the device of `like`.
+inline Tensor empty(const Tensor& like, ScalarType type, std::initializer_list<int64_t> sizes) {
+  return torch::stable::empty({sizes.begin(), sizes.size()}, type, std::nullopt, like.device());
+}
+
+}  // namespace detlite
