@@ -1,10 +1,9 @@
-"""Pictures a second from the disk, and from servers on the loopback, by a cold and a warm cache.
+"""Images per second from disk and from local servers, with a cold, a warm and no cache.
 
-Files are read in the set's order, shards in that of training.
+    python -m benchmarks.data.remote --images 300
 
-    python -m benchmarks.data.remote --pictures 300
-
-The servers run in processes of their own: Python's http.server and moto's S3 server.
+Files are read in the order of the data set, shards in the order of training. The servers,
+http.server of Python and the S3 server of moto, run in other processes.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from PIL import Image
 HEIGHT, WIDTH = 480, 640
 
 
-def write_set(folder: Path, count: int) -> None:
-    """Smooth noise as JPEGs, and an annotation file."""
+def write_dataset(folder: Path, count: int) -> None:
+    """Write JPEGs of smooth noise and an annotation file."""
     (folder / "images").mkdir(parents=True)
     rng = np.random.default_rng(0)
     images, annotations = [], []
     for number in range(1, count + 1):
         coarse = rng.integers(0, 256, (HEIGHT // 8, WIDTH // 8, 3), dtype=np.uint8)
-        picture = Image.fromarray(coarse).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
-        pixels = np.asarray(picture).astype(np.int16) + rng.normal(0, 8, (HEIGHT, WIDTH, 1))
+        image = Image.fromarray(coarse).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
+        pixels = np.asarray(image).astype(np.int16) + rng.normal(0, 8, (HEIGHT, WIDTH, 1))
         name = f"{number:06d}.jpg"
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(
             folder / "images" / name, quality=90
@@ -54,8 +53,7 @@ def write_set(folder: Path, count: int) -> None:
 
 @contextmanager
 def http_server(folder: Path) -> Iterator[str]:
-    """Serves a folder in another process; its URL."""
-    sys.path.insert(0, str(Path(__file__).parent))
+    """Serve a folder in another process and yield its URL."""
     from tests.data.servers import FileServer
 
     server = FileServer(folder)
@@ -71,7 +69,7 @@ def http_server(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
-    """moto's server in another process, with a bucket that holds the files of a folder."""
+    """Start an S3 server in another process, upload a folder, and yield the bucket's URL."""
     import boto3
 
     os.environ |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "test")
@@ -101,52 +99,53 @@ def s3_server(folder: Path) -> Iterator[str]:
 
 
 def rate(read: Callable[[int], object], count: int) -> str:
-    """How many of `count` pictures are read in a second, and the CPU time of this process."""
+    """Return the speed of reading `count` images, as text, with the CPU time of this process."""
     start, cpu = time.perf_counter(), time.process_time()
     for number in range(count):
         read(number)
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu
-    return f"{count / wall:.0f} pictures/s, {cpu / count * 1e3:.1f} ms of CPU time each"
+    return f"{count / wall:.0f} images/s, {cpu / count * 1e3:.1f} ms CPU time per image"
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pictures", type=int, default=300)
-    count = parser.parse_args().pictures
+    parser.add_argument("--images", type=int, default=300)
+    count = parser.parse_args().images
     with tempfile.TemporaryDirectory() as temporary:
         os.environ["DETLITE_CACHE"] = f"{temporary}/cache"
         measure(Path(temporary) / "files", count)
 
 
 def measure(folder: Path, count: int) -> None:
-    """Prints a line for each way to read the set."""
+    """Print a line for each way to read the data set."""
     from detlite.apps.dataset_formats.shard_writer import write_shards
     from detlite.config import load_config
     from detlite.data import CocoDataset, build_dataset
     from detlite.data.loading.samplers import TrainingBatchSampler
     from detlite.data.remote.locations import GIGABYTE, Location, RemotePath
 
-    write_set(folder, count)
+    write_dataset(folder, count)
     size = sum(path.stat().st_size for path in (folder / "images").iterdir()) / count / 1e3
-    print(f"{count} JPEGs of {WIDTH}x{HEIGHT}, {size:.0f} kB; one process, read and decoded")
+    print(f"{count} JPEGs of {WIDTH}x{HEIGHT}, {size:.0f} kB; read and decoded in one process")
 
-    def show(what: str, annotations: Location, images: Location) -> None:
+    def show(name: str, annotations: Location, images: Location) -> None:
         dataset = CocoDataset(annotations, images, masks=False, check_images=False)
-        print(f"{what}: {rate(dataset.__getitem__, count)}", flush=True)
+        print(f"{name}: {rate(dataset.__getitem__, count)}", flush=True)
 
-    def show_shards(what: str, root: str, cache_gb: float) -> None:
+    def show_shards(name: str, root: str, cache_gb: float) -> None:
         entry = {"type": "webdataset", "shards": f"{root}/train-{{000000..{last:06d}}}.tar"}
-        entry |= {"name": "tars", "categories": f"{root}/train-categories.json"}
+        entry |= {"name": "shards", "categories": f"{root}/train-categories.json"}
         keys = ["DATASETS.CATALOG", [entry], "DATASETS.CACHE_GB", cache_gb]
         cfg = load_config(None, [*keys, "DATASETS.CHECK_PICTURES", False])
         start = time.perf_counter()
-        dataset = build_dataset(cfg, "tars", train=True)
-        opened = time.perf_counter() - start
-        none_wide = [False] * len(dataset)
-        batches = iter(TrainingBatchSampler(none_wide, count, 0, shards=dataset.shards, window=100))
+        dataset = build_dataset(cfg, "shards", train=True)
+        seconds = time.perf_counter() - start
+        is_wide = [False] * len(dataset)
+        batches = iter(TrainingBatchSampler(is_wide, count, 0, shards=dataset.shards, window=100))
         order = [sample.image for sample in next(batches)]
         speed = rate(lambda number: dataset[order[number]], count)
-        print(f"shards, {what}: opened in {opened:.1f} s, {speed}", flush=True)
+        print(f"shards, {name}: opened in {seconds:.1f} s, {speed}", flush=True)
 
     files = folder / "annotations.json", folder / "images"
     shards = write_shards(*files, folder / "shards", images_per_shard=50)
@@ -158,17 +157,15 @@ def measure(folder: Path, count: int) -> None:
     for server in (http_server, s3_server):
         with server(folder) as url:
             shutil.rmtree(os.environ["DETLITE_CACHE"])
+            protocol = url.partition(":")[0]
             annotations = RemotePath(f"{url}/annotations.json")
-            for what in ("cold", "warm"):
-                show(
-                    f"{url.partition(':')[0]}, {what}",
-                    annotations,
-                    RemotePath(f"{url}/images", GIGABYTE),
-                )
-            show(f"{url.partition(':')[0]}, nothing kept", annotations, RemotePath(f"{url}/images"))
-            for what in ("cold", "warm"):
-                show_shards(f"{url.partition(':')[0]}, {what}", f"{url}/shards", 1.0)
-            show_shards(f"{url.partition(':')[0]}, nothing kept", f"{url}/shards", 0.0)
+            for cache in ("cold", "warm"):
+                images = RemotePath(f"{url}/images", GIGABYTE)
+                show(f"{protocol}, {cache} cache", annotations, images)
+            show(f"{protocol}, no cache", annotations, RemotePath(f"{url}/images"))
+            for cache in ("cold", "warm"):
+                show_shards(f"{protocol}, {cache} cache", f"{url}/shards", 1.0)
+            show_shards(f"{protocol}, no cache", f"{url}/shards", 0.0)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 import sysconfig
 import venv
 from pathlib import Path
@@ -49,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -69,6 +69,7 @@ class Lite0(nn.Module):
     """EfficientNet-Lite0 with FPN and frozen first layers, like torchvision's backbones."""
 
     out_channels = 256
+    network: Any  # of timm
 
     def __init__(self, weights: Path) -> None:
         import timm
@@ -192,7 +193,8 @@ def load_example(
 def predict(model: nn.Module, coco: COCO, args: argparse.Namespace) -> Results:
     """Return COCO results, at most --detections per image."""
     model.eval()
-    model.roi_heads.detections_per_img = args.detections
+    heads: Any = model.roi_heads
+    heads.detections_per_img = args.detections
     ids = sorted(coco.cats)
     results: Results = []
     for image in coco.imgs.values():

@@ -11,6 +11,7 @@ is detlite's choice on this processor.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ def main() -> None:
     for channels, rows, columns, kernel, stride, group in GROUPED:
         groups = channels // group
         conv = nn.Conv2d(channels, channels, kernel, stride, kernel // 2, groups=groups)
-        in_float32 = CPUConv2d(conv)
+        in_float32: Any = CPUConv2d(conv)
         in_float32._in_float32 = True
         x = torch.rand(4, channels, rows, columns).contiguous(memory_format=torch.channels_last)
         times = [milliseconds(layer, x.bfloat16()) for layer in (conv, in_float32)]
