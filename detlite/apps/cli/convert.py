@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         CheckpointError,
         read_checkpoint,
         save_checkpoint,
-        write_content,
+        save_torch_file,
     )
     from detlite.conversion.checkpoint.loading import resolve_checkpoint_path
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         )
     try:
         if args.to:
-            write_content(args.output, to_torchvision(checkpoint.model))
+            save_torch_file(args.output, to_torchvision(checkpoint.model))
         else:
             save_checkpoint(replace(checkpoint, path=args.output), last=False)
     except ValueError as error:  # names the entries that torchvision has no place for

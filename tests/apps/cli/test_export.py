@@ -1,4 +1,4 @@
-"""`detlite export`, from its command line to the written model."""
+"""Tests of `detlite export`, from the command line to the written model."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Run = Callable[..., int]
 
 @pytest.fixture
 def run(run_command: Run) -> Run:
-    """Runs the program with the given arguments; returns its exit status."""
+    """Return a function that runs the command and returns its exit status."""
     return partial(run_command, "export")
 
 
 @pytest.fixture
 def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
-    """The checkpoint of an untrained model that finds something everywhere."""
+    """Return the checkpoint of an untrained model that detects something everywhere."""
     sets = [
         {"name": name, "type": "shapes", "path": "shapes", "split": name, "images": 3, "seed": 1}
         for name in ("train", "test")
@@ -47,28 +47,28 @@ def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A folder of a picture and a text file."""
+    """Return a folder with an image and a text file."""
     folder = tmp_path / "photos"
     folder.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (130, 180, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(folder / "a.png")
-    (folder / "notes.txt").write_text("not a picture")
+    (folder / "notes.txt").write_text("not an image")
     return folder
 
 
 @pytest.mark.slow
-def test_the_verdict(run, weights, photos, tmp_path, capsys):
+def test_export_verifies_the_file(run, weights, photos, tmp_path, capsys):
     file = tmp_path / "model.pt2"
     options = ("--format", "pt2", "--output", file, "--check", photos, "--time")
     assert run("--weights", weights, *options) == 0
     printed = capsys.readouterr().out
     assert "times as fast" in printed
-    assert "beside the model on 4 images" in printed  # one, two more sizes, a blank one
-    assert "it agrees with the model" in printed
+    assert "compared with the model on 4 images" in printed  # 1 image, 2 other sizes, 1 blank
+    assert "the file agrees with the model" in printed
 
 
-def test_a_file_that_does_not_agree(run, weights, tmp_path, capsys, monkeypatch):
-    """The graph is replaced by one whose boxes are half a pixel off."""
+def test_file_that_disagrees_with_the_model(run, weights, tmp_path, capsys, monkeypatch):
+    """Replace the exported graph by one whose boxes are half a pixel off."""
     file = tmp_path / "model.pt2"
 
     def write(path, note, model):
@@ -77,8 +77,8 @@ def test_a_file_that_does_not_agree(run, weights, tmp_path, capsys, monkeypatch)
 
     def off(*inputs):
         with torch.no_grad():
-            found = write.model.predict(Images(*inputs))
-        return [found.boxes + 0.5, found.scores, found.labels, found.valid, found.mask_probs]
+            out = write.model.predict(Images(*inputs))
+        return [out.boxes + 0.5, out.scores, out.labels, out.valid, out.mask_probs]
 
     monkeypatch.setattr(exported, "_write_pt2", write)
     monkeypatch.setattr(exported, "_pt2_run", lambda path: (torch.load(path), off))
@@ -103,15 +103,15 @@ def test_int8_prints_the_ap(run, weights, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--format", "onnx", "--int8"), "--int8 is of the format openvino"),
-        (("--format", "pt2", "--check", "."), "there is no picture in this folder"),
-        (("--format", "openvino", "--int8", "--calibrate", "0"), "at least one picture"),
+        (("--format", "onnx", "--int8"), "--int8 is only supported by the format openvino"),
+        (("--format", "pt2", "--check", "."), "the folder holds no image"),
+        (("--format", "openvino", "--int8", "--calibrate", "0"), "must be at least 1"),
         (("--format", "openvino", "--int8", "DATASETS.TRAIN", "[]"), "DATASETS.TRAIN, which is"),
-        (("--format", "openvino", "--int8", "DATASETS.TEST", "[]"), "add --evaluate <name>"),
+        (("--format", "openvino", "--int8", "DATASETS.TEST", "[]"), "add --evaluate NAME"),
         (("--format", "pt2", "MODEL.NO_KEY", "1"), "MODEL.NO_KEY"),
     ],
 )
-def test_what_cannot_be_done(run, weights, tmp_path, capsys, monkeypatch, options, message):
+def test_unusable_options(run, weights, tmp_path, capsys, monkeypatch, options, message):
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.chdir(empty)

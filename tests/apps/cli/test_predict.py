@@ -1,4 +1,4 @@
-"""`detlite predict`, from its command line to the files it writes."""
+"""Tests of `detlite predict`, from the command line to the files it writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from yacs.config import CfgNode
 
 from detlite import build_model, load_checkpoint
 from detlite.apps.batch_predict import input_sources as inputs
-from detlite.apps.cli import predict as predict_module
+from detlite.apps.batch_predict import predict_run
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.modeling.detection_model import DetectionModel
 
@@ -31,13 +31,13 @@ Run = Callable[..., int]
 
 @pytest.fixture
 def run(run_command: Run) -> Run:
-    """Runs the program with the given arguments; returns its exit status."""
+    """Return a function that runs the command and returns its exit status."""
     return partial(run_command, "predict")
 
 
 @pytest.fixture
 def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
-    """The checkpoint of an untrained model that finds something everywhere."""
+    """Return the checkpoint of an untrained model that detects something everywhere."""
     return write_weights(tiny_config, tmp_path / "model.pth")
 
 
@@ -51,26 +51,26 @@ def write_weights(tiny_config: Callable[..., CfgNode], path: Path, *opts: Any) -
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A folder of two pictures and a text file."""
+    """Return a folder with two images and a text file."""
     folder = tmp_path / "photos"
     folder.mkdir()
     rng = np.random.default_rng(0)
     for name, height in (("b.jpg", 50), ("a.png", 70)):
         pixels = rng.integers(0, 256, (height, 90, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / name)
-    (folder / "notes.txt").write_text("not a picture")
+    (folder / "notes.txt").write_text("not an image")
     return folder
 
 
 def test_files(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
-    """The same picture twice keeps two files, and the json files load as COCO's."""
+    """The same image twice is drawn twice, and pycocotools loads the json files."""
     out = tmp_path / "new" / "out"
     inputs = ("--input", photos, photos / "a.png")
     assert run("--weights", weights, *inputs, "--output", out, "--threshold", "0") == 0
     drawn = [out / "drawn" / name for name in ("0001_a.jpg", "0002_b.jpg", "0003_a.jpg")]
     assert sorted((out / "drawn").iterdir()) == drawn
-    with Image.open(drawn[0]) as picture:
-        assert picture.format == "JPEG"
+    with Image.open(drawn[0]) as image:
+        assert image.format == "JPEG"
     assert drawn[0].read_bytes() == drawn[2].read_bytes()
     coco = COCO(out / "images.json")
     assert [coco.imgs[i]["file_name"] for i in (1, 2)] == [
@@ -94,20 +94,20 @@ def test_threshold_and_overrides(run: Run, weights: Path, photos: Path, tmp_path
     assert found[1:] == [0, 0]
 
 
-def test_tiles_are_overrides(
+def test_tile_options_are_config_overrides(
     run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def found(name: str, *more: str) -> list[dict[str, Any]]:
+    def results(name: str, *more: str) -> list[dict[str, Any]]:
         out = tmp_path / name
-        given = ("--weights", weights, "--input", photos, "--output", out, "--threshold", "0")
-        assert run(*given, "--draw", "none", *more) == 0
+        options = ("--weights", weights, "--input", photos, "--output", out, "--threshold", "0")
+        assert run(*options, "--draw", "none", *more) == 0
         return json.loads((out / "results.json").read_text())
 
-    plain, tiles = found("plain"), found("tiles", "--tile", "40", "--overlap", "0.3")
-    assert tiles == found("same", "TEST.TILE", "40", "TEST.TILE_OVERLAP", "0.3") != plain
-    given = ("--weights", weights, "--input", photos, "--output", tmp_path / "new")
-    assert run(*given, "--overlap", "0.3") == 2
-    assert "--overlap 0.3 is of tiles: say their side by --tile" in capsys.readouterr().err
+    plain, tiles = results("plain"), results("tiles", "--tile", "40", "--overlap", "0.3")
+    assert tiles == results("same", "TEST.TILE", "40", "TEST.TILE_OVERLAP", "0.3") != plain
+    options = ("--weights", weights, "--input", photos, "--output", tmp_path / "new")
+    assert run(*options, "--overlap", "0.3") == 2
+    assert "--overlap 0.3 needs the side of the tiles: add --tile" in capsys.readouterr().err
 
 
 KEYPOINTS = [
@@ -130,13 +130,13 @@ def test_keypoints_are_indices_of_pixels(
     results = json.loads((out / "results.json").read_text())
     found = load_checkpoint(weights)(photos / "a.png")["keypoints"]
     assert len(results) == len(found) > 0
-    wanted = found - torch.tensor([center, center, 0])
+    expected = found - torch.tensor([center, center, 0])
     torch.testing.assert_close(
-        torch.tensor([result["keypoints"] for result in results]), wanted.flatten(1)
+        torch.tensor([result["keypoints"] for result in results]), expected.flatten(1)
     )
 
 
-def test_unreadable_pictures_are_named_and_skipped(
+def test_unreadable_images_are_reported_and_skipped(
     run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (photos / "a.png").write_bytes((photos / "a.png").read_bytes()[:500])
@@ -144,21 +144,26 @@ def test_unreadable_pictures_are_named_and_skipped(
     assert run("--weights", weights, "--input", *inputs, "--output", tmp_path) == 1
     output = capsys.readouterr()
     assert f"skipped: {photos / 'a.png'}: " in output.err
-    assert f"skipped: {tmp_path / 'missing.png'}: no such picture file" in output.err
-    assert "1 pictures done, 2 unreadable" in output.out
+    assert f"skipped: {tmp_path / 'missing.png'}: the image file does not" in output.err
+    assert "1 images done, 2 unreadable" in output.out
     images = json.loads((tmp_path / "images.json").read_text())["images"]
     assert [(image["id"], Path(image["file_name"]).name) for image in images] == [(2, "b.jpg")]
 
 
-def test_errors_are_one_line(
+def test_unusable_arguments(
     run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
     for file, folder, opts, message in (
         (tmp_path / "no.pth", photos, (), "no.pth: cannot be read"),
-        (weights, photos, ("--batch", "0"), "--batch 0: must be at least 1"),
-        (weights, photos, ("--shard", "-1"), "--shard -1: must be at least 1"),
-        (weights, photos, ("--threshold", "1.1"), "--threshold 1.1: a score is from 0 to 1"),
+        (weights, photos, ("--batch-size", "0"), "--batch-size 0: must be at least 1"),
+        (weights, photos, ("--shard-size", "-1"), "--shard-size -1: must be at least 1"),
+        (
+            weights,
+            photos,
+            ("--threshold", "1.1"),
+            "--threshold 1.1: a score must be between 0 and 1",
+        ),
         (weights, tmp_path / "empty", (), "empty: there is no picture in this folder"),
         (weights, photos, ("INPUT.MIN_SIZE", "3"), "unknown config key INPUT.MIN_SIZE"),
     ):
@@ -170,13 +175,13 @@ def test_errors_are_one_line(
         assert error.count("\n") == 1
 
 
-def test_output_that_is_a_file_is_one_line_and_status_2(
+def test_output_that_is_a_file(
     run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taken").touch()
     assert run("--weights", weights, "--input", photos, "--output", tmp_path / "taken") == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: --output {tmp_path / 'taken'}: cannot be written to")
+    assert error.startswith(f"error: --output {tmp_path / 'taken'}: cannot write to it")
     assert error.count("\n") == 1
 
 
@@ -193,7 +198,7 @@ def test_a_model_that_needs_proposals_is_refused(
 
 
 @pytest.mark.parametrize(("kind", "format"), [("png", "PNG"), ("none", None)])
-def test_how_pictures_are_drawn(
+def test_draw_formats(
     run: Run, weights: Path, photos: Path, tmp_path: Path, kind: str, format: str | None
 ) -> None:
     out = tmp_path / "out"
@@ -204,12 +209,12 @@ def test_how_pictures_are_drawn(
     names = []
     for file in sorted((out / "drawn").iterdir()):
         names.append(file.name)
-        with Image.open(file) as picture:
-            assert picture.format == format
+        with Image.open(file) as image:
+            assert image.format == format
     assert names == ["0001_a.png", "0002_b.png"]
 
 
-def test_csv_has_what_the_json_has(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
+def test_csv_equals_json(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
     arguments = ("--weights", weights, "--input", photos, "--threshold", "0", "--draw", "none")
     for kind in ("coco", "csv"):
         assert run(*arguments, "--output", tmp_path / kind, "--format", kind) == 0
@@ -225,13 +230,13 @@ def test_csv_has_what_the_json_has(run: Run, weights: Path, photos: Path, tmp_pa
         assert row["category"] == f"kind {one['category_id'] // 10}"
 
 
-def test_parquet_has_what_the_json_has(
-    run: Run, weights: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_parquet_equals_json(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, detlite[parquet]")
     arguments = ("--weights", weights, "--input", photos, "--threshold", "0", "--draw", "none")
     for kind in ("coco", "parquet"):
-        assert run(*arguments, "--output", tmp_path / kind, "--format", kind, "--shard", 1) == 0
+        assert (
+            run(*arguments, "--output", tmp_path / kind, "--format", kind, "--shard-size", 1) == 0
+        )
     found = json.loads((tmp_path / "coco" / "results.json").read_text())
     rows = pq.read_table(tmp_path / "parquet" / "detections").to_pylist()
     assert [row["image_id"] for row in rows] == [one["image_id"] for one in found]
@@ -240,16 +245,16 @@ def test_parquet_has_what_the_json_has(
     assert parts == {"part-000000.parquet", "part-000001.parquet"}
 
 
-def test_an_interrupted_run_goes_on(
+def test_interrupted_run_continues(
     run: Run, weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Ctrl-C after the first picture, which is not read again; what is drawn is no input."""
+    """After Ctrl-C, finished images are not read again, and drawn images are not inputs."""
     arguments = ("--weights", weights, "--input", photos, "--threshold", "0")
     assert run(*arguments, "--output", tmp_path / "whole") == 0
-    out = photos / "b"  # among the inputs of the pattern
+    out = photos / "b"  # matched by the glob below
     arguments = (*arguments[:3], photos / "**" / "*.[jp]*g", *arguments[4:], "--output", out)
-    real, read = predict_module.predict_each, []
+    real, read = predict_run.predict_each, []
 
     def interrupted(*args: Any) -> Iterator[Any]:
         yield next(real(*args))
@@ -260,11 +265,14 @@ def test_an_interrupted_run_goes_on(
         return real(predictor, pictures, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(predict_module, "predict_each", interrupted)
+        patch.setattr(predict_run, "predict_each", interrupted)
         assert run(*arguments) == 130
-    assert capsys.readouterr().err == "interrupted: the same command goes on with the rest\n"
+    assert (
+        capsys.readouterr().err
+        == "interrupted: the same command continues with the remaining images\n"
+    )
     with monkeypatch.context() as patch:
-        patch.setattr(predict_module, "predict_each", counted)
+        patch.setattr(predict_run, "predict_each", counted)
         for _ in range(2):
             assert run(*arguments) == 0
     assert read == [str(photos / "b.jpg")]
@@ -273,7 +281,7 @@ def test_an_interrupted_run_goes_on(
     assert sorted(file.name for file in (out / "drawn").iterdir()) == ["0001_a.jpg", "0002_b.jpg"]
 
 
-def test_another_command_does_not_mix_with_a_run(
+def test_another_command_in_the_same_folder_is_refused(
     run: Run, tiny_config: Callable[..., CfgNode], weights: Path, photos: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -311,9 +319,9 @@ def dying(*args, **kwargs):
     if "DYING" in os.environ and len(calls) == 5:
         if os.environ["RANK"] == "1":
             while not Path(os.environ["DYING"], "shards", "000002.journal").exists():
-                time.sleep(0.01)  # the other one comes to its second shard
+                time.sleep(0.01)  # wait for the other process to start its second shard
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)  # until torchrun ends this one, too
+        time.sleep(60)  # until torchrun ends this process too
     return detect(*args, **kwargs)
 
 DetectionModel.detect = dying
@@ -324,15 +332,15 @@ DetectionModel.detect = dying
 def test_a_rank_killed_under_torchrun(
     run: Run, weights: Path, tmp_path: Path, repo_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes do some of it until one is killed; one goes on with the rest."""
-    monkeypatch.setattr(DetectionModel, "detect", DetectionModel.detect)  # puts it back in the end
+    """One of two processes is killed; a single process finishes the run."""
+    monkeypatch.setattr(DetectionModel, "detect", DetectionModel.detect)  # restored after the test
     folder = tmp_path / "photos"
     folder.mkdir()
     rng = np.random.default_rng(0)
     for number in range(17):
         pixels = rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number:02d}.png")
-    (folder / "05.png").write_bytes(b"not a picture")
+    (folder / "05.png").write_bytes(b"not an image")
     (tmp_path / "dying.py").write_text(DYING)
     arguments = ["--weights", weights, "--input", folder, "--threshold", 0, "--draw", "none"]
     arguments += ["IMPORTS", tmp_path / "dying.py", "TEST.OPTIMIZE", False]
@@ -341,7 +349,7 @@ def test_a_rank_killed_under_torchrun(
     arguments += ["--output", broken]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     done = subprocess.run(
-        list(map(str, [*command, "-m", "detlite", "predict", *arguments, "--shard", 3])),
+        list(map(str, [*command, "-m", "detlite", "predict", *arguments, "--shard-size", 3])),
         env=os.environ
         | {"DYING": str(broken), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repo_root)},
         capture_output=True,
@@ -353,7 +361,7 @@ def test_a_rank_killed_under_torchrun(
     notes = sorted(file.name for file in (broken / "shards").glob("*.json"))
     assert notes == ["000000.json", "000001.json"]
     journals = sorted(file.name for file in (broken / "shards").glob("*.journal"))
-    assert journals == ["000002.journal", "000003.journal"]  # half done
+    assert journals == ["000002.journal", "000003.journal"]  # started, not finished
     assert not (broken / "results.json").exists()
     assert run(*arguments) == 1
     assert (broken / "images.json").read_text() == (tmp_path / "whole/images.json").read_text()
@@ -368,23 +376,24 @@ def test_a_rank_killed_under_torchrun(
     )  # fmt: skip
 
 
-def test_overwrite_is_for_one_process(
+def test_overwrite_needs_one_process(
     run: Run, weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(predict_module, "torchrun_rank", lambda: (0, 2))
+    monkeypatch.setattr("detlite.distributed.torchrun_rank", lambda: (0, 2))
+    monkeypatch.setattr(predict_run, "torchrun_rank", lambda: (0, 2))
     arguments = ("--weights", weights, "--input", photos, "--output", tmp_path / "out")
     assert run(*arguments, "--overwrite") == 2
-    assert "error: --overwrite does not go with several processes" in capsys.readouterr().err
-    (photos / "a.png").write_bytes(b"not a picture")
-    assert run(*arguments) == 0  # though it is unreadable, as torchrun would end the others
-    assert "1 pictures done, 1 unreadable" in capsys.readouterr().out
+    assert "error: --overwrite needs a single process" in capsys.readouterr().err
+    (photos / "a.png").write_bytes(b"not an image")
+    assert run(*arguments) == 0  # a failing process would make torchrun end the others
+    assert "1 images done, 1 unreadable" in capsys.readouterr().out
 
 
-def test_a_list_and_a_pattern(
+def test_list_file_and_glob(
     run: Run, weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ids follow the order of the inputs."""
+    """Image ids follow the order of the inputs."""
     monkeypatch.chdir(tmp_path)
     Path("list.txt").write_text("photos/b.jpg\nhttps://host/x.jpg\n")
     monkeypatch.setattr(inputs, "fetch", lambda address: (photos / "a.png").read_bytes())
@@ -413,7 +422,7 @@ def test_a_video(
     arguments = ("--weights", weights, "--input", file, "--threshold", "0")
     out = tmp_path / "out"
     assert run(*arguments, "--output", out) == 0
-    assert "4 pictures done, 0 unreadable, " in capsys.readouterr().out
+    assert "4 images done, 0 unreadable, " in capsys.readouterr().out
     coco = COCO(out / "images.json")
     assert [coco.imgs[k]["frame"] for k in (1, 2, 3, 4)] == [0, 1, 2, 3]
     found = coco.loadRes(str(out / "results.json"))
@@ -423,7 +432,7 @@ def test_a_video(
     again = (*arguments, "--output", out)
     assert run(*again) == 2
     assert "images.json is there already" in capsys.readouterr().err
-    # What is there goes once the video is open.
+    # Old results are only removed once the video is open.
     (tmp_path / "text.mp4").write_text("not a video")
     assert run(*arguments[:3], tmp_path / "text.mp4", "--output", out, "--overwrite") == 2
     assert "text.mp4: cannot be read as a video" in capsys.readouterr().err
@@ -434,11 +443,14 @@ def test_a_video(
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (("a.mp4", "b.mp4"), "--input: a video stands alone"),
-        (("a.jpg", "--track"), "--track follows objects through a video, and --input names none"),
+        (("a.mp4", "b.mp4"), "--input: a video must be the only input"),
+        (
+            ("a.jpg", "--track"),
+            "--track follows objects through a video, but --input names no video",
+        ),
     ],
 )
-def test_what_does_not_go_with_videos(
+def test_options_that_exclude_videos(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], inputs: tuple[str, ...],
     message: str,
 ) -> None:  # fmt: skip
@@ -446,7 +458,7 @@ def test_what_does_not_go_with_videos(
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
-def test_a_full_disk_is_one_line_and_the_run_goes_on(
+def test_full_disk(
     run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -455,9 +467,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(
     arguments = ("--weights", weights, "--input", photos, "--output", out, "--threshold", "0")
     assert run(*arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith(
-        f"error: --output {out}: cannot be written to ([Errno 28] No space left"
-    )
+    assert error.startswith(f"error: --output {out}: cannot write to it ([Errno 28] No space left")
     assert error.count("\n") == 1
     assert not (out / "results.json").exists()
     (out / "drawn" / "0002_b.jpg").unlink()

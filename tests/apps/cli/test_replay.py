@@ -7,7 +7,7 @@ import torch
 
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data import build_train_dataset
-from detlite.engine.replay import keep_batch
+from detlite.engine.replay import save_batch
 from detlite.modeling.build import build_model
 
 
@@ -30,7 +30,7 @@ def kept(tiny_config, tmp_path):
     model = build_model(cfg)
     weights = Checkpoint(tmp_path / "w.pth", model.state_dict(), [], cfg.dump())
     save_checkpoint(weights)
-    return keep_batch(cfg, build_train_dataset(cfg), 1), weights
+    return save_batch(cfg, build_train_dataset(cfg), 1), weights
 
 
 def test_sound_and_broken_weights(run_command, kept, capsys):

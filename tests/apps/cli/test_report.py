@@ -194,7 +194,7 @@ def test_arguments(make_run, tmp_path, capsys):
     for arguments, message in (
         ([str(folder), str(folder)], "named twice"),
         ([str(folder), "--resamples", "5"], "--resamples is 5"),
-        ([str(folder), "--pictures", "-1"], "--pictures is -1"),
+        ([str(folder), "--examples", "-1"], "--examples is -1"),
     ):
         assert main(["report", *arguments, "--output", str(tmp_path / "no.html")]) == 2
         assert message in capsys.readouterr().err

@@ -126,5 +126,5 @@ def test_a_missing_package_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", "--weights", weights()]) == 2
-    wanted = "error: a server needs uvicorn, which is not installed: pip install 'detlite[serve]'\n"
-    assert capsys.readouterr().err == wanted
+    expected = "error: detlite serve needs the package uvicorn: pip install 'detlite[serve]'\n"
+    assert capsys.readouterr().err == expected
