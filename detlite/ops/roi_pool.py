@@ -158,7 +158,7 @@ def _read_argmax(maps: Sequence[Tensor], rois: Tensor, levels: Tensor, argmax: T
             continue
         width = features.shape[3]
         here = (levels == level)[:, None, None, None] & (argmax >= 0)
-        # Padding has image -1 and reads the last image; the mask drops what it reads.
+        # Padding has image -1 and reads the last image; torch.where drops the values.
         cell = torch.where(here, argmax, 0).long()
         values = features[image, channel, cell // width, cell % width]
         pooled = torch.where(here, values, pooled)

@@ -1,1 +1,1 @@
-"""What flows through the model: boxes, masks and batches of images."""
+"""Data structures of the model: boxes, masks, keypoints and batches of images and records."""

@@ -1,8 +1,8 @@
-"""The records that flow through a model: batches of fixed shapes, padded.
+"""Records of padded batches: images, ground truth, proposals, samples, predictions, detections.
 
-Shapes: B images, G ground-truth instances, P proposals, S samples, N predicted boxes and D
-detections in an image, each padded to the largest count; K keypoints, M x M cells of a mask. Boxes
-are float32 (x1, y1, x2, y2) in pixels of the network's input. Labels are 1, 2, ...; 0 is the
+Shapes: B images; G ground-truth instances, P proposals, S samples, N predicted boxes and D
+detections per image, padded to the largest number; K keypoints; M x M cells of a mask. Boxes are
+float32 (x1, y1, x2, y2) in pixels of the network's input. Labels are 1, 2, ...; 0 is the
 background.
 """
 
@@ -21,27 +21,27 @@ R = TypeVar("R", bound="Record")
 
 
 class Record:
-    """What all records can: be indexed and moved, all fields at once."""
+    """Base class of records: index, move or transform all fields together."""
 
     def __getitem__(self: R, index: Any) -> R:
-        """Every field indexed alike, as in `record[0]` (an image) or `record[:, :100]`.
+        """Index every field, as in `record[0]` (one image) or `record[:, :100]`.
 
-        Not ground truth with masks, which are packed for the batch as a whole.
+        Ground truth with masks cannot be indexed, because masks are packed for the whole batch.
         """
         return self.map(lambda field: field[index])
 
     def to(self: R, device: torch.device | str, non_blocking: bool = False) -> R:
-        """The record on a device."""
+        """Return the record on a device."""
         return self.map(lambda field: field.to(device, non_blocking=non_blocking))
 
     def map(self: R, function: Callable[[Any], Any]) -> R:
-        """The record with a function applied to each field that is there."""
+        """Apply a function to each field that is not None."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
         return type(self)(**{k: None if v is None else function(v) for k, v in named})
 
 
 def _record(cls: type[R]) -> type[R]:
-    """Registers a record as a pytree: torch.compile and torch.export take it as it is."""
+    """Register a record as a pytree, for torch.compile and torch.export."""
     torch.export.register_dataclass(cls, serialized_type_name=f"detlite.{cls.__name__}")
     return cls
 
@@ -49,46 +49,46 @@ def _record(cls: type[R]) -> type[R]:
 @_record
 @dataclass(frozen=True)
 class Images(Record):
-    """Normalised images at the top left of one tensor, with zeros (the pixel mean) around them."""
+    """Normalized images at the top left of one tensor, padded with zeros (the pixel mean)."""
 
     pixels: Tensor  # float [B, 3, H, W]
-    sizes: Tensor  # int64 [B, 2], (height, width) of each image without padding
+    sizes: Tensor  # int64 [B, 2], (height, width) of each image before padding
 
 
 @_record
 @dataclass(frozen=True)
 class GroundTruth(Record):
-    """The objects of each image."""
+    """Ground-truth objects of each image."""
 
     boxes: Tensor  # [B, G, 4]
-    labels: Tensor  # int64 [B, G]; 0: padding
+    labels: Tensor  # int64 [B, G]; 0 for padding
     masks: PackedMasks | None = None  # B * G instances
     keypoints: Tensor | None = None  # [B, G, K, 3] of (x, y, visibility)
 
     @property
     def valid(self) -> Tensor:
-        """Bool [B, G], False at padding."""
+        """Bool [B, G], False for padding."""
         return self.labels > 0
 
 
 @_record
 @dataclass(frozen=True)
 class Proposals(Record):
-    """Boxes of the region proposal network, by decreasing score, padding last."""
+    """Proposals by decreasing score, padding last."""
 
     boxes: Tensor  # [B, P, 4]
     scores: Tensor  # [B, P], logits
-    valid: Tensor  # bool [B, P], False at padding
+    valid: Tensor  # bool [B, P], False for padding
 
 
 @_record
 @dataclass(frozen=True)
 class Samples(Record):
-    """The proposals that heads are trained on: as drawn, foreground first and padding last."""
+    """Proposals sampled to train the heads: foreground first, padding last."""
 
     boxes: Tensor  # [B, S, 4]
-    labels: Tensor  # int64 [B, S]; 0: background, -1: padding
-    gt_index: Tensor  # int64 [B, S], the ground truth of a foreground sample; else 0
+    labels: Tensor  # int64 [B, S]; 0 for background, -1 for padding
+    gt_index: Tensor  # int64 [B, S], the ground truth of a foreground sample, otherwise 0
 
 
 @_record
@@ -99,7 +99,7 @@ class PredictedBoxes(Record):
     boxes: Tensor  # [B, N, 4]
     scores: Tensor  # [B, N] in 0..1
     labels: Tensor  # int64 [B, N]
-    valid: Tensor  # bool [B, N], False at padding
+    valid: Tensor  # bool [B, N], False for padding
 
 
 @_record
@@ -112,5 +112,5 @@ class Detections(PredictedBoxes):
     keypoint_scores: Tensor | None = None  # [B, D, K], logits
 
     def per_image(self) -> list[Detections]:
-        """Each image's detections without padding: every field begins with its D_i."""
-        return [one[one.valid] for one in (self[i] for i in range(len(self.valid)))]
+        """Return the detections of each image without padding, with fields `[D_i, ...]`."""
+        return [self[image][valid] for image, valid in enumerate(self.valid)]

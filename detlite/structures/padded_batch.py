@@ -1,4 +1,4 @@
-"""Images that know the size to which their batch is padded."""
+"""Images with the size that their whole batch is padded to."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterable
 from torch import Tensor
 
 
-class ImagesOnCanvas(list[Tensor]):
-    """Images [3, h, w] of a batch that others have a part of: all are padded to one size.
+class PaddedBatchImages(list[Tensor]):
+    """A part of a batch's images `[3, h, w]`, all of them padded to the size of the whole batch.
 
-    What a network finds depends a little on the padding, and should not on who has which part.
+    Predictions depend slightly on the padding. With the size of the whole batch, they do not depend
+    on how the batch is divided among processes.
 
     Attributes:
-        canvas: (height, width) that holds every image of the batch.
+        padded_size: (height, width) that fits every image of the batch.
     """
 
-    def __init__(self, images: Iterable[Tensor], canvas: tuple[int, int]) -> None:
+    def __init__(self, images: Iterable[Tensor], padded_size: tuple[int, int]) -> None:
         super().__init__(images)
-        self.canvas = canvas
+        self.padded_size = padded_size

@@ -110,12 +110,12 @@ def test_views_may_begin_anywhere(device, dtype, count):
     for shifts in [(1, 0, 0), (0, 1, 0), (0, 0, 1), (2, 2, 2), (3, 1, 2)]:
         own, label, factor = map(shifted, (logits, targets, factors), shifts)
         own.requires_grad_()
-        found = sigmoid_focal_loss(own, label)
-        assert torch.equal(found, expected[0])
+        actual = sigmoid_focal_loss(own, label)
+        assert torch.equal(actual, expected[0])
         assert torch.equal(
-            torch.autograd.grad(found, own, factor, retain_graph=True)[0], expected[1]
+            torch.autograd.grad(actual, own, factor, retain_graph=True)[0], expected[1]
         )
-        assert torch.equal(torch.autograd.grad(found.sum(), own)[0], same)
+        assert torch.equal(torch.autograd.grad(actual.sum(), own)[0], same)
 
 
 def test_nan_stays(device):

@@ -12,7 +12,7 @@ from detlite.ops import heatmap_peaks
 
 
 def enlarge(maps, boxes):
-    """The definition: every map enlarged, its highest pixel's centre scaled back to the box."""
+    """The definition: every map enlarged, its highest pixel's center scaled back to the box."""
     keypoints = maps.new_ones((*maps.shape[:2], 3))
     scores = maps.new_zeros(maps.shape[:2])
     sides = (boxes[:, 2:] - boxes[:, :2]).clamp(min=1)
@@ -52,8 +52,8 @@ def check(maps, boxes, device):
     # Where a summit lies halfway between two pixels, rounding decides which it is. Of maps with few
     # cells, that can be all in a box.
     assert (keypoints == wanted_keypoints).all(-1).float().mean() > 0.8
-    found = heights(maps, boxes, keypoints)
-    torch.testing.assert_close(found, wanted_scores, atol=1e-5, rtol=1e-5)
+    actual = heights(maps, boxes, keypoints)
+    torch.testing.assert_close(actual, wanted_scores, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(2, 2), (2, 3), (7, 7), (56, 56), (65, 40)])
@@ -65,9 +65,9 @@ def test_is_the_enlarged_maps_highest_point(device, size, extent):
 
 def test_is_torchvisions(device):
     boxes, maps = random_boxes(12), torch.randn(12, 17, 56, 56)
-    wanted, wanted_scores = heatmaps_to_keypoints(maps, boxes)
+    expected, wanted_scores = heatmaps_to_keypoints(maps, boxes)
     keypoints, scores = peaks(maps, boxes, device)
-    torch.testing.assert_close(keypoints, wanted, atol=1e-4, rtol=0)
+    torch.testing.assert_close(keypoints, expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(scores, wanted_scores, atol=1e-5, rtol=1e-5)
 
 
@@ -111,13 +111,13 @@ def test_one_cell_is_everywhere(device):
 
 def test_gigantic_boxes_end(device):
     maps = torch.randn(1, 1, 3, 3)
-    wanted, wanted_scores = enlarge(maps, torch.tensor([[0.0, 0, 4096, 10]]))
+    expected, wanted_scores = enlarge(maps, torch.tensor([[0.0, 0, 4096, 10]]))
     begin = time.process_time()
     for far in (4097.0, 1e5, 1e9, 3e38):
         keypoints, scores = peaks(maps, torch.tensor([[0.0, 0, far, 10]]), device)
         torch.testing.assert_close(scores, wanted_scores)
         torch.testing.assert_close(
-            keypoints[0, 0] / torch.tensor([far / 4096, 1, 1]), wanted[0, 0], rtol=1e-3, atol=0
+            keypoints[0, 0] / torch.tensor([far / 4096, 1, 1]), expected[0, 0], rtol=1e-3, atol=0
         )
     assert time.process_time() - begin < 10
 
@@ -127,10 +127,10 @@ def test_gigantic_boxes_end(device):
 def test_odd_boxes_harm_their_own_axis_alone(device, value, column):
     boxes = torch.tensor([[2.0, 3, 20, 30]]).repeat(2, 1)
     maps = torch.randn(2, 3, 9, 9)
-    wanted, _ = peaks(maps, boxes, device)
+    expected, _ = peaks(maps, boxes, device)
     boxes[1, column] = value
     keypoints, scores = peaks(maps, boxes, device)
-    assert torch.equal(keypoints[0], wanted[0])
+    assert torch.equal(keypoints[0], expected[0])
     # Inside out it is one pixel, like any inverted box.
     inverted = (column < 2) == (value > 0)
     finite = keypoints[1, :, column % 2].isfinite()
@@ -145,25 +145,25 @@ def test_odd_maps_have_no_score(device, value):
     maps[0, 1, 4, 8] = value
     boxes = torch.tensor([[2.0, 3, 12, 23]])
     keypoints, scores = peaks(maps, boxes, device)
-    wanted, wanted_scores = peaks(maps.nan_to_num(0, 0, 0), boxes, device)
+    expected, wanted_scores = peaks(maps.nan_to_num(0, 0, 0), boxes, device)
     assert keypoints[0, 1].tolist() == [2.5, 3.5, 1]
     assert scores[0, 1].isnan()
-    assert torch.equal(keypoints[0, ::2], wanted[0, ::2])
+    assert torch.equal(keypoints[0, ::2], expected[0, ::2])
     assert torch.equal(scores[0, ::2], wanted_scores[0, ::2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_computes_in_float32(device, dtype):
     maps, boxes = torch.randn(2, 3, 9, 9).to(dtype), random_boxes(2).to(dtype)
-    found, wanted = peaks(maps, boxes, device), peaks(maps.float(), boxes.float(), device)
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    actual, expected = peaks(maps, boxes, device), peaks(maps.float(), boxes.float(), device)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 def test_maps_of_any_strides(device):
     maps, boxes = torch.randn(2, 3, 9, 12), random_boxes(2)
     last = maps.contiguous(memory_format=torch.channels_last)
-    found, wanted = peaks(last, boxes, device), peaks(maps, boxes, device)
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    actual, expected = peaks(last, boxes, device), peaks(maps, boxes, device)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -191,8 +191,8 @@ def test_opcheck():
 def test_compiles_whole():
     arguments = torch.randn(2, 3, 9, 9), random_boxes(2)
     compiled = torch.compile(heatmap_peaks, fullgraph=True, backend="aot_eager")
-    found, wanted = compiled(*arguments), heatmap_peaks(*arguments)
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    actual, expected = compiled(*arguments), heatmap_peaks(*arguments)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 def test_no_gradient_flows():

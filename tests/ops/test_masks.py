@@ -48,17 +48,17 @@ def rasterize(polygons, box, resolution):
 
 
 def check_polygons(instances, index, boxes, resolution, device):
-    found = crop(pack(instances), index, boxes, resolution, device=device)
-    for i, box, cells in zip(index, boxes.numpy(), found.numpy(), strict=True):
-        wanted = rasterize(instances[i], box, resolution)
-        np.testing.assert_array_equal(cells, wanted, err_msg=f"{instances[i]} in {box}")
+    actual = crop(pack(instances), index, boxes, resolution, device=device)
+    for i, box, cells in zip(index, boxes.numpy(), actual.numpy(), strict=True):
+        expected = rasterize(instances[i], box, resolution)
+        np.testing.assert_array_equal(cells, expected, err_msg=f"{instances[i]} in {box}")
 
 
-def blob(random, centre, radius, corners):
-    """A polygon around a centre, as annotators draw them: to two digits."""
+def blob(random, center, radius, corners):
+    """A polygon around a center, as annotators draw them: to two digits."""
     angles = np.sort(random.uniform(0, 2 * np.pi, corners))
     radii = radius * random.uniform(0.4, 1, corners)
-    xy = centre + radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    xy = center + radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     return xy.round(2).ravel()
 
 
@@ -121,12 +121,12 @@ def test_long_edges_are_exact(device):
 def test_far_corners_cost_nothing(device):
     # Up to 1e300 pixels away: a rectangle over the left half of the box, whose other sides are far.
     boxes = torch.tensor([[0.0, 0, 28, 28]])
-    wanted = torch.zeros(1, 28, 28)
-    wanted[..., :14] = 1
+    expected = torch.zeros(1, 28, 28)
+    expected[..., :14] = 1
     begin = time.process_time()
     for far in (1e3, 1e6, 1e7, 1e15, 1e300, math.inf):
         polygon = [-far, -far, 14, -far, 14, far, -far, far]
-        assert torch.equal(crop(pack([[polygon]]), [0], boxes, 28, device=device), wanted)
+        assert torch.equal(crop(pack([[polygon]]), [0], boxes, 28, device=device), expected)
     assert time.process_time() - begin < 1
 
 
@@ -154,10 +154,10 @@ def test_odd_boxes_end(device, value, column):
     cells = crop(pack([[polygon]]), [0], boxes, 28, device=device)
     assert set(cells.unique().tolist()) <= {0.0, 1.0}
     mask = np.ones((40, 50), dtype=np.uint8)
-    masks = pack([[toggles(mask)]], [[40, 50, 0, 0, 40, 50]])
+    masks = pack([[run_boundaries(mask)]], [[40, 50, 0, 0, 40, 50]])
     for soft in (False, True):
-        found = crop(masks, [0], boxes, 7, soft, device)
-        check_runs(found, mask[None], [0], boxes, 7, soft)
+        actual = crop(masks, [0], boxes, 7, soft, device)
+        check_runs(actual, mask[None], [0], boxes, 7, soft)
 
 
 def test_union_of_pieces(device):
@@ -173,8 +173,8 @@ def test_padding_and_empty_masks(device):
     square = [0.0, 0, 8, 0, 8, 8, 0, 8]
     masks = pack([[], [square], []])
     boxes = torch.tensor([[0.0, 0, 8, 8]]).repeat(4, 1)
-    found = crop(masks, [-1, 0, 1, 2], boxes, 4, device=device)
-    assert found.sum(dim=(1, 2)).tolist() == [0, 0, 16, 0]
+    actual = crop(masks, [-1, 0, 1, 2], boxes, 4, device=device)
+    assert actual.sum(dim=(1, 2)).tolist() == [0, 0, 16, 0]
     assert crop(masks, torch.zeros(0).long(), torch.zeros(0, 4), 4).shape == (0, 4, 4)
     nothing = crop(pack([]), [-1], boxes[:1], 4, device=device)
     assert not nothing.any()
@@ -183,7 +183,7 @@ def test_padding_and_empty_masks(device):
 # ---- Run lengths
 
 
-def toggles(mask):
+def run_boundaries(mask):
     """Where a bitmap [H, W] changes, column by column."""
     flat = np.concatenate([[0], mask.T.ravel()])
     return np.flatnonzero(np.diff(flat.astype(np.int8)))
@@ -201,12 +201,12 @@ def resize(mask, frame):
     return mask[rows][:, columns]
 
 
-def check_runs(found, bitmaps, index, boxes, resolution, soft):
+def check_runs(actual, bitmaps, index, boxes, resolution, soft):
     """Check crops against RoIAlign of the bitmaps [G, H, W] on the same device, bit by bit."""
     rois = torch.cat([torch.tensor(index, dtype=torch.float32)[:, None], boxes], dim=1)
     maps = torch.from_numpy(np.ascontiguousarray(bitmaps))[:, None].float()
-    wanted = roi_align(maps, rois, (resolution, resolution), 1.0, 0, aligned=not soft)[:, 0]
-    assert torch.equal(found, wanted if soft else (wanted >= 0.5).float())
+    expected = roi_align(maps, rois, (resolution, resolution), 1.0, 0, aligned=not soft)[:, 0]
+    assert torch.equal(actual, expected if soft else (expected >= 0.5).float())
 
 
 def random_mask(random, height, width):
@@ -248,31 +248,31 @@ def test_run_lengths_are_cropped_bitmaps(device, soft, flips, resolution):
         bitmaps = np.stack([resize(mask, frame) for mask in masks])
         index = random.integers(0, 4, 30).tolist()
         boxes = random_boxes(random, 30, new_height, new_width)
-        packed = pack([[toggles(mask)] for mask in masks], [frame] * 4)
-        found = crop(packed, index, boxes, resolution, soft, device)
-        assert found.any()
-        check_runs(found, bitmaps, index, boxes, resolution, soft)
+        packed = pack([[run_boundaries(mask)] for mask in masks], [frame] * 4)
+        actual = crop(packed, index, boxes, resolution, soft, device)
+        assert actual.any()
+        check_runs(actual, bitmaps, index, boxes, resolution, soft)
 
 
 def test_boxes_larger_than_the_image(device):
     # Samples are many pixels apart or beyond the edges.
     mask = np.ones((30, 40), dtype=np.uint8)
-    masks = pack([[toggles(mask)]], [[30, 40, 0, 0, 30, 40]])
+    masks = pack([[run_boundaries(mask)]], [[30, 40, 0, 0, 30, 40]])
     boxes = torch.tensor([[-9e3, -9e3, 1e4, 1e4], [-1e9, 0, 1e9, 20], [5, -300, 35, 330]])
     for soft in (False, True):
-        found = crop(masks, [0, 0, 0], boxes, 7, soft, device)
-        check_runs(found, mask[None], [0, 0, 0], boxes, 7, soft)
+        actual = crop(masks, [0, 0, 0], boxes, 7, soft, device)
+        check_runs(actual, mask[None], [0, 0, 0], boxes, 7, soft)
 
 
 def test_an_instance_of_each_kind(device):
     mask = np.zeros((20, 20), dtype=np.uint8)
     mask[4:12, 4:12] = 1
     square = [4.0, 4, 12, 4, 12, 12, 4, 12]
-    masks = pack([[toggles(mask)], [square]], [[20, 20, 0, 0, 20, 20], NO_FRAME])
+    masks = pack([[run_boundaries(mask)], [square]], [[20, 20, 0, 0, 20, 20], NO_FRAME])
     boxes = torch.tensor([[0.0, 0, 16, 16]]).repeat(2, 1)
-    found = crop(masks, [0, 1], boxes, 16, device=device)
-    assert torch.equal(found[0], torch.from_numpy(mask[:16, :16]).float())
-    assert torch.equal(found[1], found[0])
+    actual = crop(masks, [0, 1], boxes, 16, device=device)
+    assert torch.equal(actual[0], torch.from_numpy(mask[:16, :16]).float())
+    assert torch.equal(actual[1], actual[0])
 
 
 # ---- Arguments
@@ -283,7 +283,7 @@ def arguments(**change):
     mask = np.eye(20, dtype=np.uint8)
     frames = [NO_FRAME, [20, 20, 0, 1, 40, 30]]
     names = ("values", "pieces", "instances", "frames")
-    good = dict(zip(names, pack([[square], [toggles(mask)]], frames), strict=True))
+    good = dict(zip(names, pack([[square], [run_boundaries(mask)]], frames), strict=True))
     good["index"] = torch.tensor([0, 1, -1])
     good["boxes"] = torch.tensor([[0.0, 0, 16, 16]]).repeat(3, 1)
     return {**good, "resolution": 14, "soft": False, **change}

@@ -19,9 +19,9 @@ def random_boxes(*shape, extent=60.0, whole=False):
 def anchors(rows, columns, stride=8, sizes=(16, 32)):
     """Boxes [N, 4] as anchors lie, row by row: neighbours overlap the same by the same."""
     y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    centre = torch.stack([x, y], -1).reshape(-1, 1, 2) * float(stride)
+    center = torch.stack([x, y], -1).reshape(-1, 1, 2) * float(stride)
     half = torch.tensor(sizes)[:, None] / 2
-    return torch.cat([centre - half, centre + half], -1).reshape(-1, 4)
+    return torch.cat([center - half, center + half], -1).reshape(-1, 4)
 
 
 def from_table(truth, valid, candidates):
@@ -33,13 +33,13 @@ def from_table(truth, valid, candidates):
 
 
 def assert_matches_oracle(truth, valid, candidates, device):
-    found = match_boxes(truth.to(device), valid.to(device), candidates.to(device))
-    assert [x.dtype for x in found] == [torch.int64, torch.float32, torch.bool]
+    actual = match_boxes(truth.to(device), valid.to(device), candidates.to(device))
+    assert [x.dtype for x in actual] == [torch.int64, torch.float32, torch.bool]
     per_image = candidates.expand(len(truth), -1, -1) if candidates.dim() == 2 else candidates
     for b in range(len(truth)):
         arrays = (x.float().numpy() for x in (truth[b], valid[b], per_image[b]))
-        for result, wanted in zip(found, oracle(*arrays), strict=True):
-            assert result[b].tolist() == wanted.tolist()
+        for result, expected in zip(actual, oracle(*arrays), strict=True):
+            assert result[b].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -62,10 +62,12 @@ def test_equals_the_table_of_overlaps(device, truths):
     truth = random_boxes(2, truths, extent=250.0)
     valid = torch.rand(2, truths) > 0.1
     valid[:, 0] = True
-    found = match_boxes(truth.to(device), valid.to(device), candidates.to(device))
+    actual = match_boxes(truth.to(device), valid.to(device), candidates.to(device))
     for b in range(2):
-        for result, wanted in zip(found, from_table(truth[b], valid[b], candidates), strict=True):
-            assert torch.equal(result[b].cpu(), wanted)
+        for result, expected in zip(
+            actual, from_table(truth[b], valid[b], candidates), strict=True
+        ):
+            assert torch.equal(result[b].cpu(), expected)
 
 
 def test_order_of_candidates_does_not_matter(device):
@@ -165,12 +167,12 @@ def test_degenerate_and_infinite_boxes(device):
     boxes = torch.tensor([*odd, [-0.0, 2, 7, 9]])
     valid = torch.ones(1, len(boxes), dtype=torch.bool)
     assert_matches_oracle(boxes[None], valid, boxes, device)
-    for result, wanted in zip(
+    for result, expected in zip(
         match_boxes(boxes[None].to(device), valid.to(device), boxes.to(device)),
         from_table(boxes, valid[0], boxes),
         strict=True,
     ):
-        assert torch.equal(result[0].cpu(), wanted)
+        assert torch.equal(result[0].cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float64])

@@ -85,9 +85,9 @@ def test_a_group_for_each_box(device):
 
 def test_clusters_are_suppressed_across_chunks(device):
     count = 5000
-    centres = torch.rand(30, 2)[torch.randint(0, 30, (count,))] * 1000
+    centers = torch.rand(30, 2)[torch.randint(0, 30, (count,))] * 1000
     half = 20 + torch.randn(count, 2)
-    boxes = torch.cat([centres - half, centres + half], 1).to(device)
+    boxes = torch.cat([centers - half, centers + half], 1).to(device)
     scores = distinct_scores(count).to(device)
     for threshold in (0.3, 0.9):
         expected = torchvision.ops.nms(boxes, scores, threshold)

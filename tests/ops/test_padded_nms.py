@@ -112,9 +112,9 @@ def test_strided_inputs_and_other_integers(device):
     expected = padded_nms(boxes, scores, groups, valid, 0.3, 40)
     turned = boxes.transpose(1, 2).contiguous().transpose(1, 2)
     spread = torch.stack([valid, ~valid], -1)[..., 0]
-    found = padded_nms(turned, scores.double(), groups.to(torch.int8), spread, 0.3, 40)
-    assert torch.equal(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
+    actual = padded_nms(turned, scores.double(), groups.to(torch.int8), spread, 0.3, 40)
+    assert torch.equal(actual[0], expected[0])
+    assert torch.equal(actual[1], expected[1])
 
 
 def test_many_threads_agree_with_one():

@@ -82,9 +82,9 @@ def test_align_is_torchvisions(device):
     rois = rois_of_all_sizes().to(device)
     boxes = [rois[rois[:, 0] == i, 1:] for i in range(2)]
     reference = MultiScaleRoIAlign(["0", "1", "2", "3"], output_size=7, sampling_ratio=2)
-    wanted = reference({str(n): x for n, x in enumerate(maps)}, boxes, [(160, 192)] * 2)
+    expected = reference({str(n): x for n, x in enumerate(maps)}, boxes, [(160, 192)] * 2)
     assert len(assign_levels(rois[:, 1:], SCALES).unique()) == 4
-    torch.testing.assert_close(pyramid_roi_align(maps, boxes, 7, SCALES, 2), wanted)
+    torch.testing.assert_close(pyramid_roi_align(maps, boxes, 7, SCALES, 2), expected)
 
 
 def test_threads_change_nothing():

@@ -63,9 +63,9 @@ def test_roi_pool_is_torchvisions(case):
 
 def boxes_of(generator: torch.Generator, count: int, extent: float, spread: float) -> torch.Tensor:
     """Centres over the extent, sides over several orders of magnitude."""
-    centre = torch.rand(count, 2, generator=generator) * extent
+    center = torch.rand(count, 2, generator=generator) * extent
     side = 20 * torch.exp(spread * torch.randn(count, 2, generator=generator))
-    return torch.cat([centre - side / 2, centre + side / 2], dim=1)
+    return torch.cat([center - side / 2, center + side / 2], dim=1)
 
 
 @many
@@ -97,5 +97,5 @@ def test_nms_of_extreme_sizes_is_the_oracles(seed, count, groups, size, threshol
     boxes = boxes_of(generator, count, 50, 1) * size
     scores = torch.randint(0, 20, (count,), generator=generator).float()
     idxs = torch.randint(-1, groups - 1, (count,), generator=generator)
-    wanted = nms_oracle(boxes.numpy(), scores.numpy(), idxs.numpy(), np.float64(threshold))
-    assert batched_nms(boxes, scores, idxs, threshold).tolist() == wanted
+    expected = nms_oracle(boxes.numpy(), scores.numpy(), idxs.numpy(), np.float64(threshold))
+    assert batched_nms(boxes, scores, idxs, threshold).tolist() == expected

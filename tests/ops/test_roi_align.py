@@ -76,9 +76,9 @@ def test_sides_of_whole_cells_take_no_sample_more(device):
     side = 70 * torch.randint(1, 4, (300, 2))
     rois = torch.cat([torch.zeros(300, 1), corner, corner + side], dim=1)
     x = torch.randn(1, 5, 30, 30)
-    found = roi_align(x.to(device), rois.to(device), 7, 0.1, sampling_ratio=0, aligned=True)
-    wanted = torchvision.ops.roi_align(x, rois, 7, 0.1, sampling_ratio=0, aligned=True)
-    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-5, atol=1e-5)
+    actual = roi_align(x.to(device), rois.to(device), 7, 0.1, sampling_ratio=0, aligned=True)
+    expected = torchvision.ops.roi_align(x, rois, 7, 0.1, sampling_ratio=0, aligned=True)
+    torch.testing.assert_close(actual.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1e9, 1e20, 3e38])

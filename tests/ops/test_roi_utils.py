@@ -23,8 +23,8 @@ OPERATORS = [pyramid_roi_align, pyramid_roi_pool]
 
 @pytest.mark.parametrize("side", [1e-3, 55, 111.9, 112, 224, 447.9, 448, 895, 896, 5000, 1e15])
 def test_level_of_a_square(side):
-    wanted = min(max(4 + math.floor(math.log2(side / 224) + 1e-9), 2), 5) - 2
-    assert assign_levels(torch.tensor([[0.0, 0, side, side]]), SCALES).tolist() == [wanted]
+    expected = min(max(4 + math.floor(math.log2(side / 224) + 1e-9), 2), 5) - 2
+    assert assign_levels(torch.tensor([[0.0, 0, side, side]]), SCALES).tolist() == [expected]
 
 
 def test_level_follows_from_the_area():
@@ -54,7 +54,7 @@ def test_kernels_follow_the_rule(device):
     sides = torch.cat([2 ** torch.linspace(-3, 12, 500), torch.tensor([0, 56, 112, 224, 448.0])])
     boxes = torch.stack([-sides / 2, -sides / 2, sides / 2, sides / 2], dim=1) + 1
     rois = torch.cat([torch.zeros(len(boxes), 1), boxes], dim=1).to(device)
-    # A single bin of a single sample, at the centre.
+    # A single bin of a single sample, at the center.
     pooled = pyramid_roi_align(maps, rois, 1, SCALES, 1, True)
     assert torch.equal(pooled.flatten().cpu().round().long(), assign_levels(boxes, SCALES))
 
@@ -101,9 +101,9 @@ def test_padding_is_as_if_it_were_not_there(device, op, layout, dtype):
 
     output, grads, second = results(padded, unused, slice(None))
     expected, expected_grads, expected_second = results(rois[~padding], levels[~padding], ~padding)
-    for found, wanted in ((output, expected), (second, expected_second)):
-        assert found[padding].eq(0).all()
-        assert torch.equal(found[~padding], wanted)
+    for actual, wanted in ((output, expected), (second, expected_second)):
+        assert actual[padding].eq(0).all()
+        assert torch.equal(actual[~padding], wanted)
         assert wanted.any()
     for grad, wanted in zip(grads, expected_grads, strict=True):
         assert torch.equal(grad, wanted)
@@ -194,11 +194,11 @@ def test_crowded_gradients_are_torchvisions(device, dtype, channels, layout):
         own, exact = x.clone().requires_grad_(), x.cpu().double().clone().requires_grad_()
         output, expected = ours(own, rois, 5, 0.25), theirs(exact, rois.cpu().double(), 5, 0.25)
         grad = torch.randn_like(output)
-        (found,) = torch.autograd.grad(output, own, grad)
+        (actual,) = torch.autograd.grad(output, own, grad)
         (wanted,) = torch.autograd.grad(expected, exact, grad.cpu().double())
         tolerance = 1e-12 if dtype == torch.float64 else 2e-5
         torch.testing.assert_close(
-            found.cpu().double(), wanted, rtol=tolerance, atol=10 * tolerance
+            actual.cpu().double(), wanted, rtol=tolerance, atol=10 * tolerance
         )
 
 

@@ -20,7 +20,7 @@ def random_boxes(count: int) -> torch.Tensor:
 
 
 def batch_of_boxes() -> torch.Tensor:
-    """Return boxes [3, 50, 4], many of which exceed the images of SIZES."""
+    """Return boxes [3, 50, 4], many of them beyond the images of SIZES."""
     generator = torch.Generator().manual_seed(0)
     low = torch.rand(3, 50, 2, generator=generator) * 70 - 10
     return torch.cat([low, low + torch.rand(3, 50, 2, generator=generator) * 10], dim=-1)

@@ -1,4 +1,4 @@
-"""Records: all fields are indexed and moved together, and torch takes them as pytrees."""
+"""Test records: indexing, moving, pytrees and export."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def some_valid() -> torch.Tensor:
 
 
 def detections(maps: bool = True) -> Detections:
-    found = Detections(boxes(), torch.rand(B, N), integers(), some_valid())
+    actual = Detections(boxes(), torch.rand(B, N), integers(), some_valid())
     if not maps:
-        return found
+        return actual
     return Detections(
-        found.boxes, found.scores, found.labels, found.valid,
+        actual.boxes, actual.scores, actual.labels, actual.valid,
         torch.rand(B, N, 7, 7), torch.rand(B, N, 3, 3), torch.rand(B, N, 3),
     )  # fmt: skip
 
@@ -72,7 +72,7 @@ def same(a, b) -> bool:
     "index",
     [0, -1, slice(1), (slice(None), slice(3)), torch.tensor([1, 0]), (slice(None), slice(0))],
 )
-def test_fields_are_indexed_alike(index):
+def test_indexing_applies_to_every_field(index):
     for maps in (True, False):
         every = detections(maps)
         some = every[index]
@@ -82,7 +82,7 @@ def test_fields_are_indexed_alike(index):
             assert before is None or torch.equal(after, before[index])
 
 
-def test_fields_are_chosen_by_a_mask():
+def test_indexing_by_a_mask():
     every = detections()
     some = every[1][every.valid[1]]
     assert len(some.boxes) == len(some.mask_probs) == len(some.keypoint_scores) == 1
@@ -92,14 +92,14 @@ def test_fields_are_chosen_by_a_mask():
 
 
 @each_record
-def test_records_move_whole(make):
+def test_to_moves_every_field(make):
     record = make()
     moved = record.to("meta")
     assert {leaf.device.type for leaf in pytree.tree_leaves(moved) if leaf is not None} == {"meta"}
     assert same(record.to("cpu", non_blocking=True), record)
 
 
-def test_records_move_to_the_device(device):
+def test_to_another_device(device):
     truth = ground_truth().to(device)
     assert {leaf.device.type for leaf in pytree.tree_leaves(truth)} == {device}
 
@@ -127,7 +127,7 @@ def test_records_are_exported(make):
     assert same(program.module()(record), Double()(record))
 
 
-def test_map_leaves_out_what_is_not_there():
+def test_map_skips_missing_fields():
     mapped = detections(maps=False).map(lambda field: field[:, :2])
     assert mapped.scores.shape == (B, 2)
     assert mapped.mask_probs is mapped.keypoints is mapped.keypoint_scores is None
@@ -138,25 +138,25 @@ def test_records_are_not_changed():
         detections().boxes = boxes()
 
 
-def test_packed_masks_are_of_the_whole_batch():
+def test_ground_truth_with_masks_cannot_be_indexed():
     with pytest.raises(TypeError, match="PackedMasks"):
         ground_truth()[0]
 
 
-def test_labels_say_which_ground_truth_is_padding():
+def test_valid_follows_the_labels():
     truth = GroundTruth(torch.zeros(2, 3, 4), torch.tensor([[2, 1, 0], [0, 0, 0]]))
     assert truth.valid.tolist() == [[True, True, False], [False, False, False]]
 
 
-def test_each_image_without_padding():
-    found = detections()
-    first, second = found.per_image()
+def test_per_image_drops_padding():
+    actual = detections()
+    first, second = actual.per_image()
     assert (len(first.boxes), len(second.boxes)) == (3, 1)
-    assert same(first, found[0][:3])
-    assert same(second, found[1][:1])
+    assert same(first, actual[0][:3])
+    assert same(second, actual[1][:1])
 
 
-def test_images_without_detections():
+def test_per_image_without_detections():
     empty = detections()[:, :0]
     for one in empty.per_image():
         assert one.boxes.shape == (0, 4)

@@ -112,7 +112,7 @@ def _device_of(arguments: Any) -> torch.device:
 
 KERNELS = {name: _for_any_device(name, function) for name, function in FALLBACKS.items()}
 for _name, _kernel in KERNELS.items():
-    # For every backend without a kernel of its own.
+    # For every backend without a compiled kernel.
     torch.library.impl(f"detlite::{_name}", "CompositeExplicitAutograd")(_kernel)
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from detlite.structures.masks.editing import clip_ring
 from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.masks.pasting import paste_probabilities
-from detlite.structures.masks.rle import read_frame
+from detlite.structures.masks.rle import decode_frame
 
 from .checks import check, check_dtype, check_floating, check_same_device, check_shape
 from .roi_align import roi_align_forward
@@ -88,7 +88,7 @@ def _crop_runs(
     # Only the pixels under the box are decoded, but RoIAlign gets the whole bitmap: coordinates
     # relative to a part of it would round differently.
     bitmap = torch.zeros(1, 1, *frame[4:])
-    window = read_frame(boundaries, frame, (top, left, bottom, right))
+    window = decode_frame(boundaries, frame, (top, left, bottom, right))
     bitmap[0, 0, top:bottom, left:right] = torch.from_numpy(np.ascontiguousarray(window))
     roi = F.pad(box, (1, 0))[None]
     level = torch.zeros(1, dtype=torch.int64)

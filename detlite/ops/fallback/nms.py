@@ -62,7 +62,7 @@ def _suppress(
 ) -> Tensor:
     """Return the indices of the boxes kept, by decreasing score and then by index.
 
-    Groups are suppressed one by one: shifting them apart, to do all at once, rounds coordinates.
+    Groups are suppressed one by one, because shifting them apart would round coordinates.
     """
     dtype = torch.promote_types(wide(boxes.dtype), wide(scores.dtype))
     boxes, scores = boxes.to(dtype), scores.to(dtype)

@@ -1,7 +1,4 @@
-"""Instance masks in their three forms: polygons, run lengths (COCO RLE) and bitmaps.
-
-A fourth, the M x M probabilities that a mask head predicts for a box, is pasted into an image here.
-"""
+"""Conversion between the formats of instance masks: polygons, run lengths (COCO RLE), bitmaps."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ RLE = dict[str, Any]  # {"size": [height, width], "counts": str}
 
 
 def to_bitmap(segmentation: Segmentation, height: int, width: int) -> np.ndarray:
-    """A COCO segmentation as a bitmap uint8 [height, width] of 0 and 1.
+    """Convert a COCO segmentation to a bitmap uint8 `[height, width]` of 0 and 1.
 
     Args:
         segmentation: polygons [[x1, y1, x2, y2, ...], ...] whose union is the mask, or an RLE
-            whose counts are a list or a (compressed) string.
-        height, width: the image's size; an RLE must have the same.
+            with counts as a list or a compressed string.
+        height, width: the size of the image, and of the RLE.
 
     Raises:
         ValueError: see `polygons_to_rle`.
@@ -34,26 +31,29 @@ def to_bitmap(segmentation: Segmentation, height: int, width: int) -> np.ndarray
 
 
 def polygons_to_rle(polygons: Sequence[Sequence[float]], height: int, width: int) -> RLE:
-    """The union of polygons [x1, y1, x2, y2, ...] as pycocotools draws it, with bytes as counts.
+    """Rasterize the union of polygons [x1, y1, x2, y2, ...] with pycocotools.
+
+    Returns:
+        An RLE with bytes as counts.
 
     Raises:
-        ValueError: a corner that is not finite, or farther outside the image than that is long
-            (64 pixels outside of a smaller one).
+        ValueError: a corner is not finite, or farther outside the image than its longer side (64
+            pixels for a smaller image).
     """
     longest = max(height, width)
     margin = max(longest, 64)
     for polygon in polygons:
-        # pycocotools takes memory by the length of an edge, and its integers overflow.
+        # pycocotools needs memory for each pixel of an edge, and its integers overflow.
         corners = np.asarray(polygon, np.float64)
         if not ((corners >= -margin) & (corners <= longest + margin)).all():
             raise ValueError(
-                f"a polygon reaches from {corners.min():g} to {corners.max():g}, too far out of "
+                f"a polygon reaches from {corners.min():g} to {corners.max():g}, too far outside "
                 f"an image of {width}x{height}"
             )
     return rle_codec.merge(rle_codec.frPyObjects(list(polygons), height, width))
 
 
 def encode_bitmap(bitmap: np.ndarray) -> RLE:
-    """A bitmap [H, W] (bool or 0/1) as a compressed RLE with string counts, ready for json."""
+    """Encode a bitmap `[H, W]` (bool or 0/1) as a compressed RLE with str counts, for json."""
     rle = rle_codec.encode(np.asfortranarray(bitmap, dtype=np.uint8))
     return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}

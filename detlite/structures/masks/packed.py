@@ -1,4 +1,4 @@
-"""Ground-truth masks as polygons and run lengths in four flat tensors: never as full bitmaps."""
+"""Ground-truth masks as polygons and run lengths in four flat tensors, without bitmaps."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .formats import Segmentation, polygons_to_rle, to_bitmap
-from .rle import read_frame, toggles_of_bitmap, toggles_of_counts
+from .rle import boundaries_of_bitmap, boundaries_of_counts, decode_frame
 
 
 @dataclass(frozen=True, eq=False)
 class PackedMasks:
-    """The masks of the I instances of one image, or of a batch.
+    """The masks of I instances of one image or a batch.
 
     An instance is the union of its polygons, or one RLE. Its pieces are the rings of its polygons,
-    or one piece with all toggles of its RLE. A toggle is a cumulated run end: the mask is 1 at the
-    flat position p = x * height + y of the RLE's own frame (column by column, as COCO counts) if
-    and only if an odd number of toggles is <= p.
+    or one piece with the run boundaries of its RLE. The mask is 1 at position p = x * height + y
+    of the RLE's own frame (column-major, as in COCO) if the number of run boundaries <= p is odd.
 
     In a batch of B images with G instances each, instance b * G + g is the g-th of image b. Padding
     has no pieces.
 
     Attributes:
-        values: float64 [V]. Of a polygon x1, y1, x2, y2, ... in pixels of the network's input; of
-            an RLE its toggles.
-        pieces: int64 [Q + 1]. Piece q is `values[pieces[q] : pieces[q + 1]]`.
-        instances: int64 [I + 1]. Instance i has the pieces `instances[i]` to
+        values: float64 `[V]`. For a polygon x1, y1, x2, y2, ... in pixels of the network's input;
+            for an RLE its run boundaries.
+        pieces: int64 `[Q + 1]`. Piece q is `values[pieces[q] : pieces[q + 1]]`.
+        instances: int64 `[I + 1]`. Instance i has the pieces `instances[i]` to
             `instances[i + 1] - 1`.
-        frames: int64 [I, 6] of (height, width, flip_x, flip_y, out_height, out_width), all 0 for
-            polygons. An RLE lies in a frame of height x width. The pixel (x, y) of the network's
-            input, out_height x out_width, reads column s = (2x + 1) * width // (2 * out_width), or
-            width - 1 - s where flip_x is 1; rows alike. This is nearest resizing by pixel centres,
-            after the flips.
+        frames: int64 `[I, 6]` of (height, width, flip_x, flip_y, out_height, out_width), all 0 for
+            polygons. An RLE has a frame of height x width. The pixel (x, y) of the network's input
+            of out_height x out_width reads column s = (2x + 1) * width // (2 * out_width), or
+            width - 1 - s if flip_x is 1; rows alike. This is nearest-neighbor resizing by pixel
+            centers, after the flips.
     """
 
     values: Tensor
@@ -49,57 +48,57 @@ class PackedMasks:
 
     @classmethod
     def from_segmentations(
-        cls, segmentations: Sequence[Segmentation], height: int, width: int, as_runs: bool
+        cls, segmentations: Sequence[Segmentation], height: int, width: int, as_rle: bool
     ) -> PackedMasks:
-        """COCO segmentations of one picture: polygons, or RLEs whose counts are a list or a string.
+        """Pack COCO segmentations of one image: polygons, or RLEs with list or string counts.
 
         Args:
-            segmentations: I of them, sound (see `detlite.data.datasets.coco_checks`).
-            height, width: the picture's size in pixels.
-            as_runs: make run lengths of polygons as well, exactly as pycocotools draws them at the
-                picture's size.
+            segmentations: I valid segmentations, see `detlite.data.datasets.coco_checks`.
+            height, width: the size of the image.
+            as_rle: convert polygons to run lengths, as pycocotools rasterizes them at this size.
 
         Raises:
-            ValueError: an RLE of another size, or a polygon of fewer than three points or too far
-                out of the picture.
+            ValueError: an RLE has another size, or a polygon has fewer than three points or is too
+                far outside the image.
         """
         pieces = []
         for segmentation in segmentations:
             if isinstance(segmentation, dict):
                 size = list(segmentation["size"])
                 if size != [height, width]:
-                    raise ValueError(f"an RLE of size {size} in a picture of {[height, width]}")
+                    raise ValueError(f"an RLE of size {size} in an image of size {[height, width]}")
             elif any(len(ring) < 6 or len(ring) % 2 for ring in segmentation):
-                raise ValueError("a polygon needs x and y of at least three points")
-            elif as_runs:
+                raise ValueError("a polygon needs the x and y of at least three points")
+            elif as_rle:
                 segmentation = polygons_to_rle(segmentation, height, width)
             if isinstance(segmentation, dict):
-                pieces.append([toggles_of_counts(segmentation["counts"], height * width)])
+                pieces.append([boundaries_of_counts(segmentation["counts"], height * width)])
             else:
                 pieces.append([np.asarray(ring, np.float64) for ring in segmentation])
-        is_rle = [as_runs or isinstance(one, dict) for one in segmentations]
+        is_rle = [as_rle or isinstance(one, dict) for one in segmentations]
         return pack_pieces(pieces, is_rle, height, width)
 
     @classmethod
     def from_bitmaps(cls, masks: Tensor) -> PackedMasks:
-        """Masks uint8 or bool [I, H, W], not 0 inside, as run lengths on the CPU.
+        """Pack bitmaps uint8 or bool `[I, H, W]`, not 0 inside, as run lengths on the CPU.
 
         Raises:
-            TypeError, ValueError: a tensor of another type or shape.
+            TypeError: the masks are not uint8 or bool.
+            ValueError: the masks do not have three dimensions.
         """
         if masks.dtype not in (torch.uint8, torch.bool):
             raise TypeError(f"masks must be uint8 or bool, not {masks.dtype}")
         if masks.ndim != 3:
             raise ValueError(f"masks must be [I, H, W], not {list(masks.shape)}")
         height, width = masks.shape[1:]
-        # As bytes, which numpy compares several times as fast as bools.
+        # NumPy compares bytes several times faster than bools.
         bitmaps = masks.view(torch.uint8).numpy(force=True)
-        toggles = [[toggles_of_bitmap(bitmap != 0)] for bitmap in bitmaps]
-        return pack_pieces(toggles, [True] * len(toggles), height, width)
+        pieces = [[boundaries_of_bitmap(bitmap != 0)] for bitmap in bitmaps]
+        return pack_pieces(pieces, [True] * len(pieces), height, width)
 
     @classmethod
     def collate(cls, masks: Sequence[PackedMasks], count: int) -> PackedMasks:
-        """The masks of one or more images as a batch, each image padded to `count` instances.
+        """Pack the masks of several images as a batch, each padded to `count` instances.
 
         Raises:
             ValueError: an image has more instances.
@@ -116,7 +115,7 @@ class PackedMasks:
 
     @classmethod
     def join(cls, masks: Sequence[PackedMasks]) -> PackedMasks:
-        """The instances of all of them, one after the other."""
+        """Concatenate the instances."""
         return cls(
             torch.cat([one.values for one in masks]),
             _offsets(torch.cat([one.pieces.diff() for one in masks])),
@@ -125,26 +124,26 @@ class PackedMasks:
         )
 
     def __len__(self) -> int:
-        """I, with padding."""
+        """Return the number of instances, with padding."""
         return len(self.instances) - 1
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedMasks:
-        """The same on another device; or where they are, if that has no float64, as MPS."""
+        """Move to a device, unless it has no float64 (MPS)."""
         if not _has_float64(torch.device(device).type):
             return self
         return PackedMasks(*(t.to(device, non_blocking=non_blocking) for t in self.tensors()))
 
     def pin_memory(self) -> PackedMasks:
-        """The same in page-locked memory; torch's DataLoader calls it."""
+        """Copy to page-locked memory. torch's DataLoader calls this."""
         return PackedMasks(*(t.pin_memory() for t in self.tensors()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As arrays through the pipe of a loader process: every tensor would take one of the few
-        # file descriptors that a process may have open.
+        # Loader processes send arrays: each tensor would need one of the process's few file
+        # descriptors.
         return _from_arrays, tuple(t.numpy(force=True) for t in self.tensors())
 
     def select(self, keep: Tensor) -> PackedMasks:
-        """Some instances of one image: `keep` is bool [I], or int64 indices of instances."""
+        """Select instances of one image by bool `[I]` or by int64 indices."""
         if keep.dtype == torch.bool:
             keep = keep.nonzero()[:, 0]
         chosen, instances = _ranges(self.instances, keep)
@@ -154,25 +153,25 @@ class PackedMasks:
     def transformed(
         self, flip_x: bool, flip_y: bool, in_size: tuple[int, int], out_size: tuple[int, int]
     ) -> PackedMasks:
-        """What they are after their image was flipped, and then resized.
+        """Return the masks after their image was flipped and then resized.
 
-        Polygons move by their coordinates, run lengths by their frame.
+        The coordinates of polygons change; run lengths only get another frame.
 
         Args:
-            flip_x, flip_y: left and right, or top and bottom change places.
+            flip_x, flip_y: flip horizontally, vertically.
             in_size, out_size: (height, width) of the image before and after.
 
         Raises:
-            ValueError: run lengths that do not belong to an image of `in_size`, or that were
-                resized before: nearest resizing twice is not nearest resizing once.
+            ValueError: run lengths have another size than `in_size`, or were resized before:
+                resizing to the nearest pixel twice differs from resizing once.
         """
         if not (flip_x or flip_y) and in_size == out_size:
             return self
         is_rle = self.frames[:, 0] > 0
         if (self.frames[is_rle, 4:] != torch.tensor(in_size)).any():
-            raise ValueError(f"masks that do not belong to an image of size {in_size}")
+            raise ValueError(f"the masks do not belong to an image of size {in_size}")
         if (self.frames[is_rle, :2] != self.frames[is_rle, 4:]).any():
-            raise ValueError("masks of run lengths were resized before; flip first, resize once")
+            raise ValueError("run lengths were resized before: flip first, and resize once")
         frames = self.frames.clone()
         frames[is_rle, 2:4] ^= torch.tensor([flip_x, flip_y], dtype=torch.int64)
         frames[is_rle, 4:] = torch.tensor(out_size)
@@ -189,34 +188,35 @@ class PackedMasks:
         return PackedMasks(values, self.pieces, self.instances, frames)
 
     def bitmaps(self, height: int, width: int) -> Tensor:
-        """uint8 [I, height, width], for drawing and tests: training needs none."""
+        """Decode to uint8 `[I, height, width]`, for drawing and tests."""
         bitmaps = np.array([*self.each_bitmap(height, width)], np.uint8)
         return torch.from_numpy(bitmaps.reshape(-1, height, width))
 
     def each_bitmap(self, height: int, width: int) -> Iterator[np.ndarray]:
-        """One after the other, uint8 [height, width] of 0 and 1 in an image of that size.
+        """Yield each mask as uint8 `[height, width]` of 0 and 1.
 
-        Raises ValueError for run lengths that belong to an image of another size.
+        Raises:
+            ValueError: run lengths belong to an image of another size.
         """
         for index, (own, frame) in enumerate(self.pieces_and_frames()):
             if frame[0] > 0:
                 if frame[4:] != [height, width]:
                     raise ValueError(f"mask {index} has size {frame[4:]}, not {[height, width]}")
-                yield read_frame(own[0], frame)
+                yield decode_frame(own[0], frame)
             else:
                 rings = [ring.tolist() for ring in own]
                 empty = np.zeros((height, width), np.uint8)
                 yield to_bitmap(rings, height, width) if rings else empty
 
     def pieces_and_frames(self) -> Iterator[tuple[list[np.ndarray], list[int]]]:
-        """Of each instance its pieces float64 [n], and its frame."""
+        """Yield the pieces, float64 `[n]` each, and the frame of each instance."""
         pieces = np.split(self.values.numpy(force=True), self.pieces[1:-1].tolist())
         places = pairwise(self.instances.tolist())
         for (first, end), frame in zip(places, self.frames.tolist(), strict=True):
             yield pieces[first:end], frame
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The fields, in the order in which `crop_masks` takes them."""
+        """Return the fields in the order of the arguments of `crop_masks`."""
         return self.values, self.pieces, self.instances, self.frames
 
 
@@ -224,11 +224,11 @@ torch.export.register_dataclass(PackedMasks, serialized_type_name="detlite.Packe
 
 
 @cache
-def _has_float64(kind: str) -> bool:
-    if kind in ("cpu", "cuda", "meta"):
+def _has_float64(device_type: str) -> bool:
+    if device_type in ("cpu", "cuda", "meta"):
         return True
     try:
-        torch.zeros(1, dtype=torch.float64, device=kind)
+        torch.zeros(1, dtype=torch.float64, device=device_type)
     except (TypeError, RuntimeError):
         return False
     return True
@@ -241,7 +241,7 @@ def _from_arrays(*arrays: np.ndarray) -> PackedMasks:
 def pack_pieces(
     pieces: Sequence[list[np.ndarray]], is_rle: Sequence[bool], height: int, width: int
 ) -> PackedMasks:
-    """Instances from their pieces in an image of that size, as `PackedMasks` describes them."""
+    """Pack the pieces of instances in an image of this size, see `PackedMasks`."""
     flat = [piece for own in pieces for piece in own]
     frame = torch.tensor([height, width, 0, 0, height, width])
     return PackedMasks(
@@ -257,7 +257,7 @@ def _offsets(lengths: Tensor) -> Tensor:
 
 
 def _ranges(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """The indices in the chosen ranges, one range after the other, and the new offsets."""
+    """Return the concatenated indices of the chosen ranges, and their new offsets."""
     lengths = offsets.diff()[chosen]
     new = _offsets(lengths)
     shift = (offsets[:-1][chosen] - new[:-1]).repeat_interleave(lengths)

@@ -70,7 +70,7 @@ def _pixel_taps(
     """Return along one axis the pixels that a mask with two rings of zeros reaches, for each pixel
     the last cell whose center precedes its own, and the weight of the following cell."""
     cell = max(high - low, 1e-6) / cells
-    # The center of a pixel must lie within one cell of a cell center: half a cell off the box.
+    # The mask reaches half a cell beyond the box: one cell from the outermost cell center.
     start = min(max(int(low - 0.5 * cell - 0.5), 0), limit)
     stop = min(max(int(high + 0.5 * cell + 0.5) + 1, start), limit)
     centers = torch.arange(start, stop, dtype=torch.float32, device=device) + 0.5

@@ -1,4 +1,7 @@
-"""Run lengths of COCO's RLE read without a bitmap, and the toggles that `PackedMasks` holds."""
+"""COCO's run-length encoding, and the run boundaries that `PackedMasks` stores.
+
+A run boundary is the position at which a run ends and the next one starts, in column-major order.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ Counts = str | bytes | Sequence[int]
 
 @dataclass(frozen=True, eq=False)
 class EncodedMasks:
-    """N compressed RLEs in three arrays: a hundred thousand masks as three objects.
+    """N compressed RLEs in three arrays, because 100,000 masks are too many Python objects.
 
     Attributes:
-        data: uint8 [V], their counts as COCO writes them, end to end.
-        lengths: int64 [N], how many bytes of `data` each has.
-        sizes: int64 [N, 2], (height, width) of each.
+        data: uint8 `[V]`, the concatenated COCO strings.
+        lengths: int64 `[N]`, the number of bytes of each string.
+        sizes: int64 `[N, 2]`, (height, width) of each mask.
     """
 
     data: np.ndarray
@@ -27,7 +30,7 @@ class EncodedMasks:
 
     @classmethod
     def from_rles(cls, rles: Sequence[dict[str, Any]]) -> EncodedMasks:
-        """RLEs {"size": [height, width], "counts": str or bytes}."""
+        """Pack RLEs {"size": [height, width], "counts": str or bytes}."""
         counts = [rle["counts"] for rle in rles]
         texts = [text.encode("ascii") if isinstance(text, str) else text for text in counts]
         return cls(
@@ -40,7 +43,7 @@ class EncodedMasks:
         return len(self.lengths)
 
     def rles(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
-        """The RLEs from number `first` to before `last`, with counts as str."""
+        """Yield the RLEs `first` to `last - 1`, with counts as str."""
         begin = int(self.lengths[:first].sum())
         for length, size in zip(
             self.lengths[first:last].tolist(), self.sizes[first:last].tolist(), strict=True
@@ -51,14 +54,14 @@ class EncodedMasks:
 
 
 def run_lengths(counts: Counts) -> np.ndarray:
-    """The runs of an RLE, int64: how many 0, then how many 1, and so on, column by column.
+    """Decode the runs of an RLE, int64: the lengths of runs of 0 and 1 in turn, column by column.
 
-    A compressed string has five bits to a character from '0' on, lowest first, and a sixth bit
-    while more follow. Numbers are signed; from the fourth on, each is the difference to the last
-    but one (cocoapi, rleToString).
+    A compressed string has five bits per character from '0' on, the lowest first, and a sixth bit
+    if more characters follow. Numbers are signed. From the fourth on, each is the difference from
+    the last but one (cocoapi, rleToString).
 
     Raises:
-        ValueError: a string that is no such code. Negative runs are not noticed.
+        ValueError: the string is not such a code. Negative runs are not detected.
     """
     if not isinstance(counts, (str, bytes)):
         return np.array(counts, np.int64)
@@ -67,9 +70,9 @@ def run_lengths(counts: Counts) -> np.ndarray:
     ends = np.flatnonzero(codes & 0x20 == 0)
     starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
     sizes = ends - starts + 1
-    # Seven characters hold any run of a picture, and their sums do not overflow.
+    # Seven characters hold any run of an image, and their sums do not overflow.
     if ((codes < 0) | (codes > 63)).any() or sizes.sum() != len(codes) or (sizes > 7).any():
-        raise ValueError("RLE counts that are not run lengths")
+        raise ValueError("the RLE counts are not run lengths")
     if not len(ends):
         return ends
     shifts = 5 * (np.arange(len(codes)) - np.repeat(starts, sizes))
@@ -80,46 +83,46 @@ def run_lengths(counts: Counts) -> np.ndarray:
     return runs
 
 
-def toggles_of_counts(counts: Counts, pixels: int) -> np.ndarray:
-    """The toggles float64 of an RLE over so many pixels: where its runs end, but for the last."""
+def boundaries_of_counts(counts: Counts, pixels: int) -> np.ndarray:
+    """Return the run boundaries, float64, of the RLE of an image with this number of pixels."""
     ends = run_lengths(counts).cumsum()
     return ends[ends < pixels].astype(np.float64)
 
 
-def toggles_of_bitmap(inside: np.ndarray) -> np.ndarray:
-    """The toggles float64 of a bool [H, W]: positions at which it differs from the one before."""
+def boundaries_of_bitmap(inside: np.ndarray) -> np.ndarray:
+    """Return the run boundaries, float64, of a bool bitmap `[H, W]`."""
     used = used_columns(inside)
-    # With the column behind, in which a mask that reaches the last row ends.
+    # With the next column, where a mask that reaches the last row ends.
     part = inside[:, used.start : used.stop + 1]
     changes = np.empty_like(part)
     changes[1:] = part[1:] != part[:-1]
     changes[0, 1:] = part[0, 1:] != part[-1, :-1]
     changes[0, :1] = part[0, :1]
-    # Of one dimension, which numpy searches several times as fast.
+    # NumPy searches flat arrays several times faster.
     rows, columns = np.divmod(np.flatnonzero(changes), part.shape[1] or 1)
     return np.sort((columns + used.start) * len(part) + rows).astype(np.float64)
 
 
 def used_columns(bitmap: np.ndarray) -> slice:
-    """From the first to the last column of [H, W] that has a pixel; an empty slice for none."""
+    """Return the slice from the first to the last non-empty column of a bitmap `[H, W]`."""
     columns = np.flatnonzero(bitmap.any(axis=0))
     return slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
 
 
-def read_frame(
-    toggles: np.ndarray,
+def decode_frame(
+    boundaries: np.ndarray,
     frame: Sequence[int],
     window: tuple[int, int, int, int] | None = None,
 ) -> np.ndarray:
-    """The bitmap of toggles in a frame, see `PackedMasks`.
+    """Decode run boundaries in a frame to a bitmap, see `PackedMasks`.
 
     Args:
-        toggles: float64, in order.
+        boundaries: float64, sorted.
         frame: (height, width, flip_x, flip_y, out_height, out_width).
-        window: (top, left, bottom, right) of the part that is wanted; None: all of it.
+        window: (top, left, bottom, right) of the part to decode; None for the whole frame.
 
     Returns:
-        uint8 [bottom - top, right - left].
+        uint8 `[bottom - top, right - left]`.
     """
     height, width, flip_x, flip_y, out_height, out_width = frame
     top, left, bottom, right = window or (0, 0, out_height, out_width)
@@ -128,9 +131,9 @@ def read_frame(
     columns = width - 1 - columns if flip_x else columns
     rows = height - 1 - rows if flip_y else rows
     bitmap = np.zeros((len(columns), len(rows)), np.uint8)
-    if len(toggles):
-        # Only the columns and rows between the first and the last pixel of the mask.
-        edges = toggles.astype(np.int64)
+    if len(boundaries):
+        # Search only between the first and the last pixel of the mask.
+        edges = boundaries.astype(np.int64)
         first = edges[0::2]
         last = np.append(edges[1::2], height * width)[: len(first)] - 1
         used = (columns >= first[0] // height) & (columns <= last[-1] // height)

@@ -1,4 +1,4 @@
-"""Masks cut and hidden, against the same done to their bitmaps pixel by pixel."""
+"""Compare edited masks with the same edits of their bitmaps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from detlite.structures.masks.editing import (
-    cut_masks,
-    hide_masks,
+    crop_to_window,
+    masks_to_boxes,
+    occlude_masks,
     place_masks,
-    visible_boxes,
 )
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.packed import PackedMasks
@@ -20,14 +20,14 @@ WINDOWS = [(0, 0, 37, 53), (5, 9, 20, 30), (30, 40, 40, 60), (0, 0, 64, 64), (36
 
 
 def blob(seed, size=SIZE):
-    """A random bitmap of a few big parts, which reaches borders."""
+    """Return a random bitmap of a few large parts that touch the borders."""
     coarse = np.random.default_rng(seed).random((5, 6)) > 0.55
     rows, columns = np.arange(size[0]) * 5 // size[0], np.arange(size[1]) * 6 // size[1]
     return coarse[rows[:, None], columns].astype(np.uint8)
 
 
 def runs():
-    """Run lengths, that fill a picture, lie in a part of it, touch its last pixel, are empty."""
+    """Return run lengths that fill the image, a part of it, its last pixel, and nothing."""
     corner, middle = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
     corner[-2:, -3:] = 1
     middle[8:20, 20:33] = blob(4, (12, 13))
@@ -36,7 +36,7 @@ def runs():
 
 
 def polygons():
-    """A square, a comb whose teeth a window cuts apart, and two parts, one out of the picture."""
+    """Return a square, a comb whose teeth a window separates, and two parts, one outside."""
     square = [10, 8, 30, 8, 30, 20, 10, 20]
     comb = [4, 2, 50, 2, 50, 30, 44, 30, 44, 8, 34, 8, 34, 30, 24, 30, 24, 8, 14, 8, 14, 30, 4, 30]
     parts = [[1.5, 3.2, 20.1, 30.7, 2.4, 33.9], [45, 30, 60, 31, 58, 45]]
@@ -44,7 +44,7 @@ def polygons():
 
 
 def cut_bitmaps(bitmaps, top, left, height, width):
-    """The oracle: every pixel from the place where it was."""
+    """Crop bitmaps pixel by pixel."""
     cut = np.zeros((len(bitmaps), height, width), np.uint8)
     for y in range(max(-top, 0), min(height, bitmaps.shape[1] - top)):
         for x in range(max(-left, 0), min(width, bitmaps.shape[2] - left)):
@@ -55,98 +55,102 @@ def cut_bitmaps(bitmaps, top, left, height, width):
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("flips", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("size", [SIZE, (60, 90), (36, 53)])
-def test_run_lengths_are_cut_as_bitmaps(window, flips, size):
+def test_run_lengths_are_cropped_like_bitmaps(window, flips, size):
     masks = runs().transformed(*flips, SIZE, size)
     top, left, height, width = window
     window = min(top, size[0] - 1), min(left, size[1] - 1), height, width
-    wanted = cut_bitmaps(masks.bitmaps(*size).numpy(), *window)
-    found = cut_masks(masks, *window)
-    assert np.array_equal(found.bitmaps(height, width).numpy(), wanted)
-    # They can be moved and cut again.
-    again = cut_masks(found.transformed(True, False, (height, width), (height, width)), 0, 0, 9, 9)
-    assert np.array_equal(again.bitmaps(9, 9).numpy(), cut_bitmaps(wanted[:, :, ::-1], 0, 0, 9, 9))
+    expected = cut_bitmaps(masks.bitmaps(*size).numpy(), *window)
+    actual = crop_to_window(masks, *window)
+    assert np.array_equal(actual.bitmaps(height, width).numpy(), expected)
+    # The result can be transformed and cropped again.
+    again = crop_to_window(
+        actual.transformed(True, False, (height, width), (height, width)), 0, 0, 9, 9
+    )
+    assert np.array_equal(
+        again.bitmaps(9, 9).numpy(), cut_bitmaps(expected[:, :, ::-1], 0, 0, 9, 9)
+    )
 
 
-def test_windows_may_begin_outside():
+def test_windows_may_start_outside():
     masks = PackedMasks.join([polygons().select(torch.tensor([0])), runs()])
     masks = masks.transformed(True, True, SIZE, SIZE)
-    wanted = cut_bitmaps(masks.bitmaps(*SIZE).numpy(), -7, -11, 30, 80)
-    assert wanted.any(axis=(1, 2)).tolist() == [True, True, True, True, True, False]
-    assert np.array_equal(cut_masks(masks, -7, -11, 30, 80).bitmaps(30, 80).numpy(), wanted)
+    expected = cut_bitmaps(masks.bitmaps(*SIZE).numpy(), -7, -11, 30, 80)
+    assert expected.any(axis=(1, 2)).tolist() == [True, True, True, True, True, False]
+    assert np.array_equal(crop_to_window(masks, -7, -11, 30, 80).bitmaps(30, 80).numpy(), expected)
 
 
 @pytest.mark.parametrize("place", [(0, 0), (4, 9), (11, 17)])
 @pytest.mark.parametrize("flips", [(False, False), (True, True)])
-def test_masks_are_placed_as_bitmaps(place, flips):
-    """Those of an image of 37 x 53 in one of 48 x 70."""
+def test_masks_are_placed_like_bitmaps(place, flips):
+    """Place an image of 37 x 53 in one of 48 x 70."""
     masks = PackedMasks.join([polygons(), runs()]).transformed(*flips, SIZE, SIZE)
-    wanted = np.zeros((len(masks), 48, 70), np.uint8)
-    wanted[:, place[0] : place[0] + 37, place[1] : place[1] + 53] = masks.bitmaps(*SIZE).numpy()
-    found = place_masks(masks, SIZE, *place, (48, 70))
-    assert np.array_equal(found.bitmaps(48, 70).numpy(), wanted)
-    # Polygons they are still, but for the third, which reaches out.
-    assert found.frames.any(dim=1).tolist() == [False, False, *[True] * 6]
+    expected = np.zeros((len(masks), 48, 70), np.uint8)
+    expected[:, place[0] : place[0] + 37, place[1] : place[1] + 53] = masks.bitmaps(*SIZE).numpy()
+    actual = place_masks(masks, SIZE, *place, (48, 70))
+    assert np.array_equal(actual.bitmaps(48, 70).numpy(), expected)
+    # They are still polygons, except the third, which exceeds the image.
+    assert actual.frames.any(dim=1).tolist() == [False, False, *[True] * 6]
     nothing = place_masks(masks.select(torch.zeros(8, dtype=torch.bool)), SIZE, *place, (48, 70))
     assert len(nothing) == 0
 
 
 @pytest.mark.parametrize("window", WINDOWS[:4])
-def test_polygons_are_cut_as_bitmaps(window):
+def test_polygons_are_cropped_like_bitmaps(window):
     masks = polygons()
-    found = cut_masks(masks, *window)
-    assert not found.frames.any()  # polygons they are still
-    bitmaps = found.bitmaps(*window[2:]).numpy()
-    wanted = cut_bitmaps(masks.bitmaps(*SIZE).numpy(), *window)
-    # pycocotools rounds corners that a border cuts off otherwise: on the border itself.
-    y, x = np.nonzero((bitmaps != wanted).any(axis=0))
+    actual = crop_to_window(masks, *window)
+    assert not actual.frames.any()  # still polygons
+    bitmaps = actual.bitmaps(*window[2:]).numpy()
+    expected = cut_bitmaps(masks.bitmaps(*SIZE).numpy(), *window)
+    # On the border itself, pycocotools rounds clipped corners differently.
+    y, x = np.nonzero((bitmaps != expected).any(axis=0))
     bottom, right = min(window[2], SIZE[0] - window[0]), min(window[3], SIZE[1] - window[1])
     border = (y == 0) | (y >= bottom - 1) | (x == 0) | (x >= right - 1)
     assert border.all()
-    assert bitmaps[:2].any(axis=(1, 2)).tolist() == wanted[:2].any(axis=(1, 2)).tolist()
+    assert bitmaps[:2].any(axis=(1, 2)).tolist() == expected[:2].any(axis=(1, 2)).tolist()
 
 
-def test_polygons_that_reach_far_out_are_cut_near_the_window():
-    """Farther out than pycocotools takes them."""
+def test_far_polygons_are_clipped_near_the_window():
+    """Corners are farther outside than pycocotools accepts."""
     large = [[-5000.0, -5000, 8000, -5000, 8000, 40, -5000, 20]]
     masks = PackedMasks.from_segmentations([large], 100, 100, False)
-    found = cut_masks(masks, 10, 20, 50, 60)
-    assert -20 < found.values.min() < found.values.max() < 80
-    bitmap = found.bitmaps(50, 60)[0]
+    actual = crop_to_window(masks, 10, 20, 50, 60)
+    assert -20 < actual.values.min() < actual.values.max() < 80
+    bitmap = actual.bitmaps(50, 60)[0]
     # The lower edge runs from (-5000, 20) to (8000, 40): some 27.8 at column 50, less 10.
     assert bitmap[:17].all()
     assert not bitmap[19:].any()
 
 
-def test_what_lies_outside_is_empty():
+def test_masks_outside_the_window_are_empty():
     masks = PackedMasks.join([polygons(), runs()])
-    found = cut_masks(masks.select(torch.tensor([0, 6])), 0, 0, 6, 7)
-    assert len(found) == 2
-    assert not found.bitmaps(6, 7)[0].any()
+    actual = crop_to_window(masks.select(torch.tensor([0, 6])), 0, 0, 6, 7)
+    assert len(actual) == 2
+    assert not actual.bitmaps(6, 7)[0].any()
 
 
-def test_hidden_pixels_are_taken_away():
+def test_occluded_pixels_are_removed():
     masks = PackedMasks.join([polygons(), runs()])
     hidden = np.zeros(SIZE, bool)
     hidden[4:16, 25:53] = blob(9, (12, 28))
-    found, touched = hide_masks(masks, hidden)
+    actual, touched = occlude_masks(masks, hidden)
     before = masks.bitmaps(*SIZE).numpy()
-    assert np.array_equal(found.bitmaps(*SIZE).numpy(), before * ~hidden)
+    assert np.array_equal(actual.bitmaps(*SIZE).numpy(), before * ~hidden)
     assert touched.tolist() == (before * hidden).any(axis=(1, 2)).tolist()
     assert touched.tolist()[:4] == [True, True, False, True]
-    assert found.select(torch.tensor([2])).frames.tolist() == [[0] * 6]  # a polygon still
+    assert actual.select(torch.tensor([2])).frames.tolist() == [[0] * 6]  # still a polygon
 
 
-def test_hiding_takes_masks_that_were_resized():
+def test_resized_masks_can_be_occluded():
     masks = runs().transformed(True, False, SIZE, (60, 90))
     hidden = np.zeros((60, 90), bool)
     hidden[:20] = True
-    found, _ = hide_masks(masks, hidden)
-    assert np.array_equal(found.bitmaps(60, 90).numpy(), masks.bitmaps(60, 90).numpy() * ~hidden)
+    actual, _ = occlude_masks(masks, hidden)
+    assert np.array_equal(actual.bitmaps(60, 90).numpy(), masks.bitmaps(60, 90).numpy() * ~hidden)
 
 
-def test_visible_boxes_are_tight():
-    boxes = visible_boxes(PackedMasks.join([polygons(), runs()]), *SIZE)
+def test_masks_to_boxes_are_tight():
+    boxes = masks_to_boxes(PackedMasks.join([polygons(), runs()]), *SIZE)
     assert boxes[:2].tolist() == [[10, 8, 30, 20], [4, 2, 50, 30]]
     assert boxes[4:].tolist() == [[0, 0, 53, 37], [50, 35, 53, 37], *boxes[6:].tolist()]
     assert boxes[7].tolist() == [0, 0, 0, 0]
-    assert visible_boxes(runs().select(torch.zeros(5, dtype=torch.bool)), *SIZE).shape == (0, 4)
+    assert masks_to_boxes(runs().select(torch.zeros(5, dtype=torch.bool)), *SIZE).shape == (0, 4)

@@ -32,7 +32,7 @@ def test_polygons_of_one_object_are_merged():
 @pytest.mark.parametrize("far", [77.0, 1e9, 1e300, float("inf"), float("nan")])
 def test_polygons_far_outside_are_rejected_before_they_take_memory(far):
     for ring in ([1, 1, far, 1, far, 9], [1, 1, 9, -far, 9, 9]):
-        with pytest.raises(ValueError, match="too far out of an image of 12x8"):
+        with pytest.raises(ValueError, match="too far outside an image of 12x8"):
             polygons_to_rle([[1, 1, 5, 1, 5, 5], ring], 8, 12)
 
 

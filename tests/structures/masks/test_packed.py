@@ -1,4 +1,4 @@
-"""Packed masks against bitmaps: those of pycocotools, flipped and resized as bitmaps."""
+"""Compare packed masks with bitmaps that are flipped and resized pixel by pixel."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ FLIPS = [(False, False), (True, False), (False, True), (True, True)]
 
 
 def blob(seed: int, size: tuple[int, int] = SIZE) -> np.ndarray:
-    """A random bitmap of a few big parts, which reaches borders."""
+    """Return a random bitmap of a few large parts that touch the borders."""
     coarse = np.random.default_rng(seed).random((5, 6)) > 0.55
     rows = np.arange(size[0]) * 5 // size[0]
     columns = np.arange(size[1]) * 6 // size[1]
     return coarse[rows[:, None], columns].astype(np.uint8)
 
 
-def star(seed: int, centre: tuple[float, float] = (26, 18), radius: float = 17) -> list[float]:
-    """A polygon of fractional coordinates."""
+def star(seed: int, center: tuple[float, float] = (26, 18), radius: float = 17) -> list[float]:
+    """Return a polygon with fractional coordinates."""
     rng = np.random.default_rng(seed)
     angles = np.sort(rng.uniform(0, 2 * np.pi, 14))
     lengths = radius * rng.uniform(0.7, 1, 14)
-    x = centre[0] + lengths * np.cos(angles)
-    y = centre[1] + lengths * np.sin(angles)
+    x = center[0] + lengths * np.cos(angles)
+    y = center[1] + lengths * np.sin(angles)
     return np.stack([x, y], axis=1).flatten().tolist()
 
 
 def mixed() -> list:
-    """Segmentations of every form in a picture of SIZE."""
+    """Return segmentations of every format in an image of SIZE."""
     return [
         encode_bitmap(blob(1)),
         [star(2)],
@@ -50,7 +50,7 @@ def mixed() -> list:
 
 
 def transform_bitmaps(masks, flip_x, flip_y, size):
-    """Flips of the bitmaps, then the pixel at each new pixel's centre: the oracle of RLEs."""
+    """Flip bitmaps, then read the pixel at the center of each new pixel."""
     masks = masks[:, :, ::-1] if flip_x else masks
     masks = masks[:, ::-1] if flip_y else masks
     columns = (2 * np.arange(size[1]) + 1) * masks.shape[2] // (2 * size[1])
@@ -73,13 +73,13 @@ def equal(a: PackedMasks, b: PackedMasks) -> bool:
 # ---- packing
 
 
-@pytest.mark.parametrize("as_runs", [False, True])
-def test_segmentations_of_every_form(as_runs):
-    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_runs=as_runs)
+@pytest.mark.parametrize("as_rle", [False, True])
+def test_segmentations_of_every_format(as_rle):
+    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=as_rle)
     assert len(masks) == 5
     assert np.array_equal(masks.bitmaps(*SIZE).numpy(), bitmaps_of(mixed()))
     assert masks.bitmaps(*SIZE).dtype == torch.uint8
-    assert (masks.frames[:, 0] > 0).tolist() == [True, as_runs, True, as_runs, True]
+    assert (masks.frames[:, 0] > 0).tolist() == [True, as_rle, True, as_rle, True]
     dtypes = [tensor.dtype for tensor in pytree.tree_leaves(masks)]
     assert dtypes == [torch.float64, torch.int64, torch.int64, torch.int64]
 
@@ -87,15 +87,15 @@ def test_segmentations_of_every_form(as_runs):
 def test_layout():
     polygons = [[1, 2, 3, 4, 5, 6.5], [7, 8, 9, 10, 11, 12, 13, 14]]
     rle = {"size": [4, 3], "counts": [3, 2, 1, 4, 2]}
-    masks = PackedMasks.from_segmentations([polygons, rle], 4, 3, as_runs=False)
+    masks = PackedMasks.from_segmentations([polygons, rle], 4, 3, as_rle=False)
     assert masks.values.tolist() == [*polygons[0], *polygons[1], 3, 5, 6, 10]
     assert masks.pieces.tolist() == [0, 6, 14, 18]
     assert masks.instances.tolist() == [0, 2, 3]
     assert masks.frames.tolist() == [[0] * 6, [4, 3, 0, 0, 4, 3]]
 
 
-def test_toggles_follow_the_documented_rule():
-    masks = PackedMasks.from_segmentations([encode_bitmap(blob(6))], *SIZE, as_runs=False)
+def test_run_boundaries_follow_the_documented_rule():
+    masks = PackedMasks.from_segmentations([encode_bitmap(blob(6))], *SIZE, as_rle=False)
     position = np.arange(SIZE[0] * SIZE[1])
     odd = np.searchsorted(masks.values.numpy(), position, side="right") % 2
     assert np.array_equal(odd.reshape(SIZE[::-1]).T, blob(6))
@@ -103,14 +103,14 @@ def test_toggles_follow_the_documented_rule():
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool])
 @pytest.mark.parametrize("size", [SIZE, (1, 1), (1, 9), (9, 1)])
-def test_bitmaps_survive(dtype, size):
+def test_bitmaps_round_trip(dtype, size):
     masks = torch.from_numpy(np.stack([blob(1, size), blob(2, size)]))
     masks = torch.cat([masks, torch.zeros_like(masks[:1]), torch.ones_like(masks[:1])]).to(dtype)
     packed = PackedMasks.from_bitmaps(masks)
     assert torch.equal(packed.bitmaps(*size), masks.to(torch.uint8))
     rles = [encode_bitmap(mask.numpy()) for mask in masks]
-    # pycocotools writes a first run of length 0
-    assert equal(packed, PackedMasks.from_segmentations(rles, *size, as_runs=False))
+    # pycocotools writes a first run of length 0.
+    assert equal(packed, PackedMasks.from_segmentations(rles, *size, as_rle=False))
 
 
 def test_any_value_but_0_is_inside():
@@ -121,7 +121,7 @@ def test_any_value_but_0_is_inside():
 
 def test_no_masks():
     for masks in (
-        PackedMasks.from_segmentations([], *SIZE, as_runs=False),
+        PackedMasks.from_segmentations([], *SIZE, as_rle=False),
         PackedMasks.from_bitmaps(torch.zeros((0, *SIZE), dtype=torch.bool)),
         PackedMasks.from_segmentations([[star(0)]], *SIZE, False).select(torch.tensor([False])),
     ):
@@ -134,26 +134,26 @@ def test_no_masks():
 @pytest.mark.parametrize(
     "polygon", [[3, 3, 3, 3, 3, 3], [2, 5, 9, 5, 5, 5], [-9, -9, -5, -9, -5, -5]]
 )
-@pytest.mark.parametrize("as_runs", [False, True])
-def test_polygons_without_area(polygon, as_runs):
-    masks = PackedMasks.from_segmentations([[polygon]], *SIZE, as_runs=as_runs)
+@pytest.mark.parametrize("as_rle", [False, True])
+def test_polygons_without_area(polygon, as_rle):
+    masks = PackedMasks.from_segmentations([[polygon]], *SIZE, as_rle=as_rle)
     assert len(masks) == 1
     assert masks.bitmaps(*SIZE).sum() == 0
 
 
-def test_bad_input():
+def test_invalid_input_is_rejected():
     rle = encode_bitmap(np.ones((37, 52)))
-    with pytest.raises(ValueError, match=r"size \[37, 52\] in a picture of \[37, 53\]"):
-        PackedMasks.from_segmentations([rle], *SIZE, as_runs=False)
+    with pytest.raises(ValueError, match=r"size \[37, 52\] in an image of size \[37, 53\]"):
+        PackedMasks.from_segmentations([rle], *SIZE, as_rle=False)
     for ring in ([1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7]):
         with pytest.raises(ValueError, match="three points"):
-            PackedMasks.from_segmentations([[ring]], *SIZE, as_runs=True)
+            PackedMasks.from_segmentations([[ring]], *SIZE, as_rle=True)
     with pytest.raises(TypeError, match=r"uint8 or bool, not torch\.float32"):
         PackedMasks.from_bitmaps(torch.zeros(1, 2, 3))
     with pytest.raises(ValueError, match=r"\[I, H, W\], not \[2, 3\]"):
         PackedMasks.from_bitmaps(torch.zeros((2, 3), dtype=torch.bool))
     with pytest.raises(ValueError, match=r"mask 0 has size \[37, 53\], not \[53, 37\]"):
-        PackedMasks.from_segmentations(mixed(), *SIZE, as_runs=False).bitmaps(53, 37)
+        PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=False).bitmaps(53, 37)
 
 
 # ---- transforms
@@ -161,8 +161,8 @@ def test_bad_input():
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("flips", FLIPS)
-def test_run_lengths_move_as_bitmaps(flips, size):
-    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_runs=True)
+def test_run_lengths_transform_like_bitmaps(flips, size):
+    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=True)
     moved = masks.transformed(*flips, SIZE, size).bitmaps(*size).numpy()
     assert np.array_equal(moved, transform_bitmaps(bitmaps_of(mixed()), *flips, size))
 
@@ -177,10 +177,10 @@ def test_run_lengths_are_sampled_at_pixel_centres(size):
 
 @pytest.mark.parametrize("size", [(300, 420), (600, 840), (450, 631), (200, 300)])
 @pytest.mark.parametrize("flips", FLIPS)
-def test_polygons_move_as_bitmaps_up_to_their_edge(flips, size):
+def test_polygons_transform_like_bitmaps_except_at_edges(flips, size):
     stars = [[star(seed, (150 + 30 * seed, 140), 120)] for seed in range(4)]
     stars.append([star(4, (80, 90), 70), star(5, (330, 200), 85)])
-    masks = PackedMasks.from_segmentations(stars, 300, 420, as_runs=False)
+    masks = PackedMasks.from_segmentations(stars, 300, 420, as_rle=False)
     before = masks.bitmaps(300, 420).numpy()
     assert np.array_equal(before, np.stack([to_bitmap(one, 300, 420) for one in stars]))
     moved = masks.transformed(*flips, (300, 420), size).bitmaps(*size).numpy()
@@ -189,22 +189,22 @@ def test_polygons_move_as_bitmaps_up_to_their_edge(flips, size):
         assert overlap(one, other) > 0.95
 
 
-def test_polygons_move_by_their_coordinates():
-    masks = PackedMasks.from_segmentations([[[10, 2, 20, 3, 15, 9.5]]], 30, 40, as_runs=False)
+def test_polygons_transform_their_coordinates():
+    masks = PackedMasks.from_segmentations([[[10, 2, 20, 3, 15, 9.5]]], 30, 40, as_rle=False)
     moved = masks.transformed(True, True, (30, 40), (60, 20))
     assert moved.values.tolist() == [15, 56, 10, 54, 12.5, 41]
     assert masks.values.tolist() == [10, 2, 20, 3, 15, 9.5]  # not in place
 
 
-def test_nothing_happens():
-    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_runs=False)
+def test_identity_returns_the_same_object():
+    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=False)
     assert masks.transformed(False, False, SIZE, SIZE) is masks
 
 
 @pytest.mark.parametrize("first", FLIPS)
 @pytest.mark.parametrize("second", FLIPS)
-def test_flips_one_after_the_other(first, second):
-    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_runs=True)
+def test_flips_combine(first, second):
+    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=True)
     twice = masks.transformed(*first, SIZE, SIZE).transformed(*second, SIZE, (50, 70))
     both = [a != b for a, b in zip(first, second, strict=True)]
     assert equal(twice, masks.transformed(*both, SIZE, (50, 70)))
@@ -212,17 +212,17 @@ def test_flips_one_after_the_other(first, second):
 
 @pytest.mark.parametrize("flips", FLIPS[1:])
 def test_run_lengths_are_resized_once(flips):
-    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_runs=False)
+    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=False)
     resized = masks.transformed(False, False, SIZE, (60, 80))
     for arguments in ((False, False, (60, 80), SIZE), (*flips, (60, 80), (60, 80))):
-        with pytest.raises(ValueError, match="resized before; flip first, resize once"):
+        with pytest.raises(ValueError, match="resized before: flip first, and resize once"):
             resized.transformed(*arguments)
     with pytest.raises(ValueError, match=r"not belong to an image of size \(37, 53\)"):
         resized.transformed(*flips, SIZE, (60, 80))
     polygons = resized.select(torch.tensor([1, 3]))
     back = polygons.transformed(*flips, (60, 80), SIZE)
-    wanted = masks.select(torch.tensor([1, 3])).transformed(*flips, SIZE, SIZE)
-    torch.testing.assert_close(back.values, wanted.values)
+    expected = masks.select(torch.tensor([1, 3])).transformed(*flips, SIZE, SIZE)
+    torch.testing.assert_close(back.values, expected.values)
 
 
 # ---- instances and batches
@@ -230,20 +230,20 @@ def test_run_lengths_are_resized_once(flips):
 
 @pytest.mark.parametrize("keep", [[], [0], [3, 1], [4, 3, 2, 1, 0], [1, 1]])
 def test_select_by_index(keep):
-    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_runs=False)
-    wanted = PackedMasks.from_segmentations([mixed()[i] for i in keep], *SIZE, as_runs=False)
-    assert equal(masks.select(torch.tensor(keep, dtype=torch.int64)), wanted)
+    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=False)
+    expected = PackedMasks.from_segmentations([mixed()[i] for i in keep], *SIZE, as_rle=False)
+    assert equal(masks.select(torch.tensor(keep, dtype=torch.int64)), expected)
 
 
 def test_select_by_mask():
-    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_runs=False)
+    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=False)
     keep = torch.tensor([True, False, False, True, True])
     assert equal(masks.select(keep), masks.select(torch.tensor([0, 3, 4])))
 
 
 def test_a_batch_is_padded():
     images = [mixed()[:3], [], mixed()[1:], mixed()[3:4]]
-    packed = [PackedMasks.from_segmentations(one, *SIZE, as_runs=False) for one in images]
+    packed = [PackedMasks.from_segmentations(one, *SIZE, as_rle=False) for one in images]
     batch = PackedMasks.collate(packed, 6)
     assert len(batch) == 24
     bitmaps = batch.bitmaps(*SIZE).view(4, 6, *SIZE)
@@ -259,8 +259,8 @@ def test_a_batch_is_padded():
         PackedMasks.collate(packed, 3)
 
 
-def test_moves_as_a_whole():
-    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_runs=False)
+def test_to_moves_every_field():
+    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=False)
     assert equal(masks.to("cpu"), masks)
     assert {t.device.type for t in pytree.tree_leaves(masks.to("meta"))} == {"meta"}
     target = {"masks": masks, "boxes": torch.zeros(5, 4)}
@@ -269,18 +269,18 @@ def test_moves_as_a_whole():
     assert equal(pytree.tree_unflatten(leaves, spec)["masks"], masks)
 
 
-def test_passes_between_processes_as_arrays():
-    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_runs=False)
+def test_pickles_as_arrays():
+    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=False)
     some = masks.select(torch.tensor([0]))
     data = pickle.dumps(some)
-    assert b"torch" not in data  # tensors would take file descriptors
+    assert b"torch" not in data  # tensors would need file descriptors
     assert equal(pickle.loads(data), some)
     assert len(data) < 8 * len(some.values) + 1500
 
 
-def test_page_locked_within_targets(monkeypatch):
+def test_pin_memory_inside_targets(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self + 1)
-    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_runs=False)
+    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=False)
     images, targets = pin_memory(([torch.zeros(2)], [{"masks": masks, "image_id": 3}]))
     assert images[0].tolist() == [1, 1]
     assert targets[0]["image_id"] == 3
@@ -289,13 +289,13 @@ def test_page_locked_within_targets(monkeypatch):
     assert all(torch.equal(pinned, plain + 1) for pinned, plain in pairs)
 
 
-def test_a_large_picture_of_many_objects_is_small():
+def test_many_objects_of_a_large_image_are_small():
     size, rng = (4000, 6000), np.random.default_rng(0)
     polygons = []
     for seed in range(300):
-        centre = (rng.uniform(200, 5800), rng.uniform(200, 3800))
-        polygons.append([star(seed, centre, 60)])
-    for as_runs, limit in ((False, 100_000), (True, 700_000)):
-        masks = PackedMasks.from_segmentations(polygons, *size, as_runs=as_runs)
+        center = (rng.uniform(200, 5800), rng.uniform(200, 3800))
+        polygons.append([star(seed, center, 60)])
+    for as_rle, limit in ((False, 100_000), (True, 700_000)):
+        masks = PackedMasks.from_segmentations(polygons, *size, as_rle=as_rle)
         moved = masks.transformed(True, False, size, (800, 1200))
         assert sum(tensor.nbytes for tensor in pytree.tree_leaves(moved)) < limit

@@ -1,4 +1,4 @@
-"""Compressed counts against pycocotools, codes that are none, and many masks in three arrays."""
+"""Test decoding of RLE counts, and many RLEs packed in arrays."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from pycocotools import mask as rle_codec
 
-from detlite.structures.masks.rle import EncodedMasks, run_lengths, toggles_of_counts
+from detlite.structures.masks.rle import EncodedMasks, boundaries_of_counts, run_lengths
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_run_lengths_of_compressed_counts(seed):
     rng = np.random.default_rng(seed)
-    # Short and very long runs, so that numbers take one to six characters, and of both signs.
+    # Short and very long runs, so that numbers have one to six characters and both signs.
     runs = (2 ** rng.uniform(0, rng.integers(1, 28), 61)).astype(int)
     if seed % 2:
         runs[0] = 0
@@ -24,7 +24,7 @@ def test_run_lengths_of_compressed_counts(seed):
 
 
 @pytest.mark.parametrize("counts", ["!", "0é", "0世", "P", "0" + "o" * 9, "P" * 7 + "0", b"\xff"])
-def test_counts_that_are_no_code(counts):
+def test_invalid_counts_are_rejected(counts):
     with pytest.raises(ValueError, match="not run lengths"):
         run_lengths(counts)
 
@@ -33,13 +33,13 @@ def test_counts_without_runs():
     assert run_lengths("").tolist() == run_lengths([]).tolist() == []
 
 
-def test_toggles_end_before_the_frame_does():
-    assert toggles_of_counts([3, 2, 7], 12).tolist() == [3, 5]
-    assert toggles_of_counts([0, 12], 12).tolist() == [0]
-    assert toggles_of_counts([12], 12).tolist() == []
+def test_run_boundaries_exclude_the_end_of_the_frame():
+    assert boundaries_of_counts([3, 2, 7], 12).tolist() == [3, 5]
+    assert boundaries_of_counts([0, 12], 12).tolist() == [0]
+    assert boundaries_of_counts([12], 12).tolist() == []
 
 
-def test_encoded_masks_are_rles_end_to_end():
+def test_encoded_masks_concatenate_rles():
     rles = [{"size": [2, 3], "counts": "15"}, {"size": [4, 5], "counts": "12345"}]
     masks = EncodedMasks.from_rles([rles[0], {**rles[1], "counts": b"12345"}, rles[0]])
     assert len(masks) == 3
