@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.conversion.detection_differences import Difference
+from tests.conversion.detection_differences import DetectionDifference
 from tests.conversion.mmdetection.recorded_outputs import compare_recorded
 from tests.conversion.mmdetection.synthetic_models import CONFIGS, OUTPUTS
 from tests.conversion.recorded_outputs import GOLDEN, Golden, load_recipe
@@ -49,7 +49,7 @@ def inference_rows(folder: Path) -> Iterator[str]:
     for name in TORCHVISION:
         reference = torchvision_model(name, recipe)
         predictor = predictor_of(reference)
-        total = Difference()
+        total = DetectionDifference()
         for key in "AB":
             image = recipe.load_picture(key)[0]
             total.merge(compare_torchvision(reference, predictor, image))
@@ -84,7 +84,7 @@ _CASES = {
 }
 
 
-def _row(name: str, source: str, case: str, difference: Difference) -> str:
+def _row(name: str, source: str, case: str, difference: DetectionDifference) -> str:
     numbers = (
         difference.box,
         difference.score,

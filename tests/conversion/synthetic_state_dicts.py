@@ -1,4 +1,4 @@
-"""Whole state dicts of small widths, named as each framework names them."""
+"""Narrow state dicts with the names of each framework."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 StateDict = dict[str, Tensor]
 
 
-class Writer:
-    """Collects layers under one framework's names.
+class StateDictBuilder:
+    """Add random layers to `state`.
 
     Args:
-        conv: name of a convolution in a block, from (stage, block, place); place 0: the shortcut.
-        norm: that of its norm.
-        scale, shift: leaves of a norm; statistics are left out where they are Caffe2's.
+        conv: (stage, block, number) -> name of a convolution of a ResNet; number 0 is the shortcut.
+        norm: (stage, block, number) -> name of its norm.
+        caffe2: use Caffe2's suffixes, without statistics of norms.
     """
 
     def __init__(
-        self, conv: Callable[..., str], norm: Callable[..., str], caffe2: bool = False
+        self,
+        conv: Callable[..., str] | None = None,
+        norm: Callable[..., str] | None = None,
+        caffe2: bool = False,
     ) -> None:
         self.conv, self.norm, self.caffe2 = conv, norm, caffe2
         self.state: StateDict = {}
@@ -45,7 +48,9 @@ class Writer:
         for leaf in leaves:
             self.state[name + leaf] = torch.rand(channels)
 
-    def body(self, depth: int, stem: tuple[str, str], stages: range, groups: int = 1) -> None:
+    def resnet(self, depth: int, stem: tuple[str, str], stages: range, groups: int = 1) -> None:
+        assert self.conv is not None
+        assert self.norm is not None
         if 2 in stages:
             self.layer(stem[0], STEM, 3, 7, 7, bias=False)
             self.add_norm(stem[1], STEM)
@@ -53,28 +58,28 @@ class Writer:
             out = RES2 * 2 ** (stage - 2)
             width = out // 4 if groups == 1 else out // 2
             for block in range(DEPTHS[depth][stage - 2]):
-                before = out if block else (STEM if stage == 2 else out // 2)
+                channels = out if block else (STEM if stage == 2 else out // 2)
                 shapes = {
-                    1: (width, before, 1, 1),
+                    1: (width, channels, 1, 1),
                     2: (width, width // groups, 3, 3),
                     3: (out, width, 1, 1),
                 }
                 if block == 0:
-                    shapes[0] = (out, before, 1, 1)
-                for place, shape in shapes.items():
-                    self.layer(self.conv(stage, block, place), *shape, bias=False)
-                    self.add_norm(self.norm(stage, block, place), shape[0])
+                    shapes[0] = (out, channels, 1, 1)
+                for number, shape in shapes.items():
+                    self.layer(self.conv(stage, block, number), *shape, bias=False)
+                    self.add_norm(self.norm(stage, block, number), shape[0])
 
 
 def detectron2(depth: int = 50, fpn: bool = True, groups: int = 1) -> StateDict:
-    def conv(stage: int, block: int, place: int) -> str:
-        where = "backbone.bottom_up." if fpn else "backbone."
-        where = "roi_heads." if stage == 5 and not fpn else where
-        return f"{where}res{stage}.{block}." + (f"conv{place}" if place else "shortcut")
+    def conv(stage: int, block: int, number: int) -> str:
+        prefix = "backbone.bottom_up." if fpn else "backbone."
+        prefix = "roi_heads." if stage == 5 and not fpn else prefix
+        return f"{prefix}res{stage}.{block}." + (f"conv{number}" if number else "shortcut")
 
     stem = "backbone.bottom_up.stem.conv1" if fpn else "backbone.stem.conv1"
-    out = Writer(conv, lambda *place: conv(*place) + ".norm")
-    out.body(depth, (stem, stem + ".norm"), range(2, 6), groups)
+    out = StateDictBuilder(conv, lambda *at: conv(*at) + ".norm")
+    out.resnet(depth, (stem, stem + ".norm"), range(2, 6), groups)
     anchors, channels, last = (3, PYRAMID, DIM) if fpn else (15, 4 * RES2, 8 * RES2)
     if fpn:
         for level in range(2, 6):
@@ -96,14 +101,14 @@ def detectron2(depth: int = 50, fpn: bool = True, groups: int = 1) -> StateDict:
 
 
 def maskrcnn_benchmark(fpn: bool = True) -> StateDict:
-    def name(stage: int, block: int, place: int, kind: str) -> str:
+    def name(stage: int, block: int, number: int, kind: str) -> str:
         box = "roi_heads.box.feature_extractor.head."
-        where = box if stage == 5 and not fpn else "backbone.body."
-        last = f"{kind}{place}" if place else f"downsample.{int(kind == 'bn')}"
-        return f"{where}layer{stage - 1}.{block}.{last}"
+        prefix = box if stage == 5 and not fpn else "backbone.body."
+        last = f"{kind}{number}" if number else f"downsample.{int(kind == 'bn')}"
+        return f"{prefix}layer{stage - 1}.{block}.{last}"
 
-    out = Writer(lambda *at: name(*at, "conv"), lambda *at: name(*at, "bn"))
-    out.body(50, ("backbone.body.stem.conv1", "backbone.body.stem.bn1"), range(2, 6))
+    out = StateDictBuilder(lambda *at: name(*at, "conv"), lambda *at: name(*at, "bn"))
+    out.resnet(50, ("backbone.body.stem.conv1", "backbone.body.stem.bn1"), range(2, 6))
     anchors, channels, last = (3, PYRAMID, DIM) if fpn else (15, 4 * RES2, 8 * RES2)
     if fpn:
         for level in range(1, 5):
@@ -113,7 +118,7 @@ def maskrcnn_benchmark(fpn: bool = True) -> StateDict:
         out.layer("roi_heads.box.feature_extractor.fc7", DIM, DIM)
         for number in range(1, 5):
             out.layer(f"roi_heads.mask.feature_extractor.mask_fcn{number}", PYRAMID, PYRAMID, 3, 3)
-    else:  # the shared stage once more
+    else:  # the mask head repeats the shared stage
         box = "roi_heads.box."
         shared = {n: v for n, v in out.state.items() if n.startswith(box)}
         out.state |= {n.replace(box, "roi_heads.mask."): v for n, v in shared.items()}
@@ -129,8 +134,8 @@ def maskrcnn_benchmark(fpn: bool = True) -> StateDict:
 
 
 def c4_keypoints(shared: bool) -> StateDict:
-    """maskrcnn-benchmark's, whose keypoint head shares a stage with the box head, or pools."""
-    out = Writer(lambda: "", lambda: "")
+    """Keypoint R-CNN of maskrcnn-benchmark; its head shares a stage with the box head, or pools."""
+    out = StateDictBuilder()
     head = "roi_heads.keypoint."
     if not shared:
         out.layer(f"{head}feature_extractor.conv_fcn1", PYRAMID, 4 * RES2, 3, 3)
@@ -145,11 +150,11 @@ def c4_keypoints(shared: bool) -> StateDict:
 
 
 def dilated() -> StateDict:
-    """R_50_DC5: res5 in the body, and fully connected layers on it."""
+    """R_50_DC5: res5 in the backbone, and a box head of fully connected layers."""
     state = detectron2()
     names = {n: n.replace("backbone.bottom_up.", "backbone.") for n in state if ".fpn_" not in n}
     state = {new: state[old] for old, new in names.items()}
-    out = Writer(lambda: "", lambda: "")
+    out = StateDictBuilder()
     head, channels = "proposal_generator.rpn_head.", 8 * RES2
     out.layer(head + "conv", channels, channels, 3, 3)
     out.layer(head + "objectness_logits", 15, channels, 1, 1)
@@ -160,9 +165,9 @@ def dilated() -> StateDict:
 
 
 def cascade() -> StateDict:
-    """cascade_mask_rcnn_R_50_FPN: three numbered box heads, class-agnostic."""
+    """cascade_mask_rcnn_R_50_FPN: three class-agnostic box heads."""
     state = {n: v for n, v in detectron2().items() if ".box_" not in n}
-    out = Writer(lambda: "", lambda: "")
+    out = StateDictBuilder()
     for stage in range(3):
         out.layer(f"roi_heads.box_head.{stage}.fc1", DIM, PYRAMID * 49)
         out.layer(f"roi_heads.box_head.{stage}.fc2", DIM, DIM)
@@ -172,35 +177,35 @@ def cascade() -> StateDict:
 
 
 def cascade_of_convolutions() -> StateDict:
-    """As in cascade_mask_rcnn_X_152_32x8d_FPN_IN5k_gn_dconv: 4conv1fc box heads in a cascade."""
+    """cascade_mask_rcnn_X_152_32x8d_FPN_IN5k_gn_dconv: a cascade of 4conv1fc box heads."""
     state = {n: v for n, v in cascade().items() if ".fc2." not in n}
-    out = Writer(lambda: "", lambda: "")
+    out = StateDictBuilder()
     for stage, number in product(range(3), range(1, 5)):
         out.layer(f"roi_heads.box_head.{stage}.conv{number}", PYRAMID, PYRAMID, 3, 3)
     return state | out.state
 
 
 def long_rpn() -> StateDict:
-    """As in new_baselines/mask_rcnn_R_50_FPN_100ep_LSJ: two convolutions in the RPN."""
+    """new_baselines/mask_rcnn_R_50_FPN_100ep_LSJ: two convolutions in the RPN."""
     state = {n: v for n, v in detectron2().items() if ".rpn_head.conv." not in n}
-    out = Writer(lambda: "", lambda: "")
+    out = StateDictBuilder()
     for number in range(2):
         out.layer(f"proposal_generator.rpn_head.conv.conv{number}", PYRAMID, PYRAMID, 3, 3)
     return state | out.state
 
 
 def panoptic() -> StateDict:
-    """panoptic_fpn_R_50: a Mask R-CNN, and a head that is not taken over."""
-    out = Writer(lambda: "", lambda: "")
+    """panoptic_fpn_R_50: a Mask R-CNN with a semantic head."""
+    out = StateDictBuilder()
     out.layer("sem_seg_head.p2.0", PYRAMID, PYRAMID, 3, 3)
     out.layer("sem_seg_head.predictor", 54, PYRAMID, 1, 1)
     return detectron2() | out.state
 
 
 def retinanet(source: str, norm: str = "") -> StateDict:
-    """A RetinaNet by a framework's names; torchvision's with P6 from P5, the others' from C5.
+    """RetinaNet of a framework. P6 is computed from P5 in torchvision, else from C5.
 
-    In detectron2's a `norm` follows each convolution of the towers: "GN", or "BN" for each level.
+    In detectron2's, the towers may have a `norm`: "GN", or "BN" for each level.
     """
     full = {"torchvision": torchvision_fpn, "detectron2": detectron2}.get(
         source, maskrcnn_benchmark
@@ -210,7 +215,7 @@ def retinanet(source: str, norm: str = "") -> StateDict:
         for name, value in full.items()
         if not re.search(r"roi_heads|rpn|inner_blocks|layer_blocks|fpn_", name)
     }
-    out = Writer(lambda: "", lambda: "")
+    out = StateDictBuilder()
     lateral, output, top, cls, box, logits, deltas = RETINANET_NAMES[source]
     for level in range(3):
         out.layer(lateral(level), PYRAMID, RES2 * 2 ** (level + 1), 1, 1)
@@ -245,7 +250,7 @@ RETINANET_NAMES: dict[str, tuple[Any, ...]] = {
         lambda level: f"backbone.fpn.inner_blocks.{level}.0",
         lambda level: f"backbone.fpn.layer_blocks.{level}.0",
         "backbone.fpn.extra_blocks.",
-        lambda number: f"head.classification_head.conv.{2 * number}",  # as before version 0.15
+        lambda number: f"head.classification_head.conv.{2 * number}",  # names before version 0.15
         lambda number: f"head.regression_head.conv.{number}.0",
         "head.classification_head.cls_logits",
         "head.regression_head.bbox_reg",
@@ -272,28 +277,28 @@ RETINANET_NAMES: dict[str, tuple[Any, ...]] = {
 
 
 def torchvision_fpn() -> StateDict:
-    """A body by torchvision's names."""
+    """ResNet backbone of torchvision's detectors."""
 
-    def name(stage: int, block: int, place: int, kind: str) -> str:
-        last = f"{kind}{place}" if place else f"downsample.{int(kind == 'bn')}"
+    def name(stage: int, block: int, number: int, kind: str) -> str:
+        last = f"{kind}{number}" if number else f"downsample.{int(kind == 'bn')}"
         return f"backbone.body.layer{stage - 1}.{block}.{last}"
 
-    out = Writer(lambda *at: name(*at, "conv"), lambda *at: name(*at, "bn"))
-    out.body(50, ("backbone.body.conv1", "backbone.body.bn1"), range(2, 6))
+    out = StateDictBuilder(lambda *at: name(*at, "conv"), lambda *at: name(*at, "bn"))
+    out.resnet(50, ("backbone.body.conv1", "backbone.body.bn1"), range(2, 6))
     return out.state
 
 
-def caffe2_body(norm: str = "bn") -> Writer:
-    def conv(stage: int, block: int, place: int) -> str:
-        return f"res{stage}_{block}_branch" + (f"2{'abc'[place - 1]}" if place else "1")
+def caffe2_backbone(norm: str = "bn") -> StateDictBuilder:
+    def conv(stage: int, block: int, number: int) -> str:
+        return f"res{stage}_{block}_branch" + (f"2{'abc'[number - 1]}" if number else "1")
 
-    out = Writer(conv, lambda *place: f"{conv(*place)}_{norm}", caffe2=True)
-    out.body(50, ("conv1", "res_conv1_bn" if norm == "bn" else "conv1_gn"), range(2, 6))
+    out = StateDictBuilder(conv, lambda *at: f"{conv(*at)}_{norm}", caffe2=True)
+    out.resnet(50, ("conv1", "res_conv1_bn" if norm == "bn" else "conv1_gn"), range(2, 6))
     return out
 
 
 def caffe2() -> StateDict:
-    out = caffe2_body()
+    out = caffe2_backbone()
     for stage, block in zip(range(2, 6), (2, 3, 5, 2), strict=True):
         lateral = "" if stage == 5 else "_lateral"
         width = RES2 * 2 ** (stage - 2)
@@ -308,16 +313,16 @@ def caffe2() -> StateDict:
     out.layer("bbox_pred", 4 * CLASSES, DIM)
     out.state["fc6_w_momentum"] = torch.zeros(1)
     out.state["lr"] = torch.zeros(1)
-    return out.state | OF_THE_CLASSIFIER
+    return out.state | UNUSED_CAFFE2
 
 
-# Detectron saves what a file that it started from held, used or not.
-OF_THE_CLASSIFIER = {"conv1_b": torch.zeros(STEM), "fc1000_w": torch.zeros(10, 4),
+# Unused weights of the classifier that training started from.
+UNUSED_CAFFE2 = {"conv1_b": torch.zeros(STEM), "fc1000_w": torch.zeros(10, 4),
                      "fc1000_b": torch.zeros(10), "res2_0_branch2a_b": torch.zeros(4)}  # fmt: skip
 
 
 def caffe2_c4() -> StateDict:
-    out = caffe2_body()
+    out = caffe2_backbone()
     out.layer("conv_rpn", 4 * RES2, 4 * RES2, 3, 3)
     out.layer("rpn_cls_logits", 15, 4 * RES2, 1, 1)
     out.layer("rpn_bbox_pred", 60, 4 * RES2, 1, 1)
@@ -325,11 +330,11 @@ def caffe2_c4() -> StateDict:
     out.layer("bbox_pred", 4 * CLASSES, 8 * RES2)
     out.layer("conv5_mask", 8 * RES2, PYRAMID, 2, 2)
     out.layer("mask_fcn_logits", CLASSES, PYRAMID, 1, 1)
-    return out.state | OF_THE_CLASSIFIER
+    return out.state | UNUSED_CAFFE2
 
 
 def caffe2_keypoints() -> StateDict:
-    out = caffe2_body()
+    out = caffe2_backbone()
     for number in range(1, 9):
         out.layer(f"conv_fcn{number}", PYRAMID, PYRAMID, 3, 3)
     out.layer("kps_score", 17, 17, 4, 4)
@@ -339,7 +344,7 @@ def caffe2_keypoints() -> StateDict:
 
 
 def deformable(state: StateDict, source: str) -> StateDict:
-    """With deformable convolutions in res4 and res5, modulated, under the framework's names."""
+    """Make the 3x3 convolutions of res4 and res5 modulated deformable convolutions."""
     out = dict(state)
     for name, value in state.items():
         if source == "detectron2" and re.search(r"\.res[45]\.\d\.conv2\.weight$", name):

@@ -1,11 +1,11 @@
-"""What labels of published weights mean."""
+"""Categories of published models."""
 
 from __future__ import annotations
 
 from detlite.conversion.categories import guess_categories
 
 
-def test_categories_follow_from_their_number():
+def test_categories_by_number_of_classes():
     assert [c["id"] for c in guess_categories(81)][10:13] == [11, 13, 14]
     assert guess_categories(91)[11] == {"id": 12, "name": "N/A"}
     assert guess_categories(91)[89] == {"id": 90, "name": "toothbrush"}

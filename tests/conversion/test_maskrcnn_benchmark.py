@@ -1,4 +1,4 @@
-"""State dicts of maskrcnn-benchmark: brought into our layout, and the config that they need."""
+"""Conversion of maskrcnn-benchmark: layout and config."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from detlite.conversion import convert
 from tests.conversion.synthetic_state_dicts import maskrcnn_benchmark
 
 
-def test_the_last_head_says_what_the_shared_stage_is():
-    """As when maskrcnn-benchmark loads the entries of all heads into the one stage."""
+def test_shared_stage_is_that_of_the_last_head():
+    """maskrcnn-benchmark loads the stage of each head into the same module."""
     state = maskrcnn_benchmark(fpn=False)
     [last] = [n for n in state if "mask.feature_extractor" in n and "layer4.2.conv3.weight" in n]
     state[last] = state[last] + 1

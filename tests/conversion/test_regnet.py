@@ -1,4 +1,4 @@
-"""RegNets of detectron2: which model of timm they are, and what their norms say."""
+"""RegNets of detectron2: the model of timm, and the settings that follow from the norms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conversion.detectron2.synthetic_regnets import regnet
 
 
 @pytest.mark.parametrize("name", REGNETS)
-def test_stages_are_those_of_timm(name):
+def test_channels_equal_those_of_timm(name):
     timm = pytest.importorskip("timm", reason="timm is not installed")
     with torch.device("meta"):
         net = timm.create_model(name)
@@ -21,15 +21,15 @@ def test_stages_are_those_of_timm(name):
 
 
 @pytest.mark.parametrize(
-    ("squeezes", "trained", "body", "frozen", "norm"),
+    ("squeeze", "trained", "backbone", "frozen", "norm"),
     [
         (False, False, "timm/regnetx_002-FPN", True, ""),
         (True, True, "timm/regnety_002-FPN", False, "BN"),
     ],
 )
-def test_config_of_a_regnet(squeezes, trained, body, frozen, norm):
-    config = convert(regnet(squeezes, trained), "detectron2").config
-    assert config["MODEL.BACKBONE.CONV_BODY"] == body
+def test_config_of_a_regnet(squeeze, trained, backbone, frozen, norm):
+    config = convert(regnet(squeeze, trained), "detectron2").config
+    assert config["MODEL.BACKBONE.CONV_BODY"] == backbone
     assert config["MODEL.TIMM.FROZEN_NORM"] is frozen
     assert config["INPUT.PIXEL_STD"] == [57.375, 57.12, 58.395]
     assert config["MODEL.RPN.NUM_CONVS"] == (2 if trained else 1)
@@ -38,8 +38,8 @@ def test_config_of_a_regnet(squeezes, trained, body, frozen, norm):
     assert not any(key.startswith("MODEL.RESNETS.STRIDE") for key in config)
 
 
-def test_an_unknown_regnet_is_refused():
-    state = regnet(squeezes=False, trained=False)
+def test_unknown_regnet():
+    state = regnet(squeeze=False, trained=False)
     state["backbone.bottom_up.s2.b1.f.c.weight"] = torch.zeros(57, 56, 1, 1)
     with pytest.raises(ValueError, match=r"RegNet with stages of \[24, 57, 152, 368\] channels"):
         convert(state, "detectron2")

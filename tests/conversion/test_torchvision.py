@@ -1,4 +1,4 @@
-"""torchvision's detectors, live, with the same weights."""
+"""Converted models equal torchvision's detectors with the same weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tests.conversion.torchvision_models import (
 )
 
 SHORT_SIDE = 96
-SIZES = {"E": (96, 128), "F": (128, 96)}  # so that training needs no resize
+SIZES = {"E": (96, 128), "F": (128, 96)}  # need no resize in training
+FAST = ("maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn_v2")
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +26,15 @@ def recipe(data_root):
     return load_recipe(data_root / "golden")
 
 
-@pytest.fixture(scope="module", params=TORCHVISION)
+@pytest.fixture(
+    scope="module",
+    params=[
+        *FAST,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in TORCHVISION if name not in FAST),
+    ],
+)
 def models(request, recipe):
-    """Both models; few boxes, as their heads take most of the time."""
+    """Both models, with few RoIs, whose heads take most of the time."""
     few, opts = {}, []
     if "rcnn" in request.param:
         few = {"box_batch_size_per_image": 8, "box_detections_per_img": 30}
@@ -37,26 +44,21 @@ def models(request, recipe):
     return request.param, reference, predictor_of(reference, opts)
 
 
-def test_detections_from_the_picture_on(models, recipe):
+def test_detections_end_to_end(models, recipe):
     _, reference, predictor = models
-    reference.transform.min_size = (115,)  # no whole factor: the resize shows
+    reference.transform.min_size = (115,)  # a fractional scale factor
     predictor.min_size = 115
-    found = compare_torchvision(reference, predictor, recipe.load_picture("D")[0])
+    difference = compare_torchvision(reference, predictor, recipe.load_picture("D")[0])
     reference.transform.min_size = (SHORT_SIDE,)
-    assert found.count > 20
-    assert found.unmatched == 0
-    assert found.box < 0.02
-    assert found.score < 3e-4
-    assert found.mask < 1e-3
-    assert found.keypoint < 0.02
-    assert found.keypoint_score < 1e-3
-    assert found.ties <= 1
+    difference.check(
+        21, box=0.02, score=3e-4, mask=1e-3, keypoint=0.02, keypoint_score=1e-3, ties=2
+    )
 
 
 def test_losses_and_gradients_of_a_step(models, recipe):
     name, reference, predictor = models
     if name.startswith("fasterrcnn"):
-        pytest.skip("a part of the Mask R-CNN, which is compared")
+        pytest.skip("a part of Mask R-CNN")
     batch = training_batch(recipe, SIZES, classes=2 if "keypoint" in name else 91)
     exact = compare_step(reference, predictor, *batch, torch.float64)
     assert exact.parameters > 70
@@ -64,13 +66,13 @@ def test_losses_and_gradients_of_a_step(models, recipe):
     assert exact.gradients < 1e-6
     step = compare_step(reference, predictor, *batch, torch.float32)
     assert step.losses < 1e-5
-    # Behind batch norm, a few ReLUs are open in one and shut in the other.
+    # Rounding errors change the sign of a few inputs of ReLUs after batch norm.
     assert step.gradients < (1e-2 if name.endswith("_v2") else 1e-3)
 
 
-def test_weights_go_back_strictly(models):
+def test_weights_are_converted_back(models):
     _, reference, predictor = models
-    written = to_torchvision(predictor.model.state_dict())
+    state = to_torchvision(predictor.model.state_dict())
     for name, value in reference.state_dict().items():
-        assert torch.equal(written[name], value), name
-    reference.load_state_dict(written)
+        assert torch.equal(state[name], value), name
+    reference.load_state_dict(state)

@@ -244,8 +244,8 @@ def _stored_config(checkpoint: Checkpoint, opts: Sequence[Any]) -> CfgNode:
     path, config = checkpoint.path, checkpoint_config(checkpoint)
     if config is None:
         raise CheckpointError(
-            f"{path}: has no config, so the architecture of the model is unknown: name its YAML "
-            "file as well (`config`, or --config)"
+            f"{path}: has no config, so the architecture of the model is unknown: name the YAML "
+            "file of its config as well (`config`, or --config)"
         )
     # Loading weights must not run code, so the caller names the modules to import.
     config.pop("IMPORTS", None)

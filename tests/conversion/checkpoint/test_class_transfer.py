@@ -1,4 +1,4 @@
-"""Heads that take over, class by class, what a checkpoint of other categories knows."""
+"""Transfer the weights of classes by name to a model with other categories."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from detlite.conversion.checkpoint.files import Checkpoint
 from detlite.conversion.checkpoint.loading import load_weights
 from detlite.modeling.build import build_model
 
-THEIRS = [{"id": n, "name": name} for n, name in enumerate(("person", "car", "cat", "dog"), 1)]
-OURS = [{"id": 3, "name": "cell"}, {"id": 5, "name": " Dog"}, {"id": 6, "name": "PERSON"}]
-# Label of ours -> label of theirs; 0 is the background.
+SOURCE = [{"id": n, "name": name} for n, name in enumerate(("person", "car", "cat", "dog"), 1)]
+TARGET = [{"id": 3, "name": "cell"}, {"id": 5, "name": " Dog"}, {"id": 6, "name": "PERSON"}]
+# Label of the model -> label of the checkpoint; 0 is the background.
 SHARED = {0: 0, 2: 4, 3: 1}
 
 
 def two_models(
-    tiny_config, *opts, key="MODEL.ROI_BOX_HEAD.NUM_CLASSES", sets=(THEIRS, OURS), **kinds
+    tiny_config, *opts, key="MODEL.ROI_BOX_HEAD.NUM_CLASSES", sets=(SOURCE, TARGET), **kinds
 ):
-    """A model of THEIRS and one of OURS, every number of which differs."""
+    """Build models of the categories SOURCE and TARGET with random weights."""
     models = []
     for categories in sets:
         model = build_model(tiny_config(*opts, key, len(categories) + 1, **kinds))
@@ -31,17 +31,17 @@ def two_models(
     return models
 
 
-def loaded(theirs, ours, tmp_path, categories=THEIRS):
-    """The state of `ours` before and after it is given the weights of `theirs`."""
-    before = {name: value.clone() for name, value in ours.state_dict().items()}
-    checkpoint = Checkpoint(tmp_path / "w.pth", theirs.state_dict(), categories)
-    load_weights(ours, checkpoint, reinit_heads=True)
-    return before, ours.state_dict()
+def load(source, target, tmp_path, categories=SOURCE):
+    """Load the weights of `source` into `target`; return its state before and after."""
+    before = {name: value.clone() for name, value in target.state_dict().items()}
+    checkpoint = Checkpoint(tmp_path / "w.pth", source.state_dict(), categories)
+    load_weights(target, checkpoint, reinit_heads=True)
+    return before, target.state_dict()
 
 
 def assert_rows(before, after, source, rows):
-    """`rows` of each class come from the same class of the source, or stay."""
-    for label in range(len(OURS) + 1):
+    """Check that the rows of each class are those of the same class in the source, or unchanged."""
+    for label in range(len(TARGET) + 1):
         own = slice(label * rows, (label + 1) * rows)
         if label in SHARED:
             other = slice(SHARED[label] * rows, (SHARED[label] + 1) * rows)
@@ -51,10 +51,10 @@ def assert_rows(before, after, source, rows):
 
 
 @pytest.mark.parametrize("c4", [False, True])
-def test_rows_of_a_mask_rcnn(tiny_config, tmp_path, caplog, c4):
-    theirs, ours = two_models(tiny_config, "MODEL.MASK_ON", True, c4=c4)
-    before, after = loaded(theirs, ours, tmp_path)
-    source = theirs.state_dict()
+def test_mask_rcnn(tiny_config, tmp_path, caplog, c4):
+    source, target = two_models(tiny_config, "MODEL.MASK_ON", True, c4=c4)
+    before, after = load(source, target, tmp_path)
+    source_state = source.state_dict()
     layers = {"box.predictor.cls_score": 1, "box.predictor.bbox_pred": 4}
     layers["mask.predictor.mask_fcn_logits"] = 1
     by_class = {
@@ -62,89 +62,93 @@ def test_rows_of_a_mask_rcnn(tiny_config, tmp_path, caplog, c4):
     }
     for name, value in after.items():
         if name in by_class:
-            assert_rows(before[name], value, source[name], by_class[name])
+            assert_rows(before[name], value, source_state[name], by_class[name])
         else:
-            assert torch.equal(value, source[name]), name
-    assert ours.categories == OURS
-    assert "taken over by name: Dog, PERSON; begin anew: cell" in caplog.text
+            assert torch.equal(value, source_state[name]), name
+    assert target.categories == TARGET
+    assert "transferred by name: Dog, PERSON; newly initialized: cell" in caplog.text
 
 
-def test_boxes_that_are_the_same_for_all_classes_are_kept(tiny_config, tmp_path):
-    theirs, ours = two_models(tiny_config, "MODEL.CLS_AGNOSTIC_BBOX_REG", True)
-    before, after = loaded(theirs, ours, tmp_path)
+def test_class_agnostic_boxes_are_loaded(tiny_config, tmp_path):
+    source, target = two_models(tiny_config, "MODEL.CLS_AGNOSTIC_BBOX_REG", True)
+    before, after = load(source, target, tmp_path)
     boxes, scores = (f"roi_heads.box.predictor.{n}.weight" for n in ("bbox_pred", "cls_score"))
-    assert torch.equal(after[boxes], theirs.state_dict()[boxes])
-    assert_rows(before[scores], after[scores], theirs.state_dict()[scores], 1)
+    assert torch.equal(after[boxes], source.state_dict()[boxes])
+    assert_rows(before[scores], after[scores], source.state_dict()[scores], 1)
 
 
 @pytest.mark.parametrize("cascade", [False, True])
-def test_boxes_that_are_the_same_for_all_are_kept_if_all_are_one(tiny_config, tmp_path, cascade):
-    """Then they have as many rows as those of the background and of one class."""
+def test_class_agnostic_boxes_of_a_single_class(tiny_config, tmp_path, cascade):
+    """The number of rows equals that of a model with boxes for each class."""
     opts = ["MODEL.CLS_AGNOSTIC_BBOX_REG", True]
     if cascade:
         opts += ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7)]
     sets = ([{"id": 1, "name": "cell"}], [{"id": 1, "name": "nucleus"}])
-    theirs, ours = two_models(tiny_config, *opts, sets=sets)
-    before, after = loaded(theirs, ours, tmp_path, sets[0])
-    source = theirs.state_dict()
+    source, target = two_models(tiny_config, *opts, sets=sets)
+    before, after = load(source, target, tmp_path, sets[0])
+    source_state = source.state_dict()
     boxes = [name for name in after if name.endswith("predictor.bbox_pred.weight")]
     assert len(boxes) == (3 if cascade else 1)
     for name in boxes:
         assert len(after[name]) == 8
-        assert torch.equal(after[name], source[name])
+        assert torch.equal(after[name], source_state[name])
         scores = name.replace("bbox_pred", "cls_score")
-        assert torch.equal(after[scores][0], source[scores][0])
+        assert torch.equal(after[scores][0], source_state[scores][0])
         assert torch.equal(after[scores][1], before[scores][1])
 
 
-def test_rows_of_a_retinanet_are_those_of_each_anchor(tiny_config, tmp_path):
-    theirs, ours = two_models(
+def test_retinanet(tiny_config, tmp_path):
+    source, target = two_models(
         tiny_config, "MODEL.META_ARCHITECTURE", "RetinaNet",
         "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET", "MODEL.RETINANET.NUM_CONVS", 1,
         "MODEL.MASK_ON", False,
         key="MODEL.RETINANET.NUM_CLASSES",
     )  # fmt: skip
-    before, after = loaded(theirs, ours, tmp_path)
+    before, after = load(source, target, tmp_path)
     name = "head.cls_logits.weight"
     anchors = len(after["head.bbox_pred.bias"]) // 4
-    found, own = (state[name].unflatten(0, (anchors, len(OURS))) for state in (after, before))
-    source = theirs.state_dict()[name].unflatten(0, (anchors, len(THEIRS)))
+    result, before_load = (
+        state[name].unflatten(0, (anchors, len(TARGET))) for state in (after, before)
+    )
+    source_scores = source.state_dict()[name].unflatten(0, (anchors, len(SOURCE)))
     for label in (1, 2, 3):  # without a background
-        wanted = source[:, SHARED[label] - 1] if label in SHARED else own[:, label - 1]
-        assert torch.equal(found[:, label - 1], wanted)
+        expected = (
+            source_scores[:, SHARED[label] - 1] if label in SHARED else before_load[:, label - 1]
+        )
+        assert torch.equal(result[:, label - 1], expected)
 
 
-def test_the_same_number_of_other_classes(tiny_config, tmp_path, caplog):
-    theirs, ours = two_models(tiny_config, "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 4)
-    ours = build_model(tiny_config("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 5))
-    ours.categories = [{"id": 9, "name": "truck"}, *THEIRS[:3]]
-    checkpoint = Checkpoint(tmp_path / "w.pth", theirs.state_dict(), THEIRS)
-    load_weights(ours, checkpoint)
-    assert "MODEL.REINIT_HEADS True takes them by name" in caplog.text
-    ours.categories = [{"id": 9, "name": "truck"}, *THEIRS[:3]]
-    load_weights(ours, checkpoint, reinit_heads=True)
+def test_same_number_of_other_categories(tiny_config, tmp_path, caplog):
+    source, target = two_models(tiny_config, "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 4)
+    target = build_model(tiny_config("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 5))
+    target.categories = [{"id": 9, "name": "truck"}, *SOURCE[:3]]
+    checkpoint = Checkpoint(tmp_path / "w.pth", source.state_dict(), SOURCE)
+    load_weights(target, checkpoint)
+    assert "set MODEL.REINIT_HEADS True to match them by name" in caplog.text
+    target.categories = [{"id": 9, "name": "truck"}, *SOURCE[:3]]
+    load_weights(target, checkpoint, reinit_heads=True)
     name = "roi_heads.box.predictor.cls_score.weight"
-    assert torch.equal(ours.state_dict()[name][2:], theirs.state_dict()[name][1:4])
-    assert "taken over by name: person, car, cat; begin anew: truck" in caplog.text
+    assert torch.equal(target.state_dict()[name][2:], source.state_dict()[name][1:4])
+    assert "transferred by name: person, car, cat; newly initialized: truck" in caplog.text
 
 
-@pytest.mark.parametrize("categories", [THEIRS, [dict(row, id=90 - row["id"]) for row in THEIRS]])
-def test_the_same_names_are_no_difference(categories):
-    assert not ClassTransfer(THEIRS, categories).differ
-    assert ClassTransfer(THEIRS, categories[::-1]).differ
+@pytest.mark.parametrize("categories", [SOURCE, [dict(row, id=90 - row["id"]) for row in SOURCE]])
+def test_equal_names(categories):
+    assert not ClassTransfer(SOURCE, categories).differ
+    assert ClassTransfer(SOURCE, categories[::-1]).differ
     assert not ClassTransfer([], categories).differ
-    assert not ClassTransfer(THEIRS, []).differ
+    assert not ClassTransfer(SOURCE, []).differ
 
 
-def test_without_names_all_rows_begin_anew(tiny_config, tmp_path, caplog):
-    theirs, ours = two_models(tiny_config)
-    before, after = loaded(theirs, ours, tmp_path, categories=[])
+def test_without_names(tiny_config, tmp_path, caplog):
+    source, target = two_models(tiny_config)
+    before, after = load(source, target, tmp_path, categories=[])
     name = "roi_heads.box.predictor.cls_score.weight"
     assert torch.equal(after[name], before[name])
-    assert "layers initialised anew: roi_heads.box.predictor.cls_score.weight" in caplog.text
-    assert ours.categories == OURS
+    assert "newly initialized layers: roi_heads.box.predictor.cls_score.weight" in caplog.text
+    assert target.categories == TARGET
 
 
-def test_many_names_are_shortened():
-    ours = [{"name": f"category number {n}"} for n in range(1000)]
-    assert len(str(ClassTransfer(THEIRS, ours))) < 600
+def test_long_list_of_names_is_shortened():
+    target = [{"name": f"category number {n}"} for n in range(1000)]
+    assert len(str(ClassTransfer(SOURCE, target))) < 600

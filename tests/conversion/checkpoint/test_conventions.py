@@ -1,4 +1,4 @@
-"""Weights bring the convention that they were trained by, and a config must not contradict it."""
+"""Conventions of checkpoints: they are applied, and a config must not contradict them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from detlite.conversion.checkpoint.loading import (
     read_weights,
 )
 from detlite.modeling.build import build_model
+from tests.conversion.detection_differences import as_dict
 from tests.conversion.synthetic_state_dicts import caffe2, detectron2, maskrcnn_benchmark
 
 
@@ -36,13 +37,13 @@ def _torchvision():
 
 @pytest.fixture
 def weights(tmp_path) -> Path:
-    """A Mask R-CNN of maskrcnn-benchmark."""
+    """Write a Mask R-CNN of maskrcnn-benchmark."""
     torch.save(maskrcnn_benchmark(), tmp_path / "w.pth")
     return tmp_path / "w.pth"
 
 
 def _write(path: Path, cfg: CfgNode, convention: str | None = None) -> Path:
-    """A config as a file that states this convention; None: none."""
+    """Write a config with this MODEL.CONVENTION; None: without the key."""
     tree = yaml.safe_load(cfg.dump())
     del tree["MODEL"]["CONVENTION"]
     if convention is not None:
@@ -60,7 +61,7 @@ def _write(path: Path, cfg: CfgNode, convention: str | None = None) -> Path:
         (caffe2, "maskrcnn-benchmark"),
     ],
 )
-def test_weights_bring_their_convention(make, convention, tmp_path):
+def test_convention_of_the_framework(make, convention, tmp_path):
     torch.save(make(), tmp_path / "w.pth")
     checkpoint = read_checkpoint(tmp_path / "w.pth")
     assert checkpoint.convention == convention
@@ -69,39 +70,38 @@ def test_weights_bring_their_convention(make, convention, tmp_path):
     assert convention == cfg.MODEL.CONVENTION
 
 
-def test_classifier_brings_none(tmp_path):
+def test_classifiers_have_no_convention(tmp_path):
     body = {n: v for n, v in detectron2().items() if n.startswith("backbone.bottom_up.")}
     torch.save(body, tmp_path / "w.pth")
-    given = load_config(None, ["MODEL.WEIGHT", str(tmp_path / "w.pth")])
-    cfg, checkpoint = read_weights(given)
+    original = load_config(None, ["MODEL.WEIGHT", str(tmp_path / "w.pth")])
+    cfg, checkpoint = read_weights(original)
     assert checkpoint.backbone_only
-    assert cfg == given
+    assert cfg == original
 
 
-def test_without_weights_there_is_nothing_to_read():
+def test_no_weights():
     cfg = load_config()
     assert read_weights(cfg) == (cfg, None)
 
 
 @torch.no_grad()
-def test_file_of_maskrcnn_benchmark_follows_its_weights(weights, tmp_path):
+def test_config_file_gets_the_convention_of_the_weights(weights, tmp_path):
     cfg, model = build_model_from_checkpoint(weights, ["MODEL.DEVICE", "cpu"])
     image = torch.rand(3, 64, 80)
-    [wanted] = model.detect([image])
-    for stated in (None, "", "maskrcnn-benchmark"):
-        file = _write(tmp_path / "e2e.yaml", cfg, stated)
-        found, other = build_model_from_checkpoint(weights, (), file)
-        assert found.MODEL.CONVENTION == "maskrcnn-benchmark"
-        [ours] = other.detect([image])
-        assert len(ours.boxes) > 0
-        for one, other in ((ours.boxes, wanted.boxes), (ours.scores, wanted.scores)):
-            assert torch.equal(one, other)
-        assert ours.mask_probs is None or torch.equal(ours.mask_probs, wanted.mask_probs)
+    [expected] = model.detect([image])
+    for convention in (None, "", "maskrcnn-benchmark"):
+        file = _write(tmp_path / "e2e.yaml", cfg, convention)
+        loaded, other = build_model_from_checkpoint(weights, (), file)
+        assert loaded.MODEL.CONVENTION == "maskrcnn-benchmark"
+        [detections] = other.detect([image])
+        assert len(detections.boxes) > 0
+        for name, value in as_dict(detections).items():
+            assert torch.equal(value, getattr(expected, name)), name
 
 
-def test_another_convention_is_refused_with_the_remedy(weights, tmp_path):
+def test_other_convention_in_the_config(weights, tmp_path):
     options = ["MODEL.DEVICE", "cpu", "MODEL.CONVENTION", "detlite"]
-    message = r"is detlite, but the weights in .*w\.pth follow that of maskrcnn-benchmark"
+    message = r"is detlite, but the weights in .*w\.pth were trained with maskrcnn-benchmark"
     with pytest.raises(ConfigError, match=message + ".*remove the key.*CONVENTION_OVERRIDE"):
         build_model_from_checkpoint(weights, options)
     cfg, _ = build_model_from_checkpoint(weights, options[:2])
@@ -114,37 +114,37 @@ def test_another_convention_is_refused_with_the_remedy(weights, tmp_path):
         load_weights(build_model(load_config(file)), read_checkpoint(weights))
 
 
-def test_a_single_field_may_differ(weights):
+def test_override_of_a_field(weights):
     options = ["MODEL.DEVICE", "cpu", "MODEL.CONVENTION_OVERRIDE", ["resize=round"]]
     cfg, _ = build_model_from_checkpoint(weights, options)
     assert cfg.MODEL.CONVENTION == "maskrcnn-benchmark"
     assert cfg.MODEL.CONVENTION_OVERRIDE == ("resize=round",)
 
 
-def test_weights_of_no_known_convention_follow_the_file(tiny_config, tmp_path):
+def test_unknown_convention_is_that_of_the_config_file(tiny_config, tmp_path):
     cfg = tiny_config()
     torch.save(build_model(cfg).state_dict(), tmp_path / "w.pth")
     file = _write(tmp_path / "any.yaml", cfg, "detectron2")
-    found, _ = build_model_from_checkpoint(tmp_path / "w.pth", (), file)
-    assert found.MODEL.CONVENTION == "detectron2"
+    loaded, _ = build_model_from_checkpoint(tmp_path / "w.pth", (), file)
+    assert loaded.MODEL.CONVENTION == "detectron2"
 
 
-def test_own_weights_keep_the_convention_that_they_were_trained_by(tiny_config, tmp_path):
+def test_convention_of_a_saved_checkpoint(tiny_config, tmp_path):
     path, state = tmp_path / "w.pth", build_model(tiny_config()).state_dict()
     save_checkpoint(Checkpoint(path, state, [], "", "torchvision", ["keypoint_center=0.5"]))
     file = _write(tmp_path / "a.yaml", tiny_config())
-    found, model = build_model_from_checkpoint(path, (), file)
-    assert found.MODEL.CONVENTION == "torchvision"
-    assert found.MODEL.CONVENTION_OVERRIDE == ("keypoint_center=0.5",)
+    loaded, model = build_model_from_checkpoint(path, (), file)
+    assert loaded.MODEL.CONVENTION == "torchvision"
+    assert loaded.MODEL.CONVENTION_OVERRIDE == ("keypoint_center=0.5",)
     assert model.convention == replace(CONVENTIONS["torchvision"], keypoint_center=0.5)
-    # a file's own go before those of the weights
+    # The override of a config file takes precedence over that of the weights.
     options = ["MODEL.CONVENTION_OVERRIDE", ["resize=round"]]
     _, model = build_model_from_checkpoint(path, options, file)
     assert model.convention == replace(CONVENTIONS["torchvision"], resize="round")
 
 
 def test_fbnet_of_maskrcnn_benchmark(tiny_config, tmp_path):
-    """Its shapes do not say its operators, so a file does, but not the convention."""
+    """The config file determines the operators, and the weights the convention."""
     roi = "MODEL.ROI_MASK_HEAD."
     cfg = tiny_config(
         "MODEL.CONVENTION", "maskrcnn-benchmark",
@@ -168,10 +168,10 @@ def test_fbnet_of_maskrcnn_benchmark(tiny_config, tmp_path):
     assert len(other.categories) == 3
     for name, value in other.state_dict().items():
         assert torch.equal(value, model.state_dict()[name])
-    assert detect_source(model.state_dict()) is None  # our own names
+    assert detect_source(model.state_dict()) is None  # names of detlite
     with pytest.raises(CheckpointError, match=r"has no config.*name the YAML file"):
         build_model_from_checkpoint(tmp_path / "fbnet.pth")
     file = _write(tmp_path / "fbnet.yaml", cfg)
     built, other = build_model_from_checkpoint(tmp_path / "fbnet.pth", (), file)
     assert built.MODEL.CONVENTION == "maskrcnn-benchmark"
-    assert other.backbone.body.first.bn.eps == 1e-5  # its norm is not frozen
+    assert other.backbone.body.first.bn.eps == 1e-5  # the norm is not frozen

@@ -1,3 +1,5 @@
+"""Loading checkpoints into models, and building models from checkpoints."""
+
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -22,7 +24,7 @@ def other_classes(toy, num_classes):
     return type(toy)(num_classes)
 
 
-def test_round_trip_brings_weights_and_categories(toy, tmp_path):
+def test_round_trip(toy, tmp_path):
     path = tmp_path / "model_0000002.pth"
     save_checkpoint(Checkpoint(path, toy.state_dict(), CATEGORIES))
     other = other_classes(toy, 3)
@@ -44,7 +46,7 @@ def test_bare_state_dict_with_ddp_prefixes(toy, tmp_path, wrap):
     assert other.categories == []
 
 
-def test_table_of_what_does_not_fit(toy, tmp_path):
+def test_table_of_problems(toy, tmp_path):
     state = toy.state_dict()
     state["body.extra"] = torch.zeros(2)
     del state["norm.bias"]
@@ -54,7 +56,7 @@ def test_table_of_what_does_not_fit(toy, tmp_path):
     with pytest.raises(CheckpointError) as error:
         load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
     lines = [" ".join(line.split()) for line in str(error.value).splitlines()]
-    assert lines[0].endswith("does not fit the model: 9 of its 11 entries do")
+    assert lines[0].endswith("does not fit the model: only 9 of 11 entries fit")
     assert lines[1:] == [
         "entry in the file in the model",
         "missing in the file norm.bias [4]",
@@ -65,28 +67,30 @@ def test_table_of_what_does_not_fit(toy, tmp_path):
         torch.testing.assert_close(toy.state_dict()[name], value, rtol=0, atol=0)
 
 
-def test_another_norm_is_named(toy, tmp_path):
+def test_other_norm(toy, tmp_path):
     torch.save(toy.state_dict(), tmp_path / "w.pth")
     toy.norm = torch.nn.GroupNorm(2, 4)
-    with pytest.raises(CheckpointError, match=r"has not, .* MODEL\.RESNETS\.NORM") as error:
+    with pytest.raises(
+        CheckpointError, match=r"statistics of batch norm .* set MODEL\.RESNETS\.NORM"
+    ) as error:
         load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
     assert str(error.value).count("unknown to the model") == 2
 
 
-def test_long_tables_are_cut(toy, tmp_path):
+def test_long_table_is_shortened(toy, tmp_path):
     torch.save({f"x{number}": torch.zeros(1) for number in range(100)}, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"\.\.\. and 71 more"):
         load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
 
 
-def test_other_class_count_is_refused_with_the_remedy(toy, tmp_path):
+def test_other_number_of_classes(toy, tmp_path):
     torch.save(other_classes(toy, 5).state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"MODEL\.REINIT_HEADS True") as error:
         load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
     assert "roi_heads.box.predictor.cls_score.weight  [5, 4]" in str(error.value)
 
 
-def test_other_class_count_is_initialised_anew_when_asked(toy, tmp_path, caplog):
+def test_reinit_heads(toy, tmp_path, caplog):
     source = other_classes(toy, 5)
     save_checkpoint(Checkpoint(tmp_path / "w.pth", source.state_dict()))
     fresh = toy.roi_heads["box"]["predictor"]["cls_score"].weight.detach().clone()
@@ -101,20 +105,20 @@ def test_other_class_count_is_initialised_anew_when_asked(toy, tmp_path, caplog)
     assert "roi_heads.box.predictor.cls_score.bias" in caplog.text
 
 
-def test_weights_without_a_config_do_not_make_a_model(toy, tmp_path):
+def test_no_config(toy, tmp_path):
     torch.save(toy.state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"w\.pth: has no config.*name the YAML file"):
         build_model_from_checkpoint(tmp_path / "w.pth")
 
 
-def test_other_width_is_an_error_even_when_heads_may_be_new(toy, tmp_path):
+def test_reinit_heads_does_not_allow_other_widths(toy, tmp_path):
     torch.save(type(toy)(3, width=6).state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"body\.weight") as error:
         load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
     assert "MODEL.REINIT_HEADS" not in str(error.value)
 
 
-def test_a_checkpoint_cannot_make_its_loader_import_anything(tmp_path, tiny_config):
+def test_imports_of_a_checkpoint_are_ignored(tmp_path, tiny_config):
     marker, extension = tmp_path / "ran", tmp_path / "extension.py"
     extension.write_text(f"open({str(marker)!r}, 'w')\n")
     cfg = tiny_config()
@@ -129,7 +133,7 @@ def test_a_checkpoint_cannot_make_its_loader_import_anything(tmp_path, tiny_conf
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite(toy, tmp_path, value):
+def test_weights_with_nan_or_infinity(toy, tmp_path, value):
     state = toy.state_dict()
     state["norm.bias"] = torch.tensor([0.0, value, 0.0, 0.0])
     torch.save(state, tmp_path / "w.pth")
@@ -138,7 +142,7 @@ def test_weights_that_are_not_finite(toy, tmp_path, value):
     assert toy.norm.bias.isfinite().all()
 
 
-def test_an_override_that_is_none(toy, tmp_path, tiny_config):
+def test_invalid_override(toy, tmp_path, tiny_config):
     path = tmp_path / "w.pth"
     content = {"model": toy.state_dict(), "convention": "detlite", "config": tiny_config().dump()}
     torch.save({**content, "override": ["resize=never"]}, path)
@@ -156,15 +160,15 @@ def test_errors_in_a_stored_config_name_the_checkpoint(tmp_path, toy):
         build_model_from_checkpoint(path)
 
 
-def test_an_unknown_convention_is_named(tmp_path, tiny_config):
+def test_unknown_convention(tmp_path, tiny_config):
     cfg, path = tiny_config(), tmp_path / "w.pth"
     state = build_model(cfg).state_dict()
     save_checkpoint(Checkpoint(path, state, config=cfg.dump(), convention="yolo"))
-    with pytest.raises(CheckpointError, match=r"w\.pth: follows the convention 'yolo'"):
+    with pytest.raises(CheckpointError, match=r"w\.pth: has the unknown convention 'yolo'"):
         build_model_from_checkpoint(path)
 
 
-def test_a_moving_average_that_the_file_lacks_stays(toy, tmp_path):
+def test_moving_average(toy, tmp_path):
     torch.save(toy.state_dict(), tmp_path / "without.pth")
     toy.register_buffer("moving_foreground", torch.tensor(100.0))
     load_weights(toy, read_checkpoint(tmp_path / "without.pth"))
@@ -186,7 +190,7 @@ def test_a_checkpoint_is_read_once(tiny_config, tmp_path, monkeypatch, with_file
     assert len(read) == 1
 
 
-def test_norms_that_were_frozen_begin_to_count(tiny_config, tmp_path):
+def test_frozen_and_trained_norms(tiny_config, tmp_path):
     frozen = build_model(tiny_config("MODEL.RESNETS.NORM", "FrozenBN"))
     trained = build_model(tiny_config("MODEL.RESNETS.NORM", "BN"))
     load_weights(trained, Checkpoint(tmp_path / "w.pth", frozen.state_dict()))
@@ -198,15 +202,15 @@ def test_norms_that_were_frozen_begin_to_count(tiny_config, tmp_path):
 
 
 @pytest.mark.parametrize("masks", [False, True])
-def test_a_head_that_only_one_has(tiny_config, tmp_path, caplog, masks):
-    theirs, ours = (build_model(tiny_config("MODEL.MASK_ON", on)) for on in (not masks, masks))
-    before = {name: value.clone() for name, value in ours.state_dict().items()}
-    checkpoint = Checkpoint(tmp_path / "w.pth", theirs.state_dict())
+def test_optional_head(tiny_config, tmp_path, caplog, masks):
+    source, target = (build_model(tiny_config("MODEL.MASK_ON", on)) for on in (not masks, masks))
+    before = {name: value.clone() for name, value in target.state_dict().items()}
+    checkpoint = Checkpoint(tmp_path / "w.pth", source.state_dict())
     with pytest.raises(CheckpointError, match=r"roi_heads\.mask"):
-        load_weights(ours, checkpoint)
-    load_weights(ours, checkpoint, reinit_heads=True)
-    assert ("has no mask head: it begins anew" in caplog.text) is masks
-    assert ("has a mask head, which the model has not: left out" in caplog.text) is not masks
-    for name, value in ours.state_dict().items():
-        source = before if name.startswith("roi_heads.mask.") else theirs.state_dict()
-        assert torch.equal(value, source[name]), name
+        load_weights(target, checkpoint)
+    load_weights(target, checkpoint, reinit_heads=True)
+    assert ("has no mask head: it is newly initialized" in caplog.text) is masks
+    assert ("has a mask head, but the model has none: it is left out" in caplog.text) is not masks
+    for name, value in target.state_dict().items():
+        expected = before if name.startswith("roi_heads.mask.") else source.state_dict()
+        assert torch.equal(value, expected[name]), name

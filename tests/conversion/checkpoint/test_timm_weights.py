@@ -22,9 +22,7 @@ def detector(tiny_config, name="test_convnext", *opts):
 @pytest.mark.parametrize("name", ["test_convnext", "test_resnet", "test_efficientnet"])
 @pytest.mark.parametrize("ending", ["pth", "safetensors"])
 @pytest.mark.parametrize("freeze_at", [0, 2])
-def test_body_takes_its_weights_and_leaves_out_the_head(
-    tiny_config, tmp_path, name, ending, freeze_at
-):
+def test_only_the_backbone_is_loaded(tiny_config, tmp_path, name, ending, freeze_at):
     state = timm.create_model(name).state_dict()
     file = tmp_path / f"{name}.{ending}"
     if ending == "pth":
@@ -41,7 +39,7 @@ def test_body_takes_its_weights_and_leaves_out_the_head(
             assert torch.equal(value, before[path]), path
 
 
-def test_own_checkpoint_of_a_timm_body_loads(tiny_config, tmp_path):
+def test_checkpoint_of_a_detector(tiny_config, tmp_path):
     model, other = detector(tiny_config), detector(tiny_config)
     torch.save({"model": model.state_dict()}, tmp_path / "model.pth")
     load_weights(other, read_checkpoint(tmp_path / "model.pth"))
@@ -49,13 +47,13 @@ def test_own_checkpoint_of_a_timm_body_loads(tiny_config, tmp_path):
         assert torch.equal(value, model.state_dict()[path])
 
 
-def test_weights_of_another_model_are_refused(tiny_config, tmp_path):
+def test_weights_of_another_model(tiny_config, tmp_path):
     torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"missing in the file +backbone\.body\.net\.stages"):
         load_weights(detector(tiny_config), read_checkpoint(tmp_path / "w.pth"))
 
 
-def test_plain_resnets_become_ours_unless_the_body_is_timms(tmp_path):
+def test_resnets_fit_both_kinds_of_backbone(tmp_path):
     torch.save(timm.create_model("resnet18").state_dict(), tmp_path / "w.pth")
     for source in (None, "timm"):
         checkpoint = read_checkpoint(tmp_path / "w.pth", source)
@@ -64,7 +62,7 @@ def test_plain_resnets_become_ours_unless_the_body_is_timms(tmp_path):
         assert "backbone.body.net.layer4.1.conv2.weight" in checkpoint.timm_backbone
 
 
-def test_converted_file_is_read_like_the_original(tiny_config, tmp_path):
+def test_converted_checkpoint_equals_the_original(tiny_config, tmp_path):
     torch.save(timm.create_model("test_convnext").state_dict(), tmp_path / "w.pth")
     converted = read_checkpoint(tmp_path / "w.pth", "timm")
     save_checkpoint(replace(converted, path=tmp_path / "converted.pth"))

@@ -1,8 +1,8 @@
-"""detectron2's own models, live, beside ours with the same weights.
+"""Compare detectron2's models with converted models.
 
-`python tests/conversion/detectron2/live_comparison.py [name...]`, where a built detectron2 can be imported
-from its sources, compares models and keeps the largest differences in detectron2_live.json, from
-which `fidelity.py` writes its table.
+`python -m tests.conversion.detectron2.live_comparison [name...]` needs detectron2, built and
+imported from its sources. It stores the largest differences in live_comparison.json, from which
+`tests/conversion/fidelity.py` makes its table.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from torch import Tensor, nn
 import detlite
 from detlite.data.loading.image_io import read_image
 from detlite.data.transforms.resize import resize_shortest
-from tests.conversion.detection_differences import Difference, as_dict, compare
+from tests.conversion.detection_differences import DetectionDifference, as_dict, compare
 from tests.conversion.detectron2.vitdet_reference import filled
 from tests.conversion.recorded_outputs import load_recipe
 
 RECORD = Path(__file__).with_suffix(".json")
-_SIDES = (320, 533)  # pixels of the short and the long side: half the usual ones would be slow
-_PICTURES = 2
+_SIDES = (320, 533)  # pixels of the short and the long side; small, to be fast
+_IMAGES = 2
+_FIELDS = ("count", "unmatched", "box", "score", "mask")
 _LSJ, _MISC, _SEGMENTATION = "new_baselines", "Misc", "COCO-InstanceSegmentation"
 _RETINANET = "COCO-Detection/retinanet_R_50_FPN_1x.yaml"
-# A file of its configs, and what is changed in it.
+# Config file of detectron2, and overrides.
 MODELS: dict[str, tuple[str, list[Any]]] = {
     "mask_rcnn_R_50_FPN_100ep_LSJ": (f"{_LSJ}/mask_rcnn_R_50_FPN_100ep_LSJ.py", []),
     "mask_rcnn_R_101_FPN_100ep_LSJ": (f"{_LSJ}/mask_rcnn_R_101_FPN_100ep_LSJ.py", []),
@@ -67,8 +68,8 @@ MODELS: dict[str, tuple[str, list[Any]]] = {
         )
     },
 }  # fmt: skip
-# What the last layers should give, so that boxes of all places and sizes come out, and scores that
-# are neither 0 nor 1: the standard deviation of their results, in the order in which they are met.
+# Target standard deviation of the outputs of the last layers, in order of execution, which gives
+# boxes of all sizes, and scores between 0 and 1.
 _SPREAD = {
     r"rpn_head\.objectness_logits$": 1.5,
     r"rpn_head\.anchor_deltas$": 0.3,
@@ -81,55 +82,57 @@ _SPREAD = {
 
 
 def main(names: list[str]) -> None:
-    """Compares the models that are named, or all, and keeps what was found."""
+    """Compare the named models, or all, and store the differences."""
     root = Path(__file__).parents[3]
     shared = root / os.environ.get("DETLITE_TEST_DATA", "../shared")
     recipe = load_recipe(shared / "golden")
-    files = sorted((shared / "data/coco_open/images").rglob("*.jpg"))[:_PICTURES]
+    files = sorted((shared / "data/coco_open/images").rglob("*.jpg"))[:_IMAGES]
     images = [read_image(file) for file in files]
     for name in names or MODELS:
-        found = compare_live(name, recipe, images)
+        difference = compare_live(name, recipe, images)
         record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
         record[name] = {
             "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
             "versions": _versions(),
-            **{key: vars(found)[key] for key in ("count", "unmatched", "box", "score", "mask")},
+            **{
+                key: vars(difference)[key] for key in ("count", "unmatched", "box", "score", "mask")
+            },
         }
         RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-        print(name, found, flush=True)
+        print(name, difference, flush=True)
 
 
-def compare_live(name: str, recipe: ModuleType, images: list[Tensor]) -> Difference:
-    """Detections of both in RGB uint8 images [3, H, W], resized by each its own way."""
-    peer = build_peer(*MODELS[name])
-    _fill(peer, recipe)
+def compare_live(name: str, recipe: ModuleType, images: list[Tensor]) -> DetectionDifference:
+    """Compare the detections in RGB images uint8 [3, H, W], each with its own resize."""
+    d2_model = build_d2_model(*MODELS[name])
+    _fill(d2_model, recipe)
     with torch.no_grad():
-        _spread(peer, _peer_inputs(peer, images[:1]))
+        _spread(d2_model, _d2_inputs(d2_model, images[:1]))
     with tempfile.TemporaryDirectory() as folder:
-        path = save(peer.state_dict(), Path(folder), MODELS[name][0])
+        path = save(d2_model.state_dict(), Path(folder), MODELS[name][0])
         model = detlite.load_checkpoint(path, ["MODEL.DEVICE", "cpu"]).model
-    total = Difference()
+    total = DetectionDifference()
     for image in images:
         resized = resize_shortest(image, *_SIDES, model.convention.resize)
-        total.merge(compare(as_dict(model.detect([resized])[0]), detect(peer, image)))
+        total.merge(compare(as_dict(model.detect([resized])[0]), detect(d2_model, image)))
     return total
 
 
-def build_peer(config: str, opts: list[Any]) -> Any:
-    """Its model of a config, with fresh weights, in evaluation mode; see `peer_config`."""
+def build_d2_model(config: str, opts: list[Any]) -> Any:
+    """Build the detectron2 model of a config, in evaluation mode; see `load_d2_config`."""
     from detectron2.config import instantiate
     from detectron2.modeling import build_model
 
-    cfg = peer_config(config, opts)
+    cfg = load_d2_config(config, opts)
     return (instantiate(cfg.model) if config.endswith(".py") else build_model(cfg)).eval()
 
 
-def peer_config(config: str, opts: list[Any]) -> Any:
-    """Its config, as it reads it.
+def load_d2_config(config: str, opts: list[Any]) -> Any:
+    """Load a config of detectron2.
 
     Args:
-        config: a file under its configs, YAML or Python.
-        opts: keys and values that are changed, of a YAML file.
+        config: a YAML or Python file in its folder configs.
+        opts: overrides of a YAML file.
     """
     import detectron2
     from detectron2.config import LazyConfig, get_cfg
@@ -144,26 +147,26 @@ def peer_config(config: str, opts: list[Any]) -> Any:
 
 
 @torch.no_grad()
-def detect(peer: Any, image: Tensor) -> dict[str, Tensor]:
-    """Its detections in the resized image, labels from 1, masks as probabilities."""
-    inputs = _peer_inputs(peer, [image])
-    if hasattr(peer, "roi_heads"):
-        found = peer.inference(inputs, do_postprocess=False)[0]
+def detect(d2_model: Any, image: Tensor) -> dict[str, Tensor]:
+    """Return detections in the resized image; labels start at 1, and masks are probabilities."""
+    inputs = _d2_inputs(d2_model, [image])
+    if hasattr(d2_model, "roi_heads"):
+        outputs = d2_model.inference(inputs, do_postprocess=False)[0]
     else:
-        found = peer(inputs)[0]["instances"]
-    some = found.pred_boxes.nonempty()
+        outputs = d2_model(inputs)[0]["instances"]
+    nonempty = outputs.pred_boxes.nonempty()
     result = {
-        "boxes": found.pred_boxes.tensor[some],
-        "scores": found.scores[some],
-        "labels": found.pred_classes[some] + 1,
+        "boxes": outputs.pred_boxes.tensor[nonempty],
+        "scores": outputs.scores[nonempty],
+        "labels": outputs.pred_classes[nonempty] + 1,
     }
-    if found.has("pred_masks"):
-        result["mask_probs"] = found.pred_masks[some, 0]
+    if outputs.has("pred_masks"):
+        result["mask_probs"] = outputs.pred_masks[nonempty, 0]
     return result
 
 
 def save(state: Mapping[str, Tensor], folder: Path, config: str) -> Path:
-    """A file as detectron2 publishes them, in a folder called as its config."""
+    """Write a file in the format of detectron2, in a folder named after the config."""
     path = folder / Path(config.removeprefix("../")).with_suffix("") / "model_final.pkl"
     path.parent.mkdir(parents=True)
     arrays = {name: value.numpy() for name, value in state.items()}
@@ -171,14 +174,14 @@ def save(state: Mapping[str, Tensor], folder: Path, config: str) -> Path:
     return path
 
 
-def _peer_inputs(peer: Any, images: list[Tensor]) -> list[dict[str, Any]]:
+def _d2_inputs(d2_model: Any, images: list[Tensor]) -> list[dict[str, Any]]:
     from detectron2.data.transforms import ResizeShortestEdge
 
     resize = ResizeShortestEdge(_SIDES[0], _SIDES[1])
     inputs = []
     for image in images:
         pixels = image.permute(1, 2, 0).numpy()
-        if getattr(peer, "input_format", "BGR") == "BGR":
+        if getattr(d2_model, "input_format", "BGR") == "BGR":
             pixels = pixels[:, :, ::-1]
         resized = np.ascontiguousarray(resize.get_transform(pixels).apply_image(pixels))
         tensor = torch.from_numpy(resized.transpose(2, 0, 1).copy())
@@ -186,43 +189,45 @@ def _peer_inputs(peer: Any, images: list[Tensor]) -> list[dict[str, Any]]:
     return inputs
 
 
-def _fill(peer: Any, recipe: ModuleType) -> None:
-    """Weights that are made from the names of the parameters."""
-    if "backbone.net.pos_embed" in peer.state_dict():
-        peer.load_state_dict(filled(peer))
+def _fill(d2_model: Any, recipe: ModuleType) -> None:
+    """Set weights that depend on the names of the parameters."""
+    if "backbone.net.pos_embed" in d2_model.state_dict():
+        d2_model.load_state_dict(filled(d2_model))
         return
-    entries = [(name, tuple(value.shape), "") for name, value in peer.state_dict().items()]
-    gains = {name: 0.25 for name, _, _ in entries if ".c_bn." in name}  # as the recipe's others
+    entries = [(name, tuple(value.shape), "") for name, value in d2_model.state_dict().items()]
+    gains = {name: 0.25 for name, _, _ in entries if ".c_bn." in name}
     gains |= {name: 0.1 for name, _, _ in entries if "conv2_offset" in name}
     gains["backbone.bottom_up.stem.conv1.weight"] = gains["backbone.stem.conv1.weight"] = 0.016
     state = recipe.build_state(entries, gains)
-    own = peer.state_dict()
-    peer.load_state_dict({n: torch.from_numpy(state[n]) if n in state else own[n] for n in own})
-    for module in peer.modules():
+    own = d2_model.state_dict()
+    d2_model.load_state_dict({n: torch.from_numpy(state[n]) if n in state else own[n] for n in own})
+    for module in d2_model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.num_batches_tracked.fill_(7)  # as after training
+            module.num_batches_tracked.fill_(7)  # trained norms
 
 
-def _spread(peer: Any, inputs: list[dict[str, Any]]) -> None:
-    """Scales the last layers one after the other, by what they give of a picture."""
-    found: dict[str, list[Tensor]] = {}
+def _spread(d2_model: Any, inputs: list[dict[str, Any]]) -> None:
+    """Scale the last layers one after the other to the targets in `_SPREAD`."""
+    outputs: dict[str, list[Tensor]] = {}
     hooks = [
         layer.register_forward_hook(
-            lambda _layer, _args, out, name=name: found.setdefault(name, []).append(out.flatten())
+            lambda _layer, _args, out, name=name: outputs.setdefault(name, []).append(out.flatten())
         )
-        for name, layer in peer.named_modules()
+        for name, layer in d2_model.named_modules()
         if any(re.search(pattern, name) for pattern in _SPREAD)
     ]
-    maps = peer.backbone(peer.preprocess_image(inputs).tensor)  # no layer of these is before them
-    with patch.object(peer.backbone, "forward", lambda _: maps):
-        for part in ("rpn_head", "box_predictor", "mask_head", "^head"):
-            found.clear()
-            peer(inputs)
-            for name, values in found.items():
-                if re.search(part, name):
-                    wanted = next(v for pattern, v in _SPREAD.items() if re.search(pattern, name))
-                    layer = peer.get_submodule(name)
-                    layer.weight.mul_(wanted / torch.cat(values).std())
+    maps = d2_model.backbone(
+        d2_model.preprocess_image(inputs).tensor
+    )  # the backbone has none of these layers
+    with patch.object(d2_model.backbone, "forward", lambda _: maps):
+        for layers in ("rpn_head", "box_predictor", "mask_head", "^head"):
+            outputs.clear()
+            d2_model(inputs)
+            for name, values in outputs.items():
+                if re.search(layers, name):
+                    target = next(v for pattern, v in _SPREAD.items() if re.search(pattern, name))
+                    layer = d2_model.get_submodule(name)
+                    layer.weight.mul_(target / torch.cat(values).std())
                     if name == "head.cls_score":
                         layer.bias.fill_(-2.0)
     for hook in hooks:

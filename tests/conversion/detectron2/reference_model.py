@@ -1,9 +1,9 @@
-"""detectron2's detectors once more, as plain functions of its state dicts, for inference.
+"""Independent implementation of detectron2's detectors, for inference from its state dicts.
 
-Written from its papers and its conventions, with torchvision's operators, to compare converted
-models with where no outputs of its own are recorded. Nothing of detlite is in it.
+Written from the papers and conventions of detectron2 with torchvision's operators, without code of
+detlite, for models without recorded outputs.
 
-Shapes: B images, R regions of an image, A anchors a cell, K classes without background.
+Shapes: B images, R RoIs of an image, A anchors per cell, K classes without background.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from torch.nn import functional as F
 from torchvision.ops import clip_boxes_to_image, deform_conv2d, nms, roi_align
 
 Detections = dict[str, Tensor]
-GROUPS = 4  # of group norm; 32 in its own wide models
+GROUPS = 4  # of group norm; 32 in the published models
 _SIZES = (32, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A model.
+    """A detector.
 
     Attributes:
-        state: its entries by detectron2's names.
-        body: "FPN", "C4" or "DC5".
-        stride_in_1x1, groups, pixel_std, pre_nms: as its config says.
-        score_thresh: of detections.
+        state: the state dict with detectron2's names.
+        backbone: "FPN", "C4" or "DC5".
+        stride_in_1x1, groups, pixel_std, pre_nms: settings of its config.
+        score_thresh: score threshold of detections.
     """
 
     state: dict[str, Tensor]
-    body: str = "FPN"
+    backbone: str = "FPN"
     stride_in_1x1: bool = True
     groups: int = 1
     pixel_std: tuple[float, float, float] = (1.0, 1.0, 1.0)
@@ -42,23 +42,23 @@ class Reference:
 
     @torch.no_grad()
     def __call__(self, images: list[Tensor]) -> list[Detections]:
-        """RGB uint8 [3, H, W] of any sizes -> `boxes`, `scores`, `labels` from 1, `mask_probs`."""
+        """Detect in RGB images uint8 [3, H, W]; labels start at 1."""
         batch, sizes = self._batch(images)
-        maps = self._body(batch)
+        maps = self._backbone(batch)
         if "head.cls_score.weight" in self.state:
-            return [_not_empty(found) for found in self._retinanet(maps, sizes)]
-        features = self._pyramid(maps, 2) if self.body == "FPN" else maps[-1:]
+            return [_not_empty(image) for image in self._retinanet(maps, sizes)]
+        features = self._pyramid(maps, 2) if self.backbone == "FPN" else maps[-1:]
         proposals = [self._propose(features, index, size) for index, size in enumerate(sizes)]
         detections = self._classify(features, proposals, sizes)
         if "roi_heads.mask_head.predictor.weight" in self.state:
             self._add_masks(features, detections)
-        return [_not_empty(found) for found in detections]
+        return [_not_empty(image) for image in detections]
 
     def _batch(self, images: list[Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
         mean = torch.tensor([103.53, 116.28, 123.675]).view(3, 1, 1)
         std = torch.tensor(self.pixel_std).view(3, 1, 1)
         sizes = [(image.shape[1], image.shape[2]) for image in images]
-        step = 32 if self.body == "FPN" else 1
+        step = 32 if self.backbone == "FPN" else 1
         height, width = (-(-max(side) // step) * step for side in zip(*sizes, strict=True))
         batch = torch.zeros(len(images), 3, height, width)
         for padded, image, (h, w) in zip(batch, images, sizes, strict=True):
@@ -66,7 +66,7 @@ class Reference:
         return batch, sizes
 
     def _conv(self, x: Tensor, name: str, stride: int = 1, dilation: int = 1) -> Tensor:
-        """A convolution of the same size, with its frozen norm where it has one."""
+        """Apply a convolution with "same" padding, and its frozen norm if present."""
         weight = self.state[f"{name}.weight"]
         padding = dilation * (weight.shape[-1] // 2)
         groups = x.shape[1] // weight.shape[1]
@@ -91,7 +91,7 @@ class Reference:
         first, second = (stride, 1) if self.stride_in_1x1 else (1, stride)
         out = self._conv(x, f"{name}.conv1", first).relu()
         conv2 = f"{name}.conv2"
-        if f"{conv2}_offset.weight" in self.state:  # the modulated kind
+        if f"{conv2}_offset.weight" in self.state:  # modulated deformable convolution
             *offsets, weights = self._conv(out, f"{conv2}_offset", second).chunk(3, dim=1)
             out = deform_conv2d(
                 out, torch.cat(offsets, 1), self.state[f"{conv2}.weight"], stride=second,
@@ -105,23 +105,23 @@ class Reference:
         return (out + (self._conv(x, shortcut, stride) if f"{shortcut}.weight" in self.state else x)
                 ).relu()  # fmt: skip
 
-    def _body(self, x: Tensor) -> list[Tensor]:
-        """Maps of res2, res3, ..."""
-        prefix = "backbone.bottom_up" if self.body == "FPN" else "backbone"
+    def _backbone(self, x: Tensor) -> list[Tensor]:
+        """Return the feature maps of res2, res3, ..."""
+        prefix = "backbone.bottom_up" if self.backbone == "FPN" else "backbone"
         if f"{prefix}.s1.b1.f.a.weight" in self.state:
             return self._regnet(x, prefix)
         x = self._conv(x, f"{prefix}.stem.conv1", stride=2).relu()
         x = F.max_pool2d(x, 3, 2, 1)
         maps = []
-        for stage in range(2, 5 if self.body == "C4" else 6):
-            dilation = 2 if (stage, self.body) == (5, "DC5") else 1
+        for stage in range(2, 5 if self.backbone == "C4" else 6):
+            dilation = 2 if (stage, self.backbone) == (5, "DC5") else 1
             stride = 1 if stage == 2 or dilation == 2 else 2
             x = self._stage(x, f"{prefix}.res{stage}", stride, dilation)
             maps.append(x)
         return maps
 
     def _regnet(self, x: Tensor, prefix: str) -> list[Tensor]:
-        """Maps of s1 to s4: blocks of 1x1, grouped 3x3, squeeze and excitation, and 1x1."""
+        """Return the feature maps of s1 to s4 of a RegNet."""
         maps, x = [], self._normed(x, f"{prefix}.stem.conv", f"{prefix}.stem.bn", 2).relu()
         for stage in range(1, 5):
             block = 1
@@ -144,7 +144,7 @@ class Reference:
         return self._batch_norm(self._conv(x, conv, stride), norm)
 
     def _pyramid(self, maps: list[Tensor], finest: int) -> list[Tensor]:
-        """P2 to P6 of an R-CNN, P3 to P7 of a RetinaNet."""
+        """Return P2 to P6 of an R-CNN, or P3 to P7 of a RetinaNet."""
         top = self._conv(maps[-1], "backbone.fpn_lateral5")
         levels = [self._conv(top, "backbone.fpn_output5")]
         for level in range(4, finest - 1, -1):
@@ -157,7 +157,7 @@ class Reference:
         return [*levels, p6, self._conv(p6.relu(), "backbone.top_block.p7", stride=2)]
 
     def _propose(self, features: list[Tensor], image: int, size: tuple[int, int]) -> Tensor:
-        head, found = "proposal_generator.rpn_head", []
+        head, per_level = "proposal_generator.rpn_head", []
         for level, x in enumerate(features):
             hidden, several = x[image : image + 1], 0
             if f"{head}.conv.weight" in self.state:
@@ -171,15 +171,15 @@ class Reference:
             sizes = [_SIZES[level]] if pyramid else list(_SIZES)
             anchors = _anchors(x, 2 ** (level + 2) if pyramid else 16, sizes)
             logits, best = logits.topk(min(self.pre_nms, len(logits)))
-            boxes = clip_boxes_to_image(_moved(anchors[best], deltas[best], (1.0,) * 4), size)
-            found.append((boxes, logits, torch.full_like(best, level)))
-        boxes, logits, levels = (torch.cat(column) for column in zip(*found, strict=True))
+            boxes = clip_boxes_to_image(_decode(anchors[best], deltas[best], (1.0,) * 4), size)
+            per_level.append((boxes, logits, torch.full_like(best, level)))
+        boxes, logits, levels = (torch.cat(column) for column in zip(*per_level, strict=True))
         some = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
         boxes, logits, levels = boxes[some], logits[some], levels[some]
-        return boxes[_apart(boxes, logits, levels, 0.7)[:1000]]
+        return boxes[_grouped_nms(boxes, logits, levels, 0.7)[:1000]]
 
     def _pool(self, features: list[Tensor], boxes: list[Tensor], side: int) -> Tensor:
-        """Regions of all images, each from the level of its size, [sum R, C, side, side]."""
+        """Pool the RoIs of all images, [sum R, C, side, side], each from the level of its size."""
         index = torch.cat([torch.full((len(b), 1), float(i)) for i, b in enumerate(boxes)])
         rois = torch.cat([index, torch.cat(boxes)], dim=1)
         if len(features) == 1:
@@ -197,7 +197,7 @@ class Reference:
         self, features: list[Tensor], boxes: list[Tensor], stage: str
     ) -> tuple[Tensor, Tensor]:
         head, predictor = f"roi_heads.box_head{stage}", f"roi_heads.box_predictor{stage}"
-        if self.body == "C4":
+        if self.backbone == "C4":
             x = self._stage(self._pool(features, boxes, 14), "roi_heads.res5", 2).mean((2, 3))
         else:
             x, conv = self._pool(features, boxes, 7), 1
@@ -224,28 +224,28 @@ class Reference:
             scores = scores + logits.softmax(dim=1) / len(stages)
             deltas = deltas.unflatten(1, (-1, 4))
             weights = (10.0 * number, 10.0 * number, 5.0 * number, 5.0 * number)
-            moved = _moved(torch.cat(boxes)[:, None].expand_as(deltas), deltas, weights)
+            moved = _decode(torch.cat(boxes)[:, None].expand_as(deltas), deltas, weights)
             parts = zip(moved.split(counts), sizes, strict=True)
             boxes = [clip_boxes_to_image(part[:, 0], size) for part, size in parts]
-        found = []
+        detections = []
         for part, own, size in zip(moved.split(counts), scores.split(counts), sizes, strict=True):
             row, label = torch.where(own[:, :-1] > self.score_thresh)
             chosen = part[row, 0 if part.shape[1] == 1 else label]
-            found.append(_detected(clip_boxes_to_image(chosen, size), own[row, label], label))
-        return found
+            detections.append(_detected(clip_boxes_to_image(chosen, size), own[row, label], label))
+        return detections
 
     def _add_masks(self, features: list[Tensor], detections: list[Detections]) -> None:
-        boxes, head = [found["boxes"] for found in detections], "roi_heads.mask_head"
+        boxes, head = [image["boxes"] for image in detections], "roi_heads.mask_head"
         x, conv = self._pool(features, boxes, 14), 1
-        if self.body == "C4":
+        if self.backbone == "C4":
             x = self._stage(x, "roi_heads.res5", 2)
         while f"{head}.mask_fcn{conv}.weight" in self.state:
             x = self._conv(x, f"{head}.mask_fcn{conv}").relu()
             conv += 1
         deconv = self.state[f"{head}.deconv.weight"], self.state[f"{head}.deconv.bias"]
         x = self._conv(F.conv_transpose2d(x, *deconv, stride=2).relu(), f"{head}.predictor")
-        for found, logits in zip(detections, x.split([len(b) for b in boxes]), strict=True):
-            found["mask_probs"] = logits[range(len(logits)), found["labels"] - 1].sigmoid()
+        for image, logits in zip(detections, x.split([len(b) for b in boxes]), strict=True):
+            image["mask_probs"] = logits[range(len(logits)), image["labels"] - 1].sigmoid()
 
     def _retinanet(self, maps: list[Tensor], sizes: list[tuple[int, int]]) -> list[Detections]:
         levels: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -258,7 +258,7 @@ class Reference:
                 self._conv(moved, "head.bbox_pred"),
             )
             levels.append((anchors, logits, deltas))
-        found = []
+        detections = []
         for image, size in enumerate(sizes):
             parts = []
             for anchors, logits, deltas in levels:
@@ -268,13 +268,13 @@ class Reference:
                 best_scores, best = scores[row, label].topk(min(1000, len(row)))
                 row, label = row[best], label[best]
                 own = _per_anchor(deltas[image : image + 1], 4)[row]
-                parts.append((_moved(anchors[row], own, (1.0,) * 4), best_scores, label))
+                parts.append((_decode(anchors[row], own, (1.0,) * 4), best_scores, label))
             detected = _detected(*(torch.cat(column) for column in zip(*parts, strict=True)))
-            found.append({**detected, "boxes": clip_boxes_to_image(detected["boxes"], size)})
-        return found
+            detections.append({**detected, "boxes": clip_boxes_to_image(detected["boxes"], size)})
+        return detections
 
     def _tower(self, x: Tensor, level: int, name: str) -> Tensor:
-        for layer in range(12):  # convolutions, perhaps norms, and ReLUs
+        for layer in range(12):  # convolutions, optional norms, and ReLUs
             here = f"{name}_subnet.{layer}"
             weight, bias = (self.state.get(f"{here}.{leaf}") for leaf in ("weight", "bias"))
             if weight is not None and weight.ndim == 4:
@@ -289,12 +289,12 @@ class Reference:
 
 
 def _per_anchor(x: Tensor, values: int) -> Tensor:
-    """[1, A * values, H, W] -> [H * W * A, values]."""
+    """Reshape [1, A * values, H, W] to [H * W * A, values]."""
     return x[0].unflatten(0, (-1, values)).permute(2, 3, 0, 1).reshape(-1, values)
 
 
 def _anchors(x: Tensor, stride: int, sizes: list[float]) -> Tensor:
-    """Anchors by row, column, size and ratio; the first are centred on the corner."""
+    """Return anchors in order of row, column, size and ratio, centred on the corners of cells."""
     ratios = (0.5, 1.0, 2.0)
     halves = [(s / math.sqrt(r) / 2, s * math.sqrt(r) / 2) for s in sizes for r in ratios]
     cell = torch.tensor([(-w, -h, w, h) for w, h in halves])
@@ -303,8 +303,8 @@ def _anchors(x: Tensor, stride: int, sizes: list[float]) -> Tensor:
     return (torch.stack([x_, y, x_, y], dim=-1)[:, :, None] + cell).reshape(-1, 4)
 
 
-def _moved(boxes: Tensor, deltas: Tensor, weights: tuple[float, ...]) -> Tensor:
-    """Boxes [..., 4] moved and scaled by deltas [..., 4], which are divided by the weights."""
+def _decode(boxes: Tensor, deltas: Tensor, weights: tuple[float, ...]) -> Tensor:
+    """Decode deltas [..., 4] relative to boxes [..., 4]."""
     shift, growth = (deltas / torch.tensor(weights)).split(2, dim=-1)
     side = boxes[..., 2:] - boxes[..., :2]
     centre = boxes[..., :2] + side / 2 + shift * side
@@ -312,10 +312,10 @@ def _moved(boxes: Tensor, deltas: Tensor, weights: tuple[float, ...]) -> Tensor:
     return torch.cat([centre - half, centre + half], dim=-1)
 
 
-def _apart(boxes: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
-    """Boxes that none of their group with a higher score overlaps more, by decreasing score.
+def _grouped_nms(boxes: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
+    """Apply NMS within groups; return indices by falling score.
 
-    Not `batched_nms`: it lays groups side by side, where boxes beyond the picture meet.
+    `batched_nms` shifts groups, so that boxes outside of the image may overlap those of others.
     """
     kept = torch.zeros_like(scores, dtype=torch.bool)
     for group in groups.unique():
@@ -325,12 +325,12 @@ def _apart(boxes: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
     return index[scores[index].argsort(descending=True)]
 
 
-def _not_empty(found: Detections) -> Detections:
-    some = (found["boxes"][:, 2:] > found["boxes"][:, :2]).all(dim=1)
-    return {name: value[some] for name, value in found.items()}
+def _not_empty(detections: Detections) -> Detections:
+    some = (detections["boxes"][:, 2:] > detections["boxes"][:, :2]).all(dim=1)
+    return {name: value[some] for name, value in detections.items()}
 
 
 def _detected(boxes: Tensor, scores: Tensor, labels: Tensor) -> Detections:
-    """The best 100 that are left of overlaps within a class."""
-    keep = _apart(boxes, scores, labels, 0.5)[:100]
+    """Return the best 100 detections after NMS within classes."""
+    keep = _grouped_nms(boxes, scores, labels, 0.5)[:100]
     return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep] + 1}

@@ -1,6 +1,6 @@
-"""Every family of detectron2's model zoo loads, by the config that detectron2 has for it.
+"""Models of detectron2's zoo are converted with the settings of their configs.
 
-Its models are built without values, where it can be imported from its sources; nothing is computed.
+The models are built on the meta device, if detectron2 is installed from its sources.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from yacs.config import CfgNode
 from detlite.config import load_config
 from detlite.conversion import convert
 from detlite.modeling.build import build_model
-from tests.conversion.detectron2.live_comparison import build_peer, peer_config
+from tests.conversion.detectron2.live_comparison import build_d2_model, load_d2_config
 
 pytestmark = pytest.mark.skipif(find_spec("detectron2") is None, reason="needs detectron2")
 
@@ -29,7 +29,7 @@ CONFIGS = [
     *(f"COCO-InstanceSegmentation/{name}" for name in (
         "mask_rcnn_R_50_C4_1x.yaml", "mask_rcnn_R_101_DC5_3x.yaml", "mask_rcnn_R_50_FPN_1x.yaml",
         "mask_rcnn_regnetx_4gf_dds_fpn_1x.py", "mask_rcnn_regnety_4gf_dds_fpn_1x.py")),
-    *(f"new_baselines/mask_rcnn_{body}_FPN_100ep_LSJ.py" for body in (
+    *(f"new_baselines/mask_rcnn_{backbone}_FPN_100ep_LSJ.py" for backbone in (
         "R_50", "R_101", "regnetx_4gf_dds", "regnety_4gf_dds")),
     "COCO-Keypoints/keypoint_rcnn_R_50_FPN_1x.yaml",
     "COCO-PanopticSegmentation/panoptic_fpn_R_50_1x.yaml",
@@ -48,26 +48,24 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_model_of_the_zoo_loads_with_its_config(config):
+def test_config_of_a_zoo_model(config):
     with torch.device("meta"):
-        peer = build_peer(config, ["MODEL.DEVICE", "meta"])
-    state = peer.state_dict()
-    for name in state:  # the one number that is read
+        d2_model = build_d2_model(config, ["MODEL.DEVICE", "meta"])
+    state = d2_model.state_dict()
+    for name in state:  # the only value that conversion reads
         if re.search(r"stem\.(conv1\.norm|bn)\.num_batches_tracked$", name):
             state[name] = torch.tensor(int("scratch" in config))
     converted = convert(state, "detectron2", Path(config).with_suffix("") / "model_final.pkl")
     with torch.device("meta"):
         opts = [item for pair in converted.config.items() for item in pair]
         cfg = load_config(None, [*opts, "MODEL.DEVICE", "meta"])
-        ours = build_model(cfg).state_dict()
-    counters = "num_batches_tracked"  # of norms that are frozen here
-    theirs = {n: v.shape for n, v in converted.model.items() if not n.endswith(counters)}
-    assert theirs == {
-        n: v.shape for n, v in ours.items() if not n.endswith(counters) and n != "moving_foreground"
-    }
-    assert getattr(peer, "input_format", "BGR") == "BGR"
-    wanted = _said(peer) | _input(config)
-    assert {key: _value(cfg, key) for key in wanted} == wanted
+        expected_state = build_model(cfg).state_dict()
+    other = ("num_batches_tracked", "moving_foreground")  # frozen norms have no counters
+    shapes = {n: v.shape for n, v in converted.model.items() if not n.endswith(other)}
+    assert shapes == {n: v.shape for n, v in expected_state.items() if not n.endswith(other)}
+    assert getattr(d2_model, "input_format", "BGR") == "BGR"
+    expected = _model_settings(d2_model) | _input_settings(config)
+    assert {key: _value(cfg, key) for key in expected} == expected
 
 
 def _value(cfg: CfgNode, key: str) -> Any:
@@ -77,9 +75,9 @@ def _value(cfg: CfgNode, key: str) -> Any:
     return [round(x, 4) for x in node] if isinstance(node, list | tuple) else node
 
 
-def _input(config: str) -> dict[str, Any]:
-    """What its config says of pixels, and of the size of pictures in evaluation."""
-    cfg = peer_config(config, [])
+def _input_settings(config: str) -> dict[str, Any]:
+    """Return the pixel statistics and test sizes of a config of detectron2."""
+    cfg = load_d2_config(config, [])
     if config.endswith(".py"):
         mean, std = cfg.model.pixel_mean, cfg.model.pixel_std
         resize = cfg.dataloader.test.mapper.augmentations[0]
@@ -95,30 +93,30 @@ def _input(config: str) -> dict[str, Any]:
     }
 
 
-def _said(peer: Any) -> dict[str, Any]:
-    """Keys of ours and the values that a model of detectron2 has for them."""
-    said: dict[str, Any] = {}
-    rpn = getattr(peer, "proposal_generator", None)
+def _model_settings(d2_model: Any) -> dict[str, Any]:
+    """Return the settings of a model of detectron2, by the config keys of detlite."""
+    settings: dict[str, Any] = {}
+    rpn = getattr(d2_model, "proposal_generator", None)
     if hasattr(rpn, "pre_nms_topk"):
-        said["MODEL.RPN.PRE_NMS_TOP_N_TRAIN"] = rpn.pre_nms_topk[True]
-        said["MODEL.RPN.PRE_NMS_TOP_N_TEST"] = rpn.pre_nms_topk[False]
+        settings["MODEL.RPN.PRE_NMS_TOP_N_TRAIN"] = rpn.pre_nms_topk[True]
+        settings["MODEL.RPN.PRE_NMS_TOP_N_TEST"] = rpn.pre_nms_topk[False]
         pyramid = "FPN_" if len(rpn.in_features) > 1 else ""
-        said[f"MODEL.RPN.{pyramid}POST_NMS_TOP_N_TRAIN"] = rpn.post_nms_topk[True]
-        said[f"MODEL.RPN.{pyramid}POST_NMS_TOP_N_TEST"] = rpn.post_nms_topk[False]
-        said["MODEL.RPN.NMS_THRESH"] = rpn.nms_thresh
-    if hasattr(peer, "roi_heads"):
-        predictors = peer.roi_heads.box_predictor
+        settings[f"MODEL.RPN.{pyramid}POST_NMS_TOP_N_TRAIN"] = rpn.post_nms_topk[True]
+        settings[f"MODEL.RPN.{pyramid}POST_NMS_TOP_N_TEST"] = rpn.post_nms_topk[False]
+        settings["MODEL.RPN.NMS_THRESH"] = rpn.nms_thresh
+    if hasattr(d2_model, "roi_heads"):
+        predictors = d2_model.roi_heads.box_predictor
         predictor = predictors[0] if isinstance(predictors, torch.nn.ModuleList) else predictors
-        said["MODEL.ROI_HEADS.SCORE_THRESH"] = predictor.test_score_thresh
-        said["MODEL.ROI_HEADS.NMS"] = predictor.test_nms_thresh
-        said["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] = predictor.test_topk_per_image
+        settings["MODEL.ROI_HEADS.SCORE_THRESH"] = predictor.test_score_thresh
+        settings["MODEL.ROI_HEADS.NMS"] = predictor.test_nms_thresh
+        settings["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] = predictor.test_topk_per_image
         for head in ("box", "mask", "keypoint"):
-            if pooler := getattr(peer.roi_heads, f"{head}_pooler", None):
+            if pooler := getattr(d2_model.roi_heads, f"{head}_pooler", None):
                 level, node = pooler.level_poolers[0], f"MODEL.ROI_{head.upper()}_HEAD"
-                said[f"{node}.POOLER_RESOLUTION"] = level.output_size[0]
-                said[f"{node}.POOLER_SAMPLING_RATIO"] = level.sampling_ratio
-                said[f"{node}.POOLER_TYPE"] = "ROIAlignV2" if level.aligned else "ROIAlign"
-    body = getattr(peer.backbone, "bottom_up", peer.backbone)
-    if hasattr(body, "res3"):
-        said["MODEL.RESNETS.STRIDE_IN_1X1"] = body.res3[0].conv1.stride[0] == 2
-    return said
+                settings[f"{node}.POOLER_RESOLUTION"] = level.output_size[0]
+                settings[f"{node}.POOLER_SAMPLING_RATIO"] = level.sampling_ratio
+                settings[f"{node}.POOLER_TYPE"] = "ROIAlignV2" if level.aligned else "ROIAlign"
+    backbone = getattr(d2_model.backbone, "bottom_up", d2_model.backbone)
+    if hasattr(backbone, "res3"):
+        settings["MODEL.RESNETS.STRIDE_IN_1X1"] = backbone.res3[0].conv1.stride[0] == 2
+    return settings

@@ -1,4 +1,4 @@
-"""How published models of detectron2 differ where their entries do not say it."""
+"""Settings of detectron2's published models that their weights do not determine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DIVIDED = [57.375, 57.12, 58.395]
 
 
 @pytest.fixture
-def found(tiny_config: Callable[..., CfgNode]) -> Callable[..., ConfigValues]:
-    """`found(*opts)`: the config of a file of detectron2 that holds such a model."""
+def infer(tiny_config: Callable[..., CfgNode]) -> Callable[..., ConfigValues]:
+    """Return a function that infers the config of a model with these options."""
 
     def config(*opts: Any) -> ConfigValues:
         state = build_model(tiny_config(*opts)).state_dict()
         for name in state:
-            if name.endswith("num_batches_tracked"):  # as after training
+            if name.endswith("num_batches_tracked"):  # trained norms
                 state[name].add_(7)
         return DETECTRON2.configure(state, {}, Path(), state)
 
@@ -44,18 +44,18 @@ def _resnext(depth: int) -> list[Any]:
     ]  # fmt: skip
 
 
-def test_only_resnext_101_divides_pixels(found):
-    config = found(*_resnext(101))
+def test_pixel_std_of_resnext(infer):
+    config = infer(*_resnext(101))
     assert config["INPUT.PIXEL_STD"] == DIVIDED
     assert config["MODEL.RESNETS.STRIDE_IN_1X1"] is False
-    # that of 152 layers began with weights that had taken the division up
-    config = found(*_resnext(152))
+    # Its pretrained weights include the division by the standard deviation.
+    config = infer(*_resnext(152))
     assert "INPUT.PIXEL_STD" not in config
     assert config["MODEL.RESNETS.STRIDE_IN_1X1"] is False
 
 
 @pytest.mark.parametrize(
-    ("body", "freeze_at", "pyramid", "convs", "stride_in_1x1", "divided"),
+    ("backbone", "freeze_at", "pyramid", "convs", "stride", "divided"),
     [
         ("FrozenBN", 2, "", 1, None, False),
         ("BN", 2, "BN", 1, None, False),  # mask_rcnn_R_50_FPN_3x_syncbn
@@ -64,21 +64,21 @@ def test_only_resnext_101_divides_pixels(found):
         ("GN", 2, "GN", 1, False, False),  # mask_rcnn_R_50_FPN_3x_gn
     ],
 )
-def test_norms_tell_models_apart(found, body, freeze_at, pyramid, convs, stride_in_1x1, divided):
-    config = found(
-        "MODEL.RESNETS.NORM", body, "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", freeze_at,
+def test_settings_that_depend_on_norms(infer, backbone, freeze_at, pyramid, convs, stride, divided):
+    config = infer(
+        "MODEL.RESNETS.NORM", backbone, "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", freeze_at,
         "MODEL.FPN.NORM", pyramid, "MODEL.RPN.NUM_CONVS", convs,
     )  # fmt: skip
-    assert config["MODEL.RESNETS.NORM"] == body
-    assert config.get("MODEL.RESNETS.STRIDE_IN_1X1") is stride_in_1x1
+    assert config["MODEL.RESNETS.NORM"] == backbone
+    assert config.get("MODEL.RESNETS.STRIDE_IN_1X1") is stride
     assert ("INPUT.PIXEL_STD" in config) == divided
 
 
 @pytest.mark.parametrize(
     ("classes", "thresh", "count"), [(1231, 1e-4, 300), (1204, 1e-4, 300), (81, None, None)]
 )
-def test_many_classes_score_low(found, classes, thresh, count):
-    config = found("MODEL.ROI_BOX_HEAD.NUM_CLASSES", classes)
+def test_lvis(infer, classes, thresh, count):
+    config = infer("MODEL.ROI_BOX_HEAD.NUM_CLASSES", classes)
     assert config.get("MODEL.ROI_HEADS.SCORE_THRESH") == thresh
     assert config.get("MODEL.ROI_HEADS.DETECTIONS_PER_IMG") == count
 
@@ -98,11 +98,11 @@ def test_many_classes_score_low(found, classes, thresh, count):
         ("model_final_f10217.pkl", "MODEL.ROI_BOX_HEAD.POOLER_TYPE", None),
     ],
 )
-def test_names_of_published_files(path, key, value):
+def test_settings_by_published_name(path, key, value):
     assert config_by_name(Path(path)).get(key) == value
 
 
-def test_a_file_by_its_published_name(tiny_config, tmp_path):
+def test_checkpoint_with_a_published_name(tiny_config, tmp_path):
     model = build_model(tiny_config("MODEL.RESNETS.NORM", "FrozenBN"))
     state = {
         re.sub(r"^backbone\.body\.", "backbone.bottom_up.", name): value
@@ -114,25 +114,25 @@ def test_a_file_by_its_published_name(tiny_config, tmp_path):
         assert config["MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO"] == sampling
 
 
-def _kept(mean: list[float], std: list[float]) -> dict[str, Tensor]:
+def _pixel_statistics(mean: list[float], std: list[float]) -> dict[str, Tensor]:
     return {
         name: torch.tensor(values).view(3, 1, 1)
         for name, values in (("pixel_mean", mean), ("pixel_std", std))
     }
 
 
-def test_pixels_of_a_file():
-    kept = _kept([103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
-    assert pixel_config(kept) == {
+def test_stored_pixel_statistics():
+    statistics = _pixel_statistics([103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
+    assert pixel_config(statistics) == {
         "INPUT.PIXEL_MEAN": [103.53, 116.28, 123.675],
         "INPUT.PIXEL_STD": [1.0, 1.0, 1.0],
     }
-    assert pixel_config({"pixel_mean": kept["pixel_mean"]}) == {}
+    assert pixel_config({"pixel_mean": statistics["pixel_mean"]}) == {}
 
 
-def test_pixels_of_a_file_in_rgb():
-    kept = _kept([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
-    config = pixel_config({name: value.numpy() for name, value in kept.items()})
+def test_stored_pixel_statistics_in_rgb():
+    statistics = _pixel_statistics([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+    config = pixel_config({name: value.numpy() for name, value in statistics.items()})
     normalizer = Normalizer(
         config["INPUT.PIXEL_MEAN"],
         config["INPUT.PIXEL_STD"],
@@ -140,12 +140,12 @@ def test_pixels_of_a_file_in_rgb():
         divisibility=1,
     )
     image = torch.randint(0, 256, (3, 4, 5), dtype=torch.uint8)
-    wanted = (image.float() - kept["pixel_mean"]) / kept["pixel_std"]
-    torch.testing.assert_close(normalizer([image]).pixels[0], wanted, atol=1e-5, rtol=0)
+    expected = (image.float() - statistics["pixel_mean"]) / statistics["pixel_std"]
+    torch.testing.assert_close(normalizer([image]).pixels[0], expected, atol=1e-5, rtol=0)
 
 
 def _cells(levels: list[list[float]], ratios: list[float]) -> dict[str, Tensor]:
-    """Anchors as older files keep them."""
+    """Make anchors in the format of older files."""
     return {
         f"proposal_generator.anchor_generator.cell_anchors.{level}": torch.tensor(
             [
@@ -160,7 +160,7 @@ def _cells(levels: list[list[float]], ratios: list[float]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("part", "levels"),
+    ("section", "levels"),
     [
         ("MODEL.RPN", [[32], [64], [128], [256], [512]]),
         ("MODEL.RPN", [[32, 64, 128, 256, 512]]),
@@ -170,12 +170,12 @@ def _cells(levels: list[list[float]], ratios: list[float]) -> dict[str, Tensor]:
         ),
     ],
 )
-def test_usual_anchors_say_nothing(part, levels):
-    assert anchor_config(_cells(levels, [0.5, 1.0, 2.0]), part) == {}
-    assert anchor_config({}, part) == {}
+def test_default_anchors(section, levels):
+    assert anchor_config(_cells(levels, [0.5, 1.0, 2.0]), section) == {}
+    assert anchor_config({}, section) == {}
 
 
-def test_anchors_of_a_file():
+def test_stored_anchors():
     levels = [[8.0, 10.0], [16.0, 20.0]]
     assert anchor_config(_cells(levels, [0.25, 1.0, 2.5, 4.0]), "MODEL.RETINANET") == {
         "MODEL.RETINANET.ANCHOR_SIZES": levels,
@@ -184,10 +184,10 @@ def test_anchors_of_a_file():
     }
 
 
-def test_anchors_of_a_model(tiny_config, tmp_path):
+def test_anchors_of_a_checkpoint(tiny_config, tmp_path):
     levels, ratios = [[8.0], [16.0], [32.0], [64.0], [128.0]], [0.2, 0.5, 1.0, 2.0, 5.0]
-    asked = ["MODEL.RESNETS.NORM", "FrozenBN", "MODEL.RPN.ASPECT_RATIOS", ratios]
-    model = build_model(tiny_config(*asked))
+    opts = ["MODEL.RESNETS.NORM", "FrozenBN", "MODEL.RPN.ASPECT_RATIOS", ratios]
+    model = build_model(tiny_config(*opts))
     state = {
         re.sub(r"^backbone\.body\.", "backbone.bottom_up.", name): value
         for name, value in model.state_dict().items()
@@ -197,5 +197,5 @@ def test_anchors_of_a_model(tiny_config, tmp_path):
     config = yaml.safe_load(checkpoint.config)
     assert config["MODEL.RPN.ANCHOR_SIZES"] == levels
     assert config["MODEL.RPN.ASPECT_RATIOS"] == ratios
-    bias = "rpn.head.cls_logits.bias"  # of one size: nothing to reorder
+    bias = "rpn.head.cls_logits.bias"  # one size: the order stays
     assert torch.equal(checkpoint.model[bias], state[bias])

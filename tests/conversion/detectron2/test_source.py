@@ -1,4 +1,4 @@
-"""State dicts of detectron2: brought into our order, and the config that they need."""
+"""Conversion of detectron2: layout and config."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.conversion.synthetic_state_dicts import (
         (6, 6, [0, 1, 2, 3, 4, 5]),
     ],
 )
-def test_ratios_become_slowest(anchors, ratios, order):
+def test_order_of_anchors(anchors, ratios, order):
     state = {
         "rpn.head.cls_logits.weight": torch.randn(anchors, 7, 1, 1),
         "rpn.head.cls_logits.bias": torch.randn(anchors),
@@ -42,8 +42,8 @@ def test_ratios_become_slowest(anchors, ratios, order):
     before = dict(state)
     order_anchors_by_ratio(state, ratios)
     for name, values in before.items():
-        wanted = values.unflatten(0, (anchors, -1))[order].flatten(0, 1)
-        assert torch.equal(state[name], wanted), name
+        expected = values.unflatten(0, (anchors, -1))[order].flatten(0, 1)
+        assert torch.equal(state[name], expected), name
 
 
 def test_dilated_c5():
@@ -59,7 +59,7 @@ def test_dilated_c5():
     assert torch.equal(converted.model["roi_heads.box.feature_extractor.fc6.weight"], fc1)
 
 
-def test_stages_of_a_cascade(tmp_path):
+def test_cascade(tmp_path):
     state = cascade()
     torch.save(state, tmp_path / "w.pth")
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
@@ -76,7 +76,7 @@ def test_stages_of_a_cascade(tmp_path):
         assert torch.equal(boxes[4:], state[f"roi_heads.box_predictor.{stage}.bbox_pred.bias"])
 
 
-def test_retinanet_anchors_of_a_cell_are_reordered():
+def test_anchors_of_a_retinanet_are_reordered():
     state = retinanet("detectron2")
     model = convert(state, "detectron2").model
     scores = CLASSES - 1
@@ -91,7 +91,7 @@ def test_retinanet_anchors_of_a_cell_are_reordered():
             )
 
 
-def test_resnext_has_its_stride_in_the_3x3_and_its_own_scale():
+def test_stride_and_pixel_std_of_resnext():
     config = convert(detectron2(101, groups=2), "detectron2").config
     assert config["MODEL.RESNETS.NUM_GROUPS"] == 2
     assert config["MODEL.RESNETS.WIDTH_PER_GROUP"] == RES2 // 4
@@ -99,17 +99,17 @@ def test_resnext_has_its_stride_in_the_3x3_and_its_own_scale():
     assert config["INPUT.PIXEL_STD"] == [57.375, 57.12, 58.395]
 
 
-def test_pixels_that_a_file_keeps():
-    kept = {
+def test_stored_pixel_statistics():
+    statistics = {
         "pixel_mean": torch.tensor([100.0, 110.5, 120.25]).view(3, 1, 1),
         "pixel_std": torch.tensor([50.0, 51.0, 52.0]).view(3, 1, 1),
     }
-    config = convert(detectron2() | kept, "detectron2").config
+    config = convert(detectron2() | statistics, "detectron2").config
     assert config["INPUT.PIXEL_MEAN"] == [100.0, 110.5, 120.25]
     assert config["INPUT.PIXEL_STD"] == [50.0, 51.0, 52.0]
 
 
-def test_background_comes_first():
+def test_background_is_moved_first():
     state = detectron2()
     model = convert(state, "detectron2").model
     for leaf in ("weight", "bias"):
@@ -125,7 +125,7 @@ def test_background_comes_first():
         assert len(masks) == CLASSES
 
 
-def test_anchors_of_a_cell_are_reordered():
+def test_anchors_of_an_rpn_are_reordered():
     state = detectron2(fpn=False)
     model = convert(state, "detectron2").model
     theirs = state["proposal_generator.rpn_head.objectness_logits.bias"]
@@ -142,7 +142,7 @@ def test_anchors_of_a_cell_are_reordered():
 
 @pytest.mark.parametrize("fpn", [True, False], ids=["FPN", "C4"])
 @torch.no_grad()
-def test_fast_rcnn_has_no_proposals_of_its_own(fpn, tmp_path):
+def test_fast_rcnn_needs_proposals(fpn, tmp_path):
     state = detectron2(fpn=fpn)
     fast = {name: v for name, v in state.items() if not name.startswith("proposal_generator.")}
     models = []
@@ -151,25 +151,25 @@ def test_fast_rcnn_has_no_proposals_of_its_own(fpn, tmp_path):
         models.append(build_model_from_checkpoint(tmp_path / f"{number}.pth")[1].eval())
     image = torch.rand(3, 64, 96)
     boxes = torch.tensor([[5.0, 5, 50, 50], [10, 20, 90, 60]])
-    given = prepare_proposals([boxes], 1)
+    proposals = prepare_proposals([boxes], 1)
     images = models[0].normalizer([image])
-    wanted, found = (
-        model.roi_heads.box.predict(model.backbone(images.pixels), given, images.sizes)
+    expected, detections = (
+        model.roi_heads.box.predict(model.backbone(images.pixels), proposals, images.sizes, False)
         for model in models
     )
     assert models[1].takes_proposals
-    assert found.valid.any()
-    assert torch.equal(found.boxes, wanted.boxes)
-    assert torch.equal(found.scores, wanted.scores)
+    assert detections.valid.any()
+    assert torch.equal(detections.boxes, expected.boxes)
+    assert torch.equal(detections.scores, expected.scores)
 
 
-def test_fcos_is_refused():
+def test_fcos():
     state = retinanet("detectron2") | {"head.ctrness.weight": torch.zeros(1, 8, 3, 3)}
     with pytest.raises(ValueError, match="detectron2's, but is an FCOS"):
         convert(state, "detectron2")
 
 
-def test_a_mask_of_all_classes_is_that_of_each():
+def test_class_agnostic_masks_are_repeated():
     state = detectron2()
     for name in ("roi_heads.mask_head.predictor.weight", "roi_heads.mask_head.predictor.bias"):
         state[name] = state[name][:1]
@@ -180,7 +180,7 @@ def test_a_mask_of_all_classes_is_that_of_each():
         assert (ours[1:] == state[f"roi_heads.mask_head.predictor.{leaf}"]).all()
 
 
-def test_towers_that_begin_with_a_norm_are_no_model(tmp_path):
+def test_towers_that_start_with_a_norm(tmp_path):
     state = retinanet("detectron2", "GN")
     for tower in ("cls", "bbox"):
         del state[f"head.{tower}_subnet.0.weight"]

@@ -1,4 +1,4 @@
-"""ViTDet's weights: their config, and their detections beside a second implementation."""
+"""ViTDet: inferred config, and the detections of an independent implementation."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from tests.conversion.detectron2.vitdet_reference import (
     DEPTH,
     HEADS,
     ViTDetReference,
-    calm,
+    scale,
     vitdet,
 )
 
 _SCORE = 0.02
-_LOW_SCORE = 0.005  # less than one of 80 classes has by chance
 
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """ViT-T is as narrow as those of the reference. In float64 no detection is lost to the order of
-    a sum."""
+    """Make ViT-T as narrow as the reference, and use float64 as in test_reference_model."""
     monkeypatch.setitem(vit.SIZES, "T", (CHANNELS, DEPTH, HEADS))
     torch.set_default_dtype(torch.float64)
     yield
@@ -37,26 +35,22 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("cascade", [False, True])
-def test_detections_are_those_of_a_second_implementation(cascade, tmp_path):
-    state = {name: calm(name, value) for name, value in vitdet(cascade).items()}
+def test_detections_equal_the_reference(cascade, tmp_path):
+    state = {name: scale(name, value) for name, value in vitdet(cascade).items()}
     torch.save(state, tmp_path / "w.pth")
     opts = ["MODEL.ROI_HEADS.SCORE_THRESH", _SCORE, "MODEL.DEVICE", "cpu", "TEST.OPTIMIZE", False]
     model = detlite.load_checkpoint(tmp_path / "w.pth", opts).model
     coarse = [torch.randint(0, 256, (1, 3, h, w)).double() for h, w in ((9, 12), (12, 7))]
     images = [F.interpolate(x, scale_factor=10.5, mode="bilinear")[0].byte() for x in coarse]
-    theirs = ViTDetReference(state, score_thresh=_SCORE)(images)
-    for ours, wanted in zip(model.double().detect(images), theirs, strict=True):
-        found = compare(as_dict(ours), wanted)
-        assert found.count >= 20
-        assert found.unmatched == 0
-        assert found.box < 1e-3
-        assert found.score < 1e-5
-        assert found.mask < 1e-4
+    expected = ViTDetReference(state, score_thresh=_SCORE)(images)
+    for detections, reference in zip(model.double().detect(images), expected, strict=True):
+        difference = compare(as_dict(detections), reference)
+        difference.check(20, box=1e-3, score=1e-5, mask=1e-4)
 
 
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("cascade", [False, True])
-def test_the_config_is_that_of_vitdet(cascade):
+def test_config(cascade):
     state = vitdet(cascade)
     assert detect_source(state) == "detectron2"
     config = convert(state, "detectron2").config
@@ -80,13 +74,13 @@ def test_the_config_is_that_of_vitdet(cascade):
     ("change", "message"),
     [
         ({"roi_heads.box_predictor.cls_score.weight": (1204, 12),
-          "roi_heads.box_predictor.bbox_pred.weight": (4812, 12)}, "classes of LVIS by sigmoids"),
+          "roi_heads.box_predictor.bbox_pred.weight": (4812, 12)}, "LVIS classes with sigmoids"),
         ({"backbone.net.patch_embed.proj.weight": (20, 3, 16, 16)}, "20 channels, 4 blocks and 2"),
         ({"backbone.net.blocks.0.attn.rel_pos_h": None}, "have no relative positions"),
-        ({"backbone.net.blocks.2.attn.rel_pos_h": (15, 8)}, "not evenly spread"),
+        ({"backbone.net.blocks.2.attn.rel_pos_h": (15, 8)}, "not evenly spaced"),
     ],
 )  # fmt: skip
-def test_what_is_refused(change, message):
+def test_unknown_models(change, message):
     state = vitdet()
     for name, shape in change.items():
         if shape is None:

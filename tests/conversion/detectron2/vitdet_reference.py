@@ -1,7 +1,7 @@
-"""detectron2's ViTDet once more, and narrow state dicts of it by its names.
+"""Independent implementation of detectron2's ViTDet, and narrow state dicts with its names.
 
-Written from the paper (https://arxiv.org/abs/2203.16527); nothing of detlite is in it. Shapes: B
-images or windows, H x W patches of 16 x 16 pixels, C channels.
+Written from the paper (https://arxiv.org/abs/2203.16527), without code of detlite. Shapes: B images
+or windows, H x W patches of 16 x 16 pixels, C channels.
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.conversion.detectron2.reference_model import Reference
-from tests.conversion.synthetic_state_dicts import CLASSES, DIM, PYRAMID, StateDict, Writer
+from tests.conversion.synthetic_state_dicts import (
+    CLASSES,
+    DIM,
+    PYRAMID,
+    StateDict,
+    StateDictBuilder,
+)
 
 CHANNELS, DEPTH, HEADS, WINDOW = 16, 4, 2, 3
 
 
 @dataclass(frozen=True)
 class ViTDetReference(Reference):
-    """A model; `side`: of the squares to which its images are padded."""
+    """A ViTDet that pads images to squares of `side` pixels."""
 
     side: int = 128
 
@@ -36,7 +42,7 @@ class ViTDetReference(Reference):
         return batch, [(image.shape[1], image.shape[2]) for image in images]
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        """Over the channels of each pixel, where there is one."""
+        """Apply layer norm over channels, if there is one."""
         return self._normed(x, f"{name}.norm") if f"{name}.norm.weight" in self.state else x
 
     def _normed(self, x: Tensor, name: str, dim: int = 1) -> Tensor:
@@ -44,7 +50,7 @@ class ViTDetReference(Reference):
         weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
         return F.layer_norm(x, weight.shape, weight, bias, 1e-6).movedim(-1, dim)
 
-    def _body(self, x: Tensor) -> list[Tensor]:
+    def _backbone(self, x: Tensor) -> list[Tensor]:
         name = "backbone.net.patch_embed.proj"
         x = F.conv2d(x, self.state[f"{name}.weight"], self.state[f"{name}.bias"], 16)
         positions = self.state["backbone.net.pos_embed"][0, 1:].T
@@ -56,19 +62,19 @@ class ViTDetReference(Reference):
             x = self._block(x, f"backbone.net.blocks.{number}", number in (1, 3))
         return [x.permute(0, 3, 1, 2)]
 
-    def _block(self, x: Tensor, name: str, whole: bool) -> Tensor:
+    def _block(self, x: Tensor, name: str, is_global: bool) -> Tensor:
         normed = self._normed(x, f"{name}.norm1", -1)
-        if whole:
-            added = self._attend(normed, f"{name}.attn")
-        else:  # window by window, the last ones filled up with zeros
+        if is_global:
+            update = self._attend(normed, f"{name}.attn")
+        else:  # in windows, with zero padding
             height, width = (-(-side // WINDOW) * WINDOW for side in x.shape[1:3])
             padded = x.new_zeros(len(x), height, width, CHANNELS)
             padded[:, : x.shape[1], : x.shape[2]] = normed
             for top, left in product(range(0, height, WINDOW), range(0, width, WINDOW)):
                 window = padded[:, top : top + WINDOW, left : left + WINDOW]
                 window.copy_(self._attend(window, f"{name}.attn"))
-            added = padded[:, : x.shape[1], : x.shape[2]]
-        x = x + added
+            update = padded[:, : x.shape[1], : x.shape[2]]
+        x = x + update
         hidden = self._linear(self._normed(x, f"{name}.norm2", -1), f"{name}.mlp.fc1")
         return x + self._linear(F.gelu(hidden), f"{name}.mlp.fc2")
 
@@ -76,27 +82,27 @@ class ViTDetReference(Reference):
         height, width = x.shape[1:3]
         count = height * width
         qkv = self._linear(x, f"{name}.qkv").view(len(x), count, 3, HEADS, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, h, H W, D)
-        line = torch.arange(count)
-        down = line[:, None] // width - line // width + height - 1
-        right = line[:, None] % width - line % width + width - 1
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, h, H W, D]
+        patch = torch.arange(count)
+        down = patch[:, None] // width - patch // width + height - 1
+        right = patch[:, None] % width - patch % width + width - 1
         logits = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
-        for axis, apart in (("h", down), ("w", right)):
-            own = self.state[f"{name}.rel_pos_{axis}"]
-            assert len(own) == 2 * (height if axis == "h" else width) - 1
-            logits = logits + (q[:, :, :, None] * own[apart]).sum(-1)
-        found = (logits.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
-        return self._linear(found, f"{name}.proj")
+        for axis, distance in (("h", down), ("w", right)):
+            table = self.state[f"{name}.rel_pos_{axis}"]
+            assert len(table) == 2 * (height if axis == "h" else width) - 1
+            logits = logits + (q[:, :, :, None] * table[distance]).sum(-1)
+        output = (logits.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
+        return self._linear(output, f"{name}.proj")
 
     def _pyramid(self, maps: list[Tensor], finest: int) -> list[Tensor]:
-        def larger(x: Tensor, name: str) -> Tensor:
+        def upsample(x: Tensor, name: str) -> Tensor:
             weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
             return F.conv_transpose2d(x, weight, bias, stride=2)
 
         (x,) = maps
-        p2 = self._normed(larger(x, "backbone.simfp_2.0"), "backbone.simfp_2.1")
-        p2 = larger(F.gelu(p2), "backbone.simfp_2.3")
-        scaled = [p2, larger(x, "backbone.simfp_3.0"), x, F.max_pool2d(x, 2)]
+        p2 = self._normed(upsample(x, "backbone.simfp_2.0"), "backbone.simfp_2.1")
+        p2 = upsample(F.gelu(p2), "backbone.simfp_2.3")
+        scaled = [p2, upsample(x, "backbone.simfp_3.0"), x, F.max_pool2d(x, 2)]
         levels = []
         for level, first, x in zip(range(2, 6), (4, 1, 0, 1), scaled, strict=True):
             x = self._conv(x, f"backbone.simfp_{level}.{first}")
@@ -105,8 +111,8 @@ class ViTDetReference(Reference):
 
 
 def vitdet(cascade: bool = False, side: int = 128) -> StateDict:
-    """A ViTDet of four narrow blocks, the second and fourth global."""
-    out = Writer(lambda: "", lambda: "")
+    """Make a ViTDet of four narrow blocks; the second and the fourth are global."""
+    out = StateDictBuilder()
 
     def normed(name: str, *shape: int) -> None:
         out.layer(name, *shape, bias=False)
@@ -131,10 +137,10 @@ def vitdet(cascade: bool = False, side: int = 128) -> StateDict:
             shape = (length, CHANNELS // HEADS)
             out.state[f"{block}.attn.rel_pos_{axis}"] = torch.randn(shape)
     half, quarter = CHANNELS // 2, CHANNELS // 4
-    for name, given, made in (("2.0", CHANNELS, half), ("2.3", half, quarter),
+    for name, inputs, outputs in (("2.0", CHANNELS, half), ("2.3", half, quarter),
                               ("3.0", CHANNELS, half)):  # fmt: skip
-        out.state[f"backbone.simfp_{name}.weight"] = torch.randn(given, made, 2, 2)
-        out.state[f"backbone.simfp_{name}.bias"] = torch.randn(made)
+        out.state[f"backbone.simfp_{name}.weight"] = torch.randn(inputs, outputs, 2, 2)
+        out.state[f"backbone.simfp_{name}.bias"] = torch.randn(outputs)
     norm("backbone.simfp_2.1", half)
     widths = (quarter, half, CHANNELS, CHANNELS)
     for level, first, width in zip(range(2, 6), (4, 1, 0, 1), widths, strict=True):
@@ -160,8 +166,8 @@ def vitdet(cascade: bool = False, side: int = 128) -> StateDict:
     return out.state
 
 
-def calm(name: str, value: Tensor) -> Tensor:
-    """Weights that neither grow nor drown what they are given."""
+def scale(name: str, value: Tensor) -> Tensor:
+    """Scale weights to keep the variance of activations."""
     if value.ndim == 1:
         return value if "norm" in name and name.endswith("weight") else value * 0.1
     if "pos_" in name:
@@ -173,7 +179,7 @@ def calm(name: str, value: Tensor) -> Tensor:
 
 
 def filled(model: torch.nn.Module) -> StateDict:
-    """Weights that follow from the names of their entries alone."""
+    """Make weights that depend on their names only."""
     state = {}
     for name, value in model.state_dict().items():
         seed = int.from_bytes(name.encode()[-8:], "little") + sum(name.encode())
@@ -181,5 +187,5 @@ def filled(model: torch.nn.Module) -> StateDict:
         value = torch.from_numpy(drawn).to(value.dtype)
         if ("norm" in name and name.endswith("weight")) or "simfp_2.1.weight" in name:
             value = 1 + 0.2 * value
-        state[name] = calm(name, value)
+        state[name] = scale(name, value)
     return state

@@ -1,4 +1,4 @@
-"""Weights that other packages keep, without a network beyond the loopback."""
+"""Weights of hubs and packages, with a local server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from detlite.conversion.download.hub_download import from_hugging_face, from_tim
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """As much of a Hugging Face hub as one file needs."""
+    """Minimal Hugging Face hub with two files."""
 
     def do_HEAD(self) -> None:
         self.answer()
@@ -39,7 +39,7 @@ class _Hub(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Keeps the output of the tests clean."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def hub(tmp_path, monkeypatch):
     hub = pytest.importorskip("huggingface_hub", reason="needs the extra timm")
     with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
+        url = f"http://127.0.0.1:{server.server_port}"
         download = hub.hf_hub_download
         monkeypatch.setattr(
             hub,
             "hf_hub_download",
-            lambda *args, **kwargs: download(*args, **kwargs, endpoint=address, cache_dir=tmp_path),
+            lambda *args, **kwargs: download(*args, **kwargs, endpoint=url, cache_dir=tmp_path),
         )
         yield server
         server.shutdown()
@@ -63,7 +63,7 @@ def test_hub_and_timm():
     pytest.importorskip("timm", reason="needs the extra timm")
     assert find_weights("hf://own/model/deep/file.pth@v2", "").read_bytes() == b"weights"
     assert find_weights("timm://resnet18.a1_in1k", "").name == "model.safetensors"
-    with pytest.raises(ConfigError, match=r"the hub does not give it \(\w+: "):
+    with pytest.raises(ConfigError, match=r"the download failed \(\w+: "):
         from_hugging_face("own/model/none.pth")
     with pytest.raises(ConfigError, match="must be hf://owner/name/file"):
         from_hugging_face("own/model")
@@ -72,7 +72,7 @@ def test_hub_and_timm():
 
 
 @pytest.mark.parametrize("name", ["timm://resnet18", "hf://a/b/c"])
-def test_without_the_packages(name, monkeypatch):
+def test_missing_packages(name, monkeypatch):
     for package in ("timm", "huggingface_hub"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"is missing: pip install 'detlite\[timm\]'"):
@@ -88,7 +88,7 @@ def package(tmp_path, monkeypatch):
     return folder
 
 
-def test_a_package_holds_one_file(package, tmp_path, caplog):
+def test_weights_in_a_package(package, tmp_path, caplog):
     (package / "a.pth").touch()
     (package / "readme.txt").touch()
     info = tmp_path / "some_weights-1.0.dist-info"
@@ -102,26 +102,26 @@ def test_a_package_holds_one_file(package, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("files", [[], ["a.pth", "b.safetensors"]])
-def test_a_package_with_another_number_of_files(files, package):
+def test_package_without_a_single_file(files, package):
     for file in files:
         (package / file).touch()
-    with pytest.raises(ConfigError, match=f"holds {len(files)} files of weights, where one is"):
+    with pytest.raises(ConfigError, match=f"has {len(files)} files of weights, expected one"):
         find_weights("package://some_weights", "")
 
 
-def test_a_package_by_the_name_that_pip_has_for_it(package):
+def test_name_of_the_distribution(package):
     (package / "a.pth").touch()
     assert find_weights("package://some-weights", "") == package / "a.pth"
 
 
-def test_no_such_package():
+def test_package_that_is_not_installed():
     with pytest.raises(
-        ConfigError, match=r"no_such: there is no such package: pip install no-such"
+        ConfigError, match=r"no_such: the package is not installed: pip install no-such"
     ):
         find_weights("package://no_such", "")
 
 
 @pytest.mark.parametrize("name", ["not/a/name", ""])
-def test_no_name_of_a_package(name):
+def test_invalid_package_name(name):
     with pytest.raises(ConfigError, match=rf"package://{name}: must be the name of a package, as"):
         find_weights(f"package://{name}", "")

@@ -1,4 +1,4 @@
-"""Names of weights, and the files that they mean."""
+"""Names of weights, and their files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _config(weight: str, root: Path | str = "weights"):
 
 
 @pytest.mark.parametrize(("name", "relative"), _NAMES)
-def test_name_is_a_file_under_the_root(name, relative, tmp_path):
+def test_existing_file(name, relative, tmp_path):
     file = tmp_path / relative
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch()
@@ -43,27 +43,27 @@ def test_name_is_a_file_under_the_root(name, relative, tmp_path):
 
 @pytest.fixture
 def downloads(monkeypatch):
-    """What would be downloaded: (address, file, digits of its SHA-256)."""
-    asked = []
+    """Record downloads (url, file, digits of its SHA-256) instead of making them."""
+    recorded = []
 
-    def note(address, file, sha256=""):
-        asked.append((address, file, sha256))
+    def record(url, file, sha256=""):
+        recorded.append((url, file, sha256))
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
 
-    monkeypatch.setattr("detlite.conversion.download.weight_catalog.download", note)
-    return asked
+    monkeypatch.setattr("detlite.conversion.download.weight_catalog.download", record)
+    return recorded
 
 
 @pytest.mark.parametrize(("name", "relative"), _NAMES)
-def test_missing_file_is_downloaded_to_its_place_once(name, relative, tmp_path, downloads):
+def test_missing_file_is_downloaded_once(name, relative, tmp_path, downloads):
     for _ in range(2):
         assert weight_file(_config(name, tmp_path)) == tmp_path / relative
     assert [file for _, file, _ in downloads] == [tmp_path / relative]
 
 
 @pytest.mark.parametrize(
-    ("name", "address"),
+    ("name", "url"),
     [
         ("catalog://ImageNetPretrained/MSRA/R-101", "/detectron/ImageNetPretrained/MSRA/R-101.pkl"),
         (
@@ -82,48 +82,48 @@ def test_missing_file_is_downloaded_to_its_place_once(name, relative, tmp_path, 
         ),
     ],
 )
-def test_where_names_are_published(name, address, tmp_path, downloads):
+def test_urls_of_names(name, url, tmp_path, downloads):
     weight_file(_config(name, tmp_path))
-    assert downloads[0][0] == f"https://dl.fbaipublicfiles.com{address}"
+    assert downloads[0][0] == f"https://dl.fbaipublicfiles.com{url}"
 
 
-def test_web_address_may_state_its_hash(tmp_path, downloads):
-    address = "https://host.example/w.pth?a=b"
-    assert weight_file(_config(f"{address}#sha256=ABC12345", tmp_path)) == tmp_path / "w.pth"
-    assert downloads == [(address, tmp_path / "w.pth", "abc12345")]
+def test_hash_in_a_url(tmp_path, downloads):
+    url = "https://host.example/w.pth?a=b"
+    assert weight_file(_config(f"{url}#sha256=ABC12345", tmp_path)) == tmp_path / "w.pth"
+    assert downloads == [(url, tmp_path / "w.pth", "abc12345")]
 
 
-def test_openmmlab_names_its_files_by_their_hash(tmp_path, downloads):
-    address = "https://download.openmmlab.com/mmdetection/v2.0/a/b_1x_coco_20200205-d4b0c5d6.pth"
+def test_hash_in_a_name_of_openmmlab(tmp_path, downloads):
+    url = "https://download.openmmlab.com/mmdetection/v2.0/a/b_1x_coco_20200205-d4b0c5d6.pth"
     file = tmp_path / "b_1x_coco_20200205-d4b0c5d6.pth"
-    assert weight_file(_config(address, tmp_path)) == file
-    assert downloads == [(address, file, "d4b0c5d6")]
+    assert weight_file(_config(url, tmp_path)) == file
+    assert downloads == [(url, file, "d4b0c5d6")]
     elsewhere = "https://host.example/c-d4b0c5d6.pth"
     weight_file(_config(elsewhere, tmp_path))
     assert downloads[1] == (elsewhere, tmp_path / "c-d4b0c5d6.pth", "")
 
 
 @pytest.mark.parametrize("fragment", ["md5=0123456789", "egg", "sha256=", "sha256=xyz12345"])
-def test_other_things_after_an_address(fragment, tmp_path):
-    with pytest.raises(ConfigError, match=r"after # stands sha256=<8 to 64 digits>"):
+def test_invalid_fragment(fragment, tmp_path):
+    with pytest.raises(ConfigError, match=r"expected #sha256=<8 to 64 digits>"):
         weight_file(_config(f"https://host.example/w.pth#{fragment}", tmp_path))
 
 
-def test_torchvision_keeps_its_own(tmp_path, downloads, monkeypatch):
+def test_torchvision_cache(tmp_path, downloads, monkeypatch):
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     file = tmp_path / "checkpoints" / "resnet18-f37072fd.pth"
     assert weight_file(_config("torchvision://ResNet18_Weights.IMAGENET1K_V1")) == file
-    address = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
-    assert downloads == [(address, file, "f37072fd")]
+    url = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
+    assert downloads == [(url, file, "f37072fd")]
 
 
 @pytest.mark.parametrize("name", ["ResNet18", "ResNet18_Weights.NONE", "No_Weights.V1", "a.b.c"])
-def test_torchvision_has_none_of_that_name(name):
+def test_unknown_name_of_torchvision(name):
     with pytest.raises(ConfigError, match=r"torchvision has none of that name; one is ResNet50_We"):
         weight_file(_config(f"torchvision://{name}"))
 
 
-def test_what_cannot_be_downloaded_is_told(tmp_path):
+def test_failed_download(tmp_path):
     name = "http://host.invalid/w.pth"
     with pytest.raises(ConfigError) as error:
         weight_file(_config(name, tmp_path))
@@ -133,18 +133,18 @@ def test_what_cannot_be_downloaded_is_told(tmp_path):
 
 @pytest.mark.parametrize("name", ["catalog://R-50", "catalog://Caffe2Detectron/COCO/1/own"])
 def test_unknown_catalog_name(name, tmp_path):
-    with pytest.raises(ConfigError, match=r"no file .*\.pkl, and it is in no catalog known here"):
+    with pytest.raises(ConfigError, match=r"no file .*\.pkl, and its URL is unknown"):
         weight_file(_config(name, tmp_path))
 
 
-def test_unknown_kind_of_name():
+def test_unknown_scheme():
     with pytest.raises(
         ConfigError, match=r"s3://b/c: must be a path, or start with one of catalog:"
     ):
         weight_file(_config("s3://b/c"))
 
 
-def test_root_and_plain_paths_may_name_variables(tmp_path, monkeypatch):
+def test_environment_variables_in_paths(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_FOLDER", str(tmp_path))
     (tmp_path / "a.pth").touch()
     cfg = _config("https://host.example/a.pth", "${SOME_FOLDER:-nowhere}")

@@ -1,7 +1,7 @@
-"""Narrow models of mmdetection: their configs, weights made from names, and pictures.
+"""Narrow models of mmdetection: configs, weights and images.
 
-`python tests/conversion/mmdetection/synthetic_models.py` runs mmdetection itself on them, where it is
-installed, and writes what it says to `outputs.npz`, which the tests compare with.
+`python -m tests.conversion.mmdetection.synthetic_models` runs mmdetection on them, if
+installed, and writes its detections to `outputs.npz` for the tests.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _MASK_HEAD = {
 }
 
 
-def _config(model: dict[str, Any], caffe: bool = False, **body: Any) -> dict[str, Any]:
-    """A config file of version 3: the parts that all models have, and the rest of `model`."""
-    body = {
+def _config(model: dict[str, Any], caffe: bool = False, **backbone: Any) -> dict[str, Any]:
+    """Complete the config of a model, in the format of version 3."""
+    backbone = {
         "type": "ResNet",
         "depth": 50,
         "base_channels": 16,
@@ -74,7 +74,7 @@ def _config(model: dict[str, Any], caffe: bool = False, **body: Any) -> dict[str
         "norm_cfg": {"type": "BN", "requires_grad": not caffe},
         "norm_eval": True,
         "style": "caffe" if caffe else "pytorch",
-        **body,
+        **backbone,
     }
     neck = {"type": "FPN", "in_channels": _CHANNELS, "out_channels": 16, "num_outs": 5}
     pixels = {"type": "DetDataPreprocessor", **(_BGR if caffe else _RGB), "pad_size_divisor": 32}
@@ -84,14 +84,14 @@ def _config(model: dict[str, Any], caffe: bool = False, **body: Any) -> dict[str
         {"type": "LoadAnnotations", "with_bbox": True},
         {"type": "PackDetInputs", "meta_keys": ("ori_shape", "img_shape", "scale_factor")},
     ]
-    model = {"data_preprocessor": pixels, "backbone": body, **model}
+    model = {"data_preprocessor": pixels, "backbone": backbone, **model}
     model["neck"] = {**neck, **model.get("neck", {})}
     return {"model": model, "test_dataloader": {"dataset": {"pipeline": pipeline}}}
 
 
 def _rcnn(kind: str, heads: dict[str, Any]) -> dict[str, Any]:
     anchors = {"scales": [2], "ratios": [0.5, 1.0, 2.0], "strides": [4, 8, 16, 32, 64]}
-    overlap = {"type": "nms", "iou_threshold": 0.7}
+    nms = {"type": "nms", "iou_threshold": 0.7}
     return {
         "type": kind,
         "rpn_head": {
@@ -106,7 +106,7 @@ def _rcnn(kind: str, heads: dict[str, Any]) -> dict[str, Any]:
         "roi_head": {"bbox_roi_extractor": _pool(7), **heads},
         "train_cfg": None,
         "test_cfg": {
-            "rpn": {"nms_pre": 400, "max_per_img": 200, "nms": overlap, "min_bbox_size": 0},
+            "rpn": {"nms_pre": 400, "max_per_img": 200, "nms": nms, "min_bbox_size": 0},
             "rcnn": {
                 "score_thr": 0.15,
                 "nms": {"type": "nms", "iou_threshold": 0.5},
@@ -175,7 +175,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "cascade_rcnn_r50": _config(_rcnn("CascadeRCNN", _CASCADE)),
     "cascade_mask_rcnn_r50": _config(_rcnn("CascadeRCNN", {**_CASCADE, **_MASKS})),
 }
-# Last layers are calmed, so that scores are neither 0 nor 1 and boxes stay near.
+# Factors of the last layers, which give scores between 0 and 1 and small shifts of boxes.
 _GAINS = {
     "rpn_cls": 0.5,
     "rpn_reg": 0.1,
@@ -187,12 +187,12 @@ _GAINS = {
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """A config as a flat Python file."""
+    """Write a config as a flat Python file."""
     return "".join(f"{name} = {value!r}\n" for name, value in config.items())
 
 
 def weights(shapes: Mapping[str, list[int]], caffe: bool) -> dict[str, torch.Tensor]:
-    """The values of each entry, which follow from its name and shape alone."""
+    """Make weights that depend on their names and shapes only."""
     state = {}
     for name, shape in shapes.items():
         drawn = np.random.RandomState(zlib.crc32(name.encode())).uniform(size=shape or None)
@@ -217,15 +217,15 @@ def weights(shapes: Mapping[str, list[int]], caffe: bool) -> dict[str, torch.Ten
     return state
 
 
-def pictures() -> Iterator[np.ndarray]:
-    """Two RGB pictures uint8 [H, W, 3]."""
+def make_images() -> Iterator[np.ndarray]:
+    """Yield two RGB images uint8 [H, W, 3]."""
     for seed, size in enumerate(((9, 12), (11, 8))):
         coarse = np.random.RandomState(seed).randint(0, 256, (*size, 3)).astype(np.uint8)
         yield coarse.repeat(10, axis=0).repeat(10, axis=1)
 
 
 def main() -> None:
-    """Records mmdetection's detections."""
+    """Record the detections of mmdetection."""
     import mmdet
     from mmdet.apis import inference_detector
     from mmdet.registry import MODELS
@@ -240,16 +240,16 @@ def main() -> None:
         shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
         model.load_state_dict(weights(shapes, "caffe" in name))
         model.cfg = cfg
-        for number, picture in enumerate(pictures()):
-            found = inference_detector(model, picture[:, :, ::-1]).pred_instances
+        for number, pixels in enumerate(make_images()):
+            detections = inference_detector(model, pixels[:, :, ::-1]).pred_instances
             for field in ("bboxes", "scores", "labels", "masks"):
-                if field in found:
-                    values = found[field].numpy()
+                if field in detections:
+                    values = detections[field].numpy()
                     packed = np.packbits(values) if field == "masks" else values
                     arrays[f"{name}/{number}/{field}"] = packed
-            print(name, len(found.scores), found.scores[:3].tolist(), flush=True)
+            print(name, len(detections.scores), detections.scores[:3].tolist(), flush=True)
         arrays[f"{name}/shapes"] = np.frombuffer(json.dumps(shapes).encode(), np.uint8)
-        text = Config(config).pretty_text  # as mmdetection writes it into checkpoints
+        text = Config(config).pretty_text  # the format in checkpoints
         arrays[f"{name}/cfg"] = np.frombuffer(text.encode(), np.uint8)
     np.savez_compressed(OUTPUTS, **arrays)
 

@@ -1,4 +1,4 @@
-"""Legal but unusual words for anchors, suppression and pooling."""
+"""Less common settings of anchors, losses, NMS and poolers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ import torch
 
 import detlite
 from detlite.conversion import convert
-from detlite.conversion.mmdetection.head_config import anchors, overlap
-from detlite.conversion.mmdetection.python_config import ConfigSection
+from detlite.conversion.mmdetection.config_section import ConfigSection
+from detlite.conversion.mmdetection.head_config import anchor_config, nms_threshold
 from tests.conversion.mmdetection.recorded_outputs import PLAIN, save, state_of
 from tests.conversion.mmdetection.synthetic_models import CONFIGS, OUTPUTS, config_text
 
 
 def anchors_of(key: str, strides: list[int], **generator: Any) -> dict[str, Any]:
-    """The keys of anchors with these words."""
-    words = {"type": "AnchorGenerator", "strides": strides, "ratios": [1.0], **generator}
-    return anchors(ConfigSection({"anchor_generator": words}, "head"), key, strides)
+    """Convert the settings of an anchor generator."""
+    settings = {"type": "AnchorGenerator", "strides": strides, "ratios": [1.0], **generator}
+    return anchor_config(ConfigSection({"anchor_generator": settings}, "head"), key, strides)
 
 
-@pytest.mark.parametrize("words", [{"octave_base_scale": 3, "scales_per_octave": 1}, {"scales": 3}])
-def test_one_scale_by_either_name(words):
-    assert anchors_of("MODEL.RETINANET", [8, 16], **words) == {
+@pytest.mark.parametrize(
+    "settings", [{"octave_base_scale": 3, "scales_per_octave": 1}, {"scales": 3}]
+)
+def test_both_names_of_a_scale(settings):
+    assert anchors_of("MODEL.RETINANET", [8, 16], **settings) == {
         "MODEL.RETINANET.ASPECT_RATIOS": [1.0],
         "MODEL.RETINANET.OCTAVE": 2.0,
         "MODEL.RETINANET.SCALES_PER_OCTAVE": 1,
@@ -33,45 +35,45 @@ def test_one_scale_by_either_name(words):
     }
 
 
-def test_an_rpn_states_the_sizes_of_an_octave():
-    found = anchors_of("MODEL.RPN", [4, 8], octave_base_scale=2, scales_per_octave=2)
-    assert found == {
+def test_octaves_of_an_rpn():
+    config = anchors_of("MODEL.RPN", [4, 8], octave_base_scale=2, scales_per_octave=2)
+    assert config == {
         "MODEL.RPN.ASPECT_RATIOS": [1.0],
         "MODEL.RPN.ANCHOR_SIZES": [[8, 8 * 2**0.5], [16, 16 * 2**0.5]],
     }
 
 
 @pytest.mark.parametrize(
-    ("loss", "wanted"),
+    ("loss", "expected"),
     [
         ({"type": "SmoothL1Loss", "beta": 0.11}, {"BOX_LOSS": "smooth_l1", "BBOX_REG_BETA": 0.11}),
         ({"type": "GIoULoss"}, {"BOX_LOSS": "giou"}),
     ],
 )
-def test_a_retinanet_is_trained_on_the_stated_loss(loss, wanted):
+def test_box_loss_of_a_retinanet(loss, expected):
     tree = deepcopy(CONFIGS["retinanet_r50"])
     tree["model"]["bbox_head"]["loss_bbox"] = {**loss, "loss_weight": 2.0}
     state = state_of("retinanet_r50", np.load(OUTPUTS))
     content = {"meta": {"cfg": config_text(tree)}, "state_dict": state}
-    found = convert(content, "mmdetection").config
-    wanted = {**wanted, "BBOX_REG_WEIGHT": 0.5}
+    config = convert(content, "mmdetection").config
+    expected = {**expected, "BBOX_REG_WEIGHT": 0.5}
     assert {
-        f"MODEL.RETINANET.{key}": value for key, value in wanted.items()
-    }.items() <= found.items()
+        f"MODEL.RETINANET.{key}": value for key, value in expected.items()
+    }.items() <= config.items()
 
 
-def test_a_limit_within_the_suppression_is_refused():
+def test_limit_of_nms_is_rejected():
     nms = {"type": "nms", "iou_threshold": 0.5}
-    assert overlap(ConfigSection({"nms": {**nms, "max_num": -1}}, "test_cfg")) == 0.5
+    assert nms_threshold(ConfigSection({"nms": {**nms, "max_num": -1}}, "test_cfg")) == 0.5
     with pytest.raises(ValueError, match="max_num = 100: only -1, 0 is converted"):
-        overlap(ConfigSection({"nms": {**nms, "max_num": 100}}, "test_cfg"))
+        nms_threshold(ConfigSection({"nms": {**nms, "max_num": 100}}, "test_cfg"))
 
 
-def test_masks_are_twice_as_large_as_what_is_pooled(tmp_path):
+def test_mask_resolution(tmp_path):
     tree = deepcopy(CONFIGS["mask_rcnn_r50"])
     tree["model"]["roi_head"]["mask_roi_extractor"]["roi_layer"]["output_size"] = 7
     state = state_of("mask_rcnn_r50", np.load(OUTPUTS))
     path = save(tmp_path / "w.pth", state, cfg=config_text(tree))
-    [found] = detlite.load_checkpoint(path, PLAIN).model.detect([torch.rand(3, 64, 64)])
-    assert found.mask_probs is not None
-    assert found.mask_probs.shape[1:] == (14, 14)
+    [detections] = detlite.load_checkpoint(path, PLAIN).model.detect([torch.rand(3, 64, 64)])
+    assert detections.mask_probs is not None
+    assert detections.mask_probs.shape[1:] == (14, 14)

@@ -1,4 +1,4 @@
-"""Models of mmdetection, converted with the configs in their files."""
+"""Conversion of mmdetection: layout, and the configs in checkpoints."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.conversion.mmdetection.synthetic_models import CLASSES, CONFIGS, OUTP
 
 @pytest.fixture(scope="module")
 def recorded() -> Any:
-    """What mmdetection said."""
+    """The recorded outputs of mmdetection."""
     return np.load(OUTPUTS)
 
 
 def config_of(state: dict[str, torch.Tensor], tree: dict[str, Any]) -> dict[str, Any]:
-    """The config that the weights of a file with this config need."""
+    """Convert a checkpoint with this config, and return its config."""
     content = {"meta": {"cfg": config_text(tree)}, "state_dict": state}
     return convert(content, "mmdetection").config
 
 
 def as_version_2(tree: dict[str, Any]) -> dict[str, Any]:
-    """A config as version 2.0 wrote it: pixels in the pipeline, older names of test_cfg."""
+    """Convert a config to version 2.0: normalization in the pipeline, older names in test_cfg."""
     tree = deepcopy(tree)
     model, (_, resize, *_) = tree["model"], tree.pop("test_dataloader")["dataset"]["pipeline"]
     pixels = model.pop("data_preprocessor")
@@ -50,8 +50,8 @@ def as_version_2(tree: dict[str, Any]) -> dict[str, Any]:
         "nms_thr": 0.7, "min_bbox_size": 0,
     }  # fmt: skip
     test["rcnn"]["nms"] = {"type": "nms", "iou_thr": 0.5}
-    for part in ("bbox", "mask"):
-        layer = model["roi_head"][f"{part}_roi_extractor"]["roi_layer"]
+    for head in ("bbox", "mask"):
+        layer = model["roi_head"][f"{head}_roi_extractor"]["roi_layer"]
         layer["out_size"], layer["sample_num"] = (
             layer.pop("output_size"),
             layer.pop("sampling_ratio"),
@@ -60,16 +60,13 @@ def as_version_2(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_detections_are_the_recorded_ones(name, recorded):
-    found = compare_recorded(name, recorded)
-    assert found.count == 60
-    assert found.unmatched == 0
-    assert found.box < 1e-3
-    assert found.score < 1e-4
-    assert found.pixels < 1e-3
+def test_detections_equal_the_recorded_outputs(name, recorded):
+    difference = compare_recorded(name, recorded)
+    assert difference.count == 60
+    difference.check(60, box=1e-3, score=1e-4, pixels=1e-3)
 
 
-def test_version_2_says_the_same(recorded):
+def test_config_of_version_2(recorded):
     state, tree = state_of("mask_rcnn_r50", recorded), CONFIGS["mask_rcnn_r50"]
     config = config_of(state, tree)
     assert config_of(state, as_version_2(tree)) == config
@@ -99,7 +96,7 @@ def test_version_2_says_the_same(recorded):
     assert config["MODEL.ROI_HEADS.BBOX_REG_WEIGHTS"] == [10, 10, 5, 5]
 
 
-def test_caffe_style_is_bgr_with_the_stride_in_the_1x1(recorded):
+def test_caffe_style(recorded):
     name = "faster_rcnn_r50_caffe"
     config = config_of(state_of(name, recorded), CONFIGS[name])
     assert config["MODEL.RESNETS.STRIDE_IN_1X1"] is True
@@ -108,11 +105,11 @@ def test_caffe_style_is_bgr_with_the_stride_in_the_1x1(recorded):
     assert config["INPUT.PIXEL_STD"] == [1, 1, 1]
 
 
-def test_every_entry_is_at_its_place(recorded, tmp_path):
+def test_layout(recorded, tmp_path):
     name = "cascade_mask_rcnn_r50"
     state = state_of(name, recorded)
     path = save(tmp_path / "w.pth", state, cfg=config_text(CONFIGS[name]))
-    ours = detlite.load_checkpoint(path, PLAIN).model.state_dict()
+    converted = detlite.load_checkpoint(path, PLAIN).model.state_dict()
     box, mask = "roi_heads.box.2.", "roi_heads.mask.more.1."
     for theirs, own in {
         "roi_head.bbox_head.2.shared_fcs.1.bias": f"{box}feature_extractor.fc7.bias",
@@ -120,15 +117,15 @@ def test_every_entry_is_at_its_place(recorded, tmp_path):
         "roi_head.mask_head.0.upsample.weight": "roi_heads.mask.predictor.conv5_mask.weight",
         "neck.lateral_convs.3.conv.weight": "backbone.neck.lateral.3.0.weight",
     }.items():
-        assert torch.equal(ours[own], state[theirs]), theirs
-    scores = state["roi_head.bbox_head.2.fc_cls.bias"]  # the background comes last there
-    assert torch.equal(ours[f"{box}predictor.cls_score.bias"], scores.roll(1))
+        assert torch.equal(converted[own], state[theirs]), theirs
+    scores = state["roi_head.bbox_head.2.fc_cls.bias"]  # the background is last
+    assert torch.equal(converted[f"{box}predictor.cls_score.bias"], scores.roll(1))
     masks = state["roi_head.mask_head.2.conv_logits.bias"]
-    assert torch.equal(ours[f"{mask}predictor.mask_fcn_logits.bias"][1:], masks)
+    assert torch.equal(converted[f"{mask}predictor.mask_fcn_logits.bias"][1:], masks)
 
 
 @pytest.mark.parametrize(
-    ("meta", "wanted"),
+    ("meta", "expected"),
     [
         (
             {"dataset_meta": {"classes": CLASSES}},
@@ -139,25 +136,25 @@ def test_every_entry_is_at_its_place(recorded, tmp_path):
         ({}, [(n, f"class {n}") for n in range(1, 5)]),
     ],
 )  # fmt: skip
-def test_classes_are_those_of_the_file(meta, wanted, recorded):
+def test_categories(meta, expected, recorded):
     tree = config_text(CONFIGS["retinanet_r50"])
     content = {"meta": {"cfg": tree, **meta}, "state_dict": state_of("retinanet_r50", recorded)}
-    found = convert(content, "mmdetection").categories
-    assert [(category["id"], category["name"]) for category in found] == wanted
+    categories = convert(content, "mmdetection").categories
+    assert [(category["id"], category["name"]) for category in categories] == expected
 
 
 @pytest.mark.parametrize("name", ["a", "a_20200205-d4b0c5d6", "a_20200205_201425-d4b0c5d6"])
-def test_a_config_beside_the_file(name, recorded, tmp_path):
+def test_config_file_next_to_the_checkpoint(name, recorded, tmp_path):
     path = save(tmp_path / f"{name}.pth", state_of("retinanet_r50", recorded), config="not = flat(")
     with pytest.raises(
-        CheckpointError, match=r"looks like mmdetection's, but its config is no Python"
+        CheckpointError, match=r"looks like mmdetection's, but its config is not valid Python"
     ):
         read_checkpoint(path)
     (tmp_path / "a.py").write_text(config_text(CONFIGS["retinanet_r50"]))
     assert "P7_RELU: false" in read_checkpoint(path).config
 
 
-def test_weights_without_a_config_are_refused(recorded, tmp_path):
+def test_no_config(recorded, tmp_path):
     path = save(tmp_path / "b_20200205-d4b0c5d6.pth", state_of("retinanet_r50", recorded))
     with pytest.raises(CheckpointError, match=r"it has no config: put .* there as b\.py"):
         read_checkpoint(path)
@@ -185,8 +182,8 @@ _HEAD, _TEST = "model.roi_head.bbox_head", "model.test_cfg.rcnn"
         ("model.roi_head.bbox_roi_extractor.finest_scale", 28, "finest_scale = 28: only 56"),
         ("model.roi_head.mask_head.class_agnostic", True, "class_agnostic"),
         (f"{_TEST}.nms.type", "soft_nms", "only 'nms'"),
-        ("model.test_cfg.rpn", {"nms_pre": 9}, "rpn.max_per_img = None, where numbers stand"),
-        (f"{_TEST}.score_thr", "low", "where numbers stand"),
+        ("model.test_cfg.rpn", {"nms_pre": 9}, "rpn.max_per_img = None, expected numbers"),
+        (f"{_TEST}.score_thr", "low", "expected numbers"),
         ("model.data_preprocessor.mean", [1.0], "three numbers"),
         ("model.data_preprocessor.pad_value", 114, "pad_value"),
         ("test_dataloader.dataset.pipeline", [], "no Resize"),
@@ -194,30 +191,30 @@ _HEAD, _TEST = "model.roi_head.bbox_head", "model.test_cfg.rcnn"
         ("test_dataloader", None, r"no dict the file\.test_pipeline"),
     ],
 )  # fmt: skip
-def test_what_is_not_understood_is_refused(key, value, message, recorded):
+def test_unknown_settings_are_rejected(key, value, message, recorded):
     tree = deepcopy(CONFIGS["mask_rcnn_r50"])
     *path, leaf = key.split(".")
-    place: dict[str, Any] = tree
-    for step in path:
-        place = place[step]
-    place[leaf] = value
+    section: dict[str, Any] = tree
+    for name in path:
+        section = section[name]
+    section[leaf] = value
     state = dict.fromkeys(state_of("mask_rcnn_r50", recorded), torch.zeros(1))
     with pytest.raises(ValueError, match=rf"looks like mmdetection's, but its config .*{message}"):
         config_of(state, tree)
 
 
-def test_version_1_is_refused(recorded):
+def test_version_1_is_rejected(recorded):
     state = state_of("mask_rcnn_r50", recorded)
     older = {name.removeprefix("roi_head."): value for name, value in state.items()}
     assert detect_source({"state_dict": older}) == "mmdetection"
-    with pytest.raises(ValueError, match="of mmdetection 1, which counts otherwise"):
+    with pytest.raises(ValueError, match="is from mmdetection 1, whose boxes and labels differ"):
         config_of(older, CONFIGS["mask_rcnn_r50"])
     content = {"meta": {"mmdet_version": "1.2.0", "config": ""}, "state_dict": state}
-    with pytest.raises(ValueError, match="of mmdetection 1"):
+    with pytest.raises(ValueError, match="from mmdetection 1"):
         convert(content, "mmdetection")
 
 
-def test_anchors_that_a_config_moves(recorded):
+def test_anchor_offset(recorded):
     tree = deepcopy(CONFIGS["retinanet_r50"])
     generator = tree["model"]["bbox_head"]["anchor_generator"]
     generator |= {"center_offset": 0.5, "octave_base_scale": None, "scales_per_octave": None,

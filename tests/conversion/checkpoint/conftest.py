@@ -1,0 +1,13 @@
+"""A small detector for the tests of checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.toy import ToyDetector, new_toy
+
+
+@pytest.fixture
+def toy() -> ToyDetector:
+    """Toy detector with weights from seed 0."""
+    return new_toy()
