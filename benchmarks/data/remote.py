@@ -137,7 +137,7 @@ def measure(folder: Path, count: int) -> None:
         entry = {"type": "webdataset", "shards": f"{root}/train-{{000000..{last:06d}}}.tar"}
         entry |= {"name": "shards", "categories": f"{root}/train-categories.json"}
         keys = ["DATASETS.CATALOG", [entry], "DATASETS.CACHE_GB", cache_gb]
-        cfg = load_config(None, [*keys, "DATASETS.CHECK_PICTURES", False])
+        cfg = load_config(None, [*keys, "DATASETS.CHECK_IMAGES", False])
         start = time.perf_counter()
         dataset = build_dataset(cfg, "shards", train=True)
         seconds = time.perf_counter() - start

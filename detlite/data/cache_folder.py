@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from detlite.atomic_write import atomic_open
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 CACHE_VARIABLE = "DETLITE_CACHE"
 _DAYS_KEPT = 30  # without being used
@@ -97,14 +101,15 @@ def write_note(file: Path, content: Any) -> None:
 def exclusive_lock(file: Path) -> Iterator[None]:
     """Make other processes that lock the same file wait.
 
-    The lock has no effect if the file cannot be created or its file system has no locks (some
-    network file systems). Processes may then do the same work at the same time.
+    The lock has no effect if the file cannot be created, if its file system has no locks (some
+    network file systems), and on Windows. Processes may then do the same work at the same time.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             lock = stack.enter_context(file.open("a"))
             os.utime(file)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Small data sets in COCO form, written into tmp_path."""
+"""Fixtures that write small data sets in COCO form to tmp_path."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from detlite.config import load_config
-from detlite.data.index import cache as index_cache
+from detlite.data import cache_folder
 
 SMALL_SET: dict[str, Any] = {
-    # Sparse ids, and not in order.
+    # Sparse ids, not sorted.
     "categories": [{"id": 7, "name": "cat"}, {"id": 3, "name": "dog"}],
     "images": [
         {"id": 10, "file_name": "a.png", "height": 30, "width": 40},
@@ -42,13 +42,13 @@ WriteSet = Callable[..., tuple[Path, Path]]
 
 @pytest.fixture
 def content() -> dict[str, Any]:
-    """The annotation file of a sound set of four images, to be changed by a test."""
+    """Return the content of a valid annotation file of four images, which a test may change."""
     return copy.deepcopy(SMALL_SET)
 
 
 @pytest.fixture
 def write_set(tmp_path: Path) -> WriteSet:
-    """Writes annotation file and pictures of a set; returns (annotation file, image folder)."""
+    """`write_set(content, name)`: write a data set; return (annotation file, image folder)."""
 
     def write(content: dict[str, Any], name: str = "small") -> tuple[Path, Path]:
         folder = tmp_path / name
@@ -65,7 +65,7 @@ def write_set(tmp_path: Path) -> WriteSet:
 
 @pytest.fixture
 def small_cfg(tmp_path: Path) -> Callable[..., Any]:
-    """Loads a config for sets in tmp_path; takes further overrides."""
+    """`small_cfg(*opts)`: load a config for the data sets in tmp_path."""
 
     def load(*opts: Any) -> Any:
         entries = [
@@ -86,15 +86,15 @@ def small_cfg(tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder of the test's own."""
+    """Set and return an empty cache folder."""
     folder = tmp_path / "cache"
-    monkeypatch.setenv(index_cache.VARIABLE, str(folder))
+    monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(folder))
     return folder
 
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Any]:
-    """A client of an S3 server on the loopback, which fsspec uses too, with a bucket `sets`."""
+    """Start a local S3 server with a bucket `sets`, configure fsspec for it, and yield a client."""
     moto = pytest.importorskip("moto.server", reason="needs moto[server]")
     s3fs = pytest.importorskip("s3fs", reason="needs detlite[remote]")
     import boto3
@@ -116,14 +116,14 @@ def s3(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times are trusted at once: what a file system calls changed cannot be set back."""
-    monkeypatch.setattr(index_cache, "_SETTLED", 0.0)
+    """Trust the times of new files, as if they had been written long ago."""
+    monkeypatch.setattr(cache_folder, "_SETTLED", 0.0)
 
 
 @pytest.fixture
 def real_data() -> Path:
-    """The folder of real data sets; skips where it is absent."""
+    """Return the folder of real data sets; skip the test if it does not exist."""
     folder = Path(os.environ.get("DETLITE_TEST_DATA", "../shared")) / "data"
     if not folder.is_dir():
-        pytest.skip(f"no real data sets in {folder} (DETLITE_TEST_DATA)")
+        pytest.skip(f"no data sets in {folder} (DETLITE_TEST_DATA)")
     return folder

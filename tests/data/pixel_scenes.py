@@ -1,7 +1,7 @@
-"""Pictures that say of each pixel where it comes from, and an oracle that reads it.
+"""Images whose colors encode the origin of each pixel, and an oracle that decodes them.
 
-Red is a pixel's column, green its row, blue the picture. What an image made of them shows is what
-its masks and boxes must say.
+Red is the column of a pixel, green the row, blue the number of the image. The pixels of a combined
+image then determine the correct masks and boxes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torchvision.ops import masks_to_boxes
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.packed import PackedMasks
 
-FILL = (250.0, 251.0, 252.0)  # no picture's
+FILL = (250.0, 251.0, 252.0)  # occurs in no scene
 
 
 def scene(number, size, seed):
-    """A picture, its target, and the bitmaps of its masks: rectangles and blobs, in both forms."""
+    """Return an image, its target and bitmaps: rectangles as polygons and noise as RLE."""
     rng = np.random.default_rng(seed)
     height, width = size
     image = torch.zeros(3, height, width, dtype=torch.uint8)
@@ -51,9 +51,9 @@ def scene(number, size, seed):
 
 
 def bitmaps_by_pixel(image, scenes):
-    """The oracle: of each object the pixels of an image that show it, {label: bool [H, W]}."""
+    """Decode the pixels of an image that show each object: {label: bool [H, W]}."""
     _, height, width = image.shape
-    found = {
+    shown = {
         int(label): torch.zeros(height, width, dtype=torch.bool)
         for _, target, _ in scenes
         for label in target["labels"]
@@ -65,20 +65,20 @@ def bitmaps_by_pixel(image, scenes):
                 for label, bitmap in zip(
                     scenes[number][1]["labels"].tolist(), scenes[number][2], strict=True
                 ):
-                    found[label][y, x] = bool(bitmap[row, column])
-    return found
+                    shown[label][y, x] = bool(bitmap[row, column])
+    return shown
 
 
-def check(image, target, wanted, whole=()):
-    """`whole` are labels of objects that may be covered by one another."""
+def check(image, target, expected, whole=()):
+    """Compare masks and boxes with the expected bitmaps; objects in `whole` may be covered."""
     bitmaps = target["masks"].bitmaps(*image.shape[1:]).bool()
     for label, box, bitmap in zip(target["labels"].tolist(), target["boxes"], bitmaps, strict=True):
-        seen = wanted[label]
+        seen = expected[label]
         if label in whole:
             assert not (seen & ~bitmap).any()
             seen = bitmap
         assert torch.equal(bitmap, seen)
         tight = masks_to_boxes(seen[None].byte())[0] + torch.tensor([0, 0, 1, 1])
         assert torch.equal(box, tight)
-    for label, seen in wanted.items():
+    for label, seen in expected.items():
         assert (label in target["labels"].tolist()) == bool(seen.any())

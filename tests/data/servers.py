@@ -1,4 +1,4 @@
-"""Servers on the loopback: one of files with faults, and one of S3's protocol."""
+"""A local HTTP server that simulates faults, and a helper for a local S3 server."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 
 
 class FileServer(ThreadingHTTPServer):
-    """Serves a folder, with ranges, and with the faults that a test asks for.
+    """Serves a folder with ranges and simulated faults.
 
     Attributes:
-        faults: what comes of the next requests (GET) of a path, one after another: a status,
-            "cut" (half of the body), "reset" (the connection ends), "stall" (nothing comes),
-            "slow" (a body in small pieces) or "whole" (ranges are not known); then all is well.
-        asked: GETs by path.
+        faults: the faults of the next GET requests by path: a status, "cut" (half of the content),
+            "reset" (close the connection), "stall" (send nothing), "slow" (send small pieces) or
+            "whole" (ignore ranges). Further requests succeed.
+        asked: number of GET requests by path.
         keys: the last header `X-Key` by path.
-        versioned: whether there are ETags.
+        versioned: send ETags.
     """
 
     daemon_threads = True
@@ -38,7 +38,7 @@ class FileServer(ThreadingHTTPServer):
         self.ended = threading.Event()
 
     def handle_error(self, *args: Any) -> None:
-        """Clients that go away are none."""
+        """Ignore closed connections."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -51,10 +51,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(True)
 
-    def _answer(self, with_body: bool) -> None:
+    def _answer(self, with_content: bool) -> None:
         path = self.path.partition("?")[0]
         fault: int | str = ""
-        if with_body:
+        if with_content:
             self.server.asked[path] += 1
             self.server.keys[path] = self.headers.get("X-Key")
             fault = (self.server.faults.get(path) or [""]).pop(0)
@@ -77,16 +77,16 @@ class _Handler(BaseHTTPRequestHandler):
         if asked and fault != "whole":
             start, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
             headers["Content-Range"] = f"bytes {start}-{last}/{len(data)}"
-            self._status(206, data[start : last + 1], headers, with_body, str(fault))
+            self._status(206, data[start : last + 1], headers, with_content, str(fault))
         else:
-            self._status(200, data, headers, with_body, str(fault))
+            self._status(200, data, headers, with_content, str(fault))
 
     def _status(
         self,
         status: int,
         data: bytes,
         headers: dict[str, str],
-        with_body: bool = True,
+        with_content: bool = True,
         fault: str = "",
     ) -> None:
         self.send_response(status)
@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if not with_body:
+        if not with_content:
             return
         if fault == "cut":
             self.wfile.write(data[: len(data) // 2])
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path) -> Iterator[FileServer]:
-    """A server of a folder, for as long as the block runs."""
+    """Serve a folder during the `with` block."""
     with FileServer(folder) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -125,7 +125,7 @@ def serving(folder: Path) -> Iterator[FileServer]:
 
 
 def upload(client: Any, folder: Path) -> None:
-    """Puts all files of a folder into the bucket `sets` of an S3 client."""
+    """Upload all files of a folder to the bucket `sets`."""
     for path in folder.rglob("*"):
         if path.is_file():
             client.upload_file(str(path), "sets", str(path.relative_to(folder)))

@@ -1,4 +1,4 @@
-"""Pickles of arrays are read; whatever else a pickle asks for is refused by name."""
+"""Pickles of arrays are read, and everything else is refused by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_arrays_and_containers(tmp_path, protocol):
         assert read["model"][name].dtype == value.dtype
 
 
-def test_names_of_numpy_1(tmp_path):
+def test_pickles_of_numpy_1(tmp_path):
     old = pickle.dumps(np.ones(2), protocol=2).replace(b"numpy._core", b"numpy.core")
     (tmp_path / "w.pkl").write_bytes(old)
     np.testing.assert_array_equal(read_pickle(tmp_path / "w.pkl"), np.ones(2))
@@ -64,7 +64,7 @@ def test_objects_are_refused_by_name(tmp_path, content, name):
         read_pickle(write(tmp_path / "w.pkl", content))
 
 
-def test_nothing_runs(tmp_path):
+def test_code_is_not_executed(tmp_path):
     path = write(tmp_path / "evil.pkl", {"model": RunsCode(tmp_path / "ran")})
     with pytest.raises(CheckpointError, match=r"evil\.pkl: holds a pickled posix\.mkdir"):
         read_checkpoint(path)
@@ -72,7 +72,7 @@ def test_nothing_runs(tmp_path):
 
 
 class Calls:
-    """Pickles as a call of what is admitted, with arguments of the attacker's own."""
+    """Pickled as a call of an allowed function with forged arguments."""
 
     def __init__(self, function, *arguments, state=None):
         self.parts = (function, arguments) if state is None else (function, arguments, state)
@@ -87,7 +87,7 @@ FORGED = b"\x41" * 8  # as a pointer
 @pytest.mark.parametrize(
     "content",
     [
-        # numpy would take the bytes for the address of an object
+        # numpy would use the bytes as the address of an object
         Calls(np.ndarray, (1,), np.dtype("f8"), FORGED),
         Calls(np.dtype, "f4", False, True, state=(3, "<", (np.dtype("f8"), (9,)), None, None)),
         Calls(np.dtype, "f4", False, True, state=(3, "<", None, ("a",), {"a": 1}, 8, 1, 0)),
@@ -108,8 +108,8 @@ def test_forged_arrays_are_refused(tmp_path, content, protocol):
         read_pickle(write(tmp_path / "w.pkl", content, protocol))
 
 
-def test_what_is_admitted_cannot_be_changed(tmp_path):
-    # BUILD sets attributes of what was just named, from the second part of the state
+def test_allowed_objects_cannot_be_changed(tmp_path):
+    # BUILD sets attributes of the last object from the second part of the state
     for name in (b"numpy\ndtype", b"numpy\nndarray", b"collections\nOrderedDict",
                  b"numpy._core.multiarray\nscalar"):  # fmt: skip
         forged = b"c" + name + b"\n(N(dVfromkeys\nVtext\nstb."
@@ -120,7 +120,7 @@ def test_what_is_admitted_cannot_be_changed(tmp_path):
 
 
 def test_arrays_of_python_2(tmp_path):
-    """Their bytes come as text."""
+    """Their bytes are text."""
     (tmp_path / "w.pkl").write_bytes(
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR"
         b"(I1\n(I2\ntcnumpy\ndtype\n(S'f4'\nI0\nI1\ntR(I3\nS'>'\nNNNI-1\nI-1\nI0\ntb"
@@ -132,7 +132,7 @@ def test_arrays_of_python_2(tmp_path):
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["?", "i2", ">f8", "c8", "S3", "<U4"])
 @pytest.mark.parametrize("protocol", [2, 5])
-def test_arrays_of_every_kind(tmp_path, dtype, order, protocol):
+def test_arrays_of_all_dtypes(tmp_path, dtype, order, protocol):
     array = np.asarray(np.arange(6).reshape(2, 3).astype(dtype), order=order)
     read = read_pickle(write(tmp_path / "w.pkl", array, protocol))
     np.testing.assert_array_equal(read, array)

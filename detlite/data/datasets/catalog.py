@@ -88,7 +88,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
     """Build the data set that DATASETS.CATALOG, or else the built-in catalog, lists under `name`.
 
     For training it has masks if MODEL.MASK_ON is set, and no images without usable annotations,
-    except those without any annotation if DATASETS.BACKGROUND_PICTURES is set.
+    except those without any annotation if DATASETS.BACKGROUND_IMAGES is set.
 
     Raises:
         ConfigError: there is no valid entry of that name, or no proposal file for it.
@@ -114,10 +114,10 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         kind=kind,
         train=train,
         masks=cfg.MODEL.MASK_ON,
-        masks_as_runs=convention.mask_targets == "soft",
+        masks_as_rle=convention.mask_targets == "soft",
         keypoints=cfg.MODEL.KEYPOINT_ON,
         min_keypoints=datasets.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
-        background=datasets.BACKGROUND_PICTURES,
+        background=datasets.BACKGROUND_IMAGES,
         skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
         proposals=_proposal_file(cfg, name, train) if cfg.MODEL.LOAD_PROPOSALS else None,
         max_proposals=(
@@ -126,9 +126,9 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
             else datasets.PRECOMPUTED_PROPOSAL_TOPK_TEST
         ),
         max_pixels=datasets.MAX_PIXELS,
-        image_bits=cfg.INPUT.PICTURE_BITS,
+        image_bits=cfg.INPUT.IMAGE_BITS,
         exif_orientation=convention.exif_orientation,
-        check_images=datasets.CHECK_PICTURES,
+        check_images=datasets.CHECK_IMAGES,
     )
 
 

@@ -51,7 +51,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         train: leave out images without a usable annotation.
         masks: require a segmentation of every annotation. Only training targets have masks;
             evaluation compares with `coco_gt()`.
-        masks_as_runs: draw polygons at the size of the image file, as torchvision does.
+        masks_as_rle: draw polygons at the size of the image file, as torchvision does.
         keypoints: require keypoints of every annotation, and their names in a category.
         min_keypoints: in training, leave out images with fewer labeled keypoints.
         background: in training, keep images without any annotation as negative examples.
@@ -78,7 +78,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         kind: str = "coco",
         train: bool = False,
         masks: bool = True,
-        masks_as_runs: bool = False,
+        masks_as_rle: bool = False,
         keypoints: bool = False,
         min_keypoints: int = 0,
         background: bool = False,
@@ -96,7 +96,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         self._folder = images
         self._image_limits = max_pixels, image_bits, exif_orientation
         self._with_masks = train and masks
-        self._masks_as_runs = masks_as_runs
+        self._masks_as_runs = masks_as_rle
         with local_copy(annotations) as file, errors_naming(self.annotation_file, instead_of=file):
             self._index = open_index(file, by_url=kind == "lvis")
         fields = ("id", "name", "keypoints") if keypoints else ("id", "name")

@@ -16,7 +16,7 @@ import struct
 import weakref
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -160,7 +160,7 @@ class IndexWriter:
         position: the number of bytes written so far.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._arrays: dict[str, tuple[str, list[int], int]] = {}
         self.position = file.write(bytes(_HEADER.size))

@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -144,7 +144,7 @@ def content_hash(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _build(file: Path, by_url: bool, content: str, stream: BinaryIO) -> None:
+def _build(file: Path, by_url: bool, content: str, stream: IO[bytes]) -> None:
     start = time.perf_counter()
     try:
         write_index(file, by_url, content, IndexWriter(stream))

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from yacs.config import CfgNode
 
 from detlite.data.datasets.coco import Target
-from detlite.structures.padded_batch import ImagesOnCanvas
+from detlite.structures.padded_batch import PaddedBatchImages
 
 Batch = tuple[list[Tensor], list[Target]]
 
@@ -89,7 +89,7 @@ class BatchLoader(DataLoader[Any]):
                     raise sample
             images, targets = zip(*samples, strict=True)
             if self._padded_sizes:
-                yield ImagesOnCanvas(images, self._padded_sizes[number]), list(targets)
+                yield PaddedBatchImages(images, self._padded_sizes[number]), list(targets)
             else:
                 yield list(images), list(targets)
 
@@ -117,7 +117,9 @@ def _share(samples: list[Any]) -> list[Any]:
     return samples
 
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+# Windows has neither SIGHUP nor signal masks.
+_STOP_SIGNALS = {getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n)}
+_HAS_MASKS = hasattr(signal, "pthread_sigmask")
 
 
 @contextmanager
@@ -127,6 +129,9 @@ def _signals_blocked() -> Iterator[None]:
     A loader process would die from them before it has handlers, and exceptions of this process's
     handlers are lost while it starts one.
     """
+    if not _HAS_MASKS:
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP_SIGNALS, signal.SIGINT})
     try:
         yield
@@ -142,4 +147,5 @@ def _ignore_first_signal(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in _STOP_SIGNALS:
         signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_STOP_SIGNALS, signal.SIGINT})
+    if _HAS_MASKS:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_STOP_SIGNALS, signal.SIGINT})

@@ -204,13 +204,13 @@ def _rgb(image: Image.Image, source: ImageSource, bits: int) -> np.ndarray:
             raise DataError(f"{source}: a 32-bit image has no 8-bit form; convert it first")
         if maximum >= 1 << bits:
             raise DataError(
-                f"{source}: the value {maximum} exceeds the {bits} bits of INPUT.PICTURE_BITS"
+                f"{source}: the value {maximum} exceeds the {bits} bits of INPUT.IMAGE_BITS"
             )
         if bits == 16 and maximum < _DARK:
             # The constant text makes `warnings` show it once per process.
             warnings.warn(
                 f"a 16-bit image has no value above {_DARK - 1}, so its high byte is nearly "
-                "black. If the camera records 12 bits, set INPUT.PICTURE_BITS 12",
+                "black. If the camera records 12 bits, set INPUT.IMAGE_BITS 12",
                 stacklevel=2,
             )
         return np.repeat((values >> (bits - 8)).astype(np.uint8)[:, :, None], 3, axis=2)

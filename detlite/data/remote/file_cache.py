@@ -100,10 +100,11 @@ class FileCache:
         """Update the total size, and delete files if it exceeds the limit."""
         note = self._folder / "size"
         try:
-            total = int(note.read_text()) + added
+            before = int(note.read_text())
         except (OSError, ValueError):
-            total = self._limit + 1  # unknown
-        if total > self._limit:
+            before = -1  # unknown
+        total = before + added
+        if before < 0 or total > self._limit:
             total = self._shrink()
         note.write_text(str(total))
 

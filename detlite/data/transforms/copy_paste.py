@@ -8,7 +8,7 @@ from torch import Tensor
 
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
-from detlite.structures.masks.editing import hide_masks, visible_boxes
+from detlite.structures.masks.editing import occlude_masks, masks_to_boxes
 from detlite.structures.masks.rle import used_columns
 
 from .crop import crop_target
@@ -59,9 +59,9 @@ def choose_objects(target: Target) -> Target:
 
 def _cover_target(target: Target, covered: Tensor) -> Target:
     """Return the target of an image whose pixels `covered`, bool [H, W], are hidden."""
-    masks, changed = hide_masks(target["masks"], covered.numpy())
+    masks, changed = occlude_masks(target["masks"], covered.numpy())
     boxes = target["boxes"].clone()
-    visible = visible_boxes(masks.select(changed), *covered.shape)
+    visible = masks_to_boxes(masks.select(changed), *covered.shape)
     boxes[changed] = box_ops.intersection(boxes[changed], visible)
     target = {**target, "boxes": boxes, "masks": masks}
     if "keypoints" in target:

@@ -8,7 +8,7 @@ from torchvision.ops import clip_boxes_to_image
 
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
-from detlite.structures.masks.editing import cut_masks, visible_boxes
+from detlite.structures.masks.editing import crop_to_window, masks_to_boxes
 
 from .color import Color
 from .targets import select_objects
@@ -76,9 +76,9 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
     moved = target["boxes"] - shift
     boxes = clip_boxes_to_image(moved, size)
     if "masks" in target:
-        target["masks"] = cut_masks(target["masks"], top, left, height, width)
+        target["masks"] = crop_to_window(target["masks"], top, left, height, width)
         cut = (boxes != moved).any(dim=1)
-        visible = visible_boxes(target["masks"].select(cut), height, width)
+        visible = masks_to_boxes(target["masks"].select(cut), height, width)
         boxes[cut] = box_ops.intersection(boxes[cut], visible)
     target["boxes"] = boxes
     if "keypoints" in target:

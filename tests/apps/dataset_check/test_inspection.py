@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detlite.apps.cli.check import main
+from detlite.apps.cli.main import main
 from detlite.apps.dataset_check.annotation_warnings import odd_shapes
 from detlite.apps.dataset_check.inspection import inspect_set, near_duplicates
 from detlite.apps.dataset_check.inspection_report import Inspection
@@ -25,7 +25,7 @@ def content(content):
 
 def run_check(*arguments):
     """The exit status of `detlite check`."""
-    return main([str(argument) for argument in arguments])
+    return main(["check", *map(str, arguments)])
 
 
 def kinds(found, refused):
@@ -96,7 +96,7 @@ def test_every_defect_is_named(broken_set):
     assert kinds(found, True) == REFUSED
     assert kinds(found, False) == ODD
     problems = {defect.where: defect.problem for defect in found.defects}
-    assert "width and height have changed places" in problems["image 16 (swapped.png)"]
+    assert "width and height are swapped" in problems["image 16 (swapped.png)"]
     assert problems["annotation 24 (image 10)"].endswith("whose box is [4, 6, 10, 8]")
 
 

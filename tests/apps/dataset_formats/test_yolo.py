@@ -111,5 +111,5 @@ def test_no_text_files_at_all(yolo):
 
 def test_damaged_picture_is_named(yolo):
     (yolo / "images/train/a.jpg").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"a\.jpg: the picture is damaged"):
+    with pytest.raises(DataError, match=r"a\.jpg: the image is damaged"):
         read_set(yolo)

@@ -1,4 +1,4 @@
-"""The names that published configs use stand for folders under DATASETS.ROOT."""
+"""The data set names of published configs and their folders under DATASETS.ROOT."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ from detlite.data.datasets.catalog import build_dataset, build_train_dataset
         ),
     ],
 )
-def test_name_is_found_where_it_is_expected(
-    name, annotations, images, content, write_set, small_cfg, tmp_path
-):
+def test_paths_of_builtin_names(name, annotations, images, content, write_set, small_cfg, tmp_path):
     file, folder = write_set(content)
     for target, source in ((tmp_path / annotations, file), (tmp_path / images, folder)):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +59,7 @@ def test_name_is_found_where_it_is_expected(
 @pytest.mark.parametrize(
     "name", ["lvis_v0.5_train", "lvis_v0.5_val", "lvis_v0.5_val_cocofied", "lvis_v1_val"]
 )
-def test_lvis_is_found_beside_the_pictures_of_coco(name, content, write_set, small_cfg, tmp_path):
+def test_lvis_uses_the_images_of_coco(name, content, write_set, small_cfg, tmp_path):
     for number, image in enumerate(content["images"]):
         image["coco_url"] = f"http://images.example.org/val2017/{image['file_name']}"
         if number and "v0.5" in name:
@@ -74,8 +72,8 @@ def test_lvis_is_found_beside_the_pictures_of_coco(name, content, write_set, sma
     (tmp_path / "lvis").mkdir()
     file.rename(tmp_path / "lvis" / f"{name}.json")
     (tmp_path / "coco").mkdir()
-    for picture, image in zip(names, content["images"], strict=True):
-        Image.new("RGB", (image["width"], image["height"])).save(folder / picture)
+    for name_2017, image in zip(names, content["images"], strict=True):
+        Image.new("RGB", (image["width"], image["height"])).save(folder / name_2017)
     folder.rename(tmp_path / "coco" / "val2017")
     dataset = build_dataset(small_cfg(), name, train=False)
     assert (dataset.name, dataset.kind) == (name, "lvis")
@@ -83,13 +81,13 @@ def test_lvis_is_found_beside_the_pictures_of_coco(name, content, write_set, sma
     assert dataset[0][0].shape == (3, 30, 40)
 
 
-def test_missing_lvis_says_where_it_is_expected(small_cfg, tmp_path):
-    expected = rf"no annotation file {tmp_path}/lvis/lvis_v1_train\.json; .* in {tmp_path}/coco\."
+def test_missing_lvis_names_the_expected_paths(small_cfg, tmp_path):
+    expected = rf"file {tmp_path}/lvis/lvis_v1_train\.json does not exist .* in {tmp_path}/coco\)"
     with pytest.raises(DataError, match=expected):
         build_dataset(small_cfg(), "lvis_v1_train", train=True)
 
 
-def test_own_entry_goes_before_a_builtin_one(content, write_set, small_cfg):
+def test_catalog_entries_take_precedence(content, write_set, small_cfg):
     write_set(content)
     entry = {"name": "coco_2017_val", "annotations": "small/annotations.json"}
     catalog = [{**entry, "images": "small/images"}]
@@ -97,7 +95,7 @@ def test_own_entry_goes_before_a_builtin_one(content, write_set, small_cfg):
     assert len(build_train_dataset(small_cfg(*names))) == 2
 
 
-def test_no_builtin_entry_reaches_out_of_the_root():
+def test_builtin_paths_are_inside_the_root():
     for entry in BUILTIN.values():
         paths = [value for value in entry.values() if isinstance(value, str)]
         assert not [path for path in paths if path.startswith("/") or ".." in path]

@@ -1,4 +1,4 @@
-"""From names in the config to data sets, and what is refused on the way."""
+"""Building data sets from names in the config, and invalid entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from detlite.data.datasets.catalog import (
 from detlite.data.errors import DataError
 
 
-def test_entry_is_found_by_name(content, write_set, small_cfg):
+def test_build_dataset_by_name(content, write_set, small_cfg):
     write_set(content)
     dataset = build_dataset(small_cfg(), "small", train=True)
     assert dataset.name == "small"
@@ -27,24 +27,24 @@ def test_entry_is_found_by_name(content, write_set, small_cfg):
     assert "masks" not in boxes_only[0][1]
 
 
-@pytest.mark.parametrize(("name", "as_runs"), [("detectron2", False), ("torchvision", True)])
-def test_the_convention_says_what_masks_train_on(content, write_set, small_cfg, name, as_runs):
+@pytest.mark.parametrize(("name", "as_rle"), [("detectron2", False), ("torchvision", True)])
+def test_mask_targets_follow_the_convention(content, write_set, small_cfg, name, as_rle):
     write_set(content)
     dataset = build_dataset(small_cfg("MODEL.CONVENTION", name), "small", train=True)
-    assert (dataset[0][1]["masks"].frames[:, 0] > 0).tolist() == [as_runs] * 2
+    assert (dataset[0][1]["masks"].frames[:, 0] > 0).tolist() == [as_rle] * 2
     override = ["MODEL.CONVENTION_OVERRIDE", ("mask_targets=soft",)]
     dataset = build_dataset(small_cfg("MODEL.CONVENTION", name, *override), "small", train=True)
     assert (dataset[0][1]["masks"].frames[:, 0] > 0).all()
 
 
-def test_root_may_name_an_environment_variable(content, write_set, small_cfg, monkeypatch):
+def test_root_with_an_environment_variable(content, write_set, small_cfg, monkeypatch):
     file, _ = write_set(content)
     monkeypatch.setenv("SOME_FOLDER", str(file.parents[1]))
     cfg = small_cfg("DATASETS.ROOT", "${SOME_FOLDER:-nowhere}")
     assert len(build_dataset(cfg, "small", train=False)) == 4
 
 
-def test_bad_annotations_are_skipped_where_the_config_says_so(content, write_set, small_cfg):
+def test_bad_annotations_can_be_skipped(content, write_set, small_cfg):
     content["annotations"][0]["bbox"][2] = -1
     write_set(content)
     with pytest.raises(DataError, match="annotation 1 "):
@@ -53,16 +53,16 @@ def test_bad_annotations_are_skipped_where_the_config_says_so(content, write_set
     assert len(build_dataset(cfg, "small", train=True)[0][1]["boxes"]) == 1
 
 
-def test_pictures_are_read_by_the_config(content, write_set, small_cfg):
+def test_image_options_of_the_config(content, write_set, small_cfg):
     _, folder = write_set(content)
     Image.fromarray(np.full((30, 40), 4095, np.uint16)).save(folder / "a.png")
     with pytest.raises(DataError, match="more than 900 pixels"):
         build_dataset(small_cfg("DATASETS.MAX_PIXELS", 900), "small", train=True)
-    dataset = build_dataset(small_cfg("INPUT.PICTURE_BITS", 12), "small", train=True)
+    dataset = build_dataset(small_cfg("INPUT.IMAGE_BITS", 12), "small", train=True)
     assert (dataset[0][0] == 255).all()
 
 
-def test_unknown_name_gets_the_nearest(small_cfg):
+def test_unknown_name_suggests_the_nearest(small_cfg):
     with pytest.raises(ConfigError, match=r"'smal'; did you mean 'small'\? .*small, other"):
         build_dataset(small_cfg(), "smal", train=True)
     with pytest.raises(ConfigError, match="'coco_2017_trian'; did you mean 'coco_2017_train'"):
@@ -80,7 +80,7 @@ def test_unknown_name_gets_the_nearest(small_cfg):
         ({"type": "cocoo", "annotations": "a", "images": "i"}, "did you mean 'coco'"),
         ({"type": "shapes", "path": "p", "split": "s", "seed": 1}, "'images' is missing"),
         ({"type": "shapes", "path": "p", "split": "s", "seed": 1, "images": 0}, "at least 1"),
-        ({"type": "shapes", "path": "p", "split": "../s", "seed": 1, "images": 1}, "a word"),
+        ({"type": "shapes", "path": "p", "split": "../s", "seed": 1, "images": 1}, "an identifier"),
     ],
 )
 def test_bad_entry(small_cfg, entry, message):
@@ -89,38 +89,40 @@ def test_bad_entry(small_cfg, entry, message):
         build_dataset(cfg, "a", train=True)
 
 
-def test_missing_annotation_file_tells_where_all_is_expected(small_cfg, tmp_path):
+def test_missing_annotation_file_names_the_expected_paths(small_cfg, tmp_path):
     with pytest.raises(DataError) as error:
         build_dataset(small_cfg(), "coco_2014_minival", train=False)
     file = tmp_path / "coco" / "annotations" / "instances_minival2014.json"
-    assert str(error.value).startswith(f"data set coco_2014_minival: no annotation file {file}; ")
+    assert str(error.value).startswith(
+        f"data set coco_2014_minival: the annotation file {file} does not"
+    )
     assert f"expected in {tmp_path / 'coco' / 'val2014'}" in str(error.value)
     assert f"DATASETS.ROOT ({tmp_path})" in str(error.value)
 
 
-def test_name_given_twice(small_cfg):
+def test_duplicate_name(small_cfg):
     entry = {"name": "a", "annotations": "x", "images": "y"}
-    with pytest.raises(ConfigError, match="the name 'a' is given 2 times"):
+    with pytest.raises(ConfigError, match="2 entries have the name 'a'"):
         build_dataset(small_cfg("DATASETS.CATALOG", [entry, entry]), "a", train=True)
 
 
-def test_own_type_of_data_set(content, write_set, small_cfg, monkeypatch):
+def test_custom_type_of_data_set(content, write_set, small_cfg, monkeypatch):
     file, folder = write_set(content)
     monkeypatch.setattr(DATASETS, "_builders", dict(DATASETS._builders))
     seen = []
 
     @DATASETS.register("mine")
     def mine(entry, root):
-        seen.append((entry["colour"], root))
+        seen.append((entry["color"], root))
         return file, folder
 
-    entry = {"name": "a", "type": "mine", "colour": "red"}
+    entry = {"name": "a", "type": "mine", "color": "red"}
     cfg = small_cfg("DATASETS.CATALOG", [entry])
     assert len(build_dataset(cfg, "a", train=True)) == 2
     assert seen == [("red", file.parents[1])]
 
 
-def test_training_sets_are_joined(content, write_set, small_cfg):
+def test_training_sets_are_concatenated(content, write_set, small_cfg):
     write_set(content)
     write_set(content, "other")
     dataset = build_train_dataset(small_cfg("DATASETS.TRAIN", ("small", "other")))
@@ -131,18 +133,18 @@ def test_training_sets_are_joined(content, write_set, small_cfg):
     assert [row["id"] for row in dataset.categories] == [3, 7]
 
 
-def test_joined_sets_need_the_same_categories(content, write_set, small_cfg):
+def test_concatenated_sets_need_the_same_categories(content, write_set, small_cfg):
     write_set(content)
     content["categories"][1]["name"] = "wolf"
     write_set(content, "other")
-    with pytest.raises(DataError, match=r"other.*annotations.json: has other categories.*3 \("):
+    with pytest.raises(DataError, match=r"other.*annotations.json: the categories differ .*3 \("):
         build_train_dataset(small_cfg("DATASETS.TRAIN", ("small", "other")))
 
 
-def test_number_of_classes_that_contradicts_the_data(content, write_set, small_cfg):
+def test_number_of_classes_must_match_the_data(content, write_set, small_cfg):
     write_set(content)
     cfg = small_cfg("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 81)
-    message = r"NUM_CLASSES is 81, but the data set small has 2 categories: .* makes 3"
+    message = r"NUM_CLASSES is 81, but the data set small has 2 categories: set it to 3"
     with pytest.raises(ConfigError, match=message):
         check_num_classes(cfg, build_dataset(cfg, "small", train=False))
     with pytest.raises(ConfigError, match=message):
@@ -155,20 +157,20 @@ def test_no_training_set(small_cfg):
 
 
 @pytest.mark.parametrize(
-    ("convention", "follows"), [("", True), ("detectron2", True), ("maskrcnn-benchmark", False)]
+    ("convention", "upright"), [("", True), ("detectron2", True), ("maskrcnn-benchmark", False)]
 )
-def test_the_convention_says_whether_pictures_are_turned(
-    content, write_set, small_cfg, convention, follows
+def test_exif_orientation_follows_the_convention(
+    content, write_set, small_cfg, convention, upright
 ):
     _, folder = write_set(content)
     pixels = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
     exif = Image.Exif()
-    exif[0x0112] = 3  # on its head
+    exif[0x0112] = 3  # upside down
     Image.fromarray(pixels).save(folder / "a.png", exif=exif)
     cfg = small_cfg("MODEL.CONVENTION", convention)
     image = build_dataset(cfg, "small", train=True)[0][0].permute(1, 2, 0).numpy()
-    assert np.array_equal(image, pixels[::-1, ::-1] if follows else pixels)
-    other = [f"exif_orientation={not follows}"]
+    assert np.array_equal(image, pixels[::-1, ::-1] if upright else pixels)
+    other = [f"exif_orientation={not upright}"]
     cfg = small_cfg("MODEL.CONVENTION", convention, "MODEL.CONVENTION_OVERRIDE", other)
     image = build_dataset(cfg, "small", train=True)[0][0].permute(1, 2, 0).numpy()
-    assert np.array_equal(image, pixels if follows else pixels[::-1, ::-1])
+    assert np.array_equal(image, pixels if upright else pixels[::-1, ::-1])

@@ -1,4 +1,4 @@
-"""Cityscapes' own files as a data set in COCO form."""
+"""Cityscapes as a data set in COCO form."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from detlite.structures.masks.formats import to_bitmap
 
 @pytest.fixture
 def city(tmp_path):
-    """Two cities with a picture each of 24 x 40 in val: cars, a group, a caravan, a road, void."""
+    """Write two cities with one 24 x 40 image each in val; return the folder."""
     folder = tmp_path / "cityscapes"
     for number, name in enumerate(["bonn", "ulm"]):
         stem = f"{name}_000000_{number:06d}"
-        pictures, truth = folder / "leftImg8bit/val" / name, folder / "gtFine/val" / name
-        pictures.mkdir(parents=True)
+        images, truth = folder / "leftImg8bit/val" / name, folder / "gtFine/val" / name
+        images.mkdir(parents=True)
         truth.mkdir(parents=True)
-        Image.fromarray(np.zeros((24, 40, 3), np.uint8)).save(pictures / f"{stem}_leftImg8bit.png")
+        Image.fromarray(np.zeros((24, 40, 3), np.uint8)).save(images / f"{stem}_leftImg8bit.png")
         ids = np.full((24, 40), 7, np.uint16)
         ids[2:12, 4:20] = 26000
         ids[6:10, 10:30] = 26001  # in front of the first
         ids[14:20, 0:8] = 26  # a group
         ids[14:20, 10:16] = 29000
-        ids[14:20, 20:25] = 29  # a group, which is void
-        ids[21:24] = 1  # the own car
+        ids[14:20, 20:25] = 29  # a group of a void label
+        ids[21:24] = 1  # ego vehicle
         Image.fromarray(ids).save(truth / f"{stem}_gtFine_instanceIds.png")
         objects = [
             {"label": "road", "polygon": [[0, 0], [39, 0], [39, 23], [0, 23]]},
@@ -53,14 +53,14 @@ def city(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "categories", "found", "first_area"),
+    ("name", "categories", "names", "first_area"),
     [
         ("cityscapes_fine_instance_seg_val", 8, ["car", "car"], 160 - 40),
         ("cityscapes_mask_instance_val", 10, ["car", "car", "caravan"], 160 - 40),
         ("cityscapes_poly_instance_val", 10, ["car", "car", "caravan"], 160),
     ],
 )
-def test_names_that_configs_use(city, small_cfg, name, categories, found, first_area):
+def test_builtin_names(city, small_cfg, name, categories, names, first_area):
     dataset = build_dataset(small_cfg(), name, train=True)
     assert len(dataset.categories) == categories
     _, target = dataset[1]
@@ -68,7 +68,7 @@ def test_names_that_configs_use(city, small_cfg, name, categories, found, first_
     assert [4, 2, 20, 12] in boxes
     assert [10, 6, 30, 10] in boxes
     labels = target["labels"].tolist()
-    assert sorted(dataset.categories[label - 1]["name"] for label in labels) == found
+    assert sorted(dataset.categories[label - 1]["name"] for label in labels) == names
     first = target["masks"].bitmaps(*target["size"])[boxes.index([4, 2, 20, 12])]
     assert first.sum() == first_area
 
@@ -80,18 +80,18 @@ def test_groups_are_crowds_in_evaluation(city, small_cfg):
         assert crowds == [[0, 14, 8, 6], caravans] * 2
 
 
-def test_images_tell_where_they_are_void(city, small_cfg):
-    wanted = np.zeros((24, 40), bool)
-    wanted[14:20, 20:25] = wanted[21:24] = True
+def test_void_pixels_of_images(city, small_cfg):
+    expected = np.zeros((24, 40), bool)
+    expected[14:20, 20:25] = expected[21:24] = True
     for form in ("mask", "poly"):
-        if form == "poly":  # in front of the group of cars, unlike what is behind the sky
-            wanted[14:20, 0:5] = True
+        if form == "poly":  # in front of the group of cars
+            expected[14:20, 0:5] = True
         dataset = build_dataset(small_cfg(), f"cityscapes_{form}_instance_val", train=False)
         for image in dataset.coco_gt().dataset["images"]:
-            assert (to_bitmap(image["void"], 24, 40) == wanted).all()
+            assert (to_bitmap(image["void"], 24, 40) == expected).all()
 
 
-def test_what_is_not_labelled_is_void(city, small_cfg):
+def test_unlabeled_pixels_are_void(city, small_cfg):
     for file in city.glob("gtFine/val/*/*.json"):
         car = {"label": "car", "polygon": [[4, 2], [19, 2], [19, 11], [4, 11]]}
         file.write_text(json.dumps({"objects": [car]}))
@@ -101,7 +101,7 @@ def test_what_is_not_labelled_is_void(city, small_cfg):
     assert not void[2:12, 4:20].any()
 
 
-def test_a_part_of_the_pictures(city, small_cfg):
+def test_limit_on_the_number_of_images(city, small_cfg):
     entry = {"name": "one", "type": "cityscapes", "folder": "cityscapes", "split": "val",
              "form": "mask", "most": 1, "all": False}  # fmt: skip
     assert len(build_dataset(small_cfg("DATASETS.CATALOG", [entry]), "one", train=False)) == 1
@@ -110,13 +110,13 @@ def test_a_part_of_the_pictures(city, small_cfg):
 
 
 @pytest.mark.parametrize("missing", ["leftImg8bit/val", "gtFine/val"])
-def test_missing_folder_is_named(city, small_cfg, missing):
+def test_error_names_a_missing_folder(city, small_cfg, missing):
     (city / missing).rename(city / "elsewhere")
-    with pytest.raises(DataError, match=f"instance_val: .*{missing} is missing; put it there"):
+    with pytest.raises(DataError, match=f"instance_val: .*{missing} does not exist. Put it there"):
         build_dataset(small_cfg(), "cityscapes_mask_instance_val", train=True)
 
 
-def test_what_cannot_be_read_is_named(city, small_cfg):
+def test_error_names_an_unreadable_file(city, small_cfg):
     truth = city / "gtFine/val/bonn"
     (truth / "bonn_000000_000000_gtFine_polygons.json").write_text("{}")
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(
@@ -130,10 +130,10 @@ def test_what_cannot_be_read_is_named(city, small_cfg):
         build_dataset(small_cfg(), "cityscapes_poly_instance_val", train=True)
 
 
-def test_no_pictures_and_unknown_form(city, small_cfg):
+def test_no_images_and_unknown_form(city, small_cfg):
     for file in city.glob("leftImg8bit/val/*/*.png"):
         file.unlink()
-    with pytest.raises(DataError, match="has no pictures <city>"):
+    with pytest.raises(DataError, match="there are no images <city>"):
         build_dataset(small_cfg(), "cityscapes_mask_instance_val", train=True)
     entry = {"name": "a", "type": "cityscapes", "folder": "c", "split": "val", "form": "png",
              "most": 0, "all": True}  # fmt: skip

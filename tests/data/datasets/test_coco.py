@@ -1,4 +1,4 @@
-"""CocoDataset on sound sets: targets, what is kept, ground truth for evaluation."""
+"""CocoDataset: targets, the choice of images, and the ground truth of evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from pycocotools.cocoeval import COCOeval
 
-from detlite.data import CocoDataset, DataError
+from detlite.data import CocoDataset, DataError, build_dataset, build_train_dataset
 from detlite.data.datasets.coco_checks import fill_missing
 
 
@@ -40,13 +40,13 @@ def test_uncompressed_rle_is_decoded_column_by_column(content, write_set):
     assert not masks[0, :, 10:].any()
 
 
-@pytest.mark.parametrize("as_runs", [False, True])
-def test_polygons_stay_unless_the_convention_trains_on_pixels(content, write_set, as_runs):
-    dataset = CocoDataset(*write_set(content), train=True, masks_as_runs=as_runs)
+@pytest.mark.parametrize("as_rle", [False, True])
+def test_polygons_become_runs_if_requested(content, write_set, as_rle):
+    dataset = CocoDataset(*write_set(content), train=True, masks_as_rle=as_rle)
     polygons, runs = (dataset[index][1]["masks"] for index in (0, 1))
-    assert (polygons.frames[:, 0] > 0).tolist() == [as_runs] * 2
+    assert (polygons.frames[:, 0] > 0).tolist() == [as_rle] * 2
     assert runs.frames.tolist() == [[40, 20, 0, 0, 40, 20]]
-    if not as_runs:
+    if not as_rle:
         assert polygons.values[:8].tolist() == [4, 6, 14, 6, 14, 14, 4, 14]
 
 
@@ -56,15 +56,15 @@ def test_training_drops_empty_and_crowd_only_images(content, write_set):
     assert dataset.aspect_ratios == [40 / 30, 0.5]
 
 
-def test_background_is_trained_on_if_asked_for(content, write_set):
-    """Not a picture of a crowd alone, whose objects are there and not marked one by one."""
+def test_background_images_can_be_kept(content, write_set):
+    """An image of a crowd alone is not background."""
     dataset = CocoDataset(*write_set(content), train=True, background=True)
     assert dataset.image_ids == [10, 11, 12]
     _, target = dataset[2]
     assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"]) == 0
 
 
-def test_background_alone_teaches_nothing(content, write_set):
+def test_background_alone_is_an_error(content, write_set):
     content["annotations"] = []
     with pytest.raises(DataError, match="no image has a usable annotation"):
         CocoDataset(*write_set(content), train=True, background=True)
@@ -89,7 +89,7 @@ def test_boxes_only_set_needs_no_segmentation(content, write_set):
     assert {row["area"] for row in gt.loadAnns([2, 3])} == {800.0, 100.0}
 
 
-def test_box_that_overhangs_a_little_is_clipped(content, write_set):
+def test_boxes_slightly_outside_are_clipped(content, write_set):
     content["annotations"][0]["bbox"] = [-1.5, -0.5, 41.5, 30]
     _, target = CocoDataset(*write_set(content), train=True)[0]
     assert target["boxes"][0].tolist() == [0, 0, 40, 29.5]
@@ -105,14 +105,14 @@ def test_ground_truth_is_complete_and_includes_crowd(content, write_set):
     assert gt.dataset["licenses"] == []
 
 
-def test_images_and_categories_alone(content, write_set):
+def test_ground_truth_without_annotations(content, write_set):
     gt = CocoDataset(*write_set(content), train=True).coco_gt(annotations=False)
     assert sorted(gt.imgs) == [10, 11]
     assert sorted(gt.cats) == [3, 7]
     assert not gt.anns
 
 
-def test_labels_are_those_of_targets(content, write_set):
+def test_labels_equal_those_of_targets(content, write_set):
     content["annotations"][0]["segmentation"] = []
     for skipped in (False, True):
         dataset = CocoDataset(*write_set(content, str(skipped)), skip_bad=True, masks=skipped)
@@ -133,7 +133,7 @@ def test_annotation_id_zero_can_be_matched(content, write_set, capsys):
     assert evaluation.stats[0] == pytest.approx(1.0)
 
 
-def test_fill_missing_keeps_what_is_there(content):
+def test_fill_missing_keeps_existing_fields(content):
     content["info"] = {"year": 2026}
     filled = fill_missing(content)
     assert filled is content
@@ -141,8 +141,8 @@ def test_fill_missing_keeps_what_is_there(content):
     assert content["annotations"][0]["area"] == 80
 
 
-def test_fill_missing_takes_the_area_of_compressed_rle(content):
-    # 3 background, 4 foreground, 9 background in 4 x 4: one character each, '0' being zero.
+def test_fill_missing_computes_the_area_of_an_rle(content):
+    # Runs of 3 background, 4 foreground and 9 background pixels, one character each.
     rle = {"size": [4, 4], "counts": "349"}
     content["images"] = [{"id": 10, "file_name": "a.png", "height": 4, "width": 4}]
     content["annotations"] = [
@@ -151,8 +151,8 @@ def test_fill_missing_takes_the_area_of_compressed_rle(content):
     assert fill_missing(content)["annotations"][0]["area"] == 4
 
 
-def test_pictures_that_only_an_address_names(content, write_set):
-    """As in LVIS v1."""
+def test_images_named_by_url_only(content, write_set):
+    """LVIS v1 does this."""
     file, folder = write_set(content)
     name = content["images"][0].pop("file_name")
     content["images"][0]["coco_url"] = f"http://images.example.org/train2017/{name}"
@@ -162,7 +162,7 @@ def test_pictures_that_only_an_address_names(content, write_set):
     assert CocoDataset(file, folder).image_path(0) == folder / "train2017" / name
 
 
-def test_dataset_can_be_sent_to_another_process(content, write_set):
+def test_dataset_can_be_pickled(content, write_set):
     dataset = CocoDataset(*write_set(content), train=True)
     copy = pickle.loads(pickle.dumps(dataset))
     assert torch.equal(copy[0][1]["masks"].values, dataset[0][1]["masks"].values)
@@ -181,7 +181,7 @@ def test_dataset_can_be_sent_to_another_process(content, write_set):
         ("coco_open/annotations/person_keypoints_val.json", True, 44, 1),
     ],
 )
-def test_real_set_is_sound(real_data, path, masks, images, categories):
+def test_real_data_sets_are_valid(real_data, path, masks, images, categories):
     file = real_data / path
     dataset = CocoDataset(file, file.parents[1] / "images", masks=masks)
     assert len(dataset) == images
@@ -193,7 +193,7 @@ def test_real_set_is_sound(real_data, path, masks, images, categories):
     assert len(gt.getAnnIds()) == len(json.loads(file.read_text())["annotations"])
 
 
-def test_real_sparse_ids_crowd_and_grey_picture(real_data):
+def test_real_sparse_ids_crowds_and_gray_images(real_data):
     folder = real_data / "coco_open"
     file = folder / "annotations/instances_train.json"
     dataset = CocoDataset(file, folder / "images", train=True)
@@ -205,8 +205,8 @@ def test_real_sparse_ids_crowd_and_grey_picture(real_data):
     not_crowd = [row for row in rows if not row["iscrowd"]]
     targets = [dataset[i] for i in range(len(dataset))]
     assert sum(len(target["boxes"]) for _, target in targets) == len(not_crowd) == 820
-    # Masks and boxes agree up to the few pixels that COCO's are off.
-    off = []
+    # Masks and boxes of COCO differ by a few pixels.
+    differences = []
     for _, target in targets:
         for box, mask in zip(
             target["boxes"], target["masks"].bitmaps(*target["size"]), strict=True
@@ -214,7 +214,109 @@ def test_real_sparse_ids_crowd_and_grey_picture(real_data):
             rows_set, columns_set = np.nonzero(mask.numpy())
             if len(rows_set):
                 tight = [columns_set.min(), rows_set.min(), columns_set.max(), rows_set.max()]
-                off.append(np.abs(box.numpy() - tight).max())
-    assert np.median(off) < 2
-    grey = [image for image, _ in targets if torch.equal(image[0], image[2])]
-    assert len(grey) >= 1
+                differences.append(np.abs(box.numpy() - tight).max())
+    assert np.median(differences) < 2
+    gray = [image for image, _ in targets if torch.equal(image[0], image[2])]
+    assert len(gray) >= 1
+
+
+# Keypoints
+
+NAMES = ["nose", "left_ear", "right_ear"]
+POINTS = [6, 8, 2, 5, 7, 1, 0, 0, 0]
+
+
+@pytest.fixture
+def keypoint_content(content):
+    for category in content["categories"]:
+        category["keypoints"] = NAMES
+    for row in content["annotations"]:
+        row["keypoints"] = POINTS
+    return content
+
+
+def test_keypoints_are_at_pixel_centers(keypoint_content, write_set):
+    dataset = CocoDataset(*write_set(keypoint_content), train=True, keypoints=True)
+    assert dataset.keypoint_names == NAMES
+    assert all(category["keypoints"] == NAMES for category in dataset.categories)
+    _, target = dataset[0]
+    assert target["keypoints"].shape == (2, 3, 3)
+    assert target["keypoints"][0].tolist() == [[6.5, 8.5, 2], [5.5, 7.5, 1], [0.5, 0.5, 0]]
+
+
+def test_keypoints_of_an_image_without_objects(keypoint_content, write_set):
+    dataset = CocoDataset(*write_set(keypoint_content), keypoints=True)
+    _, target = dataset[dataset.image_ids.index(12)]
+    assert target["keypoints"].shape == (0, 3, 3)
+
+
+def test_categories_without_a_keypoint_head(keypoint_content, write_set):
+    dataset = CocoDataset(*write_set(keypoint_content), train=True)
+    assert {tuple(category) for category in dataset.categories} == {("id", "name")}
+
+
+@pytest.mark.parametrize(
+    ("minimum", "image_ids"), [(0, [10, 11]), (2, [10, 11]), (3, [10]), (4, [10])]
+)
+def test_training_needs_enough_keypoints(keypoint_content, write_set, minimum, image_ids):
+    files = write_set(keypoint_content)  # two labeled keypoints per object, two objects in image 10
+    dataset = CocoDataset(*files, train=True, keypoints=True, min_keypoints=minimum)
+    assert dataset.image_ids == image_ids
+    evaluated = CocoDataset(*files, keypoints=True, min_keypoints=minimum)
+    assert evaluated.image_ids == [10, 11, 12, 13]
+
+
+def test_no_image_with_enough_keypoints(keypoint_content, write_set):
+    files = write_set(keypoint_content)
+    with pytest.raises(DataError, match="no image has a usable annotation and 5 keypoints"):
+        CocoDataset(*files, train=True, keypoints=True, min_keypoints=5)
+
+
+def test_minimum_number_of_keypoints_in_the_config(keypoint_content, write_set, small_cfg):
+    write_set(keypoint_content, "few")
+    entry = {"name": "few", "annotations": "few/annotations.json", "images": "few/images"}
+    few = ["DATASETS.CATALOG", [entry], "DATASETS.MIN_KEYPOINTS_PER_IMAGE", 3]
+    points = ["MODEL.KEYPOINT_ON", True]
+    assert build_dataset(small_cfg(*few, *points), "few", train=True).image_ids == [10]
+    assert build_dataset(small_cfg(*few), "few", train=True).image_ids == [10, 11]
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        (None, "has no keypoints"), ([1, 2], "2 numbers, not x, y and visibility of 3"),
+        (["a"] * 9, "not a list of finite numbers"), ([1.0] * 8 + [5], "not 0, 1 or 2"),
+    ],
+)  # fmt: skip
+def test_bad_keypoints(keypoint_content, write_set, points, message):
+    keypoint_content["annotations"][0]["keypoints"] = points
+    with pytest.raises(DataError, match=rf"annotation 1 .*{message}"):
+        CocoDataset(*write_set(keypoint_content), train=True, keypoints=True)
+
+
+@pytest.mark.parametrize("names", [None, [], 17, "abc", ["nose", 2]])
+def test_keypoints_without_names(content, write_set, names):
+    content["categories"][0]["keypoints"] = names
+    with pytest.raises(DataError, match="no category has keypoint names"):
+        CocoDataset(*write_set(content), train=True, keypoints=True)
+
+
+def test_keypoint_names_of_one_category_suffice(keypoint_content, write_set, small_cfg):
+    write_set(keypoint_content)
+    del keypoint_content["categories"][0]["keypoints"]
+    write_set(keypoint_content, "other")
+    cfg = small_cfg(
+        "MODEL.KEYPOINT_ON", True, "DATASETS.TRAIN", ("small", "other"),
+        "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", len(NAMES),
+    )  # fmt: skip
+    assert build_train_dataset(cfg).keypoint_names == NAMES
+
+
+def test_concatenated_sets_need_the_same_keypoints(keypoint_content, write_set, small_cfg):
+    write_set(keypoint_content)
+    for category in keypoint_content["categories"]:
+        category["keypoints"] = NAMES[::-1]
+    write_set(keypoint_content, "other")
+    cfg = small_cfg("MODEL.KEYPOINT_ON", True, "DATASETS.TRAIN", ("small", "other"))
+    with pytest.raises(DataError, match=r"other.*: the keypoints differ from those of .*small"):
+        build_train_dataset(cfg)

@@ -1,4 +1,4 @@
-"""Files of proposals: both forms, and everything that may be wrong with them."""
+"""Proposal files in both formats, and invalid ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.proposals import load_proposals
 from detlite.data.remote.locations import RemotePath
 
-# In the small set's first two pictures, of 40 x 30 and 20 x 40 pixels.
+# In the first two images of the small data set, of 40 x 30 and 20 x 40 pixels.
 BOXES = {10: [[0, 0, 10, 10], [5, 5, 50, 50], [2, 3, 2, 9]], 11: [[1, 2, 11, 32]]}
 SCORES = {10: [0.25, 0.75, 0.9], 11: [-3.5]}
-WANTED = [torch.tensor([[5.0, 5, 40, 30], [0, 0, 10, 10]]), torch.tensor([[1.0, 2, 11, 32]])]
+EXPECTED = [torch.tensor([[5.0, 5, 40, 30], [0, 0, 10, 10]]), torch.tensor([[1.0, 2, 11, 32]])]
 SIZES = [(30, 40), (40, 20)]
 
 
@@ -44,14 +44,14 @@ def results():
     ]
 
 
-def load(path, most=100):
-    return load_proposals(path, [10, 11], SIZES, most)
+def load(path, limit=100):
+    return load_proposals(path, [10, 11], SIZES, limit)
 
 
-def assert_wanted(found):
-    assert [boxes.dtype for boxes in found] == [torch.float32] * 2
-    for boxes, wanted in zip(found, WANTED, strict=True):
-        assert torch.equal(boxes, wanted)
+def assert_expected(proposals):
+    assert [boxes.dtype for boxes in proposals] == [torch.float32] * 2
+    for boxes, expected in zip(proposals, EXPECTED, strict=True):
+        assert torch.equal(boxes, expected)
 
 
 @pytest.mark.parametrize(
@@ -74,29 +74,29 @@ def assert_wanted(found):
     ids=["as detectron2", "no mode", "ids as text", "older ids", "older scores", "xywh"],
 )  # fmt: skip
 def test_pickles(tmp_path, changes):
-    assert_wanted(load(pickled(tmp_path / "p.pkl", **changes)))
+    assert_expected(load(pickled(tmp_path / "p.pkl", **changes)))
 
 
 def test_coco_results(tmp_path):
     path = tmp_path / "results.json"
     path.write_text(json.dumps(results()[::-1]))
-    assert_wanted(load(path))
+    assert_expected(load(path))
 
 
-def test_images_of_the_file_beyond_the_set_are_passed_over_and_counts_logged(tmp_path, caplog):
+def test_other_images_are_ignored_and_counts_logged(tmp_path, caplog):
     with caplog.at_level("INFO"):
         (boxes,) = load_proposals(pickled(tmp_path / "p.pkl"), [11], SIZES[1:], 100)
-    assert torch.equal(boxes, WANTED[1])
+    assert torch.equal(boxes, EXPECTED[1])
     assert "p.pkl: 1 proposals of 1 images; kept the best 1" in caplog.text
 
 
-def test_the_best_are_kept(tmp_path):
-    found = load(pickled(tmp_path / "p.pkl"), most=1)
-    assert torch.equal(found[0], WANTED[0][:1])
-    assert torch.equal(found[1], WANTED[1])
+def test_highest_scores_are_kept(tmp_path):
+    best = load(pickled(tmp_path / "p.pkl"), limit=1)
+    assert torch.equal(best[0], EXPECTED[0][:1])
+    assert torch.equal(best[1], EXPECTED[1])
 
 
-def test_an_image_may_have_none(tmp_path):
+def test_image_without_proposals(tmp_path):
     path = pickled(
         tmp_path / "p.pkl",
         boxes=[np.zeros((0, 4), np.float32), np.array([[50.0, 60, 70, 80]])],
@@ -111,12 +111,12 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ids": [10, 12]}, r"has no proposals of 1 of 2 images, the first of them image 11; are"),
+        ({"ids": [10, 12]}, r"proposals are missing for 1 of 2 images, the first of them image 11"),
         ({"ids": [10, 10]}, "image 10 occurs twice"),
-        ({"ids": [10]}, "1 ids, 2 boxes and 2 scores: there must be one of each"),
-        ({"ids": None}, r"not a file of proposals, which is a dict of ids \(or indexes\)"),
-        ({"boxes": None}, "not a file of proposals"),
-        ({"boxes": 3}, "not a file of proposals"),
+        ({"ids": [10]}, "the file has 1 ids, 2 boxes and 2 scores, but"),
+        ({"ids": None}, r"not a proposal file, which is a dict of ids \(or indexes\)"),
+        ({"boxes": None}, "not a proposal file"),
+        ({"boxes": 3}, "not a proposal file"),
         ({"bbox_mode": 4}, r"bbox_mode is 4, but must be 0 \(xyxy\) or 1 \(xywh\)"),
         ({"boxes": [[[0, 0, NAN, 1]] * 3, [[0, 0, 1, 1]]]}, "image 10: box 0 is .*nan.*, not fin"),
         ({"scores": None, "objectness_logits": [[0, 1, float("inf")], [0]]},
@@ -137,9 +137,9 @@ def test_bad_pickles_name_file_and_image(tmp_path, changes, message):
     [
         ("{", "not a json file"),
         ("{}", "not a COCO results file"),
-        ("[3]", "result 0 is no object with image_id, bbox and score"),
-        ('[{"image_id": 10, "bbox": [0, 0, 1, 1]}]', "result 0 is no object with image_id"),
-        ('[{"image_id": 10, "bbox": [0, 0, 1, 1], "score": 1}]', "has no proposals of 1 of 2"),
+        ("[3]", "result 0 is not an object with image_id, bbox and score"),
+        ('[{"image_id": 10, "bbox": [0, 0, 1, 1]}]', "result 0 is not an object with image_id"),
+        ('[{"image_id": 10, "bbox": [0, 0, 1, 1], "score": 1}]', "proposals are missing for 1"),
         ('[{"image_id": 10, "bbox": [0, 0, NaN, 1], "score": 1},'
          ' {"image_id": 11, "bbox": [0, 0, 1, 1], "score": 1}]', "image 10: box 0 is"),
         ('[{"image_id": 10, "bbox": [0, 0, 1], "score": 1},'
@@ -167,12 +167,12 @@ class _RunsCode:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (pickle.dumps({"ids": _RunsCode()}), r"holds a pickled \w+\.getcwd; proposals are arrays"),
+        (pickle.dumps({"ids": _RunsCode()}), r"contains a pickled \w+\.getcwd; only arrays"),
         (b"no pickle", "not a pickle, or truncated or damaged"),
-        (pickle.dumps([1, 2]), "not a file of proposals"),
+        (pickle.dumps([1, 2]), "not a proposal file"),
     ],
 )
-def test_pickles_that_are_no_proposals(tmp_path, data, message):
+def test_pickles_of_other_content(tmp_path, data, message):
     (tmp_path / "p.pkl").write_bytes(data)
     with pytest.raises(DataError, match=rf"p\.pkl: {message}"):
         load(tmp_path / "p.pkl")
@@ -181,7 +181,7 @@ def test_pickles_that_are_no_proposals(tmp_path, data, message):
 LOAD = ["MODEL.LOAD_PROPOSALS", True, "DATASETS.PROPOSAL_FILES_TRAIN", ("p.pkl",)]
 
 
-def test_targets_bring_proposals_moved_as_boxes_are(content, write_set, small_cfg, tmp_path):
+def test_proposals_are_transformed_like_boxes(content, write_set, small_cfg, tmp_path):
     write_set(content)
     objects = {10: [[4, 6, 14, 14], [20, 10, 30, 20]], 11: [[0, 0, 20, 40]]}
     pickled(
@@ -196,10 +196,12 @@ def test_targets_bring_proposals_moved_as_boxes_are(content, write_set, small_cf
     seen = 0
     for images, targets in build_train_loader(cfg, dataset):
         for image, target in zip(images, targets, strict=True):
-            own = torch.tensor(objects[target["image_id"]]).float()
+            boxes = torch.tensor(objects[target["image_id"]]).float()
             height, width = target["size"]
             scale = torch.tensor([image.shape[2] / width, image.shape[1] / height]).repeat(2)
-            mirrored = torch.stack([width - own[:, 2], own[:, 1], width - own[:, 0], own[:, 3]], 1)
+            mirrored = torch.stack(
+                [width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1
+            )
             torch.testing.assert_close(target["proposals"], mirrored * scale)
             torch.testing.assert_close(target["proposals"], target["boxes"])
             seen += 1
@@ -218,7 +220,7 @@ def test_proposals_at_a_url(content, write_set, tmp_path, form):
     else:
         file.write_text(json.dumps(results()))
     dataset = CocoDataset(annotations, images, train=False, proposals=RemotePath(f"file://{file}"))
-    assert_wanted([dataset[number][1]["proposals"] for number in range(2)])
+    assert_expected([dataset[number][1]["proposals"] for number in range(2)])
 
 
 def test_no_proposals_without_the_key(content, write_set, small_cfg):
@@ -226,9 +228,7 @@ def test_no_proposals_without_the_key(content, write_set, small_cfg):
     assert "proposals" not in build_dataset(small_cfg(*LOAD[2:]), "small", train=True)[0][1]
 
 
-def test_most_are_counted_apart_for_training_and_evaluation(
-    content, write_set, small_cfg, tmp_path
-):
+def test_separate_limits_for_training_and_evaluation(content, write_set, small_cfg, tmp_path):
     content["images"] = content["images"][:2]
     content["annotations"] = content["annotations"][:3]
     write_set(content)
@@ -242,10 +242,10 @@ def test_most_are_counted_apart_for_training_and_evaluation(
 
 
 @pytest.mark.parametrize("files", [(), ("p.pkl", "p.pkl")])
-def test_one_file_for_each_set(content, write_set, small_cfg, files):
+def test_one_file_per_data_set(content, write_set, small_cfg, files):
     write_set(content)
     cfg = small_cfg(*LOAD, "DATASETS.PROPOSAL_FILES_TRAIN", files)
-    with pytest.raises(ConfigError, match=r"PROPOSAL_FILES_TRAIN is .* needs one file for each"):
+    with pytest.raises(ConfigError, match=r"PROPOSAL_FILES_TRAIN is .* needs one file per"):
         build_dataset(cfg, "small", train=True)
-    with pytest.raises(ConfigError, match=r"PROPOSAL_FILES_TEST is .* and one for small"):
+    with pytest.raises(ConfigError, match=r"PROPOSAL_FILES_TEST is .* including one for small"):
         build_dataset(cfg, "small", train=False)

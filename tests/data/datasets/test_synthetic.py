@@ -1,4 +1,4 @@
-"""The generated set: deterministic, whole or absent, sound, and beyond filled boxes."""
+"""The synthetic data set: deterministic, complete, valid, and not solvable with filled boxes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from detlite.data.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
 
-def digest(folder):
+def digests(folder):
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
 
@@ -34,13 +34,13 @@ def ground_truth(folder):
 
 def test_same_arguments_give_the_same_bytes(tmp_path):
     one, same = (shapes.generate_shapes(tmp_path / name, "train", 3, 1) for name in "ab")
-    assert digest(one) == digest(same)
+    assert digests(one) == digests(same)
     for split, seed in (("test", 1), ("train", 2)):
         other = shapes.generate_shapes(tmp_path, split, 3, seed)
-        assert all(a[1] != b[1] for a, b in zip(digest(one), digest(other), strict=True))
+        assert all(a[1] != b[1] for a, b in zip(digests(one), digests(other), strict=True))
 
 
-def test_a_set_is_only_read_afterwards(folder, monkeypatch):
+def test_existing_data_set_is_not_written_again(folder, monkeypatch):
     def fail(*_):
         raise AssertionError("written again")
 
@@ -48,7 +48,7 @@ def test_a_set_is_only_read_afterwards(folder, monkeypatch):
     assert shapes.generate_shapes(folder.parent, "train", 40, seed=1) == folder
 
 
-def test_a_set_that_was_interrupted_is_made_anew(tmp_path, monkeypatch):
+def test_interrupted_data_set_is_written_again(tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
@@ -61,7 +61,7 @@ def test_a_set_that_was_interrupted_is_made_anew(tmp_path, monkeypatch):
     assert len(CocoDataset(folder / "annotations.json", folder / "images")) == 2
 
 
-def test_two_processes_at_once(tmp_path, monkeypatch):
+def test_two_concurrent_processes(tmp_path, monkeypatch):
     write = shapes._write
 
     def write_while_another_finishes(*arguments):
@@ -74,13 +74,13 @@ def test_two_processes_at_once(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_folder_that_cannot_be_written(tmp_path):
+def test_folder_is_not_writable(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="file: the shapes cannot be written"):
+    with pytest.raises(DataError, match="file: the synthetic data set cannot be written"):
         shapes.generate_shapes(tmp_path / "file", "train", 2, seed=1)
 
 
-def test_set_is_built_from_the_catalog(tmp_path, small_cfg):
+def test_build_from_the_catalog(tmp_path, small_cfg):
     entry = {"name": "s", "type": "shapes", "path": "s", "split": "t", "images": 4, "seed": 1}
     cfg = small_cfg("DATASETS.CATALOG", [entry], "DATASETS.ROOT", str(tmp_path))
     dataset = build_dataset(cfg, "s", train=True)
@@ -88,7 +88,7 @@ def test_set_is_built_from_the_catalog(tmp_path, small_cfg):
     assert "masks" in dataset[0][1]
 
 
-def test_categories_and_both_forms_of_segmentation_occur(folder):
+def test_all_categories_and_segmentation_formats_occur(folder):
     rows = json.loads((folder / "annotations.json").read_text())["annotations"]
     assert {row["category_id"] for row in rows} == set(shapes.CATEGORIES)
     assert {type(row["segmentation"]) for row in rows} == {list, dict}
@@ -96,7 +96,7 @@ def test_categories_and_both_forms_of_segmentation_occur(folder):
     assert min(sides) < 32 < 60 < max(sides)
 
 
-def test_segmentations_fit_their_boxes_and_overlap_nowhere(ground_truth):
+def test_segmentations_fit_boxes_and_do_not_overlap(ground_truth):
     for image in ground_truth.dataset["images"]:
         rows = ground_truth.imgToAnns[image["id"]]
         bitmaps = [to_bitmap(row["segmentation"], image["height"], image["width"]) for row in rows]
@@ -106,7 +106,7 @@ def test_segmentations_fit_their_boxes_and_overlap_nowhere(ground_truth):
             x, y, w, h = row["bbox"]
             tight = np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
             assert np.abs(tight - [x, y, x + w, y + h]).max() <= 1.5
-        # Polygons and pixels are rounded differently along common edges, no more.
+        # Polygons and pixels are rounded differently along common edges.
         total = sum(bitmaps, np.zeros(()))
         assert (total > 1).sum() <= 0.02 * max((total > 0).sum(), 1)
 
@@ -132,7 +132,7 @@ def average_precision(ground_truth, results, iou_type):
 
 
 def test_filled_boxes_fail_the_mask_metric(ground_truth, capsys):
-    """Perfect boxes whose masks are full, or the same centred ellipse, get nowhere near 0.55."""
+    """Perfect boxes with full or elliptical masks stay far below an AP of 0.55."""
     full, ellipses = [], []
     for row in ground_truth.loadAnns(ground_truth.getAnnIds()):
         image = ground_truth.imgs[row["image_id"]]

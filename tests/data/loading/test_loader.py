@@ -1,4 +1,4 @@
-"""Loaders: reproducible batches whatever the number of processes, and readable errors."""
+"""Loaders: reproducible batches for any number of processes, and readable errors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from detlite.data.errors import DataError
 from detlite.data.loading.batch_loader import LoaderProcessError, explain_dead_loader
 from detlite.data.loading.loader import TransformedDataset, build_test_loader, build_train_loader
 from detlite.data.loading.samplers import Sample
-from detlite.data.transforms.detection_transform import build_transform
 from detlite.data.transforms.copy_paste import paste_objects
+from detlite.data.transforms.detection_transform import build_transform
 from detlite.data.transforms.mosaic import make_mosaic
 from detlite.structures.masks.packed import PackedMasks
 
@@ -51,7 +51,7 @@ def take(loader, count):
 
 @pytest.fixture
 def training(content, write_set, small_cfg):
-    """Takes overrides; gives config and training set."""
+    """`training(*opts)`: return config and training set."""
     write_set(content)
 
     def build(*opts):
@@ -61,7 +61,7 @@ def training(content, write_set, small_cfg):
     return build
 
 
-def test_training_batches_are_lists_of_images_and_targets(training):
+def test_batches_are_lists_of_images_and_targets(training):
     images, targets = take(build_train_loader(*training()), 1)[0]
     assert len(images) == len(targets) == 2
     assert all(image.dtype == torch.uint8 and image.shape[0] == 3 for image in images)
@@ -80,14 +80,14 @@ def test_worker_processes_give_the_same_pixels(training):
     assert equal(alone, take(build_train_loader(*training("DATALOADER.NUM_WORKERS", 2)), 5))
 
 
-def test_seed_and_round_change_the_augmentation(training):
+def test_seed_and_epoch_change_the_augmentation(training):
     first = take(build_train_loader(*training()), 12)
     assert not equal(first, take(build_train_loader(*training("SEED", 1)), 12))
     sizes = {tuple(image.shape) for images, _ in first for image in images}
     assert len(sizes) == 4  # two images at two scales
 
 
-def test_loading_leaves_the_global_generator_alone(training):
+def test_loading_does_not_change_the_global_generator(training):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     take(build_train_loader(*training()), 3)
@@ -102,18 +102,18 @@ def test_aspect_ratio_grouping(training):
 
 
 def test_rare_categories_are_repeated(training, caplog):
-    """Of the two images, both have a dog and one a cat: sqrt(0.98 / 0.5) = 1.4 times."""
+    """Both images have a dog and one has a cat: sqrt(0.98 / 0.5) = 1.4 times."""
     caplog.set_level("INFO")
     options = ("DATALOADER.REPEAT_THRESHOLD", 0.98, "DATALOADER.ASPECT_RATIO_GROUPING", False)
     loaded = take(build_train_loader(*training(*options)), 60)
     ids = [target["image_id"] for _, targets in loaded for target in targets]
     assert abs(ids.count(10) - 120 * 1.4 / 2.4) <= 1
-    assert "1 of 2 images are repeated, at most 1.4 times; a round has 2 images" in caplog.text
+    assert "1 of 2 images are repeated, at most 1.4 times; an epoch has 2 images" in caplog.text
     again = build_train_loader(*training(*options, "DATALOADER.NUM_WORKERS", 1), start_iter=50)
     assert equal(loaded[50:], take(again, 10))
 
 
-def test_repeats_within_a_round_are_augmented_apart(training):
+def test_repeats_within_an_epoch_are_augmented_differently(training):
     cfg, dataset = training("INPUT.MIN_SIZE_TRAIN", (20,))
     samples = TransformedDataset(dataset, build_transform(cfg, train=True), cfg.SEED)
     images = [samples[Sample(3, 0, repeat)][0] for repeat in range(4)]
@@ -135,7 +135,7 @@ def test_strong_augmentation_is_a_function_of_seed_and_iteration(training):
     assert not equal(straight[:4], take(build_train_loader(*training(*STRONG, "SEED", 1)), 4))
     images = [image for images, _ in straight for image in images]
     assert {tuple(image.shape) for image in images} == {(3, 48, 48)}
-    # Image 11 has no cat of its own, label 2.
+    # Image 11 has no cat (label 2) without pasting.
     pairs = {
         (target["image_id"], int(label))
         for _, targets in straight
@@ -167,7 +167,7 @@ def test_mosaics_are_a_function_of_seed_and_iteration(training, jitter, masks):
         {tuple(image.shape) for images, _ in batches for image in images}
         for batches in (straight, take(build_train_loader(*training(*without)), 16))
     ]
-    assert sizes[0] == sizes[1]  # as those of other images, so groups of wide and tall ones stay
+    assert sizes[0] == sizes[1]  # so wide and tall groups stay
     counts = []
     for images, targets in straight:
         for image, target in zip(images, targets, strict=True):
@@ -180,50 +180,50 @@ def test_mosaics_are_a_function_of_seed_and_iteration(training, jitter, masks):
                 bitmaps = target["masks"].bitmaps(height, width)
                 assert len(bitmaps) == counts[-1]
                 assert bitmaps.any(dim=(1, 2)).all()
-    assert max(counts) > 2  # the most that a picture has
+    assert max(counts) > 2  # the maximum of an image
 
 
-def test_mosaics_come_before_pasted_objects(training, monkeypatch):
-    """Three other pictures, each transformed apart, and one more whose objects are pasted."""
+def test_objects_are_pasted_into_mosaics(training, monkeypatch):
+    """Three more images make the mosaic, and another one gives the objects to paste."""
     cfg, dataset = training("INPUT.MOSAIC_PROB", 1.0, "INPUT.COPY_PASTE_PROB", 1.0)
     mosaics, pasted = [], []
 
-    def noting_parts(parts, size, fill):
+    def recording_mosaic(parts, size, fill):
         assert size == tuple(parts[0][0].shape[1:])
         mosaics.append([target["image_id"] for _, target in parts])
         return make_mosaic(parts, size, fill)
 
-    def noting_paste(image, target, source, objects):
+    def recording_paste(image, target, source, objects):
         pasted.append((target["image_id"], len(mosaics)))
         return paste_objects(image, target, source, objects)
 
-    monkeypatch.setattr("detlite.data.loading.loader.make_mosaic", noting_parts)
-    monkeypatch.setattr("detlite.data.loading.loader.paste_objects", noting_paste)
+    monkeypatch.setattr("detlite.data.loading.loader.make_mosaic", recording_mosaic)
+    monkeypatch.setattr("detlite.data.loading.loader.paste_objects", recording_paste)
     batches = take(build_train_loader(cfg, dataset), 20)
     ids = [target["image_id"] for _, targets in batches for target in targets]
     assert [parts[0] for parts in mosaics] == ids
     assert pasted == [(image_id, number) for number, image_id in enumerate(ids, start=1)]
     others = [one for parts in mosaics for one in parts[1:]]
-    assert 40 < others.count(10) < 80  # of 120, from both pictures
+    assert 40 < others.count(10) < 80  # of 120, from both images
 
 
-def test_mosaics_under_jitter_have_the_size_of_the_crop(training, monkeypatch):
-    """And are made of pictures that were not cropped before."""
+def test_mosaics_have_the_size_of_the_crop(training, monkeypatch):
+    """Their parts are not cropped before."""
     jitter = ("INPUT.SCALE_JITTER", (2.0, 2.0), "INPUT.CROP_SIZE", 48)
     cfg, dataset = training(*jitter, "INPUT.MOSAIC_PROB", 1.0)
     sizes = set()
 
-    def noting_parts(parts, size, fill):
+    def recording_mosaic(parts, size, fill):
         sizes.update(tuple(image.shape[1:]) for image, _ in parts)
         return make_mosaic(parts, size, fill)
 
-    monkeypatch.setattr("detlite.data.loading.loader.make_mosaic", noting_parts)
+    monkeypatch.setattr("detlite.data.loading.loader.make_mosaic", recording_mosaic)
     for images, _ in take(build_train_loader(cfg, dataset), 6):
         assert {tuple(image.shape) for image in images} == {(3, 48, 48)}
     assert sizes == {(72, 96), (96, 48)}
 
 
-def test_mosaics_take_the_proposals_of_their_pictures(training, tmp_path):
+def test_mosaics_contain_proposals(training, tmp_path):
     rows = [
         {"image_id": number, "category_id": 7, "bbox": [0, 0, 20, 30], "score": 0.5}
         for number in (10, 10, 11)
@@ -243,7 +243,7 @@ def test_mosaics_take_the_proposals_of_their_pictures(training, tmp_path):
             assert (proposals[:, 2:] <= size.flip(0)).all()
             assert (proposals[:, 2:] - proposals[:, :2] >= 1).all()
     counts = {len(target["proposals"]) for _, targets in batches for target in targets}
-    assert max(counts) > 2  # the most that a picture has
+    assert max(counts) > 2  # the maximum of an image
 
 
 @pytest.mark.parametrize("options", [("MODEL.MASK_ON", False), ("MODEL.LOAD_PROPOSALS", True)])
@@ -251,26 +251,26 @@ def test_pasting_needs_masks_and_no_proposals(training, options):
     cfg, dataset = training("INPUT.COPY_PASTE_PROB", 0.5)
     other = cfg.clone()
     other.merge_from_list(list(options))
-    with pytest.raises(ConfigError, match=r"INPUT.COPY_PASTE_PROB is 0.5: .*MODEL.LOAD_PROP"):
+    with pytest.raises(ConfigError, match=r"INPUT.COPY_PASTE_PROB is 0.5, .*MODEL.LOAD_PROP"):
         build_train_loader(other, dataset)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_sees_each_image_once_by_size(content, write_set, small_cfg, workers):
+def test_evaluation_covers_each_image_once_by_size(content, write_set, small_cfg, workers):
     write_set(content)
     cfg = small_cfg("DATALOADER.NUM_WORKERS", workers, "TEST.IMS_PER_BATCH", 3)
     loader = build_test_loader(cfg, build_dataset(cfg, "small", train=False))
     assert len(loader) == 2
-    for _ in range(2):  # a loader can be used again
+    for _ in range(2):  # a loader can be reused
         pairs = [pair for images, targets in loader for pair in zip(images, targets, strict=True)]
         assert [target["image_id"] for _, target in pairs] == [11, 13, 10, 12]
-        found = [tuple(image.shape[1:]) for image, _ in pairs]
-        assert found == [(40, 20), (20, 30), (20, 27), (20, 20)]
+        shapes = [tuple(image.shape[1:]) for image, _ in pairs]
+        assert shapes == [(40, 20), (20, 30), (20, 27), (20, 20)]
         assert [target["size"] for _, target in pairs] == [(40, 20), (16, 24), (30, 40), (16, 16)]
-        assert [images.canvas for images, _ in loader] == [(40, 30), (20, 20)]
+        assert [images.padded_size for images, _ in loader] == [(40, 30), (20, 20)]
 
 
-def test_processes_share_training_and_evaluation(training, monkeypatch):
+def test_processes_divide_training_batches(training, monkeypatch):
     cfg, dataset = training()
     alone = take(build_train_loader(cfg, dataset), 4)
     shares = []
@@ -284,7 +284,7 @@ def test_processes_share_training_and_evaluation(training, monkeypatch):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
-def test_processes_share_evaluation_evenly(training, monkeypatch, processes):
+def test_processes_divide_evaluation_evenly(training, monkeypatch, processes):
     cfg, _ = training("TEST.IMS_PER_BATCH", processes)
     test_set = build_dataset(cfg, "small", train=False)
     shares = []
@@ -300,9 +300,7 @@ def test_processes_share_evaluation_evenly(training, monkeypatch, processes):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_evaluation_is_padded_alike_whatever_the_number_of_processes(
-    training, monkeypatch, processes
-):
+def test_padding_does_not_depend_on_the_number_of_processes(training, monkeypatch, processes):
     cfg, _ = training("TEST.IMS_PER_BATCH", 4, "INPUT.MAX_SIZE_TEST", 30)
     test_set = build_dataset(cfg, "small", train=False)
     monkeypatch.setattr(distributed, "world_size", lambda: processes)
@@ -310,7 +308,7 @@ def test_evaluation_is_padded_alike_whatever_the_number_of_processes(
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
         for images, _ in build_test_loader(cfg, test_set):
             # 30 x 40, 40 x 20, 16 x 16 and 16 x 24 within 20 to 30 pixels
-            assert images.canvas == (30, 30)
+            assert images.padded_size == (30, 30)
             assert max(image.shape[1] for image in images) <= 30
 
 
@@ -318,40 +316,38 @@ def test_evaluation_is_padded_alike_whatever_the_number_of_processes(
     ("key", "build"),
     [("SOLVER.IMS_PER_BATCH", build_train_loader), ("TEST.IMS_PER_BATCH", build_test_loader)],
 )
-def test_batch_that_cannot_be_shared(training, monkeypatch, key, build):
+def test_indivisible_batch_size(training, monkeypatch, key, build):
     cfg, dataset = training(key, 3)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    with pytest.raises(ConfigError, match=f"{key} is 3 .* make it a multiple of 2"):
+    with pytest.raises(ConfigError, match=f"{key} is 3, .* make it a multiple of the 2 processes"):
         build(cfg, dataset)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_error_while_loading_keeps_its_message(training, tmp_path, workers):
+def test_loading_errors_keep_their_message(training, tmp_path, workers):
     cfg, dataset = training("DATALOADER.NUM_WORKERS", workers)
-    picture = tmp_path / "small" / "images" / "a.png"
-    picture.write_bytes(picture.read_bytes()[:300])
-    with pytest.raises(DataError, match=r"a.png: the picture is damaged .* \(image id 10\)$"):
+    image = tmp_path / "small" / "images" / "a.png"
+    image.write_bytes(image.read_bytes()[:300])
+    with pytest.raises(DataError, match=r"a.png: the image is damaged .* \(image id 10\)$"):
         take(build_train_loader(cfg, dataset), 4)
 
 
 def kill_loader():
-    """Kills the loader process that was started last and waits until torch raises."""
+    """Kill the loader process that was started last, and wait until torch raises."""
     os.kill(max(process.pid for process in multiprocessing.active_children()), signal.SIGKILL)
     time.sleep(20)
 
 
 def test_a_loader_process_that_dies(training):
-    message = r"^a loader process died, probably for want of memory \(DataLoader worker .*--resume$"
+    message = r"^a loader process died, probably because memory was full \(DataLoader .*--resume$"
     batches = iter(build_train_loader(*training("DATALOADER.NUM_WORKERS", 1)))
     next(batches)
     with pytest.raises(LoaderProcessError, match=message), explain_dead_loader():
         kill_loader()
 
 
-def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(
-    training, tmp_path, monkeypatch
-):
-    """torch raises in the midst of the writing, which is not to blame."""
+def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(training, tmp_path, monkeypatch):
+    """torch raises in the middle of the writing, which is not the cause."""
     path = tmp_path / "model.pth"
     monkeypatch.setattr(torch, "save", lambda *_args: kill_loader())
     batches = iter(build_train_loader(*training("DATALOADER.NUM_WORKERS", 1)))
@@ -361,8 +357,8 @@ def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_loader_process_that_dies_while_another_error_is_looked_for(training):
-    """As torch looks an operator up: a RuntimeError is there the sign of one that is missing."""
+def test_a_loader_process_that_dies_while_another_error_is_expected(training):
+    """torch takes a RuntimeError during the lookup of an operator for a missing operator."""
 
     def look_up() -> None:
         try:
@@ -376,13 +372,13 @@ def test_a_loader_process_that_dies_while_another_error_is_looked_for(training):
         look_up()
 
 
-def test_shared_memory_that_is_full(training):
-    """A limit on the size of files, which shared memory consists of, stands for it."""
+def test_full_shared_memory(training):
+    """A limit on the size of files simulates it, because shared memory consists of files."""
     loader = build_train_loader(*training("DATALOADER.NUM_WORKERS", 1))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
-        with pytest.raises(LoaderProcessError, match=r"by shared memory \(.*too large.*--shm-size"):
+        with pytest.raises(LoaderProcessError, match=r"in shared memory \(.*too large.*--shm-size"):
             next(iter(loader))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -413,9 +409,15 @@ with StopSignals() as stop:
 """
 
 
-@pytest.mark.parametrize(("name", "then"), [("SIGTERM", "2 SIGTERM"), ("SIGINT", "interrupted")])
+@pytest.mark.parametrize(
+    ("name", "then"),
+    [
+        pytest.param("SIGTERM", "2 SIGTERM", marks=pytest.mark.slow),
+        ("SIGINT", "interrupted"),
+    ],
+)
 def test_signals_while_loader_processes_start(training, tmp_path, name, then):
-    """No process dies of them, and in the main process they count."""
+    """They kill no process and take effect in the main process."""
     cfg, _ = training("DATALOADER.NUM_WORKERS", 1)
     (tmp_path / "config.yaml").write_text(cfg.dump())
     done = subprocess.run(
@@ -430,7 +432,7 @@ def test_signals_while_loader_processes_start(training, tmp_path, name, then):
     assert done.stderr == ""
 
 
-def test_other_errors_pass():
+def test_other_errors_are_not_changed():
     with pytest.raises(RuntimeError, match=r"^mine$"), explain_dead_loader():
         raise RuntimeError("mine")
 
@@ -439,7 +441,7 @@ def test_other_errors_pass():
     ("name", "masks", "classes"),
     [("nuclei_dsb2018", True, 2), ("bccd", False, 4), ("coco_open", True, 81)],
 )
-def test_real_sets_pass_through_the_loaders(real_data, small_cfg, name, masks, classes):
+def test_loaders_of_real_data_sets(real_data, small_cfg, name, masks, classes):
     entries = [
         {
             "name": split,
@@ -462,7 +464,7 @@ def test_real_sets_pass_through_the_loaders(real_data, small_cfg, name, masks, c
             height, width = image.shape[1:]
             assert (target["boxes"] <= torch.tensor([width, height, width, height])).all()
     dataset = build_dataset(cfg, "val", train=False)
-    seen = [
+    ids = [
         target["image_id"] for _, targets in build_test_loader(cfg, dataset) for target in targets
     ]
-    assert sorted(seen) == sorted(dataset.image_ids)
+    assert sorted(ids) == sorted(dataset.image_ids)

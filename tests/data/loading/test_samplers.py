@@ -1,4 +1,4 @@
-"""Batches of training are a pure function of seed and iteration."""
+"""Training batches are a pure function of seed and iteration."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def batches(count, wide, batch_size, seed=0, **options):
     return list(itertools.islice(sampler, count))
 
 
-def test_each_round_is_a_permutation():
+def test_each_epoch_is_a_permutation():
     stream = list(itertools.chain(*batches(9, [False] * 12, 4)))
-    rounds = [[sample.image for sample in stream[i : i + 12]] for i in (0, 12, 24)]
-    assert all(sorted(indices) == list(range(12)) for indices in rounds)
-    assert rounds[0] != rounds[1] != rounds[2]
-    assert [sample.round for sample in stream] == [0] * 12 + [1] * 12 + [2] * 12
+    epochs = [[sample.image for sample in stream[i : i + 12]] for i in (0, 12, 24)]
+    assert all(sorted(indices) == list(range(12)) for indices in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert [sample.epoch for sample in stream] == [0] * 12 + [1] * 12 + [2] * 12
 
 
-def test_a_batch_may_be_larger_than_the_set():
+def test_batch_larger_than_the_data_set():
     (batch,) = batches(1, [False] * 3, 8)
     assert len(batch) == len(set(batch)) == 8
 
@@ -36,16 +36,16 @@ def test_a_batch_may_be_larger_than_the_set():
     batch_size=st.integers(1, 5),
     seed=st.integers(0, 1000),
 )
-def test_batches_are_of_one_kind_and_images_equally_often(wide, batch_size, seed):
-    rounds = 4
-    made = batches(rounds * len(wide), wide, batch_size, seed)
-    for batch in made:
+def test_batches_have_one_orientation_and_images_equal_counts(wide, batch_size, seed):
+    epochs = 4
+    result = batches(epochs * len(wide), wide, batch_size, seed)
+    for batch in result:
         assert len(batch) == batch_size
         assert len({wide[sample.image] for sample in batch}) == 1
-    seen = Counter(sample.image for sample in itertools.chain(*made))
-    # Exactly so: over a multiple of len(wide) iterations each group gets its share.
+    seen = Counter(sample.image for sample in itertools.chain(*result))
+    # Exact over a multiple of len(wide) iterations.
     assert set(seen) == set(range(len(wide)))
-    assert set(seen.values()) == {rounds * batch_size}
+    assert set(seen.values()) == {epochs * batch_size}
 
 
 def test_resuming_gives_the_same_batches():
@@ -58,7 +58,7 @@ def test_seeds_give_different_batches():
     assert batches(3, [False] * 20, 4, seed=1) != batches(3, [False] * 20, 4, seed=2)
 
 
-def test_processes_share_the_batches_of_one():
+def test_processes_divide_the_batches():
     wide = [True] * 7 + [False] * 5
     alone = batches(20, wide, 4)
     shares = [batches(20, wide, 4, rank=rank, world_size=2) for rank in (0, 1)]
@@ -81,7 +81,7 @@ def test_shards_are_read_in_sequence_and_shuffled_within_a_window():
     assert len({tuple(order) for order in orders}) > 1
 
 
-def test_both_groups_read_the_same_shards_at_a_time():
+def test_both_groups_read_the_same_shards_together():
     rng = np.random.default_rng(0)
     wide = (rng.random(600) < 0.3).tolist()
     shards = np.repeat(np.arange(12), 50)
@@ -93,12 +93,12 @@ def test_both_groups_read_the_same_shards_at_a_time():
         assert len(set().union(*seen[start : start + 10])) <= 5
 
 
-def test_far_iterations_are_open_at_once():
+def test_distant_iterations_are_fast():
     (batch,) = batches(1, [False] * 10, 2, start_iter=10**9)
-    assert batch[0].round == 2 * 10**8
+    assert batch[0].epoch == 2 * 10**8
 
 
-def test_repeat_factors_are_those_of_lvis():
+def test_repeat_factors():
     # Category 1 is in all four images, 2 in one of them, 3 in two; the last image has none.
     labels = [{1, 2}, [1, 3, 3], {1}, {3, 1}, set()]
     factors = repeat_factors(labels, 0.8)
@@ -110,16 +110,16 @@ def test_repeat_factors_are_those_of_lvis():
 FACTORS = np.array([1.0, 1.25, 1.5, 2.0, 1.0, 3.7, 1.01])
 
 
-def rounds_of(factors, count, seed=0, wide=None, batch_size=3):
-    """For each of the first rounds of one group how often each image appears in it."""
+def epochs_of(factors, count, seed=0, wide=None, batch_size=3):
+    """Return how often each image appears in each of the first epochs."""
     stream = itertools.chain(
         *batches(4 * count * len(factors), wide or [False] * len(factors), batch_size, seed,
                  factors=factors)
     )  # fmt: skip
     seen = [Counter() for _ in range(count)]
-    for sample in itertools.takewhile(lambda sample: sample.round < count, stream):
-        assert sample not in seen[sample.round]  # a repeat has a number of its own
-        seen[sample.round][sample] += 1
+    for sample in itertools.takewhile(lambda sample: sample.epoch < count, stream):
+        assert sample not in seen[sample.epoch]  # repeats are numbered
+        seen[sample.epoch][sample] += 1
     for counts in seen:
         for image in range(len(factors)):
             own = sorted(sample.repeat for sample in counts if sample.image == image)
@@ -128,24 +128,24 @@ def rounds_of(factors, count, seed=0, wide=None, batch_size=3):
     return np.array([[total[image] for image in range(len(factors))] for total in totals])
 
 
-def test_a_round_has_each_image_its_factor_rounded_up_or_down():
-    counts = rounds_of(FACTORS, 50)
+def test_an_epoch_rounds_each_factor_up_or_down():
+    counts = epochs_of(FACTORS, 50)
     assert ((counts == np.floor(FACTORS)) | (counts == np.ceil(FACTORS))).all()
-    # Whole rounds have the sum of the factors, to one image.
+    # The number of images in epochs is the sum of the factors, up to one image.
     ends = counts.sum(axis=1).cumsum()
     assert (np.abs(ends - FACTORS.sum() * np.arange(1, 51)) <= 1).all()
 
 
-def test_rounding_favours_no_image_and_no_round():
-    first_rounds = np.array([rounds_of(FACTORS, 2, seed) for seed in range(1500)])
+def test_rounding_is_unbiased():
+    first_epochs = np.array([epochs_of(FACTORS, 2, seed) for seed in range(1500)])
     deviation = np.sqrt((FACTORS % 1) * (1 - FACTORS % 1) / 1500)
-    for counts in first_rounds.transpose(1, 0, 2):  # the first round of all seeds, the second
+    for counts in first_epochs.transpose(1, 0, 2):  # the first epoch of all seeds, then the second
         assert (np.abs(counts.mean(axis=0) - FACTORS) <= 4 * deviation).all()
-    # The images that are rounded up are others in the next round.
-    assert (first_rounds[:, 0] != first_rounds[:, 1]).any(axis=1).mean() > 0.5
+    # The next epoch rounds other images up.
+    assert (first_epochs[:, 0] != first_epochs[:, 1]).any(axis=1).mean() > 0.5
 
 
-def test_repeats_are_spread_over_the_round():
+def test_repeats_are_spread_over_the_epoch():
     (batch,) = batches(1, [False] * 4, 8, seed=1, factors=np.full(4, 2.0))
     images = [sample.image for sample in batch]
     assert sorted(images) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -158,7 +158,7 @@ def test_repeats_are_spread_over_the_round():
     seed=st.integers(0, 1000),
     start=st.integers(0, 200),
 )
-def test_repeated_batches_resume_and_are_shared_and_of_one_kind(wide, seed, start):
+def test_repeated_batches_resume_and_are_divided(wide, seed, start):
     factors = np.random.default_rng(seed).uniform(1, 4, len(wide))
     straight = batches(start + 6, wide, 4, seed, factors=factors)
     assert straight[start:] == batches(6, wide, 4, seed, start_iter=start, factors=factors)
@@ -171,17 +171,17 @@ def test_repeated_batches_resume_and_are_shared_and_of_one_kind(wide, seed, star
         assert len({wide[sample.image] for sample in batch}) == 1
 
 
-def test_groups_take_turns_by_their_repeated_sizes():
+def test_groups_alternate_by_their_repeated_sizes():
     wide, factors = [True, False, False], np.array([4.0, 1.0, 1.0])
-    kinds = [wide[batch[0].image] for batch in batches(600, wide, 2, factors=factors)]
-    assert sum(kinds) == 400
+    wide_batches = [wide[batch[0].image] for batch in batches(600, wide, 2, factors=factors)]
+    assert sum(wide_batches) == 400
 
 
-def test_factors_of_one_change_no_batch():
+def test_factors_of_one_change_nothing():
     wide = [True] * 7 + [False] * 5
     assert batches(40, wide, 4, 3) == batches(40, wide, 4, 3, factors=np.ones(12))
 
 
-def test_far_iterations_are_open_at_once_with_repeats():
+def test_distant_iterations_are_fast_with_repeats():
     (batch,) = batches(1, [False] * 7, 2, start_iter=10**9, factors=FACTORS)
-    assert abs(batch[0].round - 2 * 10**9 / FACTORS.sum()) <= 1000
+    assert abs(batch[0].epoch - 2 * 10**9 / FACTORS.sum()) <= 1000

@@ -1,15 +1,15 @@
-"""Crops and pasted objects against an oracle that looks at every pixel of the result."""
+"""Crops and pasted objects, compared with an oracle that decodes every pixel."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms import v2
 
-from detlite.data.transforms.augment import DetectionTransform
 from detlite.data.transforms.copy_paste import choose_objects, paste_objects
 from detlite.data.transforms.crop import RandomCrop, crop_target
+from detlite.data.transforms.detection_transform import DetectionTransform
+from detlite.data.transforms.flip import RandomFlip
 from detlite.structures.masks.packed import PackedMasks
 from tests.data.pixel_scenes import FILL, bitmaps_by_pixel, check, scene
 
@@ -19,33 +19,33 @@ SIDE = 40
 @pytest.mark.parametrize("size", [(60, 70), (30, 70), (60, 25), (21, 22), (SIDE, SIDE)])
 @pytest.mark.parametrize("seed", range(3))
 def test_crops_move_pixels_masks_and_boxes_together(size, seed):
-    given = scene(0, size, seed)
+    original = scene(0, size, seed)
     torch.manual_seed(seed)
-    image, target = RandomCrop(SIDE, FILL)(*given[:2])
+    image, target = RandomCrop(SIDE, FILL)(*original[:2])
     assert image.shape == (3, SIDE, SIDE)
-    check(image, target, bitmaps_by_pixel(image, [given]))
+    check(image, target, bitmaps_by_pixel(image, [original]))
     inside = image[2] == 0
     assert inside.sum() == min(size[0], SIDE) * min(size[1], SIDE)
     assert (torch.tensor(FILL) == image[:, ~inside].T).all()
-    # Keypoints lie on the pixels on which they lay.
-    before = {int(label): i for i, label in enumerate(given[1]["labels"])}
+    # Keypoints stay on their pixels.
+    before = {int(label): i for i, label in enumerate(original[1]["labels"])}
     shift = image[:2, 0, 0].float()
     for label, points in zip(target["labels"].tolist(), target["keypoints"], strict=True):
-        old = given[1]["keypoints"][before[label]]
+        old = original[1]["keypoints"][before[label]]
         assert torch.allclose(points[:, :2] + shift, old[:, :2])
         outside = (points[:, :2] < 0).any(1) | (points[:, :2] >= SIDE).any(1)
         assert torch.equal(points[:, 2], old[:, 2] * ~outside)
     assert (target["image_id"], target["size"]) == (0, size)
 
 
-def test_crops_of_float_images_are_padded_in_their_scale():
+def test_padding_of_float_images():
     image, target, _ = scene(0, (20, 30), 0)
     square, _ = RandomCrop(SIDE, FILL)(image.float() / 255, target)
     assert torch.allclose(square[:, -1, -1], torch.tensor(FILL) / 255)
     assert torch.equal(square[:, :20, :30], image.float() / 255)
 
 
-def test_crops_lie_anywhere_in_the_image():
+def test_crops_cover_the_whole_image():
     image, target, _ = scene(0, (43, 70), 0)
     target = {name: target[name] for name in ("boxes", "labels")}
     torch.manual_seed(0)
@@ -54,7 +54,7 @@ def test_crops_lie_anywhere_in_the_image():
     assert {row for _, row in corners} == set(range(4))
 
 
-def test_proposals_are_clipped_and_those_outside_dropped():
+def test_proposals_are_clipped_or_dropped():
     _, target, _ = scene(0, (60, 70), 0)
     target["proposals"] = torch.tensor([[0.0, 0, 30, 30], [50, 50, 60, 60], [12, 12, 20, 20]])
     cropped = crop_target(target, 10, 10, 20, 30)
@@ -64,30 +64,30 @@ def test_proposals_are_clipped_and_those_outside_dropped():
 def test_boxes_without_masks_are_clipped():
     target = {"boxes": torch.tensor([[2.0, 3, 30, 20], [0, 0, 5.5, 9]]), "labels": torch.ones(2)}
     cropped = crop_target(target, 5, 5, 10, 10)
-    assert cropped["boxes"].tolist() == [[0, 0, 10, 10]]  # of the other half a pixel is left
+    assert cropped["boxes"].tolist() == [[0, 0, 10, 10]]  # half a pixel of the other one is left
     assert cropped["labels"].tolist() == [1]
 
 
 @pytest.mark.parametrize("sizes", [((40, 50), (40, 50)), ((60, 30), (25, 70)), ((20, 20), (64, 9))])
 @pytest.mark.parametrize("seed", range(4))
-def test_pasted_objects_cover_what_lies_below(sizes, seed):
+def test_pasted_objects_cover_other_objects(sizes, seed):
     below, above = scene(0, sizes[0], seed), scene(1, sizes[1], seed + 100)
     torch.manual_seed(seed)
     chosen = choose_objects(above[1])
-    given = [one.clone() for one in (below[0], below[1]["boxes"], below[1]["keypoints"])]
+    inputs = [one.clone() for one in (below[0], below[1]["boxes"], below[1]["keypoints"])]
     image, target = paste_objects(below[0], below[1], above[0], chosen)
-    wanted = bitmaps_by_pixel(image, [below, above])
+    expected = bitmaps_by_pixel(image, [below, above])
     labels = chosen["labels"].tolist()
-    for label in [label for label in wanted if label > 10 and label not in labels]:
-        del wanted[label]
-    check(image, target, wanted, whole=labels)
+    for label in [label for label in expected if label > 10 and label not in labels]:
+        del expected[label]
+    check(image, target, expected, whole=labels)
     # Exactly the pixels of the chosen objects are pasted.
     pasted = torch.zeros(sizes[0], dtype=torch.bool)
     height, width = (min(pair) for pair in zip(*sizes, strict=True))
     for bitmap in above[2][torch.isin(above[1]["labels"], chosen["labels"])]:
         pasted[:height, :width] |= bitmap[:height, :width].bool()
     assert torch.equal(image[2] == 1, pasted)
-    # Keypoints of what lies below are hidden where the image shows something else.
+    # Covered keypoints become hidden.
     for label, points in zip(target["labels"].tolist(), target["keypoints"], strict=True):
         if label > 10:
             continue
@@ -96,23 +96,23 @@ def test_pasted_objects_cover_what_lies_below(sizes, seed):
         for (x, y, visibility), before in zip(points.tolist(), old[:, 2].tolist(), strict=True):
             covered = bool(pasted[int(y), int(x)])
             assert visibility == (min(before, 1) if covered else before)
-    # What was given is left alone.
-    assert all(map(torch.equal, given, (below[0], below[1]["boxes"], below[1]["keypoints"])))
+    # The inputs are not changed.
+    assert all(map(torch.equal, inputs, (below[0], below[1]["boxes"], below[1]["keypoints"])))
     assert (target["image_id"], target["size"]) == (0, sizes[0])
 
 
-def test_half_of_the_objects_are_chosen():
+def test_choose_half_of_the_objects():
     target = scene(0, (60, 70), 0)[1]
     torch.manual_seed(0)
     chosen = [choose_objects(target) for _ in range(60)]
     assert 0.4 < np.mean([len(one["labels"]) for one in chosen]) / 8 < 0.6
     for one in chosen:
         assert len(one["labels"]) == len(one["boxes"]) == len(one["masks"]) == len(one["keypoints"])
-    nothing, _ = paste_objects(*scene(0, (60, 70), 0)[:2], *scene(1, (9, 9), 1)[:2])
-    assert nothing.shape == (3, 60, 70)
+    image, _ = paste_objects(*scene(0, (60, 70), 0)[:2], *scene(1, (9, 9), 1)[:2])
+    assert image.shape == (3, 60, 70)
 
 
-def test_an_image_may_lose_all_of_its_objects():
+def test_pasting_can_remove_all_objects():
     image, target, _ = scene(0, (20, 20), 0)
     full = PackedMasks.from_bitmaps(torch.ones(1, 20, 20, dtype=torch.uint8))
     cover = {
@@ -124,13 +124,12 @@ def test_an_image_may_lose_all_of_its_objects():
     assert len(after["masks"]) == 1
 
 
-def test_the_crop_follows_flips():
-    given = scene(0, (60, 70), 3)
+def test_crops_of_flipped_images():
+    original = scene(0, (60, 70), 3)
     torch.manual_seed(1)
-    flips = [v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0)]
-    transform = DetectionTransform(flips, crop=RandomCrop(SIDE, FILL))
-    image, target = transform(*given[:2])
+    transform = DetectionTransform(flip=RandomFlip(1.0, 1.0), crop=RandomCrop(SIDE, FILL))
+    image, target = transform(*original[:2])
     assert image[0, 0, 0] > image[0, 0, 1]
     assert image[1, 0, 0] > image[1, 1, 0]
-    check(image, target, bitmaps_by_pixel(image, [given]))
+    check(image, target, bitmaps_by_pixel(image, [original]))
     assert type(image) is torch.Tensor

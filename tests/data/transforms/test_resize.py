@@ -1,4 +1,4 @@
-"""Sizes, and how pictures and masks are brought to them."""
+"""Target sizes, and resizing like Pillow and OpenCV."""
 
 from __future__ import annotations
 
@@ -6,81 +6,80 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from detlite.data.transforms.opencv_resize import resize_as_opencv
 from detlite.data.transforms.resize import (
     RandomShortestSize,
     ScaleJitter,
     get_size,
-    resize_as_opencv,
     resize_shortest,
 )
 
 
 @pytest.mark.parametrize(
-    ("size", "wanted"),
+    ("size", "expected"),
     [
         ((480, 640), (800, 1067)),
         ((640, 480), (1067, 800)),
         ((427, 640), (800, 1199)),
-        ((300, 900), (444, 1333)),  # the long side decides
+        ((300, 900), (444, 1333)),  # limited by the long side
         ((800, 800), (800, 800)),
         ((1, 5000), (1, 1333)),
-        # halfway between two pixels: 666.5, of which the last bit is the framework's
+        # halfway between two pixels (666.5): the last bit decides, as in detectron2
         ((320, 640), (667, 1333)),
         ((44, 88), (666, 1333)),
         ((161, 434), (495, 1333)),
     ],
 )
-def test_get_size(size, wanted):
-    assert get_size(size, 800, 1333) == wanted
+def test_get_size(size, expected):
+    assert get_size(size, 800, 1333) == expected
 
 
 @pytest.mark.parametrize(("size", "min_size"), [((47, 64), 80), ((64, 47), 30)])
-def test_resizing_is_pillows(size, min_size):
+def test_resize_equals_pillow(size, min_size):
     image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
-    found = resize_shortest(image, min_size, 1000)
-    height, width = found.shape[1:]
-    picture = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((width, height), 2)
-    assert torch.equal(found.permute(1, 2, 0), torch.from_numpy(np.array(picture)))
+    resized = resize_shortest(image, min_size, 1000)
+    height, width = resized.shape[1:]
+    pil_image = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((width, height), 2)
+    assert torch.equal(resized.permute(1, 2, 0), torch.from_numpy(np.array(pil_image)))
 
 
 @pytest.mark.parametrize(
-    ("size", "wanted"),
+    ("size", "expected"),
     [((480, 640), (800, 1067)), ((427, 640), (800, 1199)), ((1, 5000), (1, 1333)),
      ((375, 500), (800, 1067)), ((300, 900), (444, 1333))],
 )  # fmt: skip
-def test_sizes_as_mmcv_rounds_them(size, wanted):
-    """int(side * scale + 0.5), of one scale for both sides."""
-    assert get_size(size, 800, 1333, "opencv") == wanted
+def test_get_size_equals_mmcv(size, expected):
+    """mmcv computes int(side * scale + 0.5) with one scale for both sides."""
+    assert get_size(size, 800, 1333, "opencv") == expected
 
 
-# Of a picture 3 x 4 of 0, 20, 40, ...: written by OpenCV 5.0 (cv2.resize, INTER_LINEAR).
-_BY_OPENCV = {
+# Results of cv2.resize (OpenCV 5.0, INTER_LINEAR) for a 3 x 4 image of 0, 20, 40, ...
+_OPENCV_RESULTS = {
     (2, 3): [[23, 50, 76], [143, 170, 196]],
     (5, 6): [[0, 10, 23, 37, 50, 60], [32, 42, 55, 69, 82, 92], [80, 90, 103, 117, 130, 140],
              [128, 138, 151, 165, 178, 188], [160, 170, 183, 197, 210, 220]],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", _BY_OPENCV)
-def test_resizing_is_opencvs(size):
-    picture = (torch.arange(12) * 20).view(1, 3, 4).to(torch.uint8)
-    assert resize_as_opencv(picture, size).tolist() == [_BY_OPENCV[size]]
+@pytest.mark.parametrize("size", _OPENCV_RESULTS)
+def test_resize_equals_recorded_opencv(size):
+    image = (torch.arange(12) * 20).view(1, 3, 4).to(torch.uint8)
+    assert resize_as_opencv(image, size).tolist() == [_OPENCV_RESULTS[size]]
 
 
 @pytest.mark.parametrize("size", [(47, 64), (64, 47), (1, 30), (30, 1), (200, 301)])
-@pytest.mark.parametrize("wanted", [(80, 109), (33, 20), (100, 150), (1, 1)])
-def test_resizing_is_opencvs_beside_it(size, wanted):
+@pytest.mark.parametrize("expected", [(80, 109), (33, 20), (100, 150), (1, 1)])
+def test_resize_equals_installed_opencv(size, expected):
     cv2 = pytest.importorskip("cv2")
     image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
     pixels = image.permute(1, 2, 0).contiguous().numpy()
-    theirs = cv2.resize(pixels, wanted[::-1], interpolation=cv2.INTER_LINEAR)
-    assert torch.equal(resize_as_opencv(image, wanted).permute(1, 2, 0), torch.from_numpy(theirs))
+    theirs = cv2.resize(pixels, expected[::-1], interpolation=cv2.INTER_LINEAR)
+    assert torch.equal(resize_as_opencv(image, expected).permute(1, 2, 0), torch.from_numpy(theirs))
 
 
-def test_resize_shortest_keeps_type_and_a_picture_of_the_right_size():
+def test_resize_shortest_keeps_dtype_and_size():
     image = torch.randint(0, 256, (3, 20, 30), dtype=torch.uint8)
     assert resize_shortest(image, 40, 100).shape == (3, 40, 60)
     assert resize_shortest(image, 40, 100).dtype == torch.uint8
@@ -90,32 +89,28 @@ def test_resize_shortest_keeps_type_and_a_picture_of_the_right_size():
 def test_every_short_side_is_drawn():
     transform = RandomShortestSize([16, 24, 32], 100)
     torch.manual_seed(0)
-    picture = tv_tensors.Image(torch.zeros(3, 32, 48, dtype=torch.uint8))
-    seen = {transform(picture).shape[1] for _ in range(30)}
+    seen = {transform((32, 48))[0] for _ in range(30)}
     assert seen == {16, 24, 32}
 
 
-def test_scale_jitter_keeps_the_aspect_and_fills_the_range():
+def test_scale_jitter_keeps_the_aspect_ratio():
     torch.manual_seed(0)
     jitter = ScaleJitter(100, (0.5, 2.0))
-    image = tv_tensors.Image(torch.zeros(3, 40, 80, dtype=torch.uint8))
-    sizes = torch.tensor([jitter(image).shape[1:] for _ in range(400)])
+    sizes = torch.tensor([jitter((40, 80)) for _ in range(400)])
     assert ((sizes[:, 1] - 2 * sizes[:, 0]) <= 2).all()
     assert sizes[:, 1].min() in range(50, 53)
     assert sizes[:, 1].max() in range(197, 201)
     assert abs(sizes[:, 1].float().mean() - 125) < 7
 
 
-def test_scale_jitter_draws_what_v2_draws():
-    image = tv_tensors.Image(torch.zeros(3, 47, 83, dtype=torch.uint8))
+def test_scale_jitter_equals_v2():
+    image = torch.zeros(3, 47, 83, dtype=torch.uint8)
     for seed in range(10):
-        sizes = []
-        for jitter in (ScaleJitter(90, (0.1, 2.0)), v2.ScaleJitter((90, 90), (0.1, 2.0))):
-            torch.manual_seed(seed)
-            sizes.append(jitter(image).shape)
-        assert sizes[0] == sizes[1]
+        torch.manual_seed(seed)
+        size = ScaleJitter(90, (0.1, 2.0))((47, 83))
+        torch.manual_seed(seed)
+        assert v2.ScaleJitter((90, 90), (0.1, 2.0))(image).shape[1:] == size
 
 
-def test_scale_jitter_leaves_a_pixel_of_a_thin_picture():
-    image = tv_tensors.Image(torch.zeros(3, 1, 500, dtype=torch.uint8))
-    assert ScaleJitter(100, (0.1, 0.1))(image).shape == (3, 1, 10)
+def test_scale_jitter_keeps_a_pixel_of_a_thin_image():
+    assert ScaleJitter(100, (0.1, 0.1))((1, 500)) == (1, 10)

@@ -1,4 +1,4 @@
-"""Pictures of all kinds are read as uint8 RGB; damaged ones are named."""
+"""Images of all types are read as uint8 RGB, and damaged ones raise errors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import torch
 from PIL import Image
 
 from detlite.data.errors import DataError, TooLargeError
-from detlite.data.loading.image_io import image_problem, image_size, read_image
+from detlite.data.loading.image_checks import image_problem
+from detlite.data.loading.image_io import image_size, read_image
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
-GREY = RGB[:, :, 0]
+GRAY = RGB[:, :, 0]
 
 
-def save(tmp_path, picture, name="picture.png", **options):
-    picture.save(tmp_path / name, **options)
+def save(tmp_path, image, name="image.png", **options):
+    image.save(tmp_path / name, **options)
     return tmp_path / name
 
 
@@ -32,14 +33,14 @@ def test_rgb_is_read_exactly(tmp_path):
     assert np.array_equal(image.permute(1, 2, 0).numpy(), RGB)
 
 
-def test_grey_is_expanded(tmp_path):
-    image = read_image(save(tmp_path, Image.fromarray(GREY)))
-    assert np.array_equal(image.numpy(), np.stack([GREY] * 3))
+def test_gray_is_expanded(tmp_path):
+    image = read_image(save(tmp_path, Image.fromarray(GRAY)))
+    assert np.array_equal(image.numpy(), np.stack([GRAY] * 3))
 
 
 def test_black_and_white_is_expanded(tmp_path):
-    image = read_image(save(tmp_path, Image.fromarray(GREY > 127)))
-    assert np.array_equal(image[0].numpy(), np.where(GREY > 127, 255, 0))
+    image = read_image(save(tmp_path, Image.fromarray(GRAY > 127)))
+    assert np.array_equal(image[0].numpy(), np.where(GRAY > 127, 255, 0))
 
 
 def test_palette_is_resolved(tmp_path):
@@ -54,27 +55,27 @@ def test_alpha_is_dropped_without_blending(tmp_path):
     assert np.array_equal(image.permute(1, 2, 0).numpy(), RGB)
 
 
-def test_of_16_bits_the_high_byte_is_kept(tmp_path):
-    values = GREY.astype(np.uint16) * 256 + 77
+def test_high_byte_of_16_bits_is_kept(tmp_path):
+    values = GRAY.astype(np.uint16) * 256 + 77
     image = read_image(save(tmp_path, Image.fromarray(values)))
-    assert np.array_equal(image.numpy(), np.stack([GREY] * 3))
+    assert np.array_equal(image.numpy(), np.stack([GRAY] * 3))
 
 
-def test_of_12_bits_the_highest_8_are_kept(tmp_path):
-    values = GREY.astype(np.uint16) * 16 + 7
+def test_highest_8_of_12_bits_are_kept(tmp_path):
+    values = GRAY.astype(np.uint16) * 16 + 7
     path = save(tmp_path, Image.fromarray(values))
-    assert np.array_equal(read_image(path, bits=12).numpy(), np.stack([GREY] * 3))
-    with pytest.warns(UserWarning, match=r"no value from 4096 on.*INPUT\.PICTURE_BITS 12"):
+    assert np.array_equal(read_image(path, bits=12).numpy(), np.stack([GRAY] * 3))
+    with pytest.warns(UserWarning, match=r"no value above 4095.*INPUT\.IMAGE_BITS 12"):
         read_image(path)
-    with pytest.raises(DataError, match=r"has a value of \d+, which INPUT.PICTURE_BITS 10 does"):
+    with pytest.raises(DataError, match=r"the value \d+ exceeds the 10 bits of INPUT"):
         read_image(path, bits=10)
 
 
-def test_float_and_32_bit_pictures_are_refused(tmp_path):
-    with pytest.raises(DataError, match="float pictures have no 8-bit form"):
-        read_image(save(tmp_path, Image.fromarray(GREY.astype(np.float32)), "f.tiff"))
-    with pytest.raises(DataError, match="32-bit pictures have no 8-bit form"):
-        read_image(save(tmp_path, Image.fromarray(GREY.astype(np.int32) * 1000), "i.tiff"))
+def test_float_and_32_bit_images_are_refused(tmp_path):
+    with pytest.raises(DataError, match="a float image has no 8-bit form"):
+        read_image(save(tmp_path, Image.fromarray(GRAY.astype(np.float32)), "f.tiff"))
+    with pytest.raises(DataError, match="a 32-bit image has no 8-bit form"):
+        read_image(save(tmp_path, Image.fromarray(GRAY.astype(np.int32) * 1000), "i.tiff"))
 
 
 def with_orientation(tmp_path, orientation, name):
@@ -85,7 +86,7 @@ def with_orientation(tmp_path, orientation, name):
 
 
 STORED = torch.from_numpy(RGB.transpose(2, 0, 1).copy())
-# How EXIF defines them: where the stored first row and first column are to be seen.
+# The sides where EXIF shows the stored first row and first column.
 UPRIGHT = {
     1: STORED,  # top, left
     2: STORED.flip(2),  # top, right
@@ -101,7 +102,7 @@ UPRIGHT = {
 
 @pytest.mark.parametrize("orientation", UPRIGHT)
 @pytest.mark.parametrize("name", ["a.png", "a.webp", "a.tif", "a.jpg"])
-def test_orientation_is_followed(tmp_path, orientation, name):
+def test_exif_orientation_is_applied(tmp_path, orientation, name):
     path = with_orientation(tmp_path, orientation, name)
     upright = UPRIGHT[orientation]
     size = tuple(upright.shape[1:])
@@ -113,70 +114,71 @@ def test_orientation_is_followed(tmp_path, orientation, name):
     assert image_size(path) == size
     assert image_problem(path, size) is None
     if size == (20, 12):
-        assert "states 20x12" in str(image_problem(path, (12, 20)))
+        assert "has 20x12" in str(image_problem(path, (12, 20)))
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg"])
-def test_annotations_that_count_stored_pixels_are_named(tmp_path, name):
+def test_hint_for_annotations_of_stored_pixels(tmp_path, name):
     path = with_orientation(tmp_path, 6, name)
-    message = r"picture is 12x20 .* states 20x12, its size before EXIF orientation 6 turns it: if"
+    message = r"image is 12x20 .* has 20x12, its size before EXIF orientation 6 is applied\. If"
     with pytest.raises(DataError, match=message):
         read_image(path, (12, 20))
     assert re.search(message, str(image_problem(path, (12, 20))))
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp"])
-def test_orientation_may_be_left_alone(tmp_path, name):
+def test_exif_orientation_can_be_ignored(tmp_path, name):
     path = with_orientation(tmp_path, 6, name)
     image = read_image(path, (12, 20), exif_orientation=False)
     if name != "a.jpg":
         assert torch.equal(image, STORED)
     assert image_problem(path, (12, 20), exif_orientation=False) is None
     problem = str(image_problem(path, (20, 12), exif_orientation=False))
-    assert re.search("once EXIF orientation 6 turns it: .*exif_orientation=True", problem)
+    assert re.search("after EXIF orientation 6 is applied.*exif_orientation=True", problem)
     assert "exif_orientation=False" in str(image_problem(path, (12, 20)))
 
 
-def test_orientation_behind_the_pixels_of_a_png(tmp_path):
+def test_exif_orientation_behind_the_pixels_of_a_png(tmp_path):
     path = with_orientation(tmp_path, 8, "a.png")
     data = path.read_bytes()
-    at = data.index(b"eXIf") - 4
-    chunk = data[at : at + 12 + int.from_bytes(data[at : at + 4], "big")]
+    start = data.index(b"eXIf") - 4
+    length = int.from_bytes(data[start : start + 4], "big")
+    chunk = data[start : start + 12 + length]
     path.write_bytes(data.replace(chunk, b"").replace(b"\0\0\0\0IEND", chunk + b"\0\0\0\0IEND"))
     assert torch.equal(read_image(path, (20, 12)), UPRIGHT[8])
     assert image_problem(path, (20, 12)) is None
 
 
-def test_exif_that_cannot_be_read_is_passed_over(tmp_path):
+def test_unreadable_exif_is_ignored(tmp_path):
     cut_off = b"Exif\0\0MM\0*\0\0\0\x08\0\x05\0"
     path = save(tmp_path, Image.fromarray(RGB), "a.png", exif=cut_off)
     with pytest.warns(UserWarning, match="Corrupt EXIF data"):
         assert torch.equal(read_image(path), STORED)
 
 
-def test_size_that_does_not_match(tmp_path):
+def test_size_mismatch(tmp_path):
     path = save(tmp_path, Image.fromarray(RGB))
-    with pytest.raises(DataError, match=r"picture.png: the picture is 20x12 .* states 12x20"):
+    with pytest.raises(DataError, match=r"image.png: the image is 20x12 .* has 12x20"):
         read_image(path, (20, 12))
-    assert "states 12x20: width and height have changed" in str(image_problem(path, (20, 12)))
-    assert str(image_problem(path, (20, 13))).endswith("states 13x20")
+    assert "has 12x20: width and height are swapped" in str(image_problem(path, (20, 12)))
+    assert str(image_problem(path, (20, 13))).endswith("has 13x20")
 
 
 @pytest.mark.parametrize("extension", ["png", "jpg", "bmp", "gif", "tif", "webp"])
 @pytest.mark.parametrize("kept", [0.0, 0.1, 0.5, 0.9])
-def test_truncated_pictures_are_refused(tmp_path, extension, kept):
+def test_truncated_images_are_refused(tmp_path, extension, kept):
     path = save(tmp_path, Image.fromarray(RGB), f"a.{extension}")
     assert image_problem(path, (12, 20)) is None
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * kept)])
-    with pytest.raises(DataError, match=rf"a.{extension}: the picture is damaged or truncated"):
+    with pytest.raises(DataError, match=rf"a.{extension}: the image is damaged or truncated"):
         read_image(path)
     assert "damaged or truncated" in str(image_problem(path, (12, 20)))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("kept", [0.5, 0.8, 0.95])
-def test_jpegs_that_were_cut_and_closed_again(tmp_path, mode, kept):
+def test_truncated_jpegs_with_an_end_marker(tmp_path, mode, kept):
     ramp = np.add.outer(np.arange(200), np.arange(160)).astype(np.uint8)
     path = save(tmp_path, Image.fromarray(ramp).convert(mode), "a.jpg")
     read_image(path)
@@ -186,71 +188,71 @@ def test_jpegs_that_were_cut_and_closed_again(tmp_path, mode, kept):
         read_image(path)
 
 
-def test_a_whole_jpeg_may_end_in_grey(tmp_path):
+def test_complete_jpeg_that_ends_in_gray(tmp_path):
     for mode in ("RGB", "L"):
         path = save(tmp_path, Image.new(mode, (40, 30), (128,) * len(mode)), "a.jpg")
         assert read_image(path)[0, 29, 39] == 128
 
 
-def test_data_after_the_end_is_no_damage(tmp_path):
+def test_data_after_the_end_are_allowed(tmp_path):
     path = save(tmp_path, Image.fromarray(RGB), "a.jpg")
     path.write_bytes(path.read_bytes() + b"\0" * 100)
     assert image_problem(path, (12, 20)) is None
 
 
 def test_missing_file_and_folder(tmp_path):
-    with pytest.raises(DataError, match=r"none\.png: no such picture file"):
+    with pytest.raises(DataError, match=r"none\.png: the image file does not exist"):
         read_image(tmp_path / "none.png")
-    assert image_problem(tmp_path / "none.png", (1, 1)) == "no such picture file"
-    assert image_problem(tmp_path, (1, 1)) == "is no regular file"
+    assert image_problem(tmp_path / "none.png", (1, 1)) == "the image file does not exist"
+    assert image_problem(tmp_path, (1, 1)) == "not a regular file"
     assert "too long" in str(image_problem(tmp_path / ("n" * 5000), (1, 1)))
 
 
-def test_what_might_never_end_is_not_opened(tmp_path):
+def test_irregular_files_are_not_opened(tmp_path):
     os.mkfifo(tmp_path / "fifo.png")
     for path in (tmp_path / "fifo.png", Path("/dev/zero")):
-        with pytest.raises(DataError, match=rf"{path}: is no regular file"):
+        with pytest.raises(DataError, match=rf"{path}: not a regular file"):
             read_image(path)
-        assert image_problem(path, (1, 1)) == "is no regular file"
+        assert image_problem(path, (1, 1)) == "not a regular file"
 
 
-def test_pictures_above_the_limit(tmp_path):
+def test_images_above_the_limit(tmp_path):
     side = 20_000
     path = save(tmp_path, Image.new("1", (side, side)), "a.png")
     for problem in (image_problem(path, (side, side)), image_problem(path, (1, 1))):
-        assert re.search(r"more than 178956970 pixels; .* DATASETS\.MAX_PIXELS", str(problem))
-    with pytest.raises(DataError, match=r"a.png: the picture has more than"):
+        assert re.search(r"more than 178956970 pixels .* DATASETS\.MAX_PIXELS", str(problem))
+    with pytest.raises(DataError, match=r"a.png: the image has more than"):
         read_image(path)
 
 
 def test_the_limit_can_be_raised(tmp_path, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # as low as the picture is small
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # low, like the image
     path = save(tmp_path, Image.fromarray(RGB))
     assert "more than 150 pixels" in str(image_problem(path, (12, 20), 150))
     assert image_problem(path, (12, 20), 240) is None
     assert read_image(path, max_pixels=240).shape == (3, 12, 20)
 
 
-def test_bytes_are_read_as_the_file_that_they_are(tmp_path):
+def test_bytes_are_read_like_files(tmp_path):
     for name in ("p.png", "p.jpg", "p.webp", "p.tiff"):
         path = save(tmp_path, Image.fromarray(RGB), name)
         assert torch.equal(read_image(path.read_bytes()), read_image(path))
-    turned = with_orientation(tmp_path, 6, "turned.jpg")
-    assert torch.equal(read_image(turned.read_bytes()), read_image(turned))
-    with pytest.raises(DataError, match=r"bytes: the picture is damaged or truncated"):
+    rotated = with_orientation(tmp_path, 6, "rotated.jpg")
+    assert torch.equal(read_image(rotated.read_bytes()), read_image(rotated))
+    with pytest.raises(DataError, match=r"bytes: the image is damaged or truncated"):
         read_image(path.read_bytes()[:-200])
 
 
-def test_bytes_are_of_common_formats_alone(tmp_path):
-    """Pillow reads others, some of which run programs."""
+def test_bytes_must_be_of_a_safe_format(tmp_path):
+    """Pillow also reads formats that contain programs."""
     path = save(tmp_path, Image.fromarray(RGB), "p.ppm")
     assert read_image(path).shape == (3, 12, 20)
     for content in (path.read_bytes(), b"", b"%!PS-Adobe-3.0 EPSF-3.0\n"):
-        with pytest.raises(DataError, match="bytes: is none of JPEG, PNG, WEBP, BMP, TIFF, GIF"):
+        with pytest.raises(DataError, match="bytes: none of JPEG, PNG, WEBP, BMP, TIFF, GIF"):
             read_image(content)
 
 
-def test_a_picture_that_is_too_large_is_told_apart(tmp_path):
+def test_too_large_images_raise_an_error_of_their_type(tmp_path):
     path = save(tmp_path, Image.fromarray(RGB))
     for source in (path, path.read_bytes()):
         with pytest.raises(TooLargeError, match="more than 239 pixels"):
@@ -258,17 +260,17 @@ def test_a_picture_that_is_too_large_is_told_apart(tmp_path):
         assert read_image(source, max_pixels=240).shape == (3, 12, 20)
 
 
-def test_size_of_what_is_no_picture(tmp_path):
-    (tmp_path / "a.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"a\.png: the picture is damaged"):
+def test_size_of_invalid_files(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"not an image")
+    with pytest.raises(DataError, match=r"a\.png: the image is damaged"):
         image_size(tmp_path / "a.png")
-    with pytest.raises(DataError, match=r"none\.png: no such picture file"):
+    with pytest.raises(DataError, match=r"none\.png: the image file does not exist"):
         image_size(tmp_path / "none.png")
 
 
-def test_a_format_that_is_not_read(tmp_path):
-    """A DDS without a format of its pixels, at which Pillow raises a NotImplementedError."""
+def test_unsupported_format(tmp_path):
+    """Pillow raises a NotImplementedError for a DDS without a pixel format."""
     header = struct.pack("<4I", 124, 0, 4, 4)
     (tmp_path / "a.dds").write_bytes(b"DDS " + header.ljust(124, b"\0"))
-    with pytest.raises(DataError, match=r"a\.dds: the picture is damaged or truncated"):
+    with pytest.raises(DataError, match=r"a\.dds: the image is damaged or truncated"):
         read_image(tmp_path / "a.dds")

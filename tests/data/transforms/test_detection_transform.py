@@ -1,4 +1,4 @@
-"""Augmentation and resizing keep image, boxes, labels and masks together."""
+"""Transforms change image, boxes, labels, masks and keypoints consistently."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from detlite.config import ConfigError, load_config
-from detlite.data.transforms.augment import DetectionTransform, build_transform, mean_colour
+from detlite.conventions import CONVENTIONS
+from detlite.data.transforms.color import mean_color
+from detlite.data.transforms.detection_transform import DetectionTransform, build_transform
+from detlite.data.transforms.flip import RandomFlip
 from detlite.data.transforms.resize import RandomShortestSize, resize_shortest
 from detlite.structures.masks.packed import PackedMasks
 
 
 def scene():
-    """A picture whose two boxes are exactly its two bright rectangles, and so are its masks."""
+    """Return an image with two bright rectangles, and a target whose boxes and masks cover them."""
     image = torch.zeros(3, 32, 48, dtype=torch.uint8)
     masks = torch.zeros(2, 32, 48, dtype=torch.uint8)
     boxes = torch.tensor([[2.0, 4.0, 12.0, 20.0], [30.0, 8.0, 46.0, 16.0]])
@@ -28,7 +31,7 @@ def scene():
 
 @pytest.mark.parametrize("short_side", [32, 64, 16])
 @pytest.mark.parametrize("flips", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
-def test_boxes_masks_and_pixels_move_together(small_cfg, short_side, flips):
+def test_boxes_masks_and_pixels_are_consistent(small_cfg, short_side, flips):
     cfg = small_cfg(
         "INPUT.MIN_SIZE_TRAIN", short_side, "INPUT.MAX_SIZE_TRAIN", 200, "INPUT.BRIGHTNESS", 0.0,
         "INPUT.HORIZONTAL_FLIP_PROB_TRAIN", flips[0], "INPUT.VERTICAL_FLIP_PROB_TRAIN", flips[1],
@@ -57,15 +60,15 @@ def test_boxes_masks_and_pixels_move_together(small_cfg, short_side, flips):
 
 @pytest.mark.parametrize("flips", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
 @pytest.mark.parametrize("short_side", [32, 41, 75, 17])
-def test_run_lengths_move_as_bitmaps_do_in_v2(flips, short_side):
-    """The oracle flips bitmaps by v2, and takes the pixel at each new pixel's centre."""
+def test_run_lengths_equal_bitmaps_of_v2(flips, short_side):
+    """The oracle flips bitmaps with v2 and samples them at the centers of the new pixels."""
     image, target = scene()
     bitmaps = torch.rand(2, 32, 48, generator=torch.Generator().manual_seed(0)) > 0.5
     target["masks"] = PackedMasks.from_bitmaps(bitmaps)
-    moves = [v2.RandomHorizontalFlip(flips[0]), v2.RandomVerticalFlip(flips[1])]
-    transform = DetectionTransform([*moves, RandomShortestSize([short_side], 1000)])
+    transform = DetectionTransform(RandomShortestSize([short_side], 1000), RandomFlip(*flips))
     image, target = transform(image, target)
-    expected = v2.Compose(moves)(tv_tensors.Mask(bitmaps.to(torch.uint8)))
+    flip = v2.Compose([v2.RandomHorizontalFlip(flips[0]), v2.RandomVerticalFlip(flips[1])])
+    expected = flip(tv_tensors.Mask(bitmaps.to(torch.uint8)))
     height, width = image.shape[1:]
     rows = (2 * torch.arange(height) + 1) * 32 // (2 * height)
     columns = (2 * torch.arange(width) + 1) * 48 // (2 * width)
@@ -73,11 +76,11 @@ def test_run_lengths_move_as_bitmaps_do_in_v2(flips, short_side):
     assert torch.equal(target["masks"].bitmaps(height, width), expected)
 
 
-def test_polygons_may_be_resized_before_they_are_flipped():
+def test_polygons_are_flipped_and_resized():
     image, target = scene()
     polygons = [[[2, 4, 12, 4, 12, 20, 2, 20]], [[30, 8, 46, 8, 46, 16, 30, 16]]]
-    target["masks"] = PackedMasks.from_segmentations(polygons, 32, 48, as_runs=False)
-    transform = DetectionTransform([RandomShortestSize([64], 1000), v2.RandomHorizontalFlip(1.0)])
+    target["masks"] = PackedMasks.from_segmentations(polygons, 32, 48, as_rle=False)
+    transform = DetectionTransform(RandomShortestSize([64], 1000), RandomFlip(1.0, 0.0))
     image, target = transform(image, target)
     masks = target["masks"].bitmaps(64, 96)
     assert torch.equal(masks.any(0), image[0] > 127)
@@ -93,7 +96,7 @@ def test_polygons_may_be_resized_before_they_are_flipped():
     ],
 )
 @pytest.mark.parametrize("train", [False, True])
-def test_pictures_are_resized_as_the_convention_does(small_cfg, convention, size, dtype, train):
+def test_resize_follows_the_convention(small_cfg, convention, size, dtype, train):
     cfg = small_cfg("MODEL.CONVENTION", convention, "INPUT.MIN_SIZE_TRAIN", 20)
     image = torch.zeros(3, 31, 51, dtype=torch.uint8)
     target = {"boxes": torch.tensor([[10.0, 10, 31, 20]]), "labels": torch.tensor([1])}
@@ -105,7 +108,7 @@ def test_pictures_are_resized_as_the_convention_does(small_cfg, convention, size
         torch.testing.assert_close(width, torch.tensor(20 * 32 / 51 + 1))
 
 
-def test_the_given_target_is_left_alone(small_cfg):
+def test_the_target_is_not_changed_in_place(small_cfg):
     image, target = scene()
     before = target["boxes"].clone()
     build_transform(small_cfg(), train=True)(image, target)
@@ -115,8 +118,8 @@ def test_the_given_target_is_left_alone(small_cfg):
 
 def test_boxes_below_a_pixel_are_dropped_with_labels_and_masks():
     image, target = scene()
-    target["boxes"][0] = torch.tensor([47.5, 4.0, 60.0, 20.0])  # half a pixel once clipped
-    _, after = DetectionTransform([])(image, target)
+    target["boxes"][0] = torch.tensor([47.5, 4.0, 60.0, 20.0])  # half a pixel after clipping
+    _, after = DetectionTransform()(image, target)
     assert after["boxes"].tolist() == [[30, 8, 46, 16]]
     assert after["labels"].tolist() == [2]
     masks = target["masks"].bitmaps(32, 48)
@@ -133,14 +136,14 @@ def test_targets_may_be_empty_and_without_masks(small_cfg):
         assert resized.shape[1] in ((24, 32) if train else (20,))
 
 
-def test_evaluation_is_a_resize_alone(small_cfg):
+def test_evaluation_only_resizes(small_cfg):
     image, target = scene()
     resized, after = build_transform(small_cfg(), train=False)(image, target)
     assert torch.equal(resized, resize_shortest(image, 20, 1333))
     assert torch.allclose(after["boxes"], target["boxes"] * 20 / 32)
 
 
-def test_colour_jitter_changes_pixels_only(small_cfg):
+def test_color_jitter_changes_pixels_only(small_cfg):
     cfg = small_cfg(
         "INPUT.MIN_SIZE_TRAIN", 32, "INPUT.BRIGHTNESS", 0.4, "INPUT.CONTRAST", 0.4,
         "INPUT.SATURATION", 0.4, "INPUT.HUE", 0.1, "INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 0.0,
@@ -154,7 +157,7 @@ def test_colour_jitter_changes_pixels_only(small_cfg):
 
 
 @pytest.mark.parametrize("key", [("TEST.BBOX_AUG.ENABLED", True), ("TEST.TILE", 20)])
-def test_what_resizes_by_itself_gets_pictures_as_they_are(key):
+def test_tta_and_tiling_get_unchanged_images(key):
     image = torch.randint(0, 255, (3, 30, 50), dtype=torch.uint8)
     target = {"boxes": torch.tensor([[2.0, 3, 20, 25]]), "labels": torch.tensor([1])}
     cfg = load_config(None, ["INPUT.MIN_SIZE_TEST", 60, *key])
@@ -167,8 +170,8 @@ def test_what_resizes_by_itself_gets_pictures_as_they_are(key):
 @pytest.mark.parametrize(
     ("convention", "dtype"), [("detlite", torch.uint8), ("torchvision", torch.float32)]
 )
-def test_padding_is_what_the_model_takes_for_nothing(small_cfg, convention, dtype):
-    """A square of 64 of which the picture fills a quarter; normalised, the rest is nearly 0."""
+def test_padding_has_the_mean_color(small_cfg, convention, dtype):
+    """The image fills a quarter of a square of 64 pixels."""
     cfg = small_cfg(
         "MODEL.CONVENTION", convention, "INPUT.SCALE_JITTER", (0.5, 0.5), "INPUT.CROP_SIZE", 64,
         "INPUT.BRIGHTNESS", 0.0, "INPUT.PIXEL_MEAN", [10, 20, 30],
@@ -182,10 +185,52 @@ def test_padding_is_what_the_model_takes_for_nothing(small_cfg, convention, dtyp
         [30, 20, 10]
     ]
     rgb = small_cfg("INPUT.PIXEL_MEAN", [0.1, 0.2, 0.4], "INPUT.TO_BGR255", False)
-    assert mean_colour(rgb) == (25.5, 51.0, 102.0)
+    assert mean_color(rgb) == (25.5, 51.0, 102.0)
 
 
 @pytest.mark.parametrize("value", [(0.5,), (2.0, 0.1), (0, 1), (-1, 1)])
-def test_scale_ranges_that_are_none(small_cfg, value):
+def test_invalid_scale_ranges(small_cfg, value):
     with pytest.raises(ConfigError, match=r"INPUT.SCALE_JITTER .* two positive numbers in order"):
         small_cfg("INPUT.SCALE_JITTER", value)
+
+
+KEYPOINT_NAMES = ["nose", "left_ear", "right_ear"]
+
+
+def keypoint_target(points):
+    return {
+        "boxes": torch.tensor([[2.0, 3, 20, 25]]),
+        "labels": torch.tensor([1]),
+        "keypoints": torch.tensor([points]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("flips", "expected"),
+    [
+        ((0.0, 0.0), [[12, 16, 2], [10, 14, 1], [40, 50, 2]]),
+        ((1.0, 0.0), [[68, 16, 2], [40, 50, 2], [70, 14, 1]]),
+        ((0.0, 1.0), [[12, 44, 2], [40, 10, 2], [10, 46, 1]]),
+        ((1.0, 1.0), [[68, 44, 2], [70, 46, 1], [40, 10, 2]]),
+    ],
+)
+def test_keypoints_are_flipped_and_resized(flips, expected):
+    resize = RandomShortestSize([60], 1000)
+    transform = DetectionTransform(resize, RandomFlip(*flips), keypoint_names=KEYPOINT_NAMES)
+    image = torch.zeros(3, 30, 40, dtype=torch.uint8)
+    _, target = transform(image, keypoint_target([[6.0, 8, 2], [5.0, 7, 1], [20.0, 25, 2]]))
+    torch.testing.assert_close(target["keypoints"], torch.tensor([expected]).float())
+
+
+@pytest.mark.parametrize("flips", [(1.0, 0.0), (0.0, 1.0)])
+def test_keypoints_as_pixel_indices(flips):
+    resize = RandomShortestSize([60], 1000)
+    convention = CONVENTIONS["torchvision"].override(["resize=round"])  # keypoint_center 0
+    options = {"keypoint_names": KEYPOINT_NAMES, "convention": convention}
+    image = torch.zeros(3, 30, 40, dtype=torch.uint8)  # enlarged to 60 x 80
+    centers = keypoint_target([[6.5, 8.5, 2], [5.5, 7.5, 1], [20.5, 25.5, 2]])
+    _, unflipped = DetectionTransform(resize, **options)(image, centers)
+    assert unflipped["keypoints"].tolist() == [[[12, 16, 2], [10, 14, 1], [40, 50, 2]]]
+    _, flipped = DetectionTransform(resize, RandomFlip(*flips), **options)(image, centers)
+    first = [79 - 12, 16, 2] if flips[0] else [12, 59 - 16, 2]
+    assert flipped["keypoints"][0, 0].tolist() == first

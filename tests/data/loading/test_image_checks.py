@@ -1,4 +1,4 @@
-"""Pictures are checked once, and again when there is a reason."""
+"""Images are checked once, and again if they may have changed."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import pytest
 from PIL import Image
 
 from detlite.data import CocoDataset, DataError
-from detlite.data.index import image_checks as index_pictures
+from detlite.data.loading import image_checks
 
 
 @pytest.fixture
-def looked_at(monkeypatch):
-    """The pictures whose header was read."""
+def checked(monkeypatch):
+    """Record the names of the checked images."""
     names = []
-    image_problem = index_pictures.image_problem
+    image_problem = image_checks.image_problem
 
     def counting(path, *args):
         names.append(path.name)
         return image_problem(path, *args)
 
-    monkeypatch.setattr(index_pictures, "image_problem", counting)
+    monkeypatch.setattr(image_checks, "image_problem", counting)
     return names
 
 
-def test_pictures_are_checked_once(content, write_set, cache, settled, looked_at):
+def test_images_are_checked_once(content, write_set, cache, settled, checked):
     file, folder = write_set(content)
     CocoDataset(file, folder)
-    assert sorted(looked_at) == ["a.png", "b.png", "crowd.png", "empty.png"]
+    assert sorted(checked) == ["a.png", "b.png", "crowd.png", "empty.png"]
     CocoDataset(file, folder, train=True)
-    assert len(looked_at) == 4
+    assert len(checked) == 4
     CocoDataset(file, folder, max_pixels=100_000)
-    assert len(looked_at) == 8
+    assert len(checked) == 8
 
 
-def test_pictures_are_checked_again_when_their_folder_changes(
-    content, write_set, cache, settled, looked_at
+def test_images_are_checked_again_after_a_change_of_the_folder(
+    content, write_set, cache, settled, checked
 ):
     file, folder = write_set(content)
     (folder / "b").mkdir()
@@ -45,44 +45,44 @@ def test_pictures_are_checked_again_when_their_folder_changes(
     file.write_text(json.dumps(content))
     CocoDataset(file, folder)
     (folder / "b/b.png").unlink()
-    with pytest.raises(DataError, match=r"image 11 \(b/b.png\): no such picture"):
+    with pytest.raises(DataError, match=r"image 11 \(b/b.png\): the image file does not exist"):
         CocoDataset(file, folder)
 
 
-def test_a_folder_that_is_not_there_may_appear(content, write_set, cache, settled, looked_at):
+def test_a_missing_folder_may_appear(content, write_set, cache, settled, checked):
     file, folder = write_set(content)
     for image in content["images"][2:]:
         image["file_name"] = f"more/{image['file_name']}"
     file.write_text(json.dumps(content))
     for _ in range(2):
         assert CocoDataset(file, folder, skip_bad=True).image_ids == [10, 11]
-    assert sorted(looked_at[4:]) == ["crowd.png", "empty.png"]
+    assert sorted(checked[4:]) == ["crowd.png", "empty.png"]
     (folder / "more").mkdir()
     for name in ("crowd.png", "empty.png"):
         (folder / name).rename(folder / "more" / name)
     assert len(CocoDataset(file, folder)) == 4
 
 
-def test_unsound_pictures_are_looked_at_again(content, write_set, cache, settled, looked_at):
-    """They may have been mended, without a change of the folder."""
+def test_bad_images_are_checked_again(content, write_set, cache, settled, checked):
+    """They may have been repaired without a change of the folder."""
     file, folder = write_set(content)
-    sound = (folder / "a.png").read_bytes()
-    (folder / "a.png").write_bytes(sound[:-200])
+    valid = (folder / "a.png").read_bytes()
+    (folder / "a.png").write_bytes(valid[:-200])
     for _ in range(2):
         with pytest.raises(DataError, match=r"image 10 \(a.png\): .*truncated"):
             CocoDataset(file, folder)
-    assert looked_at[4:] == ["a.png"]
-    (folder / "a.png").write_bytes(sound)
+    assert checked[4:] == ["a.png"]
+    (folder / "a.png").write_bytes(valid)
     assert len(CocoDataset(file, folder)) == 4
     CocoDataset(file, folder)
-    assert len(looked_at) == 6
+    assert len(checked) == 6
 
 
-def test_pictures_of_a_new_folder_are_checked_each_time(content, write_set, cache, looked_at):
+def test_images_of_a_new_folder_are_checked_each_time(content, write_set, cache, checked):
     file, folder = write_set(content)
     for _ in range(2):
         CocoDataset(file, folder)
-    assert len(looked_at) == 8
+    assert len(checked) == 8
     Image.new("RGB", (8, 8)).save(folder / "a.png")
-    with pytest.raises(DataError, match="states 40x30"):
+    with pytest.raises(DataError, match="annotation file has 40x30"):
         CocoDataset(file, folder)

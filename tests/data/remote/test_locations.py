@@ -1,4 +1,4 @@
-"""Data sets at URLs: as on the disk, whatever the server does, or an error that says why."""
+"""Data sets at URLs equal local ones despite temporary faults of the server."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from detlite.data import (
     build_train_loader,
 )
 from detlite.data.errors import RemoteError
-from detlite.data.remote import fetching
+from detlite.data.remote import download
 from detlite.data.remote.locations import GIGABYTE, RemotePath, local_copy, parse_location
 from tests.data.servers import serving, upload
 
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch):
-    """The waits between tries, which are not waited."""
+    """Record the waits between attempts without waiting."""
     waited = []
-    monkeypatch.setattr(fetching.time, "sleep", waited.append)
+    monkeypatch.setattr(download.time, "sleep", waited.append)
     return waited
 
 
 @pytest.fixture
 def web(tmp_path):
-    """A server of tmp_path."""
+    """Serve tmp_path."""
     with serving(tmp_path) as server:
         yield server
 
 
 @pytest.fixture
 def remote(content, write_set, web, cache):
-    """The small set by http: (annotation file, image folder, server)."""
+    """Return the small data set over HTTP: (annotation file, image folder, server)."""
     write_set(content)
     url = f"{web.url}/small"
     return RemotePath(f"{url}/annotations.json"), RemotePath(f"{url}/images", GIGABYTE), web
@@ -81,11 +81,11 @@ def same(one, other):
         ("file:///a", "b.jpg", "file:///a/b.jpg"),
     ],
 )
-def test_files_of_a_folder(folder, name, url):
+def test_file_in_a_folder(folder, name, url):
     assert (RemotePath(folder, 7) / name) == RemotePath(url, 7)
 
 
-def test_places(monkeypatch):
+def test_parse_location(monkeypatch):
     monkeypatch.setenv("BUCKET", "cells")
     assert parse_location("s3://${BUCKET}/a", Path("/data")) == RemotePath("s3://cells/a")
     assert parse_location("a/b", Path("/data")) == Path("/data/a/b")
@@ -96,23 +96,23 @@ def test_places(monkeypatch):
     assert RemotePath("zip://a/b.json::https://a.org/c.zip").name == "b.json"
 
 
-def test_it_is_the_set_on_the_disk(remote, tmp_path):
+def test_remote_and_local_data_sets_are_equal(remote, tmp_path):
     annotations, images, _ = remote
     local = CocoDataset(tmp_path / "small/annotations.json", tmp_path / "small/images", train=True)
     assert same(CocoDataset(annotations, images, train=True), local)
 
 
-def test_all_is_fetched_once(remote):
+def test_files_are_fetched_once(remote):
     annotations, images, web = remote
     for _ in range(2):
         list(CocoDataset(annotations, images))
     assert set(web.asked.values()) == {1}
     assert len(web.asked) == 5
     list(CocoDataset(annotations, RemotePath(images.url)))
-    assert web.asked["/small/images/a.png"] == 2  # nothing is to be kept
+    assert web.asked["/small/images/a.png"] == 2  # without a cache
 
 
-def test_pictures_are_looked_at_once(remote):
+def test_images_are_checked_once(remote):
     annotations, images, web = remote
     uncached = RemotePath(images.url)
     CocoDataset(annotations, uncached)
@@ -123,7 +123,7 @@ def test_pictures_are_looked_at_once(remote):
     assert web.asked == asked
 
 
-def test_annotations_are_fetched_again_when_they_change(remote, tmp_path, content, settled):
+def test_changed_annotations_are_fetched_again(remote, tmp_path, content, settled):
     annotations, images, web = remote
     assert len(CocoDataset(annotations, images)) == 4
     content["images"].pop(2)
@@ -139,7 +139,7 @@ def test_annotations_are_fetched_again_when_they_change(remote, tmp_path, conten
         assert web.asked["/small/annotations.json"] == count
 
 
-def test_a_copy_that_is_cut_off_is_made_anew(remote, cache):
+def test_a_truncated_copy_is_fetched_again(remote, cache):
     annotations, images, web = remote
     CocoDataset(annotations, images)
     (copy,) = cache.glob("*.copy")
@@ -155,26 +155,26 @@ def test_without_a_cache(remote, monkeypatch, variable, cache, caplog):
         monkeypatch.setenv("DETLITE_CACHE", "")
     else:
 
-        def full(*args):
+        def full(*args, **options):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("detlite.data.remote.file_cache.appearing", full)
+        monkeypatch.setattr("detlite.data.remote.file_cache.atomic_open", full)
     assert len(list(CocoDataset(annotations, images))) == 4
     assert web.asked["/small/images/a.png"] == 2
-    said = [record for record in caplog.records if "no copies are kept" in record.getMessage()]
-    assert len(said) == (variable == "full")
+    warnings = [record for record in caplog.records if "not cached" in record.getMessage()]
+    assert len(warnings) == (variable == "full")
 
 
-def test_no_room_for_the_annotations(remote, monkeypatch, cache):
+def test_no_space_for_the_annotations(remote, monkeypatch, cache):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("detlite.data.remote.locations.download", full)
-    with pytest.raises(DataError, match=r"annotations.json: there is no room .*DETLITE_CACHE"):
+    monkeypatch.setattr("detlite.data.remote.locations.copy_file", full)
+    with pytest.raises(DataError, match=r"annotations.json: no space for a local copy"):
         CocoDataset(*remote[:2])
 
 
-def test_faults_that_pass_change_nothing(remote, tmp_path):
+def test_temporary_faults_change_nothing(remote, tmp_path):
     annotations, images, web = remote
     local = CocoDataset(tmp_path / "small/annotations.json", tmp_path / "small/images")
     web.faults = {
@@ -189,8 +189,8 @@ def test_faults_that_pass_change_nothing(remote, tmp_path):
 
 @pytest.mark.parametrize("skip_bad", [False, True])
 @pytest.mark.parametrize(("fault", "tries"), [(503, 5), (403, 1), ("cut", 5)])
-def test_a_picture_that_cannot_be_read_ends_the_run(remote, fault, tries, skip_bad):
-    """It may be sound: to leave it out would depend on the server's day."""
+def test_an_unreadable_image_is_an_error(remote, fault, tries, skip_bad):
+    """Skipping it would make the data set depend on the state of the server."""
     annotations, images, web = remote
     web.faults["/small/images/b.png"] = [fault] * 100
     message = rf"{web.url}/small/images/b.png: cannot be read.*\(image id 11\)"
@@ -204,32 +204,32 @@ def test_a_picture_that_cannot_be_read_ends_the_run(remote, fault, tries, skip_b
     assert len(CocoDataset(annotations, images, skip_bad=skip_bad)) == 4
 
 
-def test_missing_pictures(remote, tmp_path, caplog):
+def test_missing_images(remote, tmp_path, caplog):
     annotations, images, web = remote
     (tmp_path / "small/images/b.png").unlink()
-    with pytest.raises(DataError, match=r"image 11 \(b.png\): no such picture file"):
+    with pytest.raises(DataError, match=r"image 11 \(b.png\): the image file does not exist"):
         CocoDataset(annotations, images)
     assert CocoDataset(annotations, images, skip_bad=True).image_ids == [10, 12, 13]
-    assert "skipped: image 11 (b.png): no such picture file" in caplog.text
+    assert "skipped: image 11 (b.png): the image file does not exist" in caplog.text
     dataset = CocoDataset(annotations, images, check_images=False)
     with pytest.raises(DataError) as error:
         dataset[1]
     url = f"{web.url}/small/images/b.png"
-    assert str(error.value) == f"{url}: no such picture file (image id 11)"
+    assert str(error.value) == f"{url}: the image file does not exist (image id 11)"
 
 
-def test_a_picture_that_was_mended_is_fetched_again(remote, tmp_path):
+def test_a_repaired_image_is_fetched_again(remote, tmp_path):
     annotations, images, _ = remote
-    picture = tmp_path / "small/images/b.png"
-    sound = picture.read_bytes()
-    picture.write_bytes(sound[:-100])
+    image = tmp_path / "small/images/b.png"
+    valid = image.read_bytes()
+    image.write_bytes(valid[:-100])
     with pytest.raises(DataError, match=r"image 11 \(b.png\): .*truncated"):
         CocoDataset(annotations, images)
-    picture.write_bytes(sound)
+    image.write_bytes(valid)
     assert len(CocoDataset(annotations, images)) == 4
 
 
-def test_a_copy_of_a_picture_that_is_damaged_is_fetched_again(remote, cache):
+def test_a_damaged_copy_of_an_image_is_fetched_again(remote, cache):
     annotations, images, web = remote
     dataset = CocoDataset(annotations, images)
     before = dataset[0][0]
@@ -242,14 +242,14 @@ def test_a_copy_of_a_picture_that_is_damaged_is_fetched_again(remote, cache):
 
 
 def test_missing_annotations(web, cache):
-    with pytest.raises(DataError, match=rf"{web.url}/none.json: there is no such file"):
+    with pytest.raises(DataError, match=rf"{web.url}/none.json: the file does not exist"):
         CocoDataset(RemotePath(f"{web.url}/none.json"), RemotePath(web.url))
 
 
 def test_messages_name_the_url(remote, tmp_path, content):
     annotations, images, web = remote
     (tmp_path / "small/annotations.json").write_text("{")
-    with pytest.raises(DataError, match=rf"^{web.url}/small/annotations.json: is not JSON"):
+    with pytest.raises(DataError, match=rf"^{web.url}/small/annotations.json: not valid JSON"):
         CocoDataset(annotations, images)
     content["annotations"][0]["bbox"][2] = -1
     (tmp_path / "small/annotations.json").write_text(json.dumps(content))
@@ -257,7 +257,7 @@ def test_messages_name_the_url(remote, tmp_path, content):
         CocoDataset(annotations, images)
 
 
-def test_a_copy_that_is_used_stays(remote, cache):
+def test_using_a_copy_updates_its_time(remote, cache):
     annotations, _, _ = remote
     with local_copy(annotations) as copy:
         moment = time.time() - 20 * 86400
@@ -266,7 +266,7 @@ def test_a_copy_that_is_used_stays(remote, cache):
         assert time.time() - copy.stat().st_mtime < 10
 
 
-def test_an_archive(content, write_set, tmp_path, web, cache):
+def test_data_set_in_an_archive(content, write_set, tmp_path, web, cache):
     file, folder = write_set(content)
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         for path in [file, *folder.iterdir()]:
@@ -275,12 +275,12 @@ def test_an_archive(content, write_set, tmp_path, web, cache):
         annotations = RemotePath(f"zip://small/annotations.json::{rest}")
         images = RemotePath(f"zip://small/images::{rest}", GIGABYTE)
         assert same(CocoDataset(annotations, images), CocoDataset(file, folder))
-    kept = list((cache / "remote").glob("??/" + "?" * 38))
-    assert len(kept) == 4  # not from the archive on the disk
+    cached = list((cache / "remote").glob("??/" + "?" * 38))
+    assert len(cached) == 4  # not from the local archive
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_training_batches_are_those_of_the_disk(remote, small_cfg, workers):
+def test_remote_and_local_training_batches_are_equal(remote, small_cfg, workers):
     _, _, web = remote
     local = small_cfg()
     cfg = small_cfg("DATASETS.ROOT", web.url, "DATALOADER.NUM_WORKERS", workers)
@@ -293,33 +293,33 @@ def test_training_batches_are_those_of_the_disk(remote, small_cfg, workers):
     assert web.asked["/small/images/a.png"] == 1
 
 
-def test_an_entry_may_name_urls(remote, small_cfg, caplog):
+def test_catalog_entry_with_urls(remote, small_cfg, caplog):
     annotations, images, _ = remote
-    entry = {"name": "far", "annotations": annotations.url, "images": images.url}
+    entry = {"name": "remote", "annotations": annotations.url, "images": images.url}
     keys = ["DATASETS.CATALOG", [entry], "DATASETS.CACHE_GB", 0.0]
-    assert len(build_dataset(small_cfg(*keys), "far", train=False)) == 4
-    keys += ["DATASETS.CHECK_PICTURES", False, "DATASETS.MAX_PIXELS", 10]
-    dataset = build_dataset(small_cfg(*keys), "far", train=False)
+    assert len(build_dataset(small_cfg(*keys), "remote", train=False)) == 4
+    keys += ["DATASETS.CHECK_IMAGES", False, "DATASETS.MAX_PIXELS", 10]
+    dataset = build_dataset(small_cfg(*keys), "remote", train=False)
     assert len(dataset) == 4
     with pytest.raises(DataError, match="more than 10 pixels"):
         dataset[0]
     assert not list(Path(os.environ["DETLITE_CACHE"]).glob("remote/??"))
 
 
-def test_types_that_are_made_on_the_disk(small_cfg):
+def test_types_that_need_a_local_folder(small_cfg):
     cfg = small_cfg("DATASETS.ROOT", "s3://bucket")
-    with pytest.raises(ConfigError, match=r"voc_2007_train: of type 'voc', which needs a folder"):
+    with pytest.raises(ConfigError, match=r"voc_2007_train: data sets of type 'voc' need a"):
         build_dataset(cfg, "voc_2007_train", train=True)
 
 
-def test_check_reads_sets_at_urls(remote, tmp_path, capsys):
+def test_check_command_with_urls(remote, tmp_path, capsys):
     annotations, images, web = remote
     config = tmp_path / "config.yaml"
-    entry = {"name": "far", "annotations": annotations.url, "images": images.url}
+    entry = {"name": "remote", "annotations": annotations.url, "images": images.url}
     config.write_text(
         json.dumps(
             {
-                "DATASETS": {"CATALOG": [entry], "TRAIN": ["far"]},
+                "DATASETS": {"CATALOG": [entry], "TRAIN": ["remote"]},
                 "MODEL": {"MASK_ON": True, "ROI_BOX_HEAD": {"NUM_CLASSES": 3}},
             }
         )
@@ -330,25 +330,28 @@ def test_check_reads_sets_at_urls(remote, tmp_path, capsys):
     (tmp_path / "small/images/b.png").unlink()
     shutil.rmtree(os.environ["DETLITE_CACHE"])
     assert main(["check", "--data", str(config)]) == 1
-    assert "refused: image 11 (b.png): picture: no such picture file" in capsys.readouterr().out
+    assert (
+        "refused: image 11 (b.png): picture: the image file does not exist"
+        in capsys.readouterr().out
+    )
     web.faults["/small/images/a.png"] = [403]
     shutil.rmtree(os.environ["DETLITE_CACHE"])
     assert main(["check", "--data", str(config)]) == 2
     assert "a.png: cannot be read (HTTP status 403) (image id 10)" in capsys.readouterr().err
 
 
-# S3's own protocol
+# S3
 
 
 @pytest.fixture
 def bucket(content, write_set, tmp_path, s3):
-    """The small set in a bucket of a server on the loopback: its S3 client."""
+    """Upload the small data set to a bucket; return the S3 client."""
     write_set(content)
     upload(s3, tmp_path)
     return s3
 
 
-def test_a_set_in_a_bucket(bucket, small_cfg, tmp_path, content):
+def test_data_set_in_a_bucket(bucket, small_cfg, tmp_path, content):
     cfg = small_cfg("DATASETS.ROOT", "s3://sets")
     dataset = build_dataset(cfg, "small", train=False)
     files = tmp_path / "small/annotations.json", tmp_path / "small/images"
@@ -363,15 +366,16 @@ def test_a_set_in_a_bucket(bucket, small_cfg, tmp_path, content):
         build_dataset(cfg, "small", train=False)
 
 
-def test_missing_pictures_and_buckets(bucket, small_cfg):
+def test_missing_images_and_buckets(bucket, small_cfg):
     bucket.delete_object(Bucket="sets", Key="small/images/a.png")
-    with pytest.raises(DataError, match=r"image 10 \(a.png\): no such picture file"):
+    with pytest.raises(DataError, match=r"image 10 \(a.png\): the image file does not exist"):
         build_dataset(small_cfg("DATASETS.ROOT", "s3://sets"), "small", train=False)
-    with pytest.raises(DataError, match=r"s3://none/small/annotations.json: there is no such file"):
+    with pytest.raises(DataError, match=r"s3://none/small/annotations.json: the file does"):
         build_dataset(small_cfg("DATASETS.ROOT", "s3://none"), "small", train=False)
 
 
-def test_loader_processes_read_a_bucket(bucket, small_cfg):
+@pytest.mark.slow
+def test_loader_processes_with_a_bucket(bucket, small_cfg):
     cfg = small_cfg(
         "DATASETS.ROOT", "s3://sets", "DATALOADER.NUM_WORKERS", 2, "DATASETS.CACHE_GB", 0.0
     )
@@ -382,8 +386,8 @@ def test_loader_processes_read_a_bucket(bucket, small_cfg):
         assert all(map(torch.equal, images, images_2))
 
 
-@pytest.mark.parametrize("faults", [[503, 503], ["cut"], ["reset"], ["cut", 503, "cut"]])
-def test_faults_of_s3_that_pass_are_survived(web, tmp_path, monkeypatch, faults, cache):
+@pytest.mark.parametrize("faults", [[503, 503], ["reset"], ["cut", 503, "cut"]])
+def test_temporary_faults_of_s3(web, tmp_path, monkeypatch, faults, cache):
     pytest.importorskip("s3fs", reason="needs detlite[remote]")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
@@ -398,9 +402,9 @@ def test_faults_of_s3_that_pass_are_survived(web, tmp_path, monkeypatch, faults,
         assert not web.faults["/sets/a.bin"]
 
 
-def test_without_the_package_for_s3(small_cfg, monkeypatch, cache):
+def test_missing_package_for_s3(small_cfg, monkeypatch, cache):
     known = importlib.import_module("fsspec.registry")._registry
     monkeypatch.delitem(known, "s3", raising=False)
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(ConfigError, match=r"a package is missing .*detlite\[remote\]"):
+    with pytest.raises(ConfigError, match=r"the package .* is missing .*detlite\[remote\]"):
         build_dataset(small_cfg("DATASETS.ROOT", "s3://sets"), "small", train=False)

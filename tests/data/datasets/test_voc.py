@@ -1,4 +1,4 @@
-"""PASCAL VOC's own files as a data set in COCO form."""
+"""PASCAL VOC as a data set in COCO form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OBJECT = (
 
 @pytest.fixture
 def voc(tmp_path):
-    """VOC2007 with two pictures in train, one of them also in val."""
+    """Write VOC2007 with two images in train, one of them also in val; return the folder."""
     folder = tmp_path / "voc" / "VOC2007"
     for part in ("ImageSets/Main", "Annotations", "JPEGImages"):
         (folder / part).mkdir(parents=True)
@@ -27,12 +27,12 @@ def voc(tmp_path):
         "000005": [("cat", 0, 1, 1, 10, 20), ("tvmonitor", 1, 5, 6, 7, 8)],
         "2008_000007": [("aeroplane", 0, 11, 12, 30, 24)],
     }
-    for picture, rows in objects.items():
-        Image.fromarray(np.zeros((24, 30, 3), np.uint8)).save(folder / f"JPEGImages/{picture}.jpg")
+    for stem, rows in objects.items():
+        Image.fromarray(np.zeros((24, 30, 3), np.uint8)).save(folder / f"JPEGImages/{stem}.jpg")
         text = "".join(OBJECT.format(*row) for row in rows)
         size = "<size><width>30</width><height>24</height><depth>3</depth></size>"
         xml = f"<annotation>{size}{text}</annotation>"
-        (folder / f"Annotations/{picture}.xml").write_text(xml)
+        (folder / f"Annotations/{stem}.xml").write_text(xml)
     (folder / "ImageSets/Main/train.txt").write_text("000005\n2008_000007\n")
     (folder / "ImageSets/Main/val.txt").write_text("2008_000007\n")
     return folder
@@ -60,7 +60,7 @@ def test_difficult_objects_are_crowds_in_evaluation(voc, small_cfg):
     assert len(truth.dataset["categories"]) == 20
 
 
-def test_it_is_converted_once(voc, small_cfg, tmp_path):
+def test_conversion_happens_once(voc, small_cfg, tmp_path):
     load(small_cfg)
     file = tmp_path / "converted" / "voc_2007_train.json"
     content = json.loads(file.read_text())
@@ -75,9 +75,9 @@ def test_it_is_converted_once(voc, small_cfg, tmp_path):
     "missing",
     ["JPEGImages", "ImageSets/Main/train.txt", "Annotations/000005.xml"],
 )
-def test_missing_file_is_named(voc, small_cfg, missing):
+def test_error_names_a_missing_file(voc, small_cfg, missing):
     (voc / missing).rename(voc / "elsewhere")
-    with pytest.raises(DataError, match=f"data set voc_2007_train: .*{missing} is missing; put it"):
+    with pytest.raises(DataError, match=f"data set voc_2007_train: .*{missing} does not exist"):
         load(small_cfg)
 
 
@@ -91,7 +91,7 @@ def test_missing_file_is_named(voc, small_cfg, missing):
             "<annotation><size><width>9</width><height>9</height></size>"
             + OBJECT.format("unicorn", 0, 1, 1, 2, 2)
             + "</annotation>",
-            "'unicorn' is no category",
+            "'unicorn' is not a category",
         ),
         (
             "<annotation><size><width>9</width><height>9</height></size>"
@@ -100,14 +100,14 @@ def test_missing_file_is_named(voc, small_cfg, missing):
         ),
     ],
 )
-def test_unreadable_annotation_is_named(voc, small_cfg, tmp_path, text, message):
+def test_error_names_an_invalid_xml_file(voc, small_cfg, tmp_path, text, message):
     (voc / "Annotations/000005.xml").write_text(text)
     with pytest.raises(DataError, match=rf"000005\.xml: .*{message}"):
         load(small_cfg)
     assert not (tmp_path / "converted").exists()
 
 
-def test_folder_that_cannot_be_written(voc, small_cfg, tmp_path):
-    (tmp_path / "converted").write_text("a file is in the way")
+def test_folder_is_not_writable(voc, small_cfg, tmp_path):
+    (tmp_path / "converted").write_text("a file")
     with pytest.raises(DataError, match=r"converted.*json: cannot be written"):
         load(small_cfg)

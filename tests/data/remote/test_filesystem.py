@@ -1,4 +1,4 @@
-"""Files at URLs: what faults of a server are survived, and what the others say."""
+"""Reading files at URLs: temporary faults of servers, and the messages of others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fsspec import config as fsspec_config
 from detlite.config import ConfigError
 from detlite.data.errors import RemoteError
 from detlite.data.remote import download as download_module
-from detlite.data.remote import fetching
-from detlite.data.remote.filesystem import describe, download, read
+from detlite.data.remote import filesystem
+from detlite.data.remote.filesystem import copy_file, file_version, read
 from tests.data.servers import serving
 
 DATA = bytes(range(256)) * 400
@@ -27,7 +27,7 @@ DATA = bytes(range(256)) * 400
 
 @pytest.fixture
 def web(tmp_path):
-    """A server of tmp_path / web, which holds `file.bin`."""
+    """Serve tmp_path / web, which holds `file.bin`."""
     folder = tmp_path / "web"
     folder.mkdir()
     (folder / "file.bin").write_bytes(DATA)
@@ -37,13 +37,13 @@ def web(tmp_path):
 
 @pytest.fixture
 def waits(monkeypatch):
-    """The waits between tries, which are not waited."""
+    """Record the waits between attempts without waiting."""
     waited = []
     monkeypatch.setattr(download_module.time, "sleep", waited.append)
     return waited
 
 
-def test_a_file_is_read(web):
+def test_read_a_file(web):
     assert read(f"{web.url}/file.bin") == DATA
     assert read(f"{web.url}/file.bin", 100, 300) == DATA[100:300]
 
@@ -52,17 +52,17 @@ def test_a_file_is_read(web):
     "faults",
     [[503, 503], [500], [429, 408], ["cut"], ["reset"], ["cut", 503, "reset", "cut"], ["slow"]],
 )
-def test_faults_that_pass_are_survived(web, waits, faults):
+def test_temporary_faults(web, waits, faults):
     web.faults["/file.bin"] = list(faults)
     assert read(f"{web.url}/file.bin") == DATA
-    # The client asks again by itself where a connection that it had kept is gone.
-    tries = len([fault for fault in faults if fault not in ("slow", "reset")])
-    assert tries <= len(waits) <= len(faults)
+    # The client itself retries if a kept connection was closed.
+    retries = len([fault for fault in faults if fault not in ("slow", "reset")])
+    assert retries <= len(waits) <= len(faults)
     assert all(0.25 * 2**n <= wait <= 0.5 * 2**n for n, wait in enumerate(waits))
 
 
-def test_a_server_that_says_nothing_is_left(web, waits, monkeypatch):
-    monkeypatch.setattr(fetching, "_SILENCE", 0.3)
+def test_silent_server(web, waits, monkeypatch):
+    monkeypatch.setattr(filesystem, "_SILENCE", 0.3)
     web.faults["/file.bin"] = ["stall"]
     assert read(f"{web.url}/file.bin") == DATA
     assert len(waits) == 1
@@ -76,7 +76,7 @@ def test_a_server_that_says_nothing_is_left(web, waits, monkeypatch):
         ("reset", r"/file.bin: cannot be read after 5 attempts \(ServerDisconnectedError"),
     ],
 )
-def test_tries_are_bounded(web, waits, fault, message):
+def test_number_of_attempts_is_limited(web, waits, fault, message):
     web.faults["/file.bin"] = [fault] * 100
     with pytest.raises(RemoteError, match=message):
         read(f"{web.url}/file.bin")
@@ -84,7 +84,7 @@ def test_tries_are_bounded(web, waits, fault, message):
     assert len(waits) == 4
 
 
-def test_no_server(web, waits):
+def test_refused_connection(web, waits):
     url = web.url
     web.shutdown()
     web.server_close()
@@ -94,18 +94,18 @@ def test_no_server(web, waits):
         read(f"{url}/file.bin")
 
 
-def test_patience_ends(web, waits, monkeypatch):
+def test_total_time_is_limited(web, waits, monkeypatch):
     monkeypatch.setattr(download_module, "_MAX_WAIT", -1.0)
     web.faults["/file.bin"] = [503]
     with pytest.raises(RemoteError, match=r"cannot be read \(HTTP status 503\)"):
         read(f"{web.url}/file.bin")
 
 
-def test_what_is_missing_or_forbidden_is_asked_for_once(web, waits):
+def test_permanent_errors_are_not_retried(web, waits):
     with pytest.raises(FileNotFoundError, match=r"/none.bin"):
         read(f"{web.url}/none.bin")
     with pytest.raises(FileNotFoundError, match=r"/none.bin"):
-        describe(f"{web.url}/none.bin")
+        file_version(f"{web.url}/none.bin")
     web.faults["/file.bin"] = [403]
     with pytest.raises(RemoteError, match=r"/file.bin: cannot be read \(HTTP status 403\)"):
         read(f"{web.url}/file.bin")
@@ -113,21 +113,21 @@ def test_what_is_missing_or_forbidden_is_asked_for_once(web, waits):
     assert not waits
 
 
-def test_a_server_without_ranges_is_an_error(web, waits):
+def test_server_without_ranges(web, waits):
     web.faults["/file.bin"] = ["whole"] * 5
-    message = "OSError: gave 102400 bytes where 200 were asked for"
+    message = "OSError: received 102400 bytes instead of 200"
     with pytest.raises(RemoteError, match=message):
         read(f"{web.url}/file.bin", 100, 300)
 
 
-def test_settings_of_fsspec_are_taken(web, monkeypatch):
+def test_settings_of_fsspec_are_used(web, monkeypatch):
     settings = {"headers": {"X-Key": "mine"}, "client_kwargs": {"raise_for_status": False}}
     monkeypatch.setitem(fsspec_config.conf, "http", settings)
     assert read(f"{web.url}/file.bin") == DATA
     assert web.keys["/file.bin"] == "mine"
 
 
-def test_signatures_are_not_told(web, waits):
+def test_messages_hide_signatures(web, waits):
     with pytest.raises(FileNotFoundError) as missing:
         read(f"{web.url}/none.bin?signature=secret")
     web.faults["/file.bin"] = [403]
@@ -138,59 +138,59 @@ def test_signatures_are_not_told(web, waits):
 
 
 def test_a_description_changes_with_the_file(web, tmp_path):
-    before = describe(f"{web.url}/file.bin")
+    before = file_version(f"{web.url}/file.bin")
     assert before.size == len(DATA)
-    assert describe(f"{web.url}/file.bin") == before
+    assert file_version(f"{web.url}/file.bin") == before
     (tmp_path / "web/file.bin").write_bytes(DATA[::-1])
-    assert describe(f"{web.url}/file.bin") != before
+    assert file_version(f"{web.url}/file.bin") != before
     web.versioned = False
-    assert describe(f"{web.url}/file.bin").version is None
+    assert file_version(f"{web.url}/file.bin").version is None
 
 
 @pytest.mark.parametrize("faults", [[], [503], ["cut", "reset"], ["slow"]])
-def test_a_file_is_copied(web, waits, tmp_path, faults):
+def test_copy_a_file(web, waits, tmp_path, faults):
     web.faults["/file.bin"] = list(faults)
-    assert download(f"{web.url}/file.bin", tmp_path / "copy").size == len(DATA)
+    assert copy_file(f"{web.url}/file.bin", tmp_path / "copy").size == len(DATA)
     assert (tmp_path / "copy").read_bytes() == DATA
 
 
-def test_a_file_that_changes_while_it_is_copied_is_copied_again(web, waits, tmp_path, monkeypatch):
-    described = fetching._described
-    looks = []
+def test_a_file_that_changes_meanwhile_is_copied_again(web, waits, tmp_path, monkeypatch):
+    file_versiond = filesystem._file_version
+    calls = []
 
     def changing(system, path):
-        looks.append(path)
-        if len(looks) == 2:
+        calls.append(path)
+        if len(calls) == 2:
             (tmp_path / "web/file.bin").write_bytes(DATA[::-1])
-        return described(system, path)
+        return file_versiond(system, path)
 
-    monkeypatch.setattr(fetching, "_described", changing)
-    download(f"{web.url}/file.bin", tmp_path / "copy")
+    monkeypatch.setattr(filesystem, "_file_version", changing)
+    copy_file(f"{web.url}/file.bin", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == DATA[::-1]
 
 
-def test_a_full_disk_is_no_fault_of_the_server(web, waits, tmp_path):
+def test_full_disk_is_not_retried(web, waits, tmp_path):
     with pytest.raises(OSError, match="No space left"):
-        download(f"{web.url}/file.bin", "/dev/full")
+        copy_file(f"{web.url}/file.bin", "/dev/full")
     assert not waits
 
 
-def test_members_of_an_archive(web, waits, tmp_path):
+def test_read_members_of_an_archive(web, waits, tmp_path):
     with zipfile.ZipFile(tmp_path / "web/a.zip", "w") as archive:
         archive.writestr("folder/one.bin", DATA)
     url = f"::{web.url}/a.zip"
     assert read(f"zip://folder/one.bin{url}") == DATA
     asked = web.asked["/a.zip"]
     assert read(f"zip://folder/one.bin{url}", 5, 9) == DATA[5:9]
-    assert web.asked["/a.zip"] - asked <= 2  # its table is read once
-    assert describe(f"zip://folder/one.bin{url}").version is not None
+    assert web.asked["/a.zip"] - asked <= 2  # the table is read once
+    assert file_version(f"zip://folder/one.bin{url}").version is not None
     with pytest.raises(FileNotFoundError):
         read(f"zip://folder/two.bin{url}")
     assert read(f"zip://folder/one.bin::{tmp_path}/web/a.zip") == DATA
 
 
-def test_an_archive_that_was_replaced_is_opened_again(web, waits, tmp_path):
-    data = DATA * 10  # more than is kept of what was asked for
+def test_a_replaced_archive_is_opened_again(web, waits, tmp_path):
+    data = DATA * 10  # more than the client caches
     for number, first in enumerate((b"", DATA)):
         with zipfile.ZipFile(tmp_path / "web/b.zip", "w") as archive:
             for name, member in (("before", first), ("one", data), ("after", data)):
@@ -199,25 +199,25 @@ def test_an_archive_that_was_replaced_is_opened_again(web, waits, tmp_path):
         assert len(waits) == number
 
 
-def test_threads_may_read_one_archive(web, tmp_path):
+def test_threads_share_an_archive(web, tmp_path):
     with zipfile.ZipFile(tmp_path / "web/a.zip", "w") as archive:
         for number in range(20):
             archive.writestr(f"{number}", bytes([number]) * 50_000)
-    found = {}
+    members = {}
 
     def get(number):
-        found[number] = read(f"zip://{number}::{web.url}/a.zip")
+        members[number] = read(f"zip://{number}::{web.url}/a.zip")
 
     threads = [threading.Thread(target=get, args=(number,)) for number in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {number: bytes([number]) * 50_000 for number in range(20)}
+    assert members == {number: bytes([number]) * 50_000 for number in range(20)}
 
 
-def test_threads_may_read_one_tar_file(tmp_path):
-    """Its members share the position of one file."""
+def test_threads_share_a_tar_file(tmp_path):
+    """Its members share the position in the file."""
     members = {f"{number}": bytes([number]) * 200_000 for number in range(8)}
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, data in members.items():
@@ -225,27 +225,27 @@ def test_threads_may_read_one_tar_file(tmp_path):
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
 
-    def is_whole(name):
+    def is_complete(name):
         return read(f"tar://{name}::{tmp_path}/a.tar") == members[name]
 
     with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(is_whole, [*members] * 20))
+        assert all(threads.map(is_complete, [*members] * 20))
 
 
-def test_the_directory_of_an_archive_is_whole_before_threads_share_it(tmp_path):
+def test_the_directory_of_an_archive_is_complete_when_shared(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("folder/one", DATA)
-    system = fetching._opened(f"zip://folder/one::{tmp_path}/a.zip")[0]
+    system = filesystem._open_filesystem(f"zip://folder/one::{tmp_path}/a.zip")[0]
     assert set(system.dir_cache) == {"folder", "folder/one"}
 
 
-def test_a_failure_leaves_other_archives_open(tmp_path, waits, monkeypatch):
+def test_an_error_closes_only_its_archive(tmp_path, waits, monkeypatch):
     for name in "ab":
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
             archive.writestr("one", DATA)
 
     def system(name):
-        return fetching._opened(f"zip://one::{tmp_path}/{name}.zip")[0]
+        return filesystem._open_filesystem(f"zip://one::{tmp_path}/{name}.zip")[0]
 
     def fail(member):
         with pytest.raises(FileNotFoundError):
@@ -254,15 +254,17 @@ def test_a_failure_leaves_other_archives_open(tmp_path, waits, monkeypatch):
     first, other = system("a"), system("b")
     fail("none")
     assert system("a") is first
-    monkeypatch.setattr(fetching, "_BELIEVED", 0.0)
-    fail("none")  # it may have been added since
+    monkeypatch.setattr(filesystem, "_TABLE_VALID", 0.0)
+    fail("none")  # it may have been added
     assert system("a") is not first
     assert system("b") is other
 
 
 def test_unknown_protocols(monkeypatch):
-    with pytest.raises(ConfigError, match=r"nix://a/b: fsspec knows no such protocol"):
+    with pytest.raises(ConfigError, match=r"nix://a/b: fsspec does not know the protocol 'nix'"):
         read("nix://a/b")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(ConfigError, match=r"gs://a/b: a package is missing .*detlite\[remote\]"):
+    with pytest.raises(
+        ConfigError, match=r"gs://a/b: the package .* is missing .*detlite\[remote\]"
+    ):
         read("gs://a/b")

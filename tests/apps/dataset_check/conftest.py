@@ -1,0 +1,5 @@
+"""Share the small data sets of tests/data."""
+
+from tests.data.conftest import cache, content, settled, small_cfg, write_set
+
+__all__ = ["cache", "content", "settled", "small_cfg", "write_set"]
