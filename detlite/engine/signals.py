@@ -13,7 +13,8 @@ from typing import Any
 
 # torchrun forwards signals, so a signal to all processes of a job arrives twice.
 _SAME_SIGNAL_SECONDS = 2.0
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+# Windows has no SIGHUP.
+_SIGNALS = [getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n)]
 
 
 class StoppedError(BaseException):

@@ -1,4 +1,4 @@
-"""A detector that can be computed by hand, pictures on which it is right, and harder ones."""
+"""Fixtures: a toy detector, a dataset that it solves, and a harder one."""
 
 from __future__ import annotations
 
@@ -6,104 +6,38 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
-from torch import Tensor, nn
-from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.config import load_config
-from detlite.conventions import CONVENTIONS
+from detlite.conventions import convention_of
 from detlite.data import build_dataset, build_train_dataset
-from detlite.structures.instances import Detections
+from detlite.engine.hooks import Hook
+from detlite.engine.rng import seed_all
+from detlite.engine.trainer import Trainer
+from tests.engine.toy import ToyDetector, new_toy
 
 ROOT = Path(__file__).parents[2]
 KEYPOINT_NAMES = ["left_top", "right_top", "middle", "left_bottom", "right_bottom"]
-KEYPOINT_COLOURS = [(255, 60, 60), (60, 255, 60), (250, 250, 250), (60, 60, 255), (250, 250, 0)]
-
-
-class ToyDetector(nn.Module):
-    """Has the interface of a `DetectionModel`. Detects the one red (1) or green (2) block exactly.
-
-    Without `noise` nothing in it is random, and its batch norm only scales.
-    """
-
-    takes_proposals = False
-    needs = ("masks",)
-
-    def __init__(self, num_classes: int = 3, width: int = 4, noise: float = 0.1) -> None:
-        super().__init__()
-        self.noise = noise
-        self.body = nn.Conv2d(3, width, 3, padding=1)
-        self.norm = nn.BatchNorm2d(width)
-        predictor = nn.ModuleDict(
-            {"cls_score": nn.Linear(width, num_classes), "bbox_pred": nn.Linear(width, 4)}
-        )
-        self.roi_heads = nn.ModuleDict({"box": nn.ModuleDict({"predictor": predictor})})
-        self.categories: list[dict[str, Any]] = []
-        self.convention = CONVENTIONS["detlite"]
-        self.mask_threshold = 0.5
-
-    @property
-    def device(self) -> torch.device:
-        return self.body.weight.device
-
-    @property
-    def backbone(self) -> SimpleNamespace:
-        """What is pretrained in other detectors."""
-        return SimpleNamespace(body=nn.ModuleList([self.body, self.norm]))
-
-    def forward(self, images: list[Tensor], targets: list[dict[str, Any]]) -> dict[str, Tensor]:
-        pixels = torch.stack([F.interpolate(i[None] / 255, (8, 8))[0] for i in images])
-        if not self.noise:
-            self.norm.eval()
-        features = self.norm(self.body(pixels)).relu().mean((2, 3))
-        # Random, as the choice of proposals is.
-        features = features + self.noise * torch.rand_like(features)
-        predictor = self.roi_heads["box"]["predictor"]
-        labels = torch.stack([target["labels"][0] for target in targets])
-        boxes = torch.stack([target["boxes"][0] for target in targets]) / 32
-        return {
-            "loss_classifier": F.cross_entropy(predictor["cls_score"](features), labels),
-            "loss_box": F.l1_loss(predictor["bbox_pred"](features), boxes),
-        }
-
-    @torch.no_grad()
-    def detect(self, images: list[Tensor], given: None = None) -> list[Detections]:
-        assert not self.training
-        assert given is None
-        return [self._detect(image) for image in images]
-
-    def _detect(self, image: Tensor) -> Detections:
-        ys, xs = torch.where(image.amax(0) > 127)
-        box = torch.stack([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
-        label = 1 if image[0].sum() > image[1].sum() else 2
-        return Detections(
-            boxes=box[None].float(),
-            labels=torch.tensor([label]),
-            scores=torch.tensor([0.9]),
-            valid=torch.tensor([True]),
-            mask_probs=torch.ones(1, 8, 8),
-        )
+KEYPOINT_COLORS = [(255, 60, 60), (60, 255, 60), (250, 250, 250), (60, 60, 255), (250, 250, 0)]
 
 
 @pytest.fixture
 def toy() -> ToyDetector:
-    """A toy detector with weights from seed 0."""
-    torch.manual_seed(0)
-    return ToyDetector()
+    """Toy detector with weights from seed 0."""
+    return new_toy()
 
 
 @pytest.fixture
 def blocks(tmp_path: Path) -> Path:
-    """A folder with a data set of 7 pictures, each with one block, red or green."""
+    """Folder with a dataset of 7 images, each with one red or green block."""
     folder = tmp_path / "blocks"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -134,7 +68,7 @@ def blocks(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_cfg(blocks: Path, tmp_path: Path) -> Callable[..., Any]:
-    """Loads a config that trains and tests on `blocks`; takes further overrides."""
+    """Return a function that loads a config for `blocks` with further overrides."""
 
     def make(*opts: Any) -> Any:
         entry = {"annotations": "blocks.json", "images": "."}
@@ -146,7 +80,7 @@ def make_cfg(blocks: Path, tmp_path: Path) -> Callable[..., Any]:
             "INPUT.MIN_SIZE_TRAIN", (20, 30), "INPUT.MIN_SIZE_TEST", 40, "SOLVER.STEPS", (3,),
             "SOLVER.MAX_ITER", 4, "SOLVER.IMS_PER_BATCH", 2, "SOLVER.BASE_LR", 0.1,
             "SOLVER.WARMUP_ITERS", 2, "SOLVER.LOG_PERIOD", 1, "TEST.IMS_PER_BATCH", 2,
-            "TEST.OPTIMIZE", False,  # the toy has no parts
+            "TEST.OPTIMIZE", False,  # not possible for the toy detector
         ]  # fmt: skip
         cfg = load_config(None, [*defaults, *opts])
         Path(cfg.OUTPUT_DIR).mkdir(exist_ok=True)
@@ -157,7 +91,7 @@ def make_cfg(blocks: Path, tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def make_sets() -> Callable[[Any], tuple[Any, list[Any]]]:
-    """The training set and the test sets of a config."""
+    """Return a function that builds the training set and the test sets of a config."""
 
     def make(cfg: Any) -> tuple[Any, list[Any]]:
         tests = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
@@ -166,25 +100,50 @@ def make_sets() -> Callable[[Any], tuple[Any, list[Any]]]:
     return make
 
 
+TrainToy = Callable[..., tuple[CfgNode, dict[str, Any]]]
+
+
+@pytest.fixture
+def train_toy(make_cfg: Callable[..., CfgNode], make_sets: Callable[..., Any]) -> TrainToy:
+    """Return a function that trains a toy detector and returns the config and the metrics."""
+
+    def run(
+        *opts: Any,
+        resume: bool = False,
+        model: ToyDetector | None = None,
+        seed: int = 0,
+        hooks: Sequence[Hook] = (),
+    ) -> tuple[CfgNode, dict[str, Any]]:
+        cfg = make_cfg(*opts)
+        train_set, test_sets = make_sets(cfg)
+        model = model or new_toy()
+        model.categories = train_set.categories
+        model.convention = convention_of(cfg)
+        seed_all(seed)
+        return cfg, Trainer(cfg, model, train_set, test_sets, hooks).train(resume)
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures of grey plates of two shades, with a dot of its own colour for each keypoint."""
+    """Images of plates in two shades of gray, with a dot of another color for each keypoint."""
     folder = tmp_path_factory.mktemp("plates")
     rng = np.random.default_rng(0)
     images, annotations = [], []
     for number in range(1, 7):
-        picture = Image.fromarray(rng.integers(0, 40, (64, 80, 3), np.uint8))
-        draw = ImageDraw.Draw(picture)
+        canvas = Image.fromarray(rng.integers(0, 40, (64, 80, 3), np.uint8))
+        draw = ImageDraw.Draw(canvas)
         for half in range(2):
             x, y = 40 * half + int(rng.integers(1, 8)), int(rng.integers(2, 28))
             width, height = int(rng.integers(24, 31)), int(rng.integers(24, 33))
             category = int(rng.integers(2))
             draw.rectangle((x, y, x + width - 1, y + height - 1), fill=(110 + 60 * category,) * 3)
             keypoints = []
-            places = [(0.2, 0.2), (0.8, 0.2), (0.5, 0.5), (0.2, 0.8), (0.8, 0.8)]
-            for (across, down), colour in zip(places, KEYPOINT_COLOURS, strict=True):
+            centers = [(0.2, 0.2), (0.8, 0.2), (0.5, 0.5), (0.2, 0.8), (0.8, 0.8)]
+            for (across, down), color in zip(centers, KEYPOINT_COLORS, strict=True):
                 point = int(x + across * width), int(y + down * height)
-                draw.rectangle((*(p - 2 for p in point), *(p + 2 for p in point)), fill=colour)
+                draw.rectangle((*(p - 2 for p in point), *(p + 2 for p in point)), fill=color)
                 keypoints += [*point, 2]
             right, bottom = x + width, y + height
             annotations.append(
@@ -196,11 +155,11 @@ def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     "area": width * height,
                     "segmentation": [[x, y, right, y, right, bottom, x, bottom]],
                     "keypoints": keypoints,
-                    "num_keypoints": len(places),
+                    "num_keypoints": len(centers),
                     "iscrowd": 0,
                 }
             )
-        picture.save(folder / f"{number}.png")
+        canvas.save(folder / f"{number}.png")
         images.append({"id": number, "file_name": f"{number}.png", "height": 64, "width": 80})
     categories = [
         {"id": number, "name": name, "keypoints": KEYPOINT_NAMES, "skeleton": []}
@@ -215,7 +174,7 @@ def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plates_config(
     tiny_config: Callable[..., CfgNode], plates: Path, tmp_path: Path, device: str
 ) -> Callable[..., CfgNode]:
-    """Loads a config that trains and tests a tiny model on `plates`; takes further overrides."""
+    """Return a function that loads a config of a tiny model for `plates`, with overrides."""
 
     def load(*opts: Any, **kinds: Any) -> CfgNode:
         entry = {"name": "plates", "annotations": "plates.json", "images": "."}
@@ -235,34 +194,57 @@ def plates_config(
     return load
 
 
+@pytest.fixture(scope="session")
+def rank_processes() -> Iterator[list[subprocess.Popen[str]]]:
+    """Two processes of one thread that run scripts, see `rank_process.py`."""
+    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = str(ROOT)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.engine.rank_process"],
+            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture
-def in_two_processes(tmp_path: Path, free_port: Callable[[], int]) -> Callable[[str], str]:
-    """Runs a script in tmp_path in two processes of one thread; returns what the first printed."""
+def in_two_processes(
+    rank_processes: list[subprocess.Popen[str]], tmp_path: Path, free_port: Callable[[], int]
+) -> Callable[[str], str]:
+    """Return a function that runs a script in two processes and returns the output of rank 0."""
 
     def run(script: str) -> str:
         (tmp_path / "script.py").write_text(script)
-        env = os.environ | {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "WORLD_SIZE": "2",
-        }
-        env |= {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'engine'}",
-        }
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "script.py"],
-                cwd=tmp_path,
-                env=env | {"RANK": str(number), "LOCAL_RANK": str(number)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for number in range(2)
-        ]
-        outputs = [process.communicate(timeout=300) for process in processes]
-        assert [process.returncode for process in processes] == [0, 0], outputs
-        return outputs[0][0]
+        job = {"script": str(tmp_path / "script.py"), "folder": str(tmp_path), "port": free_port()}
+        for process in rank_processes:
+            print(json.dumps(job), file=process.stdin, flush=True)
+        answers = [json.loads(process.stdout.readline()) for process in rank_processes]
+        assert [answer["error"] for answer in answers] == ["", ""]
+        return str(answers[0]["output"])
 
     return run
+
+
+@pytest.fixture
+def diverging_toy() -> tuple[ToyDetector, list[list[int]]]:
+    """Toy detector with a NaN loss in its third step, and the image ids of each step."""
+    toy = new_toy()
+    forward, image_ids = toy.forward, []
+
+    def diverge(images: list[Any], targets: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        losses = forward(images, targets)
+        image_ids.append([target["image_id"] for target in targets])
+        if len(image_ids) == 3:
+            losses["loss_box"] = losses["loss_box"] * torch.nan
+        return losses
+
+    toy.forward = diverge  # type: ignore[method-assign]
+    return toy, image_ids

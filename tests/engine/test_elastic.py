@@ -1,8 +1,7 @@
-"""torchrun with a changing number of machines, each an agent on the loopback."""
+"""torchrun with a changing number of machines, simulated by agents on the loopback device."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,28 +13,29 @@ import torch
 
 from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import build_train_dataset
-from detlite.engine.trainer import train
+from detlite.engine.trainer import Trainer
+from tests.engine.toy import new_toy, read_metrics
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
-# The second machine dies whole in its fourth step. Then the first waits, in the third step that it
-# makes alone, until its agent stops it for a machine that has come.
+# The second machine dies in its fourth step. Then the first one waits, in its third step alone,
+# until its agent stops it because a new machine has joined.
 CHANGING = """
-import os, signal, time, torch, yaml
+import os, signal, time, yaml
 from pathlib import Path
-from conftest import ToyDetector
 from detlite.config import config_from
 from detlite.data import build_train_dataset
 from detlite.distributed import process_group, rank, world_size
-from detlite.engine.trainer import train
+from detlite.engine.trainer import Trainer
+from tests.engine.toy import new_toy
 
 died, alone = Path("died"), Path("alone")
 cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")
 with process_group("cpu"):
     with open("worlds", "a") as file:
         file.write(f"{world_size()} {rank()} {os.environ['TORCHELASTIC_RESTART_COUNT']}\\n")
-    torch.manual_seed(0)
-    model = ToyDetector(noise=0.0)
+    model = new_toy(noise=0.0)
     forward, calls = model.forward, []
 
     def changing(*args):
@@ -51,18 +51,16 @@ with process_group("cpu"):
         return forward(*args)
 
     model.forward = changing
-    train_set = build_train_dataset(cfg)
-    model.categories = train_set.categories
-    train(cfg, model, train_set, [], resume=True)
+    Trainer(cfg, model, build_train_dataset(cfg), []).train(resume=True)
 """
 
 
-# Else torchrun's agent tells a machine that comes later nothing of where rank 0 is (torch 2.15).
+# Otherwise torchrun's agent does not send a new machine the address of rank 0 (torch 2.15).
 NEW_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def agent(folder: Path, port: int, is_host: int) -> subprocess.Popen[bytes]:
-    """torchrun on a machine, of which there are to be one or two."""
+    """Start torchrun on one of up to two machines."""
     waits = "last_call_timeout=6,keep_alive_interval=1,keep_alive_max_attempt=3"
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1",
@@ -70,12 +68,11 @@ def agent(folder: Path, port: int, is_host: int) -> subprocess.Popen[bytes]:
         "--rdzv-id", "changing", "--rdzv-endpoint", f"127.0.0.1:{port}",
         "--rdzv-conf", f"is_host={is_host},{waits}", "script.py",
     ]  # fmt: skip
-    path = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'engine'}"
     with (folder / f"agent{time.monotonic_ns()}.txt").open("wb") as log:
         return subprocess.Popen(
             command,
             cwd=folder,
-            env=os.environ | NEW_STORES | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            env=os.environ | NEW_STORES | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -85,15 +82,11 @@ def logs(folder: Path) -> str:
     return "\n".join(file.read_text()[-3000:] for file in sorted(folder.glob("agent*.txt")))
 
 
-def test_a_run_goes_on_with_fewer_and_with_more_processes(make_cfg, toy, tmp_path, free_port):
+def test_a_run_continues_with_fewer_and_more_processes(make_cfg, tmp_path, free_port):
     opts = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.MAX_ITER", 12, "SOLVER.CHECKPOINT_PERIOD", 2]
     opts += ["DATASETS.TEST", ()]
     cfg = make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "unbroken"))
-    torch.manual_seed(0)
-    model = type(toy)(noise=0.0)
-    train_set = build_train_dataset(cfg)
-    model.categories = train_set.categories
-    train(cfg, model, train_set, [])
+    Trainer(cfg, new_toy(noise=0.0), build_train_dataset(cfg), []).train()
 
     changing = make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "changing"))
     (tmp_path / "config.yaml").write_text(changing.dump())
@@ -113,16 +106,13 @@ def test_a_run_goes_on_with_fewer_and_with_more_processes(make_cfg, toy, tmp_pat
         for one in agents:
             one.kill()
     assert statuses == [0, -9, 0], logs(tmp_path)
-    # (processes, rank, restarts): the agents do not agree on the last.
+    # (processes, rank, restarts); each agent counts restarts separately.
     worlds = [tuple(map(int, row.split())) for row in (tmp_path / "worlds").open()]
     assert sorted(worlds[:2]) == [(2, 0, 0), (2, 1, 0)]
     assert worlds[2] == (1, 0, 1)
     assert sorted(restarts for _, _, restarts in worlds[3:]) == [0, 1]
 
-    rows = [
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").open()]
-        for name in ("unbroken", "changing")
-    ]
+    rows = [read_metrics(tmp_path / name) for name in ("unbroken", "changing")]
     assert [row["iteration"] for row in rows[1]] == list(range(1, 13))
     losses = [[row["loss"] for row in run] for run in rows]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)

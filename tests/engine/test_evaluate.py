@@ -1,3 +1,5 @@
+"""Evaluation on whole datasets."""
+
 from __future__ import annotations
 
 import json
@@ -17,7 +19,7 @@ from detlite.inference.tiling import Tiling
 
 @pytest.fixture
 def evaluated(make_cfg, make_sets, toy, tmp_path):
-    """Evaluates the toy detector by a config; returns the metrics by data set."""
+    """Return a function that evaluates the toy detector and returns metrics by dataset."""
 
     def start(*opts):
         cfg = make_cfg(*opts)
@@ -26,9 +28,9 @@ def evaluated(make_cfg, make_sets, toy, tmp_path):
     return start
 
 
-def test_exact_detections_score_1_in_the_original_frame(evaluated, tmp_path):
+def test_exact_detections_have_high_ap_in_the_original_image(evaluated, tmp_path):
     metrics = evaluated()["val"]
-    # Resizing softens the blocks' borders by less than a pixel.
+    # Resizing blurs the borders of the blocks by less than a pixel.
     assert metrics["bbox"]["AP"] > 0.9
     assert metrics["segm"]["AP"] > 0.9
     assert json.loads((tmp_path / "evaluation.json").read_text()) == metrics
@@ -37,14 +39,14 @@ def test_exact_detections_score_1_in_the_original_frame(evaluated, tmp_path):
     assert {result["category_id"] for result in results} == {7, 9}
 
 
-def test_tiles_of_pictures(make_cfg, make_sets, toy, blocks, tmp_path):
+def test_tiles(make_cfg, make_sets, toy, blocks, tmp_path):
     seen = []
 
-    def detect(images, given=None, min_score=0.0):
+    def detect(images, proposals=None, min_score=0.0):
         seen.extend(images)
-        there = [int(image.max() > 127) for image in images]  # of some tiles no block
-        whole = [image if one else image + 255 for image, one in zip(images, there, strict=True)]
-        return [toy._detect(image)[:one] for image, one in zip(whole, there, strict=True)]
+        visible = [int(image.max() > 127) for image in images]  # some tiles have no block
+        images = [image if one else image + 255 for image, one in zip(images, visible, strict=True)]
+        return [toy._detect(image)[:one] for image, one in zip(images, visible, strict=True)]
 
     toy.detect = detect
     toy.postprocess = SimpleNamespace(
@@ -58,11 +60,11 @@ def test_tiles_of_pictures(make_cfg, make_sets, toy, blocks, tmp_path):
     results.sort(key=lambda result: result["image_id"])  # stable; larger images come first
     toy.categories = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
     predictor = Predictor(toy, 16, 1333, rle=True, tiling=Tiling(16, 0.5))
-    found = predictor([blocks / f"{number}.png" for number in range(7)])
-    masks = [mask for one in found for mask in one["masks"]]
+    predictions = predictor([blocks / f"{number}.png" for number in range(7)])
+    masks = [mask for one in predictions for mask in one["masks"]]
     assert [result["segmentation"] for result in results] == masks
     seen.clear()
-    run_inference(make_cfg("INPUT.MIN_SIZE_TEST", 16), toy, make_sets(cfg)[1][0])
+    run_inference(make_cfg("INPUT.MIN_SIZE_TEST", 16), toy, "float32", make_sets(cfg)[1][0])
     assert len(seen) == 7
 
 
@@ -82,7 +84,7 @@ def test_expected_results_are_checked(evaluated, caplog):
     ]
 
 
-def test_voc_sets_are_measured_as_voc_does(evaluated, monkeypatch):
+def test_voc_datasets_are_evaluated_like_voc(evaluated, monkeypatch):
     monkeypatch.setattr("detlite.data.datasets.catalog.DATASETS._builders", {"voc": coco_files})
     entry = {"name": "val", "type": "voc", "annotations": "blocks.json", "images": "."}
     catalog = [entry, {**entry, "name": "train"}]
@@ -91,7 +93,7 @@ def test_voc_sets_are_measured_as_voc_does(evaluated, monkeypatch):
     assert (metrics["voc"]["AP50"], metrics["voc"]["AP50_07"]) == (1.0, 1.0)
 
 
-def test_sets_of_cityscapes_are_measured_as_cityscapes_does(evaluated, blocks, monkeypatch):
+def test_cityscapes_datasets_are_evaluated_like_cityscapes(evaluated, blocks, monkeypatch):
     monkeypatch.setattr(
         "detlite.data.datasets.catalog.DATASETS._builders", {"cityscapes": coco_files}
     )
@@ -101,7 +103,7 @@ def test_sets_of_cityscapes_are_measured_as_cityscapes_does(evaluated, blocks, m
     assert list(evaluated(*catalog, "MODEL.MASK_ON", False)["val"]) == ["bbox"]
 
     with monkeypatch.context() as context:
-        context.setattr("detlite.engine.evaluate.run_inference", None)  # it is asked for before
+        context.setattr("detlite.engine.evaluate.run_inference", None)  # the check comes first
         with pytest.raises(DataError, match=r"image 100: 'void', .* is missing"):
             evaluated(*catalog)
 
@@ -116,11 +118,11 @@ def test_sets_of_cityscapes_are_measured_as_cityscapes_does(evaluated, blocks, m
     assert metrics["cityscapes"]["AP50"] == 1.0
 
 
-def test_sets_of_lvis_are_measured_as_lvis_does(evaluated, blocks, monkeypatch):
+def test_lvis_datasets_are_evaluated_like_lvis(evaluated, blocks, monkeypatch):
     entry = {"name": "val", "type": "lvis", "annotations": "blocks.json", "images": "."}
     catalog = ["DATASETS.CATALOG", [entry, {**entry, "name": "train"}]]
     with monkeypatch.context() as context:
-        context.setattr("detlite.engine.evaluate.run_inference", None)  # it is asked for before
+        context.setattr("detlite.engine.evaluate.run_inference", None)  # the check comes first
         with pytest.raises(DataError, match="no 'neg_category_ids'"):
             evaluated(*catalog)
 
@@ -137,8 +139,8 @@ def test_sets_of_lvis_are_measured_as_lvis_does(evaluated, blocks, monkeypatch):
     assert metrics["bbox"]["APr"] is None
 
 
-def named(*evaluators):
-    """Overrides that name the evaluators of the test set."""
+def with_evaluators(*evaluators):
+    """Return overrides that name the evaluators of the test set."""
     entry = {"annotations": "blocks.json", "images": "."}
     return (
         "DATASETS.CATALOG",
@@ -146,15 +148,15 @@ def named(*evaluators):
     )
 
 
-def test_an_entry_names_its_evaluators(evaluated, tmp_path):
-    metrics = evaluated(*named("coco", "proposals"))["val"]
+def test_a_catalog_entry_names_its_evaluators(evaluated, tmp_path):
+    metrics = evaluated(*with_evaluators("coco", "proposals"))["val"]
     assert list(metrics) == ["bbox", "segm", "box_proposal"]
     assert metrics["box_proposal"]["AR@100"] > 0.9
-    assert evaluated(*named())["val"] == {}
+    assert evaluated(*with_evaluators())["val"] == {}
     assert len(json.loads((tmp_path / "results_val.json").read_text())) == 7
 
 
-def test_the_same_kind_twice_is_told_apart_by_evaluator(evaluated, monkeypatch):
+def test_equal_kinds_are_prefixed_with_the_evaluator(evaluated, monkeypatch):
     monkeypatch.setattr(EVALUATORS, "_builders", dict(EVALUATORS._builders))
 
     @EVALUATORS.register("mine")
@@ -162,7 +164,7 @@ def test_the_same_kind_twice_is_told_apart_by_evaluator(evaluated, monkeypatch):
         def evaluate(self, cfg, dataset, results):
             return {"bbox": {"AP": len(results) / 10}, "mine": {"right": None}}
 
-    metrics = evaluated(*named("mine", "coco"))["val"]
+    metrics = evaluated(*with_evaluators("mine", "coco"))["val"]
     assert list(metrics) == ["bbox", "mine", "coco bbox", "segm"]
     assert metrics["bbox"] == {"AP": 0.7}
     assert metrics["coco bbox"]["AP"] > 0.9
@@ -170,31 +172,31 @@ def test_the_same_kind_twice_is_told_apart_by_evaluator(evaluated, monkeypatch):
 
 def test_checks_come_before_inference(evaluated, monkeypatch):
     monkeypatch.setattr("detlite.engine.evaluate.run_inference", None)
-    with pytest.raises(ConfigError, match="'cityscapes' measures 'segm'"):
-        evaluated(*named("cityscapes"), "MODEL.MASK_ON", False)
+    with pytest.raises(ConfigError, match="'cityscapes' needs 'segm'"):
+        evaluated(*with_evaluators("cityscapes"), "MODEL.MASK_ON", False)
 
 
 @pytest.mark.parametrize("name", ["../val", "a/b", "/val", "a\\b"])
-def test_names_that_lead_out_of_the_folder(evaluated, monkeypatch, tmp_path, name):
+def test_dataset_names_with_slashes_are_refused(evaluated, monkeypatch, tmp_path, name):
     monkeypatch.setattr("detlite.engine.evaluate.run_inference", None)
     entry = {"annotations": "blocks.json", "images": "."}
     catalog = [{"name": "train", **entry}, {"name": "val", **entry}, {"name": name, **entry}]
-    with pytest.raises(ConfigError, match=r"cannot be part of a file's name.*leave slashes out"):
+    with pytest.raises(ConfigError, match=r"contains a slash.*choose a name without slashes"):
         evaluated("DATASETS.CATALOG", catalog, "DATASETS.TEST", (name,))
     assert list(tmp_path.glob("*.json")) == []
 
 
-def test_a_full_disk_is_told_of(evaluated, tmp_path):
+def test_a_full_disk_is_reported(evaluated, tmp_path):
     (tmp_path / "results_val.json.tmp").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left .*results_val\.json"):
         evaluated()
 
 
-def test_boxes_alone_without_a_mask_head(evaluated):
+def test_a_model_without_a_mask_head_has_only_boxes(evaluated):
     assert list(evaluated("MODEL.MASK_ON", False)["val"]) == ["bbox"]
 
 
-def test_nothing_detected_is_ap_0(evaluated, toy, tmp_path):
+def test_no_detections_have_ap_0(evaluated, toy, tmp_path):
     detect = toy._detect
     toy._detect = lambda image: detect(image)[:0]
     metrics = evaluated()["val"]
@@ -202,34 +204,32 @@ def test_nothing_detected_is_ap_0(evaluated, toy, tmp_path):
     assert json.loads((tmp_path / "results_val.json").read_text()) == []
 
 
-def test_max_dets_is_the_number_of_detections_kept(evaluated):
+def test_average_recall_uses_the_number_of_detections_per_image(evaluated):
     metrics = evaluated("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 250)["val"]
     assert "AR250" in metrics["bbox"]
     assert "AR100" not in metrics["bbox"]
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_mode_of_the_model_is_put_back(make_cfg, make_sets, toy, training):
-    cfg = make_cfg()
+def test_the_mode_of_the_model_is_restored(evaluated, toy, training):
     toy.train(training)
-    results = run_inference(cfg, toy, make_sets(cfg)[1][0])
-    assert len(results) == 7
+    assert evaluated()["val"]["bbox"]["AP"] > 0.9
     assert toy.training is training
 
 
-def test_evaluation_leaves_the_random_numbers_alone(evaluated):
+def test_evaluation_does_not_change_the_random_state(evaluated):
     state = torch.get_rng_state()
     evaluated()
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_other_categories_than_those_trained_on(make_cfg, make_sets, toy, tmp_path):
+def test_other_categories_are_refused(make_cfg, make_sets, toy, tmp_path):
     cfg = make_cfg()
     toy.categories = [{"id": 7, "name": "red"}, {"id": 8, "name": "blue"}]
     with pytest.raises(DataError, match=r"blocks\.json: .*\(7 red, 9 green\).*\(7 red, 8 blue\)"):
         evaluate_dataset(cfg, toy, make_sets(cfg)[1][0], tmp_path)
 
 
-def test_no_test_set_is_no_metrics(evaluated, tmp_path):
+def test_without_test_sets_there_are_no_metrics(evaluated, tmp_path):
     assert evaluated("DATASETS.TEST", ()) == {}
     assert not (tmp_path / "evaluation.json").exists()

@@ -1,8 +1,7 @@
-"""Each kind of head, by config alone, trains and evaluates on generated pictures."""
+"""Each type of head trains and evaluates on generated images."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,21 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.data import build_dataset, build_train_dataset
 from detlite.engine.evaluate import evaluate_dataset
-from detlite.engine.trainer import train
+from detlite.engine.trainer import Trainer
 from detlite.inference.predictor import Predictor
 from detlite.modeling.build import build_model
+from tests.engine.toy import read_metrics
 
 
 def run(cfg: CfgNode) -> tuple[list[dict[str, float]], dict[str, Any], Predictor]:
-    """Trains and evaluates: the losses of each iteration, the metrics, and the predictor."""
+    """Train and evaluate; return the losses of each iteration, the metrics, and a predictor."""
     torch.manual_seed(1)
     model = build_model(cfg)
     train_set = build_train_dataset(cfg)
     model.categories = train_set.categories
-    metrics = train(cfg, model, train_set, [build_dataset(cfg, "plates", train=False)])["plates"]
-    lines = (Path(cfg.OUTPUT_DIR) / "metrics.jsonl").read_text().splitlines()
-    history = [row for row in map(json.loads, lines) if "loss" in row]
-    return history, metrics, Predictor(model, cfg.INPUT.MIN_SIZE_TEST)
+    test_sets = [build_dataset(cfg, "plates", train=False)]
+    metrics = Trainer(cfg, model, train_set, test_sets).train()["plates"]
+    return read_metrics(cfg.OUTPUT_DIR), metrics, Predictor(model, cfg.INPUT.MIN_SIZE_TEST)
 
 
 CASCADE = ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True]
@@ -68,7 +67,7 @@ GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
         (RETINANET + NO_MASKS + VIEWS, False),
     ],
     ids=["cascade", "cascade with all heads", "group norm", "class-agnostic", "C4, shared",
-         "C4, keypoints pooled apart", "GIoU", "RetinaNet in several views"],
+         "C4, separate keypoint features", "GIoU", "RetinaNet in several views"],
 )  # fmt: skip
 def test_trains_and_evaluates(plates_config, opts, c4):
     cfg = plates_config(*opts, c4=c4)
@@ -77,13 +76,17 @@ def test_trains_and_evaluates(plates_config, opts, c4):
     assert sum(total[-4:]) < 0.8 * sum(total[:4])
     heads = {"segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
     assert list(metrics) == ["bbox", *(kind for kind, on in heads.items() if on)]
-    for row in metrics.values():
-        assert 0 <= row["AP"] <= 1
-    found = predictor(np.zeros((64, 80, 3), np.uint8))
-    assert ("masks" in found, "keypoints" in found) == (cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON)
+    for values in metrics.values():
+        assert 0 <= values["AP"] <= 1
+    prediction = predictor(np.zeros((64, 80, 3), np.uint8))
+    assert ("masks" in prediction, "keypoints" in prediction) == (
+        cfg.MODEL.MASK_ON,
+        cfg.MODEL.KEYPOINT_ON,
+    )
 
 
-def test_region_proposals_alone_are_learnt_and_measured(plates_config):
+@pytest.mark.slow
+def test_a_proposal_network_learns(plates_config):
     cfg = plates_config(*PROPOSING, "SOLVER.MAX_ITER", 40)
     dataset = build_dataset(cfg, "plates", train=False)
     untrained = evaluate_dataset(cfg, build_model(cfg), dataset, Path(cfg.OUTPUT_DIR))
@@ -94,7 +97,8 @@ def test_region_proposals_alone_are_learnt_and_measured(plates_config):
     assert metrics["box_proposal"]["ARl@1000"] is None
 
 
-def test_fast_rcnn_learns_on_what_region_proposals_alone_left(plates_config, tmp_path):
+@pytest.mark.slow
+def test_a_fast_rcnn_learns_from_the_proposals_of_a_proposal_network(plates_config, tmp_path):
     proposing = plates_config(*PROPOSING, "SOLVER.MAX_ITER", 24)
     run(proposing)
     files = (str(tmp_path / "results_plates.json"),)
@@ -115,16 +119,17 @@ def test_fast_rcnn_learns_on_what_region_proposals_alone_left(plates_config, tmp
     cfg = cfg.clone()
     cfg.defrost()
     cfg.TEST.BBOX_AUG.update(ENABLED=True, H_FLIP=True, SCALES=(80,), SCALE_H_FLIP=True)
-    joined = evaluate_dataset(cfg, predictor.model, dataset, Path(cfg.OUTPUT_DIR))
-    assert joined["bbox"]["AP50"] > 0.5
+    augmented = evaluate_dataset(cfg, predictor.model, dataset, Path(cfg.OUTPUT_DIR))
+    assert augmented["bbox"]["AP50"] > 0.5
     image, target = dataset[0]
-    [found] = predictor([image], [target["proposals"]])
-    assert len(found["boxes"]) == len(predictor(image, target["proposals"])["boxes"]) > 0
+    [prediction] = predictor([image], [target["proposals"]])
+    assert len(prediction["boxes"]) == len(predictor(image, target["proposals"])["boxes"]) > 0
     with pytest.raises(ValueError, match="has no RPN and needs proposals"):
         predictor(image)
 
 
-def test_keypoints_and_masks_are_learnt(plates_config):
+@pytest.mark.slow
+def test_keypoints_and_masks_are_learned(plates_config):
     cfg = plates_config(
         "MODEL.KEYPOINT_ON", True, "SOLVER.MAX_ITER", 150, "SOLVER.IMS_PER_BATCH", 3
     )
@@ -134,19 +139,19 @@ def test_keypoints_and_masks_are_learnt(plates_config):
         assert sum(values[-10:]) < 0.5 * sum(values[:10]), name
     cfg = plates_config("MODEL.KEYPOINT_ON", True, *VIEWS)
     dataset = build_dataset(cfg, "plates", train=False)
-    joined = evaluate_dataset(cfg, predictor.model, dataset, Path(cfg.OUTPUT_DIR))
+    augmented = evaluate_dataset(cfg, predictor.model, dataset, Path(cfg.OUTPUT_DIR))
     for kind in ("bbox", "segm", "keypoints"):
         assert metrics[kind]["AP50"] > 0.5, (kind, metrics[kind])
-        assert joined[kind]["AP50"] > 0.5, (kind, joined[kind])
+        assert augmented[kind]["AP50"] > 0.5, (kind, augmented[kind])
 
 
-def test_the_head_must_fit_the_keypoints(plates_config):
+def test_the_keypoint_head_must_match_the_dataset(plates_config):
     cfg = plates_config("MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 4)
     with pytest.raises(ConfigError, match=r"NUM_CLASSES is 4, but .* plates has 5 keypoints"):
         build_train_dataset(cfg)
 
 
-def test_sigmas_must_fit_the_keypoints(plates_config):
+def test_sigmas_must_match_the_keypoints(plates_config):
     cfg = plates_config("MODEL.KEYPOINT_ON", True, "TEST.KEYPOINT_OKS_SIGMAS", (0.1, 0.1))
     with pytest.raises(ConfigError, match=r"has 2 values, but .*plates\.json has 5 keypoints"):
         evaluate_dataset(

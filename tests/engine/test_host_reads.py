@@ -1,4 +1,4 @@
-"""Training waits for the device only where it reports or saves: no step reads a value back."""
+"""Training steps do not read values from the device, except to log and to save."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from detlite.data import build_train_dataset
 from detlite.engine import trainer as training
 from detlite.modeling import detection_model as detector
 from detlite.modeling.build import build_model
-from detlite.structures.padding import fixed_shapes
+from detlite.modeling.optimize_for_training import optimize_for_training
 
 aten = torch.ops.aten
-# Their results, or the shapes of these, are needed on the host. item, float, int and bool are
+# Operators whose results, or their shapes, are needed on the host. item, float, int and bool call
 # _local_scalar_dense.
 _WAIT = {
     aten._local_scalar_dense, aten.equal, aten.is_nonzero, aten.masked_select, aten.nonzero,
@@ -29,16 +29,16 @@ _METHODS = ("tolist", "numpy", "cpu", "__array__")
 
 
 class HostReads(TorchDispatchMode):
-    """Notes in which iteration of training a value is read, and how.
+    """Records the training iterations in which a value is read, and the operator.
 
-    Batches and ground truth are checked on the host before they are moved, so what reads them
-    there is `on_host`.
+    Batches and ground truth are checked on the host before they are moved to the device, so reads
+    within `on_host` do not count.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.iteration = 0
-        self.found: list[tuple[int, str]] = []
+        self.reads: list[tuple[int, str]] = []
         self._pauses = 0
         for name in _METHODS:
             patch.setattr(Tensor, name, self._noted(name, getattr(Tensor, name)))
@@ -56,14 +56,14 @@ class HostReads(TorchDispatchMode):
             self._note(str(func))
         return func(*args, **(kwargs or {}))
 
-    def _note(self, how: str) -> None:
+    def _note(self, operator: str) -> None:
         if not self._pauses:
-            self.found.append((self.iteration, how))
+            self.reads.append((self.iteration, operator))
 
     def _noted(self, name: str, method: Any) -> Any:
         def noted(*args: Any, **kwargs: Any) -> Any:
             self._note(name)
-            with self.on_host():  # once
+            with self.on_host():  # do not count nested reads
                 return method(*args, **kwargs)
 
         return noted
@@ -104,20 +104,25 @@ PROPOSING = ["MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", Fals
 
 @pytest.fixture
 def reads_of(plates_config, monkeypatch):
-    """Trains for 8 iterations by a config, without evaluating; gives the host reads."""
+    """Return a function that trains for 8 iterations and returns the host reads."""
 
-    def start(*opts, **kinds):
+    def start(*opts, static_shapes=True, **kinds):
         cfg = plates_config(
             "SOLVER.OPTIMIZER", "SGD", "SOLVER.BASE_LR", 1e-3, "SOLVER.CLIP_GRAD_NORM", 1.0,
             "DATASETS.TEST", (), "SOLVER.MAX_ITER", 8, "SOLVER.LOG_PERIOD", 3,
             "SOLVER.CHECKPOINT_PERIOD", 4, *opts, **kinds,
         )  # fmt: skip
         model, train_set = build_model(cfg), build_train_dataset(cfg)
+
+        def optimize(model):
+            optimize_for_training(model).static_shapes = static_shapes  # as on a GPU
+
         with monkeypatch.context() as patch:
+            patch.setattr(training, "optimize_for_training", optimize)
             reads = HostReads(patch)
             with reads:
-                training.train(cfg, model, train_set, [])
-        return reads.found
+                training.Trainer(cfg, model, train_set, []).train()
+        return reads.reads
 
     return start
 
@@ -135,29 +140,31 @@ def reads_of(plates_config, monkeypatch):
         (["MODEL.RPN.BOX_LOSS", "giou", "MODEL.RPN.FPN_POST_NMS_PER_BATCH", True,
           "DTYPE", "bfloat16"], False),
     ],
-    ids=["all heads", "C4, shared", "inclusive cascade", "soft masks", "moving RetinaNet",
-         "RetinaNet by image", "proposals", "GIoU"],
+    ids=["all heads", "C4, shared", "inclusive cascade", "soft masks", "RetinaNet, detectron2",
+         "RetinaNet, torchvision", "proposals", "GIoU"],
 )  # fmt: skip
-def test_steps_read_nothing_but_to_report_and_save(reads_of, opts, c4):
-    with fixed_shapes():
-        found = reads_of(*opts, c4=c4)
-    assert {iteration for iteration, _ in found} <= {3, 4, 6, 8}, found
-    # All losses since the last report in one transfer.
-    assert [how for iteration, how in found if iteration in (3, 6)] == ["tolist", "tolist"]
-    assert next(how for iteration, how in found if iteration == 4) == "tolist"  # before it saves
+def test_steps_read_values_only_to_log_and_save(reads_of, opts, c4):
+    reads = reads_of(*opts, c4=c4)
+    assert {iteration for iteration, _ in reads} <= {3, 4, 6, 8}, reads
+    # All losses since the last log in one transfer.
+    assert [operator for iteration, operator in reads if iteration in (3, 6)] == [
+        "tolist",
+        "tolist",
+    ]
+    assert next(operator for iteration, operator in reads if iteration == 4) == "tolist"
 
 
-def test_varying_shapes_are_noticed(reads_of):
-    """What the test above would see if a shape followed from values."""
-    found = reads_of()
-    assert {iteration for iteration, _ in found} == set(range(1, 9))
-    assert {"aten.nonzero.default", "aten._local_scalar_dense.default"} < {how for _, how in found}
+def test_dynamic_shapes_read_values_in_every_step(reads_of):
+    reads = reads_of(static_shapes=False)
+    assert {iteration for iteration, _ in reads} == set(range(1, 9))
+    assert {"aten.nonzero.default", "aten._local_scalar_dense.default"} < {
+        operator for _, operator in reads
+    }
 
 
-def test_float16_asks_once_a_step_whether_gradients_overflowed(reads_of):
+def test_float16_reads_one_value_per_step(reads_of):
     """torch's GradScaler skips the optimizer's step on the host; bfloat16 needs no scaler."""
-    with fixed_shapes():
-        found = reads_of("DTYPE", "float16", "MODEL.MASK_ON", False)
-    assert [how for iteration, how in found if iteration in (1, 2, 5, 7)] == [
+    reads = reads_of("DTYPE", "float16", "MODEL.MASK_ON", False)
+    assert [operator for iteration, operator in reads if iteration in (1, 2, 5, 7)] == [
         "aten._local_scalar_dense.default"
     ] * 4

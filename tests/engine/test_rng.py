@@ -1,3 +1,5 @@
+"""Random number generators."""
+
 from __future__ import annotations
 
 import random
@@ -11,11 +13,11 @@ CPU = torch.device("cpu")
 
 
 def draw():
-    # An odd number of normal values leaves one of a pair in numpy's and Python's state.
+    # Normal values come in pairs: an odd number leaves one in the state of numpy and Python.
     return random.gauss(0, 1), float(np.random.randn()), torch.rand(3).tolist()
 
 
-def test_seed_fixes_all_generators():
+def test_a_seed_determines_all_generators():
     seed_all(2**40 + 1)
     first = draw()
     seed_all(2**40 + 1)
@@ -24,7 +26,7 @@ def test_seed_fixes_all_generators():
     assert draw() != first
 
 
-def test_state_goes_through_a_checkpoint_file(tmp_path):
+def test_the_state_is_restored_from_a_file(tmp_path):
     seed_all(3)
     draw()
     torch.save(rng_state(CPU), tmp_path / "rng.pth")

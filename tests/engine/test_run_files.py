@@ -1,17 +1,18 @@
-"""Which checkpoint a run goes on from, whatever happened to its folder."""
+"""The checkpoint from which a run resumes, also if files of its folder are damaged or missing."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from detlite.config import ConfigError
 from detlite.conversion.checkpoint.files import Checkpoint, CheckpointError, save_checkpoint
-from detlite.engine.run_files import newest_checkpoint
+from detlite.engine.run_files import check_output_dir, newest_checkpoint
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run's folder with the checkpoints of iterations 2, 4 and 6, the last called final."""
+    """Folder of a run with checkpoints of iterations 2, 4 and 6, the last one being final."""
     run = tmp_path / "run"
     run.mkdir()
     for iteration, name in ((2, "0000002"), (4, "0000004"), (6, "final")):
@@ -28,10 +29,10 @@ def resumed(folder):
     return checkpoint.training["iteration"]
 
 
-def test_the_last_one_is_resumed_in_silence(folder, tmp_path, caplog):
+def test_the_last_checkpoint_is_resumed_without_warnings(folder, tmp_path, caplog):
     assert resumed(folder) == 6
     assert resumed(folder.rename(tmp_path / "moved")) == 6
-    (tmp_path / "moved" / "last_checkpoint").write_text("model_0000002.pth\n")  # the user's wish
+    (tmp_path / "moved" / "last_checkpoint").write_text("model_0000002.pth\n")  # edited by the user
     assert resumed(tmp_path / "moved") == 2
     assert caplog.text == ""
 
@@ -42,49 +43,63 @@ def test_a_folder_without_a_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "note", [None, b"", b"gone.pth\n", bytes(range(100, 200)), b"\0" * 50, b"x" * 5000, b"..\n"]
+    "content", [None, b"", b"gone.pth\n", bytes(range(100, 200)), b"\0" * 50, b"x" * 5000, b"..\n"]
 )
-def test_a_lost_note_loses_nothing(folder, caplog, note):
+def test_without_a_valid_pointer_file_the_newest_checkpoint_is_resumed(folder, caplog, content):
     (folder / "last_checkpoint").unlink()
-    if note is not None:
-        (folder / "last_checkpoint").write_bytes(note)
+    if content is not None:
+        (folder / "last_checkpoint").write_bytes(content)
     assert resumed(folder) == 6
-    assert "Resuming the newest whole checkpoint" in caplog.text
+    assert "Resuming from the newest undamaged checkpoint" in caplog.text
     (folder / "model_0000009.pth").write_bytes((folder / "model_0000004.pth").read_bytes())
-    assert newest_checkpoint(folder).path.name == "model_0000009.pth"  # prolonged since
+    assert newest_checkpoint(folder).path.name == "model_0000009.pth"  # the run was extended
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "zeroed"])
-def test_the_newest_whole_one_is_resumed_and_the_others_named(folder, caplog, damage):
-    def harm(name):
+def test_the_newest_undamaged_checkpoint_is_resumed(folder, caplog, damage):
+    def break_file(name):
         data = bytearray((folder / name).read_bytes())
         data[2000:2100] = bytes(100)
         kept = {"empty": 0, "truncated": 2000, "zeroed": len(data)}[damage]
         (folder / name).write_bytes(data[:kept])
 
-    harm("model_final.pth")
+    break_file("model_final.pth")
     assert resumed(folder) == 4
     assert "model_final.pth: is" in caplog.text
-    harm("model_0000004.pth")
+    break_file("model_0000004.pth")
     caplog.clear()
     assert resumed(folder) == 2
     assert "model_final.pth: is" in caplog.text
     assert "model_0000004.pth: is" in caplog.text
-    harm("model_0000002.pth")
-    with pytest.raises(CheckpointError, match=r"no whole checkpoint.*final.*4\.pth.*2\.pth"):
+    break_file("model_0000002.pth")
+    with pytest.raises(CheckpointError, match=r"no undamaged checkpoint.*final.*4\.pth.*2\.pth"):
         newest_checkpoint(folder)
 
 
-@pytest.mark.parametrize("note", ["", "gone.pth\n"])
-def test_a_note_of_no_checkpoint(tmp_path, note):
-    (tmp_path / "last_checkpoint").write_text(note)
-    with pytest.raises(CheckpointError, match=r"last_checkpoint: names .*no such file"):
+@pytest.mark.parametrize("content", ["", "gone.pth\n"])
+def test_a_pointer_to_no_checkpoint_is_an_error(tmp_path, content):
+    (tmp_path / "last_checkpoint").write_text(content)
+    with pytest.raises(CheckpointError, match=r"last_checkpoint names .*which does not exist"):
         newest_checkpoint(tmp_path)
 
 
-def test_other_checkpoints_are_no_part_of_the_run(folder):
+def test_the_best_checkpoint_is_not_resumed(folder):
     (folder / "model_best.pth").write_bytes((folder / "model_0000002.pth").read_bytes())
     for name in ("model_final.pth", "model_0000004.pth", "model_0000002.pth"):
         (folder / name).unlink()
     with pytest.raises(CheckpointError, match=r"names 'model_final\.pth'"):
         newest_checkpoint(folder)
+
+
+def test_a_used_folder_is_not_mixed_with_a_new_run(folder):
+    (folder / "metrics.jsonl").touch()
+    with pytest.raises(
+        ConfigError, match=r"OUTPUT_DIR .*metrics\.jsonl, model_final\.pth.*--resume"
+    ):
+        check_output_dir(folder, resume=False)
+    check_output_dir(folder, resume=True)
+    for name in ("metrics.jsonl", "model_final.pth"):
+        (folder / name).unlink()
+    with pytest.raises(ConfigError, match=r"model_0000004\.pth"):
+        check_output_dir(folder, resume=False)
+    check_output_dir(folder / "new", resume=False)

@@ -1,4 +1,4 @@
-"""Signals wait for the loop, end what can be ended, and a second one ends everything."""
+"""Signals are deferred, end blocks that may end, and a second one ends the process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def send(name):
 
 
 @SIGNALS
-def test_a_signal_waits_and_handlers_come_back(name):
+def test_a_signal_is_deferred_and_handlers_are_restored(name):
     before = signal.getsignal(signal.Signals[name])
     with StopSignals() as stop:
         assert stop.received == ""
@@ -30,16 +30,16 @@ def test_a_signal_waits_and_handlers_come_back(name):
 
 
 @SIGNALS
-def test_a_signal_ends_what_loses_nothing(name):
+def test_a_signal_ends_a_block_in_which_nothing_is_lost(name):
     with StopSignals() as stop:
         with pytest.raises(StoppedError, match=f"^{name}: ended"), stop.ending_immediately():
             send(name)
         with pytest.raises(StoppedError), stop.ending_immediately():
-            pytest.fail("the signal came before")
+            pytest.fail("the signal arrived before")
 
 
 def test_blocks_may_be_nested():
-    """A program around a training loop."""
+    """As by `detlite.train` around the training loop."""
     with StopSignals() as outer, outer.ending_immediately():
         with StopSignals() as inner:
             send("SIGTERM")
@@ -65,16 +65,16 @@ def run(second, **env):
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
 
-def test_a_second_signal_ends_at_once():
+def test_a_second_signal_ends_the_process():
     assert run("SIGHUP").returncode == -signal.SIGHUP
 
 
-def test_of_torchrun_the_same_signal_comes_twice():
+def test_the_second_signal_of_torchrun_is_ignored():
     done = run("SIGTERM", TORCHELASTIC_RUN_ID="1")
     assert (done.returncode, done.stdout) == (0, "alive SIGTERM\n")
 
 
-def test_what_was_ignored_stays_ignored():
+def test_ignored_signals_stay_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignals() as stop:
@@ -84,7 +84,7 @@ def test_what_was_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_other_threads_leave_signals_alone():
+def test_other_threads_do_not_handle_signals():
     before, seen = signal.getsignal(signal.SIGTERM), []
 
     def work():

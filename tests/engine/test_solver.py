@@ -1,3 +1,5 @@
+"""Optimizers and learning rate schedules."""
+
 from __future__ import annotations
 
 import math
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 
 from detlite.config import ConfigError, load_config
-from detlite.engine.run_length import Budget
+from detlite.engine.run_length import RunLength
 from detlite.engine.solver import build_optimizer, build_scheduler
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.build import build_model
@@ -32,9 +34,9 @@ def make_model():
     )  # fmt: skip
 
 
-def rates(cfg, iterations):
+def lr_history(cfg, iterations):
     optimizer = build_optimizer(cfg, nn.Linear(2, 2, bias=False))
-    scheduler = build_scheduler(cfg, optimizer, Budget(cfg.SOLVER.MAX_ITER))
+    scheduler = build_scheduler(cfg, optimizer, RunLength(cfg.SOLVER.MAX_ITER))
     values = []
     for _ in range(iterations):
         values.append(optimizer.param_groups[0]["lr"])
@@ -43,28 +45,28 @@ def rates(cfg, iterations):
     return values
 
 
-def test_each_parameter_has_the_rate_and_decay_of_its_kind():
+def test_learning_rate_and_decay_by_type_of_parameter():
     cfg = make_cfg(
         BIAS_LR_FACTOR=2.0, WEIGHT_DECAY=0.1, WEIGHT_DECAY_BIAS=0.2, WEIGHT_DECAY_NORM=0.3
     )
     model = make_model()
     optimizer = build_optimizer(cfg, model)
-    found = {
+    by_parameter = {
         parameter: (group["lr"], group["weight_decay"])
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
     assert len(optimizer.param_groups) == 3
     for layer in model:
-        assert found[layer.bias] == (0.2, 0.2)
-    assert found[model[0].weight] == found[model[3].weight] == (0.1, 0.1)
+        assert by_parameter[layer.bias] == (0.2, 0.2)
+    assert by_parameter[model[0].weight] == by_parameter[model[3].weight] == (0.1, 0.1)
     for norm in (model[1], model[2], model[4], model[5]):
-        assert found[norm.weight] == (0.1, 0.3)
+        assert by_parameter[norm.weight] == (0.1, 0.3)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 12
 
 
-class DetectionModel(nn.Module):
-    """A body of a stem and two stages, a neck and a head."""
+class SmallDetector(nn.Module):
+    """Backbone with a stem and two stages, neck and head."""
 
     def __init__(self):
         super().__init__()
@@ -75,13 +77,13 @@ class DetectionModel(nn.Module):
 
 
 def rates_of(model, optimizer):
-    """The rate of each parameter, by name."""
+    """Return the learning rate of each parameter by name."""
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
     return {name: rates[p] for name, p in model.named_parameters() if p in rates}
 
 
-def test_the_body_has_a_rate_of_its_own_that_falls_towards_the_image():
-    model = DetectionModel()
+def test_learning_rates_of_the_backbone_decrease_towards_the_input():
+    model = SmallDetector()
     keys = {"BACKBONE_LR_FACTOR": 0.5, "LAYER_DECAY": 0.1, "BIAS_LR_FACTOR": 2.0}
     optimizer = build_optimizer(make_cfg(**keys), model)
     assert rates_of(model, optimizer) == pytest.approx(
@@ -94,22 +96,22 @@ def test_the_body_has_a_rate_of_its_own_that_falls_towards_the_image():
             "head.bias": 0.2,
         }
     )
-    assert optimizer.param_groups[0]["lr"] == 0.1  # the one that is reported
-    scheduler = build_scheduler(make_cfg(STEPS=(1,), **keys), optimizer, Budget(100))
+    assert optimizer.param_groups[0]["lr"] == 0.1  # the logged one
+    scheduler = build_scheduler(make_cfg(STEPS=(1,), **keys), optimizer, RunLength(100))
     optimizer.step()
     scheduler.step()
     assert rates_of(model, optimizer)["backbone.body.0.weight"] == pytest.approx(5e-6)
 
 
-def test_frozen_stages_are_layers_all_the_same():
-    model = DetectionModel()
+def test_frozen_stages_count_as_layers():
+    model = SmallDetector()
     model.backbone.body[0].requires_grad_(False)
     rates = rates_of(model, build_optimizer(make_cfg(LAYER_DECAY=0.1), model))
     assert "backbone.body.0.weight" not in rates
     assert rates["backbone.body.1.weight"] == pytest.approx(0.1 * 0.1**2)
 
 
-def test_the_stages_of_a_resnet_are_its_layers(tiny_config):
+def test_the_layers_of_a_resnet_are_its_stages(tiny_config):
     cfg = tiny_config("SOLVER.LAYER_DECAY", 0.5, "SOLVER.BASE_LR", 1.0, "SOLVER.BIAS_LR_FACTOR", 1)
     model = build_model(cfg)
     rates = rates_of(model, build_optimizer(cfg, model))
@@ -120,12 +122,12 @@ def test_the_stages_of_a_resnet_are_its_layers(tiny_config):
 
 
 @pytest.mark.parametrize(("key", "value"), [("LAYER_DECAY", 0), ("LAYER_DECAY", 1.1)])
-def test_decays_that_are_none(key, value):
+def test_invalid_layer_decays_are_refused(key, value):
     with pytest.raises(ConfigError, match=rf"SOLVER\.{key} is .*greater than 0, at most 1"):
         make_cfg(**{key: value})
 
 
-def test_equal_kinds_share_a_group():
+def test_parameters_with_equal_values_share_a_group():
     cfg = make_cfg(
         BIAS_LR_FACTOR=1.0, WEIGHT_DECAY=0.1, WEIGHT_DECAY_BIAS=0.1, WEIGHT_DECAY_NORM=0.1
     )
@@ -165,7 +167,7 @@ def steps(optimizer, model, count):
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
-def test_fused_steps_are_plain_steps(name):
+def test_fused_optimizers_equal_the_others(name):
     cfg = make_cfg(OPTIMIZER=name, WEIGHT_DECAY=0.1)
     fused, plain = make_model(), make_model()
     plain.load_state_dict(fused.state_dict())
@@ -181,7 +183,7 @@ def test_fused_steps_are_plain_steps(name):
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
-def test_a_resumed_optimizer_goes_on_bit_for_bit(name):
+def test_a_resumed_optimizer_continues_bit_for_bit(name):
     cfg = make_cfg(OPTIMIZER=name)
     model, resumed = make_model(), make_model()
     optimizer = build_optimizer(cfg, model)
@@ -196,7 +198,7 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_an_overflow_in_the_first_step_leaves_no_trace(dtype):
+def test_an_overflow_in_the_first_step_has_no_effect(dtype):
     cfg = make_cfg(BASE_LR=0.5, WEIGHT_DECAY=0.0)
     cfg.defrost()
     cfg.DTYPE = dtype
@@ -208,7 +210,7 @@ def test_an_overflow_in_the_first_step_leaves_no_trace(dtype):
         layer.weight.grad = torch.full_like(layer.weight, math.inf)
         scaler.scale(torch.zeros(()))
         garbage = torch.full_like(layer.weight, math.nan)
-        del garbage  # likely the memory that the optimizer gets next
+        del garbage  # the optimizer is likely to reuse this memory
         scaler.step(optimizer)
         scaler.update()
         assert torch.equal(layer.weight, before)
@@ -218,100 +220,102 @@ def test_an_overflow_in_the_first_step_leaves_no_trace(dtype):
 
 
 def test_multistep():
-    values = rates(make_cfg(STEPS=(2, 4), MAX_ITER=6, GAMMA=0.1), 6)
+    values = lr_history(make_cfg(STEPS=(2, 4), MAX_ITER=6, GAMMA=0.1), 6)
     assert values == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
 def test_linear_warmup_reaches_the_base_rate():
-    values = rates(make_cfg(WARMUP_ITERS=4, WARMUP_FACTOR=0.2), 6)
+    values = lr_history(make_cfg(WARMUP_ITERS=4, WARMUP_FACTOR=0.2), 6)
     assert values == pytest.approx([0.02, 0.04, 0.06, 0.08, 0.1, 0.1])
 
 
 def test_constant_warmup():
-    values = rates(make_cfg(WARMUP_ITERS=2, WARMUP_FACTOR=0.5, WARMUP_METHOD="constant"), 4)
+    values = lr_history(make_cfg(WARMUP_ITERS=2, WARMUP_FACTOR=0.5, WARMUP_METHOD="constant"), 4)
     assert values == pytest.approx([0.05, 0.05, 0.1, 0.1])
 
 
 def test_cosine_ignores_steps_and_falls_to_zero():
     cfg = make_cfg(LR_SCHEDULE="cosine", MAX_ITER=10, STEPS=(60,))
-    values = rates(cfg, 11)
+    values = lr_history(cfg, 11)
     assert values == pytest.approx([0.05 * (1 + math.cos(math.pi * i / 10)) for i in range(11)])
 
 
-def test_bias_rate_follows_the_schedule():
+def test_the_learning_rate_of_biases_follows_the_schedule():
     cfg = make_cfg(STEPS=(1,), BIAS_LR_FACTOR=2.0)
     optimizer = build_optimizer(cfg, nn.Linear(2, 2))
-    scheduler = build_scheduler(cfg, optimizer, Budget(cfg.SOLVER.MAX_ITER))
+    scheduler = build_scheduler(cfg, optimizer, RunLength(cfg.SOLVER.MAX_ITER))
     optimizer.step()
     scheduler.step()
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, 0.02])
 
 
 @pytest.mark.parametrize("steps", [(80, 60), (60, 60)])
-def test_steps_that_do_not_rise(steps):
+def test_steps_that_do_not_increase_are_refused(steps):
     cfg = make_cfg(STEPS=steps)
-    with pytest.raises(ConfigError, match=r"SOLVER\.STEPS .* must rise"):
-        build_scheduler(cfg, build_optimizer(cfg, make_model()), Budget(100))
+    with pytest.raises(ConfigError, match=r"SOLVER\.STEPS .* must increase"):
+        build_scheduler(cfg, build_optimizer(cfg, make_model()), RunLength(100))
 
 
-def test_steps_beyond_the_end_are_only_warned_of(caplog):
+def test_steps_beyond_the_end_cause_a_warning(caplog):
     cfg = make_cfg(STEPS=(60, 101))
-    build_scheduler(cfg, build_optimizer(cfg, make_model()), Budget(100))
-    assert "(60, 101) reach beyond the run's 100 iterations" in caplog.text
+    build_scheduler(cfg, build_optimizer(cfg, make_model()), RunLength(100))
+    assert "(60, 101) exceed the run's 100 iterations" in caplog.text
 
 
-class Shares(Budget):
-    """Of a run whose shares are given; how many iterations there will be is not known."""
+class KnownFractions(RunLength):
+    """Run with an unknown number of iterations and given fractions."""
 
-    def __init__(self, shares):
+    def __init__(self, fractions):
         super().__init__(None, shortens_warmup=True)
-        self.shares = [0.0, *shares]
+        self.fractions = [0.0, *fractions]
 
-    def share(self, done):
-        return self.shares[done]
+    def fraction(self, done):
+        return self.fractions[done]
 
 
-def rates_by_share(cfg, shares):
+def lr_by_fraction(cfg, fractions):
     optimizer = build_optimizer(cfg, nn.Linear(2, 2, bias=False))
-    scheduler = build_scheduler(cfg, optimizer, Shares(shares))
+    scheduler = build_scheduler(cfg, optimizer, KnownFractions(fractions))
     values = []
-    for _ in shares:
+    for _ in fractions:
         values.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
     return [*values, optimizer.param_groups[0]["lr"]]
 
 
-def test_cosine_follows_the_share_of_the_time():
-    values = rates_by_share(make_cfg(LR_SCHEDULE="cosine"), [0.5, 0.75, 1.0])
+def test_cosine_follows_the_fraction_of_the_run():
+    values = lr_by_fraction(make_cfg(LR_SCHEDULE="cosine"), [0.5, 0.75, 1.0])
     assert values == pytest.approx([0.1, 0.05, 0.05 * (1 + math.cos(0.75 * math.pi)), 0.0])
 
 
-def test_steps_below_one_are_shares():
+def test_steps_below_one_are_fractions():
     cfg = make_cfg(STEPS=(0.5, 0.9), GAMMA=0.1)
-    assert rates_by_share(cfg, [0.4, 0.5, 0.95]) == pytest.approx([0.1, 0.1, 0.01, 0.001])
-    assert rates(make_cfg(STEPS=(0.5,), MAX_ITER=4), 4) == pytest.approx([0.1, 0.1, 0.01, 0.01])
+    assert lr_by_fraction(cfg, [0.4, 0.5, 0.95]) == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    assert lr_history(make_cfg(STEPS=(0.5,), MAX_ITER=4), 4) == pytest.approx(
+        [0.1, 0.1, 0.01, 0.01]
+    )
 
 
-def test_a_warm_up_that_is_too_long_ends_after_a_tenth():
+def test_a_long_warmup_ends_after_a_tenth_of_the_run():
     keys = {"WARMUP_ITERS": 1000, "WARMUP_FACTOR": 0.0, "STEPS": ()}
-    values = rates_by_share(make_cfg(**keys), [0.05, 0.1, 0.2])
+    values = lr_by_fraction(make_cfg(**keys), [0.05, 0.1, 0.2])
     assert values == pytest.approx([0.0, 0.05, 0.1, 0.1])
-    values = rates_by_share(make_cfg(**(keys | {"WARMUP_ITERS": 2})), [0.01, 0.02, 0.03])
+    values = lr_by_fraction(make_cfg(**(keys | {"WARMUP_ITERS": 2})), [0.01, 0.02, 0.03])
     assert values == pytest.approx([0.0, 0.05, 0.1, 0.1])
 
 
 @pytest.mark.parametrize(
-    ("steps", "budget", "message"),
+    ("steps", "run_length", "message"),
     [
-        ((60, 80), Shares([]), r"how many there will be in SOLVER\.MAX_MINUTES is not known"),
-        ((0.5, 80), Budget(100), r"are shares of the run and iterations"),
+        ((60, 80), KnownFractions([]), r"their number is unknown with SOLVER\.MAX_MINUTES"),
+        ((0.5, 80), RunLength(100), r"mixes fractions of the run and iterations"),
     ],
 )
-def test_steps_that_do_not_fit_the_budget(steps, budget, message):
+def test_steps_that_do_not_match_the_run_length(steps, run_length, message):
     cfg = make_cfg(STEPS=steps)
     with pytest.raises(ConfigError, match=message):
-        build_scheduler(cfg, build_optimizer(cfg, make_model()), budget)
+        build_scheduler(cfg, build_optimizer(cfg, make_model()), run_length)
 
 
 def fake_cuda(monkeypatch):
@@ -319,20 +323,20 @@ def fake_cuda(monkeypatch):
 
 
 def test_fused_sgd_needs_cuda():
-    with pytest.raises(ConfigError, match="FusedSGD works on CUDA alone"):
+    with pytest.raises(ConfigError, match="FusedSGD works only on CUDA"):
         build_optimizer(make_cfg(OPTIMIZER="FusedSGD"), make_model())
 
 
 @pytest.mark.parametrize("impostor", [False, True])
-def test_fused_sgd_without_nvidias_apex(monkeypatch, impostor):
+def test_fused_sgd_without_nvidia_apex(monkeypatch, impostor):
     fake_cuda(monkeypatch)
-    # None makes the import fail; the package of that name on PyPI has no apex.optimizers.
+    # None makes the import fail. The package of that name on PyPI has no apex.optimizers.
     monkeypatch.setitem(sys.modules, "apex", types.ModuleType("apex") if impostor else None)
-    with pytest.raises(ConfigError, match=r"github\.com/NVIDIA/apex.*Never `pip install apex`"):
+    with pytest.raises(ConfigError, match=r"github\.com/NVIDIA/apex.*Do not `pip install apex`"):
         build_optimizer(make_cfg(OPTIMIZER="FusedSGD"), make_model())
 
 
-def test_fused_sgd_of_nvidias_apex_is_used(monkeypatch):
+def test_fused_sgd_of_nvidia_apex_is_used(monkeypatch):
     fake_cuda(monkeypatch)
 
     class FusedSGD(torch.optim.SGD):
@@ -348,7 +352,7 @@ def test_fused_sgd_of_nvidias_apex_is_used(monkeypatch):
     assert {group["momentum"] for group in optimizer.param_groups} == {0.7}
 
 
-def test_adamw_takes_the_same_groups():
+def test_adamw_uses_the_same_groups():
     cfg = make_cfg(OPTIMIZER="AdamW", MOMENTUM=0.8)
     adamw = build_optimizer(cfg, make_model())
     sgd = build_optimizer(make_cfg(), make_model())

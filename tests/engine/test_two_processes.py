@@ -1,4 +1,4 @@
-"""Two processes train as one: with batches that are shared, and with ranks that have nothing."""
+"""Two processes train like one: shared batches, and ranks without objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 
 from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import build_train_dataset
-from detlite.engine.trainer import train
+from detlite.engine.trainer import Trainer
+from tests.engine.toy import new_toy, read_metrics
 
 EMPTY_RANKS = """
 import json, torch, yaml
@@ -57,7 +58,7 @@ _KEYPOINTS = [
     "MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 5,
     "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (16,),
 ]  # fmt: skip
-_APART = [
+_SEPARATE = [
     *_KEYPOINTS, "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
     "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
 ]  # fmt: skip
@@ -70,21 +71,21 @@ _RETINANET = [
 @pytest.mark.parametrize(
     ("opts", "c4", "heads"),
     [
-        (_APART, False, {"loss_mask", "loss_keypoint", "loss_objectness"}),
+        (_SEPARATE, False, {"loss_mask", "loss_keypoint", "loss_objectness"}),
         (
             [*_KEYPOINTS, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 28],
             True,
             {"loss_mask", "loss_keypoint", "loss_objectness"},
         ),
-        ([*_APART, "MODEL.LOAD_PROPOSALS", True], False, {"loss_mask", "loss_keypoint"}),
+        ([*_SEPARATE, "MODEL.LOAD_PROPOSALS", True], False, {"loss_mask", "loss_keypoint"}),
         (_RETINANET, False, set()),
     ],
-    ids=["FPN", "C4", "proposals given", "RetinaNet"],
+    ids=["FPN", "C4", "Fast R-CNN", "RetinaNet"],
 )
-def test_ranks_that_have_nothing_have_the_same_losses_and_graph(
+def test_ranks_without_objects_have_the_same_losses_and_gradients(
     tiny_config, in_two_processes, tmp_path, opts, c4, heads
 ):
-    """No boxes, an empty image and, where they are given, no proposals."""
+    """No boxes, a black image and no proposals."""
     (tmp_path / "config.yaml").write_text(tiny_config(*opts, c4=c4).dump())
     steps = json.loads(in_two_processes(EMPTY_RANKS))
     assert len(steps) == 4
@@ -94,11 +95,11 @@ def test_ranks_that_have_nothing_have_the_same_losses_and_graph(
         assert heads < set(first)
         assert missing == other_missing == []
         assert norm == pytest.approx(other_norm, rel=1e-12)
-        # Where both have nothing, an RPN still learns what background is.
+        # If no rank has objects, an RPN still learns the background.
         assert (norm > 0) == (number > 0 or "MODEL.LOAD_PROPOSALS" not in opts)
 
 
-LEFT_IN_A_CYCLE = """
+REFERENCE_CYCLE = """
 from pathlib import Path
 import torch
 from detlite.distributed import data_parallel, process_group
@@ -115,39 +116,30 @@ print(sorted(file.read_text().strip() for file in Path("/proc/self/task").glob("
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="lists the threads that Linux names")
-def test_no_thread_of_gloo_is_left(in_two_processes):
-    """One that still lets go of tensors while the interpreter ends would abort the process."""
-    assert "gloo" not in in_two_processes(LEFT_IN_A_CYCLE)
+def test_process_group_leaves_no_thread_of_gloo(in_two_processes):
+    """A thread that releases tensors while the interpreter exits would abort the process."""
+    assert "gloo" not in in_two_processes(REFERENCE_CYCLE)
 
 
 SHARED_BATCHES = """
 import yaml
-from conftest import ToyDetector
 from detlite.config import config_from
 from detlite.data import build_train_dataset
 from detlite.distributed import process_group
-from detlite.engine.trainer import train
-import torch
+from detlite.engine.trainer import Trainer
+from tests.engine.toy import new_toy
 
 cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")
 with process_group("cpu"):
-    torch.manual_seed(0)
-    model = ToyDetector(noise=0.0)
-    train_set = build_train_dataset(cfg)
-    model.categories = train_set.categories
-    train(cfg, model, train_set, [])
+    Trainer(cfg, new_toy(noise=0.0), build_train_dataset(cfg), []).train()
 """
 
 
-def test_a_shared_batch_trains_as_a_whole_one(make_cfg, in_two_processes, tmp_path, toy):
-    """Its losses are means over images, and without noise or batch statistics nothing differs."""
+def test_a_shared_batch_trains_like_a_whole_one(make_cfg, in_two_processes, tmp_path):
+    """The losses are means over images, without random numbers and batch statistics."""
     opts = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.MAX_ITER", 10, "DATASETS.TEST", ()]
     cfg = make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "alone"))
-    torch.manual_seed(0)
-    model = type(toy)(noise=0.0)
-    train_set = build_train_dataset(cfg)
-    model.categories = train_set.categories
-    train(cfg, model, train_set, [])
+    Trainer(cfg, new_toy(noise=0.0), build_train_dataset(cfg), []).train()
     (tmp_path / "config.yaml").write_text(
         make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "shared")).dump()
     )
@@ -155,7 +147,6 @@ def test_a_shared_batch_trains_as_a_whole_one(make_cfg, in_two_processes, tmp_pa
     alone, shared = (tmp_path / name for name in ("alone", "shared"))
     ours, theirs = (read_checkpoint(f / "model_final.pth").model for f in (alone, shared))
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
-    lines = [(f / "metrics.jsonl").read_text().splitlines() for f in (alone, shared)]
-    losses = [[json.loads(line)["loss"] for line in run] for run in lines]
+    losses = [[row["loss"] for row in read_metrics(folder)] for folder in (alone, shared)]
     assert len(losses[0]) == 10
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -1,53 +1,81 @@
+"""The best checkpoint, and early stopping."""
+
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from detlite.config import ConfigError
+from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.engine.hooks.best_checkpoint import BestCheckpoint
 
 
 @pytest.fixture
-def evaluate(tmp_path):
-    """Tells of an evaluation with a value of val/bbox/AP."""
+def update(tmp_path):
+    """Return a function that reports a value of val/bbox/AP for a numbered checkpoint."""
 
-    def tell(best, value, number):
+    def report(best, value, number):
         checkpoint = tmp_path / f"model_{number}.pth"
         checkpoint.write_text(str(number))
-        best.update({"val": {"bbox": {"AP": value}}, "other": {"bbox": {"AP": 9.0}}}, checkpoint)
+        metrics = {"val": {"bbox": {"AP": value}}, "other": {"bbox": {"AP": 9.0}}}
+        best.update(metrics, checkpoint)
 
-    return tell
+    return report
 
 
 @pytest.mark.parametrize("metric", ["bbox/AP", "val/bbox/AP"])
-def test_the_best_is_kept(evaluate, tmp_path, metric):
+def test_the_highest_value_is_kept(update, tmp_path, metric):
     best = BestCheckpoint(metric)
     for number, value in enumerate([None, 0.1, 0.3, 0.2, 0.3]):
-        evaluate(best, value, number)
+        update(best, value, number)
     assert (tmp_path / "model_best.pth").read_text() == "2"
     assert best.value == 0.3
     assert not best.is_out_of_patience
 
 
-def test_patience_ends(evaluate):
+def test_the_lowest_loss_is_kept(tmp_path):
+    best, out = BestCheckpoint("val/loss/total", patience=2), []
+    for number, value in enumerate([3.0, 2.0, None, 1.0, 1.5, 1.0]):
+        (tmp_path / f"{number}").write_text(str(number))
+        best.update({"val": {"loss": {"total": value}}}, tmp_path / f"{number}")
+        out.append(best.is_out_of_patience)
+    assert (best.value, out) == (1.0, [False] * 5 + [True])
+    assert (tmp_path / "model_best.pth").read_text() == "3"
+
+
+def test_patience(update):
     best = BestCheckpoint("bbox/AP", patience=2)
     out = []
     for number, value in enumerate([0.1, 0.0, 0.2, 0.1, 0.2]):
-        evaluate(best, value, number)
+        update(best, value, number)
         out.append(best.is_out_of_patience)
     assert out == [False, False, False, False, True]
-    again = BestCheckpoint("bbox/AP", patience=2)
-    again.load_state_dict(best.state_dict())
-    assert again.is_out_of_patience
-    assert again.value == 0.2
+    resumed = BestCheckpoint("bbox/AP", patience=2)
+    resumed.load_state_dict(best.state_dict())
+    assert resumed.is_out_of_patience
+    assert resumed.value == 0.2
 
 
-def test_without_a_metric_nothing_is_kept(evaluate, tmp_path):
-    evaluate(BestCheckpoint(""), 0.5, 1)
+def test_without_a_metric_no_checkpoint_is_kept(update, tmp_path):
+    update(BestCheckpoint(""), 0.5, 1)
     assert not (tmp_path / "model_best.pth").exists()
 
 
-def test_bad_input(evaluate):
+def test_invalid_keys_are_refused(update):
     with pytest.raises(ConfigError, match=r"BEST_METRIC bbox/ap is not .*: val/bbox/AP, other/b"):
-        evaluate(BestCheckpoint("bbox/ap"), 0.5, 1)
-    with pytest.raises(ConfigError, match=r"SOLVER\.PATIENCE needs a metric"):
+        update(BestCheckpoint("bbox/ap"), 0.5, 1)
+    with pytest.raises(ConfigError, match=r"PATIENCE is 1, but SOLVER\.BEST_METRIC is empty"):
         BestCheckpoint("", patience=1)
+
+
+def test_the_best_averaged_weights_are_kept_as_weights(train_toy):
+    cfg, _ = train_toy("SOLVER.EMA_DECAY", 0.5, "SOLVER.BEST_METRIC", "val average/bbox/AP")
+    folder = Path(cfg.OUTPUT_DIR)
+    best = read_checkpoint(folder / "model_best.pth")
+    average = read_checkpoint(folder / "model_final_average.pth").model
+    assert best.model.keys() == average.keys()
+    assert all(torch.equal(best.model[name], average[name]) for name in average)
+    assert not best.training
+    assert best.categories

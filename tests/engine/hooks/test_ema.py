@@ -1,3 +1,5 @@
+"""EMA of the weights."""
+
 from __future__ import annotations
 
 import torch
@@ -6,39 +8,39 @@ from torch import nn
 from detlite.engine.hooks.ema import ModelEMA
 
 
-def test_the_average_follows_by_its_recurrence():
+def test_updates_follow_the_formula():
     model = nn.BatchNorm1d(2)
-    average = ModelEMA(model, 0.2)
-    wanted = {name: value.double().clone() for name, value in model.state_dict().items()}
+    ema = ModelEMA(model, 0.2)
+    expected = {name: value.double().clone() for name, value in model.state_dict().items()}
     for number in range(9):
         with torch.no_grad():
             for value in model.parameters():
                 value.copy_(torch.randn(2))
         model(torch.randn(4, 2))
-        average.update()
+        ema.update()
         decay = min(0.2, (1 + number) / (10 + number))
         for name, value in model.state_dict().items():
-            wanted[name] = decay * wanted[name] + (1 - decay) * value.double()
-    wanted["num_batches_tracked"] = model.num_batches_tracked
-    for name, value in average.values.items():
-        torch.testing.assert_close(value.double(), wanted[name].double(), rtol=1e-6, atol=1e-6)
-    assert average.values["num_batches_tracked"] == 9
+            expected[name] = decay * expected[name] + (1 - decay) * value.double()
+    expected["num_batches_tracked"] = model.num_batches_tracked
+    for name, value in ema.values.items():
+        torch.testing.assert_close(value.double(), expected[name].double(), rtol=1e-6, atol=1e-6)
+    assert ema.values["num_batches_tracked"] == 9
 
 
-def test_it_takes_the_place_of_the_weights_and_leaves_it():
+def test_applied_swaps_the_weights_and_restores_them():
     model = nn.Linear(2, 1)
     before = model.weight.detach().clone()
-    average = ModelEMA(model, 0.5)
+    ema = ModelEMA(model, 0.5)
     with torch.no_grad():
         model.weight += 1
-    with average.applied():
+    with ema.applied():
         assert torch.equal(model.weight, before)
     assert torch.equal(model.weight, before + 1)
-    assert torch.equal(average.values["weight"], before)
+    assert torch.equal(ema.values["weight"], before)
     assert model.weight.requires_grad
 
 
-def test_it_goes_on_from_its_state():
+def test_it_continues_from_its_state():
     model = nn.Linear(2, 1)
     one, other = ModelEMA(model, 0.5), ModelEMA(model, 0.5)
     with torch.no_grad():
@@ -49,3 +51,10 @@ def test_it_goes_on_from_its_state():
     other.update()
     assert torch.equal(one.values["weight"], other.values["weight"])
     assert one.updates == other.updates == 2
+
+
+def test_skipped_steps_do_not_count():
+    ema = ModelEMA(nn.Linear(2, 1), 0.5)
+    ema.after_step({})
+    ema.after_step({"loss": torch.tensor(1.0)})
+    assert ema.updates == 1

@@ -1,0 +1,170 @@
+"""An interrupted run continues as if it had not been interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from detlite.apps.dataset_formats.shard_writer import write_shards
+from detlite.config import load_config
+from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
+from detlite.engine.run_files import newest_checkpoint
+from tests.engine.toy import call_at, interrupt, new_toy, read_metrics, without_times
+
+MORE = ["SOLVER.EMA_DECAY", 0.9, "SOLVER.BEST_METRIC", "bbox/AP", "SOLVER.ACCUMULATION_STEPS", 2]
+
+
+def assert_same_weights(folder, other):
+    ours, theirs = (read_checkpoint(f / "model_final.pth").model for f in (folder, other))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "workers", "more"),
+    [("float32", 0, []), ("bfloat16", 1, []), ("float16", 0, MORE), ("float32", 0, MORE)],
+)
+def test_resumed_training_equals_uninterrupted_training(train_toy, tmp_path, dtype, workers, more):
+    opts = [*more, "DTYPE", dtype, "SOLVER.CHECKPOINT_PERIOD", 2, "SOLVER.TEST_PERIOD", 2]
+    opts += ["DATALOADER.NUM_WORKERS", workers, "SOLVER.CLIP_GRAD_NORM", 1.0]
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    _, straight_metrics = train_toy(*opts, "OUTPUT_DIR", str(straight))
+    opts += ["OUTPUT_DIR", str(resumed)]
+    # One iteration after the checkpoint is lost.
+    model = call_at(new_toy(), 8 if more else 4, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train_toy(*opts, model=model)
+    # Neither the weights nor the seed of the new process matter.
+    _, metrics = train_toy(*opts, model=new_toy(5), resume=True, seed=99)
+
+    assert_same_weights(resumed, straight)
+    ours, theirs = (
+        read_checkpoint(folder / "model_final.pth").training for folder in (resumed, straight)
+    )
+    assert ours["iteration"] == theirs["iteration"] == 4
+    for key in ("optimizer", "scheduler", "scaler", "average", "best"):
+        torch.testing.assert_close(ours[key], theirs[key], rtol=0, atol=0)
+    assert torch.equal(ours["rng"][0]["torch"], theirs["rng"][0]["torch"])
+    assert metrics == straight_metrics
+    rows = [list(map(without_times, read_metrics(folder))) for folder in (resumed, straight)]
+    assert rows[0] == rows[1]
+
+
+def test_training_on_shards_resumes_with_another_number_of_workers(train_toy, blocks, tmp_path):
+    write_shards(blocks / "blocks.json", blocks, tmp_path / "tars", images_per_shard=3)
+    tars = {"shards": f"{tmp_path}/tars/train-{{000000..000002}}.tar", "type": "webdataset"}
+    tars["categories"] = f"{tmp_path}/tars/train-categories.json"
+    opts = ["DATASETS.CATALOG", [{"name": name, **tars} for name in ("train", "val")]]
+    opts += ["SOLVER.MAX_ITER", 8, "SOLVER.CHECKPOINT_PERIOD", 3, "DATALOADER.SHARD_SHUFFLE", 2]
+    _, straight_metrics = train_toy(*opts, "OUTPUT_DIR", str(tmp_path / "straight"))
+    opts += ["OUTPUT_DIR", str(tmp_path / "resumed"), "DATALOADER.NUM_WORKERS", 1]
+    with pytest.raises(KeyboardInterrupt):
+        train_toy(*opts, model=call_at(new_toy(), 5, interrupt))
+    _, metrics = train_toy(*opts, resume=True, seed=99)
+    assert_same_weights(tmp_path / "resumed", tmp_path / "straight")
+    assert metrics == straight_metrics
+
+
+def test_resuming_a_finished_run_only_evaluates(train_toy):
+    cfg, metrics = train_toy()
+    final = Path(cfg.OUTPUT_DIR) / "model_final.pth"
+    before = final.read_bytes()
+    assert train_toy(resume=True)[1] == metrics
+    assert final.read_bytes() == before
+    assert [row["iteration"] for row in read_metrics(cfg.OUTPUT_DIR)] == [1, 2, 3, 4]
+
+
+def test_resume_with_more_iterations_continues(train_toy):
+    train_toy()
+    cfg, _ = train_toy("SOLVER.MAX_ITER", 6, resume=True)
+    assert [row["iteration"] for row in read_metrics(cfg.OUTPUT_DIR)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_resume_with_fewer_iterations_than_done_ends_the_run(train_toy):
+    cfg, _ = train_toy("SOLVER.CHECKPOINT_PERIOD", 1)
+    folder = Path(cfg.OUTPUT_DIR)
+    (folder / "model_final.pth").unlink()
+    (folder / "last_checkpoint").write_text("model_0000003.pth")
+    train_toy("SOLVER.MAX_ITER", 2, "SOLVER.BEST_METRIC", "bbox/AP", resume=True)
+    assert read_checkpoint(folder / "model_final.pth").training["iteration"] == 3
+    assert (folder / "model_best.pth").exists()
+
+
+def test_resume_without_a_checkpoint_starts_from_scratch(train_toy, caplog):
+    cfg, _ = train_toy(resume=True)
+    assert "holds no checkpoint to resume: starting from scratch" in caplog.text
+    assert len(read_metrics(cfg.OUTPUT_DIR)) == 4
+
+
+def test_weights_without_training_state_cannot_be_resumed(train_toy, toy, tmp_path):
+    (tmp_path / "run").mkdir()
+    torch.save(toy.state_dict(), tmp_path / "run" / "w.pth")
+    (tmp_path / "run" / "last_checkpoint").write_text("w.pth\n")
+    with pytest.raises(CheckpointError, match=r"has no 'optimizer'.*MODEL\.WEIGHT"):
+        train_toy(resume=True)
+
+
+def test_changed_keys_on_resume(train_toy, caplog):
+    train_toy()
+    groups = ["SOLVER.BIAS_LR_FACTOR", 1.0, "SOLVER.WEIGHT_DECAY_BIAS", 0.0005]
+    with pytest.raises(CheckpointError, match="training state does not fit the config"):
+        train_toy(*groups, resume=True)
+    with pytest.raises(
+        CheckpointError, match=r"was trained with SOLVER\.OPTIMIZER SGD, now .*AdamW"
+    ):
+        train_toy("SOLVER.OPTIMIZER", "AdamW", resume=True)
+    train_toy("SOLVER.BASE_LR", 7.0, "SEED", 5, resume=True)
+    assert "another config: SEED 0, now 5; SOLVER.BASE_LR 0.1, now 7.0" in caplog.text
+    assert "the order of the images changes" in caplog.text
+
+
+def test_resume_from_a_truncated_checkpoint(train_toy):
+    cfg, _ = train_toy()
+    final = Path(cfg.OUTPUT_DIR) / "model_final.pth"
+    final.write_bytes(final.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"model_final\.pth: .*truncated"):
+        train_toy(resume=True)
+
+
+def test_checkpoints_hold_config_and_categories(train_toy):
+    cfg, _ = train_toy()
+    checkpoint = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
+    file = Path(cfg.OUTPUT_DIR) / "again.yaml"
+    file.write_text(checkpoint.config)
+    assert load_config(file) == cfg
+    assert checkpoint.convention == "detlite"
+    assert checkpoint.categories == [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
+
+
+def test_averaged_weights_are_saved_with_the_final_checkpoint(train_toy):
+    cfg, metrics = train_toy("SOLVER.EMA_DECAY", 0.5)
+    assert list(metrics) == ["val", "val average"]
+    output = Path(cfg.OUTPUT_DIR)
+    assert (output / "average" / "evaluation.json").exists()
+    final = newest_checkpoint(output)
+    average = read_checkpoint(output / "model_final_average.pth").model
+    assert final.path.name == "model_final.pth"
+    assert torch.equal(average["body.weight"], final.training["average"]["values"]["body.weight"])
+    assert not torch.equal(average["body.weight"], final.model["body.weight"])
+
+
+def test_ema_that_is_enabled_on_resume_starts_from_the_weights(train_toy):
+    cfg, _ = train_toy()
+    train_toy("SOLVER.EMA_DECAY", 0.5, resume=True)
+    final = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
+    _, metrics = train_toy("SOLVER.EMA_DECAY", 0.5, "SOLVER.MAX_ITER", 6, resume=True)
+    assert final.training["average"] == {}
+    assert list(metrics) == ["val", "val average"]
+    final = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
+    assert final.training["average"]["updates"] == 2
+
+
+def test_old_numbered_checkpoints_are_deleted(train_toy):
+    opts = ["SOLVER.CHECKPOINT_PERIOD", 1, "SOLVER.CHECKPOINTS_KEPT", 2, "SOLVER.MAX_ITER", 6]
+    cfg, _ = train_toy(*opts, "SOLVER.TEST_PERIOD", 2, "SOLVER.BEST_METRIC", "bbox/AP")
+    output = Path(cfg.OUTPUT_DIR)
+    saved = sorted(file.name for file in output.glob("*.pth"))
+    assert saved == ["model_0000004.pth", "model_0000005.pth", "model_best.pth", "model_final.pth"]
+    # The toy's detections never change, so the first evaluation stays the best.
+    assert read_checkpoint(output / "model_best.pth").training["iteration"] == 2

@@ -1,0 +1,78 @@
+"""Training steps: accumulation, clipping, and steps that are skipped."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from detlite.config import ConfigError
+from detlite.conversion.checkpoint.files import read_checkpoint
+from detlite.engine.hooks.metrics import NonFiniteLossError
+from tests.engine.toy import new_toy, read_metrics
+
+
+def final_weights(cfg):
+    return read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth").model
+
+
+def test_training_learns(train_toy):
+    opts = ["SOLVER.MAX_ITER", 60, "SOLVER.STEPS", (50,), "SOLVER.IMS_PER_BATCH", 4]
+    cfg, _ = train_toy(*opts)
+    losses = [row["loss"] for row in read_metrics(cfg.OUTPUT_DIR)]
+    assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+
+
+def test_gradients_are_clipped(train_toy, toy):
+    before = {name: value.clone() for name, value in toy.named_parameters()}
+    no_decay = ["SOLVER.WEIGHT_DECAY", 0.0, "SOLVER.WEIGHT_DECAY_NORM", 0.0]
+    train_toy("SOLVER.CLIP_GRAD_NORM", 1e-6, *no_decay, model=toy)
+    for name, value in toy.named_parameters():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-6)
+
+
+def test_accumulated_gradients_equal_those_of_the_whole_batch(train_toy, tmp_path):
+    weights = []
+    for parts in (1, 2, 4):
+        opts = ["SOLVER.ACCUMULATION_STEPS", parts, "SOLVER.IMS_PER_BATCH", 4]
+        model = new_toy(noise=0.0)  # random numbers and batch statistics would differ
+        cfg, _ = train_toy(*opts, "OUTPUT_DIR", str(tmp_path / str(parts)), model=model)
+        weights.append(final_weights(cfg))
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weights[2], weights[0], rtol=1e-5, atol=1e-6)
+
+
+def test_batches_that_cannot_be_divided_are_refused(train_toy):
+    with pytest.raises(ConfigError, match=r"ACCUMULATION_STEPS 3 in 1 processes: .* multiple of 3"):
+        train_toy("SOLVER.ACCUMULATION_STEPS", 3)
+
+
+def test_a_non_finite_step_may_be_skipped(train_toy, diverging_toy, caplog):
+    model, image_ids = diverging_toy
+    cfg, _ = train_toy("SOLVER.MAX_ITER", 5, "SOLVER.MAX_SKIPPED_STEPS", 1, model=model)
+    assert "skipped step 1 of at most 1" in caplog.text
+    assert str(image_ids[2]) in caplog.text
+    assert [row["iteration"] for row in read_metrics(cfg.OUTPUT_DIR)] == [1, 2, 4, 5]
+    final = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
+    assert final.training["skipped"] == 1
+    assert all(value.isfinite().all() for value in final.model.values())
+
+
+def test_a_skipped_step_changes_neither_weights_nor_batch_statistics(train_toy, toy):
+    forward, seen = toy.forward, []
+
+    def diverge(images, targets):
+        losses = forward(images, targets)
+        seen.append(toy.norm.running_mean.clone())
+        losses["loss_box"] = losses["loss_box"] * math.nan
+        return losses
+
+    before = {name: value.clone() for name, value in toy.state_dict().items()}
+    toy.forward = diverge
+    with pytest.raises(NonFiniteLossError, match=r"3 steps were already skipped, the limit SOLVER"):
+        train_toy("SOLVER.MAX_ITER", 9, "SOLVER.MAX_SKIPPED_STEPS", 3, model=toy)
+    assert len(seen) == 4
+    assert not torch.equal(seen[0], before["norm.running_mean"])
+    torch.testing.assert_close(dict(toy.state_dict()), before, rtol=0, atol=0)
