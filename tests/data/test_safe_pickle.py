@@ -120,7 +120,7 @@ def test_allowed_objects_cannot_be_changed(tmp_path):
 
 
 def test_arrays_of_python_2(tmp_path):
-    """Their bytes are text."""
+    """Python 2 stores bytes as text."""
     (tmp_path / "w.pkl").write_bytes(
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR"
         b"(I1\n(I2\ntcnumpy\ndtype\n(S'f4'\nI0\nI1\ntR(I3\nS'>'\nNNNI-1\nI-1\nI0\ntb"

@@ -223,7 +223,7 @@ def _copy_entries(
                 invalid.add(key)
     except NotAnObjectError as error:
         hint = explain_not_json(file, error)
-        raise DataError(f"{file}: not in COCO form: it holds a {error}{hint}") from error
+        raise DataError(f"{file}: not in COCO form: a JSON {error}, not an object{hint}") from error
     except DataError:
         raise
     except ValueError as error:

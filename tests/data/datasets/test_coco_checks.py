@@ -26,7 +26,7 @@ NAN = float("nan")
         ("{", "not valid JSON"),
         ('{"images": ' + "[" * 100_000, "not in COCO form: the JSON is nested too deeply"),
         ("\xff\xfe{}", "not valid JSON"),
-        ("[1, 2]", "not in COCO form: it holds a list"),
+        ("[1, 2]", "not in COCO form: a JSON list"),
         ("{}", "not in COCO form: 'images' is missing"),
         ('{"images": {}}', "'images' must be a list of objects"),
         ('{"images": [3]}', "'images' must be a list of objects"),
@@ -169,7 +169,7 @@ def test_long_problems_are_shortened(content, write_set, caplog):
 
 
 def test_area_of_an_unchecked_segmentation(content, write_set):
-    """Without masks a segmentation is not checked, so it must not be drawn."""
+    """A segmentation that was not checked must not be drawn."""
     content["annotations"][2]["segmentation"] = [[1, 1, 1e300, 1, 1e300, 50]]
     coco = CocoDataset(*write_set(content), masks=False).coco_gt()
     assert coco.loadAnns([3])[0]["area"] == 100

@@ -76,7 +76,7 @@ def test_content_decides(content, write_set, cache, built, settled, monkeypatch)
 
 
 def test_a_recently_written_file_is_read_again(content, write_set, cache, built):
-    """Its times may not change when it is written again."""
+    """Writing the file again may not change its times."""
     file, _ = write_set(content)
     for category in (7, 3):
         content["annotations"][0]["category_id"] = category

@@ -64,7 +64,7 @@ def test_a_missing_folder_may_appear(content, write_set, cache, settled, checked
 
 
 def test_bad_images_are_checked_again(content, write_set, cache, settled, checked):
-    """They may have been repaired without a change of the folder."""
+    """An image can be repaired without a change of the folder."""
     file, folder = write_set(content)
     valid = (folder / "a.png").read_bytes()
     (folder / "a.png").write_bytes(valid[:-200])

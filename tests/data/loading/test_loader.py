@@ -208,7 +208,7 @@ def test_objects_are_pasted_into_mosaics(training, monkeypatch):
 
 
 def test_mosaics_have_the_size_of_the_crop(training, monkeypatch):
-    """Their parts are not cropped before."""
+    """The parts of a mosaic are not cropped."""
     jitter = ("INPUT.SCALE_JITTER", (2.0, 2.0), "INPUT.CROP_SIZE", 48)
     cfg, dataset = training(*jitter, "INPUT.MOSAIC_PROB", 1.0)
     sizes = set()
@@ -417,7 +417,7 @@ with StopSignals() as stop:
     ],
 )
 def test_signals_while_loader_processes_start(training, tmp_path, name, then):
-    """They kill no process and take effect in the main process."""
+    """Signals kill no process and take effect in the main process."""
     cfg, _ = training("DATALOADER.NUM_WORKERS", 1)
     (tmp_path / "config.yaml").write_text(cfg.dump())
     done = subprocess.run(

@@ -217,7 +217,7 @@ def test_threads_share_an_archive(web, tmp_path):
 
 
 def test_threads_share_a_tar_file(tmp_path):
-    """Its members share the position in the file."""
+    """Members share the position in the file."""
     members = {f"{number}": bytes([number]) * 200_000 for number in range(8)}
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, data in members.items():

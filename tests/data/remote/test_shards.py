@@ -355,7 +355,7 @@ def test_bad_entries_are_errors_or_skipped(shards, shard_cfg, caplog, change, me
 
 @pytest.mark.parametrize("where", ["data", "header", "end", "all"])
 def test_truncated_shards(shards, shard_cfg, where):
-    """They are found even if the cut is at a block of the tar file."""
+    """A cut between blocks of the tar file is found, too."""
     data = shards[1].read_bytes()
     with tarfile.open(shards[1]) as tar:
         members = tar.getmembers()

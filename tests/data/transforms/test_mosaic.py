@@ -86,7 +86,7 @@ def test_boxes_masks_and_keypoints_equal_the_oracle(sizes, seed):
 
 
 def test_four_quarters_meet_at_a_random_center():
-    """It covers the middle half of each side, and each quarter shows any part of its image."""
+    """The center covers the middle half of each side; quarters show any part of their images."""
     names = ("boxes", "labels")
     parts = [
         (image, {name: target[name] for name in names})
