@@ -67,7 +67,7 @@ _TINY_FPN: dict[str, Any] = {
 }
 
 
-# Training and data loading use POSIX signals and file locks, and their tests fork.
+# The other tests start processes by fork and send POSIX signals.
 _ON_WINDOWS = ("config", "modeling", "ops", "structures", "test_setup.py", "test_workflows.py")
 if sys.platform == "win32":
     _entries = [path.name for path in Path(__file__).parent.iterdir()]
