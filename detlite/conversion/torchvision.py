@@ -22,8 +22,8 @@ from .infer_config import L1_RETINANET, infer_config, is_retinanet
 
 def _recognise(names: Collection[str]) -> bool:
     return any(
-        f"{body}conv1.weight" in names and f"{body}layer1.0.conv1.weight" in names
-        for body in ("backbone.body.", "")
+        f"{prefix}conv1.weight" in names and f"{prefix}layer1.0.conv1.weight" in names
+        for prefix in ("backbone.body.", "")
     )
 
 

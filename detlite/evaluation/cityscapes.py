@@ -14,8 +14,8 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED
-from detlite.data.errors import DataError
 from detlite.data.datasets.coco_checks import rle_problem
+from detlite.data.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
 from .ground_truth import check_results, read_ground_truth

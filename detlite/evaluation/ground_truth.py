@@ -10,8 +10,8 @@ import numpy as np
 from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
-from detlite.data.errors import DataError
 from detlite.data.datasets.coco_checks import fill_missing
+from detlite.data.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
 from .results import IOU_TYPES, Results

@@ -95,18 +95,18 @@ class Results:
 
     def to_coco(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the detections `first:last` as entries of a COCO results file."""
-        part = slice(first, last)
+        chunk = slice(first, last)
         columns: dict[str, Sequence[Any] | Iterator[Any]] = {
-            "image_id": self.image_ids[part].tolist(),
-            "category_id": self.category_ids[part].tolist(),
-            "score": self.scores[part].tolist(),
+            "image_id": self.image_ids[chunk].tolist(),
+            "category_id": self.category_ids[chunk].tolist(),
+            "score": self.scores[chunk].tolist(),
         }
         if self.boxes is not None:
-            columns["bbox"] = self.boxes[part].tolist()
+            columns["bbox"] = self.boxes[chunk].tolist()
         if self.masks is not None:
             columns["segmentation"] = self.masks.rles(first, last)
         if self.keypoints is not None:
-            points = self.keypoints[part]
+            points = self.keypoints[chunk]
             columns["keypoints"] = points.reshape(len(points), 3 * points.shape[1]).tolist()
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))

@@ -145,9 +145,9 @@ _OLDER = (
 _CURRENT = [n for n in CASES["torchvision"] if not any(older in n for older in _OLDER)]
 
 
-@pytest.mark.parametrize("theirs", _CURRENT)
-def test_round_trip_of_torchvision_names(theirs):
-    assert rename(rename(theirs, SOURCES["torchvision"].rules), TO_TORCHVISION_RULES) == theirs
+@pytest.mark.parametrize("original", _CURRENT)
+def test_round_trip_of_torchvision_names(original):
+    assert rename(rename(original, SOURCES["torchvision"].rules), TO_TORCHVISION_RULES) == original
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ def test_backbone_with_deformable_convolutions(tiny_config, tmp_path):
     load_weights(model, read_checkpoint(tmp_path / "resnet50.pth"))
     state = model.state_dict()
     for block in ("res3.0", "res4.2"):
-        ours = f"backbone.body.{block}.conv2.{'conv.' if block == 'res4.2' else ''}weight"
-        theirs = plain.state_dict()[f"backbone.body.{block}.conv2.weight"] + 1
-        assert torch.equal(state[ours], theirs)
+        converted = f"backbone.body.{block}.conv2.{'conv.' if block == 'res4.2' else ''}weight"
+        original = plain.state_dict()[f"backbone.body.{block}.conv2.weight"] + 1
+        assert torch.equal(state[converted], original)
     assert not state["backbone.body.res4.2.conv2.offset.weight"].any()
 
 

@@ -59,12 +59,14 @@ def test_retinanet(source, tmp_path):
     assert len(model.categories) == CLASSES - 1
     assert model([torch.rand(3, 64, 64)])[0]["boxes"].shape[1] == 4
     _, cls, box = RETINANET_NAMES[source][2:5]
-    ours = model.state_dict()
+    converted = model.state_dict()
     for number in range(4):
         assert torch.equal(
-            ours[f"head.cls_tower.{number}.0.weight"], state[cls(number) + ".weight"]
+            converted[f"head.cls_tower.{number}.0.weight"], state[cls(number) + ".weight"]
         )
-        assert torch.equal(ours[f"head.bbox_tower.{number}.0.bias"], state[box(number) + ".bias"])
+        assert torch.equal(
+            converted[f"head.bbox_tower.{number}.0.bias"], state[box(number) + ".bias"]
+        )
 
 
 FILES = {
@@ -113,8 +115,8 @@ def test_deformable_convolution(make, source, tmp_path):
     assert resnets.STAGE_WITH_DCN == (False, False, True, True)
     assert (resnets.WITH_MODULATED_DCN, resnets.DEFORMABLE_GROUPS) == (True, 1)
     weight = model.state_dict()["backbone.body.res4.1.conv2.conv.weight"]
-    [theirs] = [v for n, v in plain.items() if re.search(r"(res4|layer3)\.1\.conv2\.weight$", n)]
-    assert torch.equal(weight, theirs)
+    [original] = [v for n, v in plain.items() if re.search(r"(res4|layer3)\.1\.conv2\.weight$", n)]
+    assert torch.equal(weight, original)
     assert len(model([torch.rand(3, 64, 64)])) == 1
 
 

@@ -68,10 +68,10 @@ OTHER = (26001, 0, 20, 20, 10)
 
 def test_perfect_detections(ground_truth):
     truth = ground_truth(make_image(ONE), make_image((24000, 5, 5, 10, 10)))
-    found = [detection(0.9, *ONE[1:]), detection(0.2, 5, 5, 10, 10, PERSON, image=2)]
+    predictions = [detection(0.9, *ONE[1:]), detection(0.2, 5, 5, 10, 10, PERSON, image=2)]
     absent = {CATEGORIES[number]: None for number in EVALUATED if number not in (PERSON, CAR)}
     ones = {"person": 1.0, "car": 1.0} | absent
-    assert measure(truth, found) == {
+    assert measure(truth, predictions) == {
         "AP": 1.0, "AP50": 1.0, "per_category": ones, "per_category_AP50": ones,
     }  # fmt: skip
 
@@ -94,10 +94,14 @@ def test_other_image_or_category_does_not_match(ground_truth):
 
 def test_second_match_of_an_instance_is_a_false_positive(ground_truth):
     truth = ground_truth(make_image(ONE, OTHER))
-    found = [detection(0.8, *ONE[1:]), detection(0.9, 0, 0, 18, 10), detection(0.7, *OTHER[1:])]
+    predictions = [
+        detection(0.8, *ONE[1:]),
+        detection(0.9, 0, 0, 18, 10),
+        detection(0.7, *OTHER[1:]),
+    ]
     # precision 1 at recall 1/2, then 1/2 there, 2/3 at recall 1
     expected = 0.5 * 1 + 0.5 * (1 / 2 + 2 / 3) / 2
-    assert measure(truth, found)["AP50"] == pytest.approx(expected)
+    assert measure(truth, predictions)["AP50"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("number", VOID)
@@ -115,15 +119,15 @@ def test_predictions_mostly_on_void_are_ignored(ground_truth, number):
 @pytest.mark.parametrize("number", [ROAD, 17, PERSON, 1000 * PERSON, 1000 * CARAVAN])
 def test_other_labels_groups_and_caravans_are_not_void(ground_truth, number):
     truth = ground_truth(make_image(ONE, (number, 20, 20, 20, 10)))
-    found = [detection(0.8, *ONE[1:]), detection(0.9, 20, 20, 20, 10)]
-    assert measure(truth, found)["per_category"]["car"] == 0.25
+    predictions = [detection(0.8, *ONE[1:]), detection(0.9, 20, 20, 20, 10)]
+    assert measure(truth, predictions)["per_category"]["car"] == 0.25
 
 
 @pytest.mark.parametrize("part", [(CAR, 20, 20, 20, 10), (26001, 20, 20, 9, 11)])
 def test_groups_and_small_instances_are_ignored(ground_truth, part):
     truth = ground_truth(make_image(ONE, part))
-    found = [detection(0.8, *ONE[1:]), *(detection(0.9, *part[1:]) for _ in range(2))]
-    for detections in (found[:1], found):
+    predictions = [detection(0.8, *ONE[1:]), *(detection(0.9, *part[1:]) for _ in range(2))]
+    for detections in (predictions[:1], predictions):
         assert measure(truth, detections)["AP"] == 1.0
 
 
@@ -135,16 +139,16 @@ def test_instances_of_100_pixels_count(ground_truth):
 @pytest.mark.parametrize(("height", "ap"), [(9, 1.0), (10, 0.25)])
 def test_small_groups_count_twice(ground_truth, height, ap):
     truth = ground_truth(make_image(ONE, (CAR, 20, 20, 10, height)))
-    found = [detection(0.8, *ONE[1:]), detection(0.9, 27, 20, 10, height)]
-    assert measure(truth, found)["AP50"] == ap
+    predictions = [detection(0.8, *ONE[1:]), detection(0.9, 27, 20, 10, height)]
+    assert measure(truth, predictions)["AP50"] == ap
 
 
 def test_no_detections_and_no_instances(ground_truth):
     truth = ground_truth(make_image(ONE, (0, 20, 20, 20, 10), (PERSON, 0, 20, 20, 10)))
     ignored = detection(0.9, 20, 20, 20, 10)
     empty = detection(0.9, 0, 0, 0, 0)
-    for found in ([], [ignored], [empty]):
-        metrics = measure(truth, found)
+    for predictions in ([], [ignored], [empty]):
+        metrics = measure(truth, predictions)
         assert (metrics["AP"], metrics["AP50"]) == (0.0, 0.0)
         assert metrics["per_category"]["person"] is None
 
@@ -163,9 +167,9 @@ def test_caravans_and_trailers_are_not_evaluated(ground_truth):
     pixels = make_image(ONE, (29000, 0, 20, 20, 10), (30000, 20, 20, 20, 10))
     truth = ground_truth(pixels, labels=tuple(CATEGORIES))
     ids = {row["name"]: row["id"] for row in truth.dataset["categories"]}
-    found = [detection(0.9, *ONE[1:]) | {"category_id": ids["car"]}]
-    found.append(detection(0.9, 0, 0, 40, 40) | {"category_id": ids["trailer"]})
-    metrics = measure(truth, found)
+    predictions = [detection(0.9, *ONE[1:]) | {"category_id": ids["car"]}]
+    predictions.append(detection(0.9, 0, 0, 40, 40) | {"category_id": ids["trailer"]})
+    metrics = measure(truth, predictions)
     assert metrics["AP"] == 1.0
     assert list(metrics["per_category"]) == [CATEGORIES[number] for number in EVALUATED]
 

@@ -169,9 +169,9 @@ def test_values_of_the_lvis_package(tmp_path: Path, monkeypatch, seed: int, kind
     metrics = measure(truth, rows, [kind])[kind]
     file = tmp_path / "truth.json"
     file.write_text(json.dumps(truth.dataset))
-    theirs = lvis.LVIS(str(file))
+    package_truth = lvis.LVIS(str(file))
     own = [{name: row[name] for name in fields} for row in rows]
-    official = lvis.LVISEval(theirs, lvis.LVISResults(theirs, own, MAX_DETS), kind)
+    official = lvis.LVISEval(package_truth, lvis.LVISResults(package_truth, own, MAX_DETS), kind)
     monkeypatch.setattr(np, "float", float, raising=False)  # removed in numpy 1.24
     official.run()
     for name, value in official.get_results().items():

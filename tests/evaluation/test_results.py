@@ -45,13 +45,15 @@ class TestToCocoResults:
     def test_masks_have_the_original_size(self) -> None:
         probs = torch.zeros(2, 28, 28)
         probs[0, :, 14:] = 1  # the right half of the box
-        found = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (200, 200), CATEGORIES)
-        results = list(found.to_coco())
-        mask = to_bitmap(results[0]["segmentation"], 200, 200)
+        results = to_coco_results(
+            detections(mask_probs=probs), 5, (50, 100), (200, 200), CATEGORIES
+        )
+        entries = list(results.to_coco())
+        mask = to_bitmap(entries[0]["segmentation"], 200, 200)
         half = np.zeros((200, 200), np.uint8)
         half[40:120, 80:120] = 1
         assert (mask != half).sum() < 0.01 * half.sum()  # pasting rounds the corners
-        assert to_bitmap(results[1]["segmentation"], 200, 200).sum() == 0
+        assert to_bitmap(entries[1]["segmentation"], 200, 200).sum() == 0
 
     def test_mask_threshold(self) -> None:
         probs = torch.full((2, 28, 28), 0.6)
@@ -71,18 +73,18 @@ class TestToCocoResults:
 
     def test_is_json(self) -> None:
         probs = torch.ones(2, 28, 28)
-        found = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (9, 9), CATEGORIES)
-        results = list(found.to_coco())
-        assert json.loads(json.dumps(results)) == results
+        results = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (9, 9), CATEGORIES)
+        entries = list(results.to_coco())
+        assert json.loads(json.dumps(entries)) == entries
 
     def test_no_detections(self) -> None:
         none = detections(mask_probs=torch.zeros(2, 28, 28))[:0]
-        found = to_coco_results(none, 5, (50, 100), (50, 100), CATEGORIES)
-        assert len(found) == len(list(found.to_coco())) == 0
+        results = to_coco_results(none, 5, (50, 100), (50, 100), CATEGORIES)
+        assert len(results) == len(list(results.to_coco())) == 0
 
     def test_background(self) -> None:
-        found = categories_of(torch.tensor([0, 1]), CATEGORIES)
-        assert [category["id"] for category in found] == [-1, 7]
+        detected = categories_of(torch.tensor([0, 1]), CATEGORIES)
+        assert [category["id"] for category in detected] == [-1, 7]
         both = replace(detections(), labels=torch.tensor([0, 1]))
         results = to_coco_results(both, 5, (50, 100), (50, 100), CATEGORIES)
         assert results.category_ids.tolist() == [7]

@@ -45,8 +45,8 @@ ONE = (0, 3, 0, 10, 10, 20, 20)
 
 def test_perfect_detections():
     truth = ground_truth(ONE, (1, 5, 0, 0, 0, 8, 8))
-    found = detections((0, 3, 0.9, 10, 10, 20, 20), (1, 5, 0.2, 0, 0, 8, 8))
-    assert measure(truth, found) == {
+    results = detections((0, 3, 0.9, 10, 10, 20, 20), (1, 5, 0.2, 0, 0, 8, 8))
+    assert measure(truth, results) == {
         "AP50": 1.0, "AP50_07": 1.0, "per_category": {"cat": 1.0, "dog": 1.0, "cow": None},
     }  # fmt: skip
 
@@ -59,31 +59,31 @@ def test_iou_of_half_is_enough(width, ap):
 
 def test_other_image_or_category_does_not_match():
     for image, category in ((1, 3), (0, 5)):
-        found = detections((image, category, 0.9, 10, 10, 20, 20))
-        assert measure(ground_truth(ONE), found)["per_category"]["cat"] == 0.0
+        results = detections((image, category, 0.9, 10, 10, 20, 20))
+        assert measure(ground_truth(ONE), results)["per_category"]["cat"] == 0.0
 
 
 def test_second_detection_of_an_object_is_a_false_positive():
-    found = detections((0, 3, 0.9, 10, 10, 20, 20), (0, 3, 0.8, 10, 10, 20, 19))
+    results = detections((0, 3, 0.9, 10, 10, 20, 20), (0, 3, 0.8, 10, 10, 20, 19))
     truth = ground_truth(ONE, (1, 3, 0, 0, 0, 9, 9))
-    found += detections((1, 3, 0.7, 0, 0, 9, 9))
+    results += detections((1, 3, 0.7, 0, 0, 9, 9))
     # precision 1 at recall 1/2, 2/3 at recall 1
-    assert measure(truth, found)["AP50"] == pytest.approx(0.5 + 0.5 * 2 / 3)
+    assert measure(truth, results)["AP50"] == pytest.approx(0.5 + 0.5 * 2 / 3)
     expected = (6 * 1 + 5 * 2 / 3) / 11
-    assert measure(truth, found)["AP50_07"] == pytest.approx(expected)
+    assert measure(truth, results)["AP50_07"] == pytest.approx(expected)
 
 
 def test_detections_stay_with_the_object_of_highest_iou():
     truth = ground_truth(ONE, (0, 3, 0, 10, 10, 20, 14))
-    found = detections((0, 3, 0.9, 10, 10, 20, 20), (0, 3, 0.8, 10, 10, 20, 19))
-    assert measure(truth, found)["AP50"] == 0.5
+    results = detections((0, 3, 0.9, 10, 10, 20, 20), (0, 3, 0.8, 10, 10, 20, 19))
+    assert measure(truth, results)["AP50"] == 0.5
 
 
 def test_difficult_objects_are_ignored():
     truth = ground_truth(ONE, (0, 3, 1, 50, 50, 20, 20), (2, 5, 1, 0, 0, 9, 9))
-    found = detections((0, 3, 0.9, 50, 50, 20, 20), (0, 3, 0.8, 50, 50, 20, 20))
-    found += detections((0, 3, 0.7, 10, 10, 20, 20))
-    assert measure(truth, found)["per_category"] == {"cat": 1.0, "dog": None, "cow": None}
+    results = detections((0, 3, 0.9, 50, 50, 20, 20), (0, 3, 0.8, 50, 50, 20, 20))
+    results += detections((0, 3, 0.7, 10, 10, 20, 20))
+    assert measure(truth, results)["per_category"] == {"cat": 1.0, "dog": None, "cow": None}
 
 
 def test_no_detections_and_no_objects():
@@ -100,11 +100,11 @@ def test_curves_by_hand():
     assert eleven_point_mean(three_tenths, np.ones(3)) == pytest.approx(4 / 11)
 
 
-def slow_voc(truth: COCO, found: list[dict], category: int) -> tuple[float, float]:
+def slow_voc(truth: COCO, results: list[dict], category: int) -> tuple[float, float]:
     """Compute AP by the definition, with boxes in whole pixels that include the last one."""
     objects = [row for row in truth.dataset["annotations"] if row["category_id"] == category]
     positives = len([row for row in objects if not row["iscrowd"]])
-    ranked = sorted((r for r in found if r["category_id"] == category), key=lambda r: -r["score"])
+    ranked = sorted((r for r in results if r["category_id"] == category), key=lambda r: -r["score"])
     used, curve = [], []
     hits = errors = 0
     for result in ranked:
@@ -151,13 +151,13 @@ def test_agrees_with_the_definition(seed):
         for _ in range(30)
     ]  # fmt: skip
     truth = ground_truth(*rows)
-    found = []
+    results = []
     for image, category, _, x, y, w, h in rows * 2:
         x, y = x + int(rng.integers(-4, 5)), y + int(rng.integers(-4, 5))
-        found.append((image, category, float(rng.random()), x, y, w, h))
-    found = detections(*found)
-    metrics = measure(truth, found)
-    slow = {NAMES[number]: slow_voc(truth, found, number) for number in (3, 5)}
+        results.append((image, category, float(rng.random()), x, y, w, h))
+    results = detections(*results)
+    metrics = measure(truth, results)
+    slow = {NAMES[number]: slow_voc(truth, results, number) for number in (3, 5)}
     for name, (area, _) in slow.items():
         assert metrics["per_category"][name] == pytest.approx(area)
         assert 0.05 < area < 0.95

@@ -63,8 +63,8 @@ def _adapt(state: StateDict, _raw: RawStateDict) -> StateDict:
     levels = sum(re.match(r"backbone\.neck\.lateral\.\d\.0\.weight", name) is not None
                  for name in state)  # fmt: skip
     for number in range(2):
-        theirs, ours = f"neck.output.{levels + number}.0.", f"neck.top.p{6 + number}."
-        state = {name.replace(theirs, ours): value for name, value in state.items()}
+        output, top = f"neck.output.{levels + number}.0.", f"neck.top.p{6 + number}."
+        state = {name.replace(output, top): value for name, value in state.items()}
     move_background_first(state)
     return state
 

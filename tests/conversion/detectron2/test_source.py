@@ -67,12 +67,12 @@ def test_cascade(tmp_path):
     assert [stage.box_coder.weights.tolist() for stage in model.roi_heads.box.stages] == [
         [10, 10, 5, 5], [20, 20, 10, 10], [30, 30, 15, 15],
     ]  # fmt: skip
-    ours = model.state_dict()
+    converted = model.state_dict()
     for stage in range(3):
-        theirs = state[f"roi_heads.box_predictor.{stage}.cls_score.weight"]
-        assert torch.equal(ours[f"roi_heads.box.{stage}.predictor.cls_score.weight"][1:],
-                           theirs[:-1])  # fmt: skip
-        boxes = ours[f"roi_heads.box.{stage}.predictor.bbox_pred.bias"]
+        original = state[f"roi_heads.box_predictor.{stage}.cls_score.weight"]
+        assert torch.equal(converted[f"roi_heads.box.{stage}.predictor.cls_score.weight"][1:],
+                           original[:-1])  # fmt: skip
+        boxes = converted[f"roi_heads.box.{stage}.predictor.bbox_pred.bias"]
         assert torch.equal(boxes[4:], state[f"roi_heads.box_predictor.{stage}.bbox_pred.bias"])
 
 
@@ -81,13 +81,14 @@ def test_anchors_of_a_retinanet_are_reordered():
     model = convert(state, "detectron2").model
     scores = CLASSES - 1
     for size, ratio in product(range(3), range(3)):
-        ours, other = ratio * 3 + size, size * 3 + ratio
-        for name, theirs, values in (
+        converted, other = ratio * 3 + size, size * 3 + ratio
+        for name, original, values in (
             ("head.cls_logits.weight", "head.cls_score.weight", scores),
             ("head.bbox_pred.weight", "head.bbox_pred.weight", 4),
         ):
             assert torch.equal(
-                model[name][ours * values :][:values], state[theirs][other * values :][:values]
+                model[name][converted * values :][:values],
+                state[original][other * values :][:values],
             )
 
 
@@ -113,10 +114,10 @@ def test_background_is_moved_first():
     state = detectron2()
     model = convert(state, "detectron2").model
     for leaf in ("weight", "bias"):
-        theirs = state[f"roi_heads.box_predictor.cls_score.{leaf}"]
-        ours = model[f"roi_heads.box.predictor.cls_score.{leaf}"]
-        assert torch.equal(ours[0], theirs[-1])
-        assert torch.equal(ours[1:], theirs[:-1])
+        original = state[f"roi_heads.box_predictor.cls_score.{leaf}"]
+        converted = model[f"roi_heads.box.predictor.cls_score.{leaf}"]
+        assert torch.equal(converted[0], original[-1])
+        assert torch.equal(converted[1:], original[:-1])
         boxes = model[f"roi_heads.box.predictor.bbox_pred.{leaf}"]
         assert torch.equal(boxes[4:], state[f"roi_heads.box_predictor.bbox_pred.{leaf}"])
         masks = model[f"roi_heads.mask.predictor.mask_fcn_logits.{leaf}"]
@@ -128,14 +129,14 @@ def test_background_is_moved_first():
 def test_anchors_of_an_rpn_are_reordered():
     state = detectron2(fpn=False)
     model = convert(state, "detectron2").model
-    theirs = state["proposal_generator.rpn_head.objectness_logits.bias"]
+    original = state["proposal_generator.rpn_head.objectness_logits.bias"]
     deltas = state["proposal_generator.rpn_head.anchor_deltas.weight"]
     for size in range(5):
         for ratio in range(3):
-            ours, other = ratio * 5 + size, size * 3 + ratio
-            assert model["rpn.head.cls_logits.bias"][ours] == theirs[other]
+            converted, other = ratio * 5 + size, size * 3 + ratio
+            assert model["rpn.head.cls_logits.bias"][converted] == original[other]
             assert torch.equal(
-                model["rpn.head.bbox_pred.weight"][4 * ours : 4 * ours + 4],
+                model["rpn.head.bbox_pred.weight"][4 * converted : 4 * converted + 4],
                 deltas[4 * other : 4 * other + 4],
             )
 
@@ -175,9 +176,9 @@ def test_class_agnostic_masks_are_repeated():
         state[name] = state[name][:1]
     model = convert(state, "detectron2").model
     for leaf in ("weight", "bias"):
-        ours = model[f"roi_heads.mask.predictor.mask_fcn_logits.{leaf}"]
-        assert len(ours) == CLASSES
-        assert (ours[1:] == state[f"roi_heads.mask_head.predictor.{leaf}"]).all()
+        converted = model[f"roi_heads.mask.predictor.mask_fcn_logits.{leaf}"]
+        assert len(converted) == CLASSES
+        assert (converted[1:] == state[f"roi_heads.mask_head.predictor.{leaf}"]).all()
 
 
 def test_towers_that_start_with_a_norm(tmp_path):

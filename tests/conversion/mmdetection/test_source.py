@@ -111,13 +111,13 @@ def test_layout(recorded, tmp_path):
     path = save(tmp_path / "w.pth", state, cfg=config_text(CONFIGS[name]))
     converted = detlite.load_checkpoint(path, PLAIN).model.state_dict()
     box, mask = "roi_heads.box.2.", "roi_heads.mask.more.1."
-    for theirs, own in {
+    for original, own in {
         "roi_head.bbox_head.2.shared_fcs.1.bias": f"{box}feature_extractor.fc7.bias",
         "roi_head.mask_head.2.convs.3.conv.bias": f"{mask}feature_extractor.convs.3.0.bias",
         "roi_head.mask_head.0.upsample.weight": "roi_heads.mask.predictor.conv5_mask.weight",
         "neck.lateral_convs.3.conv.weight": "backbone.neck.lateral.3.0.weight",
     }.items():
-        assert torch.equal(converted[own], state[theirs]), theirs
+        assert torch.equal(converted[own], state[original]), original
     scores = state["roi_head.bbox_head.2.fc_cls.bias"]  # the background is last
     assert torch.equal(converted[f"{box}predictor.cls_score.bias"], scores.roll(1))
     masks = state["roi_head.mask_head.2.conv_logits.bias"]

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.matcher import IGNORE
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.modeling.proposal_network import ProposalNetwork
 from detlite.modeling.rcnn import GeneralizedRCNN
 from detlite.modeling.retinanet import RetinaNet
-from detlite.modeling.matcher import IGNORE
 from detlite.structures import boxes as box_ops
 
 
@@ -77,17 +77,17 @@ def match_anchors(
     batch = model.normalizer(images)
     height, width = batch.pixels.shape[-2:]
     strides = list(generator.strides)
-    own = generator([(-(-height // stride), -(-width // stride)) for stride in strides])
-    anchors = torch.cat(own)
-    levels = torch.cat([torch.full((len(part),), n) for n, part in enumerate(own)])
+    per_level = generator([(-(-height // stride), -(-width // stride)) for stride in strides])
+    anchors = torch.cat(per_level)
+    levels = torch.cat([torch.full((len(level),), n) for n, level in enumerate(per_level)])
     matched = matcher(truth, anchors)
-    seen = torch.ones_like(matched, dtype=torch.bool)
+    usable = torch.ones_like(matched, dtype=torch.bool)
     if straddle >= 0:
-        seen = box_ops.inside(anchors, batch.sizes, straddle, model.convention).expand_as(matched)
-        matched = torch.where(seen, matched, IGNORE)
+        usable = box_ops.inside(anchors, batch.sizes, straddle, model.convention).expand_as(matched)
+        matched = torch.where(usable, matched, IGNORE)
     overlaps = torch.stack([
         box_ops.iou(boxes, anchors).masked_fill(~inside, 0).amax(dim=1)
-        for boxes, inside in zip(truth.boxes, seen, strict=True)
+        for boxes, inside in zip(truth.boxes, usable, strict=True)
     ])  # fmt: skip
     overlaps = torch.where(truth.valid, overlaps, 0)
     return AnchorMatches(strides, anchors, levels, matched, overlaps, matcher.foreground)

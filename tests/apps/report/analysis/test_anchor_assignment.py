@@ -42,27 +42,27 @@ def test_assignment_of_a_training_step(tiny_config, monkeypatch):
     original = RPN.losses
     monkeypatch.setattr(RPN, "losses", losses)
     model.train()(images, targets)
-    found = match_anchors(model, images, targets)
-    assert (found.matched == drawn[0]).all()
-    assert len(found.anchors) == found.matched.shape[1] == len(found.levels)
+    matches = match_anchors(model, images, targets)
+    assert (matches.matched == drawn[0]).all()
+    assert len(matches.anchors) == matches.matched.shape[1] == len(matches.levels)
 
 
 def test_counts_and_overlaps(tiny_config):
     model = build_model(tiny_config("MODEL.MASK_ON", False))
     images, targets = batch()
-    found = match_anchors(model, images, targets)
-    assert found.strides == [4, 8, 16, 32, 64]
-    assert found.foreground == 0.7
+    matches = match_anchors(model, images, targets)
+    assert matches.strides == [4, 8, 16, 32, 64]
+    assert matches.foreground == 0.7
     for image, target in enumerate(targets):
-        counts = found.counts(image)
+        counts = matches.counts(image)
         for n, box in enumerate(target["boxes"]):
-            own = found.matched[image] == n
+            own = matches.matched[image] == n
             for level in range(5):
-                assert counts[n, level] == (own & (found.levels == level)).sum()
-            overlap = box_ops.iou(box[None], found.anchors).max()
-            assert found.overlaps[image, n] == pytest.approx(overlap.item())
-    assert found.counts(0).sum() == (found.matched[0] >= 0).sum()
-    assert (found.overlaps[1, 1:] == 0).all()  # padding
+                assert counts[n, level] == (own & (matches.levels == level)).sum()
+            overlap = box_ops.iou(box[None], matches.anchors).max()
+            assert matches.overlaps[image, n] == pytest.approx(overlap.item())
+    assert matches.counts(0).sum() == (matches.matched[0] >= 0).sum()
+    assert (matches.overlaps[1, 1:] == 0).all()  # padding
 
 
 def test_object_without_anchors(tiny_config):
@@ -73,12 +73,12 @@ def test_object_without_anchors(tiny_config):
         "boxes": torch.tensor([[16.0, 16, 48, 48], [30, 30, 33, 33]]),
         "labels": torch.tensor([1, 1]),
     }
-    found = match_anchors(model, [image], [target])
-    own = box_ops.iou(target["boxes"], found.anchors)
+    matches = match_anchors(model, [image], [target])
+    own = box_ops.iou(target["boxes"], matches.anchors)
     best = own[1] == own[1].max()
     lost = bool((own[0][best] > own[1][best]).all())
-    assert (found.counts(0)[1].sum() == 0) == lost
-    assert found.counts(0)[0].sum() > 0
+    assert (matches.counts(0)[1].sum() == 0) == lost
+    assert matches.counts(0)[0].sum() > 0
 
 
 @pytest.mark.parametrize("kind", ["RetinaNet", "ProposalNetwork", "C4"])
@@ -90,9 +90,9 @@ def test_other_models(tiny_config, kind):
         "C4": (),
     }[kind]  # fmt: skip
     model = build_model(tiny_config("MODEL.MASK_ON", False, *options, c4=kind == "C4"))
-    found = match_anchors(model, *batch())
-    assert len(found.strides) == (1 if kind == "C4" else 5)
-    assert (found.matched >= 0).any()
+    matches = match_anchors(model, *batch())
+    assert len(matches.strides) == (1 if kind == "C4" else 5)
+    assert (matches.matched >= 0).any()
 
 
 def test_model_with_precomputed_proposals(tiny_config):

@@ -18,8 +18,8 @@ NAMES = {"AP": "AP", "AP50": "AP50", "AP75": "AP75", "APs": "APs", "APm": "APm",
 
 
 def sampled_metrics(coco, rows, kind, samples):
-    found = resample(match_coco(coco, Results.from_coco(rows, ("bbox", "segm")), kind), samples)
-    return found.metrics(), found.by_category()
+    sampled = resample(match_coco(coco, Results.from_coco(rows, ("bbox", "segm")), kind), samples)
+    return sampled.metrics(), sampled.by_category()
 
 
 def check(coco, rows, kind, metrics, by_category, sample):
@@ -137,19 +137,19 @@ class TestCompare:
     def test_same_model(self):
         coco, rows = synthetic_dataset(2)
         ap = sampled_metrics(coco, rows, "bbox", sample_images(12, 200, 0))[0]["AP"]
-        found = compare(0.4, 0.4, ap, ap)
-        assert found.value == 0
-        assert found.is_noise
+        difference = compare(0.4, 0.4, ap, ap)
+        assert difference.value == 0
+        assert difference.is_noise
 
     def test_paired_interval_is_narrower(self):
         """The model is slightly better on all images, but the two intervals overlap."""
         coco, rows = synthetic_dataset(3, images=60)
         better = [row for n, row in enumerate(rows) if n % 6 or row["score"] > 0.5]
         samples = sample_images(60, 400, 0)
-        first, second = (sampled_metrics(coco, found, "bbox", samples)[0]["AP50"]
-                         for found in (better, rows))  # fmt: skip
-        expected = [evaluate_coco(coco, Results.from_coco(found), ["bbox"])["bbox"]["AP50"]
-                  for found in (better, rows)]  # fmt: skip
+        first, second = (sampled_metrics(coco, kept, "bbox", samples)[0]["AP50"]
+                         for kept in (better, rows))  # fmt: skip
+        expected = [evaluate_coco(coco, Results.from_coco(kept), ["bbox"])["bbox"]["AP50"]
+                  for kept in (better, rows)]  # fmt: skip
         difference = compare(*expected, first, second)
         assert difference.value == pytest.approx(expected[1] - expected[0])
         assert difference.interval[0] <= difference.value <= difference.interval[1]
@@ -162,9 +162,9 @@ class TestCompare:
         samples = sample_images(40, 200, 0)
         first = sampled_metrics(coco, rows, "bbox", samples)[0]["AP"]
         second = sampled_metrics(coco, rows[::3], "bbox", samples)[0]["AP"]
-        found = compare(float(np.mean(first)), float(np.mean(second)), first, second)
-        assert found.value < 0
-        assert not found.is_noise
+        difference = compare(float(np.mean(first)), float(np.mean(second)), first, second)
+        assert difference.value < 0
+        assert not difference.is_noise
 
     def test_constant_difference_is_noise(self):
         assert compare(0.4, 0.0, np.full(9, 0.4), np.zeros(9)).is_noise

@@ -50,16 +50,16 @@ def slow_matrix(coco, rows, min_score):
 def test_agrees_with_the_slow_implementation(seed, min_score):
     coco, rows = synthetic_dataset(seed)
     matches = match_across_categories(coco, Results.from_coco(rows), "bbox", 100)
-    found = confusion_matrix(matches, min_score)
-    assert (found == slow_matrix(coco, rows, min_score)).all()
+    result = confusion_matrix(matches, min_score)
+    assert (result == slow_matrix(coco, rows, min_score)).all()
     expected = [not a["iscrowd"] for a in coco.dataset["annotations"]]
-    assert found[:3].sum() == sum(expected)
+    assert result[:3].sum() == sum(expected)
 
 
 def test_best_threshold_has_the_highest_f1():
     coco, rows = synthetic_dataset(5, crowds=0)
     matched = match_coco(coco, Results.from_coco(rows), "bbox")
-    found = best_threshold(matched)
+    result = best_threshold(matched)
     right = matched.outcomes[0, 0] == 1
     objects = len(coco.dataset["annotations"])
 
@@ -67,11 +67,11 @@ def test_best_threshold_has_the_highest_f1():
         kept = matched.pairing.scores >= score
         return 2 * (right & kept).sum() / (kept.sum() + objects)
 
-    assert found.f1 == pytest.approx(max(f1(row["score"]) for row in rows))
-    assert found.f1 == pytest.approx(f1(found.score))
-    kept = matched.pairing.scores >= found.score
-    assert found.precision == pytest.approx((right & kept).sum() / kept.sum())
-    assert found.recall == pytest.approx((right & kept).sum() / objects)
+    assert result.f1 == pytest.approx(max(f1(row["score"]) for row in rows))
+    assert result.f1 == pytest.approx(f1(result.score))
+    kept = matched.pairing.scores >= result.score
+    assert result.precision == pytest.approx((right & kept).sum() / kept.sum())
+    assert result.recall == pytest.approx((right & kept).sum() / objects)
 
 
 def test_equal_scores_are_kept_together():
@@ -79,9 +79,9 @@ def test_equal_scores_are_kept_together():
     coco, rows = synthetic_dataset(6, crowds=0)
     rows = [{**row, "score": 0.5} for row in rows]
     matched = match_coco(coco, Results.from_coco(rows), "bbox")
-    found = best_threshold(matched)
-    assert found.score == 0.5
-    assert found.precision == pytest.approx((matched.outcomes[0, 0] == 1).mean())
+    result = best_threshold(matched)
+    assert result.score == 0.5
+    assert result.precision == pytest.approx((matched.outcomes[0, 0] == 1).mean())
 
 
 def test_no_detections():

@@ -19,26 +19,28 @@ from tests.evaluation.synthetic_detections import synthetic_dataset
 def test_boxes_and_masks(kind):
     coco, rows = synthetic_dataset(0)
     results = Results.from_coco(rows, ("bbox", "segm"))
-    found = analyze_detections(coco, results, kind, sample_images(12, 20, 0), 50)
-    assert found.metrics == evaluate_coco(coco, results, [kind], 50)[kind]
-    assert found.names == ["c3", "c7", "c20"]
+    analysis = analyze_detections(coco, results, kind, sample_images(12, 20, 0), 50)
+    assert analysis.metrics == evaluate_coco(coco, results, [kind], 50)[kind]
+    assert analysis.names == ["c3", "c7", "c20"]
     expected = [row["category_id"] for row in coco.dataset["annotations"] if not row["iscrowd"]]
-    assert found.objects.tolist() == [expected.count(number) for number in (3, 7, 20)]
-    assert (found.confusion[:3].sum(axis=1) == found.objects).all()
-    assert found.errors.ap == pytest.approx(found.metrics["AP50"], abs=0.02)
-    assert found.bootstrap.metrics()["AP"].shape == (20,)
+    assert analysis.objects.tolist() == [expected.count(number) for number in (3, 7, 20)]
+    assert (analysis.confusion[:3].sum(axis=1) == analysis.objects).all()
+    assert analysis.errors.ap == pytest.approx(analysis.metrics["AP50"], abs=0.02)
+    assert analysis.bootstrap.metrics()["AP"].shape == (20,)
 
 
 def test_keypoints_have_no_error_types(data_root):
     folder = data_root / "data" / "cocoeval_val2014_100" / "keypoints"
     results = Results.from_coco(json.loads((folder / "dt.json").read_text()), ["keypoints"])
     coco = COCO(folder / "gt.json")
-    found = analyze_detections(coco, results, "keypoints", np.ones((1, len(coco.imgs)), np.uint8))
-    assert found.metrics == evaluate_coco(coco, results, ["keypoints"])["keypoints"]
-    assert found.errors is None
-    assert found.confusion is None
-    assert 0 < found.threshold.recall < 1
-    assert found.calibration.counts.sum() > 0
+    analysis = analyze_detections(
+        coco, results, "keypoints", np.ones((1, len(coco.imgs)), np.uint8)
+    )
+    assert analysis.metrics == evaluate_coco(coco, results, ["keypoints"])["keypoints"]
+    assert analysis.errors is None
+    assert analysis.confusion is None
+    assert 0 < analysis.threshold.recall < 1
+    assert analysis.calibration.counts.sum() > 0
 
 
 def test_results_of_another_data_set():

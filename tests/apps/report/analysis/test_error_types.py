@@ -74,14 +74,14 @@ def slow_errors(coco, rows, field):
         if crowd:
             over_crowd = rle_codec.iou([r[field] for r in own], [a[field] for a in crowd],
                                        [1] * len(crowd))  # fmt: skip
-        found = {}
+        matched = {}
         for n, row in enumerate(own):
             free = [(overlap[n, g], -g) for g, a in enumerate(expected)
                     if a["category_id"] == row["category_id"]
                     and not objects[a["id"]]["found"]]  # fmt: skip
             if free and max(free)[0] >= 0.5:
-                found[n] = -max(free)[1]
-                objects[expected[found[n]]["id"]]["found"] = True
+                matched[n] = -max(free)[1]
+                objects[expected[matched[n]]["id"]]["found"] = True
         for n, row in enumerate(own):
             same = [(overlap[n, g], -g) for g, a in enumerate(expected)
                     if a["category_id"] == row["category_id"]]  # fmt: skip
@@ -89,7 +89,7 @@ def slow_errors(coco, rows, field):
                      if a["category_id"] != row["category_id"]]  # fmt: skip
             best_same, best_other = max(same, default=(0, 0)), max(other, default=(0, 0))
             about = None
-            if n in found:
+            if n in matched:
                 kind = "right"
             elif any(over_crowd[n, c] > 0.5 and a["category_id"] == row["category_id"]
                      for c, a in enumerate(crowd)):  # fmt: skip
@@ -137,18 +137,18 @@ def slow_errors(coco, rows, field):
 def test_rules_of_tide(seed, kind):
     coco, rows = synthetic_dataset(seed, images=15)
     counts, gains, ap = slow_errors(coco, rows, {"bbox": "bbox", "segm": "segmentation"}[kind])
-    found = measured(coco, rows, kind)
-    assert found.counts() == counts
-    assert found.gains == pytest.approx(gains, abs=1e-9)
-    assert found.ap == pytest.approx(ap, abs=1e-9)
+    errors = measured(coco, rows, kind)
+    assert errors.counts() == counts
+    assert errors.gains == pytest.approx(gains, abs=1e-9)
+    assert errors.ap == pytest.approx(ap, abs=1e-9)
 
 
 def test_data_sets_have_every_error_type():
     totals = dict.fromkeys(ERROR_TYPES, 0)
     for seed in SEEDS:
-        found = measured(*synthetic_dataset(seed, images=15))
-        totals = {kind: totals[kind] + found.counts()[kind] for kind in ERROR_TYPES}
-        assert found.types.min() >= IGNORED
+        errors = measured(*synthetic_dataset(seed, images=15))
+        totals = {kind: totals[kind] + errors.counts()[kind] for kind in ERROR_TYPES}
+        assert errors.types.min() >= IGNORED
     assert min(totals.values()) > 3
 
 
@@ -164,19 +164,19 @@ def test_tide_itself(monkeypatch, seed, mode):
     from tidecv.errors import main_errors
 
     coco, rows = synthetic_dataset(seed, images=15, crowds=0)
-    truth, found = tidecv.Data("truth"), tidecv.Data("found")
+    truth, detections = tidecv.Data("truth"), tidecv.Data("found")
     for row in coco.dataset["annotations"]:
         truth.add_ground_truth(row["image_id"], row["category_id"], row["bbox"],
                                row["segmentation"])  # fmt: skip
     for image_id in coco.imgs:
         truth.add_image(image_id, str(image_id))
     for row in rows:
-        found.add_detection(row["image_id"], row["category_id"], row["score"], row["bbox"],
+        detections.add_detection(row["image_id"], row["category_id"], row["score"], row["bbox"],
                             row["segmentation"])  # fmt: skip
     monkeypatch.setattr(matching, "RECALL_THRESHOLDS", np.array([n / 100 for n in range(101)]))
     box = mode == "bbox"
     tide = tidecv.TIDE()
-    run = tide.evaluate(truth, found, mode=tidecv.TIDE.BOX if box else tidecv.TIDE.MASK)
+    run = tide.evaluate(truth, detections, mode=tidecv.TIDE.BOX if box else tidecv.TIDE.MASK)
     names = {"classification": "ClassError", "localisation": "BoxError", "both": "OtherError",
              "duplicate": "DuplicateError", "background": "BackgroundError",
              "missed": "MissedError"}  # fmt: skip
@@ -199,12 +199,12 @@ def errors_of(annotations, rows):
             for n, (category, box) in enumerate(annotations, start=1)
         ],
     }  # fmt: skip
-    found = [
+    detections = [
         {"image_id": 1, "category_id": category, "bbox": box, "score": score}
         for category, box, score in rows
     ]
     return classify_errors(
-        match_across_categories(make_coco(content), Results.from_coco(found), "bbox", 100)
+        match_across_categories(make_coco(content), Results.from_coco(detections), "bbox", 100)
     )
 
 
@@ -225,25 +225,25 @@ FAR = [60.0, 60.0, 30.0, 30.0]
     ],
 )
 def test_one_error(rows, kind):
-    found = errors_of([(1, BOX)], rows)
+    errors = errors_of([(1, BOX)], rows)
     # These detections belong to no object, so the object is missed, too.
     also = {"missed": int(kind in ("both", "background", "missed"))}
     expected = dict.fromkeys(ERROR_TYPES, 0) | {kind: 1} | also
-    assert found.counts() == expected
-    assert (found.found_by >= 0).tolist() == [kind == "duplicate"]
+    assert errors.counts() == expected
+    assert (errors.found_by >= 0).tolist() == [kind == "duplicate"]
 
 
 def test_one_error_of_two():
-    found = errors_of([(1, BOX), (2, FAR)], [(1, BOX, 0.9), (1, FAR, 0.8)])
-    assert found.types.tolist() == [TRUE_POSITIVE, FALSE_POSITIVE_TYPES.index("classification")]
-    assert found.ap == pytest.approx(0.5)
-    assert found.gains["classification"] == pytest.approx(0.5)
-    assert found.gains["missed"] == 0
-    assert found.objects.tolist() == [0, 1]
+    errors = errors_of([(1, BOX), (2, FAR)], [(1, BOX, 0.9), (1, FAR, 0.8)])
+    assert errors.types.tolist() == [TRUE_POSITIVE, FALSE_POSITIVE_TYPES.index("classification")]
+    assert errors.ap == pytest.approx(0.5)
+    assert errors.gains["classification"] == pytest.approx(0.5)
+    assert errors.gains["missed"] == 0
+    assert errors.objects.tolist() == [0, 1]
 
 
 def test_no_objects():
-    found = errors_of([], [(1, BOX, 0.9)])
-    assert found.ap is None
-    assert set(found.gains.values()) == {0.0}
-    assert found.counts()["background"] == 1
+    errors = errors_of([], [(1, BOX, 0.9)])
+    assert errors.ap is None
+    assert set(errors.gains.values()) == {0.0}
+    assert errors.counts()["background"] == 1
