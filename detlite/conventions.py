@@ -11,9 +11,10 @@ import ast
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from yacs.config import CfgNode
+if TYPE_CHECKING:
+    from yacs.config import CfgNode
 
 
 @dataclass(frozen=True)

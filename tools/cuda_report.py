@@ -1,21 +1,20 @@
-"""Counts what the CUDA kernels cost, from their machine code, and checks it. No GPU is needed.
+"""Report and check the resources of the CUDA kernels, from their machine code. Needs no GPU.
 
-    python tools/cuda_report.py build/cuda/detlite/_C.abi3.so       # what is built, each generation
-    python tools/cuda_report.py csrc/cuda/nms.cu --arch sm_75       # compiles what is named
-    python tools/cuda_report.py                                     # all of csrc/cuda for sm_90
+    python tools/cuda_report.py build/cuda/detlite/_C.abi3.so    # all GPU generations of a build
+    python tools/cuda_report.py csrc/cuda/nms.cu --arch sm_75    # compile and report one file
+    python tools/cuda_report.py                                  # all of csrc/cuda for sm_90
 
-Prints a table of every kernel: registers, shared memory, how many of a multiprocessor's threads fit
-at once, instructions. Fails where a kernel
+Prints a table of all kernels: registers, shared memory, threads per block, occupancy, number of
+instructions. Exits with status 1 if a kernel
 
-* keeps values in local memory (only gradients may);
-* has more registers than a block of as many threads as __launch_bounds__ names can have;
-* has more instructions on sm_90 than its source allows, or its source allows it none. That is a
-  comment of this form just before the kernel, a line for each choice of template arguments, or one
-  line without them for all that have none of their own:
+* keeps values in local memory (allowed only for gradients);
+* needs too many registers for the number of threads in its __launch_bounds__;
+* has more instructions on sm_90 than its budget, or has no budget. A budget is a comment above the
+  kernel, either for given template arguments or, without arguments, for all others:
 
       // Budget: forward_kernel<float, float, 4> 900 instructions.
 
-The table says nothing of time: a loop is counted once, however often it runs.
+Instruction counts do not measure time: the instructions of a loop count once.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "csrc" / "cuda"
 BUDGET_ARCHITECTURE = "sm_90"
-MOST_THREADS = 1024  # of a block
-REGISTERS = 65536  # of a multiprocessor and of a block, on every generation below
+MAX_THREADS = 1024  # per block
+REGISTERS = 65536  # per multiprocessor and per block, on all generations below
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a multiprocessor holds at once."""
+    """Resources of a multiprocessor."""
 
     threads: int
     blocks: int
@@ -61,28 +60,28 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel as compiled for one generation of GPUs."""
+    """Resources of a kernel, compiled for one GPU generation."""
 
-    file: str  # without its suffix
+    file: str  # without suffix
     name: str
-    types: str  # its template arguments, "<...>" or ""
+    types: str  # template arguments, "<...>" or ""
     architecture: str
     registers: int
-    shared_bytes: int  # with what the system takes, without what the launch gives
-    threads: int | None  # the most in a block, where __launch_bounds__ says so
-    instructions: int  # but NOPs
+    shared_bytes: int  # static, including what the system reserves
+    threads: int | None  # maximum per block, from __launch_bounds__
+    instructions: int  # without NOPs
     local_accesses: int  # loads and stores of local memory
 
     def __str__(self) -> str:
         return f"{self.file}: {self.name}{self.types} on {self.architecture}"
 
     def registers_of_block(self) -> int:
-        """A warp's are handed out by 256."""
-        warps = -(-(self.threads or MOST_THREADS) // 32)
+        """Return the registers of a full block. The hardware allocates 256 at a time per warp."""
+        warps = -(-(self.threads or MAX_THREADS) // 32)
         return -(-self.registers * 32 // 256) * 256 * warps
 
     def occupancy(self) -> float | None:
-        """The part of a multiprocessor's threads that its registers and shared memory let run."""
+        """Return the fraction of a multiprocessor's threads that can run simultaneously."""
         limits = LIMITS.get(self.architecture)
         if limits is None or self.threads is None:
             return None
@@ -98,39 +97,41 @@ class Kernel:
 # ---- Reading
 
 
-def tool(name: str) -> str:
-    """The path of one of CUDA's programs, from the toolkit or from Triton's package."""
-    folders = [os.environ["PATH"]]
+def find_program(name: str) -> str | None:
+    """Return the path of a CUDA program from the toolkit or from Triton, or None."""
+    folders = [os.environ.get("PATH", "")]
     if home := os.environ.get("CUDA_HOME"):
         folders.append(f"{home}/bin")
     folders.append("/usr/local/cuda/bin")
     folders += [f"{path}/triton/backends/nvidia/bin" for path in sys.path]
-    found = shutil.which(name, path=os.pathsep.join(folders))
-    if found is None:
-        raise SystemExit(f"error: no {name}: it comes with the CUDA toolkit and with Triton")
-    return found
+    return shutil.which(name, path=os.pathsep.join(folders))
 
 
-def output_of(*command: str, cwd: Path | None = None) -> str:
-    folder = os.path.dirname(command[0])  # cuobjdump looks for nvdisasm in PATH
+def run_program(name: str, *arguments: str, cwd: Path | None = None) -> str:
+    """Run a program and return its output."""
+    path = find_program(name)
+    if path is None:
+        raise SystemExit(f"error: cannot find {name}. Install the CUDA toolkit and set CUDA_HOME.")
+    command = [path, *arguments]
+    folder = os.path.dirname(path)  # cuobjdump looks for nvdisasm in PATH
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd)
-    if ran.returncode:
-        raise SystemExit(f"error: {' '.join(command)}\n{ran.stdout}{ran.stderr}")
-    return ran.stdout
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd)
+    if result.returncode:
+        raise SystemExit(f"error: {' '.join(command)}\n{result.stdout}{result.stderr}")
+    return result.stdout
 
 
 def kernels_of(cubin: Path) -> list[Kernel]:
-    dumped = output_of(tool("cuobjdump"), "-elf", "-res-usage", "-sass", str(cubin))
+    dumped = run_program("cuobjdump", "-elf", "-res-usage", "-sass", str(cubin))
     names = re.findall(r"^\s+Function : (\S+)$", dumped, re.MULTILINE)
-    demangled = output_of("c++filt", *names).splitlines() if names else []
+    demangled = run_program("c++filt", *names).splitlines() if names else []
     return list(parse_dump(dumped, dict(zip(names, demangled, strict=True))))
 
 
 def parse_dump(dumped: str, demangled: dict[str, str]) -> Iterator[Kernel]:
-    """What cuobjdump prints of one cubin: its sections, resources and machine code."""
-    found = re.search(r"^\s+code for (sm_\d+)", dumped, re.MULTILINE)
-    if not found:
+    """Parse the output of cuobjdump for one cubin: sections, resources and machine code."""
+    architecture = re.search(r"^\s+code for (sm_\d+)", dumped, re.MULTILINE)
+    if not architecture:
         return
     bounds = {}
     for info in re.finditer(
@@ -147,7 +148,7 @@ def parse_dump(dumped: str, demangled: dict[str, str]) -> Iterator[Kernel]:
             r"^ Function (\S+):\n\s+REG:(\d+) STACK:\d+ SHARED:(\d+)", dumped, re.MULTILINE
         )
     }
-    # A namespace without a name is called by its file: how long its name is, then the name.
+    # The mangled name of an anonymous namespace contains the length of the file name and the name.
     file = re.search(r"_GLOBAL__N__[0-9a-f]+_(\d+)_(\w+)", dumped)
     stem = file[2][: int(file[1])].removesuffix("_cu") if file else ""
     for part in re.split(r"^\s+Function : ", dumped, flags=re.MULTILINE)[1:]:
@@ -161,7 +162,7 @@ def parse_dump(dumped: str, demangled: dict[str, str]) -> Iterator[Kernel]:
             stem,
             name,
             types,
-            found[1],
+            architecture[1],
             registers,
             shared,
             bounds.get(mangled),
@@ -171,7 +172,7 @@ def parse_dump(dumped: str, demangled: dict[str, str]) -> Iterator[Kernel]:
 
 
 def split_signature(demangled: str) -> tuple[str, str]:
-    """The name and the template arguments of a function, without namespaces."""
+    """Return the name and the template arguments of a function, without namespaces."""
     plain = re.sub(r"\(anonymous namespace\)::|\b\w+::", "", demangled)
     plain = plain.removeprefix("void ").replace("> >", ">>")
     depth, end = 0, 0
@@ -184,29 +185,27 @@ def split_signature(demangled: str) -> tuple[str, str]:
 
 
 def extract(binary: Path, folder: Path) -> list[Path]:
-    """The cubins in a library or an executable."""
-    output_of(tool("cuobjdump"), "-xelf", "all", str(binary.resolve()), cwd=folder)
+    """Extract the cubins of a library or an executable."""
+    run_program("cuobjdump", "-xelf", "all", str(binary.resolve()), cwd=folder)
     return sorted(folder.glob("*.cubin"))
 
 
 def compile_kernel(source: Path, architecture: str, folder: Path) -> Path:
     from torch.utils import cpp_extension
 
-    # As in setup.py.
+    # The flags of setup.py.
     flags = ["-O3", "-std=c++17", "-DTORCH_TARGET_VERSION=0x020b000000000000", "-DUSE_CUDA"]
     flags += [*cpp_extension.COMMON_NVCC_FLAGS, f"-I{ROOT}/csrc", f"-I{KERNELS}"]
     flags += [f"-isystem={path}" for path in cpp_extension.include_paths("cuda")]
     target = folder / f"{source.stem}.{architecture}.cubin"
-    output_of(
-        tool("nvcc"), "-cubin", f"-arch={architecture}", *flags, str(source), "-o", str(target)
-    )
+    run_program("nvcc", "-cubin", f"-arch={architecture}", *flags, str(source), "-o", str(target))
     return target
 
 
 # ---- Checking
 
 BUDGET = re.compile(r"^// Budget: (\w+)(<.*>)? (\d[\d,]*) instructions\.$", re.MULTILINE)
-Budgets = dict[tuple[str, str], int]  # of a kernel's name and template arguments, "" for any
+Budgets = dict[tuple[str, str], int]  # key: kernel name and template arguments, "" for any
 
 
 def budgets_of(source: str) -> Budgets:
@@ -217,7 +216,12 @@ def budgets_of(source: str) -> Budgets:
 
 
 def failures(kernels: list[Kernel], sources: dict[str, str]) -> Iterator[str]:
-    """What is wrong, a message each. `sources`: the text of each file of csrc/cuda, by its name."""
+    """Return the messages of all failed checks.
+
+    Args:
+        kernels: the compiled kernels.
+        sources: the text of each file in csrc/cuda by file name.
+    """
     budgets = {name: budgets_of(text) for name, text in sources.items()}
     shared: Budgets = {}
     for name in budgets:
@@ -226,18 +230,18 @@ def failures(kernels: list[Kernel], sources: dict[str, str]) -> Iterator[str]:
     for name, text in sources.items():
         if text.count("Budget:") != len(budgets[name]):
             yield f"{name}: a budget is not of the form '// Budget: NAME<TYPES> N instructions.'"
-    met = set()
+    used = set()
     for kernel in kernels:
         if kernel.local_accesses and not re.search("backward|gradient", kernel.name):
             yield (
-                f"{kernel}: {kernel.local_accesses} loads and stores of local memory: values are "
-                "spilled, or an array's index is not known when it is compiled"
+                f"{kernel}: {kernel.local_accesses} loads and stores of local memory. Registers "
+                "are spilled, or an array index is not known at compile time."
             )
         if kernel.registers_of_block() > REGISTERS:
-            bound = "as __launch_bounds__ says" if kernel.threads else "without __launch_bounds__"
+            bound = "from __launch_bounds__" if kernel.threads else "without __launch_bounds__"
             yield (
-                f"{kernel}: {kernel.registers} registers in a block of "
-                f"{kernel.threads or MOST_THREADS} threads, {bound}: no such block can start"
+                f"{kernel}: {kernel.registers} registers are too many for a block of "
+                f"{kernel.threads or MAX_THREADS} threads ({bound})"
             )
         if kernel.architecture != BUDGET_ARCHITECTURE:
             continue
@@ -246,26 +250,26 @@ def failures(kernels: list[Kernel], sources: dict[str, str]) -> Iterator[str]:
             (key for key in ((kernel.name, kernel.types), (kernel.name, "")) if key in own), None
         )
         if key is None:
-            yield f"{kernel}: no budget; it has {kernel.instructions} instructions"
+            yield f"{kernel}: no budget. The kernel has {kernel.instructions} instructions."
             continue
-        met.add(key)
+        used.add(key)
         if kernel.instructions > own[key]:
             yield f"{kernel}: {kernel.instructions} instructions, above its budget of {own[key]}"
-    # A header's kernels are in several files: only all of them can say that one is missing.
+    # Several files compile the kernels of headers, so check their budgets only with all files.
     compiled = {
         f"{kernel.file}.cu" for kernel in kernels if kernel.architecture == BUDGET_ARCHITECTURE
     }
     complete = compiled.issuperset(name for name in sources if name.endswith(".cu"))
     for name, listed in budgets.items():
-        for key in listed.keys() - met if complete or name in compiled else ():
-            yield f"{name}: a budget for {''.join(key)}, which is no kernel"
+        for key in listed.keys() - used if complete or name in compiled else ():
+            yield f"{name}: there is a budget for {''.join(key)}, but no such kernel"
 
 
 # ---- Printing
 
 
 def table(kernels: Iterable[Kernel]) -> str:
-    """Markdown."""
+    """Format the kernels as a Markdown table."""
     lines = [
         "| GPU | file | kernel | registers | shared bytes | threads | occupancy | instructions |",
         "|---|---|---|---|---|---|---|---|",
@@ -285,13 +289,13 @@ def order(kernel: Kernel) -> tuple[int, str, str, str]:
 
 
 def main() -> int:
-    """Returns the exit status: 1 where a check failed."""
+    """Return the exit status: 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path, help=".cu files, cubins, or what holds some")
+    parser.add_argument("files", nargs="*", type=Path, help=".cu files, cubins or libraries")
     parser.add_argument(
-        "--arch", nargs="+", default=[BUDGET_ARCHITECTURE], help="what .cu files are compiled for"
+        "--arch", nargs="+", default=[BUDGET_ARCHITECTURE], help="architectures for .cu files"
     )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="where to write the table")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to a file")
     args = parser.parse_args()
     files = args.files or sorted(KERNELS.glob("*.cu"))
     sources = {path.name: path.read_text() for path in sorted(KERNELS.iterdir())}
@@ -307,17 +311,19 @@ def main() -> int:
         for path in files:
             if path.suffix not in (".cu", ".cubin"):
                 cubins += extract(path, folder)
-        kernels = sorted((k for found in pool.map(kernels_of, cubins) for k in found), key=order)
+        kernels = sorted(
+            (k for cubin_kernels in pool.map(kernels_of, cubins) for k in cubin_kernels), key=order
+        )
     if not kernels:
-        print(f"error: no kernels in {', '.join(map(str, files))}", file=sys.stderr)
+        print(f"error: found no kernels in {', '.join(map(str, files))}", file=sys.stderr)
         return 1
     if args.markdown:
         args.markdown.write_text(table(kernels) + "\n")
     print(table(kernels))
-    wrong = list(failures(kernels, sources))
-    for message in wrong:
+    errors = list(failures(kernels, sources))
+    for message in errors:
         print(f"error: {message}", file=sys.stderr)
-    return 1 if wrong else 0
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

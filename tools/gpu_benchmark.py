@@ -1,12 +1,12 @@
-"""Times the operators on a GPU beside torchvision's, by CUDA events.
+"""Time the operators on a GPU and compare them with torchvision's, using CUDA events.
 
     python tools/gpu_benchmark.py --json gpu.json
 
-Each time is the median of many calls, and before each call memory that is larger than the GPU's L2
-cache is written, so that nothing is read from there but by chance. Backward passes are timed alone.
-detlite and torchvision get the same boxes and maps; `_cl` in a name says that detlite's maps are
-channels-last, while torchvision's are always contiguous, which it likes best. Without torchvision
-its column stays empty. `python -m benchmarks ops` has the wall times and more operators.
+Each time is the median of many calls. Before each call, a write of memory larger than the GPU's L2
+cache evicts the inputs. Backward passes are timed separately. detlite and torchvision get the same
+boxes and maps. `_cl` in a name means that detlite's maps are channels-last; torchvision's maps are
+always contiguous, its fastest layout. Without torchvision its column is empty.
+`python -m benchmarks ops` measures wall times and more operators.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if importlib.util.find_spec("torchvision") is not None:
     torchvision = importlib.import_module("torchvision")
 
 Run = Callable[[], object]
-Pair = tuple[str, Run, Run | None]  # detlite's call and, where there is one, torchvision's
+Pair = tuple[str, Run, Run | None]  # name, detlite's call, torchvision's call if available
 STRIDES = (4, 8, 16, 32)
 FLUSHED_BYTES = 512 << 20
 
 
 class Clock:
-    """Milliseconds of a call on a device."""
+    """Measure the milliseconds of a call on a device."""
 
     def __init__(self, device: str, calls: int) -> None:
         self.device, self.calls = device, calls
@@ -58,8 +58,8 @@ class Clock:
         if self.device != "cuda":
             start = time.perf_counter()
             run()
-            taken = 1e3 * (time.perf_counter() - start)
-            return lambda: taken
+            elapsed = 1e3 * (time.perf_counter() - start)
+            return lambda: elapsed
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         run()
@@ -68,34 +68,34 @@ class Clock:
 
 
 class Inputs:
-    """Random inputs of a detector's sizes on 800 x 1216 pixels, or of a tenth where small."""
+    """Random inputs with the sizes of a detector on 800 x 1216 pixels, or a tenth if `small`."""
 
     def __init__(self, device: str, small: bool) -> None:
-        self.device, self.part = device, 10 if small else 1
-        self.height, self.width = 800 // self.part, 1216 // self.part
-        self.channels = 256 // self.part
+        self.device, self.divisor = device, 10 if small else 1
+        self.height, self.width = 800 // self.divisor, 1216 // self.divisor
+        self.channels = 256 // self.divisor
 
     def maps(self, images: int, strides: tuple[int, ...] = STRIDES) -> list[Tensor]:
         shapes = [(images, self.channels, self.height // s, self.width // s) for s in strides]
         return [torch.randn(shape, device=self.device).requires_grad_() for shape in shapes]
 
-    def boxes(self, count: int, least: float, most: float) -> Tensor:
-        count //= self.part
+    def boxes(self, count: int, min_side: float, max_side: float) -> Tensor:
+        count //= self.divisor
         extent = torch.tensor([self.width, self.height])
-        sides = least * (most / least) ** torch.rand(count, 2) / self.part
+        sides = min_side * (max_side / min_side) ** torch.rand(count, 2) / self.divisor
         corner = torch.rand(count, 2) * (extent - sides).clamp(min=0)
         return torch.cat([corner, corner + sides], 1).to(self.device)
 
     def clustered(self, count: int, objects: int) -> Tensor:
-        around = self.boxes(objects * self.part, 60, 300)
-        which = torch.randint(0, len(around), (count // self.part,), device=self.device)
-        return around[which] + torch.randn(len(which), 4, device=self.device) * 8 / self.part
+        around = self.boxes(objects * self.divisor, 60, 300)
+        which = torch.randint(0, len(around), (count // self.divisor,), device=self.device)
+        return around[which] + torch.randn(len(which), 4, device=self.device) * 8 / self.divisor
 
 
 def gradients(
-    name: str, ours: Run, theirs: Run | None, wanted: list[Tensor], own: list[Tensor]
+    name: str, ours: Run, theirs: Run | None, their_maps: list[Tensor], our_maps: list[Tensor]
 ) -> Iterator[Pair]:
-    """The forward passes, and the backward passes alone; `wanted` are torchvision's maps."""
+    """Yield the forward passes, then the backward passes."""
     yield name, ours, theirs
 
     def backward(run: Run, maps: list[Tensor]) -> Run:
@@ -103,20 +103,20 @@ def gradients(
         grad = torch.randn_like(pooled)
         return lambda: torch.autograd.grad(pooled, maps, grad, retain_graph=True)
 
-    yield f"{name}_backward", backward(ours, own), theirs and backward(theirs, wanted)
+    yield f"{name}_backward", backward(ours, our_maps), theirs and backward(theirs, their_maps)
 
 
-def last(maps: list[Tensor]) -> list[Tensor]:
+def to_channels_last(maps: list[Tensor]) -> list[Tensor]:
     channels_last = torch.channels_last
     return [x.detach().contiguous(memory_format=channels_last).requires_grad_() for x in maps]
 
 
-def roi_cases(make: Inputs) -> Iterator[Pair]:
-    maps = make.maps(1, STRIDES[:1])
-    boxes = make.boxes(1000, 12, 112)
+def roi_cases(inputs: Inputs) -> Iterator[Pair]:
+    maps = inputs.maps(1, STRIDES[:1])
+    boxes = inputs.boxes(1000, 12, 112)
     rois = torch.cat([boxes.new_zeros(len(boxes), 1), boxes], 1)
     align = (rois, 7, 0.25, 2)
-    for suffix, own in (("", maps), ("_cl", last(maps))):
+    for suffix, own in (("", maps), ("_cl", to_channels_last(maps))):
         yield from gradients(
             f"roi_align_7_s2{suffix}",
             partial(ops.roi_align, own[0], *align),
@@ -133,18 +133,18 @@ def roi_cases(make: Inputs) -> Iterator[Pair]:
         )
 
 
-def pyramid_cases(make: Inputs) -> Iterator[Pair]:
-    images = 16 if make.part == 1 else 2
-    maps = make.maps(images)
-    boxes = [make.boxes(512, 16, 800) for _ in range(images)]
+def pyramid_cases(inputs: Inputs) -> Iterator[Pair]:
+    images = 16 if inputs.divisor == 1 else 2
+    maps = inputs.maps(images)
+    boxes = [inputs.boxes(512, 16, 800) for _ in range(images)]
     scales = [1 / s for s in STRIDES]
     reference = None
     if torchvision:
         named = OrderedDict((str(i), x) for i, x in enumerate(maps))
         pooler = torchvision.ops.MultiScaleRoIAlign(list(named), 7, 2)
-        sizes = [(make.height, make.width)] * images
+        sizes = [(inputs.height, inputs.width)] * images
         reference = lambda: pooler(named, boxes, sizes)  # noqa: E731
-    for suffix, own in (("", maps), ("_cl", last(maps))):
+    for suffix, own in (("", maps), ("_cl", to_channels_last(maps))):
         yield from gradients(
             f"pyramid_16x512{suffix}",
             partial(ops.pyramid_roi_align, own, boxes, 7, scales, 2),
@@ -154,27 +154,27 @@ def pyramid_cases(make: Inputs) -> Iterator[Pair]:
         )
 
 
-def box_cases(make: Inputs) -> Iterator[Pair]:
+def box_cases(inputs: Inputs) -> Iterator[Pair]:
     for name, boxes in (
-        ("nms_12k_spread", make.boxes(12_000, 20, 300)),
-        ("nms_12k_clustered", make.clustered(12_000, 30)),
+        ("nms_12k_spread", inputs.boxes(12_000, 20, 300)),
+        ("nms_12k_clustered", inputs.clustered(12_000, 30)),
     ):
-        given = (boxes, torch.rand(len(boxes), device=make.device), 0.7)
+        arguments = (boxes, torch.rand(len(boxes), device=inputs.device), 0.7)
         yield (
             name,
-            partial(ops.nms, *given),
-            torchvision and partial(torchvision.ops.nms, *given),
+            partial(ops.nms, *arguments),
+            torchvision and partial(torchvision.ops.nms, *arguments),
         )
-    boxes = make.boxes(4000, 20, 300)
-    scores = torch.rand(len(boxes), device=make.device)
-    groups = torch.randint(0, 80, (len(boxes),), device=make.device)
+    boxes = inputs.boxes(4000, 20, 300)
+    scores = torch.rand(len(boxes), device=inputs.device)
+    groups = torch.randint(0, 80, (len(boxes),), device=inputs.device)
     yield (
         "batched_nms_4k_80",
         lambda: ops.batched_nms(boxes, scores, groups, 0.5),
         torchvision and (lambda: torchvision.ops.batched_nms(boxes, scores, groups, 0.5)),
     )
-    candidates, truth = make.boxes(243_000, 32, 512), make.boxes(100, 30, 300)
-    valid = torch.ones(1, len(truth), dtype=torch.bool, device=make.device)
+    candidates, truth = inputs.boxes(243_000, 32, 512), inputs.boxes(100, 30, 300)
+    valid = torch.ones(1, len(truth), dtype=torch.bool, device=inputs.device)
     matcher = None
     if torchvision:
         from torchvision.models.detection._utils import Matcher
@@ -184,8 +184,8 @@ def box_cases(make: Inputs) -> Iterator[Pair]:
     yield "match_243k_100", lambda: ops.match_boxes(truth[None], valid, candidates), matcher
 
 
-def loss_cases(make: Inputs) -> Iterator[Pair]:
-    logits = torch.randn(200_000 // make.part, 80, device=make.device, requires_grad=True)
+def loss_cases(inputs: Inputs) -> Iterator[Pair]:
+    logits = torch.randn(200_000 // inputs.divisor, 80, device=inputs.device, requires_grad=True)
     targets = (torch.rand_like(logits) > 0.99).float()
     arguments = (logits, targets, 0.25, 2.0, "sum")
     yield from gradients(
@@ -198,21 +198,21 @@ def loss_cases(make: Inputs) -> Iterator[Pair]:
 
 
 def measure(device: str, calls: int, small: bool) -> Iterator[dict[str, Any]]:
-    clock, make = Clock(device, calls), Inputs(device, small)
+    clock, inputs = Clock(device, calls), Inputs(device, small)
     for group in (roi_cases, pyramid_cases, box_cases, loss_cases):
         torch.manual_seed(0)
         try:
-            for name, ours, theirs in group(make):
+            for name, ours, theirs in group(inputs):
                 own = clock(ours)
                 other = clock(theirs) if theirs else None
                 ratio = other / own if other else None
                 yield {"case": name, "detlite_ms": own, "torchvision_ms": other, "ratio": ratio}
         except torch.cuda.OutOfMemoryError:
-            yield {"case": f"{group.__name__}: the GPU's memory is too small for the rest"}
+            yield {"case": f"{group.__name__}: out of GPU memory, skipped the rest"}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """Format the rows as a Markdown table."""
     lines = ["| case | detlite ms | torchvision ms | ratio |", "|---|---|---|---|"]
     for row in rows:
         cells = [
@@ -224,12 +224,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--calls", type=int, default=100, help="for each time")
-    parser.add_argument("--small", action="store_true", help="a tenth of every size: a try")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the rows")
+    parser.add_argument("--calls", type=int, default=100, help="calls per measurement")
+    parser.add_argument(
+        "--small", action="store_true", help="divide all sizes by ten, for a test run"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     args = parser.parse_args()
     rows = list(measure(args.device, args.calls, args.small))
     print(table(rows))

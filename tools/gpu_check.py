@@ -1,15 +1,15 @@
-"""Checks the CUDA kernels on whatever GPU there is, and times them: the first thing to run on one.
+"""Check the CUDA kernels on the GPU of this machine, and time them.
 
     python tools/gpu_check.py --out output/gpu_check
 
-Builds the kernels for the GPU where there is a CUDA compiler (else detlite is taken as installed),
-then runs every step in a process of its own; gpu_steps.py and gpu_benchmark.py have the steps. Each
-has its own verdict: passed, failed, or skipped for the reason named. Writes report.json, report.md
-and the output of each step.
+Run this first on a new GPU. If there is a CUDA compiler, the script builds the kernels for the GPU,
+otherwise it uses the installed detlite. Then it runs each step of gpu_steps.py and the timings of
+gpu_benchmark.py in a separate process. Each step passes, fails, or is skipped for a stated reason.
+The script writes report.json, report.md and the output of each step, and exits with status 1 if a
+step failed.
 
-Needs torch and detlite's kernels. What needs yacs, pytest, torchvision or the CUDA toolkit's
-programs is skipped, or does without, where these are missing. Without a GPU it says so and runs
-what can be run on the CPU. Ends with status 1 where a step failed.
+Needs torch, pycocotools and detlite's kernels. Steps that need yacs, pytest or programs of the CUDA
+toolkit are skipped if these are missing. Without a GPU, only the steps that can run on the CPU run.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from cuda_report import find_program
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 1200  # for one step
+SECONDS = 1200  # limit per step
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 @dataclass
 class Verdict:
-    """How a step went; `detail` is the reason, or the last lines that it printed."""
+    """Result of a step. `detail` is the reason for skipping or the last lines of the output."""
 
     step: str
     verdict: str
@@ -44,7 +45,7 @@ class Verdict:
 
 
 class Check:
-    """Runs steps one after another and keeps their verdicts."""
+    """Run steps one after another and collect their verdicts."""
 
     def __init__(self, out: Path, only: list[str]) -> None:
         self.out, self.only = out, only
@@ -53,16 +54,16 @@ class Check:
         self.environment = dict(os.environ)
         out.mkdir(parents=True, exist_ok=True)
 
-    def chosen(self, step: str) -> bool:
+    def is_selected(self, step: str) -> bool:
         return not self.only or any(part in step for part in self.only)
 
-    def skip(self, step: str, why: str) -> None:
-        if self.chosen(step):
-            self._add(Verdict(step, "skipped", detail=why))
+    def skip(self, step: str, reason: str) -> None:
+        if self.is_selected(step):
+            self._add(Verdict(step, "skipped", detail=reason))
 
     def run(self, step: str, command: list[str], **variables: str) -> bool:
-        """Runs a command; status 0 is a pass. Its output goes to a file."""
-        if not self.chosen(step):
+        """Run a command, with its output in a file. Return True if its exit status is 0."""
+        if not self.is_selected(step):
             return False
         start = time.monotonic()
         log = self.out / f"{step}.txt"
@@ -77,7 +78,7 @@ class Check:
                     timeout=SECONDS,
                 ).returncode
             except subprocess.TimeoutExpired:
-                status = f"no end in {SECONDS} s"
+                status = f"not finished after {SECONDS} s"
         detail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
         if status:
             detail = f"status {status}\n{detail}"
@@ -86,10 +87,10 @@ class Check:
         return not status
 
     def step(self, name: str, needs: tuple[str, ...] = (), **variables: str) -> None:
-        """A step of gpu_steps.py."""
+        """Run a step of gpu_steps.py."""
         missing = [package for package in needs if importlib.util.find_spec(package) is None]
         if missing:
-            self.skip(name, f"needs {' and '.join(missing)}")
+            self.skip(name, f"missing packages: {', '.join(missing)}")
         else:
             self.run(name, self.steps_command(name), **variables)
 
@@ -103,19 +104,13 @@ class Check:
             print("    " + verdict.detail.replace("\n", "\n    "), flush=True)
 
 
-def program(name: str) -> str | None:
-    """One of CUDA's programs."""
-    folders = [os.environ.get("PATH", ""), f"{os.environ.get('CUDA_HOME', '')}/bin"]
-    return shutil.which(name, path=os.pathsep.join([*folders, "/usr/local/cuda/bin"]))
-
-
 def build(check: Check) -> None:
-    """Into a copy of the package, for this GPU alone, which the other steps then take."""
-    if not check.chosen("build"):
+    """Build a copy of the package for this GPU, which the other steps then use."""
+    if not check.is_selected("build"):
         return
-    cuda = program("nvcc") is not None and torch.version.cuda is not None
+    cuda = find_program("nvcc") is not None and torch.version.cuda is not None
     if check.device == "cuda" and not cuda:
-        check.skip("build", "no CUDA compiler: detlite is taken as installed")
+        check.skip("build", "no CUDA compiler, using the installed detlite")
         return
     package = check.out.resolve() / "package"
     shutil.rmtree(package, ignore_errors=True)
@@ -132,25 +127,25 @@ def build(check: Check) -> None:
         check.environment["PYTHONPATH"] = str(package)
 
 
-def report_costs(check: Check) -> None:
-    """What the kernels cost by their machine code, where they were built here."""
+def report_resources(check: Check) -> None:
+    """Report the resources of the kernels, if they were built by this script."""
     built = sorted((check.out / "package" / "detlite").glob("_C*.so"))
     if not built:
-        check.skip("costs", "nothing was built here")
+        check.skip("resources", "the kernels were not built here")
         return
     tool = str(ROOT / "tools" / "cuda_report.py")
-    check.run("costs", [sys.executable, tool, str(built[0])])
+    check.run("resources", [sys.executable, tool, str(built[0])])
 
 
 def sanitize(check: Check) -> None:
-    found = program("compute-sanitizer")
+    sanitizer = find_program("compute-sanitizer")
     for tool in SANITIZERS:
-        if check.device != "cuda" or found is None:
+        if check.device != "cuda" or sanitizer is None:
             check.skip(tool, "no GPU" if check.device != "cuda" else "no compute-sanitizer")
             continue
         options = ["--tool", tool, "--error-exitcode", "9"]
-        # Every tensor is an allocation of its own, so that what lies beyond it is noticed.
-        command = [found, *options, *check.steps_command("calls")]
+        # Each tensor is a separate allocation, so that accesses beyond its end are detected.
+        command = [sanitizer, *options, *check.steps_command("calls")]
         check.run(tool, command, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
 
 
@@ -164,33 +159,33 @@ def benchmark(check: Check) -> None:
 
 
 def hardware() -> dict[str, str]:
-    found = {"torch": torch.__version__, "python": platform.python_version()}
+    info = {"torch": torch.__version__, "python": platform.python_version()}
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
-        found["gpu"] = properties.name
-        found["generation"] = f"sm_{properties.major}{properties.minor}"
-        found["multiprocessors"] = str(properties.multi_processor_count)
-        found["memory"] = f"{properties.total_memory / 1e9:.0f} GB"
-        found["cuda"] = str(torch.version.cuda)
+        info["gpu"] = properties.name
+        info["generation"] = f"sm_{properties.major}{properties.minor}"
+        info["multiprocessors"] = str(properties.multi_processor_count)
+        info["memory"] = f"{properties.total_memory / 1e9:.0f} GB"
+        info["cuda"] = str(torch.version.cuda)
     else:
-        found["gpu"] = "none: only what runs on the CPU was run"
-    return found
+        info["gpu"] = "none, only the steps for the CPU were run"
+    return info
 
 
-def write(check: Check, found: dict[str, str]) -> None:
+def write_report(check: Check, info: dict[str, str]) -> None:
     rows = check.out / "benchmark.json"
     report = {
-        "hardware": found,
+        "hardware": info,
         "steps": [asdict(verdict) for verdict in check.verdicts],
         "benchmark": json.loads(rows.read_text()) if rows.exists() else [],
     }
     (check.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    lines = ["# GPU check", "", *(f"- {key}: {value}" for key, value in found.items())]
+    lines = ["# GPU check", "", *(f"- {key}: {value}" for key, value in info.items())]
     lines += ["", "| step | verdict | seconds | |", "|---|---|---|---|"]
     for verdict in check.verdicts:
         reason = verdict.detail.splitlines()[0] if verdict.verdict != "passed" else ""
         lines.append(f"| {verdict.step} | {verdict.verdict} | {verdict.seconds:.1f} | {reason} |")
-    for step in ("benchmark", "costs"):
+    for step in ("benchmark", "resources"):
         log = check.out / f"{step}.txt"
         if log.exists():
             table = [line for line in log.read_text().splitlines() if line.startswith("|")]
@@ -199,16 +194,20 @@ def write(check: Check, found: dict[str, str]) -> None:
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "output" / "gpu_check", metavar="FOLDER")
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="STEP", help="steps with this in it"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="STEP",
+        help="run only steps whose name contains one of these",
     )
     args = parser.parse_args()
     check = Check(args.out, args.only)
-    found = hardware()
-    print("\n".join(f"{key}: {value}" for key, value in found.items()))
+    info = hardware()
+    print("\n".join(f"{key}: {value}" for key, value in info.items()))
 
     build(check)
     check.step("calls", CUDA_LAUNCH_BLOCKING="1")
@@ -221,11 +220,11 @@ def main() -> int:
     check.step("stream")
     check.step("graph")
     check.step("bad_index")
-    check.step("training", needs=("yacs", "pycocotools"))
+    check.step("training", needs=("yacs",))
     benchmark(check)
-    report_costs(check)
-    write(check, found)
-    print(f"{args.out / 'report.md'} and report.json have it all")
+    report_resources(check)
+    write_report(check, info)
+    print(f"Wrote {args.out / 'report.md'} and report.json")
     return 1 if any(verdict.verdict == "failed" for verdict in check.verdicts) else 0
 
 

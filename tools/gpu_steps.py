@@ -1,9 +1,10 @@
-"""The steps of tools/gpu_check.py, each for a process of its own: after an error on the GPU nothing
-else can run in the same one. Each prints what it found and ends with status 0 where all is well.
+"""The steps of tools/gpu_check.py.
 
     python tools/gpu_steps.py calls cuda
 
-With "cpu" for "cuda" a step runs as far as it can, which is how the steps themselves are tested.
+Each step runs in a separate process, because a process cannot continue after an error on the GPU. A
+step prints its results and exits with status 0 if it passes. With "cpu" instead of "cuda", steps
+run as far as possible on the CPU, which tests the steps themselves.
 """
 
 from __future__ import annotations
@@ -24,21 +25,19 @@ ROOT = Path(__file__).resolve().parents[1]
 OPERATORS_TESTS = ROOT / "tests" / "ops"
 
 
-def allow_operators_alone() -> None:
-    """Where yacs is missing, makes detlite.ops importable without the rest of the package."""
+def allow_ops_without_yacs() -> None:
+    """Make detlite.ops importable without the rest of the package if yacs is missing."""
     if importlib.util.find_spec("yacs") is None and "detlite" not in sys.modules:
-        found = importlib.util.find_spec("detlite")
-        if found is None:
-            raise SystemExit(
-                "detlite cannot be found: install it, or name its folder in PYTHONPATH"
-            )
+        spec = importlib.util.find_spec("detlite")
+        if spec is None:
+            raise SystemExit("Cannot find detlite. Install it, or add its folder to PYTHONPATH.")
         package = types.ModuleType("detlite")
-        package.__path__ = list(found.submodule_search_locations or [])
+        package.__path__ = list(spec.submodule_search_locations or [])
         sys.modules["detlite"] = package
         importlib.import_module("detlite._C")  # registers the operators
 
 
-allow_operators_alone()
+allow_ops_without_yacs()
 from detlite import ops  # noqa: E402
 
 CASES = types.SimpleNamespace(**runpy.run_path(str(OPERATORS_TESTS / "cuda_on_cpu" / "cases.py")))
@@ -51,7 +50,7 @@ def synchronize(device: str) -> None:
 
 @contextmanager
 def side_stream(device: str) -> Iterator[None]:
-    """Work within is on another stream, which is busy at first."""
+    """Run the block on another stream, which is busy at first."""
     if device != "cuda":
         yield
         return
@@ -63,9 +62,9 @@ def side_stream(device: str) -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def copied(value: Any) -> Any:
+def copy_tensors(value: Any) -> Any:
     if isinstance(value, list):
-        return [copied(item) for item in value]
+        return [copy_tensors(item) for item in value]
     if isinstance(value, Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     return value
@@ -79,54 +78,54 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def same(found: list[Tensor], expected: list[Tensor]) -> bool:
-    """To the last bit; NaNs are equal."""
-    pairs = zip(found, expected, strict=True)
+def same(actual: list[Tensor], expected: list[Tensor]) -> bool:
+    """Return True if all tensors are equal to the last bit. NaN equals NaN."""
+    pairs = zip(actual, expected, strict=True)
     return all(torch.allclose(a, b, 0, 0, equal_nan=True) for a, b in pairs)
 
 
-def differences(found: list[Tensor], expected: list[Tensor]) -> str:
-    """What differs more than sums in another order do; whole numbers may not differ at all."""
+def differences(actual: list[Tensor], expected: list[Tensor]) -> str:
+    """Describe differences beyond rounding errors. Integers must be equal."""
     try:
-        torch.testing.assert_close([x.cpu() for x in found], expected, equal_nan=True)
+        torch.testing.assert_close([x.cpu() for x in actual], expected, equal_nan=True)
     except AssertionError as error:
         return str(error)
     return ""
 
 
-def report(name: str, fault: str) -> bool:
-    print(f"{name}: {fault or 'ok'}", flush=True)
-    return not fault
+def report(name: str, error: str) -> bool:
+    print(f"{name}: {error or 'ok'}", flush=True)
+    return not error
 
 
-# ---- Steps: each returns whether all is well
+# ---- Steps. Each returns True if it passes.
 
 
 def calls(device: str) -> bool:
-    """Every small case once, against the CPU's kernels."""
-    well = True
+    """Run every small case once and compare it with the CPU kernels."""
+    passed = True
     for name, run in CASES.CASES.items():
         expected = CASES.results(*CASES.inputs(run))
-        found = CASES.results(*CASES.inputs(run, device))
+        actual = CASES.results(*CASES.inputs(run, device))
         synchronize(device)
-        well &= report(name, differences(found, expected))
-    return well
+        passed &= report(name, differences(actual, expected))
+    return passed
 
 
 def tests(device: str) -> bool:
-    """The operators' own tests on the device."""
+    """Run the tests of the operators on the device."""
     import pytest
 
-    chosen = f"{device} and not cuda_on_cpu"
-    # The folder's own conftest.py alone: the one above it needs yacs.
-    options = ["-q", "-k", chosen, "-p", "no:cacheprovider", f"--confcutdir={OPERATORS_TESTS}"]
+    selection = f"{device} and not cuda_on_cpu"
+    # Only the conftest.py of tests/ops: the one in tests/ needs yacs.
+    options = ["-q", "-k", selection, "-p", "no:cacheprovider", f"--confcutdir={OPERATORS_TESTS}"]
     if importlib.util.find_spec("yacs") is None:
         options.append("--continue-on-collection-errors")
     return pytest.main([*options, str(OPERATORS_TESTS)]) == 0
 
 
 def large(device: str, count: int = 100_000) -> bool:
-    """Many boxes twice: the same to the last bit, and what the CPU's kernels give."""
+    """Run large inputs twice. Results must be reproducible and match the CPU kernels."""
     extent = 4.0 * count**0.5
 
     def boxes(*shape: int) -> Tensor:
@@ -147,7 +146,7 @@ def large(device: str, count: int = 100_000) -> bool:
         _, arguments = align()
         return ops.roi_pool, arguments[:-1]
 
-    many: dict[str, Callable[[], Any]] = {
+    cases: dict[str, Callable[[], Any]] = {
         "nms": lambda: (ops.nms, [boxes(count), torch.rand(count), 0.5]),
         "batched_nms": lambda: (
             ops.batched_nms,
@@ -161,40 +160,40 @@ def large(device: str, count: int = 100_000) -> bool:
         "roi_align": align,
         "roi_pool": pool,
     }
-    well = True
-    for name, run in many.items():
+    passed = True
+    for name, run in cases.items():
         expected = CASES.results(*CASES.inputs(run))
         function, arguments = CASES.inputs(run, device)
-        found = CASES.results(function, arguments)
-        repeated = same(found, CASES.results(function, arguments))
-        fault = differences(found, expected)
-        well &= report(name, fault if repeated else f"two calls differ. {fault}")
-    return well
+        actual = CASES.results(function, arguments)
+        repeated = same(actual, CASES.results(function, arguments))
+        error = differences(actual, expected)
+        passed &= report(name, error if repeated else f"two calls differ. {error}")
+    return passed
 
 
 def stream(device: str) -> bool:
-    """On a stream that is not the default one, after work that its inputs wait for."""
-    well = True
+    """Run on a stream other than the default one, with inputs that are computed late."""
+    passed = True
     for name, run in CASES.CASES.items():
         function, arguments = CASES.inputs(run, device)
         expected = CASES.results(function, arguments)
         with side_stream(device):
-            late = copied(arguments)
-            found = CASES.results(function, late)
+            late_arguments = copy_tensors(arguments)
+            actual = CASES.results(function, late_arguments)
         synchronize(device)
-        well &= report(name, "" if same(found, expected) else "another result")
-    return well
+        passed &= report(name, "" if same(actual, expected) else "different result")
+    return passed
 
 
-# Their results' shapes come from the host's reading of values.
-SHAPED_BY_VALUES = ("nms", "batched_nms")
+# The shapes of their results depend on values, which the host must read.
+DYNAMIC_SHAPES = ("nms", "batched_nms")
 
 
 def graph(device: str) -> bool:
-    """Captured in a graph, with gradients, and replayed on other inputs."""
-    well = True
+    """Capture each case with gradients in a CUDA graph and replay it on other inputs."""
+    passed = True
     for name, run in CASES.CASES.items():
-        if name in SHAPED_BY_VALUES:
+        if name in DYNAMIC_SHAPES:
             continue
         function, arguments = CASES.inputs(run, device)
         _, others = CASES.inputs(run, device, seed=1)
@@ -204,21 +203,23 @@ def graph(device: str) -> bool:
                 CASES.results(function, arguments)
             captured = torch.cuda.CUDAGraph()
             with torch.cuda.graph(captured):
-                found = CASES.results(function, arguments)
+                actual = CASES.results(function, arguments)
         with torch.no_grad():
             for own, other in zip(tensors_in(arguments), tensors_in(others), strict=True):
                 own.copy_(other)
         if device == "cuda":
             captured.replay()
         else:
-            found = CASES.results(function, arguments)
+            actual = CASES.results(function, arguments)
         synchronize(device)
-        well &= report(name, "" if same(found, expected) else "the replay gives another result")
-    return well
+        passed &= report(
+            name, "" if same(actual, expected) else "the replay gives a different result"
+        )
+    return passed
 
 
 def bad_index(device: str) -> bool:
-    """A RoI of an image that there is not must be an error."""
+    """Check that a RoI of an image outside of the batch is an error."""
     maps = torch.zeros(2, 8, 10, 10, device=device)
     rois = torch.tensor([[0.0, 0, 0, 9, 9], [7, 0, 0, 9, 9]], device=device)
     try:
@@ -231,13 +232,13 @@ def bad_index(device: str) -> bool:
 
 
 def training(device: str) -> bool:
-    """A step of a small Mask R-CNN in which the host may not wait for the device."""
+    """Run a training step of a small Mask R-CNN in which the host must not wait for the device."""
     from detlite.config import load_config
     from detlite.modeling import build_model
-    from detlite.structures.padding import fixed_shapes
+    from detlite.modeling.optimize_for_training import optimize_for_training
 
     config = load_config(str(ROOT / "configs" / "demo_shapes.yaml"), ["MODEL.DEVICE", device])
-    model = build_model(config).to(device).train()
+    model = optimize_for_training(build_model(config).to(device).train())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     images = [torch.randint(0, 255, (3, 144, 160), dtype=torch.uint8) for _ in range(2)]
     masks = torch.zeros(2, 144, 160, dtype=torch.uint8)
@@ -253,15 +254,14 @@ def training(device: str) -> bool:
         optimizer.step()
         return losses
 
-    with fixed_shapes():
-        step()  # what is made once may wait
-        if device == "cuda":
-            torch.cuda.set_sync_debug_mode("error")
-        loss = step()
-        if device == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
-    fault = "" if bool(loss.isfinite()) else f"the loss is {float(loss)}"
-    return report("training step", fault)
+    step()  # initialization may wait
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    loss = step()
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("default")
+    error = "" if bool(loss.isfinite()) else f"the loss is {float(loss)}"
+    return report("training step", error)
 
 
 STEPS = {step.__name__: step for step in (calls, tests, large, stream, graph, bad_index, training)}

@@ -1,4 +1,4 @@
-"""tools/cuda_report.py on what cuobjdump printed of two small kernels."""
+"""tools/cuda_report.py with the recorded cuobjdump output of two small kernels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def messages(report, kernels, text=BUDGETS):
     return list(report.failures(kernels, {"tiny.cu": text}))
 
 
-def test_a_dump_is_read(kernels):
+def test_dump_is_parsed(kernels):
     copy, turn = kernels
     assert (copy.file, copy.name, copy.types) == ("tiny", "copy_kernel", "<float, 1>")
     assert (copy.architecture, copy.registers, copy.threads) == ("sm_90", 10, 128)
@@ -58,14 +58,14 @@ def test_a_dump_is_read(kernels):
         ("a::k(void (*)(int))", ("k", "")),
     ],
 )
-def test_names_lose_their_namespaces(report, demangled, expected):
+def test_namespaces_are_removed_from_names(report, demangled, expected):
     assert report.split_signature(demangled) == expected
 
 
 def test_occupancy(kernels):
     copy = dataclasses.replace(kernels[0], threads=256, shared_bytes=1024)
     assert dataclasses.replace(copy, registers=32).occupancy() == 1.0
-    assert dataclasses.replace(copy, registers=33).occupancy() == 0.75  # 40 are handed out
+    assert dataclasses.replace(copy, registers=33).occupancy() == 0.75  # 40 are allocated
     assert dataclasses.replace(copy, shared_bytes=100 << 10).occupancy() == 0.25
     assert kernels[1].occupancy() is None
 
@@ -78,20 +78,23 @@ def test_kernels_within_their_budgets_pass(report, kernels):
     ("change", "message"),
     [
         ({"instructions": 12}, "12 instructions, above its budget of 11"),
-        ({"types": "<double, 2>"}, "no budget; it has 11 instructions"),
+        ({"types": "<double, 2>"}, "no budget. The kernel has 11 instructions"),
         ({"local_accesses": 2}, "2 loads and stores of local memory"),
-        ({"registers": 65, "threads": 1024}, "65 registers in a block of 1024 threads, as"),
-        ({"registers": 65, "threads": None}, "65 registers .* without __launch_bounds__"),
+        (
+            {"registers": 65, "threads": 1024},
+            "65 registers are too many for a block of 1024 threads .from",
+        ),
+        ({"registers": 65, "threads": None}, "65 registers .* .without __launch_bounds__"),
     ],
 )
-def test_what_is_wrong_is_named(report, kernels, change, message):
+def test_failed_checks_are_reported(report, kernels, change, message):
     copy = dataclasses.replace(kernels[0], **change)
-    found = messages(report, [copy, kernels[1]])
-    assert any(text.startswith("tiny: copy_kernel") for text in found)
-    assert re.search(message, "\n".join(found))
+    errors = messages(report, [copy, kernels[1]])
+    assert any(text.startswith("tiny: copy_kernel") for text in errors)
+    assert re.search(message, "\n".join(errors))
 
 
-def test_gradients_may_spill_and_other_generations_have_no_budget(report, kernels):
+def test_gradients_may_spill_and_other_generations_need_no_budget(report, kernels):
     names = {"name": "backward_kernel", "local_accesses": 2, "architecture": "sm_80"}
     assert messages(report, [dataclasses.replace(kernels[0], **names)]) == []
 
@@ -99,16 +102,19 @@ def test_gradients_may_spill_and_other_generations_have_no_budget(report, kernel
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("// Budget: no_kernel 5 instructions.", "tiny.cu: a budget for no_kernel, which is no"),
+        (
+            "// Budget: no_kernel 5 instructions.",
+            "tiny.cu: there is a budget for no_kernel, but no such kernel",
+        ),
         ("// Budget: copy_kernel 5.", "tiny.cu: a budget is not of the form"),
     ],
 )
-def test_bad_budgets_are_named(report, kernels, line, message):
-    (found,) = messages(report, kernels, f"{BUDGETS}{line}\n")
-    assert found.startswith(message)
+def test_invalid_budgets_are_reported(report, kernels, line, message):
+    (error,) = messages(report, kernels, f"{BUDGETS}{line}\n")
+    assert error.startswith(message)
 
 
-def test_the_table_has_a_row_for_each(report, kernels):
+def test_table_has_a_row_per_kernel(report, kernels):
     rows = report.table(kernels).splitlines()
     assert rows[2] == "| sm_90 | tiny | `copy_kernel<float, 1>` | 10 | 0 | 128 | 100% | 11 |"
     assert len(rows) == 4

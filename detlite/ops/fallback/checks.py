@@ -1,4 +1,4 @@
-"""Argument checks of the fallbacks, with the messages of csrc/common/checks.h: the argument is named."""
+"""Argument checks of the fallback operators, with the messages of csrc/common/checks.h."""
 
 from __future__ import annotations
 

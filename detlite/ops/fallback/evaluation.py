@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from pycocotools import mask as rle_codec
 from torch import Tensor
 
 from detlite.structures.masks.rle import run_lengths
@@ -83,8 +84,6 @@ def _decode(
 
 
 def _areas(masks: list[dict[str, object] | None]) -> np.ndarray:
-    from pycocotools import mask as rle_codec
-
     return np.array([-1 if mask is None else int(rle_codec.area(mask)) for mask in masks], np.int64)
 
 
@@ -92,9 +91,6 @@ def _intersections(
     mask: dict[str, object] | None, area: int, others: list[dict[str, object] | None]
 ) -> np.ndarray:
     """Return the pixels that a mask shares with each of others, int64 [len(others)]."""
-    # Imported on use, so that the other operators work without pycocotools.
-    from pycocotools import mask as rle_codec
-
     shared = np.zeros(len(others), np.int64)
     valid = [place for place, other in enumerate(others) if other is not None]
     if area > 0 and valid:

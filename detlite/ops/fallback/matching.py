@@ -35,7 +35,7 @@ def match_boxes(truth: Tensor, valid: Tensor, candidates: Tensor) -> tuple[Tenso
 
 
 def _iou(boxes: Tensor, others: Tensor) -> Tensor:
-    """Return the IoU `[B, K, N]` by the operations of csrc/common/iou.h; 0 where it is not a number."""
+    """Return the IoU `[B, K, N]`, computed as in csrc/common/iou.h, with 0 instead of NaN."""
     ax1, ay1, ax2, ay2 = boxes[..., :, None, :].unbind(dim=-1)
     bx1, by1, bx2, by2 = others[..., None, :, :].unbind(dim=-1)
     # In place, because the tables are large.
