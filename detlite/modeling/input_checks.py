@@ -151,6 +151,6 @@ def _check_masks(
     if soft and not runs.all():
         raise ValueError(
             f"{name}['masks'] holds polygons, but a model of torchvision's convention is trained "
-            "on bitmaps: PackedMasks.from_segmentations(..., as_runs=True)"
+            "on bitmaps: PackedMasks.from_segmentations(..., as_rle=True)"
         )
     return masks

@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Images, Proposals
 from detlite.structures.masks.packed import PackedMasks
-from detlite.structures.padded_batch import ImagesOnCanvas
+from detlite.structures.padded_batch import PaddedBatchImages
 
 from .input_checks import check_images, check_proposals, check_targets
 
@@ -63,7 +63,7 @@ class Normalizer(nn.Module):
         check_images(images)
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         step = max(self.divisibility, 1)
-        canvas = [images.canvas] if isinstance(images, ImagesOnCanvas) else []
+        canvas = [images.padded_size] if isinstance(images, PaddedBatchImages) else []
         sides = zip(*sizes, *canvas, strict=True)
         height, width = (-(-max(side) // step) * step for side in sides)
         device = self.pixel_mean.device

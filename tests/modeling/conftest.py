@@ -1,4 +1,4 @@
-"""Pictures and targets for whole models."""
+"""Images and targets for whole models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Batch = tuple[list[Tensor], list[dict[str, Any]]]
 
 @pytest.fixture
 def make_batch() -> Callable[..., Batch]:
-    """`make_batch(2, 0, 1)`: three pictures of different sizes with so many bright rectangles."""
+    """`make_batch(2, 0, 1)`: three images of different sizes with 2, 0 and 1 bright rectangles."""
 
     def make(*counts: int) -> Batch:
         images, targets = [], []

@@ -1,17 +1,30 @@
-"""One small model of every kind, and records for them."""
+"""One small model of every kind, and records to call them with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
+from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.preprocessing import prepare_targets
-from detlite.structures.instances import GroundTruth, Images, Proposals
+from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
 
+CASCADE = {
+    "MODEL.ROI_HEADS.CASCADE_IOUS": (0.5, 0.6, 0.7),
+    "MODEL.CLS_AGNOSTIC_BBOX_REG": True,
+}
+RETINANET = {
+    "MODEL.META_ARCHITECTURE": "RetinaNet",
+    "MODEL.BACKBONE.CONV_BODY": "R-18-FPN-RETINANET",
+    "MODEL.MASK_ON": False,
+    "MODEL.RETINANET.NUM_CLASSES": 4,
+    "MODEL.RETINANET.INFERENCE_TH": 0.001,
+}
 _KEYPOINT_HEAD = {
     "MODEL.KEYPOINT_ON": True,
     "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES": 3,
@@ -20,39 +33,28 @@ _KEYPOINT_HEAD = {
     "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS": (8,),
     "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": 2,
 }
-_RETINANET = {
-    "MODEL.META_ARCHITECTURE": "RetinaNet",
-    "MODEL.BACKBONE.CONV_BODY": "R-18-FPN-RETINANET",
-    "MODEL.MASK_ON": False,
-    "MODEL.RETINANET.NUM_CLASSES": 4,
-    "MODEL.RETINANET.INFERENCE_TH": 0.001,
-}
-_CASCADE = {
-    "MODEL.ROI_HEADS.CASCADE_IOUS": (0.5, 0.6, 0.7),
-    "MODEL.CLS_AGNOSTIC_BBOX_REG": True,
-}
 
-# What distinguishes each from a Mask R-CNN with an FPN.
+# The keys that differ from a Mask R-CNN with an FPN.
 FAMILY: dict[str, dict[str, Any]] = {
     "mask": {},
     "c4": {"MODEL.BACKBONE.CONV_BODY": "R-18-C4"},
     "keypoint": _KEYPOINT_HEAD,
-    "cascade": _CASCADE,
+    "cascade": CASCADE,
     "agnostic": {"MODEL.CLS_AGNOSTIC_BBOX_REG": True},
     "fast": {"MODEL.LOAD_PROPOSALS": True},
     "maskrcnn-benchmark": {"MODEL.CONVENTION": "maskrcnn-benchmark"},
     "torchvision": {"MODEL.CONVENTION": "torchvision", "DATALOADER.SIZE_DIVISIBILITY": 32},
     "voting": {"TEST.NMS.METHOD": "voting"},
     "soft": {"TEST.NMS.METHOD": "soft-linear"},
-    "retinanet": _RETINANET,
-    "retinanet-detectron2": {**_RETINANET, "MODEL.CONVENTION": "detectron2"},
-    "retinanet-torchvision": {**_RETINANET, "MODEL.CONVENTION": "torchvision"},
+    "retinanet": RETINANET,
+    "retinanet-detectron2": {**RETINANET, "MODEL.CONVENTION": "detectron2"},
+    "retinanet-torchvision": {**RETINANET, "MODEL.CONVENTION": "torchvision"},
     "proposals": {"MODEL.META_ARCHITECTURE": "ProposalNetwork", "MODEL.MASK_ON": False},
 }
 
 
-def family_config(name: str, tiny_config: Callable[..., CfgNode]) -> CfgNode:
-    """The config of one of FAMILY, every proposal and anchor of which is trained on."""
+def family_config(name: str, tiny_config: Callable[..., CfgNode], *opts: Any) -> CfgNode:
+    """Return the config of one of FAMILY that samples every proposal and anchor in training."""
     settings = {
         "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 100,
         "MODEL.ROI_HEADS.POSITIVE_FRACTION": 1.0,
@@ -62,11 +64,12 @@ def family_config(name: str, tiny_config: Callable[..., CfgNode]) -> CfgNode:
         "MODEL.RPN.POST_NMS_TOP_N_TEST": 50,
         **FAMILY[name],
     }
-    return tiny_config(*(item for pair in settings.items() for item in pair), c4=name == "c4")
+    options = [item for pair in settings.items() for item in pair]
+    return tiny_config(*options, *opts, c4=name == "c4")
 
 
 def family_batch(model: DetectionModel) -> tuple[Images, GroundTruth, Proposals | None]:
-    """Two images of different sizes with two objects and one, as records."""
+    """Return records of two images of different sizes with two objects and one."""
     images = [torch.rand(3, 64, 96), torch.rand(3, 80, 72)]
     targets = []
     for image, count in zip(images, (2, 1), strict=True):
@@ -81,8 +84,35 @@ def family_batch(model: DetectionModel) -> tuple[Images, GroundTruth, Proposals 
             {"boxes": boxes, "labels": torch.ones(count).long(), "masks": masks,
              "keypoints": points, "proposals": boxes + 2}
         )  # fmt: skip
-    given = [target["proposals"] for target in targets] if model.takes_proposals else None
-    soft = model.convention.mask_targets == "soft"
-    truth = prepare_targets(targets, images, model.num_classes, model.needs, soft)
-    batch, proposals = model.prepare(images, given)
-    return batch, truth, proposals
+    proposals = [target["proposals"] for target in targets] if model.takes_proposals else None
+    truth = prepare_targets(
+        targets,
+        images,
+        model.num_classes,
+        model.required_targets,
+        model.convention.mask_targets == "soft",
+    )
+    batch, padded_proposals = model.prepare(images, proposals)
+    return batch, truth, padded_proposals
+
+
+def losses_and_gradients(
+    model: DetectionModel, *batch: Any
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the losses of a training step and the gradients of the parameters."""
+    model.train().zero_grad()
+    losses = model.losses(*batch)
+    torch.stack(list(losses.values())).sum().backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return losses, gradients
+
+
+def assert_same_detections(left: Detections, right: Detections) -> None:
+    """Compare the detections of each image without padding."""
+    for one, other in zip(left.per_image(), right.per_image(), strict=True):
+        assert len(one.boxes) == len(other.boxes)
+        assert torch.equal(one.labels, other.labels)
+        for field in fields(one):
+            values = getattr(one, field.name)
+            if isinstance(values, Tensor):
+                torch.testing.assert_close(values, getattr(other, field.name), rtol=1e-4, atol=1e-4)

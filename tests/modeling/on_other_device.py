@@ -1,5 +1,7 @@
-"""What test_other_device.py runs in a process of its own: whole models on a device that detlite has
-no kernels for, beside the CPU."""
+"""Whole models on a device without kernels, compared with the CPU.
+
+test_other_device.py runs these tests in a separate process.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,6 @@ from detlite.apps.doctor import machine, operator_errors
 from detlite.inference.optimize import optimize
 from detlite.modeling.build import build_model, torch_device
 from detlite.structures.masks import packed as packed_masks
-from detlite.structures.padding import fixed_shapes
 from tests.modeling.family import family_batch, family_config
 from tests.modeling.other_device import DEVICE, NAME, OtherDevice, _Other
 
@@ -51,20 +52,20 @@ def test_the_device_is_there(other):
 def test_losses_and_gradients_are_those_of_the_cpu(config, other):
     model = build_model(config).train()
     there = copy.deepcopy(model).to(DEVICE)
-    images, truth, given = family_batch(model)
+    images, truth, inputs = family_batch(model)
 
     def step(model, device):
         torch.manual_seed(0)
-        records = (x if x is None else x.to(device) for x in (images, truth, given))
+        records = (x if x is None else x.to(device) for x in (images, truth, inputs))
         losses = model.losses(*records)
         sum(losses.values()).backward()
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         return on_cpu((losses, gradients))
 
-    with fixed_shapes():
-        expected, gradients = step(model, "cpu")
-    found, own = step(there, DEVICE)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    model.static_shapes = there.static_shapes = True
+    expected, gradients = step(model, "cpu")
+    actual, own = step(there, DEVICE)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(own, gradients, rtol=1e-3, atol=1e-5)
     assert {name.split(".")[1] for name in other.called} & {"match_boxes"}
 
@@ -78,10 +79,10 @@ def test_masks_are_cropped_where_there_is_float64(tiny_config, other, monkeypatc
     expected = ops.crop_masks(*truth.masks.tensors(), index, boxes, 14, False)
     there = truth.to(DEVICE).masks
     assert there.values.device.type == (NAME if has_float64 else "cpu")
-    found = ops.crop_masks(*there.tensors(), index.to(DEVICE), boxes.to(DEVICE), 14, False)
-    assert found.device.type == NAME
+    actual = ops.crop_masks(*there.tensors(), index.to(DEVICE), boxes.to(DEVICE), 14, False)
+    assert actual.device.type == NAME
     assert expected.any()
-    assert torch.equal(found.cpu(), expected)
+    assert torch.equal(actual.cpu(), expected)
 
 
 @pytest.mark.parametrize("config", [*KINDS, "voting"], indirect=True)
@@ -89,12 +90,12 @@ def test_masks_are_cropped_where_there_is_float64(tiny_config, other, monkeypatc
 def test_detections_are_those_of_the_cpu(config, other):
     model = build_model(config).eval()
     there = copy.deepcopy(model).to(DEVICE)
-    images, _, given = family_batch(model)
-    expected = model.predict(images, given)
-    found = there.predict(*(x if x is None else x.to(DEVICE) for x in (images, given)))
-    assert found.boxes.device.type == NAME
+    images, _, inputs = family_batch(model)
+    expected = model.predict(images, inputs)
+    actual = there.predict(*(x if x is None else x.to(DEVICE) for x in (images, inputs)))
+    assert actual.boxes.device.type == NAME
     assert expected.valid.any()
-    leaves = (pytree.tree_leaves(tree) for tree in (on_cpu(found), expected))
+    leaves = (pytree.tree_leaves(tree) for tree in (on_cpu(actual), expected))
     torch.testing.assert_close(*leaves, rtol=1e-4, atol=1e-3)
 
 
@@ -115,9 +116,9 @@ def test_a_model_learns_and_detects_by_the_public_edge(tiny_config, other):
         optimizer.step()
         totals.append(sum(losses.values()).item())
     assert totals[-1] < totals[0]
-    (found,) = model.eval()([image])
-    assert found["boxes"].device.type == NAME
-    assert found["masks"].shape[1:] == (1, 64, 96)
+    (actual,) = model.eval()([image])
+    assert actual["boxes"].device.type == NAME
+    assert actual["masks"].shape[1:] == (1, 64, 96)
 
 
 def test_the_doctors_checks_pass(other):
@@ -132,8 +133,8 @@ def test_an_optimized_model_detects_the_same(tiny_config, other):
     model = build_model(cfg).eval()
     images, _, _ = family_batch(model)
     expected = model.predict(images)
-    found = optimize(copy.deepcopy(model).to(DEVICE), "float32").predict(images.to(DEVICE))
-    torch.testing.assert_close(on_cpu(found.boxes), expected.boxes, rtol=1e-4, atol=1e-2)
+    actual = optimize(copy.deepcopy(model).to(DEVICE), "float32").predict(images.to(DEVICE))
+    torch.testing.assert_close(on_cpu(actual.boxes), expected.boxes, rtol=1e-4, atol=1e-2)
 
 
 def test_a_run_trains_saves_evaluates_and_resumes(make_coco_dataset, tmp_path, other):

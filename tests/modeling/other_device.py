@@ -1,4 +1,4 @@
-"""A device that detlite has no kernels for, on the CPU: what torch's MPS or XPU are to it.
+"""A simulated device without kernels, like torch's MPS or XPU, that computes on the CPU.
 
 Tensors of the device "other" hold one of the CPU. As on MPS there is no float64, and an operation
 on tensors of two devices is an error. Operators of detlite go where torch's dispatcher sends those

@@ -1,4 +1,4 @@
-"""The numeric choices in which frameworks differ, each against its own framework or formula."""
+"""Numeric conventions of frameworks, compared with the framework or a formula."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
 from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
-from detlite.structures.padding import Rows
+from detlite.structures.padding import Packing
 
 INCLUSIVE = CONVENTIONS["maskrcnn-benchmark"]
 RATIOS = (0.5, 1.0, 2.0)
 
 
-def test_anchors_as_torchvision_places_them():
+def test_anchor_positions_match_torchvision():
     sizes = ((32,), (64,), (128,), (256,), (512,))
     # 5 x 3 cells of stride 64 over 288 x 160 pixels
     shapes = [(72, 40), (36, 20), (18, 10), (9, 5), (5, 3)]
     images = ImageList(torch.zeros(1, 3, 288, 160), [(280, 150)])
-    wanted = TorchvisionAnchors(sizes, (RATIOS,) * 5)(
+    expected = TorchvisionAnchors(sizes, (RATIOS,) * 5)(
         images, [torch.zeros(1, 1, *shape) for shape in shapes]
     )[0]
     ours = AnchorGenerator(sizes, RATIOS, (4, 8, 16, 32, 64), CONVENTIONS["torchvision"])(shapes)
-    assert torch.equal(torch.cat(ours), wanted)
+    assert torch.equal(torch.cat(ours), expected)
     unfit = CONVENTIONS["torchvision"].override(["anchor_spacing=stride"])
     assert not torch.equal(
         ours[-1], AnchorGenerator(sizes[-1:], RATIOS, (64,), unfit)(shapes[-1:])[0]
     )
 
 
-def test_anchors_rounded_as_large_as_a_cell():
+def test_anchors_are_rounded_at_the_size_of_a_cell():
     (anchors,) = AnchorGenerator([(32, 64)], RATIOS, (16,), INCLUSIVE)([(1, 1)])
     # 16 x 16 at ratio 0.5 is 23 x 12 (22.6 x 11.5), at ratio 2 is 11 x 22 (11.3 x 22)
     sides = anchors[:, 2:] - anchors[:, :2]
@@ -61,59 +61,59 @@ def test_inclusive_pooling_is_one_pixel_shorter():
     boxes = torch.tensor([[4.0, 8, 100, 60], [10, 10, 10.4, 50]])
     pooler = Pooler(POOLERS.get("ROIAlign", ""), 7, [8], 2, INCLUSIVE)
     shorter = torch.tensor([[4.0, 8, 99, 59], [10, 10, 10, 49]])
-    wanted = roi_align(features, [shorter], (7, 7), 1 / 8, 2)
-    torch.testing.assert_close(pooler([features], F.pad(boxes, (1, 0))), wanted)
+    expected = roi_align(features, [shorter], (7, 7), 1 / 8, 2)
+    torch.testing.assert_close(pooler([features], F.pad(boxes, (1, 0))), expected)
 
 
 def test_inclusive_boxes_keep_their_level():
-    boxes = torch.tensor([[0.0, 0, 0, 112, 112]])  # exactly the first size of its level
+    boxes = torch.tensor([[0.0, 0, 0, 112, 112]])  # the smallest size of its level
     features = [torch.full((1, 1, 64, 64), 1.0), torch.full((1, 1, 32, 32), 2.0)]
     pooler = Pooler(POOLERS.get("ROIAlign", ""), 2, [4, 8], 2, INCLUSIVE)
     assert pooler(features, boxes).unique().tolist() == [2]
 
 
 @pytest.mark.parametrize("size", [(40, 60), (97, 31)])
-def test_whole_pixel_paste_is_torchvisions(size):
+def test_whole_pixel_paste_matches_torchvision(size):
     boxes = torch.tensor(
         [[3.2, 4.7, 20.1, 30.9], [0, 0, 31, 40], [10.5, 2, 11, 39], [-0.4, 5, 8.2, 12.6]]
     )
     probs = torch.rand(len(boxes), 28, 28)
-    wanted = paste_masks_in_image(probs[:, None], boxes, size)[:, 0]
-    found = paste_probabilities(probs, paste_boxes(boxes, 28, CONVENTIONS["torchvision"]), size)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    expected = paste_masks_in_image(probs[:, None], boxes, size)[:, 0]
+    result = paste_probabilities(probs, paste_boxes(boxes, 28, CONVENTIONS["torchvision"]), size)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
 
 
-def test_soft_mask_targets_are_torchvisions():
+def test_soft_mask_targets_match_torchvision():
     masks = torch.zeros(2, 40, 50, dtype=torch.uint8)
     masks[0, 5:30, 7:33], masks[1, 12:14, 20:45] = 1, 1
     boxes, index = torch.rand(6, 4) * 12, torch.tensor([0, 1, 1, 0, 0, 1])
     boxes[:, 2:] += 20
-    wanted = project_masks_on_boxes(masks.float(), boxes, index, 28)
+    expected = project_masks_on_boxes(masks.float(), boxes, index, 28)
     packed = PackedMasks.from_bitmaps(masks)
-    found = crop_masks(
+    result = crop_masks(
         packed.values, packed.pieces, packed.instances, packed.frames, index, boxes, 28, True
     )
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("size", [(480, 640), (427, 500), (500, 333), (300, 1000), (7, 7)])
-def test_interpolated_resize_is_torchvisions(size):
+def test_interpolated_resize_matches_torchvision(size):
     image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
     transform = GeneralizedRCNNTransform(80, 133, [0.0] * 3, [1.0] * 3)
-    wanted = transform.resize(image.float() / 255, None)[0]
-    torch.testing.assert_close(resize_shortest(image, 80, 133, "interpolate"), wanted)
+    expected = transform.resize(image.float() / 255, None)[0]
+    torch.testing.assert_close(resize_shortest(image, 80, 133, "interpolate"), expected)
 
 
 @pytest.mark.parametrize(
-    ("size", "wanted"),
+    ("size", "expected"),
     [((480, 640), (800, 1066)), ((640, 480), (1066, 800)), ((427, 500), (800, 936)),
      ((300, 1000), (400, 1333)), ((333, 500), (800, 1201))],
 )  # fmt: skip
-def test_floor_sizes(size, wanted):
-    assert get_size(size, 800, 1333, "floor") == wanted
+def test_floor_sizes(size, expected):
+    assert get_size(size, 800, 1333, "floor") == expected
 
 
-def test_rpn_loss_over_its_capacity(tiny_config, make_batch):
+def test_rpn_loss_normalized_by_capacity(tiny_config, make_batch):
     images, targets = make_batch(2)
     losses = {}
     for kind in ("sampled", "capacity"):
@@ -149,8 +149,8 @@ def test_small_detections_are_dropped(tiny_config, make_batch):
     wide = build_model(tiny_config(*opts)).eval()
 
     def shorter_sides(model):
-        (found,) = model.detect(images)
-        return (found.boxes[:, 2:] - found.boxes[:, :2]).amin(dim=1)
+        (result,) = model.detect(images)
+        return (result.boxes[:, 2:] - result.boxes[:, :2]).amin(dim=1)
 
     limit = shorter_sides(wide).median().item()
     assert shorter_sides(wide).min() < limit
@@ -161,11 +161,13 @@ def test_small_detections_are_dropped(tiny_config, make_batch):
     assert shorter_sides(narrow).min() >= limit
 
 
-def test_inclusive_boxes_are_resized_to_train_as_they_are_brought_back():
+def test_rescaling_of_inclusive_boxes_for_training_and_testing_is_consistent():
     boxes = torch.tensor([[3.0, 4, 30, 17], [10, 0, 61, 40], [5, 5, 6, 6.5]])
-    resize = RandomShortestSize([100], 1000, INCLUSIVE)
+    resize = RandomShortestSize([100], 1000, INCLUSIVE.resize)
     target = {"boxes": boxes, "labels": torch.ones(3, dtype=torch.int64)}
-    image, after = DetectionTransform([resize])(torch.zeros(3, 45, 70, dtype=torch.uint8), target)
+    image, after = DetectionTransform(resize, convention=INCLUSIVE)(
+        torch.zeros(3, 45, 70, dtype=torch.uint8), target
+    )
     net = (image.shape[1], image.shape[2])
     assert net == (100, 155)
     first = (after["boxes"][0] * torch.tensor([70 / 155, 0.45, 70 / 155, 0.45])).tolist()
@@ -173,7 +175,7 @@ def test_inclusive_boxes_are_resized_to_train_as_they_are_brought_back():
     torch.testing.assert_close(box_ops.rescale(after["boxes"], net, (45, 70), INCLUSIVE), boxes)
 
 
-def test_inclusive_maps_are_trained_on_the_frame_they_are_decoded_in():
+def test_heat_maps_of_inclusive_boxes_are_trained_and_decoded_consistently():
     boxes = torch.tensor([[10.0, 20, 67, 77], [5, 5, 5.5, 30]])  # the second has no width left
     shorter = torch.tensor([[10.0, 20, 66, 76], [5, 5, 5, 29]])
     keypoints = torch.tensor([[[66.0, 76, 2], [10, 20, 2], [38, 48.5, 1]]]).repeat(2, 1, 1)
@@ -185,12 +187,12 @@ def test_inclusive_maps_are_trained_on_the_frame_they_are_decoded_in():
     cells, valid = to_heatmap_cells(keypoints, shorter, 8)
     assert cells[0].tolist() == [63, 0, 4 * 8 + 4]
     assert valid.tolist() == [[True] * 3, [False] * 3]
-    wanted = F.cross_entropy(maps.flatten(2)[valid], cells[valid])
-    loss = head.losses(maps, Rows(labels > 0), samples, truth)["loss_keypoint"]
-    torch.testing.assert_close(loss, wanted)
+    expected = F.cross_entropy(maps.flatten(2)[valid], cells[valid])
+    loss = head.losses(maps, Packing(labels > 0, False), samples, truth)["loss_keypoint"]
+    torch.testing.assert_close(loss, expected)
 
 
-def test_inclusive_masks_are_trained_on_the_frame_they_are_pasted_into():
+def test_masks_of_inclusive_boxes_are_trained_and_pasted_consistently():
     masks = torch.zeros(1, 40, 40, dtype=torch.uint8)
     masks[0, 8:24, 8:24] = 1
     logits = torch.randn(1, 2, 16, 16)
@@ -198,6 +200,6 @@ def test_inclusive_masks_are_trained_on_the_frame_they_are_pasted_into():
     truth = GroundTruth(boxes, labels, PackedMasks.from_bitmaps(masks))
     head = MaskHead(nn.Identity(), nn.Identity(), INCLUSIVE)
     samples = Samples(boxes, labels, torch.tensor([[0]]))
-    loss = head.losses(logits, Rows(labels > 0), samples, truth)["loss_mask"]
+    loss = head.losses(logits, Packing(labels > 0, False), samples, truth)["loss_mask"]
     everywhere = F.binary_cross_entropy_with_logits(logits[:, 1], torch.ones(1, 16, 16))
     torch.testing.assert_close(loss, everywhere)

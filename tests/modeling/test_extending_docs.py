@@ -1,4 +1,4 @@
-"""The Python examples of docs/extending.md run as they stand."""
+"""Run the Python examples of docs/extending.md."""
 
 import importlib
 import json
@@ -16,7 +16,6 @@ from detlite.data import build_dataset
 from detlite.evaluation import Results
 from detlite.evaluation.evaluators import build_evaluators
 from detlite.registry import Registry
-from detlite.structures.padding import fixed_shapes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 # Module, registry and config key of each row of the table.
@@ -26,7 +25,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 @pytest.fixture
 def run_block(tmp_path):
-    """Writes the one block that holds a text into a file, for IMPORTS."""
+    """Return a function that writes the block with a text to a file for IMPORTS."""
 
     def run(text: str) -> str:
         (block,) = (block for block in BLOCKS if text in block)
@@ -72,8 +71,9 @@ def test_example_trains_a_step_and_detects(run_block, tiny_config, make_batch, t
     losses = model(images, targets)
     sum(losses.values()).backward()
     assert all(torch.isfinite(loss) for loss in losses.values())
-    with fixed_shapes():  # with rows of padding
-        padded = model(images, targets)
+    model.static_shapes = True  # computes padding
+    padded = model(images, targets)
+    model.static_shapes = False
     assert all(torch.isfinite(loss) for loss in padded.values())
     assert len(model.eval()(images)) == 2
 

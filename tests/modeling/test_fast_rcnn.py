@@ -1,4 +1,4 @@
-"""A detector without an RPN, whose proposals come with the images."""
+"""Fast R-CNN: detectors without an RPN, which take proposals with the images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CASCADE = ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_
 
 @pytest.fixture
 def proposed(make_batch):
-    """Pictures whose targets bring the objects' boxes, shifted, and others as proposals."""
+    """Return images, and targets with shifted object boxes and random boxes as proposals."""
     images, targets = make_batch(2, 1)
     for target in targets:
         near = target["boxes"] + torch.tensor([1.0, -1, 2, 1])
@@ -24,7 +24,7 @@ def proposed(make_batch):
     return images, targets
 
 
-def given(targets):
+def proposals_of(targets):
     return [target["proposals"] for target in targets]
 
 
@@ -39,15 +39,17 @@ def test_trains_and_detects(tiny_config, proposed, opts, c4):
     assert not {"loss_objectness", "loss_rpn_box"} & losses.keys()
     sum(losses.values()).backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-    found = model.eval()(images, targets)
-    assert [set(own) for own in found] == [{"boxes", "labels", "scores", "masks"}] * 2
-    for own, other in zip(found, model.detect(images, given(targets)), strict=True):
+    result = model.eval()(images, targets)
+    assert [set(own) for own in result] == [{"boxes", "labels", "scores", "masks"}] * 2
+    for own, other in zip(result, model.detect(images, proposals_of(targets)), strict=True):
         assert torch.equal(own["boxes"], other.boxes)
 
 
 @pytest.mark.parametrize("c4", [False, True])
-def test_it_is_faster_rcnn_on_the_same_proposals(tiny_config, make_batch, monkeypatch, c4):
-    # Both draw the proposals that come first.
+def test_results_equal_faster_rcnn_with_the_same_proposals(
+    tiny_config, make_batch, monkeypatch, c4
+):
+    # Both sample the first proposals.
     monkeypatch.setattr(
         torch, "rand", lambda shape, device=None: torch.linspace(1, 0, shape[-1]).expand(shape)
     )
@@ -67,14 +69,14 @@ def test_it_is_faster_rcnn_on_the_same_proposals(tiny_config, make_batch, monkey
         return proposals
 
     monkeypatch.setattr(faster.rpn, "propose", propose)
-    wanted = faster(images, targets)
+    expected = faster(images, targets)
     targets = [{**t, "proposals": own} for t, own in zip(targets, proposed.pop(), strict=True)]
     losses = fast(images, targets)
     assert losses.keys() == {"loss_classifier", "loss_box", "loss_mask"}
     for name, loss in losses.items():
-        torch.testing.assert_close(loss, wanted[name])
-    wanted = faster.eval().detect(images)
-    for own, other in zip(wanted, fast.eval().detect(images, proposed[0]), strict=True):
+        torch.testing.assert_close(loss, expected[name])
+    expected = faster.eval().detect(images)
+    for own, other in zip(expected, fast.eval().detect(images, proposed[0]), strict=True):
         assert len(own.boxes) == 20
         torch.testing.assert_close(own.boxes, other.boxes)
         torch.testing.assert_close(own.scores, other.scores)
@@ -84,17 +86,19 @@ def test_images_without_proposals(tiny_config, make_batch):
     images, targets = make_batch(2, 0)
     targets = [{**target, "proposals": torch.zeros(0, 4)} for target in targets]
     model = build_model(tiny_config(*LOAD))
-    losses = model(images, targets)  # ground truth is among the proposals
+    losses = model(images, targets)  # the ground truth is added to the proposals
     assert all(loss.isfinite() for loss in losses.values())
     assert [len(own["boxes"]) for own in model.eval()(images, targets)] == [0, 0]
 
 
-def test_proposals_without_extent_are_left_out(tiny_config, proposed):
+def test_empty_proposals_are_dropped(tiny_config, proposed):
     images, targets = proposed
     model = build_model(tiny_config(*LOAD, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()
     flat = torch.tensor([[5.0, 5, 5, 9], [9, 9, 4, 12]])
-    more = [torch.cat([flat, own]) for own in given(targets)]
-    pairs = zip(model.detect(images, more), model.detect(images, given(targets)), strict=True)
+    more = [torch.cat([flat, own]) for own in proposals_of(targets)]
+    pairs = zip(
+        model.detect(images, more), model.detect(images, proposals_of(targets)), strict=True
+    )
     for own, other in pairs:
         assert len(own.boxes) > 0
         assert torch.equal(own.boxes, other.boxes)
@@ -104,21 +108,23 @@ def test_proposals_without_extent_are_left_out(tiny_config, proposed):
     ("proposals", "error", "message"),
     [
         (None, ValueError, r"has no RPN and needs proposals: `proposals` in each target, or"),
-        ([torch.zeros(0, 4)], ValueError, "2 images, but proposals of 1"),
+        ([torch.zeros(0, 4)], ValueError, "there are 2 images, but proposals for 1"),
         ([torch.zeros(0, 4), None], TypeError, r"image 1 must be a tensor \[P, 4\], not missing"),
         ([torch.zeros(0, 4), [1]], TypeError, "image 1 must be a tensor .* not list"),
         ([torch.zeros(3, 5), torch.zeros(0, 4)], ValueError, r"image 0 must be \[P, 4\], not"),
         ([torch.full((1, 4), torch.nan)] * 2, ValueError, "image 0 must be finite"),
     ],
 )
-def test_bad_proposals(tiny_config, make_batch, proposals, error, message):
+def test_invalid_proposals(tiny_config, make_batch, proposals, error, message):
     images, targets = make_batch(1, 1)
     model = build_model(tiny_config(*LOAD))
     with pytest.raises(error, match=message):
         model.eval().detect(images, proposals)
     if proposals is None or len(proposals) == 2:
-        given = proposals or [None, None]
-        targets = [{**target, "proposals": own} for target, own in zip(targets, given, strict=True)]
+        inputs = proposals or [None, None]
+        targets = [
+            {**target, "proposals": own} for target, own in zip(targets, inputs, strict=True)
+        ]
         with pytest.raises((TypeError, ValueError), match="proposals of image"):
             model.train()(images, targets)
 
@@ -128,14 +134,14 @@ def test_bad_proposals(tiny_config, make_batch, proposals, error, message):
     [[], ["MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False]],
     ids=["Mask R-CNN", "RPN"],
 )
-def test_proposals_for_a_model_that_proposes_itself(tiny_config, make_batch, opts):
+def test_proposals_for_a_model_with_an_rpn(tiny_config, make_batch, opts):
     images, _ = make_batch(1)
-    with pytest.raises(ValueError, match="proposals are given, but the model finds its own"):
+    with pytest.raises(ValueError, match="proposals are given, but the model predicts its own"):
         build_model(tiny_config(*opts)).eval().detect(images, [torch.zeros(0, 4)])
 
 
 @pytest.mark.parametrize("detector", ["ProposalNetwork", "RetinaNet"])
-def test_detectors_without_heads(tiny_config, detector):
+def test_models_without_heads_take_no_proposals(tiny_config, detector):
     cfg = tiny_config("MODEL.MASK_ON", False, "MODEL.META_ARCHITECTURE", detector, *LOAD)
-    with pytest.raises(ConfigError, match=f"{detector} has no heads.*: MODEL.LOAD_PROPOSALS must"):
+    with pytest.raises(ConfigError, match=f"LOAD_PROPOSALS is True, but a {detector} has no RoI"):
         build_model(cfg)

@@ -1,4 +1,4 @@
-"""Bodies and heads that differ from the basic ones by a few keys."""
+"""Backbones and heads that differ from the default by a few keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _NARROW_X101 = [
         *([*_NARROW_X101, "MODEL.RESNETS.NUM_GROUPS", groups] for groups in (32, 64)),
     ],
     ids=["conv head", "two RPN convolutions", "norms", "batch norm of vectors", "group norm",
-         "FrozenBN body", "BN body", "SyncBN body", "GN body", "R-34", "32 groups", "64 groups"],
+         "FrozenBN backbone", "BN backbone", "SyncBN backbone", "GN backbone",
+         "R-34", "32 groups", "64 groups"],
 )  # fmt: skip
 def test_trains_and_detects(tiny_config, make_batch, opts):
     images, targets = make_batch(2, 1)
@@ -40,7 +41,7 @@ def test_trains_and_detects(tiny_config, make_batch, opts):
     assert len(model.eval()(images)) == 2
 
 
-def test_conv_head_by_its_keys(tiny_config):
+def test_config_keys_of_the_conv_head(tiny_config):
     keys = "MODEL.ROI_BOX_HEAD."
     cfg = tiny_config(
         keys + "FEATURE_EXTRACTOR", "FPNXconv1fcFeatureExtractor", keys + "CONV_HEAD_DIM", 8,
@@ -56,7 +57,7 @@ def test_conv_head_by_its_keys(tiny_config):
 
 
 @pytest.mark.parametrize(("dilation", "stride"), [(1, 32), (2, 16)])
-def test_c5_body(dilation, stride):
+def test_c5_backbone(dilation, stride):
     cfg = load_config(
         None,
         ["MODEL.BACKBONE.CONV_BODY", "R-18-C5", "MODEL.RESNETS.RES5_DILATION", dilation,
@@ -71,7 +72,7 @@ def test_c5_body(dilation, stride):
     assert level.shape == (1, 512, 64 // stride, 128 // stride)
 
 
-def test_dilated_c5_body_trains_and_detects(tiny_config, make_batch):
+def test_dilated_c5_backbone_trains_and_detects(tiny_config, make_batch):
     cfg = tiny_config(
         "MODEL.BACKBONE.CONV_BODY", "R-18-C5", "MODEL.RESNETS.RES5_DILATION", 2,
         "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 128, "MODEL.MASK_ON", False,
@@ -84,7 +85,7 @@ def test_dilated_c5_body_trains_and_detects(tiny_config, make_batch):
     assert len(model.eval()(images)) == 2
 
 
-def test_sixth_level_of_a_pyramid_is_every_second_pixel_of_the_fifth(tiny_config):
+def test_p6_is_p5_subsampled(tiny_config):
     backbone = build_model(tiny_config()).backbone
     levels = backbone(torch.randn(1, 3, 96, 64))
     assert backbone.strides == (4, 8, 16, 32, 64)

@@ -1,5 +1,3 @@
-"""Frozen norms within convolutions beside the two as they are."""
-
 from __future__ import annotations
 
 import copy
@@ -9,40 +7,49 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from detlite.inference.optimize import optimize
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.backbone.timm_backbone import TimmBackbone
 from detlite.modeling.build import build_model
+from detlite.modeling.layers.conv import CPUConv2d, slow_in_bfloat16, slow_in_float32
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
-from detlite.modeling.optimize_for_training import FoldedConvBN2d, fold_frozen_norms, undo_optimize_for_training
+from detlite.modeling.optimize_for_training import (
+    FoldedConvBN2d,
+    fold_frozen_norms,
+    optimize_for_training,
+    undo_optimize_for_training,
+    use_fast_conv_gradients,
+)
 
 
 def resnet(depth: int, freeze_at: int = 0, **kinds: object) -> nn.Module:
-    spec = ResNetOptions(depth, FrozenBatchNorm2d, stem_channels=8, res2_channels=8, **kinds)
-    return ResNet(spec, (2, 3, 4, 5), freeze_at)
+    options = ResNetOptions(depth, FrozenBatchNorm2d, stem_channels=8, res2_channels=8, **kinds)
+    return ResNet(options, (2, 3, 4, 5), freeze_at)
 
 
-def timm_body(name: str, freeze_at: int = 0) -> nn.Module:
+def timm_backbone(name: str, freeze_at: int = 0) -> nn.Module:
     pytest.importorskip("timm", reason="timm is not installed")
     return TimmBackbone(name, (4, 8, 16, 32), freeze_at, frozen_norm=True)
 
 
-BODIES: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the norms that stay apart
+# Constructors, and the number of norms that cannot be folded.
+BACKBONES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "R-18": (lambda: resnet(18), 0),
     "R-50": (lambda: resnet(50), 0),
     "R-50, deformable": (lambda: resnet(50, deformable=(False, False, False, True)), 3),
-    "Lite0": (lambda: timm_body("tf_efficientnet_lite0"), 0),
-    "Lite0, two stages frozen": (lambda: timm_body("tf_efficientnet_lite0", 3), 0),
-    "RegNet": (lambda: timm_body("regnetx_002"), 0),
-    "a buffer that is not stored": (lambda: timm_body("resnetblur18"), 0),
+    "Lite0": (lambda: timm_backbone("tf_efficientnet_lite0"), 0),
+    "Lite0, two stages frozen": (lambda: timm_backbone("tf_efficientnet_lite0", 3), 0),
+    "RegNet": (lambda: timm_backbone("regnetx_002"), 0),
+    "non-persistent buffer": (lambda: timm_backbone("resnetblur18"), 0),
 }
 
 
-@pytest.fixture(params=BODIES)
-def bodies(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module, int]:
-    """A body as it is, one whose norms are folded, and how many norms are not."""
-    make, apart = BODIES[request.param]
+@pytest.fixture(params=BACKBONES)
+def backbones(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module, int]:
+    """Return a plain backbone, a copy with folded norms, and the number of other norms."""
+    make, unfolded = BACKBONES[request.param]
     plain = make().double().to(memory_format=torch.channels_last)
     for module in plain.modules():
         if isinstance(module, FrozenBatchNorm2d):
@@ -52,50 +59,36 @@ def bodies(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module, int]:
             module.bias.normal_(std=0.2)
     folded = copy.deepcopy(plain)
     fold_frozen_norms(folded)
-    return plain, folded, apart
+    return plain, folded, unfolded
 
 
-def maps_and_gradients(body: nn.Module, x: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+def maps_and_gradients(backbone: nn.Module, x: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
     torch.manual_seed(1)
-    maps = body(x)
+    maps = backbone(x)
     sum((level * torch.randn_like(level)).sum() for level in maps).backward()
-    found = {name: p.grad for name, p in body.named_parameters() if p.grad is not None}
-    return maps, found
+    actual = {name: p.grad for name, p in backbone.named_parameters() if p.grad is not None}
+    return maps, actual
 
 
-def test_maps_and_gradients_are_the_same(bodies):
-    plain, folded, _ = bodies
+def test_folded_maps_and_gradients_are_the_same(backbones):
+    plain, folded, _ = backbones
     x = torch.randn(2, 3, 64, 64).double().contiguous(memory_format=torch.channels_last)
-    expected, found = (maps_and_gradients(body, x) for body in (plain, folded))
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    assert len(found[1]) == sum(p.requires_grad for p in plain.parameters())
+    expected, actual = (maps_and_gradients(backbone, x) for backbone in (plain, folded))
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    assert len(actual[1]) == sum(p.requires_grad for p in plain.parameters())
 
 
-def test_every_norm_behind_a_convolution_is_folded(bodies):
-    plain, folded, apart = bodies
+def test_every_norm_after_a_convolution_is_folded(backbones):
+    plain, folded, unfolded = backbones
     norms = [m for m in folded.modules() if isinstance(m, FrozenBatchNorm2d)]
     convs = sum(isinstance(m, FoldedConvBN2d) for m in folded.modules())
-    assert convs == sum(norm.applied for norm in norms) == len(norms) - apart > 10
+    assert convs == sum(norm.folded for norm in norms) == len(norms) - unfolded > 10
     assert list(folded.state_dict()) == list(plain.state_dict())
     assert [n for n, _ in folded.named_parameters()] == [n for n, _ in plain.named_parameters()]
 
 
-def test_without_gradients_and_on_contiguous_maps_nothing_changes(bodies):
-    plain, folded, _ = bodies
-    x = torch.randn(1, 3, 64, 96).double()
-    for body in (plain, folded):
-        body.to(memory_format=torch.contiguous_format)
-    for left, right in zip(plain(x), folded(x), strict=True):
-        assert torch.equal(left, right)
-    for body in (plain, folded):
-        body.eval().to(memory_format=torch.channels_last)
-    with torch.no_grad():
-        for left, right in zip(plain(x), folded(x), strict=True):
-            assert torch.equal(left, right)
-
-
-def test_copies_and_checkpoints_stand_alone(bodies):
-    _, folded, _ = bodies
+def test_copies_and_state_dicts_are_independent(backbones):
+    _, folded, _ = backbones
     other = copy.deepcopy(folded)
     for value in other.state_dict().values():
         value.zero_()
@@ -106,16 +99,16 @@ def test_copies_and_checkpoints_stand_alone(bodies):
     assert all(torch.equal(*pair) for pair in zip(other(x), expected, strict=True))
 
 
-def test_unfolding_gives_what_there_was(bodies):
-    plain, folded, _ = bodies
+def test_undo_restores_the_plain_layers(backbones):
+    plain, folded, _ = backbones
     undo_optimize_for_training(folded)
     assert [type(m) for m in folded.modules()] == [type(m) for m in plain.modules()]
     x = torch.randn(1, 3, 64, 64).double()
     assert all(torch.equal(*pair) for pair in zip(folded(x), plain(x), strict=True))
 
 
-class Shared(nn.Module):
-    """Whose convolutions' results, or layers, are used more than once."""
+class SharedLayers(nn.Module):
+    """Uses outputs of convolutions, or layers, more than once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,75 +125,129 @@ class Shared(nn.Module):
         return [raw, self.norm3(raw), self.norm4(self.conv4(x))]
 
 
-def test_what_others_read_is_not_folded():
-    body = Shared()
-    fold_frozen_norms(body)
-    folded = {name for name, m in body.named_modules() if isinstance(m, FoldedConvBN2d)}
+def test_convolutions_with_other_readers_are_not_folded():
+    backbone = SharedLayers()
+    fold_frozen_norms(backbone)
+    folded = {name for name, m in backbone.named_modules() if isinstance(m, FoldedConvBN2d)}
     assert folded == {"conv4"}
 
 
-class OfOneSize(nn.Sequential):
-    """Which reads a value, and takes images of one size."""
+class FixedSize(nn.Sequential):
+    """Reads a value, and takes images of one size only."""
 
     def forward(self, x: Tensor) -> list[Tensor]:
         assert x.shape[2:] == (32, 32)
         return [super().forward(x) * x.mean().item()]
 
 
-def test_a_body_that_cannot_be_called_without_values_stays_as_it_is(caplog):
-    body = OfOneSize(nn.Conv2d(3, 3, 1), FrozenBatchNorm2d(3))
+def test_backbones_that_need_values_stay_unchanged(caplog):
+    backbone = FixedSize(nn.Conv2d(3, 3, 1), FrozenBatchNorm2d(3))
     with caplog.at_level(logging.INFO):
-        fold_frozen_norms(body)
-    assert "frozen norms stay layers of their own" in caplog.text
-    assert not any(isinstance(m, FoldedConvBN2d) for m in body.modules())
-    assert body(torch.ones(1, 3, 32, 32))[0].shape == (1, 3, 32, 32)
+        fold_frozen_norms(backbone)
+    assert "frozen batch norm is not folded" in caplog.text
+    assert not any(isinstance(m, FoldedConvBN2d) for m in backbone.modules())
+    assert backbone(torch.ones(1, 3, 32, 32))[0].shape == (1, 3, 32, 32)
 
 
-def kept_numbers(run: Callable[[Tensor], object]) -> int:
-    """Numbers of maps that are kept for the backward pass."""
-    kept: dict[int, int] = {}
+def saved_numbers(run: Callable[[Tensor], object]) -> int:
+    """Count the elements of maps that are saved for backward."""
+    saved: dict[int, int] = {}
 
-    def keep(t: Tensor) -> Tensor:
-        if t.dim() == 4 and len(t) == 5:  # of five images
-            kept[t.data_ptr()] = t.numel()
+    def save(t: Tensor) -> Tensor:
+        if t.dim() == 4 and len(t) == 5:  # a map of five images
+            saved[t.data_ptr()] = t.numel()
         return t
 
     x = torch.randn(5, 3, 64, 64).contiguous(memory_format=torch.channels_last)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
         result = run(x)
-    del result  # until here no address is used twice
-    return sum(kept.values())
+    del result  # kept until here, so that no address is used twice
+    return sum(saved.values())
 
 
-def test_no_more_is_kept_than_before_and_nothing_of_what_is_frozen():
+def test_folding_saves_no_more_maps_and_none_of_frozen_layers():
     plain = resnet(18, freeze_at=2).to(memory_format=torch.channels_last)
     folded = copy.deepcopy(plain)
     fold_frozen_norms(folded)
-    assert 0 < kept_numbers(folded) <= kept_numbers(plain)
-    assert kept_numbers(lambda x: folded.res2(folded.stem(x))) == 0
-    assert kept_numbers(lambda x: folded.requires_grad_(False)(x)) == 0
+    assert 0 < saved_numbers(folded) <= saved_numbers(plain)
+    assert saved_numbers(lambda x: folded.res2(folded.stem(x))) == 0
+    assert saved_numbers(lambda x: folded.requires_grad_(False)(x)) == 0
 
 
-def test_a_detector_folds_and_its_optimized_copy_fuses(tiny_config):
+def test_model_is_optimized_and_its_inference_copy_is_plain(tiny_config):
     opts = ["MODEL.RESNETS.NORM", "FrozenBN", "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 2]
     model = build_model(tiny_config(*opts))
+    assert not any(isinstance(m, (FoldedConvBN2d, CPUConv2d)) for m in model.modules())
+    assert optimize_for_training(model) is model
+    assert not model.static_shapes  # they pay on GPUs only
+    layers = list(model.modules())
+    assert list(optimize_for_training(model).modules()) == layers
     assert any(isinstance(m, FoldedConvBN2d) for m in model.backbone.body.modules())
     faster = optimize(model, "float32")
     assert not any(isinstance(m, FoldedConvBN2d) for m in faster.modules())
     x = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         expected = model.eval().backbone(x)
-        found = faster.backbone(x)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert model.backbone.body.stem.norm1.applied
+        actual = faster.backbone(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert model.backbone.body.stem.norm1.folded
 
 
-def test_compiles_and_exports_whole():
-    body = resnet(18).to(memory_format=torch.channels_last)
-    fold_frozen_norms(body)
+def test_folded_backbone_compiles_and_exports():
+    backbone = resnet(18).to(memory_format=torch.channels_last)
+    fold_frozen_norms(backbone)
     x = torch.randn(1, 3, 64, 64).contiguous(memory_format=torch.channels_last)
-    expected = body(x)
-    torch.testing.assert_close(torch.compile(body, backend="eager", fullgraph=True)(x), expected)
+    expected = backbone(x)
+    torch.testing.assert_close(
+        torch.compile(backbone, backend="eager", fullgraph=True)(x), expected
+    )
     with torch.no_grad():
-        exported = torch.export.export(body.eval(), (x,)).module()
+        exported = torch.export.export(backbone.eval(), (x,)).module()
         torch.testing.assert_close(exported(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_convolutions_with_other_padding_stay() -> None:
+    backbone = nn.Sequential(
+        nn.Conv2d(8, 8, 5, groups=8, padding="same"),
+        nn.Conv2d(8, 8, 5, groups=8, padding=2, padding_mode="reflect"),
+    )
+    use_fast_conv_gradients(backbone)
+    assert not any(isinstance(layer, CPUConv2d) for layer in backbone)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["MODEL.BACKBONE.CONV_BODY", "timm/tf_efficientnet_lite0-FPN"],
+        ["MODEL.RESNETS.NUM_GROUPS", 8, "MODEL.RESNETS.WIDTH_PER_GROUP", 4,
+         "MODEL.BACKBONE.CONV_BODY", "R-50-FPN"],
+    ],
+    ids=["EfficientNet", "ResNeXt"],
+)  # fmt: skip
+def test_slow_grouped_convolutions_are_replaced(tiny_config, options: list) -> None:
+    if "timm" in str(options):
+        pytest.importorskip("timm")
+    model = build_model(tiny_config("MODEL.MASK_ON", False, *options)).train()
+    backbone = optimize_for_training(model).backbone.body
+    convs = [layer for layer in backbone.modules() if isinstance(layer, nn.Conv2d)]
+    slow = [conv for conv in convs if slow_in_bfloat16(conv)]
+    assert slow
+    assert all(isinstance(conv, CPUConv2d) for conv in slow)
+    with torch.autocast("cpu", torch.bfloat16):
+        maps = backbone(torch.rand(1, 3, 64, 64))
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        torch.stack([level.float().sum() for level in maps]).sum().backward()
+    assert any("Float32Gradients" in event.key for event in profiled.key_averages())
+
+
+def test_slow_wide_convolutions_of_the_whole_model_are_replaced(monkeypatch, tiny_config) -> None:
+    options = ["MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 32, "MODEL.ROI_MASK_HEAD.CONV_LAYERS", [32]]
+    monkeypatch.setattr("detlite.modeling.layers.conv.CAPABILITY", "AVX2")
+    model = optimize_for_training(build_model(tiny_config(*options)))
+    slow = [
+        conv for conv in model.modules() if isinstance(conv, nn.Conv2d) and slow_in_float32(conv)
+    ]
+    assert slow
+    assert all(isinstance(conv, CPUConv2d) for conv in slow)
+    own = {path.split(".")[0] for path, conv in model.named_modules() if conv in slow}
+    assert own >= {"backbone", "rpn", "roi_heads"}

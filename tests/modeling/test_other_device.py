@@ -1,5 +1,4 @@
-"""Models on a device that detlite has no kernels for, see other_device.py. It changes torch for the
-whole process, so it has one of its own."""
+"""Run on_other_device.py in a separate process, because the simulated device changes torch."""
 
 import os
 import subprocess

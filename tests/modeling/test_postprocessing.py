@@ -1,5 +1,3 @@
-"""What becomes of candidates: clipped, without small ones, suppressed, in one place."""
-
 from __future__ import annotations
 
 from dataclasses import fields, replace
@@ -11,17 +9,17 @@ from torchvision.ops import clip_boxes_to_image
 
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.build import build_model
-from detlite.modeling.postprocessing import Postprocess, Suppression, build_postprocess, suppress
+from detlite.modeling.postprocessing import Postprocess, build_postprocess
+from detlite.modeling.suppression import Suppression, suppress
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections, PredictedBoxes
-from detlite.structures.padding import fixed_shapes, varying_shapes
 
 SIZES = torch.tensor([[40, 60], [30, 30]])  # height, width
-PLAIN = Postprocess(CONVENTIONS["detlite"], Suppression(0.5), 100)
+DEFAULT = Postprocess(CONVENTIONS["detlite"], Suppression(0.5), 100)
 
 
 def candidates(count: int = 60) -> PredictedBoxes:
-    """Of two images, boxes that reach beyond them and some that lie outside."""
+    """Return boxes of two images; some cross the border or lie outside."""
     corner = torch.rand(2, count, 2) * 70 - 10
     valid = torch.rand(2, count) < torch.tensor([[0.9], [0.6]])
     return PredictedBoxes(
@@ -32,8 +30,8 @@ def candidates(count: int = 60) -> PredictedBoxes:
     )
 
 
-def as_rows(found: PredictedBoxes | Detections, image: int) -> Tensor:
-    own = found[image][found.valid[image]]
+def as_rows(result: PredictedBoxes | Detections, image: int) -> Tensor:
+    own = result[image][result.valid[image]]
     return torch.cat([own.boxes, own.scores[:, None], own.labels[:, None]], dim=1)
 
 
@@ -44,114 +42,115 @@ def clipped(boxes: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("min_size", [0.0, 4.0, -1.0])
-def test_clipping_first(min_size):
-    given = candidates()
-    boxes = clipped(given.boxes)
-    large = box_ops.has_min_size(boxes, min_size) if min_size >= 0 else torch.ones_like(given.valid)
-    wanted = suppress(replace(given, boxes=boxes, valid=given.valid & large), Suppression(0.5), 100)
-    post = replace(PLAIN, min_size=min_size)
-    found = post(given, SIZES)
+def test_clipping_before_nms(min_size):
+    inputs = candidates()
+    boxes = clipped(inputs.boxes)
+    large = (
+        box_ops.has_min_size(boxes, min_size) if min_size >= 0 else torch.ones_like(inputs.valid)
+    )
+    expected = suppress(
+        replace(inputs, boxes=boxes, valid=inputs.valid & large), Suppression(0.5), 100, False
+    )
+    post = replace(DEFAULT, min_size=min_size)
+    result = post(inputs, SIZES, False)
     for image in range(2):
-        assert torch.equal(as_rows(found, image), as_rows(wanted, image))
-    sides = found.boxes[found.valid][:, 2:] - found.boxes[found.valid][:, :2]
+        assert torch.equal(as_rows(result, image), as_rows(expected, image))
+    sides = result.boxes[result.valid][:, 2:] - result.boxes[result.valid][:, :2]
     assert (sides.min() <= 0) == (min_size < 0)
-    assert torch.equal(post.finish(found, SIZES).boxes, found.boxes)
+    assert torch.equal(post.finish(result, SIZES, False).boxes, result.boxes)
 
 
 @pytest.mark.parametrize("min_size", [0.0, 4.0, -1.0])
-def test_clipping_last(min_size):
-    given = candidates()
-    kept = suppress(given, Suppression(0.5), 100)
+def test_clipping_after_nms(min_size):
+    inputs = candidates()
+    kept = suppress(inputs, Suppression(0.5), 100, False)
     boxes = clipped(kept.boxes)
     large = box_ops.has_min_size(boxes, min_size) if min_size >= 0 else torch.ones_like(kept.valid)
-    wanted = replace(kept, boxes=boxes, valid=kept.valid & large)
-    post = replace(PLAIN, min_size=min_size, clip="after-nms")
-    assert post.usable(given, SIZES) is given
-    found = post(given, SIZES)
+    expected = replace(kept, boxes=boxes, valid=kept.valid & large)
+    post = replace(DEFAULT, min_size=min_size, clip="after-nms")
+    assert post.select(inputs, SIZES) is inputs
+    result = post(inputs, SIZES, False)
     for image in range(2):
-        assert torch.equal(as_rows(found, image), as_rows(wanted, image))
-    assert (found.valid.int().diff(dim=1) <= 0).all()  # padding last again
-    assert (wanted.valid.int().diff(dim=1) > 0).any() == (min_size >= 0)
+        assert torch.equal(as_rows(result, image), as_rows(expected, image))
+    assert (result.valid.int().diff(dim=1) <= 0).all()  # padding is last
+    assert (expected.valid.int().diff(dim=1) > 0).any() == (min_size >= 0)
 
 
 def test_the_order_of_clipping_matters():
-    # As they are, the boxes overlap by less than half; what lies in the image is the same.
+    # Before clipping, the boxes overlap by less than half. After it, they are equal.
     boxes = torch.tensor([[[-40.0, 0, 10, 10], [0, 0, 10, 10]]])
-    given = PredictedBoxes(
+    inputs = PredictedBoxes(
         boxes, torch.tensor([[0.9, 0.8]]), torch.tensor([[1, 1]]), torch.tensor([[True, True]])
     )
-    assert PLAIN(given, SIZES[:1]).valid.sum() == 1
-    assert replace(PLAIN, clip="after-nms")(given, SIZES[:1]).valid.sum() == 2
+    assert DEFAULT(inputs, SIZES[:1], False).valid.sum() == 1
+    assert replace(DEFAULT, clip="after-nms")(inputs, SIZES[:1], False).valid.sum() == 2
 
 
 @pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
-def test_the_best_of_an_image_are_kept(clip):
-    given = candidates()
-    post = replace(PLAIN, clip=clip, min_size=-1.0)
-    every, some = post(given, SIZES), replace(post, detections_per_image=4)(given, SIZES)
+def test_detections_per_image(clip):
+    inputs = candidates()
+    post = replace(DEFAULT, clip=clip, min_size=-1.0)
+    every = post(inputs, SIZES, False)
+    some = replace(post, detections_per_image=4)(inputs, SIZES, False)
     assert some.valid.shape == (2, 4)
     for image in range(2):
         assert torch.equal(as_rows(some, image), as_rows(every, image)[:4])
 
 
 @pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
-def test_fixed_and_varying_shapes_agree(clip):
-    given, post = candidates(), replace(PLAIN, clip=clip, min_size=3.0)
-    with fixed_shapes():
-        fixed = post(given, SIZES)
-    with varying_shapes():
-        varying = post(given, SIZES)
-    assert fixed.valid.shape == (2, 60)
-    assert varying.valid.shape == (2, int(fixed.valid.sum(dim=1).max()))
+def test_static_and_dynamic_detections_are_the_same(clip):
+    inputs, post = candidates(), replace(DEFAULT, clip=clip, min_size=3.0)
+    static, dynamic = (post(inputs, SIZES, mode) for mode in (True, False))
+    assert static.valid.shape == (2, 60)
+    assert dynamic.valid.shape == (2, int(static.valid.sum(dim=1).max()))
     for image in range(2):
-        assert torch.equal(as_rows(fixed, image), as_rows(varying, image))
+        assert torch.equal(as_rows(static, image), as_rows(dynamic, image))
 
 
 @pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
-def test_a_bigger_image_beside_it_changes_nothing(clip):
-    given, post = candidates(), replace(PLAIN, clip=clip)
-    together = post(given, SIZES)
+def test_images_of_a_batch_are_independent(clip):
+    inputs, post = candidates(), replace(DEFAULT, clip=clip)
+    together = post(inputs, SIZES, False)
     for image in range(2):
-        own = given[image][given.valid[image]].map(lambda field: field[None])
-        alone = post(own, SIZES[image : image + 1])
+        own = inputs[image][inputs.valid[image]].map(lambda field: field[None])
+        alone = post(own, SIZES[image : image + 1], False)
         assert torch.equal(as_rows(together, image), as_rows(alone, 0))
 
 
 @pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
-@pytest.mark.parametrize("shapes", [fixed_shapes, varying_shapes])
-def test_images_without_candidates(clip, shapes):
-    post = replace(PLAIN, clip=clip)
-    nobody = replace(candidates(), valid=torch.zeros(2, 60, dtype=torch.bool))
+@pytest.mark.parametrize("static", [False, True])
+def test_images_without_candidates(clip, static):
+    post = replace(DEFAULT, clip=clip)
+    invalid = replace(candidates(), valid=torch.zeros(2, 60, dtype=torch.bool))
     outside = replace(candidates(), boxes=candidates().boxes - 200)
-    with shapes():
-        for given in (nobody, outside, candidates()[:, :0]):
-            assert not post(given, SIZES).valid.any()
+    for inputs in (invalid, outside, candidates()[:, :0]):
+        assert not post(inputs, SIZES, static).valid.any()
 
 
 @pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
 @pytest.mark.parametrize("method", ["nms", "soft-gaussian", "voting", "fusion"])
-def test_boxes_that_are_not_finite_spoil_no_others(clip, method):
-    given = candidates()
-    post = replace(PLAIN, clip=clip, suppression=Suppression(0.5, method))
-    broken = replace(given, boxes=given.boxes.clone(), valid=given.valid.clone())
+def test_nan_boxes_have_no_effect_on_others(clip, method):
+    inputs = candidates()
+    post = replace(DEFAULT, clip=clip, suppression=Suppression(0.5, method))
+    broken = replace(inputs, boxes=inputs.boxes.clone(), valid=inputs.valid.clone())
     broken.boxes[0, :3, 0] = float("nan")
     broken.valid[0, :3] = True
-    without = replace(given, valid=given.valid.clone())
+    without = replace(inputs, valid=inputs.valid.clone())
     without.valid[0, :3] = False
-    found, wanted = post(broken, SIZES), post(without, SIZES)
+    result, expected = post(broken, SIZES, False), post(without, SIZES, False)
     for image in range(2):
-        assert torch.equal(as_rows(found, image), as_rows(wanted, image))
+        assert torch.equal(as_rows(result, image), as_rows(expected, image))
 
 
-def test_candidates_are_left_alone():
-    given = candidates()
-    before = given.map(torch.Tensor.clone)
-    PLAIN(given, SIZES)
+def test_inputs_are_not_modified():
+    inputs = candidates()
+    before = inputs.map(torch.Tensor.clone)
+    DEFAULT(inputs, SIZES, False)
     for field in fields(before):
-        assert torch.equal(getattr(given, field.name), getattr(before, field.name))
+        assert torch.equal(getattr(inputs, field.name), getattr(before, field.name))
 
 
-def test_by_config(tiny_config):
+def test_build_postprocess(tiny_config):
     prefix = "MODEL.ROI_HEADS."
     keys = [prefix + "NMS", 0.3, prefix + "DETECTIONS_PER_IMG", 7, "TEST.NMS.METHOD", "voting",
             "MODEL.CONVENTION_OVERRIDE", ("detection_min_size=2.5",)]  # fmt: skip

@@ -1,12 +1,10 @@
-"""DTYPE auto follows the hardware; the other values mean themselves."""
-
 from __future__ import annotations
 
 import pytest
 import torch
 
 from detlite.config import load_config
-from detlite.inference.optimize import build_inference
+from detlite.inference.build import build_inference
 from detlite.modeling import precision
 from detlite.modeling.build import build_model, torch_device
 from detlite.modeling.precision import autocast, resolve_dtype
@@ -16,7 +14,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def hardware(monkeypatch):
-    """Pretends that the processor and the GPU can or cannot do bfloat16."""
+    """Return a function that sets whether processor and GPU support bfloat16."""
 
     def pretend(
         amx: bool = False, avx: bool = False, vnni: bool = False, half: bool = False,
@@ -39,13 +37,13 @@ def hardware(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("device", [CPU, CUDA])
-def test_stated_precision_is_taken(dtype, device, hardware):
+def test_explicit_dtype_is_used(dtype, device, hardware):
     hardware()
     assert resolve_dtype(dtype, device) == dtype
 
 
 @pytest.mark.parametrize(
-    ("able", "device", "wanted"),
+    ("able", "device", "expected"),
     [
         ({}, CPU, "float32"),
         ({"amx": True}, CPU, "bfloat16"),
@@ -57,13 +55,13 @@ def test_stated_precision_is_taken(dtype, device, hardware):
         ({"amx": True, "avx": True, "cuda": True}, torch.device("meta"), "float32"),
     ],
 )
-def test_auto_follows_the_device(able, device, wanted, hardware):
+def test_auto_depends_on_the_device(able, device, expected, hardware):
     hardware(**able)
-    assert resolve_dtype("auto", device) == wanted
+    assert resolve_dtype("auto", device) == expected
 
 
 @pytest.mark.parametrize(
-    ("dtype", "able", "wanted"),
+    ("dtype", "able", "expected"),
     [
         ("float32", True, torch.float32),
         ("auto", False, torch.float32),
@@ -71,23 +69,25 @@ def test_auto_follows_the_device(able, device, wanted, hardware):
         ("bfloat16", False, torch.bfloat16),
     ],
 )
-def test_arithmetic_is_what_was_resolved(dtype, able, wanted, hardware):
+def test_autocast_uses_the_resolved_dtype(dtype, able, expected, hardware):
     hardware(amx=able)
     x = torch.ones(2, 2)
     with autocast(dtype, CPU):
-        assert (x @ x).dtype == wanted
+        assert (x @ x).dtype == expected
 
 
-@pytest.mark.parametrize(("able", "wanted"), [({}, torch.float32), ({"avx": True}, torch.bfloat16)])
-def test_a_config_with_auto_is_float32_where_the_processor_has_no_bfloat16(able, wanted, hardware):
+@pytest.mark.parametrize(
+    ("able", "expected"), [({}, torch.float32), ({"avx": True}, torch.bfloat16)]
+)
+def test_auto_in_a_config(able, expected, hardware):
     hardware(**able)
     cfg = load_config(None, ["DTYPE", "auto", "MODEL.DEVICE", "cpu"])
     x = torch.ones(2, 2)
     with autocast(cfg.DTYPE, torch_device(cfg.MODEL.DEVICE)):
-        assert (x @ x).dtype == wanted
+        assert (x @ x).dtype == expected
 
 
-def test_this_machine_can_be_asked():
+def test_this_machine():
     assert resolve_dtype("auto", CPU) in ("float32", "bfloat16")
 
 
@@ -105,7 +105,7 @@ def test_this_machine_can_be_asked():
         ({}, "float16", CUDA, ""),
     ],
 )
-def test_emulation_is_warned_of_once(able, dtype, device, warned, hardware, caplog):
+def test_emulation_is_reported_once(able, dtype, device, warned, hardware, caplog):
     hardware(**able)
     for _ in range(3):
         resolve_dtype(dtype, device)
@@ -115,7 +115,7 @@ def test_emulation_is_warned_of_once(able, dtype, device, warned, hardware, capl
 
 
 @pytest.mark.parametrize(
-    ("able", "device", "wanted"),
+    ("able", "device", "expected"),
     [
         ({}, CPU, ["float32"]),
         ({"vnni": True}, CPU, ["float32", "int8"]),
@@ -125,13 +125,13 @@ def test_emulation_is_warned_of_once(able, dtype, device, warned, hardware, capl
         ({"amx": True, "cuda": True}, torch.device("mps"), ["float32"]),
     ],
 )
-def test_native_formats(able, device, wanted, hardware):
+def test_native_formats(able, device, expected, hardware):
     hardware(**able)
-    assert precision.native_formats(device) == wanted
+    assert precision.native_formats(device) == expected
 
 
 @pytest.mark.parametrize(
-    ("able", "device", "wanted"),
+    ("able", "device", "expected"),
     [
         (
             {"amx": True, "avx": True, "vnni": True},
@@ -147,12 +147,12 @@ def test_native_formats(able, device, wanted, hardware):
         ({"cuda": True}, CUDA, "multiplies float32, bfloat16, float16 natively"),
     ],
 )
-def test_formats_in_words(able, device, wanted, hardware):
+def test_describe_formats(able, device, expected, hardware):
     hardware(**able)
-    assert precision.describe_formats(device) == wanted
+    assert precision.describe_formats(device) == expected
 
 
-def test_the_processor_is_asked_of_each_instruction(monkeypatch):
+def test_processor_formats(monkeypatch):
     asked = ["_is_amx_tile_supported", "_is_avx512_bf16_supported", "_is_vnni_supported",
              "_is_amx_fp16_supported"]  # fmt: skip
     for name in asked:
@@ -166,13 +166,14 @@ def test_the_processor_is_asked_of_each_instruction(monkeypatch):
     assert not any(precision.processor_formats().values())
 
 
-@pytest.mark.parametrize(("able", "wanted"), [({}, torch.float32), ({"amx": True}, torch.bfloat16)])
-def test_nothing_chooses_bfloat16_where_it_is_emulated(able, wanted, hardware, tiny_config, caplog):
-    """What evaluation, `detlite predict` and `detlite serve` call, by `optimize`."""
+@pytest.mark.parametrize(
+    ("able", "expected"), [({}, torch.float32), ({"amx": True}, torch.bfloat16)]
+)
+def test_inference_does_not_choose_emulated_bfloat16(able, expected, hardware, tiny_config, caplog):
     hardware(**able)
     cfg = tiny_config("DTYPE", "auto", "TEST.OPTIMIZE", True)
     model, dtype = build_inference(cfg, build_model(cfg).eval())
     assert dtype == "float32"
     own = {weight.dtype for weight in model.state_dict().values() if weight.is_floating_point()}
-    assert own == {torch.float32, wanted}
+    assert own == {torch.float32, expected}
     assert not caplog.text

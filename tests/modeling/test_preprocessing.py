@@ -1,5 +1,3 @@
-"""What a model is given: checked, padded and normalised."""
-
 from __future__ import annotations
 
 import pytest
@@ -15,7 +13,7 @@ from detlite.modeling.preprocessing import (
 )
 from detlite.structures.instances import GroundTruth
 from detlite.structures.masks.packed import PackedMasks
-from detlite.structures.padded_batch import ImagesOnCanvas
+from detlite.structures.padded_batch import PaddedBatchImages
 
 MEAN, STD = [100.0, 110.0, 120.0], [2.0, 3.0, 4.0]
 
@@ -40,16 +38,16 @@ def test_bgr_255():
     rgb = torch.randint(0, 256, (3, 4, 5), dtype=torch.uint8)
     batch = Normalizer(MEAN, STD, bgr255=True, divisibility=0)([rgb]).pixels
     for channel in range(3):
-        wanted = (rgb[2 - channel].float() - MEAN[channel]) / STD[channel]
-        torch.testing.assert_close(batch[0, channel], wanted)
+        expected = (rgb[2 - channel].float() - MEAN[channel]) / STD[channel]
+        torch.testing.assert_close(batch[0, channel], expected)
 
 
 def test_rgb_1():
     rgb = torch.randint(0, 256, (3, 4, 5), dtype=torch.uint8)
     batch = Normalizer([0.4, 0.5, 0.6], [0.2, 0.3, 0.4], bgr255=False, divisibility=0)([rgb])
     for channel in range(3):
-        wanted = (rgb[channel] / 255 - (0.4, 0.5, 0.6)[channel]) / (0.2, 0.3, 0.4)[channel]
-        torch.testing.assert_close(batch.pixels[0, channel], wanted)
+        expected = (rgb[channel] / 255 - (0.4, 0.5, 0.6)[channel]) / (0.2, 0.3, 0.4)[channel]
+        torch.testing.assert_close(batch.pixels[0, channel], expected)
 
 
 @pytest.mark.parametrize("bgr255", [False, True])
@@ -63,7 +61,7 @@ def test_float_and_uint8_agree(bgr255, dtype):
     torch.testing.assert_close(float_batch, bytes_batch, atol=1e-4, rtol=1e-4)
 
 
-def test_padding_is_zero_after_the_normalisation():
+def test_padding_is_zero_after_normalization():
     normalizer = Normalizer(MEAN, STD, bgr255=True, divisibility=4)
     batch = normalizer([torch.zeros(3, 5, 6, dtype=torch.uint8)])
     assert batch.pixels.shape == (1, 3, 8, 8)
@@ -72,7 +70,7 @@ def test_padding_is_zero_after_the_normalisation():
     assert batch.pixels[:, :, 5:].abs().sum() == batch.pixels[:, :, :, 6:].abs().sum() == 0
 
 
-def test_images_are_left_as_they_were():
+def test_images_are_not_modified():
     image = torch.rand(3, 4, 5)
     before = image.clone()
     Normalizer(MEAN, STD, bgr255=True, divisibility=0)([image])
@@ -97,12 +95,12 @@ def test_images_are_left_as_they_were():
         ([torch.zeros(3, 0, 4)], ValueError, r"H, W > 0, not \[3, 0, 4\]"),
     ],
 )
-def test_unusable_images(images, error, message):
+def test_invalid_images(images, error, message):
     with pytest.raises(error, match=message):
         Normalizer(MEAN, STD, bgr255=True, divisibility=0)(images)
 
 
-def test_each_image_lies_at_the_top_left():
+def test_images_are_at_the_top_left_of_the_batch():
     images = [torch.rand(3, *size) for size in ((5, 6), (9, 3), (1, 1))]
     normalizer = Normalizer(MEAN, STD, bgr255=True, divisibility=8)
     batch = normalizer(images)
@@ -120,8 +118,8 @@ def test_each_image_lies_at_the_top_left():
 
 
 @pytest.mark.parametrize(("divisibility", "shape"), [(0, (9, 7)), (4, (12, 8))])
-def test_a_part_of_a_batch_is_padded_as_all_of_it(divisibility, shape):
-    images = ImagesOnCanvas([torch.zeros(3, 5, 7, dtype=torch.uint8)], (9, 6))
+def test_part_of_a_batch_is_padded_like_the_whole(divisibility, shape):
+    images = PaddedBatchImages([torch.zeros(3, 5, 7, dtype=torch.uint8)], (9, 6))
     batch = Normalizer(MEAN, STD, bgr255=True, divisibility=divisibility)(images)
     assert batch.pixels.shape[2:] == shape
     assert batch.sizes.tolist() == [[5, 7]]
@@ -141,7 +139,7 @@ def test_memory_format(tiny_config, kind):
     assert pixels.is_contiguous() == (kind == "contiguous")
 
 
-def test_a_double_model_takes_doubles():
+def test_float64_model():
     normalizer = Normalizer(MEAN, STD, bgr255=True, divisibility=0).double()
     assert normalizer([torch.rand(3, 4, 5)]).pixels.dtype == normalizer.dtype == torch.float64
     normalizer.bfloat16()
@@ -152,7 +150,7 @@ def test_a_double_model_takes_doubles():
     ("images", "error", "message"),
     [([], ValueError, "images is empty"), (["a.png"], TypeError, r"images\[0\] must be a uint8")],
 )
-def test_a_model_in_training_names_unusable_images_too(tiny_config, images, error, message):
+def test_invalid_images_in_training(tiny_config, images, error, message):
     model = build_model(tiny_config()).train()
     with pytest.raises(error, match=message):
         model(images, [target() for _ in images])
@@ -161,12 +159,12 @@ def test_a_model_in_training_names_unusable_images_too(tiny_config, images, erro
 # ---- targets
 
 
-def test_targets_are_taken_without_what_is_not_needed():
-    given = {**target(), "image_id": 7, "area": torch.zeros(2), "keypoints": torch.zeros(2, 1, 3)}
-    truth = prepare([given])
+def test_only_required_fields_are_used():
+    inputs = {**target(), "image_id": 7, "area": torch.zeros(2), "keypoints": torch.zeros(2, 1, 3)}
+    truth = prepare([inputs])
     assert truth.masks is not None
     assert truth.keypoints is None
-    truth = prepare([given], needs=())
+    truth = prepare([inputs], needs=())
     assert truth.masks is truth.keypoints is None
 
 
@@ -184,13 +182,13 @@ def test_targets_are_padded():
         "keypoints": torch.rand(3, 5, 3),
     }
     none = {name: value[:0] for name, value in first.items()}
-    given = [first, second, none]
+    inputs = [first, second, none]
     images = [torch.zeros(3, *size) for size in ((8, 9), (6, 12), (8, 9))]
-    truth = prepare(given, images, ("masks", "keypoints"))
+    truth = prepare(inputs, images, ("masks", "keypoints"))
     assert truth.boxes.shape == (3, 3, 4)
     assert truth.labels.tolist() == [[3, 0, 0], [1, 2, 1], [0, 0, 0]]
     assert truth.valid.sum(dim=1).tolist() == [1, 3, 0]
-    for index, own in enumerate(given):
+    for index, own in enumerate(inputs):
         count = len(own["labels"])
         assert torch.equal(truth.boxes[index, :count], own["boxes"])
         assert torch.equal(truth.keypoints[index, :count], own["keypoints"])
@@ -201,7 +199,7 @@ def test_targets_are_padded():
     assert len(truth.masks) == 9
 
 
-def test_there_is_room_for_one_at_least():
+def test_padded_length_is_at_least_one():
     truth = prepare([target(0)])
     assert truth.boxes.shape == (1, 1, 4)
     assert not truth.valid.any()
@@ -209,15 +207,15 @@ def test_there_is_room_for_one_at_least():
     assert not truth.masks.bitmaps(8, 9).any()
 
 
-def test_targets_take_the_types_of_the_model():
-    given = {
+def test_targets_are_converted_to_the_types_of_the_model():
+    inputs = {
         **target(),
         "boxes": target()["boxes"].double(),
         "labels": torch.ones(2, dtype=torch.int32),
         "keypoints": torch.ones(2, 1, 3, dtype=torch.int64),
     }
     for dtype in (torch.float32, torch.float64):
-        truth = prepare([given], needs=("keypoints",), dtype=dtype)
+        truth = prepare([inputs], needs=("keypoints",), dtype=dtype)
         assert truth.boxes.dtype == truth.keypoints.dtype == dtype
         assert truth.labels.dtype == torch.int64
 
@@ -239,33 +237,33 @@ def test_masks_may_be_empty():
 TRIANGLE = [[1.0, 1, 5, 1, 5, 5]]
 
 
-@pytest.mark.parametrize("as_runs", [False, True])
-def test_packed_masks_are_taken_as_they_are(as_runs):
-    masks = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_runs=as_runs)
+@pytest.mark.parametrize("as_rle", [False, True])
+def test_packed_masks_are_used_unchanged(as_rle):
+    masks = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_rle=as_rle)
     truth = prepare([{**target(), "masks": masks}])
     assert torch.equal(truth.masks.bitmaps(8, 9), masks.bitmaps(8, 9))
 
 
-def test_packed_masks_that_do_not_fit():
-    runs = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_runs=True)
+def test_invalid_packed_masks():
+    runs = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_rle=True)
     with pytest.raises(ValueError, match=r"targets\[0\]\['masks'\] has 2 masks for 1 boxes"):
         prepare([{**target(1), "masks": runs}])
     with pytest.raises(ValueError, match=r"does not belong to its image of size \[9, 8\]"):
         prepare([{**target(), "masks": runs}], [torch.zeros(3, 9, 8)])
-    polygons = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_runs=False)
+    polygons = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_rle=False)
     with pytest.raises(ValueError, match=r"holds polygons, but .* torchvision's convention"):
         prepare([{**target(), "masks": polygons}], soft_masks=True)
     assert len(prepare([{**target(), "masks": runs}], soft_masks=True).masks) == 2
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (1, 5, 3), (2, 5, 2)])
-def test_keypoints_that_do_not_fit(shape):
+def test_invalid_keypoints(shape):
     with pytest.raises(ValueError, match=r"\['keypoints'\] must be \[2, K, 3\] for its boxes"):
         prepare([{**target(), "keypoints": torch.zeros(shape)}], needs=("keypoints",))
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_images_with_different_keypoints(count):
+def test_different_numbers_of_keypoints(count):
     targets = [{**target(n), "keypoints": torch.zeros(n, k, 3)} for n, k in ((1, 5), (count, 4))]
     with pytest.raises(
         ValueError, match=r"targets\[1\]\['keypoints'\] has 4 .* but targets\[0\] has 5"
@@ -274,7 +272,7 @@ def test_images_with_different_keypoints(count):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex64])
-def test_labels_are_integers(dtype):
+def test_labels_must_be_integers(dtype):
     with pytest.raises(TypeError, match=rf"targets\[0\]\['labels'\] .* not {dtype}"):
         prepare([{**target(), "labels": torch.ones(2, dtype=dtype)}])
     none = prepare([{**target(0), "labels": torch.ones(0, dtype=dtype)}])
@@ -283,15 +281,15 @@ def test_labels_are_integers(dtype):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_targets_may_be_on_a_device():
-    masks = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_runs=True)
-    given = {**target(), "masks": masks}
-    truth = prepare([{name: value.to("cuda") for name, value in given.items()}])
+    masks = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_rle=True)
+    inputs = {**target(), "masks": masks}
+    truth = prepare([{name: value.to("cuda") for name, value in inputs.items()}])
     assert truth.boxes.device.type == "cpu"
     assert torch.equal(truth.masks.bitmaps(8, 9), masks.bitmaps(8, 9))
 
 
 NAN, INF = float("nan"), float("inf")
-THIN = [1000.0, 1, 1000.00001, 5]  # nothing is left of it in float32
+THIN = [1000.0, 1, 1000.00001, 5]  # empty in float32
 
 
 @pytest.mark.parametrize(
@@ -317,7 +315,7 @@ THIN = [1000.0, 1, 1000.00001, 5]  # nothing is left of it in float32
         ({"masks": torch.ones(2, 1, 8, 9)}, r"not \[2, 1, 8, 9\]"),
     ],
 )
-def test_unusable_target_is_named(change, message):
+def test_invalid_target_is_named(change, message):
     changed = {**target(), **change}
     with pytest.raises(ValueError, match=message) as error:
         prepare([{name: value for name, value in changed.items() if value is not None}])
@@ -325,17 +323,17 @@ def test_unusable_target_is_named(change, message):
 
 
 @pytest.mark.parametrize("name", ["boxes", "labels", "masks"])
-def test_targets_are_tensors(name):
+def test_targets_must_be_tensors(name):
     with pytest.raises(TypeError, match=rf"targets\[0\]\['{name}'\] must be a tensor, not list"):
         prepare([{**target(), name: target()[name].tolist()}])
 
 
-def test_a_target_is_a_dict():
+def test_targets_must_be_dicts():
     with pytest.raises(TypeError, match=r"targets\[0\] must be a dict of tensors, not list"):
         prepare([[target()]])
 
 
-def test_the_wrong_one_of_several_is_named():
+def test_message_names_the_invalid_target():
     images = [torch.zeros(3, 8, 9)] * 2
     with pytest.raises(ValueError, match=r"targets\[1\]\['labels'\]"):
         prepare([target(), {**target(), "labels": torch.zeros(2).long()}], images)
@@ -346,7 +344,7 @@ def test_training_needs_targets():
         prepare(None)
 
 
-def test_one_target_for_each_image():
+def test_number_of_targets():
     with pytest.raises(ValueError, match="1 images, but 2 targets"):
         prepare([target(), target()])
 
@@ -356,21 +354,21 @@ def test_one_target_for_each_image():
 
 def test_proposals_are_padded():
     boxes = torch.tensor([[1.0, 2, 3, 4], [5, 6, 9, 9]])
-    found = prepare_proposals([boxes[:1], torch.zeros(0, 4), boxes.double()], 3)
-    assert found.boxes.dtype == found.scores.dtype == torch.float32
-    assert found.valid.tolist() == [[True, False], [False, False], [True, True]]
-    assert torch.equal(found.boxes[2], boxes)
-    assert torch.equal(found.boxes[0, :1], boxes[:1])
-    assert not found.boxes[~found.valid].any()
-    assert not found.scores.any()
+    result = prepare_proposals([boxes[:1], torch.zeros(0, 4), boxes.double()], 3)
+    assert result.boxes.dtype == result.scores.dtype == torch.float32
+    assert result.valid.tolist() == [[True, False], [False, False], [True, True]]
+    assert torch.equal(result.boxes[2], boxes)
+    assert torch.equal(result.boxes[0, :1], boxes[:1])
+    assert not result.boxes[~result.valid].any()
+    assert not result.scores.any()
     assert prepare_proposals([boxes], 1, torch.float64).boxes.dtype == torch.float64
 
 
-def test_proposals_without_an_extent_are_left_out():
+def test_empty_proposals_are_dropped():
     boxes = torch.tensor([[1.0, 1, 1, 5], [1, 2, 3, 4], [4, 4, 3, 9]])
-    found = prepare_proposals([boxes], 1)
-    assert found.valid.tolist() == [[True]]
-    assert found.boxes.tolist() == [[[1, 2, 3, 4]]]
+    result = prepare_proposals([boxes], 1)
+    assert result.valid.tolist() == [[True]]
+    assert result.boxes.tolist() == [[[1, 2, 3, 4]]]
     assert prepare_proposals([boxes[:1]], 1).valid.tolist() == [[False]]
 
 
@@ -387,6 +385,6 @@ def test_proposals_without_an_extent_are_left_out():
         ([torch.tensor([[0, 0, 3, INF]])], ValueError, "image 0 must be finite"),
     ],
 )
-def test_unusable_proposals(proposals, error, message):
+def test_invalid_proposals(proposals, error, message):
     with pytest.raises(error, match=message):
         prepare_proposals(proposals, 1)

@@ -1,9 +1,6 @@
-"""RetinaNet: its head, its losses against a loop over anchors, and how scores become detections."""
-
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,10 +11,8 @@ from torchvision.ops import clip_boxes_to_image
 from detlite.config import ConfigError, load_config
 from detlite.modeling.backbone.fpn import FPN, P6P7
 from detlite.modeling.build import build_model
-from detlite.modeling.preprocessing import prepare_targets
 from detlite.modeling.retinanet import RetinaNet, RetinaNetHead
 from detlite.structures import boxes as box_ops
-from detlite.structures.padding import fixed_shapes
 
 TINY = {
     "MODEL.DEVICE": "cpu",
@@ -46,7 +41,7 @@ def make(*override: str, **changes) -> RetinaNet:
     return model
 
 
-def pictures() -> list[Tensor]:
+def make_images() -> list[Tensor]:
     return [torch.rand(3, *size) for size in SIZES]
 
 
@@ -60,7 +55,7 @@ def truth() -> list[dict[str, Tensor]]:
     ]
 
 
-def test_every_anchor_starts_with_the_prior():
+def test_initial_scores_are_the_prior():
     head = RetinaNetHead(8, 3, 5, num_convs=2, norm=None, prior=0.02)
     logits, deltas = head([torch.zeros(2, 8, 4, 6), torch.zeros(2, 8, 2, 3)])
     assert [x.shape for x in logits] == [(2, 72, 5), (2, 18, 5)]
@@ -69,30 +64,30 @@ def test_every_anchor_starts_with_the_prior():
 
 
 @pytest.mark.parametrize("norm", ["BN", "SyncBN"])
-def test_batch_norm_has_statistics_of_each_level(norm):
+def test_batch_norm_has_statistics_per_level(norm):
     model = make(NORM=norm, NUM_CONVS=2).train()
     features = [torch.randn(2, 16, side, side) + side for side in (16, 8, 4, 2, 1)]
     model.head(features)
     convs, norms = zip(*((block[0], block[1]) for block in model.head.cls_tower), strict=True)
     for level, feature in enumerate(features):
-        wanted = 0.1 * convs[0](feature).mean(dim=(0, 2, 3))
-        torch.testing.assert_close(norms[0][level].running_mean, wanted)
+        expected = 0.1 * convs[0](feature).mean(dim=(0, 2, 3))
+        torch.testing.assert_close(norms[0][level].running_mean, expected)
     for parameter in norms[0].parameters():
         nn.init.uniform_(parameter)
     model.eval()
-    found = convs[0](features[1])
+    result = convs[0](features[1])
     alone = norms[0][1]
-    wanted = F.batch_norm(
-        found, alone.running_mean, alone.running_var, norms[0].weight, norms[0].bias
+    expected = F.batch_norm(
+        result, alone.running_mean, alone.running_var, norms[0].weight, norms[0].bias
     )
-    torch.testing.assert_close(norms[0](found, 1), wanted)
+    torch.testing.assert_close(norms[0](result, 1), expected)
     assert all(conv.bias is None for conv in convs)
 
 
-def test_every_norm_of_the_towers_trains_and_loads():
+def test_norms_of_the_towers_train_and_load():
     for norm in ("BN", "SyncBN", "FrozenBN", "GN", "LN"):
         model = make("retinanet_normed_bias=True", NORM=norm).train()
-        sum(model(pictures(), truth()).values()).backward()
+        sum(model(make_images(), truth()).values()).backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None, name
             assert parameter.grad.isfinite().all(), name
@@ -110,16 +105,16 @@ def focal(logit: float, positive: bool, alpha: float, gamma: float) -> float:
 
 @pytest.mark.parametrize("normalizer", ["batch", "image", "moving"])
 @pytest.mark.parametrize("scores_background", [False, True])
-def test_losses_are_those_of_a_loop_over_anchors(normalizer, scores_background):
+def test_losses_match_a_loop_over_anchors(normalizer, scores_background):
     model = make(
         f"retinanet_loss_normalizer={normalizer}",
         f"retinanet_scores_background={scores_background}", LOSS_ALPHA=0.3,
         LOSS_GAMMA=1.5, BBOX_REG_BETA=0.2, BBOX_REG_WEIGHT=3.0, BBOX_REG_WEIGHTS=(2, 2, 1, 1),
     ).train()  # fmt: skip
     nn.init.normal_(model.head.cls_logits.weight, std=0.5)
-    images, targets = pictures(), truth()
+    images, targets = make_images(), truth()
     targets[1] = {"boxes": torch.tensor([[5.0, 5, 70, 30]]), "labels": torch.tensor([2])}
-    found = model(images, targets)
+    result = model(images, targets)
 
     batch = model.normalizer(images)
     features = model.backbone(batch.pixels)
@@ -140,31 +135,33 @@ def test_losses_are_those_of_a_loop_over_anchors(normalizer, scores_background):
                 total += focal(logit, foreground and k == column, 0.3, 1.5)
             if foreground:
                 count += 1
-                wanted = model.box_coder.encode(target["boxes"][index, None], anchor[None])
+                expected = model.box_coder.encode(target["boxes"][index, None], anchor[None])
                 regression += F.smooth_l1_loss(
-                    deltas[image, n, None], wanted, beta=0.2, reduction="sum"
+                    deltas[image, n, None], expected, beta=0.2, reduction="sum"
                 ).item()
         classifier.append(total)
         box.append(regression / 3)
         counts.append(count)
     assert min(counts) > 0
     if normalizer == "image":
-        wanted = [sum(x / n for x, n in zip(y, counts, strict=True)) / 2 for y in (classifier, box)]
+        expected = [
+            sum(x / n for x, n in zip(y, counts, strict=True)) / 2 for y in (classifier, box)
+        ]
     else:
         moving = 0.9 * 100 + 0.1 * sum(counts)
-        of_scores, of_boxes = (
+        classifier_divisor, box_divisor = (
             (moving, moving) if normalizer == "moving" else (sum(counts) + 2, sum(counts))
         )
-        wanted = [sum(classifier) / of_scores, sum(box) / of_boxes]
-    assert found["loss_classifier"].item() == pytest.approx(wanted[0], rel=1e-4)
-    assert found["loss_box"].item() == pytest.approx(wanted[1], rel=1e-4)
+        expected = [sum(classifier) / classifier_divisor, sum(box) / box_divisor]
+    assert result["loss_classifier"].item() == pytest.approx(expected[0], rel=1e-4)
+    assert result["loss_box"].item() == pytest.approx(expected[1], rel=1e-4)
 
 
 @pytest.mark.parametrize("normalizer", ["batch", "image", "moving"])
 @pytest.mark.parametrize("box_loss", ["smooth_l1", "giou"])
 def test_losses_without_ground_truth_are_finite(normalizer, box_loss):
     model = make(f"retinanet_loss_normalizer={normalizer}", BOX_LOSS=box_loss).train()
-    losses = model(pictures(), [truth()[1]] * 2)
+    losses = model(make_images(), [truth()[1]] * 2)
     assert losses["loss_box"] == 0
     sum(losses.values()).backward()
     for name, parameter in model.named_parameters():
@@ -172,58 +169,16 @@ def test_losses_without_ground_truth_are_finite(normalizer, box_loss):
         assert parameter.grad.isfinite().all(), name
 
 
-@pytest.mark.parametrize("normalizer", ["batch", "image", "moving"])
-@pytest.mark.parametrize("scores_background", [False, True])
-def test_losses_of_fixed_and_varying_shapes_agree(normalizer, scores_background):
-    """As do those of ground truth that is padded further."""
-    override = (f"retinanet_loss_normalizer={normalizer}",
-                f"retinanet_scores_background={scores_background}")  # fmt: skip
-    model = make(*override).train()
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    images, targets = pictures(), truth()
-    batch, _ = model.prepare(images)
-    padded = prepare_targets(targets, images, 4)
-    further = replace(
-        padded, boxes=F.pad(padded.boxes, (0, 0, 0, 5)), labels=F.pad(padded.labels, (0, 5))
-    )
-    wanted = model(images, targets)
-    sum(wanted.values()).backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-    for given in (padded, further):
-        model.load_state_dict(state)
-        model.zero_grad()
-        with fixed_shapes():
-            found = model.losses(batch, given)
-        torch.testing.assert_close(found, wanted)
-        sum(found.values()).backward()
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(parameter.grad, gradients[name], msg=name)
-
-
-@torch.no_grad()
-def test_detections_of_fixed_and_varying_shapes_agree():
-    model, images = raw_scores(make("retinanet_min_size=12")), pictures()
-    with fixed_shapes():
-        fixed = model.predict(model.normalizer(images))
-    assert fixed.valid.shape == (2, 100)
-    for index, own in enumerate(model.detect(images)):
-        alone = fixed[index][fixed.valid[index]]
-        assert len(own.boxes) > 0
-        assert torch.equal(alone.boxes, own.boxes)
-        assert torch.equal(alone.scores, own.scores)
-        assert torch.equal(alone.labels, own.labels)
-
-
-def test_nothing_is_found_where_nothing_scores():
+def test_no_score_exceeds_the_threshold():
     model = make(INFERENCE_TH=0.9).eval()
-    for found in model(pictures()):
-        assert found["boxes"].shape == (0, 4)
-        assert found["scores"].shape == found["labels"].shape == (0,)
+    for result in model(make_images()):
+        assert result["boxes"].shape == (0, 4)
+        assert result["scores"].shape == result["labels"].shape == (0,)
 
 
-def test_the_moving_count_is_kept_in_checkpoints():
+def test_moving_count_is_saved():
     model = make("retinanet_loss_normalizer=moving").train()
-    model(pictures(), truth())
+    model(make_images(), truth())
     assert 80 < model.state_dict()["moving_foreground"] < 100
     assert "moving_foreground" not in make().state_dict()
 
@@ -232,17 +187,17 @@ def test_a_picture_is_learnt():
     torch.manual_seed(0)
     model = make().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    images, targets = pictures(), truth()
+    images, targets = make_images(), truth()
     for _ in range(40):
         losses = model(images, targets)
         optimizer.zero_grad()
         sum(losses.values()).backward()
         optimizer.step()
-    found = model.eval()(images)[0]
-    best = box_ops.iou(targets[0]["boxes"], found["boxes"]) * (
-        targets[0]["labels"][:, None] == found["labels"]
+    result = model.eval()(images)[0]
+    best = box_ops.iou(targets[0]["boxes"], result["boxes"]) * (
+        targets[0]["labels"][:, None] == result["labels"]
     )
-    assert (best[:, found["scores"] > 0.3].max(dim=1).values > 0.6).all()
+    assert (best[:, result["scores"] > 0.3].max(dim=1).values > 0.6).all()
 
 
 def raw_scores(model: RetinaNet) -> RetinaNet:
@@ -255,7 +210,7 @@ def raw_scores(model: RetinaNet) -> RetinaNet:
 @torch.no_grad()
 def test_candidates_are_the_best_scores_of_each_level():
     model = raw_scores(make(PRE_NMS_TOP_N=7, INFERENCE_TH=0.05))
-    batch = model.normalizer(pictures())
+    batch = model.normalizer(make_images())
     features = model.backbone(batch.pixels)
     candidates = model.predict_boxes(features, batch)
     # Usable: in the image, and not empty.
@@ -289,8 +244,8 @@ def test_small_detections_are_dropped(min_size, empty, clip):
     with torch.no_grad():
         model.head.bbox_pred.bias[0::4] = 30.0  # far to the right
         model.head.bbox_pred.bias[:8] = 0
-    found = model(pictures())
-    for detections, size in zip(found, SIZES, strict=True):
+    result = model(make_images())
+    for detections, size in zip(result, SIZES, strict=True):
         sides = detections["boxes"][:, 2:] - detections["boxes"][:, :2]
         assert len(sides) > 0
         assert bool((sides <= 0).any()) == empty
@@ -301,9 +256,9 @@ def test_small_detections_are_dropped(min_size, empty, clip):
 
 
 def test_the_background_is_label_0_where_it_is_scored():
-    labels = raw_scores(make("retinanet_scores_background=True"))(pictures())[0]["labels"]
+    labels = raw_scores(make("retinanet_scores_background=True"))(make_images())[0]["labels"]
     assert set(labels.tolist()) == {0, 1, 2, 3}
-    labels = raw_scores(make())(pictures())[0]["labels"]
+    labels = raw_scores(make())(make_images())[0]["labels"]
     assert set(labels.tolist()) == {1, 2, 3}
 
 

@@ -1,5 +1,3 @@
-"""Each method against one that takes box by box, in plain numbers."""
-
 from __future__ import annotations
 
 import math
@@ -10,16 +8,16 @@ import torch
 from torch.nn import functional as F
 
 from detlite.modeling.build import build_model
-from detlite.modeling.postprocessing import Suppression, build_suppression, suppress
+from detlite.modeling.postprocessing import build_suppression
+from detlite.modeling.suppression import Suppression, suppress
 from detlite.structures.instances import Detections, PredictedBoxes
-from detlite.structures.padding import fixed_shapes, varying_shapes
 
 METHODS = ["nms", "soft-linear", "soft-gaussian", "voting", "fusion"]
 Box = tuple[float, int, list[float]]  # score, label, xyxy
 
 
 def crowd(objects: int = 8, around: int = 6, labels: int = 2) -> PredictedBoxes:
-    """Boxes of one image in clusters, with scores that all differ."""
+    """Return boxes of an image in clusters, with different scores."""
     corner = torch.rand(objects, 2) * 80
     true = torch.cat([corner, corner + 10 + torch.rand(objects, 2) * 30], dim=1)
     boxes = true.repeat(around, 1) + torch.randn(objects * around, 4) * 2.5
@@ -32,14 +30,14 @@ def crowd(objects: int = 8, around: int = 6, labels: int = 2) -> PredictedBoxes:
     )
 
 
-def rule_of(method: str, **rule) -> Suppression:
+def make_rule(method: str, **rule) -> Suppression:
     return Suppression(0.5, method, **rule)
 
 
 def iou(a: list[float], b: list[float]) -> float:
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    both = max(width, 0) * max(height, 0)
-    return both / (sum((x[2] - x[0]) * (x[3] - x[1]) for x in (a, b)) - both)
+    intersection = max(width, 0) * max(height, 0)
+    return intersection / (sum((x[2] - x[0]) * (x[3] - x[1]) for x in (a, b)) - intersection)
 
 
 def mean(boxes: list[Box]) -> list[float]:
@@ -47,14 +45,15 @@ def mean(boxes: list[Box]) -> list[float]:
     return [sum(score * box[side] for score, _, box in boxes) / total for side in range(4)]
 
 
-def slowly(boxes: list[Box], rule: Suppression, most: int = 1000, views: int = 1) -> list[Box]:
+def reference(boxes: list[Box], rule: Suppression, limit: int = 1000, views: int = 1) -> list[Box]:
+    """Suppress box by box."""
     thresh = rule.iou_thresh
     result: list[Box] = []
-    for wanted in {label for _, label, _ in boxes}:
-        everything = sorted((b for b in boxes if b[1] == wanted), reverse=True)
+    for target_label in {label for _, label, _ in boxes}:
+        own = sorted((b for b in boxes if b[1] == target_label), reverse=True)
         if rule.method == "fusion":
             groups: list[list[Box]] = []
-            for box in everything:
+            for box in own:
                 overlaps = [iou(box[2], mean(group)) for group in groups]
                 if overlaps and max(overlaps) > thresh:
                     groups[overlaps.index(max(overlaps))].append(box)
@@ -62,16 +61,16 @@ def slowly(boxes: list[Box], rule: Suppression, most: int = 1000, views: int = 1
                     groups.append([box])
             for group in groups:
                 score = sum(score for score, _, _ in group) / len(group)
-                result.append((score * min(len(group), views) / views, wanted, mean(group)))
+                result.append((score * min(len(group), views) / views, target_label, mean(group)))
             continue
-        left = everything
+        left = own
         while left:
             best, *left = sorted(left, reverse=True)
             if rule.method == "nms":
                 result.append(best)
             elif rule.method == "voting":
-                near = [box for box in everything if iou(box[2], best[2]) >= rule.vote_iou]
-                result.append((best[0], wanted, mean(near)))
+                near = [box for box in own if iou(box[2], best[2]) >= rule.vote_iou]
+                result.append((best[0], target_label, mean(near)))
             else:
                 result.append(best)
             if rule.method.startswith("soft"):
@@ -88,7 +87,7 @@ def slowly(boxes: list[Box], rule: Suppression, most: int = 1000, views: int = 1
                 left = [box for box in left if iou(box[2], best[2]) <= thresh]
     if rule.method.startswith("soft") or rule.method == "fusion":
         result = [box for box in result if box[0] > rule.min_score]
-    return sorted(result, reverse=True)[:most]
+    return sorted(result, reverse=True)[:limit]
 
 
 def as_list(record: PredictedBoxes | Detections, image: int = 0) -> list[Box]:
@@ -97,37 +96,37 @@ def as_list(record: PredictedBoxes | Detections, image: int = 0) -> list[Box]:
     return list(zip(*columns, strict=True))
 
 
-def assert_close(found: list[Box], expected: list[Box]) -> None:
-    assert [label for _, label, _ in found] == [label for _, label, _ in expected]
+def assert_close(detections: list[Box], expected: list[Box]) -> None:
+    assert [label for _, label, _ in detections] == [label for _, label, _ in expected]
     for column in (0, 2):
         torch.testing.assert_close(
-            torch.tensor([box[column] for box in found]),
+            torch.tensor([box[column] for box in detections]),
             torch.tensor([box[column] for box in expected]),
         )
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("most", [5, 1000])
+@pytest.mark.parametrize("limit", [5, 1000])
 @pytest.mark.parametrize("seed", range(3))
-def test_box_by_box(method, most, seed, device):
+def test_suppress_matches_a_loop_over_boxes(method, limit, seed, device):
     torch.manual_seed(seed)
-    candidates, rule = crowd(), rule_of(method)
-    found = suppress(candidates.to(device), rule, most).to("cpu")
-    expected = slowly(as_list(candidates), rule, most)
-    assert 0 < len(expected) <= most
-    assert_close(as_list(found), expected)
+    candidates, rule = crowd(), make_rule(method)
+    detections = suppress(candidates.to(device), rule, limit, False).to("cpu")
+    expected = reference(as_list(candidates), rule, limit)
+    assert 0 < len(expected) <= limit
+    assert_close(as_list(detections), expected)
 
 
 def batch_of(*images: PredictedBoxes, padding: float = 0.0) -> PredictedBoxes:
-    """Several images in one batch, padded to one more than the fullest has."""
-    most = 1 + max(one.valid.shape[1] for one in images)
+    """Join images to a batch, padded to one more than the largest number of boxes."""
+    limit = 1 + max(one.valid.shape[1] for one in images)
     columns = []
     for name, value in (("boxes", padding), ("scores", padding), ("labels", 1), ("valid", False)):
         rows = [getattr(one, name)[0] for one in images]
         columns.append(
             torch.stack(
                 [
-                    F.pad(row, [0, 0] * (row.ndim - 1) + [0, most - len(row)], value=value)
+                    F.pad(row, [0, 0] * (row.ndim - 1) + [0, limit - len(row)], value=value)
                     for row in rows
                 ]
             )
@@ -137,106 +136,105 @@ def batch_of(*images: PredictedBoxes, padding: float = 0.0) -> PredictedBoxes:
 
 @pytest.mark.parametrize("padding", [0.0, 1e6, float("inf"), float("nan")])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_bigger_image_beside_it_changes_nothing(method, padding):
+def test_images_of_a_batch_are_independent(method, padding):
     images = [crowd(2), crowd(8), crowd(1)]
-    rule = rule_of(method)
-    together = suppress(batch_of(*images, padding=padding), rule, 100)
+    rule = make_rule(method)
+    together = suppress(batch_of(*images, padding=padding), rule, 100, False)
     for index, image in enumerate(images):
-        alone = suppress(image, rule, 100)
+        alone = suppress(image, rule, 100, False)
         assert as_list(together, index) == as_list(alone)
         assert len(as_list(alone)) > 0
 
 
-@pytest.mark.parametrize("most", [3, 20, 1000])
+@pytest.mark.parametrize("limit", [3, 20, 1000])
 @pytest.mark.parametrize("method", METHODS)
-def test_fixed_and_varying_shapes_agree(method, most):
-    candidates, rule = batch_of(crowd(3), crowd(7)), rule_of(method)
-    with fixed_shapes():
-        fixed = suppress(candidates, rule, most)
-    with varying_shapes():
-        varying = suppress(candidates, rule, most)
-    assert fixed.valid.shape == (2, min(most, 43))
-    fullest = int(fixed.valid.sum(dim=1).max())
-    assert varying.valid.shape == (2, fullest)
-    assert torch.equal(fixed.valid[:, :fullest], varying.valid)
+def test_static_and_dynamic_detections_are_the_same(method, limit):
+    candidates, rule = batch_of(crowd(3), crowd(7)), make_rule(method)
+    static, dynamic = (suppress(candidates, rule, limit, mode) for mode in (True, False))
+    assert static.valid.shape == (2, min(limit, 43))
+    fullest = int(static.valid.sum(dim=1).max())
+    assert dynamic.valid.shape == (2, fullest)
+    assert torch.equal(static.valid[:, :fullest], dynamic.valid)
     for image in range(2):
-        assert as_list(fixed, image) == as_list(varying, image)
-    assert (fixed.valid.int().diff(dim=1) <= 0).all()  # padding last
+        assert as_list(static, image) == as_list(dynamic, image)
+    assert (static.valid.int().diff(dim=1) <= 0).all()  # padding last
 
 
 @pytest.mark.parametrize(
     "rule",
     [{"sigma": 0.1}, {"sigma": 2.0}, {"min_score": 0.3}],
-    ids=["narrow", "wide", "least score"],
+    ids=["narrow", "wide", "min_score"],
 )
 def test_parameters_of_soft_nms(rule):
-    candidates, rule = crowd(), rule_of("soft-gaussian", **rule)
-    assert_close(as_list(suppress(candidates, rule, 1000)), slowly(as_list(candidates), rule))
+    candidates, rule = crowd(), make_rule("soft-gaussian", **rule)
+    assert_close(
+        as_list(suppress(candidates, rule, 1000, False)), reference(as_list(candidates), rule)
+    )
 
 
 @pytest.mark.parametrize("vote_iou", [0.3, 1.0])
-def test_parameter_of_voting(vote_iou):
-    candidates, rule = crowd(), rule_of("voting", vote_iou=vote_iou)
-    found = suppress(candidates, rule, 1000)
-    assert_close(as_list(found), slowly(as_list(candidates), rule))
-    plain = suppress(candidates, rule_of("nms"), 1000)
-    assert torch.equal(found.scores, plain.scores)
-    if vote_iou == 1.0:  # no neighbour but the box itself
-        torch.testing.assert_close(found.boxes, plain.boxes)
+def test_vote_iou(vote_iou):
+    candidates, rule = crowd(), make_rule("voting", vote_iou=vote_iou)
+    detections = suppress(candidates, rule, 1000, False)
+    assert_close(as_list(detections), reference(as_list(candidates), rule))
+    plain = suppress(candidates, make_rule("nms"), 1000, False)
+    assert torch.equal(detections.scores, plain.scores)
+    if vote_iou == 1.0:  # no neighbor except the box itself
+        torch.testing.assert_close(detections.boxes, plain.boxes)
 
 
 @pytest.mark.filterwarnings("error")
-def test_fusion_leaves_empty_boxes_alone():
+def test_fusion_does_not_merge_empty_boxes():
     boxes = torch.tensor([[[5.0, 5, 5, 5], [0, 0, 10, 10], [0, 0, 10, 10], [7, 7, 7, 7]]])
     scores, ones = torch.tensor([[0.9, 0.8, 0.6, 0.5]]), torch.ones(1, 4)
     predicted = PredictedBoxes(boxes, scores, ones.long(), ones.bool())
-    found = suppress(predicted, Suppression(0.5, "fusion"), 9)
-    torch.testing.assert_close(found.boxes[0], boxes[0, [0, 1, 3]])
-    torch.testing.assert_close(found.scores[0], torch.tensor([0.9, 0.7, 0.5]))
+    detections = suppress(predicted, Suppression(0.5, "fusion"), 9, False)
+    torch.testing.assert_close(detections.boxes[0], boxes[0, [0, 1, 3]])
+    torch.testing.assert_close(detections.scores[0], torch.tensor([0.9, 0.7, 0.5]))
 
 
 @pytest.mark.parametrize("views", [2, 4, 10])
-def test_fusion_trusts_what_many_views_show(views):
-    candidates, rule = crowd(), rule_of("fusion", min_score=0.0)
-    found = suppress(candidates, rule, 1000, views)
-    assert_close(as_list(found), slowly(as_list(candidates), rule, views=views))
+def test_fusion_scores_depend_on_the_number_of_views(views):
+    candidates, rule = crowd(), make_rule("fusion", min_score=0.0)
+    detections = suppress(candidates, rule, 1000, False, views)
+    assert_close(as_list(detections), reference(as_list(candidates), rule, views=views))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_candidates_are_left_alone(method):
+def test_inputs_are_not_modified(method):
     candidates = crowd()
     before = candidates.map(torch.Tensor.clone)
-    suppress(candidates, rule_of(method), 100)
+    suppress(candidates, make_rule(method), 100, False)
     for field in fields(before):
         assert torch.equal(getattr(candidates, field.name), getattr(before, field.name))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_mixed_precision_does_not_reach_coordinates(method):
-    candidates, rule = crowd(), rule_of(method)
+def test_autocast_has_no_effect(method):
+    candidates, rule = crowd(), make_rule(method)
     with torch.autocast("cpu", torch.bfloat16):
-        found = suppress(candidates, rule, 100)
-    assert as_list(found) == as_list(suppress(candidates, rule, 100))
+        detections = suppress(candidates, rule, 100, False)
+    assert as_list(detections) == as_list(suppress(candidates, rule, 100, False))
 
 
-@pytest.mark.parametrize("shapes", [fixed_shapes, varying_shapes])
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_gives_nothing(method, shapes):
-    candidates, rule = crowd(), rule_of(method)
-    nobody = replace(candidates, valid=torch.zeros_like(candidates.valid))
-    with shapes():
-        for nothing in (candidates[:, :0], nobody):
-            found = suppress(nothing, rule, 20)
-            assert not found.valid.any()
-            count = 20 if shapes is fixed_shapes and nothing is nobody else 0
-            assert found.boxes.shape == (1, count, 4)
-            assert found.scores.shape == found.labels.shape == found.valid.shape == (1, count)
-            assert found.labels.dtype == torch.int64
-    assert suppress(candidates, rule, 0).boxes.shape == (1, 0, 4)
+def test_no_candidates(method, static):
+    candidates, rule = crowd(), make_rule(method)
+    invalid = replace(candidates, valid=torch.zeros_like(candidates.valid))
+    for empty in (candidates[:, :0], invalid):
+        detections = suppress(empty, rule, 20, static)
+        assert not detections.valid.any()
+        count = 20 if static and empty is invalid else 0
+        assert detections.boxes.shape == (1, count, 4)
+        shapes = {detections.scores.shape, detections.labels.shape, detections.valid.shape}
+        assert shapes == {(1, count)}
+        assert detections.labels.dtype == torch.int64
+    assert suppress(candidates, rule, 0, False).boxes.shape == (1, 0, 4)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_box_many_times(method):
+def test_identical_boxes(method):
     box = torch.tensor([3.0, 4.0, 20.0, 30.0])
     same = PredictedBoxes(
         box.expand(1, 7, 4),
@@ -244,14 +242,14 @@ def test_the_same_box_many_times(method):
         torch.ones(1, 7, dtype=torch.int64),
         torch.ones(1, 7, dtype=torch.bool),
     )
-    found = suppress(same, rule_of(method), 100)
-    torch.testing.assert_close(found.boxes[0, 0], box)
-    assert found.scores[0, 0].item() == pytest.approx(0.5)
-    assert found.valid.sum() == (4 if method == "soft-gaussian" else 1)
+    detections = suppress(same, make_rule(method), 100, False)
+    torch.testing.assert_close(detections.boxes[0, 0], box)
+    assert detections.scores[0, 0].item() == pytest.approx(0.5)
+    assert detections.valid.sum() == (4 if method == "soft-gaussian" else 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_by_config(tiny_config, make_batch, method):
+def test_build_suppression(tiny_config, make_batch, method):
     images, _ = make_batch(2)
     keys = ["MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "MODEL.ROI_HEADS.NMS", 0.1,
             "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 500,
@@ -262,9 +260,11 @@ def test_by_config(tiny_config, make_batch, method):
     assert build_suppression(cfg, 0.1) == rule
     model = build_model(cfg).eval()
     assert model.postprocess.suppression == rule
-    (found,) = model.detect(images)
-    assert len(found.boxes) > 0
+    (detections,) = model.detect(images)
+    assert len(detections.boxes) > 0
     model.postprocess = replace(model.postprocess, suppression=Suppression(0.1))
     (plain,) = model.detect(images)
-    same = found.boxes.shape == plain.boxes.shape and torch.equal(found.boxes, plain.boxes)
+    same = detections.boxes.shape == plain.boxes.shape and torch.equal(
+        detections.boxes, plain.boxes
+    )
     assert same == (method == "nms")

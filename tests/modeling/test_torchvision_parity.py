@@ -54,8 +54,8 @@ def torchvision_name(name: str) -> str:
     return name.replace(".norm", ".bn") if "backbone.body" in name else name
 
 
-def pictures() -> list[torch.Tensor]:
-    """Two pictures of coarse and fine structure."""
+def make_images() -> list[torch.Tensor]:
+    """Return two images with coarse and fine structure."""
     noise = torch.Generator().manual_seed(0)
     coarse = torch.rand(2, 3, 6, 12, generator=noise)
     coarse = nn.functional.interpolate(coarse, SIZE, mode="bicubic").clamp(0, 1)
@@ -93,8 +93,8 @@ def torchvision_model(depth: int) -> MaskRCNN:
 
 @torch.no_grad()
 def _balance_classes(model: MaskRCNN) -> None:
-    """Biases that bring the mean logit of every class to 0, or one class would win everywhere."""
-    batch, _ = model.transform(pictures())
+    """Return biases that make the mean logit of every class 0, so that all classes are detected."""
+    batch, _ = model.transform(make_images())
     features = model.backbone(batch.tensors)
     proposals, _ = model.rpn(batch, features)
     heads = model.roi_heads
@@ -152,8 +152,8 @@ def models(request):
 
 
 @torch.no_grad()
-def test_detections_are_torchvisions(models):
-    images = pictures()
+def test_detections_match_torchvision(models):
+    images = make_images()
     ours, reference = (model.eval() for model in models)
     batch, _ = reference.transform(images)
     features = reference.backbone(batch.tensors)
@@ -164,13 +164,13 @@ def test_detections_are_torchvisions(models):
     proposals, _ = reference.rpn(batch, features)
     # their heads alone: the masks before they are pasted, which each does in its own way
     detections, _ = reference.roi_heads(features, proposals, batch.image_sizes)
-    for found, other in zip(ours.detect(images), detections, strict=True):
+    for result, other in zip(ours.detect(images), detections, strict=True):
         assert len(other["boxes"]) >= 20
         assert len(other["labels"].unique()) > 1
-        assert torch.equal(found.labels, other["labels"])
-        torch.testing.assert_close(found.scores, other["scores"], atol=1e-4, rtol=1e-3)
-        torch.testing.assert_close(found.boxes, other["boxes"], atol=1e-2, rtol=1e-3)
-        torch.testing.assert_close(found.mask_probs, other["masks"][:, 0], atol=2e-3, rtol=1e-3)
+        assert torch.equal(result.labels, other["labels"])
+        torch.testing.assert_close(result.scores, other["scores"], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(result.boxes, other["boxes"], atol=1e-2, rtol=1e-3)
+        torch.testing.assert_close(result.mask_probs, other["masks"][:, 0], atol=2e-3, rtol=1e-3)
         assert other["masks"].std() > 0.05
 
 
@@ -184,7 +184,7 @@ TRAINING_LOSSES = {
 
 
 def ground_truth() -> list[dict[str, torch.Tensor]]:
-    """Three objects in the first picture, one in the second: ours is padded."""
+    """Return targets with three objects in the first image and one in the second."""
     targets = []
     for boxes in ([[4.0, 6, 40, 50], [60, 10, 120, 60], [10, 30, 26, 44]], [[30.0, 5, 90, 60]]):
         masks = torch.zeros(len(boxes), *SIZE, dtype=torch.uint8)
@@ -196,31 +196,31 @@ def ground_truth() -> list[dict[str, torch.Tensor]]:
 
 
 def check_step(ours, reference, images, targets) -> None:
-    """The same losses, and the same gradient of every parameter."""
-    found = ours(images, targets)
+    """Compare the losses and the gradients of all parameters."""
+    result = ours(images, targets)
     other = reference(images, [dict(target) for target in targets])
-    assert found.keys() == TRAINING_LOSSES.keys()
+    assert result.keys() == TRAINING_LOSSES.keys()
     for name, theirs in TRAINING_LOSSES.items():
-        torch.testing.assert_close(found[name], other[theirs], rtol=2e-3, atol=1e-5)
-    for model, losses in ((ours, found), (reference, other)):
+        torch.testing.assert_close(result[name], other[theirs], rtol=2e-3, atol=1e-5)
+    for model, losses in ((ours, result), (reference, other)):
         model.zero_grad()
         sum(losses.values()).backward()
     theirs = dict(reference.named_parameters())
     for name, parameter in ours.named_parameters():
-        wanted = theirs[torchvision_name(name)].grad
-        # Of the whole tensor: rounding turns single units of a ReLU on or off.
-        assert (parameter.grad - wanted).norm() <= 5e-3 * wanted.norm(), name
-        assert wanted.norm() > 0, name
+        expected = theirs[torchvision_name(name)].grad
+        # Relative to the whole tensor, because rounding turns single ReLUs on or off.
+        assert (parameter.grad - expected).norm() <= 5e-3 * expected.norm(), name
+        assert expected.norm() > 0, name
 
 
-def test_training_step_is_torchvisions(models):
-    """Every anchor and proposal is sampled, so that nothing depends on chance."""
+def test_training_step_matches_torchvision(models):
+    """Sample every anchor and proposal, so that nothing is random."""
     ours, reference = (model.train() for model in models)
-    check_step(ours, reference, pictures(), ground_truth())
+    check_step(ours, reference, make_images(), ground_truth())
 
 
-def test_training_step_on_samples_is_torchvisions(models, monkeypatch):
-    """Few anchors and proposals are sampled; both draw those that come first."""
+def test_training_step_on_few_samples_matches_torchvision(models, monkeypatch):
+    """Sample few anchors and proposals, the first ones in both models."""
     ours, reference = (model.train() for model in models)
     of_heads = ProposalSampler(32, 0.25, ours.sampler.matcher)
     for part, own in (("rpn", Sampler(64, 0.25)), ("roi_heads", of_heads)):
@@ -228,7 +228,7 @@ def test_training_step_on_samples_is_torchvisions(models, monkeypatch):
         monkeypatch.setattr(getattr(reference, part), "fg_bg_sampler", theirs)
         monkeypatch.setattr(ours.rpn if part == "rpn" else ours, "sampler", own)
 
-    images, targets = pictures(), ground_truth()
+    images, targets = make_images(), ground_truth()
 
     def falling(shape, device=None):
         return torch.linspace(1, 0, shape[-1], device=device).expand(shape)

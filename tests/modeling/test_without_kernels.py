@@ -1,4 +1,4 @@
-"""Whole models with every kernel of ours switched off, beside the kernels."""
+"""Whole models with fallback operators, compared with the compiled kernels."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def config(request, tiny_config):
 
 @pytest.fixture
 def called(monkeypatch):
-    """Names of the plain operators that ran."""
+    """Return the names of the fallback operators that ran."""
     names = set()
 
     def noting(name, kernel):
@@ -49,8 +49,8 @@ def test_losses_and_gradients_are_the_same(config, called):
     batch = family_batch(model)
     losses, gradients = step(model, batch)
     with plain.use_fallback_ops():
-        found, own = step(model, batch)
-    torch.testing.assert_close(found, losses, rtol=1e-4, atol=1e-5)
+        result, own = step(model, batch)
+    torch.testing.assert_close(result, losses, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(own, gradients, rtol=1e-3, atol=1e-5)
     assert "match_boxes" in called
     assert ("crop_masks" in called) == bool(config.MODEL.MASK_ON)
@@ -61,12 +61,12 @@ def test_losses_and_gradients_are_the_same(config, called):
 @torch.no_grad()
 def test_detections_are_the_same(config, called):
     model = build_model(config).eval()
-    images, _, given = family_batch(model)
-    expected = model.predict(images, given)
+    images, _, inputs = family_batch(model)
+    expected = model.predict(images, inputs)
     with plain.use_fallback_ops():
-        found = model.predict(images, given)
+        result = model.predict(images, inputs)
     assert expected.valid.any()
-    leaves = (pytree.tree_leaves(tree) for tree in (found, expected))
+    leaves = (pytree.tree_leaves(tree) for tree in (result, expected))
     torch.testing.assert_close(*leaves, rtol=1e-4, atol=1e-3)
     assert "padded_nms" in called
     assert ("heatmap_peaks" in called) == bool(config.MODEL.KEYPOINT_ON)

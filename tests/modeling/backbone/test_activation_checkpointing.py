@@ -1,5 +1,3 @@
-"""Checkpointed bodies: what is computed stays the same, what is kept becomes less."""
-
 from __future__ import annotations
 
 from copy import deepcopy
@@ -18,8 +16,8 @@ from detlite.modeling.layers.norm import FrozenBatchNorm2d
 KEY = "MODEL.BACKBONE.CHECKPOINT_ACTIVATIONS"
 
 
-def step(body: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor], int]:
-    """The maps of a step, and how many numbers were kept for backward."""
+def step(backbone: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor], int]:
+    """Return the maps of a step and how many numbers were saved for backward."""
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -27,8 +25,8 @@ def step(body: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor], int]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        maps = body(x)
-    kept = {p: n for p, n in kept.items() if p not in {q.data_ptr() for q in body.parameters()}}
+        maps = backbone(x)
+    kept = {p: n for p, n in kept.items() if p not in {q.data_ptr() for q in backbone.parameters()}}
     numbers = sum(kept.values())
     sum(m.square().sum() for m in maps).backward()
     return maps, numbers
@@ -36,17 +34,17 @@ def step(body: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor], int]:
 
 @pytest.mark.parametrize("depth", [18, 50])
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, FrozenBatchNorm2d])
-def test_a_step_is_the_same_and_keeps_less(depth, norm):
+def test_step_is_the_same_and_saves_less(depth, norm):
     spec = ResNetOptions(depth, norm, stem_channels=8, res2_channels=16)
     plain = ResNet(spec, (2, 3, 4, 5), freeze_at=2).train()
     saving = deepcopy(plain)
     saving.checkpoint_activations = True
     x = torch.randn(2, 3, 64, 64)
-    for _ in range(2):  # the second step sees the statistics of the first
-        wanted, most = step(plain, x)
+    for _ in range(2):  # the second step uses the statistics of the first
+        expected, limit = step(plain, x)
         maps, kept = step(saving, x)
-        assert kept < 0.4 * most
-        for ours, theirs in zip(maps, wanted, strict=True):
+        assert kept < 0.4 * limit
+        for ours, theirs in zip(maps, expected, strict=True):
             assert torch.equal(ours, theirs)
     for (name, ours), theirs in zip(saving.named_parameters(), plain.parameters(), strict=True):
         assert (ours.grad is None) == name.startswith(("stem", "res2")), name
@@ -57,7 +55,7 @@ def test_a_step_is_the_same_and_keeps_less(depth, norm):
         assert torch.equal(ours, theirs[name]), name
 
 
-def test_a_part_is_computed_again_only_where_it_is_trained():
+def test_only_trained_stages_are_recomputed():
     calls = []
 
     class Block(nn.Conv2d):
@@ -75,7 +73,7 @@ def test_a_part_is_computed_again_only_where_it_is_trained():
     assert len(calls) == 4
 
 
-def test_losses_and_gradients_of_a_detector(tiny_config, make_batch):
+def test_losses_and_gradients_of_a_detector_are_the_same(tiny_config, make_batch):
     images, targets = make_batch(2, 1)
     models = [build_model(tiny_config(KEY, flag)).train() for flag in (False, True)]
     models[1].load_state_dict(models[0].state_dict())
@@ -94,16 +92,16 @@ def test_losses_and_gradients_of_a_detector(tiny_config, make_batch):
 @pytest.mark.parametrize(
     "name", ["test_convnext", "test_efficientnet", "swin_tiny_patch4_window7_224"]
 )
-def test_a_body_of_timm_checkpoints_as_timm_does(name):
+def test_timm_backbones_use_timms_checkpointing(name):
     pytest.importorskip("timm", reason="timm is not installed")
     plain = TimmBackbone(name, (4, 8), frozen_norm=True).train()
     saving = TimmBackbone(name, (4, 8), frozen_norm=True, checkpoint_activations=True).train()
     saving.load_state_dict(plain.state_dict())
     x = torch.randn(1, 3, 32, 32)
-    wanted, most = step(plain, x)
+    expected, limit = step(plain, x)
     maps, kept = step(saving, x)
-    assert kept < most
-    for ours, theirs in zip(maps, wanted, strict=True):
+    assert kept < limit
+    for ours, theirs in zip(maps, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
     for ours, theirs in zip(saving.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
@@ -116,7 +114,7 @@ def test_a_body_of_timm_checkpoints_as_timm_does(name):
         ("hrnet_w18_small", "has no checkpointing: set it to False"),
     ],
 )
-def test_timm_models_that_cannot(tiny_config, name, message):
+def test_timm_models_without_checkpointing(tiny_config, name, message):
     pytest.importorskip("timm", reason="timm is not installed")
     frozen = ("MODEL.TIMM.FROZEN_NORM", name != "test_resnet")
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN", KEY, True, *frozen)

@@ -1,5 +1,3 @@
-"""Deformable convolution: where its taps lie, and bodies that have it."""
-
 from __future__ import annotations
 
 import pytest
@@ -16,17 +14,17 @@ from detlite.modeling.build import build_model
 @pytest.mark.parametrize(
     ("stride", "dilation", "groups", "offset_groups"), [(1, 1, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2)]
 )
-def test_it_starts_as_the_plain_convolution(modulated, stride, dilation, groups, offset_groups):
+def test_initially_equals_the_plain_convolution(modulated, stride, dilation, groups, offset_groups):
     layer = DeformConv3x3(
         4, 6, stride, dilation, groups, modulated=modulated, offset_groups=offset_groups
     )
     x = torch.randn(2, 4, 9, 7)
-    wanted = F.conv2d(x, layer.conv.weight, None, stride, dilation, dilation, groups)
-    torch.testing.assert_close(layer(x), wanted / 2 if modulated else wanted)
+    expected = F.conv2d(x, layer.conv.weight, None, stride, dilation, dilation, groups)
+    torch.testing.assert_close(layer(x), expected / 2 if modulated else expected)
 
 
 def sampled(image: torch.Tensor, y: float, x: float) -> torch.Tensor:
-    """[C] at a point of [C, H, W], bilinear, zero outside."""
+    """Return the values [C] at a point of [C, H, W], interpolated, zero outside."""
     height, width = image.shape[-2:]
     total = torch.zeros(len(image))
     for row in (int(y // 1), int(y // 1) + 1):
@@ -38,23 +36,23 @@ def sampled(image: torch.Tensor, y: float, x: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("modulated", [False, True])
-def test_taps_lie_where_the_offsets_say(modulated):
+def test_offsets_move_the_taps(modulated):
     layer = DeformConv3x3(3, 2, modulated=modulated)
     x = torch.randn(1, 3, 6, 5)
     values = torch.randn(27 if modulated else 18)
-    layer.offset.bias.data.copy_(values)  # the same everywhere, whatever is in the picture
+    layer.offset.bias.data.copy_(values)  # constant over the image
     out = layer(x)[0]
     for row, column in ((0, 0), (3, 2), (5, 4)):
-        wanted = torch.zeros(2)
+        expected = torch.zeros(2)
         for tap in range(9):
             dy, dx = values[2 * tap : 2 * tap + 2].tolist()
             weight = values[18 + tap].sigmoid() if modulated else 1.0
-            found = sampled(x[0], row - 1 + tap // 3 + dy, column - 1 + tap % 3 + dx)
-            wanted += weight * layer.conv.weight[:, :, tap // 3, tap % 3] @ found
-        torch.testing.assert_close(out[:, row, column], wanted, rtol=1e-4, atol=1e-5)
+            result = sampled(x[0], row - 1 + tap // 3 + dy, column - 1 + tap % 3 + dx)
+            expected += weight * layer.conv.weight[:, :, tap // 3, tap % 3] @ result
+        torch.testing.assert_close(out[:, row, column], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_half_precision_outside_double_precision_inside():
+def test_input_and_output_types():
     layer = DeformConv3x3(4, 4, modulated=True)
     layer.offset.bias.data.normal_()
     x = torch.randn(1, 4, 8, 8)
@@ -65,13 +63,13 @@ def test_half_precision_outside_double_precision_inside():
     assert layer.double()(x.double()).dtype == torch.float64
 
 
-def test_offsets_learn():
+def test_offsets_have_gradients():
     layer = DeformConv3x3(2, 2, modulated=True)
     layer(torch.randn(1, 2, 6, 6)).square().sum().backward()
     assert layer.offset.weight.grad.abs().sum() > 0
 
 
-def test_chosen_stages_have_it_and_start_alike():
+def test_deformable_stages_start_like_plain_ones():
     spec = {"depth": 50, "stem_channels": 8, "res2_channels": 16, "width_per_group": 4}
     plain = ResNet(ResNetOptions(**spec), (5,)).eval()
     deformed = ResNet(ResNetOptions(**spec, deformable=(False, True, False, True)), (5,)).eval()
@@ -114,6 +112,6 @@ def test_detector_by_config_trains_and_detects(tiny_config, make_batch, modulate
         ),
     ],
 )
-def test_what_cannot_be_deformed(tiny_config, opts, message):
+def test_invalid_options(tiny_config, opts, message):
     with pytest.raises(ConfigError, match=message):
         build_model(tiny_config("MODEL.RESNETS.STAGE_WITH_DCN", (False, False, False, True), *opts))

@@ -13,15 +13,15 @@ CHANNELS = [4, 8, 16, 32]
 
 
 def body_maps(height: int = 37, width: int = 50) -> list[torch.Tensor]:
-    """Odd sizes, so that the top-down path must fit its maps to each other."""
+    """Return maps of odd sizes, which the top-down path must match."""
     sizes = [(-(-height // s), -(-width // s)) for s in (1, 2, 4, 8)]
     return [torch.randn(2, c, *size) for c, size in zip(CHANNELS, sizes, strict=True)]
 
 
-def test_levels_are_torchvisions():
+def test_levels_match_torchvision():
     reference = FeaturePyramidNetwork(CHANNELS, 6, LastLevelMaxPool())
     for parameter in reference.parameters():
-        nn.init.normal_(parameter, std=0.2)  # the biases too
+        nn.init.normal_(parameter, std=0.2)  # including biases
     ours = FPN(CHANNELS, 6)
     state = reference.state_dict()
     ours.load_state_dict(
@@ -33,13 +33,13 @@ def test_levels_are_torchvisions():
         }
     )
     maps = body_maps()
-    wanted = reference({str(i): x for i, x in enumerate(maps)})
+    expected = reference({str(i): x for i, x in enumerate(maps)})
     assert len(ours(maps)) == 5
-    for level, other in zip(ours(maps), wanted.values(), strict=True):
+    for level, other in zip(ours(maps), expected.values(), strict=True):
         torch.testing.assert_close(level, other)
 
 
-def test_norm_replaces_the_bias_and_relu_follows():
+def test_norm_replaces_the_bias():
     fpn = FPN(CHANNELS, 8, norm=lambda channels: nn.GroupNorm(2, channels), relu=True)
     convs = [m for m in fpn.modules() if isinstance(m, nn.Conv2d)]
     assert len(convs) == 8

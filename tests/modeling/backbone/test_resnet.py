@@ -1,4 +1,4 @@
-"""The body against torchvision's, with the same weights."""
+"""ResNets compared with torchvision's, with the same weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from detlite.modeling.layers.norm import FrozenBatchNorm2d
 
 
 def torchvision_name(name: str) -> str:
-    """torchvision's name of an entry of our state dict."""
+    """Return torchvision's name of an entry of the state dict."""
     name = name.replace("stem.conv1", "conv1").replace("stem.norm1", "bn1")
     name = re.sub(r"res(\d)", lambda match: f"layer{int(match[1]) - 1}", name)
     return re.sub(r"norm(\d)", r"bn\1", name)
 
 
 def torchvision_resnet(depth: int) -> nn.Module:
-    """With batch statistics that are not the identity."""
+    """Set random batch statistics."""
     model = getattr(torchvision.models, f"resnet{depth}")(weights=None).eval()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -42,24 +42,26 @@ def copy_from(reference: nn.Module, model: nn.Module) -> None:
 
 @pytest.mark.parametrize(("depth", "res2"), [(18, 64), (50, 256)])
 @pytest.mark.parametrize("norm", [FrozenBatchNorm2d, nn.BatchNorm2d])
-def test_maps_are_torchvisions(depth, res2, norm):
+def test_maps_match_torchvision(depth, res2, norm):
     reference = torchvision_resnet(depth)
     model = ResNet(ResNetOptions(depth, norm, res2_channels=res2), (2, 3, 4, 5)).eval()
     copy_from(reference, model)
     x = torch.randn(1, 3, 65, 50)
-    wanted = reference.maxpool(reference.relu(reference.bn1(reference.conv1(x))))
+    expected = reference.maxpool(reference.relu(reference.bn1(reference.conv1(x))))
     for stage, ours in zip((1, 2, 3, 4), model(x), strict=True):
-        wanted = getattr(reference, f"layer{stage}")(wanted)
+        expected = getattr(reference, f"layer{stage}")(expected)
         assert ours.shape == (
             1,
             res2 * 2 ** (stage - 1),
             *(-(-s // 2 ** (stage + 1)) for s in (65, 50)),
         )
-        torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
+        torch.testing.assert_close(
+            ours, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item()
+        )
 
 
 @pytest.mark.parametrize(
-    ("name", "spec"),
+    ("name", "options"),
     [
         ("resnet34", ResNetOptions(34, res2_channels=64)),
         ("resnet101", ResNetOptions(101)),
@@ -68,43 +70,43 @@ def test_maps_are_torchvisions(depth, res2, norm):
         ("resnext101_64x4d", ResNetOptions(101, groups=64, width_per_group=4)),
     ],
 )
-def test_body_has_torchvisions_shapes(name, spec):
+def test_shapes_match_torchvision(name, options):
     with torch.device("meta"):
         reference = getattr(torchvision.models, name)(weights=None).state_dict()
-        model = ResNet(spec, (2, 3, 4, 5))
+        model = ResNet(options, (2, 3, 4, 5))
     ours = {torchvision_name(name): value.shape for name, value in model.state_dict().items()}
     assert ours == {k: v.shape for k, v in reference.items() if not k.startswith("fc.")}
 
 
-def test_resnet_152_computes_what_torchvisions_does():
+def test_resnet_152_matches_torchvision():
     reference = torchvision_resnet(152)
-    # So deep a body of random statistics would grow its values out of all proportion.
+    # In such a deep network, random statistics would let values grow without limit.
     for module in reference.modules():
         if isinstance(module, torchvision.models.resnet.Bottleneck):
             nn.init.constant_(module.bn3.weight, 0.2)
     model = ResNet(ResNetOptions(152), (5,)).eval()
     copy_from(reference, model)
     x = torch.randn(1, 3, 40, 33)
-    wanted = create_feature_extractor(reference, ["layer4"])(x)["layer4"]
-    torch.testing.assert_close(model(x)[0], wanted, rtol=1e-3, atol=1e-3 * wanted.std().item())
+    expected = create_feature_extractor(reference, ["layer4"])(x)["layer4"]
+    torch.testing.assert_close(model(x)[0], expected, rtol=1e-3, atol=1e-3 * expected.std().item())
 
 
 @pytest.mark.parametrize(("groups", "width"), [(32, 8), (64, 4)])
-def test_grouped_bottlenecks_compute_what_torchvisions_do(groups, width):
+def test_grouped_bottlenecks_match_torchvision(groups, width):
     reference = torchvision.models.ResNet(
         torchvision.models.resnet.Bottleneck, [3, 4, 6, 3], groups=groups, width_per_group=width
     ).eval()
-    spec = ResNetOptions(50, groups=groups, width_per_group=width)
-    model = ResNet(spec, (2, 3)).eval()
+    options = ResNetOptions(50, groups=groups, width_per_group=width)
+    model = ResNet(options, (2, 3)).eval()
     copy_from(reference, model)
     x = torch.randn(1, 3, 32, 32)
-    wanted = reference.maxpool(reference.relu(reference.bn1(reference.conv1(x))))
-    wanted = reference.layer2(reference.layer1(wanted))
-    torch.testing.assert_close(model(x)[-1], wanted, rtol=1e-4, atol=1e-4)
+    expected = reference.maxpool(reference.relu(reference.bn1(reference.conv1(x))))
+    expected = reference.layer2(reference.layer1(expected))
+    torch.testing.assert_close(model(x)[-1], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("in_1x1", [False, True])
-def test_stride_lies_in_the_1x1_or_the_3x3(in_1x1):
+def test_stride_in_the_1x1_or_3x3_convolution(in_1x1):
     stage = make_stage(ResNetOptions(50, stride_in_1x1=in_1x1), 3, stride=2)
     first, second = stage[0], stage[1]
     assert first.conv1.stride == ((2, 2) if in_1x1 else (1, 1))
@@ -113,17 +115,17 @@ def test_stride_lies_in_the_1x1_or_the_3x3(in_1x1):
     assert stage(torch.randn(1, 256, 9, 8)).shape == (1, 512, 5, 4)
 
 
-def test_dilated_last_stage_computes_what_torchvisions_does():
+def test_dilated_last_stage_matches_torchvision():
     reference = torchvision.models.resnet50(
         weights=None, replace_stride_with_dilation=[False, False, True]
     ).eval()
     model = ResNet(ResNetOptions(50), (4, 5), res5_dilation=2).eval()
     copy_from(reference, model)
-    # torchvision's first block of a dilated stage is not dilated itself.
+    # torchvision does not dilate the first block of a dilated stage.
     model.res5[0].conv2.dilation = model.res5[0].conv2.padding = (1, 1)
     x = torch.randn(1, 3, 48, 64)
-    wanted = create_feature_extractor(reference, ["layer3", "layer4"])(x)
-    for ours, theirs in zip(model(x), wanted.values(), strict=True):
+    expected = create_feature_extractor(reference, ["layer3", "layer4"])(x)
+    for ours, theirs in zip(model(x), expected.values(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
@@ -138,32 +140,34 @@ def test_dilation_keeps_the_size(depth, res2):
 
 @pytest.mark.parametrize("freeze_at", range(6))
 def test_leading_parts_are_frozen(freeze_at):
-    body = ResNet(ResNetOptions(18, res2_channels=64), (2, 3, 4, 5), freeze_at)
-    for index, part in enumerate(body.children()):
+    backbone = ResNet(ResNetOptions(18, res2_channels=64), (2, 3, 4, 5), freeze_at)
+    for index, part in enumerate(backbone.children()):
         frozen = index < freeze_at
         assert all(p.requires_grad != frozen for p in part.parameters())
         norms = {type(m) for m in part.modules() if "Norm" in type(m).__name__}
         assert norms == {FrozenBatchNorm2d if frozen else nn.BatchNorm2d}
 
 
-def test_frozen_statistics_do_not_move_in_training():
-    body = ResNet(ResNetOptions(18, res2_channels=64), (2, 3), freeze_at=2).train()
-    before = {name: value.clone() for name, value in body.state_dict().items()}
-    body(torch.randn(2, 3, 32, 32))
+def test_frozen_statistics_stay_constant_in_training():
+    backbone = ResNet(ResNetOptions(18, res2_channels=64), (2, 3), freeze_at=2).train()
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
+    backbone(torch.randn(2, 3, 32, 32))
     moved = {
-        name for name, value in body.state_dict().items() if not torch.equal(value, before[name])
+        name
+        for name, value in backbone.state_dict().items()
+        if not torch.equal(value, before[name])
     }
     assert moved
     assert all(name.startswith("res3") for name in moved)
 
 
 @pytest.mark.parametrize("key", ["NUM_GROUPS", "WIDTH_PER_GROUP"])
-def test_basic_blocks_have_no_groups(tiny_config, key):
+def test_basic_blocks_reject_bottleneck_keys(tiny_config, key):
     with pytest.raises(ConfigError, match="ResNet-18 has basic blocks"):
         build_model(tiny_config(f"MODEL.RESNETS.{key}", 32))
 
 
-def test_unknown_body_names_key_and_nearest(tiny_config):
+def test_unknown_backbone_is_reported_with_a_suggestion(tiny_config):
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "R-19-FPN")
     with pytest.raises(
         ConfigError, match=r"MODEL\.BACKBONE\.CONV_BODY: unknown backbone 'R-19-FPN'"

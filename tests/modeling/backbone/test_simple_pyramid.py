@@ -1,5 +1,3 @@
-"""ViTDet's pyramid: its levels, and the layers that make each of them."""
-
 from __future__ import annotations
 
 from functools import partial
@@ -11,7 +9,7 @@ from torchvision.models.convnext import LayerNorm2d
 from detlite.modeling.backbone.simple_pyramid import SimpleFeaturePyramid
 
 
-def test_levels_have_strides_4_to_64_and_use_every_parameter():
+def test_levels_have_strides_4_to_64_and_use_all_parameters():
     neck = SimpleFeaturePyramid(32, 24, partial(LayerNorm2d, eps=1e-6))
     levels = neck([torch.randn(2, 32, 6, 4)])
     sizes = [(24, 16), (12, 8), (6, 4), (3, 2), (2, 1)]
@@ -27,22 +25,22 @@ def normed(x: torch.Tensor, norm: torch.nn.Module) -> torch.Tensor:
     return x * norm.weight[:, None, None] + norm.bias[:, None, None]
 
 
-def test_each_level_is_scaled_projected_and_normalised():
+def test_each_level_is_scaled_projected_and_normalized():
     neck = SimpleFeaturePyramid(16, 8, partial(LayerNorm2d, eps=1e-6)).double()
     for parameter in neck.parameters():
         parameter.data.normal_()
     x = torch.randn(1, 16, 4, 6, dtype=torch.float64)
     levels = neck([x])
     first, norm, _, last = neck.scale[0]
-    wanted = F.conv_transpose2d(x, first.weight, first.bias, stride=2)
-    wanted = F.gelu(normed(wanted, norm))
+    expected = F.conv_transpose2d(x, first.weight, first.bias, stride=2)
+    expected = F.gelu(normed(expected, norm))
     scaled = [
-        F.conv_transpose2d(wanted, last.weight, last.bias, stride=2),
+        F.conv_transpose2d(expected, last.weight, last.bias, stride=2),
         F.conv_transpose2d(x, neck.scale[1].weight, neck.scale[1].bias, stride=2),
         x,
         F.max_pool2d(x, 2),
     ]
-    for level, wanted in enumerate(scaled):
+    for level, expected in enumerate(scaled):
         for conv, norm in (neck.lateral[level], neck.output[level]):
-            wanted = normed(F.conv2d(wanted, conv.weight, padding="same"), norm)
-        torch.testing.assert_close(levels[level], wanted)
+            expected = normed(F.conv2d(expected, conv.weight, padding="same"), norm)
+        torch.testing.assert_close(levels[level], expected)

@@ -1,5 +1,3 @@
-"""Models of timm as bodies: their maps, what is frozen, and whole detectors."""
-
 from __future__ import annotations
 
 import sys
@@ -13,8 +11,8 @@ from detlite.engine.solver import build_optimizer
 from detlite.modeling.backbone.timm_backbone import TimmBackbone
 from detlite.modeling.build import build_model
 
-NAME = "test_convnext"  # of timm's own tests: widths of 24 to 96
-# ConvNeXt, EfficientNet and Swin, by the same keys.
+NAME = "test_convnext"  # from timm's tests: widths of 24 to 96
+# ConvNeXt, EfficientNet and Swin.
 FAMILIES = [NAME, "test_efficientnet", "swin_tiny_patch4_window7_224"]
 
 
@@ -23,40 +21,42 @@ def timm():
     return pytest.importorskip("timm", reason="timm is not installed")
 
 
-# The last two have TensorFlow's margins, around kernels of 3 to 9 cells.
+# The last two have TensorFlow's padding for kernels of 3 to 9 cells.
 @pytest.mark.parametrize(
     "name",
     [NAME, "test_resnet", "test_efficientnet", "resnet10t", "tf_efficientnet_lite0", "tf_mixnet_s"],
 )
-def test_maps_are_those_of_timm(timm, name):
-    body = TimmBackbone(name, (4, 8, 16, 32)).eval()
+def test_maps_match_timm(timm, name):
+    backbone = TimmBackbone(name, (4, 8, 16, 32)).eval()
     reference = timm.create_model(name, features_only=True, out_indices=(-4, -3, -2, -1)).eval()
-    names = {path.replace(".", "_"): value for path, value in body.net.state_dict().items()}
+    names = {path.replace(".", "_"): value for path, value in backbone.net.state_dict().items()}
     own = {path: names[path.replace(".", "_")] for path in reference.state_dict()}
     reference.load_state_dict(own)
     x = torch.randn(2, 3, 64, 96)
-    maps = body(x)
+    maps = backbone(x)
     assert [(m.shape[1], 64 // m.shape[2], 96 // m.shape[3]) for m in maps] == [
         (channels, stride, stride)
-        for channels, stride in zip(body.channels, (4, 8, 16, 32), strict=True)
+        for channels, stride in zip(backbone.channels, (4, 8, 16, 32), strict=True)
     ]
     for ours, theirs in zip(maps, reference(x), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [NAME, "test_resnet", "swin_tiny_patch4_window7_224"])
-def test_any_size_is_padded_to_the_coarsest_stride(timm, name):
+def test_images_are_padded_to_the_coarsest_stride(timm, name):
     maps = TimmBackbone(name, (8, 32)).eval()(torch.randn(1, 3, 45, 70))
     assert [tuple(m.shape[-2:]) for m in maps] == [(8, 12), (2, 3)]
 
 
-def test_graphs_of_any_size_are_traced(timm):
-    body = TimmBackbone("tf_efficientnet_lite0", (4, 8, 16, 32)).eval()
+def test_exports_for_any_size(timm):
+    backbone = TimmBackbone("tf_efficientnet_lite0", (4, 8, 16, 32)).eval()
     free = ({2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
-    graph = torch.export.export(body, (torch.randn(2, 3, 64, 96),), dynamic_shapes=free).module()
+    graph = torch.export.export(
+        backbone, (torch.randn(2, 3, 64, 96),), dynamic_shapes=free
+    ).module()
     x = torch.randn(2, 3, 128, 64)
     with torch.no_grad():
-        for ours, theirs in zip(graph(x), body(x), strict=True):
+        for ours, theirs in zip(graph(x), backbone(x), strict=True):
             torch.testing.assert_close(ours, theirs)
 
 
@@ -65,21 +65,21 @@ def test_graphs_of_any_size_are_traced(timm):
     [(NAME, "stem", 5), ("test_resnet", "conv1", 5), ("test_vit", "cls_token", None)],
 )
 def test_layers_are_timms_stages_and_blocks(timm, name, first, count):
-    body = TimmBackbone(name, (16,) if name == "test_vit" else (4, 8, 16, 32), freeze_at=0)
-    layers = body.layers()
-    names = {parameter: path for path, parameter in body.net.named_parameters()}
-    found = [[names[parameter] for parameter in layer] for layer in layers]
-    assert any(path.startswith(first) for path in found[0])
-    assert sorted(path for layer in found for path in layer) == sorted(names.values())
-    assert len(found) == (count or 1 + len(body.net.blocks))
+    backbone = TimmBackbone(name, (16,) if name == "test_vit" else (4, 8, 16, 32), freeze_at=0)
+    layers = backbone.layers()
+    names = {parameter: path for path, parameter in backbone.net.named_parameters()}
+    result = [[names[parameter] for parameter in layer] for layer in layers]
+    assert any(path.startswith(first) for path in result[0])
+    assert sorted(path for layer in result for path in layer) == sorted(names.values())
+    assert len(result) == (count or 1 + len(backbone.net.blocks))
     if name == "test_vit":
-        assert all(path.startswith("blocks.1.") for path in found[2])
+        assert all(path.startswith("blocks.1.") for path in result[2])
 
 
 def test_every_parameter_is_used(timm):
-    body = TimmBackbone(NAME, (4, 8, 16, 32))
-    sum(m.sum() for m in body(torch.randn(1, 3, 64, 64))).backward()
-    assert [name for name, p in body.named_parameters() if p.grad is None] == []
+    backbone = TimmBackbone(NAME, (4, 8, 16, 32))
+    sum(m.sum() for m in backbone(torch.randn(1, 3, 64, 64))).backward()
+    assert [name for name, p in backbone.named_parameters() if p.grad is None] == []
 
 
 @pytest.mark.parametrize(
@@ -96,24 +96,24 @@ def test_every_parameter_is_used(timm):
 )  # fmt: skip
 @pytest.mark.parametrize("freeze_at", range(6))
 def test_leading_parts_are_frozen(timm, name, parts, freeze_at):
-    body = TimmBackbone(name, (4, 8, 16, 32), freeze_at)
+    backbone = TimmBackbone(name, (4, 8, 16, 32), freeze_at)
     frozen = tuple(f"{path}." for part in parts[:freeze_at] for path in part)
-    for path, parameter in body.net.named_parameters():
+    for path, parameter in backbone.net.named_parameters():
         assert parameter.requires_grad == (not path.startswith(frozen)), path
-    for path, module in body.net.named_modules():
+    for path, module in backbone.net.named_modules():
         if isinstance(module, nn.BatchNorm2d):
             assert not path.startswith(frozen)
 
 
-def test_all_batch_norm_is_frozen_with_its_activation_kept(timm):
+def test_frozen_batch_norm_keeps_its_activation(timm):
     plain = TimmBackbone("test_efficientnet", (8, 16)).eval()
-    body = TimmBackbone("test_efficientnet", (8, 16), frozen_norm=True).train()
-    body.load_state_dict(plain.state_dict(), strict=False)
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in body.modules())
+    backbone = TimmBackbone("test_efficientnet", (8, 16), frozen_norm=True).train()
+    backbone.load_state_dict(plain.state_dict(), strict=False)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in backbone.modules())
     x = torch.randn(1, 3, 32, 32)
-    for ours, theirs in zip(body(x), plain(x), strict=True):
+    for ours, theirs in zip(backbone(x), plain(x), strict=True):
         torch.testing.assert_close(ours, theirs)
-    assert any(p.requires_grad for p in body.parameters())
+    assert any(p.requires_grad for p in backbone.parameters())
 
 
 ENDINGS = {
@@ -140,7 +140,7 @@ def test_detector_by_config_trains_and_detects(timm, tiny_config, make_batch, en
     assert len(model.eval()(images)) == 2
 
 
-def test_levels_are_those_of_any_pyramid(timm, tiny_config):
+def test_pyramid_levels(timm, tiny_config):
     pyramid = ["MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN"]
     assert build_model(tiny_config(*pyramid)).backbone.strides == (4, 8, 16, 32, 64)
     with pytest.raises(ConfigError, match=r"ANCHOR_SIZES has 3 levels.* gives 5"):
@@ -151,17 +151,17 @@ def test_levels_are_those_of_any_pyramid(timm, tiny_config):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_blocks_are_left_out_by_the_key_of_transformers(timm, tiny_config, name):
+def test_drop_path_of_timm_models(timm, tiny_config, name):
     opts = ["MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN", "MODEL.VIT.DROP_PATH"]
     for value in (0.0, 0.3):
         model = build_model(tiny_config(*opts, value))
         rates = [m.drop_prob for m in model.modules() if isinstance(m, timm.layers.DropPath)]
-        # It rises to the last block, of an EfficientNet to one that would come after it.
+        # The rate rises to the last block, or for an EfficientNet to the next one after it.
         assert value * 0.6 <= max(rates, default=0.0) <= value * 1.001
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_rates_decay_from_stage_to_stage(timm, tiny_config, name):
+def test_learning_rates_decay_per_stage(timm, tiny_config, name):
     cfg = tiny_config(
         "MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN", "SOLVER.LAYER_DECAY", 0.5,
         "SOLVER.BASE_LR", 1.0, "SOLVER.BIAS_LR_FACTOR", 1.0,
@@ -169,21 +169,21 @@ def test_rates_decay_from_stage_to_stage(timm, tiny_config, name):
     model = build_model(cfg)
     groups = build_optimizer(cfg, model).param_groups
     rates = {p: group["lr"] for group in groups for p in group["params"]}
-    body = model.backbone.body
-    layers = [{rates[p] for p in layer if p in rates} for layer in body.layers()]
+    backbone = model.backbone.body
+    layers = [{rates[p] for p in layer if p in rates} for layer in backbone.layers()]
     assert layers == [{0.5 ** (len(layers) - number)} for number in range(len(layers))]
-    assert {p for layer in body.layers() for p in layer} == set(body.net.parameters())
+    assert {p for layer in backbone.layers() for p in layer} == set(backbone.net.parameters())
     assert all(rates[parameter] == 1.0 for parameter in model.backbone.neck.parameters())
 
 
-def test_a_model_without_blocks_to_leave_out_is_refused(timm, tiny_config):
+def test_drop_path_of_a_model_without_it(timm, tiny_config):
     opts = ["MODEL.BACKBONE.CONV_BODY", "timm/vgg11-C4", "MODEL.VIT.DROP_PATH"]
     with pytest.raises(ConfigError, match=r"DROP_PATH is 0\.3, but timm's vgg11 cannot"):
         build_model(tiny_config(*opts, 0.3))
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("backbone", "message"),
     [
         (f"timm/{NAME}-C4", "BACKBONE_OUT_CHANNELS is 16, but timm/test_convnext-C4 has 48"),
         ("timm/no_such_model-FPN", "timm .* has no model 'no_such_model'"),
@@ -191,9 +191,9 @@ def test_a_model_without_blocks_to_leave_out_is_refused(timm, tiny_config):
         ("timm/vit_tiny_patch16_224-FPN", r"gives maps of strides \[16\], .* needs \[4, 8"),
     ],
 )
-def test_what_cannot_be_built(timm, tiny_config, body, message):
+def test_invalid_models(timm, tiny_config, backbone, message):
     with pytest.raises(ConfigError, match=message):
-        build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", body))
+        build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", backbone))
 
 
 def test_without_timm(tiny_config, monkeypatch):

@@ -1,5 +1,3 @@
-"""ViTDet's transformer: its attention, any size of image, whole detectors on it."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,21 +11,20 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite import optimize
-from detlite.apps.export.submodule_export import example_batch, min_image_side
+from detlite.apps.export.submodule_export import example_batch
 from detlite.modeling.backbone import vit
 from detlite.modeling.backbone.timm_vit import ViTOptions
 from detlite.modeling.backbone.vit import Attention, Block, ViT
 from detlite.modeling.build import META_ARCHITECTURES, build_model
-from detlite.structures.padding import fixed_shapes
-from tests.modeling.family import family_batch
-from tests.modeling.test_fixed_shapes import Inference, assert_same_detections
+from tests.modeling.family import assert_same_detections, family_batch
+from tests.modeling.test_static_shapes import Inference
 
 
 @pytest.fixture
 def config(
     tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., CfgNode]:
-    """`config(*opts)`: a detector on a transformer of three blocks, the second within windows."""
+    """`config(*opts)`: a detector with a transformer of three blocks, the second with windows."""
     monkeypatch.setitem(vit.SIZES, "T", (32, 3, 2))
 
     def load(*opts: Any) -> CfgNode:
@@ -45,13 +42,13 @@ def lively(module: nn.Module) -> nn.Module:
     return module
 
 
-def test_attention_adds_what_a_query_makes_of_rows_and_columns():
+def test_attention_adds_relative_positions_of_rows_and_columns():
     height, width, heads = 3, 4, 2
     attention = lively(Attention(8, heads, 4)).double()
     attention.rel_pos_h = nn.Parameter(torch.randn(2 * height - 1, 4).double())
     x = torch.randn(2, height, width, 8).double()
     qkv = attention.qkv(x).reshape(2, height * width, 3, heads, 4)
-    found = torch.zeros(2, height * width, heads, 4).double()
+    result = torch.zeros(2, height * width, heads, 4).double()
     for image in range(2):
         for head in range(heads):
             q, k, v = qkv[image, :, :, head].unbind(1)
@@ -61,12 +58,12 @@ def test_attention_adds_what_a_query_makes_of_rows_and_columns():
                     down, right = a // width - b // width, a % width - b % width
                     logits[a, b] += q[a] @ attention.rel_pos_h[down + height - 1]
                     logits[a, b] += q[a] @ attention.rel_pos_w[right + width - 1]
-            found[image, :, head] = logits.softmax(1) @ v
-    wanted = attention.proj(found.flatten(2)).view_as(x)
-    torch.testing.assert_close(attention(x), wanted)
+            result[image, :, head] = logits.softmax(1) @ v
+    reference = attention.proj(result.flatten(2)).view_as(x)
+    torch.testing.assert_close(attention(x), reference)
 
 
-def test_relative_positions_of_other_sizes_are_interpolated():
+def test_relative_positions_are_interpolated():
     attention = lively(Attention(8, 2, 4))
     other = Attention(8, 2, 6)
     other.load_state_dict(attention.state_dict() | {
@@ -77,60 +74,63 @@ def test_relative_positions_of_other_sizes_are_interpolated():
     torch.testing.assert_close(attention(x), other(x))
 
 
-def test_a_window_attends_to_its_own_patches_and_zeros():
+def test_windows_attend_to_their_patches_and_padding():
     block = lively(Block(8, 2, 3, True, 0.0))
     x = torch.randn(2, 4, 3, 8)
     normed = F.pad(block.norm1(x), (0, 0, 0, 0, 0, 2))
     added = torch.cat([block.attn(normed[:, :3]), block.attn(normed[:, 3:])], 1)[:, :4]
-    wanted = x + added
-    torch.testing.assert_close(block(x), wanted + block.mlp(block.norm2(wanted)))
+    reference = x + added
+    torch.testing.assert_close(block(x), reference + block.mlp(block.norm2(reference)))
 
 
-def test_drop_path_leaves_out_what_is_added_to_an_image():
+def test_drop_path_skips_branches_per_image():
     block = lively(Block(8, 2, 3, False, 0.5)).train()
     x = torch.randn(64, 2, 2, 8)
     whole = block.norm1(x)
-    whole = x + 2 * block.attn(whole)  # what is kept counts twice
+    whole = x + 2 * block.attn(whole)  # scaled by 1 / keep probability
     both = whole + 2 * block.mlp(block.norm2(whole))
     second = x + 2 * block.mlp(block.norm2(x))
     kinds = [0, 0, 0, 0]
-    for image, found in enumerate(block(x)):
+    for image, result in enumerate(block(x)):
         options = [x[image], whole[image], second[image], both[image]]
-        kinds[[torch.allclose(found, one, atol=1e-4) for one in options].index(True)] += 1
+        kinds[[torch.allclose(result, one, atol=1e-4) for one in options].index(True)] += 1
     assert min(kinds) >= 5
     assert torch.equal(block.eval()(x), block(x))
 
 
 @pytest.mark.parametrize("freeze_at", [0, 1, 3, 5])
-def test_layers_and_leading_parts(freeze_at):
-    body = ViT(16, 4, 2, 64, ViTOptions(freeze_at=freeze_at, drop_path=0.3))
-    layers = body.layers()
+def test_layers_and_frozen_parts(freeze_at):
+    backbone = ViT(16, 4, 2, 64, ViTOptions(freeze_at=freeze_at, drop_path=0.3))
+    layers = backbone.layers()
     assert len(layers) == 5
-    assert {p for layer in layers for p in layer} == set(body.parameters())
+    assert {p for layer in layers for p in layer} == set(backbone.parameters())
     trained = [any(p.requires_grad for p in layer) for layer in layers]
     assert trained == [number >= freeze_at for number in range(5)]
     rates = [0.0, 0.1, 0.2, 0.3]
     frozen = max(freeze_at - 1, 0)
-    assert [block.drop_path for block in body.blocks] == pytest.approx(
+    assert [block.drop_path for block in backbone.blocks] == pytest.approx(
         [0.0] * frozen + rates[frozen:]
     )
 
 
-def test_checkpoints_change_no_gradient():
+def test_activation_checkpointing_keeps_gradients():
     x = torch.randn(2, 3, 64, 32)
     gradients = []
     for checkpoints in (False, True):
         torch.manual_seed(0)
-        body = ViT(16, 3, 2, 64, ViTOptions(2, 1, 0.5, checkpoint_activations=checkpoints)).train()
-        (found,) = body(x)
-        found.square().sum().backward()
-        gradients.append([parameter.grad for parameter in body.parameters()])
+        backbone = ViT(
+            16, 3, 2, 64, ViTOptions(2, 1, 0.5, checkpoint_activations=checkpoints)
+        ).train()
+        (result,) = backbone(x)
+        result.square().sum().backward()
+        gradients.append([parameter.grad for parameter in backbone.parameters()])
     assert all(gradient is not None for gradient in gradients[0])
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
-def test_a_detector_compiles_and_exports_whole(config):
+def test_detector_compiles_and_exports(config):
     model = build_model(config("MODEL.VIT.DROP_PATH", 0.1))
+    model.static_shapes = True
     assert [block.window for block in model.backbone.body.blocks] == [0, 3, 0]
     images, truth, _ = family_batch(model)
     losses = torch.compile(model.losses, fullgraph=True, backend="aot_eager")(images, truth)
@@ -140,23 +140,23 @@ def test_a_detector_compiles_and_exports_whole(config):
     model.eval()
     auto = torch.export.Dim.AUTO
     shapes = ([{0: auto, 2: auto, 3: auto}, {0: auto}], None)
-    with torch.no_grad(), fixed_shapes():
+    with torch.no_grad():
         program = torch.export.export(Inference(model), (images, None), dynamic_shapes=shapes)
         for sizes in ([(96, 128), (90, 70)] * 2, [(70, 96)], [(160, 150)]):
             others, _ = model.prepare([torch.rand(3, *size) for size in sizes])
             assert_same_detections(model.predict(others), program.module()(others, None))
 
 
-def test_programs_take_images_from_two_windows_on(config):
-    assert min_image_side(build_model(config())) == 128  # two cells of P6
+def test_exported_programs_need_two_windows(config):
+    assert build_model(config()).backbone.min_image_side == 128  # two cells of P6
     model = build_model(config("MODEL.VIT.WINDOW", 19))
-    assert min_image_side(model) == 320
+    assert model.backbone.min_image_side == 320
     assert model.backbone.body.two_windows > 19 * 16 >= 320 - 32
     sides = example_batch(model)[0].pixels.shape[2:]
     assert min(sides) >= 320
 
 
-def test_a_step_on_a_gpu_reads_nothing_back(config):
+def test_training_step_on_a_gpu_reads_no_values(config):
     cfg = config("MODEL.VIT.DROP_PATH", 0.1)
     records = family_batch(build_model(cfg))[:2]
     with FakeTensorMode() as mode, torch.device("cuda"):
@@ -167,12 +167,12 @@ def test_a_step_on_a_gpu_reads_nothing_back(config):
         assert {loss.device.type for loss in model.losses(images, truth).values()} == {"cuda"}
 
 
-def test_optimized_detectors_give_the_same(config):
+def test_optimized_detector_is_the_same(config):
     model = build_model(config()).eval()
     images = [torch.rand(3, 64, 96), torch.rand(3, 80, 72)]
-    for found, expected in zip(
+    for result, expected in zip(
         optimize(model, "float32").detect(images), model.detect(images), strict=True
     ):
         assert len(expected.scores) > 0
-        torch.testing.assert_close(found.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(result.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
     optimize(model, "bfloat16").detect(images)

@@ -1,5 +1,3 @@
-"""Windows of maps: what is cut comes back in its place, and what is beyond the map is zero."""
-
 from __future__ import annotations
 
 import pytest
@@ -9,7 +7,7 @@ from detlite.modeling.backbone.windows import from_windows, global_blocks, to_wi
 
 
 @pytest.mark.parametrize("size", [(6, 9), (4, 4), (5, 7), (2, 3)])
-def test_windows_are_cut_row_by_row(size):
+def test_windows_are_ordered_row_by_row(size):
     side, (height, width) = 3, size
     x = torch.randn(2, height, width, 5)
     windows = to_windows(x, side)
@@ -35,5 +33,5 @@ def test_windows_are_cut_row_by_row(size):
         (2, 4, {0, 1}),
     ],
 )
-def test_global_blocks_are_those_of_vitdet(depth, count, numbers):
+def test_global_blocks_match_vitdet(depth, count, numbers):
     assert global_blocks(depth, count) == numbers

@@ -1,5 +1,3 @@
-"""Convolutions whose gradients are computed in another way than torch's where that is quicker."""
-
 from __future__ import annotations
 
 import copy
@@ -7,16 +5,17 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
-from detlite.modeling.build import build_model
 from detlite.modeling.layers import conv as module
 from detlite.modeling.layers.conv import (
     CPUConv2d,
-    use_fast_conv_gradients,
     slow_in_bfloat16,
     slow_in_float32,
     weight_gradient,
+)
+from detlite.modeling.optimize_for_training import (
+    undo_optimize_for_training,
+    use_fast_conv_gradients,
 )
 
 # channels in and out, kernel, stride, groups, dilation, bias
@@ -44,33 +43,39 @@ def gradients(conv: nn.Conv2d, x: Tensor, weights: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_are_those_of_float32_arithmetic(shape: tuple) -> None:
+def test_bfloat16_gradients_are_computed_in_float32(shape: tuple) -> None:
     conv = convolution(shape)
     own = CPUConv2d(conv)
     x = torch.randn(2, shape[0], 9, 11)
-    rounded = copy.deepcopy(conv)  # what the forward pass makes of map and weights
+    rounded = copy.deepcopy(conv)  # the forward pass rounds map and weights
     with torch.no_grad():
         for parameter in rounded.parameters():
             parameter.copy_(parameter.bfloat16())
-    shown = x.bfloat16().float().requires_grad_()
-    expected = rounded(shown)
+    rounded_x = x.bfloat16().float().requires_grad_()
+    expected = rounded(rounded_x)
     weights = torch.randn_like(expected).bfloat16().float()
-    to_all = torch.autograd.grad((expected * weights).sum(), [shown, *rounded.parameters()])
-    found = gradients(own, x, weights)
-    torch.testing.assert_close(found[0].float(), expected, rtol=1e-2, atol=1e-2)
-    torch.testing.assert_close(found[1], to_all[0], rtol=1e-2, atol=1e-2)  # rounded once
-    torch.testing.assert_close(found[2:], list(to_all[1:]), rtol=1e-5, atol=1e-5)
+    expected_gradients = torch.autograd.grad(
+        (expected * weights).sum(), [rounded_x, *rounded.parameters()]
+    )
+    result = gradients(own, x, weights)
+    torch.testing.assert_close(result[0].float(), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        result[1], expected_gradients[0], rtol=1e-2, atol=1e-2
+    )  # rounded once
+    torch.testing.assert_close(result[2:], list(expected_gradients[1:]), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_all_else_is_plain(shape: tuple) -> None:
+def test_everything_else_equals_conv2d(shape: tuple) -> None:
     conv = convolution(shape)
     own = CPUConv2d(conv)
     x = torch.randn(2, shape[0], 9, 11)
     assert torch.equal(own(x), conv(x))  # float32
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(own(x), conv(x))
-    plain = own.plain()
+    stack = nn.Sequential(own)
+    undo_optimize_for_training(stack)
+    plain = stack[0]
     assert type(plain) is nn.Conv2d
     assert plain.weight is own.weight is conv.weight
     assert torch.equal(plain(x), conv(x))
@@ -81,7 +86,7 @@ def test_all_else_is_plain(shape: tuple) -> None:
     assert half.weight.grad.dtype == torch.bfloat16
 
 
-def test_margins_that_are_named_are_left_to_torch() -> None:
+def test_named_padding_is_left_to_torch() -> None:
     conv = nn.Conv2d(8, 8, 5, groups=8, padding="same")
     x, weights = torch.randn(2, 8, 9, 11), torch.tensor(1.0)
     assert all(
@@ -113,61 +118,28 @@ def test_frozen_weights_get_no_gradient() -> None:
         (nn.Conv2d(64, 64, 5), False),
     ],
 )
-def test_which_are_slow_in_bfloat16(monkeypatch, conv: nn.Conv2d, slow: bool) -> None:
+def test_slow_in_bfloat16(monkeypatch, conv: nn.Conv2d, slow: bool) -> None:
     monkeypatch.setattr(module, "CAPABILITY", "AVX512")
     assert slow_in_bfloat16(conv) == slow
-    body = nn.Sequential(conv)
-    use_fast_conv_gradients(body)
-    assert isinstance(body[0], CPUConv2d) == slow
+    backbone = nn.Sequential(conv)
+    use_fast_conv_gradients(backbone)
+    assert isinstance(backbone[0], CPUConv2d) == slow
 
 
-def test_convolutions_that_pad_otherwise_stay() -> None:
-    body = nn.Sequential(
-        nn.Conv2d(8, 8, 5, groups=8, padding="same"),
-        nn.Conv2d(8, 8, 5, groups=8, padding=2, padding_mode="reflect"),
-    )
-    use_fast_conv_gradients(body)
-    assert not any(isinstance(module, CPUConv2d) for module in body)
-
-
-def test_a_compiled_step_gives_the_same_gradients() -> None:
+def test_compiled_gradients_are_the_same() -> None:
     own = CPUConv2d(convolution(SHAPES[1]))
     x = torch.randn(2, 6, 9, 11)
     expected = gradients(own, x, torch.tensor(1.0))
     compiled = torch.compile(own, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(gradients_of(compiled, own, x), expected[1:])
+    torch.testing.assert_close(gradients_of_sum(compiled, own, x), expected[1:])
     torch._dynamo.reset()
 
 
-def gradients_of(call: nn.Module, conv: nn.Conv2d, x: Tensor) -> list[Tensor]:
+def gradients_of_sum(call: nn.Module, conv: nn.Conv2d, x: Tensor) -> list[Tensor]:
     x = x.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         y = call(x)
     return list(torch.autograd.grad(y.float().sum(), [x, *conv.parameters()]))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["MODEL.BACKBONE.CONV_BODY", "timm/tf_efficientnet_lite0-FPN"],
-        ["MODEL.RESNETS.NUM_GROUPS", 8, "MODEL.RESNETS.WIDTH_PER_GROUP", 4,
-         "MODEL.BACKBONE.CONV_BODY", "R-50-FPN"],
-    ],
-    ids=["EfficientNet", "ResNeXt"],
-)  # fmt: skip
-def test_bodies_have_them(tiny_config, options: list) -> None:
-    if "timm" in str(options):
-        pytest.importorskip("timm")
-    body = build_model(tiny_config("MODEL.MASK_ON", False, *options)).backbone.body.train()
-    convs = [module for module in body.modules() if isinstance(module, nn.Conv2d)]
-    slow = [conv for conv in convs if slow_in_bfloat16(conv)]
-    assert slow
-    assert all(isinstance(conv, CPUConv2d) for conv in slow)
-    with torch.autocast("cpu", torch.bfloat16):
-        maps = body(torch.rand(1, 3, 64, 64))
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        torch.stack([level.float().sum() for level in maps]).sum().backward()
-    assert any("FloatGradients" in event.key for event in seen.key_averages())
 
 
 # channels in and out, kernel, padding, dilation, bias, images, height, width
@@ -187,29 +159,29 @@ def avx2(monkeypatch) -> None:
     monkeypatch.setattr(module, "CAPABILITY", "AVX2")
 
 
-@pytest.mark.parametrize("block", [1, 1500, 2**20])  # a row, some rows, some images at a time
+@pytest.mark.parametrize("block", [1, 1500, 2**20])  # one row, some rows, or some images at a time
 @pytest.mark.parametrize("shape", WIDE)
-def test_products_give_the_gradient_of_weights(monkeypatch, shape: tuple, block: int) -> None:
-    monkeypatch.setattr(module, "BLOCK", block)
+def test_weight_gradient_matches_torch(monkeypatch, shape: tuple, block: int) -> None:
+    monkeypatch.setattr(module, "CACHE_BLOCK", block)
     before, after, kernel, padding, dilation, _, images, height, width = shape
     x = torch.randn(images, before, height, width, dtype=torch.float64)
     weight = torch.randn(after, before, *kernel, dtype=torch.float64, requires_grad=True)
     y = nn.functional.conv2d(x, weight, None, 1, padding, dilation)
     gradient = torch.randn_like(y)
     expected = torch.autograd.grad(y, weight, gradient)[0]
-    found = weight_gradient(gradient, x, kernel, padding, dilation)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    result = weight_gradient(gradient, x, kernel, padding, dilation)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", WIDE)
-def test_products_give_a_layers_gradients(avx2, shape: tuple) -> None:
+def test_gradients_by_matrix_products_match_torch(avx2, shape: tuple) -> None:
     before, after, kernel, padding, dilation, bias, images, height, width = shape
     conv = nn.Conv2d(before, after, kernel, 1, padding, dilation, bias=bias)
     own = CPUConv2d(conv)
     x = torch.randn(images, before, height, width).contiguous(memory_format=torch.channels_last)
-    found, expected = (float_gradients(layer, conv, x) for layer in (own, conv))
-    assert torch.equal(found[0], expected[0])
-    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-4, atol=1e-4)
+    result, expected = (float_gradients(layer, conv, x) for layer in (own, conv))
+    assert torch.equal(result[0], expected[0])
+    torch.testing.assert_close(result[1:], expected[1:], rtol=1e-4, atol=1e-4)
     assert "_WeightProducts" in str(own(x).grad_fn)
 
 
@@ -220,27 +192,27 @@ def float_gradients(layer: nn.Module, conv: nn.Conv2d, x: Tensor) -> list[Tensor
     return [y, *torch.autograd.grad((y * weights).sum(), [x, *conv.parameters()])]
 
 
-def test_products_are_left_out_where_they_would_not_pay(avx2) -> None:
+def test_matrix_products_are_used_only_where_they_are_faster(avx2) -> None:
     conv = nn.Conv2d(32, 32, 3, padding=1)
     own, x = CPUConv2d(conv), torch.randn(2, 32, 6, 6)
     last = x.contiguous(memory_format=torch.channels_last)
 
-    def taken(x: Tensor) -> bool:
+    def uses_products(x: Tensor) -> bool:
         return "_WeightProducts" in str(own(x).grad_fn)
 
-    assert taken(last)
-    assert not taken(x)  # another layout, which oneDNN takes apart itself
+    assert uses_products(last)
+    assert not uses_products(x)  # not channels-last
     with torch.autocast("cpu", torch.bfloat16):
-        assert not taken(last)
+        assert not uses_products(last)
     with torch.no_grad():
         assert own(last).grad_fn is None
     half = copy.deepcopy(own).double()
     assert "_WeightProducts" not in str(half(last.double()).grad_fn)
-    own.weight.requires_grad_(False)  # only the bias and the map get one
-    assert not taken(last.clone().requires_grad_())
+    own.weight.requires_grad_(False)  # only the bias and the map have a gradient
+    assert not uses_products(last.clone().requires_grad_())
 
 
-def test_a_compiled_step_gives_the_same_gradients_by_products(avx2) -> None:
+def test_compiled_matrix_products_are_the_same(avx2) -> None:
     conv = nn.Conv2d(32, 32, 3, padding=1)
     own = CPUConv2d(conv)
     x = torch.randn(2, 32, 9, 11).contiguous(memory_format=torch.channels_last)
@@ -263,19 +235,7 @@ def test_a_compiled_step_gives_the_same_gradients_by_products(avx2) -> None:
         (nn.Conv2d(64, 64, 3, groups=2), False),
     ],
 )
-def test_which_are_slow_in_float32(monkeypatch, conv: nn.Conv2d, slow: bool) -> None:
+def test_slow_in_float32(monkeypatch, conv: nn.Conv2d, slow: bool) -> None:
     for capability in ("AVX2", "AVX512", "DEFAULT"):
         monkeypatch.setattr(module, "CAPABILITY", capability)
         assert slow_in_float32(conv) == (slow and capability == "AVX2")
-
-
-def test_the_whole_model_has_them(avx2, tiny_config) -> None:
-    options = ["MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 32, "MODEL.ROI_MASK_HEAD.CONV_LAYERS", [32]]
-    model = build_model(tiny_config(*options))
-    slow = [
-        conv for conv in model.modules() if isinstance(conv, nn.Conv2d) and slow_in_float32(conv)
-    ]
-    assert slow
-    assert all(isinstance(conv, CPUConv2d) for conv in slow)
-    own = {path.split(".")[0] for path, conv in model.named_modules() if conv in slow}
-    assert own >= {"backbone", "rpn", "roi_heads"}

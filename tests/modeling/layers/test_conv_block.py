@@ -1,5 +1,3 @@
-"""Heads of separable convolutions, and the small model that they are made for."""
-
 from __future__ import annotations
 
 import pytest
@@ -9,8 +7,8 @@ from torch import nn
 from detlite.apps.doctor.flops import count_cost
 from detlite.config import load_config
 from detlite.modeling.build import build_model
-from detlite.modeling.layers.conv_block import conv_block
-from detlite.modeling.layers.separable import SeparableRPNHead, separable_block
+from detlite.modeling.layers.conv_block import conv_block, separable_block
+from detlite.modeling.rpn.head import SeparableRPNHead
 
 SMALL = [
     "MODEL.RPN.RPN_HEAD", "SeparableRPNHead", "MODEL.RPN.NUM_CONVS", 2,
@@ -23,7 +21,7 @@ SMALL = [
 
 
 @pytest.mark.parametrize("norm", ["", "GN", "BN"])
-def test_trains_and_detects(tiny_config, make_batch, norm):
+def test_model_with_separable_heads_trains_and_detects(tiny_config, make_batch, norm):
     images, targets = make_batch(2, 1)
     norms = ["MODEL.ROI_BOX_HEAD.NORM", norm, "MODEL.ROI_MASK_HEAD.NORM", norm]
     model = build_model(tiny_config(*SMALL, *norms))
@@ -32,7 +30,7 @@ def test_trains_and_detects(tiny_config, make_batch, norm):
     assert len(model.eval()(images)) == 2
 
 
-def test_heads_by_their_keys(tiny_config):
+def test_config_keys_of_separable_heads(tiny_config):
     model = build_model(
         tiny_config(*SMALL, "MODEL.ROI_BOX_HEAD.DILATION", 2, "MODEL.ROI_MASK_HEAD.DILATION", 3)
     )
@@ -45,8 +43,7 @@ def test_heads_by_their_keys(tiny_config):
     assert heads.box.feature_extractor.fc6.in_features == 24 * 7 * 7
 
 
-def test_a_block_is_a_convolution_of_rank_one():
-    """Its two parts, multiplied, are a plain 3x3."""
+def test_separable_block_is_the_product_of_its_convolutions():
     block = separable_block(4, 6, 3, relu=True, dilation=2)
     depthwise, pointwise = block[0], block[1]
     plain = nn.Conv2d(4, 6, 3, padding=2, dilation=2)
@@ -56,16 +53,16 @@ def test_a_block_is_a_convolution_of_rank_one():
     torch.testing.assert_close(block(x), plain(x).relu())
 
 
-def test_blocks_keep_the_scale_of_maps():
-    """Else a row of them starts with gradients that vanish."""
+def test_separable_blocks_keep_the_scale_of_maps():
+    """Otherwise gradients of a sequence of blocks would vanish initially."""
     x = torch.randn(2, 96, 16, 16)
-    rows = [nn.Sequential(*(block(96, 96, 3, relu=True) for _ in range(4)))
+    stacks = [nn.Sequential(*(block(96, 96, 3, relu=True) for _ in range(4)))
             for block in (separable_block, conv_block)]  # fmt: skip
-    ours, plain = (row(x).std() for row in rows)
+    ours, plain = (stack(x).std() for stack in stacks)
     assert 0.5 < ours / plain < 2
 
 
-def test_rpn_head_shares_its_blocks_among_levels():
+def test_separable_rpn_head_shares_its_blocks_between_levels():
     head = SeparableRPNHead(8, 3)
     levels = [torch.randn(2, 8, size, size + 1) for size in (8, 4)]
     logits, deltas = head(levels)
@@ -80,7 +77,7 @@ def test_rpn_head_shares_its_blocks_among_levels():
     [("_base_/small_fpn.yaml", ["MODEL.MASK_ON", True]),
      ("nuclei_small_mask_rcnn_lite0_FPN.yaml", [])],
 )  # fmt: skip
-def test_a_picture_costs_fifteen_gflop_at_most(config, opts):
+def test_small_models_take_at_most_fifteen_gflop(config, opts):
     pytest.importorskip("timm", reason="timm is not installed")
     whole, *parts = count_cost(load_config(config, opts), (512, 512), depth=1)
     assert whole.gflop <= 15

@@ -1,5 +1,3 @@
-"""Group norm beside torch's."""
-
 from __future__ import annotations
 
 import pytest
@@ -18,25 +16,27 @@ def with_random_weights(norm: nn.GroupNorm) -> nn.GroupNorm:
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("size", [(7, 5), (1, 1), (81, 64)])
 @pytest.mark.parametrize("training", [False, True])
-def test_it_is_torchs(memory_format, training, size):
+def test_matches_torch(memory_format, training, size):
     norm = with_random_weights(GroupNorm(4, 12, eps=1e-3))
     x = torch.randn(2, 12, *size).contiguous(memory_format=memory_format)
-    wanted = nn.functional.group_norm(x.double(), 4, norm.weight.double(), norm.bias.double(), 1e-3)
+    expected = nn.functional.group_norm(
+        x.double(), 4, norm.weight.double(), norm.bias.double(), 1e-3
+    )
     with torch.set_grad_enabled(training):
-        found = norm(x)
-    assert found.is_contiguous(memory_format=memory_format)
-    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=0)
+        result = norm(x)
+    assert result.is_contiguous(memory_format=memory_format)
+    torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=0)
 
 
-def test_it_keeps_its_digits():
+def test_large_maps_are_exact():
     x = torch.randn(1, 32, 200, 304).relu().contiguous(memory_format=torch.channels_last)
     norm = GroupNorm(32, 32)
-    wanted = nn.functional.group_norm(x.double(), 32)
+    expected = nn.functional.group_norm(x.double(), 32)
     with torch.no_grad():
-        torch.testing.assert_close(norm(x).double(), wanted, atol=3e-6, rtol=0)
+        torch.testing.assert_close(norm(x).double(), expected, atol=3e-6, rtol=0)
 
 
-def test_it_exports_for_any_size():
+def test_exports_for_any_size():
     norm = GroupNorm(4, 8)
 
     def maps(side):
@@ -45,13 +45,13 @@ def test_it_exports_for_any_size():
     free = ({2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
     with torch.no_grad():
         program = torch.export.export(norm, (maps(100),), dynamic_shapes=free)
-        for side in (20, 130):  # below and above the size that is worth more care
+        for side in (20, 130):  # below and above _EXACT_PIXELS
             x = maps(side)
             torch.testing.assert_close(program.module()(x), norm(x), rtol=1e-3, atol=1e-3)
 
 
 def maps(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Channels-last, around 3: means that are far from 0 cost digits."""
+    """Return channels-last maps around 3; a mean far from 0 reduces precision."""
     x = (torch.randn(shape) + 3).to(dtype)
     return x.contiguous(memory_format=torch.channels_last)
 
@@ -61,7 +61,7 @@ def maps(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 )
 @pytest.mark.parametrize("groups", [1, 4, 12])
 @pytest.mark.parametrize("shape", [(3, 12, 20, 17), (1, 12, 3, 2), (0, 12, 5, 5)])
-def test_gradients_are_torchs_in_float64(dtype, error, groups, shape):
+def test_gradients_match_torch_in_float64(dtype, error, groups, shape):
     norm = with_random_weights(GroupNorm(groups, 12))
     if dtype == torch.float64:
         norm.double()
@@ -74,17 +74,17 @@ def test_gradients_are_torchs_in_float64(dtype, error, groups, shape):
     oracle(exact).backward(gradient.double())
     assert x.grad.dtype == dtype
     assert x.grad.is_contiguous(memory_format=torch.channels_last)
-    for found, wanted in (
+    for result, expected in (
         (x.grad, exact.grad),
         (norm.weight.grad, oracle.weight.grad),
         (norm.bias.grad, oracle.bias.grad),
     ):
-        assert found.shape == wanted.shape
-        largest = wanted.abs().max().item() if wanted.numel() else 0
-        torch.testing.assert_close(found.double(), wanted, rtol=0, atol=error * largest)
+        assert result.shape == expected.shape
+        largest = expected.abs().max().item() if expected.numel() else 0
+        torch.testing.assert_close(result.double(), expected, rtol=0, atol=error * largest)
 
 
-def test_gradients_of_what_is_trained_alone():
+def test_gradients_of_parameters_only():
     norm = with_random_weights(GroupNorm(2, 4))
     norm.bias.requires_grad_(False)
     norm(maps(2, 4, 5, 6, dtype=torch.bfloat16)).sum().backward()  # no gradient of the map
@@ -92,8 +92,8 @@ def test_gradients_of_what_is_trained_alone():
     assert norm.bias.grad is None
 
 
-def test_a_model_trains_alike_compiled_and_not():
-    """Where it is compiled the layer is torch's, which in 2.11 takes only maps with gradients."""
+def test_compiled_training_is_the_same():
+    """The compiled layer is torch's, which in torch 2.11 takes only maps with gradients."""
     norm = with_random_weights(GroupNorm(4, 8))
     x = maps(2, 8, 9, 7, dtype=torch.bfloat16).requires_grad_()
     norm(x).square().sum().backward()

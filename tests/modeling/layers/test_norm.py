@@ -27,7 +27,7 @@ def randomize(norm: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_frozen_is_batch_norm_in_eval_mode(training):
+def test_frozen_norm_equals_batch_norm_in_eval_mode(training):
     reference = randomize(nn.BatchNorm2d(6)).eval()
     frozen = FrozenBatchNorm2d(6).train(training)
     state = reference.state_dict()
@@ -39,7 +39,7 @@ def test_frozen_is_batch_norm_in_eval_mode(training):
     assert torch.equal(frozen.running_mean, reference.running_mean)
 
 
-def test_frozen_passes_gradients_through():
+def test_frozen_norm_passes_gradients():
     frozen = randomize(FrozenBatchNorm2d(3))
     x = torch.randn(2, 3, 4, 4, requires_grad=True)
     frozen(x).sum().backward()
@@ -50,7 +50,7 @@ def test_frozen_passes_gradients_through():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("eps", [1e-5, 0.0])
-def test_frozen_is_the_affine_that_torchvision_computes(dtype, memory_format, eps):
+def test_frozen_norm_matches_torchvision(dtype, memory_format, eps):
     ours = randomize(FrozenBatchNorm2d(5, eps))
     theirs = TorchvisionFrozenBatchNorm2d(5, eps)
     theirs.load_state_dict(ours.state_dict())
@@ -58,7 +58,7 @@ def test_frozen_is_the_affine_that_torchvision_computes(dtype, memory_format, ep
         ours, theirs = ours.double(), theirs.double()
     x = torch.randn(2, 5, 7, 6).to(dtype).contiguous(memory_format=memory_format)
     inputs = [x.clone().requires_grad_(), x.to(theirs.weight.dtype).requires_grad_()]
-    results = [norm(given) for norm, given in zip((ours, theirs), inputs, strict=True)]
+    results = [norm(x) for norm, x in zip((ours, theirs), inputs, strict=True)]
     assert results[0].dtype == dtype
     assert results[0].is_contiguous(memory_format=memory_format)
     up = torch.randn_like(x)
@@ -71,7 +71,7 @@ def test_frozen_is_the_affine_that_torchvision_computes(dtype, memory_format, ep
         assert torch.equal(ours(inputs[0]), results[0])
 
 
-def test_frozen_keeps_no_map():
+def test_frozen_norm_saves_no_map():
     norm, x = FrozenBatchNorm2d(3), torch.randn(2, 3, 16, 16, requires_grad=True)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, id):
@@ -79,35 +79,35 @@ def test_frozen_keeps_no_map():
     assert sum(kept) < x.numel()
 
 
-def test_frozen_is_differentiable_twice():
+def test_frozen_norm_is_twice_differentiable():
     norm = randomize(FrozenBatchNorm2d(2)).double()
     x = torch.randn(1, 2, 3, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(norm, x)
     assert torch.autograd.gradgradcheck(norm, x)
 
 
-def test_norms_are_frozen_with_their_numbers():
+def test_freezing_keeps_parameters_and_statistics():
     norm = randomize(nn.BatchNorm2d(4, eps=0.3)).eval()
     x = torch.randn(2, 4, 3, 3)
     torch.testing.assert_close(frozen(norm)(x), norm(x))
-    body = nn.Sequential(nn.Sequential(norm), nn.SyncBatchNorm(4))
-    freeze_batch_norm(body)
-    torch.testing.assert_close(body[0][0](x), norm(x))
-    assert type(body[1]) is FrozenBatchNorm2d
+    backbone = nn.Sequential(nn.Sequential(norm), nn.SyncBatchNorm(4))
+    freeze_batch_norm(backbone)
+    torch.testing.assert_close(backbone[0][0](x), norm(x))
+    assert type(backbone[1]) is FrozenBatchNorm2d
 
 
-def test_frozen_norms_of_levels_keep_their_common_scale():
-    body = nn.ModuleList([LevelBatchNorm(6, 2, nn.BatchNorm2d)]).eval()
-    randomize(body[0])
+def test_freezing_a_level_norm_keeps_the_shared_scale():
+    backbone = nn.ModuleList([LevelBatchNorm(6, 2, nn.BatchNorm2d)]).eval()
+    randomize(backbone[0])
     x = torch.randn(2, 6, 4, 4)
-    expected = [body[0](x, level) for level in (0, 1)]
-    freeze_batch_norm(body)
-    assert type(body[0][1]) is FrozenBatchNorm2d
-    torch.testing.assert_close([body[0](x, level) for level in (0, 1)], expected)
+    expected = [backbone[0](x, level) for level in (0, 1)]
+    freeze_batch_norm(backbone)
+    assert type(backbone[0][1]) is FrozenBatchNorm2d
+    torch.testing.assert_close([backbone[0](x, level) for level in (0, 1)], expected)
 
 
 @pytest.mark.parametrize("name", ["BatchNormAct2d", "BatchNorm2d"])
-def test_timms_norms_are_frozen_with_their_activation(name):
+def test_freezing_keeps_the_activation_of_timm_norms(name):
     layers = pytest.importorskip("timm.layers", reason="timm is not installed")
     kinds = {"BatchNormAct2d": layers.BatchNormAct2d, "BatchNorm2d": nn.BatchNorm2d}
     norm = randomize(kinds[name](6)).eval()
@@ -120,21 +120,21 @@ def test_timms_norms_are_frozen_with_their_activation(name):
 
 
 @pytest.mark.parametrize(
-    ("groups", "per_group", "wanted"), [(4, -1, 4), (-1, 4, 8), (32, -1, 32), (1, 0, 1)]
+    ("groups", "per_group", "reference"), [(4, -1, 4), (-1, 4, 8), (32, -1, 32), (1, 0, 1)]
 )
-def test_group_norm_by_groups_or_by_channels(groups, per_group, wanted):
+def test_group_norm_by_groups_or_by_channels(groups, per_group, reference):
     norm = group_norm(32, groups, per_group, 1e-3)
-    assert (norm.num_groups, norm.num_channels, norm.eps) == (wanted, 32, 1e-3)
+    assert (norm.num_groups, norm.num_channels, norm.eps) == (reference, 32, 1e-3)
 
 
 @pytest.mark.parametrize("groups", [(32, 8), (-1, -1), (0, 0)])
-def test_group_norm_needs_exactly_one_way(groups):
+def test_group_norm_needs_exactly_one_key(groups):
     with pytest.raises(ValueError, match=r"set one of MODEL\.GROUP_NORM.NUM_GROUPS"):
         group_norm(64, *groups, 1e-5)
 
 
 @pytest.mark.parametrize("groups", [(5, -1), (-1, 5), (128, -1), (-1, 128)])
-def test_group_norm_must_divide(groups):
+def test_groups_must_divide_channels(groups):
     with pytest.raises(ValueError, match="cannot split 64 channels"):
         group_norm(64, *groups, 1e-5)
 
@@ -149,22 +149,22 @@ def test_group_norm_must_divide(groups):
         ("LN", nn.LayerNorm),
     ],
 )
-def test_norm_by_name(name, kind):
+def test_build_norm(name, kind):
     assert isinstance(build_norm(load_config(), name)(64), kind)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_layer_norm_is_over_the_channels_of_each_place(memory_format):
+def test_layer_norm_is_over_the_channels_of_each_pixel(memory_format):
     norm = randomize(build_norm(load_config(), "LN")(6))
     x = torch.randn(2, 6, 5, 4).mul(1e-3).contiguous(memory_format=memory_format)
     centred = x - x.mean(dim=1, keepdim=True)
     scaled = centred / (centred.square().mean(dim=1, keepdim=True) + 1e-6).sqrt()
-    wanted = norm.weight[:, None, None] * scaled + norm.bias[:, None, None]
-    torch.testing.assert_close(norm(x), wanted)
+    reference = norm.weight[:, None, None] * scaled + norm.bias[:, None, None]
+    torch.testing.assert_close(norm(x), reference)
     assert norm(x[:0]).shape == (0, 6, 5, 4)
 
 
-def test_group_norm_reads_its_keys():
+def test_config_keys_of_group_norm():
     keys = "MODEL.GROUP_NORM."
     cfg = load_config(
         None, [keys + "NUM_GROUPS", -1, keys + "DIM_PER_GP", 16, keys + "EPSILON", 0.5]

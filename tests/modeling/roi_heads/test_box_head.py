@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +10,8 @@ from torch.nn import functional as F
 from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.backbone import build_backbone
-from detlite.modeling.box_coder import BoxCoder, BoxLoss
+from detlite.modeling.box_coder import BoxCoder
+from detlite.modeling.box_loss import BoxLoss
 from detlite.modeling.build import build_model
 from detlite.modeling.postprocessing import Postprocess, Suppression
 from detlite.modeling.preprocessing import prepare_proposals
@@ -19,7 +19,8 @@ from detlite.modeling.roi_heads.box_head import BOX_EXTRACTORS, BoxHead
 from detlite.ops import nms
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections, GroundTruth, Samples
-from detlite.structures.padding import Rows, fixed_shapes
+from detlite.structures.padding import Packing
+from tests.modeling.random_boxes import random_boxes
 
 CLASSES = 3  # with background
 CODER = BoxCoder((10.0, 10.0, 5.0, 5.0))
@@ -28,19 +29,18 @@ OURS = CONVENTIONS["detlite"]
 POSTPROCESS = Postprocess(OURS, Suppression(0.5), detections_per_image=100)
 SIZES = torch.tensor([[60, 80], [20, 20]])  # some boxes lie outside the second image
 
-# Rows of valid entries alone, or of padding too.
-SHAPES = pytest.mark.parametrize("shapes", [nullcontext, fixed_shapes], ids=["varying", "fixed"])
+each_mode = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 
 
-class RoIs(nn.Module):
-    """Features that are the RoIs themselves."""
+class RoIExtractor(nn.Module):
+    """Returns the RoIs as features."""
 
     def forward(self, features, rois):
         return rois / 40
 
 
 class LinearPredictor(nn.Module):
-    """Predictions that differ from box to box."""
+    """Predicts different values for each box."""
 
     def __init__(self, regressions: int) -> None:
         super().__init__()
@@ -53,8 +53,8 @@ class LinearPredictor(nn.Module):
         return self.logits(x), self.deltas(x)
 
 
-class GivenPredictor(nn.Module):
-    """Predicts what it is given."""
+class ConstantPredictor(nn.Module):
+    """Returns constant predictions."""
 
     def __init__(self, logits: torch.Tensor, deltas: torch.Tensor) -> None:
         super().__init__()
@@ -64,86 +64,87 @@ class GivenPredictor(nn.Module):
         return self.predictions
 
 
-def random_boxes(count: int) -> torch.Tensor:
-    corner = torch.rand(count, 2) * 40
-    return torch.cat([corner, corner + 5 + torch.rand(count, 2) * 30], dim=1)
-
-
 def make_head(
     agnostic: bool = False, loss: BoxLoss = SMOOTH_L1, score_thresh: float = 0.05
 ) -> BoxHead:
     return BoxHead(
-        RoIs(), LinearPredictor(2 if agnostic else CLASSES), CODER, box_loss=loss,
+        RoIExtractor(), LinearPredictor(2 if agnostic else CLASSES), CODER, box_loss=loss,
         class_agnostic=agnostic, score_thresh=score_thresh, convention=OURS,
     )  # fmt: skip
 
 
-def row_of(head: BoxHead, image: int, box: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [K] and deltas [Q, 4] of one box."""
+def predict_one(head: BoxHead, image: int, box: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits [K] and deltas [Q, 4] of a box."""
     logits, deltas = head.predictor(torch.cat([torch.tensor([float(image)]), box])[None] / 40)
     return logits[0].detach(), deltas[0].detach().view(-1, 4)
 
 
 def detect(
-    head: BoxHead, proposals: list[torch.Tensor], rule: Postprocess = POSTPROCESS
+    head: BoxHead,
+    proposals: list[torch.Tensor],
+    static: bool = False,
+    postprocess: Postprocess = POSTPROCESS,
 ) -> list[Detections]:
-    given, sizes = prepare_proposals(proposals, len(proposals)), SIZES[: len(proposals)]
+    inputs, sizes = prepare_proposals(proposals, len(proposals)), SIZES[: len(proposals)]
     with torch.no_grad():
-        return rule(head.predict([], given, sizes), sizes).per_image()
+        predicted = head.predict([], inputs, sizes, static)
+        return postprocess(predicted, sizes, static).per_image()
 
 
-def samples_of(boxes: list[torch.Tensor], labels: list[list[int]], gt: list[list[int]]) -> Samples:
-    most = max(1, *map(len, boxes))
+def make_samples(
+    boxes: list[torch.Tensor], labels: list[list[int]], gt: list[list[int]]
+) -> Samples:
+    limit = max(1, *map(len, boxes))
 
-    def padded(rows, value):
-        tensors = (torch.tensor(row, dtype=torch.int64) for row in rows)
-        return torch.stack([F.pad(row, (0, most - len(row)), value=value) for row in tensors])
+    def pad(lists, value):
+        tensors = (torch.tensor(own, dtype=torch.int64) for own in lists)
+        return torch.stack([F.pad(own, (0, limit - len(own)), value=value) for own in tensors])
 
     return Samples(
-        torch.stack([F.pad(own, (0, 0, 0, most - len(own))) for own in boxes]),
-        padded(labels, -1), padded(gt, 0),
+        torch.stack([F.pad(own, (0, 0, 0, limit - len(own))) for own in boxes]),
+        pad(labels, -1), pad(gt, 0),
     )  # fmt: skip
 
 
 # ---- losses
 
 
-@SHAPES
+@each_mode
 @pytest.mark.parametrize("agnostic", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 1 / 9, 1.0])
-def test_losses_sample_by_sample(agnostic, beta, shapes):
+def test_losses_match_a_loop_over_samples(agnostic, beta, static):
     boxes = [random_boxes(5), random_boxes(3)]
     labels, gt_index = [[1, 2, 0, 0, 2], [0, 1, 0]], [[1, 0, 0, 0, 2], [0, 1, 0]]
     truth = GroundTruth(
         torch.stack([random_boxes(3), random_boxes(3)]), torch.tensor([[2, 1, 2], [2, 1, 0]])
     )
     head = make_head(agnostic, BoxLoss(beta=beta))
-    with shapes():
-        losses, predictions = head.losses([], samples_of(boxes, labels, gt_index), truth, SIZES)
-    assert len(predictions.logits) == (8 if shapes is nullcontext else 10)
+    losses, predictions = head.losses(
+        [], make_samples(boxes, labels, gt_index), truth, SIZES, static
+    )
+    assert len(predictions.logits) == (10 if static else 8)
     classifier = box_loss = 0.0
     for image, own in enumerate(boxes):
         for box, label, gt in zip(own, labels[image], gt_index[image], strict=True):
-            logits, deltas = row_of(head, image, box)
+            logits, deltas = predict_one(head, image, box)
             classifier -= logits.log_softmax(0)[label].item()
             if label > 0:
-                wanted = CODER.encode(truth.boxes[image, gt][None], box[None])[0]
+                expected = CODER.encode(truth.boxes[image, gt][None], box[None])[0]
                 predicted = deltas[1 if agnostic else label]
-                box_loss += F.smooth_l1_loss(predicted, wanted, beta=beta, reduction="sum").item()
+                box_loss += F.smooth_l1_loss(predicted, expected, beta=beta, reduction="sum").item()
     assert losses["loss_classifier"].item() == pytest.approx(classifier / 8, rel=1e-5)
     assert losses["loss_box"].item() == pytest.approx(box_loss / 8, rel=1e-5)
 
 
-@SHAPES
+@each_mode
 @pytest.mark.parametrize("agnostic", [False, True])
 @pytest.mark.parametrize("count", [0, 4])
-def test_losses_without_foreground_are_zero_and_connected(agnostic, count, shapes):
+def test_box_loss_without_foreground_is_zero_and_connected(agnostic, count, static):
     head = make_head(agnostic)
-    samples = samples_of([random_boxes(count), random_boxes(0)], [[0] * count, []],
+    samples = make_samples([random_boxes(count), random_boxes(0)], [[0] * count, []],
                          [[0] * count, []])  # fmt: skip
     truth = GroundTruth(torch.zeros(2, 1, 4), torch.zeros(2, 1, dtype=torch.int64))
-    with shapes():
-        losses, _ = head.losses([], samples, truth, SIZES)
+    losses, _ = head.losses([], samples, truth, SIZES, static)
     assert losses["loss_box"].item() == 0
     assert (losses["loss_classifier"].item() == 0) == (count == 0)
     sum(losses.values()).backward()
@@ -152,33 +153,32 @@ def test_losses_without_foreground_are_zero_and_connected(agnostic, count, shape
         assert parameter.grad.isfinite().all()
 
 
-@SHAPES
-def test_features_of_some_of_the_rows(shapes):
+@each_mode
+def test_features_of_other_rows(static):
     head = make_head()
     boxes = [random_boxes(5), random_boxes(3)]
-    samples = samples_of(boxes, [[1, 2, 0, 0, 0], [1, 0, 0]], [[0] * 5, [0] * 3])
-    with shapes():
-        predictions = head([], samples.boxes, samples.labels >= 0)
-        some = Rows(samples.labels[:, :2] > 0)
-        found = predictions.features_of(some, 2)[some.valid]
-    wanted = torch.stack([F.pad(boxes[image][n], (1, 0), value=image)
+    samples = make_samples(boxes, [[1, 2, 0, 0, 0], [1, 0, 0]], [[0] * 5, [0] * 3])
+    predictions = head([], samples.boxes, samples.labels >= 0, static)
+    some = Packing(samples.labels[:, :2] > 0, static)
+    result = predictions.features_of(some, 2)[some.valid]
+    expected = torch.stack([F.pad(boxes[image][n], (1, 0), value=image)
                           for image, n in ((0, 0), (0, 1), (1, 0))]) / 40  # fmt: skip
-    assert torch.equal(found, wanted)
+    assert torch.equal(result, expected)
 
 
 # ---- detections
 
 
-def detect_slowly(
-    head: BoxHead, image: int, proposals: torch.Tensor, rule: Postprocess
+def reference_detections(
+    head: BoxHead, image: int, proposals: torch.Tensor, postprocess: Postprocess
 ) -> list[tuple[float, int, list[float]]]:
-    """One image: (score, label, box) by decreasing score, class by class."""
+    """Return (score, label, box) of an image in decreasing order, computed class by class."""
     height, width = SIZES[image].tolist()
-    found = []
+    result = []
     for label in range(1, CLASSES):
         boxes, scores = [], []
         for proposal in proposals:
-            logits, deltas = row_of(head, image, proposal)
+            logits, deltas = predict_one(head, image, proposal)
             score = logits.softmax(0)[label].item()
             if score <= head.score_thresh:
                 continue
@@ -190,90 +190,89 @@ def detect_slowly(
                 boxes.append([x1, y1, x2, y2])
                 scores.append(score)
         if boxes:
-            threshold = rule.suppression.iou_thresh
+            threshold = postprocess.suppression.iou_thresh
             kept = nms(torch.tensor(boxes), torch.tensor(scores), threshold).tolist()
-            found += [(scores[k], label, boxes[k]) for k in kept]
-    return sorted(found, reverse=True)[: rule.detections_per_image]
+            result += [(scores[k], label, boxes[k]) for k in kept]
+    return sorted(result, reverse=True)[: postprocess.detections_per_image]
 
 
-@SHAPES
+@each_mode
 @pytest.mark.parametrize("agnostic", [False, True])
 @pytest.mark.parametrize(
-    "limits", [{}, {"most": 4}, {"score_thresh": 0.6}, {"score_thresh": 0.0}, {"iou_thresh": 0.2}]
+    "limits", [{}, {"limit": 4}, {"score_thresh": 0.6}, {"score_thresh": 0.0}, {"iou_thresh": 0.2}]
 )
-def test_detections_proposal_by_proposal(agnostic, limits, shapes):
+def test_detections_match_a_loop_over_proposals(agnostic, limits, static):
     proposals = [random_boxes(12), random_boxes(7)]
     head = make_head(agnostic, score_thresh=limits.get("score_thresh", 0.05))
-    rule = Postprocess(OURS, Suppression(limits.get("iou_thresh", 0.5)), limits.get("most", 100))
-    with shapes():
-        found = detect(head, proposals, rule)
-    for image, (detections, own) in enumerate(zip(found, proposals, strict=True)):
-        slow = detect_slowly(head, image, own, rule)
-        assert slow
-        assert detections.labels.tolist() == [label for _, label, _ in slow]
-        torch.testing.assert_close(detections.scores, torch.tensor([score for score, _, _ in slow]))
+    postprocess = Postprocess(
+        OURS, Suppression(limits.get("iou_thresh", 0.5)), limits.get("limit", 100)
+    )
+    result = detect(head, proposals, static, postprocess)
+    for image, (detections, own) in enumerate(zip(result, proposals, strict=True)):
+        expected = reference_detections(head, image, own, postprocess)
+        assert expected
+        assert detections.labels.tolist() == [label for _, label, _ in expected]
         torch.testing.assert_close(
-            detections.boxes, torch.tensor([box for _, _, box in slow]), atol=1e-4, rtol=1e-5
+            detections.scores, torch.tensor([score for score, _, _ in expected])
+        )
+        torch.testing.assert_close(
+            detections.boxes, torch.tensor([box for _, _, box in expected]), atol=1e-4, rtol=1e-5
         )
 
 
-@SHAPES
+@each_mode
 @pytest.mark.parametrize("agnostic", [False, True])
 @pytest.mark.parametrize("counts", [(0, 0), (5, 0)])
-def test_detections_without_proposals(agnostic, counts, shapes):
+def test_detections_without_proposals(agnostic, counts, static):
     head = make_head(agnostic)
-    with shapes():
-        found = detect(head, [random_boxes(c) for c in counts])
-    assert [len(d.boxes) > 0 for d in found] == [count > 0 for count in counts]
-    assert found[1].boxes.shape == (0, 4)
-    assert found[1].scores.shape == found[1].labels.shape == (0,)
+    result = detect(head, [random_boxes(c) for c in counts], static)
+    assert [len(d.boxes) > 0 for d in result] == [count > 0 for count in counts]
+    assert result[1].boxes.shape == (0, 4)
+    assert result[1].scores.shape == result[1].labels.shape == (0,)
 
 
-@SHAPES
-def test_no_score_above_the_threshold(shapes):
-    with shapes():
-        (found,) = detect(make_head(score_thresh=1.0), [random_boxes(5)])
-    assert len(found.boxes) == 0
+@each_mode
+def test_no_score_exceeds_the_threshold(static):
+    (result,) = detect(make_head(score_thresh=1.0), [random_boxes(5)], static)
+    assert len(result.boxes) == 0
 
 
 @pytest.mark.parametrize(
-    ("threshold", "most"), [(0.0, 2), (0.05, 2), (0.4, 2), (0.5, 1), (0.6, 1), (1 / 3, 2)]
+    ("threshold", "limit"), [(0.0, 2), (0.05, 2), (0.4, 2), (0.5, 1), (0.6, 1), (1 / 3, 2)]
 )
-def test_room_for_every_class_that_can_pass(threshold, most):
-    """Of three scores that add up to 1, as many as can lie above the threshold."""
+def test_static_shape_has_room_for_the_classes_that_can_exceed_the_threshold(threshold, limit):
     head, boxes = make_head(score_thresh=threshold), random_boxes(4)
-    # Equal scores of the two classes, as high as they can be.
-    head.predictor = GivenPredictor(torch.tensor([[-50.0, 0, 0]]).repeat(4, 1),
+    # Both classes have the highest score that both can have.
+    head.predictor = ConstantPredictor(torch.tensor([[-50.0, 0, 0]]).repeat(4, 1),
                                     torch.zeros(4, 4 * CLASSES))  # fmt: skip
-    with fixed_shapes():
-        candidates = head.predict([], prepare_proposals([boxes], 1), SIZES[:1])
-    assert candidates.valid.shape == (1, 4 * most)
+    candidates = head.predict([], prepare_proposals([boxes], 1), SIZES[:1], True)
+    assert candidates.valid.shape == (1, 4 * limit)
     assert candidates.valid.sum() == (8 if threshold < 0.5 else 0)
 
 
-def test_predictions_that_are_not_numbers_are_dropped():
+def test_nan_predictions_are_dropped():
     head = make_head()
     logits, deltas = torch.randn(6, CLASSES) * 2, torch.randn(6, 4 * CLASSES)
     logits[0], deltas[1] = math.nan, math.nan
-    head.predictor = GivenPredictor(logits, deltas)
-    (found,) = detect(head, [random_boxes(6)])
-    assert len(found.boxes) > 0
-    assert found.boxes.isfinite().all()
-    assert found.scores.isfinite().all()
+    head.predictor = ConstantPredictor(logits, deltas)
+    (result,) = detect(head, [random_boxes(6)])
+    assert len(result.boxes) > 0
+    assert result.boxes.isfinite().all()
+    assert result.scores.isfinite().all()
 
 
-@SHAPES
-def test_refined_boxes_are_clipped(shapes):
+@each_mode
+def test_refined_boxes_are_clipped(static):
     head = make_head(agnostic=True)
     boxes = torch.stack([random_boxes(4), random_boxes(4)])
-    with shapes():
-        predictions = head([], boxes, torch.tensor([[True] * 4, [True, False, True, False]]))
-        found = head.refine(predictions, boxes, SIZES)
+    valid = torch.tensor([[True] * 4, [True, False, True, False]])
+    predictions = head([], boxes, valid, static)
+    result = head.refine(predictions, boxes, SIZES)
     for image, n in ((0, 0), (0, 3), (1, 0), (1, 2)):
-        _, deltas = row_of(head, image, boxes[image, n])
-        wanted = CODER.decode(deltas[1][None], boxes[image, n][None])
-        wanted = box_ops.clip(wanted, tuple(SIZES[image].tolist()), OURS)[0]
-        torch.testing.assert_close(found[image, n], wanted)
+        _, deltas = predict_one(head, image, boxes[image, n])
+        expected = CODER.decode(deltas[1][None], boxes[image, n][None])
+        expected = box_ops.clip(expected, tuple(SIZES[image].tolist()), OURS)[0]
+        torch.testing.assert_close(result[image, n], expected)
 
 
 # ---- parts
@@ -292,14 +291,11 @@ def test_group_norm_replaces_the_biases(tiny_config):
 
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("resolution", [7, 14])
-def test_conv5_extractor_says_what_it_gives(tiny_config, dilation, resolution):
+def test_conv5_extractor_output_shape(tiny_config, dilation, resolution):
     cfg = tiny_config(
-        "MODEL.RESNETS.RES5_DILATION",
-        dilation,
-        "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION",
-        resolution,
-        c4=True,
-    )
+        "MODEL.RESNETS.RES5_DILATION", dilation,
+        "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", resolution, c4=True,
+    )  # fmt: skip
     backbone = build_backbone(cfg)
     extractor = BOX_EXTRACTORS.get("ResNetConv5ROIFeatureExtractor", "")(cfg, backbone)
     x = extractor(backbone(torch.zeros(1, 3, 64, 64)), torch.tensor([[0.0, 0, 0, 40, 40]]))
@@ -308,14 +304,14 @@ def test_conv5_extractor_says_what_it_gives(tiny_config, dilation, resolution):
     assert extractor.out_channels == 2 * backbone.out_channels
 
 
-def test_conv5_extractor_needs_a_c4_body(tiny_config):
+def test_conv5_extractor_needs_a_c4_backbone(tiny_config):
     key = "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR"
-    with pytest.raises(ConfigError, match=r"res5 to 64 channels, but R-18-FPN gives 16: use a C4"):
+    with pytest.raises(ConfigError, match=r"res5 to 64 channels, but R-18-FPN has 16: use a C4"):
         build_model(tiny_config(key, "ResNetConv5ROIFeatureExtractor"))
 
 
 @pytest.mark.parametrize("agnostic", [False, True])
-def test_regressions_of_the_predictor(tiny_config, agnostic):
+def test_number_of_box_regressions(tiny_config, agnostic):
     model = build_model(tiny_config("MODEL.CLS_AGNOSTIC_BBOX_REG", agnostic))
     predictor = model.roi_heads.box.predictor
     assert predictor.cls_score.out_features == 4
@@ -323,6 +319,6 @@ def test_regressions_of_the_predictor(tiny_config, agnostic):
 
 
 @pytest.mark.parametrize("key", ["FEATURE_EXTRACTOR", "PREDICTOR"])
-def test_unknown_part_names_the_key(tiny_config, key):
+def test_unknown_name_is_reported_with_its_key(tiny_config, key):
     with pytest.raises(ConfigError, match=rf"MODEL\.ROI_BOX_HEAD\.{key}: unknown box .* 'None'"):
         build_model(tiny_config(f"MODEL.ROI_BOX_HEAD.{key}", "None"))

@@ -11,7 +11,7 @@ from detlite.modeling.preprocessing import prepare_targets
 from detlite.modeling.roi_heads.cascade import CascadeBoxHead, _ScaleGradient
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Samples
-from detlite.structures.padding import Rows
+from detlite.structures.padding import Packing
 
 OPTS = [
     "MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True,
@@ -41,7 +41,7 @@ def test_scores_are_averaged_and_boxes_refined(mean, tiny_config, make_batch):
     height, width = images[0].shape[1:]
     with torch.no_grad():
         features = model.backbone(batch.pixels)
-        proposals, _ = model.propose(features, batch, None)
+        proposals = model.rpn.propose(model.rpn(features), batch, False)
         assert proposals.valid.all()
         scores, boxes = [], proposals.boxes[0]
         for number, stage in enumerate(cascade.stages):
@@ -52,37 +52,38 @@ def test_scores_are_averaged_and_boxes_refined(mean, tiny_config, make_batch):
             if number < 2:
                 boxes[:, 0::2] = boxes[:, 0::2].clamp(0, width)
                 boxes[:, 1::2] = boxes[:, 1::2].clamp(0, height)
-        found = model.predict_boxes(features, batch)
-    assert found.valid.all()
+        result = model.predict_boxes(features, batch)
+    assert result.valid.all()
     assert len(boxes) > 3
-    wanted = sum(scores) / 3 if mean == "probabilities" else (sum(scores) / 3).softmax(1)
-    torch.testing.assert_close(found.scores[0], wanted[:, 1:].flatten())
-    torch.testing.assert_close(found.boxes[0], boxes.repeat_interleave(3, dim=0))
-    assert found.labels[0].tolist() == [1, 2, 3] * len(boxes)
+    expected = sum(scores) / 3 if mean == "probabilities" else (sum(scores) / 3).softmax(1)
+    torch.testing.assert_close(result.scores[0], expected[:, 1:].flatten())
+    torch.testing.assert_close(result.boxes[0], boxes.repeat_interleave(3, dim=0))
+    assert result.labels[0].tolist() == [1, 2, 3] * len(boxes)
 
 
-def test_other_heads_share_the_first_stage(tiny_config, make_batch):
-    """Its samples are theirs; it is also what a head without an extractor would use."""
+def test_other_heads_use_the_features_of_the_first_stage(tiny_config, make_batch):
     model = build_model(tiny_config(*OPTS))
-    cascade, given = model.roi_heads.box, []
+    cascade, inputs = model.roi_heads.box, []
     images, targets = make_batch(2)
     original = model.roi_heads.dense_losses
 
-    def dense_losses(features, foreground, truth, predictions):
-        given.append((foreground, predictions))
-        return original(features, foreground, truth, predictions)
+    def dense_losses(features, foreground, truth, predictions, static_shapes):
+        inputs.append((foreground, predictions))
+        return original(features, foreground, truth, predictions, static_shapes)
 
     model.roi_heads.dense_losses = dense_losses
     model(images, targets)
-    ((foreground, predictions),) = given
+    ((foreground, predictions),) = inputs
     assert cascade.feature_extractor is cascade.stages[0].feature_extractor
-    rows = Rows(foreground.labels > 0)
-    x = predictions.features_of(rows, foreground.labels.shape[1])
+    packing = Packing(foreground.labels > 0, False)
+    x = predictions.features_of(packing, foreground.labels.shape[1])
     features = model.backbone(model.normalizer(images).pixels)
-    torch.testing.assert_close(x, cascade.feature_extractor(features, rows.rois(foreground.boxes)))
+    torch.testing.assert_close(
+        x, cascade.feature_extractor(features, packing.rois(foreground.boxes))
+    )
 
 
-def test_stages_weigh_as_much_as_one_head(tiny_config):
+def test_box_coder_weights_of_the_stages(tiny_config):
     model = build_model(tiny_config(*OPTS))
     weights = [tuple(stage.box_coder.weights.tolist()) for stage in model.roi_heads.box.stages]
     assert weights == [(10, 10, 5, 5), (20, 20, 10, 10), (30, 30, 15, 15)]
@@ -92,16 +93,19 @@ def test_stages_weigh_as_much_as_one_head(tiny_config):
     ("opts", "message"),
     [
         (["MODEL.CLS_AGNOSTIC_BBOX_REG", False], "needs MODEL.CLS_AGNOSTIC_BBOX_REG True"),
-        (["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6)], "has 2 stages"),
-        (["MODEL.ROI_HEADS.FG_IOU_THRESHOLD", 0.6], "begins with 0.5, but .* is 0.6"),
+        (
+            ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6)],
+            "has 2 stages, but CASCADE_BBOX_REG_WEIGHTS has 3",
+        ),
+        (["MODEL.ROI_HEADS.FG_IOU_THRESHOLD", 0.6], "starts with 0.5, but .* is 0.6"),
     ],
 )
-def test_contradicting_keys(tiny_config, opts, message):
+def test_inconsistent_keys(tiny_config, opts, message):
     with pytest.raises(ConfigError, match=message):
         build_model(tiny_config(*OPTS, *opts))
 
 
-def test_together_the_stages_pull_at_the_backbone_as_one_head(tiny_config, make_batch, monkeypatch):
+def test_gradients_of_the_stages_are_averaged_in_the_backbone(tiny_config, make_batch, monkeypatch):
     images, targets = make_batch(2, 1)
     model = build_model(tiny_config(*OPTS))
 
@@ -116,25 +120,24 @@ def test_together_the_stages_pull_at_the_backbone_as_one_head(tiny_config, make_
             for part, module in parts.items()
         }
 
-    found = gradients()
+    result = gradients()
     monkeypatch.setattr(_ScaleGradient, "backward", lambda ctx, gradient: (gradient, None))
     unscaled = gradients()
-    torch.testing.assert_close(found["heads"], unscaled["heads"])
-    torch.testing.assert_close(3 * found["backbone"], unscaled["backbone"], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(result["heads"], unscaled["heads"])
+    torch.testing.assert_close(3 * result["backbone"], unscaled["backbone"], rtol=1e-3, atol=1e-6)
 
 
-def test_losses_stage_by_stage(tiny_config, make_batch):
-    """Each stage by itself, in plain numbers, on the boxes that the one before has moved."""
+def test_losses_match_a_loop_over_stages(tiny_config, make_batch):
     images, targets = make_batch(3)
     height, width = images[0].shape[1:]
     model = build_model(tiny_config(*OPTS, "MODEL.MASK_ON", False))
     cascade = model.roi_heads.box
-    for stage in cascade.stages:  # so that boxes do move
+    for stage in cascade.stages:  # to move the boxes
         torch.nn.init.normal_(stage.predictor.bbox_pred.weight, std=0.05)
     truth = targets[0]["boxes"]
     start = torch.cat([truth + torch.randn(3, 4) * shift for shift in (1, 2, 3, 4, 30)])
     start = start[(start[:, 2:] > start[:, :2]).all(dim=1)]
-    # Outside the image: clipped to nothing, it is no sample of the second stage.
+    # Outside the image: empty after clipping, so it is no sample of the second stage.
     start = torch.cat([start, torch.tensor([[300.0, 5, 340, 40]])])
 
     def rematch(boxes, iou):
@@ -157,8 +160,8 @@ def test_losses_stage_by_stage(tiny_config, make_batch):
     batch = model.normalizer(images)
     with torch.no_grad():
         features = model.backbone(batch.pixels)
-        found, _ = cascade.losses(
-            features, samples, prepare_targets(targets, images, 4), batch.sizes
+        result, _ = cascade.losses(
+            features, samples, prepare_targets(targets, images, 4), batch.sizes, False
         )
         boxes = start
         weights = [(10, 10, 5, 5), (20, 20, 10, 10), (30, 30, 15, 15)]
@@ -169,10 +172,10 @@ def test_losses_stage_by_stage(tiny_config, make_batch):
             coder, foreground = BoxCoder(weights[number]), labels > 0
             assert foreground.any()
             classifier = F.cross_entropy(logits, labels)
-            wanted = coder.encode(truth[matched[foreground]], boxes[foreground])
-            box = F.smooth_l1_loss(deltas[foreground, 4:], wanted, reduction="sum") / len(boxes)
-            torch.testing.assert_close(found[f"loss_classifier_stage{number}"], classifier)
-            torch.testing.assert_close(found[f"loss_box_stage{number}"], box)
+            expected = coder.encode(truth[matched[foreground]], boxes[foreground])
+            box = F.smooth_l1_loss(deltas[foreground, 4:], expected, reduction="sum") / len(boxes)
+            torch.testing.assert_close(result[f"loss_classifier_stage{number}"], classifier)
+            torch.testing.assert_close(result[f"loss_box_stage{number}"], box)
             moved = coder.decode(deltas[:, 4:], boxes)
             assert (moved - boxes).abs().mean() > 0.05
             moved[:, 0::2] = moved[:, 0::2].clamp(0, width)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +11,7 @@ from detlite.modeling.build import build_model
 from detlite.modeling.roi_heads.keypoint_head import KeypointHead
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
-from detlite.structures.padding import Rows, fixed_shapes
+from detlite.structures.padding import Packing
 
 OPTS = [
     "MODEL.KEYPOINT_ON", True, "MODEL.MASK_ON", False,
@@ -25,11 +23,10 @@ OPTS = [
 
 HEAD = KeypointHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
 
-# Rows of valid entries alone, or of padding too.
-SHAPES = pytest.mark.parametrize("shapes", [nullcontext, fixed_shapes], ids=["varying", "fixed"])
+each_mode = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 
 
-def with_keypoints(targets):
+def add_keypoints(targets):
     for target in targets:
         count = len(target["boxes"])
         target["keypoints"] = torch.cat(
@@ -43,25 +40,25 @@ def test_model_learns_and_predicts_keypoints(tiny_config, make_batch):
     images, targets = make_batch(2, 0, 1)
     limits = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 7)
     model = build_model(tiny_config(*OPTS, *limits))
-    losses = model(images, with_keypoints(targets))
+    losses = model(images, add_keypoints(targets))
     assert "loss_mask" not in losses
     assert losses["loss_keypoint"] > 1
     losses["loss_keypoint"].backward()
     head = model.roi_heads.keypoint
     assert head.predictor.kps_score_lowres.weight.grad.abs().sum() > 0
-    for found, image in zip(model.eval()(images), images, strict=True):
-        count = len(found["boxes"])
+    for result, image in zip(model.eval()(images), images, strict=True):
+        count = len(result["boxes"])
         assert count == 7
-        assert found["keypoints"].shape == (count, 5, 3)
-        assert found["keypoints_scores"].shape == (count, 5)
-        assert (found["keypoints"][..., 2] == 1).all()
-        low, high = found["boxes"][:, None, :2], found["boxes"][:, None, 2:]
-        inside = (found["keypoints"][..., :2] >= low) & (found["keypoints"][..., :2] <= high + 1)
+        assert result["keypoints"].shape == (count, 5, 3)
+        assert result["keypoints_scores"].shape == (count, 5)
+        assert (result["keypoints"][..., 2] == 1).all()
+        low, high = result["boxes"][:, None, :2], result["boxes"][:, None, 2:]
+        inside = (result["keypoints"][..., :2] >= low) & (result["keypoints"][..., :2] <= high + 1)
         assert inside.all()
         assert image.shape[0] == 3
 
 
-def test_it_pools_from_the_one_map_of_a_c4_body(tiny_config):
+def test_head_pools_from_a_c4_map(tiny_config):
     model = build_model(tiny_config(*OPTS, c4=True))
     extractor = model.roi_heads.keypoint.feature_extractor
     assert extractor.pooler.scales == (1 / 16,)
@@ -69,9 +66,9 @@ def test_it_pools_from_the_one_map_of_a_c4_body(tiny_config):
     assert extractor([level], torch.tensor([[0.0, 0, 0, 50, 40]])).shape == (1, 8, 14, 14)
 
 
-@SHAPES
-def test_loss_is_the_mean_over_labelled_keypoints(shapes):
-    """Of three foreground samples in two images, beside background and padding."""
+@each_mode
+def test_loss_is_the_mean_over_labelled_keypoints(static):
+    """Two images have three foreground samples, a background sample and padding."""
     boxes = torch.tensor([[[0.0, 0, 40, 40], [10, 10, 50, 50], [0, 0, 9, 9]],
                           [[5, 5, 60, 60], [0, 0, 9, 9], [0, 0, 0, 0]]])  # fmt: skip
     samples = Samples(
@@ -80,61 +77,49 @@ def test_loss_is_the_mean_over_labelled_keypoints(shapes):
     keypoints = torch.rand(2, 3, 4, 3) * 60
     keypoints[..., 2] = torch.tensor([2, 1, 0, 2])
     truth = GroundTruth(torch.zeros(2, 3, 4), torch.ones(2, 3, dtype=torch.int64), None, keypoints)
-    with shapes():
-        rows = Rows(samples.labels > 0)
-        maps = torch.randn(len(rows.index), 4, 8, 8)
-        loss = HEAD.losses(maps, rows, samples, truth)["loss_keypoint"]
+    packing = Packing(samples.labels > 0, static)
+    maps = torch.randn(len(packing.index), 4, 8, 8)
+    loss = HEAD.losses(maps, packing, samples, truth)["loss_keypoint"]
     own = torch.stack([keypoints[0, 2], keypoints[0, 0], keypoints[1, 1]])
     cells, valid = to_heatmap_cells(own, torch.cat([boxes[0, :2], boxes[1, :1]]), 8)
     assert 0 < valid.sum() < valid.numel()
     torch.testing.assert_close(
-        loss, F.cross_entropy(maps[rows.valid].flatten(2)[valid], cells[valid])
+        loss, F.cross_entropy(maps[packing.valid].flatten(2)[valid], cells[valid])
     )
 
 
-@SHAPES
+@each_mode
 @pytest.mark.parametrize("label", [1, 0])
-def test_nothing_labelled_is_no_loss(shapes, label):
+def test_loss_without_labelled_keypoints_is_zero(static, label):
     samples = Samples(
         torch.tensor([[[0.0, 0, 9, 9]]]), torch.tensor([[label]]), torch.tensor([[0]])
     )
     truth = GroundTruth(torch.zeros(1, 1, 4), torch.ones(1, 1, dtype=torch.int64), None,
                         torch.zeros(1, 1, 4, 3))  # fmt: skip
-    with shapes():
-        rows = Rows(samples.labels > 0)
-        maps = torch.randn(len(rows.index), 4, 8, 8, requires_grad=True)
-        loss = HEAD.losses(maps, rows, samples, truth)["loss_keypoint"]
+    packing = Packing(samples.labels > 0, static)
+    maps = torch.randn(len(packing.index), 4, 8, 8, requires_grad=True)
+    loss = HEAD.losses(maps, packing, samples, truth)["loss_keypoint"]
     loss.backward()
     assert loss == 0
     assert maps.grad.abs().sum() == 0
 
 
-def test_fixed_shapes_change_no_step(tiny_config, make_batch):
-    everything = ("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 1000,
-                  "MODEL.RPN.BATCH_SIZE_PER_IMAGE", 10**5)  # fmt: skip
-    model = build_model(tiny_config(*OPTS, *everything))
-    images, targets = make_batch(3, 0, 1)
-    with_keypoints(targets)
-    wanted = model(images, targets)
-    with fixed_shapes():
-        found = model(images, targets)
-    assert wanted["loss_keypoint"] > 0
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("opts", "message"),
     [
-        (["MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 14], "RESOLUTION is 14, but the head gives 56"),
-        (["MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", True], "gives vectors, not maps"),
+        (["MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 14], "RESOLUTION is 14, but the head predicts 56"),
+        (
+            ["MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", True],
+            "computes vectors, not maps",
+        ),
     ],
 )
-def test_contradicting_keys(tiny_config, opts, message):
+def test_inconsistent_keys(tiny_config, opts, message):
     with pytest.raises(ConfigError, match=message):
         build_model(tiny_config(*OPTS, *opts))
 
 
-def test_other_numbers_of_keypoints_than_the_models(tiny_config, make_batch):
+def test_targets_with_another_number_of_keypoints(tiny_config, make_batch):
     images, targets = make_batch(2)
     targets[0]["keypoints"] = torch.ones(2, 4, 3)
     with pytest.raises(ValueError, match=r"targets have 4 keypoints, but the model 5: set MODEL"):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch import nn
@@ -14,20 +12,19 @@ from detlite.modeling.roi_heads.mask_head import MaskHead
 from detlite.ops import crop_masks
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.masks.packed import PackedMasks
-from detlite.structures.padding import Rows, fixed_shapes
+from detlite.structures.padding import Packing
 
 SIDE = 6
 HEAD = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
 
-# Rows of valid entries alone, or of padding too.
-SHAPES = pytest.mark.parametrize("shapes", [nullcontext, fixed_shapes], ids=["varying", "fixed"])
+each_mode = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 
 
 # ---- loss and prediction
 
 
 def two_images(*masks: torch.Tensor) -> GroundTruth:
-    """Two objects in the first image, one in the second, and padding."""
+    """Return ground truth with two objects in the first image and one in the second."""
     boxes = torch.tensor([[[0.0, 0, 12, 12], [1, 2, 9, 11]], [[3, 3, 9, 9], [0, 0, 0, 0]]])
     packed = [PackedMasks.from_bitmaps(own) for own in masks]
     return GroundTruth(boxes, torch.tensor([[2, 1], [2, 0]]), PackedMasks.collate(packed, 2))
@@ -41,49 +38,47 @@ SAMPLES = Samples(
 )  # fmt: skip
 
 
-@SHAPES
-def test_loss_pixel_by_pixel(shapes):
+@each_mode
+def test_loss_matches_a_loop_over_pixels(static):
     masks = (torch.rand(3, 12, 12) > 0.4).to(torch.uint8)
     truth = two_images(masks[:2], masks[2:])
-    with shapes():
-        rows = Rows(SAMPLES.labels > 0)
-    logits = torch.randn(len(rows.index), 3, SIDE, SIDE)
-    with shapes():
-        loss = HEAD.losses(logits, rows, SAMPLES, truth)["loss_mask"]
-    slow, entries = 0.0, [(0, 1, 1), (1, 0, 2), (4, 2, 2)]  # entry, instance, label
+    packing = Packing(SAMPLES.labels > 0, static)
+    logits = torch.randn(len(packing.index), 3, SIDE, SIDE)
+    loss = HEAD.losses(logits, packing, SAMPLES, truth)["loss_mask"]
+    total, entries = 0.0, [(0, 1, 1), (1, 0, 2), (4, 2, 2)]  # entry, instance, label
     for entry, instance, label in entries:
         box = SAMPLES.boxes.flatten(0, 1)[entry]
         own = PackedMasks.from_bitmaps(masks[instance][None])
         fields = own.values, own.pieces, own.instances, own.frames
-        wanted = crop_masks(*fields, torch.tensor([0]), box[None], SIDE, False)[0]
-        assert 0 < wanted.sum() < SIDE**2
-        own_logits = logits[rows.index.tolist().index(entry), label]
+        expected = crop_masks(*fields, torch.tensor([0]), box[None], SIDE, False)[0]
+        assert 0 < expected.sum() < SIDE**2
+        own_logits = logits[packing.index.tolist().index(entry), label]
         for row in range(SIDE):
             for column in range(SIDE):
                 p = own_logits[row, column].sigmoid()
-                slow -= (p if wanted[row, column] else 1 - p).log().item()
-    assert loss.item() == pytest.approx(slow / (3 * SIDE * SIDE), rel=1e-5)
+                total -= (p if expected[row, column] else 1 - p).log().item()
+    assert loss.item() == pytest.approx(total / (3 * SIDE * SIDE), rel=1e-5)
 
 
-def test_soft_convention_is_trained_on_averages():
+def test_soft_targets_are_averages_of_bitmaps():
     masks = torch.zeros(1, 12, 12, dtype=torch.uint8)
     masks[0, :, :3] = 1
     samples = Samples(torch.tensor([[[0.0, 0, 12, 12]]]), torch.tensor([[1]]), torch.tensor([[0]]))
     truth = GroundTruth(samples.boxes, samples.labels, PackedMasks.from_bitmaps(masks))
     head = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["torchvision"])
-    logits, rows = torch.randn(1, 2, 2, 2), Rows(samples.labels > 0)
-    wanted = crop_masks(
+    logits, packing = torch.randn(1, 2, 2, 2), Packing(samples.labels > 0, False)
+    expected = crop_masks(
         truth.masks.values, truth.masks.pieces, truth.masks.instances, truth.masks.frames,
         torch.tensor([0]), samples.boxes[0], 2, True,
     )  # fmt: skip
-    assert 0 < wanted[0, 0, 0] < 1
-    loss = head.losses(logits, rows, samples, truth)["loss_mask"]
-    torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(logits[:, 1], wanted))
+    assert 0 < expected[0, 0, 0] < 1
+    loss = head.losses(logits, packing, samples, truth)["loss_mask"]
+    torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(logits[:, 1], expected))
 
 
-@SHAPES
+@each_mode
 @pytest.mark.parametrize("samples", [4, 0])
-def test_loss_without_foreground_is_zero_and_connected(shapes, samples):
+def test_loss_without_foreground_is_zero_and_connected(static, samples):
     background = Samples(
         torch.rand(2, samples, 4), torch.zeros(2, samples, dtype=torch.int64),
         torch.zeros(2, samples, dtype=torch.int64),
@@ -93,31 +88,29 @@ def test_loss_without_foreground_is_zero_and_connected(shapes, samples):
         torch.zeros(2, 1, dtype=torch.int64),
         PackedMasks.collate([PackedMasks.from_bitmaps(torch.zeros(0, 8, 8).byte())] * 2, 1),
     )
-    with shapes():
-        rows = Rows(background.labels > 0)
-        logits = torch.randn(len(rows.index), 3, SIDE, SIDE, requires_grad=True)
-        loss = HEAD.losses(logits, rows, background, truth)["loss_mask"]
+    packing = Packing(background.labels > 0, static)
+    logits = torch.randn(len(packing.index), 3, SIDE, SIDE, requires_grad=True)
+    loss = HEAD.losses(logits, packing, background, truth)["loss_mask"]
     assert loss.item() == 0
     loss.backward()
     assert not logits.grad.any()
 
 
-def test_prediction_takes_the_mask_of_the_label():
+def test_probabilities_select_the_mask_of_the_label():
     logits = torch.randn(2, 3, SIDE, SIDE)
-    found = HEAD.probabilities(logits, torch.tensor([2, 1]))
-    torch.testing.assert_close(found, torch.stack([logits[0, 2], logits[1, 1]]).sigmoid())
+    result = HEAD.probabilities(logits, torch.tensor([2, 1]))
+    torch.testing.assert_close(result, torch.stack([logits[0, 2], logits[1, 1]]).sigmoid())
 
 
-@SHAPES
-def test_several_heads_are_averaged_and_trained_alike(shapes):
+@each_mode
+def test_several_heads_are_averaged_and_trained_on_the_same_samples(static):
     several = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
     several.more.append(MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"]))
     truth = two_images(*(torch.rand(3, 12, 12) > 0.4).to(torch.uint8).split([2, 1]))
-    with shapes():
-        rows = Rows(SAMPLES.labels > 0)
-        logits = torch.randn(len(rows.index), 2, 3, SIDE, SIDE)
-        loss = several.losses(logits, rows, SAMPLES, truth)["loss_mask"]
-        each = [HEAD.losses(own, rows, SAMPLES, truth)["loss_mask"] for own in logits.unbind(1)]
+    packing = Packing(SAMPLES.labels > 0, static)
+    logits = torch.randn(len(packing.index), 2, 3, SIDE, SIDE)
+    loss = several.losses(logits, packing, SAMPLES, truth)["loss_mask"]
+    each = [HEAD.losses(own, packing, SAMPLES, truth)["loss_mask"] for own in logits.unbind(1)]
     torch.testing.assert_close(loss, torch.stack(each).mean())
     labels = torch.arange(len(logits)) % 3
     probs = torch.stack([HEAD.probabilities(own, labels) for own in logits.unbind(1)])
@@ -127,7 +120,7 @@ def test_several_heads_are_averaged_and_trained_alike(shapes):
 # ---- parts
 
 
-def test_a_model_has_as_many_mask_heads_as_it_is_told(tiny_config, make_batch):
+def test_number_of_mask_heads(tiny_config, make_batch):
     model = build_model(tiny_config("MODEL.ROI_MASK_HEAD.NUM_HEADS", 3))
     head = model.roi_heads.mask
     assert len(head.more) == 2
@@ -150,22 +143,20 @@ def test_conv_layers_and_dilation(tiny_config):
     assert sum(isinstance(m, nn.GroupNorm) for m in extractor.modules()) == 2
 
 
-@pytest.mark.parametrize(("resolution", "given"), [(14, 28), (30, 28)])
-def test_resolution_must_be_what_the_head_gives(tiny_config, resolution, given):
+@pytest.mark.parametrize(("resolution", "predicted"), [(14, 28), (30, 28)])
+def test_resolution_must_be_that_of_the_head(tiny_config, resolution, predicted):
     with pytest.raises(
-        ConfigError, match=rf"RESOLUTION is {resolution}, but the head gives {given}"
+        ConfigError, match=rf"RESOLUTION is {resolution}, but the head predicts {predicted}"
     ):
         build_model(tiny_config("MODEL.ROI_MASK_HEAD.RESOLUTION", resolution))
 
 
-def test_vectors_cannot_be_shared(tiny_config):
-    with pytest.raises(ConfigError, match="FPN2MLPFeatureExtractor gives vectors, not maps"):
+def test_vector_features_cannot_be_shared(tiny_config):
+    with pytest.raises(ConfigError, match="FPN2MLPFeatureExtractor computes vectors, not maps"):
         build_model(tiny_config("MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", True))
 
 
 @pytest.mark.parametrize("key", ["FEATURE_EXTRACTOR", "PREDICTOR"])
-def test_unknown_part_names_the_key(tiny_config, key):
-    with pytest.raises(
-        ConfigError, match=rf"MODEL\.ROI_MASK_HEAD\.{key}: unknown mask .* 'None'"
-    ):
+def test_unknown_name_is_reported_with_its_key(tiny_config, key):
+    with pytest.raises(ConfigError, match=rf"MODEL\.ROI_MASK_HEAD\.{key}: unknown mask .* 'None'"):
         build_model(tiny_config(f"MODEL.ROI_MASK_HEAD.{key}", "None"))

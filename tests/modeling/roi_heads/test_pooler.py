@@ -12,7 +12,7 @@ from detlite.modeling.backbone import Backbone
 from detlite.modeling.build import build_model
 from detlite.modeling.roi_heads.pooler import POOLERS, Pooler, build_pooler
 from detlite.ops import assign_levels
-from detlite.structures.padding import Rows, fixed_shapes
+from detlite.structures.padding import Packing
 
 STRIDES = (4, 8, 16, 32)
 KINDS = ["ROIAlign", "ROIAlignV2", "ROIPool"]
@@ -39,13 +39,13 @@ def as_rois(boxes: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([F.pad(own, (1, 0), value=index) for index, own in enumerate(boxes)])
 
 
-def test_pooled_regions_are_torchvisions():
+def test_pooled_regions_match_torchvision():
     features, boxes = levels(), boxes_of_all_sizes()
     reference = MultiScaleRoIAlign(["0", "1", "2", "3"], output_size=7, sampling_ratio=2)
-    wanted = reference({str(n): x for n, x in enumerate(features)}, boxes, [(640, 768)] * 2)
+    expected = reference({str(n): x for n, x in enumerate(features)}, boxes, [(640, 768)] * 2)
     pooler = make("ROIAlign")
     assert len(assign_levels(torch.cat(boxes), pooler.scales).unique()) == 4
-    torch.testing.assert_close(pooler(features, as_rois(boxes)), wanted)
+    torch.testing.assert_close(pooler(features, as_rois(boxes)), expected)
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_pooled_regions_are_torchvisions():
         ("ROIPool", lambda x, rois: roi_pool(x, rois, 5, 1 / 16)),
     ],
 )
-def test_each_type_on_one_map(kind, reference):
+def test_each_pooler_on_a_single_map_matches_torchvision(kind, reference):
     feature, rois = torch.randn(2, 3, 40, 48), as_rois(boxes_of_all_sizes())
     pooler = make(kind, 5, (16,), sampling_ratio=0)
     torch.testing.assert_close(pooler([feature], rois), reference(feature, rois))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_region_is_pooled_as_if_alone(kind):
+def test_regions_are_pooled_independently(kind):
     features, rois = levels(), as_rois(boxes_of_all_sizes())
     pooler = make(kind)
     alone = [pooler(features, roi[None]) for roi in rois]
@@ -72,21 +72,20 @@ def test_each_region_is_pooled_as_if_alone(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("strides", [STRIDES, STRIDES[:1]])
-def test_padding_pools_to_zeros(kind, strides):
-    """Whatever its box is; the others are as without it, their gradients too."""
+def test_padding_pools_to_zeros_without_effect_on_others(kind, strides):
     boxes = torch.stack([boxes_of_all_sizes()[0][:6], torch.full((6, 4), float("nan"))])
     valid = torch.zeros(2, 6, dtype=torch.bool)
     valid[0, [0, 2, 5]] = True
     pooler, features = make(kind, strides=strides), [x.requires_grad_() for x in levels()]
     used = features[: len(strides)]
-    with fixed_shapes():
-        fixed = pooler(features, Rows(valid).rois(boxes))
-    pooled = pooler(features, Rows(valid).rois(boxes))
-    assert len(fixed) == 12
-    assert not fixed[~valid.flatten()].any()
-    assert torch.equal(fixed[valid.flatten()], pooled)
+    padded, pooled = (
+        pooler(features, Packing(valid, static).rois(boxes)) for static in (True, False)
+    )
+    assert len(padded) == 12
+    assert not padded[~valid.flatten()].any()
+    assert torch.equal(padded[valid.flatten()], pooled)
     for one, other in zip(
-        torch.autograd.grad(fixed.square().sum(), used),
+        torch.autograd.grad(padded.square().sum(), used),
         torch.autograd.grad(pooled.square().sum(), used),
         strict=True,
     ):
@@ -94,7 +93,7 @@ def test_padding_pools_to_zeros(kind, strides):
 
 
 @pytest.mark.parametrize("strides", [STRIDES, STRIDES[:1]])
-def test_no_regions_stay_connected(strides):
+def test_pooling_without_regions_is_connected(strides):
     features = [x.requires_grad_() for x in levels()]
     pooled = make("ROIAlign", strides=strides)(features, torch.zeros(0, 5))
     assert pooled.shape == (0, 3, 7, 7)
@@ -115,7 +114,7 @@ def test_half_precision_features_keep_their_type():
     assert make("ROIAlignV2")(features, as_rois(boxes_of_all_sizes())).dtype == torch.bfloat16
 
 
-def test_keys_reach_the_pooler(tiny_config):
+def test_build_pooler(tiny_config):
     prefix = "MODEL.ROI_BOX_HEAD."
     cfg = tiny_config(prefix + "POOLER_TYPE", "ROIPool", prefix + "POOLER_RESOLUTION", 3,
                       prefix + "POOLER_SAMPLING_RATIO", 1)  # fmt: skip
@@ -128,7 +127,7 @@ def test_keys_reach_the_pooler(tiny_config):
 
 
 @pytest.mark.parametrize("head", ["ROI_BOX_HEAD", "ROI_MASK_HEAD"])
-def test_type_is_swapped_in_the_config_alone(tiny_config, head):
+def test_poolers_share_weights_but_differ(tiny_config, head):
     image = [torch.rand(3, 64, 96)]
     state, outputs = None, []
     for kind in KINDS:
@@ -145,7 +144,7 @@ def test_type_is_swapped_in_the_config_alone(tiny_config, head):
 
 
 @pytest.mark.parametrize("head", ["ROI_BOX_HEAD", "ROI_MASK_HEAD"])
-def test_unknown_type_names_the_key(tiny_config, head):
+def test_unknown_pooler_is_reported_with_its_key(tiny_config, head):
     with pytest.raises(
         ConfigError, match=rf"MODEL\.{head}\.POOLER_TYPE: unknown pooler 'ROIAlignV3'"
     ):

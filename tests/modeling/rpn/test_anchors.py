@@ -10,7 +10,7 @@ from detlite.conventions import CONVENTIONS
 from detlite.modeling.build import build_model
 from detlite.modeling.rpn.anchors import AnchorGenerator
 
-# Anchors at the centre of their cell, and at its corner.
+# Anchors at the center of their cell, and at its corner.
 DETLITE, DETECTRON2 = CONVENTIONS["detlite"], CONVENTIONS["detectron2"]
 
 
@@ -19,7 +19,7 @@ def test_anchors_by_hand():
     (anchors,) = generator([(1, 2)])
     assert generator.per_cell == [4]
     assert anchors.dtype == torch.float32
-    # ratio = height / width: 0.25 makes 4 x 4 into 8 wide and 2 high, centred at (8, 8), (24, 8)
+    # ratio = height / width: 0.25 makes 4 x 4 into 8 wide and 2 high, centered at (8, 8), (24, 8)
     first = [[4, 7, 12, 9], [0, 6, 16, 10], [6, 6, 10, 10], [4, 4, 12, 12]]
     second = [[x1 + 16, y1, x2 + 16, y2] for x1, y1, x2, y2 in first]
     assert anchors.tolist() == first + second
@@ -34,17 +34,17 @@ def test_area_is_size_squared_and_ratio_is_height_over_width():
 
 def test_order_is_row_then_column_then_anchor():
     (anchors,) = AnchorGenerator([(2,)], (1.0,), (10,), DETLITE)([(2, 3)])
-    centres = (anchors[:, :2] + anchors[:, 2:]) / 2
-    assert centres.tolist() == [[5, 5], [15, 5], [25, 5], [5, 15], [15, 15], [25, 15]]
+    centers = (anchors[:, :2] + anchors[:, 2:]) / 2
+    assert centers.tolist() == [[5, 5], [15, 5], [25, 5], [5, 15], [15, 15], [25, 15]]
 
 
-def test_levels_are_torchvisions():
-    # Sides that are whole and even, since torchvision rounds them.
+def test_levels_match_torchvision():
+    # torchvision rounds sides to whole and even numbers.
     sizes, ratios = ((16,), (32,), (64,)), (0.25, 1.0, 4.0)
     maps = [torch.zeros(1, 1, 12, 9), torch.zeros(1, 1, 6, 5), torch.zeros(1, 1, 3, 3)]
     images = ImageList(torch.zeros(1, 3, 96, 72), [(96, 72)])
     reference = TorchvisionAnchors(sizes, (ratios,) * 3)(images, maps)[0]
-    # strides as torchvision finds them: 96 // 12 = 72 // 9 = 8, 96 // 6 = 16 but 72 // 5 = 14
+    # torchvision computes strides 96 // 12 = 72 // 9 = 8, 96 // 6 = 16 but 72 // 5 = 14
     ours = AnchorGenerator(sizes, ratios, (8, 16, 32), DETECTRON2)([m.shape[-2:] for m in maps])
     torch.testing.assert_close(ours[0], reference[: 12 * 9 * 3])
     # the first column of the other levels, whose rows are 16 and 32 apart there too
@@ -71,19 +71,19 @@ def test_anchors_are_not_saved():
     assert not AnchorGenerator([(8,)], (1.0,), (4,), DETLITE).state_dict()
 
 
-def test_tuples_of_sizes_per_level(tiny_config):
+def test_several_sizes_per_level(tiny_config):
     sizes = ((4, 8), (8, 16), (16, 32), (32, 64), (64, 128))
     model = build_model(tiny_config("MODEL.RPN.ANCHOR_SIZES", sizes))
     assert model.rpn.anchor_generator.per_cell == [6] * 5
     assert model.rpn.head.cls_logits.out_channels == 6
 
 
-def test_levels_need_equally_many_sizes(tiny_config):
+def test_levels_need_the_same_number_of_sizes(tiny_config):
     sizes = ((4, 8), (16,), (32,), (64,), (128,))
     with pytest.raises(ConfigError, match=r"MODEL\.RPN\.ANCHOR_SIZES: every level needs the same"):
         build_model(tiny_config("MODEL.RPN.ANCHOR_SIZES", sizes))
 
 
-def test_c4_takes_all_sizes_on_its_map(tiny_config):
+def test_single_map_has_anchors_of_all_sizes(tiny_config):
     model = build_model(tiny_config("MODEL.RPN.ANCHOR_SIZES", ((8, 16), (32,)), c4=True))
     assert model.rpn.anchor_generator.per_cell == [9]

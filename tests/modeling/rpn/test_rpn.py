@@ -10,26 +10,28 @@ from torch.nn import functional as F
 from torchvision.ops import clip_boxes_to_image
 
 from detlite.conventions import CONVENTIONS
-from detlite.modeling.box_coder import BoxCoder, BoxLoss
+from detlite.modeling.box_coder import BoxCoder
+from detlite.modeling.box_loss import BoxLoss
 from detlite.modeling.build import build_model
+from detlite.modeling.matcher import Matcher
 from detlite.modeling.rpn.anchors import AnchorGenerator, per_anchor
 from detlite.modeling.rpn.head import SingleConvRPNHead
 from detlite.modeling.rpn.rpn import RPN, ProposalLimits
-from detlite.modeling.sampler import Matcher, Sampler
+from detlite.modeling.sampler import Sampler
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Images, Proposals
-from detlite.structures.padding import fixed_shapes, varying_shapes
+from tests.modeling.random_boxes import ground_truth
 
 SIZE = (32, 48)
-MAPS = [(8, 12), (4, 6)]  # strides 4 and 8, one anchor a cell
-EVERYTHING = ProposalLimits(pre_nms=10**6, post_nms=10**6, total=10**6, total_per_batch=False)
+MAPS = [(8, 12), (4, 6)]  # strides 4 and 8, one anchor per cell
+UNLIMITED = ProposalLimits(pre_nms=10**6, post_nms=10**6, total=10**6, total_per_batch=False)
 MATCHER = Matcher(0.5, 0.3, allow_low_quality_matches=True)
 TRAINING = {"matcher": MATCHER, "sampler": Sampler(10**6, 0.5), "straddle": -1,
             "box_loss": BoxLoss(beta=1 / 9)}  # fmt: skip
 
 
-class GivenHead(nn.Module):
-    """Predicts what it is given."""
+class ConstantHead(nn.Module):
+    """Returns constant predictions."""
 
     def __init__(self, logits: list[torch.Tensor], deltas: list[torch.Tensor]) -> None:
         super().__init__()
@@ -39,27 +41,19 @@ class GivenHead(nn.Module):
         return self.predictions
 
 
-def make_rpn(batch: int = 1, limits: ProposalLimits = EVERYTHING, **changes) -> RPN:
+def make_rpn(batch: int = 1, limits: ProposalLimits = UNLIMITED, **changes) -> RPN:
     logits = [torch.randn(batch, 1, *size) for size in MAPS]
     deltas = [torch.randn(batch, 4, *size) * 0.3 for size in MAPS]
     settings = {"nms_thresh": 1.0, "min_size": 0.0, "convention": CONVENTIONS["detlite"],
                 **TRAINING, **changes}  # fmt: skip
     anchors = AnchorGenerator([(8,), (16,)], (1.0,), (4, 8), CONVENTIONS["detlite"])
     coder = BoxCoder((1.0, 1.0, 1.0, 1.0))
-    return RPN(GivenHead(logits, deltas), anchors, coder, train_limits=limits, test_limits=limits,
-               **settings)  # fmt: skip
+    head = ConstantHead(logits, deltas)
+    return RPN(head, anchors, coder, train_limits=limits, test_limits=limits, **settings)
 
 
 def images_of(*sizes: tuple[int, int]) -> Images:
     return Images(torch.zeros(len(sizes), 3, *SIZE), torch.tensor(sizes))
-
-
-def truth_of(*boxes: torch.Tensor) -> GroundTruth:
-    """The boxes of each image, padded."""
-    most = max(1, *map(len, boxes))
-    labels = [torch.arange(most) < len(own) for own in boxes]
-    padded = [F.pad(own, (0, 0, 0, most - len(own))) for own in boxes]
-    return GroundTruth(torch.stack(padded), torch.stack(labels).long())
 
 
 def features(batch: int = 1) -> list[torch.Tensor]:
@@ -71,15 +65,16 @@ def per_image(proposals: Proposals) -> list[torch.Tensor]:
 
 
 def propose(rpn: RPN, batch: int = 1, size: tuple[int, int] = SIZE) -> list[torch.Tensor]:
-    return per_image(rpn.eval().propose(rpn(features(batch)), images_of(*[size] * batch)))
+    images = images_of(*[size] * batch)
+    return per_image(rpn.eval().propose(rpn(features(batch)), images, static_shapes=False))
 
 
-def losses_of(rpn: RPN, images: Images, truth: GroundTruth) -> dict[str, torch.Tensor]:
+def compute_losses(rpn: RPN, images: Images, truth: GroundTruth) -> dict[str, torch.Tensor]:
     return rpn.train().losses(rpn(features(len(truth.labels))), images, truth)
 
 
 def all_candidates(rpn: RPN, image: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Boxes, scores and levels of every anchor, cell by cell."""
+    """Return boxes, scores and levels of every anchor, computed cell by cell."""
     boxes, scores, levels = [], [], []
     logits, deltas = rpn.head.predictions
     anchors = rpn.anchor_generator(MAPS)
@@ -97,7 +92,7 @@ def all_candidates(rpn: RPN, image: int = 0) -> tuple[torch.Tensor, torch.Tensor
 # ---- proposals
 
 
-def test_without_limits_every_anchor_proposes_by_decreasing_score():
+def test_without_limits_every_anchor_is_a_proposal():
     rpn = make_rpn()
     boxes, scores, _ = all_candidates(rpn)
     boxes = clip_boxes_to_image(boxes, SIZE)
@@ -108,15 +103,15 @@ def test_without_limits_every_anchor_proposes_by_decreasing_score():
     torch.testing.assert_close(proposals, boxes[usable][order])
 
 
-def test_proposals_lie_in_the_unpadded_image():
+def test_proposals_are_clipped_to_the_unpadded_image():
     (proposals,) = propose(make_rpn(), size=(20, 30))
     assert (proposals[:, 0::2] <= 30).all()
     assert (proposals[:, 1::2] <= 20).all()
     assert (proposals >= 0).all()
 
 
-def test_pre_nms_limit_counts_on_each_level():
-    rpn = make_rpn(limits=replace(EVERYTHING, pre_nms=5))
+def test_pre_nms_limit_applies_to_each_level():
+    rpn = make_rpn(limits=replace(UNLIMITED, pre_nms=5))
     boxes, scores, levels = all_candidates(rpn)
     kept = torch.cat(
         [torch.where(levels == n)[0][scores[levels == n].topk(5).indices] for n in (0, 1)]
@@ -126,8 +121,8 @@ def test_pre_nms_limit_counts_on_each_level():
     torch.testing.assert_close(proposals, clip_boxes_to_image(boxes[kept], SIZE))
 
 
-def test_post_nms_limit_counts_on_each_level_after_suppression():
-    limited = make_rpn(limits=replace(EVERYTHING, post_nms=4), nms_thresh=0.2)
+def test_post_nms_limit_applies_to_each_level():
+    limited = make_rpn(limits=replace(UNLIMITED, post_nms=4), nms_thresh=0.2)
     unlimited = make_rpn(nms_thresh=0.2)
     unlimited.head = limited.head
     boxes, _, levels = all_candidates(limited)
@@ -140,30 +135,30 @@ def test_post_nms_limit_counts_on_each_level_after_suppression():
     assert torch.equal(proposals, every[rank <= 4])
 
 
-def test_total_limit_counts_over_levels():
+def test_total_limit_applies_to_all_levels_together():
     rpn = make_rpn()
     (every,) = propose(rpn)
-    rpn.test_limits = replace(EVERYTHING, total=7)
+    rpn.test_limits = replace(UNLIMITED, total=7)
     assert torch.equal(propose(rpn)[0], every[:7])
 
 
-def test_total_limit_over_the_batch_keeps_the_best_of_all_images():
+def test_total_limit_per_batch_keeps_the_best_of_all_images():
     rpn = make_rpn(batch=3)
-    rpn.head.predictions[0][0][1] += 2  # the second image's boxes score higher
+    rpn.head.predictions[0][0][1] += 2  # the second image scores higher
     every = propose(rpn, batch=3)
     scores = [all_candidates(rpn, image)[1] for image in range(3)]
-    rpn.test_limits = replace(EVERYTHING, total=60, total_per_batch=True)
+    rpn.test_limits = replace(UNLIMITED, total=60, total_per_batch=True)
     kept = propose(rpn, batch=3)
     assert sum(map(len, kept)) == 60
     assert len(kept[1]) > max(len(kept[0]), len(kept[2]))
     limit = torch.cat(scores).topk(60).values[-1]
     for own, all_own, own_scores in zip(kept, every, scores, strict=True):
         assert torch.equal(own, all_own[: len(own)])
-        # boxes clipped to nothing may make room for a few more
+        # Boxes that are empty after clipping make room for others.
         assert len(own) >= (own_scores > limit).sum() - (len(own_scores) - len(all_own))
 
 
-def test_limit_over_the_batch_is_for_training_and_pyramids_alone(tiny_config):
+def test_limit_per_batch_is_only_used_to_train_pyramids(tiny_config):
     keys = ("MODEL.RPN.FPN_POST_NMS_PER_BATCH", True)
     fpn, c4 = build_model(tiny_config(*keys)).rpn, build_model(tiny_config(*keys, c4=True)).rpn
     assert fpn.train_limits.total_per_batch
@@ -172,7 +167,7 @@ def test_limit_over_the_batch_is_for_training_and_pyramids_alone(tiny_config):
     assert c4.train_limits.total == c4.train_limits.post_nms == 2000
 
 
-def test_suppression_stays_within_a_level():
+def test_suppression_does_not_cross_levels():
     rpn = make_rpn(nms_thresh=0.0)
     for deltas in rpn.head.predictions[1]:
         deltas.zero_()
@@ -184,7 +179,7 @@ def test_suppression_stays_within_a_level():
         own = proposals[level_of == level]
         assert len(own) > 1
         assert (box_ops.iou(own, own).fill_diagonal_(0) == 0).all()
-    # whole levels overlap each other and both are there
+    # Boxes of different levels overlap.
     assert (box_ops.iou(proposals[level_of == 0], proposals[level_of == 1]) > 0).any()
 
 
@@ -198,7 +193,7 @@ def test_min_size_drops_thin_boxes():
     assert torch.equal(proposals, every[((every[:, 2:] - every[:, :2]) >= 9).all(1)])
 
 
-def test_proposals_that_are_not_finite_are_dropped():
+def test_nonfinite_proposals_are_dropped():
     rpn = make_rpn()
     logits, deltas = rpn.head.predictions
     logits[0][0, 0, 0, 0] = float("nan")
@@ -209,7 +204,7 @@ def test_proposals_that_are_not_finite_are_dropped():
     assert len(proposals) > 50
 
 
-def test_proposals_carry_no_gradient():
+def test_proposals_have_no_gradient():
     rpn = make_rpn()
     for tensor in (*rpn.head.predictions[0], *rpn.head.predictions[1]):
         tensor.requires_grad_()
@@ -218,31 +213,28 @@ def test_proposals_carry_no_gradient():
 
 @pytest.mark.parametrize("limits", [{}, {"total": 70}, {"post_nms": 9}, {"pre_nms": 11},
                                     {"total": 30, "total_per_batch": True}])  # fmt: skip
-def test_proposals_of_fixed_and_varying_shapes_agree(limits):
-    rpn = make_rpn(batch=2, limits=replace(EVERYTHING, **limits), nms_thresh=0.3).eval()
+def test_static_and_dynamic_proposals_are_the_same(limits):
+    rpn = make_rpn(batch=2, limits=replace(UNLIMITED, **limits), nms_thresh=0.3).eval()
     rpn.head.predictions[0][0][1] += 2
     images = images_of(SIZE, (20, 24))
-    with fixed_shapes():
-        fixed = rpn.propose(rpn(features(2)), images)
-    with varying_shapes():
-        varying = rpn.propose(rpn(features(2)), images)
+    static, dynamic = (rpn.propose(rpn(features(2)), images, mode) for mode in (True, False))
     candidates = sum(min(rows * columns, limits.get("pre_nms", 10**6)) for rows, columns in MAPS)
-    assert fixed.valid.shape == (2, min(candidates, limits.get("total", 10**6)))
-    fullest = int(fixed.valid.sum(dim=1).max())
-    assert varying.valid.shape == (2, fullest)
-    assert 0 < fullest < fixed.valid.shape[1]
-    assert torch.equal(varying.valid, fixed.valid[:, :fullest])
+    assert static.valid.shape == (2, min(candidates, limits.get("total", 10**6)))
+    fullest = int(static.valid.sum(dim=1).max())
+    assert dynamic.valid.shape == (2, fullest)
+    assert 0 < fullest < static.valid.shape[1]
+    assert torch.equal(dynamic.valid, static.valid[:, :fullest])
     for name in ("boxes", "scores"):
-        fixed_own, own = getattr(fixed, name), getattr(varying, name)
-        assert torch.equal(fixed_own[fixed.valid], own[varying.valid])
-    assert (fixed.valid.int().diff(dim=1) <= 0).all()  # padding last
-    for scores, valid in zip(fixed.scores, fixed.valid, strict=True):
+        padded, own = getattr(static, name), getattr(dynamic, name)
+        assert torch.equal(padded[static.valid], own[dynamic.valid])
+    assert (static.valid.int().diff(dim=1) <= 0).all()  # padding last
+    for scores, valid in zip(static.scores, static.valid, strict=True):
         assert (scores[valid].diff() <= 0).all()
 
 
-def test_an_image_beside_another_keeps_its_proposals():
+def test_images_of_a_batch_are_independent():
     rpn = make_rpn(batch=2, nms_thresh=0.3).eval()
-    together = per_image(rpn.propose(rpn(features(2)), images_of((20, 24), SIZE)))
+    together = per_image(rpn.propose(rpn(features(2)), images_of((20, 24), SIZE), False))
     logits, deltas = rpn.head.predictions
     for image, size in enumerate(((20, 24), SIZE)):
         rpn.head.predictions = (
@@ -255,26 +247,25 @@ def test_an_image_beside_another_keeps_its_proposals():
 
 @pytest.mark.parametrize("total_per_batch", [False, True])
 def test_images_without_proposals(total_per_batch):
-    limits = replace(EVERYTHING, total=9, total_per_batch=total_per_batch)
+    limits = replace(UNLIMITED, total=9, total_per_batch=total_per_batch)
     rpn = make_rpn(batch=2, limits=limits, min_size=14)
     images = images_of(SIZE, (10, 10))
     rpn.eval()
-    some, none = per_image(rpn.propose(rpn(features(2)), images))
+    some, none = per_image(rpn.propose(rpn(features(2)), images, False))
     assert 0 < len(some) <= 9
     assert len(none) == 0
     rpn.min_size = 100
-    assert rpn.propose(rpn(features(2)), images).boxes.shape == (2, 0, 4)
-    with fixed_shapes():
-        fixed = rpn.propose(rpn(features(2)), images)
-    assert fixed.boxes.shape == (2, 9, 4)
-    assert not fixed.valid.any()
+    assert rpn.propose(rpn(features(2)), images, False).boxes.shape == (2, 0, 4)
+    static = rpn.propose(rpn(features(2)), images, True)
+    assert static.boxes.shape == (2, 9, 4)
+    assert not static.valid.any()
 
 
 # ---- losses
 
 
-def losses_slowly(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple[float, float]:
-    """Every anchor of the first image by itself; all of them are sampled."""
+def reference_losses(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple[float, float]:
+    """Compute the losses of the first image anchor by anchor; all anchors are sampled."""
     logits, deltas = rpn.head.predictions
     anchors = torch.cat(rpn.anchor_generator(MAPS))
     logits = torch.cat([x[0].flatten() for x in logits])
@@ -292,8 +283,8 @@ def losses_slowly(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple
         is_best = any(row[n] == row.max() > 0 for row in overlap)
         probability = 1 / (1 + math.exp(-logits[n].item()))
         if best >= rpn.matcher.foreground or is_best:
-            wanted = truth[overlap[:, n].argmax()]
-            delta = rpn.box_coder.encode(wanted[None], anchors[n][None])[0]
+            expected = truth[overlap[:, n].argmax()]
+            delta = rpn.box_coder.encode(expected[None], anchors[n][None])[0]
             box += F.smooth_l1_loss(
                 deltas[n], delta, beta=rpn.box_loss.beta, reduction="sum"
             ).item()
@@ -308,32 +299,32 @@ def losses_slowly(rpn: RPN, size: tuple[int, int], truth: torch.Tensor) -> tuple
 
 @pytest.mark.parametrize("straddle", [-1, 0, 2])
 @pytest.mark.parametrize("beta", [0.0, 1 / 9])
-def test_losses_anchor_by_anchor(straddle, beta):
+def test_losses_match_a_loop_over_anchors(straddle, beta):
     truth = torch.tensor([[3.0, 4, 12, 11], [20, 10, 37, 24], [40, 24, 48, 32]])
     sampler = Sampler(10**6, 1.0)
     rpn = make_rpn(sampler=sampler, straddle=straddle, box_loss=BoxLoss(beta=beta))
-    losses = losses_of(rpn, images_of(SIZE), truth_of(truth))
-    objectness, box = losses_slowly(rpn, SIZE, truth)
+    losses = compute_losses(rpn, images_of(SIZE), ground_truth(truth))
+    objectness, box = reference_losses(rpn, SIZE, truth)
     assert losses["loss_objectness"].item() == pytest.approx(objectness, rel=1e-4)
     assert losses["loss_rpn_box"].item() == pytest.approx(box, rel=1e-4)
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5])
-def test_sampling_counts_enter_the_losses(fraction):
+def test_losses_depend_on_the_sampled_fractions(fraction):
     rpn = make_rpn(matcher=Matcher(0.01, 0.01), sampler=Sampler(8, fraction))
     for logits in rpn.head.predictions[0]:
         logits.fill_(1.0)
-    losses = losses_of(rpn, images_of(SIZE), truth_of(torch.tensor([[0.0, 0, 32, 32]])))
+    losses = compute_losses(rpn, images_of(SIZE), ground_truth(torch.tensor([[0.0, 0, 32, 32]])))
     positive = -math.log(1 / (1 + math.exp(-1)))
     negative = -math.log(1 - 1 / (1 + math.exp(-1)))
-    wanted = fraction * positive + (1 - fraction) * negative
-    assert losses["loss_objectness"].item() == pytest.approx(wanted, rel=1e-5)
+    expected = fraction * positive + (1 - fraction) * negative
+    assert losses["loss_objectness"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_losses_of_a_batch_average_over_all_anchors():
+def test_losses_of_a_batch_are_means_over_all_anchors():
     rpn = make_rpn(batch=2)
     truth = [torch.tensor([[3.0, 4, 12, 11]]), torch.zeros(0, 4)]
-    together = losses_of(rpn, images_of(SIZE, SIZE), truth_of(*truth))
+    together = compute_losses(rpn, images_of(SIZE, SIZE), ground_truth(*truth))
     parts = []
     for image in range(2):
         single = make_rpn()
@@ -347,45 +338,43 @@ def test_losses_of_a_batch_average_over_all_anchors():
         kept = (best >= 0.5) | (best < 0.3)
         if len(overlap):
             kept |= (overlap == overlap.max()).any(0)
-        losses = losses_of(single, images_of(SIZE), truth_of(truth[image]))
+        losses = compute_losses(single, images_of(SIZE), ground_truth(truth[image]))
         parts.append((losses, int(kept.sum())))
     for name, value in together.items():
         mean = sum(p[name] * n for p, n in parts) / sum(n for _, n in parts)
         torch.testing.assert_close(value, mean)
 
 
-def test_padded_ground_truth_changes_nothing():
+def test_padding_of_ground_truth_has_no_effect():
     rpn = make_rpn()
-    truth = truth_of(torch.tensor([[3.0, 4, 12, 11], [20, 10, 37, 24]]))
+    truth = ground_truth(torch.tensor([[3.0, 4, 12, 11], [20, 10, 37, 24]]))
     padded = GroundTruth(F.pad(truth.boxes, (0, 0, 0, 4)), F.pad(truth.labels, (0, 4)))
     padded.boxes[0, 2:] = torch.tensor([1.0, 1, 9, 9])
-    wanted = losses_of(rpn, images_of(SIZE), truth)
-    torch.testing.assert_close(losses_of(rpn, images_of(SIZE), padded), wanted)
-    with fixed_shapes():
-        torch.testing.assert_close(losses_of(rpn, images_of(SIZE), padded), wanted)
+    expected = compute_losses(rpn, images_of(SIZE), truth)
+    torch.testing.assert_close(compute_losses(rpn, images_of(SIZE), padded), expected)
 
 
 @pytest.mark.parametrize("count", [8, 1000])
-def test_what_losses_are_divided_by(count):
-    truth = truth_of(torch.tensor([[3.0, 4, 12, 11]]), torch.zeros(0, 4))
+def test_loss_normalizers(count):
+    truth = ground_truth(torch.tensor([[3.0, 4, 12, 11]]), torch.zeros(0, 4))
     losses = []
     for normalizer in ("sampled", "capacity"):
         torch.manual_seed(0)
         convention = replace(CONVENTIONS["detlite"], rpn_loss_normalizer=normalizer)
         rpn = make_rpn(batch=2, sampler=Sampler(count, 0.5), convention=convention)
         torch.manual_seed(0)
-        losses.append(losses_of(rpn, images_of(SIZE, SIZE), truth))
+        losses.append(compute_losses(rpn, images_of(SIZE, SIZE), truth))
     matched = MATCHER(truth, torch.cat(rpn.anchor_generator(MAPS)))
-    most = (matched >= -1).sum(dim=1).clamp(max=count).sum()
+    sampled = (matched >= -1).sum(dim=1).clamp(max=count).sum()
     for name, value in losses[0].items():
-        torch.testing.assert_close(value * most / (2 * count), losses[1][name])
+        torch.testing.assert_close(value * sampled / (2 * count), losses[1][name])
 
 
-def test_images_whose_anchors_are_all_left_out_have_no_loss():
+def test_images_without_usable_anchors_have_no_loss():
     rpn = make_rpn(straddle=0)
     for tensor in rpn.head.predictions[0]:
         tensor.requires_grad_()
-    losses = losses_of(rpn, images_of((2, 2)), truth_of(torch.tensor([[0.0, 0, 2, 2]])))
+    losses = compute_losses(rpn, images_of((2, 2)), ground_truth(torch.tensor([[0.0, 0, 2, 2]])))
     assert {name: value.item() for name, value in losses.items()} == {
         "loss_objectness": 0,
         "loss_rpn_box": 0,
@@ -397,7 +386,7 @@ def test_losses_without_ground_truth_are_connected():
     rpn = make_rpn()
     for tensor in (*rpn.head.predictions[0], *rpn.head.predictions[1]):
         tensor.requires_grad_()
-    losses = losses_of(rpn, images_of(SIZE), truth_of(torch.zeros(0, 4)))
+    losses = compute_losses(rpn, images_of(SIZE), ground_truth(torch.zeros(0, 4)))
     assert losses["loss_rpn_box"].item() == 0
     assert losses["loss_objectness"].item() > 0
     sum(losses.values()).backward()
@@ -408,7 +397,7 @@ def test_losses_without_ground_truth_are_connected():
 # ---- head
 
 
-def test_head_shares_its_layers_over_levels():
+def test_head_shares_its_layers_between_levels():
     head = SingleConvRPNHead(in_channels=4, anchors_per_cell=3)
     maps = [torch.randn(2, 4, 6, 5), torch.randn(2, 4, 3, 3)]
     logits, deltas = head(maps)
@@ -418,14 +407,14 @@ def test_head_shares_its_layers_over_levels():
     torch.testing.assert_close(logits[0][0], head.cls_logits(F.relu(head.conv(maps[0][:1])))[0])
 
 
-def test_deltas_of_an_anchor_stay_together():
-    """Channel 4 a + i of the head is coordinate i of anchor a, also in channels-last memory."""
+def test_per_anchor_order():
+    """Channel 4 a + i of the head is coordinate i of anchor a, for any memory format."""
     deltas = torch.randn(2, 12, 3, 5)
-    for given in (deltas, deltas.contiguous(memory_format=torch.channels_last), deltas.half()):
-        flat = per_anchor(given, 4).view(2, 3, 5, 3, 4)
+    for inputs in (deltas, deltas.contiguous(memory_format=torch.channels_last), deltas.half()):
+        flat = per_anchor(inputs, 4).view(2, 3, 5, 3, 4)
         assert flat.dtype == torch.float32
         for anchor in range(3):
             for coordinate in range(4):
                 assert torch.equal(
-                    flat[:, :, :, anchor, coordinate], given[:, 4 * anchor + coordinate].float()
+                    flat[:, :, :, anchor, coordinate], inputs[:, 4 * anchor + coordinate].float()
                 )

@@ -1,5 +1,3 @@
-"""FBNet: its blocks, its architectures, and whole detectors by config."""
-
 from __future__ import annotations
 
 import json
@@ -33,14 +31,14 @@ MASK = ["MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR", "FBNet.roi_head_mask",
         "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False]  # fmt: skip
 
 
-def block(operator="ir_k3", expansion=6, channels=8, stride=1, spec=PLAIN, in_channels=8):
+def block(operator="ir_k3", expansion=6, channels=8, stride=1, options=PLAIN, in_channels=8):
     return InvertedResidual(
-        spec, BlockSpec(0, 0, operator, expansion, channels, stride), in_channels
+        options, BlockSpec(0, 0, operator, expansion, channels, stride), in_channels
     )
 
 
 @pytest.mark.parametrize(("channels", "stride"), [(8, 1), (8, 2), (12, 1)])
-def test_block_is_that_of_mobilenet_v2(channels, stride):
+def test_block_matches_mobilenet_v2(channels, stride):
     reference = TorchvisionBlock(8, channels, stride, 6).eval()
     ours = block(channels=channels, stride=stride).eval()
     theirs = dict(
@@ -55,13 +53,13 @@ def test_block_is_that_of_mobilenet_v2(channels, stride):
         layer.conv.load_state_dict(layers[0].state_dict())
         layers[1].running_mean.normal_(std=0.1)
         layer.bn.load_state_dict(layers[1].state_dict())
-    x = torch.randn(2, 8, 9, 7)  # small enough that the clipping of ReLU6 does not show
+    x = torch.randn(2, 8, 9, 7)  # small enough not to be clipped by ReLU6
     torch.testing.assert_close(ours(x), reference(x))
 
 
-def test_depthwise_convolutions_may_go_without_norm_and_relu():
-    spec = FBNetOptions(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=True, no_depthwise_relu=True)
-    names = {n for n, _ in block(spec=spec).named_modules()}
+def test_depthwise_convolutions_without_norm_and_relu():
+    options = FBNetOptions(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=True, no_depthwise_relu=True)
+    names = {n for n, _ in block(options=options).named_modules()}
     assert "dw.conv" in names
     assert not {"dw.bn", "dw.relu"} & names
 
@@ -117,7 +115,7 @@ def test_widths_are_scaled_and_rounded(scale, divisor, channels, width):
     [("default", 96, 13), ("xirb16d_dsmask", 128, 13), ("mobilenet_v2", 96, 13),
      ("cham_v1a", 88, 20), ("cham_v2", 56, 20)],
 )  # fmt: skip
-def test_bodies(tiny_config, name, channels, blocks):
+def test_backbones(tiny_config, name, channels, blocks):
     with torch.device("meta"):
         backbone = build_backbone(
             tiny_config("MODEL.BACKBONE.CONV_BODY", "FBNet", "MODEL.FBNET.ARCH", name)
@@ -127,7 +125,7 @@ def test_bodies(tiny_config, name, channels, blocks):
     assert backbone(torch.zeros(1, 3, 64, 96, device="meta"))[0].shape == (1, channels, 4, 6)
 
 
-def test_entries_are_called_as_in_maskrcnn_benchmark(tiny_config):
+def test_state_dict_has_the_names_of_maskrcnn_benchmark(tiny_config):
     state = build_model(tiny_config(*FBNET, *MASK)).state_dict()
     for name in (
         "backbone.body.first.conv.weight",
@@ -153,7 +151,7 @@ def test_detector_trains_and_detects(tiny_config, make_batch, opts, norm):
     assert len(model.eval()(images)) == 2
 
 
-def test_head_takes_chosen_blocks_with_another_stride_and_a_last_layer(tiny_config):
+def test_head_with_selected_blocks_stride_and_last_layer(tiny_config):
     def extractor(*opts):
         cfg = tiny_config(*FBNET, "MODEL.MASK_ON", False, *opts)
         return build_model(cfg).roi_heads.box.feature_extractor
@@ -168,12 +166,12 @@ def test_head_takes_chosen_blocks_with_another_stride_and_a_last_layer(tiny_conf
     )  # fmt: skip
     assert (list(head.blocks._modules), head.out_resolution) == (["xif4_0", "xif4_3"], 6)
     assert head.last.conv.in_channels == 60  # 240 / 4
-    assert head.out_channels == 32  # half of it, as a multiple of 4
+    assert head.out_channels == 32  # half, rounded to a multiple of 4
     features, rois = [torch.randn(1, 24, 8, 8)], torch.tensor([[0.0, 0, 0, 99, 99]])
     assert head(features, rois).shape == (1, 32, 6, 6)
 
 
-def test_rpn_head_takes_its_last_blocks_and_a_norm_of_its_own(tiny_config):
+def test_rpn_head_with_few_blocks_and_another_norm(tiny_config):
     opts = ["MODEL.FBNET.RPN_HEAD_BLOCKS", 1, "MODEL.FBNET.RPN_BN_TYPE", "af"]
     head = build_model(tiny_config(*FBNET, "MODEL.MASK_ON", False, *opts)).rpn.head
     assert list(head.head._modules) == ["xif5_2"]
@@ -181,7 +179,7 @@ def test_rpn_head_takes_its_last_blocks_and_a_norm_of_its_own(tiny_config):
 
 
 def definition(**changes):
-    """The default architecture as maskrcnn-benchmark writes it."""
+    """Return the default architecture in the format of maskrcnn-benchmark."""
     config = {
         "first": [32, 2],
         "stages": [
@@ -196,16 +194,16 @@ def definition(**changes):
     return json.dumps({"block_op_type": operators, "block_cfg": config})
 
 
-def test_definition_of_ones_own_is_read():
+def test_custom_architecture():
     ours = parse_architecture(definition(kpts=[6]))
-    wanted = ARCHITECTURES["default"]
+    expected = ARCHITECTURES["default"]
     for part in ("backbone", "rpn", "bbox", "mask"):
-        assert ours.blocks(part) == wanted.blocks(part)
+        assert ours.blocks(part) == expected.blocks(part)
     assert ours.blocks("kpts") == ours.blocks("mask")
-    assert (ours.first, ours.last) == (wanted.first, wanted.last)
+    assert (ours.first, ours.last) == (expected.first, expected.last)
 
 
-def test_keypoint_head_by_a_definition(tiny_config):
+def test_keypoint_head_of_a_custom_architecture(tiny_config):
     cfg = tiny_config(
         *FBNET, "MODEL.MASK_ON", False, "MODEL.KEYPOINT_ON", True, "MODEL.FBNET.ARCH_DEF",
         definition(kpts=[6]), "MODEL.ROI_KEYPOINT_HEAD.FEATURE_EXTRACTOR",
@@ -213,8 +211,8 @@ def test_keypoint_head_by_a_definition(tiny_config):
         "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 48,
         "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
     )  # fmt: skip
-    [found] = build_model(cfg).eval()([torch.rand(3, 64, 64)])
-    assert found["keypoints"].shape[1:] == (17, 3)
+    [result] = build_model(cfg).eval()([torch.rand(3, 64, 64)])
+    assert result["keypoints"].shape[1:] == (17, 3)
 
 
 @pytest.mark.parametrize(
@@ -228,12 +226,12 @@ def test_keypoint_head_by_a_definition(tiny_config):
         (["MODEL.FBNET.RPN_HEAD_BLOCKS", 4], "RPN_HEAD_BLOCKS is 4, but the architecture has 3"),
     ],
 )
-def test_what_cannot_be_built(tiny_config, opts, message):
+def test_invalid_configs(tiny_config, opts, message):
     with pytest.raises(ConfigError, match=message):
         build_model(tiny_config(*FBNET, "MODEL.MASK_ON", False, *opts))
 
 
-def test_package_is_imported_when_a_config_names_it():
+def test_package_is_imported_on_demand():
     code = (
         "import sys, detlite.inference.predictor, detlite.engine.trainer\n"
         "from detlite.modeling.backbone import BACKBONES\n"

@@ -1,0 +1,248 @@
+"""Every model with static shapes: same results, compiled, exported, and without reading values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+from yacs.config import CfgNode
+
+from detlite.modeling.build import META_ARCHITECTURES, build_model
+from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.preprocessing import prepare_targets
+from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
+from detlite.structures.masks.packed import PackedMasks
+from tests.modeling.family import (
+    FAMILY,
+    assert_same_detections,
+    family_batch,
+    family_config,
+    losses_and_gradients,
+)
+
+Case = tuple[DetectionModel, Images, GroundTruth, Proposals | None]
+
+
+@pytest.fixture(params=FAMILY)
+def config(request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]) -> CfgNode:
+    return family_config(request.param, tiny_config)
+
+
+@pytest.fixture
+def case(config: CfgNode) -> Case:
+    model = build_model(config)
+    return model, *family_batch(model)
+
+
+def reset_moving_average(model: DetectionModel) -> None:
+    if "moving_foreground" in dict(model.named_buffers()):
+        model.moving_foreground.fill_(model.START)
+
+
+def test_static_detections_are_the_same(case):
+    model, images, _, proposals = case
+    model.eval()
+    with torch.no_grad():
+        dynamic = model.predict(images, proposals)
+        model.static_shapes = True
+        static = model.predict(images, proposals)
+    assert dynamic.valid.any()
+    assert_same_detections(dynamic, static)
+
+
+def test_static_losses_and_gradients_are_the_same(case):
+    model, *batch = case
+    dynamic = losses_and_gradients(model, *batch)
+    reset_moving_average(model)
+    model.static_shapes = True
+    static = losses_and_gradients(model, *batch)
+    assert len(static[1]) == len(dynamic[1]) > 0
+    torch.testing.assert_close(static[0], dynamic[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(static[1], dynamic[1], rtol=1e-3, atol=1e-5)
+
+
+def pad_further(truth: GroundTruth, count: int) -> GroundTruth:
+    masks = truth.masks
+    if masks is not None:
+        images, length = truth.labels.shape
+        places = torch.arange(images * length).view(images, length)
+        masks = PackedMasks.collate([masks.select(place) for place in places], length + count)
+    boxes = F.pad(truth.boxes, (0, 0, 0, count), value=7.0)
+    return replace(truth, boxes=boxes, labels=F.pad(truth.labels, (0, count)), masks=masks)
+
+
+@pytest.mark.parametrize("name", ["mask", "c4", "cascade", "retinanet", "proposals"])
+@pytest.mark.parametrize("counts", [(2, 1), (0, 2), (0, 0)])
+def test_padding_of_ground_truth_has_no_effect(tiny_config, make_batch, name, counts):
+    images, targets = make_batch(*counts)
+    model = build_model(family_config(name, tiny_config))
+    batch, _ = model.prepare(images)
+    truth = prepare_targets(targets, images, model.num_classes, model.required_targets)
+    expected = losses_and_gradients(model, batch, truth)
+    for static in (False, True):
+        model.static_shapes = static
+        padded = losses_and_gradients(model, batch, pad_further(truth, 3))
+        torch.testing.assert_close(padded[0], expected[0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(padded[1], expected[1], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "opts"),
+    [
+        ("mask", ["MODEL.ROI_MASK_HEAD.NORM", "BN"]),
+        ("mask", ["MODEL.ROI_BOX_HEAD.NORM", "BN"]),
+        ("cascade", ["MODEL.ROI_BOX_HEAD.NORM", "BN"]),
+        ("c4", ["MODEL.RESNETS.NORM", "BN", "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 0]),
+    ],
+    ids=["mask head", "box head", "cascade", "shared stage"],
+)
+def test_padding_is_not_part_of_batch_statistics(tiny_config, name, opts):
+    model = build_model(family_config(name, tiny_config, *opts))
+    static = deepcopy(model)
+    static.static_shapes = True
+    batch = family_batch(model)
+    losses = model.losses(*batch)
+    torch.testing.assert_close(static.losses(*batch), losses, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(static.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+# ---- compilation and export
+
+
+# Compiling takes seconds, so only models whose code differs.
+@pytest.fixture(params=["keypoint", "cascade", "fast", "soft", "retinanet-torchvision",
+                        "proposals"])  # fmt: skip
+def static_case(
+    request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]
+) -> Iterator[Case]:
+    model = build_model(family_config(request.param, tiny_config))
+    model.static_shapes = True
+    yield model, *family_batch(model)
+    torch._dynamo.reset()
+
+
+def test_detections_compile_without_graph_breaks(static_case):
+    model, images, _, proposals = static_case
+    model.eval()
+    compiled = torch.compile(model.predict, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert_same_detections(model.predict(images, proposals), compiled(images, proposals))
+
+
+def test_losses_compile_without_graph_breaks(static_case):
+    model, *batch = static_case
+    torch.manual_seed(1)
+    eager = model.losses(*batch)
+    reset_moving_average(model)
+    torch.manual_seed(1)
+    losses = torch.compile(model.losses, fullgraph=True, backend="aot_eager")(*batch)
+    torch.testing.assert_close(losses, eager, rtol=1e-5, atol=1e-6)
+    torch.stack(list(losses.values())).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+class Inference(nn.Module):
+    """`predict` as a module, for torch.export."""
+
+    def __init__(self, model: DetectionModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Images, proposals: Proposals | None) -> Detections:
+        return self.model.predict(images, proposals)
+
+
+def test_inference_exports(static_case):
+    model, images, _, proposals = static_case
+    model.eval()
+    with torch.no_grad():
+        program = torch.export.export(Inference(model), (images, proposals))
+        expected = model.predict(images, proposals)
+        assert_same_detections(expected, program.module()(images, proposals))
+
+
+@pytest.mark.parametrize("name", ["mask", "retinanet"])
+def test_exported_models_take_other_batches_and_sizes(name, tiny_config):
+    model = build_model(family_config(name, tiny_config)).eval()
+    model.static_shapes = True
+    images, _, _ = family_batch(model)
+    auto = torch.export.Dim.AUTO
+    shapes = ([{0: auto, 2: auto, 3: auto}, {0: auto}], None)
+    with torch.no_grad():
+        program = torch.export.export(Inference(model), (images, None), dynamic_shapes=shapes)
+        others, _ = model.prepare([torch.rand(3, 96, 128), torch.rand(3, 90, 70)] * 2)
+        assert_same_detections(model.predict(others), program.module()(others, None))
+
+
+# ---- tensors without values
+
+
+def test_training_step_on_a_gpu_reads_no_values(config):
+    """Fake CUDA tensors have no values, so every operation that would wait for one raises.
+
+    The backward pass runs on fake CPU tensors, because torch's engine requires a real GPU.
+    """
+    records = family_batch(build_model(config))
+    for device in ("cuda", "cpu"):
+        with FakeTensorMode() as mode, torch.device(device):
+            build = META_ARCHITECTURES.get(config.MODEL.META_ARCHITECTURE, "")
+            model = build(config).train()
+            model.static_shapes = True
+
+            def fake(value: Any, mode: FakeTensorMode = mode, device: str = device) -> Any:
+                is_tensor = isinstance(value, Tensor)
+                return mode.from_tensor(value).to(device) if is_tensor else value
+
+            images, truth, proposals = pytree.tree_map(fake, records)
+            losses = model.losses(images, truth, proposals)
+            assert {loss.device.type for loss in losses.values()} == {device}
+            if device == "cpu":
+                trainable = [p for p in model.parameters() if p.requires_grad]
+                optimizer = torch.optim.SGD(trainable, lr=0.1, momentum=0.9)
+                torch.stack(list(losses.values())).sum().backward()
+                optimizer.step()
+            with torch.no_grad():
+                detections = model.eval().predict(images, proposals)
+            assert detections.boxes.device.type == device
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.any()),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: torch.arange(3, device="cuda").repeat_interleave(x),
+    ],
+)
+def test_fake_tensors_detect_reads(read):
+    with FakeTensorMode(), pytest.raises(Exception, match=r"local_scalar_dense|aten\.\w+"):
+        read(torch.ones(3, dtype=torch.int64, device="cuda"))
+
+
+def test_meta_tensors_get_the_same_shapes(case):
+    model, *batch = case
+    model.static_shapes = True
+    results = []
+    for device in ("cpu", "meta"):
+        copied = deepcopy(model).to(device)
+        records = [record if record is None else record.to(device) for record in batch]
+        losses, gradients = losses_and_gradients(copied, *records)
+        with torch.no_grad():
+            detections = copied.eval().predict(records[0], records[2])
+        leaves = pytree.tree_leaves((losses, gradients, detections))
+        assert {x.device.type for x in leaves} == {device}
+        results.append([(x.shape, x.dtype) for x in leaves])
+        names = losses.keys(), gradients.keys()
+        results.append(names)
+    assert results[0] == results[2]
+    assert results[1] == results[3]
