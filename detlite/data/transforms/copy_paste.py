@@ -8,7 +8,7 @@ from torch import Tensor
 
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
-from detlite.structures.masks.editing import occlude_masks, masks_to_boxes
+from detlite.structures.masks.editing import masks_to_boxes, occlude_masks
 from detlite.structures.masks.rle import used_columns
 
 from .crop import crop_target
