@@ -21,25 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from detlite import ops
+
 ROOT = Path(__file__).resolve().parents[1]
 OPERATORS_TESTS = ROOT / "tests" / "ops"
-
-
-def allow_ops_without_yacs() -> None:
-    """Make detlite.ops importable without the rest of the package if yacs is missing."""
-    if importlib.util.find_spec("yacs") is None and "detlite" not in sys.modules:
-        spec = importlib.util.find_spec("detlite")
-        if spec is None:
-            raise SystemExit("Cannot find detlite. Install it, or add its folder to PYTHONPATH.")
-        package = types.ModuleType("detlite")
-        package.__path__ = list(spec.submodule_search_locations or [])
-        sys.modules["detlite"] = package
-        importlib.import_module("detlite._C")  # registers the operators
-
-
-allow_ops_without_yacs()
-from detlite import ops  # noqa: E402
-
 CASES = types.SimpleNamespace(**runpy.run_path(str(OPERATORS_TESTS / "cuda_on_cpu" / "cases.py")))
 
 

@@ -71,7 +71,7 @@ def test_operators_do_not_need_yacs(tmp_path):
     result = run(TOOLS / "gpu_steps.py", "graph", "cpu", PYTHONPATH=path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "roi_align: ok" in result.stdout
-    failed = run("-c", "import detlite", PYTHONPATH=path)
+    failed = run("-c", "import yacs", PYTHONPATH=path)
     assert "yacs" in failed.stderr  # yacs is really hidden
 
 
