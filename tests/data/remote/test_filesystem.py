@@ -137,7 +137,7 @@ def test_messages_hide_signatures(web, waits):
         assert "secret" not in str(error.value)
 
 
-def test_a_description_changes_with_the_file(web, tmp_path):
+def test_a_version_changes_with_the_file(web, tmp_path):
     before = file_version(f"{web.url}/file.bin")
     assert before.size == len(DATA)
     assert file_version(f"{web.url}/file.bin") == before

@@ -196,7 +196,7 @@ def test_polygons_are_cut_at_the_border_of_their_image():
             drawn.append(masks.bitmaps(50, 66).numpy())
         image, target = make_mosaic(parts, SIZE, FILL)
         moved = shifts(image, 4)
-        found = dict(zip(target["labels"].tolist(), target["masks"].bitmaps(*SIZE), strict=True))
+        masks = dict(zip(target["labels"].tolist(), target["masks"].bitmaps(*SIZE), strict=True))
         boxes = dict(zip(target["labels"].tolist(), target["boxes"].numpy(), strict=True))
         for label in (number * 10 + place for number in range(4) for place in range(6)):
             number, place = divmod(label, 10)
@@ -204,10 +204,10 @@ def test_polygons_are_cut_at_the_border_of_their_image():
             expected = np.zeros(SIZE, np.uint8)
             for row, column in (image[2] == number).nonzero().tolist():
                 expected[row, column] = drawn[number][place, row - y, column - x]
-            if label not in found:
+            if label not in masks:
                 assert not expected.any() or (box_around(expected) @ TO_SIDES).min() < 2
                 continue
-            bitmap = found[label].numpy()
+            bitmap = masks[label].numpy()
             assert not bitmap[(image[2] != number).numpy()].any()
             off = bitmap != expected
             assert not (off & ~edges(expected) & ~edges(bitmap)).any()
@@ -227,19 +227,19 @@ def test_objects_below_a_pixel_are_dropped():
     side = 12
     boxes = torch.tensor([[x, 0.0, x + 4.5, side] for x in np.arange(0, side - 4.5, 0.25).tolist()])
     target = {"boxes": boxes, "labels": torch.arange(len(boxes))}
-    picture, other = torch.full((2, 3, side, side), 9, dtype=torch.uint8)
-    picture[0] = torch.arange(side)
+    wide, other = torch.full((2, 3, side, side), 9, dtype=torch.uint8)
+    wide[0] = torch.arange(side)
     other[2] = 8
     none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
     dropped = 0
     for seed in range(20):
         torch.manual_seed(seed)
-        parts = [(picture, target), *[(other, none)] * 3]
-        image, found = make_mosaic(parts, (side, side), FILL)
+        parts = [(wide, target), *[(other, none)] * 3]
+        image, result = make_mosaic(parts, (side, side), FILL)
         first = int(image[0, 0, 0])
         end = first + int((image[2, 0] == 9).sum())
         shown = boxes[:, 2].clamp(max=end) - boxes[:, 0].clamp(min=first)
-        assert found["labels"].tolist() == (shown >= 1).nonzero()[:, 0].tolist()
+        assert result["labels"].tolist() == (shown >= 1).nonzero()[:, 0].tolist()
         dropped += int((shown < 1).sum())
     assert dropped > 50
 
@@ -251,10 +251,10 @@ def test_targets_without_masks_and_without_objects():
     _, whole = make_mosaic([(image, target) for image, target, _ in scenes], SIZE, FILL)
     torch.manual_seed(0)
     boxes_alone = [(image, {name: target[name] for name in names}) for image, target, _ in scenes]
-    _, found = make_mosaic(boxes_alone, SIZE, FILL)
-    assert found.keys() == set(names)
+    _, result = make_mosaic(boxes_alone, SIZE, FILL)
+    assert result.keys() == set(names)
     # A cut mask may be smaller than its cut box.
-    assert set(whole["labels"].tolist()) <= set(found["labels"].tolist())
+    assert set(whole["labels"].tolist()) <= set(result["labels"].tolist())
 
     nothing = {
         "boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64),
