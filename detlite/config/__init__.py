@@ -1,4 +1,4 @@
-"""Configuration: one schema, one loader, one error type."""
+"""Configuration: the schema of all keys, loading and checking of YAML files, and ConfigError."""
 
 from .errors import ConfigError
 from .files import expand_path, expand_variables, parse_yaml

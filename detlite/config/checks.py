@@ -1,4 +1,4 @@
-"""Value checks of the schema: each takes a value and returns None, or what it should be."""
+"""Value checks of the schema: each returns None for a valid value, otherwise what is valid."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Check = Callable[[Any], "str | None"]
 
 
 def one_of(*choices: Any) -> Check:
-    """The value is one of `choices`."""
+    """Accept one of `choices`."""
     return lambda value: None if value in choices else f"one of {', '.join(map(repr, choices))}"
 
 
 def in_range(low: float, high: float = math.inf, open_end: bool = False) -> Check:
-    """A finite number in [low, high], or [low, high) if `open_end`."""
+    """Accept a finite number in [low, high], or [low, high) if `open_end`."""
     if open_end:
         return lambda value: None if low <= value < high else f"at least {low:g}, below {high:g}"
-    wanted = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-    return _finite(lambda value: None if low <= value <= high else wanted)
+    expected = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+    return _finite(lambda value: None if low <= value <= high else expected)
 
 
 def above(low: float, high: float = math.inf) -> Check:
-    """A finite number in (low, high]."""
-    wanted = f"greater than {low:g}" + (f", at most {high:g}" if high < math.inf else "")
-    return _finite(lambda value: None if low < value <= high else wanted)
+    """Accept a finite number in (low, high]."""
+    expected = f"greater than {low:g}" + (f", at most {high:g}" if high < math.inf else "")
+    return _finite(lambda value: None if low < value <= high else expected)
 
 
 def _finite(check: Check) -> Check:
@@ -35,18 +35,18 @@ def _finite(check: Check) -> Check:
 
 
 def above_up_to_one(value: Any) -> str | None:
-    """A factor in (0, 1]."""
+    """Accept a number in (0, 1]."""
     return None if 0 < value <= 1 else "greater than 0, at most 1"
 
 
 positive = above(0)
-length = above(0, 1e9)  # of a run: more than anyone waits for, and a number of steps still
+run_length = above(0, 1e9)  # a larger one is a mistake and could overflow
 not_negative = in_range(0)
 fraction = in_range(0, 1)
 
 
 def each(check: Check, length: int | None = None, empty: bool = False) -> Check:
-    """A sequence whose elements all pass `check`, of `length` elements if that is given."""
+    """Accept a sequence of `length` (None: any number of) elements that pass `check`."""
 
     def checked(value: Any) -> str | None:
         if length is not None and len(value) != length:
@@ -55,49 +55,49 @@ def each(check: Check, length: int | None = None, empty: bool = False) -> Check:
             return "at least one value"
         for item in value:
             try:
-                wanted = check(item)
+                expected = check(item)
             except TypeError:
                 return f"a sequence of numbers, not {item!r}"
-            if wanted:
-                return f"values {wanted}"
+            if expected:
+                return f"values {expected}"
         return None
 
     return checked
 
 
 def scale_range(value: Any) -> str | None:
-    """Two positive numbers in order, or none."""
-    wanted = each(positive, 2, empty=True)(value) if value else None
-    if wanted is None and (not value or value[0] <= value[1]):
+    """Accept two positive numbers in increasing order, or none."""
+    expected = each(positive, 2, empty=True)(value) if value else None
+    if expected is None and (not value or value[0] <= value[1]):
         return None
     return "two positive numbers in order, such as (0.1, 2.0), or ()"
 
 
 def strings(value: Any) -> str | None:
-    """A sequence of strings."""
+    """Accept a sequence of strings."""
     return None if all(isinstance(item, str) for item in value) else "a sequence of strings"
 
 
 def convention_fields(value: Any) -> str | None:
-    """Assignments to fields of a convention, such as ("resize=floor",)."""
-    if wanted := strings(value):
-        return wanted
+    """Accept fields of a convention, such as ("resize=floor",)."""
+    if expected := strings(value):
+        return expected
     try:
         CONVENTIONS["detlite"].override(value)
     except ValueError as error:
-        return f"fields and their values: {error}"
+        return f"field=value: {error}"
     return None
 
 
 def anchor_sizes(value: Any) -> str | None:
-    """Positive sizes, or one tuple of positive sizes for each level."""
+    """Accept positive sizes, or one tuple of positive sizes for each level."""
     nested = [item if isinstance(item, (tuple, list)) else (item,) for item in value]
-    wrong = each(each(positive))(nested)
-    return "positive sizes, or a tuple of positive sizes per level" if wrong else None
+    error = each(each(positive))(nested)
+    return "positive sizes, or a tuple of positive sizes per level" if error else None
 
 
 def catalog(value: Any) -> str | None:
-    """A list of data set entries, each a mapping with a string under `name`."""
+    """Accept a list of data set entries, each a mapping with a string `name`."""
     for entry in value:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             return "a list of mappings such as {name: my_train, annotations: a.json, images: dir}"
@@ -105,13 +105,13 @@ def catalog(value: Any) -> str | None:
 
 
 def expected_results(value: Any) -> str | None:
-    """A list of (kind, metric, (mean, standard deviation))."""
+    """Accept a list of (kind, metric, (mean, standard deviation))."""
     for row in value:
         try:
             kind, metric, (mean, deviation) = row
-            fine = isinstance(kind, str) and isinstance(metric, str) and mean >= 0 <= deviation
+            is_valid = isinstance(kind, str) and isinstance(metric, str) and mean >= 0 <= deviation
         except (TypeError, ValueError):
-            fine = False
-        if not fine:
+            is_valid = False
+        if not is_valid:
             return "a list of rows such as [bbox, AP, [0.377, 0.002]]"
     return None

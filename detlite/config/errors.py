@@ -1,5 +1,5 @@
-"""The error for everything that a user can mend in a YAML file or on the command line."""
+"""The error for everything that users can fix in a YAML file or on the command line."""
 
 
 class ConfigError(ValueError):
-    """A config key or value that cannot be used; the message names source, key and remedy."""
+    """A config key or value is invalid; the message says where and what to do."""

@@ -1,4 +1,4 @@
-"""YAML files and the files that they inherit from by `_BASE_`, and paths with variables."""
+"""Read YAML files with their `_BASE_` files, and expand variables in paths."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import yaml
 
 from .errors import ConfigError
 
-_MOST_VALUES = 100_000
+_MAX_VALUES = 100_000
 
-# Configs of a wheel lie in the package, those of a clone beside it.
+# A wheel has its configs in the package, a clone next to it.
 _PACKAGE = Path(__file__).parents[1]
 CONFIGS = next((f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if f.is_dir()), None)
 
 
 def find_config(name: str | Path, folder: Path = Path()) -> Path:
-    """A config file: the path, relative to a folder, or else detlite's own of that name."""
+    """Return a config file: a path relative to a folder, or the name of one of detlite's."""
     path = folder / name
     if CONFIGS and not path.exists() and (CONFIGS / name).is_file():
         return CONFIGS / name
@@ -29,82 +29,78 @@ def find_config(name: str | Path, folder: Path = Path()) -> Path:
 
 
 def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
-    """A YAML file and its bases as (file, content without `_BASE_`), each before its heirs.
-
-    Of several bases the later ones go over the earlier ones.
+    """Read a YAML file and its bases as (file, content without `_BASE_`), in override order.
 
     Args:
         path: the file.
-        children: the files that led to it by `_BASE_`, the last one first.
+        children: the files whose `_BASE_` led here, the nearest first.
 
     Raises:
-        ConfigError: a file that cannot be read, is no mapping, gives a key twice, or a `_BASE_`
-            that leads in a circle.
+        ConfigError: a file cannot be read, is not a mapping or repeats a key, or `_BASE_` is
+            circular.
     """
-    asked = f"{children[0]}: its _BASE_ " if children else ""
+    origin = f"{children[0]}: its _BASE_ " if children else ""
     if path.resolve() in [child.resolve() for child in children]:
-        raise ConfigError(f"{asked}{path}: _BASE_ leads back to the file itself")
+        raise ConfigError(f"{origin}{path}: is its own _BASE_, directly or through other files")
     if path.suffix == ".py":
         raise ConfigError(
-            f"{path}: is Python, such as mmdetection's configs; detlite's are YAML: start from "
-            "one of configs/, or by `detlite init`"
+            f"{path}: is Python, like mmdetection's configs. detlite reads YAML: start from a file "
+            "in configs/ or run `detlite init`"
         )
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{asked}{path}: cannot be read ({error.strerror}); looked for in "
-            f"{path.parent.absolute()} and among detlite's own configs"
+            f"{origin}{path}: cannot be read ({error.strerror}) in {path.parent.absolute()} or "
+            "detlite's own configs"
         ) from error
     except OSError as error:
-        raise ConfigError(f"{asked}{path}: cannot be read ({error.strerror})") from error
+        raise ConfigError(f"{origin}{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not YAML: {error}; save it in UTF-8") from error
+        raise ConfigError(f"{path}: is not YAML: {error}. Save it as UTF-8") from error
     if content is None:
         content = {}
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: holds {type(content).__name__}, not keys and values")
+        raise ConfigError(f"{path}: contains {type(content).__name__} instead of keys and values")
     bases = content.pop("_BASE_", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ConfigError(
-            f"{path}: _BASE_ is the path of a file, or a list of paths, not {bases!r}"
-        )
+        raise ConfigError(f"{path}: _BASE_ must be a path or a list of paths, not {bases!r}")
     chains = [read_chain(find_config(base, path.parent), (path, *children)) for base in bases]
     return [*itertools.chain(*chains), (path, content)]
 
 
 def parse_yaml(text: str, source: Path) -> Any:
-    """What a YAML text of `source` holds.
+    """Parse the YAML text of a file.
 
     Raises:
-        ConfigError: it is not YAML, gives a value twice, is nested too deep, or has aliases that
-            refer to themselves or expand to more than 100 000 values.
+        ConfigError: the text is not YAML, repeats a key, is nested too deeply, or has aliases that
+            refer to themselves or expand to more than 100,000 values.
     """
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             return None
-        if _expanded_size(node, {}) > _MOST_VALUES:
+        if _expanded_size(node, {}) > _MAX_VALUES:
             raise ConfigError(
-                f"{source}: its aliases expand to more than {_MOST_VALUES} values, or without end"
+                f"{source}: aliases are recursive or expand to more than {_MAX_VALUES} values"
             )
-        _join_sections(node, source)
+        _merge_sections(node, source)
         return loader.construct_document(node)
     except ConfigError:
         raise
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as a month of 13
-        # PyYAML's own messages have several lines.
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: for example month 13
+        # PyYAML's messages have several lines.
         raise ConfigError(f"{source}: is not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise ConfigError(f"{source}: is nested too deep") from error
+        raise ConfigError(f"{source}: is nested too deeply") from error
 
 
 def _expanded_size(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
-    """How many values a node has, those that aliases repeat counted each time."""
+    """Count the values of a node after expanding its aliases."""
     if node not in known:
-        known[node] = math.inf  # while it is counted: what meets it again never ends
+        known[node] = math.inf  # until counted: a recursive alias is infinite
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.MappingNode):
             parts = [part for pair in parts for part in pair]
@@ -112,58 +108,60 @@ def _expanded_size(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
     return known[node]
 
 
-def _join_sections(node: yaml.Node, path: Path, prefix: str = "") -> None:
-    """Joins sections that are given in parts, as in some files of maskrcnn-benchmark.
+def _merge_sections(node: yaml.Node, path: Path, prefix: str = "") -> None:
+    """Merge sections that appear twice, as in some files of maskrcnn-benchmark.
 
-    YAML's own reader keeps the last of two keys and silently drops the first.
+    PyYAML would silently drop the first of two equal keys.
 
     Raises:
-        ConfigError: a value that is given twice.
+        ConfigError: a key other than a section appears twice.
     """
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
-            _join_sections(item, path, f"{prefix.removesuffix('.')}[{number}].")
+            _merge_sections(item, path, f"{prefix.removesuffix('.')}[{number}].")
     if not isinstance(node, yaml.MappingNode):
         return
-    found: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     for key, value in node.value:
         name = str(key.value)
-        if name not in found:
-            found[name] = (key, value)
+        if name not in merged:
+            merged[name] = (key, value)
             continue
-        first_key, first = found[name]
+        first_key, first = merged[name]
         if not (isinstance(first, yaml.MappingNode) and isinstance(value, yaml.MappingNode)):
             raise ConfigError(
-                f"{path}: {prefix}{name} is given twice, in line {first_key.start_mark.line + 1} "
-                f"and in line {key.start_mark.line + 1}: remove one of the two"
+                f"{path}: {prefix}{name} appears twice, in lines {first_key.start_mark.line + 1} "
+                f"and {key.start_mark.line + 1}. Remove one of them"
             )
-        # A new node: the first may be an anchor that other places share.
-        joined = yaml.MappingNode(first.tag, first.value + value.value, first.start_mark)
-        found[name] = (first_key, joined)
-    node.value = list(found.values())
-    for name, (_, value) in found.items():
-        _join_sections(value, path, f"{prefix}{name}.")
+        # A new node, because other places may share the first one as an anchor.
+        section = yaml.MappingNode(first.tag, first.value + value.value, first.start_mark)
+        merged[name] = (first_key, section)
+    node.value = list(merged.values())
+    for name, (_, value) in merged.items():
+        _merge_sections(value, path, f"{prefix}{name}.")
 
 
 def expand_path(text: str) -> Path:
-    """Expands `~` in a path, and what `expand_variables` does. Raises as that."""
+    """Expand `~` and variables in a path, see `expand_variables`."""
     return Path(expand_variables(text)).expanduser()
 
 
 def expand_variables(text: str) -> str:
-    """Expands `$NAME` and `${NAME:-default}`, as a shell does, in a path or a URL.
+    """Expand `$NAME` and `${NAME:-default}` in a path or URL, like a shell.
 
     Raises:
-        ConfigError: a variable that is not set and has no default.
+        ConfigError: a variable is not set and has no default.
     """
 
     def value(match: re.Match[str]) -> str:
         name, default = match["name"] or match["plain"], match["default"]
-        # As in a shell, `:-` also stands in for a variable that is set but empty.
-        found = os.environ.get(name) or default
-        if found is None:
-            raise ConfigError(f"the path {text!r} needs the environment variable {name}")
-        return found
+        # As in a shell, `:-` also replaces an empty variable.
+        result = os.environ.get(name) or default
+        if result is None:
+            raise ConfigError(
+                f"the path {text!r} needs the environment variable {name}, which is not set"
+            )
+        return result
 
     pattern = r"\$\{(?P<name>\w+)(:-(?P<default>[^}]*))?\}|\$(?P<plain>\w+)"
     return re.sub(pattern, value, text)

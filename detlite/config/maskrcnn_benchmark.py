@@ -1,7 +1,7 @@
-"""Keys of maskrcnn-benchmark that only restate others: read, checked, given their meaning, dropped.
+"""Compatibility with maskrcnn-benchmark's keys that only repeat other keys or have no effect.
 
-Its YAML files, and the full configs that its training leaves, state such keys; a model is built
-without them.
+Its YAML files contain such keys, for example POOLER_SCALES, which follow from CONV_BODY. They are
+checked against the keys that they restate, used for values that are not set, and dropped.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .schema.key import Key
 
 logger = logging.getLogger(__name__)
 
-# Keys that are left out, and why they have no effect here.
+# Keys without effect in detlite, and why.
 NO_EFFECT = {
-    "AMP_VERBOSE": "mixed precision is torch.amp's, which has no such switch",
+    "AMP_VERBOSE": "torch.amp has no such option",
     "MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS": "masks are always pasted into the image",
-    "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": "no mask head has a fully connected layer",
-    "MODEL.ROI_KEYPOINT_HEAD.MLP_HEAD_DIM": "no keypoint head has a fully connected layer",
-    "MODEL.RETINANET.STRADDLE_THRESH": "RetinaNet is trained on every anchor, there as well",
-    "PATHS_CATALOG": "data sets are built in or in DATASETS.CATALOG",
+    "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": "mask heads have no fully connected layer",
+    "MODEL.ROI_KEYPOINT_HEAD.MLP_HEAD_DIM": "keypoint heads have no such layer",
+    "MODEL.RETINANET.STRADDLE_THRESH": "RetinaNet always trains on all anchors",
+    "PATHS_CATALOG": "data sets are built in or defined in DATASETS.CATALOG",
 }
 
 _META = "MODEL.META_ARCHITECTURE"
-_BODY = "MODEL.BACKBONE.CONV_BODY"
+_CONV_BODY = "MODEL.BACKBONE.CONV_BODY"
 _NORM = "MODEL.RESNETS.NORM"
 _DETECTIONS = "MODEL.ROI_HEADS.DETECTIONS_PER_IMG"
 
@@ -53,8 +53,8 @@ _STRIDES = {
 }
 
 
-def _restating(name: str, origin: str, kind: type, check: Check | None = None) -> Key:
-    return Key(name, None, f"restates {origin}", check, kind, origin)
+def _restating(name: str, origin: str, key_type: type, check: Check | None = None) -> Key:
+    return Key(name, None, f"restates {origin}", check, key_type, origin)
 
 
 RESTATING: dict[str, Key] = {
@@ -64,50 +64,52 @@ RESTATING: dict[str, Key] = {
         *(_restating(name, _NORM, str, one_of(*names)) for name, names in _NORM_FUNCTIONS.items()),
         *(_restating(name, origin, bool) for name, origin in _GROUP_NORMS.items()),
         _restating("TEST.DETECTIONS_PER_IMG", _DETECTIONS, int, positive),
-        _restating("MODEL.RPN.USE_FPN", _BODY, bool),
-        _restating("MODEL.ROI_HEADS.USE_FPN", _BODY, bool),
-        _restating("MODEL.RPN.ANCHOR_STRIDE", _BODY, tuple, each(positive)),
-        _restating("MODEL.RETINANET.ANCHOR_STRIDES", _BODY, tuple, each(positive)),
+        _restating("MODEL.RPN.USE_FPN", _CONV_BODY, bool),
+        _restating("MODEL.ROI_HEADS.USE_FPN", _CONV_BODY, bool),
+        _restating("MODEL.RPN.ANCHOR_STRIDE", _CONV_BODY, tuple, each(positive)),
+        _restating("MODEL.RETINANET.ANCHOR_STRIDES", _CONV_BODY, tuple, each(positive)),
         *(
-            _restating(f"MODEL.{head}.POOLER_SCALES", _BODY, tuple, each(positive))
+            _restating(f"MODEL.{head}.POOLER_SCALES", _CONV_BODY, tuple, each(positive))
             for head in ("ROI_BOX_HEAD", "ROI_MASK_HEAD", "ROI_KEYPOINT_HEAD")
         ),
     )
 }
 
 
-def translate(cfg: CfgNode, stated: Mapping[str, Any], given: Collection[str]) -> None:
-    """Gives a config the meaning of the restating keys.
+def translate(cfg: CfgNode, stated: Mapping[str, Any], keys_set: Collection[str]) -> None:
+    """Apply restating keys to a config.
 
     Args:
         cfg: a mutable config.
-        stated: keys of RESTATING and their values.
-        given: names of the other keys that a file or an override states.
+        stated: the values of keys in RESTATING.
+        keys_set: the names of all other keys in the files and overrides.
 
     Raises:
-        ConfigError: a key that contradicts the one that it restates.
+        ConfigError: a key contradicts the key that it restates.
     """
-    _name_detector(cfg.MODEL, stated)
-    _name_norms(cfg.MODEL, stated, given)
-    _count_detections(cfg, stated, given)
-    _check(stated, _BODY, _levels(cfg.MODEL))
+    _apply_detector(cfg.MODEL, stated)
+    _apply_norms(cfg.MODEL, stated, keys_set)
+    _apply_max_detections(cfg, stated, keys_set)
+    _check(stated, _CONV_BODY, _pyramid_keys(cfg.MODEL))
 
 
-def _name_detector(model: CfgNode, stated: Mapping[str, Any]) -> None:
+def _apply_detector(model: CfgNode, stated: Mapping[str, Any]) -> None:
     detector = next((name for key, name in _DETECTORS.items() if stated.get(key)), None)
-    if detector and model.META_ARCHITECTURE == "GeneralizedRCNN":  # it has no other
+    if (
+        detector and model.META_ARCHITECTURE == "GeneralizedRCNN"
+    ):  # maskrcnn-benchmark has no other value
         model.META_ARCHITECTURE = detector
-    found = model.META_ARCHITECTURE
-    implied = {key: found == name for key, name in _DETECTORS.items()}
-    if found == "RetinaNet":
-        del implied["MODEL.RPN_ONLY"]  # says nothing more
+    actual = model.META_ARCHITECTURE
+    implied = {key: actual == name for key, name in _DETECTORS.items()}
+    if actual == "RetinaNet":
+        del implied["MODEL.RPN_ONLY"]  # any value
     _check(stated, _META, implied)
 
 
-def _name_norms(model: CfgNode, stated: Mapping[str, Any], given: Collection[str]) -> None:
-    # Its files say the norm by these two alone: the first sets NORM, the rest must agree.
+def _apply_norms(model: CfgNode, stated: Mapping[str, Any], keys_set: Collection[str]) -> None:
+    # Its files have no NORM: TRANS_FUNC or STEM_FUNC sets it, and the other must agree.
     first = next((key for key in _NORM_FUNCTIONS if key in stated), None)
-    if first and _NORM not in given:
+    if first and _NORM not in keys_set:
         model.RESNETS.NORM = _NORM_FUNCTIONS[first][stated[first]]
     for key, names in _NORM_FUNCTIONS.items():
         functions = {norm: name for name, norm in names.items()}
@@ -119,31 +121,33 @@ def _name_norms(model: CfgNode, stated: Mapping[str, Any], given: Collection[str
         _check(stated, origin, {key: part.NORM == "GN"})
 
 
-def _count_detections(cfg: CfgNode, stated: Mapping[str, Any], given: Collection[str]) -> None:
-    """There one key counts for RetinaNet, the other for all else."""
+def _apply_max_detections(
+    cfg: CfgNode, stated: Mapping[str, Any], keys_set: Collection[str]
+) -> None:
+    """Apply TEST.DETECTIONS_PER_IMG, which maskrcnn-benchmark uses for RetinaNet only."""
     key, heads = "TEST.DETECTIONS_PER_IMG", cfg.MODEL.ROI_HEADS
     if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
         heads.DETECTIONS_PER_IMG = stated.get(key, heads.DETECTIONS_PER_IMG)
-    elif _DETECTIONS not in given:
+    elif _DETECTIONS not in keys_set:
         _check(stated, _DETECTIONS, {key: heads.DETECTIONS_PER_IMG})
     elif stated.get(key, heads.DETECTIONS_PER_IMG) != heads.DETECTIONS_PER_IMG:
-        logger.warning("%s has no effect beside %s", key, _DETECTIONS)
+        logger.warning("%s has no effect, because %s is set", key, _DETECTIONS)
 
 
-def _levels(model: CfgNode) -> dict[str, Any]:
-    """The keys that must restate the levels of the backbone; none of one that is not known here."""
-    body = re.fullmatch(
+def _pyramid_keys(model: CfgNode) -> dict[str, Any]:
+    """Return the keys that follow from the levels of the backbone; none for other backbones."""
+    match = re.fullmatch(
         r"(R-\d+|ViT-\w|timm/.+?)-(C4|C5|FPN|FPN-RETINANET|SFP)", model.BACKBONE.CONV_BODY
     )
-    if not body:
+    if not match:
         return {}
-    strides = _STRIDES[body[2]]
-    if body[2] == "C5" and body[1].startswith("R-"):
+    strides = _STRIDES[match[2]]
+    if match[2] == "C5" and match[1].startswith("R-"):
         strides = (32 // model.RESNETS.RES5_DILATION,)
     fpn = len(strides) > 1
     scales = tuple(1.0 / stride for stride in (strides[:-1] if fpn else strides))
     implied: dict[str, Any] = {"MODEL.RPN.USE_FPN": fpn}
-    # Files of one kind of detector leave what the others' parts restate at any value.
+    # Keys of parts that the detector does not have may have any value.
     if model.META_ARCHITECTURE == "RetinaNet":
         implied["MODEL.RETINANET.ANCHOR_STRIDES"] = strides
     else:
@@ -152,17 +156,17 @@ def _levels(model: CfgNode) -> dict[str, Any]:
         implied["MODEL.ROI_HEADS.USE_FPN"] = fpn
         implied["MODEL.ROI_BOX_HEAD.POOLER_SCALES"] = scales
     for head, on in (("ROI_MASK_HEAD", model.MASK_ON), ("ROI_KEYPOINT_HEAD", model.KEYPOINT_ON)):
-        # So do those that share the box head's features.
+        # The same for heads that share the box head's features.
         if on and not model[head].SHARE_BOX_FEATURE_EXTRACTOR:
             implied[f"MODEL.{head}.POOLER_SCALES"] = scales
     return implied
 
 
 def _check(stated: Mapping[str, Any], origin: str, implied: Mapping[str, Any]) -> None:
-    """Compares stated keys with the values that follow for them from `origin`."""
+    """Compare keys with the values that follow from `origin`."""
     for key, value in implied.items():
         if stated.get(key, value) != value:
             raise ConfigError(
-                f"{key} is {stated[key]!r}, but {origin} makes it {value!r}: "
-                "remove the key, or change one of the two"
+                f"{key} is {stated[key]!r}, but {origin} implies {value!r}. Remove the key, or "
+                "change one of them"
             )

@@ -268,7 +268,7 @@ def _sizes(cfg: CfgNode) -> tuple[int, int]:
 
 
 def _limits(cfg: CfgNode) -> tuple[int, int]:
-    return cfg.DATASETS.MAX_PIXELS, cfg.INPUT.PICTURE_BITS
+    return cfg.DATASETS.MAX_PIXELS, cfg.INPUT.IMAGE_BITS
 
 
 load_checkpoint = Predictor.from_checkpoint

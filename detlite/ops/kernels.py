@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from pathlib import Path
 
 import torch
@@ -22,6 +23,13 @@ logger = logging.getLogger(__name__)
 
 OLDEST_TORCH = (2, 11)
 BUILD_COMMAND = "pip install --no-build-isolation -e ."
+
+
+def location() -> str:
+    """Return the path of the compiled kernels, or why they are not used."""
+    if _library is None:
+        return str(sys.modules["detlite._C"].__file__)
+    return "disabled by DETLITE_KERNELS=0" if disabled() else "not built, or they cannot be loaded"
 
 
 def disabled() -> bool:

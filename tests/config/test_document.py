@@ -1,4 +1,4 @@
-"""The reference page of the config."""
+"""Test the generated reference of the config keys."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from detlite.config.document import config_page
 
 
 def test_page_is_up_to_date(repo_root):
-    """Else: python -m detlite.config.document > docs/config.md"""
+    """To update it: python -m detlite.config.document > docs/config.md"""
     assert (repo_root / "docs" / "config.md").read_text() == config_page()
 
 
-def test_every_key_has_its_type_default_and_meaning():
+def test_every_key_has_its_values_default_and_description():
     rows = {line.split("`")[1]: line for line in config_page().splitlines() if line[:3] == "| `"}
     assert KEYS
     for key in KEYS:
-        value, default, meaning = rows[key.name].removesuffix(" |").split(" | ")[1:4]
+        value, default, description = rows[key.name].removesuffix(" |").split(" | ")[1:4]
         assert value
-        assert default in ("left out", f"`{key.default!r}`")
-        assert meaning.replace("&lt;", "<") == key.doc
+        assert default in ("unset", f"`{key.default!r}`")
+        assert description.replace("&lt;", "<") == key.doc
 
 
-def test_values_are_those_of_the_checks():
+def test_values_describe_the_checks():
     page = config_page()
     assert "| `SOLVER.LR_SCHEDULE` | one of `'multistep'`, `'cosine'` | `'multistep'` |" in page
     assert "| `SOLVER.MOMENTUM` | float, at least 0, below 1 | `0.9` |" in page
-    assert "| `SOLVER.MAX_EPOCHS` | float, greater than 0, at most 1e+09 | left out |" in page
+    assert "| `SOLVER.MAX_EPOCHS` | float, greater than 0, at most 1e+09 | unset |" in page
     assert "| `MODEL.MASK_ON` | bool | `False` |" in page
     assert "| `DATASETS.TRAIN` | list | `()` |" in page

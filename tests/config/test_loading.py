@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 import yaml
 
-from detlite.config import ConfigError, default_config, expand_path, load_config
+from detlite.config import ConfigError, config_from, default_config, expand_path, load_config
+from detlite.config.loading import RENAMED
 
 
 @pytest.fixture
@@ -60,21 +61,21 @@ def test_config_is_frozen():
     ("text", "message"),
     [
         ("a: [1", "is not YAML"),
-        ("a: " + "[" * 5000, "is nested too deep"),
-        ("a: &a [*a]", "aliases expand to more than 100000 values, or without end"),
+        ("a: " + "[" * 5000, "is nested too deeply"),
+        ("a: &a [*a]", "aliases are recursive or expand to more than 100000 values"),
         (
             "a: &a [x, x, x, x, x, x, x, x, x]\n"
             + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefgh")),
-            "aliases expand to more than 100000 values",
+            "expand to more than 100000 values",
         ),
-        ("- 1\n- 2\n", "holds list, not keys and values"),
-        ("just words", "holds str, not keys and values"),
+        ("- 1\n- 2\n", "contains list instead of keys and values"),
+        ("just words", "contains str instead of keys and values"),
         ("MODEL:\nSEED: 1", "MODEL is a section with keys such as MODEL."),
         ("MODEL: 3", "MODEL is a section with keys such as MODEL."),
         ("SOLVER: {BASE_LR: {X: 1}}", "SOLVER.BASE_LR is {'X': 1}"),
-        ("_BASE_: 3", "_BASE_ is the path of a file, or a list of paths, not 3"),
-        ("_BASE_: [a.yaml, 3]", "_BASE_ is the path of a file, or a list of paths, not ['a.yaml'"),
-        ("_BASE_: {a: b.yaml}", "_BASE_ is the path of a file, or a list of paths, not {'a'"),
+        ("_BASE_: 3", "_BASE_ must be a path or a list of paths, not 3"),
+        ("_BASE_: [a.yaml, 3]", "_BASE_ must be a path or a list of paths, not ['a.yaml'"),
+        ("_BASE_: {a: b.yaml}", "_BASE_ must be a path or a list of paths, not {'a'"),
         ('DATALOADER: {"\\n": 0}', r"unknown config key 'DATALOADER.\n'; did you mean"),
         ("1: 2", "unknown config key 1"),
     ],
@@ -131,7 +132,7 @@ def test_value_given_twice_is_refused_with_its_lines(write, text, key, lines):
     file = write(text)
     with pytest.raises(ConfigError) as error:
         load_config(file)
-    message = f"{file}: {key} is given twice, in line {lines[0]} and in line {lines[1]}"
+    message = f"{file}: {key} appears twice, in lines {lines[0]} and {lines[1]}"
     assert str(error.value).startswith(message)
 
 
@@ -199,15 +200,15 @@ def test_sections_merge_and_lists_replace(write):
 def test_base_cycle(write, names):
     for name, base in zip(names, (*names[1:], names[0]), strict=True):
         file = write(f"_BASE_: {base}.yaml", f"{name}.yaml")
-    with pytest.raises(ConfigError, match="_BASE_ leads back to the file itself"):
+    with pytest.raises(ConfigError, match="is its own _BASE_"):
         load_config(file)
 
 
 def test_missing_base_names_the_file_that_asks_for_it(write):
     write("_BASE_: nowhere.yaml", "middle.yaml")
     leaf = write("_BASE_: middle.yaml", "leaf.yaml")
-    wanted = r"middle\.yaml: its _BASE_ \S*nowhere\.yaml: cannot be read \(No such file"
-    with pytest.raises(ConfigError, match=wanted):
+    expected = r"middle\.yaml: its _BASE_ \S*nowhere\.yaml: cannot be read \(No such file"
+    with pytest.raises(ConfigError, match=expected):
         load_config(leaf)
 
 
@@ -230,8 +231,20 @@ def test_later_override_wins():
     assert load_config(None, ["SEED", 1, "SEED", 2]).SEED == 2
 
 
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_renamed_keys_name_their_new_key(tmp_path, old, new):
+    section, key = old.split(".")
+    file = tmp_path / "old.yaml"
+    file.write_text(f"{section}: {{{key}: 12}}")
+    with pytest.raises(ConfigError, match=f"old.yaml: config key {old} was renamed to {new}"):
+        load_config(file)
+    value = 12 if new == "INPUT.IMAGE_BITS" else True
+    cfg = config_from({section: {key: value}}, tmp_path / "old_checkpoint.pth")
+    assert cfg[section][new.split(".")[1]] == value
+
+
 def test_odd_overrides():
-    with pytest.raises(ConfigError, match=r"pairs KEY VALUE; 'SOLVER\.GAMMA' stands alone"):
+    with pytest.raises(ConfigError, match=r"pairs KEY VALUE: 'SOLVER\.GAMMA' has no value"):
         load_config(None, ["SEED", 1, "SOLVER.GAMMA"])
 
 
@@ -273,7 +286,7 @@ def test_unknown_section_in_a_file(write):
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "wanted"),
+    ("name", "given", "expected"),
     [
         ("SOLVER.BASE_LR", 1, 1.0),
         ("SOLVER.BASE_LR", "1e-4", 1e-4),
@@ -298,13 +311,13 @@ def test_unknown_section_in_a_file(write):
         ("DATASETS.CATALOG", '[{"name": "x"}]', [{"name": "x"}]),
     ],
 )
-def test_value_is_read_as_the_type_of_the_key(name, given, wanted):
+def test_value_is_read_as_the_type_of_the_key(name, given, expected):
     cfg = load_config(None, [name, given])
     value = cfg
     for part in name.split("."):
         value = value[part]
-    assert value == wanted
-    assert type(value) is type(wanted)
+    assert value == expected
+    assert type(value) is type(expected)
 
 
 def test_yaml_spellings(write):
@@ -348,7 +361,7 @@ def test_wrong_type_tells_key_value_and_meaning(name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "wanted"),
+    ("name", "value", "expected"),
     [
         ("SOLVER.BASE_LR", 0.0, "greater than 0"),
         ("SOLVER.BASE_LR", float("nan"), "greater than 0"),
@@ -387,10 +400,10 @@ def test_wrong_type_tells_key_value_and_meaning(name, value):
         ("DATASETS.ON_BAD_ANNOTATION", "ignore", "one of 'error', 'skip'"),
     ],
 )  # fmt: skip
-def test_impossible_value_tells_what_it_should_be(name, value, wanted):
+def test_impossible_value_tells_what_it_should_be(name, value, expected):
     with pytest.raises(ConfigError) as error:
         load_config(None, [name, value])
-    assert f"overrides: {name} is {value!r}, but must be {wanted}" in str(error.value)
+    assert f"overrides: {name} is {value!r}, but must be {expected}" in str(error.value)
 
 
 # ---- paths
@@ -457,7 +470,7 @@ def test_imports_takes_installed_modules():
 
 @pytest.mark.parametrize("name", ["this_module_does_not_exist", "no_such_file.py"])
 def test_imports_that_cannot_be_found(name):
-    with pytest.raises(ConfigError, match=f"IMPORTS: '{name}' cannot be imported"):
+    with pytest.raises(ConfigError, match=f"IMPORTS: cannot import '{name}'"):
         load_config(None, ["IMPORTS", (name,)])
 
 
@@ -531,5 +544,5 @@ def test_one_length_of_a_run_unsets_the_others(tmp_path):
 def test_a_run_has_exactly_one_length(tmp_path, text, listed):
     file = tmp_path / "config.yaml"
     file.write_text(f"SOLVER: {text}\n")
-    with pytest.raises(ConfigError, match=rf"config\.yaml: the length of a run .* it is {listed}:"):
+    with pytest.raises(ConfigError, match=rf"config\.yaml: set exactly one of .*; set is {listed}"):
         load_config(file)

@@ -39,6 +39,6 @@ def test_file_trains_and_detects_when_it_is_made_narrow(file, narrow, tiny_batch
     losses = model.train()(images, targets)
     sum(losses.values()).backward()
     assert all(loss.isfinite() for loss in losses.values())
-    [found, _] = model.eval()(images)
-    assert ("masks" in found) == cfg.MODEL.MASK_ON
-    assert ("keypoints" in found) == cfg.MODEL.KEYPOINT_ON
+    [actual, _] = model.eval()(images)
+    assert ("masks" in actual) == cfg.MODEL.MASK_ON
+    assert ("keypoints" in actual) == cfg.MODEL.KEYPOINT_ON

@@ -71,9 +71,9 @@ def test_group_norm_of_a_part(part):
     assert load_config(None, [key, True, norm, "GN"]).MODEL[part].NORM == "GN"
     assert load_config(None, [key, False, norm, "BN"]).MODEL[part].NORM == "BN"
     assert load_config(None, [key, True, key, False]).MODEL[part].NORM == ""
-    with pytest.raises(ConfigError, match=rf"^{key} is True, but {norm} makes it False"):
+    with pytest.raises(ConfigError, match=rf"^{key} is True, but {norm} implies False"):
         load_config(None, [key, True, norm, "BN"])
-    with pytest.raises(ConfigError, match=rf"^{key} is False, but {norm} makes it True"):
+    with pytest.raises(ConfigError, match=rf"^{key} is False, but {norm} implies True"):
         load_config(None, [key, False, norm, "GN"])
 
 
@@ -185,7 +185,7 @@ def test_unknown_trans_func():
 
 
 @pytest.mark.parametrize(
-    ("stated", "overrides", "wanted"),
+    ("stated", "overrides", "expected"),
     [
         ("RPN: {USE_FPN: True, ANCHOR_STRIDE: [4, 8, 16, 32, 64]}", FPN, FPN),
         ("RPN: {USE_FPN: False, ANCHOR_STRIDE: [16]}", FPN, FPN),
@@ -197,11 +197,13 @@ def test_unknown_trans_func():
         ("RPN_ONLY: True", (*ON, "MODEL.RETINANET_ON", False), ALONE),
     ],
 )
-def test_override_goes_before_what_a_file_restates_of_its_key(tmp_path, stated, overrides, wanted):
+def test_override_goes_before_what_a_file_restates_of_its_key(
+    tmp_path, stated, overrides, expected
+):
     file = tmp_path / "config.yaml"
     file.write_text("MODEL:\n  " + stated)
     assert load_config(file, overrides) == load_config(
-        None, overrides if wanted is None else wanted
+        None, overrides if expected is None else expected
     )
 
 

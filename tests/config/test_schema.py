@@ -1,4 +1,4 @@
-"""The table of keys: complete, documented, and every key of it at work."""
+"""Test that every key is documented, has a valid default and is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_names_are_unique():
 
 
 @pytest.mark.parametrize("key", KEYS, ids=NAMES)
-def test_key_is_documented_and_its_default_passes_its_own_check(key):
+def test_key_has_a_description_and_a_valid_default(key):
     assert key.doc
     assert key.default is not None or key.optional_type is not None
     if key.default is not None and key.check is not None:
@@ -27,15 +27,15 @@ def test_key_is_documented_and_its_default_passes_its_own_check(key):
 
 
 @pytest.mark.parametrize("key", KEYS, ids=NAMES)
-def test_key_is_read_somewhere(key, repo_root):
-    """In one file, the key's section and `.KEY` or `"KEY"` (how restating keys are checked)."""
+def test_key_is_used(key, repo_root):
+    """Some file contains the section and `.KEY` or `"KEY"`."""
     *sections, leaf = key.name.split(".")
     read = re.compile(rf"""(\.{leaf}\b|["']{leaf}["'])""")
     section = re.compile(rf"\b{sections[-1]}\b" if sections else r"\bcfg\b")
-    # Both heads' poolers are read by one function, which is given the name of the head.
+    # One function builds all poolers and gets the name of the head.
     if leaf.startswith("POOLER_"):
         section = re.compile(r"MODEL\[head\]|\b" + sections[-1] + r"\b")
-    # FBNet's extractors are built by one function, which is given how their keys begin.
+    # One function builds all FBNet extractors and gets the start of their keys.
     if part := re.fullmatch(r"((?:DET|MASK|KPTS)_HEAD)(_\w+)", leaf):
         read, section = re.compile(rf'keys="{part[1]}"'), re.compile(rf"{{keys}}{part[2]}\b")
     schema = repo_root / "detlite" / "config" / "schema"
@@ -46,14 +46,14 @@ def test_key_is_read_somewhere(key, repo_root):
 
 @pytest.mark.parametrize("name", NO_EFFECT)
 @pytest.mark.parametrize("value", [False, 512, "anything", []])
-def test_key_without_an_effect_is_read_and_left_out_with_the_reason(name, value, caplog):
+def test_key_without_effect_is_dropped_with_the_reason(name, value, caplog):
     with caplog.at_level(logging.INFO):
         cfg = load_config(None, [name, value])
     assert cfg == load_config()
-    assert f"overrides: {name} has no effect here: {NO_EFFECT[name]}" in caplog.messages
+    assert f"overrides: {name} has no effect in detlite: {NO_EFFECT[name]}" in caplog.messages
     assert not {key.name for key in KEYS} & {name}
 
 
-def test_keys_that_restate_others_are_no_keys_of_the_schema():
+def test_restating_keys_are_not_in_the_schema():
     assert not RESTATING.keys() & {*NAMES}
     assert {key.origin for key in RESTATING.values()} <= {*NAMES}

@@ -43,10 +43,10 @@ def test_config_trains_and_detects_when_it_is_made_narrow(file, narrow, tiny_bat
     losses = model.train()(images, targets)
     sum(losses.values()).backward()
     assert all(loss.isfinite() for loss in losses.values())
-    [found, _] = model.eval()(images, targets)
-    assert len(found["boxes"]) == len(found["scores"])
-    assert ("masks" in found) == cfg.MODEL.MASK_ON
-    assert ("keypoints" in found) == cfg.MODEL.KEYPOINT_ON
+    [actual, _] = model.eval()(images, targets)
+    assert len(actual["boxes"]) == len(actual["scores"])
+    assert ("masks" in actual) == cfg.MODEL.MASK_ON
+    assert ("keypoints" in actual) == cfg.MODEL.KEYPOINT_ON
 
 
 @_every_file

@@ -177,9 +177,9 @@ def _statistics(cfg: CfgNode, name: str) -> DatasetStatistics:
         annotations,
         images,
         cfg.DATASETS.MAX_PIXELS,
-        cfg.INPUT.PICTURE_BITS,
+        cfg.INPUT.IMAGE_BITS,
         convention_of(cfg).exif_orientation,
-        cfg.DATASETS.CHECK_PICTURES,
+        cfg.DATASETS.CHECK_IMAGES,
     )
 
 

@@ -74,7 +74,7 @@ def bad_annotations(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
 def background(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
     if facts.train.empty:
         yield Choice(
-            "DATASETS.BACKGROUND_PICTURES",
+            "DATASETS.BACKGROUND_IMAGES",
             False,
             f"{facts.train.empty} of {len(facts.train.sizes)} images have no annotations and are "
             "not used for training; set True if it is certain that they contain no objects",

@@ -26,7 +26,7 @@ _COMMON_IMAGES, _COMMON_FRACTION = 60, 0.5
 
 def _train_images(facts: DatasetFacts, values: Values) -> int:
     """Return the number of images that are used for training."""
-    empty = facts.train.empty if values.get("DATASETS.BACKGROUND_PICTURES") else 0
+    empty = facts.train.empty if values.get("DATASETS.BACKGROUND_IMAGES") else 0
     return int((facts.train.per_image > 0).sum()) + empty
 
 

@@ -22,7 +22,7 @@ from .result_files import Entry
 # What of a config an exported graph does not hold.
 _FREE = (
     "TEST.TILE", "TEST.TILE_OVERLAP", "TEST.IMS_PER_BATCH", "DATASETS.MAX_PIXELS",
-    "INPUT.PICTURE_BITS", "TEST.BBOX_AUG.ENABLED",
+    "INPUT.IMAGE_BITS", "TEST.BBOX_AUG.ENABLED",
 )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
                 masks=cfg.MODEL.MASK_ON,
                 keypoints=cfg.MODEL.KEYPOINT_ON,
                 max_pixels=cfg.DATASETS.MAX_PIXELS,
-                image_bits=cfg.INPUT.PICTURE_BITS,
+                image_bits=cfg.INPUT.IMAGE_BITS,
                 exif_orientation=convention_of(cfg).exif_orientation,
                 progress=progress,
             )

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 import torchvision
 
-from detlite import _C, __version__
+from detlite import __version__
 from detlite.modeling.build import torch_device
-from detlite.modeling.precision import formats_in_words, resolve_dtype
-from detlite.ops import has_kernels
+from detlite.modeling.precision import describe_formats, resolve_dtype
+from detlite.ops import has_kernels, kernels
 
 # Optional packages, and what they are for.
 EXTRAS = {
@@ -46,12 +46,17 @@ def facts() -> dict[str, str]:
         "detlite": f"{__version__} in {Path(__file__).parents[1]}",
         "Python": f"{platform.python_version()} on {platform.platform()}",
         "torch": f"{torch.__version__}, torchvision {torchvision.__version__}",
-        "kernels": f"{_C.__file__}, for {'CPU and CUDA' if has_kernels('cuda') else 'the CPU'}",
+        "kernels": _kernels(),
         "CPU": _processor(),
         "GPU": _gpus(),
         "memory": _memory(),
         "optional": ", ".join(f"{name} {_version(name) or '-'}" for name in EXTRAS),
     }
+
+
+def _kernels() -> str:
+    devices = [device for device in ("cpu", "cuda") if has_kernels(device)]
+    return kernels.location() + (f", for {' and '.join(devices)}" if devices else "")
 
 
 def problems() -> list[str]:
@@ -170,7 +175,7 @@ def _processor() -> str:
     return (
         f"{name} ({capability}), {counted(_cores(), 'core')}, "
         f"{counted(torch.get_num_threads(), 'thread')}; "
-        f"{formats_in_words(device)}; DTYPE auto is {resolve_dtype('auto', device)}"
+        f"{describe_formats(device)}; DTYPE auto is {resolve_dtype('auto', device)}"
     )
 
 
@@ -182,7 +187,7 @@ def _gpus() -> str:
         )
     names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     listed = ", ".join(f"{gpu.name} ({gpu.total_memory / _GB:.0f} GB)" for gpu in names)
-    return f"{listed}; {formats_in_words(torch.device('cuda'))}"
+    return f"{listed}; {describe_formats(torch.device('cuda'))}"
 
 
 def _memory() -> str:

@@ -9,10 +9,10 @@ from typing import Any
 from detlite.apps.drawing.curves import curves_of
 
 from . import charts
-from .runs import Run
+from .runs import LoggedRun
 
 
-def history(runs: Sequence[Run]) -> dict[str, Any]:
+def history(runs: Sequence[LoggedRun]) -> dict[str, Any]:
     """Charts and a table for the page of a report."""
     losses: dict[str, Any] = {}
     rates: dict[str, Any] = {}
@@ -39,7 +39,7 @@ def history(runs: Sequence[Run]) -> dict[str, Any]:
     return {"charts": drawn, "rows": [_speed(run) for run in runs]}
 
 
-def _speed(run: Run) -> dict[str, Any]:
+def _speed(run: LoggedRun) -> dict[str, Any]:
     """What a run's table row says."""
     timed = [line for line in run.lines if line.get("time")]
     row: dict[str, Any] = {"name": run.name, "training": [], "tests": [

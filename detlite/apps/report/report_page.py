@@ -21,7 +21,7 @@ from .analysis.error_types import ERROR_TYPES
 from .gallery import Gallery, Mistake
 from .history import history
 from .metric_sections import Part, describe
-from .runs import Run
+from .runs import LoggedRun
 from .text import TITLES, percent
 
 _MOST_BYTES = 8_000_000  # of pictures
@@ -32,7 +32,7 @@ _FEW_IMAGES = 50
 class Measured:
     """A run on a data set."""
 
-    run: Run
+    run: LoggedRun
     dataset: CocoDataset
     coco_gt: COCO
     results: Results
@@ -40,7 +40,7 @@ class Measured:
 
 
 def report_page(
-    runs: Sequence[Run],
+    runs: Sequence[LoggedRun],
     draws: int = 1000,
     seed: int = 0,
     pictures: int = 48,
@@ -75,11 +75,11 @@ def report_page(
     )
 
 
-def _run(number: int, run: Run) -> Part:
+def _run(number: int, run: LoggedRun) -> Part:
     return {"name": run.name, "folder": str(run.folder), "colour": charts.style(number)[0]}
 
 
-def _measure(run: Run, name: str, draws: int, seed: int) -> Measured:
+def _measure(run: LoggedRun, name: str, draws: int, seed: int) -> Measured:
     dataset = build_dataset(run.cfg, name, train=False)
     coco_gt, results = dataset.coco_gt(), run.results(name)
     drawn = sample_images(len(dataset), draws, seed)

@@ -35,7 +35,7 @@ class Speed:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class LoggedRun:
     """An output folder.
 
     Attributes:
@@ -80,7 +80,7 @@ class Run:
             raise DataError(f"{path}: {error}") from error
 
 
-def read_run(folder: Path, name: str) -> Run:
+def read_run(folder: Path, name: str) -> LoggedRun:
     """Reads a run, but for its detections.
 
     Raises:
@@ -108,7 +108,7 @@ def read_run(folder: Path, name: str) -> Run:
             evaluation = {cfg.DATASETS.TEST[0]: evaluation}
     history, log = folder / METRICS_FILE, folder / "log.txt"
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    return Run(
+    return LoggedRun(
         name=name,
         folder=folder,
         cfg=cfg,

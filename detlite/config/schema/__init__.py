@@ -1,4 +1,4 @@
-"""The schema: every config key with its default, what it may be, and what it does.
+"""The schema: every config key with its default, its valid values and its description.
 
 Names and defaults follow maskrcnn-benchmark, so that its YAML files keep their meaning; its keys
 that only restate others are in `config/maskrcnn_benchmark.py`. `docs/config.md` is generated from

@@ -1,4 +1,4 @@
-"""One row of the schema, and rows that several sections have."""
+"""The record of a config key, and keys that several sections have."""
 
 from __future__ import annotations
 
@@ -12,34 +12,43 @@ NORMS = ("FrozenBN", "BN", "SyncBN", "GN", "LN")
 
 @dataclass(frozen=True)
 class Key:
-    """One row of the schema; `check` returns None or says what the value should be."""
+    """A config key.
+
+    Attributes:
+        name: the full name, "SOLVER.BASE_LR".
+        default: the default value; its type is the type of the key.
+        doc: the description, for docs/config.md and error messages.
+        check: returns None for a valid value, otherwise a description of valid values.
+        optional_type: the type of a key whose default is None.
+        origin: for a key of maskrcnn-benchmark that only restates another, that key.
+    """
 
     name: str
     default: Any
     doc: str
     check: Check | None = None
-    optional_type: type | None = None  # of a key whose default is None: may be left out
-    origin: str = ""  # of a key that only restates another: that key
+    optional_type: type | None = None
+    origin: str = ""
 
 
 def section(name: str, *keys: Key) -> tuple[Key, ...]:
-    """The rows of a section, which are given by their names within it."""
+    """Prefix the names of keys with their section."""
     return tuple(replace(key, name=f"{name}.{key.name}") for key in keys)
 
 
 BOX_LOSS = Key(
     "BOX_LOSS",
     "smooth_l1",
-    "loss of the regressed boxes: of their deltas, or 1 - GIoU of the boxes",
+    "box regression loss: on the deltas, or 1 - GIoU of the boxes",
     one_of("smooth_l1", "l1", "giou"),
 )
 
 
 def box_loss(beta: float) -> tuple[Key, ...]:
-    """The loss of the boxes that a part regresses; `beta` is the default of SMOOTH_L1_BETA."""
-    width = "smooth_l1: width of its quadratic part; 0: L1"
+    """Return the keys of a box regression loss; `beta` is the default of SMOOTH_L1_BETA."""
+    width = "for smooth_l1: width of the quadratic part; 0 gives L1"
     return (
         BOX_LOSS,
-        Key("BOX_LOSS_WEIGHT", 1.0, "its factor", not_negative),
+        Key("BOX_LOSS_WEIGHT", 1.0, "factor of the box regression loss", not_negative),
         Key("SMOOTH_L1_BETA", beta, width, not_negative),
     )

@@ -1,4 +1,4 @@
-"""Keys of the heads: boxes, masks and keypoints."""
+"""Keys of the box, mask and keypoint heads."""
 
 from __future__ import annotations
 
@@ -7,48 +7,58 @@ from detlite.config.checks import each, fraction, in_range, not_negative, one_of
 from .key import NORMS, Key, box_loss, section
 
 _POOLER = (
-    Key("POOLER_TYPE", "ROIAlign", "how regions are pooled (ROIAlignV2: half-pixel aligned)"),
-    Key("POOLER_RESOLUTION", 14, "side of a pooled region", positive),
-    Key("POOLER_SAMPLING_RATIO", 0, "samples per bin side; 0: adaptive", not_negative),
+    Key(
+        "POOLER_TYPE",
+        "ROIAlign",
+        "RoI pooling: ROIAlign, ROIAlignV2 (half-pixel aligned), ROIPool or a registered name",
+    ),
+    Key("POOLER_RESOLUTION", 14, "side of the pooled features in cells", positive),
+    Key("POOLER_SAMPLING_RATIO", 0, "samples per bin and axis; 0: adaptive", not_negative),
 )
 _ROI_HEADS = section(
     "MODEL.ROI_HEADS",
-    Key("FG_IOU_THRESHOLD", 0.5, "IoU from which a proposal is foreground", fraction),
-    Key("BG_IOU_THRESHOLD", 0.5, "IoU below which it is background", fraction),
-    Key("BBOX_REG_WEIGHTS", (10.0, 10.0, 5.0, 5.0), "scale of dx, dy, dw, dh", each(positive, 4)),
+    Key("FG_IOU_THRESHOLD", 0.5, "least IoU of a foreground proposal with an object", fraction),
+    Key("BG_IOU_THRESHOLD", 0.5, "proposals with less IoU are background", fraction),
+    Key(
+        "BBOX_REG_WEIGHTS",
+        (10.0, 10.0, 5.0, 5.0),
+        "scales of the box deltas dx, dy, dw, dh",
+        each(positive, 4),
+    ),
     Key(
         "CASCADE_IOUS",
         (),
-        "a cascade of box heads: the foreground IoU of each stage; empty: one head",
+        "Cascade R-CNN: the foreground IoU of each stage; empty: a single box head",
         each(fraction, empty=True),
     ),
     Key(
         "CASCADE_BBOX_REG_WEIGHTS",
         ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0)),
-        "BBOX_REG_WEIGHTS of each stage of a cascade",
+        "BBOX_REG_WEIGHTS of each cascade stage",
         each(each(positive, 4)),
     ),
-    Key("BATCH_SIZE_PER_IMAGE", 512, "proposals sampled per image", positive),
-    Key("POSITIVE_FRACTION", 0.25, "most foreground among them", fraction),
-    Key("SCORE_THRESH", 0.05, "detections need a higher score", fraction),
-    Key("NMS", 0.5, "IoU above which a detection is suppressed", fraction),
-    Key("DETECTIONS_PER_IMG", 100, "detections kept per image", positive),
+    Key("BATCH_SIZE_PER_IMAGE", 512, "proposals sampled per image for the loss", positive),
+    Key("POSITIVE_FRACTION", 0.25, "largest foreground fraction of the sample", fraction),
+    Key("SCORE_THRESH", 0.05, "detections with a lower or equal score are dropped", fraction),
+    Key("NMS", 0.5, "IoU above which NMS suppresses a detection", fraction),
+    Key("DETECTIONS_PER_IMG", 100, "highest-scoring detections kept per image", positive),
 )
 _ROI_BOX_HEAD = section(
     "MODEL.ROI_BOX_HEAD",
     Key(
         "FEATURE_EXTRACTOR",
         "ResNet50Conv5ROIFeatureExtractor",
-        "registered extractor; SeparableXconv1fcFeatureExtractor: of separable convolutions",
+        "registered feature extractor; SeparableXconv1fcFeatureExtractor uses separable "
+        "convolutions",
     ),
     Key("PREDICTOR", "FastRCNNPredictor", "registered predictor"),
     *_POOLER,
-    Key("NUM_CLASSES", 81, "categories + 1 (background)", in_range(2)),
-    Key("MLP_HEAD_DIM", 1024, "width of the 2-MLP head", positive),
-    Key("NUM_STACKED_CONVS", 4, "convolutions of the conv head", not_negative),
-    Key("CONV_HEAD_DIM", 256, "their channels", positive),
-    Key("DILATION", 1, "their dilation", positive),
-    Key("NORM", "", "norm in the box head; empty: none", one_of("", *NORMS)),
+    Key("NUM_CLASSES", 81, "number of categories + 1 for the background", in_range(2)),
+    Key("MLP_HEAD_DIM", 1024, "hidden units of the 2-MLP head", positive),
+    Key("NUM_STACKED_CONVS", 4, "3x3 convolutions of the convolutional head", not_negative),
+    Key("CONV_HEAD_DIM", 256, "channels of these convolutions", positive),
+    Key("DILATION", 1, "dilation of these convolutions", positive),
+    Key("NORM", "", "normalization in the box head; empty: none", one_of("", *NORMS)),
     *box_loss(beta=1.0),
 )
 _ROI_MASK_HEAD = section(
@@ -56,27 +66,32 @@ _ROI_MASK_HEAD = section(
     Key(
         "FEATURE_EXTRACTOR",
         "ResNet50Conv5ROIFeatureExtractor",
-        "registered extractor; SeparableConvFeatureExtractor: of separable convolutions",
+        "registered feature extractor; SeparableConvFeatureExtractor uses separable convolutions",
     ),
     Key("PREDICTOR", "MaskRCNNC4Predictor", "registered predictor"),
     *_POOLER,
-    Key("CONV_LAYERS", (256, 256, 256, 256), "channels of its 3x3s", each(positive)),
-    Key("DILATION", 1, "dilation of its 3x3s", positive),
-    Key("NORM", "", "norm in the mask head; empty: none", one_of("", *NORMS)),
-    Key("NUM_HEADS", 1, "mask heads, whose probabilities are averaged", positive),
-    Key("RESOLUTION", 14, "side of the predicted masks; must be what the head gives", positive),
-    Key("SHARE_BOX_FEATURE_EXTRACTOR", True, "reuse the box head's features"),
-    Key("POSTPROCESS_MASKS_THRESHOLD", 0.5, "least probability of a mask's pixels", fraction),
+    Key("CONV_LAYERS", (256, 256, 256, 256), "channels of the 3x3 convolutions", each(positive)),
+    Key("DILATION", 1, "dilation of the 3x3 convolutions", positive),
+    Key("NORM", "", "normalization in the mask head; empty: none", one_of("", *NORMS)),
+    Key("NUM_HEADS", 1, "number of mask heads, whose probabilities are averaged", positive),
+    Key(
+        "RESOLUTION",
+        14,
+        "side of the predicted masks in cells; must match the head's output",
+        positive,
+    ),
+    Key("SHARE_BOX_FEATURE_EXTRACTOR", True, "use the features of the box head"),
+    Key("POSTPROCESS_MASKS_THRESHOLD", 0.5, "least probability of a pixel of a mask", fraction),
 )
 _ROI_KEYPOINT_HEAD = section(
     "MODEL.ROI_KEYPOINT_HEAD",
-    Key("FEATURE_EXTRACTOR", "KeypointRCNNFeatureExtractor", "registered extractor"),
+    Key("FEATURE_EXTRACTOR", "KeypointRCNNFeatureExtractor", "registered feature extractor"),
     Key("PREDICTOR", "KeypointRCNNPredictor", "registered predictor"),
     *_POOLER,
-    Key("CONV_LAYERS", (512,) * 8, "channels of its 3x3s", each(positive)),
-    Key("NUM_CLASSES", 17, "keypoints of an instance", positive),
-    Key("RESOLUTION", 14, "side of the heat maps; must be what the head gives", positive),
-    Key("SHARE_BOX_FEATURE_EXTRACTOR", True, "reuse the box head's features"),
+    Key("CONV_LAYERS", (512,) * 8, "channels of the 3x3 convolutions", each(positive)),
+    Key("NUM_CLASSES", 17, "keypoints per instance", positive),
+    Key("RESOLUTION", 14, "side of the heat maps in cells; must match the head's output", positive),
+    Key("SHARE_BOX_FEATURE_EXTRACTOR", True, "use the features of the box head"),
 )
 
 KEYS = (*_ROI_HEADS, *_ROI_BOX_HEAD, *_ROI_MASK_HEAD, *_ROI_KEYPOINT_HEAD)

@@ -1,4 +1,4 @@
-"""Configs of runs that name none: which keys are whose."""
+"""Configs of runs without a config file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from detlite.apps.autoconfig import (
-    Facts,
+    DatasetFacts,
     choose,
     config_by_data,
     config_by_rules,
@@ -21,43 +21,43 @@ from tests.apps.autoconfig.test_rules import statistics
 
 
 def untimed(cfg):
-    raise AssertionError("no step is to be timed")
+    raise AssertionError("no step should be timed")
 
 
-def by_data(facts, *opts, seconds_of_step=untimed):
-    return config_by_data(facts, opts, seconds_of_step)[0]
+def by_data(facts, *opts, timer=untimed):
+    return config_by_data(facts, opts, timer)[0]
 
 
-def by_weights(facts, checkpoint, *opts, seconds_of_step=untimed):
-    return config_by_weights(facts, opts, seconds_of_step, checkpoint)[0]
+def by_weights(facts, checkpoint, *opts, timer=untimed):
+    return config_by_weights(facts, opts, timer, checkpoint)[0]
 
 
 @pytest.fixture
-def facts(cpu) -> Facts:
-    """400 pictures of 512 pixels, of which a step on a CPU takes one."""
-    return Facts(statistics(size=(512, 512), sides=(28, 60)), statistics(pictures=100), cpu)
+def facts(cpu) -> DatasetFacts:
+    """400 images of 512 pixels, one per step on a CPU."""
+    return DatasetFacts(statistics(size=(512, 512), sides=(28, 60)), statistics(images=100), cpu)
 
 
 @pytest.fixture
 def checkpoint() -> Checkpoint:
-    """Weights of a detector of people, their masks and 17 keypoints, from a machine with a GPU."""
+    """Weights of a person detector with masks and 17 keypoints, from a machine with a GPU."""
     opts = ["MODEL.MASK_ON", True, "MODEL.DEVICE", "cuda", "MODEL.WEIGHT_ROOT", "/elsewhere"]
     cfg = load_config("coco/keypoint_rcnn_R_50_FPN_1x.yaml", opts)
     return Checkpoint(Path("person.pth"), {}, config=cfg.dump())
 
 
-def test_what_nothing_overrides_is_chosen(facts):
+def test_without_overrides_the_rules_apply(facts):
     cfg, choices = config_by_data(facts, [], untimed)
     assert choices == choose(facts)
-    chosen = {one.key: one.value for one in choices}
-    assert list(cfg.MODEL.RPN.ANCHOR_SIZES) == chosen["MODEL.RPN.ANCHOR_SIZES"]
+    values = {one.key: one.value for one in choices}
+    assert list(cfg.MODEL.RPN.ANCHOR_SIZES) == values["MODEL.RPN.ANCHOR_SIZES"]
     assert (cfg.SOLVER.LR_SCHEDULE, cfg.SOLVER.IMS_PER_BATCH) == ("cosine", 1)
     assert (cfg.SOLVER.MAX_ITER, cfg.SOLVER.WARMUP_ITERS) == (4800, 100)
     assert cfg.SOLVER.BEST_METRIC == "segm/AP"
 
 
-def test_other_keys_follow_those_that_are_overridden(facts):
-    """Overrides may come as the command line gives them, as text."""
+def test_other_keys_depend_on_the_overrides(facts):
+    """Overrides of the command line are text."""
     solver = by_data(facts, "SOLVER.IMS_PER_BATCH", "8").SOLVER
     assert (solver.IMS_PER_BATCH, solver.BASE_LR, solver.MAX_ITER) == (8, 0.0005, 600)
     solver = by_data(facts, "SOLVER.MAX_ITER", 300).SOLVER
@@ -70,15 +70,15 @@ def test_other_keys_follow_those_that_are_overridden(facts):
     assert large.MAX_SIZE_TRAIN == 1056
 
 
-def test_background_pictures_count_where_they_are_trained_on(facts):
+def test_background_images_count_if_they_are_used(facts):
     facts = replace(facts, train=replace(facts.train, empty=100))
     assert by_data(facts).SOLVER.MAX_ITER == 4800
-    opts = "DATASETS.BACKGROUND_PICTURES", True
+    opts = "DATASETS.BACKGROUND_IMAGES", True
     assert by_data(facts, *opts).SOLVER.MAX_ITER == 6000
     assert by_data(facts, *opts, "SOLVER.MAX_EPOCHS", 1).SOLVER.WARMUP_ITERS == 50
 
 
-def test_a_body_of_ones_own_has_no_weights_of_another(facts):
+def test_a_custom_backbone_gets_no_other_weights(facts):
     with_weights = replace(facts, machine=replace(facts.machine, pretrained=True))
     assert by_data(with_weights).MODEL.WEIGHT.startswith("package://")
     opts = "MODEL.BACKBONE.CONV_BODY", "R-50-FPN"
@@ -87,63 +87,62 @@ def test_a_body_of_ones_own_has_no_weights_of_another(facts):
     assert cfg.INPUT.PIXEL_MEAN == [0.485, 0.456, 0.406]
     timed = []
     by_data(with_weights, *opts, "SOLVER.MAX_MINUTES", 1,
-            seconds_of_step=lambda cfg: timed.append(cfg) or 100.0)  # fmt: skip
+            timer=lambda cfg: timed.append(cfg) or 100.0)  # fmt: skip
     assert {one.MODEL.BACKBONE.CONV_BODY for one in timed} == {"R-50-FPN"}
 
 
-def test_processes_share_batches_and_time_nothing(facts):
+def test_several_processes_share_batches_and_do_not_time_steps(facts):
     several = replace(facts, processes=3)
     cfg = by_data(several, "SOLVER.MAX_MINUTES", 5)
     assert (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.TEST_PERIOD) == (3, 0)
-    few = replace(several, train=statistics(pictures=2, size=(512, 512)))
+    few = replace(several, train=statistics(images=2, size=(512, 512)))
     assert by_data(few).SOLVER.IMS_PER_BATCH == 3
     assert by_data(replace(few, processes=2)).SOLVER.IMS_PER_BATCH == 2
 
 
-def test_the_model_of_weights_is_trained_as_the_rules_say(facts, checkpoint):
+def test_the_model_of_a_checkpoint_is_trained_by_the_rules(facts, checkpoint):
     cfg = by_weights(facts, checkpoint, "SOLVER.BASE_LR", 0.1)
     assert (cfg.MODEL.BACKBONE.CONV_BODY, cfg.INPUT.MIN_SIZE_TEST) == ("R-50-FPN", 800)
     assert (cfg.SOLVER.OPTIMIZER, cfg.SOLVER.LR_SCHEDULE) == ("AdamW", "cosine")
     assert (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.BASE_LR) == (1, 0.1)
-    assert cfg.SOLVER.MAX_ITER == 2400  # 6 rounds of 400, as the weights are pretrained
+    assert cfg.SOLVER.MAX_ITER == 2400  # 6 epochs of 400 images from pretrained weights
     assert cfg.DTYPE == "auto"
-    # of the machine, and of the batch
+    # These depend on the machine and the batch.
     assert cfg.MODEL.DEVICE == "auto"
     assert cfg.MODEL.WEIGHT_ROOT == load_config().MODEL.WEIGHT_ROOT
     assert cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW == 16
 
 
-def test_heads_stay_whose_objects_the_data_have(facts, checkpoint):
+def test_heads_without_data_are_removed(facts, checkpoint):
     model = by_weights(facts, checkpoint).MODEL
     assert (model.MASK_ON, model.KEYPOINT_ON) == (True, False)
     same = statistics(keypoints=[f"point {number}" for number in range(17)], masks=0.5)
-    model = by_weights(replace(facts, train=same, measured=None), checkpoint).MODEL
+    model = by_weights(replace(facts, train=same, val=None), checkpoint).MODEL
     assert (model.MASK_ON, model.KEYPOINT_ON) == (False, True)
-    other = replace(facts, train=statistics(keypoints=["nose"]), measured=None)
+    other = replace(facts, train=statistics(keypoints=["nose"]), val=None)
     assert not by_weights(other, checkpoint).MODEL.KEYPOINT_ON
 
 
-def test_minutes_of_weights(facts, checkpoint):
-    cfg = by_weights(facts, checkpoint, "SOLVER.MAX_MINUTES", 10, seconds_of_step=lambda cfg: 2.0)
+def test_minutes_with_a_checkpoint(facts, checkpoint):
+    cfg = by_weights(facts, checkpoint, "SOLVER.MAX_MINUTES", 10, timer=lambda cfg: 2.0)
     assert (cfg.SOLVER.MAX_MINUTES, cfg.SOLVER.MAX_ITER) == (10, None)
     assert cfg.SOLVER.WARMUP_ITERS == 30  # of 300 steps
 
 
-def test_weights_that_do_not_say_what_they_are_of():
-    """Which is known before any picture is looked at."""
-    with pytest.raises(ConfigError, match=r"bare\.pth: does not say which detector"):
+def test_a_checkpoint_without_a_config_is_refused():
+    with pytest.raises(ConfigError, match=r"bare\.pth: does not contain the config of a detector"):
         config_by_rules([], untimed, Checkpoint(Path("bare.pth"), {}))
 
 
-def test_pictures_are_read_as_the_run_reads_them(make_coco_dataset):
+def test_images_are_checked_with_the_limits_of_the_run(make_coco_dataset):
     annotations, images = make_coco_dataset()
     opts = ["DATASETS.CATALOG", [{"name": "t", "annotations": str(annotations),
             "images": str(images)}], "DATASETS.TRAIN", ("t",), "DATASETS.TEST", ()]  # fmt: skip
     opts += ["MODEL.DEVICE", "cpu"]
     assert config_by_rules(opts, untimed)[0].DATASETS.ON_BAD_ANNOTATION == "error"
-    with pytest.raises(DataError, match=r"none of its \d+ pictures can be used"):
+    with pytest.raises(DataError, match=r"none of its \d+ images can be used"):
         config_by_rules([*opts, "DATASETS.MAX_PIXELS", 10], untimed)
-    for picture in images.iterdir():
-        picture.write_bytes(b"")
-    unchecked = config_by_rules([*opts, "DATASETS.CHECK_PICTURES", False], untimed)[0]
-    assert unchecked.DATASETS.ON_BAD_ANNOTATION == "error"  # as nobody has looked
+    for image in images.iterdir():
+        image.write_bytes(b"")
+    unchecked = config_by_rules([*opts, "DATASETS.CHECK_IMAGES", False], untimed)[0]
+    assert unchecked.DATASETS.ON_BAD_ANNOTATION == "error"  # unchecked

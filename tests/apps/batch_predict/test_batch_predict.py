@@ -25,7 +25,7 @@ def exported(
     """A file of an untrained model that finds something everywhere."""
     cfg = tiny_config(
         "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 64, "TEST.TILE", 80,
-        "TEST.TILE_OVERLAP", 0.3, "INPUT.PICTURE_BITS", 12, "DATASETS.MAX_PIXELS", 20_000,
+        "TEST.TILE_OVERLAP", 0.3, "INPUT.IMAGE_BITS", 12, "DATASETS.MAX_PIXELS", 20_000,
     )  # fmt: skip
     model = build_model(cfg).eval()
     model.categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
@@ -64,7 +64,7 @@ def test_limits_of_pictures(exported: str) -> None:
     assert (read.max_pixels, read.image_bits) == (20_000, 12)
     read = Predictor(exported, max_pixels=99, image_bits=10)
     assert (read.max_pixels, read.image_bits) == (99, 10)
-    given = ["DATASETS.MAX_PIXELS", "500", "INPUT.PICTURE_BITS", "9"]
+    given = ["DATASETS.MAX_PIXELS", "500", "INPUT.IMAGE_BITS", "9"]
     for opts, most, wanted in (([], None, 20_000), ([], 700, 700), (given, 700, 500)):
         read = load_predictor(exported, 0.0, opts, max_pixels=most)
         assert (read.max_pixels, read.image_bits) == (wanted, 9 if opts else 12)

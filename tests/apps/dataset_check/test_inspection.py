@@ -222,7 +222,7 @@ def test_the_command_finds_configs_by_name(tmp_path, monkeypatch, capsys):
     assert run_check("--data", "coco/mask_rcnn_R_50_FPN_1x.yaml") == 1
     assert "refused: instances_train2017.json: file: cannot be read" in capsys.readouterr().out
     assert run_check("--data", "coco/none.yaml") == 2
-    assert "among detlite's own configs" in capsys.readouterr().err
+    assert "or detlite's own configs" in capsys.readouterr().err
 
 
 def test_the_command_says_what_it_cannot_do(tmp_path, capsys):

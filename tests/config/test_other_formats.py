@@ -1,15 +1,15 @@
-"""Files of other programs that are given as configs."""
+"""Test errors for files of other programs that are given as configs."""
 
 from __future__ import annotations
 
 import pytest
 
 from detlite.config import ConfigError, load_config
-from detlite.config.foreign import whose_keys
+from detlite.config.other_formats import recognize
 
 
 @pytest.mark.parametrize(
-    ("content", "owner"),
+    ("content", "program"),
     [
         ({"VERSION": 2, "MODEL": {}}, "detectron2"),
         ({"MODEL": {"PROPOSAL_GENERATOR": {"NAME": "RPN"}}}, "detectron2"),
@@ -20,13 +20,13 @@ from detlite.config.foreign import whose_keys
         ({"MODEL": None, 3: 4}, ""),
     ],
 )
-def test_owners(content, owner):
-    found = whose_keys(content)
-    assert owner in found
-    assert bool(found) is bool(owner)
+def test_recognize(content, program):
+    actual = recognize(content)
+    assert program in actual
+    assert bool(actual) is bool(program)
 
 
-def test_only_the_file_with_the_key_is_judged(tmp_path):
+def test_only_the_file_with_the_unknown_key_is_recognized(tmp_path):
     (tmp_path / "base.yaml").write_text("SOLVR: {MAX_ITER: 3}")
     (tmp_path / "mine.yaml").write_text("_BASE_: base.yaml\nVERSION: 2")
     with pytest.raises(ConfigError, match=r"base\.yaml: unknown config key SOLVR\.MAX_ITER.*\?$"):

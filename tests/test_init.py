@@ -1,0 +1,41 @@
+"""Test the package's public names, which are imported on first use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import detlite
+
+
+@pytest.mark.parametrize("module", ["detlite", "detlite.config", "detlite.conventions"])
+def test_import_is_free_of_torch_and_numpy(repo_root, module):
+    program = f"import sys, {module}; print(sorted({{'torch', 'numpy'}} & sys.modules.keys()))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=repo_root, text=True, capture_output=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_public_names_are_complete():
+    assert set(detlite.__all__) == set(detlite._MODULES)
+    for name in detlite.__all__:
+        assert callable(getattr(detlite, name))
+    assert {*detlite.__all__, "ops", "__version__"} <= {*dir(detlite)}
+    assert detlite.ops.nms is not None
+
+
+def test_type_checkers_see_the_public_names(repo_root):
+    source = (repo_root / "detlite" / "__init__.py").read_text()
+    checked = source.split("if TYPE_CHECKING:")[1].split("__version__")[0]
+    for name, module in detlite._MODULES.items():
+        assert any(
+            f"from {module} import" in line and name in line for line in checked.splitlines()
+        )
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="module 'detlite' has no attribute 'predictor'"):
+        _ = detlite.predictor
