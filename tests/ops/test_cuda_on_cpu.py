@@ -122,9 +122,9 @@ SELECTED_TESTS = (
     f"and (not test_pyramid or empty or torchvisions or {ONE_CALL})"
 )
 OPERATORS = [
-    "nms padded_nms match_boxes focal_loss",
-    "crop_masks heatmap_peaks",
-    "roi_align roi_pool rois pyramid",
+    "nms padded_nms matching focal_loss",
+    "masks keypoints",
+    "roi_align roi_pool roi_utils pyramid",
 ]
 
 
