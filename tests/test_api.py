@@ -1,4 +1,4 @@
-"""Training and evaluation by one call each."""
+"""`detlite.train` and `detlite.evaluate`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ import pytest
 import torch
 
 import detlite
-from detlite.apps import doctor as installation
+from detlite.apps import doctor
 from detlite.apps.cli import init
 from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
 from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import DataError
+from detlite.engine.hooks import Hook
 
-# What makes the model small and the run short.
+# Overrides for a small model and a short run.
 SMALL = {
     "MODEL.DEVICE": "cpu",
     "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
@@ -48,17 +49,17 @@ SMALL = {
 
 @pytest.fixture(scope="module", autouse=True)
 def machine():
-    """Without weights, whatever is installed."""
+    """Pretend that no pretrained weights are installed."""
     with pytest.MonkeyPatch.context() as patch:
-        found = installation.Resources(2, 16_000_000_000, "", 0, "float32", pretrained=False)
-        patch.setattr("detlite.apps.autoconfig.configs.resources", lambda device: found)
-        patch.setattr(installation, "resources", lambda: found)
-        yield found
+        resources = doctor.Resources(2, 16_000_000_000, "", 0, "float32", pretrained=False)
+        patch.setattr("detlite.apps.autoconfig.configs.resources", lambda device: resources)
+        patch.setattr(doctor, "resources", lambda: resources)
+        yield
 
 
 @pytest.fixture
 def timed(monkeypatch):
-    """The configs whose steps are timed, at a millisecond each."""
+    """Record the configs whose steps are timed, and return a millisecond for each."""
     configs = []
     monkeypatch.setattr(
         "detlite.apps.autoconfig.step_timing.mean_step_seconds",
@@ -69,27 +70,27 @@ def timed(monkeypatch):
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
-    """(annotations, folder) of training and of test pictures."""
+    """(annotation file, folder) of training and of test images."""
     root = tmp_path_factory.mktemp("api")
-    found = []
+    datasets = []
     for split, count in (("train", 6), ("val", 3)):
         entry = {"name": split, "type": "shapes", "path": "shapes", "split": split}
         from detlite.data.datasets.catalog import DATASETS
 
         make = DATASETS.get("shapes", "type")
-        found.append(make({**entry, "images": count, "seed": 1}, root))
-    return found
+        datasets.append(make({**entry, "images": count, "seed": 1}, root))
+    return datasets
 
 
 @pytest.fixture(scope="module")
 def trained(shapes, tmp_path_factory):
-    """The result of a run that is given nothing but data."""
+    """Result of a run without a config."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     train_data, test_data = shapes
     return detlite.train(data=train_data, test_data=test_data, output_dir=folder, overrides=SMALL)
 
 
-def test_a_run_that_is_given_data_alone(trained, shapes):
+def test_training_with_data_only(trained, shapes):
     assert trained.output_dir.name == "run"
     assert trained.weights == trained.output_dir / "model_final.pth"
     assert trained.best_weights == trained.output_dir / "model_best.pth"
@@ -102,35 +103,37 @@ def test_a_run_that_is_given_data_alone(trained, shapes):
     assert len(categories) + 1 == cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
     assert cfg.MODEL.MASK_ON
     assert cfg.SOLVER.LR_SCHEDULE == "cosine"
-    assert (trained.output_dir / "detections.png").exists()
+    for name in ("curves.png", "detections.png", "log.txt"):
+        assert (trained.output_dir / name).exists()
 
 
-def test_without_a_config_the_one_that_init_writes(shapes, tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr("detlite.engine.run.run_training", lambda cfg, resume: made.append(cfg))
+def test_without_a_config_it_is_that_of_detlite_init(shapes, tmp_path, monkeypatch):
+    configs = []
+    patched = lambda cfg, resume, hooks: configs.append(cfg)  # noqa: E731
+    monkeypatch.setattr("detlite.engine.run.run_training", patched)
     detlite.train(data=shapes[0], test_data=shapes[1], output_dir=tmp_path)
     file = tmp_path / "mine.yaml"
     (data, _), (test_data, _) = shapes
     file.write_text(init.config(data, test_data, None, tmp_path))
-    wanted, found = dict(flatten(load_config(file))), dict(flatten(made[0]))
-    # init has no such model
-    wanted["MODEL.RETINANET.NUM_CLASSES"] = wanted["MODEL.ROI_BOX_HEAD.NUM_CLASSES"]
-    differing = {key for key in wanted if wanted[key] != found[key]}
+    expected, actual = dict(flatten(load_config(file))), dict(flatten(configs[0]))
+    # `detlite init` writes no RetinaNet.
+    expected["MODEL.RETINANET.NUM_CLASSES"] = expected["MODEL.ROI_BOX_HEAD.NUM_CLASSES"]
+    differing = {key for key in expected if expected[key] != actual[key]}
     names = ("ROOT", "CATALOG", "TRAIN", "TEST")
     assert differing == {"OUTPUT_DIR", *(f"DATASETS.{name}" for name in names)}
     base = dict(flatten(load_config("_base_/from_scratch_fpn.yaml")))
-    assert found["MODEL.RPN.ANCHOR_SIZES"] != base["MODEL.RPN.ANCHOR_SIZES"]
+    assert actual["MODEL.RPN.ANCHOR_SIZES"] != base["MODEL.RPN.ANCHOR_SIZES"]
 
 
-def test_results_do_not_change(trained):
+def test_results_are_immutable(trained):
     with pytest.raises(AttributeError):
         trained.seconds = 0.0
 
 
-def test_evaluation_measures_the_same(trained, shapes, tmp_path):
-    found = detlite.evaluate(trained.weights, data=shapes[1], output_dir=tmp_path)
-    assert found.metrics == trained.metrics
-    assert (found.weights, found.output_dir) == (trained.weights, tmp_path)
+def test_evaluation_reproduces_the_metrics_of_training(trained, shapes, tmp_path):
+    result = detlite.evaluate(trained.weights, data=shapes[1], output_dir=tmp_path)
+    assert result.metrics == trained.metrics
+    assert (result.weights, result.output_dir) == (trained.weights, tmp_path)
     assert (tmp_path / "results_test.json").exists()
     by_config = detlite.evaluate(
         config=trained.output_dir / "config.yaml",
@@ -139,23 +142,25 @@ def test_evaluation_measures_the_same(trained, shapes, tmp_path):
     assert by_config.metrics == trained.metrics
 
 
-def test_an_evaluation_leaves_that_of_the_training(trained, shapes):
+def test_an_evaluation_does_not_overwrite_that_of_training(trained, shapes):
     before = (trained.output_dir / "evaluation.json").read_bytes()
-    found = detlite.evaluate(trained.weights, data=shapes[0], overrides={"TEST.IMS_PER_BATCH": 2})
-    assert found.output_dir == trained.output_dir / "evaluation"
-    assert (found.output_dir / "evaluation.json").exists()
+    result = detlite.evaluate(trained.weights, data=shapes[0], overrides={"TEST.IMS_PER_BATCH": 2})
+    assert result.output_dir == trained.output_dir / "evaluation"
+    assert (result.output_dir / "evaluation.json").exists()
     assert (trained.output_dir / "evaluation.json").read_bytes() == before
 
 
-def test_weights_by_name_are_the_file_that_they_stand_for(trained, tmp_path, monkeypatch):
-    from detlite.conversion.download import weight_catalog as published
+def test_the_result_names_the_file_of_weights_in_the_catalog(trained, tmp_path, monkeypatch):
+    from detlite.conversion.download import weight_catalog
 
-    monkeypatch.setitem(published._LOCAL, "known", lambda name: trained.weights.with_name(name))
-    found = detlite.evaluate(
+    monkeypatch.setitem(
+        weight_catalog._LOCAL, "known", lambda name: trained.weights.with_name(name)
+    )
+    result = detlite.evaluate(
         "known://model_final.pth",
         config=trained.output_dir / "config.yaml", output_dir=tmp_path,
     )  # fmt: skip
-    assert found.weights == trained.weights
+    assert result.weights == trained.weights
 
 
 def test_data_at_urls(shapes, tmp_path):
@@ -170,28 +175,28 @@ def test_data_at_urls(shapes, tmp_path):
 
 def test_home_and_variables_are_expanded(trained, shapes, tmp_path, monkeypatch):
     annotations, folder = shapes[1]
-    (tmp_path / "found.json").write_bytes(annotations.read_bytes())
+    (tmp_path / "copy.json").write_bytes(annotations.read_bytes())
     (tmp_path / "model.pth").write_bytes(trained.weights.read_bytes())
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PHOTOS", str(folder))
-    result = detlite.evaluate("~/model.pth", data=("~/found.json", "$PHOTOS"))
+    result = detlite.evaluate("~/model.pth", data=("~/copy.json", "$PHOTOS"))
     assert result.weights == tmp_path / "model.pth"
     assert result.output_dir == tmp_path / "evaluation"
     assert result.metrics["test"]["bbox"]
 
 
-def test_training_goes_on_from_weights_of_other_classes(trained, shapes, tmp_path):
-    """The model is that of the checkpoint; classes of the same name keep their rows."""
+def test_training_from_weights_with_other_classes(trained, shapes, tmp_path):
+    """The model is that of the checkpoint, and classes with the same name keep their weights."""
     annotations, folder = shapes[0]
     content = json.loads(annotations.read_text())
     names = [row["name"] for row in content["categories"]]
     content["categories"][0]["name"] = "new"
     other = annotations.with_name("other.json")
     other.write_text(json.dumps(content))
-    still = {"SOLVER.BASE_LR": 1e-30, "SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 2}
+    no_change = {"SOLVER.BASE_LR": 1e-30, "SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 2}
     result = detlite.train(
         data=(other, folder), weights=trained.weights, output_dir=tmp_path / "run",
-        overrides=still | {"DATALOADER.NUM_WORKERS": 0},
+        overrides=no_change | {"DATALOADER.NUM_WORKERS": 0},
     )  # fmt: skip
     assert (result.metrics, result.best_weights) == ({}, None)
     name = "roi_heads.box.predictor.cls_score.weight"
@@ -203,7 +208,7 @@ def test_training_goes_on_from_weights_of_other_classes(trained, shapes, tmp_pat
     assert load_config(result.output_dir / "config.yaml").INPUT.MIN_SIZE_TEST == 64
 
 
-def test_a_run_goes_on_without_what_it_started_from(trained, shapes, tmp_path):
+def test_resuming_does_not_need_the_initial_weights(trained, shapes, tmp_path):
     start = tmp_path / "start.pth"
     start.write_bytes(trained.weights.read_bytes())
     call = {"data": shapes[0], "weights": start, "output_dir": tmp_path / "run"}
@@ -214,7 +219,7 @@ def test_a_run_goes_on_without_what_it_started_from(trained, shapes, tmp_path):
     assert read_checkpoint(result.weights).training["iteration"] == 2
 
 
-def test_a_run_that_is_resumed_as_it_was_has_no_other_config(trained, shapes, tmp_path):
+def test_resuming_with_the_same_arguments_keeps_the_config(trained, shapes, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(trained.output_dir, folder)
     detlite.train(
@@ -225,8 +230,7 @@ def test_a_run_that_is_resumed_as_it_was_has_no_other_config(trained, shapes, tm
     assert "another config" not in log
 
 
-def test_a_folder_as_init_takes_it(shapes, tmp_path):
-    """A part of it is set apart, and is not trained on."""
+def test_a_folder_is_split_into_training_and_test_data(shapes, tmp_path):
     annotations, images = shapes[0]
     folder = tmp_path / "photos"
     shutil.copytree(images, folder / "images")
@@ -235,18 +239,19 @@ def test_a_folder_as_init_takes_it(shapes, tmp_path):
     result = detlite.train(data=str(folder), output_dir=tmp_path / "run", overrides=opts)
     assert result.metrics["test"]["bbox"]
     assert "data: read as COCO json; " in (tmp_path / "run" / "log.txt").read_text()
-    halves = [
+    splits = [
         {row["id"] for row in json.loads(Path(entry["annotations"]).read_text())["images"]}
         for entry in load_config(tmp_path / "run" / "config.yaml").DATASETS.CATALOG
     ]
-    assert halves[0] & halves[1] == set()
-    every = {row["id"] for row in json.loads(annotations.read_text())["images"]}
-    assert halves[0] | halves[1] == every
+    assert splits[0] & splits[1] == set()
+    all_ids = {row["id"] for row in json.loads(annotations.read_text())["images"]}
+    assert splits[0] | splits[1] == all_ids
 
 
-def test_paths_to_train_and_to_test_on(shapes, tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr("detlite.engine.run.run_training", lambda cfg, resume: made.append(cfg))
+def test_folders_of_training_and_test_data(shapes, tmp_path, monkeypatch):
+    configs = []
+    patched = lambda cfg, resume, hooks: configs.append(cfg)  # noqa: E731
+    monkeypatch.setattr("detlite.engine.run.run_training", patched)
     folders = []
     for (file, images), name in zip(shapes, ("photos", "others"), strict=True):
         folders.append(tmp_path / name)
@@ -255,15 +260,15 @@ def test_paths_to_train_and_to_test_on(shapes, tmp_path, monkeypatch):
     detlite.train(
         "demo_shapes.yaml", data=folders[0], test_data=folders[1], output_dir=tmp_path / "run"
     )
-    found = {row["name"]: row["annotations"] for row in made[0].DATASETS.CATALOG}
-    assert found == {
+    annotations = {row["name"]: row["annotations"] for row in configs[0].DATASETS.CATALOG}
+    assert annotations == {
         name: str(folder / "annotations.json")
         for name, folder in zip(("train", "test"), folders, strict=True)
     }
 
 
-def test_what_is_no_data_is_told(shapes):
-    with pytest.raises(ConfigError, match="must be a file; data are named as `data=`"):
+def test_invalid_data_arguments_are_refused(shapes):
+    with pytest.raises(ConfigError, match="must be a file; pass data as `data=`"):
         detlite.train(shapes[0])
     with pytest.raises(ConfigError, match=r"^data is 3: it must be"):
         detlite.train(data=3)
@@ -271,7 +276,7 @@ def test_what_is_no_data_is_told(shapes):
         detlite.evaluate("model.pth", data=3)
 
 
-def test_what_the_caller_logs_is_left_alone(trained, shapes, tmp_path):
+def test_the_logging_of_the_caller_is_restored(trained, shapes, tmp_path):
     root = logging.getLogger()
     before = list(root.handlers), root.level, warnings.showwarning
     detlite.evaluate(trained.weights, data=shapes[1], output_dir=tmp_path)
@@ -286,19 +291,19 @@ def test_minutes_and_resuming(timed, shapes, tmp_path):
     call = {"data": shapes[0], "minutes": 0.02, "output_dir": tmp_path / "run"}
     result = detlite.train(**call, overrides=overrides)
     training = read_checkpoint(result.weights).training
-    assert training["budget"]["seconds"] < 60 * 0.02 + 30  # a step may be long, but it is the last
+    assert training["budget"]["seconds"] < 60 * 0.02 + 30  # the last step may be long
     assert training["iteration"] == len(training["budget"]["shares"])
     cfg = load_config(tmp_path / "run" / "config.yaml")
     assert cfg.SOLVER.WARMUP_ITERS == 100  # 1200 steps fit
     assert [one.MODEL.ROI_MASK_HEAD.CONV_LAYERS for one in timed] == [(16,)]
-    again = detlite.train(**call, overrides=overrides, resume=True)
-    assert read_checkpoint(again.weights).training["iteration"] == training["iteration"]
-    assert len(timed) == 1  # the config is that of the run
-    with pytest.raises(ConfigError, match="holds a run already"):
+    resumed = detlite.train(**call, overrides=overrides, resume=True)
+    assert read_checkpoint(resumed.weights).training["iteration"] == training["iteration"]
+    assert len(timed) == 1  # the run has a config
+    with pytest.raises(ConfigError, match="already holds a run"):
         detlite.train(**call, overrides=overrides)
 
 
-def test_minutes_for_weights_are_timed_as_well(timed, trained, shapes, tmp_path):
+def test_steps_are_timed_for_weights_and_minutes(timed, trained, shapes, tmp_path):
     result = detlite.train(
         data=shapes[0], weights=trained.weights, minutes=0.001, output_dir=tmp_path / "run",
         overrides={"MODEL.DEVICE": "cpu"},
@@ -309,7 +314,7 @@ def test_minutes_for_weights_are_timed_as_well(timed, trained, shapes, tmp_path)
     assert cfg.SOLVER.WARMUP_ITERS == 6  # of 60 steps
     assert cfg.MODEL.RESNETS.RES2_OUT_CHANNELS == 8
     assert cfg.INPUT.MIN_SIZE_TRAIN == (64,)
-    assert cfg.SOLVER.IMS_PER_BATCH == 5  # all that have objects, as they are small
+    assert cfg.SOLVER.IMS_PER_BATCH == 5  # all images with objects, as they are small
 
 
 SEVERAL = """
@@ -320,7 +325,8 @@ detlite.train(data=({data!r}, {images!r}), output_dir={folder!r}, minutes=0.001,
 """
 
 
-def test_processes_take_one_config(shapes, free_port, tmp_path):
+@pytest.mark.slow
+def test_two_processes_use_one_config(shapes, free_port, tmp_path):
     data, images = map(str, shapes[0])
     skipped = "SOLVER.IMS_PER_BATCH", "SOLVER.MAX_ITER"
     opts = {key: value for key, value in SMALL.items() if key not in skipped}
@@ -339,11 +345,11 @@ def test_processes_take_one_config(shapes, free_port, tmp_path):
     assert [process.wait(120) for process in processes] == [0, 0]
     cfg = load_config(tmp_path / "run" / "config.yaml")
     assert cfg.SOLVER.MAX_MINUTES == 0.001
-    assert cfg.SOLVER.IMS_PER_BATCH == 4  # of five pictures with objects
+    assert cfg.SOLVER.IMS_PER_BATCH == 4  # of five images with objects
 
 
-def test_a_folder_without_a_training_has_nothing_to_resume(trained, shapes, tmp_path):
-    """An evaluation leaves a config.yaml as well."""
+def test_a_folder_of_an_evaluation_is_not_resumed(trained, shapes, tmp_path):
+    """It contains a config.yaml too."""
     detlite.evaluate(trained.weights, data=shapes[1], output_dir=tmp_path)
     small = SMALL | {"SOLVER.MAX_ITER": 1, "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 24}
     detlite.train(data=shapes[0], output_dir=tmp_path, overrides=small, resume=True)
@@ -352,36 +358,36 @@ def test_a_folder_without_a_training_has_nothing_to_resume(trained, shapes, tmp_
     assert "chosen: MODEL.RPN.ANCHOR_SIZES" in (tmp_path / "log.txt").read_text()
 
 
-def test_a_folder_that_holds_a_run_is_told_at_once(trained, shapes, timed):
-    with pytest.raises(ConfigError, match="holds a run already"):
+def test_a_used_folder_is_refused_before_steps_are_timed(trained, shapes, timed):
+    with pytest.raises(ConfigError, match="already holds a run"):
         detlite.train(data=shapes[0], output_dir=trained.output_dir, minutes=1)
     assert not timed
 
 
-def test_overrides_as_the_commands_give_them(shapes, tmp_path):
+def test_invalid_overrides_are_refused(shapes, tmp_path):
     with pytest.raises(ConfigError, match=r"pairs KEY VALUE: 'SOLVER\.MAX_ITER' has no value"):
         detlite.train("demo_shapes.yaml", overrides=["SOLVER.MAX_ITER"])
     with pytest.raises(ConfigError, match=r"unknown config key SOLVER\.MAX_ITERS"):
         detlite.train("demo_shapes.yaml", overrides={"SOLVER.MAX_ITERS": 3})
 
 
-def test_what_is_missing_is_named(shapes, tmp_path):
+def test_missing_arguments_and_files_are_named(shapes, tmp_path):
     with pytest.raises(ConfigError, match=r"train\(\) needs a config, or data"):
         detlite.train()
-    with pytest.raises(ConfigError, match="test_data needs data to train on"):
+    with pytest.raises(ConfigError, match="test_data needs training data"):
         detlite.train("demo_shapes.yaml", test_data=shapes[1])
     with pytest.raises(ConfigError, match=r"evaluate\(\) needs weights"):
         detlite.evaluate()
     with pytest.raises(DataError, match=r"annotation file .*none\.json does not exist"):
         detlite.train(data=("none.json", tmp_path))
     torch.save({"weight": torch.zeros(1)}, tmp_path / "bare.pth")
-    with pytest.raises(ConfigError, match=r"bare\.pth: does not say which detector .* config"):
+    with pytest.raises(ConfigError, match=r"bare\.pth: does not contain the config of a detector"):
         detlite.train(data=shapes[0], weights=tmp_path / "bare.pth")
 
 
 @pytest.mark.parametrize("kind", ["GeneralizedRCNN", "RetinaNet"])
-def test_pictures_without_objects_teach_the_background(shapes, tmp_path, kind):
-    """Alone in a batch, and put together with others."""
+def test_images_without_objects_are_used_as_background(shapes, tmp_path, kind):
+    """As single images of a batch, and in mosaics with others."""
     annotations, folder = shapes[0]
     content = json.loads(annotations.read_text())
     few = {row["id"] for row in content["images"][:2]}
@@ -403,7 +409,7 @@ def test_pictures_without_objects_teach_the_background(shapes, tmp_path, kind):
     assert result.metrics["test"]["loss"]["total"] > 0
 
 
-def test_data_without_masks_trains_boxes(shapes, tmp_path):
+def test_data_without_masks_trains_no_mask_head(shapes, tmp_path):
     annotations, folder = shapes[0]
     content = json.loads(annotations.read_text())
     for row in content["annotations"]:
@@ -414,9 +420,21 @@ def test_data_without_masks_trains_boxes(shapes, tmp_path):
     assert not any(".mask." in name for name in read_checkpoint(result.weights).model)
 
 
-def test_importing_stays_light():
-    """What only a run needs is imported by it."""
+def test_importing_detlite_does_not_import_optional_packages():
     heavy = ("matplotlib", "tensorboard", "detlite.engine.run", "detlite.apps.drawing", "timm")
     code = f"import sys, detlite; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_hooks_are_called(shapes, tmp_path):
+    class CountSteps(Hook):
+        steps = 0
+
+        def after_step(self, losses):
+            self.steps += 1
+
+    hook = CountSteps()
+    detlite.train(data=shapes[0], output_dir=tmp_path, overrides=SMALL, hooks=[hook])
+    assert hook.steps == 2
+    assert (tmp_path / "curves.png").exists()

@@ -1,4 +1,4 @@
-"""Whole runs of the shipped configs on real data, as short as they can be."""
+"""Short runs of the included configs on real data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 
 from detlite.config import expand_path, load_config
 from detlite.data import build_dataset, build_train_dataset
-from detlite.engine.trainer import train
+from detlite.engine.trainer import Trainer
 from detlite.modeling.build import build_model
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -20,7 +20,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 @pytest.fixture
 def load_real(data_root, tmp_path, monkeypatch):
-    """`load_real(name, *opts)`: a shipped config whose test set is cut to its first images."""
+    """Return a function that loads a config and keeps the first images of its test set."""
     monkeypatch.setenv("DETLITE_TEST_DATA", str(data_root))
 
     def load(name: str, *opts: Any, test_images: int) -> CfgNode:
@@ -29,12 +29,12 @@ def load_real(data_root, tmp_path, monkeypatch):
         entry = next(e for e in cfg.DATASETS.CATALOG if e["name"] == cfg.DATASETS.TEST[0])
         content = json.loads((root / entry["annotations"]).read_text())
         content["images"] = content["images"][:test_images]
-        kept = {row["id"] for row in content["images"]}
-        content["annotations"] = [a for a in content["annotations"] if a["image_id"] in kept]
-        cut = tmp_path / "few.json"
-        cut.write_text(json.dumps(content))
+        ids = {row["id"] for row in content["images"]}
+        content["annotations"] = [a for a in content["annotations"] if a["image_id"] in ids]
+        subset = tmp_path / "few.json"
+        subset.write_text(json.dumps(content))
         catalog = [e for e in cfg.DATASETS.CATALOG if e is not entry]
-        catalog.append({**entry, "annotations": str(cut)})
+        catalog.append({**entry, "annotations": str(subset)})
         run = (
             "OUTPUT_DIR",
             str(tmp_path),
@@ -53,11 +53,12 @@ def train_and_evaluate(cfg: CfgNode) -> dict[str, Any]:
     test_set = build_dataset(cfg, cfg.DATASETS.TEST[0], train=False)
     model = build_model(cfg)
     model.categories = train_set.categories
-    return train(cfg, model, train_set, [test_set])[test_set.name]
+    return Trainer(cfg, model, train_set, [test_set]).train()[test_set.name]
 
 
+@pytest.mark.slow
 def test_coco_at_full_size(load_real, tmp_path):
-    """80 categories with sparse ids, crowd, ResNet-50-FPN, 800 pixels: one step, one evaluation."""
+    """80 categories with sparse ids, crowds, R-50-FPN, 800 pixels: one step and an evaluation."""
     cfg = load_real(
         "coco_open_mask_rcnn_R_50_FPN.yaml",
         *("SOLVER.MAX_ITER", 1, "SOLVER.IMS_PER_BATCH", 1, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0),
@@ -74,9 +75,13 @@ def test_coco_at_full_size(load_real, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["nuclei_mask_rcnn_R_18_FPN.yaml", "bccd_faster_rcnn_R_18_FPN.yaml"]
+    "name",
+    [
+        pytest.param("nuclei_mask_rcnn_R_18_FPN.yaml", marks=pytest.mark.slow),
+        "bccd_faster_rcnn_R_18_FPN.yaml",
+    ],
 )
-def test_loss_falls_within_a_few_steps(load_real, tmp_path, name):
+def test_the_loss_decreases_within_a_few_steps(load_real, tmp_path, name):
     cfg = load_real(
         name,
         *("DTYPE", "float32", "INPUT.MIN_SIZE_TRAIN", (128,), "INPUT.MIN_SIZE_TEST", 128),

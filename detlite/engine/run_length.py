@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from yacs.config import CfgNode
 
-from detlite.distributed import is_main, largest
+from detlite.distributed import is_main, max_over_processes
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class RunLength:
         Returns:
             Each flag, True if it is set in any process.
         """
-        return [value > 0 for value in largest(flags)]
+        return [value > 0 for value in max_over_processes(flags)]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -129,8 +129,8 @@ class TimeLimit(RunLength):
             seconds = time.monotonic() - self._start
             step = seconds - self._evaluations - self._trained
             own = [seconds, self._evaluations, self._longest, max(step, self._slowest)]
-        *agreed, self._seconds, self._evaluations, self._longest, self._slowest = largest(
-            [*flags, *own]
+        *agreed, self._seconds, self._evaluations, self._longest, self._slowest = (
+            max_over_processes([*flags, *own])
         )
         self._timed += 1
         self._trained = self._seconds - self._evaluations

@@ -1,4 +1,4 @@
-"""What the tests of exported files share."""
+"""Fixtures for tests of exported files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from detlite.apps.export import exported_detector as exported
 
 @pytest.fixture(scope="module")
 def read_once() -> Iterator[None]:
-    """The program of a file is read, which takes torch 10 s and more, only the first time."""
+    """Read the program of a file only once, because it takes torch 10 seconds or more."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exported, "_pt2_run", functools.cache(exported._pt2_run))
         yield

@@ -1,4 +1,4 @@
-"""Predictions in other tools' forms, and the model in other libraries' conventions."""
+"""Exports to other tools, and compatibility with other libraries."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from detlite.structures.masks.formats import encode_bitmap
 SIZE = (40, 60)  # height, width
 
 
-def drawn(kind):
-    """A mask of two parts, one with a hole; or one part; or nothing."""
+def draw_mask(kind):
+    """Draw a mask of two parts, one with a hole, or one part, or nothing."""
     image = Image.new("1", SIZE[::-1])
     draw = ImageDraw.Draw(image)
     if kind != "empty":
@@ -35,8 +35,8 @@ def drawn(kind):
 
 @pytest.fixture
 def prediction():
-    """Three objects; the mask of the last one is empty."""
-    masks = torch.from_numpy(np.stack([drawn(kind) for kind in ("parts", "one", "empty")]))
+    """Prediction of three objects, the last one with an empty mask."""
+    masks = torch.from_numpy(np.stack([draw_mask(kind) for kind in ("parts", "one", "empty")]))
     return Prediction(
         size=SIZE,
         boxes=torch.tensor([[5.0, 3, 59, 39], [5, 5, 26, 31], [30, 8, 42, 20]]),
@@ -49,8 +49,8 @@ def prediction():
 
 
 @pytest.fixture
-def boxes_and_points(prediction):
-    """The same without masks, but with two keypoints each."""
+def with_keypoints(prediction):
+    """The same prediction without masks, but with two keypoints per object."""
     points = torch.tensor([[[10.0, 8, 1], [30, 20, 1]]] * 3)
     rest = {name: value for name, value in prediction.items() if name != "masks"}
     return Prediction(**rest, keypoints=points, keypoints_scores=torch.zeros(3, 2))
@@ -61,8 +61,8 @@ def as_rles(prediction):
     return Prediction({**prediction, "masks": masks})
 
 
-def filled(polygon):
-    """The pixels whose centres are in a polygon: the even-odd rule, by hand."""
+def fill(polygon):
+    """Return the pixels whose centers are in a polygon, by the even-odd rule."""
     y, x = np.mgrid[: SIZE[0], : SIZE[1]] + 0.5
     inside = np.zeros(SIZE, bool)
     for (x1, y1), (x2, y2) in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
@@ -73,11 +73,11 @@ def filled(polygon):
 
 
 class TestOutlines:
-    def test_pixels_are_inside_by_their_centres(self):
-        parts = outlines(drawn("parts"))
+    def test_pixels_are_inside_if_their_centers_are(self):
+        parts = outlines(draw_mask("parts"))
         assert len(parts) == 2
-        whole = drawn("one") | (drawn("parts") & (np.arange(SIZE[1]) > 30))
-        assert (np.logical_or(*map(filled, parts)) == whole).all()  # the hole is filled
+        whole = draw_mask("one") | (draw_mask("parts") & (np.arange(SIZE[1]) > 30))
+        assert (np.logical_or(*map(fill, parts)) == whole).all()  # the hole is filled
 
     def test_random_masks(self):
         rng = np.random.default_rng(0)
@@ -85,42 +85,42 @@ class TestOutlines:
             mask = rng.random(SIZE) < density
             inside = np.zeros(SIZE, bool)
             for part in outlines(mask):
-                inside |= filled(part)
+                inside |= fill(part)
             assert inside[mask].all()
-            if density in (0.1, 1.0):  # hardly a hole
+            if density in (0.1, 1.0):  # hardly any holes
                 assert (inside != mask).mean() < 0.01
 
-    def test_straight_edges_have_no_further_corners(self):
+    def test_straight_edges_have_no_extra_corners(self):
         mask = np.zeros(SIZE, bool)
         mask[10:30, 20:50] = True
         (part,) = outlines(mask)
-        assert len(part) == 8  # a rectangle whose corners are cut by half a pixel
+        assert len(part) == 8  # a rectangle with corners cut by half a pixel
         assert part.min(axis=0).tolist() == [20, 10]
         assert part.max(axis=0).tolist() == [50, 30]
 
-    def test_nothing(self):
-        assert outlines(drawn("empty")) == []
+    def test_an_empty_mask(self):
+        assert outlines(draw_mask("empty")) == []
 
 
 class TestSupervision:
     @pytest.mark.parametrize("rle", [False, True])
     def test_detections(self, prediction, rle):
         supervision = pytest.importorskip("supervision")
-        found = (as_rles(prediction) if rle else prediction).to_supervision()
-        assert isinstance(found, supervision.Detections)
-        assert found.xyxy.tolist() == prediction["boxes"].tolist()
-        assert found.class_id.tolist() == [1, 0, 0]
-        assert found.confidence.tolist() == pytest.approx([0.9, 0.8, 0.25])
-        assert found["class_name"].tolist() == prediction["names"]
-        assert found["category_id"].tolist() == [70, 5, 5]
-        assert np.array_equal(found.mask, prediction["masks"].numpy())
-        assert found[found.confidence > 0.5].mask.shape == (2, *SIZE)
+        detections = (as_rles(prediction) if rle else prediction).to_supervision()
+        assert isinstance(detections, supervision.Detections)
+        assert detections.xyxy.tolist() == prediction["boxes"].tolist()
+        assert detections.class_id.tolist() == [1, 0, 0]
+        assert detections.confidence.tolist() == pytest.approx([0.9, 0.8, 0.25])
+        assert detections["class_name"].tolist() == prediction["names"]
+        assert detections["category_id"].tolist() == [70, 5, 5]
+        assert np.array_equal(detections.mask, prediction["masks"].numpy())
+        assert detections[detections.confidence > 0.5].mask.shape == (2, *SIZE)
 
-    def test_boxes_and_keypoints(self, boxes_and_points):
+    def test_boxes_and_keypoints(self, with_keypoints):
         pytest.importorskip("supervision")
-        found = to_supervision(boxes_and_points)
-        assert found.mask is None
-        assert found["keypoints"].tolist() == boxes_and_points["keypoints"].tolist()
+        detections = to_supervision(with_keypoints)
+        assert detections.mask is None
+        assert detections["keypoints"].tolist() == with_keypoints["keypoints"].tolist()
 
     def test_a_missing_package_is_named(self, prediction, monkeypatch):
         monkeypatch.setitem(sys.modules, "supervision", None)
@@ -139,14 +139,14 @@ class TestLabelMe:
             ("tall & thin", "polygon", 0, "0.9000"), ("tall & thin", "polygon", 0, "0.9000"),
             ("cell", "polygon", None, "0.8000"), ("cell", "rectangle", None, "0.2500"),
         ]  # fmt: skip
-        assert (filled(np.array(shapes[2]["points"])) == drawn("one")).all()
+        assert (fill(np.array(shapes[2]["points"])) == draw_mask("one")).all()
         assert shapes[3]["points"] == [[30, 8], [42, 20]]
         assert {key for shape in shapes for key in shape} == {
             "label", "points", "group_id", "description", "shape_type", "flags", "mask",
         }  # fmt: skip
 
-    def test_keypoints_are_points_of_their_object(self, boxes_and_points):
-        shapes = to_labelme(boxes_and_points, "photo.jpg", ["head"])["shapes"]
+    def test_keypoints_are_grouped_with_their_object(self, with_keypoints):
+        shapes = to_labelme(with_keypoints, "photo.jpg", ["head"])["shapes"]
         assert len(shapes) == 9
         assert [(s["label"], s["shape_type"], s["group_id"]) for s in shapes[3:6]] == [
             ("cell", "rectangle", 1), ("cell head", "point", 1), ("cell keypoint 2", "point", 1),
@@ -158,10 +158,10 @@ class TestLabelStudio:
     def test_masks_are_polygons_in_percent(self, prediction):
         task = to_label_studio(prediction, "/data/photo.jpg", "mine")
         assert task["data"] == {"image": "/data/photo.jpg"}
-        (given,) = task["predictions"]
-        assert given["model_version"] == "mine"
-        assert given["score"] == pytest.approx(0.65)
-        regions = given["result"]
+        (exported,) = task["predictions"]
+        assert exported["model_version"] == "mine"
+        assert exported["score"] == pytest.approx(0.65)
+        regions = exported["result"]
         assert [(r["type"], r["from_name"], r["value"][r["type"]]) for r in regions] == [
             ("polygonlabels", "masks", ["tall & thin"]),
             ("polygonlabels", "masks", ["tall & thin"]),
@@ -171,14 +171,14 @@ class TestLabelStudio:
         assert len({region["id"] for region in regions}) == 4
         assert all((r["original_height"], r["original_width"]) == SIZE for r in regions)
         points = np.array(regions[2]["value"]["points"]) * [[0.6, 0.4]]
-        assert (filled(points) == drawn("one")).all()
+        assert (fill(points) == draw_mask("one")).all()
         box = regions[3]["value"]
         assert [box[name] for name in ("x", "y", "width", "height")] == pytest.approx(
             [50, 20, 20, 30]
         )
 
-    def test_keypoints_belong_to_their_object(self, boxes_and_points):
-        regions = to_label_studio(boxes_and_points, "a.jpg", keypoint_names=["head", "tail"])[
+    def test_keypoints_have_their_object_as_parent(self, with_keypoints):
+        regions = to_label_studio(with_keypoints, "a.jpg", keypoint_names=["head", "tail"])[
             "predictions"
         ][0]["result"]
         point = regions[2]
@@ -187,7 +187,7 @@ class TestLabelStudio:
         assert (point["value"]["x"], point["value"]["y"]) == (50, 50)
         assert point["parentID"] == regions[0]["id"]
 
-    def test_nothing_found(self, prediction):
+    def test_no_detections(self, prediction):
         none = Prediction(
             {**prediction, "boxes": torch.zeros(0, 4), "scores": torch.zeros(0), "names": [],
              "labels": torch.zeros(0), "masks": torch.zeros(0, *SIZE), "category_ids": []}
@@ -196,13 +196,13 @@ class TestLabelStudio:
         assert to_labelme(none, "a.jpg")["shapes"] == []
 
 
-def test_coco_results_are_what_fiftyone_imports(prediction):
+def test_coco_results_can_be_imported_by_fiftyone(prediction):
     """`fiftyone.utils.coco.add_coco_labels` reads these fields of a list of annotations."""
-    found = coco_results(
+    results = coco_results(
         7, prediction["boxes"], prediction["scores"], prediction["category_ids"],
         prediction["masks"],
     )  # fmt: skip
-    for row in found.to_coco():
+    for row in results.to_coco():
         assert row.keys() == {"image_id", "category_id", "score", "bbox", "segmentation"}
         assert row["image_id"] == 7
         assert len(row["bbox"]) == 4
@@ -219,28 +219,28 @@ def model(tiny_config):
 
 
 @pytest.fixture
-def pictures():
+def images():
     return [torch.randint(0, 255, (3, *size), dtype=torch.uint8) for size in ((64, 96), (80, 64))]
 
 
-def truth_of(found):
-    """Ground truth that some of the detections meet."""
+def ground_truth_for(predictions):
+    """Return ground truth that every third detection matches."""
     return [
         {"boxes": one["boxes"][::3] + torch.tensor([0.0, 0, 2, 1]), "labels": one["labels"][::3],
          "masks": one["masks"][::3]}
-        for one in found
+        for one in predictions
     ]  # fmt: skip
 
 
-def coco_ap(found, truth):
-    """AP of boxes and masks by pycocotools."""
+def coco_ap(predictions, ground_truth):
+    """Compute AP of boxes and masks with pycocotools."""
     images, annotations, rows = [], [], []
-    for number, (one, true) in enumerate(zip(found, truth, strict=True), 1):
+    for number, (one, true) in enumerate(zip(predictions, ground_truth, strict=True), 1):
         height, width = one["masks"].shape[1:]
         images.append({"id": number, "height": height, "width": width})
-        given = coco_results(number, true["boxes"], torch.ones(len(true["boxes"])),
+        expected = coco_results(number, true["boxes"], torch.ones(len(true["boxes"])),
                              true["labels"].tolist(), true["masks"])  # fmt: skip
-        for row in given.to_coco():
+        for row in expected.to_coco():
             annotations.append({**row, "id": len(annotations) + 1, "iscrowd": 0, "area": 1})
         rows += coco_results(number, one["boxes"], one["scores"], one["labels"].tolist(),
                              one["masks"]).to_coco()  # fmt: skip
@@ -258,40 +258,40 @@ def coco_ap(found, truth):
     return aps
 
 
-def test_predictions_are_what_torchmetrics_takes(model, pictures):
+def test_predictions_work_with_torchmetrics(model, images):
     detection = pytest.importorskip("torchmetrics.detection")
-    found = Predictor(model, 64)(pictures)
-    truth = truth_of(found)
+    predictions = Predictor(model, 64)(images)
+    ground_truth = ground_truth_for(predictions)
     metric = detection.MeanAveragePrecision(iou_type=("bbox", "segm"))
-    metric.update(found, truth)
-    computed, wanted = metric.compute(), coco_ap(found, truth)
-    assert 0.1 < wanted["bbox"] < 0.99
-    for kind, ap in wanted.items():
+    metric.update(predictions, ground_truth)
+    computed, expected = metric.compute(), coco_ap(predictions, ground_truth)
+    assert 0.1 < expected["bbox"] < 0.99
+    for kind, ap in expected.items():
         assert computed[f"{kind}_map"].item() == pytest.approx(ap, abs=1e-6)
 
 
-def test_so_is_what_the_model_gives(model, pictures):
-    """Its masks are probabilities [N, 1, H, W], as torchvision's are."""
+def test_model_outputs_work_with_torchmetrics(model, images):
+    """Masks are probabilities [N, 1, H, W], as in torchvision."""
     detection = pytest.importorskip("torchmetrics.detection")
     with torch.no_grad():
-        found = [{**one, "masks": one["masks"][:, 0] > 0.5} for one in model(pictures)]
-    truth = truth_of(found)
+        predictions = [{**one, "masks": one["masks"][:, 0] > 0.5} for one in model(images)]
+    ground_truth = ground_truth_for(predictions)
     metric = detection.MeanAveragePrecision(iou_type=("bbox", "segm"))
-    metric.update(found, truth)
-    computed, wanted = metric.compute(), coco_ap(found, truth)
-    for kind, ap in wanted.items():
+    metric.update(predictions, ground_truth)
+    computed, expected = metric.compute(), coco_ap(predictions, ground_truth)
+    for kind, ap in expected.items():
         assert computed[f"{kind}_map"].item() == pytest.approx(ap, abs=1e-6)
 
 
-def test_the_model_is_called_as_torchvisions_is(model, pictures):
-    """The same images and targets, and results of the same names, types and shapes."""
+def test_the_model_has_the_interface_of_torchvision(model, images):
+    """The same inputs give outputs with the same names, types and shapes."""
     from torchvision.models.detection import maskrcnn_resnet50_fpn
 
     theirs = maskrcnn_resnet50_fpn(
         weights=None, weights_backbone=None, num_classes=4, min_size=64, max_size=96,
         box_score_thresh=0.0, box_detections_per_img=20,
     )  # fmt: skip
-    images = [picture.float() / 255 for picture in pictures]
+    images = [image.float() / 255 for image in images]
     with torch.no_grad():
         results = [own.eval()(images) for own in (model, theirs)]
     for ours, other, image in zip(*results, images, strict=True):

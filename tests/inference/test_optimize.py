@@ -1,4 +1,4 @@
-"""Optimized detectors: the same detections, whatever the body, the norms and the heads are."""
+"""Optimized detectors return the same detections, for all backbones, norms and heads."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from detlite.modeling.layers.asymmetric_padding import PaddedConv2d
 from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
 from tests.modeling.family import FAMILY, family_config
 
-# Beside the family: bodies, necks and norms.
-BODIES: dict[str, dict[str, Any]] = {
+# In addition to FAMILY: backbones, necks and norms.
+VARIANTS: dict[str, dict[str, Any]] = {
     "bottlenecks": {"MODEL.BACKBONE.CONV_BODY": "R-50-FPN"},
     "batch norm": {"MODEL.RESNETS.NORM": "BN", "MODEL.FPN.NORM": "BN"},
     "group norm": {
@@ -67,22 +67,22 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=[*FAMILY, *BODIES])
+@pytest.fixture(params=[*FAMILY, *VARIANTS])
 def model(request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]) -> DetectionModel:
     torch.manual_seed(0)
     if request.param in FAMILY:
         config = family_config(request.param, tiny_config)
     else:
-        settings = BODIES[request.param]
+        settings = VARIANTS[request.param]
         config = tiny_config(*(item for pair in settings.items() for item in pair))
     model = build_model(config).eval()
-    for module in model.modules():  # as after training
+    for module in model.modules():  # statistics as after training
         if hasattr(module, "running_var"):
             module.running_mean.normal_(std=0.1)
             module.running_var.uniform_(0.5, 2)
         if hasattr(module, "running_var") or isinstance(module, LevelBatchNorm):
             for parameter, low in ((module.weight, 0.5), (module.bias, -0.1)):
-                if parameter is not None:  # not in the norm of a level
+                if parameter is not None:  # None in the norms of single levels
                     parameter.data.uniform_(low, low + 1)
     return model
 
@@ -96,35 +96,35 @@ def inputs(model: DetectionModel) -> tuple[list[Tensor], list[Tensor] | None]:
 def test_float32_detects_the_same(model: DetectionModel) -> None:
     before = copy.deepcopy(model.state_dict())
     optimized = optimize(model, "float32")
-    given = inputs(model)
-    for found, expected in zip(optimized.detect(*given), model.detect(*given), strict=True):
+    batch = inputs(model)
+    for actual, expected in zip(optimized.detect(*batch), model.detect(*batch), strict=True):
         assert len(expected.scores) > 0
-        assert torch.equal(found.labels, expected.labels)
-        torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
+        assert torch.equal(actual.labels, expected.labels)
+        torch.testing.assert_close(actual.scores, expected.scores, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
         if expected.mask_probs is not None:
-            torch.testing.assert_close(found.mask_probs, expected.mask_probs, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(actual.mask_probs, expected.mask_probs, rtol=1e-3, atol=1e-4)
     assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert next(model.parameters()).requires_grad
 
 
-def test_bfloat16_keeps_maps_and_scores_boxes_in_float32(model: DetectionModel) -> None:
+def test_bfloat16_models_score_boxes_in_float32(model: DetectionModel) -> None:
     optimized = optimize(model, "bfloat16")
-    given = inputs(model)
-    images, proposals = model.prepare(*given)
+    batch = inputs(model)
+    images, proposals = model.prepare(*batch)
     with torch.no_grad():
         expected = model.backbone(images.pixels)
         levels = optimized.backbone(images.pixels)
-        for level, wanted in zip(levels, expected, strict=True):
+        for level, target in zip(levels, expected, strict=True):
             assert level.dtype == torch.bfloat16
-            assert (level.float() - wanted).norm() < 0.03 * wanted.norm()
+            assert (level.float() - target).norm() < 0.03 * target.norm()
         predicted = optimized.predict_boxes(levels, images, proposals)
     assert predicted.boxes.dtype == predicted.scores.dtype == torch.float32
-    optimized.detect(*given)
+    optimized.detect(*batch)
 
 
-def test_every_convolution_of_a_resnet_takes_in_what_follows(
+def test_all_layers_of_a_resnet_are_fused_into_convolutions(
     tiny_config: Callable[..., CfgNode],
 ) -> None:
     config = tiny_config("MODEL.RESNETS.NORM", "FrozenBN", "MODEL.FPN.NORM", "")
@@ -132,13 +132,13 @@ def test_every_convolution_of_a_resnet_takes_in_what_follows(
     kinds = {type(module) for module in backbone.modules()}
     assert FusedConv2d in kinds
     assert not kinds & {nn.Conv2d, nn.ReLU, FrozenBatchNorm2d, nn.BatchNorm2d}
-    # Four residual additions of eight overwrite their shortcut, whose map nothing else reads.
+    # Four of eight residual additions overwrite their shortcut, which no other layer reads.
     assert "+" not in backbone.code
     assert backbone.code.count("overwrite = True") >= 4
 
 
 class Residual(nn.Module):
-    """The shortcut is read again after it was added."""
+    """Residual block whose shortcut is read again after the addition."""
 
     def __init__(self, activation: nn.Module, shape: tuple[int, ...] | None = None) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Residual(nn.Module):
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.Hardswish()])
 @pytest.mark.parametrize("onednn", [True, False])
-def test_a_map_that_is_read_again_is_not_overwritten(
+def test_a_feature_map_that_is_read_again_is_not_overwritten(
     activation: nn.Module, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -166,8 +166,8 @@ def test_a_map_that_is_read_again_is_not_overwritten(
     x = torch.randn(2, 16, 9, 7)
     with torch.no_grad():
         expected = part(x)
-        found = fuse(copy.deepcopy(part), torch.float32, levels=1, scores=False)(x)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        actual = fuse(copy.deepcopy(part), torch.float32, levels=1, scores=False)(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish])
@@ -183,7 +183,7 @@ def test_activations_are_fused_into_the_convolution(activation: type[nn.Module])
     assert [type(child) for child in fused.children()] == [FusedConv2d]
 
 
-def test_convolutions_with_margins_are_fused() -> None:
+def test_convolutions_with_asymmetric_padding_are_fused() -> None:
     conv = PaddedConv2d(nn.Conv2d(4, 8, 3, 2), (0, 1, 2, 0))
     part = nn.Sequential(conv, nn.BatchNorm2d(8), nn.ReLU6()).eval()
     x = 3 * torch.randn(2, 4, 9, 7)
@@ -195,7 +195,7 @@ def test_convolutions_with_margins_are_fused() -> None:
     assert not any(isinstance(child, nn.Conv2d) for child in fused.modules())
 
 
-def test_what_is_added_may_be_broadcast() -> None:
+def test_the_added_tensor_may_be_broadcast() -> None:
     class Shifted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -211,7 +211,7 @@ def test_what_is_added_may_be_broadcast() -> None:
         torch.testing.assert_close(fused(x), part(x))
 
 
-def test_last_layers_of_a_map_are_one_in_float32() -> None:
+def test_the_last_layers_of_a_feature_map_are_joined_in_float32() -> None:
     class Head(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -232,17 +232,17 @@ def test_last_layers_of_a_map_are_one_in_float32() -> None:
     assert sum(isinstance(module, InFloat32) for module in fused.modules()) == 1
 
 
-def test_code_that_depends_on_values_is_run_as_it_is(tiny_config: Callable[..., CfgNode]) -> None:
-    class Body(nn.Module):
-        def __init__(self, body: nn.Module) -> None:
+def test_code_that_depends_on_values_is_not_fused(tiny_config: Callable[..., CfgNode]) -> None:
+    class Conditional(nn.Module):
+        def __init__(self, backbone: nn.Module) -> None:
             super().__init__()
-            self.body = body
+            self.backbone = backbone
 
         def forward(self, x: Tensor) -> Any:
-            return self.body(x if x.sum() > 0 else -x)
+            return self.backbone(x if x.sum() > 0 else -x)
 
     model = build_model(tiny_config()).eval()
-    model.backbone.body = Body(model.backbone.body)
+    model.backbone.body = Conditional(model.backbone.body)
     with pytest.raises(fx.proxy.TraceError):
         fuse(copy.deepcopy(model.backbone), torch.float32, levels=5, scores=False)
     images = [torch.rand(3, 64, 64)]
@@ -251,7 +251,7 @@ def test_code_that_depends_on_values_is_run_as_it_is(tiny_config: Callable[..., 
     optimize(model, "bfloat16").detect(images)
 
 
-def test_a_copy_of_an_optimized_model_detects_too(tiny_config: Callable[..., CfgNode]) -> None:
+def test_an_optimized_model_can_be_copied(tiny_config: Callable[..., CfgNode]) -> None:
     optimized = optimize(build_model(tiny_config()), "float32")
     images = [torch.rand(3, 64, 64)]
     again = copy.deepcopy(optimized)
@@ -264,23 +264,24 @@ def test_unknown_dtypes_are_refused(tiny_config: Callable[..., CfgNode]) -> None
         optimize(build_model(tiny_config()), "float64")
 
 
-def test_fusing_is_asked_for_once() -> None:
+def test_support_for_fusion_is_checked_once() -> None:
     assert onednn_fuses(torch.float32) is onednn_fuses(torch.float32)
 
 
-def test_int8_needs_pictures(tiny_config: Callable[..., CfgNode]) -> None:
+def test_int8_needs_images(tiny_config: Callable[..., CfgNode]) -> None:
     with pytest.raises(ValueError, match="calibration"):
         optimize(build_model(tiny_config()), "int8")
 
 
-def test_int8_is_run_by_openvino(tiny_config: Callable[..., CfgNode]) -> None:
+@pytest.mark.slow
+def test_int8_runs_with_openvino(tiny_config: Callable[..., CfgNode]) -> None:
     for package in ("openvino", "nncf"):
         pytest.importorskip(package, reason="needs the extra openvino")
     model = build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()
-    pictures = [torch.rand(3, 64, 64), torch.rand(3, 64, 96)]
-    fast = optimize(model, "int8", pictures)
+    images = [torch.rand(3, 64, 64), torch.rand(3, 64, 96)]
+    fast = optimize(model, "int8", images)
     assert len(openvino_parts(fast)) == 4  # backbone, and heads of RPN, boxes and masks
-    assert len(fast.detect(pictures)[0].boxes) > 0
+    assert len(fast.detect(images)[0].boxes) > 0
 
 
 def test_frozen_norms_of_timm_are_folded(tiny_config: Callable[..., CfgNode]) -> None:
@@ -292,15 +293,18 @@ def test_frozen_norms_of_timm_are_folded(tiny_config: Callable[..., CfgNode]) ->
     images, _ = inputs(model)
     pixels = model.prepare(images)[0].pixels
     with torch.no_grad():
-        for level, wanted in zip(optimized.backbone(pixels), model.backbone(pixels), strict=True):
-            torch.testing.assert_close(level, wanted, rtol=1e-4, atol=1e-4)
+        for level, target in zip(optimized.backbone(pixels), model.backbone(pixels), strict=True):
+            torch.testing.assert_close(level, target, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("native", "wanted"), [(False, torch.float32), (True, torch.bfloat16)])
-def test_auto_is_bfloat16_only_where_that_is_native(
-    tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch, native: bool, wanted: Any
+@pytest.mark.parametrize(("native", "expected"), [(False, torch.float32), (True, torch.bfloat16)])
+def test_auto_is_bfloat16_only_with_native_support(
+    tiny_config: Callable[..., CfgNode],
+    monkeypatch: pytest.MonkeyPatch,
+    native: bool,
+    expected: Any,
 ) -> None:
     monkeypatch.setattr("detlite.modeling.precision.has_bfloat16", lambda device: native)
     optimized = optimize(build_model(tiny_config()), "auto")
     weights = [m.weight for m in optimized.backbone.modules() if isinstance(m, FusedConv2d)]
-    assert {weight.dtype for weight in weights} == {wanted}
+    assert {weight.dtype for weight in weights} == {expected}

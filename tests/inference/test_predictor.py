@@ -1,4 +1,4 @@
-"""The predictor, on a model that finds the bright square of a picture."""
+"""The predictor, with a model that detects the bright square in an image."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from detlite.structures.masks.formats import to_bitmap
 
 
 class BrightSquare(nn.Module):
-    """Detects the bright square, and less surely the whole picture."""
+    """Detects the bright square, and the whole image with a lower score."""
 
-    categories = ({"id": 7, "name": "square"}, {"id": 90, "name": "picture"})
+    categories = ({"id": 7, "name": "square"}, {"id": 90, "name": "image"})
     convention = CONVENTIONS["detlite"]
     mask_threshold = 0.5
     device = torch.device("cpu")
+    resizes_images = False
+    takes_proposals = False
 
     def __init__(self, masks: bool = True) -> None:
         super().__init__()
         self.masks = masks
         self.calls: list[list[Tensor]] = []
-        self.given: list[list[Tensor] | None] = []
+        self.proposals: list[list[Tensor] | None] = []
         self.autocast: list[bool] = []
 
     @property
@@ -42,14 +44,14 @@ class BrightSquare(nn.Module):
         return [[tuple(image.shape[1:]) for image in images] for images in self.calls]
 
     def detect(
-        self, images: list[Tensor], given: list[Tensor] | None, min_score: float
+        self, images: list[Tensor], proposals: list[Tensor] | None, min_score: float
     ) -> list[Detections]:
         assert not self.training
-        self.given.append(given)
+        self.proposals.append(proposals)
         self.calls.append(images)
         self.autocast.append(torch.is_autocast_enabled("cpu"))
-        found = [self._detect(image) for image in images]
-        return [detections[detections.scores >= min_score] for detections in found]
+        batch = [self._detect(image) for image in images]
+        return [detections[detections.scores >= min_score] for detections in batch]
 
     def _detect(self, image: Tensor) -> Detections:
         y, x = torch.nonzero(image.float().mean(dim=0) > 127, as_tuple=True)
@@ -65,8 +67,8 @@ class BrightSquare(nn.Module):
 
 
 @pytest.fixture
-def picture() -> np.ndarray:
-    """uint8 [60, 120, 3], with a bright square at x 20..60, y 10..50."""
+def image() -> np.ndarray:
+    """Image uint8 [60, 120, 3] with a bright square at x 20..60, y 10..50."""
     array = np.zeros((60, 120, 3), np.uint8)
     array[10:50, 20:60] = 255
     return array
@@ -78,115 +80,115 @@ def predictor() -> Predictor:
 
 
 class TestPrediction:
-    def test_is_in_the_frame_of_the_picture(
-        self, predictor: Predictor, picture: np.ndarray
+    def test_is_in_pixels_of_the_original_image(
+        self, predictor: Predictor, image: np.ndarray
     ) -> None:
-        found = predictor(picture)
+        prediction = predictor(image)
         assert predictor.model.sizes == [[(30, 60)]]
-        assert found["boxes"].tolist() == [[20, 10, 60, 50], [0, 0, 120, 60]]
-        assert found["scores"].tolist() == pytest.approx([0.9, 0.3])
-        assert found["labels"].tolist() == [1, 2]
-        assert found["category_ids"] == [7, 90]
-        assert found["names"] == ["square", "picture"]
-        assert found["masks"].dtype == torch.bool
-        assert (found["masks"][0].numpy() == (picture[:, :, 0] == 255)).all()
-        assert found["masks"][1].float().mean() > 0.99  # pasting rounds the corners
+        assert prediction["boxes"].tolist() == [[20, 10, 60, 50], [0, 0, 120, 60]]
+        assert prediction["scores"].tolist() == pytest.approx([0.9, 0.3])
+        assert prediction["labels"].tolist() == [1, 2]
+        assert prediction["category_ids"] == [7, 90]
+        assert prediction["names"] == ["square", "image"]
+        assert prediction["masks"].dtype == torch.bool
+        assert (prediction["masks"][0].numpy() == (image[:, :, 0] == 255)).all()
+        assert prediction["masks"][1].float().mean() > 0.99  # pasting rounds the corners
 
-    def test_every_form_of_a_picture(
-        self, predictor: Predictor, picture: np.ndarray, tmp_path: Path
+    def test_all_types_of_images(
+        self, predictor: Predictor, image: np.ndarray, tmp_path: Path
     ) -> None:
-        picture[..., 0] //= 2  # so that the order of the channels matters
-        Image.fromarray(picture).save(tmp_path / "p.png")
-        forms = [
-            picture,
-            picture[:, :, ::-1][:, :, ::-1],
-            torch.from_numpy(picture).permute(2, 0, 1),
-            Image.fromarray(picture),
+        image[..., 0] //= 2  # so that the order of the channels matters
+        Image.fromarray(image).save(tmp_path / "p.png")
+        inputs = [
+            image,
+            image[:, :, ::-1][:, :, ::-1],
+            torch.from_numpy(image).permute(2, 0, 1),
+            Image.fromarray(image),
             tmp_path / "p.png",
             str(tmp_path / "p.png"),
             (tmp_path / "p.png").read_bytes(),
         ]
-        for form in forms:
-            predictor(form)
+        for one in inputs:
+            predictor(one)
         first, *others = (images[0] for images in predictor.model.calls)
         assert len(others) == 6
         assert all(torch.equal(image, first) for image in others)
 
-    def test_list_is_one_batch(self, predictor: Predictor, picture: np.ndarray) -> None:
-        found = predictor([picture, picture[:50]])
+    def test_a_list_is_one_batch(self, predictor: Predictor, image: np.ndarray) -> None:
+        predictions = predictor([image, image[:50]])
         assert predictor.model.sizes == [[(30, 60), (30, 72)]]
-        assert [f["masks"].shape[1:] for f in found] == [(60, 120), (50, 120)]
+        assert [one["masks"].shape[1:] for one in predictions] == [(60, 120), (50, 120)]
         assert predictor([]) == []
 
-    def test_max_size(self, picture: np.ndarray) -> None:
+    def test_max_size(self, image: np.ndarray) -> None:
         predictor = Predictor(BrightSquare(), min_size=30, max_size=40)
-        assert predictor(picture)["boxes"][1].tolist() == [0, 0, 120, 60]
+        assert predictor(image)["boxes"][1].tolist() == [0, 0, 120, 60]
         assert predictor.model.sizes == [[(20, 40)]]
 
-    def test_score_threshold(self, picture: np.ndarray) -> None:
-        found = Predictor(BrightSquare(), score_thresh=0.5)(picture)
-        assert found["names"] == ["square"]
-        assert found["masks"].shape == (1, 60, 120)
+    def test_score_threshold(self, image: np.ndarray) -> None:
+        prediction = Predictor(BrightSquare(), score_thresh=0.5)(image)
+        assert prediction["names"] == ["square"]
+        assert prediction["masks"].shape == (1, 60, 120)
 
-    def test_nothing_found(self, picture: np.ndarray) -> None:
-        found = Predictor(BrightSquare(), score_thresh=1.0)(picture)
-        assert found["boxes"].shape == (0, 4)
-        assert found["masks"].shape == (0, 60, 120)
-        assert found["names"] == []
+    def test_no_detections(self, image: np.ndarray) -> None:
+        prediction = Predictor(BrightSquare(), score_thresh=1.0)(image)
+        assert prediction["boxes"].shape == (0, 4)
+        assert prediction["masks"].shape == (0, 60, 120)
+        assert prediction["names"] == []
 
-    def test_run_lengths(self, picture: np.ndarray) -> None:
-        bitmaps = Predictor(BrightSquare())(picture)["masks"].numpy()
-        rles = Predictor(BrightSquare(), rle=True)(picture)["masks"]
+    def test_masks_as_rles(self, image: np.ndarray) -> None:
+        bitmaps = Predictor(BrightSquare())(image)["masks"].numpy()
+        rles = Predictor(BrightSquare(), rle=True)(image)["masks"]
         for rle, bitmap in zip(rles, bitmaps, strict=True):
             assert (to_bitmap(rle, 60, 120) == bitmap).all()
 
-    def test_without_mask_head(self, picture: np.ndarray) -> None:
-        assert "masks" not in Predictor(BrightSquare(masks=False))(picture)
+    def test_without_a_mask_head(self, image: np.ndarray) -> None:
+        assert "masks" not in Predictor(BrightSquare(masks=False))(image)
 
-    def test_files_are_read_by_their_limits(self, picture: np.ndarray, tmp_path: Path) -> None:
+    def test_limits_of_files(self, image: np.ndarray, tmp_path: Path) -> None:
         file = tmp_path / "p.png"
-        Image.fromarray(picture[:, :, 0].astype(np.uint16) * 16).save(file)
+        Image.fromarray(image[:, :, 0].astype(np.uint16) * 16).save(file)
         with pytest.raises(DataError, match="more than 99 pixels"):
             Predictor(BrightSquare(), max_pixels=99)(file)
         predictor = Predictor(BrightSquare(), image_bits=12)
-        assert np.array_equal(predictor.load(file).original[0].numpy(), picture[:, :, 0])
+        assert np.array_equal(predictor.load(file).original[0].numpy(), image[:, :, 0])
         assert len(predictor(file)["boxes"]) == 2
 
-    def test_files_are_turned_as_the_convention_does(
-        self, predictor: Predictor, picture: np.ndarray, tmp_path: Path
+    def test_exif_orientation_follows_the_convention(
+        self, predictor: Predictor, image: np.ndarray, tmp_path: Path
     ) -> None:
         exif = Image.Exif()
         exif[0x0112] = 3
-        Image.fromarray(picture).save(tmp_path / "p.png", exif=exif)
-        for name, wanted in (("detlite", picture[::-1, ::-1]), ("maskrcnn-benchmark", picture)):
+        Image.fromarray(image).save(tmp_path / "p.png", exif=exif)
+        for name, expected in (("detlite", image[::-1, ::-1]), ("maskrcnn-benchmark", image)):
             predictor.model.convention = CONVENTIONS[name]
-            found = predictor.load(tmp_path / "p.png").original
-            assert np.array_equal(found.permute(1, 2, 0).numpy(), wanted)
+            original = predictor.load(tmp_path / "p.png").original
+            assert np.array_equal(original.permute(1, 2, 0).numpy(), expected)
 
-    def test_proposals_are_scaled_with_their_picture(
-        self, predictor: Predictor, picture: np.ndarray
+    def test_proposals_are_scaled_like_their_image(
+        self, predictor: Predictor, image: np.ndarray
     ) -> None:
-        given = torch.tensor([[20.0, 10, 60, 50]])
-        predictor(picture)
-        predictor(picture, given)
-        predictor([picture, picture[:30]], [given, given + 1000])
-        none, (one,), (first, second) = predictor.model.given
+        proposals = torch.tensor([[20.0, 10, 60, 50]])
+        predictor(image)
+        predictor(image, proposals)
+        predictor([image, image[:30]], [proposals, proposals + 1000])
+        none, (one,), (first, second) = predictor.model.proposals
         assert none is None
         assert one.tolist() == first.tolist() == [[10, 5, 30, 25]]
         assert second.tolist() == [[120, 30, 120, 30]]  # clipped to the image
-        with pytest.raises(ValueError, match="2 pictures, but proposals of 1"):
-            predictor([picture, picture], [given])
+        with pytest.raises(ValueError, match="got 2 images, but proposals for 1"):
+            predictor([image, image], [proposals])
 
-    def test_dtype_is_that_of_the_forward_pass(self, picture: np.ndarray) -> None:
+    def test_dtype_of_the_forward_pass(self, image: np.ndarray) -> None:
         model = BrightSquare()
         for dtype in ("float32", "bfloat16"):
-            Predictor(model, dtype=dtype)(picture)
+            Predictor(model, dtype=dtype)(image)
         assert model.autocast == [False, True]
 
 
 class TestFromCheckpoint:
-    def test_is_the_model_that_was_saved(
-        self, tiny_config: Callable[..., CfgNode], tmp_path: Path, picture: np.ndarray
+    def test_equals_the_saved_model(
+        self, tiny_config: Callable[..., CfgNode], tmp_path: Path, image: np.ndarray
     ) -> None:
         cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
         model = build_model(cfg)
@@ -194,13 +196,13 @@ class TestFromCheckpoint:
         path = tmp_path / "model.pth"
         save_checkpoint(Checkpoint(path, model.state_dict(), model.categories, cfg.dump()))
         loaded = Predictor.from_checkpoint(path)
-        expected = Predictor(optimize(model, "float32"), min_size=64)(picture)
-        found = loaded(picture)
+        expected = Predictor(optimize(model, "float32"), min_size=64)(image)
+        prediction = loaded(image)
         assert loaded.categories == model.categories
-        assert len(found["names"]) > 0
-        assert found["names"] == expected["names"]
+        assert len(prediction["names"]) > 0
+        assert prediction["names"] == expected["names"]
         for name in ("boxes", "labels", "scores", "masks"):
-            assert torch.equal(found[name], expected[name])
+            assert torch.equal(prediction[name], expected[name])
 
         opts = ["INPUT.MIN_SIZE_TEST", 32, "INPUT.MAX_SIZE_TEST", 48, "DTYPE", "bfloat16"]
         other = Predictor.from_checkpoint(path, opts, score_thresh=0.3, rle=True)
@@ -219,47 +221,47 @@ class TestBadInput:
             (
                 np.zeros((4, 4, 3)),
                 ValueError,
-                r"uint8 \[H, W, 3\]; this one is float64 \[4, 4, 3\]",
+                r"uint8 \[H, W, 3\]: got float64 \[4, 4, 3\]",
             ),
-            (np.zeros((3, 4, 4), np.uint8), ValueError, r"this one is uint8 \[3, 4, 4\]"),
-            (np.zeros((4, 4), np.uint8), ValueError, r"this one is uint8 \[4, 4\]"),
-            (torch.zeros(3, 4, 4), ValueError, r"uint8 \[3, H, W\]; this one is float32"),
-            (torch.zeros(4, 4, 3, dtype=torch.uint8), ValueError, r"this one is uint8 \[4, 4, 3\]"),
-            (torch.zeros(3, 0, 4, dtype=torch.uint8), ValueError, "the picture has no pixels"),
-            (Image.new("F", (4, 4)), ValueError, "PIL image has mode 'F'"),
-            (Image.new("I;16", (4, 4)), ValueError, "PIL image has mode 'I;16'"),
+            (np.zeros((3, 4, 4), np.uint8), ValueError, r"got uint8 \[3, 4, 4\]"),
+            (np.zeros((4, 4), np.uint8), ValueError, r"got uint8 \[4, 4\]"),
+            (torch.zeros(3, 4, 4), ValueError, r"uint8 \[3, H, W\]: got float32"),
+            (torch.zeros(4, 4, 3, dtype=torch.uint8), ValueError, r"got uint8 \[4, 4, 3\]"),
+            (torch.zeros(3, 0, 4, dtype=torch.uint8), ValueError, "the image has no pixels"),
+            (Image.new("F", (4, 4)), ValueError, "PIL image of mode 'F'"),
+            (Image.new("I;16", (4, 4)), ValueError, "PIL image of mode 'I;16'"),
             (
                 7,
                 TypeError,
-                "a picture is a path, bytes, a PIL image, an array or a tensor, not int",
+                "a path, bytes, a PIL image, an array or a tensor: got int",
             ),
-            ("no.png", DataError, r"no\.png: no such picture file"),
+            ("no.png", DataError, r"no\.png: the image file does not exist"),
         ],
     )
-    def test_picture(
+    def test_invalid_image(
         self, predictor: Predictor, bad: Any, error: type[Exception], message: str
     ) -> None:
         with pytest.raises(error, match=message):
             predictor(bad)
 
-    def test_model_without_categories(self, predictor: Predictor, picture: np.ndarray) -> None:
+    def test_model_without_categories(self, predictor: Predictor, image: np.ndarray) -> None:
         predictor.model.categories = []
         with pytest.raises(ValueError, match=r"label 1, and there are 0 categories: model\.cat"):
-            predictor(picture)
+            predictor(image)
 
 
-def test_the_mask_head_sees_only_what_scores_enough(
-    tiny_config: Callable[..., CfgNode], picture: np.ndarray
+def test_the_mask_head_computes_only_boxes_above_the_threshold(
+    tiny_config: Callable[..., CfgNode], image: np.ndarray
 ) -> None:
     model = build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()
     model.categories = [{"id": k, "name": str(k)} for k in (1, 2, 3)]
-    everything = Predictor(model, min_size=64)(picture)
+    everything = Predictor(model, min_size=64)(image)
     middle = everything["scores"].median().item()
-    seen: list[int] = []
-    hook = model.roi_heads.mask.register_forward_hook(lambda *call: seen.append(len(call[2])))
-    found = Predictor(model, min_size=64, score_thresh=middle)(picture)
+    computed: list[int] = []
+    hook = model.roi_heads.mask.register_forward_hook(lambda *call: computed.append(len(call[2])))
+    prediction = Predictor(model, min_size=64, score_thresh=middle)(image)
     hook.remove()
     kept = everything["scores"] >= middle
-    assert seen == [int(kept.sum())] < [len(kept)]
-    assert torch.equal(found["boxes"], everything["boxes"][kept])
-    assert torch.equal(found["masks"], everything["masks"][kept])
+    assert computed == [int(kept.sum())] < [len(kept)]
+    assert torch.equal(prediction["boxes"], everything["boxes"][kept])
+    assert torch.equal(prediction["masks"], everything["masks"][kept])

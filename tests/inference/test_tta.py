@@ -1,3 +1,5 @@
+"""Test-time augmentation: detections of several views of an image."""
+
 from __future__ import annotations
 
 from dataclasses import fields, replace
@@ -8,13 +10,14 @@ import torch
 from detlite.config import ConfigError, load_config
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data.transforms.resize import resize_shortest
+from detlite.inference.detectors import View
 from detlite.inference.predictor import Predictor
-from detlite.inference.tta import AugmentedDetector, View, build_views
+from detlite.inference.tta import AugmentedDetector, build_views
 from detlite.modeling.build import build_model
 from detlite.modeling.postprocessing import Postprocess
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import PredictedBoxes
-from detlite.structures.padding import Rows, fixed_shapes, shapes_vary
+from detlite.structures.padding import Packing
 
 NAMES = ["left_ear", "right_ear", "nose"]
 SWAPPED = [1, 0, 2]
@@ -23,12 +26,12 @@ KEYPOINTS = [
     "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 3, "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 56,
     "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", (8,), "MODEL.ROI_HEADS.SCORE_THRESH", 0.0,
 ]  # fmt: skip
-PICTURE = (64, 96)  # height, width
+SIZE = (64, 96)  # height, width
 
 
 @pytest.fixture
 def model(tiny_config):
-    """Boxes, masks and keypoints that differ from place to place, from random weights."""
+    """Model with random weights whose boxes, masks and keypoints vary."""
     model = build_model(tiny_config(*KEYPOINTS)).eval()
     heads = model.roi_heads
     for layer in (heads.box.predictor.bbox_pred, heads.mask.predictor.mask_fcn_logits):
@@ -37,32 +40,32 @@ def model(tiny_config):
 
 
 @pytest.fixture
-def picture():
-    return torch.randint(0, 255, (3, *PICTURE), dtype=torch.uint8)
+def image():
+    return torch.randint(0, 255, (3, *SIZE), dtype=torch.uint8)
 
 
-def detect(model, picture, *views):
-    (found,) = AugmentedDetector(model, views, keypoint_names=NAMES).detect([picture])
-    return found
+def detect(model, image, *views):
+    (detections,) = AugmentedDetector(model, views, keypoint_names=NAMES).detect([image])
+    return detections
 
 
-def named(found):
-    """The fields of detections that are there."""
-    values = {field.name: getattr(found, field.name) for field in fields(found)}
+def present(detections):
+    """Return the fields of detections that are not None."""
+    values = {field.name: getattr(detections, field.name) for field in fields(detections)}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def assert_same(found, wanted, **tolerances):
-    assert named(found).keys() == named(wanted).keys()
-    for name, value in named(wanted).items():
-        torch.testing.assert_close(getattr(found, name), value, **tolerances)
+def assert_same(actual, expected):
+    assert present(actual).keys() == present(expected).keys()
+    for name, value in present(expected).items():
+        torch.testing.assert_close(getattr(actual, name), value)
 
 
-def test_one_view_of_the_same_size_is_plain_detection(model, picture):
-    found, plain = detect(model, picture, View(64, 1000)), model.detect([picture])[0]
-    assert len(found.boxes) > 5
-    assert {"mask_probs", "keypoints", "keypoint_scores"} < named(found).keys()
-    assert_same(found, plain)
+def test_one_view_of_the_same_size_equals_plain_detection(model, image):
+    detections, plain = detect(model, image, View(64, 1000)), model.detect([image])[0]
+    assert len(detections.boxes) > 5
+    assert {"mask_probs", "keypoints", "keypoint_scores"} < present(detections).keys()
+    assert_same(detections, plain)
 
 
 RETINANET = [
@@ -75,14 +78,14 @@ RETINANET = [
 
 @pytest.fixture
 def retinanet(tiny_config):
-    """`retinanet(convention)`: a RetinaNet whose boxes often reach beyond the picture."""
+    """Return a function that builds a RetinaNet whose boxes often exceed the image."""
 
     def build(convention):
         torch.manual_seed(0)
         model = build_model(tiny_config(*RETINANET, "MODEL.CONVENTION", convention)).eval()
         torch.nn.init.normal_(model.head.cls_logits.weight, std=1.0)
-        centre_and_sides = torch.tensor([20.0, 20.0, 1.0, 1.0])  # BBOX_REG_WEIGHTS divides
-        model.head.bbox_pred.bias.data.copy_(torch.randn(9, 4).mul(centre_and_sides).flatten())
+        center_and_sides = torch.tensor([20.0, 20.0, 1.0, 1.0])  # BBOX_REG_WEIGHTS divides
+        model.head.bbox_pred.bias.data.copy_(torch.randn(9, 4).mul(center_and_sides).flatten())
         return model
 
     return build
@@ -97,172 +100,164 @@ def retinanet(tiny_config):
         ("torchvision", {"min_size": 0.0}),
     ],
 )
-def test_one_view_keeps_the_convention_of_the_detector(retinanet, picture, convention, rules, size):
-    """When boxes are clipped, and how small they may be, is the same in one view and in none."""
+def test_one_view_keeps_the_convention_of_the_detector(retinanet, image, convention, rules, size):
+    """Boxes are clipped at the same point, and have the same minimum size, as without views."""
     model = retinanet(convention)
     model.categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
-    plain = Predictor(model, size, 1000)(picture)
+    plain = Predictor(model, size, 1000)(image)
     assert len(plain["scores"]) > 50
-    found = Predictor(model, views=[View(size, 1000)])(picture)
-    assert found.keys() == plain.keys()
+    augmented = Predictor(model, views=[View(size, 1000)])(image)
+    assert augmented.keys() == plain.keys()
     for name, value in plain.items():
-        assert torch.equal(value, found[name]) if name in FIELDS else value == found[name], name
-    if rules:  # the picture shows the difference
+        other = augmented[name]
+        assert torch.equal(value, other) if name in FIELDS else value == other, name
+    if rules:  # the rule makes a difference for this image
         model.postprocess = replace(model.postprocess, **rules)
-        other = Predictor(model, size, 1000)(picture)
+        other = Predictor(model, size, 1000)(image)
         assert not torch.equal(other["boxes"], plain["boxes"])
 
 
 FIELDS = {"boxes", "scores", "labels"}
 
 
-def test_a_mirrored_view_is_brought_back(model, picture):
-    found = detect(model, picture.flip(-1), View(64, 1000, flip=True))
-    plain = detect(model, picture, View(64, 1000))
-    width = PICTURE[1]
-    torch.testing.assert_close(found.boxes, box_ops.flip(plain.boxes, width))
-    torch.testing.assert_close(found.mask_probs, plain.mask_probs.flip(-1))
-    torch.testing.assert_close(found.keypoint_scores, plain.keypoint_scores[:, SWAPPED])
-    mirrored = plain.keypoints[:, SWAPPED]
-    mirrored[..., 0] = width - mirrored[..., 0]
-    # The highest place is found up to a pixel, counted from the left.
-    torch.testing.assert_close(found.keypoints, mirrored, atol=1.0, rtol=0)
+def test_detections_of_a_mirrored_view_are_mirrored_back(model, image):
+    mirrored = detect(model, image.flip(-1), View(64, 1000, flip=True))
+    plain = detect(model, image, View(64, 1000))
+    width = SIZE[1]
+    torch.testing.assert_close(mirrored.boxes, box_ops.flip(plain.boxes, width))
+    torch.testing.assert_close(mirrored.mask_probs, plain.mask_probs.flip(-1))
+    torch.testing.assert_close(mirrored.keypoint_scores, plain.keypoint_scores[:, SWAPPED])
+    expected = plain.keypoints[:, SWAPPED]
+    expected[..., 0] = width - expected[..., 0]
+    # The peak of a heat map is rounded to a pixel from the left.
+    torch.testing.assert_close(mirrored.keypoints, expected, atol=1.0, rtol=0)
 
 
 @pytest.fixture
 def suppressed(monkeypatch):
-    """What was suppressed together: pairs of candidates and the number of views."""
+    """Record the arguments of `Postprocess.suppress`: the candidates and the number of views."""
     calls = []
     suppress = Postprocess.suppress
 
-    def spy(self, candidates, views=1):
+    def spy(self, candidates, static_shapes, views=1):
         calls.append((candidates, views))
-        return suppress(self, candidates, views)
+        return suppress(self, candidates, static_shapes, views)
 
     monkeypatch.setattr(Postprocess, "suppress", spy)
     return calls
 
 
-def test_overlaps_are_measured_in_the_first_view(model, picture, suppressed):
-    """Where the last pixel counts, they depend on the scale."""
-    found = detect(model, picture, View(96, 1000), View(128, 1000))
+def test_overlaps_are_measured_in_the_first_view(model, image, suppressed):
+    """They depend on the scale if the last pixel belongs to a box."""
+    detections = detect(model, image, View(96, 1000), View(128, 1000))
     ((joined, _),) = suppressed
-    images, _ = model.prepare([resize_shortest(picture, 96, 1000)])
+    images, _ = model.prepare([resize_shortest(image, 96, 1000)])
     with torch.no_grad():
         first = model.predict_boxes(model.backbone(images.pixels), images)
-        first = model.postprocess.usable(first, images.sizes)
+        first = model.postprocess.select(first, images.sizes)
     count = first.boxes.shape[1]
     assert 0 < count < joined.boxes.shape[1]
     torch.testing.assert_close(joined.boxes[:, :count], first.boxes)
-    assert found.boxes[:, 2].max() <= PICTURE[1]
+    assert detections.boxes[:, 2].max() <= SIZE[1]
 
 
-def test_a_larger_view_is_brought_back(model, picture):
-    large = torch.nn.functional.interpolate(picture[None].float(), scale_factor=2, mode="nearest")
+def test_boxes_of_a_larger_view_are_scaled_back(model, image):
+    large = torch.nn.functional.interpolate(image[None].float(), scale_factor=2, mode="nearest")
     (other,) = model.detect([large[0].byte()])
-    # A nearest-neighbour enlargement, halved without antialiasing, is the picture again.
-    found = detect(model, large[0].byte(), View(128, 1000))
-    torch.testing.assert_close(found.boxes, other.boxes)
-    assert found.boxes.max() > PICTURE[1]
+    # Halving an image that nearest-neighbor interpolation has enlarged restores it.
+    detections = detect(model, large[0].byte(), View(128, 1000))
+    torch.testing.assert_close(detections.boxes, other.boxes)
+    assert detections.boxes.max() > SIZE[1]
     small = detect(model, large[0].byte(), View(64, 1000))
-    assert small.boxes.max() > PICTURE[1]
+    assert small.boxes.max() > SIZE[1]
     assert (small.boxes <= torch.tensor([192.0, 128, 192, 128])).all()
 
 
-def test_the_picture_may_be_on_another_device(model, picture, device):
+def test_the_image_may_be_on_another_device(model, image, device):
     views = [View(64, 1000), View(80, 1000, flip=True)]
-    wanted = detect(model, picture, *views)
-    found = detect(model.to(device), picture, *views)
-    assert {value.device.type for value in named(found).values()} == {device}
-    assert abs(len(found.boxes) - len(wanted.boxes)) <= 2  # two boxes may score the same
-    assert found.keypoints.shape == (len(found.boxes), 3, 3)
+    expected = detect(model, image, *views)
+    detections = detect(model.to(device), image, *views)
+    assert {value.device.type for value in present(detections).values()} == {device}
+    assert abs(len(detections.boxes) - len(expected.boxes)) <= 2  # scores may be equal
+    assert detections.keypoints.shape == (len(detections.boxes), 3, 3)
 
 
-def test_padding_changes_nothing(model, picture):
+def test_static_shapes_do_not_change_the_detections(model, image):
     views = [View(64, 1000), View(80, 1000, flip=True)]
-    wanted = detect(model, picture, *views)
-    with fixed_shapes():
-        assert_same(detect(model, picture, *views), wanted)
+    expected = detect(model, image, *views)
+    model.static_shapes = True
+    assert_same(detect(model, image, *views), expected)
 
 
-def test_padding_is_left_out_on_every_device(model, picture):
-    """The results are read at once anyway, so that waiting for values costs nothing."""
-    on_device, vary = torch.empty(0, device="meta"), []
-    model.backbone.register_forward_hook(lambda *_: vary.append(shapes_vary(on_device)))
-    detect(model, picture, View(64, 1000), View(80, 1000, flip=True))
-    with fixed_shapes():
-        detect(model, picture, View(64, 1000))
-    assert vary == [True, True, False]
-
-
-def test_views_are_suppressed_together_and_their_maps_averaged(model, picture):
+def test_views_are_suppressed_together_and_their_maps_averaged(model, image):
     views = [View(64, 1000), View(64, 1000, flip=True), View(96, 1000)]
-    found = detect(model, picture, *views)
+    detections = detect(model, image, *views)
     boxes, scores, labels = [], [], []
-    seen = []
+    features_by_view = []
     for view in views:
-        image = resize_shortest(picture, view.min_size, view.max_size)
-        image = image.flip(-1) if view.flip else image
+        resized = resize_shortest(image, view.min_size, view.max_size)
+        resized = resized.flip(-1) if view.flip else resized
         with torch.no_grad():
-            images, _ = model.prepare([image])
+            images, _ = model.prepare([resized])
             features = model.backbone(images.pixels)
             own = model.predict_boxes(features, images)
-            own = model.postprocess.usable(own, images.sizes)[own.valid]
+            own = model.postprocess.select(own, images.sizes)[own.valid]
         scale = 64 / view.min_size
-        width = image.shape[-1]
-        moved = box_ops.flip(own.boxes, width) if view.flip else own.boxes
-        boxes.append(moved * scale)
+        width = resized.shape[-1]
+        upright = box_ops.flip(own.boxes, width) if view.flip else own.boxes
+        boxes.append(upright * scale)
         scores.append(own.scores)
         labels.append(own.labels)
-        seen.append((view, features, width, scale))
+        features_by_view.append((view, features, width, scale))
     boxes, scores, labels = (torch.cat(rows)[None] for rows in (boxes, scores, labels))
     joined = PredictedBoxes(boxes, scores, labels, torch.ones_like(labels, dtype=torch.bool))
-    wanted = model.postprocess.suppress(joined)
+    expected = model.postprocess.suppress(joined, static_shapes=False)
     for name in ("boxes", "scores", "labels"):
-        torch.testing.assert_close(getattr(found, name), getattr(wanted, name)[0])
+        torch.testing.assert_close(getattr(detections, name), getattr(expected, name)[0])
     probs = []
-    for view, features, width, scale in seen:
-        regions = wanted.boxes / scale
+    for view, features, width, scale in features_by_view:
+        regions = expected.boxes / scale
         regions = box_ops.flip(regions, width) if view.flip else regions
         with torch.no_grad():
-            maps = model.roi_heads.maps(features, Rows(wanted.valid), regions, wanted.labels)
+            packing = Packing(expected.valid, static_shapes=False)
+            maps = model.roi_heads.dense_outputs(features, packing, regions, expected.labels)
         probs.append(maps["mask_probs"].flip(-1) if view.flip else maps["mask_probs"])
-    torch.testing.assert_close(found.mask_probs, torch.stack(probs).mean(0))
+    torch.testing.assert_close(detections.mask_probs, torch.stack(probs).mean(0))
 
 
-def test_proposals_of_all_views_are_suppressed_together(tiny_config, picture):
+def test_proposals_of_all_views_are_suppressed_together(tiny_config, image):
     opts = ["MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False]
     network = build_model(tiny_config(*opts)).eval()
-    once = detect(network, picture, View(64, 96))
+    once = detect(network, image, View(64, 96))
     assert len(once.boxes) == 50  # FPN_POST_NMS_TOP_N_TEST
-    overlaps = box_ops.iou(*[detect(network, picture, *[View(64, 96)] * 2).boxes] * 2)
+    overlaps = box_ops.iou(*[detect(network, image, *[View(64, 96)] * 2).boxes] * 2)
     assert overlaps.fill_diagonal_(0).max() <= network.rpn.nms_thresh
 
 
-def test_fusion_knows_the_number_of_views(model, picture, suppressed):
-    detect(model, picture, View(64, 1000), View(64, 1000, flip=True))
+def test_suppression_gets_the_number_of_views(model, image, suppressed):
+    detect(model, image, View(64, 1000), View(64, 1000, flip=True))
     assert [views for _, views in suppressed] == [2]
 
 
-def test_without_further_heads_boxes_alone(tiny_config, picture):
+def test_a_model_without_other_heads_returns_boxes(tiny_config, image):
     model = build_model(tiny_config("MODEL.MASK_ON", False)).eval()
-    found = detect(model, picture, View(64, 1000), View(80, 1000, flip=True))
-    assert named(found).keys() == {"boxes", "scores", "labels", "valid"}
+    detections = detect(model, image, View(64, 1000), View(80, 1000, flip=True))
+    assert present(detections).keys() == {"boxes", "scores", "labels", "valid"}
 
 
-def test_boxes_outside_the_picture_are_dropped(model, picture, monkeypatch):
+def test_boxes_outside_the_image_are_dropped(model, image, monkeypatch):
     outside = PredictedBoxes(
         boxes=torch.tensor([[[-30.0, 5, -10, 25], [2, 2, 40, 40], [90, 50, 120, 90]]]),
         scores=torch.tensor([[0.9, 0.8, 0.7]]),
         labels=torch.tensor([[1, 1, 2]]),
         valid=torch.tensor([[True, True, True]]),
     )
-    monkeypatch.setattr(model, "predict_boxes", lambda features, images, given: outside)
-    found = detect(model, picture, View(64, 1000))
-    assert found.boxes.tolist() == [[2, 2, 40, 40], [90, 50, 96, 64]]
+    monkeypatch.setattr(model, "predict_boxes", lambda features, images, proposals: outside)
+    detections = detect(model, image, View(64, 1000))
+    assert detections.boxes.tolist() == [[2, 2, 40, 40], [90, 50, 96, 64]]
 
 
-def test_views_by_config():
+def test_views_from_the_config():
     keys = ["INPUT.MIN_SIZE_TEST", 300, "INPUT.MAX_SIZE_TEST", 500, "TEST.BBOX_AUG.MAX_SIZE", 900,
             "TEST.BBOX_AUG.H_FLIP", True, "TEST.BBOX_AUG.SCALES", (200, 400)]  # fmt: skip
     assert build_views(load_config(None, keys)) == []
@@ -281,25 +276,25 @@ def test_mirrored_keypoints_need_names(model):
     AugmentedDetector(model, [View(64, 1000)])
 
 
-def test_predictor_joins_views(model, picture):
+def test_predictor_with_views(model, image):
     model.categories = [{"id": k, "name": f"kind {k}", "keypoints": NAMES} for k in (1, 2, 3)]
     views = [View(64, 1000), View(64, 1000, flip=True)]
     predictor = Predictor(model, views=views)
-    found, wanted = predictor(picture), detect(model, picture, *views)
+    prediction, expected = predictor(image), detect(model, image, *views)
     for name in ("boxes", "scores", "labels", "keypoints"):
-        torch.testing.assert_close(found[name], getattr(wanted, name))
-    assert found["masks"].shape == (len(found["boxes"]), *PICTURE)
+        torch.testing.assert_close(prediction[name], getattr(expected, name))
+    assert prediction["masks"].shape == (len(prediction["boxes"]), *SIZE)
 
 
-def test_nothing_found(model, picture):
+def test_no_detections(model, image):
     model.roi_heads.box.score_thresh = 1.0
-    found = detect(model, picture, View(64, 1000), View(64, 1000, flip=True))
-    assert found.boxes.shape == (0, 4)
-    assert found.mask_probs.shape == (0, 28, 28)
-    assert found.keypoints.shape == (0, 3, 3)
+    detections = detect(model, image, View(64, 1000), View(64, 1000, flip=True))
+    assert detections.boxes.shape == (0, 4)
+    assert detections.mask_probs.shape == (0, 28, 28)
+    assert detections.keypoints.shape == (0, 3, 3)
 
 
-def test_checkpoint_in_several_views(tiny_config, picture, tmp_path):
+def test_a_checkpoint_with_views(tiny_config, image, tmp_path):
     cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
     model = build_model(cfg)
     categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
@@ -307,20 +302,21 @@ def test_checkpoint_in_several_views(tiny_config, picture, tmp_path):
     save_checkpoint(Checkpoint(path, model.state_dict(), categories, cfg.dump()))
     keys = ["TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True]
     predictor = Predictor.from_checkpoint(path, keys)
-    found = predictor(picture)
-    wanted = detect(model.eval(), picture, View(64, 1333), View(64, 1333, flip=True))
-    torch.testing.assert_close(found["boxes"], wanted.boxes)
+    prediction = predictor(image)
+    expected = detect(model.eval(), image, View(64, 1333), View(64, 1333, flip=True))
+    torch.testing.assert_close(prediction["boxes"], expected.boxes)
 
 
-def test_given_regions_move_with_the_picture(tiny_config, picture):
-    given = torch.tensor([[8.0, 6, 40, 30], [60.0, 20, 90, 60]])
+def test_proposals_are_mapped_to_each_view(tiny_config, image):
+    proposals = torch.tensor([[8.0, 6, 40, 30], [60.0, 20, 90, 60]])
     model = build_model(tiny_config("MODEL.LOAD_PROPOSALS", True)).eval()
     seen = []
     model.roi_heads.box.feature_extractor.register_forward_hook(
         lambda _, inputs, output: seen.append(inputs[1][:, 1:])
     )
     views = [View(64, 1000), View(128, 1000), View(64, 1000, flip=True)]
-    AugmentedDetector(model, views).detect([picture], [given])
-    width = picture.shape[-1]
-    for boxes, wanted in zip(seen, (given, 2 * given, box_ops.flip(given, width)), strict=True):
-        torch.testing.assert_close(boxes, wanted)
+    AugmentedDetector(model, views).detect([image], [proposals])
+    width = image.shape[-1]
+    expected = proposals, 2 * proposals, box_ops.flip(proposals, width)
+    for boxes, target in zip(seen, expected, strict=True):
+        torch.testing.assert_close(boxes, target)

@@ -1,4 +1,4 @@
-"""Machines to configure for."""
+"""Machines for which configs are chosen."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from detlite.apps.doctor import Resources
 
 @pytest.fixture
 def cpu() -> Resources:
-    """A machine with two cores, and no weights installed."""
+    """Machine with two cores and no installed weights."""
     return Resources(2, 16_000_000_000, "", 0, "bfloat16", pretrained=False)
 
 
 @pytest.fixture
 def gpu() -> Resources:
-    """A machine with a large GPU, and weights."""
+    """Machine with a large GPU and installed weights."""
     return Resources(16, 128_000_000_000, "A GPU", 80_000_000_000, "bfloat16", pretrained=True)

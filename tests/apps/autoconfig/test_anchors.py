@@ -1,4 +1,4 @@
-"""Shapes of anchors that fit boxes."""
+"""Anchor shapes that fit boxes."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ import pytest
 from detlite.apps.autoconfig.anchors import choose_anchors
 
 
-def test_boxes_like_usual_anchors_get_the_usual_ones():
+def test_boxes_like_the_usual_anchors_get_the_usual_anchors():
     sides = np.repeat([16.0, 32, 64, 128, 256], 20)
-    sizes, ratios, share, simple = choose_anchors(np.stack([sides, sides], axis=1))
+    sizes, ratios, fitted, first_fitted = choose_anchors(np.stack([sides, sides], axis=1))
     assert sizes == [16, 32, 64, 128, 256]
     assert ratios == [0.5, 1.0, 2.0]
-    assert share == simple == 1
+    assert fitted == first_fitted == 1
 
 
-def test_boxes_between_the_sizes_get_two_a_level():
+def test_boxes_between_the_sizes_get_two_sizes_per_level():
     rng = np.random.default_rng(0)
     sides = np.exp(rng.uniform(np.log(10), np.log(500), 2000))
-    sizes, ratios, share, simple = choose_anchors(np.stack([sides, sides], axis=1))
+    sizes, ratios, fitted, first_fitted = choose_anchors(np.stack([sides, sides], axis=1))
     assert [len(level) for level in sizes] == [2] * 5
     assert np.all(np.diff(np.ravel(sizes)) > 0)
     assert 400 < sizes[-1][-1] < 520
     assert ratios == [0.5, 1.0, 2.0]
-    assert simple < 0.95 <= share
+    assert first_fitted < 0.95 <= fitted
 
 
-def test_flat_boxes_get_ratios_of_their_own():
+def test_flat_boxes_get_their_own_ratios():
     rng = np.random.default_rng(0)
     widths = np.exp(rng.uniform(np.log(60), np.log(300), 500))
     boxes = np.stack([widths, widths * rng.uniform(0.1, 0.25, 500)], axis=1)
-    _, ratios, share, simple = choose_anchors(boxes)
+    _, ratios, fitted, first_fitted = choose_anchors(boxes)
     assert max(ratios) < 0.3
-    assert simple < 0.5 < share
+    assert first_fitted < 0.5 < fitted
 
 
 @pytest.mark.parametrize("boxes", [[[7.0, 9.0]], [[1.0, 1.0]], [[4000.0, 3.0], [5.0, 600.0]]])
-def test_few_boxes_of_any_shape(boxes):
+def test_single_boxes_of_any_shape(boxes):
     sizes, ratios, _, _ = choose_anchors(np.array(boxes))
     flat = np.ravel(sizes)
     assert len(sizes) == 5

@@ -1,4 +1,4 @@
-"""Training steps that are timed."""
+"""Timing of training steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from detlite.apps.autoconfig.step_timing import step_seconds
 
 
-def test_steps_are_timed_by_the_clock_and_leave_nothing(tiny_config, make_coco_dataset, tmp_path):
+def test_steps_are_timed_and_no_file_is_written(tiny_config, make_coco_dataset, tmp_path):
     annotations, images = make_coco_dataset()
     entry = {"name": "mine", "annotations": str(annotations), "images": str(images)}
     cfg = tiny_config(

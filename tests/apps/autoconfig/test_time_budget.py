@@ -1,4 +1,4 @@
-"""Which model and which size of pictures are chosen for some minutes, by a made-up timer."""
+"""Choice of the model and image size for a number of minutes, with a fake timer."""
 
 from __future__ import annotations
 
@@ -8,58 +8,64 @@ import pytest
 import torch
 import yaml
 
-from detlite.apps.autoconfig import Facts, choose, config_text, fit, places
+from detlite.apps.autoconfig import (
+    DatasetFacts,
+    choose,
+    config_text,
+    dataset_choices,
+    fit_to_minutes,
+)
 from detlite.apps.dataset_formats import Source
 from detlite.config import ConfigError, load_config
 from tests.apps.autoconfig.test_rules import statistics
 
 
 @pytest.fixture
-def facts(cpu) -> Facts:
-    """Pictures whose objects want 512 pixels, and 2400 steps of one, on a machine with weights."""
-    found = statistics(size=(512, 512), sides=(28, 60))
-    return Facts(found, statistics(pictures=100), replace(cpu, pretrained=True))
+def facts(cpu) -> DatasetFacts:
+    """Images with objects that need 512 pixels and 2400 steps, on a machine with weights."""
+    train = statistics(size=(512, 512), sides=(28, 60))
+    return DatasetFacts(train, statistics(images=100), replace(cpu, pretrained=True))
 
 
 class FakeTimer:
-    """Seconds of a step by the model and the size of its pictures; each call takes a while."""
+    """Returns the seconds of a step by model and image size; each call takes `spent` seconds."""
 
     def __init__(self, full: float, small: float, spent: float = 1.0) -> None:
         self.full, self.small, self.spent = full, small, spent
         self.now = 0.0
         self.timed: list[tuple[bool, float]] = []
 
-    def __call__(self, facts: Facts, choices: object) -> float:
+    def __call__(self, facts: DatasetFacts, choices: object) -> float:
         self.now += self.spent
         self.timed.append((facts.small, facts.shrink))
         return (self.small if facts.small else self.full) * facts.shrink**2
 
 
 @pytest.mark.parametrize(
-    ("seconds", "wanted"),
+    ("seconds", "expected"),
     [
-        ((0.75, 0.125), (False, 1.0)),  # 1200 steps in 15 minutes, half of those that are wanted
+        ((0.75, 0.125), (False, 1.0)),  # 1200 steps in 15 minutes, half of the recommended ones
         ((0.76, 0.125), (False, 0.75)),
         ((4.0, 1.6), (True, 0.75)),
         ((9.0, 6.0), (True, 0.5)),
-        ((90.0, 40.0), (True, 0.5)),  # nothing fits: the quickest
+        ((90.0, 40.0), (True, 0.5)),  # none is fast enough: the fastest one
     ],
 )
-def test_the_best_that_fits_is_chosen(facts, seconds, wanted):
+def test_the_largest_model_that_is_fast_enough_is_chosen(facts, seconds, expected):
     timer = FakeTimer(*seconds)
-    found = fit(facts, 15, timer, lambda: timer.now)
-    assert (found.small, found.shrink) == wanted
-    assert timer.timed[-1] == wanted  # and nothing is timed after it
-    choices = {one.key: one for one in choose(found)}
+    fitted = fit_to_minutes(facts, 15, timer, lambda: timer.now)
+    assert (fitted.small, fitted.shrink) == expected
+    assert timer.timed[-1] == expected  # none is timed after it
+    choices = {one.key: one for one in choose(fitted)}
     assert choices["SOLVER.MAX_MINUTES"].value == 15
     assert "SOLVER.MAX_ITER" not in choices
-    have = int(900 / found.step_seconds)
-    assert f"about {have} steps" in choices["SOLVER.MAX_MINUTES"].reason
-    assert choices["SOLVER.WARMUP_ITERS"].value == min(100, max(have // 10, 1))
-    assert choices["SOLVER.TEST_PERIOD"].value <= have
+    steps = int(900 / fitted.step_seconds)
+    assert f"about {steps} steps" in choices["SOLVER.MAX_MINUTES"].reason
+    assert choices["SOLVER.WARMUP_ITERS"].value == min(100, max(steps // 10, 1))
+    assert choices["SOLVER.TEST_PERIOD"].value <= steps
 
 
-def test_pictures_and_anchors_shrink_together(facts):
+def test_images_and_anchors_shrink_together(facts):
     before, after = (
         {one.key: one.value for one in choose(replace(facts, shrink=shrink))}
         for shrink in (1.0, 0.5)
@@ -69,53 +75,55 @@ def test_pictures_and_anchors_shrink_together(facts):
     assert first != second
 
 
-def test_timing_ends_after_a_minute_with_the_last(facts):
+def test_after_a_minute_only_the_last_candidate_is_timed(facts):
     timer = FakeTimer(90.0, 40.0, spent=70.0)
-    found = fit(facts, 15, timer, lambda: timer.now)
+    fitted = fit_to_minutes(facts, 15, timer, lambda: timer.now)
     assert timer.timed == [(False, 1.0), (True, 0.5)]
-    assert found.step_seconds == 10.0
+    assert fitted.step_seconds == 10.0
 
 
-def test_without_weights_the_model_stays(facts):
+def test_without_pretrained_weights_only_images_shrink(facts):
     timer = FakeTimer(90.0, 0.1)
-    plain = replace(facts, machine=replace(facts.machine, pretrained=False))
-    found = fit(plain, 15, timer, lambda: timer.now)
+    without = replace(facts, machine=replace(facts.machine, pretrained=False))
+    fitted = fit_to_minutes(without, 15, timer, lambda: timer.now)
     assert timer.timed == [(False, 1.0), (False, 0.75), (False, 0.5)]
-    assert not found.small
+    assert not fitted.small
 
 
 @pytest.mark.parametrize("key", ["INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"])
-def test_pictures_of_a_given_size_do_not_shrink(facts, key):
-    given = {key: (640,) if key.endswith("TRAIN") else 640}
+def test_images_of_a_fixed_size_do_not_shrink(facts, key):
+    values = {key: (640,) if key.endswith("TRAIN") else 640}
     timer = FakeTimer(90.0, 40.0)
-    fit(facts, 15, timer, lambda: timer.now, given)
+    fit_to_minutes(facts, 15, timer, lambda: timer.now, values)
     assert timer.timed == [(False, 1.0), (True, 1.0)]
 
 
-def test_what_does_not_fit_in_the_memory_of_a_gpu_is_passed_over(facts):
+def test_models_too_large_for_the_gpu_memory_are_skipped(facts):
     timer = FakeTimer(0.1, 0.1)
 
-    def full(least: float):
-        def seconds(facts: Facts, choices: object) -> float:
-            if facts.shrink > least:
+    def out_of_memory_above(shrink: float):
+        def seconds(facts: DatasetFacts, choices: object) -> float:
+            if facts.shrink > shrink:
                 raise torch.OutOfMemoryError
             return timer(facts, choices)
 
         return seconds
 
-    found = fit(facts, 15, full(0.75), lambda: timer.now)
-    assert (found.small, found.shrink) == (False, 0.75)
-    assert found.minutes is not None
-    assert "the model: too large for the GPU's memory" in found.minutes[1]
-    with pytest.raises(ConfigError, match="no model fits in the GPU's memory"):
-        fit(facts, 15, full(0.1), lambda: timer.now)
+    fitted = fit_to_minutes(facts, 15, out_of_memory_above(0.75), lambda: timer.now)
+    assert (fitted.small, fitted.shrink) == (False, 0.75)
+    assert fitted.minutes is not None
+    assert "the model: too large for the GPU memory" in fitted.minutes[1]
+    with pytest.raises(ConfigError, match="no model fits into the GPU memory"):
+        fit_to_minutes(facts, 15, out_of_memory_above(0.1), lambda: timer.now)
 
 
-def test_the_config_is_that_of_the_small_model(facts, tmp_path):
+def test_the_config_of_the_small_model(facts, tmp_path):
     timer = FakeTimer(9.0, 6.0)
-    found = fit(facts, 15, timer, lambda: timer.now)
+    fitted = fit_to_minutes(facts, 15, timer, lambda: timer.now)
     sets = {"train": Source(tmp_path / "train.json", tmp_path / "images")}
-    text = config_text([*places(sets, "made up"), *choose(found)], found.summary, found.base)
+    text = config_text(
+        [*dataset_choices(sets, "invented"), *choose(fitted)], fitted.summary, fitted.base
+    )
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     cfg = load_config(file)
@@ -123,6 +131,6 @@ def test_the_config_is_that_of_the_small_model(facts, tmp_path):
     assert (cfg.SOLVER.MAX_MINUTES, cfg.SOLVER.MAX_ITER) == (15, None)
     assert cfg.MODEL.ROI_MASK_HEAD.RESOLUTION == 14
     assert yaml.safe_load(text)["_BASE_"] == "_base_/small_fpn.yaml"
-    told = " ".join(text.replace("#", "").split())
-    assert "the model: 9 seconds a step" in told
-    assert "the small model, pictures of 0.5 of their side: 1.5 seconds a step" in told
+    comments = " ".join(text.replace("#", "").split())
+    assert "the model: 9 seconds per step" in comments
+    assert "the small model with images of 0.5 times their side: 1.5 seconds per step" in comments

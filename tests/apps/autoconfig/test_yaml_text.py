@@ -1,14 +1,14 @@
-"""Choices as YAML."""
+"""Choices in a YAML file."""
 
 from __future__ import annotations
 
 import yaml
 
-from detlite.apps.autoconfig import Choice, config_text, places
+from detlite.apps.autoconfig import Choice, config_text, dataset_choices
 from detlite.apps.dataset_formats import Source
 
 
-def test_values_come_back_and_reasons_are_comments(tmp_path):
+def test_values_are_read_back_and_reasons_are_comments(tmp_path):
     choices = [
         Choice("MODEL.MASK_ON", True, "a reason " * 30),
         Choice("SOLVER.BASE_LR", 0.0005),
@@ -19,7 +19,7 @@ def test_values_come_back_and_reasons_are_comments(tmp_path):
         split: Source(tmp_path / f"cells: x/{split}.json", tmp_path / "cells: x/images")
         for split in ("train", "val")
     }
-    text = config_text([*places(sets, "made up"), *choices], "a set")
+    text = config_text([*dataset_choices(sets, "made up"), *choices], "a set")
     content = yaml.safe_load(text)
     assert content["MODEL"]["MASK_ON"] is True
     assert content["MODEL"]["RPN"]["ANCHOR_SIZES"] == [[1, 2], [3, 4]]
@@ -35,8 +35,8 @@ def test_values_come_back_and_reasons_are_comments(tmp_path):
     assert " ".join(text.split()).replace("# ", "").count("a reason") == 30
 
 
-def test_without_a_set_to_measure_on(tmp_path):
+def test_without_a_validation_set(tmp_path):
     sets = {"train": Source(tmp_path / "train.json", tmp_path / "images")}
-    content = yaml.safe_load(config_text(places(sets, ""), ""))
+    content = yaml.safe_load(config_text(dataset_choices(sets, ""), ""))
     assert content["DATASETS"]["TEST"] == []
     assert len(content["DATASETS"]["CATALOG"]) == 1
