@@ -1,4 +1,4 @@
-"""Mistakes of beginners: each is made by a command, whose message is that of docs/mistakes.md."""
+"""Common mistakes: commands print the messages that docs/mistakes.md lists."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from detlite.modeling import build_model
 
 PAGE = Path(__file__).parents[1] / "docs" / "mistakes.md"
 ROWS = {
-    title: (message, then)
-    for title, message, then in re.findall(
+    title: (message, result)
+    for title, message, result in re.findall(
         r"^\| (.+?) \| `` (.+) `` \| (.+?) \|$", PAGE.read_text(), re.M
     )
 }
 
 
-class Beginner:
-    """Somebody with six pictures, their annotation file and a config, all sound."""
+class Project:
+    """Project of a user with six images, an annotation file and a config, all valid."""
 
     def __init__(self, folder: Path, annotations: Path, images: Path) -> None:
         self.folder, self.annotations, self.images = folder, annotations, images
@@ -60,7 +60,7 @@ class Beginner:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """That of the data set in the catalog."""
+        """Entry of the dataset in DATASETS.CATALOG."""
         return self.settings["DATASETS"]["CATALOG"][0]
 
     def config(self) -> Path:
@@ -74,15 +74,17 @@ class Beginner:
     def test(self, *opts: Any) -> list[Any]:
         return ["test", "--config", self.config(), "DATASETS.TEST", "cells", *opts]
 
-    def relabel(self, change: Callable[[dict[str, Any]], object]) -> list[Any]:
-        """Trains after a change of every annotation."""
+    def train_with_changed_annotations(
+        self, change: Callable[[dict[str, Any]], object]
+    ) -> list[Any]:
+        """Change each annotation, and return the arguments of a training."""
         content = self.content()
         for row in content["annotations"]:
             change(row)
-        return self.with_text(json.dumps(content))
+        return self.train_with_text(json.dumps(content))
 
-    def with_text(self, text: str | bytes) -> list[Any]:
-        """Trains on an annotation file that holds this."""
+    def train_with_text(self, text: str | bytes) -> list[Any]:
+        """Write the annotation file, and return the arguments of a training."""
         self.annotations.write_bytes(text if isinstance(text, bytes) else text.encode())
         return self.train()
 
@@ -96,236 +98,241 @@ class Beginner:
         return path
 
 
-MISTAKES: dict[str, Callable[[Beginner], list[Any]]] = {}
-Mistake = Callable[[Beginner], list[Any]]
+MISTAKES: dict[str, Callable[[Project], list[Any]]] = {}
+Mistake = Callable[[Project], list[Any]]
 
 
 def mistake(title: str) -> Callable[[Mistake], Mistake]:
-    def note(function: Mistake) -> Mistake:
+    def add(function: Mistake) -> Mistake:
         MISTAKES[title] = function
         return function
 
-    return note
+    return add
 
 
 def with_entry(**changes: str) -> Mistake:
-    def make(who: Beginner) -> list[Any]:
-        who.entry.update(changes)
-        return who.train()
+    def make(project: Project) -> list[Any]:
+        project.entry.update(changes)
+        return project.train()
 
     return make
 
 
 def with_annotations(change: Callable[[dict[str, Any]], object]) -> Mistake:
-    return lambda who: who.relabel(change)
+    return lambda project: project.train_with_changed_annotations(change)
 
 
 def with_encoding(encoding: str) -> Mistake:
-    """A category has a letter that encodings write differently."""
+    """Give a category a name that depends on the encoding."""
 
-    def make(who: Beginner) -> list[Any]:
-        content = who.content()
+    def make(project: Project) -> list[Any]:
+        content = project.content()
         content["categories"][0]["name"] = "käfer"
-        return who.with_text(json.dumps(content, ensure_ascii=False).encode(encoding))
+        return project.train_with_text(json.dumps(content, ensure_ascii=False).encode(encoding))
 
     return make
 
 
 def with_opts(*opts: Any) -> Mistake:
-    return lambda who: who.train(*opts)
+    return lambda project: project.train(*opts)
 
 
 def with_config(name: str, text: str) -> Mistake:
-    return lambda who: ["train", "--config", who.file(name, text)]
+    return lambda project: ["train", "--config", project.file(name, text)]
 
 
 def with_weights(text: str) -> Mistake:
-    return lambda who: who.train("MODEL.WEIGHT", who.file("model.pth", text))
+    return lambda project: project.train("MODEL.WEIGHT", project.file("model.pth", text))
 
 
 MISTAKES |= {
-    "the path of a config is wrong": lambda who: ["train", "--config", who.folder / "mine.yml"],
+    "the path of a config is wrong": lambda project: [
+        "train",
+        "--config",
+        project.folder / "mine.yml",
+    ],
     "the path of an annotation file is wrong": with_entry(annotations="trian.json"),
-    "the folder of pictures does not exist": with_entry(images="photos"),
-    "an editor of Windows saved the json with a byte-order mark": with_encoding("utf-8-sig"),
-    "an editor of Windows saved the json in UTF-16": with_encoding("utf-16"),
-    "an editor of Windows saved the json in its own code page": with_encoding("cp1252"),
+    "the image folder does not exist": with_entry(images="photos"),
+    "a Windows editor saved the JSON with a byte-order mark": with_encoding("utf-8-sig"),
+    "a Windows editor saved the JSON in UTF-16": with_encoding("utf-16"),
+    "a Windows editor saved the JSON in a local code page": with_encoding("cp1252"),
     "a polygon is not in a list of polygons": with_annotations(
         lambda row: row.update(segmentation=row["segmentation"][0])
     ),
-    "categories count from 1 and annotations from 0": with_annotations(
+    "category ids start at 1, but annotations use 0": with_annotations(
         lambda row: row.update(category_id=row["category_id"] - 1)
     ),
     "masks are missing": with_annotations(lambda row: row.pop("segmentation")),
-    "a key on the command line has no value": with_opts("SOLVER.MAX_ITER"),
-    "nothing is to be trained": with_opts("SOLVER.MAX_ITER", 0),
-    "a GPU is asked for where there is none": with_opts("MODEL.DEVICE", "cuda:7"),
+    "an override has no value": with_opts("SOLVER.MAX_ITER"),
+    "the number of iterations is 0": with_opts("SOLVER.MAX_ITER", 0),
+    "MODEL.DEVICE is a GPU that does not exist": with_opts("MODEL.DEVICE", "cuda:7"),
     "the learning rate is too high": with_opts(
         "SOLVER.BASE_LR", 1e30, "SOLVER.MAX_ITER", 9, "SOLVER.WARMUP_ITERS", 0
     ),
-    "the batch is larger than the data set": with_opts("SOLVER.IMS_PER_BATCH", 8),
-    "the rate is to fall after the end": with_opts(
+    "the batch is larger than the dataset": with_opts("SOLVER.IMS_PER_BATCH", 8),
+    "learning rate steps are after the end of the run": with_opts(
         "SOLVER.LR_SCHEDULE", "multistep", "SOLVER.STEPS", "(5000,)"
     ),
-    "the set to measure on is trained on": with_opts("DATASETS.TEST", "cells"),
-    "the path of weights is wrong": lambda who: who.test("MODEL.WEIGHT", who.folder / "model.pth"),
-    "a config of detectron2 is given": with_config(
+    "the test set is also the training set": with_opts("DATASETS.TEST", "cells"),
+    "the path of weights is wrong": lambda project: project.test(
+        "MODEL.WEIGHT", project.folder / "model.pth"
+    ),
+    "the config is one of detectron2": with_config(
         "detectron2.yaml", "VERSION: 2\nMODEL: {WEIGHTS: x.pkl, ANCHOR_GENERATOR: {SIZES: [[32]]}}"
     ),
-    "a config of mmdetection is given": with_config(
+    "the config is one of mmdetection": with_config(
         "mask_rcnn.py", "model = dict(type='MaskRCNN')"
     ),
-    "YOLO's data.yaml is given as config": with_config("data.yaml", "names: [a]\ntrain: images\n"),
-    "the annotation file is given as config": lambda who: ["train", "--config", who.annotations],
-    "the file of weights is a pointer of git-lfs": with_weights(
+    "the config is YOLO's data.yaml": with_config("data.yaml", "names: [a]\ntrain: images\n"),
+    "the config is an annotation file": lambda project: ["train", "--config", project.annotations],
+    "the weights are a git-lfs pointer": with_weights(
         "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 177\n"
     ),
-    "the file of weights is a web page": with_weights("\n<!DOCTYPE html><html>Not found</html>"),
+    "the weights are a web page": with_weights("\n<!DOCTYPE html><html>Not found</html>"),
 }
 
 
-@mistake("a folder of pictures is given as annotation file")
-def _(who: Beginner) -> list[Any]:
-    who.entry["annotations"] = str(who.images)
-    return who.train()
+@mistake("the annotation file is a folder of images")
+def _(project: Project) -> list[Any]:
+    project.entry["annotations"] = str(project.images)
+    return project.train()
 
 
-@mistake("the folder of pictures is another one")
-def _(who: Beginner) -> list[Any]:
-    who.entry["images"] = str(who.folder)
-    return who.train()
+@mistake("the image folder is the wrong one")
+def _(project: Project) -> list[Any]:
+    project.entry["images"] = str(project.folder)
+    return project.train()
 
 
-@mistake("OUTPUT_DIR is that of another run")
-def _(who: Beginner) -> list[Any]:
-    who.file("run/metrics.jsonl", "")
-    return who.train()
+@mistake("OUTPUT_DIR holds another run")
+def _(project: Project) -> list[Any]:
+    project.file("run/metrics.jsonl", "")
+    return project.train()
 
 
-@mistake("the folder to predict in has no picture")
-def _(who: Beginner) -> list[Any]:
-    (who.folder / "empty").mkdir()
-    return [
-        "predict", "--weights", "x.pth", "--input", who.folder / "empty", "--output", who.output,
-    ]  # fmt: skip
+@mistake("the folder to predict on has no images")
+def _(project: Project) -> list[Any]:
+    folder = project.folder / "empty"
+    folder.mkdir()
+    return ["predict", "--weights", "x.pth", "--input", folder, "--output", project.output]
 
 
-@mistake("the folder for a new config has no labels")
-def _(who: Beginner) -> list[Any]:
-    return ["init", "--data", who.images]
+@mistake("the folder for `detlite init` has no labels")
+def _(project: Project) -> list[Any]:
+    return ["init", "--data", project.images]
 
 
-@mistake("the json has single quotes")
-def _(who: Beginner) -> list[Any]:
-    return who.with_text(str(who.content()))
+@mistake("the JSON has single quotes")
+def _(project: Project) -> list[Any]:
+    return project.train_with_text(str(project.content()))
 
 
-@mistake("the json has a comma too many")
-def _(who: Beginner) -> list[Any]:
-    return who.with_text(json.dumps(who.content()).replace("]}", "],}"))
+@mistake("the JSON has an extra comma")
+def _(project: Project) -> list[Any]:
+    return project.train_with_text(json.dumps(project.content()).replace("]}", "],}"))
 
 
-@mistake("a text file of YOLO is given as annotation file")
-def _(who: Beginner) -> list[Any]:
-    who.entry["annotations"] = str(who.file("1.txt", "0 0.5 0.5 0.25 0.125\n"))
-    return who.train()
+@mistake("the annotation file is a YOLO text file")
+def _(project: Project) -> list[Any]:
+    project.entry["annotations"] = str(project.file("1.txt", "0 0.5 0.5 0.25 0.125\n"))
+    return project.train()
 
 
-@mistake("a file of LabelMe is given as annotation file")
-def _(who: Beginner) -> list[Any]:
-    return who.with_text('{"version": "5.4.1", "shapes": [], "imagePath": "1.png"}')
+@mistake("the annotation file is a LabelMe file")
+def _(project: Project) -> list[Any]:
+    return project.train_with_text('{"version": "5.4.1", "shapes": [], "imagePath": "1.png"}')
 
 
 @mistake("boxes are corners x1, y1, x2, y2")
-def _(who: Beginner) -> list[Any]:
+def _(project: Project) -> list[Any]:
     def corners(row: dict[str, Any]) -> None:
         x, y, w, h = row["bbox"]
         row["bbox"] = [x, y, x + w, y + h]
 
-    return who.relabel(corners)
+    return project.train_with_changed_annotations(corners)
 
 
-@mistake("boxes are fractions of the picture")
-def _(who: Beginner) -> list[Any]:
+@mistake("boxes are fractions of the image size")
+def _(project: Project) -> list[Any]:
     def fractions(row: dict[str, Any]) -> None:
         x, y, w, h = row["bbox"]
         row["bbox"] = [x / 128, y / 96, w / 128, h / 96]
 
-    return who.relabel(fractions)
+    return project.train_with_changed_annotations(fractions)
 
 
-@mistake("text files of YOLO count pixels")
-def _(who: Beginner) -> list[Any]:
-    who.annotations.unlink()
-    who.file("set/data.yaml", "names: [cat, dog]\n")
-    who.file("set/labels/1.txt", "0 64 48 20 10\n")
-    return ["init", "--data", who.folder / "set"]
+@mistake("YOLO text files are in pixels")
+def _(project: Project) -> list[Any]:
+    project.annotations.unlink()
+    project.file("set/data.yaml", "names: [cat, dog]\n")
+    project.file("set/labels/1.txt", "0 64 48 20 10\n")
+    return ["init", "--data", project.folder / "set"]
 
 
-@mistake("pictures were resized after they were labelled")
-def _(who: Beginner) -> list[Any]:
-    for file in who.images.iterdir():
+@mistake("images were resized after labeling")
+def _(project: Project) -> list[Any]:
+    for file in project.images.iterdir():
         Image.open(file).resize((64, 48)).save(file)
-    return who.train()
+    return project.train()
 
 
 @mistake("width and height are swapped")
-def _(who: Beginner) -> list[Any]:
-    content = who.content()
+def _(project: Project) -> list[Any]:
+    content = project.content()
     for row in content["images"]:
         row["width"], row["height"] = row["height"], row["width"]
     for row in content["annotations"]:
         row["bbox"], row["segmentation"] = [1, 1, 9, 9], [[1, 1, 9, 1, 9, 9]]
-    return who.with_text(json.dumps(content))
+    return project.train_with_text(json.dumps(content))
 
 
-@mistake("the background is not counted")
-def _(who: Beginner) -> list[Any]:
-    who.settings["MODEL"]["ROI_BOX_HEAD"]["NUM_CLASSES"] = 2
-    return who.train()
+@mistake("NUM_CLASSES does not include the background")
+def _(project: Project) -> list[Any]:
+    project.settings["MODEL"]["ROI_BOX_HEAD"]["NUM_CLASSES"] = 2
+    return project.train()
 
 
-@mistake("a key is misspelt")
-def _(who: Beginner) -> list[Any]:
-    who.settings["SOLVER"]["BASE_RL"] = 0.1
-    return who.train()
+@mistake("a key is misspelled")
+def _(project: Project) -> list[Any]:
+    project.settings["SOLVER"]["BASE_RL"] = 0.1
+    return project.train()
 
 
 @mistake("a number has a decimal comma")
-def _(who: Beginner) -> list[Any]:
-    who.settings["SOLVER"]["BASE_LR"] = "0,001"
-    return who.train()
+def _(project: Project) -> list[Any]:
+    project.settings["SOLVER"]["BASE_LR"] = "0,001"
+    return project.train()
 
 
-@mistake("the set to measure on has no annotations")
-def _(who: Beginner) -> list[Any]:
-    bare = who.file("bare.json", json.dumps(who.content() | {"annotations": []}))
-    catalog = who.settings["DATASETS"]["CATALOG"]
-    catalog.append({"name": "bare", "annotations": str(bare), "images": str(who.images)})
-    return who.train("DATASETS.TEST", "bare")
+@mistake("the test set has no annotations")
+def _(project: Project) -> list[Any]:
+    bare = project.file("bare.json", json.dumps(project.content() | {"annotations": []}))
+    catalog = project.settings["DATASETS"]["CATALOG"]
+    catalog.append({"name": "bare", "annotations": str(bare), "images": str(project.images)})
+    return project.train("DATASETS.TEST", "bare")
 
 
-@mistake("weights are of another number of classes")
-def _(who: Beginner) -> list[Any]:
-    cfg = load_config(who.config(), ["MODEL.ROI_BOX_HEAD.NUM_CLASSES", 9])
-    torch.save(build_model(cfg).state_dict(), who.folder / "nine.pth")
-    return who.train("MODEL.WEIGHT", who.folder / "nine.pth")
+@mistake("the weights have another number of classes")
+def _(project: Project) -> list[Any]:
+    cfg = load_config(project.config(), ["MODEL.ROI_BOX_HEAD.NUM_CLASSES", 9])
+    torch.save(build_model(cfg).state_dict(), project.folder / "nine.pth")
+    return project.train("MODEL.WEIGHT", project.folder / "nine.pth")
 
 
-def test_the_page_lists_what_is_tested():
+def test_the_page_lists_the_tested_mistakes():
     assert list(ROWS) != []
     assert ROWS.keys() == MISTAKES.keys()
     assert len(ROWS) >= 30
 
 
 @pytest.mark.parametrize("title", MISTAKES)
-def test_the_message_is_that_of_the_page(title, make_coco_dataset, tmp_path, capsys, caplog):
-    message, then = ROWS[title]
-    arguments = MISTAKES[title](Beginner(tmp_path, *make_coco_dataset()))
+def test_messages_match_the_page(title, make_coco_dataset, tmp_path, capsys, caplog):
+    message, result = ROWS[title]
+    arguments = MISTAKES[title](Project(tmp_path, *make_coco_dataset()))
     status = main([*map(str, arguments)])
     output = capsys.readouterr()
     pattern = ".*".join(map(re.escape, message.split("…")))
-    if then == "stops":
+    if result == "stops":
         assert status == 2
         assert re.search(f"^{pattern}$", output.err, re.M), output.err
         assert "Traceback" not in output.err
