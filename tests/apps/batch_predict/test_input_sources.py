@@ -107,5 +107,5 @@ def test_an_address_is_read_as_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     reader: Any = Reader()
     own = load_picture(reader, str(tmp_path / "a.ppm"))
     assert torch.equal(load_picture(reader, "https://host/a.png"), own)
-    with pytest.raises(DataError, match=r"^https://host/a\.ppm\?\.\.\.: is none of JPEG, PNG"):
+    with pytest.raises(DataError, match=r"^https://host/a\.ppm\?\.\.\.: none of JPEG, PNG"):
         load_picture(reader, "https://host/a.ppm?key=secret")
