@@ -44,7 +44,7 @@ def check(rows: list[dict[str, Any]], names: list[str], weights: Path) -> None:
     """Each picture is there once, with what a Predictor finds in it."""
     assert [row["picture"] for row in rows] == names
     assert [row["problem"] is None for row in rows] == [True] * 4 + [False, True]
-    assert rows[4]["problem"].startswith(f"{names[4]}: the picture is damaged")
+    assert rows[4]["problem"].startswith(f"{names[4]}: the image is damaged")
     assert (rows[4]["height"], rows[4]["objects"]) == (None, [])
     predictor = load_checkpoint(weights, rle=True)
     for row in (rows[0], rows[3]):
