@@ -314,7 +314,7 @@ def test_steps_are_timed_for_weights_and_minutes(timed, trained, shapes, tmp_pat
     assert cfg.SOLVER.WARMUP_ITERS == 6  # of 60 steps
     assert cfg.MODEL.RESNETS.RES2_OUT_CHANNELS == 8
     assert cfg.INPUT.MIN_SIZE_TRAIN == (64,)
-    assert cfg.SOLVER.IMS_PER_BATCH == 5  # all images with objects, as they are small
+    assert cfg.SOLVER.IMS_PER_BATCH == 5  # all images with objects, because they are small
 
 
 SEVERAL = """
@@ -349,7 +349,7 @@ def test_two_processes_use_one_config(shapes, free_port, tmp_path):
 
 
 def test_a_folder_of_an_evaluation_is_not_resumed(trained, shapes, tmp_path):
-    """It contains a config.yaml too."""
+    """Evaluations write a config.yaml too."""
     detlite.evaluate(trained.weights, data=shapes[1], output_dir=tmp_path)
     small = SMALL | {"SOLVER.MAX_ITER": 1, "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 24}
     detlite.train(data=shapes[0], output_dir=tmp_path, overrides=small, resume=True)
@@ -387,7 +387,7 @@ def test_missing_arguments_and_files_are_named(shapes, tmp_path):
 
 @pytest.mark.parametrize("kind", ["GeneralizedRCNN", "RetinaNet"])
 def test_images_without_objects_are_used_as_background(shapes, tmp_path, kind):
-    """As single images of a batch, and in mosaics with others."""
+    """Check single images in a batch, and images in mosaics."""
     annotations, folder = shapes[0]
     content = json.loads(annotations.read_text())
     few = {row["id"] for row in content["images"][:2]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,8 +30,10 @@ class View:
         return box_ops.flip(boxes, size[1]) if self.flip else boxes
 
 
-class ImageDetector(ABC):
+class ImageDetector:
     """Base class of detectors that take original images; implements `Detector`.
+
+    Subclasses override `detect`, or `_detect` for one image at a time.
 
     Args:
         model: a detector in evaluation mode, which may be exported.
@@ -63,7 +64,7 @@ class ImageDetector(ABC):
     def takes_proposals(self) -> bool:
         return self.model.takes_proposals
 
-    @abstractmethod
+    @torch.no_grad()
     def detect(
         self,
         images: Sequence[Tensor],
@@ -71,6 +72,11 @@ class ImageDetector(ABC):
         min_score: float = 0.0,
     ) -> list[Detections]:
         """Return the detections of each image uint8 [3, H, W], see `Detector.detect`."""
+        boxes = [None] * len(images) if proposals is None else proposals
+        return [self._detect(*pair, min_score) for pair in zip(images, boxes, strict=True)]
+
+    def _detect(self, image: Tensor, proposals: Tensor | None, min_score: float) -> Detections:
+        raise NotImplementedError
 
 
 class ResizingDetector(ImageDetector):

@@ -23,7 +23,7 @@ PARTS = ("backbone", "head", "feature_extractor", "predictor")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 # Other engines by dtype. A builder takes a model and calibration images.
-ENGINES: Registry[Callable[[DetectionModel, Sequence[Tensor]], DetectionModel]] = Registry(
+ENGINES: Registry[Callable[..., DetectionModel]] = Registry(
     "inference engine", on_demand={"int8": "detlite.apps.export.openvino"}
 )
 

@@ -34,7 +34,7 @@ from .tiling import Tiling, build_tiling
 from .tta import build_views
 
 # Readers of files with a model. They take a path and config overrides.
-READERS: Registry[Callable[[str | Path, Sequence[Any]], tuple[CfgNode, DetectionModel]]] = Registry(
+READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
     "reader of models", on_demand={"exported": "detlite.apps.export.exported_detector"}
 )
 

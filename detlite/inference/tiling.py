@@ -8,7 +8,6 @@ for objects larger than a tile. `tile_merging.py` merges the detections.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -74,16 +73,7 @@ class TiledDetector(ImageDetector):
         self.detector = detector
         self.tiling = tiling
 
-    @torch.no_grad()
-    def detect(
-        self,
-        images: Sequence[Tensor],
-        proposals: Sequence[Tensor | None] | None = None,
-        min_score: float = 0.0,
-    ) -> list[Detections]:
-        return [self._detect(image, min_score) for image in images]
-
-    def _detect(self, image: Tensor, min_score: float) -> Detections:
+    def _detect(self, image: Tensor, proposals: Tensor | None, min_score: float) -> Detections:
         height, width = size = size_of(image)
         tiles = self.tiling.tiles(size)
         detections = self.detector.detect([image], None, min_score)

@@ -59,16 +59,6 @@ class AugmentedDetector(ImageDetector):
         self.views = views
         self.flip_order = flip_order(keypoint_names)
 
-    @torch.no_grad()
-    def detect(
-        self,
-        images: Sequence[Tensor],
-        proposals: Sequence[Tensor | None] | None = None,
-        min_score: float = 0.0,
-    ) -> list[Detections]:
-        boxes = [None] * len(images) if proposals is None else proposals
-        return [self._detect(*pair, min_score) for pair in zip(images, boxes, strict=True)]
-
     def _detect(self, image: Tensor, proposals: Tensor | None, min_score: float) -> Detections:
         model, convention, postprocess = self.model, self.model.convention, self.model.postprocess
         size, sizes, predicted, features_by_view = size_of(image), [], [], []

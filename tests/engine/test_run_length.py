@@ -253,7 +253,7 @@ def test_the_last_evaluation_is_within_the_limit_on_request(run, clock):
 @pytest.mark.parametrize(("period", "with_test"), [(3, False), (3, True), (0, True)])
 @pytest.mark.parametrize("fail_at", [2, 4, 7])
 def test_an_interrupted_run_resumes_exactly(run, tmp_path, fail_at, period, with_test):
-    """Without a period, the model is evaluated halfway, after iteration 6."""
+    """The model is evaluated halfway, after iteration 6, if there is no period."""
     opts = ["SOLVER.TEST_PERIOD", period, "SOLVER.MINUTES_INCLUDE_TEST", with_test]
     straight = run("straight", *opts, minutes=2)
     with pytest.raises(KeyboardInterrupt):

@@ -39,7 +39,7 @@ def test_a_signal_ends_a_block_in_which_nothing_is_lost(name):
 
 
 def test_blocks_may_be_nested():
-    """As by `detlite.train` around the training loop."""
+    """`detlite.train` does so around the training loop."""
     with StopSignals() as outer, outer.ending_immediately():
         with StopSignals() as inner:
             send("SIGTERM")

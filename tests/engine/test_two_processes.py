@@ -85,7 +85,7 @@ _RETINANET = [
 def test_ranks_without_objects_have_the_same_losses_and_gradients(
     tiny_config, in_two_processes, tmp_path, opts, c4, heads
 ):
-    """No boxes, a black image and no proposals."""
+    """Ranks without objects have a black image, no boxes and no proposals."""
     (tmp_path / "config.yaml").write_text(tiny_config(*opts, c4=c4).dump())
     steps = json.loads(in_two_processes(EMPTY_RANKS))
     assert len(steps) == 4

@@ -133,7 +133,7 @@ with process_group("cpu"):
 
 
 def test_two_processes_compute_the_same_loss_as_one(plates_config, in_two_processes, tmp_path):
-    """With a Mask R-CNN, which samples boxes at random."""
+    """A Mask R-CNN samples boxes at random."""
     cfg = plates_config("MODEL.KEYPOINT_ON", True, "TEST.IMS_PER_BATCH", 4, "MODEL.DEVICE", "cpu")
     torch.manual_seed(0)
     losses = validation_loss(cfg, build_model(cfg), "plates")

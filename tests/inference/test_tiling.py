@@ -161,7 +161,7 @@ class TestDiscs:
         assert_detected_once(tiled, boxes, 0.99)
 
     def test_objects_on_tile_borders_are_merged(self):
-        """They are larger than the overlap, and too small in the whole image."""
+        """Discs larger than the overlap, and too small in the whole image."""
         scene, boxes, masks = draw_discs((800, 800), [24, 30, 36, 40] * 5, seed=2, gap=20)
         model = BrightParts(min_side=14)
         tiling = Tiling(160, 0.2)
@@ -258,7 +258,7 @@ class TestMerging:
         assert len(merge_pair(left, right, iou_thresh).boxes) == count
 
     def test_an_object_that_ends_at_a_border(self):
-        """It is not merged with a coarser detection that does not exceed the tile."""
+        """Check that a coarser detection that does not exceed the tile is not merged."""
         tiles = [Tile(0, 0, 180, 100), LEFT]
         parts = [detections((48, 18, 101, 64, 0.5, 1)), detections((50, 20, 100, 60, 0.9, 1))]
         assert merge(tiles, parts, (100, 180), 0.5, DETLITE).boxes.tolist() == [[50, 20, 100, 60]]

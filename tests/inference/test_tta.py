@@ -148,7 +148,7 @@ def suppressed(monkeypatch):
 
 
 def test_overlaps_are_measured_in_the_first_view(model, image, suppressed):
-    """They depend on the scale if the last pixel belongs to a box."""
+    """Overlaps depend on the scale if the last pixel belongs to a box."""
     detections = detect(model, image, View(96, 1000), View(128, 1000))
     ((joined, _),) = suppressed
     images, _ = model.prepare([resize_shortest(image, 96, 1000)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from detlite.apps.doctor import Resources, counted
+from detlite.apps.doctor import Resources, plural
 
 from .statistics import DatasetStatistics
 
@@ -59,7 +59,7 @@ class DatasetFacts:
         """Description of the training set and the machine."""
         train, machine = self.train, self.machine
         low, high = train.sizes.min(axis=0).astype(int), train.sizes.max(axis=0).astype(int)
-        device = machine.gpu or counted(machine.cores, "core")
+        device = machine.gpu or plural(machine.cores, "core")
         return (
             f"{len(train.sizes)} training images of {low[1]}x{low[0]} to {high[1]}x{high[0]} "
             f"pixels with {len(train.boxes)} objects (sides of {train.sides.min():.0f} to "

