@@ -1,6 +1,7 @@
-"""Processes: rank, world size, reduce, gather. The only file that asks torch.distributed.
+"""Distributed training: ranks, collectives and DistributedDataParallel.
 
-Everything works unchanged in a single process that was never initialised: rank 0 of 1.
+This is the only module that uses torch.distributed. Without initialization, all functions work
+for a single process of rank 0.
 """
 
 from __future__ import annotations
@@ -20,45 +21,45 @@ from torch import Tensor, nn
 
 from detlite.config import ConfigError
 
-# How long processes wait for each other: to meet; later, as rank 0 computes COCO metrics alone.
-_MEETING = timedelta(minutes=5)
-_TOGETHER = timedelta(hours=1)
+_RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
+# Long, because processes also wait while rank 0 computes COCO metrics.
+_COLLECTIVE_TIMEOUT = timedelta(hours=1)
 
 
-def restarts() -> int:
-    """How often torchrun has started the processes anew (`--max-restarts`)."""
+def restart_count() -> int:
+    """Return how many times torchrun has restarted the processes (`--max-restarts`)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def rank() -> int:
-    """Number of this process, 0 <= rank < world_size."""
+    """Return the rank of this process, 0 <= rank < world_size."""
     return dist.get_rank() if _active() else 0
 
 
 def world_size() -> int:
-    """Number of processes that train or evaluate together."""
+    """Return the number of processes that train or evaluate together."""
     return dist.get_world_size() if _active() else 1
 
 
 def is_main() -> bool:
-    """Whether this is the process that writes files and prints."""
+    """Return True for rank 0, which writes files and prints."""
     return rank() == 0
 
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Joins the processes that torchrun started, for the length of a `with` block.
+    """Initialize torch.distributed inside a `with` block.
 
     Reads torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); without
-    it, this is a single process. CUDA tensors travel by NCCL, all else by gloo. If `device`, the
-    config's MODEL.DEVICE, is a GPU, each process takes that of its local rank as the current one,
-    so that "cuda" means its own.
+    it, this is a single process. NCCL handles CUDA tensors, gloo the others. If `device`
+    (MODEL.DEVICE) is a GPU, the GPU of the local rank becomes the current one, so that "cuda" means
+    a different GPU in each process.
 
-    When the block ends, so do gloo's threads, as long as nothing that was made by `data_parallel`
-    is referenced any more: keep it inside a function that the block calls.
+    At the end, no model returned by `data_parallel` may be referenced, or gloo's threads stay
+    alive: use it inside a function that the block calls.
 
     Raises:
-        ConfigError: the other processes do not come.
+        ConfigError: other processes are missing.
     """
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         yield
@@ -69,82 +70,85 @@ def process_group(device: str) -> Iterator[None]:
     else:
         _share_cores()
     try:
-        store, number, size = next(dist.rendezvous("env://", timeout=_MEETING))
-        store = _meet(store, number, size)
+        store, number, size = next(dist.rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
+        store = _rendezvous(store, number, size)
     except RuntimeError as error:
         raise ConfigError(
-            f"not all of the {os.environ['WORLD_SIZE']} processes came within {_MEETING}: see what "
-            "those that are missing print, and whether their machines reach MASTER_ADDR"
+            f"not all of the {os.environ['WORLD_SIZE']} processes started within "
+            f"{_RENDEZVOUS_TIMEOUT}. Check the output of the missing ones, and that their machines "
+            "can connect to MASTER_ADDR"
         ) from error
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
         store=store,
         rank=number,
         world_size=size,
-        timeout=_TOGETHER,
+        timeout=_COLLECTIVE_TIMEOUT,
     )
     try:
         yield
     finally:
         dist.destroy_process_group()
-        # gloo's threads let go of tensors that Python knows, after the operation is done. One that
-        # does so while the interpreter ends aborts the process; without references, they end here.
+        # gloo's threads release tensors known to Python. A thread that does so while Python shuts
+        # down aborts the process; without references, the threads end here.
         gc.collect()
 
 
 def torchrun_rank() -> tuple[int, int]:
-    """(rank, number) of the processes that torchrun started, where they need nothing of each other.
+    """Return (rank, world size) for independent processes, without connecting them.
 
-    They do not meet. Each takes its GPU as the current one, or its share of the cores. Without
-    torchrun this is (0, 1).
+    Each process selects its GPU, or limits itself to its part of the cores. Without torchrun, this
+    is (0, 1).
 
     Raises:
-        ConfigError: RANK and WORLD_SIZE are no rank and number.
+        ConfigError: RANK or WORLD_SIZE is invalid.
     """
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         return 0, 1
-    given = os.environ["RANK"], os.environ["WORLD_SIZE"]
-    if not (all(map(str.isdecimal, given)) and int(given[0]) < int(given[1])):
-        raise ConfigError(f"RANK {given[0]} and WORLD_SIZE {given[1]} are no rank and their number")
-    if torch.cuda.is_available():  # which processes may share, as they need no NCCL
+    own_rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (own_rank.isdecimal() and size.isdecimal() and int(own_rank) < int(size)):
+        raise ConfigError(
+            f"RANK must be in [0, WORLD_SIZE): got RANK={own_rank}, WORLD_SIZE={size}"
+        )
+    if torch.cuda.is_available():  # processes may share a GPU, because they do not use NCCL
         local = int(os.environ.get("LOCAL_RANK", "0"))
         torch.cuda.set_device(local % torch.cuda.device_count())
     else:
         _share_cores()
-    return int(given[0]), int(given[1])
+    return int(own_rank), int(size)
 
 
 def _share_cores() -> None:
-    """Each process of a machine would otherwise start a thread for every core."""
+    """Limit torch to this process's part of the cores, instead of a thread for every core."""
     if "OMP_NUM_THREADS" not in os.environ:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max((os.cpu_count() or 1) // local_size, 1))
 
 
-def _meet(store: dist.Store, number: int, size: int) -> dist.Store:
-    """A part of the store that only the processes have that are here now: all, once it returns.
+def _rendezvous(store: dist.Store, number: int, size: int) -> dist.Store:
+    """Wait for all processes and return a prefix of the store that only they use.
 
-    torchrun keeps its store when it starts processes anew, and in it addresses of the dead. Which
-    start it is, nobody tells: each of its agents counts restarts by itself. So rank 0 gives each
-    process that comes the name of the part, under a name that the process makes up.
+    torchrun keeps its store across restarts, with the addresses of dead processes, and its agents
+    do not agree on a number of the restart. Therefore rank 0 chooses a prefix and sends it to each
+    process under a random name that the process chose.
 
     Raises:
-        RuntimeError: not all come in time.
+        RuntimeError: processes are missing after the timeout.
     """
     own = uuid.uuid4().hex
     if number > 0:
         store.set(f"hello {number}", own)
-        store.wait([f"welcome {own}"], _MEETING)
+        store.wait([f"welcome {own}"], _RENDEZVOUS_TIMEOUT)
         together = store.get(f"welcome {own}").decode()
         store.set(f"{together} {number}", "")
-        store.wait([f"{together} all"], _MEETING)
+        store.wait([f"{together} all"], _RENDEZVOUS_TIMEOUT)
         return dist.PrefixStore(together, store)
-    end = time.monotonic() + _MEETING.total_seconds()
+    end = time.monotonic() + _RENDEZVOUS_TIMEOUT.total_seconds()
     missing = set(range(1, size))
     while missing:
         if time.monotonic() > end:
-            raise RuntimeError(f"ranks {sorted(missing)} did not come")
-        for other in missing:  # who said it may be dead, and another one come
+            raise RuntimeError(f"ranks {sorted(missing)} are missing")
+        for other in missing:  # the process may have died and been replaced
             if store.check([f"hello {other}"]):
                 store.set(f"welcome {store.get(f'hello {other}').decode()}", own)
         missing = {other for other in missing if not store.check([f"{own} {other}"])}
@@ -154,13 +158,13 @@ def _meet(store: dist.Store, number: int, size: int) -> dist.Store:
 
 
 def barrier() -> None:
-    """Waits until every process is here."""
+    """Wait until every process has called this."""
     if world_size() > 1:
         dist.barrier()
 
 
 def all_gather_objects(value: Any) -> list[Any]:
-    """The `value` of every process, by rank; any object that can be pickled."""
+    """Gather picklable objects of all processes, by rank."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -169,10 +173,14 @@ def all_gather_objects(value: Any) -> list[Any]:
 
 
 def gather_rows(rows: Tensor) -> Tensor | None:
-    """The rows of every process, by rank, on rank 0, which holds them once; None on the others.
+    """Concatenate the rows of all processes, by rank, on rank 0, without another copy there.
 
     Args:
-        rows: [N, ...] on the CPU, of the same type and shape everywhere but for N, which may be 0.
+        rows: `[N, ...]` on the CPU, with the same type and shape in all processes except N, which
+            may be 0.
+
+    Returns:
+        The rows on rank 0, None on other ranks.
     """
     counts = all_gather_objects(len(rows))
     if world_size() == 1:
@@ -191,15 +199,12 @@ def gather_rows(rows: Tensor) -> Tensor | None:
 
 
 def any_process(flag: bool) -> bool:
-    """Whether `flag` is set in any process; every process calls it. No device is waited for."""
-    return largest([flag])[0] > 0
+    """Return True if `flag` is set in any process. No device is synchronized."""
+    return max_over_processes([flag])[0] > 0
 
 
-def largest(numbers: Sequence[float]) -> list[float]:
-    """The largest of each number over the processes, all of which pass as many.
-
-    No device is waited for.
-    """
+def max_over_processes(numbers: Sequence[float]) -> list[float]:
+    """Return the elementwise maximum over all processes. No device is synchronized."""
     if world_size() == 1:
         return list(numbers)
     values = torch.tensor(numbers, dtype=torch.float64)
@@ -208,38 +213,38 @@ def largest(numbers: Sequence[float]) -> list[float]:
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Gives every process rank 0's buffers, such as the running statistics of batch norm."""
+    """Copy rank 0's buffers, such as the statistics of batch norm, to all processes."""
     if world_size() > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
 
 
 def reduce_mean(values: dict[str, float]) -> dict[str, float]:
-    """Each number averaged over the processes, all of which pass the same keys."""
+    """Average numbers over all processes, which must pass the same keys."""
     gathered = all_gather_objects(values)
     return {name: sum(part[name] for part in gathered) / len(gathered) for name in values}
 
 
 def data_parallel(model: nn.Module) -> nn.Module:
-    """The model whose gradients are averaged over the processes; alone, the model itself.
+    """Wrap a model in DistributedDataParallel; a single process gets the model itself.
 
     Raises:
-        ConfigError: it is neither on the CPU nor on CUDA; or it has synchronised batch norm, which
-            torch has for GPUs only, on the CPU.
+        ConfigError: the model is neither on the CPU nor on CUDA, or has SyncBN on the CPU, which
+            torch does not support.
     """
     if world_size() == 1:
         return model
-    kinds = {parameter.device.type for parameter in model.parameters()}
-    if not kinds <= {"cpu", "cuda"}:
+    device_types = {parameter.device.type for parameter in model.parameters()}
+    if not device_types <= {"cpu", "cuda"}:
         raise ConfigError(
-            f"{world_size()} processes train on the CPU or CUDA alone, not on "
-            f"{', '.join(sorted(kinds))}: start one process, without torchrun"
+            f"{world_size()} processes can train on the CPU or CUDA, not on "
+            f"{', '.join(sorted(device_types))}. Start one process, without torchrun"
         )
-    synchronised = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
-    if any(buffer.device.type == "cpu" for module in synchronised for buffer in module.buffers()):
+    sync_norms = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
+    if any(buffer.device.type == "cpu" for module in sync_norms for buffer in module.buffers()):
         raise ConfigError(
-            "SyncBN in several processes needs GPUs: torch has no synchronised batch norm for the "
-            "CPU. Use NORM BN (each process has statistics of its own) or GN, or one process"
+            "SyncBN in several processes needs GPUs, because torch has no CPU version. Use NORM BN "
+            "(separate statistics in each process), GN, or one process"
         )
     return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 

@@ -1,3 +1,5 @@
+"""Test collectives in one process and in two."""
+
 from __future__ import annotations
 
 import json
@@ -68,7 +70,7 @@ TWO_PROCESSES = """
 """
 
 
-def test_one_process_needs_no_initialisation(monkeypatch):
+def test_one_process_needs_no_initialization(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     layer = nn.BatchNorm1d(2)
     with process_group("auto"):
@@ -85,12 +87,12 @@ def test_one_process_needs_no_initialisation(monkeypatch):
     assert torch.equal(layer.running_mean, torch.zeros(2))
 
 
-def test_who_does_not_come_is_not_waited_for_long(monkeypatch, free_port):
-    monkeypatch.setattr(distributed, "_MEETING", timedelta(seconds=1))
+def test_missing_processes_are_an_error_after_the_timeout(monkeypatch, free_port):
+    monkeypatch.setattr(distributed, "_RENDEZVOUS_TIMEOUT", timedelta(seconds=1))
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in {**environment, "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="not all of the 2 processes came within 0:00:01"):
+    with pytest.raises(ConfigError, match="not all of the 2 processes started within 0:00:01"):
         process_group("cpu").__enter__()
 
 
@@ -129,31 +131,32 @@ def test_two_processes(tmp_path, free_port):
         }
 
 
-def test_ranks_of_processes_that_do_not_meet(monkeypatch):
+def test_torchrun_rank_of_independent_processes(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     assert torchrun_rank() == (0, 1)
     threads = torch.get_num_threads()
-    given = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
-    given["LOCAL_WORLD_SIZE"] = str(os.cpu_count())
-    for name, value in given.items():
+    environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
+    environment["LOCAL_WORLD_SIZE"] = str(os.cpu_count())
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     try:
         torch.set_num_threads(2)
         assert torchrun_rank() == (5, 8)
         if not torch.cuda.is_available():
-            assert torch.get_num_threads() == 1  # its share
+            assert torch.get_num_threads() == 1  # its part of the cores
     finally:
         torch.set_num_threads(threads)
-    assert world_size() == 1  # nobody was waited for
+    assert world_size() == 1  # no process group
     for name, value in (("RANK", "8"), ("RANK", "-1"), ("WORLD_SIZE", "two")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            with pytest.raises(ConfigError, match=f"{name} {value}"):
+            message = rf"RANK must be in \[0, WORLD_SIZE\): .*{name}={value}"
+            with pytest.raises(ConfigError, match=message):
                 torchrun_rank()
 
 
 def test_several_processes_need_a_cpu_or_cuda(monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    with pytest.raises(ConfigError, match="train on the CPU or CUDA alone, not on meta"):
+    with pytest.raises(ConfigError, match="can train on the CPU or CUDA, not on meta"):
         data_parallel(nn.Linear(2, 2, device="meta"))

@@ -1,4 +1,4 @@
-"""What the tests of whole configs share."""
+"""Fixtures for tests of whole configs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def narrow() -> Callable[[CfgNode], list[Any]]:
 
 @pytest.fixture(scope="session")
 def tiny_batch() -> Callable[[CfgNode], tuple[list[Tensor], list[dict[str, Tensor]]]]:
-    """Two pictures, one of them empty, and targets with all that the model of a config needs."""
+    """Return a function that makes two images, one without objects, and targets for a config."""
 
     def make(cfg: CfgNode) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
         images = [torch.rand(3, 64, 96), torch.rand(3, 96, 64)]

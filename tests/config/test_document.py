@@ -7,7 +7,7 @@ from detlite.config.document import config_page
 
 
 def test_page_is_up_to_date(repo_root):
-    """To update it: python -m detlite.config.document > docs/config.md"""
+    """Run `python -m detlite.config.document > docs/config.md` to update the page."""
     assert (repo_root / "docs" / "config.md").read_text() == config_page()
 
 

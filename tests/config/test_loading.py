@@ -1,4 +1,4 @@
-"""Files, inheritance, overrides and every kind of value that is refused."""
+"""Test files, inheritance, overrides and invalid values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_empty_file_gives_the_defaults(write):
     assert load_config(write("# nothing\n")) == load_config()
 
 
-def test_file_changes_only_what_it_states(write):
+def test_file_changes_only_its_keys(write):
     cfg = load_config(write("SOLVER: {BASE_LR: 0.5}"))
     assert cfg.SOLVER.BASE_LR == 0.5
     assert cfg.SOLVER.MOMENTUM == load_config().SOLVER.MOMENTUM
@@ -80,7 +80,7 @@ def test_config_is_frozen():
         ("1: 2", "unknown config key 1"),
     ],
 )
-def test_unusable_file_is_named(write, text, message):
+def test_invalid_file_is_named(write, text, message):
     file = write(text)
     with pytest.raises(ConfigError) as error:
         load_config(file)
@@ -128,7 +128,7 @@ def test_yaml_cannot_run_code(write):
         ),
     ],
 )
-def test_value_given_twice_is_refused_with_its_lines(write, text, key, lines):
+def test_repeated_key_is_an_error_with_its_lines(write, text, key, lines):
     file = write(text)
     with pytest.raises(ConfigError) as error:
         load_config(file)
@@ -136,14 +136,14 @@ def test_value_given_twice_is_refused_with_its_lines(write, text, key, lines):
     assert str(error.value).startswith(message)
 
 
-def test_section_in_two_parts_is_joined(write):
-    """As in maskrcnn-benchmark's files for ResNeXt."""
+def test_repeated_sections_are_merged(write):
+    """maskrcnn-benchmark's files for ResNeXt have such sections."""
     text = "MODEL:\n  RESNETS: {STRIDE_IN_1X1: False}\n  RESNETS: {NUM_GROUPS: 32}\n"
     resnets = load_config(write(text + "MODEL: {MASK_ON: True}")).MODEL.RESNETS
     assert (resnets.STRIDE_IN_1X1, resnets.NUM_GROUPS) == (False, 32)
 
 
-def test_joining_leaves_an_anchor_as_it_is(write):
+def test_merging_does_not_change_an_anchor(write):
     text = "DATASETS: {CATALOG: [&a {name: x}, {name: y, more: *a}]}\n"
     text = text.replace("more: *a", "more: *a, more: {name2: z}")
     first, second = load_config(write(text)).DATASETS.CATALOG
@@ -159,7 +159,7 @@ def test_anchors_and_merge_keys_work(write):
 # ---- _BASE_
 
 
-def test_base_chain_reads_the_most_basic_first(write):
+def test_base_of_a_base_is_read_first(write):
     write("SEED: 1\nSOLVER: {BASE_LR: 0.1, MOMENTUM: 0.1, GAMMA: 0.7}", "deep/a.yaml")
     write("_BASE_: deep/a.yaml\nSOLVER: {BASE_LR: 0.2, MOMENTUM: 0.2}", "b.yaml")
     cfg = load_config(write("_BASE_: ../b.yaml\nSOLVER: {BASE_LR: 0.3}", "leaf/c.yaml"))
@@ -168,7 +168,7 @@ def test_base_chain_reads_the_most_basic_first(write):
     )  # fmt: skip
 
 
-def test_later_base_goes_over_an_earlier_one(write):
+def test_later_base_overrides_earlier_ones(write):
     write("SEED: 1\nSOLVER: {BASE_LR: 0.1, GAMMA: 0.1}", "root.yaml")
     write("_BASE_: root.yaml\nSOLVER: {MOMENTUM: 0.2}", "a.yaml")
     write("SOLVER: {BASE_LR: 0.3, MOMENTUM: 0.3}", "b.yaml")
@@ -204,7 +204,7 @@ def test_base_cycle(write, names):
         load_config(file)
 
 
-def test_missing_base_names_the_file_that_asks_for_it(write):
+def test_missing_base_names_the_referring_file(write):
     write("_BASE_: nowhere.yaml", "middle.yaml")
     leaf = write("_BASE_: middle.yaml", "leaf.yaml")
     expected = r"middle\.yaml: its _BASE_ \S*nowhere\.yaml: cannot be read \(No such file"
@@ -222,7 +222,7 @@ def test_error_in_base_names_the_base(write):
 # ---- overrides
 
 
-def test_overrides_win_over_the_file(write):
+def test_overrides_replace_values_of_the_file(write):
     cfg = load_config(write("SOLVER: {BASE_LR: 0.5}"), ["SOLVER.BASE_LR", "0.25", "SEED", 2])
     assert (cfg.SOLVER.BASE_LR, cfg.SEED) == (0.25, 2)
 
@@ -243,7 +243,7 @@ def test_renamed_keys_name_their_new_key(tmp_path, old, new):
     assert cfg[section][new.split(".")[1]] == value
 
 
-def test_odd_overrides():
+def test_override_without_value():
     with pytest.raises(ConfigError, match=r"pairs KEY VALUE: 'SOLVER\.GAMMA' has no value"):
         load_config(None, ["SEED", 1, "SOLVER.GAMMA"])
 
@@ -266,13 +266,13 @@ def test_error_in_override_names_the_command_line():
         ("BASE_LR", "SOLVER.BASE_LR"),
     ],
 )
-def test_unknown_key_tells_the_nearest(name, nearest):
+def test_unknown_key_suggests_the_nearest(name, nearest):
     with pytest.raises(ConfigError) as error:
         load_config(None, [name, 1])
     assert f"unknown config key {name}; did you mean {nearest}?" in str(error.value)
 
 
-def test_unknown_key_far_from_all():
+def test_unknown_key_without_suggestion():
     with pytest.raises(ConfigError, match=r"unknown config key qqq$"):
         load_config(None, ["qqq", 1])
 
@@ -311,7 +311,7 @@ def test_unknown_section_in_a_file(write):
         ("DATASETS.CATALOG", '[{"name": "x"}]', [{"name": "x"}]),
     ],
 )
-def test_value_is_read_as_the_type_of_the_key(name, given, expected):
+def test_value_is_converted_to_the_type_of_the_key(name, given, expected):
     cfg = load_config(None, [name, given])
     value = cfg
     for part in name.split("."):
@@ -350,7 +350,7 @@ def test_yaml_spellings(write):
         ("DATASETS.TRAIN", ""),
     ],
 )
-def test_wrong_type_tells_key_value_and_meaning(name, value):
+def test_wrong_type_names_key_value_and_description(name, value):
     with pytest.raises(ConfigError) as error:
         load_config(None, [name, value])
     assert f"overrides: {name} is {value!r}" in str(error.value)
@@ -400,7 +400,7 @@ def test_wrong_type_tells_key_value_and_meaning(name, value):
         ("DATASETS.ON_BAD_ANNOTATION", "ignore", "one of 'error', 'skip'"),
     ],
 )  # fmt: skip
-def test_impossible_value_tells_what_it_should_be(name, value, expected):
+def test_invalid_value_names_valid_ones(name, value, expected):
     with pytest.raises(ConfigError) as error:
         load_config(None, [name, value])
     assert f"overrides: {name} is {value!r}, but must be {expected}" in str(error.value)
@@ -474,7 +474,7 @@ def test_imports_that_cannot_be_found(name):
         load_config(None, ["IMPORTS", (name,)])
 
 
-def test_failed_import_is_tried_again(write):
+def test_failed_import_is_repeated(write):
     file = write("import this_module_does_not_exist", "broken.py")
     for _ in range(2):
         with pytest.raises(ConfigError, match="this_module_does_not_exist"):
@@ -509,7 +509,7 @@ def test_own_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
     assert cfg.MODEL.MASK_ON
     (tmp_path / "mine.yaml").write_text("_BASE_: coco/mask_rcnn_R_50_FPN_1x.yaml\nSEED: 5\n")
     assert load_config("mine.yaml") == load_config("coco/mask_rcnn_R_50_FPN_1x.yaml", ["SEED", 5])
-    (tmp_path / "demo_shapes.yaml").write_text("SEED: 7\n")  # one's own goes first
+    (tmp_path / "demo_shapes.yaml").write_text("SEED: 7\n")  # the local file goes first
     assert load_config("demo_shapes.yaml").SEED == 7
     assert load_config("demo_shapes.yaml").MODEL.BACKBONE == load_config().MODEL.BACKBONE
 
@@ -521,7 +521,7 @@ def lengths(cfg):
     return [cfg.SOLVER[name.split(".")[1]] for name in LENGTHS]
 
 
-def test_one_length_of_a_run_unsets_the_others(tmp_path):
+def test_setting_a_run_length_unsets_the_others(tmp_path):
     assert lengths(load_config()) == [40000, None, None]
     base, leaf = tmp_path / "base.yaml", tmp_path / "leaf.yaml"
     base.write_text("SOLVER: {MAX_ITER: 100}\n")

@@ -16,12 +16,12 @@ from detlite.conversion import weight_file
 from detlite.data.datasets.builtin_catalog import BUILTIN
 from detlite.modeling.build import build_model
 
-# Where a default differs from maskrcnn-benchmark's on purpose.
+# Defaults that differ from maskrcnn-benchmark on purpose.
 DELIBERATE = {
-    "MODEL.DEVICE": "auto",  # works without a GPU as well
-    "OUTPUT_DIR": "output",  # never among the user's sources
-    "MODEL.RESNETS.RES2_OUT_CHANNELS": None,  # by the depth, which there is 50 or more
-    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": None,  # by the body, of which C4 is the default
+    "MODEL.DEVICE": "auto",  # works without a GPU
+    "OUTPUT_DIR": "output",  # not the current folder
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": None,  # depends on the depth
+    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": None,  # depends on CONV_BODY
 }
 
 _DATA = """
@@ -315,12 +315,12 @@ def reference(data_root):
     return {name: ast.literal_eval(value) for name, value in rows}
 
 
-def test_every_key_is_taken(reference):
+def test_every_key_is_known(reference):
     assert len(reference) > 150
     assert not reference.keys() - {key.name for key in KEYS} - NO_EFFECT.keys() - RESTATING.keys()
 
 
-def test_defaults_are_the_same_but_for_the_deliberate_ones(reference):
+def test_defaults_are_equal_except_deliberate_ones(reference):
     cfg, ours = load_config(), {key.name for key in KEYS}
     differing = {}
     for name in reference.keys() & ours:
@@ -345,7 +345,7 @@ def every_key(reference: dict[str, Any], stated: dict[str, Any]) -> str:
     return yaml.safe_dump(tree)
 
 
-def test_config_that_states_every_key_loads(reference, tmp_path):
+def test_config_with_every_key_loads(reference, tmp_path):
     file = tmp_path / "config.yml"
     file.write_text(every_key(reference, {}))
     widths = ["MODEL.RESNETS.RES2_OUT_CHANNELS", 256, "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 1024]
@@ -354,7 +354,7 @@ def test_config_that_states_every_key_loads(reference, tmp_path):
     )
 
 
-def test_what_its_training_leaves_says_nothing_about_the_convention(tmp_path):
+def test_saved_config_does_not_set_the_convention(tmp_path):
     left = tmp_path / "config.yml"
     left.write_text("PATHS_CATALOG: x/paths_catalog.py\nMODEL: {WEIGHT: ''}")
     assert load_config(left).MODEL.CONVENTION == ""
@@ -368,7 +368,7 @@ def file(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_file_builds_as_it_is(name, file, monkeypatch):
+def test_file_builds_unchanged(name, file, monkeypatch):
     cfg = load_config(file, ["MODEL.DEVICE", "meta"])
     with torch.device("meta"):
         model = build_model(cfg)
@@ -388,7 +388,7 @@ def test_file_builds_as_it_is(name, file, monkeypatch):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_a_run_of_a_file_leaves_builds_the_same(name, file, reference, tmp_path):
+def test_saved_config_builds_the_same_model(name, file, reference, tmp_path):
     [(_, stated)] = read_chain(file)
     (tmp_path / "config.yml").write_text(every_key(reference, stated))
     meta = ["MODEL.DEVICE", "meta"]
@@ -399,7 +399,7 @@ def test_what_a_run_of_a_file_leaves_builds_the_same(name, file, reference, tmp_
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_file_trains_and_detects_when_it_is_made_narrow(file, narrow, tiny_batch):
+def test_narrow_version_of_file_trains_and_detects(file, narrow, tiny_batch):
     cfg = load_config(file, narrow(load_config(file)))
     model = build_model(cfg)
     images, targets = tiny_batch(cfg)
@@ -411,7 +411,7 @@ def test_file_trains_and_detects_when_it_is_made_narrow(file, narrow, tiny_batch
     assert ("keypoints" in actual) == cfg.MODEL.KEYPOINT_ON
 
 
-def test_values_of_a_file_arrive(tmp_path):
+def test_values_of_a_file_are_used(tmp_path):
     file = tmp_path / "gn.yaml"
     file.write_text(_MASK_GN)
     cfg = load_config(file)

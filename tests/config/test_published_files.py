@@ -24,7 +24,7 @@ _every_file = pytest.mark.parametrize("file", _FILES, ids=lambda f: str(f.relati
 
 
 @_every_file
-def test_file_builds_as_it_is(file):
+def test_file_builds_unchanged(file):
     cfg = load_config(file, ["MODEL.DEVICE", "meta"])
     with torch.device("meta"):
         build_model(cfg)
@@ -32,7 +32,7 @@ def test_file_builds_as_it_is(file):
 
 
 @_every_file
-def test_file_trains_and_detects_when_it_is_made_narrow(file, narrow, tiny_batch):
+def test_narrow_version_of_file_trains_and_detects(file, narrow, tiny_batch):
     cfg = load_config(file, narrow(load_config(file)))
     model = build_model(cfg)
     images, targets = tiny_batch(cfg)

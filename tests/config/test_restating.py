@@ -28,7 +28,7 @@ ALONE = ("MODEL.RPN_ONLY", True)
         ((*ON, "MODEL.RETINANET_ON", False), "GeneralizedRCNN"),
     ],
 )
-def test_flags_name_the_detector(opts, detector):
+def test_flags_select_the_detector(opts, detector):
     assert detector == load_config(None, opts).MODEL.META_ARCHITECTURE
 
 
@@ -41,31 +41,31 @@ def test_flags_name_the_detector(opts, detector):
         (("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 9, "TEST.DETECTIONS_PER_IMG", 7), 9),
     ],
 )
-def test_detections_per_image_by_the_key_that_counts_in_maskrcnn_benchmark(opts, number, caplog):
+def test_max_detections_follow_maskrcnn_benchmark(opts, number, caplog):
     assert number == load_config(None, opts).MODEL.ROI_HEADS.DETECTIONS_PER_IMG
     assert ("TEST.DETECTIONS_PER_IMG has no effect" in caplog.text) == ("RetinaNet" not in opts)
 
 
 @pytest.mark.parametrize("opts", [RETINANET, (*FPN, *ALONE)])
-def test_detectors_without_heads_say_nothing_about_their_levels(opts):
+def test_detectors_without_heads_allow_any_pooler_scales(opts):
     keys = ("MODEL.ROI_HEADS.USE_FPN", False, "MODEL.ROI_BOX_HEAD.POOLER_SCALES", (0.0625,))
     assert load_config(None, [*opts, *keys]) == load_config(None, opts)
 
 
-def test_retinanet_leaves_the_strides_of_other_detectors_at_any_value():
+def test_retinanet_allows_any_rpn_strides():
     strides = ("MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64))
     assert load_config(None, [*RETINANET, *strides]) == load_config(None, RETINANET)
     strides = ("MODEL.RETINANET.ANCHOR_STRIDES", (8, 16, 32, 64, 128))
     assert load_config(None, [*FPN, *strides]) == load_config(None, FPN)
 
 
-def test_nothing_is_known_about_other_backbones():
+def test_other_backbones_allow_any_levels():
     body = ("MODEL.BACKBONE.CONV_BODY", "FBNet")
     assert load_config(None, [*body, "MODEL.RPN.USE_FPN", True]) == load_config(None, body)
 
 
 @pytest.mark.parametrize("part", ["FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD"])
-def test_group_norm_of_a_part(part):
+def test_group_norm_of_a_section(part):
     key, norm = f"MODEL.{part}.USE_GN", f"MODEL.{part}.NORM"
     assert load_config(None, [key, True]).MODEL[part].NORM == "GN"
     assert load_config(None, [key, True, norm, "GN"]).MODEL[part].NORM == "GN"
@@ -90,7 +90,7 @@ def test_group_norm_of_a_part(part):
         ("MODEL.RESNETS.STEM_FUNC", "StemWithFixedBatchNorm"),
     ],
 )
-def test_restating_what_follows_changes_nothing(key, value):
+def test_consistent_restating_keys_change_nothing(key, value):
     assert load_config(None, [*FPN, key, value]) == load_config(None, FPN)
 
 
@@ -197,9 +197,7 @@ def test_unknown_trans_func():
         ("RPN_ONLY: True", (*ON, "MODEL.RETINANET_ON", False), ALONE),
     ],
 )
-def test_override_goes_before_what_a_file_restates_of_its_key(
-    tmp_path, stated, overrides, expected
-):
+def test_override_replaces_restating_keys_of_a_file(tmp_path, stated, overrides, expected):
     file = tmp_path / "config.yaml"
     file.write_text("MODEL:\n  " + stated)
     assert load_config(file, overrides) == load_config(
@@ -207,7 +205,7 @@ def test_override_goes_before_what_a_file_restates_of_its_key(
     )
 
 
-def test_heir_goes_before_what_its_base_restates(tmp_path):
+def test_file_replaces_restating_keys_of_its_base(tmp_path):
     (tmp_path / "base.yaml").write_text("MODEL: {RPN: {USE_FPN: False}}")
     (tmp_path / "heir.yaml").write_text(
         "_BASE_: base.yaml\nMODEL: {BACKBONE: {CONV_BODY: R-50-FPN}}"
@@ -215,7 +213,7 @@ def test_heir_goes_before_what_its_base_restates(tmp_path):
     assert load_config(tmp_path / "heir.yaml") == load_config(None, FPN)
 
 
-def test_file_that_contradicts_itself_is_mended_by_an_override(tmp_path):
+def test_override_fixes_a_contradiction(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("MODEL: {RPN: {USE_FPN: True}}")
     with pytest.raises(ConfigError, match=r"^MODEL\.RPN\.USE_FPN is True"):
@@ -237,7 +235,7 @@ def test_file_that_contradicts_itself_is_mended_by_an_override(tmp_path):
         ("MODEL.BACKBONE.CONV_BODY", "R-18-C4"),
     ],
 )
-def test_overrides_of_a_resolved_config_act_as_on_what_it_came_from(tmp_path, first, overrides):
+def test_overrides_of_a_resolved_config(tmp_path, first, overrides):
     file = tmp_path / "config.yaml"
     file.write_text(load_config(None, first).dump())
     assert load_config(file, overrides) == load_config(None, [*first, *overrides])
@@ -255,13 +253,13 @@ def test_overrides_of_a_resolved_config_act_as_on_what_it_came_from(tmp_path, fi
         ("R-50-C4", ("MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 1024), 1024),
     ],
 )
-def test_widths_follow_from_the_body(body, opts, channels):
+def test_widths_follow_from_the_backbone(body, opts, channels):
     with torch.device("meta"):
         backbone = build_backbone(load_config(None, ["MODEL.BACKBONE.CONV_BODY", body, *opts]))
     assert backbone.out_channels == channels
 
 
-def test_width_of_a_single_map_cannot_be_chosen():
+def test_single_map_has_a_fixed_width():
     cfg = load_config(None, ["MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 256])
     message = "BACKBONE_OUT_CHANNELS is 256, but R-50-C4 has 1024: remove the key"
     with torch.device("meta"), pytest.raises(ValueError, match=message):

@@ -28,7 +28,7 @@ def test_key_has_a_description_and_a_valid_default(key):
 
 @pytest.mark.parametrize("key", KEYS, ids=NAMES)
 def test_key_is_used(key, repo_root):
-    """Some file contains the section and `.KEY` or `"KEY"`."""
+    """Search for a file that contains the section and `.KEY` or `"KEY"`."""
     *sections, leaf = key.name.split(".")
     read = re.compile(rf"""(\.{leaf}\b|["']{leaf}["'])""")
     section = re.compile(rf"\b{sections[-1]}\b" if sections else r"\bcfg\b")

@@ -1,4 +1,4 @@
-"""Every file in configs/ loads, builds, detects, and says no more than it must."""
+"""Test that every file in configs/ loads, builds, detects and has no redundant keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_config_loads_and_builds(file):
 
 
 @_every_leaf
-def test_config_trains_and_detects_when_it_is_made_narrow(file, narrow, tiny_batch):
+def test_narrow_version_of_config_trains_and_detects(file, narrow, tiny_batch):
     cfg = load_config(file, narrow(load_config(file)))
     _needs_its_body(cfg)
     model = build_model(cfg)
@@ -57,7 +57,7 @@ def test_resolved_config_loads_again(file, tmp_path):
 
 
 @_every_leaf
-def test_data_sets_are_known(file):
+def test_datasets_are_known(file):
     datasets = load_config(file).DATASETS
     known = {entry["name"] for entry in datasets.CATALOG} | BUILTIN.keys()
     assert datasets.TRAIN
@@ -70,14 +70,14 @@ def test_model_is_listed(file):
 
 
 @_every_leaf
-def test_leaf_over_bases_is_short(file):
+def test_config_with_bases_is_short(file):
     text = file.read_text()
     own_data = "CATALOG:" in text  # a whole example, not one of the baselines
     assert len(text.splitlines()) <= (22 if own_data else 15)
 
 
 @_every_leaf
-def test_config_states_only_what_differs(file, tmp_path):
+def test_config_has_no_redundant_keys(file, tmp_path):
     """A key that repeats its base or default only hides what matters."""
 
     def leaves(node, prefix=""):

@@ -17,7 +17,7 @@ def axis_weights(
     sampling_ratio: int,
     aligned: bool,
 ) -> np.ndarray:
-    """One axis of RoIAlign as a dense matrix [bins, size]: each bin's weights over the cells."""
+    """Return the weights [bins, size] of one RoIAlign axis as a dense matrix."""
     real = type(low)
     weights = np.zeros((bins, size))
     with np.errstate(all="ignore"):
@@ -66,7 +66,7 @@ def roi_align(
 def axis_cells(
     low: np.floating, high: np.floating, scale: float, bins: int, size: int
 ) -> list[range]:
-    """One axis of RoIPool: the cells of each bin."""
+    """Return the cells of each bin along one RoIPool axis."""
     real = type(low)
     with np.errstate(all="ignore"):
         # numpy rounds halves to even; the operator rounds them away from zero.

@@ -66,6 +66,6 @@ def odd_rois(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def as_numpy(tensor: Tensor) -> np.ndarray:
-    """In float64 unless float32, which the oracles need for coordinates."""
+    """Convert to NumPy as float64, except float32, which the oracles need for coordinates."""
     tensor = tensor.detach().cpu()
     return (tensor if tensor.dtype == torch.float32 else tensor.double()).numpy()

@@ -1,4 +1,4 @@
-"""What an evaluation counts, beside pycocotools and a plain program of COCO's rules."""
+"""Compare the evaluation operators with pycocotools and a scalar version of COCO's rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from detlite.structures.masks.rle import EncodedMasks
 
 
 def bitmaps(rng: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:
-    """Noise, stripes, all and nothing, [count, height, width]."""
+    """Return bitmaps [count, height, width]: noise, stripes, full, empty."""
     kinds = [
         rng.random((height, width)) < 0.5,
         np.ones((height, width), bool),
@@ -66,8 +66,8 @@ def test_many_threads_agree_with_one() -> None:
 @pytest.mark.parametrize(
     "text", ["", "4", "16", "14P", "1/4", "1p4", "\x004", "P" * 9 + "1", "1N6", "`0", "122OO1"]
 )
-def test_texts_that_do_not_cover_the_pixels(text: str) -> None:
-    """Of 5 pixels: too few, too many, cut off, of other characters, too long, negative."""
+def test_strings_that_do_not_cover_the_pixels(text: str) -> None:
+    """Too few and too many pixels, truncated, invalid characters, too long, negative."""
     data = torch.tensor(list(text.encode()), dtype=torch.uint8)
     bad = data, torch.tensor([len(data)]), torch.tensor([5])
     good = packed([np.ones((5, 1), np.uint8)])
@@ -78,7 +78,7 @@ def test_texts_that_do_not_cover_the_pixels(text: str) -> None:
     assert (shared.tolist(), areas.tolist(), others.tolist()) == ([0], [5], [-1])
 
 
-def test_random_bytes_never_reach_outside() -> None:
+def test_random_bytes_are_safe() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         lengths = torch.from_numpy(rng.integers(0, 12, 20))
@@ -118,7 +118,7 @@ def test_intersections_opcheck() -> None:
         ({"ranges": torch.tensor([[-1, 0]])}, "ranges must be within 1 others"),
     ],
 )
-def test_bad_masks_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_masks_are_named(change: dict[str, Any], message: str) -> None:
     side = torch.tensor(list(b"1212"), dtype=torch.uint8), torch.tensor([4]), torch.tensor([6])
     names = ("data", "lengths", "pixels")
     good = dict(zip(names, side, strict=True))
@@ -130,14 +130,14 @@ def test_bad_masks_are_named(change: dict[str, Any], message: str) -> None:
         mask_intersections(**{**good, **change})
 
 
-def slow_match(
+def scalar_match(
     overlaps: np.ndarray,
     crowd: np.ndarray,
     ignored: np.ndarray,
     uncounted: np.ndarray,
     least: float,
 ) -> list[int]:
-    """COCO's rules for the overlaps [D, G] of one group."""
+    """Match one group with overlaps [D, G] by COCO's rules."""
     free = [True] * len(crowd)
     outcomes = []
     for d, row in enumerate(overlaps):
@@ -173,7 +173,7 @@ def test_matches_are_cocos(seed: int) -> None:
             expected = []
             for (first, last, low, high), table in zip(groups, tables, strict=True):
                 own = slice(low, high)
-                expected += slow_match(
+                expected += scalar_match(
                     table, crowd[own], ignored[a, own], uncounted[a, first:last], least
                 )
             assert actual[a, t].tolist() == expected
@@ -190,7 +190,7 @@ GOOD = {
 }
 
 
-def test_an_exact_overlap_reaches_a_threshold_of_1() -> None:
+def test_an_exact_overlap_reaches_threshold_1() -> None:
     change = {
         "overlaps": torch.tensor([1 - 1e-11, 1]).double(),
         "thresholds": torch.ones(1).double(),
@@ -220,6 +220,6 @@ def test_matches_opcheck() -> None:
         ({"thresholds": torch.zeros(1)}, "thresholds must be float64"),
     ],
 )
-def test_bad_matches_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_matches_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=f"match_detections: {message}"):
         match_detections(**{**GOOD, **change})

@@ -84,7 +84,7 @@ def test_extreme_logits(device, dtype, gamma):
         torch.testing.assert_close(grad[~right & sure].abs(), torch.ones_like(grad[~right & sure]))
 
 
-def test_sure_predictions_keep_their_relative_precision(device):
+def test_confident_predictions_keep_relative_precision(device):
     logits = torch.tensor([12.0, 20.0, 30.0], device=device)
     expected = in_double(logits, torch.ones(3), 0.25, 2.0)[0]
     # In float64, 1 - p of the last one has three digits left.
@@ -96,7 +96,7 @@ def test_sure_predictions_keep_their_relative_precision(device):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 8, 9, 1030])
-def test_views_may_begin_anywhere(device, dtype, count):
+def test_unaligned_views(device, dtype, count):
     logits, targets = (x.to(device) for x in logits_and_targets((count,), dtype, soft=True))
     logits.requires_grad_()
     loss = sigmoid_focal_loss(logits, targets)
@@ -118,7 +118,7 @@ def test_views_may_begin_anywhere(device, dtype, count):
         assert torch.equal(torch.autograd.grad(actual.sum(), own)[0], same)
 
 
-def test_nan_stays(device):
+def test_nan_propagates(device):
     logits = torch.tensor([math.nan, 1.0], device=device).repeat(9)
     loss = sigmoid_focal_loss(logits, torch.ones_like(logits))
     assert torch.equal(loss.isnan(), logits.isnan())
@@ -179,13 +179,13 @@ def test_traces_to_one_graph(device):
         ({"gamma": math.inf}, "gamma must be zero or more"),
     ],
 )
-def test_bad_arguments_are_named(change, message):
+def test_invalid_arguments_are_named(change, message):
     good = {"inputs": torch.zeros(3), "targets": torch.zeros(3), "alpha": 0.25, "gamma": 2.0}
     with pytest.raises(RuntimeError, match=f"sigmoid_focal_loss_forward: {message}"):
         sigmoid_focal_loss(**{**good, **change})
 
 
-def test_bad_gradients_are_named():
+def test_invalid_gradients_are_named():
     backward = torch.ops.detlite.sigmoid_focal_loss_backward
     x = torch.zeros(3)
     with pytest.raises(RuntimeError, match=r"grad must have the shape of inputs, \[3\], got \[2\]"):

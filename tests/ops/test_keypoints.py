@@ -58,12 +58,12 @@ def check(maps, boxes, device):
 
 @pytest.mark.parametrize("size", [(2, 2), (2, 3), (7, 7), (56, 56), (65, 40)])
 @pytest.mark.parametrize("extent", [1.0, 20.0, 300.0])
-def test_is_the_enlarged_maps_highest_point(device, size, extent):
+def test_equals_the_peak_of_the_interpolated_map(device, size, extent):
     torch.manual_seed(0)
     check(torch.randn(6, 5, *size), random_boxes(6, extent), device)
 
 
-def test_is_torchvisions(device):
+def test_matches_torchvision(device):
     boxes, maps = random_boxes(12), torch.randn(12, 17, 56, 56)
     expected, wanted_scores = heatmaps_to_keypoints(maps, boxes)
     keypoints, scores = peaks(maps, boxes, device)
@@ -79,7 +79,7 @@ def test_peaks_at_the_edges(device, cell):
         check(maps, torch.tensor([[3.0, 4, 3 + side, 4 + side]]), device)
 
 
-def test_the_first_of_equals_wins(device):
+def test_first_of_equal_peaks_wins(device):
     maps = torch.zeros(1, 3, 4, 4)
     maps[0, 1, 1, 3] = maps[0, 1, 2, 0] = 1  # a later column of an earlier row
     maps[0, 2, 3, 1] = maps[0, 2, 3, 2] = 1
@@ -93,14 +93,14 @@ def test_small_and_inverted_boxes_are_one_pixel(device):
     check(torch.randn(3, 2, 8, 8), boxes, device)
 
 
-def test_neither_maps_nor_boxes(device):
+def test_no_maps_or_boxes(device):
     for shape in ((0, 17, 56, 56), (3, 0, 56, 56)):
         keypoints, scores = peaks(torch.zeros(shape), torch.zeros(shape[0], 4), device)
         assert keypoints.shape == (*shape[:2], 3)
         assert scores.shape == shape[:2]
 
 
-def test_one_cell_is_everywhere(device):
+def test_single_cell(device):
     # Pixels differ by rounding alone.
     maps, boxes = torch.randn(5, 2, 1, 1), random_boxes(5)
     keypoints, scores = peaks(maps, boxes, device)
@@ -109,7 +109,7 @@ def test_one_cell_is_everywhere(device):
     assert (keypoints[..., :2] < boxes[:, None, 2:].maximum(boxes[:, None, :2] + 1)).all()
 
 
-def test_gigantic_boxes_end(device):
+def test_huge_boxes_are_fast(device):
     maps = torch.randn(1, 1, 3, 3)
     expected, wanted_scores = enlarge(maps, torch.tensor([[0.0, 0, 4096, 10]]))
     begin = time.process_time()
@@ -124,7 +124,7 @@ def test_gigantic_boxes_end(device):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("column", range(4))
-def test_odd_boxes_harm_their_own_axis_alone(device, value, column):
+def test_invalid_coordinates_affect_only_their_axis(device, value, column):
     boxes = torch.tensor([[2.0, 3, 20, 30]]).repeat(2, 1)
     maps = torch.randn(2, 3, 9, 9)
     expected, _ = peaks(maps, boxes, device)
@@ -140,7 +140,7 @@ def test_odd_boxes_harm_their_own_axis_alone(device, value, column):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_odd_maps_have_no_score(device, value):
+def test_maps_with_nan_have_score_nan(device, value):
     maps = torch.randn(1, 3, 9, 9)
     maps[0, 1, 4, 8] = value
     boxes = torch.tensor([[2.0, 3, 12, 23]])
@@ -177,7 +177,7 @@ def test_maps_of_any_strides(device):
         ({"boxes": torch.zeros(2, 4).long()}, "boxes must be floating point, got int64"),
     ],
 )
-def test_bad_arguments_are_named(device, change, message):
+def test_invalid_arguments_are_named(device, change, message):
     good = {"maps": torch.zeros(2, 3, 9, 9), "boxes": torch.zeros(2, 4), **change}
     with pytest.raises(RuntimeError, match=message):
         heatmap_peaks(good["maps"].to(device), good["boxes"].to(device))
@@ -188,7 +188,7 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.detlite.heatmap_peaks, arguments)
 
 
-def test_compiles_whole():
+def test_compiles_without_graph_breaks():
     arguments = torch.randn(2, 3, 9, 9), random_boxes(2)
     compiled = torch.compile(heatmap_peaks, fullgraph=True, backend="aot_eager")
     actual, expected = compiled(*arguments), heatmap_peaks(*arguments)

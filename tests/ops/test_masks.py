@@ -1,4 +1,4 @@
-"""crop_masks against pycocotools' polygons and RoIAlign of bitmaps."""
+"""Compare crop_masks with pycocotools' polygons and RoIAlign of bitmaps."""
 
 import math
 import time
@@ -16,7 +16,7 @@ NO_FRAME = [0] * 6
 
 
 def pack(instances, frames=None):
-    """The four tensors of PackedMasks, from a list of pieces for each instance."""
+    """Return the four tensors of PackedMasks from a list of pieces for each instance."""
     pieces = [np.asarray(piece, dtype=np.float64) for pieces in instances for piece in pieces]
     counts = [len(pieces) for pieces in instances]
     return (
@@ -55,7 +55,7 @@ def check_polygons(instances, index, boxes, resolution, device):
 
 
 def blob(random, center, radius, corners):
-    """A polygon around a center, as annotators draw them: to two digits."""
+    """Return a polygon around a center with two digits, as annotators draw them."""
     angles = np.sort(random.uniform(0, 2 * np.pi, corners))
     radii = radius * random.uniform(0.4, 1, corners)
     xy = center + radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -63,7 +63,7 @@ def blob(random, center, radius, corners):
 
 
 def boxes_around(random, instances):
-    """A box near the hull of each instance."""
+    """Return a box near the hull of each instance."""
     hulls = [np.concatenate(pieces).reshape(-1, 2) for pieces in instances]
     hulls = np.array([np.concatenate([hull.min(0), hull.max(0)]) for hull in hulls])
     sides = np.tile(hulls[:, 2:] - hulls[:, :2], 2)
@@ -71,7 +71,7 @@ def boxes_around(random, instances):
 
 
 @pytest.mark.parametrize("resolution", [1, 7, 28, 64, 65])
-def test_polygons_are_detectron2s(device, resolution):
+def test_polygons_equal_detectron2(device, resolution):
     random = np.random.default_rng(resolution)
     instances = [
         [
@@ -85,7 +85,7 @@ def test_polygons_are_detectron2s(device, resolution):
 
 @pytest.mark.parametrize("spread", [3, 30, 400])
 def test_any_corners_anywhere(device, spread):
-    # Edges that cross each other, boxes elsewhere or inside out.
+    # Self-intersecting polygons; distant and reversed boxes.
     random = np.random.default_rng(spread)
     instances = [[random.normal(0, spread, 2 * random.integers(3, 12))] for _ in range(150)]
     boxes = torch.from_numpy(random.normal(0, 30, (150, 4))).float()
@@ -94,7 +94,7 @@ def test_any_corners_anywhere(device, spread):
 
 
 def test_corners_on_the_grid(device):
-    # Whole and half cells, repeated corners, upright edges and those of no length.
+    # Whole and half cells, repeated corners, vertical and zero-length edges.
     random = np.random.default_rng(0)
     boxes = torch.tensor([[2.0, 3, 16, 17]]).repeat(1000, 1)
     instances = [[random.integers(0, 40, 2 * random.integers(3, 9)) / 2] for _ in range(1000)]
@@ -104,7 +104,7 @@ def test_corners_on_the_grid(device):
 
 
 @pytest.mark.parametrize("side", [0.0, 0.05, 0.1, 0.1001, -3.0])
-def test_boxes_of_hardly_a_side(device, side):
+def test_tiny_boxes(device, side):
     polygon = [3.0, 3, 3.2, 3.01, 3.1, 3.2]
     boxes = torch.tensor([[3.0, 3, 3 + side, 3 + side], [3, 3, 4, 3 + side]])
     check_polygons([[polygon]], [0, 0], boxes, 28, device)
@@ -118,8 +118,8 @@ def test_long_edges_are_exact(device):
     check_polygons(instances, range(200), boxes, 28, device)
 
 
-def test_far_corners_cost_nothing(device):
-    # Up to 1e300 pixels away: a rectangle over the left half of the box, whose other sides are far.
+def test_far_corners_are_fast(device):
+    # A rectangle over the left half of the box, with its other corners up to 1e300 pixels away.
     boxes = torch.tensor([[0.0, 0, 28, 28]])
     expected = torch.zeros(1, 28, 28)
     expected[..., :14] = 1
@@ -132,7 +132,7 @@ def test_far_corners_cost_nothing(device):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -1e300, 1e20])
 def test_odd_corners_close_the_polygon(device, value):
-    # However an edge runs to such a corner, no column is left open: beyond the hull all is empty.
+    # The polygon stays closed: cells outside its other coordinates are empty.
     polygon = [4.0, 4, 20, 4, 20, 20, 4, 20]
     for place in range(8):
         odd = [*polygon[:place], value, *polygon[place + 1 :]]
@@ -147,7 +147,7 @@ def test_odd_corners_close_the_polygon(device, value):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38, -3e38])
 @pytest.mark.parametrize("column", range(4))
-def test_odd_boxes_end(device, value, column):
+def test_invalid_boxes(device, value, column):
     boxes = torch.tensor([[2.0, 3, 20, 30]])
     boxes[0, column] = value
     polygon = [3.0, 4, 15, 5, 9, 22]
@@ -161,7 +161,7 @@ def test_odd_boxes_end(device, value, column):
 
 
 def test_union_of_pieces(device):
-    # Overlapping pieces do not cancel out, and a piece without corners adds nothing.
+    # Overlapping pieces do not cancel, and a piece without corners adds nothing.
     square = [2.0, 2, 10, 2, 10, 10, 2, 10]
     box = torch.tensor([[0.0, 0, 12, 12]])
     once = crop(pack([[square]]), [0], box, 12, device=device)
@@ -180,17 +180,14 @@ def test_padding_and_empty_masks(device):
     assert not nothing.any()
 
 
-# ---- Run lengths
-
-
 def run_boundaries(mask):
-    """Where a bitmap [H, W] changes, column by column."""
+    """Return the run boundaries of a bitmap [H, W]."""
     flat = np.concatenate([[0], mask.T.ravel()])
     return np.flatnonzero(np.diff(flat.astype(np.int8)))
 
 
 def resize(mask, frame):
-    """The bitmap in the network's input: resized as data/resize.py does, then mirrored."""
+    """Flip and resize a bitmap to the network's input, to the nearest pixel."""
     height, width, flip_x, flip_y, new_height, new_width = frame
     columns = (2 * np.arange(new_width) + 1) * width // (2 * new_width)
     rows = (2 * np.arange(new_height) + 1) * height // (2 * new_height)
@@ -210,7 +207,7 @@ def check_runs(actual, bitmaps, index, boxes, resolution, soft):
 
 
 def random_mask(random, height, width):
-    """Blobs, noise, stripes, everything or nothing."""
+    """Return a random bitmap: blobs, noise, stripes, full or empty."""
     kind = random.integers(6)
     if kind == 0:
         return (random.random((height, width)) < random.random()).astype(np.uint8)
@@ -239,7 +236,7 @@ def random_boxes(random, count, height, width):
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("flips", [(0, 0), (1, 0), (0, 1), (1, 1)])
 @pytest.mark.parametrize("resolution", [5, 28])
-def test_run_lengths_are_cropped_bitmaps(device, soft, flips, resolution):
+def test_run_lengths_equal_roi_align_of_bitmaps(device, soft, flips, resolution):
     random = np.random.default_rng([*flips, resolution])
     for _ in range(8):
         height, width, new_height, new_width = (int(x) for x in random.integers(1, 150, 4))
@@ -255,7 +252,7 @@ def test_run_lengths_are_cropped_bitmaps(device, soft, flips, resolution):
 
 
 def test_boxes_larger_than_the_image(device):
-    # Samples are many pixels apart or beyond the edges.
+    # Samples are many pixels apart or outside.
     mask = np.ones((30, 40), dtype=np.uint8)
     masks = pack([[run_boundaries(mask)]], [[30, 40, 0, 0, 30, 40]])
     boxes = torch.tensor([[-9e3, -9e3, 1e4, 1e4], [-1e9, 0, 1e9, 20], [5, -300, 35, 330]])
@@ -264,7 +261,7 @@ def test_boxes_larger_than_the_image(device):
         check_runs(actual, mask[None], [0, 0, 0], boxes, 7, soft)
 
 
-def test_an_instance_of_each_kind(device):
+def test_polygons_and_run_lengths_together(device):
     mask = np.zeros((20, 20), dtype=np.uint8)
     mask[4:12, 4:12] = 1
     square = [4.0, 4, 12, 4, 12, 12, 4, 12]
@@ -273,9 +270,6 @@ def test_an_instance_of_each_kind(device):
     actual = crop(masks, [0, 1], boxes, 16, device=device)
     assert torch.equal(actual[0], torch.from_numpy(mask[:16, :16]).float())
     assert torch.equal(actual[1], actual[0])
-
-
-# ---- Arguments
 
 
 def arguments(**change):
@@ -308,7 +302,7 @@ def arguments(**change):
         ({"resolution": 257}, "resolution must be from 1 to 256, got 257"),
     ],
 )
-def test_bad_arguments_are_named(device, change, message):
+def test_invalid_arguments_are_named(device, change, message):
     good = arguments(**change)
     moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in good.items()}
     with pytest.raises(RuntimeError, match=message):
@@ -333,7 +327,7 @@ def test_bad_arguments_are_named(device, change, message):
     ],
 )
 @pytest.mark.parametrize("operators", [nullcontext, use_fallback_ops])
-def test_bad_contents_are_named(operators, change, message):
+def test_invalid_contents_are_named(operators, change, message):
     with operators(), pytest.raises(RuntimeError, match=message):
         crop_masks(**arguments(**change))
 
@@ -342,13 +336,13 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.detlite.crop_masks, tuple(arguments().values()))
 
 
-def test_compiles_whole():
+def test_compiles_without_graph_breaks():
     good = arguments()
     compiled = torch.compile(crop_masks, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(**good), crop_masks(**good))
 
 
-def test_takes_boxes_that_require_a_gradient():
+def test_boxes_may_require_a_gradient():
     good = arguments()
     boxes = good["boxes"].clone().requires_grad_()
     assert not crop_masks(**{**good, "boxes": boxes}).requires_grad

@@ -25,7 +25,7 @@ def anchors(rows, columns, stride=8, sizes=(16, 32)):
 
 
 def from_table(truth, valid, candidates):
-    """One image's result by way of the table of overlaps."""
+    """Match one image with the table of overlaps."""
     table = box_ops.iou(truth[valid], candidates)
     most, which = table.max(0)
     marked = (table == table.max(1, keepdim=True).values) & (table > 0)
@@ -89,8 +89,8 @@ def test_equal_overlaps_take_the_lowest_valid_index(device):
     assert best.tolist() == [[True, False, False]]
 
 
-def test_all_equally_good_candidates_are_marked(device):
-    # The object lies within every candidate of one row but the last, which is the farthest.
+def test_all_best_candidates_are_marked(device):
+    # The object is inside every candidate of one row except the last, which is the farthest.
     candidates = torch.tensor([[0.0, 0, 40, 40]], device=device).repeat(70, 1)
     candidates[:69] += torch.arange(69, device=device)[:, None] / 16
     candidates[69] += 30
@@ -122,7 +122,7 @@ def test_few_valid_among_much_padding(device):
     valid[0, [5, 255, 256, 511, 512, 699]] = True
     valid[1, 600:] = True
     truth[~valid] = torch.nan
-    candidates[::7, 2] = torch.nan  # beside good ones
+    candidates[::7, 2] = torch.nan  # next to valid ones
     assert_matches_oracle(truth, valid, candidates, device)
 
 
@@ -130,7 +130,7 @@ def test_few_valid_among_much_padding(device):
     ("images", "truths", "count"), [(0, 3, 5), (2, 0, 5), (2, 3, 0), (1, 0, 0), (0, 0, 0)]
 )
 @pytest.mark.parametrize("shared", [True, False])
-def test_nothing_to_match(device, images, truths, count, shared):
+def test_empty_inputs(device, images, truths, count, shared):
     truth = torch.zeros(images, truths, 4, device=device)
     valid = torch.ones(images, truths, dtype=torch.bool, device=device)
     shape = (count, 4) if shared else (images, count, 4)
@@ -232,7 +232,7 @@ def test_traces_to_one_graph(device):
         ({"candidates": torch.zeros(5, 4).long()}, "candidates must be floating point, got int64"),
     ],
 )
-def test_bad_arguments_are_named(change, message):
+def test_invalid_arguments_are_named(change, message):
     good = {
         "truth": torch.zeros(2, 3, 4),
         "valid": torch.ones(2, 3, dtype=torch.bool),

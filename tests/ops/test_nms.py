@@ -56,7 +56,7 @@ def test_many_groups_match_one_call_each(device):
 
 
 def by_torchvision(boxes, scores, idxs, threshold):
-    """One call of torchvision for each group, survivors by decreasing score."""
+    """Call torchvision for each group; return the kept boxes by decreasing score."""
     kept = []
     for group in idxs.unique():
         (chosen,) = torch.where(idxs == group)
@@ -76,7 +76,7 @@ def test_groups_across_chunks(device, sizes):
     assert torch.equal(batched_nms(boxes, scores, idxs, 0.5), expected)
 
 
-def test_a_group_for_each_box(device):
+def test_one_group_per_box(device):
     boxes, scores = random_boxes(2200).to(device), distinct_scores(2200).to(device)
     idxs = torch.randperm(2200, device=device) * 10**12
     expected = scores.argsort(descending=True)
@@ -229,7 +229,7 @@ def test_traces_to_one_graph(device):
         ({"iou_threshold": math.nan}, "iou_threshold must be zero or more"),
     ],
 )
-def test_bad_arguments_are_named(change, message):
+def test_invalid_arguments_are_named(change, message):
     good = {
         "boxes": torch.zeros(3, 4),
         "scores": torch.zeros(3),

@@ -63,7 +63,7 @@ def test_equals_batched_nms_of_each_image(device, groups):
         assert not index[b, ~kept[b]].any()
 
 
-def test_any_score_may_be_kept_but_nan(device):
+def test_any_score_except_nan_may_be_kept(device):
     inf = math.inf
     scores = torch.tensor([[-inf, 0.0, -3, math.nan, inf, -inf, -0.0]], device=device)
     boxes = torch.tensor([[[0.0, 0, 10, 10]]], device=device).repeat(1, 7, 1)
@@ -89,7 +89,7 @@ def test_padding_and_nan_suppress_nothing(device, column):
     assert kept.tolist() == [[True, False]]
 
 
-def test_images_of_padding_alone(device):
+def test_images_with_only_padding(device):
     boxes, scores, groups, valid = (x.to(device) for x in random_case(3, 70))
     valid[0] = valid[2] = False
     index, kept = padded_nms(boxes, scores, groups, valid, 0.5, 5)
@@ -99,7 +99,7 @@ def test_images_of_padding_alone(device):
 
 
 @pytest.mark.parametrize(("images", "count", "limit"), [(0, 5, 3), (2, 0, 3), (2, 5, 0), (0, 0, 0)])
-def test_nothing_to_suppress(device, images, count, limit):
+def test_empty_inputs(device, images, count, limit):
     case = (x.to(device) for x in random_case(images, count))
     index, kept = padded_nms(*case, 0.5, limit)
     assert index.shape == kept.shape == (images, limit)
@@ -165,7 +165,7 @@ def test_traces_to_one_graph(device):
         ({"limit": -1}, "limit must be from 0 to .*, got -1"),
     ],
 )
-def test_bad_arguments_are_named(change, message):
+def test_invalid_arguments_are_named(change, message):
     good = {
         "boxes": torch.zeros(2, 3, 4),
         "scores": torch.zeros(2, 3),

@@ -95,7 +95,7 @@ def test_opcheck():
         ({"threshold": math.nan}, "threshold must be more than 0"),
     ],
 )
-def test_bad_arguments_are_named(change, message):
+def test_invalid_arguments_are_named(change, message):
     good = {
         "probs": torch.zeros(2, 7, 7),
         "boxes": torch.zeros(2, 4),

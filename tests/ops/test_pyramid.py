@@ -43,7 +43,7 @@ def level_by_level(pool, maps, rois):
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("sampling_ratio", "aligned"), [(2, False), (0, True)])
-def test_align_is_one_call_a_level(device, dtype, layout, sampling_ratio, aligned):
+def test_align_equals_one_call_per_level(device, dtype, layout, sampling_ratio, aligned):
     maps = [x.to(device).requires_grad_() for x in pyramid(dtype, layout)]
     rois = torch.cat([rois_of_all_sizes(), odd_rois()]).to(device)
     rois = rois.double() if dtype == torch.float64 else rois
@@ -64,7 +64,7 @@ def test_align_is_one_call_a_level(device, dtype, layout, sampling_ratio, aligne
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
-def test_pool_is_one_call_a_level(device, layout):
+def test_pool_equals_one_call_per_level(device, layout):
     maps = [x.to(device).requires_grad_() for x in pyramid(layout=layout)]
     rois = torch.cat([rois_of_all_sizes(), odd_rois()]).to(device)
     output = pyramid_roi_pool(maps, rois, (5, 4), SCALES)
@@ -77,7 +77,7 @@ def test_pool_is_one_call_a_level(device, layout):
         torch.testing.assert_close(grad, wanted)
 
 
-def test_align_is_torchvisions(device):
+def test_align_matches_torchvision(device):
     maps = [x.to(device) for x in pyramid()]
     rois = rois_of_all_sizes().to(device)
     boxes = [rois[rois[:, 0] == i, 1:] for i in range(2)]
@@ -87,7 +87,7 @@ def test_align_is_torchvisions(device):
     torch.testing.assert_close(pyramid_roi_align(maps, boxes, 7, SCALES, 2), expected)
 
 
-def test_threads_change_nothing():
+def test_threads_do_not_change_results():
     maps = [x.requires_grad_() for x in pyramid(channels=70)]
     rois = rois_of_all_sizes(60)
     results = []
@@ -188,7 +188,7 @@ def test_empty(device, pool):
     ],
 )
 @pytest.mark.parametrize("pool", [pyramid_roi_align, pyramid_roi_pool])
-def test_bad_arguments_are_named(pool, change, message):
+def test_invalid_arguments_are_named(pool, change, message):
     good = {
         "inputs": pyramid(),
         "boxes": torch.zeros(2, 5),
@@ -199,7 +199,7 @@ def test_bad_arguments_are_named(pool, change, message):
         pool(**{**good, **change})
 
 
-def test_bad_sizes_are_named():
+def test_invalid_sizes_are_named():
     sizes = 1, 3, [5], [5]
     arguments = torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), torch.zeros(2).long(), SCALES, 7, 7
     with pytest.raises(RuntimeError, match="heights and widths must have one number for each of 4"):

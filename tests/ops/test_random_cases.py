@@ -33,7 +33,7 @@ def regions(draw):
 
 @many
 @given(case=regions(), sampling=st.integers(-1, 4), aligned=st.booleans())
-def test_roi_align_is_torchvisions(case, sampling, aligned):
+def test_roi_align_matches_torchvision(case, sampling, aligned):
     x, rois, size, scale = case
     ours = x.clone().requires_grad_()
     theirs = x.contiguous().requires_grad_()
@@ -48,7 +48,7 @@ def test_roi_align_is_torchvisions(case, sampling, aligned):
 
 @many
 @given(case=regions())
-def test_roi_pool_is_torchvisions(case):
+def test_roi_pool_matches_torchvision(case):
     x, rois, size, scale = case
     ours = x.clone().requires_grad_()
     theirs = x.contiguous().requires_grad_()
@@ -76,7 +76,7 @@ def boxes_of(generator: torch.Generator, count: int, extent: float, spread: floa
     spread=st.floats(0, 3),
     threshold=st.floats(0, 1),
 )
-def test_nms_is_torchvisions(seed, count, extent, spread, threshold):
+def test_nms_matches_torchvision(seed, count, extent, spread, threshold):
     generator = torch.Generator().manual_seed(seed)
     boxes = boxes_of(generator, count, extent, spread)
     scores = torch.randperm(count, generator=generator).float()
@@ -92,7 +92,7 @@ def test_nms_is_torchvisions(seed, count, extent, spread, threshold):
     size=st.sampled_from([1e-25, 1e-19, 1.0, 1e18, 1e25]),  # areas that round, or are no numbers
     threshold=st.floats(0, 1),
 )
-def test_nms_of_extreme_sizes_is_the_oracles(seed, count, groups, size, threshold):
+def test_nms_of_extreme_sizes_matches_oracle(seed, count, groups, size, threshold):
     generator = torch.Generator().manual_seed(seed)
     boxes = boxes_of(generator, count, 50, 1) * size
     scores = torch.randint(0, 20, (count,), generator=generator).float()

@@ -70,7 +70,7 @@ def test_odd_boxes_match_oracle(device, fallback, dtype, layout, sampling_ratio,
     np.testing.assert_allclose(as_numpy(output), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_sides_of_whole_cells_take_no_sample_more(device):
+def test_whole_cells_take_no_extra_sample(device):
     # Each bin is a whole number of cells long, but for the rounding of its corners.
     corner = torch.rand(300, 2) * 90
     side = 70 * torch.randint(1, 4, (300, 2))
@@ -82,7 +82,7 @@ def test_sides_of_whole_cells_take_no_sample_more(device):
 
 
 @pytest.mark.parametrize("size", [1e9, 1e20, 3e38])
-def test_boxes_far_larger_than_the_map_take_no_longer(device, size):
+def test_huge_boxes_are_fast(device, size):
     input = torch.ones(1, 1, 4, 4, device=device)
     rois = torch.tensor([[0, -size, -size, size, size]], device=device)
     output = roi_align(input, rois, 3, 1.0, 0, True)
@@ -252,7 +252,7 @@ def test_list_of_boxes_and_module(device):
         ({"sampling_ratio": 2**40}, RuntimeError, "sampling_ratio must be from 1"),
     ],
 )
-def test_bad_arguments_are_named(change, error, message):
+def test_invalid_arguments_are_named(change, error, message):
     good = {"input": torch.zeros(1, 3, 5, 5), "boxes": torch.zeros(2, 5), "output_size": 7}
     with pytest.raises(error, match=message):
         roi_align(**{**good, **change})
@@ -268,7 +268,7 @@ def test_bad_arguments_are_named(change, error, message):
         (8, 2**40, "width must be from 0"),
     ],
 )
-def test_bad_backward_arguments_are_named(index, value, message):
+def test_invalid_backward_arguments_are_named(index, value, message):
     arguments = [torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), 1.0, 7, 7, 1, 3, 5, 5, 2]
     torch.ops.detlite.roi_align_backward(*arguments)
     arguments[index] = value

@@ -42,7 +42,7 @@ def test_vectors_of_channels_match_oracle(device, dtype, channels):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_maxima_are_the_same_where_nobody_asks_for_their_places(device, dtype, layout):
+def test_maxima_do_not_depend_on_argmax(device, dtype, layout):
     input = features(dtype, layout, (2, 19, 11, 13)).to(device)
     rois = torch.cat([ordinary_rois(8), odd_rois()]).to(device, coordinates(dtype))
     forward = torch.ops.detlite.roi_pool_forward
@@ -53,7 +53,7 @@ def test_maxima_are_the_same_where_nobody_asks_for_their_places(device, dtype, l
     assert argmax.dtype == torch.int32
 
 
-def test_places_are_kept_only_for_a_gradient(device):
+def test_argmax_is_stored_only_for_a_gradient(device):
     places = []
 
     class Watch(TorchDispatchMode):
@@ -105,7 +105,7 @@ def test_half_gradient_is_summed_in_float32(device, dtype, layout):
     assert (input.grad[..., 1, 1] == torch.tensor(4097.0).to(dtype)).all()
 
 
-def test_nan_wins_its_bin(device):
+def test_nan_is_the_maximum(device):
     input = torch.zeros(1, 40, 3, 3, device=device)
     input[:, :, 1, 1] = torch.nan
     for x in (input, input.contiguous(memory_format=torch.channels_last)):
@@ -200,7 +200,7 @@ def test_traces_to_one_graph(device):
         ({"spatial_scale": 0.0}, RuntimeError, "spatial_scale must be a positive number"),
     ],
 )
-def test_bad_arguments_are_named(change, error, message):
+def test_invalid_arguments_are_named(change, error, message):
     good = {"input": torch.zeros(1, 3, 5, 5), "boxes": torch.zeros(2, 5), "output_size": 7}
     with pytest.raises(error, match=message):
         roi_pool(**{**good, **change})
@@ -215,7 +215,7 @@ def test_bad_arguments_are_named(change, error, message):
         (torch.full((2, 3, 7, 7), -2).int(), "argmax must be from -1 to 24, got -2"),
     ],
 )
-def test_bad_argmax_is_refused(argmax, message):
+def test_invalid_argmax_is_rejected(argmax, message):
     with pytest.raises(RuntimeError, match=message):
         torch.ops.detlite.roi_pool_backward(
             torch.zeros(2, 3, 7, 7), torch.zeros(2, 5), argmax, 1.0, 7, 7, 1, 3, 5, 5

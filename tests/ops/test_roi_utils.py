@@ -1,4 +1,4 @@
-"""What RoIAlign and RoIPool share: the rule of levels, padding, and what is refused."""
+"""Test RoIs: assignment to levels, padding, invalid arguments, precision and graphs."""
 
 import math
 import subprocess
@@ -34,7 +34,7 @@ def test_level_follows_from_the_area():
     assert assign_levels(boxes, SCALES).tolist() == [2, 0, 3, 0, 0]
 
 
-def test_rule_is_the_published_one():
+def test_levels_follow_the_paper():
     corner = torch.rand(2000, 2) * 150
     boxes = torch.cat([corner, corner + 2 ** (3 + 7 * torch.rand(2000, 1)) * torch.ones(2)], dim=1)
     side = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).sqrt()
@@ -43,12 +43,12 @@ def test_rule_is_the_published_one():
 
 
 @pytest.mark.parametrize("scales", [[0.25, 0.0], [-1.0, 1.0], [math.inf, 1.0], [1.0, math.nan]])
-def test_rule_refuses_what_is_not_positive(scales):
+def test_scales_must_be_positive(scales):
     with pytest.raises(ValueError, match="spatial_scales must be positive, got"):
         assign_levels(torch.ones(1, 4), scales)
 
 
-def test_kernels_follow_the_rule(device):
+def test_kernels_use_the_assigned_levels(device):
     # Each map holds its own number.
     maps = [torch.full((1, 1, 64, 64), float(level), device=device) for level in range(4)]
     sides = torch.cat([2 ** torch.linspace(-3, 12, 500), torch.tensor([0, 56, 112, 224, 448.0])])
@@ -60,7 +60,7 @@ def test_kernels_follow_the_rule(device):
 
 
 @pytest.mark.parametrize("op", OPERATORS)
-def test_levels_may_follow_from_something_else(device, op):
+def test_levels_may_be_given(device, op):
     maps = [torch.full((2, 3, 8, 8), float(level), device=device) for level in range(4)]
     rois = torch.tensor([[1.0, 2, 2, 4, 4]], device=device).repeat(6, 1)
     levels = torch.tensor([3, 0, 2, 2, 1, 0], device=device)
@@ -79,9 +79,9 @@ def two_maps(dtype, layout, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("op", OPERATORS)
-def test_padding_is_as_if_it_were_not_there(device, op, layout, dtype):
+def test_padding_changes_nothing(device, op, layout, dtype):
     maps = two_maps(dtype, layout, device)
-    # A box of an image, that of padding, one with no level of its own.
+    # A box of an image, padding, and one without a level.
     rois = torch.cat([ordinary_rois(20), odd_rois()]).to(device)
     levels = torch.arange(len(rois), device=device) % 2
     padding = torch.arange(len(rois), device=device) % 3 == 1
@@ -136,7 +136,7 @@ def test_padding_has_no_argmax(device, layout):
     ("image", "level"), [(2.0, 0), (-2.0, 0), (-0.5, 0), (math.nan, 0), (0.0, 2), (0.0, -1)]
 )
 @pytest.mark.parametrize("op", ["align", "pool"])
-def test_no_image_and_no_level_is_refused(device, op, image, level, backward):
+def test_invalid_image_and_level_are_rejected(device, op, image, level, backward):
     if device == "cuda":
         pytest.skip("an assertion on the device ends the CUDA context: see the test below")
     maps = [torch.ones(2, 3, 9, 9), torch.ones(2, 3, 5, 5)]
@@ -159,7 +159,7 @@ def test_no_image_and_no_level_is_refused(device, op, image, level, backward):
     ("image", "level", "message"),
     [(2, 0, "an image index is outside the batch"), (0, 1, "there is no such level")],
 )
-def test_a_gpu_asserts(image, level, message):
+def test_invalid_indices_assert_on_cuda(image, level, message):
     program = f"""
 import torch
 from detlite import _C
@@ -179,7 +179,7 @@ torch.cuda.synchronize()
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("channels", [4, 70])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_crowded_gradients_are_torchvisions(device, dtype, channels, layout):
+def test_overlapping_gradients_match_torchvision(device, dtype, channels, layout):
     x = features(dtype, layout, (3, channels, 18, 29)).to(device)
     rois = ordinary_rois(700, dtype)
     rois[:, 0] = torch.randint(0, 3, (700,))
@@ -206,7 +206,7 @@ def test_crowded_gradients_are_torchvisions(device, dtype, channels, layout):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_pooling_asks_a_gpu_for_no_value(channels_last):
+def test_pooling_does_not_synchronize(channels_last):
     layout = torch.channels_last if channels_last else torch.contiguous_format
     with FakeTensorMode():
         maps = [torch.ones(2, 8, 64 // 2**n, 48 // 2**n, device="cuda") for n in range(4)]
@@ -228,7 +228,7 @@ def test_pooling_asks_a_gpu_for_no_value(channels_last):
 
 
 @pytest.mark.parametrize("op", OPERATORS)
-def test_both_trace_to_one_graph(op):
+def test_traces_to_one_graph(op):
     maps = two_maps(torch.float32, "contiguous", "cpu")
     rois = torch.cat([ordinary_rois(20), odd_rois()])
     rois[:10, 1:] *= 6  # some as large as those of the second level

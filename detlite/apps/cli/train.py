@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from detlite.api import train
-    from detlite.distributed import restarts
+    from detlite.distributed import restart_count
     from detlite.engine.signals import StoppedError
 
     try:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             minutes=args.minutes,
             output_dir=args.output,
             overrides=config_overrides(args),
-            resume=args.resume or restarts() > 0,
+            resume=args.resume or restart_count() > 0,
         )
     except StoppedError as stopped:
         print(stopped, file=sys.stderr)

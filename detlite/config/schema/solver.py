@@ -53,11 +53,7 @@ KEYS = section(
         positive,
     ),
     Key("BASE_LR", 0.001, "learning rate after warm-up", positive),
-    Key(
-        "AUTO_SCALE_LR",
-        False,
-        "multiply BASE_LR by IMS_PER_BATCH / REFERENCE_IMS_PER_BATCH",
-    ),
+    Key("AUTO_SCALE_LR", False, "multiply BASE_LR by IMS_PER_BATCH / REFERENCE_IMS_PER_BATCH"),
     Key(
         "REFERENCE_IMS_PER_BATCH",
         16,
@@ -176,10 +172,5 @@ KEYS = section(
         "BEST_METRIC; 0: never",
         not_negative,
     ),
-    Key(
-        "HOOKS",
-        (),
-        "names of registered trainer hooks, see IMPORTS",
-        strings,
-    ),
+    Key("HOOKS", (), "names of registered trainer hooks, see IMPORTS", strings),
 )

@@ -30,7 +30,7 @@ BOXES = torch.tensor(
 
 
 def paste_by_pixel(prob: torch.Tensor, box: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Paste pixel by pixel: bilinear between the four nearest cell centers, zeros around the mask."""
+    """Paste pixel by pixel: bilinear between cell centers, zeros around the mask."""
     cells = prob.shape[-1]
     x1, y1, x2, y2 = box.double().tolist()
     grid = F.pad(prob.double(), (1, 1, 1, 1))  # a ring of zeros
