@@ -1,4 +1,4 @@
-"""Programs run in the tests' own process."""
+"""Fixtures of the programs in tools/."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def run_tool(repo_root: Path) -> Callable[..., int]:
-    """`run_tool("predict.py", "--input", file)`: runs a program, gives its exit status."""
+    """`run_tool("train_net.py", "--config", file)`: run a program here and return its status."""
 
     def run(program: str, *arguments: object) -> int:
         with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""tools/train_net.py and tools/test_net.py, whole, with a very small Mask R-CNN."""
+"""tools/train_net.py and tools/test_net.py with a tiny Mask R-CNN."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SOLVER:
 TEST: {{IMS_PER_BATCH: 1}}
 """
 
-_QUICK = """
+_FASTER_RCNN_C4 = """
 MODEL:
   META_ARCHITECTURE: "GeneralizedRCNN"
   WEIGHT: "catalog://ImageNetPretrained/MSRA/R-50"
@@ -84,7 +84,7 @@ FREE_PORT = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
 
 
 def torchrun(program, *args, rendezvous=FREE_PORT):
-    """Runs a program in two processes of one thread; returns what they printed."""
+    """Run a program in two processes with one thread each; return their output."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *rendezvous]
     done = subprocess.run(
         [*command, str(ROOT / "tools" / program), *map(str, args)],
@@ -98,7 +98,7 @@ def torchrun(program, *args, rendezvous=FREE_PORT):
 
 
 def start(program, *args, **env):
-    """Starts a program; the caller waits for it."""
+    """Start a program without waiting for it."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / "tools" / program), *map(str, args)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **env},
@@ -117,7 +117,7 @@ def wait_for(condition, process, seconds=120):
 
 
 def results(folder):
-    """A run's detections, whatever the order of its images."""
+    """Return the detections of a run, sorted by image and score."""
     rows = json.loads((folder / "results_shapes_val.json").read_text())
     return sorted(rows, key=lambda row: (row["image_id"], -row["score"], row["bbox"]))
 
@@ -141,13 +141,13 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(run_tool, config):
-    """The folder of a finished run."""
+    """The folder of a complete run."""
     output = config.parent / "run"
     assert run_tool("train_net.py", "--config", config, "OUTPUT_DIR", output) == 0
     return output
 
 
-def test_training_leaves_every_file(trained):
+def test_training_writes_every_file(trained):
     files = {file.name for file in trained.iterdir()}
     assert files >= {
         "config.yaml", "log.txt", "metrics.jsonl", "evaluation.json", "model_final.pth",
@@ -163,7 +163,7 @@ def test_training_leaves_every_file(trained):
     assert "AP50" in (trained / "log.txt").read_text()
 
 
-def test_a_second_run_into_the_folder_is_refused(run_tool, config, trained, capsys):
+def test_folder_of_another_run_is_refused(run_tool, config, trained, capsys):
     before = (trained / "config.yaml").read_text()
     opts = ["OUTPUT_DIR", trained, "SEED", 3]
     assert run_tool("train_net.py", "--config", config, *opts) == 2
@@ -173,14 +173,14 @@ def test_a_second_run_into_the_folder_is_refused(run_tool, config, trained, caps
     assert (trained / "config.yaml").read_text() == before
 
 
-def test_resuming_a_finished_run_only_evaluates(run_tool, config, trained):
+def test_resuming_a_complete_run_only_evaluates(run_tool, config, trained):
     before = results(trained), (trained / "model_final.pth").read_bytes()
     opts = ["OUTPUT_DIR", trained]
     assert run_tool("train_net.py", "--config-file", config, "--resume", *opts) == 0
     assert (results(trained), (trained / "model_final.pth").read_bytes()) == before
 
 
-def test_the_written_config_gives_the_same_evaluation(run_tool, trained, tmp_path):
+def test_written_config_gives_the_same_evaluation(run_tool, trained, tmp_path):
     opts = ["MODEL.WEIGHT", trained / "model_final.pth", "OUTPUT_DIR", tmp_path]
     assert run_tool("test_net.py", "--config", trained / "config.yaml", *opts) == 0
     assert results(tmp_path) == results(trained)
@@ -188,12 +188,12 @@ def test_the_written_config_gives_the_same_evaluation(run_tool, trained, tmp_pat
     assert written[0] == written[1]
 
 
-def test_fast_rcnn_from_the_proposals_of_another_run(run_tool, config, tmp_path, capsys):
-    proposing = [
+def test_fast_rcnn_with_proposals_of_another_run(run_tool, config, tmp_path, capsys):
+    rpn_opts = [
         "MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False, "SOLVER.MAX_ITER", 1,
         "DATASETS.TEST", ["shapes_train", "shapes_val"], "OUTPUT_DIR", tmp_path / "rpn",
     ]  # fmt: skip
-    assert run_tool("train_net.py", "--config", config, *proposing) == 0
+    assert run_tool("train_net.py", "--config", config, *rpn_opts) == 0
     files = {
         part: [str(tmp_path / "rpn" / f"results_shapes_{part}.json")] for part in ("train", "val")
     }
@@ -207,13 +207,20 @@ def test_fast_rcnn_from_the_proposals_of_another_run(run_tool, config, tmp_path,
     log = (tmp_path / "fast" / "log.txt").read_text()
     assert "results_shapes_val.json: 150 proposals of 5 images; kept the best 150" in log
     capsys.readouterr()
-    wrong = [*opts, "DATASETS.PROPOSAL_FILES_TRAIN", files["val"], "OUTPUT_DIR", tmp_path / "bad"]
-    assert run_tool("train_net.py", "--config", config, *wrong) == 2
-    assert "results_shapes_val.json: has no proposals of" in capsys.readouterr().err
+    wrong_opts = [
+        *opts,
+        "DATASETS.PROPOSAL_FILES_TRAIN",
+        files["val"],
+        "OUTPUT_DIR",
+        tmp_path / "bad",
+    ]
+    assert run_tool("train_net.py", "--config", config, *wrong_opts, "OUTPUT_DIR", tmp_path) == 2
+    assert "results_shapes_val.json: proposals are missing for" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_signal_saves_and_has_a_status_of_its_own(config, tmp_path, name):
+def test_signal_saves_a_checkpoint_and_ends_with_status_75(config, tmp_path, name):
     opts = ["SOLVER.MAX_ITER", 100_000, "OUTPUT_DIR", tmp_path / "run"]
     process = start("train_net.py", "--config", config, *opts)
     metrics = tmp_path / "run" / "metrics.jsonl"
@@ -221,13 +228,14 @@ def test_a_signal_saves_and_has_a_status_of_its_own(config, tmp_path, name):
     process.send_signal(signal.Signals[name])
     error = process.communicate(timeout=120)[1]
     assert process.returncode == 75, error
-    message = re.search(rf"^{name}: saved after iteration (\d+); --resume goes on", error, re.M)
+    message = re.search(rf"^{name}: saved after iteration (\d+); continue by --resume", error, re.M)
     assert message, error
     last = read_checkpoint(tmp_path / "run" / f"model_{int(message[1]):07d}.pth")
     assert last.training["iteration"] == int(message[1])
 
 
-def test_a_signal_to_one_process_saves_and_ends_both(config, tmp_path, free_port):
+@pytest.mark.slow
+def test_signal_to_one_process_ends_both(config, tmp_path, free_port):
     opts = ["SOLVER.MAX_ITER", 100_000, "TEST.IMS_PER_BATCH", 2, "OUTPUT_DIR", tmp_path / "run"]
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     processes = [
@@ -239,12 +247,13 @@ def test_a_signal_to_one_process_saves_and_ends_both(config, tmp_path, free_port
     processes[1].send_signal(signal.SIGTERM)
     errors = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == [75, 75], errors
-    saved = [re.search(r"saved after iteration \d+; --resume", error)[0] for error in errors]
+    saved = [re.search(r"saved after iteration \d+; continue by --resume", error)[0] for error in errors]
     assert saved[0] == saved[1]
 
 
-def test_a_second_signal_ends_at_once(config, tmp_path):
-    """A step that never ends stands for any that takes too long."""
+@pytest.mark.slow
+def test_second_signal_ends_the_process_immediately(config, tmp_path):
+    # A step that does not end.
     extension = tmp_path / "slow.py"
     extension.write_text(
         "import time\n"
@@ -262,8 +271,9 @@ def test_a_second_signal_ends_at_once(config, tmp_path):
     assert process.wait(timeout=60) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 2.0])
-def test_interrupted_imports_leave_no_traceback(config, tmp_path, seconds):
+def test_interrupted_imports_print_no_traceback(config, tmp_path, seconds):
     process = start("train_net.py", "--config", config, "OUTPUT_DIR", tmp_path)
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
@@ -272,22 +282,22 @@ def test_interrupted_imports_leave_no_traceback(config, tmp_path, seconds):
     assert "Traceback" not in error
 
 
-def test_weights_are_found_under_their_root(run_tool, config, trained, tmp_path):
+def test_weights_are_found_in_the_weight_root(run_tool, config, trained, tmp_path):
     opts = ["MODEL.WEIGHT", "https://host.example/some/where/model_final.pth"]
     opts += ["MODEL.WEIGHT_ROOT", trained, "OUTPUT_DIR", tmp_path]
     assert run_tool("test_net.py", "--config", config, *opts) == 0
     assert_same_results(tmp_path, trained)
 
 
-def test_file_of_maskrcnn_benchmark_trains(run_tool, tmp_path):
-    """By the name of its option, with its names of data sets and its spelling of values."""
+def test_config_of_maskrcnn_benchmark_trains(run_tool, tmp_path):
+    # With its option --config-file, its data set names and its YAML style.
     folder = generate_shapes(tmp_path / "made", "minival", 4, 1)
     (tmp_path / "coco" / "annotations").mkdir(parents=True)
     file = tmp_path / "coco" / "annotations" / "instances_minival2014.json"
     (folder / "annotations.json").rename(file)
     (folder / "images").rename(tmp_path / "coco" / "val2014")
-    yaml = tmp_path / "e2e_faster_rcnn_R_50_C4_quick.yaml"
-    yaml.write_text(_QUICK)
+    yaml = tmp_path / "e2e_faster_rcnn_R_50_C4.yaml"
+    yaml.write_text(_FASTER_RCNN_C4)
     opts = ["DATASETS.ROOT", tmp_path, "OUTPUT_DIR", tmp_path / "run", "MODEL.DEVICE", "cpu"]
     opts += ["MODEL.WEIGHT", "", "MODEL.RESNETS.RES2_OUT_CHANNELS", 8, "SOLVER.MAX_ITER", 2]
     opts += ["MODEL.RESNETS.STEM_OUT_CHANNELS", 8, "MODEL.RESNETS.WIDTH_PER_GROUP", 4]
@@ -298,7 +308,7 @@ def test_file_of_maskrcnn_benchmark_trains(run_tool, tmp_path):
     assert list(metrics) == ["bbox"]
 
 
-def test_a_checkpoint_alone_gives_config_and_model(trained):
+def test_checkpoint_contains_config_and_model(trained):
     path = trained / "model_final.pth"
     cfg, model = build_model_from_checkpoint(path, ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 3])
     assert cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM == 16
@@ -311,22 +321,24 @@ def test_a_checkpoint_alone_gives_config_and_model(trained):
         build_model_from_checkpoint(path, ["MODEL.NONE", 3])
 
 
-def test_two_processes_evaluate_as_one(run_tool, config, trained, tmp_path):
+@pytest.mark.slow
+def test_two_processes_evaluate_like_one(run_tool, config, trained, tmp_path):
     opts = ["MODEL.WEIGHT", trained / "model_final.pth", "TEST.IMS_PER_BATCH", 2]
     opts += ["OUTPUT_DIR"]
-    alone = tmp_path / "alone"
-    assert run_tool("test_net.py", "--config", config, *opts, alone) == 0
+    single = tmp_path / "single"
+    assert run_tool("test_net.py", "--config", config, *opts, single) == 0
     output = torchrun("test_net.py", "--config", config, *opts, tmp_path)
     assert output.count("AP50") == 1
-    # Five images over two processes: none twice, none left out.
-    assert_same_results(tmp_path, alone)
+    # Five images over two processes: each of them once.
+    assert_same_results(tmp_path, single)
     metrics, expected = (
-        json.loads((folder / "evaluation.json").read_text()) for folder in (tmp_path, alone)
+        json.loads((folder / "evaluation.json").read_text()) for folder in (tmp_path, single)
     )
     for kind in ("bbox", "segm"):
         assert metrics[kind]["AP"] == pytest.approx(expected[kind]["AP"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_model(run_tool, config, tmp_path):
     output = tmp_path / "run"
     opts = ["OUTPUT_DIR", output, "TEST.IMS_PER_BATCH", 2]
@@ -336,14 +348,14 @@ def test_two_processes_train_one_model(run_tool, config, tmp_path):
     assert [row["iteration"] for row in rows] == [1, 2, 2]
     saved = torch.load(output / "model_final.pth", weights_only=True)
     assert len(saved["training"]["rng"]) == 2
-    # Both processes evaluated the model that was saved, batch statistics included.
+    # Both processes evaluated the saved model, including its batch statistics.
     opts = ["MODEL.WEIGHT", output / "model_final.pth", "TEST.IMS_PER_BATCH", 2]
     opts += ["OUTPUT_DIR", tmp_path / "again"]
     assert run_tool("test_net.py", "--config", config, *opts) == 0
     assert_same_results(tmp_path / "again", output)
 
 
-def test_deterministic_runs_have_the_same_weights(run_tool, config, tmp_path):
+def test_deterministic_runs_have_equal_weights(run_tool, config, tmp_path):
     opts = ["SOLVER.DETERMINISTIC", True, "DATASETS.TEST", "()", "DATALOADER.NUM_WORKERS", 1]
     finals = []
     try:
@@ -357,9 +369,10 @@ def test_deterministic_runs_have_the_same_weights(run_tool, config, tmp_path):
     torch.testing.assert_close(*finals, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_changes_nothing(config, tmp_path, rank, free_port):
-    """torchrun starts all anew, with its default rendezvous, from the last checkpoint."""
+def test_torchrun_restarts_after_a_killed_process(config, tmp_path, rank, free_port):
+    # With the default rendezvous, all processes restart from the last checkpoint.
     extension = tmp_path / "dying.py"
     extension.write_text(
         "import os, signal\n"
@@ -374,9 +387,9 @@ def test_a_killed_process_changes_nothing(config, tmp_path, rank, free_port):
         "GeneralizedRCNN.losses = dying\n"
     )
     opts = ["SOLVER.MAX_ITER", 5, "SOLVER.CHECKPOINT_PERIOD", 2, "DATASETS.TEST", "()"]
-    opts += ["DATALOADER.NUM_WORKERS", 1]  # which outlives its process for a while
+    opts += ["DATALOADER.NUM_WORKERS", 1]  # the loader process ends later
     finals = []
-    for name, more in (("unbroken", []), ("broken", ["IMPORTS", extension])):
+    for name, more in (("uninterrupted", []), ("killed", ["IMPORTS", extension])):
         output = tmp_path / name
         rendezvous = ["--max-restarts", "1", "--master-port", str(free_port())]
         args = ["--config", config, *opts, *more, "OUTPUT_DIR", output]
@@ -394,17 +407,17 @@ def test_a_killed_process_changes_nothing(config, tmp_path, rank, free_port):
         (["DATASETS.TRAIN", "()"], r"DATASETS.TRAIN is empty"),
         (
             ["SOLVER.LR_SCHEDULE", "multistep", "SOLVER.STEPS", "(2, 1)"],
-            r"SOLVER.STEPS (2, 1) must rise",
+            r"SOLVER.STEPS (2, 1) must increase",
         ),
         (["SOLVER.BASE_RL", 1], r"did you mean SOLVER.BASE_LR"),
         (["MODEL.WEIGHT", "none.pth"], r"none.pth: cannot be read"),
         (
             ["MODEL.WEIGHT", "http://host.invalid/R-50.pkl"],
-            "host.invalid is not known. Is there a network? Try again later, or put the file at",
+            "Check the network and try again, or put the file at",
         ),
         (
             ["DATASETS.TRAIN", "coco_2014_train"],
-            "coco/annotations/instances_train2014.json; its pictures are expected in",
+            "coco/annotations/instances_train2014.json does not exist (images are expected in",
         ),
         (
             ["SOLVER.BASE_LR", 1e30, "SOLVER.MAX_ITER", 9, "SOLVER.WARMUP_ITERS", 0],
@@ -412,7 +425,7 @@ def test_a_killed_process_changes_nothing(config, tmp_path, rank, free_port):
         ),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(run_tool, config, tmp_path, capsys, opts, message):
+def test_invalid_input_of_train_net(run_tool, config, tmp_path, capsys, opts, message):
     opts = ["OUTPUT_DIR", tmp_path, *opts]
     assert run_tool("train_net.py", "--config", config, *opts) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -429,13 +442,13 @@ def test_bad_input_is_one_line_and_status_2(run_tool, config, tmp_path, capsys, 
         (["MODEL.WEIGHT", "x.pth"], "x.pth: cannot be read"),
     ],
 )
-def test_bad_input_of_test_net(run_tool, config, tmp_path, capsys, opts, message):
+def test_invalid_input_of_test_net(run_tool, config, tmp_path, capsys, opts, message):
     assert run_tool("test_net.py", "--config", config, "OUTPUT_DIR", tmp_path, *opts) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize("program", ["train_net.py", "test_net.py"])
-def test_output_folder_that_cannot_be_made(run_tool, config, tmp_path, capsys, program):
+def test_output_folder_that_cannot_be_created(run_tool, config, tmp_path, capsys, program):
     (tmp_path / "taken").touch()
     opts = ["MODEL.WEIGHT", "x.pth", "OUTPUT_DIR", tmp_path / "taken"]
     assert run_tool(program, "--config", config, *opts) == 2
@@ -444,7 +457,7 @@ def test_output_folder_that_cannot_be_made(run_tool, config, tmp_path, capsys, p
     assert error.count("\n") == 1
 
 
-def test_weights_that_do_not_fit_are_listed(run_tool, config, trained, tmp_path, capsys):
+def test_weights_of_another_model_are_listed(run_tool, config, trained, tmp_path, capsys):
     opts = ["MODEL.WEIGHT", trained / "model_final.pth", "OUTPUT_DIR", tmp_path]
     opts += ["MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 24]
     assert run_tool("test_net.py", "--config", config, *opts) == 2

@@ -67,7 +67,8 @@ def test_missing_files(name, problems):
 
 
 @pytest.mark.parametrize(
-    "name", ["tests/test_a.py", "benchmarks/data.py", "detlite/b.py", "detlite.libs/libc10.so"]
+    "name",
+    ["tests/test_a.py", "benchmarks/data/loading.py", "detlite/b.py", "detlite.libs/libc10.so"],
 )
 def test_unexpected_files(name, problems):
     assert problems(changes={name: b""}) == [f"{name} is unexpected"]
