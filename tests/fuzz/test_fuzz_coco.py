@@ -67,7 +67,7 @@ def check_reading(data: bytes, images: Path, train: bool, keypoints: bool, skip:
     try:
         dataset = CocoDataset(
             file, images, train=train, keypoints=keypoints, min_keypoints=int(keypoints),
-            skip_bad=skip, masks_as_runs=skip,
+            skip_bad=skip, masks_as_rle=skip,
         )  # fmt: skip
         for index, image_id in enumerate(dataset.image_ids):
             image, target = dataset[index]

@@ -247,7 +247,9 @@ def test_signal_to_one_process_ends_both(config, tmp_path, free_port):
     processes[1].send_signal(signal.SIGTERM)
     errors = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == [75, 75], errors
-    saved = [re.search(r"saved after iteration \d+; continue by --resume", error)[0] for error in errors]
+    saved = [
+        re.search(r"saved after iteration \d+; continue by --resume", error)[0] for error in errors
+    ]
     assert saved[0] == saved[1]
 
 
