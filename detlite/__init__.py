@@ -47,6 +47,9 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     if name == "ops":
         return importlib.import_module("detlite.ops")
+    if name == "_C":
+        importlib.import_module("torch")  # loads the libraries that the kernels link to
+        return importlib.import_module("detlite._C")
     if name not in _MODULES:
         raise AttributeError(f"module 'detlite' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES[name]), name)

@@ -39,3 +39,11 @@ def test_type_checkers_see_the_public_names(repo_root):
 def test_unknown_names_are_attribute_errors():
     with pytest.raises(AttributeError, match="module 'detlite' has no attribute 'predictor'"):
         _ = detlite.predictor
+
+
+def test_kernels_are_imported_without_importing_torch_first(repo_root):
+    program = "from detlite import _C; print(_C.nms.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=repo_root, text=True, capture_output=True, check=True
+    )
+    assert done.stdout == "nms\n"
