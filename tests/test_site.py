@@ -21,7 +21,7 @@ def hooks(repo_root: Path) -> dict[str, Any]:
     ("source", "text", "expected"),
     [
         ("README.md", "[a](docs/data.md#an-index)", "[a](data.md#an-index)"),
-        ("README.md", "![a](docs/pictures/demo.jpg)", "![a](pictures/demo.jpg)"),
+        ("README.md", "![a](docs/images/demo.jpg)", "![a](images/demo.jpg)"),
         ("README.md", "[`rcnn.py`](detlite/modeling/rcnn.py)", "`detlite/modeling/rcnn.py`"),
         ("docs/architecture.md", "[k](../csrc/README.md#backward)", "[k](kernels.md#backward)"),
         ("docs/data.md", "[a](init.md), [b](#the-index)", "[a](init.md), [b](#the-index)"),
