@@ -140,7 +140,7 @@ def test_epsilon_of_frozen_batch_norm(tiny_config):
     assert norm.eps == 0
     norm.running_var.fill_(0.25)
     x = torch.randn(1, 16, 4, 4)
-    torch.testing.assert_close(norm.affine(x), 2 * x)
+    torch.testing.assert_close(norm(x), 2 * x)
 
 
 def test_small_detections_are_dropped(tiny_config, make_batch):

@@ -46,9 +46,9 @@ BACKBONES: dict[str, tuple[Callable[[], nn.Module], int]] = {
 }
 
 
-@pytest.fixture(params=BACKBONES)
-def backbones(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module, int]:
-    """Return a plain backbone, a copy with folded norms, and the number of other norms."""
+@pytest.fixture(params=BACKBONES, scope="module")
+def shared_backbones(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module, int]:
+    torch.manual_seed(0)
     make, unfolded = BACKBONES[request.param]
     plain = make().double().to(memory_format=torch.channels_last)
     for module in plain.modules():
@@ -60,6 +60,14 @@ def backbones(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module, int
     folded = copy.deepcopy(plain)
     fold_frozen_norms(folded)
     return plain, folded, unfolded
+
+
+@pytest.fixture
+def backbones(
+    shared_backbones: tuple[nn.Module, nn.Module, int],
+) -> tuple[nn.Module, nn.Module, int]:
+    """Return a plain backbone, a copy with folded norms, and the number of other norms."""
+    return copy.deepcopy(shared_backbones)
 
 
 def maps_and_gradients(backbone: nn.Module, x: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:

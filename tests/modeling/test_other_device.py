@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_models_on_a_device_without_kernels():
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     ran = subprocess.run(

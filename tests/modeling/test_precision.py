@@ -110,7 +110,7 @@ def test_emulation_is_reported_once(able, dtype, device, warned, hardware, caplo
     for _ in range(3):
         resolve_dtype(dtype, device)
     assert caplog.text.count("emulates") == bool(warned)
-    assert caplog.text.count("set DTYPE auto, or float32") == bool(warned)
+    assert caplog.text.count("Set DTYPE to auto or float32") == bool(warned)
     assert warned in caplog.text
 
 

@@ -248,7 +248,7 @@ def test_invalid_packed_masks():
     runs = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_rle=True)
     with pytest.raises(ValueError, match=r"targets\[0\]\['masks'\] has 2 masks for 1 boxes"):
         prepare([{**target(1), "masks": runs}])
-    with pytest.raises(ValueError, match=r"does not belong to its image of size \[9, 8\]"):
+    with pytest.raises(ValueError, match=r"does not have the size \[9, 8\]"):
         prepare([{**target(), "masks": runs}], [torch.zeros(3, 9, 8)])
     polygons = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_rle=False)
     with pytest.raises(ValueError, match=r"holds polygons, but .* torchvision's convention"):
@@ -308,8 +308,8 @@ THIN = [1000.0, 1, 1000.00001, 5]  # empty in float32
         ({"boxes": torch.tensor([[1.0, 1, 5, 5], [1, 1, INF, 5]])}, "must be finite"),
         ({"boxes": torch.tensor([THIN] * 2, dtype=torch.float64)}, "x2 > x1 and y2 > y1"),
         ({"boxes": torch.full((2, 4), 1e300, dtype=torch.float64)}, "must be finite"),
-        ({"labels": torch.tensor([0, 1])}, r"must lie in 1\.\.3 .*NUM_CLASSES is 4"),
-        ({"labels": torch.tensor([1, 4])}, r"must lie in 1\.\.3"),
+        ({"labels": torch.tensor([0, 1])}, r"must be in 1\.\.3 .*NUM_CLASSES is 4"),
+        ({"labels": torch.tensor([1, 4])}, r"must be in 1\.\.3"),
         ({"masks": torch.ones(2, 8, 8)}, r"must be \[2, 8, 9\] .* not \[2, 8, 8\]"),
         ({"masks": torch.ones(1, 8, 9)}, r"must be \[2, 8, 9\] .* not \[1, 8, 9\]"),
         ({"masks": torch.ones(2, 1, 8, 9)}, r"not \[2, 1, 8, 9\]"),
@@ -376,7 +376,7 @@ def test_empty_proposals_are_dropped():
     ("proposals", "error", "message"),
     [
         (None, ValueError, "has no RPN and needs proposals"),
-        ([], ValueError, "1 images, but proposals of 0"),
+        ([], ValueError, "there are 1 images, but proposals for 0"),
         ([None], TypeError, r"proposals of image 0 must be a tensor \[P, 4\], not missing"),
         ([[1, 2, 3, 4]], TypeError, "must be a tensor .* not list"),
         ([torch.zeros(4)], ValueError, r"must be \[P, 4\], not \[4\]"),

@@ -214,7 +214,7 @@ def test_candidates_are_the_best_scores_of_each_level():
     features = model.backbone(batch.pixels)
     candidates = model.predict_boxes(features, batch)
     # Usable: in the image, and not empty.
-    candidates = model.postprocess.usable(candidates, batch.sizes)
+    candidates = model.postprocess.select(candidates, batch.sizes)
     anchors = model.anchor_generator([f.shape[-2:] for f in features])
     logits, deltas = model.head(features)
     for image in range(2):
@@ -282,14 +282,14 @@ def test_sizes_of_an_octave():
 
 
 def test_what_does_not_fit():
-    with pytest.raises(ConfigError, match=r"RETINANET.ANCHOR_SIZES has 2 levels.* gives 5"):
+    with pytest.raises(ConfigError, match=r"RETINANET.ANCHOR_SIZES has 2 levels.* has 5"):
         make(ANCHOR_SIZES=(8, 16))
     with pytest.raises(ConfigError, match=r"RETINANET.ANCHOR_SIZES: every level needs the same"):
         make(ANCHOR_SIZES=((8, 9), 16, 32, 64, 128))
 
 
 @pytest.mark.parametrize("key", ["MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"])
-def test_it_has_boxes_alone(key):
+def test_heads_are_rejected(key):
     opts = [item for pair in {**TINY, f"MODEL.{key}": True}.items() for item in pair]
-    with pytest.raises(ConfigError, match=f"no heads of that kind: MODEL.{key} must be False"):
+    with pytest.raises(ConfigError, match=f"MODEL.{key} is True, but a RetinaNet has no RoI heads"):
         build_model(load_config(None, opts))

@@ -117,9 +117,11 @@ def test_padding_is_not_part_of_batch_statistics(tiny_config, name, opts):
 # ---- compilation and export
 
 
-# Compiling takes seconds, so only models whose code differs.
-@pytest.fixture(params=["keypoint", "cascade", "fast", "soft", "retinanet-torchvision",
-                        "proposals"])  # fmt: skip
+# Compiling takes seconds, so only models whose code differs, and one of them in the fast suite.
+_SLOW = ("keypoint", "cascade", "fast", "soft", "retinanet-torchvision")
+
+
+@pytest.fixture(params=["proposals", *(pytest.param(n, marks=pytest.mark.slow) for n in _SLOW)])
 def static_case(
     request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]
 ) -> Iterator[Case]:
@@ -169,6 +171,7 @@ def test_inference_exports(static_case):
         assert_same_detections(expected, program.module()(images, proposals))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mask", "retinanet"])
 def test_exported_models_take_other_batches_and_sizes(name, tiny_config):
     model = build_model(family_config(name, tiny_config)).eval()
@@ -184,12 +187,20 @@ def test_exported_models_take_other_batches_and_sizes(name, tiny_config):
 
 # ---- tensors without values
 
+# The other models of FAMILY differ in numbers only.
+_DIFFERENT_CODE = [
+    "c4", "keypoint", "cascade", "fast", "torchvision", "voting", "soft",
+    "retinanet-detectron2", "retinanet-torchvision", "proposals",
+]  # fmt: skip
 
-def test_training_step_on_a_gpu_reads_no_values(config):
+
+@pytest.mark.parametrize("name", _DIFFERENT_CODE)
+def test_training_step_on_a_gpu_reads_no_values(name, tiny_config):
     """Fake CUDA tensors have no values, so every operation that would wait for one raises.
 
     The backward pass runs on fake CPU tensors, because torch's engine requires a real GPU.
     """
+    config = family_config(name, tiny_config)
     records = family_batch(build_model(config))
     for device in ("cuda", "cpu"):
         with FakeTensorMode() as mode, torch.device(device):
@@ -229,8 +240,10 @@ def test_fake_tensors_detect_reads(read):
         read(torch.ones(3, dtype=torch.int64, device="cuda"))
 
 
-def test_meta_tensors_get_the_same_shapes(case):
-    model, *batch = case
+@pytest.mark.parametrize("name", ["c4", "keypoint", "cascade", "retinanet", "proposals"])
+def test_meta_tensors_get_the_same_shapes(name, tiny_config):
+    model = build_model(family_config(name, tiny_config))
+    batch = family_batch(model)
     model.static_shapes = True
     results = []
     for device in ("cpu", "meta"):

@@ -144,7 +144,7 @@ def our_model(reference: MaskRCNN, depth: int) -> GeneralizedRCNN:
     return model
 
 
-@pytest.fixture(scope="module", params=[18, 50])
+@pytest.fixture(scope="module", params=[18, pytest.param(50, marks=pytest.mark.slow)])
 def models(request):
     torch.manual_seed(0)
     reference = torchvision_model(request.param)

@@ -1,6 +1,6 @@
-"""Exported detectors as files: written in one of four formats, and read back as detectors.
+"""Write detectors to files of four formats, and read them as detectors.
 
-Each file also holds the config and the categories, so that it is all that a `Predictor` needs.
+Each file also contains the config and the categories, so that `Predictor` needs nothing else.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from .exported_program import ProgramDetector, Run, export_program
 from .onnx import onnx_run, write_onnx
 from .openvino import OpenVINOPart, from_bytes, openvino_parts, to_bytes
 
-# Formats, and how the names of their files end.
 SUFFIXES = {"pt2": ".pt2", "aoti": ".pt2", "onnx": ".onnx", "openvino": ".openvino"}
-_NAME = "detlite"  # of what is stored beside a graph
-_ALIGNMENT = 32  # pixels: sides of images that every graph takes
+_METADATA_KEY = "detlite"
+_ALIGNMENT = 32  # pixels; every graph accepts images whose sides are multiples
 
 
-def exportable(cfg: CfgNode, model: DetectionModel) -> CfgNode:
-    """The config by which a model is exported; pads the model's images accordingly.
+def prepare_export(cfg: CfgNode, model: DetectionModel) -> CfgNode:
+    """Set the padding of a model for export, and return its config for the exported file.
 
     Raises:
-        ConfigError: a model that is not on the CPU.
+        ConfigError: the model is not on the CPU.
     """
     if model.device.type != "cpu":
-        raise ConfigError("a model is exported for the CPU: set MODEL.DEVICE cpu")
+        raise ConfigError(f"only a model on the CPU can be exported, not on {model.device}: set "
+                          "MODEL.DEVICE cpu")  # fmt: skip
     step = math.lcm(max(1, cfg.DATALOADER.SIZE_DIVISIBILITY), _ALIGNMENT)
     model.normalizer.divisibility = step
     cfg = cfg.clone()
@@ -51,49 +51,50 @@ def exportable(cfg: CfgNode, model: DetectionModel) -> CfgNode:
     return cfg
 
 
-def check_target(path: Path, kind: str) -> None:
-    """Checks, before anything is computed, that a file of a format can be written.
+def check_output_path(path: Path, file_format: str) -> None:
+    """Check that a file of a format can be written, before the export starts.
 
     Raises:
-        ConfigError: the name ends otherwise, or its folder is not there.
+        ConfigError: wrong suffix, or missing folder.
     """
-    if path.suffix != SUFFIXES[kind]:
-        raise ConfigError(f"{path}: a file of the format {kind} must end in {SUFFIXES[kind]}")
+    suffix = SUFFIXES[file_format]
+    if path.suffix != suffix:
+        raise ConfigError(f"{path}: a file of the format {file_format} must end in {suffix}")
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}")
 
 
-def write_exported(path: Path, kind: str, cfg: CfgNode, model: DetectionModel) -> None:
-    """Writes a detector; the file appears as a whole or not at all.
+def write_exported(path: Path, file_format: str, cfg: CfgNode, model: DetectionModel) -> None:
+    """Write a detector to a file atomically.
 
     Args:
-        path: its name ends as SUFFIXES says.
-        kind: a key of SUFFIXES.
-        cfg: from `exportable`.
-        model: that the config describes; for "openvino" what `to_openvino` gives.
+        path: ends in the suffix of the format.
+        file_format: a key of SUFFIXES.
+        cfg: from `prepare_export`.
+        model: the model of the config; for "openvino" the result of `to_openvino`.
 
     Raises:
-        ConfigError: see `check_target`; or a package is not installed; or the config asks for
-            several views of a picture, of which a program sees one.
+        ConfigError: see `check_output_path`; or a package is missing; or the config enables
+            test-time augmentation, which a program does not support.
         CheckpointError: the file cannot be written.
     """
-    check_target(path, kind)
-    if cfg.TEST.BBOX_AUG.ENABLED and kind != "openvino":
+    check_output_path(path, file_format)
+    if cfg.TEST.BBOX_AUG.ENABLED and file_format != "openvino":
         raise ConfigError(
-            f"TEST.BBOX_AUG.ENABLED must be False: a file of the format {kind} looks at a picture "
-            "in one view; say so, or export to the format openvino"
+            f"TEST.BBOX_AUG.ENABLED must be False for the format {file_format}, which has no "
+            "test-time augmentation: set it to False, or export to the format openvino"
         )
-    note = json.dumps({"config": cfg.dump(), "categories": model.categories})
+    metadata = json.dumps({"config": cfg.dump(), "categories": model.categories})
     writers: dict[str, Callable[[Path, str, DetectionModel], None]] = {
         "pt2": _write_pt2,
         "aoti": _write_aoti,
         "onnx": write_onnx,
         "openvino": _write_openvino,
     }
-    # The compilers want the ending too.
+    # AOTInductor requires the suffix of the temporary file too, so `atomic_path` does not fit.
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
     try:
-        writers[kind](temporary, note, model)
+        writers[file_format](temporary, metadata, model)
         os.replace(temporary, path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be written ({error})") from error
@@ -101,47 +102,45 @@ def write_exported(path: Path, kind: str, cfg: CfgNode, model: DetectionModel) -
         temporary.unlink(missing_ok=True)
 
 
+@READERS.register("exported")
 def read_exported(path: str | Path, opts: Sequence[Any] = ()) -> tuple[CfgNode, DetectionModel]:
-    """The config and the detector of a file that `write_exported` wrote.
+    """Return the config and the detector of a file written by `write_exported`.
 
-    A package of AOTInductor holds machine code, which is run: open those alone that you trust.
+    A package of AOTInductor contains machine code, so open only files that you trust.
 
     Args:
-        opts: overrides of the config, alternating keys and values, which the graph does not know.
+        opts: config overrides, alternating keys and values. They do not change the graph.
 
     Raises:
-        CheckpointError: a file that is missing, damaged or of another kind.
-        ConfigError: a package that is not installed, or an override that cannot be used.
+        CheckpointError: the file is missing, damaged or of another format.
+        ConfigError: a package is missing, or an override is invalid.
     """
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such file")
+    if path.suffix not in SUFFIXES.values():
+        raise CheckpointError(
+            f"{path}: exported models end in .onnx, .openvino or .pt2; load a checkpoint with "
+            "Predictor.from_checkpoint"
+        )
     try:
-        if path.suffix == ".onnx":
-            return _program(path, opts, *onnx_run(path))
         if path.suffix == ".openvino":
             return _read_openvino(path, opts)
-        if path.suffix == ".pt2":
-            return _program(path, opts, *_pt2_run(path))
+        metadata, run = onnx_run(path) if path.suffix == ".onnx" else _pt2_run(path)
+        cfg, model = _build(path, opts, metadata)
+        return cfg, ProgramDetector(model, run, batch=1)
     except (ConfigError, CheckpointError):
         raise
-    except Exception as error:  # of whichever reader
+    except Exception as error:  # each library raises different types
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"{path}: is no file of `detlite export`, or is damaged ({reason})"
+            f"{path}: damaged, or not written by `detlite export` ({reason})"
         ) from error
-    raise CheckpointError(
-        f"{path}: exported models end in {', '.join(sorted(set(SUFFIXES.values())))}; a checkpoint "
-        "is loaded by Predictor.from_checkpoint"
-    )
 
 
-READERS.register("exported")(read_exported)
-
-
-def _build(path: Path, opts: Sequence[Any], note: str) -> tuple[CfgNode, DetectionModel]:
-    """The model that a file's note describes, with fresh weights."""
-    content = json.loads(note)
+def _build(path: Path, opts: Sequence[Any], metadata: str) -> tuple[CfgNode, DetectionModel]:
+    """Build the model that the metadata of a file describes, with random weights."""
+    content = json.loads(metadata)
     config = yaml.safe_load(content["config"])
     config.pop("IMPORTS", None)  # a file of weights must not run code
     cfg = config_from(config, path, opts)
@@ -150,45 +149,40 @@ def _build(path: Path, opts: Sequence[Any], note: str) -> tuple[CfgNode, Detecti
     return cfg, model.eval()
 
 
-def _program(
-    path: Path, opts: Sequence[Any], note: str, run: Run
-) -> tuple[CfgNode, DetectionModel]:
-    cfg, model = _build(path, opts, note)
-    return cfg, ProgramDetector(model, run, batch=1)
+def _write_pt2(path: Path, metadata: str, model: DetectionModel) -> None:
+    program = export_program(model, batch=1)
+    torch.export.save(program, path, extra_files={_METADATA_KEY: metadata})
 
 
-def _write_pt2(path: Path, note: str, model: DetectionModel) -> None:
-    torch.export.save(export_program(model, batch=1), path, extra_files={_NAME: note})
-
-
-def _write_aoti(path: Path, note: str, model: DetectionModel) -> None:
+def _write_aoti(path: Path, metadata: str, model: DetectionModel) -> None:
     torch._inductor.aoti_compile_and_package(
         export_program(model, batch=1),
         package_path=str(path),
-        inductor_configs={"aot_inductor.metadata": {_NAME: note}},
+        inductor_configs={"aot_inductor.metadata": {_METADATA_KEY: metadata}},
     )
 
 
 def _pt2_run(path: Path) -> tuple[str, Run]:
+    """Return the metadata of a .pt2 file of either format, and a function that runs it."""
     with zipfile.ZipFile(path) as archive:
         compiled = any("/aotinductor/" in name for name in archive.namelist())
     if compiled:
         package = torch._inductor.aoti_load_package(str(path))
-        return package.get_metadata()[_NAME], package
-    extra = {_NAME: ""}
-    module = torch.export.load(path, extra_files=extra).module()
+        return package.get_metadata()[_METADATA_KEY], package
+    metadata = {_METADATA_KEY: ""}
+    module = torch.export.load(path, extra_files=metadata).module()
 
     def run(*inputs: Tensor) -> Any:
         with torch.no_grad():
             return module(*inputs)
 
-    return extra[_NAME], run
+    return metadata[_METADATA_KEY], run
 
 
-def _write_openvino(path: Path, note: str, model: DetectionModel) -> None:
+def _write_openvino(path: Path, metadata: str, model: DetectionModel) -> None:
     parts = openvino_parts(model)
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{_NAME}.json", note)
+        archive.writestr(f"{_METADATA_KEY}.json", metadata)
         archive.writestr("parts.json", json.dumps({n: p.results for n, p in parts.items()}))
         for name, part in parts.items():
             xml, weights = to_bytes(part.graph)
@@ -198,7 +192,7 @@ def _write_openvino(path: Path, note: str, model: DetectionModel) -> None:
 
 def _read_openvino(path: Path, opts: Sequence[Any]) -> tuple[CfgNode, DetectionModel]:
     with zipfile.ZipFile(path) as archive:
-        cfg, model = _build(path, opts, archive.read(f"{_NAME}.json").decode())
+        cfg, model = _build(path, opts, archive.read(f"{_METADATA_KEY}.json").decode())
         results = json.loads(archive.read("parts.json"))
         for part in model.requires_grad_(False).exportable_parts():
             xml, weights = (archive.read(f"{part.name}.{kind}") for kind in ("xml", "bin"))

@@ -1,6 +1,6 @@
-"""Whole detectors as graphs of torch.export, from padded pixels to detections.
+"""Export whole detectors with torch.export, from padded pixels to detections.
 
-Shapes: B images of H x W pixels, P proposals and D detections in an image, padded.
+Shapes: B images of H x W pixels, with P proposals and D detections each, padded.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from detlite.structures.instances import Detections, GroundTruth, Images, Predic
 
 from .submodule_export import example_batch
 
-# Pixels float32 [B, 3, H, W] and sizes int64 [B, 2] (of a Fast R-CNN also proposals: boxes float32
-# [B, P, 4] and bool [B, P], which are valid) -> the fields of `Detections` that the model has.
+# Takes pixels float32 [B, 3, H, W] and sizes int64 [B, 2]; for a Fast R-CNN also proposals float32
+# [B, P, 4] and their validity bool [B, P]. Returns the fields of `Detections` that are not None.
 Run = Callable[..., list[Tensor]]
 
 
 class Inference(nn.Module):
-    """`DetectionModel.predict` with tensors in place of records: takes and gives what `Run` does."""
+    """`DetectionModel.predict` with tensors in place of records, as in `Run`."""
 
     def __init__(self, model: DetectionModel) -> None:
         super().__init__()
@@ -39,21 +39,21 @@ class Inference(nn.Module):
         boxes: Tensor | None = None,
         valid: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        given = None
+        proposals = None
         if boxes is not None and valid is not None:
-            given = Proposals(boxes, boxes[..., 0], valid)  # scores of those given are not read
-        found = self.model.predict(Images(pixels, sizes), given)
-        values = (getattr(found, field.name) for field in fields(found))
+            proposals = Proposals(boxes, boxes[..., 0], valid)  # the scores are not used
+        detections = self.model.predict(Images(pixels, sizes), proposals)
+        values = (getattr(detections, field.name) for field in fields(detections))
         return tuple(value for value in values if value is not None)
 
 
 class ProgramDetector(DetectionModel):
-    """A detector whose `predict` is a program: it infers, and does nothing else.
+    """A detector whose `predict` runs an exported program; it cannot be trained.
 
     Args:
-        model: the detector that the program was made of; its weights are not used.
+        model: the exported model; its weights are not used.
         run: the program.
-        batch: how many images a call of it takes; None: any number.
+        batch: number of images per call of the program; None if any.
     """
 
     def __init__(self, model: DetectionModel, run: Run, batch: int | None = None) -> None:
@@ -74,66 +74,68 @@ class ProgramDetector(DetectionModel):
         self.eval()
 
     def predict(
-        self, images: Images, given: Proposals | None = None, min_score: float = 0.0
+        self, images: Images, proposals: Proposals | None = None, min_score: float = 0.0
     ) -> Detections:
-        """What the program finds; see `DetectionModel.predict`."""
+        """Run the program; see `DetectionModel.predict`."""
         height, width = (max(self.min_image_side, side) for side in images.pixels.shape[2:])
         padding = 0, width - images.pixels.shape[3], 0, height - images.pixels.shape[2]
         inputs = [F.pad(images.pixels, padding), images.sizes]
-        if given is not None:
-            missing = max(0, self.postprocess.detections_per_image - given.valid.shape[1])
-            inputs += [F.pad(given.boxes, (0, 0, 0, missing)), F.pad(given.valid, (0, missing))]
+        if proposals is not None:
+            boxes, valid = proposals.boxes, proposals.valid
+            missing = max(0, self.postprocess.detections_per_image - valid.shape[1])
+            inputs += [F.pad(boxes, (0, 0, 0, missing)), F.pad(valid, (0, missing))]
         step = self.batch or len(images.pixels)
         parts = zip(*(x.split(step) for x in inputs), strict=True)
-        fields_found = zip(*(self.run(*part) for part in parts), strict=True)
-        values = iter([torch.cat(field) for field in fields_found])
-        found = Detections(next(values), next(values), next(values), next(values))
+        outputs = zip(*(self.run(*part) for part in parts), strict=True)
+        values = iter([torch.cat(field) for field in outputs])
+        detections = Detections(next(values), next(values), next(values), next(values))
         if "masks" in self.required_targets:
-            found = replace(found, mask_probs=next(values))
+            detections = replace(detections, mask_probs=next(values))
         if "keypoints" in self.required_targets:
-            found = replace(found, keypoints=next(values), keypoint_scores=next(values))
-        return replace(found, valid=found.valid & (found.scores >= min_score))
+            detections = replace(detections, keypoints=next(values), keypoint_scores=next(values))
+        return replace(detections, valid=detections.valid & (detections.scores >= min_score))
 
     def losses(
-        self, images: Images, truth: GroundTruth, given: Proposals | None = None
+        self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
     ) -> dict[str, Tensor]:
-        """Raises a RuntimeError: a program cannot be trained."""
+        """Raise a RuntimeError: a program cannot be trained."""
         raise RuntimeError("an exported program cannot be trained: load the checkpoint instead")
 
     def predict_boxes(
-        self, features: list[Tensor], images: Images, given: Proposals | None = None
+        self, features: list[Tensor], images: Images, proposals: Proposals | None = None
     ) -> PredictedBoxes:
-        """Raises a RuntimeError: a program is whole."""
+        """Raise a RuntimeError: a program cannot be run in parts."""
         raise RuntimeError("an exported program has no parts: load the checkpoint instead")
 
 
 def export_program(model: DetectionModel, batch: int | None = None) -> ExportedProgram:
-    """A detector as a graph with our operators in it, as they are registered.
+    """Export a detector as a graph that contains detlite's operators.
 
-    Height and width may be any multiples of 32 from `Backbone.min_image_side` on, and proposals any number from
-    that of the most detections on.
+    Height and width may be any multiples of 32 that are at least `Backbone.min_image_side`, and
+    the number of proposals must be at least the maximum number of detections.
 
     Args:
-        model: left as it is.
-        batch: how many images a call takes, 1 or 2; None: any number.
+        model: the detector, which is not changed.
+        batch: number of images per call, 1 or 2; None: any number.
 
     Raises:
-        ConfigError: boxes are fused, which is done on the host.
+        ConfigError: the model fuses boxes, which runs outside of the graph.
     """
     if model.postprocess.suppression.method == "fusion":
-        raise ConfigError("TEST.NMS.METHOD fusion cannot be exported: take another, such as voting")
+        raise ConfigError("TEST.NMS.METHOD fusion cannot be exported: use another, such as voting")
     model = deepcopy(model).eval().requires_grad_(False)
     model.static_shapes = True
-    images, given = example_batch(model)
+    images, proposals = example_batch(model)
     inputs: list[Tensor] = [images.pixels, images.sizes]
-    free: list[tuple[int, ...]] = [(2, 3), ()]
-    if given is not None:
-        inputs += [given.boxes, given.valid]
-        free += [(1,), (1,)]
-    axes = [own if batch else (0, *own) for own in free]
+    dynamic: list[tuple[int, ...]] = [(2, 3), ()]
+    if proposals is not None:
+        inputs += [proposals.boxes, proposals.valid]
+        dynamic += [(1,), (1,)]
+    if batch is None:
+        dynamic = [(0, *axes) for axes in dynamic]
     with torch.no_grad():
         return torch.export.export(
             Inference(model),
             tuple(x[:batch] for x in inputs),
-            dynamic_shapes=tuple(dict.fromkeys(own, Dim.AUTO) for own in axes),
+            dynamic_shapes=tuple(dict.fromkeys(axes, Dim.AUTO) for axes in dynamic),
         )

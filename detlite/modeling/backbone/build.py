@@ -103,7 +103,9 @@ def _build_resnet(cfg: CfgNode, ending: str) -> Backbone:
     options, stages = build_resnet_options(cfg), ENDINGS[ending]
     dilation = cfg.MODEL.RESNETS.RES5_DILATION if ending == "C5" else 1
     node = cfg.MODEL.BACKBONE
-    bottom_up = ResNet(options, stages, node.FREEZE_CONV_BODY_AT, dilation, node.CHECKPOINT_ACTIVATIONS)
+    bottom_up = ResNet(
+        options, stages, node.FREEZE_CONV_BODY_AT, dilation, node.CHECKPOINT_ACTIVATIONS
+    )
     channels = [options.channels(stage) for stage in stages]
     return _build_with_neck(cfg, bottom_up, channels, ending, dilation)
 

@@ -111,7 +111,7 @@ def test_timm_backbones_use_timms_checkpointing(name):
     ("name", "message"),
     [
         ("test_resnet", r"has batch norm.*MODEL\.TIMM\.FROZEN_NORM to True"),
-        ("hrnet_w18_small", "has no checkpointing: set it to False"),
+        ("hrnet_w18_small", "has no activation checkpointing: set it to False"),
     ],
 )
 def test_timm_models_without_checkpointing(tiny_config, name, message):

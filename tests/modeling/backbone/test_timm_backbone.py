@@ -48,6 +48,7 @@ def test_images_are_padded_to_the_coarsest_stride(timm, name):
     assert [tuple(m.shape[-2:]) for m in maps] == [(8, 12), (2, 3)]
 
 
+@pytest.mark.slow
 def test_exports_for_any_size(timm):
     backbone = TimmBackbone("tf_efficientnet_lite0", (4, 8, 16, 32)).eval()
     free = ({2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
@@ -143,10 +144,12 @@ def test_detector_by_config_trains_and_detects(timm, tiny_config, make_batch, en
 def test_pyramid_levels(timm, tiny_config):
     pyramid = ["MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN"]
     assert build_model(tiny_config(*pyramid)).backbone.strides == (4, 8, 16, 32, 64)
-    with pytest.raises(ConfigError, match=r"ANCHOR_SIZES has 3 levels.* gives 5"):
+    with pytest.raises(ConfigError, match=r"ANCHOR_SIZES has 3 levels.* has 5"):
         build_model(tiny_config(*pyramid, "MODEL.RPN.ANCHOR_SIZES", (32, 64, 128)))
     load_config(None, [*pyramid, "MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64)])
-    with pytest.raises(ConfigError, match=r"USE_FPN is False, but MODEL.BACKBONE.CONV_BODY makes"):
+    with pytest.raises(
+        ConfigError, match=r"USE_FPN is False, but .* implies"
+    ):
         load_config(None, [*pyramid, "MODEL.RPN.USE_FPN", False])
 
 
@@ -178,7 +181,7 @@ def test_learning_rates_decay_per_stage(timm, tiny_config, name):
 
 def test_drop_path_of_a_model_without_it(timm, tiny_config):
     opts = ["MODEL.BACKBONE.CONV_BODY", "timm/vgg11-C4", "MODEL.VIT.DROP_PATH"]
-    with pytest.raises(ConfigError, match=r"DROP_PATH is 0\.3, but timm's vgg11 cannot"):
+    with pytest.raises(ConfigError, match=r"DROP_PATH is 0\.3, but timm's vgg11 has no"):
         build_model(tiny_config(*opts, 0.3))
 
 
@@ -187,8 +190,8 @@ def test_drop_path_of_a_model_without_it(timm, tiny_config):
     [
         (f"timm/{NAME}-C4", "BACKBONE_OUT_CHANNELS is 16, but timm/test_convnext-C4 has 48"),
         ("timm/no_such_model-FPN", "timm .* has no model 'no_such_model'"),
-        (f"timm/{NAME}", "a body of timm is called timm/<model>-FPN"),
-        ("timm/vit_tiny_patch16_224-FPN", r"gives maps of strides \[16\], .* needs \[4, 8"),
+        (f"timm/{NAME}", "a backbone of timm is named timm/<model>-FPN"),
+        ("timm/vit_tiny_patch16_224-FPN", r"has maps of strides \[16\], .* needs \[4, 8"),
     ],
 )
 def test_invalid_models(timm, tiny_config, backbone, message):

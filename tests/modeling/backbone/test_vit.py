@@ -128,6 +128,7 @@ def test_activation_checkpointing_keeps_gradients():
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
+@pytest.mark.slow
 def test_detector_compiles_and_exports(config):
     model = build_model(config("MODEL.VIT.DROP_PATH", 0.1))
     model.static_shapes = True
@@ -161,6 +162,7 @@ def test_training_step_on_a_gpu_reads_no_values(config):
     records = family_batch(build_model(cfg))[:2]
     with FakeTensorMode() as mode, torch.device("cuda"):
         model = META_ARCHITECTURES.get(cfg.MODEL.META_ARCHITECTURE, "")(cfg).train()
+        model.static_shapes = True
         images, truth = torch.utils._pytree.tree_map(
             lambda x: mode.from_tensor(x).to("cuda") if isinstance(x, torch.Tensor) else x, records
         )
