@@ -17,11 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from detlite.apps.doctor import devices, facts, operator_errors, problems
+    from detlite.apps.doctor import devices, find_problems, operator_errors, system_info
     from detlite.ops import has_kernels
 
-    for name, fact in facts().items():
-        print(f"{name:9} {fact}")
+    for name, value in system_info().items():
+        print(f"{name:9} {value}")
     wrong = 0
     for device in devices():
         print(f"\noperators on {device}{'' if has_kernels(device) else ' (fallbacks)'}")
@@ -29,8 +29,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {operator:22} {error or 'correct'}")
             wrong += bool(error)
     print()
-    found = problems()
-    for problem in found:
+    problems = find_problems()
+    for problem in problems:
         print(f"problem: {problem}")
     if wrong:
         print(
@@ -38,6 +38,6 @@ def run(args: argparse.Namespace) -> int:
             "--no-build-isolation --force-reinstall --no-deps), and if that does not help, report "
             "it with the output above"
         )
-    elif not found:
+    elif not problems:
         print("no problems found")
     return 1 if wrong else 0

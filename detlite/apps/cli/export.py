@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from detlite.apps.export.comparison import compare_detectors
     from detlite.apps.export.exported_detector import (
-        check_target,
-        exportable,
+        check_output_path,
+        prepare_export,
         read_exported,
         write_exported,
     )
@@ -68,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.int8 and args.format != "openvino":
         raise ConfigError("--int8 is only supported by the format openvino: add --format openvino")
-    check_target(args.output, args.format)
+    check_output_path(args.output, args.format)
     overrides = [*config_overrides(args), "MODEL.DEVICE", "cpu"]
     cfg, model = build_model_from_checkpoint(args.weights, overrides, args.config)
-    cfg = exportable(cfg, model)
+    cfg = prepare_export(cfg, model)
     images = test_images(cfg, model, args.check)
     proposals = [grid_of_boxes(x) for x in images] if model.takes_proposals else None
     datasets = evaluation_sets(cfg, args.evaluate) if args.int8 else []

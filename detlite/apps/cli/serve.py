@@ -61,9 +61,11 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from detlite.apps.batch_predict.batch_predict import load_predictor
-    from detlite.apps.serve.server import check_limits, listen, serve
+    from detlite.apps.serve.limits import Limits
+    from detlite.apps.serve.server import check_packages, listen, serve
 
-    limits = check_limits(
+    check_packages()
+    limits = Limits(
         args.max_bytes, args.max_pixels, args.timeout, args.max_requests, args.batch_size,
         args.threshold,
     )  # fmt: skip

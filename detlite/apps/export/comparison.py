@@ -1,4 +1,4 @@
-"""What one detector finds beside another that should be the same."""
+"""Compare the detections of two detectors that should agree."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from torch import Tensor
 from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections
 
-_NEAR = 1.0  # pixels: boxes of one object differ by less
+_MATCH_DISTANCE = 1.0  # maximum difference of matched boxes in pixels
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest differences between detections of the same objects.
+    """Largest differences between matched detections.
 
     Attributes:
-        objects: how many were compared.
-        unmatched: how many only one of the two detectors found.
-        boxes: in pixels of the network's input.
+        objects: number of matched detections.
+        unmatched: number of detections of only one detector.
+        boxes, keypoints: in pixels of the network input.
         scores, masks: of probabilities.
-        keypoints: in pixels.
     """
 
     objects: int = 0
@@ -34,7 +33,7 @@ class Difference:
     keypoints: float = 0.0
 
     def __or__(self, other: Difference) -> Difference:
-        """Of both together."""
+        """Combine two differences."""
         return Difference(
             self.objects + other.objects,
             self.unmatched + other.unmatched,
@@ -45,7 +44,7 @@ class Difference:
         )
 
     def within(self, boxes: float, scores: float, masks: float) -> bool:
-        """Whether nothing is unmatched and no difference larger; `boxes` is for keypoints too."""
+        """True if all detections match within these limits; `boxes` also limits keypoints."""
         pixels = max(self.boxes, self.keypoints)
         return not self.unmatched and (
             pixels <= boxes and self.scores <= scores and self.masks <= masks
@@ -58,30 +57,30 @@ def compare_detectors(
     images: Sequence[Tensor],
     proposals: Sequence[Tensor] | None = None,
 ) -> Difference:
-    """The difference between two detectors over images [3, H, W], one by one.
+    """Compare two detectors on images [3, H, W], one by one.
 
-    `proposals` are those of each image for a Fast R-CNN.
+    A Fast R-CNN also needs `proposals` of each image.
     """
     difference = Difference()
     for index, image in enumerate(images):
-        given = None if proposals is None else [proposals[index]]
-        [one], [other] = left.detect([image], given), right.detect([image], given)
+        own = None if proposals is None else [proposals[index]]
+        [one], [other] = left.detect([image], own), right.detect([image], own)
         difference |= compare(one, other)
     return difference
 
 
 def compare(left: Detections, right: Detections) -> Difference:
-    """The difference between two sets of detections [D] of an image.
+    """Compare two sets of detections [D] of an image.
 
-    Each box has the nearest free one of its label as a partner: of equal scores the order may
-    differ.
+    Each box is matched to the nearest unmatched box of its label, because the order of equal scores
+    may differ.
     """
     free = torch.ones(len(right.boxes), dtype=torch.bool)
     pairs: list[tuple[int, int]] = []
     for index, (box, label) in enumerate(zip(left.boxes, left.labels, strict=True)):
         distance = (right.boxes - box).abs().amax(dim=1)
         distance = torch.where(free & (right.labels == label), distance, torch.inf)
-        if len(distance) and distance.min() < _NEAR:
+        if len(distance) and distance.min() < _MATCH_DISTANCE:
             partner = int(distance.argmin())
             free[partner] = False
             pairs.append((index, partner))
@@ -93,12 +92,12 @@ def compare(left: Detections, right: Detections) -> Difference:
     return Difference(
         len(pairs),
         unmatched,
-        _largest(one.boxes, other.boxes),
-        _largest(one.scores, other.scores),
-        _largest(one.mask_probs, other.mask_probs),
-        _largest(one.keypoints, other.keypoints),
+        _max_difference(one.boxes, other.boxes),
+        _max_difference(one.scores, other.scores),
+        _max_difference(one.mask_probs, other.mask_probs),
+        _max_difference(one.keypoints, other.keypoints),
     )
 
 
-def _largest(left: Tensor | None, right: Tensor | None) -> float:
+def _max_difference(left: Tensor | None, right: Tensor | None) -> float:
     return 0.0 if left is None or right is None else float((left - right).abs().max())

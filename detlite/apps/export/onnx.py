@@ -1,8 +1,7 @@
-"""Whole detectors as one ONNX file of standard operators, run by onnxruntime.
+"""Export whole detectors to ONNX with standard operators, and run them with onnxruntime.
 
-Our operators are put together of ONNX's own (https://onnx.ai/onnx/operators): RoIAlign level by
-level, and non-maximum suppression by NonMaxSuppression and TopK. The optional packages are those of
-`pip install 'detlite[onnx]'`.
+Detlite's operators are translated to ONNX's (https://onnx.ai/onnx/operators): RoIAlign level by
+level, and NMS to NonMaxSuppression and TopK. Needs `pip install 'detlite[onnx]'`.
 
 Shapes: B images, N boxes in an image, G groups, R RoIs.
 """
@@ -23,21 +22,22 @@ from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections
 
 from .exported_program import Run, export_program
+from .optional_packages import import_optional
 
-_NAME = "detlite"  # of what is stored beside a graph
+_METADATA_KEY = "detlite"
 _OPSET = 18
-_LOWEST = -3.4e38  # below every finite score
-_ALL = 2**31 - 1
+_LOWEST_SCORE = -3.4e38
+_NO_LIMIT = 2**31 - 1
 
 
-def write_onnx(path: Path, note: str, model: DetectionModel) -> None:
-    """Writes a detector as ONNX, with a note in its metadata.
+def write_onnx(path: Path, metadata: str, model: DetectionModel) -> None:
+    """Write a detector as an ONNX file with metadata.
 
     Raises:
-        ConfigError: a package is not installed, or an operator has no form in ONNX.
+        ConfigError: a package is not installed, or an operator has no translation.
     """
     for package in ("onnx", "onnxscript"):
-        _import(package)
+        import_optional(package, "onnx")
     program = export_program(model, batch=1)
     signature = program.graph_signature
     inputs = ["pixels", "sizes", "proposals", "valid_proposals"][: len(signature.user_inputs)]
@@ -45,23 +45,23 @@ def write_onnx(path: Path, note: str, model: DetectionModel) -> None:
     if "masks" not in model.required_targets:
         outputs.remove("mask_probs")
     graph = to_onnx(program, inputs, outputs[: len(signature.user_outputs)])
-    onnx = _import("onnx")
-    onnx.helper.set_model_props(graph, {_NAME: note})
+    onnx = import_optional("onnx", "onnx")
+    onnx.helper.set_model_props(graph, {_METADATA_KEY: metadata})
     onnx.save(graph, path)
 
 
 def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
-    """A graph with our operators in it as an `onnx.ModelProto`, its arguments and results named.
+    """Convert a program to an `onnx.ModelProto` with named inputs and outputs.
 
     Raises:
-        ConfigError: an operator has no form in ONNX.
+        ConfigError: an operator has no translation.
     """
     table = _translations()
-    names = (str(node.target) for node in program.graph.nodes)
-    ours = {name for name in names if name.startswith(("detlite.", "torchvision."))}
-    if missing := ours - {str(operator) for operator in table}:
+    names = {str(node.target) for node in program.graph.nodes}
+    custom = {name for name in names if name.startswith(("detlite.", "torchvision."))}
+    if missing := custom - {str(operator) for operator in table}:
         raise ConfigError(
-            f"ONNX has no form of {', '.join(sorted(missing))}: export to openvino, pt2 or aoti"
+            f"ONNX cannot express {', '.join(sorted(missing))}: export to openvino, pt2 or aoti"
         )
     exported = torch.onnx.export(
         program,
@@ -77,12 +77,12 @@ def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[s
 
 
 def onnx_run(path: Path) -> tuple[str, Run]:
-    """The note in a file of `write_onnx`, and the file as a program.
+    """Return the metadata of a file written by `write_onnx`, and a function that runs it.
 
     Raises:
         ConfigError: onnxruntime is not installed.
     """
-    runtime = _import("onnxruntime")
+    runtime = import_optional("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -92,12 +92,12 @@ def onnx_run(path: Path) -> tuple[str, Run]:
         arrays = {name: x.contiguous().numpy() for name, x in zip(names, inputs, strict=True)}
         return [torch.from_numpy(x) for x in session.run(None, arrays)]
 
-    return session.get_modelmeta().custom_metadata_map[_NAME], run
+    return session.get_modelmeta().custom_metadata_map[_METADATA_KEY], run
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """How our operators are put together of ONNX's."""
-    op: Any = _import("onnxscript").opset18
+    """Return the translations of detlite's operators."""
+    op: Any = import_optional("onnxscript", "onnx").opset18
 
     def roi_align(
         inputs: Sequence[Any],
@@ -118,8 +118,8 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         pooled = op.Expand(op.Constant(value_float=0.0), shape)
         valid = op.GreaterOrEqual(image, op.Constant(value_int=0))  # padding stays zero
         for level, (features, scale) in enumerate(zip(inputs, spatial_scales, strict=True)):
-            own = op.And(valid, op.Equal(levels, op.Constant(value_int=level)))
-            index = op.Transpose(op.NonZero(own), perm=[1, 0])
+            on_level = op.And(valid, op.Equal(levels, op.Constant(value_int=level)))
+            index = op.Transpose(op.NonZero(on_level), perm=[1, 0])
             aligned_rois = op.RoiAlign(
                 features,
                 op.GatherND(boxes, index),
@@ -139,28 +139,28 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     ) -> Any:
         one, zero = op.Constant(value_ints=[1]), op.Constant(value_ints=[0])
         lowest = op.Constant(value_float=float("-inf"))
-        # A row of scores for each group, in which the boxes of others are out.
-        count = op.Add(op.ReduceMax(groups, keepdims=0), op.Constant(value_int=1))
-        group = op.Range(op.Constant(value_int=0), count, op.Constant(value_int=1))
+        # Use a row of scores for each group, in which boxes of other groups have the lowest score.
+        num_groups = op.Add(op.ReduceMax(groups, keepdims=0), op.Constant(value_int=1))
+        group = op.Range(op.Constant(value_int=0), num_groups, op.Constant(value_int=1))
         group = op.Unsqueeze(group, op.Constant(value_ints=[0, 2]))
-        own = op.And(op.Equal(op.Unsqueeze(groups, one), group), op.Unsqueeze(valid, one))
-        found = op.NonMaxSuppression(  # [K, 3] of image, group, box
+        in_group = op.And(op.Equal(op.Unsqueeze(groups, one), group), op.Unsqueeze(valid, one))
+        selected = op.NonMaxSuppression(  # [K, 3] of image, group, box
             boxes,
-            op.Where(own, op.Unsqueeze(scores, one), lowest),
-            op.Constant(value_ints=[_ALL]),
+            op.Where(in_group, op.Unsqueeze(scores, one), lowest),
+            op.Constant(value_ints=[_NO_LIMIT]),
             op.Constant(value_floats=[iou_threshold]),
-            op.Constant(value_floats=[_LOWEST]),
+            op.Constant(value_floats=[_LOWEST_SCORE]),
         )
-        place = op.Gather(found, op.Constant(value_ints=[0, 2]), axis=1)
-        none = op.Expand(lowest, op.Shape(scores))
-        left = op.ScatterND(none, place, op.GatherND(scores, place))
-        # Of equal scores TopK gives the lower index first, as we do.
-        wanted = op.Constant(value_ints=[limit])
-        most = op.Min(wanted, op.Shape(scores, start=1, end=2))
-        best, index = op.TopK(left, most, axis=1, largest=1, sorted=1)
+        position = op.Gather(selected, op.Constant(value_ints=[0, 2]), axis=1)
+        empty = op.Expand(lowest, op.Shape(scores))
+        remaining = op.ScatterND(empty, position, op.GatherND(scores, position))
+        # Like detlite, TopK orders equal scores by index.
+        maximum = op.Constant(value_ints=[limit])
+        count = op.Min(maximum, op.Shape(scores, start=1, end=2))
+        best, index = op.TopK(remaining, count, axis=1, largest=1, sorted=1)
         kept = op.Greater(best, lowest)
         index = op.Where(kept, index, op.Constant(value_int=0))
-        pads = op.Concat(zero, zero, zero, op.Sub(wanted, most), axis=0)
+        pads = op.Concat(zero, zero, zero, op.Sub(maximum, count), axis=0)
         kept = op.Cast(op.Pad(op.Cast(kept, to=7), pads), to=9)
         return op.Pad(index, pads), kept
 
@@ -168,12 +168,3 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         torch.ops.detlite.roi_align_forward.maps: roi_align,
         torch.ops.detlite.padded_nms.default: padded_nms,
     }
-
-
-def _import(package: str) -> Any:
-    try:
-        return __import__(package)
-    except ImportError as error:
-        raise ConfigError(
-            f"{package} cannot be loaded ({error}): pip install 'detlite[onnx]'"
-        ) from error

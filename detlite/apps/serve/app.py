@@ -1,4 +1,4 @@
-"""The service: a page, and what the page and other programs ask it for."""
+"""The ASGI application: a web page, predictions, and information about the model and the server."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from detlite.inference.images import LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 
 from .batching import Batcher
-from .limits import MEDIA_TYPES, Limits, body_of, refusal_of, threshold_of
+from .limits import MEDIA_TYPES, Limits, check_header, read_body, request_threshold
 from .metrics import Metrics
 from .responses import Refusal, detections_json
 
 logger = logging.getLogger(__name__)
 
-# The page needs nothing but itself and this server, and nothing else is let in.
+# The page loads nothing except from this server.
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
@@ -36,24 +36,24 @@ _PAGE_POLICY = (
 
 
 class Service:
-    """The answers. /predict takes a picture's file as the body, and ?threshold=.
+    """Request handlers. /predict takes an image file as the payload and ?threshold= in the query.
 
     Args:
         predictor: with masks as RLEs, and `score_thresh` and `max_pixels` as in `limits`.
-        limits: what is taken.
+        limits: limits of requests.
     """
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self.predictor = predictor
         self.limits = limits
         self.metrics = Metrics()
-        self.batcher = Batcher(predictor, limits.batch, self.metrics.batch)
+        self.batcher = Batcher(predictor, limits.batch, self.metrics.observe_batch)
         self.in_progress = 0
         self._running: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Batches are made while the server runs."""
+        """Run the batcher as long as the server."""
         self._running = asyncio.create_task(self.batcher.run())
         yield
         self._running.cancel()
@@ -62,18 +62,19 @@ class Service:
         self.batcher.close()
 
     async def page(self, request: Request) -> Response:
-        """The page for people."""
+        """Return the web page."""
         html = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
         return HTMLResponse(html, headers={"Content-Security-Policy": _PAGE_POLICY})
 
     async def model(self, request: Request) -> Response:
-        """What is detected, and what is taken."""
+        """Return the categories of the model and the limits of requests."""
+        categories = [
+            {"id": category["id"], "name": category["name"]}
+            for category in self.predictor.categories
+        ]
         return JSONResponse(
             {
-                "categories": [
-                    {"id": category["id"], "name": category["name"]}
-                    for category in self.predictor.categories
-                ],
+                "categories": categories,
                 "exif_orientation": self.predictor.model.convention.exif_orientation,
                 "limits": asdict(self.limits),
                 "media_types": MEDIA_TYPES,
@@ -81,82 +82,83 @@ class Service:
         )
 
     async def health(self, request: Request) -> Response:
-        """200 while batches are made."""
+        """Return 200 while the batcher runs, else 503."""
         alive = self._running is not None and not self._running.done()
         content = {"status": "ok" if alive else "stopped", "requests": self.in_progress}
         return JSONResponse(content, 200 if alive else 503)
 
     async def metrics_text(self, request: Request) -> Response:
-        """Prometheus' text format."""
+        """Return the metrics in the text format of Prometheus."""
         return Response(self.metrics.text(), media_type=self.metrics.media_type)
 
     async def predict(self, request: Request) -> Response:
-        """The detections in a picture, as json."""
+        """Return the detections of an image as JSON."""
         start = time.perf_counter()
         try:
-            content = await self._answer(request, start + self.limits.seconds)
+            content = await self._respond(request, start + self.limits.seconds)
         except Refusal as refusal:
             self.metrics.requests.labels(refusal.status).inc()
             raise
         except ClientDisconnect:
             self.metrics.requests.labels("gone").inc()
-            return Response(status_code=499)  # which nobody reads
+            return Response(status_code=499)  # the client does not receive it
         self.metrics.requests.labels(200).inc()
         self.metrics.seconds.observe(time.perf_counter() - start)
         return Response(content, media_type="application/json")
 
-    async def _answer(self, request: Request, deadline: float) -> bytes:
-        refusal = refusal_of(request, self.limits, self.in_progress)
-        counted = refusal is None
-        self.in_progress += counted
+    async def _respond(self, request: Request, deadline: float) -> bytes:
+        refusal = check_header(request, self.limits, self.in_progress)
+        accepted = refusal is None
+        self.in_progress += accepted
         self.metrics.in_progress.set(self.in_progress)
         try:
-            body = await body_of(request, self.limits, counted, deadline)
+            body = await read_body(request, self.limits, accepted, deadline)
             if refusal is not None:
                 raise refusal
-            return await self._detect(body, threshold_of(request, self.limits), deadline)
+            return await self._detect(body, request_threshold(request, self.limits), deadline)
         finally:
-            self.in_progress -= counted
+            self.in_progress -= accepted
             self.metrics.in_progress.set(self.in_progress)
 
     async def _detect(self, body: bytes, threshold: float, deadline: float) -> bytes:
         center = self.predictor.model.convention.keypoint_center
 
-        def then(loaded: LoadedImage, found: Prediction) -> tuple[bytes, int]:
-            return detections_json(loaded, found, threshold, center)
+        def convert(loaded: LoadedImage, prediction: Prediction) -> tuple[bytes, int]:
+            return detections_json(loaded, prediction, threshold, center)
 
         try:
-            left = deadline - time.perf_counter()
-            content, count = await asyncio.wait_for(self.batcher.predict(body, then), left)
+            remaining = deadline - time.perf_counter()
+            content, count = await asyncio.wait_for(self.batcher.predict(body, convert), remaining)
         except asyncio.TimeoutError:
             raise Refusal(
                 504,
-                f"there was no answer within {self.limits.seconds:g} seconds",
-                "send it again when fewer wait (see /metrics), or raise --seconds of the server",
+                f"there was no result within {self.limits.seconds:g} seconds",
+                "send it again when fewer requests wait (see /metrics), or raise --timeout of the "
+                "server",
             ) from None
         except TooLargeError:
             raise Refusal(
                 413,
-                f"the picture has more than {self.limits.pixels} pixels",
-                "send a smaller picture, or raise --max-pixels of the server",
+                f"the image has more than {self.limits.pixels} pixels",
+                "send a smaller image, or raise --max-pixels of the server",
             ) from None
         except DataError as error:
             raise Refusal(
                 422,
-                f"the picture cannot be read: {str(error).removeprefix('bytes: ')}",
-                "send a sound picture: open it with a viewer and save it again",
+                f"the image cannot be read: {str(error).removeprefix('bytes: ')}",
+                "send a valid image: open it in an image viewer and save it again",
             ) from None
         except Exception:
             logger.exception("a batch failed")
             raise Refusal(
-                500, "the model failed", "see the server's log; send the picture again"
+                500, "the model failed", "see the log of the server, and send the image again"
             ) from None
         self.metrics.detections.inc(count)
         return content
 
 
 def build_app(predictor: Predictor, limits: Limits) -> Starlette:
-    """The service as an ASGI application, see `Service`."""
+    """Build the ASGI application, see `Service`."""
     service = Service(predictor, limits)
     return Starlette(
         routes=[
@@ -166,18 +168,18 @@ def build_app(predictor: Predictor, limits: Limits) -> Starlette:
             Route("/health", service.health),
             Route("/metrics", service.metrics_text),
         ],
-        exception_handlers={Refusal: _refuse, HTTPException: _no_such_thing},
+        exception_handlers={Refusal: _refusal_response, HTTPException: _http_error_response},
         lifespan=service.lifespan,
     )
 
 
-async def _refuse(request: Request, error: Any) -> Response:
+async def _refusal_response(request: Request, error: Any) -> Response:
     headers = {"Retry-After": "1"} if error.status == 503 else None
     return JSONResponse(error.content(), error.status, headers)
 
 
-async def _no_such_thing(request: Request, error: Any) -> Response:
-    ways = "POST a picture to /predict, or GET /, /model, /health or /metrics"
+async def _http_error_response(request: Request, error: Any) -> Response:
     problem = f"{request.method} {request.url.path}: {error.detail}"
-    refusal = Refusal(error.status_code, problem, ways)
-    return JSONResponse(refusal.content(), error.status_code, error.headers)
+    remedy = "POST an image to /predict, or GET /, /model, /health or /metrics"
+    content = Refusal(error.status_code, problem, remedy).content()
+    return JSONResponse(content, error.status_code, error.headers)

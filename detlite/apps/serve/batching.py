@@ -1,4 +1,4 @@
-"""Requests that wait together, predicted together."""
+"""Batch the images of concurrent requests."""
 
 from __future__ import annotations
 
@@ -16,82 +16,85 @@ T = TypeVar("T")
 
 
 class Batcher:
-    """Decodes, detects and finishes at the same time, in threads; used within one event loop.
+    """Decodes images, runs the network and postprocesses in parallel threads, in one event loop.
 
-    While the network runs, decoded pictures wait; then those of like size, up to `size` of them,
-    are its next batch. A lone picture waits for nobody. At most `2 * size` pictures are decoded at
-    a time: one batch in the network and one that waits.
+    While the network runs, decoded images wait. The next batch consists of waiting images of
+    similar size. A single image does not wait for others. At most two batches of images are
+    decoded at a time: one in the network, one waiting.
 
     Args:
-        predictor: what detects.
-        size: the most pictures of a batch.
-        report: called with the pictures and the seconds of each batch.
+        predictor: detects objects.
+        max_batch: maximum number of images in a batch.
+        on_batch: called with the number of images and the seconds of each batch.
     """
 
     def __init__(
-        self, predictor: Predictor, size: int, report: Callable[[int, float], None]
+        self, predictor: Predictor, max_batch: int, on_batch: Callable[[int, float], None]
     ) -> None:
         self._predictor = predictor
-        self._size = size
-        self._report = report
-        self._places = asyncio.Semaphore(2 * size)
+        self._max_batch = max_batch
+        self._on_batch = on_batch
+        self._slots = asyncio.Semaphore(2 * max_batch)
         self._waiting: list[tuple[LoadedImage, asyncio.Future[Detections]]] = []
         self._arrived = asyncio.Event()
-        self._hands = ThreadPoolExecutor(2, "pictures")
-        self._network = ThreadPoolExecutor(1, "network")
+        self._cpu_threads = ThreadPoolExecutor(2, "images")
+        self._network_thread = ThreadPoolExecutor(1, "network")
 
-    async def predict(self, picture: ImageInput, then: Callable[[LoadedImage, Prediction], T]) -> T:
-        """What `then` makes, in some thread, of a picture and its prediction.
+    async def predict(
+        self, image: ImageInput, convert: Callable[[LoadedImage, Prediction], T]
+    ) -> T:
+        """Return the result of `convert`, called in a thread with the image and its prediction.
 
-        A caller that is cancelled leaves the queue. Raises what reading the picture raises, and
-        what the model raised on its batch.
+        Cancelling the call removes the image from the queue. Errors of reading the image and of
+        the model on its batch are raised here.
         """
         loop, predictor = asyncio.get_running_loop(), self._predictor
 
-        def finish(loaded: LoadedImage, found: Detections) -> T:
-            return then(loaded, predictor.to_prediction(found, loaded))
+        def finish(loaded: LoadedImage, detections: Detections) -> T:
+            return convert(loaded, predictor.to_prediction(detections, loaded))
 
-        async with self._places:
-            loaded = await loop.run_in_executor(self._hands, predictor.load, picture)
+        async with self._slots:
+            loaded = await loop.run_in_executor(self._cpu_threads, predictor.load, image)
             future: asyncio.Future[Detections] = loop.create_future()
             self._waiting.append((loaded, future))
             self._arrived.set()
-            found = await future
-            return await loop.run_in_executor(self._hands, finish, loaded, found)
+            detections = await future
+            return await loop.run_in_executor(self._cpu_threads, finish, loaded, detections)
 
     async def run(self) -> None:
-        """Detects in what waits, batch after batch, until it is cancelled."""
+        """Run the network on batch after batch, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
-            batch = self._next()
+            batch = self._next_batch()
             if not batch:
                 self._arrived.clear()
                 continue
             start = time.perf_counter()
             images = [loaded for loaded, _ in batch]
+            detect = self._predictor.detect
             try:
-                found = await loop.run_in_executor(self._network, self._predictor.detect, images)
+                results = await loop.run_in_executor(self._network_thread, detect, images)
             except Exception as error:
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(error)
                 continue
-            self._report(len(batch), time.perf_counter() - start)
-            for (_, future), detections in zip(batch, found, strict=True):
-                if not future.done():  # nobody waits for it any more
+            self._on_batch(len(batch), time.perf_counter() - start)
+            for (_, future), detections in zip(batch, results, strict=True):
+                if not future.done():  # else the request was cancelled
                     future.set_result(detections)
 
     def close(self) -> None:
-        """Ends the threads, once they have done what they are at."""
-        self._hands.shutdown(cancel_futures=True)
-        self._network.shutdown(cancel_futures=True)
+        """End the threads after their current work."""
+        self._cpu_threads.shutdown(cancel_futures=True)
+        self._network_thread.shutdown(cancel_futures=True)
 
-    def _next(self) -> list[tuple[LoadedImage, asyncio.Future[Detections]]]:
-        """Takes the picture that has waited longest, and others of its size."""
+    def _next_batch(self) -> list[tuple[LoadedImage, asyncio.Future[Detections]]]:
+        """Remove the oldest image and others of its size from the queue."""
         waiting = [pair for pair in self._waiting if not pair[1].done()]
-        alike = [pair for pair in waiting if pair[0].cells == waiting[0][0].cells]
-        batch = alike[: self._size]
+        similar = [pair for pair in waiting if pair[0].cells == waiting[0][0].cells]
+        batch = similar[: self._max_batch]
         taken = {id(future) for _, future in batch}
         self._waiting = [pair for pair in waiting if id(pair[1]) not in taken]
         return batch

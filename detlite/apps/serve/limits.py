@@ -1,4 +1,4 @@
-"""What the service takes of a request: checked by its head, then while its body arrives."""
+"""Limits of the service, and checks of requests against them."""
 
 from __future__ import annotations
 
@@ -6,30 +6,38 @@ import asyncio
 import math
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from starlette.requests import Request
+from detlite.config import ConfigError
 
 from .responses import Refusal
 
-# Of what `read_image` decodes of bytes; the last one is what programs send that do not know.
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+# The formats that `read_image` decodes from bytes. Programs that do not know the type send the
+# last one.
 MEDIA_TYPES = (
     "image/jpeg", "image/png", "image/webp", "image/bmp", "image/tiff", "image/gif",
     "application/octet-stream",
 )  # fmt: skip
-_READ_ANYWAY = 4  # times the limit of bytes: so much of a refused body is thrown away
+_DISCARDED_BODY = 4  # read at most this multiple of the size limit from a refused request
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the service takes.
+    """Limits of the service.
 
     Attributes:
-        bytes: of a picture's file.
-        pixels: of a picture, which the predictor holds to: its `max_pixels`.
-        seconds: from the head of a request to its answer.
-        requests: that wait or run at a time; one more is refused at once.
-        batch: the most pictures that are predicted together.
-        threshold: the lowest score that is looked for, the predictor's `score_thresh`.
+        bytes: maximum size of an image file.
+        pixels: maximum size of an image; equals `max_pixels` of the predictor.
+        seconds: maximum time from the header of a request to its response.
+        requests: maximum number of requests waiting or running; more are refused immediately.
+        batch: maximum number of images in a batch.
+        threshold: minimum score of detections; equals `score_thresh` of the predictor.
+
+    Raises:
+        ConfigError: a limit is out of range.
     """
 
     bytes: int = 20_000_000
@@ -39,34 +47,52 @@ class Limits:
     batch: int = 8
     threshold: float = 0.05
 
+    def __post_init__(self) -> None:
+        options = {
+            "max-bytes": self.bytes,
+            "max-pixels": self.pixels,
+            "timeout": self.seconds,
+            "max-requests": self.requests,
+            "batch-size": self.batch,
+        }
+        for option, value in options.items():
+            if not value > 0:
+                raise ConfigError(f"--{option} {value:g}: must be more than 0")
+        if not 0 <= self.threshold <= 1:
+            raise ConfigError(f"--threshold {self.threshold:g}: a score must be between 0 and 1")
 
-def refusal_of(request: Request, limits: Limits, in_progress: int) -> Refusal | None:
-    """Why a request is refused by its head alone, while so many others are in progress."""
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given not in MEDIA_TYPES:
+
+def check_header(request: Request, limits: Limits, in_progress: int) -> Refusal | None:
+    """Return the reason to refuse a request by its header, or None.
+
+    Args:
+        in_progress: number of other requests in progress.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in MEDIA_TYPES:
         return Refusal(
             415,
-            f"the body is of media type {given or 'unknown'}, which is not read",
-            f"send the picture's file itself, as one of {', '.join(MEDIA_TYPES)}",
+            f"the body has the media type {media_type or 'unknown'}, which is not supported",
+            f"send the image file itself, as one of {', '.join(MEDIA_TYPES)}",
         )
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limits.bytes:
-        return _too_long(limits)
+        return _too_many_bytes(limits)
     try:
-        threshold_of(request, limits)
+        request_threshold(request, limits)
     except Refusal as refusal:
         return refusal
     if in_progress >= limits.requests:
         return Refusal(
             503,
             f"{in_progress} requests are waiting or running already",
-            "send it again after the seconds that the header Retry-After says",
+            "send it again after the number of seconds in the header Retry-After",
         )
     return None
 
 
-def threshold_of(request: Request, limits: Limits) -> float:
-    """The lowest score that a request asks for; a Refusal where that is none."""
+def request_threshold(request: Request, limits: Limits) -> float:
+    """Return the minimum score in the query of a request, or raise a Refusal if it is invalid."""
     text = request.query_params.get("threshold", str(limits.threshold))
     try:
         threshold = float(text)
@@ -76,23 +102,25 @@ def threshold_of(request: Request, limits: Limits) -> float:
         raise Refusal(
             422,
             f"threshold is {text!r}",
-            f"give a number from {limits.threshold:g} to 1; for a lower one start the server with "
+            f"use a number from {limits.threshold:g} to 1; for a lower one start the server with "
             "a lower --threshold",
         )
     return threshold
 
 
-async def body_of(request: Request, limits: Limits, keep: bool, deadline: float) -> bytes:
-    """The body; of a request that is refused it is read too, but not kept.
+async def read_body(request: Request, limits: Limits, keep: bool, deadline: float) -> bytes:
+    """Read the payload of a request.
 
-    Most clients look for an answer only after they have sent everything.
+    It is read even if the request is refused, because most clients read the response only after
+    they have sent everything.
 
     Args:
+        keep: return the payload; otherwise discard it.
         deadline: in seconds of `time.perf_counter`.
 
     Raises:
-        Refusal: it is too long or too late.
-        ClientDisconnect: nobody waits for an answer.
+        Refusal: the payload is too long or too late.
+        ClientDisconnect: the client has closed the connection.
     """
     body, length = bytearray(), 0
 
@@ -100,7 +128,7 @@ async def body_of(request: Request, limits: Limits, keep: bool, deadline: float)
         nonlocal length
         async for chunk in request.stream():
             length += len(chunk)
-            if length > _READ_ANYWAY * limits.bytes:
+            if length > _DISCARDED_BODY * limits.bytes:
                 return
             if keep and length <= limits.bytes:
                 body.extend(chunk)
@@ -111,16 +139,16 @@ async def body_of(request: Request, limits: Limits, keep: bool, deadline: float)
         raise Refusal(
             408,
             f"the body did not arrive within {limits.seconds:g} seconds",
-            "send a smaller picture, or over a faster connection",
+            "send a smaller image, or use a faster connection",
         ) from None
     if keep and length > limits.bytes:
-        raise _too_long(limits)
+        raise _too_many_bytes(limits)
     return bytes(body)
 
 
-def _too_long(limits: Limits) -> Refusal:
+def _too_many_bytes(limits: Limits) -> Refusal:
     return Refusal(
         413,
         f"the file has more than {limits.bytes} bytes",
-        "send a smaller or more compressed picture, or raise --max-bytes of the server",
+        "send a smaller or more compressed image, or raise --max-bytes of the server",
     )

@@ -1,6 +1,8 @@
-"""What the server counts, as Prometheus scrapes it."""
+"""Metrics of the service for Prometheus."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -16,46 +18,38 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """Counters of one server, beside the process's own (memory, processor time, open files)."""
+    """Metrics of one server and of its process (memory, CPU time, open files)."""
 
     media_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self.requests = Counter(
-            "detlite_requests", "Answers of /predict", ["status"], registry=self._registry
+        counter, histogram = (
+            partial(kind, registry=self._registry) for kind in (Counter, Histogram)
         )
-        self.seconds = Histogram(
+        self.requests = counter("detlite_requests", "Responses of /predict", ["status"])
+        self.seconds = histogram(
             "detlite_request_seconds",
-            "From the head of a request to its answer, of those with status 200",
+            "Time from the header of a request to its response with status 200",
             buckets=_SECONDS,
-            registry=self._registry,
         )
         self.in_progress = Gauge(
-            "detlite_requests_in_progress", "Requests that wait or run", registry=self._registry
+            "detlite_requests_in_progress", "Requests waiting or running", registry=self._registry
         )
-        self.batch_size = Histogram(
-            "detlite_batch_pictures",
-            "Pictures that were predicted together",
-            buckets=(1, 2, 4, 8, 16, 32, 64),
-            registry=self._registry,
+        self.batch_size = histogram(
+            "detlite_batch_images", "Images in a batch", buckets=(1, 2, 4, 8, 16, 32, 64)
         )
-        self.batch_seconds = Histogram(
-            "detlite_batch_seconds",
-            "The network's time for a batch",
-            buckets=_SECONDS,
-            registry=self._registry,
+        self.batch_seconds = histogram(
+            "detlite_batch_seconds", "Time of the network for a batch", buckets=_SECONDS
         )
-        self.detections = Counter(
-            "detlite_detections", "Detections in answers", registry=self._registry
-        )
+        self.detections = counter("detlite_detections", "Detections in responses")
 
-    def batch(self, pictures: int, seconds: float) -> None:
-        """Counts a batch."""
-        self.batch_size.observe(pictures)
+    def observe_batch(self, images: int, seconds: float) -> None:
+        """Record a batch."""
+        self.batch_size.observe(images)
         self.batch_seconds.observe(seconds)
 
     def text(self) -> bytes:
-        """All of them in Prometheus' text format."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)

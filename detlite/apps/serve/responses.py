@@ -1,4 +1,4 @@
-"""What the service says: detections as json, and refusals with what to do about them."""
+"""JSON responses of the service: detections, and errors with advice."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from detlite.inference.predictor import Prediction
 
 
 class Refusal(Exception):
-    """A request that gets no detections.
+    """A request that cannot be answered with detections.
 
     Attributes:
-        status: of HTTP.
-        problem: what is wrong, in a sentence.
-        remedy: what to do, in a sentence.
+        status: the HTTP status code.
+        problem: what is wrong.
+        remedy: what the client can do.
     """
 
     def __init__(self, status: int, problem: str, remedy: str) -> None:
@@ -26,30 +26,30 @@ class Refusal(Exception):
         self.remedy = remedy
 
     def content(self) -> dict[str, Any]:
-        """The json of the answer."""
+        """Return the JSON content of the response."""
         return {"error": self.problem, "what_to_do": self.remedy, "status": self.status}
 
 
 def detections_json(
-    loaded: LoadedImage, found: Prediction, threshold: float, keypoint_center: float
+    loaded: LoadedImage, prediction: Prediction, threshold: float, keypoint_center: float
 ) -> tuple[bytes, int]:
-    """The answer to a picture, and the number of detections in it.
+    """Return the JSON response to an image and the number of detections in it.
 
     Args:
-        loaded: the picture.
-        found: its prediction, masks as RLEs.
-        threshold: the lowest score.
+        loaded: the image.
+        prediction: of the image, with masks as RLEs.
+        threshold: minimum score.
         keypoint_center: see `Convention`.
     """
     height, width = loaded.size
-    count = int((found["scores"] >= threshold).sum())  # they come first
+    count = int((prediction["scores"] >= threshold).sum())  # scores are in decreasing order
     rows = coco_results(
-        0, found["boxes"], found["scores"], found["category_ids"], found.get("masks"),
-        found.get("keypoints"), keypoint_center,
+        0, prediction["boxes"], prediction["scores"], prediction["category_ids"],
+        prediction.get("masks"), prediction.get("keypoints"), keypoint_center,
     ).to_coco(0, count)  # fmt: skip
     detections = [
         {"category": name, **{key: value for key, value in row.items() if key != "image_id"}}
-        for name, row in zip(found["names"], rows, strict=False)
+        for name, row in zip(prediction["names"], rows, strict=False)
     ]
     content = {"width": width, "height": height, "detections": detections}
     return json.dumps(content, allow_nan=False).encode(), count

@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import signal
 import socket
-from typing import TYPE_CHECKING
 
 from detlite.apps.batch_predict.allocator import keep_freed_memory
 from detlite.config import ConfigError
 from detlite.inference.predictor import Predictor
 
-if TYPE_CHECKING:
-    from .limits import Limits
+from .limits import Limits
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def check_limits(
-    max_bytes: int,
-    max_pixels: int,
-    timeout: float,
-    max_requests: int,
-    batch_size: int,
-    threshold: float,
-) -> Limits:
-    """Return the limits of a service after checking them.
-
-    Raises:
-        ConfigError: a limit out of range, or a missing package.
-    """
-    try:
-        import uvicorn  # noqa: F401
-
-        from .limits import Limits
-    except ImportError as error:
-        raise ConfigError(
-            f"detlite serve needs the package {error.name}: pip install 'detlite[serve]'"
-        ) from error
-    values = {
-        "max-bytes": max_bytes,
-        "max-pixels": max_pixels,
-        "timeout": timeout,
-        "max-requests": max_requests,
-        "batch-size": batch_size,
-    }
-    for name, value in values.items():
-        if not value > 0:
-            raise ConfigError(f"--{name} {value:g}: must be more than 0")
-    if not 0 <= threshold <= 1:
-        raise ConfigError(f"--threshold {threshold:g}: a score must be between 0 and 1")
-    return Limits(max_bytes, max_pixels, timeout, max_requests, batch_size, threshold)
+def check_packages() -> None:
+    """Raise a ConfigError if a package of the extra `serve` is missing."""
+    for package in ("uvicorn", "starlette", "prometheus_client"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ConfigError(
+                f"detlite serve needs the package {error.name}: pip install 'detlite[serve]'"
+            ) from error
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -70,14 +44,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(predictor: Predictor, limits: Limits, listener: socket.socket, host: str) -> None:
-    """Serve on a listening socket until SIGTERM or SIGINT, and answer what was accepted."""
+    """Serve on a listening socket until SIGTERM or SIGINT, then answer all accepted requests."""
     import uvicorn
 
     from .app import build_app
 
     keep_freed_memory()
-    shown = f"[{host}]" if ":" in host else host
-    print(f"serving on http://{shown}:{listener.getsockname()[1]}", flush=True)
+    address = f"[{host}]" if ":" in host else host
+    print(f"serving on http://{address}:{listener.getsockname()[1]}", flush=True)
     if host not in _LOOPBACK:
         print("anybody who can reach this address can use it: there is no password", flush=True)
     config = uvicorn.Config(

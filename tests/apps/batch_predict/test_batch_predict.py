@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 
 from detlite import ConfigError, build_model
 from detlite.apps.batch_predict.batch_predict import load_predictor
-from detlite.apps.export.exported_detector import exportable, write_exported
+from detlite.apps.export.exported_detector import prepare_export, write_exported
 from detlite.apps.export.exported_program import ProgramDetector
 from detlite.inference import predictor
 from detlite.inference.predictor import Predictor
@@ -30,7 +30,7 @@ def exported(
     model = build_model(cfg).eval()
     model.categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
     file: Path = tmp_path_factory.mktemp("exported") / "model.pt2"
-    write_exported(file, "pt2", exportable(cfg, model), model)
+    write_exported(file, "pt2", prepare_export(cfg, model), model)
     return str(file)
 
 

@@ -1,4 +1,4 @@
-"""The command line of `detlite serve`; what it serves is tested in tests/serving."""
+"""Test the options of `detlite serve`; tests/apps/serve tests the service."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from yacs.config import CfgNode
 from detlite import build_model
 from detlite.apps.cli.main import main
 from detlite.apps.serve import server
+from detlite.apps.serve.limits import Limits
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.inference.predictor import Predictor
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
-
-from detlite.apps.serve import Limits
 
 
 @pytest.fixture
@@ -57,11 +56,11 @@ def test_options_reach_the_predictor_and_the_limits(
     Image.new("RGB", (10, 10)).save(tmp_path / "p.png")
     with pytest.raises(ValueError, match="more than 99 pixels"):
         predictor.load((tmp_path / "p.png").read_bytes())
-    assert listener.fileno() == -1  # closed again
+    assert listener.fileno() == -1  # closed
 
 
 @pytest.mark.parametrize(("limit", "lower"), [("50", 50), ("5000", 99)])
-def test_the_lower_limit_of_pixels_counts(
+def test_lower_pixel_limit_applies(
     weights: Callable[..., str], served: list[tuple[Predictor, Limits, socket.socket]], limit: str,
     lower: int,
 ) -> None:  # fmt: skip
@@ -72,7 +71,7 @@ def test_the_lower_limit_of_pixels_counts(
 
 
 @pytest.mark.parametrize("more", [["--config", "demo_shapes.yaml"], ["INPUT.MIN_SIZE_TEST", "64"]])
-def test_the_config_of_an_exported_model_is_fixed(
+def test_config_of_an_exported_model_is_fixed(
     served: list[Any], capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     assert main(["serve", "--weights", "model.onnx", *more]) == 2
@@ -80,7 +79,7 @@ def test_the_config_of_an_exported_model_is_fixed(
     assert served == []
 
 
-def test_the_loopback_is_the_default(
+def test_loopback_is_the_default(
     weights: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses = []
@@ -114,14 +113,14 @@ def test_errors_are_one_line(
     assert served == []
 
 
-def test_a_taken_port(weights: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_taken_port(weights: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["serve", "--weights", weights(), "--port", port]) == 2
     assert "--port 0 takes any free port" in capsys.readouterr().err
 
 
-def test_a_missing_package_is_named(
+def test_missing_package_is_named(
     weights: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)

@@ -1,4 +1,4 @@
-"""Whole detectors as files: written, read back, and run beside the model."""
+"""Test that exported files can be read and detect the same objects as the model."""
 
 from __future__ import annotations
 
@@ -16,54 +16,56 @@ from yacs.config import CfgNode
 
 from detlite import _C, ConfigError, Predictor, build_model
 from detlite.apps.export.comparison import compare_detectors
-from detlite.apps.export.exported_detector import exportable, read_exported, write_exported
+from detlite.apps.export.exported_detector import prepare_export, read_exported, write_exported
 from detlite.apps.export.exported_program import ProgramDetector, export_program
 from detlite.conversion.checkpoint.files import CheckpointError
 from detlite.inference.tiling import Tiling, build_tiling
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 from tests.modeling.family import family_config
 
 Config = Callable[..., CfgNode]
 
 
-def build(cfg: CfgNode) -> tuple[CfgNode, Detector]:
+def build(cfg: CfgNode) -> tuple[CfgNode, DetectionModel]:
     torch.manual_seed(0)
     model = build_model(cfg).eval()
-    model.categories = [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)]
-    return exportable(cfg, model), model
+    model.categories = [{"id": 10 * k, "name": f"category {k}"} for k in (1, 2, 3)]
+    return prepare_export(cfg, model), model
 
 
-def assert_agree(model: Detector, read: Detector) -> None:
-    """Of sizes below and above those traced, and of a batch."""
+def assert_agree(model: DetectionModel, read: DetectionModel) -> None:
+    """Compare detections on images smaller and larger than the traced ones, and in a batch."""
     images = [torch.rand(3, *size) for size in ((64, 96), (250, 380), (384, 120))]
-    given = [torch.tensor([[4.0, 5.0, 40.0, 50.0], [20.0, 8.0, 60.0, 44.0]])] * 3
-    # Programs pad small images to 128, which group norm sees. Of these sizes both pad alike.
+    proposals = [torch.tensor([[4.0, 5.0, 40.0, 50.0], [20.0, 8.0, 60.0, 44.0]])] * 3
+    # Programs pad small images to 128. Pad the same for the model, because padding changes norms.
     model.normalizer.divisibility = 128
-    difference = compare_detectors(model, read, images, given if model.takes_proposals else None)
+    difference = compare_detectors(
+        model, read, images, proposals if model.takes_proposals else None
+    )
     assert difference.objects > 10
     assert difference.within(boxes=0.01, scores=1e-4, masks=1e-3), difference
     if not model.takes_proposals:
-        assert [len(found.boxes) for found in read.detect(images)] == [
+        assert [len(detections.boxes) for detections in read.detect(images)] == [
             len(read.detect([image])[0].boxes) for image in images
         ]
 
 
-@pytest.mark.parametrize("kind", ["pt2", "onnx"])
-def test_a_file_finds_what_the_model_finds(kind, tiny_config, tmp_path, read_once):
-    if kind == "onnx":
+@pytest.mark.parametrize("file_format", ["pt2", "onnx"])
+def test_file_detects_what_the_model_detects(file_format, tiny_config, tmp_path, read_once):
+    if file_format == "onnx":
         for package in ("onnx", "onnxruntime", "onnxscript"):
             pytest.importorskip(package, reason="needs the extra onnx")
     opts = ["MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 96]
     cfg, model = build(tiny_config(*opts))
-    file = tmp_path / f"model.{kind}"
-    write_exported(file, kind, cfg, model)
+    file = tmp_path / f"model.{file_format}"
+    write_exported(file, file_format, cfg, model)
     assert list(tmp_path.iterdir()) == [file]
     predictor = Predictor(file)
     assert (predictor.min_size, predictor.max_size) == (96, 1333)
     assert Predictor(file, min_size=64).min_size == 64
-    found = predictor(np.zeros((100, 150, 3), np.uint8))
-    assert found["masks"].shape == (len(found["boxes"]), 100, 150)
-    assert set(found["names"]) <= {"kind 1", "kind 2", "kind 3"}
+    prediction = predictor(np.zeros((100, 150, 3), np.uint8))
+    assert prediction["masks"].shape == (len(prediction["boxes"]), 100, 150)
+    assert set(prediction["names"]) <= {"category 1", "category 2", "category 3"}
     assert_agree(model, predictor.model)
 
 
@@ -75,8 +77,8 @@ def test_aoti_runs_in_python_and_in_cpp(tiny_config, tmp_path, repo_root):
     write_exported(tmp_path / "model.pt2", "aoti", cfg, model)
     _, read = read_exported(tmp_path / "model.pt2")
     image = torch.rand(3, 256, 320)
-    [found], [expected] = read.detect([image]), model.detect([image])
-    torch.testing.assert_close(found.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
+    [actual], [expected] = read.detect([image]), model.detect([image])
+    torch.testing.assert_close(actual.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
 
     torch_folder = Path(torch.__file__).parent
     source, libraries = repo_root / "docs" / "export_example.cpp", torch_folder / "lib"
@@ -92,104 +94,104 @@ def test_aoti_runs_in_python_and_in_cpp(tiny_config, tmp_path, repo_root):
         [*command, "256", "320"], check=True, capture_output=True, text=True
     ).stdout
     rows = torch.tensor([[float(x) for x in line.split()] for line in printed.splitlines()])
-    torch.testing.assert_close(rows[:, 0].long(), found.labels)
-    torch.testing.assert_close(rows[:, 1], found.scores, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(rows[:, 2:], found.boxes, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(rows[:, 0].long(), actual.labels)
+    torch.testing.assert_close(rows[:, 1], actual.scores, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rows[:, 2:], actual.boxes, rtol=1e-4, atol=1e-2)
 
 
-# Those whose graphs differ from a Mask R-CNN's.
+# The graphs of these models differ from that of a Mask R-CNN.
 @pytest.mark.parametrize("name", ["fast", "retinanet"])
-def test_other_detectors_as_programs(name, tiny_config):
+def test_programs_of_other_models(name, tiny_config):
     model = build_model(family_config(name, tiny_config)).eval()
     program = export_program(model, batch=1).module()
-    given = [torch.tensor([[4.0, 5.0, 40.0, 50.0]])] if model.takes_proposals else None
-    images, proposals = model.prepare([torch.rand(3, 288, 352)], given)
+    boxes = [torch.tensor([[4.0, 5.0, 40.0, 50.0]])] if model.takes_proposals else None
+    images, proposals = model.prepare([torch.rand(3, 288, 352)], boxes)
     with torch.no_grad():
         run = ProgramDetector(model, lambda *inputs: program(*inputs), batch=1)
-        (found,) = run.predict(images, proposals).per_image()
+        (actual,) = run.predict(images, proposals).per_image()
         (expected,) = model.predict(images, proposals).per_image()
-    assert len(found.boxes) == len(expected.boxes) > 0
-    torch.testing.assert_close(found.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
+    assert len(actual.boxes) == len(expected.boxes) > 0
+    torch.testing.assert_close(actual.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
 
 
-def test_keypoints_have_no_form_in_onnx(tiny_config, tmp_path):
+def test_keypoints_cannot_be_exported_to_onnx(tiny_config, tmp_path):
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason="needs the extra onnx")
     cfg, model = build(family_config("keypoint", tiny_config))
-    with pytest.raises(ConfigError, match=r"no form of detlite\.heatmap_peaks.*openvino, pt2"):
+    with pytest.raises(ConfigError, match=r"ONNX cannot express detlite\.heatmap_peaks.*openvino"):
         write_exported(tmp_path / "model.onnx", "onnx", cfg, model)
     assert not list(tmp_path.iterdir())
 
 
-def test_fusion_is_done_on_the_host(tiny_config):
+def test_box_fusion_cannot_be_exported(tiny_config):
     with pytest.raises(ConfigError, match=r"TEST\.NMS\.METHOD fusion cannot be exported"):
         export_program(build_model(tiny_config("TEST.NMS.METHOD", "fusion")))
 
 
-def test_a_wrong_ending(tiny_config, tmp_path):
+def test_wrong_suffix(tiny_config, tmp_path):
     cfg, model = build(tiny_config())
     with pytest.raises(ConfigError, match=r"the format pt2 must end in \.pt2"):
         write_exported(tmp_path / "model.onnx", "pt2", cfg, model)
 
 
-def test_a_program_sees_one_view(tiny_config, tmp_path):
+def test_programs_have_no_test_time_augmentation(tiny_config, tmp_path):
     cfg, model = build(tiny_config("TEST.BBOX_AUG.ENABLED", True))
     with pytest.raises(ConfigError, match=r"BBOX_AUG\.ENABLED must be False.*the format openvino"):
         write_exported(tmp_path / "model.pt2", "pt2", cfg, model)
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_packages(tiny_config, tmp_path, monkeypatch):
+def test_missing_package(tiny_config, tmp_path, monkeypatch):
     cfg, model = build(tiny_config())
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ConfigError, match=r"pip install 'detlite\[onnx\]'"):
         write_exported(tmp_path / "model.onnx", "onnx", cfg, model)
 
 
-def test_where_nothing_can_be_written(tiny_config, tmp_path, monkeypatch):
+def test_failing_write_keeps_the_old_file(tiny_config, tmp_path, monkeypatch):
     def full(path: Path, *_: Any) -> None:
-        path.write_bytes(b"the beginning")
+        path.write_bytes(b"partial")
         raise OSError("No space left on device")
 
     cfg, model = build(tiny_config())
     file = tmp_path / "model.pt2"
-    file.write_bytes(b"what was there")
+    file.write_bytes(b"old")
     with pytest.raises(ConfigError, match="there is no folder"):
         write_exported(tmp_path / "none" / "model.pt2", "pt2", cfg, model)
     monkeypatch.setattr("detlite.apps.export.exported_detector._write_pt2", full)
     with pytest.raises(CheckpointError, match="cannot be written"):
         write_exported(file, "pt2", cfg, model)
-    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"what was there"]
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
 @pytest.mark.parametrize("name", ["model.pt2", "model.onnx", "model.openvino"])
-def test_a_damaged_file(name, tmp_path):
+def test_damaged_file(name, tmp_path):
     if name.endswith(("onnx", "openvino")):
         pytest.importorskip("onnxruntime" if name.endswith("onnx") else "openvino")
-    (tmp_path / name).write_bytes(b"no such thing")
-    with pytest.raises(CheckpointError, match=f"{name}: is no file of `detlite export`"):
+    (tmp_path / name).write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=f"{name}: damaged, or not written by"):
         read_exported(tmp_path / name)
 
 
-def test_files_that_are_none(tmp_path):
+def test_missing_file_and_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="there is no such file"):
         Predictor(tmp_path / "model.onnx")
     (tmp_path / "model.pth").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"is loaded by Predictor\.from_checkpoint"):
+    with pytest.raises(CheckpointError, match=r"load a checkpoint with Predictor\.from_checkpoint"):
         Predictor(tmp_path / "model.pth")
 
 
-def test_an_exported_model_takes_tiles(tiny_config, tmp_path, read_once):
-    """As the config in the file says, or the caller."""
+def test_tiling_of_an_exported_model(tiny_config, tmp_path, read_once):
+    """The config in the file or the caller sets the tiling."""
     keys = ["MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 96, "TEST.TILE", 100]
     cfg, model = build(tiny_config(*keys))
     write_exported(tmp_path / "model.pt2", "pt2", cfg, model)
     predictor = Predictor(tmp_path / "model.pt2")
-    assert predictor.by_picture.tiling == build_tiling(cfg) == Tiling(100, 0.2, 8)
-    picture = np.random.default_rng(0).integers(0, 256, (150, 150, 3), dtype=np.uint8)
-    found = predictor(picture)
-    model.normalizer.divisibility = 128  # every view is 96 x 96, which the program pads so
-    wanted = Predictor(model, 96, tiling=Tiling(100, 0.2, 8))(picture)
-    assert len(found["boxes"]) == len(wanted["boxes"]) > 20
-    torch.testing.assert_close(found["boxes"], wanted["boxes"], atol=0.01, rtol=0)
-    assert Predictor(tmp_path / "model.pt2", tiling=Tiling(64)).by_picture.tiling.side == 64
+    assert predictor.detector.tiling == build_tiling(cfg) == Tiling(100, 0.2, 8)
+    image = np.random.default_rng(0).integers(0, 256, (150, 150, 3), dtype=np.uint8)
+    prediction = predictor(image)
+    model.normalizer.divisibility = 128  # the program pads the views of 96 x 96 to it
+    expected = Predictor(model, 96, tiling=Tiling(100, 0.2, 8))(image)
+    assert len(prediction["boxes"]) == len(expected["boxes"]) > 20
+    torch.testing.assert_close(prediction["boxes"], expected["boxes"], atol=0.01, rtol=0)
+    assert Predictor(tmp_path / "model.pt2", tiling=Tiling(64)).detector.tiling.side == 64

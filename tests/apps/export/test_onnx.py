@@ -1,4 +1,4 @@
-"""Our operators put together of ONNX's, beside the kernels."""
+"""Compare the ONNX translations of the operators with the kernels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.export import Dim
 
 from detlite import ops
 from detlite.apps.export.onnx import to_onnx
-from detlite.modeling.layers.asymmetric_padding import pad_to
+from detlite.modeling.layers.asymmetric_padding import pad_to_multiple
 
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 
-class Calls(nn.Module):
+class FunctionModule(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
@@ -29,12 +29,12 @@ class Calls(nn.Module):
         return self.function(*tensors)
 
 
-def session_of(
+def export_function(
     function: Callable[..., Any], inputs: list[Tensor], dynamic: list[int], folder: Path
 ) -> Any:
-    """A function of tensors, whose axes `dynamic` may have any length, as ONNX."""
+    """Export a function to ONNX; the axis `dynamic[k]` of input k may have any length."""
     shapes = tuple({axis: Dim.AUTO} if axis >= 0 else None for axis in dynamic)
-    program = torch.export.export(Calls(function), tuple(inputs), dynamic_shapes=(shapes,))
+    program = torch.export.export(FunctionModule(function), tuple(inputs), dynamic_shapes=(shapes,))
     count = len(program.graph_signature.user_outputs)
     names = [f"x{k}" for k in range(len(inputs))]
     onnx.save(to_onnx(program, names, [f"y{k}" for k in range(count)]), folder / "graph.onnx")
@@ -54,14 +54,14 @@ def test_roi_align(aligned, sampling, tmp_path):
         return ops.pyramid_roi_align([fine, coarse], rois, 3, scales, sampling, aligned, levels)
 
     def inputs(count: int) -> list[Tensor]:
-        low = torch.rand(count, 2) * 60 - 8  # some of it off the map
+        low = torch.rand(count, 2) * 60 - 8  # some RoIs lie outside of the map
         image = torch.arange(count) % 3 - 1  # -1 is padding
         sides = torch.rand(count, 2) * torch.tensor([[0.1], [40.0]])[torch.arange(count) % 2]
         rois = torch.cat([image[:, None], low, low + sides], dim=1)
         maps = [torch.randn(2, 5, 16, 16), torch.randn(2, 5, 8, 8)]
         return [*maps, rois, torch.arange(count) % 2]
 
-    session = session_of(pool, inputs(6), [-1, -1, 0, 0], tmp_path)
+    session = export_function(pool, inputs(6), [-1, -1, 0, 0], tmp_path)
     for count in (0, 1, 40):
         x = inputs(count)
         torch.testing.assert_close(run(session, x)[0], pool(*x), rtol=1e-4, atol=1e-5)
@@ -78,7 +78,7 @@ def test_padded_nms(limit, tmp_path):
         scores = torch.randint(-4, 4, (2, count)) / 4  # many are equal
         return [boxes, scores, torch.randint(0, 3, (2, count)), torch.rand(2, count) < 0.8]
 
-    session = session_of(suppress, inputs(50), [1, 1, 1, 1], tmp_path)
+    session = export_function(suppress, inputs(50), [1, 1, 1, 1], tmp_path)
     for count in (2, 30, 120):
         for _ in range(5):
             x = inputs(count)
@@ -88,20 +88,22 @@ def test_padded_nms(limit, tmp_path):
             assert torch.equal(index, expected)
 
 
-def test_maps_are_padded_up_to_a_multiple(tmp_path):
-    """Quotients below 0 are rounded the other way there."""
-    session = session_of(lambda x: pad_to(x, 32), [torch.rand(1, 3, 64, 256)], [3], tmp_path)
+def test_padding_to_a_multiple(tmp_path):
+    """ONNX rounds negative quotients in another direction than Python."""
+    session = export_function(
+        lambda x: pad_to_multiple(x, 32), [torch.rand(1, 3, 64, 256)], [3], tmp_path
+    )
     for width in (33, 96, 130):
         x = torch.rand(1, 3, 64, width)
-        assert torch.equal(run(session, [x])[0], pad_to(x, 32))
+        assert torch.equal(run(session, [x])[0], pad_to_multiple(x, 32))
 
 
-def test_no_box_is_valid(tmp_path):
+def test_nms_without_valid_boxes(tmp_path):
     def suppress(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         return ops.padded_nms(*tensors, 0.5, 4)
 
     boxes = torch.tensor([[[0.0, 0, 2, 2], [4, 4, 6, 6]]])
     x = [boxes, torch.ones(1, 2), torch.zeros(1, 2).long(), torch.zeros(1, 2) > 0]
-    index, kept = run(session_of(suppress, x, [-1] * 4, tmp_path), x)
+    index, kept = run(export_function(suppress, x, [-1] * 4, tmp_path), x)
     assert not kept.any()
     assert torch.equal(index, torch.zeros(1, 4).long())

@@ -1,4 +1,4 @@
-"""OpenVINO's parts beside the modules that they are made of."""
+"""Compare parts run by OpenVINO with the original modules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite import ConfigError, Predictor, build_model
-from detlite.apps.export.exported_detector import exportable, write_exported
+from detlite.apps.export.exported_detector import prepare_export, write_exported
 from detlite.apps.export.openvino import openvino_parts, to_openvino
 from detlite.modeling.backbone import vit
-from detlite.modeling.detector import Detector
+from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.precision import native_formats
 
 pytest.importorskip("openvino", reason="needs the extra openvino")
@@ -28,61 +28,66 @@ Config = Callable[..., CfgNode]
 
 @pytest.fixture(scope="module")
 def config(tiny_config: Config) -> CfgNode:
-    """A Mask R-CNN that finds something everywhere."""
+    """Return the config of a Mask R-CNN that detects something everywhere."""
     return tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 64)
 
 
 @pytest.fixture(scope="module")
-def model(config: CfgNode) -> Detector:
+def model(config: CfgNode) -> DetectionModel:
     torch.manual_seed(0)
     return build_model(config).eval()
 
 
 @pytest.fixture(scope="module")
-def converted(model: Detector) -> Detector:
+def converted(model: DetectionModel) -> DetectionModel:
     return to_openvino(model)
 
 
-def assert_same(left: Detector, right: Detector, images: list[Tensor]) -> None:
-    given = [torch.tensor([[4.0, 5.0, 40.0, 50.0], [20.0, 8.0, 60.0, 44.0]])] * len(images)
-    batches = [m.detect(images, given if m.takes_proposals else None) for m in (left, right)]
+def assert_same(left: DetectionModel, right: DetectionModel, images: list[Tensor]) -> None:
+    proposals = [torch.tensor([[4.0, 5.0, 40.0, 50.0], [20.0, 8.0, 60.0, 44.0]])] * len(images)
+    batches = [m.detect(images, proposals if m.takes_proposals else None) for m in (left, right)]
     for one, other in zip(*batches, strict=True):
         assert len(one.boxes) > 0
         torch.testing.assert_close(vars(one), vars(other), rtol=1e-3, atol=1e-3)
 
 
-# Those whose parts differ from a Mask R-CNN's.
+def calibration_images() -> list[Tensor]:
+    return [torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8) for _ in range(3)]
+
+
+def assert_same_maps(
+    model: DetectionModel, converted: DetectionModel, sizes: list[tuple[int, int]]
+) -> None:
+    for size in sizes:
+        pixels = torch.rand(2, 3, *size)
+        with torch.no_grad():
+            pairs = zip(model.backbone(pixels), converted.backbone(pixels), strict=True)
+        for expected, actual in pairs:
+            torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+
+
+# The parts of these models differ from those of a Mask R-CNN.
 @pytest.mark.parametrize("name", ["c4", "cascade", "retinanet"])
-def test_other_detectors_find_the_same(name, tiny_config):
+def test_other_models(name, tiny_config):
     model = build_model(family_config(name, tiny_config)).eval()
     assert_same(model, to_openvino(model), [torch.rand(3, 64, 96), torch.rand(3, 80, 72)])
 
 
 @pytest.mark.parametrize("name", ["test_convnext", "tf_efficientnet_lite0"])
-def test_bodies_of_timm_give_the_same_maps(name, tiny_config):
+def test_timm_backbones(name, tiny_config):
     pytest.importorskip("timm", reason="needs the extra timm")
     model = build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN")).eval()
     converted = to_openvino(model)
-    for size in [(64, 96), (160, 64), (75, 130)]:  # the last one is padded
-        pixels = torch.rand(2, 3, *size)
-        with torch.no_grad():
-            pairs = zip(model.backbone(pixels), converted.backbone(pixels), strict=True)
-        for ours, theirs in pairs:
-            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert_same_maps(model, converted, [(64, 96), (160, 64), (75, 130)])  # the last one is padded
 
 
-def test_a_transformer_of_any_size_gives_the_same_maps(tiny_config, monkeypatch):
-    """In the last size neither the windows nor the patches come out even."""
+def test_vit_backbone(tiny_config, monkeypatch):
+    """The last size is no multiple of windows or patches."""
     monkeypatch.setitem(vit.SIZES, "T", (32, 3, 2))
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "ViT-T-SFP", "MODEL.VIT.WINDOW", 3)
     model = build_model(cfg).eval()
     converted = to_openvino(model)
-    for size in [(64, 96), (233, 131)]:
-        pixels = torch.rand(2, 3, *size)
-        with torch.no_grad():
-            pairs = zip(model.backbone(pixels), converted.backbone(pixels), strict=True)
-        for ours, theirs in pairs:
-            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert_same_maps(model, converted, [(64, 96), (233, 131)])
 
 
 @pytest.mark.parametrize("sizes", [[(64, 64)], [(75, 140), (200, 30)]])
@@ -90,14 +95,14 @@ def test_images_of_any_size(model, converted, sizes):
     assert_same(model, converted, [torch.rand(3, *size) for size in sizes])
 
 
-def test_an_image_without_detections(converted, monkeypatch):
+def test_image_without_detections(converted, monkeypatch):
     monkeypatch.setattr(converted.roi_heads.box, "score_thresh", 1.0)
-    [found] = converted.detect([torch.rand(3, 64, 64)])
-    assert len(found.boxes) == 0
-    assert found.mask_probs.shape == (0, 28, 28)
+    [detections] = converted.detect([torch.rand(3, 64, 64)])
+    assert len(detections.boxes) == 0
+    assert detections.mask_probs.shape == (0, 28, 28)
 
 
-def test_results_outlive_the_next_call(converted):
+def test_results_survive_the_next_call(converted):
     first = converted.backbone(torch.ones(1, 3, 64, 64))
     kept = [level.clone() for level in first]
     converted.backbone(torch.zeros(1, 3, 64, 64))
@@ -109,7 +114,7 @@ def test_maps_are_channels_last(converted):
     assert all(level.is_contiguous(memory_format=torch.channels_last) for level in levels)
 
 
-def test_the_model_stays_as_it_is(model, converted):
+def test_original_model_is_unchanged(model, converted):
     assert not openvino_parts(model)
     assert list(openvino_parts(converted)) == [
         "backbone.dense",
@@ -120,69 +125,69 @@ def test_the_model_stays_as_it_is(model, converted):
     assert model.roi_heads.box.feature_extractor is not converted.roi_heads.box.feature_extractor
 
 
-def test_int8_is_close_and_survives_a_file(config, tmp_path):
+def test_int8_accuracy_and_file(config, tmp_path):
     pytest.importorskip("nncf", reason="needs the extra openvino")
     model = build_model(config).eval()
-    cfg = exportable(config, model)
-    pictures = [torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8) for _ in range(3)]
-    quantised = to_openvino(model, pictures)
-    for name, part in openvino_parts(quantised).items():
+    cfg = prepare_export(config, model)
+    images = calibration_images()
+    quantized = to_openvino(model, images)
+    for name, part in openvino_parts(quantized).items():
         assert "FakeQuantize" in {op.get_type_name() for op in part.graph.get_ops()}, name
-    pixels = model.prepare(pictures[:1])[0].pixels
-    levels = quantised.backbone(pixels)
+    pixels = model.prepare(images[:1])[0].pixels
+    levels = quantized.backbone(pixels)
     for one, other in zip(model.backbone(pixels), levels, strict=True):
         assert 0 < (one - other).norm() / one.norm() < 0.3
 
-    quantised.categories = [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)]
-    write_exported(tmp_path / "model.openvino", "openvino", cfg, quantised)
+    quantized.categories = [{"id": 10 * k, "name": f"category {k}"} for k in (1, 2, 3)]
+    write_exported(tmp_path / "model.openvino", "openvino", cfg, quantized)
     read = Predictor(tmp_path / "model.openvino")
     assert read.min_size == 64
-    assert read.categories == quantised.categories
+    assert read.categories == quantized.categories
     assert read.model.normalizer.divisibility == 32
     torch.testing.assert_close(read.model.backbone(pixels), levels)
 
 
-def test_an_operation_that_openvino_lacks_is_named(tiny_config):
-    """timm's position embeddings are resized with antialiasing. The program logs on as before."""
+def test_unsupported_operation_is_named(tiny_config):
+    """timm resizes position embeddings with antialiasing. The root logger stays unchanged."""
     pytest.importorskip("timm", reason="timm is not installed")
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "timm/vit_tiny_patch16_224-SFP")
     root = logging.getLogger()
     before = root.level, root.filters[:], root.handlers[:]
     with pytest.raises(
-        ConfigError, match=r"^OpenVINO has no form of aten\._upsample\S+ in backbone"
+        ConfigError, match=r"^OpenVINO does not support aten\._upsample\S+ in backbone"
     ):
         to_openvino(build_model(cfg).eval())
     assert (root.level, root.filters, root.handlers) == before
 
 
 def test_int8_leaves_the_first_convolution_in_float32(config):
-    """Levels between those of the pixels would change a dark picture by much."""
+    """Quantizing the pixels would change dark images."""
     pytest.importorskip("nncf", reason="needs the extra openvino")
     model = build_model(config).eval()
-    pictures = [torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8) for _ in range(3)]
-    quantised = openvino_parts(to_openvino(model, pictures))
+    images = calibration_images()
+    quantized = openvino_parts(to_openvino(model, images))
     for name, in_float in (("backbone.dense", 1), ("rpn.head", 0)):
         convolutions = [
             operation
-            for operation in quantised[name].graph.get_ops()
+            for operation in quantized[name].graph.get_ops()
             if operation.get_type_name() == "Convolution"
         ]
-        givers = [op.input_value(0).get_node().get_type_name() for op in convolutions]
-        # What a part is given is transposed first: its maps are channels-last.
-        assert givers.count("Transpose") == in_float, (name, givers)
+        sources = [op.input_value(0).get_node().get_type_name() for op in convolutions]
+        # A part transposes its channels-last inputs.
+        assert sources.count("Transpose") == in_float, (name, sources)
 
 
 def test_int8_leaves_group_norm_in_float32(tiny_config):
-    """It takes the sums of a convolution, which come in float32 anyway."""
+    """Group norm takes the results of a convolution, which are float32 anyway."""
     pytest.importorskip("nncf", reason="needs the extra openvino")
     cfg = tiny_config("MODEL.RESNETS.NORM", "GN", "MODEL.GROUP_NORM.NUM_GROUPS", 2)
     model = build_model(cfg).eval()
-    pictures = [torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8) for _ in range(3)]
-    graph = openvino_parts(to_openvino(model, pictures))["backbone.dense"].graph
+    images = calibration_images()
+    graph = openvino_parts(to_openvino(model, images))["backbone.dense"].graph
     norms = [op for op in graph.get_ops() if op.get_type_name() == "GroupNormalization"]
-    givers = {op.input_value(0).get_node().get_type_name() for op in norms}
-    assert givers
-    assert "FakeQuantize" not in givers
+    sources = {op.input_value(0).get_node().get_type_name() for op in norms}
+    assert sources
+    assert "FakeQuantize" not in sources
 
 
 _LEVELS = """
@@ -194,19 +199,19 @@ torch.save([level.clone() for level in backbone(torch.load(sys.argv[2]))], sys.a
 """
 
 
-def test_int8_gives_the_same_without_its_instructions(config, tmp_path):
-    """Without VNNI two products are added in 16 bits, where large ones of 8 bits overflow."""
+def test_int8_results_do_not_depend_on_vnni(config, tmp_path):
+    """Processors without VNNI add two products in 16 bits, where 8-bit weights may overflow."""
     pytest.importorskip("nncf", reason="needs the extra openvino")
     if "int8" not in native_formats(torch.device("cpu")):
-        pytest.skip("this processor has no instructions for int8 to do without")
+        pytest.skip("this processor has no int8 instructions to disable")
     model = build_model(config).eval()
     for module in model.backbone.modules():
         if isinstance(module, torch.nn.Conv2d):
             module.weight.data.abs_()
-    pictures = [torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8) for _ in range(3)]
-    quantised = to_openvino(model, pictures)
-    write_exported(tmp_path / "int8.openvino", "openvino", exportable(config, model), quantised)
-    pixels = model.prepare(pictures[:1])[0].pixels
+    images = calibration_images()
+    quantized = to_openvino(model, images)
+    write_exported(tmp_path / "int8.openvino", "openvino", prepare_export(config, model), quantized)
+    pixels = model.prepare(images[:1])[0].pixels
     torch.save(pixels, tmp_path / "pixels.pt")
     files = [str(tmp_path / name) for name in ("int8.openvino", "pixels.pt", "levels.pt")]
     subprocess.run(
@@ -214,18 +219,18 @@ def test_int8_gives_the_same_without_its_instructions(config, tmp_path):
         env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
         check=True,
     )
-    for one, other in zip(quantised.backbone(pixels), torch.load(files[2]), strict=True):
+    for one, other in zip(quantized.backbone(pixels), torch.load(files[2]), strict=True):
         assert (one - other).norm() / one.norm() < 1e-3
 
 
 def test_int8_needs_detections(model, monkeypatch):
     pytest.importorskip("nncf", reason="needs the extra openvino")
     monkeypatch.setattr(model.roi_heads.box, "score_thresh", 1.0)
-    with pytest.raises(ConfigError, match=r"mask\.predictor was never used on the 1 pictures"):
+    with pytest.raises(ConfigError, match=r"mask\.predictor was not called for any of the 1"):
         to_openvino(model, [torch.rand(3, 64, 96)])
 
 
-# With AMX, a runtime lends the thread a stack for signals; let go in this order, two took both.
+# With AMX, each runtime installs a signal stack. Destroying two runtimes removed both.
 _SIGNAL = """
 import faulthandler, signal, subprocess
 import torch
@@ -248,20 +253,20 @@ subprocess.run(["true"])
 """
 
 
-def test_signals_are_handled_after_the_last_part_is_gone(repo_root):
+def test_signals_work_after_the_parts_are_destroyed(repo_root):
     command = [sys.executable, "-c", _SIGNAL]
-    done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
+    process = subprocess.run(command, cwd=repo_root, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (0, "handled\n"), process.stderr
 
 
 @pytest.mark.parametrize("package", ["openvino", "nncf"])
-def test_without_the_packages(package, model, monkeypatch):
+def test_missing_package(package, model, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"pip install 'detlite\[openvino\]'"):
         to_openvino(model, [torch.rand(3, 64, 96)])
 
 
-def test_another_device(model, monkeypatch):
+def test_model_on_another_device(model, monkeypatch):
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     with pytest.raises(ConfigError, match=r"set MODEL\.DEVICE cpu"):
         to_openvino(model)

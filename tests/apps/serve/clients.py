@@ -1,8 +1,8 @@
-"""Many clients against a real server: whether every request gets its own answer, and the memory.
+"""Send requests of many clients to a real server: check the responses, measure time and memory.
 
     python tests/apps/serve/clients.py --weights model_final.pth --seconds 60 --clients 8
 
-Every client sends one picture after another, each of a size of its own, which the answer repeats.
+Each client sends one image after another, each of another size, which the response repeats.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from PIL import Image
 
 @dataclass
 class Outcome:
-    """What clients saw.
+    """Results of all clients.
 
     Attributes:
-        sent: requests.
-        statuses: answers by status; "lost": none came.
-        wrong: answers to another picture.
-        seconds: of each answer.
-        memory: megabytes that the server's process held, about once a second.
+        sent: number of requests.
+        statuses: number of responses by status; "lost" counts requests without one.
+        wrong: number of responses to another image.
+        seconds: time of each response.
+        memory: megabytes of the server process, about once a second.
     """
 
     sent: int = 0
@@ -44,18 +44,18 @@ class Outcome:
 
 
 def start_server(weights: str, *options: str) -> tuple[subprocess.Popen[str], int]:
-    """A server's process on a free port of the loopback, and the port, once it listens."""
+    """Start a server process on a free port, wait until it listens, return both."""
     command = [sys.executable, "-m", "detlite", "serve", "--weights", weights, "--port", "0"]
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
-    found = re.search(r":(\d+)$", line.strip())
-    assert found, f"no address: {line!r}"
-    return process, int(found[1])
+    match = re.search(r":(\d+)$", line.strip())
+    assert match, f"no address: {line!r}"
+    return process, int(match[1])
 
 
-def picture(height: int, width: int) -> bytes:
-    """A JPEG of noise in large blocks."""
+def noise_jpeg(height: int, width: int) -> bytes:
+    """Return a JPEG file of noise in large blocks."""
     rng = np.random.default_rng(height * 10_000 + width)
     blocks = rng.integers(0, 256, (-(-height // 16), -(-width // 16), 3), dtype=np.uint8)
     pixels = blocks.repeat(16, axis=0).repeat(16, axis=1)[:height, :width]
@@ -65,25 +65,25 @@ def picture(height: int, width: int) -> bytes:
 
 
 def post(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, dict]:
-    """The status and the content of the answer to a picture."""
+    """Send an image and return the status and the content of the response."""
     connection.request("POST", "/predict", body, {"Content-Type": "image/jpeg"})
-    answer = connection.getresponse()
-    return answer.status, json.loads(answer.read())
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
 
 
 def resident_megabytes(port: int) -> float:
-    """What /metrics says of the server's process."""
+    """Return the memory of the server process, from /metrics."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()
-    found = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)
-    assert found
-    return float(found[1]) / 1e6
+    match = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)
+    assert match
+    return float(match[1]) / 1e6
 
 
-def hammer(port: int, seconds: float, clients: int) -> Outcome:
-    """What so many clients see that send one picture after another for some time."""
+def run_clients(port: int, seconds: float, clients: int) -> Outcome:
+    """Let clients send one image after another for some seconds."""
     outcome, lock = Outcome(), threading.Lock()
     end = time.monotonic() + seconds
 
@@ -92,7 +92,7 @@ def hammer(port: int, seconds: float, clients: int) -> Outcome:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         while time.monotonic() < end:
             height, width = random_size.randint(40, 400), random_size.randint(40, 400)
-            body, start = picture(height, width), time.monotonic()
+            body, start = noise_jpeg(height, width), time.monotonic()
             try:
                 status, content = post(connection, body)
             except (OSError, http.client.HTTPException, json.JSONDecodeError):
@@ -124,17 +124,17 @@ def main() -> int:
     args = parser.parse_intermixed_args()
     process, port = start_server(args.weights, *args.opts)
     try:
-        outcome = hammer(port, args.seconds, args.clients)
+        outcome = run_clients(port, args.seconds, args.clients)
     finally:
         process.terminate()
         status = process.wait(120)
     times = np.sort(outcome.seconds)
     print(f"{outcome.sent} requests, {outcome.sent / args.seconds:.1f} a second: "
-          f"{dict(outcome.statuses)}, {outcome.wrong} answers to other pictures")  # fmt: skip
+          f"{dict(outcome.statuses)}, {outcome.wrong} responses to other images")  # fmt: skip
     print(f"seconds: median {np.median(times):.3f}, 99 % {times[int(0.99 * len(times))]:.3f}")
     tenths = [round(float(np.mean(part))) for part in np.array_split(outcome.memory, 10)]
-    print(f"memory in MB, in each tenth of the time: {tenths}")
-    print(f"status of the server after SIGTERM: {status}")
+    print(f"memory in MB, mean of each tenth of the time: {tenths}")
+    print(f"exit status of the server after SIGTERM: {status}")
     lost = outcome.wrong or outcome.statuses.keys() - {200} or status
     return 1 if lost else 0
 

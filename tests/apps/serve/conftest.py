@@ -1,4 +1,4 @@
-"""A service around a model that finds the bright square of a picture."""
+"""Fixtures: a service around a model that detects a bright square."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from detlite.structures.instances import Detections
 
 
 class BrightSquare(nn.Module):
-    """Detects the bright square, and less surely the whole picture, while `gate` is open."""
+    """Detects the bright square, and the whole image with a lower score, while `gate` is open."""
 
-    categories = ({"id": 7, "name": "square"}, {"id": 90, "name": "picture"})
+    categories = ({"id": 7, "name": "square"}, {"id": 90, "name": "image"})
     convention = CONVENTIONS["detlite"]
     mask_threshold = 0.5
     device = torch.device("cpu")
     takes_proposals = False
+    resizes_images = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,13 +36,13 @@ class BrightSquare(nn.Module):
         self.gate.set()
         self.fails = False
 
-    def detect(self, images: list[Tensor], given: None, min_score: float) -> list[Detections]:
+    def detect(self, images: list[Tensor], proposals: None, min_score: float) -> list[Detections]:
         self.batches.append([tuple(image.shape[1:]) for image in images])
         assert self.gate.wait(20)
         if self.fails:
             raise RuntimeError("out of memory")
-        found = [self._detect(image) for image in images]
-        return [detections[detections.scores >= min_score] for detections in found]
+        results = [self._detect(image) for image in images]
+        return [detections[detections.scores >= min_score] for detections in results]
 
     def _detect(self, image: Tensor) -> Detections:
         y, x = torch.nonzero(image.float().mean(dim=0) > 127, as_tuple=True)
@@ -68,8 +69,8 @@ def predictor(model: BrightSquare) -> Predictor:
     return Predictor(model, 60, 1000, score_thresh=0.05, rle=True, max_pixels=1_000_000)
 
 
-def picture(height: int = 60, width: int = 120, format: str = "PNG") -> bytes:
-    """A file with a bright square at x 20..60, y 10..50."""
+def image_file(height: int = 60, width: int = 120, format: str = "PNG") -> bytes:
+    """Return an image file with a bright square at x 20..60, y 10..50."""
     array = np.zeros((height, width, 3), np.uint8)
     array[10:50, 20:60] = 255
     buffer = io.BytesIO()
@@ -77,19 +78,19 @@ def picture(height: int = 60, width: int = 120, format: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
-@pytest.fixture(name="picture")
-def picture_fixture() -> Callable[..., bytes]:
-    """`picture(height, width, format)`: such a file."""
-    return picture
+@pytest.fixture(name="image_file")
+def image_file_fixture() -> Callable[..., bytes]:
+    """Return the function `image_file(height, width, format)`."""
+    return image_file
 
 
 @pytest.fixture
 def talk() -> Callable[..., Any]:
-    """`talk(app, scenario)`: what a coroutine function gets from a client of the running app."""
+    """Return a function that starts an app and returns the result of `scenario(client)`."""
     httpx = pytest.importorskip("httpx")
 
     def run(app: Any, scenario: Callable[[Any], Awaitable[Any]]) -> Any:
-        async def go() -> Any:
+        async def start() -> Any:
             transport = httpx.ASGITransport(app)
             async with (
                 app.router.lifespan_context(app),
@@ -97,6 +98,6 @@ def talk() -> Callable[..., Any]:
             ):
                 return await scenario(client)
 
-        return asyncio.run(go())
+        return asyncio.run(start())
 
     return run

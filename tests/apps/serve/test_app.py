@@ -1,4 +1,4 @@
-"""The service's answers, in one process."""
+"""Test the responses of the service in one process."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from detlite.structures.masks.formats import to_bitmap
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 
-from detlite.apps.serve import Limits, build_app
+from detlite.apps.serve.app import build_app
+from detlite.apps.serve.limits import Limits
 
 Talk = Callable[..., Any]
-Picture = Callable[..., bytes]
+ImageFileOf = Callable[..., bytes]
 PNG = {"Content-Type": "image/png"}
 
 
@@ -36,53 +37,53 @@ def app(predictor: Predictor) -> Any:
     return build_app(predictor, Limits(bytes=100_000, pixels=1_000_000, seconds=20, batch=4))
 
 
-class TestAnswers:
+class TestDetections:
     @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF"])
-    def test_detections_are_coco_results(
-        self, app: Any, talk: Talk, picture: Picture, format: str
-    ) -> None:
+    def test_coco_results(self, app: Any, talk: Talk, image_file: ImageFileOf, format: str) -> None:
         async def scenario(client: Any) -> Any:
             headers = {"Content-Type": f"image/{format.lower()}; charset=binary"}
-            return await client.post("/predict", content=picture(format=format), headers=headers)
+            return await client.post("/predict", content=image_file(format=format), headers=headers)
 
-        answer = talk(app, scenario)
-        assert answer.status_code == 200
-        content = answer.json()
+        response = talk(app, scenario)
+        assert response.status_code == 200
+        content = response.json()
         assert (content["height"], content["width"]) == (60, 120)
         first, second = content["detections"]
         assert first["category_id"] == 7
         assert first["category"] == "square"
         assert first["bbox"] == pytest.approx([20, 10, 40, 40], abs=1)  # JPEG blurs the edge
         assert first["score"] == pytest.approx(0.9)
-        assert first["keypoints"] == [29.5, 19.5, 1]  # an index of a pixel
+        assert first["keypoints"] == [29.5, 19.5, 1]  # relative to the center of a pixel
+        expected = np.zeros((60, 120))
+        expected[10:50, 20:60] = 1
         mask = to_bitmap(first["segmentation"], 60, 120)
-        wanted = np.zeros((60, 120))
-        wanted[10:50, 20:60] = 1
-        assert np.abs(mask - wanted).sum() < 200
-        assert (second["category"], second["bbox"]) == ("picture", [0, 0, 120, 60])
+        assert np.abs(mask - expected).sum() < 200
+        assert (second["category"], second["bbox"]) == ("image", [0, 0, 120, 60])
 
-    def test_threshold(self, app: Any, talk: Talk, picture: Picture) -> None:
+    def test_threshold(self, app: Any, talk: Talk, image_file: ImageFileOf) -> None:
         async def scenario(client: Any) -> list[Any]:
-            return [await send(client, picture(), f"?threshold={t}") for t in (0.05, 0.5, 1)]
+            return [await send(client, image_file(), f"?threshold={t}") for t in (0.05, 0.5, 1)]
 
-        counts = [len(answer.json()["detections"]) for answer in talk(app, scenario)]
+        counts = [len(response.json()["detections"]) for response in talk(app, scenario)]
         assert counts == [2, 1, 0]
 
-    def test_what_is_detected_and_taken(self, app: Any, talk: Talk) -> None:
+
+class TestInformation:
+    def test_model_and_limits(self, app: Any, talk: Talk) -> None:
         content = talk(app, lambda client: client.get("/model")).json()
-        assert content["categories"] == [{"id": 7, "name": "square"}, {"id": 90, "name": "picture"}]
+        assert content["categories"] == [{"id": 7, "name": "square"}, {"id": 90, "name": "image"}]
         assert content["limits"]["bytes"] == 100_000
         assert content["exif_orientation"] is True
 
-    def test_page_is_all_in_one_file(self, app: Any, talk: Talk) -> None:
-        answer = talk(app, lambda client: client.get("/"))
-        assert answer.headers["content-type"] == "text/html; charset=utf-8"
-        assert "default-src 'none'" in answer.headers["content-security-policy"]
-        assert not re.findall(r"""(?:src|href)=["'](?!data:,)|https?://|@import""", answer.text)
+    def test_page_is_one_file(self, app: Any, talk: Talk) -> None:
+        response = talk(app, lambda client: client.get("/"))
+        assert response.headers["content-type"] == "text/html; charset=utf-8"
+        assert "default-src 'none'" in response.headers["content-security-policy"]
+        assert not re.findall(r"""(?:src|href)=["'](?!data:,)|https?://|@import""", response.text)
 
-    def test_health_and_metrics(self, app: Any, talk: Talk, picture: Picture, model: Any) -> None:
+    def test_health_and_metrics(self, app: Any, talk: Talk, image_file: ImageFileOf) -> None:
         async def scenario(client: Any) -> tuple[Any, Any]:
-            for body in (picture(), picture(), b"?"):
+            for body in (image_file(), image_file(), b"?"):
                 await send(client, body)
             return await client.get("/health"), await client.get("/metrics")
 
@@ -93,16 +94,26 @@ class TestAnswers:
             'detlite_requests_total{status="200"} 2.0',
             'detlite_requests_total{status="422"} 1.0',
             "detlite_request_seconds_count 2.0",
-            "detlite_batch_pictures_sum 2.0",
+            "detlite_batch_images_sum 2.0",
             "detlite_detections_total 4.0",
             "detlite_requests_in_progress 0.0",
         ):
             assert line in metrics.text.splitlines()
         assert "process_resident_memory_bytes" in metrics.text
 
+    @pytest.mark.parametrize(
+        ("method", "path", "status"), [("GET", "/predict", 405), ("GET", "/x", 404)]
+    )
+    def test_unknown_requests(
+        self, app: Any, talk: Talk, method: str, path: str, status: int
+    ) -> None:
+        response = talk(app, lambda client: client.request(method, path))
+        assert response.status_code == response.json()["status"] == status
+        assert "POST an image to /predict" in response.json()["what_to_do"]
 
-def bomb() -> bytes:
-    """A PNG of 30,000 x 30,000 pixels in some hundred bytes; its pixels are no data at all."""
+
+def huge_png() -> bytes:
+    """Return a PNG file of 100 bytes whose header claims 30,000 x 30,000 pixels."""
     header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
     file = io.BytesIO()
     Image.new("RGB", (1, 1)).save(file, "PNG")
@@ -118,10 +129,10 @@ class TestRefusals:
             (415, b"hello", "", {"Content-Type": "text/plain"}, "media type text/plain"),
             (415, b"hello", "", {"Content-Type": ""}, "media type unknown"),
             (413, bytes(100_001), "", {}, "more than 100000 bytes"),
-            (413, bomb(), "", {}, "more than 1000000 pixels"),
-            (422, b"", "", {}, "is none of JPEG, PNG, WEBP, BMP, TIFF, GIF, or is damaged"),
-            (422, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "", {}, "is none of JPEG"),
-            (422, b"\xff\xd8\xff\xe0 no jpeg", "", {}, "the picture cannot be read"),
+            (413, huge_png(), "", {}, "more than 1000000 pixels"),
+            (422, b"", "", {}, "JPEG, PNG, WEBP, BMP, TIFF, GIF"),
+            (422, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "", {}, "JPEG, PNG"),
+            (422, b"\xff\xd8\xff\xe0 no jpeg", "", {}, "the image cannot be read"),
             (422, b"", "?threshold=high", {}, "threshold is 'high'"),
             (422, b"", "?threshold=nan", {}, "threshold is 'nan'"),
             (422, b"", "?threshold=0.01", {}, "threshold is '0.01'"),
@@ -132,32 +143,29 @@ class TestRefusals:
         self, app: Any, talk: Talk, model: Any, status: int, body: bytes, query: str,
         headers: dict[str, str], error: str,
     ) -> None:  # fmt: skip
-        answer = talk(app, lambda client: send(client, body, query, **headers))
-        content = answer.json()
-        assert (answer.status_code, content["status"]) == (status, status)
+        response = talk(app, lambda client: send(client, body, query, **headers))
+        content = response.json()
+        assert (response.status_code, content["status"]) == (status, status)
         assert error in content["error"]
-        assert re.match(r"(send|give) .{20}", content["what_to_do"])
         assert "bytes:" not in content["error"]
         assert model.batches == []
 
-    def test_a_cut_off_picture(self, app: Any, talk: Talk, picture: Picture) -> None:
-        file = picture(400, 400, "JPEG")
-        answer = talk(app, lambda client: send(client, file[: len(file) // 2]))
-        assert answer.status_code == 422
-        assert "damaged or truncated" in answer.json()["error"]
+    def test_truncated_image(self, app: Any, talk: Talk, image_file: ImageFileOf) -> None:
+        file = image_file(400, 400, "JPEG")
+        response = talk(app, lambda client: send(client, file[: len(file) // 2]))
+        assert response.status_code == 422
+        assert "damaged or truncated" in response.json()["error"]
 
-    def test_a_bomb_is_never_decoded(
+    def test_large_images_are_not_decoded(
         self, app: Any, talk: Talk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def decode(*_: Any) -> None:
             raise AssertionError("decoded")
 
         monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
-        assert talk(app, lambda client: send(client, bomb())).status_code == 413
+        assert talk(app, lambda client: send(client, huge_png())).status_code == 413
 
-    def test_bytes_are_counted_where_no_length_is_given(
-        self, app: Any, talk: Talk, model: Any
-    ) -> None:
+    def test_long_body_without_a_content_length(self, app: Any, talk: Talk) -> None:
         sent = 0
 
         async def endless() -> Any:
@@ -166,71 +174,67 @@ class TestRefusals:
                 sent += 10_000
                 yield bytes(10_000)
 
-        answer = talk(app, lambda client: send(client, endless()))
-        assert answer.status_code == 413
+        response = talk(app, lambda client: send(client, endless()))
+        assert response.status_code == 413
         assert 100_000 < sent <= 500_000
 
-    def test_a_slow_body(self, predictor: Predictor, talk: Talk, picture: Picture) -> None:
+    def test_slow_body(self, predictor: Predictor, talk: Talk, image_file: ImageFileOf) -> None:
         async def slow() -> Any:
-            yield picture()[:10]
+            yield image_file()[:10]
             await asyncio.sleep(5)
 
         app = build_app(predictor, Limits(seconds=0.2))
-        answer = talk(app, lambda client: send(client, slow()))
-        assert answer.status_code == 408
-        assert "0.2 seconds" in answer.json()["error"]
+        response = talk(app, lambda client: send(client, slow()))
+        assert response.status_code == 408
+        assert "0.2 seconds" in response.json()["error"]
 
-    def test_one_too_many_is_refused_at_once_and_the_others_are_answered(
-        self, predictor: Predictor, talk: Talk, picture: Picture, model: Any
+    def test_too_many_requests(
+        self, predictor: Predictor, talk: Talk, image_file: ImageFileOf, model: Any
     ) -> None:
+        """The request over the limit is refused immediately; the others are answered."""
+
         async def scenario(client: Any) -> tuple[Any, list[Any]]:
-            waiting = [asyncio.create_task(send(client, picture())) for _ in range(3)]
+            waiting = [asyncio.create_task(send(client, image_file())) for _ in range(3)]
             while len(model.batches) == 0:
                 await asyncio.sleep(0.01)
-            late = await send(client, picture())
+            last = await send(client, image_file())
             model.gate.set()
-            return late, await asyncio.gather(*waiting)
+            return last, await asyncio.gather(*waiting)
 
         model.gate.clear()
         app = build_app(predictor, Limits(requests=3, batch=1))
-        late, others = talk(app, scenario)
-        assert late.status_code == 503
-        assert late.headers["retry-after"] == "1"
-        assert "3 requests are waiting" in late.json()["error"]
+        last, others = talk(app, scenario)
+        assert last.status_code == 503
+        assert last.headers["retry-after"] == "1"
+        assert "3 requests are waiting" in last.json()["error"]
         assert [other.status_code for other in others] == [200] * 3
 
-    def test_too_late(self, predictor: Predictor, talk: Talk, picture: Picture, model: Any) -> None:
-        """Those that gave up are not predicted; the next one is."""
+    def test_timeout(
+        self, predictor: Predictor, talk: Talk, image_file: ImageFileOf, model: Any
+    ) -> None:
+        """Images of expired requests are not predicted; the next request is answered."""
 
         async def scenario(client: Any) -> tuple[list[Any], Any]:
-            late = await asyncio.gather(*(send(client, picture()) for _ in range(5)))
+            expired = await asyncio.gather(*(send(client, image_file()) for _ in range(5)))
             model.gate.set()
-            return late, await send(client, picture())
+            return expired, await send(client, image_file())
 
         model.gate.clear()
         app = build_app(predictor, Limits(seconds=0.3, batch=1))
-        late, after = talk(app, scenario)
-        assert [one.status_code for one in late] == [504] * 5
-        assert "0.3 seconds" in late[0].json()["error"]
+        expired, after = talk(app, scenario)
+        assert [response.status_code for response in expired] == [504] * 5
+        assert "0.3 seconds" in expired[0].json()["error"]
         assert after.status_code == 200
         assert len(model.batches) == 2
 
-    def test_a_model_that_fails(self, app: Any, talk: Talk, picture: Picture, model: Any) -> None:
+    def test_failing_model(self, app: Any, talk: Talk, image_file: ImageFileOf, model: Any) -> None:
         async def scenario(client: Any) -> tuple[Any, Any]:
             model.fails = True
-            first = await send(client, picture())
+            first = await send(client, image_file())
             model.fails = False
-            return first, await send(client, picture())
+            return first, await send(client, image_file())
 
         failed, after = talk(app, scenario)
         assert failed.status_code == 500
         assert failed.json()["error"] == "the model failed"
         assert after.status_code == 200
-
-    @pytest.mark.parametrize(
-        ("method", "path", "status"), [("GET", "/predict", 405), ("GET", "/x", 404)]
-    )
-    def test_no_such_thing(self, app: Any, talk: Talk, method: str, path: str, status: int) -> None:
-        answer = talk(app, lambda client: client.request(method, path))
-        assert answer.status_code == answer.json()["status"] == status
-        assert "POST a picture to /predict" in answer.json()["what_to_do"]

@@ -1,4 +1,4 @@
-"""The page in a browser: with the keyboard, with the mouse, and when something is wrong."""
+"""Test the page in a browser: keyboard, mouse, and errors."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from detlite.inference.predictor import Predictor
+from detlite.structures.masks.formats import encode_bitmap
 
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 uvicorn = pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")
 
-from detlite.apps.serve import Limits, build_app  # noqa: E402
+from detlite.apps.serve.app import build_app  # noqa: E402
+from detlite.apps.serve.limits import Limits  # noqa: E402
 
 expect = playwright.expect
 
 
 class Server:
-    """The service in a thread, on a free port of the loopback."""
+    """The service in a thread, on a free port."""
 
     def __init__(self, app: Any) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))
@@ -49,56 +52,50 @@ def server(predictor: Predictor) -> Iterator[Server]:
 
 @pytest.fixture
 def page(chromium: Any, server: Server) -> Iterator[Any]:
-    """The page, loaded; nothing may go wrong in it, and it asks nobody but its server."""
+    """Load the page, and check that it has no errors and sends requests only to its server."""
     page = chromium.new_page(viewport={"width": 1100, "height": 700})
     page.set_default_timeout(10_000)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
-    page.on(
-        "request",
-        lambda asked: (
-            None
-            if asked.url.startswith((server.url, "blob:", "data:"))
-            else problems.append(asked.url)
-        ),
-    )
+    page.on("console", lambda entry: entry.type == "error" and problems.append(entry.text))
+    allowed = (server.url, "blob:", "data:")
+    page.on("request", lambda sent: sent.url.startswith(allowed) or problems.append(sent.url))
     page.goto(server.url)
     yield page
     page.close()
-    # The browser itself notes every answer that is not 200.
-    assert [one for one in problems if "Failed to load resource" not in one] == []
+    # The browser logs every response that is not 200.
+    assert [problem for problem in problems if "Failed to load resource" not in problem] == []
 
 
-def choose(page: Any, name: str, kind: str, body: bytes) -> None:
-    page.set_input_files("#file", {"name": name, "mimeType": kind, "buffer": body})
+def choose(page: Any, name: str, media_type: str, body: bytes) -> None:
+    page.set_input_files("#file", {"name": name, "mimeType": media_type, "buffer": body})
 
 
 def pixel(page: Any, x: int, y: int) -> list[int]:
-    """The colour at a place of the picture."""
+    """Return the color of a pixel of the image."""
     code = """([x, y]) => {
-        const scale = canvas.width / answer.width;
+        const scale = canvas.width / result.width;
         const data = context.getImageData(scale * (x + 0.5), scale * (y + 0.5), 1, 1).data;
         return [...data].slice(0, 3);
     }"""
     return page.evaluate(code, [x, y])
 
 
-def test_from_a_picture_to_its_json(page: Any, picture: Callable[..., bytes]) -> None:
-    choose(page, "photo.png", "image/png", picture(300, 400))
+def test_detections_and_download(page: Any, image_file: Callable[..., bytes]) -> None:
+    choose(page, "photo.png", "image/png", image_file(300, 400))
     expect(page.locator("#list li")).to_have_count(1)
     assert page.inner_text("#status") == "photo.png: 1 of 2 objects shown."
     assert page.inner_text("#list li").split("\n") == ["square", "0.90"]
     assert pixel(page, 300, 200) == [0, 0, 0]
-    red, green, blue = pixel(page, 40, 30)  # in the mask: between white and its colour
+    red, green, blue = pixel(page, 40, 30)  # white, tinted by the mask
     assert min(red, green, blue) < 220
 
-    # By keyboard: the threshold down to its end, and back to 0.5.
+    # Lower the threshold by keyboard to its minimum, and raise it to 0.35.
     page.focus("#threshold")
     page.keyboard.press("Home")
     assert page.inner_text("#shown_threshold") == "0.05"
     assert page.locator("#list li").count() == 2
-    assert pixel(page, 300, 200) != [0, 0, 0]  # the mask of the whole picture
+    assert pixel(page, 300, 200) != [0, 0, 0]  # the mask of the whole image
     for _ in range(30):
         page.keyboard.press("ArrowRight")
     assert page.locator("#list li").count() == 1
@@ -108,76 +105,76 @@ def test_from_a_picture_to_its_json(page: Any, picture: Callable[..., bytes]) ->
     assert downloading.value.suggested_filename == "photo.json"
     content = json.loads(Path(downloading.value.path()).read_text())
     assert (content["file_name"], content["width"], content["height"]) == ("photo.png", 400, 300)
-    (found,) = content["detections"]
-    assert found.keys() == {
+    (detection,) = content["detections"]
+    assert detection.keys() == {
         "category", "category_id", "score", "bbox", "segmentation", "keypoints",
     }  # fmt: skip
-    assert found["bbox"] == pytest.approx([20, 10, 40, 40])
+    assert detection["bbox"] == pytest.approx([20, 10, 40, 40])
 
 
-def test_a_picture_is_dropped(page: Any, picture: Callable[..., bytes]) -> None:
+def test_dropped_image(page: Any, image_file: Callable[..., bytes]) -> None:
     code = """bytes => {
-        const given = new DataTransfer();
-        given.items.add(new File([new Uint8Array(bytes)], 'dropped.png', {type: 'image/png'}));
-        dispatchEvent(new DragEvent('drop', {dataTransfer: given, cancelable: true}));
+        const transfer = new DataTransfer();
+        transfer.items.add(new File([new Uint8Array(bytes)], 'dropped.png', {type: 'image/png'}));
+        dispatchEvent(new DragEvent('drop', {dataTransfer: transfer, cancelable: true}));
     }"""
-    page.evaluate(code, list(picture()))
+    page.evaluate(code, list(image_file()))
     expect(page.locator("#list li")).to_have_count(1)
     assert page.inner_text("#status").startswith("dropped.png")
 
 
-def test_masks_are_where_they_belong(page: Any) -> None:
-    """The page's reader of run lengths against pycocotools' writer."""
-    import numpy as np
-
-    from detlite.structures.masks.formats import encode_bitmap
-
+def test_page_decodes_masks_of_pycocotools(page: Any) -> None:
     rng = np.random.default_rng(0)
     for shape in ((1, 1), (7, 5), (90, 61)):
         bitmap = (rng.random(shape) < 0.5) | (np.arange(shape[1]) > shape[1] // 2)
         counts = encode_bitmap(bitmap)["counts"]
-        runs = page.evaluate("runs", counts)
+        runs = page.evaluate("decodeRuns", counts)
         values = np.arange(len(runs)) % 2 == 1
         assert (bitmap == np.repeat(values, runs).reshape(shape[::-1]).T).all()
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "body", "said"),
+    ("name", "media_type", "body", "message"),
     [
         (
             "notes.txt",
             "text/plain",
             b"hello",
-            "notes.txt is no picture that the server reads. Choose one of JPEG, PNG",
+            "cannot read notes.txt. Choose an image of type",
         ),
-        ("broken.png", "image/png", b"hello", "What to do: send a sound picture"),
-        ("large.png", "image/png", bytes(60_000), "has 60 kB, and the server takes 50 kB"),
+        ("broken.png", "image/png", b"hello", "What to do: send a valid image"),
+        (
+            "large.png",
+            "image/png",
+            bytes(60_000),
+            "60 kB, but the limit of the server is 50 kB",
+        ),
     ],
 )
-def test_errors_are_said(page: Any, name: str, kind: str, body: bytes, said: str) -> None:
-    choose(page, name, kind, body)
+def test_errors_are_shown(page: Any, name: str, media_type: str, body: bytes, message: str) -> None:
+    choose(page, name, media_type, body)
     expect(page.locator("#problem")).not_to_be_empty()
-    assert said in page.inner_text("#problem")
+    assert message in page.inner_text("#problem")
     assert page.locator("#list li").count() == 0
     assert page.is_hidden("#canvas")
     assert page.is_disabled("#download")
 
 
-def test_a_server_that_is_gone(page: Any, server: Server, picture: Callable[..., bytes]) -> None:
+def test_stopped_server(page: Any, server: Server, image_file: Callable[..., bytes]) -> None:
     server.stop()
-    choose(page, "photo.png", "image/png", picture())
+    choose(page, "photo.png", "image/png", image_file())
     expect(page.locator("#problem")).not_to_be_empty()
-    assert "The server does not answer" in page.inner_text("#problem")
+    assert "The server does not respond" in page.inner_text("#problem")
 
 
-def test_of_two_pictures_the_last_one_stays(
-    page: Any, predictor: Predictor, picture: Callable[..., bytes]
+def test_second_image_replaces_a_pending_one(
+    page: Any, predictor: Predictor, image_file: Callable[..., bytes]
 ) -> None:
     predictor.model.gate.clear()
-    choose(page, "first.png", "image/png", picture(60, 120))
+    choose(page, "first.png", "image/png", image_file(60, 120))
     time.sleep(0.2)
-    choose(page, "second.png", "image/png", picture(90, 100))
+    choose(page, "second.png", "image/png", image_file(90, 100))
     predictor.model.gate.set()
     expect(page.locator("#list li")).to_have_count(1)
     assert page.inner_text("#status").startswith("second.png")
-    assert page.evaluate("answer.height") == 90
+    assert page.evaluate("result.height") == 90

@@ -1,4 +1,4 @@
-"""`detlite serve` as a process, under load, and how it ends. `clients.py` is the long form."""
+"""Test `detlite serve` as a process under load, and its end. `clients.py` is the long form."""
 
 from __future__ import annotations
 
@@ -13,45 +13,44 @@ from yacs.config import CfgNode
 
 from detlite import build_model
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
+from tests.apps.serve.clients import noise_jpeg, post, run_clients, start_server
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 
 
-from tests.apps.serve.clients import hammer, picture, post, start_server
-
-
 @pytest.fixture
 def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> str:
-    """The checkpoint of an untrained model that finds something everywhere."""
+    """Return the checkpoint of an untrained model that detects something everywhere."""
     cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
-    categories = [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)]
+    categories = [{"id": 10 * k, "name": f"category {k}"} for k in (1, 2, 3)]
     path = tmp_path / "model.pth"
     save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), categories, cfg.dump()))
     return str(path)
 
 
-def test_nothing_is_lost_under_load_nor_at_the_end(
+@pytest.mark.slow
+def test_every_request_is_answered_under_load_and_at_the_end(
     weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    process, port = start_server(weights, "--batch", "2", "--threshold", "0")
+    process, port = start_server(weights, "--batch-size", "2", "--threshold", "0")
     try:
-        outcome = hammer(port, seconds=3, clients=6)
+        outcome = run_clients(port, seconds=3, clients=6)
         assert outcome.sent > 20
         assert dict(outcome.statuses) == {200: outcome.sent}
         assert outcome.wrong == 0
-        assert max(outcome.memory) - outcome.memory[0] < 300  # megabytes: it warms up
+        assert max(outcome.memory) - outcome.memory[0] < 300  # megabytes of warm-up
 
-        # Of sixteen requests that are on their way some run and the others wait.
+        # Of sixteen concurrent requests some run and the others wait.
         statuses: list[int] = []
         connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(16)]
         for connection in connections:
             connection.connect()
 
         def ask(connection: http.client.HTTPConnection) -> None:
-            statuses.append(post(connection, picture(300, 300))[0])
+            statuses.append(post(connection, noise_jpeg(300, 300))[0])
 
         threads = [threading.Thread(target=ask, args=(own,)) for own in connections]
         for thread in threads:
@@ -66,4 +65,4 @@ def test_nothing_is_lost_under_load_nor_at_the_end(
     finally:
         process.kill()
     assert process.stdout is not None
-    assert process.stdout.read() == "every request was answered; ended\n"
+    assert process.stdout.read() == "all requests answered; server stopped\n"
