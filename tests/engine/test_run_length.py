@@ -296,7 +296,7 @@ RANKS = """
 import json, time
 from types import SimpleNamespace
 from detlite.distributed import all_gather_objects, process_group, rank
-from detlite.engine.hooks import run_length as run_length
+from detlite.engine import run_length
 
 now = [0.0]
 run_length.time = SimpleNamespace(monotonic=lambda: now[0])
