@@ -45,14 +45,14 @@ def run(args: argparse.Namespace) -> int:
 
     from detlite.api import evaluate
     from detlite.apps.batch_predict.allocator import keep_freed_memory
-    from detlite.apps.dataset_formats.coco_files import find_pictures
+    from detlite.apps.dataset_formats.coco_files import find_images
     from detlite.config import ConfigError
 
     if args.images and not args.data:
         raise ConfigError("--images is the image folder of --data: add --data")
     data = None
     if args.data:
-        data = (args.data, args.images or find_pictures(Path(args.data)))
+        data = (args.data, args.images or find_images(Path(args.data)))
     keep_freed_memory()
     evaluate(
         args.weights,

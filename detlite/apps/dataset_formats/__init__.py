@@ -1,8 +1,7 @@
-"""Data sets in other forms than COCO's: recognised, read, and written as COCO json.
+"""Datasets of YOLO, PASCAL VOC, LabelMe and mask files: recognize, read, and convert to COCO json.
 
-Own readers of a screen each: supervision cuts YOLO's polygons to whole pixels, holds each as a
-bitmap and makes new polygons of that, reads VOC's coordinates as integers, and does not say which
-line is wrong.
+The readers are our own because supervision's lose accuracy: it rounds YOLO's polygons to whole
+pixels, rounds VOC's coordinates, and does not name the invalid line.
 """
 
 from .find_annotations import Source, convert, find_sets

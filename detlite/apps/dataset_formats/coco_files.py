@@ -1,117 +1,173 @@
-"""COCO json files as folders hold them, and the pictures that belong to one."""
+"""COCO json files: find them and their images in folders, write them, and split them."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import posixpath
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from detlite.atomic_write import atomic_open
 from detlite.data.errors import DataError
 from detlite.data.index.build import open_index
 
-_READ = 1 << 16
-_SAMPLE = 20  # pictures by which a folder is recognised
-_PLACES = ("*.json", "annotations/*.json", "*/*.json")
-WRITTEN = "detlite"  # the folder that `detlite init` writes annotation files to
+OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
+VAL_FRACTION = 0.2
+_HEAD = 1 << 16  # bytes at the start of a json file that are searched for COCO's keys
+_SAMPLE = 20  # images that decide whether a folder is the right one
+_PATTERNS = ("*.json", "annotations/*.json", "*/*.json")
 _SPLITS = {"train": r"train", "val": r"val(id(ation)?)?(?![a-z])"}
 
 
-def coco_files(folder: Path) -> dict[str, Path]:
-    """The annotation files of a folder: "train", and "val" where one is called so; or none.
+def find_coco_files(folder: Path) -> dict[str, Path]:
+    """Find the annotation files of a folder by name: "train", and "val" if there is one; or none.
 
-    They may lie in it, in its `annotations`, or beside their pictures in `train` and `val`. One for
-    both, such as trainval.json, is not divided.
+    They may be in the folder, in its `annotations`, or next to their images in `train` and `val`.
+    A file for both, such as trainval.json, counts as "train".
 
     Raises:
-        DataError: there are several, and names do not say which is which.
+        DataError: there are several files, and their names are ambiguous.
     """
-    found = {file for place in _PLACES for file in folder.glob(place)}
-    files = sorted(file for file in found if file.parent.name != WRITTEN and _is_coco(file))
+    matches = {file for pattern in _PATTERNS for file in folder.glob(pattern)}
+    files = sorted(file for file in matches if file.parent.name != OUTPUT_FOLDER and _is_coco(file))
     if len(files) <= 1:
-        return dict.fromkeys(["train"], files[0]) if files else {}
+        return {"train": files[0]} if files else {}
     train, val, both = (
-        [file for file in files if _splits(file, folder) == wanted]
-        for wanted in ({"train"}, {"val"}, {"train", "val"})
+        [file for file in files if _splits_of(file, folder) == splits]
+        for splits in ({"train"}, {"val"}, {"train", "val"})
     )
     if len(train) == len(val) == 1:
         return {"train": train[0], "val": val[0]}
     if len(both) == 1 and not train and not val:
         return {"train": both[0]}
-    listed = ", ".join(str(file.relative_to(folder)) for file in files)
+    names = ", ".join(str(file.relative_to(folder)) for file in files)
     raise DataError(
-        f"{folder}: holds several annotation files ({listed}): name that to train on by "
-        "--data, and that to measure on by --val"
+        f"{folder}: contains several annotation files ({names}): name the one to train on with "
+        "--data, and the one to evaluate on with --val"
     )
 
 
-def find_pictures(annotations: Path, folder: Path | None = None) -> Path:
-    """The folder that the file names of an annotation file are relative to.
+def find_images(annotations: Path, folder: Path | None = None) -> Path:
+    """Find the folder that the file names of a COCO file are relative to.
 
     Args:
-        annotations: in COCO's form.
-        folder: where to look, alone; None: beside the file and one folder up, there also in
-            `images` and in the folders inside. Of those that hold the same number of its pictures
-            the one that is named like the file, "train" or "val", goes before.
+        annotations: the COCO file.
+        folder: the only folder to check; None: the folder of the file and its parent, their
+            `images`, and the folders in them. If several contain the same number of images, the
+            one named like the file, "train" or "val", is preferred.
 
     Raises:
-        DataError: the file is not in COCO's form, no picture of it is there, or several folders
-            inside may be meant.
+        DataError: not a COCO file, no folder contains its images, or several do.
     """
     index = open_index(annotations)
     count = len(index.image_ids)
-    numbers = range(0, count, max(count // _SAMPLE, 1))
-    names = [index.image(number)["file_name"] for number in numbers]
-    places = [folder] if folder else _places(annotations)
-    found = {place: sum(os.path.isfile(place / name) for name in names) for place in places}
-    most = max(found.values())
-    if not most:
-        looked = ", ".join(str(place) for place in places[:4]) + ", ..." * (len(places) > 4)
+    sample = range(0, count, max(count // _SAMPLE, 1))
+    names = [index.image(number)["file_name"] for number in sample]
+    usual = [
+        path
+        for parent in (annotations.parent, annotations.parent.parent)
+        for path in (parent / "images", parent)
+    ]
+    candidates = [folder] if folder else _with_subfolders(usual)
+    counts = {path: sum(os.path.isfile(path / name) for name in names) for path in candidates}
+    max_count = max(counts.values())
+    if not max_count:
+        searched = ", ".join(map(str, candidates[:4])) + ", ..." * (len(candidates) > 4)
         raise DataError(
-            f"{annotations}: its pictures, such as {names[0]}, are not in {looked}: name the "
-            "folder that their names are relative to by --images"
+            f"{annotations}: its images, such as {names[0]}, are not in {searched}: name the "
+            "folder that their names are relative to with --images"
         )
-    best = [place for place in places if found[place] == most]
+    best = [path for path in candidates if counts[path] == max_count]
     root = annotations.parent.parent
-    if not folder and (split := _splits(annotations, root)):
-        best = [place for place in best if _splits(place, root) == split] or best
-    if len(best) > 1 and best[0] not in _near(annotations):
+    if not folder and (splits := _splits_of(annotations, root)):
+        best = [path for path in best if _splits_of(path, root) == splits] or best
+    if len(best) > 1 and best[0] not in usual:
         raise DataError(
-            f"{annotations}: its pictures, such as {names[0]}, may be those in "
-            f"{', '.join(map(str, best))}: name the folder by --images"
+            f"{annotations}: its images, such as {names[0]}, are in several folders "
+            f"({', '.join(map(str, best))}): name the right one with --images"
         )
     return best[0]
 
 
-def _near(annotations: Path) -> list[Path]:
-    """Where pictures are expected, the most usual place first."""
-    folders = (annotations.parent, annotations.parent.parent)
-    return [place for folder in folders for place in (folder / "images", folder)]
+def write_coco(content: dict[str, Any], file: Path) -> None:
+    """Write an annotation file atomically, and create its folder.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_open(file, unique=True) as stream:
+            stream.write(json.dumps(content))
+    except OSError as error:
+        raise DataError(f"{file}: the annotations cannot be written ({error})") from error
 
 
-def _places(annotations: Path) -> list[Path]:
-    places = _near(annotations)
-    for folder in _near(annotations):
-        with suppress(OSError):  # there is none, or it is not ours to look into
-            places += [place for place in sorted(folder.iterdir()) if os.path.isdir(place)]
-    return list(dict.fromkeys(places))
+def split_content(content: dict[str, Any], within: str = "") -> dict[str, dict[str, Any]]:
+    """Split the content of a COCO file into "train" and "val" by a hash of the file names.
+
+    An image stays in its split when others are added, except to ensure that both splits have an
+    annotated image. With a single annotated image there is no "val".
+
+    Args:
+        content: the content of the file.
+        within: the image folder relative to the dataset. It is hashed with the file names, which
+            become longer when another image folder is added.
+    """
+    annotated = {row.get("image_id") for row in content["annotations"]}
+    hashes = {}
+    for row in content["images"]:
+        name = row.get("file_name") or row["coco_url"]  # LVIS v1 has URLs only
+        path = posixpath.normpath(posixpath.join(within, name)) if within else name
+        hashes[row["id"]] = _hash_fraction(path)
+    order = sorted((value, number) for number, value in hashes.items() if number in annotated)
+    if len(order) < 2:
+        return {"train": content}
+    val = {number for number, value in hashes.items() if value < VAL_FRACTION}
+    val = (val | {order[0][1]}) - {order[-1][1]}
+
+    def part(is_val: bool) -> dict[str, Any]:
+        # Annotations of unknown images stay in "train", where they are reported.
+        rows = content["images"], content["annotations"]
+        images = [row for row in rows[0] if (row["id"] in val) == is_val]
+        annotations = [row for row in rows[1] if (row.get("image_id") in val) == is_val]
+        return {**content, "images": images, "annotations": annotations}
+
+    return {"train": part(False), "val": part(True)}
 
 
-def _splits(file: Path, root: Path) -> set[str]:
-    """Which of "train" and "val" the name of a file or folder says, or else its path in `root`."""
-    for name in (file.name, file.relative_to(root).as_posix()):
-        found = {split for split, text in _SPLITS.items() if re.search(text, name.lower())}
-        if found:
-            return found
+def _hash_fraction(name: str) -> float:
+    """Return a number in [0, 1) that depends only on a name."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def _with_subfolders(folders: list[Path]) -> list[Path]:
+    paths = list(folders)
+    for folder in folders:
+        with suppress(OSError):  # it is missing or not readable
+            paths += [path for path in sorted(folder.iterdir()) if os.path.isdir(path)]
+    return list(dict.fromkeys(paths))
+
+
+def _splits_of(path: Path, root: Path) -> set[str]:
+    """Return which of "train" and "val" occur in the name of a path, or else in its parents."""
+    for name in (path.name, path.relative_to(root).as_posix()):
+        splits = {split for split, text in _SPLITS.items() if re.search(text, name.lower())}
+        if splits:
+            return splits
     return set()
 
 
 def _is_coco(file: Path) -> bool:
-    """Whether the beginning of a json file looks like COCO's."""
+    """Return True if the start of a json file looks like COCO's."""
     if not os.path.isfile(file):
         return False
-    with file.open("rb") as opened:
-        data = opened.read(_READ)
+    with file.open("rb") as stream:
+        data = stream.read(_HEAD)
     text = data.decode(json.detect_encoding(data), "replace")
     return re.search(r'"(images|annotations|categories)"\s*:\s*\[', text) is not None

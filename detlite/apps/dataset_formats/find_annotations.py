@@ -1,9 +1,10 @@
-"""Wherever annotations are and whatever form they have: COCO json files, and their pictures."""
+"""Find the annotations of a file or folder in any supported format, as COCO files."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,158 +13,205 @@ from detlite.data.data_arguments import FINDERS
 from detlite.data.errors import DataError
 from detlite.data.index.build import open_index
 
-from .coco_files import WRITTEN, coco_files, find_pictures
-from .coco_writer import split_content, write_coco
-from .detect_format import UnknownFormError, read_set
-from .labeled_dataset import coco_content, image_folder
+from .coco_files import OUTPUT_FOLDER, find_coco_files, find_images, split_content, write_coco
+from .labeled_dataset import LabeledDataset, to_coco
+from .labelme import is_labelme, read_labelme
+from .mask_files import is_mask_folder, read_mask_folder
+from .voc_xml import is_voc, read_voc_folder
+from .yolo import is_yolo, read_yolo
+
+# The first match counts: folders of YOLO and VOC may contain other json files, and VOC's masks.
+_FORMATS = {
+    "YOLO": (is_yolo, read_yolo),
+    "PASCAL VOC": (is_voc, read_voc_folder),
+    "LabelMe": (is_labelme, read_labelme),
+    "mask files": (is_mask_folder, read_mask_folder),
+}
+
+
+class UnknownFormatError(DataError):
+    """A folder without labels of any supported format."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """An annotation file in COCO's form, and the folder that its file names are relative to."""
+    """A COCO file, and the folder that its file names are relative to."""
 
     annotations: Path
     images: Path
 
 
-@FINDERS.register("path")
+@dataclass(frozen=True)
+class _Split:
+    """A COCO file or the content of one, and the folder that its file names are relative to."""
+
+    coco: Path | dict[str, Any]
+    images: Path
+
+    @property
+    def categories(self) -> list[dict[str, Any]]:
+        content = open_index(self.coco).content if isinstance(self.coco, Path) else self.coco
+        return sorted(content["categories"], key=lambda row: row["id"])
+
+    @property
+    def converted_images(self) -> set[Path]:
+        """The image files if another format was converted."""
+        if isinstance(self.coco, Path):
+            return set()
+        return {self.images / row["file_name"] for row in self.coco["images"]}
+
+
 def find_sets(
     data: Path, val: Path | None = None, images: Path | None = None, folder: Path | None = None
 ) -> tuple[dict[str, Source], str]:
-    """The sets of `data`, and how they came about, in a sentence.
+    """Find the datasets to train and evaluate on.
 
-    What is not COCO json is written as such; and where nothing says what is measured on, or it is
-    what is trained on, `data` is divided by a hash of the pictures' paths in it, of COCO json their
-    file names.
+    Other formats are converted to COCO files. If nothing is given to evaluate on, or only the
+    training images, `data` is split by a hash of the image paths (for COCO files, the file names).
 
     Args:
-        data: an annotation file, or a folder of any form that is known.
-        val: the same, to measure on.
-        images: the folder of the pictures of annotation files; None: found.
-        folder: for what is written; None: `detlite` in the folder of the data.
+        data: an annotation file, or a folder in any supported format.
+        val: the same, to evaluate on.
+        images: the image folder of annotation files; None: searched for.
+        folder: output folder; None: `detlite` in the folder of the data.
 
     Returns:
-        "train", and "val" unless the set has but one picture with an object.
+        "train", and "val" unless only one image has an object; and a summary in a sentence.
 
     Raises:
-        DataError: there is no data set, or it cannot be read or written.
+        DataError: there is no dataset, or it cannot be read or written.
     """
     data, val = data.absolute(), val and val.absolute()
-    way_out = (
-        "" if folder else f"; `detlite init --data {data} --annotations FOLDER` writes elsewhere"
-    )
-    folder = (folder or (data if data.is_dir() else data.parent) / WRITTEN).absolute()
-    stem = "" if data.is_dir() else f"{data.stem}_"
-    form, parts = _parts(data, images)
-    if _pictures(parts["train"]) == _pictures(parts.get("val")) != set():
-        del parts["val"]
-        form += ", whose train and val are the same pictures"
+    format, splits = _read(data, images)
+    if "val" in splits:
+        shared = splits["train"].converted_images
+        if shared and shared == splits["val"].converted_images:
+            del splits["val"]
+            format += ", whose train and val are the same images"
     if val is not None:
-        names = [row["name"] for row in _category_rows(parts["train"])]
-        _, measured = _parts(val, images, names)
-        parts = {"train": parts["train"], "val": measured.get("val", measured["train"])}
-        _check_categories(parts, val)
-        how = f"read as {form}; measured on {val}"
-    elif "val" in parts:
-        how = f"read as {form}, which is divided already"
+        names = [row["name"] for row in splits["train"].categories]
+        _, val_splits = _read(val, images, names)
+        splits = {"train": splits["train"], "val": val_splits.get("val", val_splits["train"])}
+        _check_categories(splits, val)
+        summary = f"read as {format}; evaluated on {val}"
+    elif "val" in splits:
+        summary = f"read as {format}, which has train and val"
     else:
-        # Images and annotations were checked when the file was indexed.
-        content, pictures = parts["train"]
-        within = ""
-        if isinstance(content, Path):
-            content = json.loads(content.read_bytes())
+        splits, counts = _split(splits["train"], data)
+        summary = f"read as {format}; " + (
+            f"{counts['val']} of {sum(counts.values())} images, chosen by a hash of their names, "
+            "are used for evaluation and not for training"
+            if "val" in splits
+            else "only one image has an object, so there is no evaluation"
+        )
+    output = (folder or (data if data.is_dir() else data.parent) / OUTPUT_FOLDER).absolute()
+    prefix = "" if data.is_dir() else f"{data.stem}_"
+    sources, written = {}, []
+    for name, split in splits.items():
+        if isinstance(split.coco, Path):
+            file = split.coco
         else:
-            within = Path(os.path.relpath(pictures, data)).as_posix()
-        halves = split_content(content, within)
-        if "val" in halves:
-            parts = {split: (half, pictures) for split, half in halves.items()}
-            count = {split: len(half["images"]) for split, half in halves.items()}
-            how = (
-                f"read as {form}; {count['val']} of {count['train'] + count['val']} pictures, by a "
-                "hash of their names, are measured on and never trained on"
-            )
-        else:
-            how = f"read as {form}; there is but one picture with an object, so none to measure on"
-    sets = {}
-    for split, (content, pictures) in parts.items():
-        file = content if isinstance(content, Path) else folder / f"{stem}{split}.json"
-        if not isinstance(content, Path):
+            file = output / f"{prefix}{name}.json"
             try:
-                write_coco(content, file)
+                write_coco(split.coco, file)
             except DataError as error:
-                raise DataError(f"{error}{way_out}") from error
-        sets[split] = Source(file, pictures.absolute())
-    written = [str(one.annotations) for one in sets.values() if one.annotations.parent == folder]
-    return sets, how + (f"; written: {', '.join(written)}" if written else "")
+                hint = f"; choose another folder: `detlite init --data {data} --annotations FOLDER`"
+                raise DataError(f"{error}{'' if folder else hint}") from error
+            written.append(str(file))
+        sources[name] = Source(file, split.images.absolute())
+    return sources, summary + (f"; written: {', '.join(written)}" if written else "")
+
+
+FINDERS.register("path")(find_sets)
 
 
 def convert(data: Path, file: Path) -> list[Path]:
-    """Writes a folder of another form as COCO json; returns the files.
+    """Convert a folder of another format to COCO json, and return the files.
 
-    A set that is divided already becomes two: `<name>_train.json` and `<name>_val.json`.
+    A dataset that is already split becomes two: `<name>_train.json` and `<name>_val.json`.
 
     Raises:
         DataError: there is nothing to convert, or it cannot be read or written.
     """
     if not data.is_dir():
-        raise DataError(f"{data}: is no folder, so there is nothing to convert")
+        raise DataError(f"{data}: is not a folder, so there is nothing to convert")
     try:
-        _, parts = read_set(data.absolute())
-    except UnknownFormError as error:
-        if known := coco_files(data):
+        _, datasets = read_folder(data.absolute())
+    except UnknownFormatError as error:
+        if files := find_coco_files(data):
             raise DataError(
-                f"{known['train']}: is COCO json already, so there is nothing to convert"
+                f"{files['train']}: is a COCO file already, so there is nothing to convert"
             ) from error
         raise
-    files = []
-    for split, found in parts.items():
-        files.append(file.with_stem(f"{file.stem}_{split}") if len(parts) > 1 else file)
-        write_coco(coco_content(found), files[-1])
-    return files
+    outputs = []
+    for split, dataset in datasets.items():
+        outputs.append(file.with_stem(f"{file.stem}_{split}") if len(datasets) > 1 else file)
+        write_coco(to_coco(dataset), outputs[-1])
+    return outputs
 
 
-def _parts(
-    data: Path, images: Path | None, categories: list[str] | None = None
-) -> tuple[str, dict[str, tuple[Any, Path]]]:
-    """What form a set has, and of each part its file or content in COCO's form, and its pictures.
+def read_folder(folder: Path) -> tuple[str, dict[str, LabeledDataset]]:
+    """Read a dataset of YOLO, PASCAL VOC, LabelMe or mask files.
 
-    `categories` are those of another set, whose ids it is to have.
+    Returns:
+        The name of the format; and "train", and "val" if the dataset is split already.
+
+    Raises:
+        UnknownFormatError: the folder has none of these formats.
+        DataError: a file is invalid.
     """
+    for name, (recognize, read) in _FORMATS.items():
+        if recognize(folder):
+            return name, read(folder)
+    counts = Counter(file.suffix or file.name for file in folder.iterdir())
+    content = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5)) or "nothing"
+    raise UnknownFormatError(
+        f"{folder}: contains no annotations of a supported format, but {content}. Supported: COCO "
+        "json, data.yaml or classes.txt (YOLO), *.xml or Annotations/*.xml (PASCAL VOC), json "
+        "files next to images (LabelMe), folders images and masks"
+    )
+
+
+def _read(
+    data: Path, images: Path | None, categories: list[str] | None = None
+) -> tuple[str, dict[str, _Split]]:
+    """Return the name of the format and the splits; `categories` as for `to_coco`."""
     if not data.exists():
         raise DataError(f"{data}: there is no such file or folder")
-    files = {"train": data} if data.is_file() else coco_files(data)
+    files = {"train": data} if data.is_file() else find_coco_files(data)
     if files:
         return "COCO json", {
-            split: (file, find_pictures(file, images)) for split, file in files.items()
+            split: _Split(file, find_images(file, images)) for split, file in files.items()
         }
-    form, found = read_set(data)
-    return form, {
-        split: (coco_content(one, categories), image_folder(one)) for split, one in found.items()
+    format, datasets = read_folder(data)
+    return format, {
+        split: _Split(to_coco(dataset, categories), dataset.image_folder)
+        for split, dataset in datasets.items()
     }
 
 
-def _pictures(part: tuple[Any, Path] | None) -> set[Path]:
-    """The files of a part that was not COCO json, or none."""
-    if part is None or isinstance(part[0], Path):
-        return set()
-    return {part[1] / row["file_name"] for row in part[0]["images"]}
+def _split(train: _Split, data: Path) -> tuple[dict[str, _Split], dict[str, int]]:
+    """Return the splits of a dataset, and their numbers of images."""
+    if isinstance(train.coco, Path):
+        # The file was checked when it was indexed.
+        contents = split_content(json.loads(train.coco.read_bytes()))
+    else:
+        contents = split_content(train.coco, Path(os.path.relpath(train.images, data)).as_posix())
+    counts = {name: len(content["images"]) for name, content in contents.items()}
+    if len(contents) == 1:
+        return {"train": train}, counts
+    return {name: _Split(content, train.images) for name, content in contents.items()}, counts
 
 
-def _check_categories(parts: dict[str, tuple[Any, Path]], val: Path) -> None:
-    """Raises DataError where the two sets number their categories differently."""
-    trained, measured = (
-        {(row["id"], row["name"]) for row in _category_rows(parts[split])}
-        for split in ("train", "val")
+def _check_categories(splits: dict[str, _Split], val: Path) -> None:
+    """Raise a DataError if two datasets have different categories."""
+    train, other = (
+        {(row["id"], row["name"]) for row in splits[name].categories} for name in ("train", "val")
     )
-    if trained != measured:
-        number, name = min(trained ^ measured)
-        where = "only" if (number, name) in trained else "not"
+    if train != other:
+        number, name = min(train ^ other)
+        place = "the training set" if (number, name) in train else "this one"
         raise DataError(
-            f"{val}: has other categories than the set to train on, which {where} has "
-            f"{number} ({name!r}): both need the same ids and names"
+            f"{val}: its categories differ from those of the training set: only {place} has "
+            f"{number} ({name!r}). Both need the same ids and names"
         )
-
-
-def _category_rows(part: tuple[Any, Path]) -> list[dict[str, Any]]:
-    content = open_index(part[0]).content if isinstance(part[0], Path) else part[0]
-    return sorted(content["categories"], key=lambda row: row["id"])

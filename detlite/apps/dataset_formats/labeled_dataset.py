@@ -1,4 +1,4 @@
-"""What every format says of a data set, and the same in COCO's form."""
+"""The record that all formats are read into, its conversion to COCO, and helpers of the readers."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from detlite.data.datasets.coco_checks import fill_missing
 from detlite.data.errors import DataError
-from detlite.structures.masks.formats import Segmentation
+from detlite.data.loading.image_io import image_size
+from detlite.structures.masks.formats import Segmentation, encode_bitmap
 
 _DECIMALS = 3  # of coordinates in pixels
 
 
 @dataclass(frozen=True)
-class LabelledObject:
-    """An object of a picture.
+class LabeledObject:
+    """An object in an image.
 
     Attributes:
         category: its name.
         box: (x, y, width, height) in pixels.
-        segmentation: polygons [[x1, y1, x2, y2, ...], ...] in pixels, or an RLE; None: not known.
-        crowd: left out of training, ignored in evaluation.
+        segmentation: polygons [[x1, y1, x2, y2, ...], ...] in pixels, or an RLE; None if unknown.
+        crowd: skipped in training and ignored in evaluation.
     """
 
     category: str
@@ -35,128 +37,173 @@ class LabelledObject:
 
 
 @dataclass(frozen=True)
-class LabelledPicture:
-    """A picture file, its (height, width) and its objects."""
+class LabeledImage:
+    """An image file, its (height, width) and its objects."""
 
     file: Path
     size: tuple[int, int]
-    objects: Sequence[LabelledObject]
+    objects: Sequence[LabeledObject]
 
 
 @dataclass(frozen=True)
-class LabelledSet:
-    """The pictures of a data set.
+class LabeledDataset:
+    """The images of a dataset.
 
     Attributes:
-        source: the folder or file that it was read from, for messages.
-        pictures: in any order.
-        categories: names in the order of their ids; None: those that occur, by name.
+        source: the folder or file that was read, for messages.
+        images: in any order.
+        categories: names in the order of their ids; None: the names that occur, sorted.
     """
 
     source: Path
-    pictures: Sequence[LabelledPicture]
+    images: Sequence[LabeledImage]
     categories: Sequence[str] | None = None
 
     @property
-    def category_names(self) -> list[str]:
-        """The names in the order of their ids."""
-        if self.categories is not None:
-            return list(self.categories)
-        return sorted({one.category for picture in self.pictures for one in picture.objects})
+    def image_folder(self) -> Path:
+        """The deepest folder that contains all images."""
+        return Path(os.path.commonpath([image.file.parent for image in self.images]))
 
 
-def coco_content(found: LabelledSet, categories: Sequence[str] | None = None) -> dict[str, Any]:
-    """A set in COCO's form; the same set always gives the same content.
+def to_coco(dataset: LabeledDataset, categories: Sequence[str] | None = None) -> dict[str, Any]:
+    """Convert a dataset to the content of a COCO file; equal datasets give equal contents.
 
-    Ids count from 1: images in the order of their paths, annotations in that of their images.
-    File names are relative to `image_folder(found)`.
+    Ids start at 1: images are sorted by path, and annotations follow their images. File names are
+    relative to `dataset.image_folder`.
 
     Args:
-        found: the set.
-        categories: names that another set has given ids, in their order; None: the set's own.
+        dataset: the dataset.
+        categories: category names of another dataset in the order of their ids, to use its ids.
 
     Raises:
-        DataError: there is no picture, no object, or one of another category; or a picture is
-            labelled twice.
+        DataError: there are no images or objects, an object has another category, or two files
+            label the same image.
     """
-    names = list(categories or found.category_names)
-    numbers = {name: number for number, name in enumerate(names, start=1)}
-    content: dict[str, Any] = {
-        "images": [],
-        "annotations": [],
-        "categories": [{"id": number, "name": name} for name, number in numbers.items()],
-    }
-    if not found.pictures:
-        raise DataError(f"{found.source}: there is no picture")
-    folder = image_folder(found)
-    named: dict[str, LabelledPicture] = {}
-    for picture in found.pictures:
-        name = picture.file.relative_to(folder).as_posix()
-        if name in named:
-            raise DataError(
-                f"{picture.file}: two files have labels of this picture: remove or join one of them"
-            )
-        named[name] = picture
-    for image_id, name in enumerate(sorted(named), start=1):
-        picture = named[name]
-        height, width = picture.size
-        content["images"].append(
-            {"id": image_id, "file_name": name, "height": height, "width": width}
-        )
-        for one in picture.objects:
-            if one.category not in numbers:
+    if not dataset.images:
+        raise DataError(f"{dataset.source}: contains no images")
+    names = categories or dataset.categories
+    if names is None:
+        names = sorted({obj.category for image in dataset.images for obj in image.objects})
+    ids = {name: number for number, name in enumerate(names, start=1)}
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    folder = dataset.image_folder
+    named = [(image.file.relative_to(folder).as_posix(), image) for image in dataset.images]
+    for name, image in sorted(named, key=lambda pair: pair[0]):
+        if images and images[-1]["file_name"] == name:
+            raise DataError(f"{image.file}: two files label this image: remove one")
+        height, width = image.size
+        image_id = len(images) + 1
+        images.append({"id": image_id, "file_name": name, "height": height, "width": width})
+        for obj in image.objects:
+            if obj.category not in ids:
                 raise DataError(
-                    f"{picture.file}: has an object of category {one.category!r}, which is none "
-                    f"of {', '.join(names)}"
+                    f"{image.file}: the category {obj.category!r} of an object is not one of "
+                    f"{', '.join(names)}"
                 )
             row = {
-                "id": len(content["annotations"]) + 1,
+                "id": len(annotations) + 1,
                 "image_id": image_id,
-                "category_id": numbers[one.category],
-                "bbox": [round(value, _DECIMALS) for value in one.box],
-                "iscrowd": int(one.crowd),
+                "category_id": ids[obj.category],
+                "bbox": _rounded(obj.box),
+                "iscrowd": int(obj.crowd),
             }
-            if isinstance(one.segmentation, list):
-                row["segmentation"] = [
-                    [round(value, _DECIMALS) for value in polygon] for polygon in one.segmentation
-                ]
-            elif one.segmentation is not None:
-                row["segmentation"] = one.segmentation
-            content["annotations"].append(row)
-    if not content["annotations"]:
-        raise DataError(f"{found.source}: none of {len(named)} pictures has a labelled object")
-    return fill_missing(content)
+            if isinstance(obj.segmentation, list):
+                row["segmentation"] = [_rounded(polygon) for polygon in obj.segmentation]
+            elif obj.segmentation is not None:
+                row["segmentation"] = obj.segmentation
+            annotations.append(row)
+    if not annotations:
+        raise DataError(f"{dataset.source}: none of {len(images)} images has a labeled object")
+    rows = [{"id": number, "name": name} for name, number in ids.items()]
+    return fill_missing({"images": images, "annotations": annotations, "categories": rows})
 
 
-def image_folder(found: LabelledSet) -> Path:
-    """The deepest folder that holds all pictures of a set."""
-    return Path(os.path.commonpath([picture.file.parent for picture in found.pictures]))
+def object_from_corners(
+    category: str, corners: Sequence[float], size: tuple[int, int], where: str, polygon: bool
+) -> LabeledObject:
+    """Return the object with the corners [x1, y1, x2, y2, ...], clipped to the image.
+
+    Args:
+        polygon: the corners form a polygon; False: only their bounding box is known.
+
+    Raises:
+        DataError: nothing is left inside the image.
+    """
+    height, width = size
+    clipped = [
+        min(max(value, 0.0), float(height if index % 2 else width))
+        for index, value in enumerate(corners)
+    ]
+    box = bounding_box([clipped])
+    if min(box[2:]) <= 0:
+        raise DataError(f"{where}: the object has no area inside the {width}x{height} image")
+    return LabeledObject(category, box, [clipped] if polygon else None)
 
 
-def box_around(polygons: Sequence[Sequence[float]]) -> tuple[float, float, float, float]:
-    """The box (x, y, width, height) of the corners of polygons [x1, y1, x2, y2, ...]."""
+def object_from_bitmap(category: str, bitmap: np.ndarray, where: str) -> LabeledObject:
+    """Return the object with the mask bool [H, W], which must not be empty."""
+    rows, columns = np.flatnonzero(bitmap.any(axis=1)), np.flatnonzero(bitmap.any(axis=0))
+    if not len(rows):
+        raise DataError(f"{where}: the mask is empty: no pixel of the object is set; remove it")
+    x, y = float(columns[0]), float(rows[0])
+    box = (x, y, float(columns[-1] + 1) - x, float(rows[-1] + 1) - y)
+    return LabeledObject(category, box, encode_bitmap(bitmap))
+
+
+def bounding_box(polygons: Sequence[Sequence[float]]) -> tuple[float, float, float, float]:
+    """Return the box (x, y, width, height) of polygons [x1, y1, x2, y2, ...]."""
     xs = [value for polygon in polygons for value in polygon[0::2]]
     ys = [value for polygon in polygons for value in polygon[1::2]]
     return min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
 
 
-def pictures_under(folder: Path, without: Iterable[Path] = ()) -> list[Path]:
-    """The picture files in a folder and all folders in it, by path.
+def check_size(image: Path, expected: tuple[int, int], file: Path) -> tuple[int, int]:
+    """Return the (height, width) of an image, which must be the expected size of `file`.
 
-    But for folders `without`, and those whose name begins with a dot.
+    Raises:
+        DataError: the sizes differ, or the image cannot be read.
     """
-    skipped = set(without)
-    suffixes = picture_suffixes()
-    found: list[Path] = []
-    for place, folders, names in os.walk(folder):
+    size = image_size(image)
+    if expected != size:
+        raise DataError(
+            f"{file}: its size is {expected[1]}x{expected[0]} (width x height), but {image} is "
+            f"{size[1]}x{size[0]}"
+        )
+    return size
+
+
+def images_under(folder: Path, exclude: Iterable[Path] = ()) -> list[Path]:
+    """List the image files in a folder and its subfolders, except hidden and excluded ones."""
+    excluded, suffixes = set(exclude), image_suffixes()
+    images: list[Path] = []
+    for parent, folders, names in os.walk(folder):
         folders[:] = [
-            name for name in folders if name[0] != "." and Path(place, name) not in skipped
+            name for name in folders if name[0] != "." and Path(parent, name) not in excluded
         ]
-        found += [Path(place, name) for name in names if Path(name).suffix.lower() in suffixes]
-    return sorted(found)
+        images += [Path(parent, name) for name in names if Path(name).suffix.lower() in suffixes]
+    return sorted(images)
 
 
-def picture_suffixes() -> set[str]:
-    """How the names of picture files end: `.jpg`, `.png`, ..."""
+def image_suffixes() -> set[str]:
+    """Return the suffixes of image files: `.jpg`, `.png`, ..."""
     formats = Image.registered_extensions()
     return {suffix for suffix, kind in formats.items() if kind in Image.OPEN}
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a text file.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: is not text in UTF-8 ({error})") from error
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [round(value, _DECIMALS) for value in values]

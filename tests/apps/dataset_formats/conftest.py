@@ -1,4 +1,4 @@
-"""Pictures and text files of small data sets."""
+"""Write the images and text files of small datasets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from PIL import Image
 
 
 @pytest.fixture
-def picture() -> Callable[..., Path]:
-    """`picture(path, height, width)`: writes a noisy picture, and its folders."""
+def image() -> Callable[..., Path]:
+    """Return `image(path, height, width)`, which writes a noisy image and its folders."""
 
     def write(path: Path, height: int = 40, width: int = 60) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ def picture() -> Callable[..., Path]:
 
 @pytest.fixture
 def text() -> Callable[[Path, str], Path]:
-    """`text(path, content)`: writes a file, and its folders."""
+    """Return `text(path, content)`, which writes a file and its folders."""
 
     def write(path: Path, content: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,3 +33,15 @@ def text() -> Callable[[Path, str], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def yolo_folder(
+    tmp_path: Path, image: Callable[..., Path], text: Callable[[Path, str], Path]
+) -> Path:
+    """Write a YOLO dataset of ten images of a cat."""
+    for number in range(10):
+        image(tmp_path / f"set/images/{number}.jpg")
+        text(tmp_path / f"set/labels/{number}.txt", "0 0.5 0.5 0.2 0.2\n")
+    text(tmp_path / "set/data.yaml", "names: [cat]\n")
+    return tmp_path / "set"

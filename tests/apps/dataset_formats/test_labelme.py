@@ -1,4 +1,4 @@
-"""LabelMe's json files."""
+"""Test reading LabelMe's json files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detlite.apps.dataset_formats.detect_format import read_set
-from detlite.apps.dataset_formats.labeled_dataset import coco_content
+from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.apps.dataset_formats.labeled_dataset import to_coco
 from detlite.data.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
@@ -24,23 +24,23 @@ TRIANGLE = [[10, 10], [30, 10], [10, 30.5]]
 
 
 @pytest.fixture
-def write(tmp_path, picture):
-    """`write(*shapes)`: one picture and its json; returns the file."""
+def write(tmp_path, image):
+    """Return `write(*shapes)`, which writes an image and its json file, and returns the latter."""
 
-    def labelled(*shapes, name="a", **more):
-        picture(tmp_path / f"{name}.jpg")
+    def write(*shapes, name="a", **more):
+        image(tmp_path / f"{name}.jpg")
         content = {"version": "5.4", "shapes": list(shapes), "imagePath": f"{name}.jpg", **more}
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps(content))
         return file
 
-    return labelled
+    return write
 
 
 def read(folder):
-    form, sets = read_set(folder)
-    assert form == "LabelMe"
-    return coco_content(sets["train"])
+    format, sets = read_folder(folder)
+    assert format == "LabelMe"
+    return to_coco(sets["train"])
 
 
 def test_polygons_and_rectangles(write, tmp_path):
@@ -56,7 +56,7 @@ def test_polygons_and_rectangles(write, tmp_path):
     assert "segmentation" not in cat
 
 
-def test_shapes_of_a_group_are_one_object(write, tmp_path):
+def test_group_of_shapes_is_one_object(write, tmp_path):
     moved = [[x + 20, y] for x, y in TRIANGLE]
     parts = [shape("dog", points, group_id=3) for points in (TRIANGLE, moved)]
     write(*parts, shape("cat", TRIANGLE, group_id=3), shape("dog", TRIANGLE))
@@ -85,54 +85,54 @@ def test_circles_and_masks(write, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("one", "problem"),
+    ("invalid", "problem"),
     [
-        (shape("dog", TRIANGLE[:2]), r"shapes\[1\] \(dog\): a polygon of 2 points: 3 are needed"),
-        (shape("dog", TRIANGLE, "line"), "is a line, which is no object"),
+        (shape("dog", TRIANGLE[:2]), r"shapes\[1\] \(dog\): a polygon of 2 points needs 3"),
+        (shape("dog", TRIANGLE, "line"), "a shape of type line is not an object"),
         (shape("dog", [[1, 2, 3]]), r"points is \[\[1, 2, 3\]\], not a list of \[x, y\]"),
-        (shape("dog", [[70, 1], [80, 1], [75, 9]]), "has no area inside the 60x40 picture"),
+        (shape("dog", [[70, 1], [80, 1], [75, 9]]), "has no area inside the 60x40 image"),
         (shape("dog", [[1, 1], [2, 2]], "mask"), "its mask cannot be read"),
         ({"points": TRIANGLE}, r"shapes\[1\]: has no label"),
     ],
 )
-def test_bad_shape_is_named(write, tmp_path, one, problem):
-    file = write(shape("cat", TRIANGLE), one)
+def test_invalid_shape(write, tmp_path, invalid, problem):
+    file = write(shape("cat", TRIANGLE), invalid)
     with pytest.raises(DataError, match=problem) as raised:
-        read_set(tmp_path)
+        read_folder(tmp_path)
     assert str(raised.value).startswith(f"{file}: shapes[1]")
 
 
-def test_rectangles_are_no_parts(write, tmp_path):
+def test_rectangles_cannot_be_grouped(write, tmp_path):
     rectangle = shape("cat", [[1, 1], [5, 5]], "rectangle", group_id=1)
     write(rectangle, rectangle)
-    with pytest.raises(DataError, match="only polygons can be parts"):
-        read_set(tmp_path)
+    with pytest.raises(DataError, match="only polygons can be"):
+        read_folder(tmp_path)
 
 
-def test_two_files_of_one_picture_are_named(write, tmp_path):
+def test_two_files_of_the_same_image(write, tmp_path):
     write(shape("dog", TRIANGLE)).rename(tmp_path / "first.json")
     write(shape("cat", TRIANGLE))
-    with pytest.raises(DataError, match=r"a\.jpg: two files have labels of this picture"):
+    with pytest.raises(DataError, match=r"a\.jpg: two files label this image"):
         read(tmp_path)
 
 
-def test_bad_files_are_named(write, tmp_path):
+def test_invalid_files(write, tmp_path):
     file = write(shape("dog", TRIANGLE), imageWidth=10, imageHeight=40)
-    with pytest.raises(DataError, match=r"a\.json: states 10x40 .* is 60x40"):
-        read_set(tmp_path)
+    with pytest.raises(DataError, match=r"a\.json: its size is 10x40 .* is 60x40"):
+        read_folder(tmp_path)
     write(shape("dog", TRIANGLE), imageData="abc")
     (tmp_path / "a.jpg").unlink()
-    with pytest.raises(DataError, match=r"names the picture 'a\.jpg', .*imageData, which is not"):
-        read_set(tmp_path)
+    with pytest.raises(DataError, match=r"its image 'a\.jpg' does not exist.*imageData\) is not"):
+        read_folder(tmp_path)
     file.write_text('{"shapes": [],}')
     with pytest.raises(DataError, match=r"a\.json: is not JSON: .*line 1"):
-        read_set(tmp_path)
+        read_folder(tmp_path)
 
 
-def test_labels_in_a_folder_of_their_own(tmp_path, picture):
-    picture(tmp_path / "photos/a.jpg")
+def test_labels_in_a_separate_folder(tmp_path, image):
+    image(tmp_path / "photos/a.jpg")
     content = {"shapes": [shape("dog", TRIANGLE)], "imagePath": "..\\photos\\a.jpg"}
     (tmp_path / "labels").mkdir()
     (tmp_path / "labels/a.json").write_text(json.dumps(content))
-    _, sets = read_set(tmp_path / "labels")
-    assert sets["train"].pictures[0].file == tmp_path / "photos/a.jpg"
+    _, sets = read_folder(tmp_path / "labels")
+    assert sets["train"].images[0].file == tmp_path / "photos/a.jpg"

@@ -1,4 +1,4 @@
-"""Writing shards from a data set in COCO form."""
+"""Test writing shards of a COCO dataset."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""XML files of PASCAL VOC in any folder."""
+"""Test reading PASCAL VOC's XML files in any folder."""
 
 from __future__ import annotations
 
 import pytest
 
-from detlite.apps.dataset_formats.detect_format import read_set
-from detlite.apps.dataset_formats.labeled_dataset import coco_content, image_folder
+from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.apps.dataset_formats.labeled_dataset import to_coco
 from detlite.data.errors import DataError
 
 OBJECT = (
@@ -24,94 +24,94 @@ def xml(*objects, name="", size=(60, 40)):
 
 
 @pytest.fixture
-def voc(tmp_path, picture, text):
+def voc(tmp_path, image, text):
     for name in "abc":
-        picture(tmp_path / f"JPEGImages/{name}.jpg")
+        image(tmp_path / f"JPEGImages/{name}.jpg")
     text(tmp_path / "Annotations/b.xml", xml(("dog", 0, 1, 1, 10, 20), name="b.jpg"))
     text(tmp_path / "Annotations/a.xml", xml(("cat", 1, 11, 2, 30, 12), name="C:\\x\\a.jpg"))
     return tmp_path
 
 
 def read(folder):
-    form, sets = read_set(folder)
-    assert form == "PASCAL VOC"
+    format, sets = read_folder(folder)
+    assert format == "PASCAL VOC"
     return sets
 
 
 def test_pixels_are_counted_from_1(voc):
-    (found,) = read(voc).values()
-    content = coco_content(found)
-    assert image_folder(found) == voc / "JPEGImages"
-    assert [row["file_name"] for row in content["images"]] == ["a.jpg", "b.jpg"]  # c is unlabelled
+    (dataset,) = read(voc).values()
+    content = to_coco(dataset)
+    assert dataset.image_folder == voc / "JPEGImages"
+    assert [row["file_name"] for row in content["images"]] == ["a.jpg", "b.jpg"]  # c has no labels
     assert content["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
     cat, dog = content["annotations"]
     assert (cat["bbox"], cat["category_id"], cat["iscrowd"]) == ([10, 1, 20, 11], 1, 1)
     assert (dog["bbox"], dog["category_id"], dog["iscrowd"]) == ([0, 0, 10, 20], 2, 0)
 
 
-def test_a_zero_means_that_pixels_are_counted_from_0(voc, text):
+def test_coordinate_of_0_means_that_pixels_are_counted_from_0(voc, text):
     text(voc / "Annotations/b.xml", xml(("dog", 0, 0, 1.5, 10, 20), name="b.jpg"))
-    cat, dog = coco_content(read(voc)["train"])["annotations"]
+    cat, dog = to_coco(read(voc)["train"])["annotations"]
     assert dog["bbox"] == [0, 1.5, 10, 18.5]
     assert cat["bbox"] == [11, 2, 19, 10]
 
 
-def test_names_in_lists_may_have_blanks(voc, picture, text):
-    picture(voc / "JPEGImages/a b.jpg")
+def test_names_with_blanks_in_lists(voc, image, text):
+    image(voc / "JPEGImages/a b.jpg")
     text(voc / "Annotations/a b.xml", xml(("cat", 1, 11, 2, 30, 12), name="a b.jpg"))
     (voc / "ImageSets/Main").mkdir(parents=True)
     (voc / "ImageSets/Main/train.txt").write_text("a b\na\n\na\n", encoding="utf-8-sig")
     (voc / "ImageSets/Main/val.txt").write_text("b\n")
-    names = [one.file.name for one in read(voc)["train"].pictures]
+    names = [image.file.name for image in read(voc)["train"].images]
     assert names == ["a b.jpg", "a.jpg"]
     (voc / "ImageSets/Main/val.txt").write_bytes(b"\xff\n")
     with pytest.raises(DataError, match=r"val\.txt: is not text in UTF-8"):
-        read_set(voc)
+        read_folder(voc)
 
 
-def test_lists_divide_the_set(voc, text):
+def test_lists_define_the_splits(voc, text):
     text(voc / "ImageSets/Main/train.txt", "a\n")
     text(voc / "ImageSets/Main/val.txt", "b\n")
     sets = read(voc)
-    contents = [coco_content(sets[split]) for split in ("train", "val")]
+    contents = [to_coco(sets[split]) for split in ("train", "val")]
     assert [content["images"][0]["file_name"] for content in contents] == ["a.jpg", "b.jpg"]
     assert contents[0]["categories"] == contents[1]["categories"]
     text(voc / "ImageSets/Main/val.txt", "z\n")
-    with pytest.raises(DataError, match=r"ImageSets names z, and there is no z\.xml"):
-        read_set(voc)
+    with pytest.raises(DataError, match=r"ImageSets lists z, but there is no z\.xml"):
+        read_folder(voc)
 
 
-def test_files_beside_pictures_of_unknown_size(tmp_path, picture, text):
-    picture(tmp_path / "x.png", 30, 20)
+def test_files_without_size_next_to_images(tmp_path, image, text):
+    image(tmp_path / "x.png", 30, 20)
     text(tmp_path / "x.xml", xml(("cat", 0, 1, 1, 20, 30), size=(0, 0)))
-    assert coco_content(read(tmp_path)["train"])["annotations"][0]["bbox"] == [0, 0, 20, 30]
+    assert to_coco(read(tmp_path)["train"])["annotations"][0]["bbox"] == [0, 0, 20, 30]
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         ("<annotation>", "is not XML: no element found: line 1"),
-        (xml(("cat", 0, 5, 5, 3, 9)), r"object 1 \(cat\): has width -1 and height 5"),
+        (xml(("cat", 0, 5, 5, 3, 9)), r"object 1 \(cat\): width -1 and height 5 must be positive"),
         (xml(("cat", 0, "a", 5, 3, 9)), "object 1: could not convert string to float: 'a'"),
         (xml().replace("</annotation>", "<object/></annotation>"), "object 1: an element <object>"),
         (
             xml(name="other.jpg", size=(9, 9)),
-            r"states 9x9 \(width x height\), but .*a\.jpg is 60x40",
+            r"its size is 9x9 \(width x height\), but .*a\.jpg is 60x40",
         ),
     ],
 )
-def test_bad_file_is_named(voc, text, content, problem):
+def test_invalid_file(voc, text, content, problem):
     file = text(voc / "Annotations/a.xml", content)
     with pytest.raises(DataError, match=problem) as raised:
-        read_set(voc)
+        read_folder(voc)
     assert str(raised.value).startswith(f"{file}: ")
 
 
-def test_pictures_that_are_missing_or_ambiguous(voc, picture):
-    second = picture(voc / "more/b.jpg")
-    with pytest.raises(DataError, match=r"b\.xml: b\.jpg may be .* or .*: remove one"):
-        read_set(voc)
+def test_missing_and_ambiguous_images(voc, image):
+    second = image(voc / "more/b.jpg")
+    with pytest.raises(DataError, match=r"b\.xml: b\.jpg is ambiguous: .* or .*; remove one"):
+        read_folder(voc)
     second.unlink()
     (voc / "JPEGImages/a.jpg").unlink()
-    with pytest.raises(DataError, match=r"a\.xml: names the picture .*, which is nowhere"):
-        read_set(voc)
+    with pytest.raises(DataError, match=r"a\.xml: its image .* does not exist in any"):
+        read_folder(voc)

@@ -1,21 +1,21 @@
-"""YOLO's text files."""
+"""Test reading YOLO's text files."""
 
 from __future__ import annotations
 
 import pytest
 
-from detlite.apps.dataset_formats.detect_format import read_set
-from detlite.apps.dataset_formats.labeled_dataset import coco_content
+from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.apps.dataset_formats.labeled_dataset import to_coco
 from detlite.data.errors import DataError
 
 YAML = "path: {path}\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
 
 
 @pytest.fixture
-def yolo(tmp_path, picture, text):
-    """Two pictures to train on, one of them empty, and one to measure on."""
+def yolo(tmp_path, image, text):
+    """Write two images for training, one without objects, and one for evaluation."""
     for name in ("train/b", "train/a", "val/c"):
-        picture(tmp_path / f"images/{name}.jpg")
+        image(tmp_path / f"images/{name}.jpg")
     text(tmp_path / "labels/train/a.txt", "1 0.5 0.5 0.5 0.25\n\n0 0 0 0.5 0 0.5 0.5 0 0.5\n")
     text(tmp_path / "labels/val/c.txt", "0 0.1 0.1 0.2 0.2\n")
     text(tmp_path / "data.yaml", YAML.format(path=tmp_path))
@@ -23,15 +23,15 @@ def yolo(tmp_path, picture, text):
 
 
 def read(folder):
-    form, sets = read_set(folder)
-    assert form == "YOLO"
+    format, sets = read_folder(folder)
+    assert format == "YOLO"
     return sets
 
 
 def test_boxes_and_polygons(yolo):
     sets = read(yolo)
     assert list(sets) == ["train", "val"]
-    content = coco_content(sets["train"])
+    content = to_coco(sets["train"])
     assert [row["file_name"] for row in content["images"]] == ["a.jpg", "b.jpg"]
     assert (content["images"][0]["height"], content["images"][0]["width"]) == (40, 60)
     assert content["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
@@ -44,18 +44,18 @@ def test_boxes_and_polygons(yolo):
     assert polygon["area"] == 600
 
 
-def test_names_as_a_mapping_and_lists_of_pictures(yolo, text):
+def test_names_as_a_mapping_and_lists_of_images(yolo, text):
     text(yolo / "some.txt", "images/train/a.jpg\n./images/val/c.jpg\n")
     text(yolo / "data.yaml", "train: [some.txt, ../images/train]\nnames: {0: cat, 1: dog}\n")
-    (found,) = read(yolo).values()
-    assert [file.file.name for file in found.pictures] == ["a.jpg", "c.jpg", "b.jpg"]  # each once
+    (dataset,) = read(yolo).values()
+    assert [image.file.name for image in dataset.images] == ["a.jpg", "c.jpg", "b.jpg"]  # each once
 
 
-def test_labels_beside_pictures_and_classes_txt(tmp_path, picture, text):
-    picture(tmp_path / "x.png", 10, 20)
+def test_labels_next_to_images_and_classes_txt(tmp_path, image, text):
+    image(tmp_path / "x.png", 10, 20)
     text(tmp_path / "x.txt", "0 0.5 0.5 1 1\n")
     text(tmp_path / "classes.txt", "worm\n")
-    content = coco_content(read(tmp_path)["train"])
+    content = to_coco(read(tmp_path)["train"])
     assert content["annotations"][0]["bbox"] == [0, 0, 20, 10]
     assert content["categories"] == [{"id": 1, "name": "worm"}]
 
@@ -63,22 +63,22 @@ def test_labels_beside_pictures_and_classes_txt(tmp_path, picture, text):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("2 0.5 0.5 0.1 0.1", "category 2, but there are 2, counted from 0"),
-        ("-1 0.5 0.5 0.1 0.1", "category -1, but there are 2"),
-        ("0 30 20 10 10", "30 is not from 0 to 1: YOLO's coordinates are fractions"),
+        ("2 0.5 0.5 0.1 0.1", "category 2 must be in 0..1"),
+        ("-1 0.5 0.5 0.1 0.1", "category -1 must be in 0..1"),
+        ("0 30 20 10 10", "30 is not between 0 and 1: coordinates must be fractions"),
         ("0 0.5 0.5 0.1", "has 3 numbers after the category"),
         ("0 0.5 0.5 0.1 0.1 0.9", "has 5 numbers after the category"),
         ("0 0.5 0.5 0.1 0.1 0.1 0.1 0.5", "has 7 numbers after the category"),
-        ("0 0.5 nan 0.1 0.1", "nan is not from 0 to 1"),
+        ("0 0.5 nan 0.1 0.1", "nan is not between 0 and 1"),
         ("cat 0.5 0.5 0.1 0.1", "invalid literal for int() with base 10: 'cat'"),
-        ("0 0.5 0.5 0.1 0", "has width 6 and height 0: both must be positive"),
+        ("0 0.5 0.5 0.1 0", "the object has no area inside the 60x40 image"),
         ("0 0.5,0.5 0.1 0.1", "could not convert string to float: '0.5,0.5'"),
     ],
 )
-def test_bad_line_is_named(yolo, text, line, problem):
+def test_invalid_line(yolo, text, line, problem):
     file = text(yolo / "labels/train/b.txt", f"0 0.5 0.5 0.1 0.1\n{line}\n")
     with pytest.raises(DataError) as raised:
-        read_set(yolo)
+        read_folder(yolo)
     assert str(raised.value).startswith(f"{file}, line 2: ")
     assert problem in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -88,28 +88,28 @@ def test_bad_line_is_named(yolo, text, line, problem):
     ("content", "problem"),
     [
         ("names: cat", "names is 'cat', not a list"),
-        ("names: {1: cat}", "not a list, or a mapping from 0 on"),
-        ("names: [a, a]", "names has a name twice"),
-        ("names: [a]\nnc: 2", "nc is 2, but names has 1"),
-        ("names: [a]\ntrain: nowhere", "train is 'nowhere', but there is no"),
-        ("names: [a]\nkpt_shape: [17, 3]", "keypoints of YOLO are not read"),
+        ("names: {1: cat}", "not a list or a mapping {0: name, ...}"),
+        ("names: [a, a]", "names contains a duplicate"),
+        ("names: [a]\nnc: 2", "nc is 2, but there are 1 names"),
+        ("names: [a]\ntrain: nowhere", "train is 'nowhere', but .* does not exist"),
+        ("names: [a]\nkpt_shape: [17, 3]", "keypoints in YOLO's format are not supported"),
         ("names: [a", "is not YAML"),
     ],
 )
-def test_bad_yaml_is_named(yolo, text, content, problem):
+def test_invalid_yaml(yolo, text, content, problem):
     file = text(yolo / "data.yaml", content)
-    with pytest.raises(DataError, match=problem.replace("(", r"\(")) as raised:
-        read_set(yolo)
+    with pytest.raises(DataError, match=problem.replace("{", r"\{")) as raised:
+        read_folder(yolo)
     assert str(raised.value).startswith(f"{file}: ")
 
 
-def test_no_text_files_at_all(yolo):
+def test_no_text_files(yolo):
     (yolo / "labels/train/a.txt").unlink()
-    with pytest.raises(DataError, match=r"none of 2 pictures has a text file: .*b\.jpg|a\.jpg"):
-        read_set(yolo)
+    with pytest.raises(DataError, match=r"none of 2 images has a text file .*a\.txt for .*a\.jpg"):
+        read_folder(yolo)
 
 
-def test_damaged_picture_is_named(yolo):
-    (yolo / "images/train/a.jpg").write_bytes(b"no picture")
+def test_damaged_image(yolo):
+    (yolo / "images/train/a.jpg").write_bytes(b"not an image")
     with pytest.raises(DataError, match=r"a\.jpg: the image is damaged"):
-        read_set(yolo)
+        read_folder(yolo)

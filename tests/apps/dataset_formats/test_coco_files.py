@@ -1,0 +1,105 @@
+"""Test finding, writing and splitting COCO files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from detlite.apps.dataset_formats import convert
+from detlite.apps.dataset_formats.coco_files import (
+    find_coco_files,
+    find_images,
+    split_content,
+    write_coco,
+)
+from detlite.data.errors import DataError
+
+EMPTY = '{"images": [], "annotations": [], "categories": []}'
+
+
+def stems(folder):
+    return {split: file.stem for split, file in find_coco_files(folder).items()}
+
+
+def test_single_file(tmp_path, text):
+    text(tmp_path / "instances.json", EMPTY)
+    assert stems(tmp_path) == {"train": "instances"}
+
+
+def test_files_next_to_their_images(tmp_path, text):
+    for name in ("train", "valid", "test"):
+        text(tmp_path / f"{name}/_annotations.coco.json", EMPTY)
+    parents = {split: file.parent.name for split, file in find_coco_files(tmp_path).items()}
+    assert parents == {"train": "train", "val": "valid"}
+    text(tmp_path / "train/other.json", EMPTY)
+    with pytest.raises(DataError, match=r"several annotation files .*: name the one to train on"):
+        find_coco_files(tmp_path)
+
+
+def test_file_of_both_splits_is_for_training(tmp_path, text):
+    for name in ("trainval", "test"):
+        text(tmp_path / f"annotations/{name}.json", EMPTY)
+    assert stems(tmp_path) == {"train": "trainval"}
+    for name in ("train", "val"):
+        text(tmp_path / f"annotations/{name}.json", EMPTY)
+    assert stems(tmp_path) == {"train": "train", "val": "val"}
+
+
+def test_images_near_the_file_or_in_a_given_folder(yolo_folder, tmp_path):
+    (file,) = convert(yolo_folder, yolo_folder / "annotations" / "all.json")
+    assert find_images(file) == yolo_folder / "images"
+    (file,) = convert(yolo_folder, tmp_path / "far" / "away" / "all.json")
+    with pytest.raises(DataError, match=r"such as 0\.jpg, are not in .*: name the folder"):
+        find_images(file)
+    assert find_images(file, yolo_folder / "images") == yolo_folder / "images"
+
+
+def test_split_in_the_file_name_selects_the_image_folder(tmp_path, yolo_folder, image, text):
+    (file,) = convert(yolo_folder, tmp_path / "several" / "annotations" / "train.json")
+    root = file.parent.parent
+    val = text(file.with_name("instances_valid.json"), file.read_text())
+    for split in ("test", "train2017", "val2017"):
+        for number in range(10):
+            image(root / split / f"{number}.jpg")
+    assert find_images(file) == root / "train2017"
+    assert find_images(val) == root / "val2017"
+    both = text(file.with_name("trainval.json"), file.read_text())
+    with pytest.raises(DataError, match=r"several folders \(\S*test, \S*train2017, .* --images"):
+        find_images(both)
+    (root / "images").symlink_to(root / "test")
+    assert find_images(both) == root / "images"
+
+
+def test_unreadable_folders_are_skipped(yolo_folder, monkeypatch):
+    (file,) = convert(yolo_folder, yolo_folder / "annotations" / "all.json")
+    content = json.loads(file.read_text())
+    content["images"][0]["file_name"] = "x" * 300  # too long for the file system
+    file.write_text(json.dumps(content))
+    iterdir = type(yolo_folder).iterdir
+
+    def refuse(path):
+        if path.name == "annotations":
+            raise PermissionError
+        return iterdir(path)
+
+    monkeypatch.setattr(type(yolo_folder), "iterdir", refuse)
+    assert find_images(file) == yolo_folder / "images"
+
+
+def test_both_splits_have_an_object():
+    rows = [{"id": number, "file_name": f"{number}.jpg"} for number in range(40)]
+    for annotated in ([3, 7], [0, 39], list(range(40))):
+        annotations = [{"image_id": number} for number in annotated]
+        splits = split_content({"images": rows, "annotations": annotations, "categories": []})
+        for content in splits.values():
+            ids = {row["id"] for row in content["images"]}
+            assert content["annotations"]
+            assert all(row["image_id"] in ids for row in content["annotations"])
+        assert sum(len(content["images"]) for content in splits.values()) == 40
+
+
+def test_unwritable_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot be written"):
+        write_coco({}, tmp_path / "file" / "a.json")
