@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from detlite.apps.report.report_page import report_page
-    from detlite.apps.report.runs import names_of, read_run
+    from detlite.apps.report.runs import read_run, run_names
     from detlite.atomic_write import atomic_open
     from detlite.config import ConfigError
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.examples < 0:
         raise ConfigError(f"--examples is {args.examples}, but must be at least 0")
-    names = names_of(args.runs)
+    names = run_names(args.runs)
     if len(set(names)) < len(names):
         raise ConfigError("the same run is named twice: name each output folder once")
     runs = [read_run(folder, name) for folder, name in zip(args.runs, names, strict=True)]

@@ -1,4 +1,4 @@
-"""Parts of pictures about a box, with what is found there drawn into them."""
+"""Draw the part of an image around a box, with the objects in it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from PIL import Image
 
 from detlite.structures.masks.formats import to_bitmap
 
-from .detections import Colour, draw_detections
+from .detections import Color, draw_detections
 
 _SIDE = 240  # pixels
 
+Window = tuple[int, int, int, int]  # left, top, right, bottom
 
-def window_about(box: np.ndarray, height: int, width: int) -> tuple[int, int, int, int]:
-    """What of a picture is shown about a box xywh: (left, top, right, bottom)."""
+
+def crop_window(box: np.ndarray, height: int, width: int) -> Window:
+    """Return a window around a box xywh inside an image of the given size."""
     x, y, w, h = box.tolist()
     side = min(max(2.2 * max(w, h), 64), max(height, width))
     left = min(max(x + w / 2 - side / 2, 0), max(width - side, 0))
@@ -25,41 +27,42 @@ def window_about(box: np.ndarray, height: int, width: int) -> tuple[int, int, in
     return int(left), int(top), max(int(right), int(left) + 1), max(int(bottom), int(top) + 1)
 
 
-def draw_part(
+def draw_crop(
     pixels: torch.Tensor,
-    window: tuple[int, int, int, int],
+    window: Window,
     boxes: np.ndarray,
     mask: dict[str, Any] | None,
     texts: list[str],
-    colours: list[Colour],
+    colors: list[Color],
 ) -> Image.Image:
-    """A part of a picture with boxes drawn into it, as large as a page shows it.
+    """Draw boxes into a window of an image, at the size shown in a page.
 
     Args:
-        pixels: uint8 RGB [3, H, W], the picture.
-        window: of it, see `window_about`.
-        boxes: float [N, 4] xywh in pixels of the picture.
-        mask: COCO RLE of the first box, of the whole picture; masks of all would hide what there
-            is.
-        texts, colours: of each box; an empty text is left out.
+        pixels: the image, uint8 RGB [3, H, W].
+        window: see `crop_window`.
+        boxes: float [N, 4] xywh in pixels of the image.
+        mask: COCO RLE of the first box in the whole image. The masks of all boxes would hide the
+            image.
+        texts: label of each box; an empty one is not drawn.
+        colors: of each box.
     """
     left, top, right, bottom = window
-    part = Image.fromarray(pixels[:, top:bottom, left:right].permute(1, 2, 0).numpy())
-    factor = _SIDE / max(part.size)
-    part = part.resize((max(1, round(part.width * factor)), max(1, round(part.height * factor))),
-                       Image.Resampling.BICUBIC)  # fmt: skip
+    crop = Image.fromarray(pixels[:, top:bottom, left:right].permute(1, 2, 0).numpy())
+    factor = _SIDE / max(crop.size)
+    size = max(1, round(crop.width * factor)), max(1, round(crop.height * factor))
+    crop = crop.resize(size, Image.Resampling.BICUBIC)
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
     corners = (corners - [left, top, left, top]) * factor
-    seen = ((corners[:, 2:] > 0) & (corners[:, :2] < part.size)).all(axis=1)
-    kept = np.flatnonzero(seen).tolist()
-    drawn: dict[str, Any] = {
+    visible = ((corners[:, 2:] > 0) & (corners[:, :2] < crop.size)).all(axis=1)
+    kept = np.flatnonzero(visible).tolist()
+    target: dict[str, Any] = {
         "boxes": torch.tensor(corners[kept], dtype=torch.float32).reshape(-1, 4),
         "labels": torch.arange(1, len(kept) + 1),
     }
     if mask is not None and 0 in kept:
-        inside = to_bitmap(mask, *pixels.shape[-2:])[top:bottom, left:right] * np.uint8(255)
-        resized = Image.fromarray(inside).resize(part.size, Image.Resampling.BILINEAR)
-        bitmap = torch.from_numpy(np.asarray(resized) >= 128)
-        drawn["masks"] = [bitmap if n == 0 else torch.zeros_like(bitmap) for n in kept]
+        bitmap = to_bitmap(mask, *pixels.shape[-2:])[top:bottom, left:right] * np.uint8(255)
+        resized = Image.fromarray(bitmap).resize(crop.size, Image.Resampling.BILINEAR)
+        first = torch.from_numpy(np.asarray(resized) >= 128)
+        target["masks"] = [first if n == 0 else torch.zeros_like(first) for n in kept]
     categories = [{"id": n, "name": texts[n]} for n in kept]
-    return draw_detections(part, drawn, categories, min_side=1, colours=[colours[n] for n in kept])
+    return draw_detections(crop, target, categories, min_side=1, colors=[colors[n] for n in kept])

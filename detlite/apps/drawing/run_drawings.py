@@ -1,4 +1,4 @@
-"""Drawings at the end of a training run: curves of its metrics, and detections on test images."""
+"""Draw the metrics of a training run and detections on test images at its end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from detlite.engine.hooks import HOOKS, Hook
 from detlite.engine.run_files import METRICS_FILE
 from detlite.inference.predictor import Predictor, build_predictor
 
-from .curves import plot_metrics
 from .detections import contact_sheet, draw_detections
+from .metric_curves import plot_metrics
 
 _MAX_IMAGES = 12
 

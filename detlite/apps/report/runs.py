@@ -1,4 +1,4 @@
-"""What a training or a test left in its folder."""
+"""Read the output folder of a training or a test."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from detlite.apps.drawing.curves import read_metrics
+from detlite.apps.drawing.metric_curves import read_metrics
 from detlite.config import ConfigError, load_config
 from detlite.data.errors import DataError
 from detlite.engine.run_files import METRICS_FILE
 from detlite.evaluation.evaluators import predicted_kinds
 from detlite.evaluation.results import Results
 
-# The line that `run_inference` logs.
+# Matches the line that `run_inference` logs.
 _SPEED = re.compile(
     r" I (?P<name>.+): (?P<images>\d+) images in (?P<seconds>[\d.]+) s, (?P<rate>[\d.]+) images/s "
-    r"in each process, in (?P<dtype>.+)$",
+    r"per process, in (?P<dtype>.+)$",
     re.MULTILINE,
 )
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a data set was evaluated."""
+    """Speed of an evaluation."""
 
     images: int
-    rate: float  # images a second, in each process
+    rate: float  # images per second and process
     dtype: str
 
 
 @dataclass(frozen=True, eq=False)
-class LoggedRun:
-    """An output folder.
+class Run:
+    """Contents of an output folder, except the detections.
 
     Attributes:
-        name: what it is called on a page.
-        cfg: what was run.
-        evaluation: evaluation.json as {data set: {kind: {metric: value}}}; empty if there is none.
-        lines: of metrics.jsonl; none of a test.
-        speeds: of the evaluation of each data set, the last one, as far as log.txt tells.
+        name: of the run in a report.
+        cfg: config of the run.
+        evaluation: evaluation.json as {dataset: {kind: {metric: value}}}; empty if missing.
+        lines: of metrics.jsonl; empty for a test.
+        speeds: of the last evaluation of each dataset in log.txt.
     """
 
     name: str
@@ -55,74 +55,74 @@ class LoggedRun:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What it detects: "bbox", and "segm" and "keypoints" with such heads."""
+        """Kinds of detections: "bbox", and "segm" and "keypoints" if the model has these heads."""
         return predicted_kinds(self.cfg)
 
     def results(self, dataset: str) -> Results:
-        """The detections on a data set.
+        """Read the detections on a dataset.
 
         Raises:
-            DataError: the file is missing or not in COCO's form.
+            DataError: the file is missing or not in COCO's format.
         """
         path = self.folder / f"results_{dataset}.json"
         if not path.is_file():
             raise DataError(
-                f"{self.folder} holds no detections on {dataset} ({path.name}): `detlite test "
-                f"--config {self.folder / 'config.yaml'} MODEL.WEIGHT CHECKPOINT OUTPUT_DIR "
-                f"{self.folder}` makes them"
+                f"{self.folder} contains no detections on {dataset} ({path.name}): create them "
+                f"with `detlite test --config {self.folder / 'config.yaml'} --weights CHECKPOINT "
+                f"OUTPUT_DIR {self.folder}`"
             )
         rows = _read_json(path)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise DataError(f"{path}: is not a list of COCO results")
+            raise DataError(f"{path}: must be a list of COCO results")
         try:
             return Results.from_coco(rows, self.kinds)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
 
 
-def read_run(folder: Path, name: str) -> LoggedRun:
-    """Reads a run, but for its detections.
+def read_run(folder: Path, name: str) -> Run:
+    """Read a run.
 
     Raises:
-        ConfigError: the folder holds no run, or one of a model that detects nothing; or as from
+        ConfigError: the folder contains no run, or the model detects no objects; or as from
             `load_config`.
         DataError: evaluation.json or metrics.jsonl cannot be read.
     """
     config = folder / "config.yaml"
     if not config.is_file():
         raise ConfigError(
-            f"{folder} holds no config.yaml, which `detlite train` and `detlite test` write into "
-            "OUTPUT_DIR: name such a folder"
+            f"{folder} contains no config.yaml: name the OUTPUT_DIR of `detlite train` or `detlite "
+            "test`"
         )
     cfg = load_config(config)
     if "bbox" not in predicted_kinds(cfg):
-        raise ConfigError(f"{folder}: its model proposes regions, and a report is about detections")
+        raise ConfigError(f"{folder}: the model only proposes regions; a report needs detections")
     if not cfg.DATASETS.TEST:
-        raise ConfigError(f"{config}: DATASETS.TEST is empty: nothing was measured")
+        raise ConfigError(f"{config}: DATASETS.TEST is empty, so there is nothing to report")
     evaluation = {}
     if (folder / "evaluation.json").is_file():
         evaluation = _read_json(folder / "evaluation.json")
         if not isinstance(evaluation, dict):
-            raise DataError(f"{folder / 'evaluation.json'}: is not what `detlite test` writes")
+            raise DataError(f"{folder / 'evaluation.json'}: not written by `detlite test`")
         if len(cfg.DATASETS.TEST) == 1:
             evaluation = {cfg.DATASETS.TEST[0]: evaluation}
-    history, log = folder / METRICS_FILE, folder / "log.txt"
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    return LoggedRun(
+    metrics, log = folder / METRICS_FILE, folder / "log.txt"
+    log_text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    return Run(
         name=name,
         folder=folder,
         cfg=cfg,
         evaluation=evaluation,
-        lines=read_metrics(history) if history.is_file() else [],
+        lines=read_metrics(metrics) if metrics.is_file() else [],
         speeds={
-            row["name"]: Speed(int(row["images"]), float(row["rate"]), row["dtype"])
-            for row in _SPEED.finditer(text)
+            match["name"]: Speed(int(match["images"]), float(match["rate"]), match["dtype"])
+            for match in _SPEED.finditer(log_text)
         },
     )
 
 
-def names_of(folders: list[Path]) -> list[str]:
-    """What folders are called: by their last part, or by their paths if two have the same."""
+def run_names(folders: list[Path]) -> list[str]:
+    """Name runs by the last part of their folders, or by the paths if names are not unique."""
     names = [folder.resolve().name for folder in folders]
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 

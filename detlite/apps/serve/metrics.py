@@ -25,9 +25,8 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        counter, histogram = (
-            partial(kind, registry=self._registry) for kind in (Counter, Histogram)
-        )
+        counter = partial(Counter, registry=self._registry)
+        histogram = partial(Histogram, registry=self._registry)
         self.requests = counter("detlite_requests", "Responses of /predict", ["status"])
         self.seconds = histogram(
             "detlite_request_seconds",

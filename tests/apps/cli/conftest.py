@@ -1,4 +1,4 @@
-"""Output folders of runs whose detections make every kind of mistake, and a browser."""
+"""Fixtures: commands, output folders of runs with errors of all types, and a browser."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ def run_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return run
 
 
-@pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """`make_run("first", keep=0.5)`: the folder of a run on a data set that all runs share.
+MakeRun = Callable[..., Path]
 
-    `keep` is the part of the detections that it has, `masks` whether it has masks, `trained`
-    whether it has curves, `keypoints` whether all objects and detections have three keypoints.
+
+def run_factory(root: Path) -> MakeRun:
+    """Create a dataset below `root`, and return a function that creates the output of runs on it.
+
+    `make("first", keep=0.5)` returns an output folder. Options: the fraction of detections to
+    `keep`; `masks`: with masks; `trained`: with curves; `keypoints`: all objects and detections
+    have three keypoints.
     """
     coco, rows = synthetic_dataset(0, images=16)
-    data = tmp_path / "data"
+    data = root / "data"
     (data / "images").mkdir(parents=True)
     rng = np.random.default_rng(0)
     for image in coco.dataset["images"]:
@@ -46,7 +49,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
                 x, y, w, h = (int(side) for side in row["bbox"])
                 pixels[y : y + h, x : x + w] += np.uint8(40 * (row["category_id"] % 5))
         Image.fromarray(pixels).save(data / "images" / image["file_name"])
-    names = ["cat <b>", "dog & co", "bird"]  # which a page must escape
+    names = ["cat <b>", "dog & co", "bird"]  # the page must escape them
     for category, name in zip(coco.dataset["categories"], names, strict=True):
         category["name"] = name
     (data / "val.json").write_text(json.dumps(coco.dataset))
@@ -55,7 +58,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         name: str, keep: float = 1.0, masks: bool = True, trained: bool = True,
         keypoints: bool = False,
     ) -> Path:  # fmt: skip
-        folder = tmp_path / name
+        folder = root / name
         folder.mkdir()
         entry = {"name": "val set", "annotations": "val.json", "images": "images"}
         options: list[Any] = [
@@ -84,8 +87,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
             ] + [{"iteration": 29, "evaluation": {"val set": metrics}}]  # fmt: skip
             (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
         (folder / "log.txt").write_text(
-            "11-22 10:00:00 I val set: 16 images in 8.0 s, 2.00 images/s in each process, in "
-            "float32\n"
+            "11-22 10:00:00 I val set: 16 images in 8.0 s, 2.00 images/s per process, in float32\n"
         )
         return folder
 
@@ -97,23 +99,37 @@ def _add_keypoints(content: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         category["keypoints"] = ["head", "middle", "tail"]
     for row in (*content["annotations"], *rows):
         x, y, w, h = row["bbox"]
-        points = [(x + part * w, y + part * h, 2) for part in (0.1, 0.5, 0.9)]
+        points = [(x + fraction * w, y + fraction * h, 2) for fraction in (0.1, 0.5, 0.9)]
         row["keypoints"] = [float(number) for point in points for number in point]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Return a function that creates runs, see `run_factory`."""
+    return run_factory(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def make_shared_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
+    """Return a function that creates runs for all tests, which must not change them."""
+    return run_factory(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(params=[1280, 375], ids=["desktop", "phone"])
 def open_page(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Any]]:
-    """`open_page(file)`: the page in a browser without a network, as wide as a desktop's or as a
-    phone's. Whatever it complains of fails the test, and so does a page wider than the window."""
+    """Return a function that opens a page in an offline browser, in the width of a screen.
+
+    The test fails if the page logs an error, sends a request, or is wider than the screen.
+    """
     context = chromium.new_context(
         viewport={"width": request.param, "height": 800}, offline=True, java_script_enabled=True
     )
     page = context.new_page()
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda one: one.url.startswith(("file:", "data:"))
-            or complaints.append(f"asks for {one.url}"))  # fmt: skip
+    problems: list[str] = []
+    page.on("console", lambda entry: problems.append(f"{entry.type}: {entry.text}"))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda sent: sent.url.startswith(("file:", "data:"))
+            or problems.append(f"request of {sent.url}"))  # fmt: skip
 
     def show(file: Path) -> Any:
         page.goto(file.resolve().as_uri())
@@ -122,4 +138,4 @@ def open_page(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Callabl
 
     yield show
     context.close()
-    assert complaints == []
+    assert problems == []

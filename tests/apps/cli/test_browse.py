@@ -1,4 +1,4 @@
-"""`detlite browse`: training's own first images, objects without anchors, and the page itself."""
+"""Test `detlite browse`: the images are those of training, and unmatched objects are named."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from detlite.apps.cli.main import main
 from detlite.apps.drawing import draw_detections
 from detlite.config import load_config
 from detlite.data import build_train_dataset, build_train_loader
+
+from .conftest import run_factory
 
 CONFIG = """
 _BASE_: _base_/from_scratch_fpn.yaml
@@ -32,26 +34,34 @@ DATALOADER: {{NUM_WORKERS: 0}}
 """
 
 
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Return the root folder of a dataset."""
+    root = tmp_path_factory.mktemp("browse")
+    run_factory(root)
+    return root / "data"
+
+
 @pytest.fixture
-def config(make_run, tmp_path):
-    """A config of the data set of `make_run`."""
+def config(data, tmp_path):
+    """Return a function that writes the config of a training on the dataset."""
 
     def write(anchors="[8, 16, 32, 64, 128]"):
-        file = tmp_path / "mine.yaml"
-        file.write_text(CONFIG.format(data=tmp_path / "data", anchors=anchors))
+        file = tmp_path / "config.yaml"
+        file.write_text(CONFIG.format(data=data, anchors=anchors))
         return file
 
     return write
 
 
-def browse(file, tmp_path, *arguments):
+def build_page(file, tmp_path, *arguments):
     page = tmp_path / "browse.html"
     assert main(["browse", "--config", str(file), "--output", str(page), *map(str, arguments)]) == 0
     return page.read_text(), page
 
 
-def test_the_images_are_those_of_training(config, tmp_path):
-    text, _ = browse(config(), tmp_path, "--count", 6)
+def test_images_equal_the_training_images(config, tmp_path):
+    text, _ = build_page(config(), tmp_path, "--count", 6)
     shown = re.findall(r'src="data:image/jpeg;base64,([^"]+)" alt="Objects of ([^"]+)"', text)
     assert len(shown) == 6
     cfg = load_config(config())
@@ -66,32 +76,32 @@ def test_the_images_are_those_of_training(config, tmp_path):
         drawn.thumbnail((460, 460), Image.Resampling.LANCZOS)
         page = np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).astype(int)
         assert page.shape[:2] == (drawn.height, drawn.width)
-        assert abs(page - np.asarray(drawn).astype(int)).mean() < 8  # of JPEG
+        assert abs(page - np.asarray(drawn).astype(int)).mean() < 8  # tolerance for JPEG
 
 
-def test_the_same_page_again_and_another_seed(config, tmp_path):
-    first = browse(config(), tmp_path, "--count", 4)[0]
-    assert browse(config(), tmp_path, "--count", 4)[0] == first
-    assert browse(config(), tmp_path, "--count", 4, "SEED", 7)[0] != first
+def test_page_is_deterministic_and_depends_on_the_seed(config, tmp_path):
+    first = build_page(config(), tmp_path, "--count", 4)[0]
+    assert build_page(config(), tmp_path, "--count", 4)[0] == first
+    assert build_page(config(), tmp_path, "--count", 4, "SEED", 7)[0] != first
 
 
-def test_anchors_that_do_not_fit_are_named(config, tmp_path):
-    def weak(text):
-        found = re.search(r"Of (\d+) objects (\d+) have no anchor, and (\d+) only", text)
-        return [int(number) for number in found.groups()]
+def test_objects_without_anchors_are_named(config, tmp_path):
+    def counts(text):
+        match = re.search(r"Of (\d+) objects, (\d+) have no anchor and (\d+) have only", text)
+        return [int(number) for number in match.groups()]
 
-    fine, _ = browse(config(), tmp_path, "--count", 12)
-    bad, _ = browse(config("[300, 310, 320, 330, 340]"), tmp_path, "--count", 12)
-    assert weak(fine)[0] == weak(bad)[0] > 10
-    assert sum(weak(bad)[1:]) == weak(bad)[0]
-    assert sum(weak(fine)[1:]) < sum(weak(bad)[1:])
-    assert "That is much" in bad
+    good, _ = build_page(config(), tmp_path, "--count", 12)
+    bad, _ = build_page(config("[300, 310, 320, 330, 340]"), tmp_path, "--count", 12)
+    assert counts(good)[0] == counts(bad)[0] > 10
+    assert sum(counts(bad)[1:]) == counts(bad)[0]
+    assert sum(counts(good)[1:]) < sum(counts(bad)[1:])
+    assert "These are many" in bad
     assert "no anchor for: " in bad
-    assert weak(bad)[1] > 0
-    assert bad.count('<td class="number worse">none</td>') == weak(bad)[1]
+    assert counts(bad)[1] > 0
+    assert bad.count('<td class="number worse">none</td>') == counts(bad)[1]
 
 
-def test_errors(config, tmp_path, capsys):
+def test_invalid_arguments(config, tmp_path, capsys):
     for arguments, message in (
         (["--count", "0"], "--count is 0"),
         (["DATASETS.TRAIN", "()"], "DATASETS.TRAIN is empty"),
@@ -103,22 +113,22 @@ def test_errors(config, tmp_path, capsys):
         assert not page.exists()
 
 
-def test_in_a_browser(config, tmp_path, open_page):
-    _, file = browse(config(), tmp_path, "--count", 8)
+def test_filter_in_a_browser(config, tmp_path, open_page):
+    _, file = build_page(config(), tmp_path, "--count", 8)
     page = open_page(file)
-    figures = page.locator("#shown > figure")
+    figures = page.locator("#image-list > figure")
     assert figures.count() == 8
     options = page.locator("select option").all_text_contents()
     for option in options[1:]:
         page.locator("select").select_option(option)
-        shown = [one for one in figures.all() if one.is_visible()]
-        assert {one.get_attribute("data-kind") for one in shown} == {option}
-        assert f"{len(shown)} of 8 shown" in page.locator("[data-count]").text_content()
+        visible = [figure for figure in figures.all() if figure.is_visible()]
+        assert {figure.get_attribute("data-kind") for figure in visible} == {option}
+        assert f"{len(visible)} of 8 shown" in page.locator("[data-count]").text_content()
 
 
-def test_a_retinanet(config, tmp_path):
+def test_retinanet(config, tmp_path):
     retinanet = ["MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.BACKBONE.CONV_BODY",
                  "R-18-FPN-RETINANET", "MODEL.RETINANET.NUM_CLASSES", "4", "MODEL.MASK_ON", "False",
                  "MODEL.RETINANET.ANCHOR_SIZES", "(300, 300, 300, 300, 300)"]  # fmt: skip
-    text, _ = browse(config(), tmp_path, "--count", 4, *retinanet)
-    assert "Choose MODEL.RETINANET.ANCHOR_SIZES" in text
+    text, _ = build_page(config(), tmp_path, "--count", 4, *retinanet)
+    assert "Set MODEL.RETINANET.ANCHOR_SIZES" in text

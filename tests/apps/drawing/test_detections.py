@@ -1,4 +1,4 @@
-"""Drawn detections and contact sheets."""
+"""Test drawn detections and contact sheets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE = [{"id": 7, "name": "cell"}]
 TWO = [*ONE, {"id": 9, "name": "speck"}]
 
 
-def grey(height: int = 600, width: int = 800) -> Tensor:
+def gray(height: int = 600, width: int = 800) -> Tensor:
     return torch.full((3, height, width), 100, dtype=torch.uint8)
 
 
@@ -31,13 +31,13 @@ def detections(**fields: Any) -> dict[str, Any]:
     }
 
 
-def pixels(picture: Image.Image) -> np.ndarray:
-    return np.asarray(picture).astype(int)
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image).astype(int)
 
 
 class TestDrawDetections:
-    def test_boxes_outline_and_leave_the_rest(self) -> None:
-        drawn = pixels(draw_detections(grey(), detections(), ONE))
+    def test_boxes_change_only_their_outline(self) -> None:
+        drawn = pixels(draw_detections(gray(), detections(), ONE))
         changed = (drawn != 100).any(axis=2)
         assert drawn.shape == (600, 800, 3)
         assert changed[200:400, 100].all()  # left side
@@ -45,117 +45,114 @@ class TestDrawDetections:
         assert not changed[210:390, 110:290].any()
         assert not changed[450:].any()
 
-    def test_masks_tint_what_is_inside(self) -> None:
+    def test_masks_are_translucent(self) -> None:
         masks = torch.zeros(2, 600, 800, dtype=torch.bool)
         masks[0, 250:350, 150:250] = True
-        drawn = pixels(draw_detections(grey(), detections(masks=masks), ONE))
+        drawn = pixels(draw_detections(gray(), detections(masks=masks), ONE))
         inside, outside = drawn[300, 200], drawn[300, 270]
         assert (outside == 100).all()
         assert (inside != 100).any()
-        assert abs(inside - 100).max() < abs(drawn[300, 100] - 100).max()  # translucent
+        assert abs(inside - 100).max() < abs(drawn[300, 100] - 100).max()
 
-    def test_colours_and_labels_that_are_given(self) -> None:
+    def test_colors_and_labels(self) -> None:
         names = [{"id": 1, "name": "cell"}, {"id": 2, "name": ""}]
-        found = detections(labels=torch.tensor([1, 2]))
-        del found["scores"]
-        given = [(255, 0, 0), (0, 0, 255)]
-        drawn = pixels(draw_detections(grey(), found, names, colours=given))
+        target = detections(labels=torch.tensor([1, 2]))
+        del target["scores"]
+        colors = [(255, 0, 0), (0, 0, 255)]
+        drawn = pixels(draw_detections(gray(), target, names, colors=colors))
         assert (drawn[300, 100] == [255, 0, 0]).all()
         assert (drawn[300, 500] == [0, 0, 255]).all()
         changed = (drawn != 100).any(axis=2)
-        assert changed[190:199, 100:120].any()  # the label above the first
-        assert not changed[:199, 490:].any()  # none above the second
+        assert changed[190:199, 100:120].any()  # label above the first box
+        assert not changed[:199, 490:].any()  # no label above the second box
 
-    def test_run_lengths_draw_as_bitmaps(self) -> None:
+    def test_rles_equal_bitmaps(self) -> None:
         masks = torch.zeros(2, 600, 800, dtype=torch.uint8)
         masks[0, 250:350, 150:250] = 1
         rles = [encode_bitmap(mask.numpy()) for mask in masks]
-        one = draw_detections(grey(), detections(masks=masks), ONE)
-        other = draw_detections(grey(), detections(masks=rles), ONE)
+        one = draw_detections(gray(), detections(masks=masks), ONE)
+        other = draw_detections(gray(), detections(masks=rles), ONE)
         assert (pixels(one) == pixels(other)).all()
-        packed = draw_detections(grey(), detections(masks=PackedMasks.from_bitmaps(masks)), ONE)
+        packed = draw_detections(gray(), detections(masks=PackedMasks.from_bitmaps(masks)), ONE)
         assert (pixels(one) == pixels(packed)).all()
 
-    def test_polygons_of_a_target_are_drawn(self) -> None:
+    def test_polygons_equal_bitmaps(self) -> None:
         polygon = [[150, 250, 250, 250, 250, 350, 150, 350]]
-        masks = PackedMasks.from_segmentations([polygon, polygon], 600, 800, as_runs=False)
+        masks = PackedMasks.from_segmentations([polygon, polygon], 600, 800, as_rle=False)
         bitmaps = torch.zeros(2, 600, 800, dtype=torch.bool)
         bitmaps[:, 250:350, 150:250] = True
-        one = draw_detections(grey(), detections(masks=masks), ONE)
-        other = draw_detections(grey(), detections(masks=bitmaps), ONE)
+        one = draw_detections(gray(), detections(masks=masks), ONE)
+        other = draw_detections(gray(), detections(masks=bitmaps), ONE)
         assert (pixels(one) == pixels(other)).all()
 
-    def test_keypoints_are_dots_where_they_are_labelled(self) -> None:
+    def test_only_visible_keypoints_are_drawn(self) -> None:
         points = torch.zeros(2, 2, 3)
         points[0, 0] = torch.tensor([200.0, 300, 2])
         points[0, 1] = torch.tensor([260.0, 350, 0])
-        drawn = pixels(draw_detections(grey(), detections(keypoints=points), ONE))
+        drawn = pixels(draw_detections(gray(), detections(keypoints=points), ONE))
         assert (drawn[300, 200] != 100).any()
-        assert (drawn[300, 200] == drawn[300, 100]).all()  # the box's colour
+        assert (drawn[300, 200] == drawn[300, 100]).all()  # color of the box
         assert (drawn[350, 260] == 100).all()
 
-    def test_low_scores_are_left_out(self) -> None:
-        drawn = pixels(draw_detections(grey(), detections(), ONE, min_score=0.7))
+    def test_low_scores_are_not_drawn(self) -> None:
+        drawn = pixels(draw_detections(gray(), detections(), ONE, min_score=0.7))
         assert (drawn[:, 110:290] != 100).any()
         assert (drawn[:, 480:] == 100).all()
 
-    def test_targets_have_no_scores(self) -> None:
+    def test_targets_without_scores(self) -> None:
         target = detections()
         del target["scores"]
-        assert (pixels(draw_detections(grey(), target, ONE))[:, 480:] != 100).any()
+        assert (pixels(draw_detections(gray(), target, ONE))[:, 480:] != 100).any()
 
     @pytest.mark.parametrize(("categories", "same"), [(ONE, False), (TWO, True)])
-    def test_colour_by_object_or_by_category(
+    def test_color_by_object_or_by_category(
         self, categories: list[dict[str, Any]], same: bool
     ) -> None:
-        drawn = pixels(draw_detections(grey(), detections(), categories))
+        drawn = pixels(draw_detections(gray(), detections(), categories))
         assert (drawn[300, 100] == drawn[300, 500]).all() == same
 
-    def test_tiny_picture_is_enlarged_with_its_boxes(self) -> None:
+    def test_small_image_is_enlarged_with_its_boxes(self) -> None:
         tiny = {"boxes": torch.tensor([[2.0, 4.0, 8.0, 9.0]]), "labels": torch.tensor([1])}
-        drawn = draw_detections(grey(12, 16), tiny, ONE, min_side=160)
+        drawn = draw_detections(gray(12, 16), tiny, ONE, min_side=160)
         assert drawn.size == (160, 120)
         assert (pixels(drawn)[50:80, 20] != 100).any(axis=1).all()
 
-    def test_label_stays_in_the_picture(self) -> None:
+    def test_label_stays_inside_the_image(self) -> None:
         corner = {"boxes": torch.tensor([[790.0, 0.0, 800.0, 10.0]]), "labels": torch.tensor([1])}
-        changed = (pixels(draw_detections(grey(), corner, ONE)) != 100).any(axis=2)
+        changed = (pixels(draw_detections(gray(), corner, ONE)) != 100).any(axis=2)
         assert changed[:20, 770:].mean() > 0.5
 
-    def test_nothing_found(self) -> None:
+    def test_no_detections(self) -> None:
         none = {
             "boxes": torch.zeros(0, 4),
             "labels": torch.zeros(0, dtype=torch.int64),
             "scores": torch.zeros(0),
             "masks": torch.zeros(0, 600, 800, dtype=torch.bool),
         }
-        assert (pixels(draw_detections(grey(), none, ONE)) == 100).all()
+        assert (pixels(draw_detections(gray(), none, ONE)) == 100).all()
 
-    def test_given_picture_is_not_changed(self) -> None:
-        picture = Image.new("L", (600, 500), 100)
-        draw_detections(picture, detections(), ONE)
-        assert picture.getextrema() == (100, 100)
+    def test_input_image_is_not_changed(self) -> None:
+        image = Image.new("L", (600, 500), 100)
+        draw_detections(image, detections(), ONE)
+        assert image.getextrema() == (100, 100)
 
 
 class TestContactSheet:
     def test_rows_and_columns(self) -> None:
-        pictures = [Image.new("RGB", (40, 30), (k * 20, 0, 0)) for k in range(5)]
-        sheet = contact_sheet(pictures, columns=3, gap=10)
+        images = [Image.new("RGB", (40, 30), (k * 20, 0, 0)) for k in range(5)]
+        sheet = contact_sheet(images, columns=3, gap=10)
         assert sheet.size == (3 * 50 + 10, 2 * 40 + 10)
-        assert [sheet.getpixel((30 + 50 * k, 25)) for k in range(3)] == [
-            (0, 0, 0),
-            (20, 0, 0),
-            (40, 0, 0),
-        ]
+        first_row = [sheet.getpixel((30 + 50 * k, 25)) for k in range(3)]
+        assert first_row == [(0, 0, 0), (20, 0, 0), (40, 0, 0)]
         assert sheet.getpixel((80, 65)) == (80, 0, 0)
         assert sheet.getpixel((130, 65)) == (255, 255, 255)
 
-    def test_large_pictures_shrink_and_keep_their_shape(self) -> None:
+    def test_large_images_shrink_and_keep_their_aspect_ratio(self) -> None:
         sheet = contact_sheet([Image.new("RGB", (1000, 500))], cell=100, gap=0)
         assert sheet.size == (100, 50)
 
     def test_bad_arguments(self) -> None:
-        with pytest.raises(ValueError, match="at least one"):
+        with pytest.raises(ValueError, match="at least one image"):
             contact_sheet([])
         with pytest.raises(ValueError, match="columns must be at least 1, got 0"):
             contact_sheet([Image.new("RGB", (4, 4))], columns=0)

@@ -1,4 +1,4 @@
-"""Charts as SVG: names of any kind, and nothing that two charts of a page would share."""
+"""Test the SVG charts: special characters in names, and unique ids."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ CHARTS = {
 
 
 def texts(svg: str) -> list[str]:
-    """What is written in a chart."""
+    """Return the texts of a chart."""
     root = ElementTree.fromstring(svg)
-    found = ["".join(node.itertext()) for node in root.iter() if node.tag.endswith("text")]
-    return [" ".join(text.split()) for text in found]
+    nodes = ["".join(node.itertext()) for node in root.iter() if node.tag.endswith("text")]
+    return [" ".join(text.split()) for text in nodes]
 
 
-@pytest.mark.parametrize("kind", CHARTS)
-def test_names_of_any_kind(kind: str) -> None:
-    svg = CHARTS[kind]('A "title" & <more>')
+@pytest.mark.parametrize("chart", CHARTS)
+def test_special_characters(chart: str) -> None:
+    svg = CHARTS[chart]('A "title" & <more>')
     written = texts(svg)
     for name in NAMES:
         assert name in written
@@ -46,17 +46,17 @@ def test_names_of_any_kind(kind: str) -> None:
     assert root.get("width") is None
 
 
-@pytest.mark.parametrize("kind", CHARTS)
-def test_two_charts_share_no_ids(kind: str) -> None:
-    first, second = (re.findall(r'\bid="([^"]+)"', CHARTS[kind](title)) for title in ("a", "b"))
+@pytest.mark.parametrize("chart", CHARTS)
+def test_ids_are_unique_and_deterministic(chart: str) -> None:
+    first, second = (re.findall(r'\bid="([^"]+)"', CHARTS[chart](title)) for title in ("a", "b"))
     assert not set(first) & set(second)
-    assert CHARTS[kind]("a") == CHARTS[kind]("a")
+    assert CHARTS[chart]("a") == CHARTS[chart]("a")
 
 
-def test_values_stand_beside_their_bars() -> None:
+def test_bars_show_their_values() -> None:
     svg = charts.bars("t", ["a", "b"], {"x": [(0.123, (0.1, 0.2)), (None, None)]}, "AP (%)")
     assert "12.3" in texts(svg)
-    assert "none there" in texts(svg)
+    assert "n/a" in texts(svg)
 
 
 def test_sizes_of_objects_and_anchors() -> None:

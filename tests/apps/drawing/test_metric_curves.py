@@ -1,4 +1,4 @@
-"""Curves of a run."""
+"""Test the plots of losses and metrics."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from detlite.apps.drawing import plot_metrics
 from detlite.data import DataError
 
 
-def pixels(picture: Image.Image) -> np.ndarray:
-    return np.asarray(picture).astype(int)
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image).astype(int)
 
 
 class TestPlotMetrics:
@@ -25,7 +25,7 @@ class TestPlotMetrics:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
-    def test_losses_and_precision(self, tmp_path: Path) -> None:
+    def test_losses_left_and_metrics_right(self, tmp_path: Path) -> None:
         training = [
             {"iteration": i, "loss": 2 / i, "loss_mask": 1 / i, "lr": 0.1} for i in (1, 2, 3)
         ]
@@ -36,10 +36,10 @@ class TestPlotMetrics:
             plot_metrics(self.write(tmp_path, lines), tmp_path / "curves.png")
             plot = pixels(Image.open(tmp_path / "curves.png"))
             halves.append(np.split(plot, [plot.shape[1] // 2], axis=1))
-        assert (halves[0][0] != halves[1][0]).any()  # the losses appear on the left
-        assert (halves[1][1] != halves[2][1]).any()  # the precision on the right
+        assert (halves[0][0] != halves[1][0]).any()
+        assert (halves[1][1] != halves[2][1]).any()
 
-    def test_what_is_drawn(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_curves(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         drawn: dict[str, list[list[float]]] = {}
 
         def plot(self: Axes, x: Any, y: Any, label: str, **style: Any) -> None:
@@ -64,7 +64,7 @@ class TestPlotMetrics:
         assert "val bbox AP" in drawn
         assert "other bbox AP50" in drawn
 
-    def test_kinds_without_cocos_average_precision(
+    def test_curves_of_other_evaluations(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         drawn: dict[str, list[float]] = {}
@@ -91,7 +91,7 @@ class TestPlotMetrics:
     def test_bad_line(self, tmp_path: Path) -> None:
         for bad in ("{", "[]", '{"loss": 1}', "3"):
             (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n' + bad + "\n")
-            with pytest.raises(DataError, match=r"metrics\.jsonl: line 2 is not a json object"):
+            with pytest.raises(DataError, match=r"metrics\.jsonl: line 2 is not a JSON object"):
                 plot_metrics(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
 
     def test_missing_file(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pages in one file: templates filled in, with pictures inside."""
+"""Render HTML pages as single files that contain their images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from detlite.data.errors import DataError
 
 
 def render(template: str, **values: Any) -> str:
-    """The HTML of one of `templates/`; text is escaped, whatever it holds.
+    """Render a template of `templates/` to HTML; all texts are escaped.
 
     Raises:
         DataError: jinja2 is not installed.
@@ -20,7 +20,7 @@ def render(template: str, **values: Any) -> str:
     try:
         from jinja2 import Environment, PackageLoader
     except ImportError as error:
-        raise DataError('a page needs jinja2: pip install "detlite[report]"') from error
+        raise DataError("a page needs jinja2: pip install 'detlite[report]'") from error
     environment = Environment(
         autoescape=True,
         loader=PackageLoader("detlite.apps.drawing"),
@@ -30,8 +30,8 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def jpeg(picture: Image.Image, quality: int = 80) -> str:
-    """The picture as a data URI, for the `src` of an image."""
+def jpeg(image: Image.Image, quality: int = 80) -> str:
+    """Encode an image as a data URI for the `src` attribute of an `img` element."""
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=quality)
+    image.save(buffer, "JPEG", quality=quality)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

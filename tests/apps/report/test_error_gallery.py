@@ -1,0 +1,115 @@
+"""Test which errors the gallery selects, and what it draws."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from detlite.apps.report.analysis.detection_analysis import analyze_detections
+from detlite.apps.report.error_gallery import ErrorGallery
+from detlite.data import CocoDataset
+from detlite.evaluation import Results
+from detlite.structures.masks.formats import encode_bitmap, polygons_to_rle
+
+MISNAMED, MISSED = [20.0, 30.0, 40.0, 30.0], [150.0, 100.0, 30.0, 40.0]
+
+
+def corners(box: list[float]) -> list[list[float]]:
+    x, y, w, h = box
+    return [[x, y, x + w, y, x + w, y + h, x, y + h]]
+
+
+def rle(box: list[float]) -> dict[str, Any]:
+    encoded = polygons_to_rle(corners(box), 160, 200)
+    return {"size": list(encoded["size"]), "counts": encoded["counts"].decode()}
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> ErrorGallery:
+    """Return the gallery of a gray image with a cat detected as a dog, and a missed dog."""
+    content = {
+        "categories": [{"id": 3, "name": "cat"}, {"id": 5, "name": "dog"}],
+        "images": [{"id": 7, "file_name": "a.png", "height": 160, "width": 200}],
+        "annotations": [
+            {"id": 1, "image_id": 7, "category_id": 3, "bbox": MISNAMED, "iscrowd": 0,
+             "area": 1200, "segmentation": corners(MISNAMED)},
+            {"id": 2, "image_id": 7, "category_id": 5, "bbox": MISSED, "iscrowd": 0,
+             "area": 1200, "segmentation": corners(MISSED)},
+        ],
+    }  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    Image.new("RGB", (200, 160), (128, 128, 128)).save(tmp_path / "a.png")
+    dataset = CocoDataset(tmp_path / "a.json", tmp_path)
+    row = {"image_id": 7, "category_id": 5, "bbox": MISNAMED, "score": 0.75,
+           "segmentation": rle(MISNAMED)}  # fmt: skip
+    results = Results.from_coco([row], ["bbox", "segm"])
+    coco_gt = dataset.coco_gt()
+    analysis = analyze_detections(coco_gt, results, "segm", np.ones((1, 1), np.uint8))
+    return ErrorGallery(dataset, coco_gt, results, analysis, max_images=5)
+
+
+def panels(source: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the left and the right panel, relative to the gray of the image."""
+    data = base64.b64decode(source.removeprefix("data:image/jpeg;base64,"))
+    pixels = np.asarray(Image.open(io.BytesIO(data))).astype(int) - 128
+    side = (pixels.shape[1] - 6) // 2
+    return pixels[:, :side], pixels[:, -side:]
+
+
+def test_false_positive(gallery: ErrorGallery) -> None:
+    (error,) = gallery.false_positives()
+    assert (error.category, error.kind, error.score) == ("dog", "classification", 0.75)
+    assert error.text == "dog: labeled cat (a.png)"
+    labels, detections = panels(error.source)
+    # The window of 88 pixels around the box starts at x = 0 and y = 1.
+    scale = 240 / 88
+    y, x = round((45 - 1) * scale), round(40 * scale)
+    red, green, blue = detections[y, x]
+    assert red > 30 > max(green, blue)  # mask of the error
+    red, green, blue = labels[y, x]
+    assert min(red, green) > 20 > blue  # yellow
+    assert abs(detections[5:20, 5:40]).max() < 12  # background
+
+
+def test_missed_objects(gallery: ErrorGallery) -> None:
+    cat, dog = gallery.missed_objects()
+    # The cat is missed too, because the detection there has another category.
+    assert (cat.category, cat.kind, cat.score) == ("cat", "missed", 0.75)
+    assert cat.text == "cat of 1200 px²: nearest is dog 0.75, IoU 100 % (a.png)"
+    assert (dog.category, dog.kind, dog.score) == ("dog", "missed", 0)
+    assert dog.text == "dog of 1200 px²: no detection there (a.png)"
+    labels, detections = panels(dog.source)
+    assert abs(detections).max() < 12
+    assert (labels.max(axis=(0, 1)) > 60).any()
+
+
+def test_number_of_images_is_limited(gallery: ErrorGallery) -> None:
+    few = ErrorGallery(
+        gallery.dataset, gallery.coco_gt, gallery.results, gallery.analysis, max_images=1
+    )
+    assert len(few.missed_objects()) == 1
+    assert len(few.false_positives()) == 1
+
+
+def test_background_detections(gallery: ErrorGallery) -> None:
+    """A detection on the cat has an empty mask; another one is far from all objects."""
+    empty = {"size": [160, 200], "counts": encode_bitmap(np.zeros((160, 200)))["counts"]}
+    far = [100.0, 10.0, 20.0, 20.0]
+    rows = [
+        {"image_id": 7, "category_id": 3, "bbox": MISNAMED, "score": 0.5, "segmentation": empty},
+        {"image_id": 7, "category_id": 5, "bbox": far, "score": 0.6, "segmentation": rle(far)},
+    ]
+    results = Results.from_coco(rows, ["bbox", "segm"])
+    analysis = analyze_detections(gallery.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
+    errors = ErrorGallery(gallery.dataset, gallery.coco_gt, results, analysis, 5).false_positives()
+    assert [error.text for error in errors] == [
+        "dog: no label there (a.png)", "cat: its mask is empty (a.png)",
+    ]  # fmt: skip
+    assert {error.kind for error in errors} == {"background"}
