@@ -1,4 +1,4 @@
-"""One small model of every kind, and records to call them with."""
+"""Configs of one small model of every kind, and records to call the models with."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class _Other(Tensor):
 
 
 class OtherDevice(TorchDispatchMode):
-    """Within it the device is there."""
+    """Makes the device available."""
 
     def __init__(self) -> None:
         super().__init__()

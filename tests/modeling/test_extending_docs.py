@@ -21,7 +21,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding=
 # Module, registry and config key of each row of the table.
 ROWS = re.findall(r"\| `(detlite[\w.]*)\.([A-Z_]+)` \| .*?`([\w.*:]+)`", PAGE)
 # Registries through which the core finds its own applications.
-INTERNAL = {"ENGINES", "READERS"}
+INTERNAL = {"CONFIG_BUILDERS", "ENGINES", "FINDERS", "READERS"}
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -118,5 +118,5 @@ def test_evaluator_of_counts(run_block, tiny_config, tmp_path):
     rows = [{"image_id": image, "score": score, **box} for image, score in scores]
     assert evaluator.evaluate(cfg, dataset, Results.from_coco(rows)) == {"counts": {"right": 0.5}}
     content["categories"].append({"id": 2, "name": "dog"})
-    with pytest.raises(ConfigError, match="val: objects of one category are counted"):
+    with pytest.raises(ConfigError, match="val: can only count objects of one category"):
         prepared()
