@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError, build_dataset
 from detlite.data.datasets.synthetic import draw_scene
-from detlite.data.loading.image_io import read_image
+from detlite.data.loading.image_io import image_suffixes, read_image
 from detlite.data.transforms.detection_transform import build_transform
 from detlite.data.transforms.resize import resize_shortest
 from detlite.engine.evaluate import evaluate_dataset
@@ -38,8 +37,7 @@ def test_images(cfg: CfgNode, model: DetectionModel, folder: Path | None) -> lis
         scenes = (draw_scene(np.random.default_rng(seed))[0] for seed in range(_GENERATED_IMAGES))
         images = [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in scenes]
     else:
-        formats = Image.registered_extensions()
-        files = sorted(f for f in folder.glob("*") if formats.get(f.suffix.lower()) in Image.OPEN)
+        files = sorted(f for f in folder.glob("*") if f.suffix.lower() in image_suffixes())
         if not files:
             raise DataError(f"--check {folder}: the folder holds no image")
         images = [read_image(file) for file in files]

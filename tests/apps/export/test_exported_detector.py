@@ -50,7 +50,7 @@ def assert_agree(model: DetectionModel, read: DetectionModel) -> None:
         ]
 
 
-@pytest.mark.parametrize("file_format", ["pt2", "onnx"])
+@pytest.mark.parametrize("file_format", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_file_detects_what_the_model_detects(file_format, tiny_config, tmp_path, read_once):
     if file_format == "onnx":
         for package in ("onnx", "onnxruntime", "onnxscript"):
@@ -69,6 +69,7 @@ def test_file_detects_what_the_model_detects(file_format, tiny_config, tmp_path,
     assert_agree(model, predictor.model)
 
 
+@pytest.mark.slow
 def test_aoti_runs_in_python_and_in_cpp(tiny_config, tmp_path, repo_root):
     compiler = shutil.which("g++")
     if compiler is None:
@@ -100,6 +101,7 @@ def test_aoti_runs_in_python_and_in_cpp(tiny_config, tmp_path, repo_root):
 
 
 # The graphs of these models differ from that of a Mask R-CNN.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fast", "retinanet"])
 def test_programs_of_other_models(name, tiny_config):
     model = build_model(family_config(name, tiny_config)).eval()
@@ -181,6 +183,7 @@ def test_missing_file_and_checkpoint(tmp_path):
         Predictor(tmp_path / "model.pth")
 
 
+@pytest.mark.slow
 def test_tiling_of_an_exported_model(tiny_config, tmp_path, read_once):
     """The config in the file or the caller sets the tiling."""
     keys = ["MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 96, "TEST.TILE", 100]

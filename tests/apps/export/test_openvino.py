@@ -67,12 +67,14 @@ def assert_same_maps(
 
 
 # The parts of these models differ from those of a Mask R-CNN.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["c4", "cascade", "retinanet"])
 def test_other_models(name, tiny_config):
     model = build_model(family_config(name, tiny_config)).eval()
     assert_same(model, to_openvino(model), [torch.rand(3, 64, 96), torch.rand(3, 80, 72)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["test_convnext", "tf_efficientnet_lite0"])
 def test_timm_backbones(name, tiny_config):
     pytest.importorskip("timm", reason="needs the extra timm")
@@ -81,6 +83,7 @@ def test_timm_backbones(name, tiny_config):
     assert_same_maps(model, converted, [(64, 96), (160, 64), (75, 130)])  # the last one is padded
 
 
+@pytest.mark.slow
 def test_vit_backbone(tiny_config, monkeypatch):
     """The last size is no multiple of windows or patches."""
     monkeypatch.setitem(vit.SIZES, "T", (32, 3, 2))
@@ -147,6 +150,7 @@ def test_int8_accuracy_and_file(config, tmp_path):
     torch.testing.assert_close(read.model.backbone(pixels), levels)
 
 
+@pytest.mark.slow
 def test_unsupported_operation_is_named(tiny_config):
     """timm resizes position embeddings with antialiasing. The root logger stays unchanged."""
     pytest.importorskip("timm", reason="timm is not installed")
@@ -160,6 +164,7 @@ def test_unsupported_operation_is_named(tiny_config):
     assert (root.level, root.filters, root.handlers) == before
 
 
+@pytest.mark.slow
 def test_int8_leaves_the_first_convolution_in_float32(config):
     """Quantizing the pixels would change dark images."""
     pytest.importorskip("nncf", reason="needs the extra openvino")
@@ -177,6 +182,7 @@ def test_int8_leaves_the_first_convolution_in_float32(config):
         assert sources.count("Transpose") == in_float, (name, sources)
 
 
+@pytest.mark.slow
 def test_int8_leaves_group_norm_in_float32(tiny_config):
     """Group norm takes the results of a convolution, which are float32 anyway."""
     pytest.importorskip("nncf", reason="needs the extra openvino")
@@ -199,6 +205,7 @@ torch.save([level.clone() for level in backbone(torch.load(sys.argv[2]))], sys.a
 """
 
 
+@pytest.mark.slow
 def test_int8_results_do_not_depend_on_vnni(config, tmp_path):
     """Processors without VNNI add two products in 16 bits, where 8-bit weights may overflow."""
     pytest.importorskip("nncf", reason="needs the extra openvino")
