@@ -25,17 +25,7 @@ def paste_objects(
     Pasted objects are cut at the border of the image. Objects below lose the covered pixels and get
     the box around the rest; those with less than a pixel in height or width are dropped. Covered
     keypoints become hidden. Edges are not blended, which makes no difference according to the
-    paper.
-
-    Args:
-        image: [3, H, W].
-        target: of `image`: `boxes`, `labels`, `masks` and optionally `keypoints`. Other entries
-            pass unchanged.
-        source: [3, h, w] of the same dtype.
-        source_target: the objects of `source` to paste.
-
-    Returns:
-        The image, and a target with the objects of both, those of the first image in front.
+    paper. The images [3, H, W] may differ in size.
     """
     height, width = image.shape[1:]
     pasted = crop_target(source_target, 0, 0, height, width)

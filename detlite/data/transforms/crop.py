@@ -15,12 +15,7 @@ from .targets import select_objects
 
 
 class RandomCrop:
-    """Crops a square at a random position, and pads below and on the right.
-
-    Args:
-        side: of the square, in pixels.
-        fill: the color of the padding.
-    """
+    """Crops a square at a random position; pads below and on the right with the color `fill`."""
 
     def __init__(self, side: int, fill: Color) -> None:
         self.side = side
@@ -39,13 +34,7 @@ def random_start(length: int, size: int) -> int:
 
 
 def crop_image(image: Tensor, top: int, left: int, height: int, width: int, fill: Color) -> Tensor:
-    """Crop a window of an image; the part outside of the image is padded.
-
-    Args:
-        image: [3, H, W], uint8 or float in 0..1.
-        top: the window in pixels of the image, like the next three; it touches the image.
-        fill: the color of the padding.
-    """
+    """Crop a window, which touches the image [3, H, W], and pad the part outside of the image."""
     part = image[:, max(top, 0) : top + height, max(left, 0) : left + width]
     if part.shape[1:] == (height, width):
         return part.contiguous()
@@ -63,10 +52,6 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
     An object that the window cuts gets the box around the rest of its mask, if it has a mask.
     Objects with less than a pixel in height or width are dropped. Keypoints outside become
     unlabeled. Proposals are clipped.
-
-    Args:
-        target: as returned by `DetectionTransform`.
-        top: the window in pixels of the image, like the next three.
     """
     size = (height, width)
     shift = torch.tensor([left, top, left, top])

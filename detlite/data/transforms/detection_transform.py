@@ -19,21 +19,29 @@ from detlite.structures.keypoints import PIXEL_CENTER, flip_order
 
 from .color import build_color_jitter, mean_color
 from .crop import RandomCrop
-from .flip import RandomFlip, flip_boxes, flip_image
 from .resize import RandomShortestSize, ScaleJitter, Size, resize_image
 from .targets import select_objects
+
+
+class RandomFlip:
+    """Draws whether to flip left and right, and top and bottom, with these probabilities."""
+
+    def __init__(self, horizontal: float, vertical: float) -> None:
+        self._probabilities = horizontal, vertical
+
+    def draw(self) -> tuple[bool, bool]:
+        """Return (flip_x, flip_y)."""
+        flip_x, flip_y = (p > 0 and float(torch.rand(1)) < p for p in self._probabilities)
+        return flip_x, flip_y
 
 
 class DetectionTransform:
     """Changes color, flips, resizes and crops, then drops boxes smaller than a pixel.
 
-    Random numbers come from torch's global generator, so a seed determines the result.
+    Random numbers come from torch's global generator, so a seed determines the result. Without a
+    `resize`, images keep their size.
 
     Args:
-        color: changes the pixels of an image.
-        flip: draws whether to flip.
-        resize: returns the target size of an image; None: keep the size.
-        crop: crops the result.
         keypoint_names: "left_..." and "right_..." are swapped in a mirrored image.
         convention: how images and boxes are resized, and where in its pixel a keypoint of the
             result is; those of the data set are at the center.
@@ -67,20 +75,19 @@ class DetectionTransform:
         return self.crop(image, target) if self.crop else (image, target)
 
     def without_crop(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        """Transform an image and its target, but do not crop."""
         size = image.shape[-2], image.shape[-1]
         if self._color is not None:
             image = self._color(image)
         flips = self._flip.draw() if self._flip is not None else (False, False)
-        image = flip_image(image, *flips)
+        if any(flips):
+            image = image.flip([-1] * flips[0] + [-2] * flips[1])
         new_size = size
-        if self._resize is not None:
-            # Last, because it mostly enlarges.
+        if self._resize is not None:  # last, because it mostly enlarges
             new_size = self._resize(size)
             image = resize_image(image, new_size, self._convention.resize)
         target = dict(target)
         for name in target.keys() & {"boxes", "proposals"}:
-            boxes = flip_boxes(target[name], size, *flips)
+            boxes = _flip_boxes(target[name], size, *flips)
             boxes = box_ops.rescale(boxes, size, new_size, self._convention, clipped=False)
             target[name] = clip_boxes_to_image(boxes, new_size)
         if "masks" in target:
@@ -101,6 +108,16 @@ class DetectionTransform:
         moved = torch.stack([x, y, keypoints[..., 2]], dim=-1)
         # Both flips together rotate the image without mirroring it.
         return moved[:, self._flip_order] if flip_x != flip_y else moved
+
+
+def _flip_boxes(boxes: Tensor, size: Size, flip_x: bool, flip_y: bool) -> Tensor:
+    height, width = size
+    if flip_x:
+        boxes = box_ops.flip(boxes, width)
+    if flip_y:
+        x1, y1, x2, y2 = boxes.unbind(-1)
+        boxes = torch.stack([x1, height - y2, x2, height - y1], dim=-1)
+    return boxes
 
 
 def build_transform(

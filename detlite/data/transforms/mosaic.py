@@ -26,16 +26,14 @@ def make_mosaic(
     and dropped as by `crop_target`.
 
     Args:
-        parts: four images [3, H, W] of one dtype, uint8 or float in 0..1, of any sizes, with their
-            targets: top left, top right, bottom left, bottom right.
-        size: (height, width) of the mosaic in pixels.
+        parts: four images [3, H, W] of one dtype and any sizes, with their targets: top left, top
+            right, bottom left, bottom right.
+        size: (height, width) of the mosaic.
         fill: the color of the padding.
-
-    Returns:
-        The image, and a target with the objects of all; other entries are those of the first.
     """
     # At least a pixel above and on the left, so that the first part is always visible.
-    row, column = (_draw(max(side // 4, 1), max(3 * side // 4, 1)) for side in size)
+    limits = ((max(side // 4, 1), max(3 * side // 4, 1)) for side in size)
+    row, column = (int(torch.randint(low, high + 1, ())) for low, high in limits)
     rows, columns = (0, row, size[0]), (0, column, size[1])
     mosaic = parts[0][0].new_empty(3, *size)
     targets = []
@@ -51,10 +49,6 @@ def make_mosaic(
         mosaic[:, top:bottom, left:end] = crop_image(image, *window, fill)
         targets.append(_place(crop_target(target, *window), quarter, top, left, size))
     return mosaic, concat_targets(targets)
-
-
-def _draw(low: int, high: int) -> int:
-    return int(torch.randint(low, high + 1, ()))
 
 
 def _window_start(length: int, size: int, after: bool) -> int:

@@ -19,16 +19,8 @@ def get_size(size: Size, min_size: int, max_size: int, resize: str = "round") ->
     """Return the size of the network input for an image.
 
     The short side becomes `min_size`. If the long side would exceed `max_size`, it becomes
-    `max_size` instead. The aspect ratio is kept up to rounding.
-
-    Args:
-        size: (height, width) of the image.
-        min_size: target of the short side in pixels.
-        max_size: limit of the long side in pixels.
-        resize: the rounding, see `Convention.resize`.
-
-    Returns:
-        (height, width), each at least 1.
+    `max_size` instead. The aspect ratio is kept up to rounding, see `Convention.resize`. Each side
+    is at least 1.
     """
     short, long = min(size), max(size)
     sides: list[float]
@@ -61,21 +53,16 @@ class RandomShortestSize:
         self._resize = resize
 
     def __call__(self, size: Size) -> Size:
-        """Return the target size of an image."""
         count = len(self._min_sizes)
         index = int(torch.randint(count, ())) if count > 1 else 0
         return get_size(size, self._min_sizes[index], self._max_size, self._resize)
 
 
 class ScaleJitter:
-    """Draws a multiple of the size that just fits a square.
+    """Draws a multiple, uniform in `scales`, of the size that just fits a square.
 
     Large-scale jitter (arXiv 2012.07177, appendix) together with `RandomCrop`. v2.ScaleJitter draws
     the same size, but can produce sides of 0 pixels.
-
-    Args:
-        side: of the square, in pixels.
-        scales: limits of the factor, which is uniformly distributed.
     """
 
     def __init__(self, side: int, scales: tuple[float, float]) -> None:
@@ -83,7 +70,6 @@ class ScaleJitter:
         self._scales = scales
 
     def __call__(self, size: Size) -> Size:
-        """Return the target size of an image."""
         low, high = self._scales
         factor = (low + (high - low) * float(torch.rand(()))) * self._side / max(size)
         height, width = (max(1, int(side * factor)) for side in size)
@@ -91,17 +77,13 @@ class ScaleJitter:
 
 
 def resize_shortest(image: Tensor, min_size: int, max_size: int, resize: str = "round") -> Tensor:
-    """Resize an image uint8 [3, H, W] bilinearly to the size of `get_size`.
-
-    Returns:
-        uint8 [3, h, w]; with resize "interpolate" float32 in 0..1.
-    """
+    """Resize an image uint8 [3, H, W] to the size of `get_size`, see `resize_image`."""
     size = get_size((image.shape[-2], image.shape[-1]), min_size, max_size, resize)
     return resize_image(image, size, resize)
 
 
 def resize_image(image: Tensor, size: Size, resize: str) -> Tensor:
-    """Resize an image uint8 [3, H, W] to (height, width), see `Convention.resize`."""
+    """Resize an image uint8 [3, H, W] bilinearly; float32 in 0..1 for resize "interpolate"."""
     if resize == "interpolate":
         # Not rounded to uint8 again: the model accepts float images.
         return interpolate(image[None].float() / 255, size=size, mode="bilinear")[0]

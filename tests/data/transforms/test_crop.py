@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from detlite.data.transforms.crop import RandomCrop, crop_target
-from detlite.data.transforms.detection_transform import DetectionTransform
-from detlite.data.transforms.flip import RandomFlip
+from detlite.data.transforms.detection_transform import DetectionTransform, RandomFlip
 from tests.data.pixel_scenes import FILL, bitmaps_by_pixel, check, scene
 
 SIDE = 40

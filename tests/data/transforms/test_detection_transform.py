@@ -10,8 +10,11 @@ from torchvision.transforms import v2
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
 from detlite.data.transforms.color import mean_color
-from detlite.data.transforms.detection_transform import DetectionTransform, build_transform
-from detlite.data.transforms.flip import RandomFlip
+from detlite.data.transforms.detection_transform import (
+    DetectionTransform,
+    RandomFlip,
+    build_transform,
+)
 from detlite.data.transforms.resize import RandomShortestSize, resize_shortest
 from detlite.structures.masks.packed import PackedMasks
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.data.transforms.detection_transform import DetectionTransform
-from detlite.data.transforms.flip import RandomFlip
+from detlite.data.transforms.detection_transform import DetectionTransform, RandomFlip
 from detlite.data.transforms.mosaic import make_mosaic
 from detlite.structures.masks.packed import PackedMasks
 from tests.data.pixel_scenes import FILL, bitmaps_by_pixel, check, scene
