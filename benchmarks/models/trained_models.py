@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from detlite.apps.batch_predict.input_sources import list_pictures
+from detlite.apps.batch_predict.input_sources import list_images
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.inference.predictor import Predictor, build_predictor, read_predictor
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     if args.threads:
         torch.set_num_threads(args.threads)
-    images = list_pictures(args.images)
+    images = list_images(args.images)
     images = images[:: max(len(images) // args.count, 1)][: args.count]
     predictors = {
         name: predictor for file in args.files for name, predictor in _read(file, args.dtypes)

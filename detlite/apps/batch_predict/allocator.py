@@ -1,26 +1,25 @@
-"""Memory that the process has freed, kept for the next image."""
+"""Let malloc keep freed memory for the next image."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 
-# Of glibc's malloc.h.
+# mallopt parameters and their values, see glibc's malloc.h.
 _OPTIONS = {
     -4: 0,  # M_MMAP_MAX
     -1: -1,  # M_TRIM_THRESHOLD
-    -8: 1,  # M_ARENA_MAX: heaps of threads hold 64 MB, and malloc maps what does not fit into one
+    -8: 1,  # M_ARENA_MAX: thread heaps hold 64 MB, and malloc maps larger blocks separately
 }
 _kept = False
 
 
 def keep_freed_memory() -> bool:
-    """Lets malloc reuse freed memory instead of returning it to the system. Returns whether it can.
+    """Let malloc reuse freed memory instead of returning it to the system; True if it can.
 
-    Each map of an image takes megabytes, which glibc maps anew each time: the system then clears
-    every page before its first use. Kept, they are cleared once. It holds for the whole process,
-    which stays as large as it was at its largest; call it once, before there are threads that
-    compute. Nothing happens without glibc.
+    Each feature map takes megabytes, which glibc otherwise maps again each time, and the system
+    clears every new page. This applies to the whole process, which keeps its maximum size. Call it
+    once, before starting threads that compute. Without glibc it has no effect.
     """
     global _kept
     if sys.platform.startswith("linux"):
@@ -30,5 +29,5 @@ def keep_freed_memory() -> bool:
 
 
 def keeps_freed_memory() -> bool:
-    """Whether `keep_freed_memory` was called in this process and took effect."""
+    """Return True if `keep_freed_memory` was called in this process and took effect."""
     return _kept

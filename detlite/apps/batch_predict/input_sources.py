@@ -1,4 +1,4 @@
-"""What `detlite predict --input` names: files, folders, globs, lists and addresses."""
+"""The inputs of `detlite predict --input`: files, folders, globs, lists and URLs."""
 
 from __future__ import annotations
 
@@ -9,109 +9,108 @@ from glob import glob
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from PIL import Image
-
 from detlite.data.errors import DataError
+from detlite.data.loading.image_io import image_suffixes
 from detlite.data.remote.download import fetch, is_url, without_query
-from detlite.inference.images import Loaded
+from detlite.inference.images import LoadedImage
 from detlite.inference.predictor import Predictor
 
-_LIST = ".txt"
-_OTHER = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # an address of any kind
-_WILD = re.compile(r"[*?\[]")
+_ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_WILDCARD = re.compile(r"[*?\[]")
+_MAX_STEM = 50
 
 
-def list_pictures(inputs: Sequence[str], leave_out: Path | None = None) -> list[str]:
-    """The pictures that are named, as paths and addresses, in the order of `inputs`.
+def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]:
+    """List the paths and URLs of images, in the order of `inputs`.
 
-    Nothing is opened but lists. What is not there is an error of its own when it is read.
+    Only lists are opened. A missing image is reported when it is read.
 
     Args:
-        inputs: each a file; a folder, which stands for the pictures in it by name; a glob such as
-            `photos/**/*.jpg`, for the pictures that match by name; a text file (.txt) with a path
-            or an address in each line; or an address, http or https.
-        leave_out: a folder of which no folder or glob gives anything: where pictures are drawn.
+        inputs: each a file; a folder, for the images in it, sorted by name; a glob such as
+            `photos/**/*.jpg`, for the matching images, sorted by name; a text file (.txt) with a
+            path or URL in each line; or an http or https URL.
+        exclude: a folder whose files are left out of folders and globs, for drawn images.
 
     Raises:
-        DataError: a folder, glob or list has no picture, or cannot be read; or something is an
-            address of another kind.
+        DataError: a folder, glob or list contains no image or cannot be read, or the scheme of a
+            URL is not supported.
     """
-    pictures: list[str] = []
-    for given in inputs:
-        _check_kind(given)
-        if is_url(given):
-            pictures.append(given)
-        elif os.path.isdir(given):
+    images: list[str] = []
+    for source in inputs:
+        _check_scheme(source)
+        if is_url(source):
+            images.append(source)
+        elif os.path.isdir(source):
             try:
-                found = [os.path.join(given, name) for name in os.listdir(given)]
+                paths = [os.path.join(source, name) for name in os.listdir(source)]
             except OSError as error:
-                raise DataError(f"{given}: this folder cannot be read ({error})") from error
-            pictures += _pictures(given, found, leave_out, "there is no picture in this folder")
-        elif given.lower().endswith(_LIST):
-            pictures += _read_list(given)
-        elif _WILD.search(given) and not os.path.lexists(given):
-            found = glob(given, recursive=True)
-            pictures += _pictures(given, found, leave_out, "no picture matches this pattern")
+                raise DataError(f"{source}: the folder cannot be read ({error})") from error
+            images += _image_files(source, paths, exclude, "the folder contains no images")
+        elif source.lower().endswith(".txt"):
+            images += _read_list(source)
+        elif _WILDCARD.search(source) and not os.path.lexists(source):
+            paths = glob(source, recursive=True)
+            images += _image_files(source, paths, exclude, "no image matches this pattern")
         else:
-            pictures.append(str(Path(given)))
-    return pictures
+            images.append(str(Path(source)))
+    return images
 
 
-def load_picture(predictor: Predictor, picture: str) -> Loaded:
-    """Reads a picture from a path, or of FORMATS_OF_BYTES from an address, and resizes it.
+def load_image(predictor: Predictor, source: str) -> LoadedImage:
+    """Read an image from a path or URL and resize it.
 
     Raises:
-        DataError: it cannot be had, or cannot be read.
+        DataError: it cannot be downloaded or read. URLs support fewer formats than files.
     """
-    if not is_url(picture):
-        return predictor.load(picture)
-    content = fetch(picture)
+    if not is_url(source):
+        return predictor.load(source)
+    content = fetch(source)
     try:
         return predictor.load(content)
     except DataError as error:
         problem = str(error).removeprefix("bytes: ")
-        raise type(error)(f"{without_query(picture)}: {problem}") from error
+        raise type(error)(f"{without_query(source)}: {problem}") from error
 
 
-def stem_of(picture: str) -> str:
-    """A picture's name without its suffix, as part of a file's name: at most 50 characters."""
-    if is_url(picture):
-        name = unquote(Path(urlsplit(picture).path).name)
-        return Path(re.sub(r"[^\w.-]", "_", name)).stem[:50]
-    return Path(picture).stem[:50]
+def output_stem(image: str) -> str:
+    """Return the stem for output files of an image: its name without suffix, shortened."""
+    if is_url(image):
+        image = re.sub(r"[^\w.-]", "_", unquote(Path(urlsplit(image).path).name))
+    return Path(image).stem[:_MAX_STEM]
 
 
-def _pictures(given: str, found: list[str], leave_out: Path | None, problem: str) -> list[str]:
-    """Those of the found paths that Pillow has a reader for, by name."""
-    formats = Image.registered_extensions()
-    suffixes = tuple(suffix for suffix, kind in formats.items() if kind in Image.OPEN)
-    outside = None if leave_out is None else os.path.join(os.path.abspath(leave_out), "")
-    pictures = [
+def _image_files(
+    source: str, paths: Sequence[str], exclude: Path | None, problem: str
+) -> list[str]:
+    """Return the paths with a suffix of images, sorted."""
+    suffixes = tuple(image_suffixes())
+    prefix = None if exclude is None else os.path.join(os.path.abspath(exclude), "")
+    images = [
         str(Path(path))
-        for path in found
+        for path in paths
         if path.lower().endswith(suffixes)
-        and not (outside and os.path.abspath(path).startswith(outside))
+        and not (prefix and os.path.abspath(path).startswith(prefix))
     ]
-    if not pictures:
-        raise DataError(f"{given}: {problem}")
-    return sorted(pictures)
+    if not images:
+        raise DataError(f"{source}: {problem}")
+    return sorted(images)
 
 
-def _read_list(given: str) -> list[str]:
+def _read_list(source: str) -> list[str]:
     try:
-        text = Path(given).read_text(encoding="utf-8-sig")
+        text = Path(source).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise DataError(f"{given}: this list of pictures cannot be read ({error})") from error
-    pictures = [line.strip("\r") for line in text.split("\n") if line.strip()]
-    if not pictures:
-        raise DataError(f"{given}: there is no path in this list")
-    for picture in pictures:
-        _check_kind(picture)
-    return pictures
+        raise DataError(f"{source}: the list of images cannot be read ({error})") from error
+    images = [line.strip("\r") for line in text.split("\n") if line.strip()]
+    if not images:
+        raise DataError(f"{source}: the list contains no paths")
+    for image in images:
+        _check_scheme(image)
+    return images
 
 
-def _check_kind(name: str) -> None:
-    if _OTHER.match(name) and not is_url(name) and not os.path.lexists(name):
+def _check_scheme(source: str) -> None:
+    if _ANY_URL.match(source) and not is_url(source) and not os.path.lexists(source):
         raise DataError(
-            f"{without_query(name)}: only addresses of http and https are taken: download it first"
+            f"{without_query(source)}: only http and https URLs are supported: download the image"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +16,12 @@ from detlite.config import ConfigError
 from detlite.distributed import torchrun_rank
 from detlite.inference.predictor import Prediction, Predictor
 
-from .batch_predict import load_predictor, predict_each
-from .input_sources import list_pictures, stem_of
-from .manifest import clear, open_run
+from .input_sources import list_images, output_stem
+from .predict_images import load_predictor, predict_images
 from .result_files import check_format
+from .sharded_run import ShardedRun, Totals, open_run, remove_results
 from .tracking import Tracker
-from .video_io import Video, is_video
-from .video_predict import check_folder, predict_video
-from .work_shards import Run, Totals
+from .video import Video, check_output, is_video, predict_video
 
 _DRAWN = "drawn"
 _SUFFIXES = {"jpeg": ".jpg", "png": ".png"}
@@ -53,14 +50,14 @@ class PredictOptions:
 
 
 def predict(options: PredictOptions) -> Totals | None:
-    """Do what is left of a run.
+    """Start a run, or continue an interrupted one.
 
     Returns:
         Totals of the whole run; None while other processes still work on some images.
 
     Raises:
-        ConfigError: an option that cannot be used.
-        CheckpointError, DataError: weights or inputs that cannot be read.
+        ConfigError: an option is invalid.
+        CheckpointError, DataError: the weights or inputs cannot be read.
     """
     rank, world_size = torchrun_rank()
     _check(options, world_size)
@@ -71,7 +68,7 @@ def predict(options: PredictOptions) -> Totals | None:
         return _predict_video(options)
     if options.track:
         raise ConfigError("--track follows objects through a video, but --input names no video")
-    images = list_pictures(options.inputs, options.output / _DRAWN)
+    images = list_images(options.inputs, options.output / _DRAWN)
     predictor = _load(options)
     command = {
         "weights": _content_of(options.weights),
@@ -87,9 +84,12 @@ def predict(options: PredictOptions) -> Totals | None:
     if options.draw != "none":
         (options.output / _DRAWN).mkdir(exist_ok=True)
     with tqdm(
-        total=len(images), initial=run.done(), unit=" images", disable=True if rank else None
+        total=len(images),
+        initial=run.finished_images(),
+        unit=" images",
+        disable=True if rank else None,
     ) as bar:
-        for shard in run.shards(rank, world_size):
+        for shard in run.unfinished_shards(rank, world_size):
             _predict_shard(run, shard, predictor, options, bar)
     return run.complete()
 
@@ -125,12 +125,12 @@ def _predict_video(options: PredictOptions) -> Totals:
     """Detect objects in the frames of a video until it ends or Ctrl-C is pressed."""
     source = options.inputs[0]
     drawn = options.draw != "none"
-    check_folder(options.output, source, options.overwrite, drawn)
+    check_output(options.output, source, options.overwrite, drawn)
     predictor = _load(options)
     with Video(source) as video:
         tracker = Tracker(float(video.rate)) if options.track else None
         if options.overwrite:  # only after the weights and the video could be opened
-            clear(options.output)
+            remove_results(options.output)
         options.output.mkdir(parents=True, exist_ok=True)
         with tqdm(total=video.count or None, unit=" frames", disable=None) as bar:
             totals, problem = predict_video(
@@ -143,28 +143,28 @@ def _predict_video(options: PredictOptions) -> Totals:
 
 
 def _predict_shard(
-    run: Run, shard: int, predictor: Predictor, options: PredictOptions, bar: tqdm
+    run: ShardedRun, shard: int, predictor: Predictor, options: PredictOptions, bar: tqdm
 ) -> None:
     """Process the images left in a shard, record each in the journal, and finish the shard."""
 
     def draw(image_id: int, image: Tensor, prediction: Prediction) -> None:
-        stem = stem_of(run.pictures[image_id - 1])
+        stem = output_stem(run.images[image_id - 1])
         name = f"{image_id:04d}_{stem}{_SUFFIXES[options.draw]}"
         drawn = draw_detections(image, prediction, predictor.categories, min_score=0)
         drawn.save(run.folder / _DRAWN / name, quality=_JPEG_QUALITY)  # PNG ignores the quality
 
     with run.journal(shard) as journal:
-        places = run.places(shard)[journal.done :]
-        bar.n = run.done() + journal.done  # includes what other processes have finished
+        indices = run.indices(shard)[journal.count :]
+        bar.n = run.finished_images() + journal.count  # includes those of other processes
         bar.refresh()
-        images, ids = run.pictures[places.start : places.stop], [place + 1 for place in places]
-        drawing = None if options.draw == "none" else draw
-        for entry in predict_each(
-            predictor, images, ids, options.batch_size, options.threads, drawing
-        ):
+        images, ids = run.images[indices.start : indices.stop], [index + 1 for index in indices]
+        for entry in predict_images(
+            predictor, images, ids, options.batch_size, options.threads,
+            None if options.draw == "none" else draw,
+        ):  # fmt: skip
             if "problem" in entry:
                 tqdm.write(f"skipped: {entry['problem']}", file=sys.stderr)
-            journal.add(json.dumps(entry))
+            journal.add(entry)
             bar.update()
     run.finish(shard)
 

@@ -1,9 +1,9 @@
-"""Detection in many pictures: reading, networks and what follows at the same time."""
+"""Detect objects in many images: read, run the network and finish results concurrently."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -13,66 +13,90 @@ import torch
 from torch import Tensor
 
 from detlite.data.errors import DataError
-from detlite.inference.predictor import LoadedImage, Prediction, Predictor
+from detlite.inference.images import LoadedImage
+from detlite.inference.predictor import Prediction, Predictor
 from detlite.structures.instances import Detections
 
 P = TypeVar("P")
 T = TypeVar("T")
 Reading = tuple[int, Future[LoadedImage | DataError]]
-Found = list[tuple[int, LoadedImage | DataError, Detections | None]]
+Batch = dict[int, LoadedImage]  # by index
 
 
 def predict_stream(
     predictor: Predictor,
-    pictures: Iterable[P],
-    then: Callable[[int, Tensor, Prediction], T],
+    images: Iterable[P],
+    finish: Callable[[int, Tensor, Prediction], T],
     batch_size: int = 1,
     threads: int = 2,
     load: Callable[[P], LoadedImage] | None = None,
 ) -> Iterator[T | DataError]:
-    """Detects in pictures one after the other, in as little memory as a few of them take.
+    """Detect objects in a stream of images, with only a few of them in memory.
 
-    Threads read and resize the next pictures and finish the last ones (masks are pasted, and what
-    `then` does) while the network runs. On a CPU of several cores two batches are in the network at
-    a time, each on half of the cores: what one does on a single core leaves none idle.
+    While the network runs, threads read and resize the next images, paste the masks of the last
+    ones and call `finish`. On a CPU with several cores, two batches run at a time, each on half of
+    the cores, so that the single-threaded parts of one leave no core idle.
 
     Args:
-        pictures: as a Predictor takes them, or as `load` does; may be endless.
-        then: called with the place of a picture in `pictures`, the picture uint8 [3, H, W] and its
-            prediction, in some thread, in any order.
-        batch_size: so many pictures are run together, where those read ahead are of like size.
-        threads: that read and finish.
-        load: reads and resizes a picture, in some thread; None: `predictor.load`.
+        predictor: detects the objects.
+        images: inputs of a Predictor or of `load`; may be endless.
+        finish: called with the index of an image in `images`, the image uint8 [3, H, W] and its
+            prediction, in any thread and order.
+        batch_size: number of images of similar size to run together, among those already read.
+        threads: number of threads that read and finish.
+        load: reads and resizes an image, in any thread; None: `predictor.load`.
 
     Yields:
-        For each picture, in order, what `then` returns, or the DataError of a file that cannot be
-        read.
+        For each image, in order, the value of `finish`, or the DataError of an unreadable file.
     """
-    read: Callable[[Any], LoadedImage] = load or predictor.load
-    source = enumerate(pictures)
-    ahead, due = threads + 2 * batch_size, 0
+    load_one: Callable[[Any], LoadedImage] = load or predictor.load
+
+    def read(image: P) -> LoadedImage | DataError:
+        try:
+            return load_one(image)
+        except DataError as error:
+            return error
+
+    def detect(batch: Batch) -> tuple[Batch, Sequence[Detections]]:
+        return batch, predictor.detect(list(batch.values()))
+
+    def finish_one(index: int, loaded: LoadedImage, detections: Detections) -> T:
+        return finish(index, loaded.original, predictor.to_prediction(detections, loaded))
+
+    source = enumerate(images)
+    max_ahead, next_index = threads + 2 * batch_size, 0
     reading: deque[Reading] = deque()
-    running: deque[Future[Found]] = deque()
-    done: dict[int, Future[T | DataError]] = {}
+    running: deque[Future[tuple[Batch, Sequence[Detections]]]] = deque()
+    finishing: dict[int, Future[Any]] = {}
     streams = predictor.streams
-    with _ended(ThreadPoolExecutor(threads)) as pool, _networks(streams) as networks:
+    with _cancelling(ThreadPoolExecutor(threads)) as pool, _network_threads(streams) as networks:
         while True:
-            for place, picture in islice(source, ahead - len(reading)):
-                reading.append((place, pool.submit(_load, read, picture)))
-            while reading and len(running) < streams:
-                running.append(networks.submit(_detect, predictor, _next(reading, batch_size)))
-            while due in done and (done[due].done() or len(done) > ahead or not running):
-                yield done.pop(due).result()
-                due += 1
-            if not running:
+            for index, image in islice(source, max_ahead - len(reading)):
+                reading.append((index, pool.submit(read, image)))
+            if not (reading or running or finishing):
                 return
-            for place, loaded, found in running.popleft().result():
-                done[place] = pool.submit(_finish, predictor, then, place, loaded, found)
+            while reading and len(running) < streams:
+                index, future = reading.popleft()
+                loaded = future.result()
+                if isinstance(loaded, DataError):
+                    finishing[index] = future
+                else:
+                    batch = {index: loaded} | _similar_images(loaded, reading, batch_size - 1)
+                    running.append(networks.submit(detect, batch))
+            while next_index in finishing and (
+                finishing[next_index].done() or len(finishing) > max_ahead or not running
+            ):
+                yield finishing.pop(next_index).result()
+                next_index += 1
+            if running:
+                batch, detections = running.popleft().result()
+                for (index, loaded), one in zip(batch.items(), detections, strict=True):
+                    finishing[index] = pool.submit(finish_one, index, loaded, one)
 
 
 @contextmanager
-def _ended(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
-    """The pool; in the end what it has not begun, as after Ctrl-C, is left out."""
+def _cancelling(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+    """Cancel the waiting tasks of a pool at the end, for example after Ctrl-C."""
     try:
         yield pool
     finally:
@@ -80,56 +104,26 @@ def _ended(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
 
 
 @contextmanager
-def _networks(streams: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads, each of which has its share of the cores for what torch does in it."""
+def _network_threads(streams: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool of threads that divide torch's cores among them."""
     cores = torch.get_num_threads()
-    share = max(cores // streams, 1)
+    cores_each = max(cores // streams, 1)
     try:
         with ThreadPoolExecutor(
-            streams, initializer=torch.set_num_threads, initargs=(share,)
-        ) as it:
-            yield it
+            streams, initializer=torch.set_num_threads, initargs=(cores_each,)
+        ) as pool:
+            yield pool
     finally:
-        # The number is the thread's own, and besides that of all threads to come.
+        # set_num_threads in one thread also changes the default of future threads.
         torch.set_num_threads(cores)
 
 
-def _load(read: Callable[[Any], LoadedImage], picture: Any) -> LoadedImage | DataError:
-    try:
-        return read(picture)
-    except DataError as error:
-        return error
-
-
-def _next(reading: deque[Reading], batch_size: int) -> dict[int, LoadedImage | DataError]:
-    """The first of what is read, by its place, and others of its size that are there already."""
-    first, future = reading.popleft()
-    loaded = future.result()
-    batch = {first: loaded}
-    if isinstance(loaded, DataError):
-        return batch
-    for place, other in list(reading):
-        image = other.result() if other.done() else None
-        if len(batch) < batch_size and isinstance(image, LoadedImage) and image.cells == loaded.cells:
-            batch[place] = image
-            reading.remove((place, other))
+def _similar_images(loaded: LoadedImage, reading: deque[Reading], count: int) -> Batch:
+    """Remove up to `count` images from `reading` that are read and have the size of `loaded`."""
+    batch: Batch = {}
+    for index, future in list(reading):
+        image = future.result() if future.done() else None
+        if len(batch) < count and isinstance(image, LoadedImage) and image.cells == loaded.cells:
+            batch[index] = image
+            reading.remove((index, future))
     return batch
-
-
-def _detect(predictor: Predictor, batch: dict[int, LoadedImage | DataError]) -> Found:
-    images = [image for image in batch.values() if isinstance(image, LoadedImage)]
-    found = predictor.detect(images) if images else [None]
-    return [(*one, detections) for one, detections in zip(batch.items(), found, strict=True)]
-
-
-def _finish(
-    predictor: Predictor,
-    then: Callable[[int, Tensor, Prediction], T],
-    place: int,
-    loaded: LoadedImage | DataError,
-    found: Detections | None,
-) -> T | DataError:
-    if isinstance(loaded, DataError):
-        return loaded
-    assert found is not None
-    return then(place, loaded.original, predictor.to_prediction(found, loaded))

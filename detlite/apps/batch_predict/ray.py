@@ -1,14 +1,14 @@
-"""Detection as a stage of Ray Data, which deals with machines that are slow or lost.
+"""Detection as a stage of Ray Data, which handles slow and lost machines.
 
 import ray
 from detlite.apps.batch_predict.ray import Detect
 
-pictures = ray.data.from_items([{"picture": name} for name in names])
+images = ray.data.from_items([{"image": name} for name in names])
 workers = ray.data.ActorPoolStrategy(size=4)
-found = pictures.map_batches(
+detections = images.map_batches(
     Detect, fn_constructor_args=["model_final.pth"], batch_size=64, compute=workers, num_gpus=1
 )
-found.write_parquet("found")
+detections.write_parquet("detections")
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from typing import Any
 
 from detlite.config import ConfigError
 
-from .batch_predict import load_predictor, predict_each
-from .result_files import COLUMNS, category_names, parquet_schema, rows_of
+from .predict_images import load_predictor, predict_images
+from .result_files import COLUMNS, category_names, parquet_schema, to_rows
 
 
 class Detect:
-    """Maps batches {"picture": paths or addresses [N]} to a pyarrow table, a row for each picture.
+    """Maps batches {"image": paths or URLs [N]} to a pyarrow table with a row for each image.
 
-    Its columns: picture; problem, why it could not be read, else null; height and width in pixels;
-    objects, a list of what was found, with the columns of Parquet's files (`formats.COLUMNS`) from
-    category_id on.
+    Its columns: image; problem, why it could not be read, or null; height and width in pixels; and
+    objects, a list of detections with the columns of `result_files.COLUMNS` from category_id on.
 
     Args:
-        weights, threshold, opts: as those of `detlite predict`.
-        batch_size: so many pictures of like size are run together.
+        weights, threshold, opts: as for `detlite predict`.
+        batch_size: number of images of similar size to run together.
     """
 
     def __init__(
@@ -40,24 +39,25 @@ class Detect:
         try:
             import pyarrow as pa
         except ImportError as error:
-            raise ConfigError(f"needs pyarrow ({error}): pip install 'detlite[ray]'") from error
+            raise ConfigError(
+                f"Ray stages need pyarrow ({error}): pip install 'detlite[ray]'"
+            ) from error
         self.predictor = load_predictor(weights, threshold, opts)
         self.batch_size = batch_size
         self.names = category_names(self.predictor.categories)
-        first = list(COLUMNS).index("category_id")  # what is before it is the picture's
-        found = list(parquet_schema())[first:]
-        columns = {"picture": pa.string(), "problem": pa.string(), "height": pa.int32(),
-                   "width": pa.int32(), "objects": pa.list_(pa.struct(found))}  # fmt: skip
+        object_fields = list(parquet_schema())[list(COLUMNS).index("category_id") :]
+        columns = {"image": pa.string(), "problem": pa.string(), "height": pa.int32(),
+                   "width": pa.int32(), "objects": pa.list_(pa.struct(object_fields))}  # fmt: skip
         self.schema = pa.schema(list(columns.items()))
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         import pyarrow as pa
 
-        pictures = [str(name) for name in batch["picture"]]
-        done = predict_each(self.predictor, pictures, range(len(pictures)), self.batch_size)
+        images = [str(name) for name in batch["image"]]
+        entries = predict_images(self.predictor, images, range(len(images)), self.batch_size)
         rows = [
-            {**one["image"], "picture": name, "problem": one.get("problem"),
-             "objects": list(rows_of([one], self.names))}
-            for name, one in zip(pictures, done, strict=True)
+            {**entry["image"], "image": name, "problem": entry.get("problem"),
+             "objects": list(to_rows([entry], self.names))}
+            for name, entry in zip(images, entries, strict=True)
         ]  # fmt: skip
         return pa.Table.from_pylist(rows, self.schema)

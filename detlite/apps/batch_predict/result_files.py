@@ -1,13 +1,14 @@
-"""Detections of many pictures in files: COCO results, CSV or Parquet, a shard after the other.
+"""Files of detections: a journal of entries, and COCO results, CSV or Parquet made from it.
 
-A done picture is a dict {"image": {"id", "file_name", "height", "width"}, "objects": COCO results}
-or, where it could not be read, {"image": {"id", "file_name"}, "problem": text}.
+An entry is a dict {"image": {"id", "file_name", "height", "width"}, "objects": COCO results}, or
+{"image": {"id", "file_name"}, "problem": text} for an unreadable image.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,14 +18,14 @@ from detlite.atomic_write import atomic_open, atomic_path
 from detlite.config import ConfigError
 from detlite.evaluation.results import BACKGROUND_CATEGORY
 
-Entry = dict[str, Any]  # of a json file
+Entry = dict[str, Any]
 
 SUFFIXES = {"coco": ".json", "csv": ".csv", "parquet": ".parquet"}
-JOINED = ("coco", "csv")  # one file in the end; Parquet is read by the folder
+JOINED = ("coco", "csv")  # formats with a single file; Parquet is read by the folder
 
-# Of CSV and Parquet, and their Parquet types. x, y, width and height are the box in pixels; mask
-# is the `counts` of a COCO RLE of the picture's size; keypoints are x, y, v of each; track_id is
-# that of an object that is followed through a video.
+# Columns of CSV and Parquet with their Parquet types. x, y, width and height are the box in pixels,
+# mask the `counts` of a COCO RLE of the image's size, keypoints x, y, v of each keypoint, and
+# track_id the id of an object that is tracked through a video.
 COLUMNS = {
     "image_id": "int64",
     "file_name": "string",
@@ -41,19 +42,52 @@ COLUMNS = {
     "keypoints": "list<float32>",
     "track_id": "int64",
 }
-_ROWS = 10_000  # of a Parquet row group, which is held in memory
+_ROWS_PER_GROUP = 10_000  # a Parquet row group is held in memory
+
+
+class Journal:
+    """A file with a line of JSON for each entry, which survives any kind of interruption.
+
+    Args:
+        file: the file to create, or to continue after its last complete line.
+
+    Attributes:
+        count: number of entries when the file was opened.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.count = _truncate_incomplete(file)
+        # Line buffering hands each line to the system, so that it outlives the process.
+        self._stream = file.open("a", encoding="utf-8", buffering=1)
+
+    def add(self, entry: Entry) -> None:
+        """Append an entry."""
+        self._stream.write(json.dumps(entry) + "\n")
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+
+def read_journal(file: Path) -> Iterator[Entry]:
+    """Yield the entries of a journal."""
+    with file.open(encoding="utf-8") as stream:
+        for line in stream:
+            yield json.loads(line)
 
 
 def category_names(categories: Iterable[Entry]) -> dict[int, str]:
-    """The names of categories, and of the background, which some models detect, by id."""
+    """Return category names by id, with the background, which some models detect."""
     return {category["id"]: category["name"] for category in (BACKGROUND_CATEGORY, *categories)}
 
 
-def check_format(form: str) -> None:
-    """Raises a ConfigError where the library is missing that a format needs."""
-    if form == "parquet":
+def check_format(format: str) -> None:
+    """Raise a ConfigError if the library of a format is not installed."""
+    if format == "parquet":
         try:
-            import pyarrow.parquet  # noqa: F401  (looked for, not used)
+            import pyarrow.parquet  # noqa: F401
         except ImportError as error:
             raise ConfigError(
                 f"--format parquet needs pyarrow ({error}): pip install 'detlite[parquet]'"
@@ -61,52 +95,45 @@ def check_format(form: str) -> None:
 
 
 def write_detections(
-    form: str, file: Path, pictures: Iterable[Entry], names: Mapping[int, str]
+    format: str, file: Path, entries: Iterable[Entry], names: Mapping[int, str]
 ) -> None:
-    """Writes what was found in pictures, aside and renamed; they are held one at a time.
+    """Write the detections of entries atomically, with one entry in memory at a time.
 
     Args:
-        form: of `SUFFIXES`.
-        names: of categories by id.
+        format: a key of SUFFIXES.
+        file: the file to write.
+        entries: the entries.
+        names: category names by id.
     """
-    if form == "parquet":
-        return _write_parquet(file, rows_of(pictures, names))
+    if format == "parquet":
+        return _write_parquet(file, to_rows(entries, names))
     with atomic_open(file) as stream:
-        if form == "csv":
+        if format == "csv":
             writer = csv.DictWriter(stream, list(COLUMNS), lineterminator="\n")
             writer.writeheader()
-            for row in rows_of(pictures, names):
-                points = row["keypoints"]
-                writer.writerow(row | {"keypoints": points and " ".join(map(str, points))})
-            return None
-        separator = "["
-        for picture in pictures:
-            for found in picture.get("objects", ()):
-                stream.write(separator + json.dumps(found))
-                separator = ", "
-        stream.write("[]" if separator == "[" else "]")
+            for row in to_rows(entries, names):
+                keypoints = row["keypoints"]
+                writer.writerow(row | {"keypoints": keypoints and " ".join(map(str, keypoints))})
+        else:
+            objects = (json.dumps(obj) for entry in entries for obj in entry.get("objects", ()))
+            stream.writelines(_json_list(objects))
     return None
 
 
-def join(form: str, parts: Sequence[Path], file: Path) -> None:
-    """Writes one file of what `write_detections` wrote, part by part."""
+def join(format: str, parts: Sequence[Path], file: Path) -> None:
+    """Join files of `write_detections` into one."""
     with atomic_open(file) as stream:
-        if form == "csv":
+        if format == "csv":
             for number, part in enumerate(parts):
                 with part.open(encoding="utf-8", newline="") as lines:
-                    stream.writelines(islice(lines, min(number, 1), None))
-            return
-        separator = "["
-        for part in parts:
-            text = part.read_text(encoding="utf-8")[1:-1]
-            if text:
-                stream.write(separator + text)
-                separator = ", "
-        stream.write("[]" if separator == "[" else "]")
+                    stream.writelines(islice(lines, min(number, 1), None))  # one header
+        else:
+            texts = (part.read_text(encoding="utf-8")[1:-1] for part in parts)
+            stream.writelines(_json_list(filter(None, texts)))
 
 
 def write_images(file: Path, images: Iterable[Entry], categories: Sequence[Entry]) -> None:
-    """Writes a COCO file without annotations, for `COCO(file).loadRes(results)`."""
+    """Write a COCO file without annotations, for `COCO(file).loadRes(results)`."""
     with atomic_open(file) as stream:
         stream.write('{"info": {}, "annotations": [], "images": [')
         for number, image in enumerate(images):
@@ -114,25 +141,24 @@ def write_images(file: Path, images: Iterable[Entry], categories: Sequence[Entry
         stream.write(f'], "categories": {json.dumps(list(categories))}}}\n')
 
 
-def rows_of(pictures: Iterable[Entry], names: Mapping[int, str]) -> Iterator[Entry]:
-    """The objects in pictures by `COLUMNS`."""
-    for picture in pictures:
-        image = picture["image"]
-        for found in picture.get("objects", ()):
-            mask = found.get("segmentation")
-            # Names of files are bytes, which need not be UTF-8.
+def to_rows(entries: Iterable[Entry], names: Mapping[int, str]) -> Iterator[Entry]:
+    """Yield the detections of entries as rows with the keys of COLUMNS."""
+    for entry in entries:
+        image = entry["image"]
+        for obj in entry.get("objects", ()):
+            mask = obj.get("segmentation")
+            # File names are bytes, which may not be valid UTF-8.
             name = image["file_name"].encode(errors="surrogateescape").decode(errors="replace")
             values = (
                 image["id"], name, image["height"], image["width"],
-                found["category_id"], names[found["category_id"]], found["score"],
-                *found["bbox"], mask and mask["counts"], found.get("keypoints"),
-                found.get("track_id"),
+                obj["category_id"], names[obj["category_id"]], obj["score"], *obj["bbox"],
+                mask and mask["counts"], obj.get("keypoints"), obj.get("track_id"),
             )  # fmt: skip
             yield dict(zip(COLUMNS, values, strict=True))
 
 
 def parquet_schema() -> Any:
-    """`COLUMNS` as pyarrow has them."""
+    """Return COLUMNS as a schema of pyarrow."""
     import pyarrow as pa
 
     types = {"list<float32>": pa.list_(pa.float32())}
@@ -144,6 +170,32 @@ def _write_parquet(file: Path, rows: Iterator[Entry]) -> None:
     import pyarrow.parquet as pq
 
     schema = parquet_schema()
-    with atomic_path(file) as aside, pq.ParquetWriter(aside, schema) as writer:
-        while group := list(islice(rows, _ROWS)):
+    with atomic_path(file) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        while group := list(islice(rows, _ROWS_PER_GROUP)):
             writer.write_table(pa.Table.from_pylist(group, schema))
+
+
+def _json_list(items: Iterable[str]) -> Iterator[str]:
+    """Yield the text of a JSON list piece by piece."""
+    separator = "["
+    for item in items:
+        yield separator + item
+        separator = ", "
+    yield "[]" if separator == "[" else "]"
+
+
+def _truncate_incomplete(file: Path) -> int:
+    """Return the number of complete lines of a journal, and remove what follows them."""
+    count = end = 0
+    if file.exists():
+        with file.open("rb") as stream:
+            for line in stream:
+                try:
+                    json.loads(line)
+                except ValueError:
+                    break
+                if not line.endswith(b"\n"):
+                    break
+                count, end = count + 1, end + len(line)
+        os.truncate(file, end)
+    return count

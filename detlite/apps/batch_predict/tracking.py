@@ -1,7 +1,7 @@
-"""Ids that objects keep from frame to frame, by ByteTrack.
+"""Give objects the same id in all frames of a video, with ByteTrack.
 
-Y. Zhang et al., ByteTrack: Multi-Object Tracking by Associating Every Detection Box, ECCV 2022. By
-the library trackers, where supervision's has moved: pip install 'detlite[video]'.
+Y. Zhang et al., ByteTrack: Multi-Object Tracking by Associating Every Detection Box, ECCV 2022. The
+implementation is that of the library trackers: pip install 'detlite[video]'.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from detlite.inference.predictor import Prediction
 
 
 class Tracker:
-    """Gives the objects of one frame after the other their ids.
+    """Assigns ids to the objects of consecutive frames.
 
-    Objects are known again by their boxes alone. A new one needs a score of 0.7 and a second frame.
+    Objects are recognized by their boxes only. A new object needs a score of 0.7 and a second
+    frame.
 
     Args:
-        rate: frames a second.
+        frame_rate: frames per second.
 
     Raises:
         ConfigError: trackers is not installed.
     """
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, frame_rate: float) -> None:
         try:
             from supervision import Detections
             from trackers import ByteTrackTracker
@@ -32,21 +33,21 @@ class Tracker:
             raise ConfigError(
                 f"--track needs trackers ({error}): pip install 'detlite[video]'"
             ) from error
-        self._detections = Detections
-        self._tracker = ByteTrackTracker(frame_rate=rate)
+        self._detections_class = Detections
+        self._tracker = ByteTrackTracker(frame_rate=frame_rate)
 
-    def __call__(self, found: Prediction) -> list[int | None]:
-        """An id, from 1 on, for each of N objects; None of one that is not followed yet."""
-        count = len(found["scores"])
-        given = self._detections(
-            xyxy=found["boxes"].numpy(),
-            confidence=found["scores"].numpy(),
-            class_id=found["labels"].numpy(),
-            data={"place": np.arange(count)},
+    def __call__(self, prediction: Prediction) -> list[int | None]:
+        """Return the id, from 1 on, of each of N objects; None if it is not tracked yet."""
+        count = len(prediction["scores"])
+        detections = self._detections_class(
+            xyxy=prediction["boxes"].numpy(),
+            confidence=prediction["scores"].numpy(),
+            class_id=prediction["labels"].numpy(),
+            data={"index": np.arange(count)},
         )
-        followed = self._tracker.update(given)  # in an order of its own
+        tracked = self._tracker.update(detections)  # in another order
         ids: list[int | None] = [None] * count
-        if followed.tracker_id is not None and count:
-            for place, track in zip(followed.data["place"], followed.tracker_id, strict=True):
-                ids[int(place)] = None if track < 0 else int(track) + 1
+        if tracked.tracker_id is not None and count:
+            for index, track_id in zip(tracked.data["index"], tracked.tracker_id, strict=True):
+                ids[int(index)] = None if track_id < 0 else int(track_id) + 1
         return ids

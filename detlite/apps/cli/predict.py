@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"finished, except for images that other processes still work on: see {args.output}")
         return 0
     print(
-        f"{totals.pictures} images done, {totals.unreadable} unreadable, {totals.objects} objects: "
+        f"{totals.images} images done, {totals.unreadable} unreadable, {totals.objects} objects: "
         f"see {args.output}"
     )
     # torchrun would end the other processes if one failed.

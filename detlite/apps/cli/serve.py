@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from detlite.apps.batch_predict.batch_predict import load_predictor
+    from detlite.apps.batch_predict.predict_images import load_predictor
     from detlite.apps.serve.limits import Limits
     from detlite.apps.serve.server import check_packages, listen, serve
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from detlite.data.datasets.coco_checks import fill_missing
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import image_size
+from detlite.data.loading.image_io import image_size, image_suffixes
 from detlite.structures.masks.formats import Segmentation, encode_bitmap
 
 _DECIMALS = 3  # of coordinates in pixels
@@ -183,12 +182,6 @@ def images_under(folder: Path, exclude: Iterable[Path] = ()) -> list[Path]:
         ]
         images += [Path(parent, name) for name in names if Path(name).suffix.lower() in suffixes]
     return sorted(images)
-
-
-def image_suffixes() -> set[str]:
-    """Return the suffixes of image files: `.jpg`, `.png`, ..."""
-    formats = Image.registered_extensions()
-    return {suffix for suffix, kind in formats.items() if kind in Image.OPEN}
 
 
 def read_lines(file: Path) -> list[str]:

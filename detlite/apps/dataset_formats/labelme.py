@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from detlite.data.errors import DataError, short_repr
-from detlite.data.loading.image_io import image_size
+from detlite.data.loading.image_io import image_size, image_suffixes
 
 from .labeled_dataset import (
     LabeledDataset,
@@ -28,7 +28,6 @@ from .labeled_dataset import (
     LabeledObject,
     bounding_box,
     check_size,
-    image_suffixes,
     object_from_bitmap,
     object_from_corners,
 )

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
+from yacs.config import CfgNode
 
+from detlite.conventions import convention_of
 from detlite.data.errors import DataError, RemoteError, TooLargeError
 
-MAX_PIXELS = 178_956_970  # Pillow's own limit
 # Formats accepted from bytes, which may come from anybody: none of them contains a program.
 SAFE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 # Pillow's errors for truncated or damaged files; NotImplementedError: DDS and BLP files of types
@@ -40,6 +41,27 @@ _GRAY = 128  # libjpeg's value for missing data
 # Bytes that are no marker and that change the pixels which libjpeg would fill in.
 _MORE_DATA = bytes(range(1, 255)) * 4
 _DARK = 1 << 12  # 16-bit value
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How image files are read.
+
+    Attributes:
+        max_pixels: limit of the number of pixels; may exceed Pillow's limit, the default.
+        bits: the number of bits that a 16-bit image uses. The highest 8 of them are kept.
+        exif_orientation: apply it, as viewers and most annotation tools do, or return the pixels as
+            stored (Pillow always applies it to TIFF).
+    """
+
+    max_pixels: int = 178_956_970
+    bits: int = 16
+    exif_orientation: bool = True
+
+
+def build_image_options(cfg: CfgNode) -> ImageOptions:
+    upright = convention_of(cfg).exif_orientation
+    return ImageOptions(cfg.DATASETS.MAX_PIXELS, cfg.INPUT.IMAGE_BITS, upright)
 
 
 class StoredImage(Protocol):
@@ -69,61 +91,43 @@ class ImageBytes:
 
 
 ImageSource = str | Path | StoredImage
+DEFAULT_OPTIONS = ImageOptions()
 
 
 def read_image(
     source: ImageSource | bytes,
     size: tuple[int, int] | None = None,
-    max_pixels: int = MAX_PIXELS,
-    bits: int = 16,
-    exif_orientation: bool = True,
+    options: ImageOptions = DEFAULT_OPTIONS,
 ) -> Tensor:
-    """Read an image as RGB.
-
-    Gray and palette images are expanded, and alpha channels dropped. Of 16-bit values, the highest
-    8 of `bits` are kept. The EXIF orientation is applied by default, as viewers and most annotation
-    tools do; `Convention.exif_orientation` says what other frameworks do.
+    """Read an image as RGB uint8 [3, H, W]; gray images are expanded, alpha channels dropped.
 
     Args:
-        source: an image file of any format that Pillow reads, or the content of one in one of
-            SAFE_FORMATS.
+        source: a file of any format that Pillow reads, or the content of one of SAFE_FORMATS.
         size: the required upright (height, width); None: any.
-        max_pixels: limit of the number of pixels; may exceed Pillow's limit.
-        bits: the number of bits that a 16-bit image uses, 8 to 16.
-        exif_orientation: apply it, or return the pixels as stored (Pillow always applies it to
-            TIFF).
-
-    Returns:
-        uint8 [3, H, W].
+        options: limits and interpretation of the file.
 
     Raises:
-        DataError: the file is missing, not a regular file, damaged, of another size or of a type
-            without 8-bit form.
+        DataError: the file is missing, damaged, of another size or has no 8-bit form.
         TooLargeError: it has too many pixels; raised before decoding.
         RemoteError: it cannot be fetched.
     """
     if isinstance(source, bytes):
         source = ImageBytes(source)
-    options = size, max_pixels, bits, exif_orientation
     try:
-        return _read(source, *options)
+        return _read(source, size, options)
     except RemoteError:
         raise
     except DataError:
         # A cached copy may be damaged, or outdated because the original was repaired.
         if isinstance(source, (str, Path)) or not source.forget():
             raise
-    return _read(source, *options)
+    return _read(source, size, options)
 
 
-def image_size(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Return the upright (height, width) of an image from its header.
-
-    Raises:
-        DataError: the file is missing, not a regular file, not an image or too large.
-    """
+def image_size(path: Path) -> tuple[int, int]:
+    """Return the upright (height, width) of an image from its header. Raises DataError."""
     try:
-        with open_image(path, max_pixels) as file:
+        with open_image(path, DEFAULT_OPTIONS.max_pixels) as file:
             width, height = file.size
             return (width, height) if read_orientation(file) in TRANSPOSED else (height, width)
     except FileNotFoundError as error:
@@ -132,13 +136,14 @@ def image_size(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
         raise DataError(f"{path}: the image is damaged or truncated ({error})") from error
 
 
-def open_image(source: ImageSource, max_pixels: int) -> ImageFile.ImageFile:
-    """Open an image and read only its header.
+def image_suffixes() -> set[str]:
+    """Return the suffixes of image files: `.jpg`, `.png`, ..."""
+    formats = Image.registered_extensions()
+    return {suffix for suffix, kind in formats.items() if kind in Image.OPEN}
 
-    Raises:
-        DataError: not a regular file, which might never end, or not of a supported format.
-        TooLargeError: more than `max_pixels`.
-    """
+
+def open_image(source: ImageSource, max_pixels: int) -> ImageFile.ImageFile:
+    """Open an image and read only its header. Raises DataError if not regular or too large."""
     local = isinstance(source, (str, Path))
     if local and not stat.S_ISREG(Path(source).stat().st_mode):  # type: ignore[arg-type]
         raise DataError(f"{source}: not a regular file")
@@ -172,17 +177,15 @@ def read_orientation(file: Image.Image) -> int:
         return 1
 
 
-def _read(
-    source: ImageSource, size: tuple[int, int] | None, max_pixels: int, bits: int, exif: bool
-) -> Tensor:
+def _read(source: ImageSource, size: tuple[int, int] | None, options: ImageOptions) -> Tensor:
     try:
-        with open_image(source, max_pixels) as file:
+        with open_image(source, options.max_pixels) as file:
             file.load()  # the header may continue behind the pixels
-            turn = _UPRIGHT.get(read_orientation(file)) if exif else None
+            turn = _UPRIGHT.get(read_orientation(file)) if options.exif_orientation else None
             image = file if turn is None else file.transpose(turn)
             if size is not None and image.size != size[::-1]:
                 raise DataError(f"{source}: {_size_problem(file, image.size, size)}")
-            pixels = _rgb(image, source, bits)
+            pixels = _rgb(image, source, options.bits)
             if _is_truncated_jpeg(file, source):
                 raise DataError(f"{source}: the image is damaged or truncated (data are missing)")
     except DataError:
@@ -196,7 +199,6 @@ def _read(
 
 
 def _rgb(image: Image.Image, source: ImageSource, bits: int) -> np.ndarray:
-    """Return the pixels, uint8 [H, W, 3]."""
     if image.mode.startswith("I"):  # 16 bits; older Pillow versions report 32
         values = np.asarray(image).astype(np.int64)
         maximum = int(values.max())

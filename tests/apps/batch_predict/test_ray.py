@@ -1,4 +1,4 @@
-"""Detection as a stage of Ray Data, on a local Ray."""
+"""Test the stage of Ray Data, on a local Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 
 @pytest.fixture
 def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
-    """The checkpoint of an untrained model that finds something everywhere."""
+    """Write the checkpoint of an untrained model that detects something everywhere."""
     cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
     categories = [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)]
     file = tmp_path / "model.pth"
@@ -31,61 +31,62 @@ def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def names(tmp_path: Path) -> list[str]:
-    """Six pictures, of which the last but one is none."""
+    """Write six images; the fifth is damaged."""
     rng = np.random.default_rng(0)
     names = [str(tmp_path / f"{number}.png") for number in range(6)]
     for name in names:
         Image.fromarray(rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)).save(name)
-    Path(names[4]).write_bytes(b"not a picture")
+    Path(names[4]).write_bytes(b"not an image")
     return names
 
 
-def check(rows: list[dict[str, Any]], names: list[str], weights: Path) -> None:
-    """Each picture is there once, with what a Predictor finds in it."""
-    assert [row["picture"] for row in rows] == names
+def check_rows(rows: list[dict[str, Any]], names: list[str], weights: Path) -> None:
+    """Check that each image occurs once, with the detections of a Predictor."""
+    assert [row["image"] for row in rows] == names
     assert [row["problem"] is None for row in rows] == [True] * 4 + [False, True]
     assert rows[4]["problem"].startswith(f"{names[4]}: the image is damaged")
     assert (rows[4]["height"], rows[4]["objects"]) == (None, [])
     predictor = load_checkpoint(weights, rle=True)
     for row in (rows[0], rows[3]):
-        found = predictor(row["picture"])
+        prediction = predictor(row["image"])
         assert (row["height"], row["width"]) == (40, 60)
-        assert [one["category"] for one in row["objects"]] == found["names"]
-        assert len(found["names"]) > 0
+        assert [one["category"] for one in row["objects"]] == prediction["names"]
+        assert len(prediction["names"]) > 0
         np.testing.assert_allclose(
-            [one["score"] for one in row["objects"]], found["scores"].numpy(), atol=1e-4
+            [one["score"] for one in row["objects"]], prediction["scores"].numpy(), atol=1e-4
         )
-        x1, y1, x2, y2 = found["boxes"].numpy().T
+        x1, y1, x2, y2 = prediction["boxes"].numpy().T
         sides = [[one[side] for side in ("x", "y", "width", "height")] for one in row["objects"]]
         np.testing.assert_allclose(sides, np.stack([x1, y1, x2 - x1, y2 - y1], 1), atol=1e-2)
         assert all(one["mask"] for one in row["objects"])
 
 
-def test_a_batch_is_a_table(weights: Path, names: list[str]) -> None:
+def test_batch_gives_a_table(weights: Path, names: list[str]) -> None:
     pytest.importorskip("pyarrow", reason="needs pyarrow, detlite[ray]")
-    table = Detect(str(weights), 0.0, batch_size=2)({"picture": np.array(names)})
-    check(table.to_pylist(), names, weights)
+    table = Detect(str(weights), 0.0, batch_size=2)({"image": np.array(names)})
+    check_rows(table.to_pylist(), names, weights)
 
 
-def test_a_killed_worker_loses_nothing(
+@pytest.mark.slow  # starts Ray
+def test_killed_worker_loses_nothing(
     weights: Path, names: list[str], tmp_path: Path, repo_root: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("builtins.print", print)  # Ray puts its own there
+    monkeypatch.setattr("builtins.print", print)  # Ray replaces it
     ray = pytest.importorskip("ray", reason="needs ray, detlite[ray]")
     killed = tmp_path / "killed"
 
-    class Dying(Detect):  # in here, so that it travels as it is
+    class DyingDetect(Detect):  # local, so that Ray pickles its code
         def __call__(self, batch: Any) -> Any:
-            if names[3] in batch["picture"] and not killed.exists():
+            if names[3] in batch["image"] and not killed.exists():
                 killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__call__(batch)
 
     def give_up(*_: Any) -> None:
-        raise TimeoutError("Ray's workers do not start, or do not end")
+        raise TimeoutError("Ray's workers do not start or end")
 
-    # Ray waits for ever for workers that cannot start.
+    # Ray waits forever for workers that cannot start.
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(300)
     path = os.pathsep.join([str(repo_root), *sys.path])
@@ -96,16 +97,16 @@ def test_a_killed_worker_loses_nothing(
         runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
     )
     try:
-        pictures = ray.data.from_items([{"picture": name} for name in names])
-        stage = pictures.map_batches(
-            Dying,
+        images = ray.data.from_items([{"image": name} for name in names])
+        stage = images.map_batches(
+            DyingDetect,
             fn_constructor_args=[str(weights), 0.0],
             batch_size=2,
             compute=ray.data.ActorPoolStrategy(size=1),
         )
-        rows = sorted(stage.take_all(), key=lambda row: row["picture"])
+        rows = sorted(stage.take_all(), key=lambda row: row["image"])
     finally:
         signal.alarm(0)
         ray.shutdown()
     assert killed.exists()
-    check(rows, names, weights)
+    check_rows(rows, names, weights)

@@ -1,4 +1,4 @@
-"""Files of detections, against the libraries that read them."""
+"""Test the files of detections with the libraries that read them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detlite.apps.batch_predict import result_files as formats
+from detlite.apps.batch_predict import result_files
 from detlite.apps.batch_predict.result_files import (
     COLUMNS,
     SUFFIXES,
+    Journal,
     check_format,
     join,
+    read_journal,
     write_detections,
 )
 from detlite.structures.masks.formats import encode_bitmap
@@ -25,44 +27,63 @@ from detlite.structures.masks.formats import encode_bitmap
 NAMES = {7: "cell, round", -1: "background"}
 
 
-def picture(image_id: int, count: int, **more: Any) -> dict[str, Any]:
-    """A picture of 4 x 5 with so many objects."""
+def make_entry(image_id: int, count: int, **fields: Any) -> dict[str, Any]:
+    """Return the entry of a 5x4 image with `count` objects."""
     image = {"id": image_id, "file_name": f'a "{image_id}",\n.jpg', "height": 4, "width": 5}
     objects = [
         {"image_id": image_id, "category_id": 7, "score": 0.1 * (1 + number),
-         "bbox": [1.5, 2, 3, 4], **more}
+         "bbox": [1.5, 2, 3, 4], **fields}
         for number in range(count)
     ]  # fmt: skip
     return {"image": image, "objects": objects}
 
 
 MASK = {"segmentation": encode_bitmap(np.eye(4, 5))}
-POINTS = {"keypoints": [1.0, 2.5, 1.0, 3.0, 4.0, 1.0]}
+KEYPOINTS = {"keypoints": [1.0, 2.5, 1.0, 3.0, 4.0, 1.0]}
 UNREADABLE = {"image": {"id": 3, "file_name": "x"}, "problem": "damaged"}
 PARTS = [
-    [picture(1, 2, **MASK), picture(2, 0)],
+    [make_entry(1, 2, **MASK), make_entry(2, 0)],
     [UNREADABLE],
-    [picture(4, 1, **POINTS), picture(5, 3)],
+    [make_entry(4, 1, **KEYPOINTS), make_entry(5, 3)],
 ]
 
 
-def written(form: str, folder: Path, parts: list[list[dict[str, Any]]]) -> Path:
-    files = [folder / f"{number}{SUFFIXES[form]}" for number in range(len(parts))]
+def require_library(format: str) -> None:
+    if format == "parquet":
+        pytest.importorskip("pyarrow", reason="needs pyarrow, detlite[parquet]")
+
+
+def write_joined(format: str, folder: Path, parts: list[list[dict[str, Any]]]) -> Path:
+    files = [folder / f"{number}{SUFFIXES[format]}" for number in range(len(parts))]
     for file, part in zip(files, parts, strict=True):
-        write_detections(form, file, part, NAMES)
-    join(form, files, folder / "all")
+        write_detections(format, file, part, NAMES)
+    join(format, files, folder / "all")
     return folder / "all"
 
 
+def test_journal_continues_after_the_last_complete_line(tmp_path: Path) -> None:
+    file = tmp_path / "journal"
+    with Journal(file) as journal:
+        assert journal.count == 0
+        journal.add({"a": "ü\n"})
+        assert list(read_journal(file)) == [{"a": "ü\n"}]  # written immediately
+        journal.add({"a": 2})
+    file.write_bytes(file.read_bytes() + b'{"a": 3}')  # no line end
+    with Journal(file) as journal:
+        assert journal.count == 2
+        journal.add({"a": 4})
+    assert [entry["a"] for entry in read_journal(file)] == ["ü\n", 2, 4]
+
+
 @pytest.mark.parametrize("parts", [PARTS, PARTS[1:2], PARTS[1:], [[]]])
-def test_coco_parts_are_the_results_of_all(tmp_path: Path, parts: Any) -> None:
-    file = written("coco", tmp_path, parts)
-    wanted = [row for part in parts for one in part for row in one.get("objects", [])]
-    assert json.loads(file.read_text()) == wanted
+def test_joined_coco_results(tmp_path: Path, parts: Any) -> None:
+    file = write_joined("coco", tmp_path, parts)
+    expected = [obj for part in parts for entry in part for obj in entry.get("objects", [])]
+    assert json.loads(file.read_text()) == expected
 
 
 def test_csv_has_a_row_for_each_object(tmp_path: Path) -> None:
-    file = written("csv", tmp_path, PARTS)
+    file = write_joined("csv", tmp_path, PARTS)
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert list(rows[0]) == list(COLUMNS)
@@ -76,20 +97,19 @@ def test_csv_has_a_row_for_each_object(tmp_path: Path) -> None:
     assert (rows[2]["mask"], rows[2]["keypoints"]) == ("", "1.0 2.5 1.0 3.0 4.0 1.0")
 
 
-@pytest.mark.parametrize("form", list(SUFFIXES))
-def test_names_that_are_no_text(tmp_path: Path, form: str) -> None:
-    if form == "parquet":
-        pytest.importorskip("pyarrow", reason="needs pyarrow, detlite[parquet]")
-    one = picture(1, 1)
-    one["image"]["file_name"] = os.fsdecode(b"caf\xe9.jpg")
-    write_detections(form, tmp_path / "part", [one], NAMES)
-    if form == "csv":
+@pytest.mark.parametrize("format", list(SUFFIXES))
+def test_file_names_that_are_not_utf8(tmp_path: Path, format: str) -> None:
+    require_library(format)
+    entry = make_entry(1, 1)
+    entry["image"]["file_name"] = os.fsdecode(b"caf\xe9.jpg")
+    write_detections(format, tmp_path / "part", [entry], NAMES)
+    if format == "csv":
         assert "caf\N{REPLACEMENT CHARACTER}.jpg" in (tmp_path / "part").read_text()
 
 
-def test_parquet_is_read_by_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, detlite[parquet]")
-    monkeypatch.setattr(formats, "_ROWS", 2)  # so that a part has several row groups
+    monkeypatch.setattr(result_files, "_ROWS_PER_GROUP", 2)  # several row groups in a part
     for number, part in enumerate(PARTS):
         write_detections("parquet", tmp_path / f"part-{number}.parquet", part, NAMES)
     table = pq.read_table(tmp_path)
@@ -100,28 +120,27 @@ def test_parquet_is_read_by_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
     rows = table.to_pylist()
     assert [row["image_id"] for row in rows] == [1, 1, 4, 5, 5, 5]
     assert (rows[0]["mask"], rows[0]["keypoints"]) == (MASK["segmentation"]["counts"], None)
-    assert (rows[2]["mask"], rows[2]["keypoints"]) == (None, POINTS["keypoints"])
+    assert (rows[2]["mask"], rows[2]["keypoints"]) == (None, KEYPOINTS["keypoints"])
     assert rows[5]["score"] == np.float32(0.3)
     assert pq.ParquetFile(tmp_path / "part-2.parquet").num_row_groups == 2
 
 
-def test_parquet_without_its_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     check_format("csv")
-    with pytest.raises(formats.ConfigError, match=r"pip install 'detlite\[parquet\]'"):
+    with pytest.raises(result_files.ConfigError, match=r"pip install 'detlite\[parquet\]'"):
         check_format("parquet")
 
 
-@pytest.mark.parametrize("form", list(SUFFIXES))
-def test_a_part_that_fails_leaves_nothing(tmp_path: Path, form: str) -> None:
-    if form == "parquet":
-        pytest.importorskip("pyarrow", reason="needs pyarrow, detlite[parquet]")
+@pytest.mark.parametrize("format", list(SUFFIXES))
+def test_error_leaves_no_file(tmp_path: Path, format: str) -> None:
+    require_library(format)
 
     def broken() -> Any:
-        yield picture(1, 1)
+        yield make_entry(1, 1)
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        write_detections(form, tmp_path / "part", broken(), NAMES)
+        write_detections(format, tmp_path / "part", broken(), NAMES)
     assert list(tmp_path.iterdir()) == []

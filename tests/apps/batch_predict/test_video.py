@@ -1,4 +1,4 @@
-"""Videos: what is read and written, at which times, and who is followed through them."""
+"""Test reading and writing videos, detection in their frames, and tracking."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from detlite.apps.batch_predict.sharded_run import Totals
 from detlite.apps.batch_predict.tracking import Tracker
-from detlite.apps.batch_predict.video_io import Frame, Video, is_video, open_writer
-from detlite.apps.batch_predict.video_predict import check_folder, predict_video
-from detlite.apps.batch_predict.work_shards import Totals
+from detlite.apps.batch_predict.video import (
+    Frame,
+    Video,
+    VideoWriter,
+    check_output,
+    is_video,
+    predict_video,
+)
 from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
 from detlite.data import DataError
@@ -33,43 +39,42 @@ COUNT = 20
 
 
 def position(number: int) -> int:
-    """Left and top side of the bright square of 16 x 16 in a frame."""
+    """Return the left and top side of the bright 16x16 square in a frame."""
     return 2 * number
 
 
-def frame_of(number: int) -> Image.Image:
-    picture = Image.new("RGB", SIZE[::-1], (0, 0, 90))
-    picture.paste(
-        (250, 250, 250), (position(number), position(number)) + (position(number) + 16,) * 2
-    )
-    return picture
+def draw_frame(number: int) -> Image.Image:
+    image = Image.new("RGB", SIZE[::-1], (0, 0, 90))
+    start = position(number)
+    image.paste((250, 250, 250), (start, start, start + 16, start + 16))
+    return image
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A square that moves, with a frame left out after the tenth: the rate varies."""
+    """Write a video of a moving square with a variable rate: a frame is missing after the tenth."""
     file = tmp_path / "square.mp4"
-    with open_writer(file, RATE) as writer:
+    with VideoWriter(file, RATE) as writer:
         for number in range(COUNT):
-            writer.add(frame_of(number), (number + (number > 10)) / RATE)
+            writer.add(draw_frame(number), (number + (number > 10)) / RATE)
     return file
 
 
-class Squares:
-    """Stands for a Predictor: finds the bright square, with a score of 0.9."""
+class SquarePredictor:
+    """Replaces a Predictor: detects the bright square, with a score of 0.9."""
 
     categories = ({"id": 5, "name": "square"}, {"id": 6, "name": "circle"})
     model = SimpleNamespace(convention=CONVENTIONS["detlite"])
     streams = 1
 
-    def load(self, picture: Tensor) -> LoadedImage:
-        return LoadedImage(picture, picture)
+    def load(self, image: Tensor) -> LoadedImage:
+        return LoadedImage(image, image)
 
     def detect(self, loaded: list[LoadedImage]) -> list[Any]:
         return [(one.network_input.min(0).values > 128).nonzero().float() for one in loaded]
 
-    def to_prediction(self, found: Tensor, loaded: LoadedImage) -> dict[str, Any]:
-        (top, left), (bottom, right) = found.min(0).values, found.max(0).values + 1
+    def to_prediction(self, pixels: Tensor, loaded: LoadedImage) -> dict[str, Any]:
+        (top, left), (bottom, right) = pixels.min(0).values, pixels.max(0).values + 1
         return {
             "boxes": torch.stack([left, top, right, bottom])[None],
             "labels": torch.tensor([1]),
@@ -79,19 +84,19 @@ class Squares:
         }
 
 
-def times_of(file: Path) -> list[Fraction]:
+def frame_times(file: Path) -> list[Fraction]:
     with Video(str(file)) as video:
         return [frame.time for frame in video.frames()]
 
 
-def test_what_is_a_video() -> None:
+def test_names_of_videos() -> None:
     assert is_video("a/b.MP4")
     assert is_video("0")
     assert not is_video("a.jpg")
     assert not is_video("photos")
 
 
-def test_files_and_folders_of_a_number_are_no_camera(
+def test_numbered_files_and_folders_are_not_cameras(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -100,7 +105,7 @@ def test_files_and_folders_of_a_number_are_no_camera(
     assert [is_video(name) for name in ("2024", "7", "8")] == [False, False, True]
 
 
-def test_frames_come_back_at_their_times(file: Path) -> None:
+def test_written_frames_keep_their_times(file: Path) -> None:
     with Video(str(file)) as video:
         assert video.count == COUNT
         frames = list(video.frames())
@@ -110,41 +115,41 @@ def test_frames_come_back_at_their_times(file: Path) -> None:
         [1 / float(RATE)] * 10 + [2 / float(RATE)] + [1 / float(RATE)] * 8, abs=1e-4
     )
     for frame in frames:
-        assert frame.picture.shape == (3, *SIZE)
+        assert frame.image.shape == (3, *SIZE)
         corner = position(frame.number)
-        inside = frame.picture[:, corner + 4 : corner + 12, corner + 4 : corner + 12].float()
+        inside = frame.image[:, corner + 4 : corner + 12, corner + 4 : corner + 12].float()
         assert inside.mean() > 200
-        assert frame.picture.float().mean() < 60
+        assert frame.image.float().mean() < 60
 
 
 @pytest.mark.parametrize(("degrees", "corner"), [(90, (1, 0)), (-90, (0, 1)), (180, (1, 1))])
-def test_a_rotation_is_followed(tmp_path: Path, degrees: int, corner: tuple[int, int]) -> None:
-    """What is at the top left is turned counter-clockwise, as FFmpeg counts."""
+def test_rotation_is_applied(tmp_path: Path, degrees: int, corner: tuple[int, int]) -> None:
+    """The top left corner is rotated counterclockwise, as FFmpeg counts."""
     with av.open(str(tmp_path / "turned.mp4"), "w") as container:
         stream = container.add_stream("libx264", 10)
         if not hasattr(stream, "set_display_rotation"):
-            pytest.skip("this PyAV writes no rotation")
+            pytest.skip("this PyAV cannot write a rotation")
         stream.width, stream.height, stream.pix_fmt = *SIZE[::-1], "yuv420p"
         stream.set_display_rotation(degrees)
-        for frame in (av.VideoFrame.from_image(frame_of(0)), None):
+        for frame in (av.VideoFrame.from_image(draw_frame(0)), None):
             container.mux(stream.encode(frame))
     with Video(str(tmp_path / "turned.mp4")) as video:
         (frame,) = video.frames()
     height, width = SIZE if degrees == 180 else SIZE[::-1]
-    assert frame.picture.shape == (3, height, width)
+    assert frame.image.shape == (3, height, width)
     y, x = (slice(-14, -2) if end else slice(2, 14) for end in corner)
-    assert frame.picture[:, y, x].float().mean() > 200
+    assert frame.image[:, y, x].float().mean() > 200
 
 
-def test_odd_sides_lose_a_pixel(tmp_path: Path) -> None:
-    with open_writer(tmp_path / "odd.mp4", Fraction(10)) as writer:
+def test_odd_sides_are_cropped(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "odd.mp4", Fraction(10)) as writer:
         for number in range(3):
             writer.add(Image.new("RGB", (33, 21)), Fraction(number, 10))
     with Video(str(tmp_path / "odd.mp4")) as video:
-        assert [tuple(frame.picture.shape) for frame in video.frames()] == [(3, 20, 32)] * 3
+        assert [tuple(frame.image.shape) for frame in video.frames()] == [(3, 20, 32)] * 3
 
 
-def test_what_is_no_video(tmp_path: Path) -> None:
+def test_invalid_videos(tmp_path: Path) -> None:
     (tmp_path / "text.mp4").write_text("not a video")
     for name, message in (
         (tmp_path / "text.mp4", r"text\.mp4: cannot be read as a video"),
@@ -157,16 +162,16 @@ def test_what_is_no_video(tmp_path: Path) -> None:
 
 def run(file: Path, folder: Path, **more: Any) -> tuple[Totals, str]:
     folder.mkdir()
-    predictor: Any = Squares()
+    predictor: Any = SquarePredictor()
     with Video(str(file)) as video:
         return predict_video(predictor, video, folder, **more)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_video_in_is_a_video_out(file: Path, tmp_path: Path, batch_size: int) -> None:
+def test_detections_and_drawn_video(file: Path, tmp_path: Path, batch_size: int) -> None:
     steps: list[int] = []
-    found = run(file, tmp_path / "out", batch_size=batch_size, progress=lambda: steps.append(1))
-    assert found == (Totals(COUNT, 0, COUNT), "")
+    result = run(file, tmp_path / "out", batch_size=batch_size, progress=lambda: steps.append(1))
+    assert result == (Totals(COUNT, 0, COUNT), "")
     assert len(steps) == COUNT
     rows = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["image_id"] for row in rows] == list(range(1, COUNT + 1))
@@ -175,18 +180,18 @@ def test_a_video_in_is_a_video_out(file: Path, tmp_path: Path, batch_size: int) 
         assert "track_id" not in row
     images = json.loads((tmp_path / "out" / "images.json").read_text())["images"]
     assert [image["frame"] for image in images] == list(range(COUNT))
-    assert [image["time"] for image in images] == pytest.approx(list(map(float, times_of(file))))
+    assert [image["time"] for image in images] == pytest.approx(list(map(float, frame_times(file))))
     drawn = tmp_path / "out" / "square.mp4"
-    assert times_of(drawn) == pytest.approx(times_of(file), abs=1e-4)
+    assert frame_times(drawn) == pytest.approx(frame_times(file), abs=1e-4)
     with Video(str(drawn)) as video:
         assert float(video.rate) == pytest.approx(float(RATE), rel=0.06)  # on average
-        assert next(video.frames()).picture.shape == (3, 320, 480)  # enlarged, as pictures are
+        assert next(video.frames()).image.shape == (3, 320, 480)  # small images are enlarged
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "images.json", "results.json", "square.mp4",
     }  # fmt: skip
 
 
-def test_a_video_that_is_cut_off_gives_what_there_is(file: Path, tmp_path: Path) -> None:
+def test_truncated_video(file: Path, tmp_path: Path) -> None:
     with av.open(str(file)) as whole, av.open(str(tmp_path / "cut.mkv"), "w") as copy:
         stream = copy.add_stream_from_template(whole.streams.video[0])
         for packet in whole.demux(video=0):
@@ -196,30 +201,30 @@ def test_a_video_that_is_cut_off_gives_what_there_is(file: Path, tmp_path: Path)
     content = (tmp_path / "cut.mkv").read_bytes()
     (tmp_path / "cut.mkv").write_bytes(content[: len(content) * 2 // 3])
     totals, _ = run(tmp_path / "cut.mkv", tmp_path / "out", drawn=False)
-    assert 0 < totals.pictures < COUNT
+    assert 0 < totals.images < COUNT
     rows = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert len(rows) == totals.pictures
+    assert len(rows) == totals.images
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_all_frames_before_the_damage_are_written(tmp_path: Path, threads: int) -> None:
+def test_frames_before_a_damage_are_written(tmp_path: Path, threads: int) -> None:
     class Damaged:
         name, rate = "damaged.mp4", Fraction(10)
 
         def frames(self) -> Iterator[Frame]:
             for number in range(5):
-                picture = torch.zeros(3, *SIZE, dtype=torch.uint8)
-                picture[:, 8:16, 8:16] = 255
-                yield Frame(number, number / self.rate, picture)
+                image = torch.zeros(3, *SIZE, dtype=torch.uint8)
+                image[:, 8:16, 8:16] = 255
+                yield Frame(number, number / self.rate, image)
             raise DataError("damaged.mp4: the rest cannot be decoded")
 
-    predictor, video = cast(Any, Squares()), cast(Any, Damaged())
-    found = predict_video(predictor, video, tmp_path, drawn=False, threads=threads)
-    assert found == (Totals(5, 1, 5), "damaged.mp4: the rest cannot be decoded")
+    predictor, video = cast(Any, SquarePredictor()), cast(Any, Damaged())
+    result = predict_video(predictor, video, tmp_path, drawn=False, threads=threads)
+    assert result == (Totals(5, 1, 5), "damaged.mp4: the rest cannot be decoded")
     assert len(json.loads((tmp_path / "results.json").read_text())) == 5
 
 
-def test_ctrl_c_ends_it_orderly(file: Path, tmp_path: Path) -> None:
+def test_ctrl_c_writes_the_results_so_far(file: Path, tmp_path: Path) -> None:
     count = iter(range(COUNT))
 
     def progress() -> None:
@@ -227,65 +232,65 @@ def test_ctrl_c_ends_it_orderly(file: Path, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     totals, problem = run(file, tmp_path / "out", progress=progress)
-    assert (totals.pictures, problem) == (7, "")
+    assert (totals.images, problem) == (7, "")
     assert len(json.loads((tmp_path / "out" / "results.json").read_text())) == 7
-    assert len(times_of(tmp_path / "out" / "square.mp4")) == 7
+    assert len(frame_times(tmp_path / "out" / "square.mp4")) == 7
 
 
-def test_objects_are_followed(file: Path, tmp_path: Path) -> None:
+def test_tracked_object(file: Path, tmp_path: Path) -> None:
     pytest.importorskip("trackers", reason="needs trackers, detlite[video]")
-    run(file, tmp_path / "out", tracker=Tracker(30.0), form="csv")
+    run(file, tmp_path / "out", tracker=Tracker(30.0), format="csv")
     rows = (tmp_path / "out" / "results.csv").read_text().splitlines()
     ids = [row.rsplit(",", 1)[1] for row in rows]
     assert ids[0] == "track_id"
-    assert ids[1] == ""  # a new one needs a second frame
+    assert ids[1] == ""  # a new object needs a second frame
     assert ids[2:] == ["1"] * (COUNT - 1)
 
 
-def test_two_that_cross_keep_their_ids() -> None:
+def test_crossing_objects_keep_their_ids() -> None:
     pytest.importorskip("trackers", reason="needs trackers, detlite[video]")
     tracker = Tracker(30.0)
     for number in range(12):
         x = 10.0 * number
         boxes = torch.tensor([[x, 0, x + 40, 40], [110 - x, 60, 150 - x, 100]])
-        order = [0, 1] if number % 2 else [1, 0]  # by score, say
-        found = {
+        order = [0, 1] if number % 2 else [1, 0]  # order of the detections
+        prediction: Any = {
             "boxes": boxes[order], "labels": torch.ones(2), "scores": torch.full((2,), 0.9),
         }  # fmt: skip
-        ids = tracker(found)
+        ids = tracker(prediction)
         if number == 1:
             first = dict(zip(order, ids, strict=True))
             assert set(first.values()) == {1, 2}
         if number > 1:
             assert dict(zip(order, ids, strict=True)) == first
-    empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0), "scores": torch.zeros(0)}
+    empty: Any = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0), "scores": torch.zeros(0)}
     assert tracker(empty) == []
 
 
-def test_results_that_are_there_are_kept(tmp_path: Path) -> None:
+def test_existing_results_are_kept(tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text("mine")
-    with pytest.raises(ConfigError, match=r"results\.csv is there already.*--overwrite"):
-        check_folder(tmp_path, "0", overwrite=False)
-    check_folder(tmp_path, "0", overwrite=True)
-    assert (tmp_path / "results.csv").exists()  # until the model and the video are open
+    with pytest.raises(ConfigError, match=r"results\.csv already exists.*--overwrite"):
+        check_output(tmp_path, "0", overwrite=False)
+    check_output(tmp_path, "0", overwrite=True)
+    assert (tmp_path / "results.csv").exists()  # removed only when the model and video are open
 
 
-def test_a_video_that_is_there_is_not_drawn_over(file: Path, tmp_path: Path) -> None:
+def test_existing_videos_are_not_overwritten(file: Path, tmp_path: Path) -> None:
     (tmp_path / "camera0.mp4").write_text("mine")
-    with pytest.raises(ConfigError, match=r"camera0\.mp4 is there already.*--overwrite"):
-        check_folder(tmp_path, "0", overwrite=False)
-    check_folder(tmp_path, "0", overwrite=True)
-    check_folder(tmp_path, "0", overwrite=False, drawn=False)
+    with pytest.raises(ConfigError, match=r"camera0\.mp4 already exists.*--overwrite"):
+        check_output(tmp_path, "0", overwrite=False)
+    check_output(tmp_path, "0", overwrite=True)
+    check_output(tmp_path, "0", overwrite=False, drawn=False)
     (tmp_path / "link").symlink_to(tmp_path)
     for overwrite in (False, True):
-        with pytest.raises(ConfigError, match=r"square\.mp4 is the video itself"):
-            check_folder(tmp_path / "link", str(file), overwrite)
+        with pytest.raises(ConfigError, match=r"square\.mp4 is the input itself"):
+            check_output(tmp_path / "link", str(file), overwrite)
 
 
 @pytest.mark.parametrize(
     ("name", "call"), [("av", lambda: Video("a.mp4")), ("trackers", lambda: Tracker(30))]
 )
-def test_without_the_library_it_is_one_line(
+def test_missing_library(
     monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[], object]
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)

@@ -1,0 +1,117 @@
+"""Load a predictor and detect objects in images that are named by paths and URLs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from detlite.apps.export.exported_detector import SUFFIXES
+from detlite.config import ConfigError
+from detlite.data.errors import DataError
+from detlite.evaluation.results import coco_results
+from detlite.inference.predictor import Prediction, Predictor, read_predictor
+
+from .input_sources import load_image
+from .prediction_pipeline import predict_stream
+from .result_files import Entry
+
+# The config keys that can be changed in an exported model.
+_CHANGEABLE_KEYS = (
+    "TEST.TILE", "TEST.TILE_OVERLAP", "TEST.IMS_PER_BATCH", "DATASETS.MAX_PIXELS",
+    "INPUT.IMAGE_BITS", "TEST.BBOX_AUG.ENABLED",
+)  # fmt: skip
+
+
+def load_predictor(
+    weights: str,
+    threshold: float,
+    opts: Sequence[Any] = (),
+    config: str | None = None,
+    max_pixels: int | None = None,
+) -> Predictor:
+    """Load the predictor of a checkpoint or an exported model; it returns masks as RLEs.
+
+    Args:
+        weights: the checkpoint or exported model.
+        threshold: minimum score of detections.
+        opts, config: see `Predictor.from_checkpoint`. For an exported model, only the keys that
+            control the reading and tiling of images can be changed.
+        max_pixels: limit of the image size, if smaller than DATASETS.MAX_PIXELS.
+
+    Raises:
+        CheckpointError, ConfigError: see `Predictor.from_checkpoint`; or the model needs proposals,
+            or the config of an exported model was to be changed.
+    """
+    if Path(weights).suffix in SUFFIXES.values():
+        keys = (key for key in dict.fromkeys(opts[::2]) if key not in _CHANGEABLE_KEYS)
+        fixed = [*(["--config"] if config else []), *keys]
+        if fixed:
+            raise ConfigError(
+                f"{weights}: the config of an exported model is fixed: {', '.join(fixed)} cannot "
+                "be changed. Use the checkpoint, or export it again"
+            )
+        predictor = read_predictor(weights, opts, threshold, rle=True)
+    else:
+        predictor = Predictor.from_checkpoint(weights, opts, config, threshold, rle=True)
+    if predictor.model.takes_proposals:
+        raise ConfigError(
+            f"{weights}: a Fast R-CNN needs proposals for each image: call a Predictor with them, "
+            "or evaluate a dataset that has them (`detlite test`)"
+        )
+    if max_pixels is not None:
+        predictor.max_pixels = min(predictor.max_pixels, max_pixels)
+    return predictor
+
+
+def predict_images(
+    predictor: Predictor,
+    images: Sequence[str],
+    ids: Sequence[int],
+    batch_size: int = 1,
+    threads: int = 2,
+    draw: Callable[[int, Tensor, Prediction], None] | None = None,
+) -> Iterator[Entry]:
+    """Detect objects in images, with `predict_stream`.
+
+    Args:
+        predictor: from `load_predictor`.
+        images: paths and URLs.
+        ids: their image ids.
+        batch_size, threads: see `predict_stream`.
+        draw: called with an image id, the image uint8 [3, H, W] and its prediction, in any thread
+            and order.
+
+    Yields:
+        An entry for each image, in order, see `result_files`.
+    """
+
+    def finish(index: int, image: Tensor, prediction: Prediction) -> Entry:
+        if draw is not None:
+            draw(ids[index], image, prediction)
+        return make_entry(predictor, ids[index], images[index], image, prediction)
+
+    load = partial(load_image, predictor)
+    stream = predict_stream(predictor, images, finish, batch_size, threads, load)
+    for image_id, name, entry in zip(ids, images, stream, strict=True):
+        if isinstance(entry, DataError):
+            yield {"image": {"id": image_id, "file_name": name}, "problem": str(entry)}
+        else:
+            yield entry
+
+
+def make_entry(
+    predictor: Predictor, image_id: int, name: str, image: Tensor, prediction: Prediction
+) -> Entry:
+    """Return the entry of an image uint8 [3, H, W] and its prediction, see `result_files`."""
+    results = coco_results(
+        image_id, prediction["boxes"], prediction["scores"], prediction["category_ids"],
+        prediction.get("masks"), prediction.get("keypoints"),
+        predictor.model.convention.keypoint_center,
+    )  # fmt: skip
+    _, height, width = image.shape
+    info = {"id": image_id, "file_name": name, "height": height, "width": width}
+    return {"image": info, "objects": list(results.to_coco())}

@@ -1,0 +1,265 @@
+"""Read videos and cameras, detect objects in their frames, and write drawn videos.
+
+Videos are read and written by PyAV, which contains FFmpeg: pip install 'detlite[video]'.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from detlite.apps.drawing import draw_detections
+from detlite.config import ConfigError
+from detlite.data.errors import DataError
+from detlite.inference.predictor import Prediction, Predictor
+
+from .predict_images import make_entry
+from .prediction_pipeline import predict_stream
+from .result_files import (
+    SUFFIXES,
+    Journal,
+    category_names,
+    read_journal,
+    write_detections,
+    write_images,
+)
+from .sharded_run import MANIFEST, RESULTS, Totals
+from .tracking import Tracker
+
+_VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv")
+_DEFAULT_RATE = 25  # frames per second, if the video has no rate
+_CODEC_OPTIONS = {"crf": "20"}  # quality of H.264 from 0 (best) to 51; FFmpeg's default is 23
+_TICK = Fraction(1, 90_000)  # seconds; a multiple represents all common frame rates exactly
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An image uint8 [3, H, W], its number from 0 on, and its time in seconds."""
+
+    number: int
+    time: Fraction
+    image: Tensor
+
+
+class Video:
+    """A video file, or a camera on Linux by its number; a context manager.
+
+    Attributes:
+        name: the file or the number of the camera.
+        rate: average frames per second.
+        count: number of frames, as stated in the file; 0 if unknown.
+
+    Raises:
+        DataError: it cannot be read.
+        ConfigError: PyAV is not installed.
+    """
+
+    def __init__(self, name: str) -> None:
+        av = _import_av()
+        self.name = name
+        try:
+            if is_camera(name):
+                self._container: Any = av.open(f"/dev/video{name}", format="v4l2")
+            else:
+                self._container = av.open(name)
+            stream = self._container.streams.video[0]
+        except IndexError as error:
+            raise DataError(f"{name}: the file contains no video") from error
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise DataError(f"{name}: cannot be read as a video ({error})") from error
+        stream.thread_type = "AUTO"
+        self.rate = Fraction(stream.average_rate or _DEFAULT_RATE)
+        self.count: int = stream.frames
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield the frames in order; a DataError if the rest cannot be decoded."""
+        av, start = _import_av(), None
+        try:
+            for number, frame in enumerate(self._container.decode(video=0)):
+                time = number / self.rate if frame.pts is None else frame.pts * frame.time_base
+                start = time if start is None else start
+                quarters = round(getattr(frame, "rotation", 0) / 90)  # counterclockwise
+                pixels = np.rot90(frame.to_ndarray(format="rgb24"), quarters).transpose(2, 0, 1)
+                yield Frame(number, time - start, torch.from_numpy(pixels.copy()))
+        except (av.FFmpegError, OSError) as error:
+            raise DataError(f"{self.name}: the rest cannot be decoded ({error})") from error
+
+    def __enter__(self) -> Video:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._container.close()
+
+
+class VideoWriter:
+    """Writes images of the same size as H.264 to an MP4 file; a context manager.
+
+    The file is complete after the `with` block, also after an error.
+    """
+
+    def __init__(self, file: Path, rate: Fraction) -> None:
+        self._container: Any = _import_av().open(str(file), "w")
+        self._rate = rate
+        self._stream: Any = None
+        self._last_tick = -1
+
+    def add(self, image: Image.Image, time: Fraction) -> None:
+        """Add an RGB image at a time in seconds. H.264 drops the last pixel of an odd side."""
+        width, height = (side // 2 * 2 for side in image.size)
+        if self._stream is None:
+            self._stream = self._container.add_stream("libx264", self._rate, options=_CODEC_OPTIONS)
+            self._stream.width, self._stream.height = width, height
+            self._stream.pix_fmt = "yuv420p"
+            self._stream.codec_context.time_base = _TICK
+        frame = _import_av().VideoFrame.from_image(image.crop((0, 0, width, height)))
+        # Times must increase, but those of some cameras do not.
+        self._last_tick = max(round(time / _TICK), self._last_tick + 1)
+        frame.pts, frame.time_base = self._last_tick, _TICK
+        self._container.mux(self._stream.encode(frame))
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._stream is not None:
+                self._container.mux(self._stream.encode(None))  # what the encoder still holds
+        finally:
+            self._container.close()
+
+
+def is_video(name: str) -> bool:
+    """Return True if a name is a video file or the number of a camera."""
+    return is_camera(name) or (name.lower().endswith(_VIDEO_SUFFIXES) and not Path(name).is_dir())
+
+
+def is_camera(name: str) -> bool:
+    """Return True if a name is a number, and there is no file or folder of that name."""
+    return name.isdecimal() and not Path(name).exists()
+
+
+def check_output(folder: Path, name: str, overwrite: bool, drawn: bool = True) -> None:
+    """Check that the results of a video can be written, before anything is computed.
+
+    Args:
+        folder: the output folder.
+        name: the name of the video.
+        overwrite: existing results may be replaced.
+        drawn: the drawn video will be written, too.
+
+    Raises:
+        ConfigError: there are results, or the drawn video would replace the input.
+    """
+    video = _drawn_video(folder, name)
+    if drawn and video.exists() and Path(name).exists() and video.samefile(name):
+        raise ConfigError(
+            f"{video} is the input itself, which drawing would overwrite: choose another folder"
+        )
+    for result in (MANIFEST, *RESULTS, *([video.name] if drawn else [])):
+        if (folder / result).exists() and not overwrite:
+            raise ConfigError(
+                f"{folder / result} already exists: choose another folder, or add --overwrite"
+            )
+
+
+def predict_video(
+    predictor: Predictor,
+    video: Video,
+    folder: Path,
+    format: str = "coco",
+    drawn: bool = True,
+    batch_size: int = 1,
+    threads: int = 2,
+    tracker: Tracker | None = None,
+    progress: Callable[[], object] = lambda: None,
+) -> tuple[Totals, str]:
+    """Detect objects in the frames of a video until it ends or Ctrl-C is pressed.
+
+    Writes `<name>.mp4`, `results.*` and `images.json`, in which an image is a frame with its number
+    and its time in seconds. After Ctrl-C, the results of the frames so far are written.
+
+    Args:
+        predictor: from `load_predictor`.
+        video: the video.
+        folder: the output folder, see `check_output`.
+        format: a key of `result_files.SUFFIXES`.
+        drawn: write a video with the detections drawn.
+        batch_size, threads: see `predict_stream`.
+        tracker: gives objects ids, which are written as `track_id` and drawn.
+        progress: called after each frame.
+
+    Returns:
+        The totals, and why the rest of the video could not be decoded, if so.
+    """
+    file, waiting = folder / "frames.journal", deque[Frame]()
+    file.unlink(missing_ok=True)
+    count, objects, problem = 0, 0, ""
+
+    def read_frames() -> Iterator[Frame]:
+        nonlocal problem
+        try:
+            for frame in video.frames():
+                waiting.append(frame)
+                yield frame
+        except DataError as error:  # the pipeline still has to finish the frames before it
+            problem = str(error)
+
+    def with_image(_: int, image: Tensor, prediction: Prediction) -> tuple[Tensor, Prediction]:
+        return image, prediction
+
+    stream = predict_stream(
+        predictor, read_frames(), with_image, batch_size, threads,
+        lambda frame: predictor.load(frame.image),
+    )  # fmt: skip
+    drawing = VideoWriter(_drawn_video(folder, video.name), video.rate) if drawn else nullcontext()
+    with Journal(file) as journal, drawing as writer:
+        try:
+            for result in stream:
+                assert not isinstance(result, DataError)  # the frames are already decoded
+                (image, prediction), frame = result, waiting.popleft()
+                entry = make_entry(predictor, frame.number + 1, video.name, image, prediction)
+                entry["image"] |= {"frame": frame.number, "time": float(frame.time)}
+                if tracker is not None:
+                    prediction["track_ids"] = tracker(prediction)
+                    for obj, track_id in zip(
+                        entry["objects"], prediction["track_ids"], strict=True
+                    ):
+                        obj["track_id"] = track_id
+                if writer is not None:
+                    sheet = draw_detections(image, prediction, predictor.categories, min_score=0)
+                    writer.add(sheet, frame.time)
+                journal.add(entry)
+                count, objects = count + 1, objects + len(entry["objects"])
+                progress()
+        except KeyboardInterrupt:
+            pass
+    names = category_names(predictor.categories)
+    write_detections(format, folder / f"results{SUFFIXES[format]}", read_journal(file), names)
+    images = (entry["image"] for entry in read_journal(file))
+    write_images(folder / "images.json", images, predictor.categories)
+    file.unlink()
+    return Totals(count, int(bool(problem)), objects), problem
+
+
+def _drawn_video(folder: Path, name: str) -> Path:
+    """Return the output file of the drawn video."""
+    return folder / f"{'camera' if is_camera(name) else ''}{Path(name).stem}.mp4"
+
+
+def _import_av() -> ModuleType:
+    try:
+        import av
+    except ImportError as error:
+        raise ConfigError(f"videos need PyAV ({error}): pip install 'detlite[video]'") from error
+    return av

@@ -1,0 +1,110 @@
+"""Test loading the predictor of a checkpoint or an exported model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from yacs.config import CfgNode
+
+from detlite import ConfigError, build_model
+from detlite.apps.batch_predict.predict_images import load_predictor
+from detlite.apps.export.exported_detector import prepare_export, write_exported
+from detlite.apps.export.exported_program import ProgramDetector
+from detlite.inference.predictor import READERS, Predictor
+from detlite.inference.tiling import Tiling
+
+KEYS = (
+    "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 64, "TEST.TILE", 80,
+    "TEST.TILE_OVERLAP", 0.3, "INPUT.IMAGE_BITS", 12, "DATASETS.MAX_PIXELS", 20_000,
+)  # fmt: skip
+
+
+@pytest.fixture
+def exported(tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Replace the reader of exported models, and return the name of a model."""
+    model = build_model(tiny_config(*KEYS)).eval()
+    READERS.get("exported")  # imports the reader that is replaced
+    read = lambda _, opts: (tiny_config(*KEYS, *opts), model)  # noqa: E731
+    monkeypatch.setitem(READERS._builders, "exported", read)
+    return "model.openvino"
+
+
+@pytest.mark.slow
+def test_tiles_of_an_exported_model(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> None:
+    cfg = tiny_config(*KEYS)
+    model = build_model(cfg).eval()
+    model.categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
+    file = tmp_path / "model.pt2"
+    write_exported(file, "pt2", prepare_export(cfg, model), model)
+    image = torch.randint(0, 256, (3, 90, 120), dtype=torch.uint8)
+    plain = load_predictor(str(file), 0.0, ["TEST.TILE", "0"])(image)
+    tiled = load_predictor(str(file), 0.0, ["TEST.TILE", "64"])(image)
+    assert len(plain["boxes"]) > 0
+    assert not torch.equal(plain["scores"], tiled["scores"][: len(plain["scores"])])
+
+
+@pytest.mark.parametrize(
+    ("opts", "tiling"),
+    [
+        ([], Tiling(80, 0.3)),
+        (["TEST.TILE", 0], None),
+        (["TEST.TILE_OVERLAP", 0.5], Tiling(80, 0.5)),
+        (["TEST.TILE", 64, "TEST.IMS_PER_BATCH", 2], Tiling(64, 0.3, 2)),
+    ],
+)
+def test_overrides_change_the_config_of_the_file(
+    exported: str, opts: list[Any], tiling: Tiling | None
+) -> None:
+    detector = load_predictor(exported, 0.0, opts).detector
+    assert getattr(detector, "tiling", None) == tiling
+
+
+def test_image_limits(exported: str) -> None:
+    """The limits of the file apply, unless they are overridden."""
+    predictor = Predictor(exported)
+    assert (predictor.max_pixels, predictor.image_bits) == (20_000, 12)
+    predictor = Predictor(exported, max_pixels=99, image_bits=10)
+    assert (predictor.max_pixels, predictor.image_bits) == (99, 10)
+    overrides = ["DATASETS.MAX_PIXELS", 500, "INPUT.IMAGE_BITS", 9]
+    for opts, max_pixels, limits in (
+        ([], None, (20_000, 12)), ([], 700, (700, 12)), (overrides, 700, (500, 9)),
+    ):  # fmt: skip
+        predictor = load_predictor(exported, 0.0, opts, max_pixels=max_pixels)
+        assert (predictor.max_pixels, predictor.image_bits) == limits
+
+
+def test_views_of_an_exported_model(
+    tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test-time augmentation follows the config of the file; whole programs do not support it."""
+    cfg = tiny_config("TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True)
+    model = build_model(cfg).eval()
+    READERS.get("exported")  # imports the reader that is replaced
+    monkeypatch.setitem(READERS._builders, "exported", lambda *_: (cfg, model))
+    for predictor in (Predictor("model.openvino"), load_predictor("model.openvino", 0.0)):
+        detector: Any = predictor.detector
+        assert [view.flip for view in detector.views] == [False, True]
+    assert Predictor("model.openvino", min_size=64).detector is model
+    program = ProgramDetector(model, lambda *_: [])
+    monkeypatch.setitem(READERS._builders, "exported", lambda *_: (cfg, program))
+    with pytest.raises(ConfigError, match=r"TEST\.BBOX_AUG\.ENABLED must be False for an exported"):
+        Predictor("model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("opts", "config", "names"),
+    [
+        (["TEST.TILE", "64", "MODEL.RPN.NMS_THRESH", "0.6"], None, "MODEL.RPN.NMS_THRESH"),
+        (["DTYPE", "x", "A", "1", "DTYPE", "y", "B", "1"], None, "DTYPE, A, B"),
+        ([], "demo_shapes.yaml", "--config"),
+    ],
+)
+def test_config_of_an_exported_model_is_fixed(
+    exported: str, opts: list[str], config: str | None, names: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"exported model is fixed: {names} cannot be changed"):
+        load_predictor(exported, 0.0, opts, config)
