@@ -16,10 +16,8 @@ def one_of(*choices: Any) -> Check:
     return lambda value: None if value in choices else f"one of {', '.join(map(repr, choices))}"
 
 
-def in_range(low: float, high: float = math.inf, open_end: bool = False) -> Check:
-    """Accept a finite number in [low, high], or [low, high) if `open_end`."""
-    if open_end:
-        return lambda value: None if low <= value < high else f"at least {low:g}, below {high:g}"
+def in_range(low: float, high: float = math.inf) -> Check:
+    """Accept a finite number in [low, high]."""
     expected = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
     return _finite(lambda value: None if low <= value <= high else expected)
 
@@ -34,14 +32,15 @@ def _finite(check: Check) -> Check:
     return lambda value: check(value) or ("finite" if value == math.inf else None)
 
 
-def above_up_to_one(value: Any) -> str | None:
-    """Accept a number in (0, 1]."""
-    return None if 0 < value <= 1 else "greater than 0, at most 1"
+def below_one(value: Any) -> str | None:
+    """Accept a number in [0, 1)."""
+    return None if 0 <= value < 1 else "at least 0, below 1"
 
 
 positive = above(0)
 run_length = above(0, 1e9)  # a larger one is a mistake and could overflow
 not_negative = in_range(0)
+above_up_to_one = above(0, 1)
 fraction = in_range(0, 1)
 
 

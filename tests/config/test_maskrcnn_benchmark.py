@@ -387,7 +387,16 @@ def test_file_builds_unchanged(name, file, monkeypatch):
         assert addresses[0].startswith("https://")
 
 
-@pytest.mark.parametrize("name", FILES)
+_one_fast = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "e2e_mask_rcnn_R_50_FPN_1x" else pytest.mark.slow)
+        for name in FILES
+    ],
+)
+
+
+@_one_fast
 def test_saved_config_builds_the_same_model(name, file, reference, tmp_path):
     [(_, stated)] = read_chain(file)
     (tmp_path / "config.yml").write_text(every_key(reference, stated))
@@ -398,7 +407,7 @@ def test_saved_config_builds_the_same_model(name, file, reference, tmp_path):
     assert {n: v.shape for n, v in left.items()} == {n: v.shape for n, v in own.items()}
 
 
-@pytest.mark.parametrize("name", FILES)
+@_one_fast
 def test_narrow_version_of_file_trains_and_detects(file, narrow, tiny_batch):
     cfg = load_config(file, narrow(load_config(file)))
     model = build_model(cfg)

@@ -26,8 +26,16 @@ def test_key_has_a_description_and_a_valid_default(key):
         assert key.check(key.default) is None
 
 
+@pytest.fixture(scope="module")
+def sources(repo_root):
+    """The text of every module that may read keys."""
+    schema = repo_root / "detlite" / "config" / "schema"
+    files = [*(repo_root / "detlite").rglob("*.py"), *(repo_root / "tools").rglob("*.py")]
+    return [file.read_text() for file in files if schema not in file.parents]
+
+
 @pytest.mark.parametrize("key", KEYS, ids=NAMES)
-def test_key_is_used(key, repo_root):
+def test_key_is_used(key, sources):
     """Search for a file that contains the section and `.KEY` or `"KEY"`."""
     *sections, leaf = key.name.split(".")
     read = re.compile(rf"""(\.{leaf}\b|["']{leaf}["'])""")
@@ -38,10 +46,7 @@ def test_key_is_used(key, repo_root):
     # One function builds all FBNet extractors and gets the start of their keys.
     if part := re.fullmatch(r"((?:DET|MASK|KPTS)_HEAD)(_\w+)", leaf):
         read, section = re.compile(rf'keys="{part[1]}"'), re.compile(rf"{{keys}}{part[2]}\b")
-    schema = repo_root / "detlite" / "config" / "schema"
-    files = [*(repo_root / "detlite").rglob("*.py"), *(repo_root / "tools").rglob("*.py")]
-    texts = [file.read_text() for file in files if schema not in file.parents]
-    assert any(read.search(text) and section.search(text) for text in texts)
+    assert any(read.search(text) and section.search(text) for text in sources)
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)

@@ -19,6 +19,11 @@ FILES = sorted(_CONFIGS.rglob("*.yaml"))
 LEAVES = [file for file in FILES if file.parent.name != "_base_"]
 _every_file = pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(_CONFIGS)))
 _every_leaf = pytest.mark.parametrize("file", LEAVES, ids=lambda f: str(f.relative_to(_CONFIGS)))
+_FAST = {
+    "cascade_mask_rcnn_R_50_FPN_1x", "fast_rcnn_R_50_FPN_1x", "faster_rcnn_R_50_C4_1x",
+    "keypoint_rcnn_R_50_FPN_1x", "mask_rcnn_R_50_FPN_GN_1x", "mask_rcnn_fbnet",
+    "nuclei_mask_rcnn_R_18_FPN", "retinanet_R_50_FPN_1x", "rpn_R_50_FPN_1x",
+}  # fmt: skip
 
 
 def _needs_its_body(cfg: CfgNode) -> None:
@@ -34,7 +39,17 @@ def test_config_loads_and_builds(file):
         build_model(cfg)
 
 
-@_every_leaf
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(
+            file,
+            marks=() if file.stem in _FAST else pytest.mark.slow,
+            id=str(file.relative_to(_CONFIGS)),
+        )
+        for file in LEAVES
+    ],
+)
 def test_narrow_version_of_config_trains_and_detects(file, narrow, tiny_batch):
     cfg = load_config(file, narrow(load_config(file)))
     _needs_its_body(cfg)

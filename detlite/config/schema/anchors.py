@@ -13,15 +13,11 @@ from detlite.config.checks import (
     positive,
 )
 
-from .key import BOX_LOSS, NORMS, Key, box_loss, section
+from .key import BOX_LOSS, BOX_WEIGHTS, NORMS, Key, box_loss, section
 
 _RPN = section(
     "MODEL.RPN",
-    Key(
-        "RPN_HEAD",
-        "SingleConvRPNHead",
-        "registered RPN head; SeparableRPNHead uses separable convolutions",
-    ),
+    Key("RPN_HEAD", "SingleConvRPNHead", "registered RPN head, for example SeparableRPNHead"),
     Key("NUM_CONVS", 1, "3x3 convolutions before the predictions", positive),
     Key(
         "ANCHOR_SIZES",
@@ -30,42 +26,20 @@ _RPN = section(
         anchor_sizes,
     ),
     Key("ASPECT_RATIOS", (0.5, 1.0, 2.0), "anchor aspect ratios, height / width", each(positive)),
-    Key(
-        "STRADDLE_THRESH", 0, "pixels by which training anchors may exceed the image; -1: no limit"
-    ),
+    Key("STRADDLE_THRESH", 0, "pixels by which training anchors may exceed the image; -1: any"),
     Key("FG_IOU_THRESHOLD", 0.7, "least IoU of a foreground anchor with an object", fraction),
     Key("BG_IOU_THRESHOLD", 0.3, "anchors with less IoU are background", fraction),
     Key("BATCH_SIZE_PER_IMAGE", 256, "anchors sampled per image for the loss", positive),
     Key("POSITIVE_FRACTION", 0.5, "largest foreground fraction of the sample", fraction),
     *box_loss(beta=1.0 / 9),
-    Key(
-        "PRE_NMS_TOP_N_TRAIN",
-        12000,
-        "highest-scoring proposals per level before NMS, in training",
-        positive,
-    ),
-    Key(
-        "PRE_NMS_TOP_N_TEST",
-        6000,
-        "highest-scoring proposals per level before NMS, in evaluation",
-        positive,
-    ),
+    Key("PRE_NMS_TOP_N_TRAIN", 12000, "best proposals per level before NMS, in training", positive),
+    Key("PRE_NMS_TOP_N_TEST", 6000, "best proposals per level before NMS, in evaluation", positive),
     Key("POST_NMS_TOP_N_TRAIN", 2000, "proposals kept per level after NMS, in training", positive),
     Key("POST_NMS_TOP_N_TEST", 1000, "proposals kept per level after NMS, in evaluation", positive),
     Key("NMS_THRESH", 0.7, "IoU above which NMS suppresses a proposal", fraction),
     Key("MIN_SIZE", 0.0, "proposals with a shorter side, in pixels, are dropped", not_negative),
-    Key(
-        "FPN_POST_NMS_TOP_N_TRAIN",
-        2000,
-        "proposals kept over all FPN levels, in training",
-        positive,
-    ),
-    Key(
-        "FPN_POST_NMS_TOP_N_TEST",
-        2000,
-        "proposals kept over all FPN levels, in evaluation",
-        positive,
-    ),
+    Key("FPN_POST_NMS_TOP_N_TRAIN", 2000, "proposals kept over all levels, in training", positive),
+    Key("FPN_POST_NMS_TOP_N_TEST", 2000, "proposals kept over all levels, in evaluation", positive),
     Key(
         "FPN_POST_NMS_PER_BATCH",
         True,
@@ -98,26 +72,11 @@ _RETINANET = section(
     Key("FG_IOU_THRESHOLD", 0.5, "least IoU of a foreground anchor with an object", fraction),
     Key("BG_IOU_THRESHOLD", 0.4, "anchors with less IoU are background", fraction),
     Key("LOSS_ALPHA", 0.25, "focal loss: weight alpha of the foreground", fraction),
-    Key(
-        "LOSS_GAMMA",
-        2.0,
-        "focal loss: exponent gamma, which reduces the weight of easy anchors",
-        not_negative,
-    ),
+    Key("LOSS_GAMMA", 2.0, "focal loss: exponent gamma, which favors hard anchors", not_negative),
     BOX_LOSS,
     Key("BBOX_REG_WEIGHT", 4.0, "divisor of the box regression loss", positive),
-    Key(
-        "BBOX_REG_BETA",
-        0.11,
-        "for smooth_l1: width of the quadratic part; 0 gives L1",
-        not_negative,
-    ),
-    Key(
-        "BBOX_REG_WEIGHTS",
-        (10.0, 10.0, 5.0, 5.0),
-        "scales of the box deltas dx, dy, dw, dh",
-        each(positive, 4),
-    ),
+    Key("BBOX_REG_BETA", 0.11, "for smooth_l1: width of the quadratic part; 0 is L1", not_negative),
+    BOX_WEIGHTS,
     Key("INFERENCE_TH", 0.05, "detections with a lower or equal score are dropped", fraction),
     Key("PRE_NMS_TOP_N", 1000, "highest scores per level before NMS", positive),
     Key("NMS_TH", 0.4, "IoU above which NMS suppresses a detection", fraction),

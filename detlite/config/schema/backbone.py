@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from detlite.config.checks import each, in_range, not_negative, one_of, positive
+from detlite.config.checks import below_one, each, in_range, not_negative, one_of, positive
 
 from .key import NORMS, Key, section
 
@@ -97,25 +97,13 @@ _FBNET = section(
     "MODEL.FBNET",
     Key("ARCH", "default", "architecture of CONV_BODY FBNet and its heads"),
     Key("ARCH_DEF", "", "custom architecture as JSON, instead of ARCH"),
-    Key(
-        "BN_TYPE",
-        "bn",
-        "normalization: batch (bn), group (gn) or frozen batch norm (af)",
-        one_of("bn", "gn", "af"),
-    ),
+    Key("BN_TYPE", "bn", "norm: batch (bn), group (gn) or frozen (af)", one_of("bn", "gn", "af")),
     Key("SCALE_FACTOR", 1.0, "factor of all channel counts", positive),
     Key("WIDTH_DIVISOR", 1, "channel counts are rounded to a multiple of this number", positive),
     Key("DW_CONV_SKIP_BN", True, "no normalization after depthwise convolutions"),
     Key("DW_CONV_SKIP_RELU", True, "no ReLU after depthwise convolutions"),
-    Key(
-        "RPN_HEAD_BLOCKS", 0, "number of last blocks that FBNet.rpn_head uses; 0: all", not_negative
-    ),
-    Key(
-        "RPN_BN_TYPE",
-        "",
-        "normalization in FBNet.rpn_head; empty: BN_TYPE",
-        one_of("", "bn", "gn", "af"),
-    ),
+    Key("RPN_HEAD_BLOCKS", 0, "last blocks that FBNet.rpn_head uses; 0: all", not_negative),
+    Key("RPN_BN_TYPE", "", "BN_TYPE of FBNet.rpn_head; empty: same", one_of("", "bn", "gn", "af")),
     *_fbnet_head("DET", "FBNet.roi_head", 1.0),
     *_fbnet_head("MASK", "FBNet.roi_head_mask", 0.0),
     *_fbnet_head("KPTS", "FBNet.roi_head_keypoints", 0.0),
@@ -151,7 +139,7 @@ _VIT = section(
         0.0,
         "stochastic depth: probability that training skips the last block of a ...-SFP or timm "
         "model for an image; decreases linearly towards the first block",
-        in_range(0, 1, open_end=True),
+        below_one,
     ),
 )
 _FPN = section(

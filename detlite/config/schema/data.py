@@ -18,12 +18,7 @@ from .key import Key, section
 
 _INPUT = section(
     "INPUT",
-    Key(
-        "MIN_SIZE_TRAIN",
-        (800,),
-        "short side of training images in pixels; one value is drawn per image",
-        each(positive),
-    ),
+    Key("MIN_SIZE_TRAIN", (800,), "short sides in training, one drawn per image", each(positive)),
     Key("MAX_SIZE_TRAIN", 1333, "limit for the long side in training", positive),
     Key("MIN_SIZE_TEST", 800, "short side of images in evaluation, in pixels", positive),
     Key("MAX_SIZE_TEST", 1333, "limit for the long side in evaluation", positive),
@@ -33,29 +28,15 @@ _INPUT = section(
         "channel means to subtract, in the order and scale set by TO_BGR255",
         each(in_range(0, 255), 3),
     ),
-    Key(
-        "IMAGE_BITS",
-        16,
-        "used bits of 16-bit images, such as 12 of many cameras; the highest 8 of them are kept",
-        in_range(8, 16),
-    ),
+    Key("IMAGE_BITS", 16, "used bits of 16-bit images; the highest 8 are kept", in_range(8, 16)),
     Key(
         "PIXEL_STD", [1.0, 1.0, 1.0], "channel standard deviations to divide by", each(positive, 3)
     ),
-    Key(
-        "TO_BGR255",
-        True,
-        "feed the model BGR from 0 to 255 (original weights); False: RGB from 0 to 1",
-    ),
+    Key("TO_BGR255", True, "input of the model: BGR from 0 to 255; False: RGB from 0 to 1"),
     Key("BRIGHTNESS", 0.0, "color jitter: largest relative change of the brightness", not_negative),
     Key("CONTRAST", 0.0, "the same for the contrast", not_negative),
     Key("SATURATION", 0.0, "the same for the saturation", not_negative),
-    Key(
-        "HUE",
-        0.0,
-        "color jitter: largest change of the hue, as a fraction of the circle",
-        in_range(0, 0.5),
-    ),
+    Key("HUE", 0.0, "color jitter: largest change of hue; 0.5 is half a turn", in_range(0, 0.5)),
     Key("HORIZONTAL_FLIP_PROB_TRAIN", 0.5, "probability of a horizontal flip", fraction),
     Key("VERTICAL_FLIP_PROB_TRAIN", 0.0, "probability of a vertical flip", fraction),
     Key(
@@ -65,58 +46,24 @@ _INPUT = section(
         "fits CROP_SIZE, such as (0.1, 2.0); (): off",
         scale_range,
     ),
-    Key(
-        "CROP_SIZE",
-        1024,
-        "with SCALE_JITTER: side of the square to crop or pad images to",
-        positive,
-    ),
-    Key(
-        "MOSAIC_PROB",
-        0.0,
-        "mosaic: probability of combining windows of four training images",
-        fraction,
-    ),
-    Key(
-        "COPY_PASTE_PROB",
-        0.0,
-        "copy-paste: probability of pasting objects of another training image",
-        fraction,
-    ),
+    Key("CROP_SIZE", 1024, "with SCALE_JITTER: side of the square to crop or pad to", positive),
+    Key("MOSAIC_PROB", 0.0, "probability of combining four training images", fraction),
+    Key("COPY_PASTE_PROB", 0.0, "probability of pasting objects of another image", fraction),
 )
 _DATASETS = section(
     "DATASETS",
     Key("TRAIN", (), "names of the training sets, built in or in CATALOG", strings),
     Key("TEST", (), "names of the evaluation sets, built in or in CATALOG", strings),
-    Key(
-        "ROOT",
-        "datasets",
-        "folder of all data sets, or a URL such as s3://bucket/folder; ${VARIABLE:-default} is "
-        "expanded",
-    ),
-    Key(
-        "CATALOG",
-        [],
-        "your data sets: a list of {name, annotations, images}, see docs/data.md",
-        catalog,
-    ),
+    Key("ROOT", "datasets", "folder or URL of all data sets; ${VARIABLE:-default} is expanded"),
+    Key("CATALOG", [], "your data sets: {name, annotations, images}, see docs/data.md", catalog),
     Key(
         "ON_BAD_ANNOTATION",
         "error",
         "invalid annotations: stop with an error, or log, count and skip them",
         one_of("error", "skip"),
     ),
-    Key(
-        "BACKGROUND_IMAGES",
-        False,
-        "also train on images without annotations, as examples of background; False: skip them",
-    ),
-    Key(
-        "CHECK_IMAGES",
-        True,
-        "check every image file when a set is first opened; False: report a damaged file when "
-        "reading it",
-    ),
+    Key("BACKGROUND_IMAGES", False, "also train on images without annotations"),
+    Key("CHECK_IMAGES", True, "check all image files when a set is first opened, not when reading"),
     Key(
         "CACHE_GB",
         20.0,
@@ -124,12 +71,7 @@ _DATASETS = section(
         "the most recently used ones; 0: no cache",
         not_negative,
     ),
-    Key(
-        "MAX_PIXELS",
-        178_956_970,
-        "images with more pixels are invalid; the default is Pillow's",
-        positive,
-    ),
+    Key("MAX_PIXELS", 178_956_970, "larger images are invalid; the default is Pillow's", positive),
     Key(
         "MIN_KEYPOINTS_PER_IMAGE",
         0,
@@ -144,39 +86,15 @@ _DATASETS = section(
         strings,
     ),
     Key("PROPOSAL_FILES_TEST", (), "the same for the sets in TEST", strings),
-    Key(
-        "PRECOMPUTED_PROPOSAL_TOPK_TRAIN",
-        2000,
-        "highest-scoring proposals used per image, in training",
-        positive,
-    ),
+    Key("PRECOMPUTED_PROPOSAL_TOPK_TRAIN", 2000, "proposals used per image, in training", positive),
     Key("PRECOMPUTED_PROPOSAL_TOPK_TEST", 1000, "the same in evaluation", positive),
 )
 _DATALOADER = section(
     "DATALOADER",
-    Key(
-        "NUM_WORKERS",
-        4,
-        "worker processes of the data loader; 0: load in the main process",
-        not_negative,
-    ),
-    Key(
-        "SIZE_DIVISIBILITY",
-        0,
-        "pad batches to a multiple of this number of pixels; 0: no multiple",
-        not_negative,
-    ),
-    Key(
-        "ASPECT_RATIO_GROUPING",
-        True,
-        "put only wide or only tall images into a batch, which saves padding",
-    ),
-    Key(
-        "SHARD_SHUFFLE",
-        2000,
-        "size of the shuffle buffer for images that are read sequentially from shards",
-        positive,
-    ),
+    Key("NUM_WORKERS", 4, "loader processes; 0: load in the main process", not_negative),
+    Key("SIZE_DIVISIBILITY", 0, "pad sides to a multiple of this number; 0: do not", not_negative),
+    Key("ASPECT_RATIO_GROUPING", True, "put only wide or only tall images into a batch"),
+    Key("SHARD_SHUFFLE", 2000, "size of the shuffle buffer for images from shards", positive),
     Key(
         "REPEAT_THRESHOLD",
         0.0,

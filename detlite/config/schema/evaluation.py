@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from detlite.config.checks import (
+    below_one,
     each,
     expected_results,
     fraction,
-    in_range,
     not_negative,
     one_of,
     positive,
@@ -30,18 +30,8 @@ _TEST = section(
         "INPUT.MIN_SIZE_TEST and merge the detections; 0: no tiling",
         not_negative,
     ),
-    Key(
-        "TILE_OVERLAP",
-        0.2,
-        "least overlap of neighboring tiles, as a fraction of their side",
-        in_range(0, 1, open_end=True),
-    ),
-    Key(
-        "LOSS",
-        False,
-        "also report the losses on the evaluation set (loss/total, loss/box, ...), averaged over "
-        "its annotated images",
-    ),
+    Key("TILE_OVERLAP", 0.2, "least overlap of tiles, as a fraction of their side", below_one),
+    Key("LOSS", False, "also report the losses (loss/total, loss/box, ...) on the test set"),
     Key(
         "EXPECTED_RESULTS",
         [],
@@ -49,12 +39,7 @@ _TEST = section(
         "evaluation logs PASS or FAIL for each",
         expected_results,
     ),
-    Key(
-        "EXPECTED_RESULTS_SIGMA_TOL",
-        4.0,
-        "number of standard deviations that still PASS",
-        not_negative,
-    ),
+    Key("EXPECTED_RESULTS_SIGMA_TOL", 4.0, "standard deviations that still PASS", not_negative),
     Key(
         "KEYPOINT_OKS_SIGMAS",
         (),
@@ -88,12 +73,7 @@ _NMS = section(
     ),
     Key("SIGMA", 0.5, "for soft-gaussian: scores are multiplied by exp(-IoU^2 / SIGMA)", positive),
     Key("VOTE_THRESH", 0.8, "for voting: least IoU of a neighbor", fraction),
-    Key(
-        "MIN_SCORE",
-        0.001,
-        "for soft-* and fusion: detections whose final score is not higher are dropped",
-        fraction,
-    ),
+    Key("MIN_SCORE", 0.001, "for soft-* and fusion: lower final scores are dropped", fraction),
 )
 
 KEYS = (*_TEST, *_BBOX_AUG, *_NMS)

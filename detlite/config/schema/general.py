@@ -8,12 +8,7 @@ from detlite.conventions import CONVENTIONS
 from .key import Key, section
 
 _RUN = (
-    Key(
-        "IMPORTS",
-        (),
-        "modules or .py files to import first, with your own registered components",
-        strings,
-    ),
+    Key("IMPORTS", (), "modules or .py files with your own registered components", strings),
     Key("OUTPUT_DIR", "output", "folder for logs, checkpoints and results"),
     Key(
         "SEED",
@@ -71,16 +66,12 @@ _MODEL = section(
     ),
     Key("MASK_ON", False, "predict instance masks"),
     Key("KEYPOINT_ON", False, "predict keypoints"),
-    Key(
-        "LOAD_PROPOSALS",
-        False,
-        "Fast R-CNN: read proposals from DATASETS.PROPOSAL_FILES_TRAIN and _TEST instead of an RPN",
-    ),
+    Key("LOAD_PROPOSALS", False, "Fast R-CNN: read DATASETS.PROPOSAL_FILES_* instead of an RPN"),
     Key("CLS_AGNOSTIC_BBOX_REG", False, "predict one box per RoI instead of one per class"),
     Key(
         "CONVENTION",
         "",
-        "framework whose numeric conventions the model follows (docs/migrating.md); empty: the "
+        "framework whose numeric conventions the model follows (docs/conventions.md); empty: the "
         "framework of MODEL.WEIGHT, or detlite",
         one_of("", *CONVENTIONS),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from detlite.config.checks import Check, not_negative, one_of
+from detlite.config.checks import Check, each, not_negative, one_of, positive
 
 NORMS = ("FrozenBN", "BN", "SyncBN", "GN", "LN")
 
@@ -41,6 +41,13 @@ BOX_LOSS = Key(
     "smooth_l1",
     "box regression loss: on the deltas, or 1 - GIoU of the boxes",
     one_of("smooth_l1", "l1", "giou"),
+)
+
+BOX_WEIGHTS = Key(
+    "BBOX_REG_WEIGHTS",
+    (10.0, 10.0, 5.0, 5.0),
+    "scales of the box deltas dx, dy, dw, dh",
+    each(positive, 4),
 )
 
 

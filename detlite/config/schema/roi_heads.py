@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from detlite.config.checks import each, fraction, in_range, not_negative, one_of, positive
 
-from .key import NORMS, Key, box_loss, section
+from .key import BOX_WEIGHTS, NORMS, Key, box_loss, section
 
 _POOLER = (
     Key(
@@ -19,12 +19,7 @@ _ROI_HEADS = section(
     "MODEL.ROI_HEADS",
     Key("FG_IOU_THRESHOLD", 0.5, "least IoU of a foreground proposal with an object", fraction),
     Key("BG_IOU_THRESHOLD", 0.5, "proposals with less IoU are background", fraction),
-    Key(
-        "BBOX_REG_WEIGHTS",
-        (10.0, 10.0, 5.0, 5.0),
-        "scales of the box deltas dx, dy, dw, dh",
-        each(positive, 4),
-    ),
+    BOX_WEIGHTS,
     Key(
         "CASCADE_IOUS",
         (),
@@ -74,12 +69,7 @@ _ROI_MASK_HEAD = section(
     Key("DILATION", 1, "dilation of the 3x3 convolutions", positive),
     Key("NORM", "", "normalization in the mask head; empty: none", one_of("", *NORMS)),
     Key("NUM_HEADS", 1, "number of mask heads, whose probabilities are averaged", positive),
-    Key(
-        "RESOLUTION",
-        14,
-        "side of the predicted masks in cells; must match the head's output",
-        positive,
-    ),
+    Key("RESOLUTION", 14, "side of the predicted masks; must match the head's output", positive),
     Key("SHARE_BOX_FEATURE_EXTRACTOR", True, "use the features of the box head"),
     Key("POSTPROCESS_MASKS_THRESHOLD", 0.5, "least probability of a pixel of a mask", fraction),
 )

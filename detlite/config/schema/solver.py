@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from detlite.config.checks import (
     above_up_to_one,
+    below_one,
     each,
     fraction,
-    in_range,
     not_negative,
     one_of,
     positive,
@@ -18,12 +18,7 @@ from .key import Key, section
 
 KEYS = section(
     "SOLVER",
-    Key(
-        "OPTIMIZER",
-        "SGD",
-        "optimizer; FusedSGD needs NVIDIA's apex",
-        one_of("SGD", "FusedSGD", "AdamW"),
-    ),
+    Key("OPTIMIZER", "SGD", "FusedSGD needs NVIDIA's apex", one_of("SGD", "FusedSGD", "AdamW")),
     Key(
         "MAX_ITER",
         40000,
@@ -32,13 +27,7 @@ KEYS = section(
         int,
     ),
     Key("MAX_EPOCHS", None, "run length in epochs", run_length, float),
-    Key(
-        "MAX_MINUTES",
-        None,
-        "run length in minutes of training; the schedule follows the elapsed time",
-        run_length,
-        float,
-    ),
+    Key("MAX_MINUTES", None, "run length in minutes, which LR_SCHEDULE follows", run_length, float),
     Key(
         "MINUTES_INCLUDE_TEST",
         False,
@@ -46,27 +35,12 @@ KEYS = section(
         "TEST_PERIOD, one evaluation at half time measures it",
     ),
     Key("IMS_PER_BATCH", 16, "batch size over all processes", positive),
-    Key(
-        "ACCUMULATION_STEPS",
-        1,
-        "gradient accumulation: divide each batch into this number of parts, which saves memory",
-        positive,
-    ),
+    Key("ACCUMULATION_STEPS", 1, "gradient accumulation: the number of parts of a batch", positive),
     Key("BASE_LR", 0.001, "learning rate after warm-up", positive),
     Key("AUTO_SCALE_LR", False, "multiply BASE_LR by IMS_PER_BATCH / REFERENCE_IMS_PER_BATCH"),
-    Key(
-        "REFERENCE_IMS_PER_BATCH",
-        16,
-        "with AUTO_SCALE_LR: the batch size for which BASE_LR is meant",
-        positive,
-    ),
+    Key("REFERENCE_IMS_PER_BATCH", 16, "the batch size for which BASE_LR is meant", positive),
     Key("BIAS_LR_FACTOR", 2.0, "factor of the learning rate of biases", not_negative),
-    Key(
-        "BACKBONE_LR_FACTOR",
-        1.0,
-        "factor of the backbone's learning rate, compared with the neck and the heads",
-        positive,
-    ),
+    Key("BACKBONE_LR_FACTOR", 1.0, "factor of the learning rate of the backbone", positive),
     Key(
         "LAYER_DECAY",
         1.0,
@@ -82,27 +56,13 @@ KEYS = section(
         "MODEL.BACKBONE.FREEZE_CONV_BODY_AT stay frozen",
         not_negative,
     ),
-    Key(
-        "MOMENTUM",
-        0.9,
-        "momentum of SGD, or the first beta of AdamW",
-        in_range(0, 1, open_end=True),
-    ),
+    Key("MOMENTUM", 0.9, "momentum of SGD, or the first beta of AdamW", below_one),
     Key("WEIGHT_DECAY", 0.0005, "weight decay of weights", not_negative),
     Key("WEIGHT_DECAY_BIAS", 0.0, "weight decay of biases", not_negative),
     Key(
-        "WEIGHT_DECAY_NORM",
-        None,
-        "weight decay of normalization scales; unset: WEIGHT_DECAY",
-        not_negative,
-        float,
+        "WEIGHT_DECAY_NORM", None, "weight decay of norms; unset: WEIGHT_DECAY", not_negative, float
     ),
-    Key(
-        "LR_SCHEDULE",
-        "multistep",
-        "learning rate schedule after warm-up",
-        one_of("multistep", "cosine"),
-    ),
+    Key("LR_SCHEDULE", "multistep", "schedule after warm-up", one_of("multistep", "cosine")),
     Key(
         "STEPS",
         (30000,),
@@ -132,32 +92,15 @@ KEYS = section(
         0.0,
         "decay of an exponential moving average of the weights, such as 0.9998, which is evaluated "
         "and saved together with them; 0: none",
-        in_range(0, 1, open_end=True),
+        below_one,
     ),
-    Key(
-        "DETERMINISTIC",
-        False,
-        "use only deterministic algorithms of torch: every run on a machine gives the same bits",
-    ),
+    Key("DETERMINISTIC", False, "use deterministic algorithms, so that runs are reproducible"),
     Key("LOG_PERIOD", 20, "iterations between log lines", positive),
+    Key("CHECKPOINT_PERIOD", 2500, "iterations between checkpoints; 0: final only", not_negative),
     Key(
-        "CHECKPOINT_PERIOD",
-        2500,
-        "iterations between checkpoints; 0: only the final one",
-        not_negative,
+        "CHECKPOINTS_KEPT", 0, "newest checkpoints kept, with final and best; 0: all", not_negative
     ),
-    Key(
-        "CHECKPOINTS_KEPT",
-        0,
-        "number of newest checkpoints to keep, in addition to the final and the best one; 0: all",
-        not_negative,
-    ),
-    Key(
-        "TEST_PERIOD",
-        0,
-        "iterations between evaluations, each with a checkpoint; 0: only at the end",
-        not_negative,
-    ),
+    Key("TEST_PERIOD", 0, "iterations between evaluations; 0: only at the end", not_negative),
     Key(
         "BEST_METRIC",
         "",
@@ -165,12 +108,6 @@ KEYS = section(
         "my_val/bbox/AP, my_val average/bbox/AP (averaged weights), or a loss such as loss/total, "
         "for which lower is better; empty: none",
     ),
-    Key(
-        "PATIENCE",
-        0,
-        "early stopping: end the run after this number of evaluations without a better "
-        "BEST_METRIC; 0: never",
-        not_negative,
-    ),
+    Key("PATIENCE", 0, "early stopping: evaluations without a new best; 0: never", not_negative),
     Key("HOOKS", (), "names of registered trainer hooks, see IMPORTS", strings),
 )
