@@ -4,7 +4,13 @@ The approach is that of nnU-Net (Isensee et al. 2021, doi 10.1038/s41592-020-010
 the data and the machine what can be derived, and fix the rest.
 """
 
-from .configs import as_config, config_by_data, config_by_rules, config_by_weights
+from .configs import (
+    as_config,
+    choices_by_weights,
+    config_by_data,
+    config_by_rules,
+    config_by_weights,
+)
 from .dataset_facts import Choice, DatasetFacts
 from .rules import choose
 from .statistics import DatasetStatistics, compute_statistics
@@ -16,6 +22,7 @@ __all__ = [
     "DatasetFacts",
     "DatasetStatistics",
     "as_config",
+    "choices_by_weights",
     "choose",
     "compute_statistics",
     "config_by_data",

@@ -14,7 +14,6 @@ from detlite.api import CONFIG_BUILDERS
 from detlite.apps.doctor import resources
 from detlite.config import ConfigError, config_from, load_config
 from detlite.config.loading import flatten
-from detlite.conventions import convention_of
 from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint
 from detlite.conversion.checkpoint.loading import (
     apply_convention,
@@ -22,6 +21,7 @@ from detlite.conversion.checkpoint.loading import (
     resolve_checkpoint_path,
 )
 from detlite.data.datasets.catalog import locate_dataset
+from detlite.data.loading.image_io import build_image_options
 from detlite.distributed import all_gather_objects, is_main, world_size
 
 from . import step_timing
@@ -140,6 +140,42 @@ def config_by_rules(
     return derived
 
 
+def choices_by_weights(
+    facts: DatasetFacts, dataset_keys: Sequence[Choice], weights: str, timer: ConfigTimer,
+    minutes: float | None = None,
+) -> list[Choice]:  # fmt: skip
+    """Return all keys of a config that trains a checkpoint's model; `config_text` needs no base.
+
+    Args:
+        facts: facts about the data and the machine.
+        dataset_keys: see `dataset_choices`.
+        weights: the checkpoint, by path, URL or name.
+        timer: times a training step, if there are `minutes`.
+        minutes: length of the training.
+    """
+    weights = str(Path(weights).absolute()) if Path(weights).is_file() else weights
+    values = {
+        **_values(dataset_keys),
+        "MODEL.WEIGHT": weights,
+        "MODEL.REINIT_HEADS": True,
+        "MODEL.ROI_BOX_HEAD.NUM_CLASSES": len(facts.train.categories) + 1,
+    }
+    if minutes:
+        values["SOLVER.MAX_MINUTES"] = minutes
+    opts = [word for pair in values.items() for word in pair]
+    checkpoint = read_checkpoint(resolve_checkpoint_path(weights, opts))
+    cfg, choices = config_by_weights(facts, opts, timer, checkpoint)
+    reasons = {choice.key: choice.reason for choice in (*dataset_keys, *choices)}
+    reasons["MODEL.WEIGHT"] = "initial weights; the other keys of MODEL and INPUT are theirs"
+    reasons["MODEL.REINIT_HEADS"] = "keep what the heads know of categories with the same name"
+    defaults = dict(flatten(load_config(None)))
+    return [
+        Choice(key, value, reasons.get(key, ""))
+        for key, value in flatten(cfg)
+        if defaults.get(key) != value
+    ]
+
+
 @CONFIG_BUILDERS.register("autoconfig")
 def build_run_config(weights: str | Path | None, opts: list[Any]) -> CfgNode:
     """Build the config of `detlite.train` without a config, and log the choices."""
@@ -176,9 +212,7 @@ def _statistics(cfg: CfgNode, name: str) -> DatasetStatistics:
     return compute_statistics(
         annotations,
         images,
-        cfg.DATASETS.MAX_PIXELS,
-        cfg.INPUT.IMAGE_BITS,
-        convention_of(cfg).exif_orientation,
+        build_image_options(cfg),
         cfg.DATASETS.CHECK_IMAGES,
     )
 

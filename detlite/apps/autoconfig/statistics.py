@@ -13,7 +13,7 @@ from detlite.data.errors import DataError
 from detlite.data.index.annotation_index import CROWD, NO_KEYPOINTS, NO_MASK, invalid_flags
 from detlite.data.index.build import open_index
 from detlite.data.loading.image_checks import find_bad_images
-from detlite.data.loading.image_io import MAX_PIXELS, ImageSource, read_image
+from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, ImageSource, read_image
 from detlite.data.remote.locations import Location, local_copy
 from detlite.data.remote.shards import ImageFolder, image_file_of
 
@@ -77,9 +77,7 @@ class DatasetStatistics:
 def compute_statistics(
     annotations: Location,
     images: ImageFolder,
-    max_pixels: int = MAX_PIXELS,
-    bits: int = 16,
-    exif_orientation: bool = True,
+    image_options: ImageOptions = DEFAULT_OPTIONS,
     check: bool = True,
 ) -> DatasetStatistics:
     """Read an annotation file, check all of its images and decode some.
@@ -87,7 +85,7 @@ def compute_statistics(
     Args:
         annotations: COCO file, local or remote.
         images: folder of the images.
-        max_pixels, bits, exif_orientation: see `read_image`.
+        image_options: see `read_image`.
         check: check that all images can be read.
 
     Raises:
@@ -97,8 +95,7 @@ def compute_statistics(
     with local_copy(annotations) as file:
         index = open_index(file)
     problems, invalid = index.problems(False, 0, 1)
-    limits = max_pixels, bits, exif_orientation
-    bad_images = find_bad_images(index, images, *limits) if check else {}
+    bad_images = find_bad_images(index, images, image_options) if check else {}
     count = len(index.image_ids)
     if len(bad_images) == count:
         raise DataError(f"{annotations}: none of its {count} images can be used: {bad_images[0]}")
@@ -117,7 +114,7 @@ def compute_statistics(
             f"on{first}"
         )
     files = [image_file_of(images, index.image(number)) for number in numbers]
-    decoding, top_bottom = _decode_sample(files, limits)
+    decoding, top_bottom = _decode_sample(files, image_options)
     categories = sorted(index.content["categories"], key=lambda row: row["id"])
     names = keypoint_names(categories)
     return DatasetStatistics(
@@ -148,15 +145,13 @@ def _count_by_category(
     return counts
 
 
-def _decode_sample(
-    files: Sequence[ImageSource], limits: tuple[int, int, bool]
-) -> tuple[float, float]:
+def _decode_sample(files: Sequence[ImageSource], options: ImageOptions) -> tuple[float, float]:
     """Return median seconds and mean brightness difference of images spread over the list."""
     times, differences = [], []
     for file in files[:: max(len(files) // _SAMPLE, 1)][:_SAMPLE]:
         start = time.perf_counter()
         try:
-            image = read_image(file, None, *limits)
+            image = read_image(file, options=options)
         except DataError:  # damaged content
             continue
         times.append(time.perf_counter() - start)

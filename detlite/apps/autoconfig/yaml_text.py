@@ -48,14 +48,14 @@ def config_text(
     Args:
         choices: its keys.
         summary: description of the data and the machine.
-        base: config that they extend.
+        base: config that they extend; "" if they are complete.
     """
     lines = [
         *_comment(
             f"Written by `detlite init` for {summary}. All keys may be changed; docs/config.md "
             "describes them. Train with `detlite train --config` and the name of this file."
         ),
-        f"_BASE_: {base}",
+        *([f"_BASE_: {base}"] if base else []),
     ]
     tree: dict[str, Any] = {}
     for choice in choices:

@@ -3,13 +3,15 @@
     detlite init --data photos > mine.yaml
     detlite init --data train.json --val val.json > mine.yaml
     detlite init --data photos --minutes 15 > mine.yaml
+    detlite init --data photos --weights mask_rcnn.pth > mine.yaml
     detlite init --data photos --coco photos.json
     detlite train --config mine.yaml
 
 Reads COCO json, and folders with labels of YOLO, PASCAL VOC or LabelMe or with mask images, which
 are written as COCO json. Without --val, one image in five, chosen by a hash of the file names, is
 set apart for evaluation. With --minutes, some training steps are timed on this machine and the
-model and image size are chosen to fit. docs/init.md lists the layouts and the rules.
+model and image size are chosen to fit. With --weights, the model of that checkpoint is trained.
+docs/init.md lists the layouts and the rules.
 
 Exit status: 0; 2 if the data cannot be used.
 """
@@ -22,11 +24,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from detlite.apps.cli.options import add_weights
+
 if TYPE_CHECKING:
     from detlite.apps.autoconfig import Choice, DatasetFacts
 
 _MAX_MINUTES = 525_600  # a year
-_NOT_WITH_COCO = ("val", "images", "annotations", "minutes")
+_NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes", type=float, help="training time to fit the model and image size to"
     )
+    add_weights(
+        parser, required=False,
+        text="checkpoint to start from, whose model is used (default: a model that fits the data)",
+    )  # fmt: skip
     parser.add_argument(
         "--coco", type=Path, metavar="FILE", help="only write --data as COCO json to this file"
     )
@@ -62,7 +70,10 @@ def run(args: argparse.Namespace) -> int:
             f"--minutes {args.minutes:g}: must be above 0 and at most {_MAX_MINUTES}, a year"
         )
     if args.coco is None:
-        print(config(args.data, args.val, args.images, args.annotations, args.minutes), end="")
+        text = config(
+            args.data, args.val, args.images, args.annotations, args.minutes, args.weights
+        )
+        print(text, end="")
         return 0
     for option in _NOT_WITH_COCO:
         if getattr(args, option) is not None:
@@ -80,14 +91,17 @@ def config(
     images: Path | None,
     folder: Path | None,
     minutes: float | None = None,
+    weights: str | None = None,
 ) -> str:
     """Return the text of a config; report on standard error how the data were read.
 
-    With `minutes`, training steps are timed for about a minute and the model is chosen to fit.
+    With `minutes`, training steps are timed for about a minute and the model is chosen to fit. With
+    `weights`, the model is that of a checkpoint.
     """
     from detlite.apps.autoconfig import (
         DatasetFacts,
         as_config,
+        choices_by_weights,
         choose,
         compute_statistics,
         config_text,
@@ -111,6 +125,10 @@ def config(
     def seconds_of_step(facts: DatasetFacts, choices: Sequence[Choice]) -> float:
         return mean_step_seconds(as_config(facts, [*dataset_keys, *choices]))
 
+    if weights:
+        with explain_dead_loader():
+            choices = choices_by_weights(facts, dataset_keys, weights, mean_step_seconds, minutes)
+        return config_text(choices, facts.summary, base="")
     if minutes:
         print("timing training steps on this machine", file=sys.stderr)
         with explain_dead_loader():

@@ -8,9 +8,11 @@ import json
 import pytest
 import yaml
 
+from detlite import build_model
 from detlite.apps import doctor as installation
 from detlite.apps.cli.main import main
 from detlite.config import load_config
+from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 
 # What makes a step of any config quick, and changes nothing of what it names.
 QUICK = [
@@ -203,3 +205,17 @@ def test_timing_reads_the_config_that_is_written(plain, make_coco_dataset, capsy
     )
     assert main(["init", "--data", str(file), "--minutes", "1"]) == 0
     assert "Größe" in capsys.readouterr().out
+
+
+def test_weights_give_the_model(plain, make_coco_dataset, tiny_config, tmp_path, capsys):
+    cfg = tiny_config("MODEL.RPN.NMS_THRESH", 0.61)
+    weights = tmp_path / "weights.pth"
+    categories = [{"id": number, "name": f"kind {number}"} for number in (1, 2, 3)]
+    save_checkpoint(Checkpoint(weights, build_model(cfg).state_dict(), categories, cfg.dump()))
+    file, _ = make_coco_dataset(categories=["cat", "dog", "cow", "horse"])
+    config, _ = written(tmp_path, capsys, "--data", file, "--weights", weights)
+    cfg = load_config(config)
+    assert str(weights) == cfg.MODEL.WEIGHT
+    assert cfg.MODEL.RPN.NMS_THRESH == 0.61
+    assert cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES == 5
+    assert trains(config, tmp_path) == 0
