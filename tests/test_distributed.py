@@ -63,7 +63,7 @@ TWO_PROCESSES = """
             "weight": layer.weight.item(),
             "gradient": layer.weight.grad.item(),
             "running_mean": norm.running_mean.item(),
-            "refused": refused[:46],
+            "refused": refused[:38],
             "threads": torch.get_num_threads(),
         }))
     assert world_size() == 1
@@ -96,6 +96,7 @@ def test_missing_processes_are_an_error_after_the_timeout(monkeypatch, free_port
         process_group("cpu").__enter__()
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path, free_port):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(TWO_PROCESSES))
@@ -126,7 +127,7 @@ def test_two_processes(tmp_path, free_port):
             "weight": 10.0,  # rank 0's, everywhere
             "gradient": 2.0,  # the mean of 1 and 3
             "running_mean": 3.0,
-            "refused": "SyncBN in several processes needs GPUs: torch ",
+            "refused": "SyncBN in several processes needs GPUs",
             "threads": (1, min(2, os.cpu_count() or 1))[number],
         }
 

@@ -24,14 +24,9 @@ def area(boxes: Tensor) -> Tensor:
 
 
 def iou(a: Tensor, b: Tensor) -> Tensor:
-    """Return the intersection over union of every pair of boxes, 0 if both are empty.
+    """Return the IoU `[..., N, M]` of every pair of boxes `[..., N, 4]` and `[..., M, 4]`.
 
-    Args:
-        a: `[..., N, 4]`.
-        b: `[..., M, 4]`.
-
-    Returns:
-        `[..., N, M]`.
+    It is 0 if both boxes are empty.
     """
     # One axis at a time and in place: the tables have millions of entries and are memory-bound.
     a, b = a[..., :, None, :], b[..., None, :, :]

@@ -19,12 +19,7 @@ PIXEL_CENTER = 0.5
 
 
 def to_heatmap_cells(keypoints: Tensor, boxes: Tensor, resolution: int) -> tuple[Tensor, Tensor]:
-    """Return the cell of its box's heat map that contains each keypoint.
-
-    Args:
-        keypoints: `[R, P, 3]`.
-        boxes: `[R, 4]`.
-        resolution: M, the number of cells on each side.
+    """Return the cell of its box's M x M heat map that contains each of the keypoints `[R, P, 3]`.
 
     Returns:
         The cells int64 `[R, P]` as row * M + column, and bool `[R, P]`: the keypoint is labelled

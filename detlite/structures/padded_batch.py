@@ -8,13 +8,10 @@ from torch import Tensor
 
 
 class PaddedBatchImages(list[Tensor]):
-    """A part of a batch's images `[3, h, w]`, all of them padded to the size of the whole batch.
+    """A part of a batch's images `[3, h, w]`, to be padded to the size of the whole batch.
 
-    Predictions depend slightly on the padding. With the size of the whole batch, they do not depend
+    Predictions depend slightly on the padding. With this size, (height, width), they do not depend
     on how the batch is divided among processes.
-
-    Attributes:
-        padded_size: (height, width) that fits every image of the batch.
     """
 
     def __init__(self, images: Iterable[Tensor], padded_size: tuple[int, int]) -> None:

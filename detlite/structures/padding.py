@@ -25,7 +25,6 @@ class Packing:
     Attributes:
         index: int64 [R], the entry (image * N + place) of each row.
         valid: bool [R], False for padding.
-        static_shapes: as given.
     """
 
     def __init__(self, valid: Tensor, static_shapes: bool) -> None:
@@ -64,28 +63,18 @@ class Packing:
 
 
 def padded_length(valid: Tensor, static_shapes: bool) -> int:
-    """Return the largest number of valid entries of an image, or N with static shapes.
-
-    Args:
-        valid: bool [B, N].
-        static_shapes: do not read values.
-    """
+    """Return the largest number of valid entries, bool [B, N], of an image; N if static."""
     if static_shapes:
         return valid.shape[1]
     return int(valid.sum(dim=1).max()) if len(valid) else 0
 
 
 def first_valid(valid: Tensor, limit: int, static_shapes: bool) -> tuple[Tensor, Tensor]:
-    """Find the first valid entries of each image.
-
-    Args:
-        valid: bool [B, N].
-        limit: largest number of entries of an image.
-        static_shapes: M is `limit` (at most N), not what the fullest image needs.
+    """Find the first valid entries, bool [B, N], of each image.
 
     Returns:
         Places of the valid entries in order, int64 [B, M], and bool [B, M], False (at place 0) for
-        padding.
+        padding. With static shapes, M is `limit` (at most N), not what the fullest image needs.
     """
     count = valid.sum(dim=1)
     limit = min(limit, padded_length(valid, static_shapes))
@@ -108,7 +97,7 @@ def top_scores(
         scores: [B, N], at least 0.
         threshold: at least 0; scores must be higher.
         limit: largest number of scores of an image.
-        static_shapes: M is `limit` (at most N), not what the fullest image needs.
+        static_shapes: M is as in `first_valid`.
 
     Returns:
         Scores [B, M] in decreasing order, their places int64 [B, M], and bool [B, M], False for

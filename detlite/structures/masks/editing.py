@@ -19,15 +19,10 @@ _MARGIN = 8
 
 
 def crop_to_window(masks: PackedMasks, top: int, left: int, height: int, width: int) -> PackedMasks:
-    """Crop masks to a window, which may exceed the image.
+    """Crop the masks of one image to a window, which may exceed the image.
 
-    Args:
-        masks: the masks of one image.
-        top, left: the first row and column of the window in the image; negative if outside.
-        height, width: the size of the window.
-
-    Returns:
-        The same instances in the frame of the window. Instances outside it are empty.
+    `top` and `left`, possibly negative, are the first row and column of the window in the image.
+    Instances outside the window become empty.
     """
     pieces, is_rle = [], []
     for own, frame in masks.pieces_and_frames():
@@ -50,17 +45,11 @@ def crop_to_window(masks: PackedMasks, top: int, left: int, height: int, width: 
 def place_masks(
     masks: PackedMasks, size: tuple[int, int], top: int, left: int, whole: tuple[int, int]
 ) -> PackedMasks:
-    """Place the masks of an image in a larger image.
+    """Place the masks of an image of (height, width) `size` in a larger image.
 
-    Args:
-        masks: the masks of one image.
-        size: the (height, width) of that image.
-        top, left: the position of its first pixel in the larger image.
-        whole: the (height, width) of the larger image.
-
-    Returns:
-        The same instances. Polygons that exceed their image become run lengths, because the area
-        beyond its border belongs to other images.
+    The image has its first pixel at `top` and `left` of the larger image, whose size is `whole`.
+    Polygons that exceed their image become run lengths, because the area beyond its border belongs
+    to other images.
     """
     own_pieces, place = [*masks.pieces_and_frames()], np.array([left, top])
     is_rle = [frame[0] > 0 or _reach_out(own, *size) for own, frame in own_pieces]
@@ -77,11 +66,7 @@ def place_masks(
 
 
 def occlude_masks(masks: PackedMasks, hidden: np.ndarray) -> tuple[PackedMasks, Tensor]:
-    """Remove occluded pixels from masks.
-
-    Args:
-        masks: the masks of one image.
-        hidden: bool `[H, W]`, the occluded pixels of the image.
+    """Remove the hidden pixels, bool `[H, W]`, from the masks of one image.
 
     Returns:
         The masks, as run lengths if occluded, and bool `[I]`, True for the occluded ones.
@@ -116,11 +101,7 @@ def _reach_out(rings: Sequence[np.ndarray], height: int, width: int) -> bool:
 
 
 def clip_ring(ring: np.ndarray, height: int, width: int, margin: float) -> np.ndarray:
-    """Clip a ring `[P, 2]` of (x, y) to a window and a margin (Sutherland-Hodgman).
-
-    Returns:
-        `[P', 2]`, possibly empty.
-    """
+    """Clip a ring `[P, 2]` of (x, y) to a window and a margin (Sutherland-Hodgman)."""
     limits: Sequence[tuple[int, float, float]] = (
         (0, 1.0, margin),
         (1, 1.0, margin),

@@ -15,10 +15,8 @@ RLE = dict[str, Any]  # {"size": [height, width], "counts": str}
 def to_bitmap(segmentation: Segmentation, height: int, width: int) -> np.ndarray:
     """Convert a COCO segmentation to a bitmap uint8 `[height, width]` of 0 and 1.
 
-    Args:
-        segmentation: polygons [[x1, y1, x2, y2, ...], ...] whose union is the mask, or an RLE
-            with counts as a list or a compressed string.
-        height, width: the size of the image, and of the RLE.
+    The segmentation is polygons [[x1, y1, x2, y2, ...], ...] whose union is the mask, or an RLE of
+    the image's size with counts as a list or a compressed string.
 
     Raises:
         ValueError: see `polygons_to_rle`.
@@ -31,10 +29,7 @@ def to_bitmap(segmentation: Segmentation, height: int, width: int) -> np.ndarray
 
 
 def polygons_to_rle(polygons: Sequence[Sequence[float]], height: int, width: int) -> RLE:
-    """Rasterize the union of polygons [x1, y1, x2, y2, ...] with pycocotools.
-
-    Returns:
-        An RLE with bytes as counts.
+    """Rasterize the union of polygons [x1, y1, x2, y2, ...] to an RLE with bytes as counts.
 
     Raises:
         ValueError: a corner is not finite, or farther outside the image than its longer side (64

@@ -52,10 +52,7 @@ class PackedMasks:
     ) -> PackedMasks:
         """Pack COCO segmentations of one image: polygons, or RLEs with list or string counts.
 
-        Args:
-            segmentations: I valid segmentations, see `detlite.data.datasets.coco_checks`.
-            height, width: the size of the image.
-            as_rle: convert polygons to run lengths, as pycocotools rasterizes them at this size.
+        With `as_rle`, polygons become run lengths, as pycocotools rasterizes them at this size.
 
         Raises:
             ValueError: an RLE has another size, or a polygon has fewer than three points or is too
@@ -80,12 +77,7 @@ class PackedMasks:
 
     @classmethod
     def from_bitmaps(cls, masks: Tensor) -> PackedMasks:
-        """Pack bitmaps uint8 or bool `[I, H, W]`, not 0 inside, as run lengths on the CPU.
-
-        Raises:
-            TypeError: the masks are not uint8 or bool.
-            ValueError: the masks do not have three dimensions.
-        """
+        """Pack bitmaps uint8 or bool `[I, H, W]`, not 0 inside, as run lengths on the CPU."""
         if masks.dtype not in (torch.uint8, torch.bool):
             raise TypeError(f"masks must be uint8 or bool, not {masks.dtype}")
         if masks.ndim != 3:
@@ -98,11 +90,7 @@ class PackedMasks:
 
     @classmethod
     def collate(cls, masks: Sequence[PackedMasks], count: int) -> PackedMasks:
-        """Pack the masks of several images as a batch, each padded to `count` instances.
-
-        Raises:
-            ValueError: an image has more instances.
-        """
+        """Pack the masks of several images, each padded to `count` instances, its maximum."""
         padded = []
         for one in masks:
             missing = count - len(one)
@@ -153,13 +141,9 @@ class PackedMasks:
     def transformed(
         self, flip_x: bool, flip_y: bool, in_size: tuple[int, int], out_size: tuple[int, int]
     ) -> PackedMasks:
-        """Return the masks after their image was flipped and then resized.
+        """Return the masks after their image was flipped, and then resized to (height, width).
 
         The coordinates of polygons change; run lengths only get another frame.
-
-        Args:
-            flip_x, flip_y: flip horizontally, vertically.
-            in_size, out_size: (height, width) of the image before and after.
 
         Raises:
             ValueError: run lengths have another size than `in_size`, or were resized before:
@@ -193,11 +177,7 @@ class PackedMasks:
         return torch.from_numpy(bitmaps.reshape(-1, height, width))
 
     def each_bitmap(self, height: int, width: int) -> Iterator[np.ndarray]:
-        """Yield each mask as uint8 `[height, width]` of 0 and 1.
-
-        Raises:
-            ValueError: run lengths belong to an image of another size.
-        """
+        """Yield each mask as uint8 `[height, width]`, the size of the run lengths' image."""
         for index, (own, frame) in enumerate(self.pieces_and_frames()):
             if frame[0] > 0:
                 if frame[4:] != [height, width]:

@@ -13,18 +13,11 @@ from detlite.structures import boxes as box_ops
 
 
 def paste_probabilities(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resample masks into their boxes by bilinear interpolation.
+    """Resample masks `[N, M, M]` into boxes `[N, 4]`, see `paste_boxes`, of an image (H, W).
 
-    The M x M cells tile the box. A pixel takes the value at its center, interpolated between cell
-    centers, with zeros around the mask. The mask of a box with a NaN or infinite coordinate is 0.
-
-    Args:
-        probs: `[N, M, M]` probabilities.
-        boxes: `[N, 4]` in pixels of the image, see `paste_boxes`.
-        size: (height, width) of the image.
-
-    Returns:
-        float32 `[N, height, width]`.
+    The M x M cells tile the box. A pixel takes the value at its center by bilinear interpolation
+    between cell centers, with zeros around the mask. The mask of a box with a NaN or infinite
+    coordinate is 0. Returns float32 `[N, H, W]`.
     """
     pasted = torch.zeros((len(probs), *size), dtype=torch.float32, device=probs.device)
     padded = F.pad(probs.float(), (2, 2, 2, 2))
@@ -47,11 +40,6 @@ def paste_boxes(boxes: Tensor, resolution: int, convention: Convention) -> Tenso
 
     With `mask_paste` "whole-pixels", torchvision and maskrcnn-benchmark surround a mask with a
     ring of zeros and truncate the enlarged box to whole pixels, the last pixel included.
-
-    Args:
-        boxes: `[N, 4]` predicted boxes.
-        resolution: M.
-        convention: the model's convention.
     """
     boxes = box_ops.pooled_region(boxes, convention)
     if convention.mask_paste != "whole-pixels":

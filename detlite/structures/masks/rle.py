@@ -45,9 +45,8 @@ class EncodedMasks:
     def rles(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the RLEs `first` to `last - 1`, with counts as str."""
         begin = int(self.lengths[:first].sum())
-        for length, size in zip(
-            self.lengths[first:last].tolist(), self.sizes[first:last].tolist(), strict=True
-        ):
+        sizes = self.sizes[first:last].tolist()
+        for length, size in zip(self.lengths[first:last].tolist(), sizes, strict=True):
             text = self.data[begin : begin + length].tobytes().decode("ascii")
             yield {"size": size, "counts": text}
             begin += length
@@ -110,19 +109,11 @@ def used_columns(bitmap: np.ndarray) -> slice:
 
 
 def decode_frame(
-    boundaries: np.ndarray,
-    frame: Sequence[int],
-    window: tuple[int, int, int, int] | None = None,
+    boundaries: np.ndarray, frame: Sequence[int], window: tuple[int, int, int, int] | None = None
 ) -> np.ndarray:
-    """Decode run boundaries in a frame to a bitmap, see `PackedMasks`.
+    """Decode sorted run boundaries in a frame to a uint8 bitmap, see `PackedMasks`.
 
-    Args:
-        boundaries: float64, sorted.
-        frame: (height, width, flip_x, flip_y, out_height, out_width).
-        window: (top, left, bottom, right) of the part to decode; None for the whole frame.
-
-    Returns:
-        uint8 `[bottom - top, right - left]`.
+    The window is (top, left, bottom, right) of the part to decode, None for the whole frame.
     """
     height, width, flip_x, flip_y, out_height, out_width = frame
     top, left, bottom, right = window or (0, 0, out_height, out_width)
