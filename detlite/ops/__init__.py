@@ -3,7 +3,7 @@
 Functions that torchvision also has take its arguments in its order. Each runs a compiled kernel on
 the CPU and CUDA, available as `torch.ops.detlite.<name>` and `detlite._C.<name>`. Without a kernel
 for the device, or without compiled kernels at all, `fallback/` implements it with torchvision and
-PyTorch.
+PyTorch. An invalid argument is a RuntimeError that names the operator and the argument.
 """
 
 # Defines the operators, which the other modules need.

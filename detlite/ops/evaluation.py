@@ -37,9 +37,6 @@ def mask_intersections(
         areas: int64 `[D]`, the pixels of each row's mask; -1 if its string is not run lengths that
             cover all its pixels. Such a mask shares nothing.
         other_areas: int64 `[G]`, the same for the other masks.
-
-    Raises:
-        RuntimeError: a shape, type or number is invalid; the message names the argument.
     """
     return torch.ops.detlite.mask_intersections(
         data, lengths, pixels, index, other_data, other_lengths, other_pixels, ranges
@@ -72,9 +69,6 @@ def match_detections(
 
     Returns:
         uint8 `[A, T, D]`: 0 for a wrong, 1 for a correct and 2 for an ignored detection.
-
-    Raises:
-        RuntimeError: a shape, type or number is invalid; the message names the argument.
     """
     return torch.ops.detlite.match_detections(
         overlaps, groups, crowd, ignored, uncounted, thresholds

@@ -24,9 +24,6 @@ def heatmap_peaks(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         Keypoints float32 `[R, N, 3]` of (x, y, visibility 1), and their logits float32 `[R, N]`.
-
-    Raises:
-        RuntimeError: a shape, type or device is invalid; the message names the argument.
     """
     return torch.ops.detlite.heatmap_peaks(maps.detach(), boxes.detach())
 

@@ -73,9 +73,6 @@ def paste_masks(
     Returns:
         The RLE of each mask, `{"size": [height, width], "counts": str}`, ready for json and
         pycocotools.
-
-    Raises:
-        RuntimeError: an argument is invalid; the message names it.
     """
     data, ends = torch.ops.detlite.paste_masks_rle(probs.cpu(), boxes.cpu(), *size, threshold)
     text = data.numpy().tobytes().decode("ascii")

@@ -24,9 +24,6 @@ def match_boxes(truth: Tensor, valid: Tensor, candidates: Tensor) -> tuple[Tenso
         iou: float32 `[B, N]`, that overlap; 0 if the index is -1.
         best: bool `[B, N]`, True if the candidate has the highest overlap of all candidates with
             some valid ground truth, and that overlap is above 0.
-
-    Raises:
-        RuntimeError: a shape, type or device is invalid; the message names the argument.
     """
     return torch.ops.detlite.match_boxes(truth, valid, candidates)
 

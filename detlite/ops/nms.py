@@ -19,9 +19,6 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     Returns:
         int64 `[M]`: the indices of the kept boxes by decreasing score, the lower index first for
         equal scores. A box with a NaN in its score or coordinates is never kept.
-
-    Raises:
-        RuntimeError: a shape, type, device or threshold is invalid; the message names the argument.
     """
     return torch.ops.detlite.nms(boxes, scores, iou_threshold)
 
@@ -35,9 +32,6 @@ def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: floa
 
     Returns:
         int64 `[M]`: the indices of the kept boxes of all groups by decreasing score.
-
-    Raises:
-        RuntimeError: as for `nms`.
     """
     return torch.ops.detlite.batched_nms(boxes, scores, idxs, iou_threshold)
 
@@ -65,9 +59,6 @@ def padded_nms(
     Returns:
         index: int64 `[B, D]`, the kept boxes of each image by decreasing score, padded with 0.
         kept: bool `[B, D]`, False for padding, which comes last.
-
-    Raises:
-        RuntimeError: a shape, type, device or number is invalid; the message names the argument.
     """
     return torch.ops.detlite.padded_nms(boxes, scores, groups, valid, iou_threshold, limit)
 

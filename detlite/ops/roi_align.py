@@ -109,14 +109,8 @@ class RoIAlign(nn.Module):
         self.aligned = aligned
 
     def forward(self, input: Tensor, boxes: Boxes) -> Tensor:
-        return roi_align(
-            input,
-            boxes,
-            self.output_size,
-            self.spatial_scale,
-            self.sampling_ratio,
-            self.aligned,
-        )
+        size, scale = self.output_size, self.spatial_scale
+        return roi_align(input, boxes, size, scale, self.sampling_ratio, self.aligned)
 
     def extra_repr(self) -> str:
         return (

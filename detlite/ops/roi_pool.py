@@ -30,22 +30,8 @@ def roi_pool(
 ) -> Tensor:
     """Pool the features of each box to a fixed size by the maximum of each bin.
 
-    Args:
-        input: features `[N, C, H, W]`; see `detlite.ops.roi_utils` about precision.
-        boxes: `[K, 5]` of (batch index, x1, y1, x2, y2), or a list with one `[L, 4]` tensor per
-            image, in coordinates of the input image. Batch index -1 is padding. Scaled boxes are
-            rounded to whole cells, the last one included.
-        output_size: height and width of the pooled features, or one number for both.
-        spatial_scale: feature cells per pixel of the image: 1 / stride.
-
-    Returns:
-        `[K, C, height, width]` in the type and memory format of `input`. Bins without a cell on
-        the map are 0, as are padding and boxes with a NaN or infinite coordinate. A NaN is larger
-        than any number. Boxes get no gradient.
-
-    Raises:
-        ValueError: `boxes` or `output_size` has the wrong shape.
-        RuntimeError: another argument is invalid; the message names it.
+    Arguments, result and errors are those of `roi_align`. Scaled boxes are rounded to whole cells,
+    the last one included. Bins without a cell on the map are 0. A NaN is larger than any number.
     """
     return pyramid_roi_pool([input], boxes, output_size, [spatial_scale])
 

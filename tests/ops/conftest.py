@@ -12,7 +12,14 @@ from detlite.ops import nms
 from detlite.ops.fallback import use_fallback_ops
 
 VARIABLE = "DETLITE_CPU_CAPABILITY"
-DEVICES = ["cpu-default", "cpu-avx2", "cpu-avx512", "cpu-fallback", "cuda"]
+# test_fuzz.py compares the instruction sets in the fast suite.
+DEVICES = [
+    "cpu-default",
+    pytest.param("cpu-avx2", marks=pytest.mark.slow),
+    pytest.param("cpu-avx512", marks=pytest.mark.slow),
+    "cpu-fallback",
+    "cuda",
+]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 LAYOUTS = ["contiguous", "channels_last", "strided", "transposed", "cropped_channels_last"]
+# For opcheck, which is slow.
+OPCHECK_LAYOUTS = [
+    "channels_last",
+    *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("contiguous", "transposed")),
+]
 # Half results may differ by one rounding of the float32 result.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 

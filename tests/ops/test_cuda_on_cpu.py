@@ -36,6 +36,8 @@ FUSED = ["-ffp-contract=fast", "-mfma", "-fexpensive-optimizations"]
 # As in setup.py.
 DEFINES = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000"]
 
+pytestmark = pytest.mark.slow
+
 
 def build(folder: Path, rounding: list[str]) -> Path:
     """Copy detlite into a folder, with the CUDA kernels as its CPU kernels."""

@@ -21,7 +21,12 @@ def test_capabilities_begin_with_the_default():
     assert fuzz.capabilities()[0] == "default"
 
 
-def test_instruction_sets_agree_on_random_inputs():
+@pytest.mark.parametrize(
+    "seeds",
+    [range(150), pytest.param(range(150, 1000), marks=pytest.mark.slow)],
+    ids=["few", "many"],
+)
+def test_instruction_sets_agree_on_random_inputs(seeds):
     names = fuzz.capabilities()
-    for seed in range(1000):
+    for seed in seeds:
         fuzz.check(seed, names)

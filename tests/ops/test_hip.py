@@ -32,6 +32,8 @@ template <typename T> __host__ __device__ complex<T> polar(T, T);
 }
 """
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def hipified(repo_root: Path, tmp_path: Path) -> list[Path]:

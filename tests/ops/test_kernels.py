@@ -100,6 +100,7 @@ def test_missing_kernels_warn_once(without_kernels):
     assert "the results are the same, but it is slower" in stderr
 
 
+@pytest.mark.slow
 def test_variable_disables_the_kernels_without_a_warning(repo_root):
     program = "from detlite import ops; print(ops.has_kernels('cpu'))"
     done = subprocess.run(
@@ -204,6 +205,7 @@ def test_kernels_that_are_not_built(built):
     )
 
 
+@pytest.mark.slow
 def test_a_broken_library_is_reported_in_a_line(repo_root, tmp_path):
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(repo_root / "detlite", tmp_path / "detlite", ignore=ignored)

@@ -83,7 +83,7 @@ def test_polygons_equal_detectron2(device, resolution):
     check_polygons(instances, range(100), boxes_around(random, instances), resolution, device)
 
 
-@pytest.mark.parametrize("spread", [3, 30, 400])
+@pytest.mark.parametrize("spread", [3, 30, pytest.param(400, marks=pytest.mark.slow)])
 def test_any_corners_anywhere(device, spread):
     # Self-intersecting polygons; distant and reversed boxes.
     random = np.random.default_rng(spread)
@@ -110,12 +110,13 @@ def test_tiny_boxes(device, side):
     check_polygons([[polygon]], [0, 0], boxes, 28, device)
 
 
-def test_long_edges_are_exact(device):
+@pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.slow)])
+def test_long_edges_are_exact(device, count):
     # Thousands of cells beyond the box, which pycocotools walks point by point.
     random = np.random.default_rng(0)
-    instances = [[random.normal(0, 10.0 ** random.uniform(1, 4.3), 8)] for _ in range(200)]
-    boxes = torch.tensor([[-1.0, -1, 1, 1]]).repeat(200, 1)
-    check_polygons(instances, range(200), boxes, 28, device)
+    instances = [[random.normal(0, 10.0 ** random.uniform(1, 4.3), 8)] for _ in range(count)]
+    boxes = torch.tensor([[-1.0, -1, 1, 1]]).repeat(count, 1)
+    check_polygons(instances, range(count), boxes, 28, device)
 
 
 def test_far_corners_are_fast(device):

@@ -117,7 +117,7 @@ def test_images_without_ground_truth(device):
 
 
 def test_few_valid_among_much_padding(device):
-    truth, candidates = random_boxes(3, 700), random_boxes(300, extent=80.0)
+    truth, candidates = random_boxes(3, 700), random_boxes(120, extent=80.0)
     valid = torch.zeros(3, 700, dtype=torch.bool)
     valid[0, [5, 255, 256, 511, 512, 699]] = True
     valid[1, 600:] = True

@@ -10,7 +10,7 @@ from detlite.ops import (
     roi_align,
     roi_pool,
 )
-from tests.ops.roi_cases import DTYPES, odd_rois
+from tests.ops.roi_cases import DTYPES, OPCHECK_LAYOUTS, odd_rois
 
 SCALES = [1 / 4, 1 / 8, 1 / 16, 1 / 32]
 
@@ -116,7 +116,7 @@ def test_gradients(device, layout):
         assert torch.autograd.gradgradcheck(operator, maps, fast_mode=True)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("layout", OPCHECK_LAYOUTS)
 def test_opcheck(device, layout):
     maps = [x.to(device).requires_grad_() for x in pyramid(layout=layout, channels=3)]
     rois = rois_of_all_sizes(5).to(device)

@@ -1,6 +1,7 @@
 """Thousands of random cases against torchvision, which has the operators, and the slow oracles."""
 
 import numpy as np
+import pytest
 import torch
 import torchvision
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from detlite.ops import batched_nms, nms, roi_align, roi_pool
 from tests.ops.oracles import batched_nms as nms_oracle
 
+pytestmark = pytest.mark.slow
 many = settings(max_examples=300, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 

@@ -9,6 +9,7 @@ from tests.ops.oracles import roi_align as oracle
 from tests.ops.roi_cases import (
     DTYPES,
     LAYOUTS,
+    OPCHECK_LAYOUTS,
     TOLERANCE,
     as_numpy,
     features,
@@ -178,7 +179,7 @@ def test_gradients(device, layout, sampling_ratio, aligned):
     assert torch.autograd.gradgradcheck(pool, (input,), fast_mode=True)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed"])
+@pytest.mark.parametrize("layout", OPCHECK_LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck(device, layout, dtype):
     input = features(dtype, layout, (2, 3, 11, 13)).to(device).requires_grad_()

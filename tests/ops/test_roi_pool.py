@@ -7,7 +7,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from detlite import _C
 from detlite.ops import RoIPool, roi_pool
 from tests.ops.oracles import roi_pool as oracle
-from tests.ops.roi_cases import DTYPES, LAYOUTS, as_numpy, features, odd_rois, ordinary_rois
+from tests.ops.roi_cases import (
+    DTYPES,
+    LAYOUTS,
+    OPCHECK_LAYOUTS,
+    as_numpy,
+    features,
+    odd_rois,
+    ordinary_rois,
+)
 
 
 def coordinates(dtype):
@@ -158,7 +166,7 @@ def test_gradients(device, layout):
     assert torch.autograd.gradgradcheck(pool, (input,), fast_mode=True)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed"])
+@pytest.mark.parametrize("layout", OPCHECK_LAYOUTS)
 def test_opcheck(device, layout):
     input = features(torch.float32, layout, (2, 3, 11, 13)).to(device).requires_grad_()
     rois = ordinary_rois(5).to(device)

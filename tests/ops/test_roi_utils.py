@@ -76,8 +76,15 @@ def two_maps(dtype, layout, device):
     return [x.requires_grad_() for x in maps]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    ("dtype", "layout"),
+    [
+        (torch.float32, "channels_last"),
+        pytest.param(torch.float32, "contiguous", marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, "channels_last", marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, "contiguous", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("op", OPERATORS)
 def test_padding_changes_nothing(device, op, layout, dtype):
     maps = two_maps(dtype, layout, device)

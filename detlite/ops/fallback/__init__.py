@@ -22,35 +22,20 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from detlite.ops import kernels
+from detlite.ops.schemas import SCHEMAS
 
-from .evaluation import mask_intersections, match_detections
-from .focal_loss import sigmoid_focal_loss_backward, sigmoid_focal_loss_forward
-from .keypoints import heatmap_peaks
-from .masks import crop_masks, paste_masks_rle
-from .matching import match_boxes
-from .nms import batched_nms, nms, padded_nms
-from .roi_align import roi_align_backward, roi_align_forward
-from .roi_pool import roi_pool_backward, roi_pool_forward
+from . import evaluation, focal_loss, keypoints, masks, matching, nms, roi_align, roi_pool
 
 logger = logging.getLogger(__name__)
 
-# By the names of the schemas.
+_MODULES = (evaluation, focal_loss, keypoints, masks, matching, nms, roi_align, roi_pool)
+_FUNCTIONS = {name: value for module in _MODULES for name, value in vars(module).items()}
+_OPERATORS = [schema.partition("(")[0] for schema in SCHEMAS]
+# Each operator by the function of its name. RoI operators on one map call those on several maps.
 FALLBACKS: dict[str, Callable[..., Any]] = {
-    "nms": nms,
-    "batched_nms": batched_nms,
-    "padded_nms": padded_nms,
-    "match_boxes": match_boxes,
-    "crop_masks": crop_masks,
-    "paste_masks_rle": paste_masks_rle,
-    "heatmap_peaks": heatmap_peaks,
-    "roi_align_forward.maps": roi_align_forward,
-    "roi_align_backward.maps": roi_align_backward,
-    "roi_pool_forward.maps": roi_pool_forward,
-    "roi_pool_backward.maps": roi_pool_backward,
-    "sigmoid_focal_loss_forward": sigmoid_focal_loss_forward,
-    "sigmoid_focal_loss_backward": sigmoid_focal_loss_backward,
-    "mask_intersections": mask_intersections,
-    "match_detections": match_detections,
+    name: _FUNCTIONS[name.removesuffix(".maps")]
+    for name in _OPERATORS
+    if f"{name}.maps" not in _OPERATORS
 }
 # Operators that call torchvision's operators, and those that compute in NumPy.
 _NEED_TORCHVISION = ("nms", "batched_nms", "padded_nms", "roi_")

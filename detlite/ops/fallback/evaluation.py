@@ -137,23 +137,18 @@ def match_detections(
     return torch.from_numpy(outcomes)
 
 
-def _check_matching(
-    overlaps: Tensor,
-    groups: Tensor,
-    crowd: Tensor,
-    ignored: Tensor,
-    uncounted: Tensor,
-    thresholds: Tensor,
-) -> None:
+def _check_matching(*arguments: Tensor) -> None:
     op = "match_detections"
-    for name, tensor, dims, dtype in (
-        ("overlaps", overlaps, 1, torch.float64),
-        ("groups", groups, 2, torch.int64),
-        ("crowd", crowd, 1, torch.bool),
-        ("ignored", ignored, 2, torch.bool),
-        ("uncounted", uncounted, 2, torch.bool),
-        ("thresholds", thresholds, 1, torch.float64),
-    ):
+    overlaps, groups, crowd, ignored, uncounted, _ = arguments
+    expected = (
+        ("overlaps", 1, torch.float64),
+        ("groups", 2, torch.int64),
+        ("crowd", 1, torch.bool),
+        ("ignored", 2, torch.bool),
+        ("uncounted", 2, torch.bool),
+        ("thresholds", 1, torch.float64),
+    )
+    for (name, dims, dtype), tensor in zip(expected, arguments, strict=True):
         check(
             tensor.dim() == dims and tensor.dtype == dtype,
             f"{op}: {name} must be {str(dtype).removeprefix('torch.')} of {dims} dimensions, "

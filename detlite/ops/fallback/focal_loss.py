@@ -13,23 +13,14 @@ from .checks import check, check_floating, check_same_device, check_shape, wide
 
 
 class FocalLossTerms(NamedTuple):
-    """The terms of the loss and its derivatives, each of the shape of the logits.
+    """The terms of the loss and its derivatives, each of the shape of the logits."""
 
-    Attributes:
-        target: the targets in the type of computation.
-        p, q: the probabilities of targets 1 and 0.
-        cross_entropy: the loss without the focal weight.
-        weight: the focal weight, with alpha.
-        growth: the derivative of log(miss) by the logit, where miss is the probability of the
-            wrong target.
-    """
-
-    target: Tensor
-    p: Tensor
-    q: Tensor
-    cross_entropy: Tensor
-    weight: Tensor
-    growth: Tensor
+    target: Tensor  # in the type of computation
+    p: Tensor  # the probability of target 1
+    q: Tensor  # the probability of target 0
+    cross_entropy: Tensor  # the loss without the focal weight
+    weight: Tensor  # the focal weight, with alpha
+    growth: Tensor  # the derivative by the logit of log(probability of the wrong target)
 
 
 def focal_loss_terms(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> FocalLossTerms:

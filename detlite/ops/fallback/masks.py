@@ -125,12 +125,8 @@ def _check_paste(probs: Tensor, boxes: Tensor, height: int, width: int, threshol
     check_shape(op, "boxes", boxes, [shape[0], 4], ", one for each mask")
     check_floating(op, "boxes", boxes)
     check_same_device(op, probs, boxes=boxes)
-    for name, side, least in (
-        ("a mask's height", shape[1], 1),
-        ("a mask's width", shape[2], 1),
-        ("height", height, 0),
-        ("width", width, 0),
-    ):
+    names = ("a mask's height", "a mask's width", "height", "width")
+    for name, side, least in zip(names, (*shape[1:], height, width), (1, 1, 0, 0), strict=True):
         check(
             least <= side <= _MAX_SIDE,
             f"{op}: {name} must be from {least} to {_MAX_SIDE}, got {side}",
@@ -146,11 +142,8 @@ def _check_crop(
     values, pieces, instances, frames = masks.tensors()
     check(values.dim() == 1, f"{op}: values must have shape [V], got {list(values.shape)}")
     check_dtype(op, "values", values, torch.float64)
-    for name, tensor, least in (
-        ("pieces", pieces, 1),
-        ("instances", instances, 1),
-        ("index", index, 0),
-    ):
+    lists = (("pieces", pieces, 1), ("instances", instances, 1), ("index", index, 0))
+    for name, tensor, least in lists:
         check(
             tensor.dim() == 1 and len(tensor) >= least,
             f"{op}: {name} must have one dimension and at least {least} elements, "

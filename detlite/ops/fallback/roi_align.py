@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from detlite.ops.roi_utils import empty_pooled, memory_format
-
-from .checks import check_maps, check_pool, check_rois, check_scales, check_shape, wide
-from .rois import rois_by_level
+from .checks import wide
+from .rois import as_gradients, begin_backward, begin_forward, rois_by_level
 
 # torchvision's CPU kernel stores 40 bytes for each sample of a RoI.
 _MAX_SAMPLES = 1 << 22
@@ -28,11 +26,7 @@ def roi_align_forward(
 ) -> Tensor:
     """Implement `roi_align_forward.maps`. Computes in float32, or float64 for such features."""
     op, pool = "roi_align_forward", (pooled_height, pooled_width)
-    check_pool(op, *pool)
-    check_maps(op, inputs, spatial_scales)
-    check_rois(op, inputs[0], rois, levels)
-    output = empty_pooled(inputs, (len(rois), inputs[0].shape[1], *pool)).zero_()
-    shapes = [(len(x), x.shape[2], x.shape[3]) for x in inputs]
+    output, shapes = begin_forward(op, inputs, rois, levels, spatial_scales, pool)
     for level, index in rois_by_level(op, rois, levels, spatial_scales, shapes):
         scale, features = spatial_scales[level], inputs[level].to(wide(output.dtype))
         for part, ratio in _by_sampling_ratio(rois, index, scale, pool, sampling_ratio, aligned):
@@ -59,23 +53,15 @@ def roi_align_backward(
 ) -> list[Tensor]:
     """Implement `roi_align_backward.maps`."""
     op, pool = "roi_align_backward", (pooled_height, pooled_width)
-    check_pool(op, *pool)
-    check_scales(op, spatial_scales)
-    check_rois(op, grad, rois, levels)
-    check_shape(op, "grad", grad, [len(rois), channels, *pool])
-    shapes = [(batch_size, *size) for size in zip(heights, widths, strict=True)]
-    grads = [
-        grad.new_zeros((batch_size, channels, *shape[1:]), dtype=wide(grad.dtype))
-        for shape in shapes
-    ]
+    sizes = batch_size, channels, heights, widths
+    grads, shapes = begin_backward(op, grad, rois, levels, spatial_scales, pool, sizes)
     for level, index in rois_by_level(op, rois, levels, spatial_scales, shapes):
         scale, shape = spatial_scales[level], grads[level].shape
         for part, ratio in _by_sampling_ratio(rois, index, scale, pool, sampling_ratio, aligned):
             grads[level] += torch.ops.torchvision._roi_align_backward(
                 grad[part].to(grads[level].dtype), rois[part], scale, *pool, *shape, ratio, aligned
             )
-    layout = memory_format([grad])
-    return [x.to(grad.dtype).contiguous(memory_format=layout) for x in grads]
+    return as_gradients(grads, grad)
 
 
 def _by_sampling_ratio(

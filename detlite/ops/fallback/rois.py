@@ -6,7 +6,57 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from .checks import check
+from detlite.ops.roi_utils import empty_pooled, memory_format
+
+from .checks import check, check_maps, check_pool, check_rois, check_scales, check_shape, wide
+
+Shapes = list[tuple[int, int, int]]  # (batch size, height, width) of each map
+
+
+def begin_forward(
+    op: str,
+    inputs: Sequence[Tensor],
+    rois: Tensor,
+    levels: Tensor,
+    scales: Sequence[float],
+    pool: tuple[int, int],
+) -> tuple[Tensor, Shapes]:
+    """Check the arguments of pooling to (height, width), and return zeros for the result."""
+    check_pool(op, *pool)
+    check_maps(op, inputs, scales)
+    check_rois(op, inputs[0], rois, levels)
+    output = empty_pooled(inputs, (len(rois), inputs[0].shape[1], *pool)).zero_()
+    return output, [(len(x), x.shape[2], x.shape[3]) for x in inputs]
+
+
+def begin_backward(
+    op: str,
+    grad: Tensor,
+    rois: Tensor,
+    levels: Tensor,
+    scales: Sequence[float],
+    pool: tuple[int, int],
+    sizes: tuple[int, int, Sequence[int], Sequence[int]],
+) -> tuple[list[Tensor], Shapes]:
+    """Check the arguments of the gradient, and return zeros for the gradients of the maps.
+
+    `sizes` are the batch size, channels, heights and widths.
+    """
+    batch_size, channels, heights, widths = sizes
+    check_pool(op, *pool)
+    check_scales(op, scales)
+    check_rois(op, grad, rois, levels)
+    check_shape(op, "grad", grad, [len(rois), channels, *pool])
+    shapes = [(batch_size, *size) for size in zip(heights, widths, strict=True)]
+    dtype = wide(grad.dtype)
+    zeros = [grad.new_zeros((batch_size, channels, *shape[1:]), dtype=dtype) for shape in shapes]
+    return zeros, shapes
+
+
+def as_gradients(grads: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
+    """Convert gradients of maps to the type and memory format of the pooled gradient."""
+    layout = memory_format([grad])
+    return [x.to(grad.dtype).contiguous(memory_format=layout) for x in grads]
 
 
 def rois_by_level(

@@ -79,10 +79,11 @@ def test_devices_without_torchvision_kernels_use_the_cpu():
     assert fallback._runs_on("match_boxes", "privateuseone")
 
 
-def test_random_inputs_agree_with_the_kernels():
+@pytest.mark.parametrize("seeds", [range(80), pytest.param(range(80, 300), marks=pytest.mark.slow)])
+def test_random_inputs_agree_with_the_kernels(seeds):
     """Maps and masks of any form, boxes anywhere, infinite and NaN, forward and backward."""
     others = [fuzz.suppression, fuzz.matching, fuzz.pasting, fuzz.keypoints, fuzz.focal_loss]
-    for seed in range(300):
+    for seed in seeds:
         rng = random.Random(seed)
         torch.manual_seed(seed)
         make = rng.choice([fuzz.pooling, fuzz.pooling, *others])
