@@ -87,9 +87,9 @@ def reader(
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(ROOT / "configs")
     annotations.rename("train.json")
-    images.rename("pictures")
-    picture = Image.open("pictures/1.png").convert("RGB")
-    picture.save("photo.jpg")
+    images.rename("photos")
+    image = Image.open("photos/1.png").convert("RGB")
+    image.save("photo.jpg")
     cfg = tiny_config("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 3)
     categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
     model = detlite.build_model(cfg)

@@ -1,4 +1,4 @@
-"""The notebooks run from their first cell to their last, and are kept without outputs."""
+"""Test that notebooks run from the first cell to the last and are stored without outputs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ def read(notebook: Path) -> Any:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.name)
-def test_no_outputs_are_kept(notebook: Path) -> None:
+def test_stored_without_outputs(notebook: Path) -> None:
     for cell in read(notebook).cells:
         if cell.cell_type == "code":
             assert not cell.outputs
             assert cell.execution_count is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.name)
-def test_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On generated pictures, for some seconds of training."""
+def test_runs_on_generated_images(
+    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setenv("MINUTES", "0.1")
     content = read(notebook)
@@ -37,8 +39,8 @@ def test_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ).execute()
     outputs = [output for cell in content.cells for output in cell.get("outputs", [])]
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    assert "60 pictures" in printed
+    assert "60 images" in printed
     assert "AP " in printed
-    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
-    assert len(pictures) == 3 + 1 + 3
+    images = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(images) == 3 + 1 + 3
     assert (tmp_path / "output" / "notebook" / "model_final.pth").is_file()
