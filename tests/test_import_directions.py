@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,16 +42,19 @@ def _files(root: Path) -> Iterator[tuple[str, Path]]:
         yield file.relative_to(package).parts[0].removesuffix(".py"), file
 
 
-def _imported_modules(file: Path, root: Path) -> Iterator[str]:
-    """Yield the dotted names that a file imports, with relative imports made absolute."""
+@cache
+def _imported_modules(file: Path, root: Path) -> set[str]:
+    """Return the dotted names that a file imports, with relative imports made absolute."""
+    names = set()
     package = file.relative_to(root).parts[:-1]
     for node in ast.walk(ast.parse(file.read_text(), str(file))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             start = package[: len(package) - node.level + 1] if node.level else ()
             base = ".".join([*start, *([node.module] if node.module else [])])
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            names.update(f"{base}.{alias.name}" for alias in node.names)
+    return names
 
 
 def _imported_parts(file: Path, root: Path) -> set[str]:

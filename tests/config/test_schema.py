@@ -46,7 +46,9 @@ def test_key_is_used(key, sources):
     # One function builds all FBNet extractors and gets the start of their keys.
     if part := re.fullmatch(r"((?:DET|MASK|KPTS)_HEAD)(_\w+)", leaf):
         read, section = re.compile(rf'keys="{part[1]}"'), re.compile(rf"{{keys}}{part[2]}\b")
-    assert any(read.search(text) and section.search(text) for text in sources)
+    start = leaf.split("_HEAD_")[0]  # a plain search is faster
+    candidates = (text for text in sources if start in text)
+    assert any(read.search(text) and section.search(text) for text in candidates)
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)

@@ -17,8 +17,14 @@ from detlite.modeling.build import build_model
 _CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(_CONFIGS.rglob("*.yaml"))
 LEAVES = [file for file in FILES if file.parent.name != "_base_"]
-_every_file = pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(_CONFIGS)))
-_every_leaf = pytest.mark.parametrize("file", LEAVES, ids=lambda f: str(f.relative_to(_CONFIGS)))
+
+
+def _name(file: Path) -> str:
+    return str(file.relative_to(_CONFIGS))
+
+
+_every_file = pytest.mark.parametrize("file", FILES, ids=_name)
+_every_leaf = pytest.mark.parametrize("file", LEAVES, ids=_name)
 _FAST = {
     "cascade_mask_rcnn_R_50_FPN_1x", "fast_rcnn_R_50_FPN_1x", "faster_rcnn_R_50_C4_1x",
     "keypoint_rcnn_R_50_FPN_1x", "mask_rcnn_R_50_FPN_GN_1x", "mask_rcnn_fbnet",
@@ -31,7 +37,13 @@ def _needs_its_body(cfg: CfgNode) -> None:
         pytest.importorskip("timm", reason="needs the extra timm")
 
 
-@_every_file
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, marks=pytest.mark.slow if "101" in file.stem else (), id=_name(file))
+        for file in FILES
+    ],
+)
 def test_config_loads_and_builds(file):
     cfg = load_config(file, ["MODEL.DEVICE", "meta"])
     _needs_its_body(cfg)
