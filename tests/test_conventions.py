@@ -60,7 +60,7 @@ def test_invalid_overrides_are_rejected(assignment, message):
 
 
 def test_documentation_lists_every_field(repo_root):
-    page = (repo_root / "docs" / "migrating.md").read_text()
+    page = (repo_root / "docs" / "conventions.md").read_text()
     for field in dataclasses.fields(Convention)[1:]:
         values = [str(getattr(convention, field.name)) for convention in CONVENTIONS.values()]
         assert f"| `{field.name}` | {' | '.join(values)} |\n" in page

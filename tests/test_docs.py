@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ PAGES = sorted(
         *(ROOT / "benchmarks" / "results").rglob("*.md"),
     ]
 )
-# migrating.md also names keys and files of other frameworks.
-DETLITE_PAGES = [page for page in PAGES if page.name != "migrating.md"]
+# These pages also name keys and files of other frameworks.
+DETLITE_PAGES = [page for page in PAGES if not page.name.startswith("migrating")]
 _NAMES = {key.name for key in KEYS} | NO_EFFECT.keys() | RESTATING.keys()
 _SECTIONS = {name.rpartition(".")[0] for name in _NAMES}
 
@@ -83,12 +84,19 @@ def test_table_of_extras_matches_pyproject():
     [section] = re.findall(r"(?ms)^\[project\.optional-dependencies\]\n(.*?)^\[", project)
     stated = {
         name: [re.split("[<>=]", package)[0] for package in ast.literal_eval(packages)]
-        for name, packages in re.findall(r"(?m)^(\w+) = (\[.*\])$", section)
+        for name, packages in re.findall(r"(?ms)^(\w+) = (\[.*?\])$", section)
     }
     page = (ROOT / "docs" / "installing.md").read_text()
     documented = re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|", page.partition("## Extras")[2])
     assert {name: packages.split(", ") for name, packages in documented} == stated
     assert "pretrained" in stated
+
+
+def test_command_reference_is_up_to_date():
+    """Run `python docs/cli_reference.py > docs/cli.md` to update the page."""
+    page = runpy.run_path(str(ROOT / "docs" / "cli_reference.py"))["cli_page"]()
+    assert (ROOT / "docs" / "cli.md").read_text() == page
+    assert "| `--threshold SCORE` | report detections with at least this score" in page
 
 
 def test_broken_links_fail(tmp_path):

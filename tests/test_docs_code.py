@@ -91,6 +91,22 @@ def reader(
     image = Image.open("photos/1.png").convert("RGB")
     image.save("photo.jpg")
     cfg = tiny_config("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 3)
+    files = {"annotations": "train.json", "images": "photos"}
+    training: dict[str, Any] = {
+        "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 3,
+        "DATASETS.ROOT": ".",
+        "DATASETS.CATALOG": [{"name": "train", **files}, {"name": "val", **files}],
+        "DATASETS.TRAIN": ["train"],
+        "DATASETS.TEST": ["val"],
+        "DATALOADER.NUM_WORKERS": 0,
+        "INPUT.MIN_SIZE_TRAIN": [96],
+        "INPUT.MIN_SIZE_TEST": 96,
+        "SOLVER.IMS_PER_BATCH": 2,
+        "SOLVER.MAX_ITER": 3,
+        "SOLVER.LOG_PERIOD": 1,
+    }
+    overrides = [item for pair in training.items() for item in pair]
+    Path("cells.yaml").write_text(tiny_config(*overrides).dump())
     categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
     model = detlite.build_model(cfg)
     checkpoint = {
