@@ -23,8 +23,13 @@ DEVICES = [
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "device" in metafunc.fixturenames:
-        metafunc.parametrize("device", DEVICES, indirect=True)
+    if "device" not in metafunc.fixturenames:
+        return
+    devices = DEVICES
+    if metafunc.function.__name__ == "test_opcheck":  # of the definitions, the same everywhere
+        slow = pytest.param("cpu-fallback", marks=pytest.mark.slow)
+        devices = [slow if name == "cpu-fallback" else name for name in DEVICES]
+    metafunc.parametrize("device", devices, indirect=True)
 
 
 @pytest.fixture

@@ -236,7 +236,7 @@ def random_boxes(random, count, height, width):
 
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("flips", [(0, 0), (1, 0), (0, 1), (1, 1)])
-@pytest.mark.parametrize("resolution", [5, 28])
+@pytest.mark.parametrize("resolution", [pytest.param(5, marks=pytest.mark.slow), 28])
 def test_run_lengths_equal_roi_align_of_bitmaps(device, soft, flips, resolution):
     random = np.random.default_rng([*flips, resolution])
     for _ in range(8):
