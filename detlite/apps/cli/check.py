@@ -42,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import json
 
-    from detlite.apps.dataset_check.check_run import inspect, numbers, print_report
     from detlite.apps.dataset_check.data_page import data_page
     from detlite.apps.dataset_check.inspection import near_duplicates
-    from detlite.apps.dataset_check.repair import mend
+    from detlite.apps.dataset_check.repair import repair
+    from detlite.apps.dataset_check.text_report import inspect, print_report
     from detlite.atomic_write import atomic_open
     from detlite.config import ConfigError
 
@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
     if args.page:
         ordered = across + [pair for pair in pairs if pair not in across]
         with atomic_open(args.page) as file:
-            file.write(data_page(sets, ordered, list(map(numbers, sets))))
+            file.write(data_page(sets, ordered))
     if args.repair:
-        content, counts = mend(sets[0])
+        content, counts = repair(sets[0])
         with atomic_open(args.repair) as file:
             json.dump(content, file)
         for action, count in counts.items():

@@ -1,4 +1,4 @@
-"""What training takes, and yet is worth a look: boxes off their masks, repeats, outliers."""
+"""Warnings about valid but suspicious annotations: wrong boxes, duplicates, outliers."""
 
 from __future__ import annotations
 
@@ -14,44 +14,31 @@ from detlite.structures.masks.rle import used_columns
 
 from .inspection_report import Defect, Inspection, Row
 
-# A side of a box may be off its mask's by so much: pixels, and part of the box's own side.
-_OFF_PIXELS, _OFF_FRACTION = 3.0, 0.1
-# Values are outliers beyond so many spreads of the quartiles (Tukey's "far out"), of logarithms.
-_FAR, _LEAST_SPREAD = 3.0, 0.25
-_LEAST_VALUES = 20  # of which quartiles say anything
+# How far a side of a box may be from its mask: in pixels, and as a fraction of the box's side.
+_MAX_PIXELS_OFF, _MAX_FRACTION_OFF = 3.0, 0.1
+# Tukey's "far out" rule on logarithms: outliers are further from the quartiles than 3 spreads.
+_FAR_OUT, _MIN_SPREAD = 3.0, 0.25
+_MIN_VALUES = 20  # below this number, quartiles are not meaningful
 
 
-def odd_objects(found: Inspection) -> Iterator[Defect]:
-    """Sound annotations that are odd: off their masks, or given twice."""
-    twice: set[tuple[Any, ...]] = set()
-    for row in found.objects:
-        where = f"annotation {row['id']} (image {row['image_id']})"
-        mark = (row["image_id"], row["category_id"], *row["bbox"])
-        if mark in twice:
-            problem = (
-                f"an annotation with the same box and category is in this image: {row['bbox']}"
-            )
-            yield _odd("given twice", where, problem, row)
-        twice.add(mark)
-        image = found.images[row["image_id"]]
-        around = mask_box(row.get("segmentation"), image["height"], image["width"])
-        if around is None:
-            continue
-        x, y, width, height = row["bbox"]
-        sides = [
-            max(abs(start - mask_start), abs(start + length - mask_start - mask_length))
-            - max(_OFF_PIXELS, _OFF_FRACTION * length)
-            for start, length, mask_start, mask_length in (
-                (x, width, around[0], around[2]), (y, height, around[1], around[3]),
-            )
-        ]  # fmt: skip
-        if max(sides) > 0:
-            problem = f"bbox {row['bbox']} is not around its mask, whose box is {around}"
-            yield _odd("box off its mask", where, problem, row)
+def object_warnings(result: Inspection) -> Iterator[Defect]:
+    """Yield duplicate annotations, and boxes that do not match their masks."""
+    seen: set[tuple[Any, ...]] = set()
+    for row in result.objects:
+        key = (row["image_id"], row["category_id"], *row["bbox"])
+        if key in seen:
+            problem = f"the image has another annotation with this category and box: {row['bbox']}"
+            yield _warning("duplicate", problem, row)
+        seen.add(key)
+        image = result.images[row["image_id"]]
+        tight = mask_box(row.get("segmentation"), image["height"], image["width"])
+        if tight is not None and not _match(row["bbox"], tight):
+            problem = f"bbox {row['bbox']} does not match its mask, whose box is {tight}"
+            yield _warning("box does not match mask", problem, row)
 
 
 def mask_box(segmentation: Any, height: int, width: int) -> list[int] | None:
-    """The box [x, y, width, height] around a mask; None where it is not sound, or empty."""
+    """Return the tight box [x, y, width, height] of a mask; None if it is invalid or empty."""
     if segmentation_problem(segmentation, height, width) is not None:
         return None
     bitmap = to_bitmap(segmentation, height, width)
@@ -61,41 +48,49 @@ def mask_box(segmentation: Any, height: int, width: int) -> list[int] | None:
     return [x, y, columns.stop - x, rows.stop - y] if columns.stop else None
 
 
-def _odd(kind: str, where: str, problem: str, row: Row) -> Defect:
+def _match(box: Sequence[float], tight: Sequence[float]) -> bool:
+    """Return True if all sides of two boxes (x, y, width, height) are near each other."""
+    for axis in (0, 1):
+        start, length = box[axis], box[axis + 2]
+        end, tight_end = start + length, tight[axis] + tight[axis + 2]
+        off = max(abs(start - tight[axis]), abs(end - tight_end))
+        if off > max(_MAX_PIXELS_OFF, _MAX_FRACTION_OFF * length):
+            return False
+    return True
+
+
+def _warning(kind: str, problem: str, row: Row) -> Defect:
+    where = f"annotation {row['id']} (image {row['image_id']})"
     return Defect(kind, where, problem, False, row["image_id"], row["bbox"])
 
 
-def odd_shapes(found: Inspection) -> Iterator[Defect]:
-    """Pictures and boxes whose size or aspect is far from that of the others."""
-    images = list(found.images.values())
-    sides = [(row["width"], row["height"]) for row in images]
-    for index, problem in _outliers(sides):
+def shape_warnings(result: Inspection) -> Iterator[Defect]:
+    """Yield images, and boxes of each category, with an unusual size or aspect ratio."""
+    images = list(result.images.values())
+    for index, problem in _outliers([(row["width"], row["height"]) for row in images]):
         where = f"image {images[index]['id']} ({images[index]['file_name']})"
-        yield Defect("picture's shape", where, problem, False, images[index]["id"])
-    of_category: dict[int, list[Row]] = defaultdict(list)
-    for row in found.objects:
+        yield Defect("image shape", where, problem, False, images[index]["id"])
+    by_category: dict[int, list[Row]] = defaultdict(list)
+    for row in result.objects:
         if not row.get("iscrowd", 0):
-            of_category[row["category_id"]].append(row)
-    names = found.categories
-    for category, rows in of_category.items():
+            by_category[row["category_id"]].append(row)
+    names = result.categories
+    for category, rows in by_category.items():
         for index, problem in _outliers([tuple(row["bbox"][2:]) for row in rows]):
-            row = rows[index]
-            where = f"annotation {row['id']} (image {row['image_id']})"
-            problem = f"{problem} ({names[category]})"
-            yield _odd("box's shape", where, problem, row)
+            yield _warning("box shape", f"{problem} ({names[category]})", rows[index])
 
 
 def _outliers(sides: Sequence[tuple[float, ...]]) -> list[tuple[int, str]]:
-    """Which of (width, height) are far out in size or aspect, and how."""
-    if len(sides) < _LEAST_VALUES:
+    """Return (index, explanation) for each unusual size or aspect ratio of (width, height)."""
+    if len(sides) < _MIN_VALUES:
         return []
     width, height = np.array(sides, np.float64).T
-    found = []
+    outliers = []
     for name, values in (("size", np.sqrt(width * height)), ("aspect", width / height)):
         logs = np.log(values)
         low, middle, high = np.quantile(logs, (0.25, 0.5, 0.75))
-        reach = _FAR * max(high - low, _LEAST_SPREAD)
+        reach = _FAR_OUT * max(high - low, _MIN_SPREAD)
         for index in np.flatnonzero((logs < low - reach) | (logs > high + reach)).tolist():
-            problem = f"{width[index]:g}x{height[index]:g}: its {name} is {values[index]:.3g}, "
-            found.append((index, f"{problem}that of most {np.exp(middle):.3g}"))
-    return found
+            problem = f"{width[index]:g}x{height[index]:g}: the {name} is {values[index]:.3g}, "
+            outliers.append((index, f"{problem}the median {np.exp(middle):.3g}"))
+    return outliers

@@ -1,9 +1,10 @@
-"""What inspecting a data set finds: defects, and what of the set is sound."""
+"""The result of inspecting a data set: its defects, and its valid entries."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from detlite.data.remote.locations import Location
@@ -12,19 +13,20 @@ from detlite.data.remote.shards import ImageFolder, ShardFolder
 from .near_duplicates import Fingerprints
 
 Row = dict[str, Any]
+_SMALL, _LARGE = 32**2, 96**2  # COCO's limits of small and large objects, in square pixels
 
 
 @dataclass(frozen=True)
 class Defect:
-    """One thing that is wrong, or odd.
+    """An error or a warning about one entry of a data set.
 
     Attributes:
-        kind: what it is, in a word or two, the same for all of its kind.
-        where: what it is wrong with: "annotation 7 (image 3)".
-        problem: what is wrong.
-        refused: training refuses it; else it is worth a look.
-        image_id: of the image that it belongs to; None: of the file.
-        box: where in the image, [x, y, width, height], where it is known.
+        kind: short name of this kind of defect.
+        where: the entry, such as "annotation 7 (image 3)".
+        problem: what is wrong with it.
+        refused: True if training refuses the data set because of it; False for a warning.
+        image_id: image of the entry; None for a defect of the file.
+        box: [x, y, width, height] in the image, if known.
     """
 
     kind: str
@@ -37,16 +39,16 @@ class Defect:
 
 @dataclass
 class Inspection:
-    """What was found in one annotation file.
+    """The defects and the valid entries of one annotation file.
 
     Attributes:
-        content: the file as it was read, empty where it could not be.
-        images: the sound entries of `images` by id.
-        category_rows: the sound entries of `categories`.
-        objects: sound annotations, crowds among them.
-        masks: whether every annotation must have a mask.
-        keypoints: how many each must have, or 0.
-        fingerprints, fingerprinted: of the pictures that could be read, and their image ids.
+        content: the parsed file; empty if it cannot be parsed.
+        images: valid entries of `images` by id.
+        category_rows: valid entries of `categories`.
+        objects: valid annotations, including crowds.
+        masks: True if every annotation must have a mask.
+        keypoints: number of keypoints that every annotation must have; 0 for none.
+        fingerprints, fingerprinted: fingerprints of the readable images, and their image ids.
     """
 
     annotations: Location
@@ -63,30 +65,57 @@ class Inspection:
 
     @property
     def name(self) -> str:
-        """What it is called: its annotation file, or its shards."""
+        """The path of the annotation file, or the name of the shards."""
         return self.folder.name if isinstance(self.folder, ShardFolder) else str(self.annotations)
 
     @property
     def refused(self) -> list[Defect]:
-        """The defects for which training would refuse the set."""
+        """The defects for which training refuses the data set."""
         return [defect for defect in self.defects if defect.refused]
 
     @property
     def categories(self) -> dict[int, str]:
-        """Names by id."""
+        """Category names by id."""
         return {row["id"]: row["name"] for row in self.category_rows}
 
     @property
     def sizes(self) -> dict[int, tuple[int, int]]:
-        """(height, width) of each sound entry of `images`, by id."""
-        return {number: (row["height"], row["width"]) for number, row in self.images.items()}
+        """(height, width) of each valid entry of `images`, by id."""
+        return {image_id: (row["height"], row["width"]) for image_id, row in self.images.items()}
 
-    def balance(self) -> list[tuple[str, int, int]]:
-        """Of each category (name, objects, images), the most common first; no crowds."""
+    def class_balance(self) -> list[tuple[str, int, int]]:
+        """Return (category name, number of objects, number of images), most frequent first."""
         rows = [row for row in self.objects if not row.get("iscrowd", 0)]
         objects = Counter(row["category_id"] for row in rows)
-        images = Counter(number for _, number in {(r["image_id"], r["category_id"]) for r in rows})
-        table = [
-            (name, objects[number], images[number]) for number, name in self.categories.items()
-        ]
+        pairs = {(row["image_id"], row["category_id"]) for row in rows}
+        images = Counter(category for _, category in pairs)
+        table = [(name, objects[key], images[key]) for key, name in self.categories.items()]
         return sorted(table, key=lambda line: -line[1])
+
+    def statistics(self) -> list[tuple[str, str]]:
+        """Return numbers of images, objects and sizes as (name, value) pairs."""
+        objects = [row for row in self.objects if not row.get("iscrowd", 0)]
+        crowds = len(self.objects) - len(objects)
+        per_image = Counter(row["image_id"] for row in objects)
+        areas = [row["bbox"][2] * row["bbox"][3] for row in objects]
+        by_size = [
+            sum(low <= area < high for area in areas)
+            for low, high in ((0, _SMALL), (_SMALL, _LARGE), (_LARGE, float("inf")))
+        ]
+        empty = len(self.images.keys() - per_image.keys())
+        lines = [
+            ("images", f"{len(self.images)}, {empty} without objects"),
+            (
+                "objects",
+                f"{len(objects)} in {len(self.categories)} categories, and {crowds} crowds",
+            ),
+            ("boxes below 32x32, to 96x96, above", ", ".join(map(str, by_size))),
+        ]
+        if per_image:
+            counts = per_image.values()
+            lines.append(("objects per image", f"median {median(counts):g}, max {max(counts)}"))
+        if self.images:
+            heights, widths = zip(*self.sizes.values(), strict=True)
+            value = f"{min(widths)} to {max(widths)} wide, {min(heights)} to {max(heights)} high"
+            lines.append(("image sizes", value))
+        return lines

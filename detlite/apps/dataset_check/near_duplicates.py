@@ -1,4 +1,4 @@
-"""Pictures that are nearly the same, by perceptual hashes: what a split must not share."""
+"""Find nearly identical images by perceptual hashes: training and test sets must not share any."""
 
 from __future__ import annotations
 
@@ -7,69 +7,65 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-_BITS = 3  # of 64 that hashes of one picture may differ in, rescaled or compressed anew
-_LEVELS = 4.0  # of 255 that small copies may differ by, on average: smooth pictures share hashes
-_SIDE = 32  # of the small copy
+_MAX_BITS = 3  # differing bits, of 64, between hashes of a rescaled or recompressed image
+_MAX_DIFFERENCE = 4.0  # mean difference of thumbnails, of 255: smooth images can share a hash
+_SIDE = 32  # pixels of a thumbnail
 
-
+# A 64-bit hash, and a gray thumbnail uint8 [32, 32].
 Fingerprint = tuple[int, np.ndarray]
 
 
 def fingerprint(image: Tensor) -> Fingerprint:
-    """The hash and the small copy of a picture uint8 [3, H, W]."""
-    grey = image.float().mean(dim=0)[None, None]
-    # A bit for each of 8 x 8 neighbours: is the right one brighter? (dHash)
-    small = interpolate(grey, (8, 9), mode="area")[0, 0]
+    """Return the fingerprint of an image uint8 [3, H, W]."""
+    gray = image.float().mean(dim=0)[None, None]
+    # dHash: one bit for each of 8 x 8 horizontal neighbors, set if the right one is brighter.
+    small = interpolate(gray, (8, 9), mode="area")[0, 0]
     bits = (small[:, 1:] > small[:, :-1]).flatten().tolist()
-    copy = interpolate(grey, (_SIDE, _SIDE), mode="area")[0, 0]
-    hashed = sum(1 << place for place, bit in enumerate(bits) if bit)
-    return hashed, copy.round().to(torch.uint8).numpy()
+    thumbnail = interpolate(gray, (_SIDE, _SIDE), mode="area")[0, 0]
+    image_hash = sum(1 << place for place, bit in enumerate(bits) if bit)
+    return image_hash, thumbnail.round().to(torch.uint8).numpy()
 
 
 class Fingerprints:
-    """Hashes and small copies of pictures, collected one after the other."""
+    """A growing list of fingerprints."""
 
     def __init__(self) -> None:
         self._hashes: list[int] = []
-        self._copies: list[np.ndarray] = []
-
-    def __len__(self) -> int:
-        return len(self._hashes)
+        self._thumbnails: list[np.ndarray] = []
 
     def add(self, one: Fingerprint) -> None:
-        """That of a picture, from `fingerprint`."""
-        hashed, copy = one
-        self._hashes.append(hashed)
-        self._copies.append(copy)
+        """Append one fingerprint."""
+        self._hashes.append(one[0])
+        self._thumbnails.append(one[1])
 
     def extend(self, other: Fingerprints) -> None:
-        """Those of another, behind its own."""
+        """Append all fingerprints of another list."""
         self._hashes += other._hashes
-        self._copies += other._copies
+        self._thumbnails += other._thumbnails
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Pairs (i, j), i < j, of pictures in the order of `add` that are nearly the same."""
+        """Return the index pairs (i, j), i < j, of nearly identical images."""
         hashes = np.array(self._hashes, np.uint64)
-        found: set[tuple[int, int]] = set()
-        # Hashes that differ in at most 3 bits agree in one of four quarters.
-        for quarter in range(_BITS + 1):
+        pairs: set[tuple[int, int]] = set()
+        # Hashes that differ in at most 3 bits agree in at least one of their four quarters.
+        for quarter in range(_MAX_BITS + 1):
             keys = (hashes >> np.uint64(16 * quarter)) & np.uint64(0xFFFF)
             order = np.argsort(keys, kind="stable")
             for group in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
                 for place, first in enumerate(group[:-1].tolist()):
                     others = group[place + 1 :]
-                    others = others[_distance(hashes[first], hashes[others]) <= _BITS]
-                    found |= {
-                        (first, other) for other in others.tolist() if self._same(first, other)
+                    others = others[_hamming(hashes[first], hashes[others]) <= _MAX_BITS]
+                    pairs |= {
+                        (first, other) for other in others.tolist() if self._alike(first, other)
                     }
-        return sorted(found)
+        return sorted(pairs)
 
-    def _same(self, first: int, second: int) -> bool:
-        difference = self._copies[first].astype(np.float32) - self._copies[second]
-        return float(np.abs(difference).mean()) <= _LEVELS
+    def _alike(self, first: int, second: int) -> bool:
+        difference = self._thumbnails[first].astype(np.float32) - self._thumbnails[second]
+        return float(np.abs(difference).mean()) <= _MAX_DIFFERENCE
 
 
-def _distance(one: np.uint64, others: np.ndarray) -> np.ndarray:
-    """In how many bits each of the others [N] differs."""
+def _hamming(one: np.uint64, others: np.ndarray) -> np.ndarray:
+    """Return the number of bits in which each of the others [N] differs."""
     differing = (one ^ others).view(np.uint8).reshape(-1, 8)
     return np.unpackbits(differing, axis=1).sum(axis=1)

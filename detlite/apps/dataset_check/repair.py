@@ -1,4 +1,4 @@
-"""A copy of an annotation file without what training refuses."""
+"""Repair an annotation file by removing or fixing what training refuses."""
 
 from __future__ import annotations
 
@@ -12,71 +12,71 @@ from .inspection import rows_of
 from .inspection_report import Inspection, Row
 
 
-def mend(found: Inspection) -> tuple[Row, Counter[str]]:
-    """Mends what can be mended without a guess, and leaves out the rest.
+def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
+    """Return a repaired copy of an annotation file.
 
-    A box that is refused is drawn anew around a sound mask, boxes are clipped to their pictures,
-    an id that occurs twice is replaced, and an annotation that is given twice is left out. So is
-    what else training refuses: annotations, and pictures with all of theirs.
+    Fixes what needs no guess: an invalid box becomes the tight box of its valid mask, boxes are
+    clipped to their images, and repeated ids are replaced. Removes duplicates and whatever else
+    training refuses: annotations, and images with all of their annotations.
 
     Returns:
-        The content of the new file, and how often each of these was done.
+        The content of the new file, and the number of changes of each kind.
     """
-    done: Counter[str] = Counter()
-    broken = {defect.image_id for defect in found.refused if defect.kind == "picture"}
-    sizes = {number: size for number, size in found.sizes.items() if number not in broken}
-    done["pictures left out"] = len(rows_of(found.content, "images")) - len(sizes)
-    category_ids = set(found.categories)
-    rows = rows_of(found.content, "annotations")
-    used = {row["id"] for row in rows if type(row.get("id")) is int}
-    free = max(used, default=0) + 1
-    seen: set[int] = set()
-    marks: set[tuple[Any, ...]] = set()
+    counts: Counter[str] = Counter()
+    broken = {defect.image_id for defect in inspection.refused if defect.kind == "image"}
+    sizes = {key: size for key, size in inspection.sizes.items() if key not in broken}
+    counts["images removed"] = len(rows_of(inspection.content, "images")) - len(sizes)
+    category_ids = set(inspection.categories)
+    rows = rows_of(inspection.content, "annotations")
+    next_id = max((row["id"] for row in rows if type(row.get("id")) is int), default=0) + 1
+    ids: set[int] = set()
+    unique: set[tuple[Any, ...]] = set()
     kept: list[Row] = []
-    for given in rows:
-        row = dict(given)
+    for original in rows:
+        row = dict(original)
         size = sizes.get(row["image_id"]) if type(row.get("image_id")) is int else None
-        redrawn = size is not None and _redraw(row, *size)
-        if annotation_problem(row, sizes, category_ids, found.masks, found.keypoints):
-            done["annotations left out"] += 1
+        redrawn = size is not None and _box_from_mask(row, *size)
+        if annotation_problem(row, sizes, category_ids, inspection.masks, inspection.keypoints):
+            counts["annotations removed"] += 1
             continue
         assert size is not None
-        mark = (row["image_id"], row["category_id"], *row["bbox"])
-        if mark in marks:
-            done["annotations given twice left out"] += 1
+        key = (row["image_id"], row["category_id"], *row["bbox"])
+        if key in unique:
+            counts["duplicate annotations removed"] += 1
             continue
-        marks.add(mark)
-        if row["id"] in seen:
-            row["id"], free = free, free + 1
-            done["ids replaced"] += 1
-        seen.add(row["id"])
-        done["boxes drawn anew around their masks"] += redrawn
-        done["boxes clipped"] += _clip(row, *size)
+        unique.add(key)
+        if row["id"] in ids:
+            row["id"], next_id = next_id, next_id + 1
+            counts["ids replaced"] += 1
+        ids.add(row["id"])
+        counts["boxes computed from masks"] += redrawn
+        counts["boxes clipped"] += _clip(row, *size)
         kept.append(row)
-    images = [row for number, row in found.images.items() if number in sizes]
-    return {
-        **found.content,
+    images = [row for key, row in inspection.images.items() if key in sizes]
+    content = {
+        **inspection.content,
         "images": images,
         "annotations": kept,
-        "categories": found.category_rows,
-    }, done
+        "categories": inspection.category_rows,
+    }
+    return content, counts
 
 
-def _redraw(row: Row, height: int, width: int) -> bool:
-    """Draws a refused box around the mask; whether it did."""
+def _box_from_mask(row: Row, height: int, width: int) -> bool:
+    """Replace an invalid box by the tight box of the mask; return True if that was possible."""
     if box_problem(row.get("bbox"), height, width) is None:
         return False
-    around = mask_box(row.get("segmentation"), height, width)
-    if around is not None:
-        row["bbox"] = around
-    return around is not None
+    tight = mask_box(row.get("segmentation"), height, width)
+    if tight is not None:
+        row["bbox"] = tight
+    return tight is not None
 
 
 def _clip(row: Row, height: int, width: int) -> bool:
-    """Clips the box to its picture; whether that changed it."""
+    """Clip the box to its image; return True if that changed it."""
     x, y, w, h = row["bbox"]
-    x1, y1, x2, y2 = max(x, 0), max(y, 0), min(x + w, width), min(y + h, height)
     if x >= 0 and y >= 0 and x + w <= width and y + h <= height:
         return False
+    x1, y1, x2, y2 = max(x, 0), max(y, 0), min(x + w, width), min(y + h, height)
     row["bbox"] = [x1, y1, x2 - x1, y2 - y1]
     return True

@@ -1,4 +1,4 @@
-"""A broken set: every defect is named, the copy is mended, and the status says which."""
+"""Tests of `detlite check` on a valid data set and on one with every kind of defect."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pytest
 from PIL import Image
 
 from detlite.apps.cli.main import main
-from detlite.apps.dataset_check.annotation_warnings import odd_shapes
-from detlite.apps.dataset_check.inspection import inspect_set, near_duplicates
+from detlite.apps.dataset_check.annotation_warnings import shape_warnings
+from detlite.apps.dataset_check.inspection import inspect_dataset, near_duplicates
 from detlite.apps.dataset_check.inspection_report import Inspection
-from detlite.apps.dataset_check.repair import mend
+from detlite.apps.dataset_check.repair import repair
 from detlite.data import CocoDataset, DataError
 
 
 @pytest.fixture
 def content(content):
-    """The small set with the box of its one RLE around it."""
+    """Return the small data set, with the tight box of its RLE mask."""
     content["annotations"][1]["bbox"] = [0, 0, 10, 40]
     return content
 
 
 def run_check(*arguments):
-    """The exit status of `detlite check`."""
+    """Run `detlite check` and return its exit status."""
     return main(["check", *map(str, arguments)])
 
 
@@ -32,27 +32,27 @@ def kinds(found, refused):
     return {(d.kind, d.where) for d in found.defects if d.refused == refused}
 
 
-def test_a_sound_set_has_no_defects(content, write_set):
-    found = inspect_set(*write_set(content))
+def test_valid_dataset_has_no_defects(content, write_set):
+    found = inspect_dataset(*write_set(content))
     assert found.defects == []
     assert found.masks
-    assert found.balance() == [("dog", 2, 2), ("cat", 1, 1)]
+    assert found.class_balance() == [("dog", 2, 2), ("cat", 1, 1)]
     assert len(found.objects) == 4  # and the crowd
     assert found.fingerprinted == [10, 11, 12, 13]
 
 
 def broken(content):
-    """Adds to a sound set one of each defect."""
-    sound = {"image_id": 10, "category_id": 7, "segmentation": [[4, 6, 14, 6, 14, 14, 4, 14]]}
+    """Add one defect of each kind to a valid data set."""
+    valid = {"image_id": 10, "category_id": 7, "segmentation": [[4, 6, 14, 6, 14, 14, 4, 14]]}
     content["annotations"] += [
-        {**sound, "id": 1, "bbox": [5, 6, 10, 8]},  # an id that is given
-        {**sound, "id": 20, "bbox": [4, 6, 10, 0]},  # no height
-        {**sound, "id": 21, "bbox": [4, 6, 10, 8], "category_id": 99},
-        {**sound, "id": 22, "bbox": [4, 6, 10, 8], "image_id": 99},
-        {**sound, "id": 23, "bbox": [4, 6, 10, 8]},  # annotation 1 again
-        {**sound, "id": 24, "bbox": [4, 6, 30, 20]},  # off its mask
-        {**sound, "id": 25, "bbox": [-1, 6, 15.5, 8]},  # overhangs
-        {**sound, "id": 26, "bbox": [3, 6, 11, 8], "segmentation": []},
+        {**valid, "id": 1, "bbox": [5, 6, 10, 8]},  # a repeated id
+        {**valid, "id": 20, "bbox": [4, 6, 10, 0]},  # no height
+        {**valid, "id": 21, "bbox": [4, 6, 10, 8], "category_id": 99},
+        {**valid, "id": 22, "bbox": [4, 6, 10, 8], "image_id": 99},
+        {**valid, "id": 23, "bbox": [4, 6, 10, 8]},  # a duplicate of annotation 1
+        {**valid, "id": 24, "bbox": [4, 6, 30, 20]},  # does not match its mask
+        {**valid, "id": 25, "bbox": [-1, 6, 15.5, 8]},  # overhangs
+        {**valid, "id": 26, "bbox": [3, 6, 11, 8], "segmentation": []},
     ]
     content["images"] += [
         {"id": 14, "file_name": "gone.png", "height": 9, "width": 9},
@@ -80,63 +80,66 @@ REFUSED = {
     ("annotation", "annotation 21 (image 10)"),
     ("annotation", "annotation 22 (image 99)"),
     ("annotation", "annotation 26 (image 10)"),
-    ("picture", "image 14 (gone.png)"),
-    ("picture", "image 16 (swapped.png)"),
+    ("image", "image 14 (gone.png)"),
+    ("image", "image 16 (swapped.png)"),
 }
-ODD = {
-    ("given twice", "annotation 23 (image 10)"),
-    ("box off its mask", "annotation 24 (image 10)"),
-    ("box off its mask", "annotation 25 (image 10)"),
+WARNED = {
+    ("duplicate", "annotation 23 (image 10)"),
+    ("box does not match mask", "annotation 24 (image 10)"),
+    ("box does not match mask", "annotation 25 (image 10)"),
     ("EXIF orientation", "image 15 (turned.png)"),
 }
 
 
-def test_every_defect_is_named(broken_set):
-    found = inspect_set(*broken_set)
+def test_every_defect_is_reported(broken_set):
+    found = inspect_dataset(*broken_set)
     assert kinds(found, True) == REFUSED
-    assert kinds(found, False) == ODD
+    assert kinds(found, False) == WARNED
     problems = {defect.where: defect.problem for defect in found.defects}
     assert "width and height are swapped" in problems["image 16 (swapped.png)"]
     assert problems["annotation 24 (image 10)"].endswith("whose box is [4, 6, 10, 8]")
 
 
-def test_without_masks_none_are_asked_for(broken_set):
-    found = inspect_set(*broken_set, masks=False)
+def test_masks_are_not_required_without_mask_head(broken_set):
+    found = inspect_dataset(*broken_set, masks=False)
     assert ("annotation", "annotation 26 (image 10)") not in kinds(found, True)
 
 
-def test_a_mended_copy_is_taken(broken_set, tmp_path):
+def test_repaired_copy_is_accepted(broken_set, tmp_path):
     annotations, folder = broken_set
     with pytest.raises(DataError, match="7 problems"):
         CocoDataset(annotations, folder, train=True)
-    content, done = mend(inspect_set(annotations, folder))
-    assert +done == {
-        "pictures left out": 2,
-        "annotations left out": 3,
-        "annotations given twice left out": 2,
+    content, counts = repair(inspect_dataset(annotations, folder))
+    assert +counts == {
+        "images removed": 2,
+        "annotations removed": 3,
+        "duplicate annotations removed": 2,
         "ids replaced": 1,
         "boxes clipped": 1,
     }
-    copy = tmp_path / "mended.json"
+    copy = tmp_path / "repaired.json"
     copy.write_text(json.dumps(content))
-    again = inspect_set(copy, folder)
+    again = inspect_dataset(copy, folder)
     assert again.refused == []
-    assert {defect.kind for defect in again.defects} == {"EXIF orientation", "box off its mask"}
+    assert {defect.kind for defect in again.defects} == {
+        "EXIF orientation",
+        "box does not match mask",
+    }
     boxes = {row["id"]: row["bbox"] for row in content["annotations"]}
     assert boxes[27] == [5, 6, 10, 8]
     assert boxes[25] == [0, 6, 14.5, 8]
 
 
-def test_a_refused_box_is_drawn_around_its_mask(content, write_set):
+def test_invalid_box_is_computed_from_its_mask(content, write_set):
     content["annotations"][0]["bbox"] = [4, 6, 0, 8]
     content["annotations"][1]["bbox"] = ["a", None]
-    mended, done = mend(inspect_set(*write_set(content)))
-    assert done["boxes drawn anew around their masks"] == 2
-    assert [row["bbox"] for row in mended["annotations"][:2]] == [[4, 6, 10, 8], [0, 0, 10, 40]]
+    repaired, counts = repair(inspect_dataset(*write_set(content)))
+    assert counts["boxes computed from masks"] == 2
+    assert [row["bbox"] for row in repaired["annotations"][:2]] == [[4, 6, 10, 8], [0, 0, 10, 40]]
 
 
 @pytest.mark.parametrize(
-    ("change", "wanted"),
+    ("change", "expected"),
     [
         (lambda c: c["images"].append(c["images"][0]), ("image entry", "image 10")),
         (lambda c: c["images"].append({"id": 5}), ("image entry", "image 5")),
@@ -154,82 +157,82 @@ def test_a_refused_box_is_drawn_around_its_mask(content, write_set):
         (lambda c: c["annotations"].clear(), ("file", "annotations.json")),
     ],
 )
-def test_broken_lists_are_named_and_the_rest_inspected(content, write_set, change, wanted):
+def test_invalid_lists_are_reported_and_the_rest_inspected(content, write_set, change, expected):
     annotations, folder = write_set(content)
     change(content)
     annotations.write_text(json.dumps(content))
-    found = inspect_set(annotations, folder)
-    assert wanted in kinds(found, True)
+    found = inspect_dataset(annotations, folder)
+    assert expected in kinds(found, True)
     assert found.fingerprinted[:2] == [10, 11]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"images": 5}', "nonsense"])
-def test_what_is_no_annotation_file(tmp_path, text):
+def test_files_of_other_content(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
-    found = inspect_set(tmp_path / "a.json", tmp_path)
+    found = inspect_dataset(tmp_path / "a.json", tmp_path)
     assert kinds(found, True) == {("file", "a.json")}
 
 
-def test_outliers_are_far_from_the_rest(tmp_path):
+def test_unusual_shapes(tmp_path):
     sizes = [(480 + index, 640) for index in range(30)] + [(48, 64), (300, 2700)]
-    found = Inspection(tmp_path, tmp_path)
-    found.images = {
+    inspection = Inspection(tmp_path, tmp_path)
+    inspection.images = {
         number: {"id": number, "file_name": "a", "height": height, "width": width}
         for number, (height, width) in enumerate(sizes)
     }
-    assert [(d.image_id, "aspect" in d.problem) for d in odd_shapes(found)] == [
+    assert [(d.image_id, "aspect" in d.problem) for d in shape_warnings(inspection)] == [
         (30, False), (31, True),
     ]  # fmt: skip
 
 
-def test_copies_across_sets_are_found(content, write_set):
-    first = inspect_set(*write_set(content))
+def test_duplicates_across_sets(content, write_set):
+    first = inspect_dataset(*write_set(content))
     annotations, folder = write_set(content, "other")
-    with Image.open(folder / "b.png") as picture:
-        changed = Image.fromarray(255 - np.asarray(picture))
+    with Image.open(folder / "b.png") as image:
+        changed = Image.fromarray(255 - np.asarray(image))
     changed.save(folder / "b.png")
-    pairs = near_duplicates([first, inspect_set(annotations, folder)])
+    pairs = near_duplicates([first, inspect_dataset(annotations, folder)])
     assert pairs == [((0, number), (1, number)) for number in (10, 12, 13)]
 
 
-def test_the_command_reports_mends_and_draws(broken_set, tmp_path, capsys):
+def test_report_page_and_repair(broken_set, tmp_path, capsys):
     annotations, _ = broken_set
-    page, mended = tmp_path / "report.html", tmp_path / "mended.json"
-    assert run_check("--data", annotations, "--page", page, "--mend", mended) == 1
+    page, repaired = tmp_path / "report.html", tmp_path / "repaired.json"
+    assert run_check("--data", annotations, "--page", page, "--repair", repaired) == 1
     text, printed = page.read_text(), capsys.readouterr().out
-    for kind, where in REFUSED | ODD:
+    for kind, where in REFUSED | WARNED:
         assert f"{where}: {kind}: " in printed
         assert where in text
         assert kind in text
     assert "training refuses 7 entries" in printed
     assert text.count("data:image/jpeg;base64,") > 10
-    assert run_check("--data", mended, "--images", annotations.parent / "images") == 0
-    assert "training takes it" in capsys.readouterr().out
+    assert run_check("--data", repaired, "--images", annotations.parent / "images") == 0
+    assert "training accepts it" in capsys.readouterr().out
 
 
-def test_the_command_takes_a_config(content, write_set, tmp_path, capsys):
+def test_config_as_data(content, write_set, tmp_path, capsys):
     write_set(content)
     (tmp_path / "a.yaml").write_text(
         f"DATASETS: {{ROOT: {tmp_path}, TRAIN: [small], TEST: [small], CATALOG: [{{name: small, "
         "annotations: small/annotations.json, images: small/images}]}\n"
     )
     assert run_check("--data", tmp_path / "a.yaml") == 0
-    assert capsys.readouterr().out.count("training takes it") == 1
+    assert capsys.readouterr().out.count("training accepts it") == 1
 
 
-def test_the_command_finds_configs_by_name(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)  # where there is neither the config nor its data
+def test_config_by_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # a folder with neither the config nor its data
     assert run_check("--data", "coco/mask_rcnn_R_50_FPN_1x.yaml") == 1
     assert "refused: instances_train2017.json: file: cannot be read" in capsys.readouterr().out
     assert run_check("--data", "coco/none.yaml") == 2
     assert "or detlite's own configs" in capsys.readouterr().err
 
 
-def test_the_command_says_what_it_cannot_do(tmp_path, capsys):
+def test_unusable_arguments(tmp_path, capsys):
     assert run_check("--data", tmp_path / "none.json") == 2
     (tmp_path / "empty.yaml").write_text("SEED: 1\n")
     assert run_check("--data", tmp_path / "empty.yaml") == 2
-    assert run_check("--data", tmp_path / "a", tmp_path / "b", "--mend", tmp_path / "c") == 2
+    assert run_check("--data", tmp_path / "a", tmp_path / "b", "--repair", tmp_path / "c") == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 3
     assert "there is no such file" in errors[0]

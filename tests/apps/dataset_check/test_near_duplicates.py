@@ -1,4 +1,4 @@
-"""Perceptual hashes find copies of pictures, and nothing else."""
+"""Tests of the search for nearly identical images."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ def scene(seed):
     return Image.fromarray(draw_scene(np.random.default_rng(seed))[0])
 
 
-def as_jpeg(picture, quality):
+def as_jpeg(image, quality):
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=quality)
+    image.save(buffer, "JPEG", quality=quality)
     return Image.open(buffer)
 
 
-def pairs_of(pictures):
+def pairs_of(images):
     prints = Fingerprints()
-    for picture in pictures:
-        prints.add(fingerprint(torch.from_numpy(np.array(picture)).permute(2, 0, 1)))
+    for image in images:
+        prints.add(fingerprint(torch.from_numpy(np.array(image)).permute(2, 0, 1)))
     return prints.pairs()
 
 
-def test_copies_are_found_and_others_are_not():
+def test_rescaled_and_recompressed_copies():
     originals = [scene(seed) for seed in range(40)]
     smaller = originals[3].resize((originals[3].width * 3 // 4, originals[3].height * 3 // 4))
-    pictures = [*originals, as_jpeg(originals[7], 60), smaller, originals[7]]
-    assert pairs_of(pictures) == [(3, 41), (7, 40), (7, 42), (40, 42)]
+    images = [*originals, as_jpeg(originals[7], 60), smaller, originals[7]]
+    assert pairs_of(images) == [(3, 41), (7, 40), (7, 42), (40, 42)]
 
 
-def test_smooth_pictures_share_hashes_and_are_told_apart():
+def test_smooth_images_with_equal_hashes():
     levels = [Image.new("RGB", (60, 50), (level,) * 3) for level in (0, 20, 22, 200)]
     assert pairs_of(levels) == [(1, 2)]
 
 
-def test_every_pair_of_near_hashes_is_found():
-    """The quarters against all pairs: the same hashes, some bits apart."""
+def test_search_finds_every_pair_of_similar_hashes():
+    """Compare the search by quarters with a search of all pairs."""
     rng = np.random.default_rng(0)
     bases = [int(rng.integers(1 << 62)) for _ in range(5)]
     hashes = [
@@ -52,7 +52,7 @@ def test_every_pair_of_near_hashes_is_found():
         for _ in range(12)
     ]
     prints = Fingerprints()
-    prints._hashes, prints._copies = hashes, [np.zeros((2, 2), np.uint8)] * len(hashes)
+    prints._hashes, prints._thumbnails = hashes, [np.zeros((2, 2), np.uint8)] * len(hashes)
     slow = [
         (i, j)
         for i, j in itertools.combinations(range(len(hashes)), 2)

@@ -1,0 +1,79 @@
+"""Inspect the data sets that a command line names, and print the defects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from detlite.config import ConfigError, load_config
+from detlite.data.datasets.catalog import locate_dataset
+from detlite.data.loading.image_io import build_image_options
+
+from .inspection import inspect_dataset
+from .inspection_report import Inspection
+
+
+def inspect(path: Path, images: Path | None) -> list[Inspection]:
+    """Inspect an annotation file, or every data set of a config.
+
+    Raises:
+        ConfigError: the file does not exist, or the config names no data sets.
+    """
+
+    def progress(rows: list[Any]) -> Any:
+        return tqdm(rows, "images", disable=None)
+
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise ConfigError(f"--data {path}: there is no such file")
+        return [inspect_dataset(path, images or _image_folder(path), progress=progress)]
+    cfg = load_config(path)
+    names = list(dict.fromkeys([*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]))
+    if not names:
+        raise ConfigError(f"--data {path}: DATASETS.TRAIN and DATASETS.TEST are empty")
+    inspections = []
+    for name in names:
+        kind, annotations, folder = locate_dataset(cfg, name)
+        inspections.append(
+            inspect_dataset(
+                annotations,
+                folder,
+                by_url=kind == "lvis",
+                masks=cfg.MODEL.MASK_ON,
+                keypoints=cfg.MODEL.KEYPOINT_ON,
+                image_options=build_image_options(cfg),
+                progress=progress,
+            )
+        )
+    return inspections
+
+
+def _image_folder(annotations: Path) -> Path:
+    """Return the folder `images` next to the file or one folder up, or the file's own folder."""
+    for folder in (annotations.parent / "images", annotations.parent.parent / "images"):
+        if folder.is_dir():
+            return folder
+    return annotations.parent
+
+
+def print_report(inspection: Inspection, max_per_kind: int) -> None:
+    """Print statistics and defects, at most `max_per_kind` of each kind."""
+    print(inspection.name)
+    for name, value in inspection.statistics():
+        print(f"  {name}: {value}")
+    for name, objects, images in inspection.class_balance():
+        print(f"  {name}: {objects} objects in {images} images")
+    counts: Counter[str] = Counter()
+    for defect in sorted(inspection.defects, key=lambda defect: not defect.refused):
+        counts[defect.kind] += 1
+        if counts[defect.kind] <= max_per_kind:
+            verdict = "refused" if defect.refused else "warning"
+            print(f"  {verdict}: {defect.where}: {defect.kind}: {defect.problem}")
+    for kind, count in counts.items():
+        more = f", {count - max_per_kind} not shown" if count > max_per_kind else ""
+        print(f"  {kind}: {count}{more}")
+    refused = len(inspection.refused)
+    print(f"  training refuses {refused} entries" if refused else "  training accepts it")
