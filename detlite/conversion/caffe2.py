@@ -6,10 +6,10 @@ import re
 
 import torch
 
-from .checkpoint_source import CheckpointSource, RawStateDict, RenameRules, StateDict
+from .checkpoint_source import CheckpointSource, RawStateDict, StateDict
 from .maskrcnn_benchmark import configure
 
-_RULES: RenameRules = [
+_RULES = [
     (r"_w$", ".weight"),
     (r"_b$", ".bias"),
     (r"_(bn|gn)_(?:s|gamma)$", r"_\1.weight"),

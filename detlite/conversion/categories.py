@@ -24,11 +24,11 @@ def guess_categories(num_classes: int, keypoints: bool = False) -> list[dict[str
         num_classes: number of classes with background. 81: COCO's categories; 91: COCO's ids with
             "N/A" for unused ids, as in torchvision; 21: PASCAL VOC's categories; otherwise the
             categories are called "class 1", "class 2", ...
-        keypoints: the model predicts keypoints, so that a single category is COCO's person.
+        keypoints: the model predicts keypoints, so that a single category is COCO's person, with
+            the names of its "keypoints".
 
     Returns:
-        `num_classes - 1` categories {"id", "name"}, in order of the labels 1, 2, .... The person of
-        a keypoint model also has the names of its "keypoints".
+        `num_classes - 1` categories {"id", "name"}, in order of the labels 1, 2, ....
     """
     ids = [{"id": number, "name": name} for number, name in enumerate(_NAMES, start=1)]
     if num_classes == 91:

@@ -1,8 +1,4 @@
-"""Description of a framework whose checkpoints are converted.
-
-Conversion recognises a file by the names of its weights, renames them, adapts their layout, and
-configures the model.
-"""
+"""Description of a framework whose checkpoints are converted."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ class CheckpointSource:
     """A framework, with the functions that convert its checkpoints.
 
     Attributes:
-        name: the name in messages and on the command line.
+        name: in messages and on the command line.
         convention: its key in `detlite.conventions.CONVENTIONS`; "" if it has classifiers only.
         recognise: names -> True if a file with these names is from this framework.
         rules: rename its weights to detlite's names.
@@ -55,6 +51,22 @@ class CheckpointSource:
             for name, value in raw.items()
             if not unused.search(name)
         }
+
+
+def names_match(pattern: str) -> Callable[[Collection[str]], bool]:
+    """Build a `recognise` that is True if `pattern` matches the start of a name."""
+    compiled = re.compile(pattern)
+    return lambda names: any(map(compiled.match, names))
+
+
+def pixel_config(mean: Sequence[float], std: Sequence[float], rgb: bool) -> ConfigValues:
+    """Return the INPUT keys of a model with the statistics of pixels in 0..255, RGB or BGR."""
+    scale = 255 if rgb else 1
+    return {
+        "INPUT.TO_BGR255": not rgb,
+        "INPUT.PIXEL_MEAN": [value / scale for value in mean],
+        "INPUT.PIXEL_STD": [value / scale for value in std],
+    }
 
 
 def rename(name: str, rules: RenameRules) -> str:

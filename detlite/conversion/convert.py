@@ -31,15 +31,9 @@ SOURCES: dict[str, CheckpointSource] = {
 
 @dataclass(frozen=True)
 class ConvertedCheckpoint:
-    """A converted checkpoint.
+    """Values of a `checkpoint.files.Checkpoint`; `config` holds keys and values.
 
-    Attributes:
-        model: the state dict.
-        config: the config of the model with MODEL.CONVENTION; empty for a classifier, and if the
-            file does not determine it.
-        convention: name of the convention of a detector.
-        categories: the categories {"id", "name"} of the labels 1, 2, ...
-        backbone_only: True for an ImageNet classifier, which becomes a backbone.
+    It is empty for a classifier, and if the file does not determine it.
     """
 
     model: StateDict
@@ -59,8 +53,7 @@ def convert(content: Any, name: str, path: Path = Path()) -> ConvertedCheckpoint
     """Convert the content of a checkpoint.
 
     Args:
-        content: a dict with the state dict of tensors or arrays, or with one under "model",
-            "state_dict" or "blobs".
+        content: see `find_state_dict`.
         name: the framework, a key of SOURCES. Plain ResNets of timm have torchvision's names and
             are converted like those.
         path: the published path of the file, from which some models are recognised.
@@ -88,7 +81,10 @@ def convert(content: Any, name: str, path: Path = Path()) -> ConvertedCheckpoint
 
 
 def find_state_dict(content: Any) -> dict[str, Any]:
-    """Return the tensors or arrays of the state dict in the content of a file, if any."""
+    """Return the tensors or arrays of the state dict in a file, or empty if it has none.
+
+    The content of the file is the state dict, or has it under "model", "state_dict" or "blobs".
+    """
     for key in ("model", "blobs", "state_dict"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

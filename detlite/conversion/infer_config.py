@@ -1,7 +1,4 @@
-"""Infer the config of an R-CNN, RPN or RetinaNet from the shapes of its weights.
-
-This is common to all frameworks. `configure` of each source adds what the shapes do not determine.
-"""
+"""Infer the config of an R-CNN, RPN or RetinaNet from the shapes of its weights."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ def infer_config(
 
     Args:
         state: the renamed state dict.
-        pooler: the POOLER_TYPE of its framework.
+        pooler: POOLER_TYPE.
         sampling: POOLER_SAMPLING_RATIO of heads on a pyramid, and of convolutional heads.
         infer_backbone: infers the config of the backbone; None: ResNets and RegNets.
 
@@ -59,7 +56,6 @@ def infer_config(
 
 
 def is_retinanet(state: StateDict) -> bool:
-    """True if a renamed state dict is a RetinaNet's."""
     return any(name.startswith("head.") for name in state)
 
 
@@ -110,12 +106,11 @@ def _resnet(state: StateDict, ending: str) -> ConfigValues:
         "MODEL.RESNETS.RES2_OUT_CHANNELS": len(last),
     }
     if any(with_dcn):
-        channels = len(
-            state[deformable[with_dcn.index(True)]]
-        )  # 9 kernel positions with 2 or 3 values each
+        channels = len(state[deformable[with_dcn.index(True)]])
+        modulated = channels % 27 == 0  # 9 kernel positions with 3 values each, or 2
         config["MODEL.RESNETS.STAGE_WITH_DCN"] = with_dcn
-        config["MODEL.RESNETS.WITH_MODULATED_DCN"] = channels % 27 == 0
-        config["MODEL.RESNETS.DEFORMABLE_GROUPS"] = channels // (27 if channels % 27 == 0 else 18)
+        config["MODEL.RESNETS.WITH_MODULATED_DCN"] = modulated
+        config["MODEL.RESNETS.DEFORMABLE_GROUPS"] = channels // (27 if modulated else 18)
     return config
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,13 @@ from .checkpoint_source import (
     CheckpointSource,
     ConfigValues,
     RawStateDict,
-    RenameRules,
     StateDict,
+    names_match,
     number_levels_from_zero,
 )
 from .infer_config import infer_config
 
-
-def _recognise(names: Collection[str]) -> bool:
-    pattern = r"rpn\.head\.0\.head\.|roi_heads\.\w+\.feature_extractor\.head\."
-    return "backbone.body.stem.bn1.weight" in names or any(
-        re.match(pattern, name) for name in names
-    )
-
-
-_RULES: RenameRules = [
+_RULES = [
     *((rf"\.layer{n}\.", f".res{n + 1}.") for n in range(1, 5)),
     (r"\.bn(\d)\.", r".norm\1."),
     (r"^rpn\.head\.(?:0\.(?=head\.)|1\.)", "rpn.head."),  # FBNets have a sequence
@@ -65,7 +56,10 @@ def configure(state: StateDict, _raw: RawStateDict, _path: Path, _content: Any) 
 MASKRCNN_BENCHMARK = CheckpointSource(
     name="maskrcnn-benchmark",
     convention="maskrcnn-benchmark",
-    recognise=_recognise,
+    recognise=names_match(
+        r"backbone\.body\.stem\.bn1\.weight$|rpn\.head\.0\.head\.|"
+        r"roi_heads\.\w+\.feature_extractor\.head\."
+    ),
     rules=_RULES,
     unused=r"(^|\.)anchor_generator\.",
     adapt=_adapt,

@@ -5,12 +5,12 @@ The models are the same; only the names of the weights differ.
 
 from __future__ import annotations
 
-from .checkpoint_source import ConfigValues, RenameRules, StateDict
+from .checkpoint_source import ConfigValues, StateDict
 from .timm import TIMM_PREFIX
 
 _BLOCK = r"^(backbone\.body\.net\.s\d\.b\d+)\."
 # detectron2 uses the names of pycls.
-REGNET_RULES: RenameRules = [
+REGNET_RULES = [
     (r"^backbone\.bottom_up\.(stem\.(?:conv|bn)|s\d\.b\d+)\.", rf"{TIMM_PREFIX}\1."),
     (rf"{_BLOCK}proj\.", r"\1.downsample.conv."),
     (rf"{_BLOCK}bn\.", r"\1.downsample.bn."),
@@ -43,26 +43,18 @@ REGNETS = {
 
 
 def is_regnet(state: StateDict) -> bool:
-    """True if the backbone in a renamed state dict is a RegNet."""
     return f"{TIMM_PREFIX}s1.b1.conv1.conv.weight" in state
 
 
 def regnet_config(state: StateDict, ending: str) -> ConfigValues:
-    """Infer the config of a RegNet backbone.
-
-    Args:
-        state: a renamed state dict of a detector.
-        ending: the end of MODEL.BACKBONE.CONV_BODY, such as "FPN".
+    """Infer the config of a RegNet backbone; `ending` is that of MODEL.BACKBONE.CONV_BODY.
 
     Raises:
-        KeyError: a weight is missing.
-        ValueError: an unknown RegNet.
+        KeyError, ValueError: a weight is missing, or the RegNet is unknown.
     """
-    widths = tuple(
-        len(state[f"{TIMM_PREFIX}s{stage}.b1.conv3.conv.weight"]) for stage in range(1, 5)
-    )
-    has_se = f"{TIMM_PREFIX}s1.b1.se.fc1.weight" in state
-    prefix = f"regnet{'y' if has_se else 'x'}_"
+    convs = [f"{TIMM_PREFIX}s{stage}.b1.conv3.conv.weight" for stage in range(1, 5)]
+    widths = tuple(len(state[conv]) for conv in convs)
+    prefix = "regnety_" if f"{TIMM_PREFIX}s1.b1.se.fc1.weight" in state else "regnetx_"
     name = next((n for n, w in REGNETS.items() if n.startswith(prefix) and w == widths), None)
     if name is None:
         raise ValueError(

@@ -13,7 +13,6 @@ from .checkpoint_source import (
     CheckpointSource,
     ConfigValues,
     RawStateDict,
-    RenameRules,
     StateDict,
     rename,
 )
@@ -27,7 +26,7 @@ def _recognise(names: Collection[str]) -> bool:
     )
 
 
-_RULES: RenameRules = [
+_RULES = [
     # classifiers have the backbone only; those of timm have the same names
     (r"^(conv1|bn1|layer\d)\.", r"backbone.body.\1."),
     (r"^backbone\.body\.(conv1|bn1)\.", r"backbone.body.stem.\1."),
@@ -101,7 +100,7 @@ TORCHVISION = CheckpointSource(
 
 
 # From detlite's names to torchvision's.
-TO_TORCHVISION_RULES: RenameRules = [
+TO_TORCHVISION_RULES = [
     (r"^backbone\.body\.stem\.(conv1|norm1)\.", r"backbone.body.\1."),
     *((rf"\.res{n + 1}\.", f".layer{n}.") for n in range(1, 5)),
     (r"^(backbone\.body\..*)\bnorm(\d)\.", r"\1bn\2."),
@@ -138,9 +137,8 @@ def to_torchvision(state: Mapping[str, Tensor]) -> StateDict:
                 f"with a feature pyramid only; this model has no {' or '.join(names)}"
             )
     for name, value in state.items():
-        separable = (
-            name.endswith(".1.weight") and value.ndim == 4
-        )  # a 1x1 convolution after another layer
+        # a 1x1 convolution after another layer
+        separable = name.endswith(".1.weight") and value.ndim == 4
         if separable or ".offset." in name or name.startswith("roi_heads.mask.more."):
             raise ValueError(
                 "torchvision has neither separable nor deformable convolutions, nor several mask "

@@ -13,7 +13,6 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-_OPTIONAL_HEADS = ("mask", "keypoint")
 # Layers with outputs for each class in their first dimension.
 CLASS_LAYERS = re.compile(r"^roi_heads\..*\.predictor\.|^head\.cls_logits\.")
 _BY_CLASS = re.compile(
@@ -58,12 +57,7 @@ class ClassTransfer:
         """Return the value for the model of an entry of the checkpoint.
 
         In a layer with rows for each class, the rows of shared classes and of the background come
-        from the checkpoint, the others from the model. Other entries are returned unchanged.
-
-        Args:
-            name: the name of the entry.
-            value: its value in the checkpoint.
-            state: the state dict of the model.
+        from the checkpoint, the others from the model's `state`. Other entries are unchanged.
         """
         layout = self._layout(name, value, state)
         if layout is None:
@@ -107,7 +101,7 @@ def match_optional_heads(
     Heads that the model lacks are removed. Heads that only the model has keep its values.
     """
     entries = dict(source)
-    for head in _OPTIONAL_HEADS:
+    for head in ("mask", "keypoint"):
         in_target, in_source = (
             {name: value for name, value in state.items() if name.startswith(f"roi_heads.{head}.")}
             for state in (target, source)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,41 +85,35 @@ def save_checkpoint(checkpoint: Checkpoint, last: bool = True) -> None:
     path = checkpoint.path
     save_torch_file(path, {name: getattr(checkpoint, name) for name in ("model", *_FIELDS)})
     if last:
-        try:
-            with atomic_open(path.with_name(LAST_CHECKPOINT_FILE)) as file:
-                file.write(path.name + "\n")
-        except OSError as error:
-            raise _write_error(path.with_name(LAST_CHECKPOINT_FILE), error) from error
+        pointer = path.with_name(LAST_CHECKPOINT_FILE)
+        with _explain_write_errors(pointer), atomic_open(pointer) as file:
+            file.write(path.name + "\n")
 
 
 def save_torch_file(path: Path, content: dict[str, Any]) -> None:
-    """Call `torch.save` atomically.
+    """Call `torch.save` atomically; raises as `save_checkpoint`."""
+    with _explain_write_errors(path), atomic_path(path) as temporary:
+        torch.save(content, temporary)
 
-    Raises:
-        CheckpointError: the folder is not writable, or the disk is full.
-    """
+
+@contextmanager
+def _explain_write_errors(path: Path) -> Iterator[None]:
     try:
-        with atomic_path(path) as temporary:
-            torch.save(content, temporary)
+        yield
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError
-        raise _write_error(path, error) from error
-
-
-def _write_error(path: Path, error: Exception) -> CheckpointError:
-    reason = str(getattr(error, "strerror", None) or f"cannot be written ({error})").splitlines()[0]
-    return CheckpointError(
-        f"{path}: {reason}. Free disk space, or check the permissions of the folder. Files saved "
-        "before are unchanged"
-    )
+        text = getattr(error, "strerror", None) or f"cannot be written ({error})"
+        raise CheckpointError(
+            f"{path}: {text.splitlines()[0]}. Free disk space, or check the permissions of the "
+            "folder. Files saved before are unchanged"
+        ) from error
 
 
 def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
     """Read a checkpoint or a bare state dict onto the CPU, without executing code in it.
 
     Args:
-        path: the file. Files of other frameworks are converted.
-        source: the framework, a key of `conversion.SOURCES`; None: detected by the names of the
-            weights.
+        path: the file.
+        source: the framework, a key of `conversion.SOURCES`; None: detected from the weights.
 
     Raises:
         DamagedCheckpointError: the file is no checkpoint, truncated or damaged.

@@ -44,8 +44,7 @@ def load_weights(model: DetectionModel, checkpoint: Checkpoint, reinit_heads: bo
     """Load the weights and categories of a checkpoint into `model`.
 
     Args:
-        model: the model. Of a classifier only the backbone is loaded.
-        checkpoint: the checkpoint.
+        model, checkpoint: of a classifier only the backbone is loaded.
         reinit_heads: if the categories differ, keep those of the model. Layers with rows for each
             class (scores, box regression, mask logits) take the rows of the background and of
             categories with the same name; other rows keep the model's values. Without names in the
@@ -164,12 +163,7 @@ def _add_heads(backbone: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> 
 
 
 def read_weights(cfg: CfgNode) -> tuple[CfgNode, Checkpoint | None]:
-    """Read the checkpoint in MODEL.WEIGHT, if any, and return it with the config for it.
-
-    Raises:
-        CheckpointError: the file cannot be read, or its convention is unknown.
-        ConfigError: no file has this name, or the config has another convention than the weights.
-    """
+    """Read the checkpoint in MODEL.WEIGHT, if any, and return it with the config for it."""
     if not cfg.MODEL.WEIGHT:
         return cfg, None
     checkpoint = read_checkpoint(weight_file(cfg))
@@ -180,10 +174,6 @@ def apply_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
     """Return the config with the convention of the weights.
 
     MODEL.CONVENTION_OVERRIDE of the config takes precedence over that of the checkpoint.
-
-    Raises:
-        CheckpointError: the convention of the weights is unknown.
-        ConfigError: the config has another convention than the weights.
     """
     path, convention = checkpoint.path, checkpoint.convention
     if not convention:
@@ -211,14 +201,19 @@ def apply_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
 def read_model_checkpoint(
     path: str | Path, opts: Sequence[Any] = (), config: str | Path | None = None
 ) -> tuple[CfgNode, Checkpoint]:
-    """Read a checkpoint and the config of its model: the file `config`, or the stored one.
-
-    Raises:
-        CheckpointError: the file is no checkpoint, or has no config.
-        ConfigError: an invalid override in `opts`, or another convention than that of the weights.
-    """
+    """Read a checkpoint and the config of its model: the file `config`, or the stored one."""
     checkpoint = read_checkpoint(resolve_checkpoint_path(path, opts))
-    cfg = load_config(config, opts) if config else _stored_config(checkpoint, opts)
+    if config:
+        return apply_convention(load_config(config, opts), checkpoint), checkpoint
+    stored = checkpoint_config(checkpoint)
+    if stored is None:
+        raise CheckpointError(
+            f"{checkpoint.path}: has no config, so the architecture of the model is unknown: name "
+            "the YAML file of its config as well (`config`, or --config)"
+        )
+    # Loading weights must not run code, so the caller names the modules to import.
+    stored.pop("IMPORTS", None)
+    cfg = config_from(stored, checkpoint.path, opts)
     return apply_convention(cfg, checkpoint), checkpoint
 
 
@@ -240,24 +235,8 @@ def resolve_checkpoint_path(path: str | Path, opts: Sequence[Any] = ()) -> Path:
     return find_weights(path, values.get("MODEL.WEIGHT_ROOT", default_config().MODEL.WEIGHT_ROOT))
 
 
-def _stored_config(checkpoint: Checkpoint, opts: Sequence[Any]) -> CfgNode:
-    path, config = checkpoint.path, checkpoint_config(checkpoint)
-    if config is None:
-        raise CheckpointError(
-            f"{path}: has no config, so the architecture of the model is unknown: name the YAML "
-            "file of its config as well (`config`, or --config)"
-        )
-    # Loading weights must not run code, so the caller names the modules to import.
-    config.pop("IMPORTS", None)
-    return config_from(config, path, opts)
-
-
 def checkpoint_config(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """Parse the config that is stored in a checkpoint, if any.
-
-    Raises:
-        CheckpointError: the config is not valid YAML.
-    """
+    """Parse the config that is stored in a checkpoint, if any."""
     try:
         config = parse_yaml(checkpoint.config, checkpoint.path)
     except ConfigError as error:

@@ -6,13 +6,11 @@ Taken from its configs/ and MODEL_ZOO.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from detlite.conversion.checkpoint_source import ConfigValues
+from detlite.conversion.checkpoint_source import ConfigValues, RawStateDict, pixel_config
 
 # Numbers of classes of LVIS 0.5 and 1.0, with background.
 LVIS = (1231, 1204)
@@ -21,35 +19,27 @@ LVIS = (1231, 1204)
 _PIXEL_STD = (57.375, 57.12, 58.395)
 
 # Settings by a pattern of the name of the config or of the file.
-_NAMED: list[tuple[str, ConfigValues]] = [
-    (
-        r"scratch_mask_rcnn_R_50_FPN_9x_|model_final_(da7b4c|5ce33e)\.",
-        {"INPUT.PIXEL_STD": list(_PIXEL_STD)},
-    ),
-    # Trained again with a corrected config.
-    (
-        r"_3x_syncbn/143915318|model_final_220cfb\.",
-        {"MODEL.RESNETS.STRIDE_IN_1X1": False},
-    ),
-    (
-        r"Cityscapes/mask_rcnn_R_50_FPN|model_final_af9cf5\.",
-        {"INPUT.MIN_SIZE_TEST": 1024, "INPUT.MAX_SIZE_TEST": 2048},
-    ),
-    (
-        r"Detectron1-Comparisons/|_noaug_1x|model_final_(7ab50c|62ca52|cce136)\.",
-        {
-            "MODEL.RPN.SMOOTH_L1_BETA": 0.1111,
-            "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 1.0,
-            **{
-                f"MODEL.ROI_{head}_HEAD.{key}": value
-                for head in ("BOX", "MASK", "KEYPOINT")
-                for key, value in (("POOLER_TYPE", "ROIAlign"), ("POOLER_SAMPLING_RATIO", 2))
-            },
+_NAMED: dict[str, ConfigValues] = {
+    r"scratch_mask_rcnn_R_50_FPN_9x_|model_final_(da7b4c|5ce33e)\.": {
+        "INPUT.PIXEL_STD": list(_PIXEL_STD),
+    },
+    r"_3x_syncbn/143915318|model_final_220cfb\.": {  # trained again with a corrected config
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    },
+    r"Cityscapes/mask_rcnn_R_50_FPN|model_final_af9cf5\.": {
+        "INPUT.MIN_SIZE_TEST": 1024,
+        "INPUT.MAX_SIZE_TEST": 2048,
+    },
+    r"Detectron1-Comparisons/|_noaug_1x|model_final_(7ab50c|62ca52|cce136)\.": {
+        "MODEL.RPN.SMOOTH_L1_BETA": 0.1111,
+        "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 1.0,
+        **{
+            f"MODEL.ROI_{head}_HEAD.{key}": value
+            for head in ("BOX", "MASK", "KEYPOINT")
+            for key, value in (("POOLER_TYPE", "ROIAlign"), ("POOLER_SAMPLING_RATIO", 2))
         },
-    ),
-]
-
-
+    },
+}
 # Anchors of a level in older files.
 _CELL_ANCHORS = re.compile(r"(?:^|\.)anchor_generator\.cell_anchors\.(\d+)$")
 
@@ -58,25 +48,18 @@ def config_by_name(path: Path) -> ConfigValues:
     """Return the settings that follow from the published path of a file."""
     return {
         key: value
-        for pattern, config in _NAMED
+        for pattern, config in _NAMED.items()
         if re.search(pattern, path.as_posix())
         for key, value in config.items()
     }
 
 
 def config_by_shape(config: ConfigValues, stem_trained: bool) -> ConfigValues:
-    """Return the settings that follow from the inferred config.
-
-    Args:
-        config: the inferred config.
-        stem_trained: True if the norm of the stem was trained.
-    """
+    """Return the settings that follow from the inferred config and from the norm of the stem."""
     extra: ConfigValues = {}
     # Models with a longer RPN head are newer and have other settings.
-    trained_norm = (
-        "BN" in config.get("MODEL.FPN.NORM", "") and config.get("MODEL.RPN.NUM_CONVS", 1) == 1
-    )
-    from_scratch = trained_norm and stem_trained
+    older = config.get("MODEL.RPN.NUM_CONVS", 1) == 1
+    from_scratch = stem_trained and older and "BN" in config.get("MODEL.FPN.NORM", "")
     backbone = config["MODEL.BACKBONE.CONV_BODY"]
     resnext_101 = backbone.startswith("R-101-") and config["MODEL.RESNETS.NUM_GROUPS"] > 1
     regnet = backbone.startswith("timm/regnet")
@@ -90,12 +73,8 @@ def config_by_shape(config: ConfigValues, stem_trained: bool) -> ConfigValues:
     return extra
 
 
-def pixel_config(raw: Mapping[str, Any]) -> ConfigValues:
-    """Return the INPUT keys of files that store `pixel_mean` and `pixel_std` [3, 1, 1], 0..255.
-
-    Args:
-        raw: the state dict with detectron2's names.
-    """
+def stored_pixel_config(raw: RawStateDict) -> ConfigValues:
+    """Return the INPUT keys of files that store `pixel_mean` and `pixel_std` [3, 1, 1]."""
     if not {"pixel_mean", "pixel_std"} <= raw.keys():
         return {}
     mean, std = (
@@ -103,22 +82,14 @@ def pixel_config(raw: Mapping[str, Any]) -> ConfigValues:
         [float(str(value)) for value in np.asarray(raw[name], np.float32).flatten()]
         for name in ("pixel_mean", "pixel_std")
     )
-    if mean[0] <= mean[-1]:  # BGR: images have more red than blue
-        return {"INPUT.PIXEL_MEAN": mean, "INPUT.PIXEL_STD": std}
-    return {
-        "INPUT.TO_BGR255": False,
-        "INPUT.PIXEL_MEAN": [value / 255 for value in mean],
-        "INPUT.PIXEL_STD": [value / 255 for value in std],
-    }
+    return pixel_config(mean, std, rgb=mean[0] > mean[-1])  # images have more red than blue
 
 
-def anchor_config(raw: Mapping[str, Any], section: str) -> ConfigValues:
+def anchor_config(raw: RawStateDict, section: str) -> ConfigValues:
     """Return the sizes and aspect ratios of anchors, which older files store, unless default.
 
-    Args:
-        raw: the state dict with detectron2's names. `...cell_anchors.<level>` [A, 4] are xyxy
-            around the origin, sorted by size, then by aspect ratio.
-        section: "MODEL.RPN" or "MODEL.RETINANET".
+    Cell anchors [A, 4] are xyxy around the origin, sorted by size, then by aspect ratio.
+    `section` is "MODEL.RPN" or "MODEL.RETINANET".
     """
     names = {match[1]: name for name in raw if (match := _CELL_ANCHORS.search(name))}
     if not names:

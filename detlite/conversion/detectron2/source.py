@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,23 +14,17 @@ from detlite.conversion.checkpoint_source import (
     CheckpointSource,
     ConfigValues,
     RawStateDict,
-    RenameRules,
     StateDict,
+    names_match,
     number_levels_from_zero,
 )
 from detlite.conversion.infer_config import L1_RETINANET, infer_config, is_retinanet
 from detlite.conversion.regnet import REGNET_RULES
 
-from .model_zoo import anchor_config, config_by_name, config_by_shape, pixel_config
+from .model_zoo import anchor_config, config_by_name, config_by_shape, stored_pixel_config
 from .vitdet import VITDET_RULES, is_vitdet, vitdet_config
 
-
-def _recognise(names: Collection[str]) -> bool:
-    pattern = re.compile(r"(proposal_generator|backbone\.bottom_up|backbone\.stem|stem\.conv1)\.")
-    return any(pattern.match(name) for name in names)
-
-
-_RULES: RenameRules = [
+_RULES = [
     *REGNET_RULES,
     *VITDET_RULES,
     # backbones of a classifier, of a C4 model, of a pyramid
@@ -127,12 +120,10 @@ def move_background_first(state: StateDict) -> None:
 
 
 def order_anchors_by_ratio(state: StateDict, ratios: int | None = None) -> None:
-    """Reorder the anchors of a cell from (size, ratio) to (ratio, size).
+    """Reorder the anchors of a cell from (size, ratio) to (ratio, size), in place.
 
-    Args:
-        state: changed in place.
-        ratios: number of aspect ratios; None: 3, or the number of anchors if that is not a
-            multiple of 3.
+    `ratios` is the number of aspect ratios. None: 3, or the number of anchors if that is not a
+    multiple of 3.
     """
     for head in ("rpn.head.", "head."):
         if f"{head}bbox_pred.bias" not in state:
@@ -176,7 +167,7 @@ def _configure(state: StateDict, raw: RawStateDict, path: Path, _content: Any) -
         config["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 2000
     config |= (
         config_by_shape(config, _stem_trained(state))
-        | pixel_config(raw)
+        | stored_pixel_config(raw)
         | anchor_config(raw, _anchor_section(state))
     )
     return config | config_by_name(path)
@@ -195,7 +186,7 @@ def _anchor_section(state: StateDict) -> str:
 DETECTRON2 = CheckpointSource(
     name="detectron2",
     convention="detectron2",
-    recognise=_recognise,
+    recognise=names_match(r"(proposal_generator|backbone\.bottom_up|backbone\.stem|stem\.conv1)\."),
     rules=_RULES,
     unused=_UNUSED,
     adapt=_adapt,

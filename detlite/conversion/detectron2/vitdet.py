@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from detlite.conversion.checkpoint_source import ConfigValues, RenameRules, StateDict
+from detlite.conversion.checkpoint_source import (
+    ConfigValues,
+    StateDict,
+    pixel_config,
+)
 from detlite.conversion.infer_config import infer_config
 from detlite.modeling.backbone.timm_vit import PATCH
 from detlite.modeling.backbone.vit import SIZES
@@ -12,7 +16,7 @@ from .model_zoo import LVIS
 
 # Index of the first convolution in the sequence of layers of each level.
 _FIRST_CONV = {2: 4, 3: 1, 4: 0, 5: 1}
-VITDET_RULES: RenameRules = [
+VITDET_RULES = [
     (r"^backbone\.net\.", "backbone.body."),
     (r"^backbone\.simfp_2\.([013])\.", r"backbone.neck.scale.0.\1."),
     (r"^backbone\.simfp_3\.0\.", "backbone.neck.scale.1."),
@@ -30,7 +34,6 @@ _MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # RGB
 
 
 def is_vitdet(state: StateDict) -> bool:
-    """True if a renamed state dict is a ViTDet's."""
     return "backbone.body.patch_embed.proj.weight" in state
 
 
@@ -83,7 +86,5 @@ def _backbone(state: StateDict) -> ConfigValues:
         "INPUT.MAX_SIZE_TRAIN": image_size,
         "INPUT.MIN_SIZE_TEST": image_size,
         "INPUT.MAX_SIZE_TEST": image_size,
-        "INPUT.TO_BGR255": False,
-        "INPUT.PIXEL_MEAN": [value / 255 for value in _MEAN],
-        "INPUT.PIXEL_STD": [value / 255 for value in _STD],
+        **pixel_config(_MEAN, _STD, rgb=True),
     }

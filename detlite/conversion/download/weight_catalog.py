@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import torch
@@ -53,8 +54,7 @@ _SIGNATURES = {
 }
 
 
-@dataclass(frozen=True)
-class _RemoteFile:
+class _RemoteFile(NamedTuple):
     """A local file with its URL, and the first digits of its SHA-256 if known."""
 
     file: Path
@@ -68,11 +68,7 @@ def weight_file(cfg: CfgNode) -> Path:
 
 
 def find_weights(name: str, root: str) -> Path:
-    """Return the file of a name, and download it if necessary.
-
-    Args:
-        name: a path or a name, see the module.
-        root: MODEL.WEIGHT_ROOT, the folder of downloaded weights.
+    """Return the file of a path or name (see the module), and download it if necessary.
 
     Raises:
         ConfigError: an unknown scheme, or a missing file that cannot be downloaded; the message
@@ -81,54 +77,48 @@ def find_weights(name: str, root: str) -> Path:
     scheme, separator, rest = name.partition("://")
     if not separator:
         return expand_path(name)
-    if scheme in _LOCAL:
-        return _LOCAL[scheme](rest)
-    if scheme not in _REMOTE:
-        schemes = ", ".join(f"{known}://" for known in (*_REMOTE, *_LOCAL))
-        raise ConfigError(f"weights {name}: must be a path, or start with one of {schemes}")
-    remote = _REMOTE[scheme](rest, expand_path(root))
-    if remote.file.is_file():
-        return remote.file
-    if remote.url is None:
+    try:
+        if scheme in _LOCAL:
+            return _LOCAL[scheme](rest)
+        if scheme in _REMOTE:
+            return _download(_REMOTE[scheme](rest, expand_path(root)))
+    except (ConfigError, RemoteError) as error:
+        raise ConfigError(f"weights {name}: {error}") from error
+    schemes = ", ".join(f"{known}://" for known in (*_REMOTE, *_LOCAL))
+    raise ConfigError(f"weights {name}: must be a path, or start with one of {schemes}")
+
+
+def _download(remote: _RemoteFile) -> Path:
+    file, url, sha256 = remote
+    if file.is_file():
+        return file
+    if url is None:
         raise ConfigError(
-            f"weights {name}: no file {remote.file}, and its URL is unknown. Put the file "
-            "there, or set MODEL.WEIGHT to its path"
+            f"no file {file}, and its URL is unknown. Put the file there, or set MODEL.WEIGHT to "
+            "its path"
         )
     try:
-        download(remote.url, remote.file, remote.sha256)
-    except RemoteError as error:
-        raise ConfigError(f"weights {name}: {error}") from error
+        download(url, file, sha256)
     except OSError as error:
         raise ConfigError(
-            f"weights {name}: cannot write {remote.file} ({error.strerror or error}). Make room "
-            "or set MODEL.WEIGHT_ROOT to another folder; the next run resumes the download"
+            f"cannot write {file} ({error.strerror or error}). Make room or set MODEL.WEIGHT_ROOT "
+            "to another folder; the next run resumes the download"
         ) from error
-    return remote.file
+    return file
 
 
-def _catalog(name: str, root: Path) -> _RemoteFile:
-    return _RemoteFile(root / f"{name}.pkl", _catalog_url(name))
-
-
-def _detectron2(name: str, root: Path) -> _RemoteFile:
-    return _RemoteFile(root / name, f"{_HOST}/detectron2/{name}")
-
-
-def _web(scheme: str) -> Callable[[str, Path], _RemoteFile]:
-    def resolve(rest: str, root: Path) -> _RemoteFile:
-        url, fragment = urldefrag(f"{scheme}://{rest}")
-        file_name = Path(unquote(urlsplit(url).path)).name
-        if not file_name:
-            raise ConfigError(f"weights {url}: names no file")
-        kind, _, digits = fragment.lower().partition("=")
-        if fragment and (kind != "sha256" or not re.fullmatch("[0-9a-f]{8,64}", digits)):
-            raise ConfigError(f"weights {url}#{fragment}: expected #sha256=<8 to 64 digits>")
-        in_name = re.search(r"-([0-9a-f]{8})\.pth$", file_name)
-        if in_name and urlsplit(url).hostname == "download.openmmlab.com":
-            digits = digits or in_name[1]
-        return _RemoteFile(root / file_name, url, digits)
-
-    return resolve
+def _web(scheme: str, rest: str, root: Path) -> _RemoteFile:
+    url, fragment = urldefrag(f"{scheme}://{rest}")
+    file_name = Path(unquote(urlsplit(url).path)).name
+    if not file_name:
+        raise ConfigError("names no file")
+    kind, _, digits = fragment.lower().partition("=")
+    if fragment and (kind != "sha256" or not re.fullmatch("[0-9a-f]{8,64}", digits)):
+        raise ConfigError("expected #sha256=<8 to 64 digits>")
+    in_name = re.search(r"-([0-9a-f]{8})\.pth$", file_name)
+    if in_name and urlsplit(url).hostname == "download.openmmlab.com":
+        digits = digits or in_name[1]
+    return _RemoteFile(root / file_name, url, digits)
 
 
 def _torchvision(name: str, _root: Path) -> _RemoteFile:
@@ -136,8 +126,8 @@ def _torchvision(name: str, _root: Path) -> _RemoteFile:
         url = get_weight(name).url
     except (KeyError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"weights torchvision://{name}: torchvision has none of that name; one is "
-            "ResNet50_Weights.IMAGENET1K_V2 (torchvision.models.list_models, get_model_weights)"
+            "torchvision has none of that name; one is ResNet50_Weights.IMAGENET1K_V2 "
+            "(torchvision.models.list_models, get_model_weights)"
         ) from error
     file_name = Path(urlsplit(url).path).name
     digits = re.search(r"-([0-9a-f]{8,})\.", file_name)  # verified by torch.hub, too
@@ -145,28 +135,27 @@ def _torchvision(name: str, _root: Path) -> _RemoteFile:
     return _RemoteFile(folder / file_name, url, digits[1] if digits else "")
 
 
-def _catalog_url(name: str) -> str | None:
-    """Return the URL of a file in maskrcnn-benchmark's catalog, if it is one."""
+def _catalog(name: str, root: Path) -> _RemoteFile:
     kind, _, rest = name.partition("/")
+    model, url = rest.removeprefix("COCO/"), None
     if kind == "ImageNetPretrained":
-        return f"{_HOST}/detectron/{kind}/{_MOVED.get(rest, rest)}.pkl"
-    model = rest.removeprefix("COCO/")
-    if kind == "Caffe2Detectron" and model in _SIGNATURES:
+        url = f"{_HOST}/detectron/{kind}/{_MOVED.get(rest, rest)}.pkl"
+    elif kind == "Caffe2Detectron" and model in _SIGNATURES:
         number, _, config = model.partition("/")
         sets = "keypoints_" if "keypoint" in config else ""
-        return (
+        url = (
             f"{_HOST}/detectron/{number}/12_2017_baselines/{config}.yaml.{_SIGNATURES[model]}/"
             f"output/train/{sets}coco_2014_train%3A{sets}coco_2014_valminusminival/"
             "generalized_rcnn/model_final.pkl"
         )
-    return None
+    return _RemoteFile(root / f"{name}.pkl", url)
 
 
 _REMOTE: dict[str, Callable[[str, Path], _RemoteFile]] = {
     "catalog": _catalog,
-    "detectron2": _detectron2,
-    "http": _web("http"),
-    "https": _web("https"),
+    "detectron2": lambda name, root: _RemoteFile(root / name, f"{_HOST}/detectron2/{name}"),
+    "http": partial(_web, "http"),
+    "https": partial(_web, "https"),
     "torchvision": _torchvision,
 }
 # Files that are stored elsewhere than in <root>.

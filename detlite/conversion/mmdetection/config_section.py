@@ -35,16 +35,10 @@ class ConfigSection:
         return self._values.get(key) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key.
-
-        Raises:
-            ValueError: it is not a literal.
-        """
+        """Return the value of a key; ValueError if it is not a literal."""
         value = self._values.get(key, default)
         if isinstance(value, UnparsedExpression):
-            raise ValueError(
-                f"its config says {self.where}.{key} = {value.text}, which is not a literal"
-            )
+            raise self._invalid(key, value.text, ", which is not a literal")
         return value
 
     def numbers(self, key: str, default: Any = None) -> list[float]:
@@ -53,19 +47,18 @@ class ConfigSection:
         value = default if value is None else value
         numbers = list(value) if isinstance(value, (list, tuple)) else [value]
         if not numbers or not all(is_number(item) for item in numbers):
-            raise ValueError(
-                f"its config says {self.where}.{key} = {short(value)}, expected numbers"
-            )
+            raise self._invalid(key, short(value), ", expected numbers")
         return numbers
 
     def number(self, key: str, default: Any = None) -> Any:
         """Return the value of a key, a number or a sequence of equal numbers."""
         numbers = self.numbers(key, default)
         if len(set(numbers)) > 1:
-            raise ValueError(
-                f"its config says {self.where}.{key} = {short(numbers)}, expected one number"
-            )
+            raise self._invalid(key, short(numbers), ", expected one number")
         return numbers[0]
+
+    def _invalid(self, key: str, text: str, problem: str) -> ValueError:
+        return ValueError(f"its config says {self.where}.{key} = {text}{problem}")
 
     def section(self, key: str) -> ConfigSection:
         """Return the dict of a key."""
@@ -88,10 +81,7 @@ class ConfigSection:
 
     def reject(self, key: str, expected: str) -> NoReturn:
         """Raise ValueError: the value of a key is not one of the `expected`."""
-        value = self.get(key)
-        raise ValueError(
-            f"its config says {self.where}.{key} = {short(value)}: only {expected} is converted"
-        )
+        raise self._invalid(key, short(self.get(key)), f": only {expected} is converted")
 
     def check(self, kinds: Collection[str] = (), read: str = "", **only: tuple[Any, ...]) -> None:
         """Reject unknown classes, keys and values.
@@ -100,9 +90,6 @@ class ConfigSection:
             kinds: the allowed classes; empty: any.
             read: keys, separated by spaces, that are converted elsewhere or change no detection.
             only: the allowed values of further keys, besides None.
-
-        Raises:
-            ValueError: another class, key or value.
         """
         if kinds and self.kind not in kinds:
             self.reject("type", ", ".join(kinds))

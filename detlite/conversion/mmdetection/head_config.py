@@ -99,10 +99,9 @@ def pooler_config(extractor: ConfigSection, key: str) -> ConfigValues:
         "output_size out_size sampling_ratio sample_num aligned use_torchvision",
         pool_mode=("avg",),
     )
-    # names before version 2.3
-    size, samples = (
-        ("out_size", "sample_num") if "out_size" in layer else ("output_size", "sampling_ratio")
-    )
+    size, samples = "output_size", "sampling_ratio"
+    if "out_size" in layer:  # before version 2.3
+        size, samples = "out_size", "sample_num"
     return {
         f"{key}.POOLER_TYPE": "ROIAlignV2" if layer.get("aligned", True) else "ROIAlign",
         f"{key}.POOLER_RESOLUTION": int(layer.number(size)),

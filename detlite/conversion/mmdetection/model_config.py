@@ -26,11 +26,7 @@ _RETINANET_STRIDES = [8, 16, 32, 64, 128]
 
 
 def model_config(tree: dict[str, Any], state: StateDict) -> ConfigValues:
-    """Return the config of a model.
-
-    Args:
-        tree: the values of its config file, of version 2 or 3.
-        state: the renamed state dict.
+    """Return the config of a model from the values of its config file, of version 2 or 3.
 
     Raises:
         ValueError: the config has an unknown setting, or one that detlite does not have.
@@ -40,19 +36,18 @@ def model_config(tree: dict[str, Any], state: StateDict) -> ConfigValues:
         ("FasterRCNN", "MaskRCNN", "CascadeRCNN", "RetinaNet"),
         "data_preprocessor backbone neck rpn_head roi_head bbox_head train_cfg test_cfg pretrained",
     )
-    test = (
-        model.section("test_cfg")
-        if "test_cfg" in model
-        else ConfigSection(tree.get("test_cfg"), "test_cfg")
-    )
-    config: ConfigValues = {}
-    if model.kind == "RetinaNet":
-        config |= _retinanet(model, test)
+    if "test_cfg" in model:
+        test = model.section("test_cfg")
     else:
-        _check_neck(model.section("neck"), 0)
-        if model.section("neck").get("add_extra_convs", False):
-            model.section("neck").reject("add_extra_convs", "False")
-        config |= _rpn(model.section("rpn_head"), test.section("rpn"))
+        test = ConfigSection(tree.get("test_cfg"), "test_cfg")
+    if model.kind == "RetinaNet":
+        config = _retinanet(model, test)
+    else:
+        neck = model.section("neck")
+        _check_neck(neck, 0)
+        if neck.get("add_extra_convs", False):
+            neck.reject("add_extra_convs", "False")
+        config = _rpn(model.section("rpn_head"), test.section("rpn"))
         config |= _heads(model.section("roi_head"), test.section("rcnn"))
         masks = "roi_heads.mask.more."
         more = {name.removeprefix(masks)[0] for name in state if name.startswith(masks)}
@@ -80,15 +75,11 @@ def _backbone(backbone: ConfigSection) -> ConfigValues:
         plugins=(),
         stage_with_dcn=((False,) * 4, [False] * 4),
     )
-    norm = "BN"
     if "norm_cfg" in backbone:
-        backbone.section("norm_cfg").check(
-            ("BN", "SyncBN", "MMSyncBN"), "requires_grad", eps=(1e-5,)
-        )
-    if backbone.get("norm_eval", True):
-        norm = "FrozenBN"
+        norm = backbone.section("norm_cfg")
+        norm.check(("BN", "SyncBN", "MMSyncBN"), "requires_grad", eps=(1e-5,))
     return {
-        "MODEL.RESNETS.NORM": norm,
+        "MODEL.RESNETS.NORM": "FrozenBN" if backbone.get("norm_eval", True) else "BN",
         "MODEL.RESNETS.STRIDE_IN_1X1": backbone.get("style", "pytorch") == "caffe",
         "MODEL.BACKBONE.FREEZE_CONV_BODY_AT": int(backbone.number("frozen_stages", -1)) + 1,
     }

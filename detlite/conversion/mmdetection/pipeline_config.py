@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from detlite.conversion.checkpoint_source import ConfigValues
+from detlite.conversion.checkpoint_source import ConfigValues, pixel_config
 
-from .config_section import ConfigSection, short
+from .config_section import ConfigSection
 
 # Steps that do not change the image.
 _WITHOUT_EFFECT = (
@@ -22,19 +22,11 @@ _DIVISIBILITY = "DATALOADER.SIZE_DIVISIBILITY"
 
 
 def pipeline_config(tree: dict[str, Any], model: ConfigSection) -> ConfigValues:
-    """Return the config of the test pipeline and, in version 3, of the data preprocessor.
-
-    Args:
-        tree: the values of the config file.
-        model: its section `model`.
-
-    Raises:
-        ValueError: an unknown step of the pipeline.
-    """
+    """Return the config of the test pipeline and, in version 3, of the data preprocessor."""
     config: ConfigValues = {_DIVISIBILITY: 1}
     for step in _pipeline(tree):
         if step.kind == "MultiScaleFlipAug":  # version 2 nests the steps that follow
-            step.check(step.kind.split(), "img_scale transforms", flip=(False,), scale_factor=())
+            step.check((), "img_scale transforms", flip=(False,), scale_factor=())
             config |= _size(step, "img_scale")
             for inner in step.sections("transforms"):
                 if inner.kind != "RandomFlip":  # `flip` is checked above
@@ -65,7 +57,7 @@ def _step(step: ConfigSection) -> ConfigValues:
         return {}
     if step.kind == "Resize":
         step.check(
-            ("Resize",),
+            (),
             "img_scale scale multiscale_mode bbox_clip_border clip_object_border override",
             keep_ratio=(True,),
             ratio_range=(),
@@ -78,10 +70,10 @@ def _step(step: ConfigSection) -> ConfigValues:
         names = [key for key in ("scale", "img_scale") if key in step]
         return _size(step, names[0]) if names else {}
     if step.kind == "Normalize":
-        step.check(("Normalize",), "mean std to_rgb")
+        step.check((), "mean std to_rgb")
         return _pixels(step.numbers("mean"), step.numbers("std"), step.get("to_rgb", True), step)
     if step.kind == "Pad":
-        step.check(("Pad",), "size_divisor", pad_val=(0, {"img": 0, "masks": 0, "seg": 255}))
+        step.check((), "size_divisor", pad_val=(0, {"img": 0, "masks": 0, "seg": 255}))
         return {_DIVISIBILITY: int(step.number("size_divisor"))}
     step.check(
         ("LoadImageFromFile", "Resize", "Normalize", "Pad"),
@@ -120,12 +112,7 @@ def _pixels(
         raise ValueError(
             f"its config says {section.where}: mean and std must be three numbers each"
         )
-    scale = 255 if rgb else 1
-    return {
-        "INPUT.TO_BGR255": not rgb,
-        "INPUT.PIXEL_MEAN": [value / scale for value in mean],
-        "INPUT.PIXEL_STD": [value / scale for value in std],
-    }
+    return pixel_config(mean, std, rgb)
 
 
 def _size(step: ConfigSection, key: str) -> ConfigValues:
@@ -134,8 +121,5 @@ def _size(step: ConfigSection, key: str) -> ConfigValues:
         value = value[0]
     numbers = isinstance(value, (list, tuple)) and all(type(side) is int for side in value)
     if not numbers or len(value) != 2:
-        raise ValueError(
-            f"its config says {step.where}.{key} = {short(value)}: only one (long, short) is "
-            "converted"
-        )
+        step.reject(key, "one (long, short)")
     return {"INPUT.MIN_SIZE_TEST": min(value), "INPUT.MAX_SIZE_TEST": max(value)}

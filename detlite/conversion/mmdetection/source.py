@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,15 @@ from detlite.conversion.checkpoint_source import (
     CheckpointSource,
     ConfigValues,
     RawStateDict,
-    RenameRules,
     StateDict,
+    names_match,
 )
 from detlite.conversion.detectron2.source import move_background_first
 
 from .model_config import model_config
 from .python_config import read_python_config
 
-
-def _recognise(names: Collection[str]) -> bool:
-    pattern = re.compile(r"neck\.(lateral|fpn)_convs\.|rpn_head\.|roi_head\.|bbox_head\.")
-    return any(pattern.match(name) for name in names)
-
-
-_RULES: RenameRules = [
+_RULES = [
     (r"^backbone\.(conv1|bn1)\.", r"backbone.body.stem.\1."),
     *((rf"^backbone\.layer{n}\.", f"backbone.body.res{n + 1}.") for n in range(1, 5)),
     (r"\.bn(\d)\.", r".norm\1."),
@@ -60,8 +54,7 @@ _RULES: RenameRules = [
 
 def _adapt(state: StateDict, _raw: RawStateDict) -> StateDict:
     # P6 and P7 follow the outputs of the lateral levels
-    levels = sum(re.match(r"backbone\.neck\.lateral\.\d\.0\.weight", name) is not None
-                 for name in state)  # fmt: skip
+    levels = len({name.split(".")[3] for name in state if ".neck.lateral." in name})
     for number in range(2):
         output, top = f"neck.output.{levels + number}.0.", f"neck.top.p{6 + number}."
         state = {name.replace(output, top): value for name, value in state.items()}
@@ -116,7 +109,7 @@ def _class_names(content: Any) -> Sequence[str]:
 MMDETECTION = CheckpointSource(
     name="mmdetection",
     convention="mmdetection",
-    recognise=_recognise,
+    recognise=names_match(r"neck\.(lateral|fpn)_convs\.|rpn_head\.|roi_head\.|bbox_head\."),
     rules=_RULES,
     adapt=_adapt,
     configure=_configure,

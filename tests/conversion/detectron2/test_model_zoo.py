@@ -15,7 +15,11 @@ from yacs.config import CfgNode
 
 from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.conversion.checkpoint_source import ConfigValues
-from detlite.conversion.detectron2.model_zoo import anchor_config, config_by_name, pixel_config
+from detlite.conversion.detectron2.model_zoo import (
+    anchor_config,
+    config_by_name,
+    stored_pixel_config,
+)
 from detlite.conversion.detectron2.source import DETECTRON2
 from detlite.modeling.build import build_model
 from detlite.modeling.preprocessing import Normalizer
@@ -123,16 +127,17 @@ def _pixel_statistics(mean: list[float], std: list[float]) -> dict[str, Tensor]:
 
 def test_stored_pixel_statistics():
     statistics = _pixel_statistics([103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
-    assert pixel_config(statistics) == {
+    assert stored_pixel_config(statistics) == {
+        "INPUT.TO_BGR255": True,
         "INPUT.PIXEL_MEAN": [103.53, 116.28, 123.675],
         "INPUT.PIXEL_STD": [1.0, 1.0, 1.0],
     }
-    assert pixel_config({"pixel_mean": statistics["pixel_mean"]}) == {}
+    assert stored_pixel_config({"pixel_mean": statistics["pixel_mean"]}) == {}
 
 
 def test_stored_pixel_statistics_in_rgb():
     statistics = _pixel_statistics([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
-    config = pixel_config({name: value.numpy() for name, value in statistics.items()})
+    config = stored_pixel_config({name: value.numpy() for name, value in statistics.items()})
     normalizer = Normalizer(
         config["INPUT.PIXEL_MEAN"],
         config["INPUT.PIXEL_STD"],
