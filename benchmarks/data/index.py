@@ -22,8 +22,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import CocoDetection
 
 from benchmarks.roofline import process_memory, reset_peak_memory
-from detlite.data import CocoDataset
-from detlite.data.cache_folder import CACHE_VARIABLE
+from detlite.data import CocoDataset, cache
 
 SIZE = 480, 640  # height and width of the images
 _OBJECTS = 7.17  # mean per image, as in COCO
@@ -67,16 +66,16 @@ def benchmark_index(
     with tempfile.TemporaryDirectory() as temporary:
         files = generate_large_dataset(folder or Path(temporary), images)
         # The new processes inherit the variable.
-        before = os.environ.get(CACHE_VARIABLE)
-        os.environ[CACHE_VARIABLE] = temporary
+        before = os.environ.get(cache.VARIABLE)
+        os.environ[cache.VARIABLE] = temporary
         try:
             for name, open_dataset in METHODS.items():
                 with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
                     yield pool.submit(measure, name, open_dataset, files, batches, loaders).result()
         finally:
-            os.environ.pop(CACHE_VARIABLE)
+            os.environ.pop(cache.VARIABLE)
             if before is not None:
-                os.environ[CACHE_VARIABLE] = before
+                os.environ[cache.VARIABLE] = before
 
 
 def generate_large_dataset(folder: Path, count: int, seed: int = 0) -> tuple[Path, Path]:

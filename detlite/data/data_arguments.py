@@ -28,18 +28,10 @@ FINDERS: Registry[Callable[[Path, Path | None], tuple[dict[str, Any], str]]] = R
 
 
 def training_data(data: Data, test_data: Data | None = None) -> tuple[dict[str, Any], str]:
-    """Return the config keys of the data sets "train" and "test".
+    """Return the config keys of the data sets "train" and "test", and for a path its summary.
 
     If a path does not say what to test on, one in five images is split off for it, see
-    `dataset_formats.find_sets`. Pairs are not split.
-
-    Returns:
-        The keys, and for a path a sentence about the origin of the data sets.
-
-    Raises:
-        ConfigError: an argument is neither a path nor a pair of paths, or one is a path and the
-            other a pair.
-        DataError: the data do not exist or cannot be read.
+    `dataset_formats.find_sets`. Pairs are not split. Raises ConfigError or DataError.
     """
     if not isinstance(data, str | Path):
         train = _pair("data", data)
@@ -59,11 +51,6 @@ def training_data(data: Data, test_data: Data | None = None) -> tuple[dict[str, 
 
 
 def evaluation_data(data: Pair) -> dict[str, Any]:
-    """Return the config keys of the data set "test".
-
-    Raises:
-        ConfigError: `data` is not a pair of paths.
-    """
     return _dataset_keys(test=_pair("data", data))
 
 
@@ -76,7 +63,6 @@ def _pair(name: str, value: Any) -> Pair:
 
 
 def _dataset_keys(**sets: Pair | None) -> dict[str, Any]:
-    """Return the keys of the sets "train" and "test" except those that are None."""
     catalog, keys = [], {}
     for name, files in sets.items():
         keys[f"DATASETS.{name.upper()}"] = (name,) if files else ()

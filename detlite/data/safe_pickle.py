@@ -11,6 +11,7 @@ import collections
 import pickle
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,63 +49,58 @@ class _Array(np.ndarray):
         super().__setstate__(checked)
 
 
-class _MakeDType:
-    __slots__ = ()
-
-    def __call__(self, code: Any, align: Any = False, copy: Any = True) -> _DType:
-        # bool, integers, floats, complex numbers and text
-        if not isinstance(code, str) or not re.fullmatch(r"[biufcSU]\d+", code):
-            raise RefusedPickleError(f"numpy.dtype of {code!r}")
-        return _DType(code)
+def _without_attributes(function: Callable[..., Any]) -> Any:
+    """Wrap a function in an object without attributes that a pickle could change."""
+    members = {"__slots__": (), "__call__": staticmethod(function)}
+    return type(function.__name__, (), members)()
 
 
-class _Reconstruct:
-    __slots__ = ()
-
-    def __call__(self, kind: Any, shape: Any, code: Any) -> _Array:
-        return _Array((0,), dtype=np.uint8)
-
-
-class _FromBuffer:
-    __slots__ = ()
-
-    def __call__(self, data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-        checked = _checked(dtype)
-        array = np.frombuffer(_bytes(data), checked).reshape(shape, order=order)
-        return array.astype(checked.newbyteorder("="))  # like numpy's own __setstate__
+@_without_attributes
+def _make_dtype(code: Any, align: Any = False, copy: Any = True) -> _DType:
+    # bool, integers, floats, complex numbers and text
+    if not isinstance(code, str) or not re.fullmatch(r"[biufcSU]\d+", code):
+        raise RefusedPickleError(f"numpy.dtype of {code!r}")
+    return _DType(code)
 
 
-class _Scalar:
-    __slots__ = ()
-
-    def __call__(self, dtype: Any, data: Any) -> Any:
-        return np.frombuffer(_bytes(data), _checked(dtype), count=1)[0]
+@_without_attributes
+def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
+    return _Array((0,), dtype=np.uint8)
 
 
-class _Encode:
-    """Byte strings of Python 2, which protocol 2 writes as text to be encoded."""
+@_without_attributes
+def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+    checked = _checked(dtype)
+    array = np.frombuffer(_bytes(data), checked).reshape(shape, order=order)
+    return array.astype(checked.newbyteorder("="))  # like numpy's own __setstate__
 
-    __slots__ = ()
 
-    def __call__(self, text: str, encoding: str = "latin1") -> bytes:
-        if encoding != "latin1":
-            raise RefusedPickleError(f"_codecs.encode to {encoding!r}")
-        return text.encode(encoding)
+@_without_attributes
+def _scalar(dtype: Any, data: Any) -> Any:
+    return np.frombuffer(_bytes(data), _checked(dtype), count=1)[0]
+
+
+@_without_attributes
+def _encode(text: str, encoding: str = "latin1") -> bytes:
+    # Protocol 2 writes byte strings of Python 2 as text to be encoded.
+    if encoding != "latin1":
+        raise RefusedPickleError(f"_codecs.encode to {encoding!r}")
+    return text.encode(encoding)
 
 
 # Everything that arrays, numbers and ordered dicts need. numpy 2 renamed `core` to `_core`.
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
-    ("_codecs", "encode"): _Encode(),
+    ("_codecs", "encode"): _encode,
     ("numpy", "ndarray"): object(),  # passed as an argument, never called
-    ("numpy", "dtype"): _MakeDType(),
+    ("numpy", "dtype"): _make_dtype,
     **{
         (f"numpy.{core}.{module}", name): replacement
         for core in ("core", "_core")
         for module, name, replacement in (
-            ("multiarray", "_reconstruct", _Reconstruct()),
-            ("multiarray", "scalar", _Scalar()),
-            ("numeric", "_frombuffer", _FromBuffer()),
+            ("multiarray", "_reconstruct", _reconstruct),
+            ("multiarray", "scalar", _scalar),
+            ("numeric", "_frombuffer", _frombuffer),
         )
     },
 }
@@ -139,10 +135,7 @@ class _Unpickler(pickle._Unpickler):
 def read_pickle(path: str | Path) -> Any:
     """Return the arrays, numbers, strings and containers of a pickle.
 
-    Raises:
-        OSError: the file cannot be read.
-        RefusedPickleError: it holds anything else, which is named and was not executed.
-        Exception: `pickle` raises various errors for damaged files.
+    Raises RefusedPickleError for anything else, and various errors of `pickle` for damaged files.
     """
     with Path(path).open("rb") as stream:
         # latin1: arrays in pickles of Python 2 are byte strings.
@@ -170,11 +163,7 @@ _LOG = re.compile(
 
 
 def load_weights_only(path: Path) -> Any:
-    """Return `torch.load(weights_only=True)`, with placeholders for the objects of mmengine's log.
-
-    Raises:
-        Exception: those of torch, such as an UnpicklingError that names what it refuses.
-    """
+    """Return `torch.load(weights_only=True)` with placeholders for objects of mmengine's log."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -12,7 +13,7 @@ from yacs.config import CfgNode
 
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.data.datasets.coco import keypoint_names
-from detlite.data.loading.image_io import MAX_PIXELS, read_image
+from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, read_image
 from detlite.data.transforms.resize import resize_shortest
 from detlite.evaluation.results import categories_of
 from detlite.modeling.detection_model import DetectionModel
@@ -22,7 +23,6 @@ from detlite.ops import paste_masks
 from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
-from detlite.structures.keypoints import rescale_keypoints
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.pasting import paste_boxes
 
@@ -80,7 +80,7 @@ class Predictor:
         views: views for test-time augmentation, in place of the size above. None: one view, or
             as the file says if neither size is given.
         max_pixels, image_bits: limits of image files, see `data.loading.image_io.read_image`
-            (MAX_PIXELS and 16, or as the file says).
+            (Pillow's limit and 16, or as the file says).
         tiling: cut larger images into tiles and detect in each. None: do not, or as the file says.
 
     Attributes:
@@ -101,7 +101,7 @@ class Predictor:
         image_bits: int | None = None,
         tiling: Tiling | None = None,
     ) -> None:
-        sizes, limits = (800, 1333), (MAX_PIXELS, 16)
+        sizes, limits = (800, 1333), (DEFAULT_OPTIONS.max_pixels, DEFAULT_OPTIONS.bits)
         if isinstance(model, str | Path):
             cfg, model = READERS.get("exported")(model, ())
             sizes, limits = _sizes(cfg), _limits(cfg)
@@ -141,8 +141,7 @@ class Predictor:
             score_thresh, rle: see the class.
 
         Raises:
-            CheckpointError: the file is not a checkpoint, or has no config.
-            ConfigError: an invalid override, or another convention than that of the weights.
+            CheckpointError, ConfigError: the message says what to do.
         """
         cfg, model = build_model_from_checkpoint(path, opts, config)
         return build_predictor(cfg, model, score_thresh, rle)
@@ -176,8 +175,9 @@ class Predictor:
     def load(self, image: ImageInput) -> LoadedImage:
         """Read an image, and resize it unless the detector does."""
         if isinstance(image, str | Path | bytes):
-            follow = self.model.convention.exif_orientation
-            original = read_image(image, None, self.max_pixels, self.image_bits, follow)
+            upright = self.model.convention.exif_orientation
+            options = ImageOptions(self.max_pixels, self.image_bits, upright)
+            original = read_image(image, options=options)
         else:
             original = image_to_tensor(image)
         if self.detector.resizes_images:
@@ -189,9 +189,7 @@ class Predictor:
     def detect(self, loaded: Sequence[LoadedImage], proposals: Any = None) -> list[Detections]:
         """Return the detections of each image of a batch, in pixels of the network input.
 
-        Args:
-            loaded: the images.
-            proposals: for a Fast R-CNN, boxes in pixels of each original image.
+        The `proposals` for a Fast R-CNN are boxes in pixels of each original image.
         """
         rescaled = None
         if proposals is not None:
@@ -212,9 +210,11 @@ class Predictor:
 
     def to_prediction(self, detections: Detections, loaded: LoadedImage) -> Prediction:
         """Map the detections of an image to the original image, and paste their masks."""
-        input_size, size = size_of(loaded.network_input), loaded.size
-        detections, convention = detections.to("cpu"), self.model.convention
-        boxes = box_ops.rescale(detections.boxes.float(), input_size, size, convention)
+        size, convention = loaded.size, self.model.convention
+        detections = detections.to("cpu")
+        detections = replace(detections, boxes=detections.boxes.float())
+        detections = detections.rescale(size_of(loaded.network_input), size, convention)
+        boxes = detections.boxes
         categories = categories_of(detections.labels, self.categories)
         prediction = Prediction(
             size=size,
@@ -233,8 +233,7 @@ class Predictor:
             )
             prediction["masks"] = rles if self.rle else _bitmaps(rles, size)
         if detections.keypoints is not None:
-            keypoints = rescale_keypoints(detections.keypoints, input_size, size)
-            prediction["keypoints"] = keypoints
+            prediction["keypoints"] = detections.keypoints
             prediction["keypoints_scores"] = detections.keypoint_scores
         return prediction
 

@@ -9,14 +9,19 @@ background.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from detlite.conventions import Convention
+
+from .boxes import rescale
+from .keypoints import rescale_keypoints
 from .masks.packed import PackedMasks
 
+Size = tuple[int, int]
 R = TypeVar("R", bound="Record")
 
 
@@ -110,6 +115,13 @@ class Detections(PredictedBoxes):
     mask_probs: Tensor | None = None  # [B, D, M, M], the mask within each box
     keypoints: Tensor | None = None  # [B, D, K, 3] of (x, y, 1)
     keypoint_scores: Tensor | None = None  # [B, D, K], logits
+
+    def rescale(self, from_size: Size, to_size: Size, convention: Convention) -> Detections:
+        """Scale boxes and keypoints of an image to another size, (height, width), of it."""
+        scaled = replace(self, boxes=rescale(self.boxes, from_size, to_size, convention))
+        if self.keypoints is None:
+            return scaled
+        return replace(scaled, keypoints=rescale_keypoints(self.keypoints, from_size, to_size))
 
     def per_image(self) -> list[Detections]:
         """Return the detections of each image without padding, with fields `[D_i, ...]`."""

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from detlite.config import load_config
-from detlite.data import cache_folder
+from detlite.data.cache import VARIABLE
 
 SMALL_SET: dict[str, Any] = {
     # Sparse ids, not sorted.
@@ -88,7 +88,7 @@ def small_cfg(tmp_path: Path) -> Callable[..., Any]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set and return an empty cache folder."""
     folder = tmp_path / "cache"
-    monkeypatch.setenv(cache_folder.CACHE_VARIABLE, str(folder))
+    monkeypatch.setenv(VARIABLE, str(folder))
     return folder
 
 
@@ -117,7 +117,7 @@ def s3(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Any]:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust the times of new files, as if they had been written long ago."""
-    monkeypatch.setattr(cache_folder, "_SETTLED", 0.0)
+    monkeypatch.setattr("detlite.data.cache._SETTLED", 0.0)
 
 
 @pytest.fixture

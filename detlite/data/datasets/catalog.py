@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,9 +15,11 @@ import torch.utils.data
 from torch import Tensor
 from yacs.config import CfgNode
 
+from detlite.atomic_write import atomic_open
 from detlite.config import ConfigError
 from detlite.conventions import convention_of
 from detlite.data.errors import DataError
+from detlite.data.loading.image_io import build_image_options
 from detlite.data.remote.locations import GIGABYTE, Location, RemotePath, parse_location
 from detlite.data.remote.shards import ImageFolder, ShardFolder
 from detlite.registry import Registry
@@ -37,11 +40,7 @@ _REMOTE_TYPES = ("coco", "lvis", "webdataset")  # accept a URL as DATASETS.ROOT
 
 
 class ConcatDataset(torch.utils.data.ConcatDataset[tuple[Tensor, Target]]):
-    """Several data sets with the same categories as one.
-
-    Raises:
-        DataError: the categories or keypoints differ.
-    """
+    """Several data sets as one. Raises DataError if their categories or keypoints differ."""
 
     def __init__(self, datasets: Sequence[CocoDataset]) -> None:
         super().__init__(datasets)
@@ -88,11 +87,8 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
     """Build the data set that DATASETS.CATALOG, or else the built-in catalog, lists under `name`.
 
     For training it has masks if MODEL.MASK_ON is set, and no images without usable annotations,
-    except those without any annotation if DATASETS.BACKGROUND_IMAGES is set.
-
-    Raises:
-        ConfigError: there is no valid entry of that name, or no proposal file for it.
-        DataError: the data set is missing or invalid.
+    except those without any annotation if DATASETS.BACKGROUND_IMAGES is set. Raises ConfigError for
+    the entry, or DataError for the files.
     """
     kind, annotations, images = locate_dataset(cfg, name)
     if isinstance(annotations, Path) and annotations.is_dir():
@@ -106,7 +102,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
             f"expected in {images}). Put the files there, or set DATASETS.ROOT "
             f"({cfg.DATASETS.ROOT}) to the folder that holds them"
         )
-    datasets, convention = cfg.DATASETS, convention_of(cfg)
+    datasets = cfg.DATASETS
     return CocoDataset(
         annotations,
         images,
@@ -114,7 +110,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         kind=kind,
         train=train,
         masks=cfg.MODEL.MASK_ON,
-        masks_as_rle=convention.mask_targets == "soft",
+        masks_as_rle=convention_of(cfg).mask_targets == "soft",
         keypoints=cfg.MODEL.KEYPOINT_ON,
         min_keypoints=datasets.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
         background=datasets.BACKGROUND_IMAGES,
@@ -125,19 +121,13 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
             if train
             else datasets.PRECOMPUTED_PROPOSAL_TOPK_TEST
         ),
-        max_pixels=datasets.MAX_PIXELS,
-        image_bits=cfg.INPUT.IMAGE_BITS,
-        exif_orientation=convention.exif_orientation,
+        image_options=build_image_options(cfg),
         check_images=datasets.CHECK_IMAGES,
     )
 
 
 def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]:
-    """Return the type, the annotation file and the image folder of a data set.
-
-    Raises:
-        ConfigError, DataError: see `build_dataset`.
-    """
+    """Return the type, the annotation file and the image folder of a data set."""
     entry = _catalog_entry(cfg.DATASETS.CATALOG, name)
     kind = entry.get("type", "coco")
     locate = DATASETS.get(kind, key=f"DATASETS.CATALOG, {name}, type")
@@ -154,12 +144,7 @@ def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]
 
 
 def build_train_dataset(cfg: CfgNode) -> ConcatDataset:
-    """Build all data sets of DATASETS.TRAIN as one.
-
-    Raises:
-        ConfigError: DATASETS.TRAIN is empty, or NUM_CLASSES does not match the data set.
-        DataError: a data set is missing or invalid, or has other categories than the first.
-    """
+    """Build all data sets of DATASETS.TRAIN as one. Raises ConfigError or DataError."""
     if not cfg.DATASETS.TRAIN:
         raise ConfigError("DATASETS.TRAIN is empty: name at least one entry of DATASETS.CATALOG")
     dataset = ConcatDataset([build_dataset(cfg, name, train=True) for name in cfg.DATASETS.TRAIN])
@@ -199,6 +184,35 @@ def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> Non
             f"MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES is {points}, but the data set {dataset.name} "
             f"has {len(names)} keypoints"
         )
+
+
+def converted_file(root: Path, name: str, convert: Callable[[], dict[str, Any]]) -> Path:
+    """Return `<DATASETS.ROOT>/converted/<name>.json`; write the result of `convert` if missing.
+
+    Delete the file after a change of the files that it was converted from.
+    """
+    file = root / "converted" / f"{name}.json"
+    if file.is_file():
+        return file
+    content = convert()
+    try:
+        file.parent.mkdir(exist_ok=True)
+        with atomic_open(file, unique=True) as stream:
+            json.dump(content, stream)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be written ({error.strerror})") from error
+    logger.info("%s: converted %d images to %s", name, len(content["images"]), file)
+    return file
+
+
+def require(path: Path, name: str) -> Path:
+    """Return `path`, or raise DataError if it does not exist; `name` is that of the data set."""
+    if not path.exists():
+        raise DataError(
+            f"data set {name}: {path} does not exist. Put it there, or set DATASETS.ROOT to the "
+            "folder that holds it"
+        )
+    return path
 
 
 @DATASETS.register("coco", "lvis")
@@ -250,7 +264,6 @@ def _catalog_entry(catalog: Sequence[Entry], name: str) -> Entry:
 
 
 def _proposal_file(cfg: CfgNode, name: str, train: bool) -> Location:
-    """Return the proposal file of a data set of DATASETS.TRAIN or DATASETS.TEST."""
     datasets, phase = cfg.DATASETS, "TRAIN" if train else "TEST"
     paths = datasets.PROPOSAL_FILES_TRAIN if train else datasets.PROPOSAL_FILES_TEST
     names = datasets[phase]

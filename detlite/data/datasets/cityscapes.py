@@ -14,8 +14,7 @@ from detlite.config import ConfigError
 from detlite.data.errors import DataError
 from detlite.structures.masks.formats import RLE, encode_bitmap, polygons_to_rle
 
-from .catalog import DATASETS, Entry, check_fields
-from .converted import converted_file, require
+from .catalog import DATASETS, Entry, check_fields, converted_file, require
 
 # Labels with instances, by Cityscapes' numbers.
 CATEGORIES = {
@@ -88,16 +87,6 @@ def read_cityscapes(
 
     Each image has an additional field `void`: the RLE of the pixels that the official evaluation
     ignores, which `evaluate_cityscapes` reads.
-
-    Args:
-        images: leftImg8bit/<split>, with a folder for each city.
-        truth: gtFine/<split>.
-        form: see `cityscapes_files`.
-        max_images: see `cityscapes_files`.
-        labels: become the categories, numbered from 1 in this order.
-
-    Raises:
-        DataError: there are no images, or a file is missing or cannot be read.
     """
     files = sorted(images.glob("*/*_leftImg8bit.png"))
     if not files:

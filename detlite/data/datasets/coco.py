@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from detlite.data.errors import DataError
-from detlite.data.index.annotation_index import CROWD, AnnotationIndex, invalid_flags
+from detlite.data.index.annotation_index import CROWD, invalid_flags
 from detlite.data.index.build import open_index
 from detlite.data.loading.image_checks import find_bad_images
-from detlite.data.loading.image_io import MAX_PIXELS, read_image
+from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, read_image
 from detlite.data.remote.locations import Location, errors_naming, local_copy
 from detlite.data.remote.shards import ImageFolder, ShardFolder, ShardImage, image_file_of
 from detlite.structures.keypoints import PIXEL_CENTER
@@ -38,35 +38,23 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     `dataset[i]` is `(image, target)`. `image` is uint8 RGB [3, H, W]. `target` follows torchvision:
     `boxes` float32 [N, 4] xyxy, `labels` int64 [N] in 1..K, `image_id` int, `size` (H, W). With
     `train` and `masks` it has `masks`, a `PackedMasks` of N masks. With `keypoints` it has
-    `keypoints` float32 [N, P, 3] of (x, y, visibility). Crowd annotations are left out.
+    `keypoints` float32 [N, P, 3] of (x, y, visibility), and with `proposals` it has `proposals`
+    float32 [R, 4]. Crowd annotations are left out.
 
     The constructor checks every entry of the annotation file (`open_index`) and every image file
-    (`find_bad_images`), so that training does not stop at the last image.
+    (`find_bad_images`), so that training does not stop at the last image. A DataError names the
+    file and the annotation or image. `dataset[i]` raises it for an image that proves damaged.
 
     Args:
-        annotations: the annotation file, a path or a URL.
-        images: the folder of the image files, a path or a URL, or shards.
-        name: the name in messages and results.
         kind: the type of the catalog entry, which selects the evaluator.
         train: leave out images without a usable annotation.
-        masks: require a segmentation of every annotation. Only training targets have masks;
-            evaluation compares with `coco_gt()`.
+        masks: require a segmentation of every annotation. Only training targets have masks.
         masks_as_rle: draw polygons at the size of the image file, as torchvision does.
         keypoints: require keypoints of every annotation, and their names in a category.
         min_keypoints: in training, leave out images with fewer labeled keypoints.
         background: in training, keep images without any annotation as negative examples.
         skip_bad: log and skip bad annotations and images instead of raising an error.
-        proposals: a file of proposals, see `load_proposals`; targets then have `proposals` float32
-            [P, 4].
-        max_proposals: maximum number per image.
-        max_pixels: see `read_image`.
-        image_bits: see `read_image`.
-        exif_orientation: see `read_image`.
         check_images: check all image files; otherwise a bad one fails when it is read.
-
-    Raises:
-        DataError: names the file and the annotation or image id. `dataset[i]` raises it too, if an
-            image proves damaged when it is decoded.
     """
 
     def __init__(
@@ -85,16 +73,14 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         skip_bad: bool = False,
         proposals: Location | None = None,
         max_proposals: int = 1000,
-        max_pixels: int = MAX_PIXELS,
-        image_bits: int = 16,
-        exif_orientation: bool = True,
+        image_options: ImageOptions = DEFAULT_OPTIONS,
         check_images: bool = True,
     ) -> None:
         self.name = name or annotations.stem
         self.kind = kind
         self.annotation_file = images.name if isinstance(images, ShardFolder) else annotations
         self._folder = images
-        self._image_limits = max_pixels, image_bits, exif_orientation
+        self._image_options = image_options
         self._with_masks = train and masks
         self._masks_as_runs = masks_as_rle
         with local_copy(annotations) as file, errors_naming(self.annotation_file, instead_of=file):
@@ -144,17 +130,16 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
     @property
     def image_ids(self) -> list[int]:
-        """The ids of the images, as a new list."""
         return self._index.image_ids[self._numbers].tolist()
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """The (height, width) of the images, as a new list."""
+        """The (height, width) of the images."""
         return [(height, width) for height, width in self._index.sizes[self._numbers].tolist()]
 
     @property
     def aspect_ratios(self) -> list[float]:
-        """The width / height of the images, as a new list."""
+        """The width / height of the images."""
         sizes = self._index.sizes[self._numbers]
         return (sizes[:, 1] / sizes[:, 0]).tolist()
 
@@ -180,7 +165,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         height, width = entry["height"], entry["width"]
         file = image_file_of(self._folder, entry)
         try:
-            image = read_image(file, (height, width), *self._image_limits)
+            image = read_image(file, (height, width), self._image_options)
         except DataError as error:
             raise DataError(f"{error} (image id {entry['id']})") from error
         rows = self._index.annotations(number, self._invalid | CROWD)
@@ -222,15 +207,25 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         problems, count = self._index.problems(masks, len(self.keypoint_names), MAX_REPORTED)
         bad_images: dict[int, str] = {}
         if check_images:
-            bad_images = find_bad_images(self._index, self._folder, *self._image_limits)
-        if isinstance(self._folder, Path):
-            _check_folder(self._index, self._folder, bad_images, self.annotation_file)
+            bad_images = find_bad_images(self._index, self._folder, self._image_options)
+        if bad_images and len(bad_images) == len(self._index.image_ids):
+            self._check_folder()
         if isinstance(self._folder, ShardFolder):
             of_shards = self._index.content["problems"]
             problems, count = [*of_shards["first"], *problems], count + of_shards["count"]
         problems += bad_images.values()
         report_problems(problems, count + len(bad_images), self.annotation_file, skip_bad)
         return bad_images
+
+    def _check_folder(self) -> None:
+        """Raise DataError if the folder holds no image of the data set, so it is the wrong one."""
+        name = self._index.image(0)["file_name"]
+        if isinstance(self._folder, Path) and not (self._folder / name).exists():
+            raise DataError(
+                f"{self._folder}: none of the {len(self._index.image_ids)} images of "
+                f"{self.annotation_file} is in this folder, for example {name}. Set `images` in "
+                "DATASETS.CATALOG to the folder that these names are relative to"
+            )
 
     def _target(self, annotations: list[dict[str, Any]], height: int, width: int) -> Target:
         boxes = np.array([row["bbox"] for row in annotations], np.float64).reshape(-1, 4)
@@ -249,18 +244,3 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 segmentations, height, width, self._masks_as_runs
             )
         return target
-
-
-def _check_folder(
-    index: AnnotationIndex, images: Path, bad_images: dict[int, str], annotations: Location | str
-) -> None:
-    """Raise DataError if the folder holds no image of the data set, so it is the wrong one."""
-    if len(bad_images) < len(index.image_ids) or not bad_images:
-        return
-    name = index.image(0)["file_name"]
-    if not (images / name).exists():
-        raise DataError(
-            f"{images}: none of the {len(bad_images)} images of {annotations} is in this folder, "
-            f"for example {name}. Set `images` in DATASETS.CATALOG to the folder that these names "
-            "are relative to"
-        )

@@ -65,18 +65,10 @@ def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:
 def check_images(
     file: Path, by_url: bool, entries: Iterable[dict[str, Any]]
 ) -> tuple[np.ndarray, np.ndarray, set[str]]:
-    """Check the image entries of an annotation file.
-
-    Args:
-        file: the annotation file, for messages.
-        by_url: see `set_file_name`.
-        entries: in the order of the file.
+    """Check the image entries of an annotation file. Raises DataError.
 
     Returns:
         Ids int64 [I], sizes int64 [I, 2] of (height, width), and the folders of the images.
-
-    Raises:
-        DataError: there is no entry, or one lacks a field or has the id of another.
     """
     ids, sizes, folders = array("q"), array("q"), set()
     fields = {"file_name": str, "height": int, "width": int}
@@ -89,11 +81,7 @@ def check_images(
 
 
 def check_categories(file: Path, entries: list[dict[str, Any]]) -> None:
-    """Check the category entries of an annotation file.
-
-    Raises:
-        DataError: there is no entry, or one lacks a field or has the id or name of another.
-    """
+    """Check the category entries of an annotation file. Raises DataError."""
     first: dict[str, int] = {}
     for row in _checked(file, "categories", entries, {"name": str}):
         if first.setdefault(row["name"], row["id"]) != row["id"]:
@@ -127,16 +115,15 @@ def _checked(
 
 
 def is_int64(value: int) -> bool:
-    """True if a signed 64-bit integer can hold the value."""
     return -(1 << 63) <= value < 1 << 63
 
 
 def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the fields that pycocotools needs and many files lack, in place.
+    """Fill in the fields that pycocotools needs and many files lack, in place; return `content`.
 
     These are `info`, `licenses`, and of each annotation `iscrowd` (0) and `area` (of the
     segmentation, or of the box). An annotation with id 0 gets a new id, because the evaluation of
-    pycocotools ignores matches with it. The other fields must be valid. Returns `content`.
+    pycocotools ignores matches with it.
     """
     content.setdefault("info", {})
     content.setdefault("licenses", [])
@@ -170,12 +157,7 @@ def annotation_problem(
 ) -> str | None:
     """Return what is wrong with an annotation, or None.
 
-    Args:
-        annotation: the entry.
-        sizes: (height, width) of every image by id.
-        category_ids: the valid ones.
-        masks: check the segmentation.
-        keypoint_count: the number of keypoints; 0: do not check them.
+    `sizes` are (height, width) by image id. Keypoints are checked if there are any.
     """
     for field in ("id", "image_id", "category_id"):
         if type(annotation.get(field)) is not int:
@@ -234,16 +216,13 @@ def _extent_problem(box: tuple[float, float, float, float], height: int, width: 
     x1, y1, x2, y2 = box
     if x1 >= width or y1 >= height or x2 <= 0 or y2 <= 0:
         return f"is outside the {width}x{height} image"
-    if not _overhangs(x1, x2, width) and not _overhangs(y1, y2, height):
-        return None
-    return (
-        f"exceeds the {width}x{height} image by more than the {OVERHANG_PIXELS:g} pixels or "
-        f"{OVERHANG_FRACTION:.0%} of its side that are clipped"
-    )
-
-
-def _overhangs(start: float, end: float, limit: int) -> bool:
-    return max(-start, end - limit) > max(OVERHANG_PIXELS, OVERHANG_FRACTION * (end - start))
+    for start, end, limit in ((x1, x2, width), (y1, y2, height)):
+        if max(-start, end - limit) > max(OVERHANG_PIXELS, OVERHANG_FRACTION * (end - start)):
+            return (
+                f"exceeds the {width}x{height} image by more than the {OVERHANG_PIXELS:g} pixels "
+                f"or {OVERHANG_FRACTION:.0%} of its side that are clipped"
+            )
+    return None
 
 
 def segmentation_problem(segmentation: Any, height: int, width: int) -> str | None:

@@ -38,22 +38,15 @@ def load_proposals(
     limit: int,
     name: str = "",
 ) -> list[Tensor]:
-    """Return the highest-scoring proposals of each image of a data set.
+    """Return the highest-scoring proposals of each image of a data set. Raises DataError.
 
     Args:
         path: a .pkl of detectron2, or a .json of COCO results. Other images in it are ignored.
-        image_ids: the images.
-        sizes: their (height, width).
-        limit: maximum number of proposals per image.
         name: the original name of the file if `path` is a copy.
 
     Returns:
         For each image float32 [P, 4] xyxy in pixels, clipped to the image, not empty, in descending
         order of the scores.
-
-    Raises:
-        DataError: the file is missing or of another format, lacks an image, or has boxes or scores
-            that are not finite or differ in number.
     """
     pickled = (name or path.name).endswith(".pkl")
     box_format, by_image = _read_pickle(path) if pickled else _read_results(path)
@@ -144,7 +137,6 @@ def _read_results(path: Path) -> tuple[str, dict[str, _Proposals]]:
 
 
 def _checked(path: Path, image_id: Any, boxes: Any, scores: Any) -> tuple[Tensor, Tensor]:
-    """Return boxes float64 [N, 4] and scores [N] of an image."""
     where = f"{path}: image {image_id}"
     try:
         boxes, scores = np.asarray(boxes, np.float64), np.asarray(scores, np.float64)

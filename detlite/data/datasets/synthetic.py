@@ -41,9 +41,6 @@ def shapes_files(entry: Entry, root: Path) -> tuple[Path, Path]:
     """`{name, type: shapes, path: folder, split: train, images: 400, seed: 1}`.
 
     The data set is written to `root / path` at first use.
-
-    Raises:
-        ConfigError: a field of the entry is missing, unknown or invalid.
     """
     check_fields(entry, {"path": str, "split": str, "images": int, "seed": int})
     if entry["images"] < 1 or entry["seed"] < 0 or not entry["split"].isidentifier():
@@ -56,16 +53,10 @@ def shapes_files(entry: Entry, root: Path) -> tuple[Path, Path]:
 
 
 def generate_shapes(path: Path, split: str, images: int, seed: int) -> Path:
-    """Write images and COCO annotations to a folder in `path`, unless it exists.
+    """Write `annotations.json` and `images/` to a folder in `path`, unless it exists; return it.
 
     The same arguments give the same bytes. The folder appears only when it is complete, and several
     processes may write it concurrently.
-
-    Returns:
-        The folder, with `annotations.json` and `images/`.
-
-    Raises:
-        DataError: the folder cannot be written.
     """
     folder = path / f"{split}-{images}-seed{seed}-v{_VERSION}"
     if folder.is_dir():
@@ -116,11 +107,9 @@ class _Shape:
 
 
 def draw_scene(rng: np.random.Generator) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Draw an image.
+    """Draw an image: pixels uint8 [H, W, 3], and COCO annotations without `id` and `image_id`.
 
-    Returns:
-        Pixels uint8 [H, W, 3], and COCO annotations without `id` and `image_id`: polygons for fully
-        visible shapes, RLE of the visible part for hollow, occluded and cut shapes.
+    Fully visible shapes have polygons; hollow, occluded and cut ones the RLE of the visible part.
     """
     height, width = (int(side) for side in rng.choice(_SIDES, 2))
     base = rng.uniform(30, 225, 3)
@@ -175,7 +164,6 @@ def _random_shape(rng: np.random.Generator, height: int, width: int) -> _Shape:
 
 
 def _polar(radii: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """Return points [P, 2] around the origin."""
     return np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
 
 
@@ -217,7 +205,6 @@ def _texture(rng: np.random.Generator, color: np.ndarray, height: int, width: in
 
 
 def _contrasting(rng: np.random.Generator, base: np.ndarray) -> np.ndarray:
-    """Draw a color that differs visibly from `base`."""
     while True:
         color = rng.uniform(20, 235, 3)
         if np.linalg.norm(color - base) >= _MIN_CONTRAST:

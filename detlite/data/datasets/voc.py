@@ -7,8 +7,7 @@ from typing import Any
 
 from detlite.data.errors import DataError
 
-from .catalog import DATASETS, Entry, check_fields
-from .converted import converted_file, require
+from .catalog import DATASETS, Entry, check_fields, converted_file, require
 from .voc_xml import read_voc_file
 
 CATEGORIES = (
@@ -32,11 +31,7 @@ def voc_files(entry: Entry, root: Path) -> tuple[Path, Path]:
 
 
 def read_voc(folder: Path, split: str, name: str) -> dict[str, Any]:
-    """Return a split of a VOC folder in COCO form; `name` is that of the data set, for messages.
-
-    Raises:
-        DataError: a file is missing or cannot be read, or a category is unknown.
-    """
+    """Return a split of a VOC folder in COCO form. Raises DataError naming the data set."""
     stems = require(folder / "ImageSets" / "Main" / f"{split}.txt", name).read_text().split()
     category_ids = {category: number for number, category in enumerate(CATEGORIES, start=1)}
     content: dict[str, Any] = {

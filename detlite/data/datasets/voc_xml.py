@@ -14,13 +14,7 @@ _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 @dataclass(frozen=True)
 class VocObject:
-    """An `<object>` element.
-
-    Attributes:
-        name: the category.
-        difficult: the flag of that name.
-        corners: (x1, y1, x2, y2) as written.
-    """
+    """An `<object>` element; its corners are (x1, y1, x2, y2) as written."""
 
     name: str
     difficult: bool
@@ -45,11 +39,7 @@ class VocFile:
 
 
 def read_voc_file(file: Path) -> VocFile:
-    """Read an XML file.
-
-    Raises:
-        DataError: the file is not XML, or an element is missing or not a number.
-    """
+    """Read an XML file. Raises DataError."""
     try:
         tree = ET.parse(file).getroot()
         size = tuple(int(_text(tree, f"size/{side}")) for side in ("height", "width"))

@@ -41,12 +41,7 @@ def invalid_flags(masks: bool, keypoints: bool) -> int:
 
 
 def flag_duplicates(flags: np.ndarray, ids: np.ndarray) -> None:
-    """Set the flags of annotations whose id an earlier valid annotation has.
-
-    Args:
-        flags: uint8 [A] in the order of the file; changed in place.
-        ids: int64 [A]; any value for invalid annotations.
-    """
+    """Flag annotations whose id an earlier valid one has; `flags` uint8 [A] changes in place."""
     for masks in (False, True):
         for keypoints in (False, True):
             valid = np.flatnonzero(flags & invalid_flags(masks, keypoints) == 0)
@@ -65,7 +60,6 @@ class AnnotationIndex:
     A pickle of it holds only the path of the index.
 
     Attributes:
-        file: the file of the index.
         content: the members of the annotation file except images and annotations.
         folders: the folders of the images, relative to the image folder of the data set.
         image_ids: int64 [I].
@@ -98,7 +92,6 @@ class AnnotationIndex:
         return self._load(self._select("annotations", number, without))
 
     def category_ids(self, number: int, without: int) -> np.ndarray:
-        """Return the category ids of `annotations`, int64 [N]."""
         return self._select("category_ids", number, without)
 
     def counts(self, without: int, labeled_keypoints: bool = False) -> np.ndarray:
@@ -154,11 +147,7 @@ class DamagedIndexError(ValueError):
 
 
 class IndexWriter:
-    """Writes an index to an empty file, which is not a valid index before `finish`.
-
-    Attributes:
-        position: the number of bytes written so far.
-    """
+    """Writes an index to an empty file, which is not a valid index before `finish`."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -166,7 +155,6 @@ class IndexWriter:
         self.position = file.write(bytes(_HEADER.size))
 
     def write(self, data: bytes) -> None:
-        """Append bytes."""
         self._file.write(data)
         self.position += len(data)
 
@@ -176,7 +164,6 @@ class IndexWriter:
         return IndexFile(Path(self._file.name), {})
 
     def array(self, name: str, values: np.ndarray) -> None:
-        """Append an array."""
         self._arrays[name] = values.dtype.str, list(values.shape), self.position
         self.write(values.tobytes())
 
@@ -197,10 +184,6 @@ class IndexFile:
     It is read at byte positions, not memory-mapped. Processes share its pages in both cases, but
     mapped pages count as memory of every process, and a failing disk would kill a process by SIGBUS
     instead of raising an error.
-
-    Attributes:
-        path: the file.
-        table: the entries that `IndexWriter.finish` wrote.
     """
 
     def __init__(self, path: Path, table: dict[str, Any]) -> None:
@@ -229,11 +212,7 @@ class IndexFile:
         return IndexFile.open, (self.path,)
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes from `start` up to but excluding `stop`.
-
-        Raises:
-            DataError: the file was truncated, or cannot be read any more.
-        """
+        """Return the bytes from `start` up to but excluding `stop`. Raises DataError."""
         parts = []
         while start < stop:
             # One call returns at most 2 GB.

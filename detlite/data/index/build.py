@@ -22,17 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from detlite.atomic_write import atomic_open
-from detlite.data.cache_folder import (
-    CACHE_VARIABLE,
-    cache_folder,
-    cache_key,
-    delete_unused,
-    exclusive_lock,
-    file_stamp,
-    process_folder,
-    read_note,
-    write_note,
-)
+from detlite.data import cache
 from detlite.data.datasets.coco_checks import (
     annotation_problem,
     check_categories,
@@ -67,53 +57,45 @@ def open_index(file: Path, by_url: bool = False) -> AnnotationIndex:
     """Open the index of an annotation file; build it if there is none for this content.
 
     If several processes ask for an index, one builds it. If the cache folder cannot be written, the
-    index is built in a temporary folder of this process.
-
-    Args:
-        file: an annotation file in COCO form.
-        by_url: take file names from `coco_url`, see `set_file_name`.
-
-    Raises:
-        DataError: the file is missing, not JSON or not COCO; ids of images or categories or names
-            of categories are not unique; the file changed while it was read; or there is no space
-            for the index. Invalid annotations are flagged instead.
+    index is built in a temporary folder of this process. Invalid annotations are flagged. Raises
+    DataError if the file is not valid COCO otherwise, or if there is no space for the index.
     """
-    folder = cache_folder()
+    folder = cache.folder()
     if folder is not None:
         try:
             return AnnotationIndex(_cached_index(file, by_url, folder))
         except OSError as error:
             _logger.warning(
                 "%s: the index is built in a temporary folder, and again at the next start: %s "
-                "(set %s to a folder with space)", file, str(error), CACHE_VARIABLE,
+                "(set %s to a folder with space)", file, str(error), cache.VARIABLE,
             )  # fmt: skip
     try:
-        return AnnotationIndex(_cached_index(file, by_url, process_folder()))
+        return AnnotationIndex(_cached_index(file, by_url, cache.process_folder()))
     except OSError as error:
         raise DataError(
             f"{file}: no space for the index, which is about as large as the file ({error}). Set "
-            f"{CACHE_VARIABLE} to a folder with space"
+            f"{cache.VARIABLE} to a folder with space"
         ) from error
 
 
 def _cached_index(file: Path, by_url: bool, folder: Path) -> IndexFile:
     """Open or build an index in a folder. Raises OSError if it cannot be written."""
-    note_file = folder / f"{cache_key(file.absolute())}.note"
+    note_file = folder / f"{cache.key(file.absolute())}.note"
     try:
-        stamp = file_stamp(file)
+        stamp = cache.file_stamp(file)
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    note = read_note(note_file)
+    note = cache.read_note(note_file)
     known = stamp is not None and isinstance(note, dict) and note.get("stamp") == stamp
     content = str(note["hash"]) if known else content_hash(file)
     path = folder / f"{content}{'-by-url' * by_url}.index"
     index = _open_valid(path, content)
     if index is None:
         folder.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(path.with_suffix(".lock")):
+        with cache.exclusive_lock(path.with_suffix(".lock")):
             index = _open_valid(path, content)  # another process may have built it
             if index is None:
-                delete_unused(folder)
+                cache.delete_unused(folder)
                 with atomic_open(path, "wb", unique=True) as stream:
                     _build(file, by_url, content, stream)
                 index = IndexFile.open(path)
@@ -121,7 +103,7 @@ def _cached_index(file: Path, by_url: bool, folder: Path) -> IndexFile:
     with contextlib.suppress(OSError):
         os.utime(path)  # marks it as used
         if stamp is not None and not known:
-            write_note(note_file, {"stamp": stamp, "hash": content})
+            cache.write_note(note_file, {"stamp": stamp, "hash": content})
     return index
 
 
@@ -156,16 +138,7 @@ def _build(file: Path, by_url: bool, content: str, stream: IO[bytes]) -> None:
 def write_index(file: Path, by_url: bool, content: str, writer: IndexWriter) -> None:
     """Read, check and write the whole content of an annotation file.
 
-    Args:
-        file: the annotation file.
-        by_url: see `set_file_name`.
-        content: the expected `content_hash`.
-        writer: receives the index.
-
-    Raises:
-        DataError: see `open_index`.
-        OSError: the index cannot be written.
-        RecursionError: the JSON is nested too deeply.
+    Raises DataError, or OSError if the index cannot be written. `content` is the expected hash.
     """
     digest = hashlib.blake2b(digest_size=20)
     members, ends = _copy_entries(file, writer, digest.update)
@@ -202,9 +175,8 @@ def _copy_entries(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Write the texts of the entries of all lists.
 
-    Returns:
-        The other members of the file, and for each list the positions of its N entries, int64
-        [N + 1]: entry n starts at position n and ends at position n + 1.
+    Return the other members of the file, and for each list the positions of its N entries, int64
+    [N + 1]: entry n starts at position n and ends at position n + 1.
     """
     members: dict[str, Any] = {}
     ends: dict[str, array[int]] = {}

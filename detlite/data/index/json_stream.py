@@ -32,10 +32,7 @@ def read_members(
         `streamed` is [], and (key, element, text of the element) follows for each element. A key
         may occur repeatedly; `json.loads` takes the last one.
 
-    Raises:
-        NotAnObjectError: the document is a list or another value.
-        ValueError: the document is not JSON; the message has the position.
-        RecursionError: the document is nested too deeply.
+    Raises NotAnObjectError, ValueError with the position, or RecursionError.
     """
     window = _Window(_decoded(blocks))
     if window.peek() == "[":
@@ -63,7 +60,6 @@ def read_members(
 
 
 def _decoded(blocks: Iterable[bytes]) -> Iterator[str]:
-    """Decode bytes in the way of `json.loads`."""
     decoder: codecs.IncrementalDecoder | None = None
     for block in blocks:
         if decoder is None:
@@ -136,7 +132,6 @@ class _Window:
         )
 
     def _drop(self, position: int) -> None:
-        """Drop the text before a position of the window."""
         last = self._text.rfind("\n", 0, position)
         if last >= 0:
             self._lines += self._text.count("\n", 0, position)

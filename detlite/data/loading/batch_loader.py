@@ -48,15 +48,8 @@ def explain_dead_loader() -> Iterator[None]:
 class BatchLoader(DataLoader[Any]):
     """A DataLoader of `(images, targets)`: lists of uint8 [3, H, W] tensors and of targets.
 
-    Iterating raises:
-        DataError: from the data set, without the traceback of a loader process in its message.
-        LoaderProcessError: the shared memory for passing on batches is full.
-
-    Args:
-        cfg: DATALOADER.NUM_WORKERS and MODEL.DEVICE.
-        samples: see `TransformedDataset`.
-        batches: yields the samples of each batch.
-        padded_sizes: the (height, width) to which each batch is to be padded.
+    Iterating raises the DataError of a data set without the traceback of its process, or
+    LoaderProcessError. `padded_sizes` are the (height, width) to which to pad each batch.
     """
 
     def __init__(

@@ -6,19 +6,13 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from detlite.data.cache_folder import (
-    cache_folder,
-    cache_key,
-    exclusive_lock,
-    file_stamp,
-    read_note,
-    write_note,
-)
+from detlite.data import cache
 from detlite.data.errors import DataError, RemoteError
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.remote.locations import location_id
@@ -26,9 +20,10 @@ from detlite.data.remote.shards import ImageFolder, ShardFolder, image_file_of
 
 from .image_io import (
     DECODE_ERRORS,
+    DEFAULT_OPTIONS,
     END_MARKERS,
-    MAX_PIXELS,
     TRANSPOSED,
+    ImageOptions,
     StoredImage,
     open_image,
     read_image,
@@ -36,31 +31,23 @@ from .image_io import (
 )
 
 _VERSION = 1  # increase it with every change of the results of `image_problem`
-_Limits = tuple[int, int, bool]  # the last arguments of `image_problem`
 _GROUP = 4096  # images that are passed to the threads together
 _logger = logging.getLogger(__name__)
 
 
 def image_problem(
-    path: Path | StoredImage,
-    size: tuple[int, int],
-    max_pixels: int = MAX_PIXELS,
-    bits: int = 16,
-    exif_orientation: bool = True,
+    path: Path | StoredImage, size: tuple[int, int], options: ImageOptions = DEFAULT_OPTIONS
 ) -> str | None:
     """Return what is wrong with an image file that must have a size (height, width), or None.
 
     A valid image takes about 0.1 ms, since only its header and its end are read. A file without the
     usual end may still be valid, because some programs append data, so it is decoded.
-
-    Raises:
-        RemoteError: the image cannot be fetched.
     """
     try:
-        with open_image(path, max_pixels) as file:
+        with open_image(path, options.max_pixels) as file:
             marker = END_MARKERS.get(file.format or "")
             # Looking for EXIF data behind the pixels of a PNG would decode it.
-            known = exif_orientation and (file.format != "PNG" or "exif" in file.info)
+            known = options.exif_orientation and (file.format != "PNG" or "exif" in file.info)
             transposed = known and read_orientation(file) in TRANSPOSED
             fits = file.size == (size if transposed else size[::-1])
             if marker is not None and fits and file.fp is not None:
@@ -72,7 +59,7 @@ def image_problem(
     except DECODE_ERRORS:  # includes DataError; `read_image` says what is wrong
         pass
     try:
-        read_image(path, size, max_pixels, bits, exif_orientation)
+        read_image(path, size, options)
     except RemoteError:
         raise
     except DataError as error:
@@ -81,7 +68,7 @@ def image_problem(
 
 
 def find_bad_images(
-    index: AnnotationIndex, folder: ImageFolder, max_pixels: int, bits: int, exif_orientation: bool
+    index: AnnotationIndex, folder: ImageFolder, options: ImageOptions
 ) -> dict[int, str]:
     """Return the problems of image files by their number in the index.
 
@@ -89,43 +76,23 @@ def find_bad_images(
     is added to their folders, removed or renamed. Only listed images are checked again, since they
     may have been repaired in place. An image that is damaged in place fails when it is decoded. For
     a folder at a URL the note holds permanently.
-
-    Args:
-        index: of the annotation file.
-        folder: the folder of the images.
-        max_pixels: see `read_image`, like the other arguments.
-
-    Raises:
-        RemoteError: an image cannot be fetched.
     """
-    limits = max_pixels, bits, exif_orientation
-    cache = cache_folder()
-    if cache is not None:
-        key = cache_key(
-            index.file.table["hash"],
-            index.file.table["by_url"],
-            folder.id if isinstance(folder, ShardFolder) else location_id(folder),
-            *limits,
-            _VERSION,
-        )
-        note = cache / f"{key}.pictures"
-        with exclusive_lock(note.with_suffix(".lock")):
-            return _check_by_note(index, folder, limits, note)
-    return dict(_problems(index, folder, limits, np.arange(len(index.image_ids))))
-
-
-def _check_by_note(
-    index: AnnotationIndex, folder: ImageFolder, limits: _Limits, note_file: Path
-) -> dict[int, str]:
-    stamps = _folder_stamps(index, folder)
-    note = read_note(note_file)
-    valid = stamps is not None and isinstance(note, dict) and note.get("folders") == stamps
-    numbers = np.array(note["unsound"], np.int64) if valid else np.arange(len(index.image_ids))
-    problems = dict(_problems(index, folder, limits, numbers))
-    if stamps is not None and (not valid or len(problems) < len(numbers)):
-        with contextlib.suppress(OSError):
-            write_note(note_file, {"folders": stamps, "unsound": list(problems)})
-    return problems
+    notes = cache.folder()
+    if notes is None:
+        return dict(_problems(index, folder, options, np.arange(len(index.image_ids))))
+    table = index.file.table
+    images = folder.id if isinstance(folder, ShardFolder) else location_id(folder)
+    key = cache.key(table["hash"], table["by_url"], images, *astuple(options), _VERSION)
+    note_file = notes / f"{key}.pictures"
+    with cache.exclusive_lock(note_file.with_suffix(".lock")):
+        stamps, note = _folder_stamps(index, folder), cache.read_note(note_file)
+        valid = stamps is not None and isinstance(note, dict) and note.get("folders") == stamps
+        numbers = np.array(note["unsound"], np.int64) if valid else np.arange(len(index.image_ids))
+        problems = dict(_problems(index, folder, options, numbers))
+        if stamps is not None and (not valid or len(problems) < len(numbers)):
+            with contextlib.suppress(OSError):
+                cache.write_note(note_file, {"folders": stamps, "unsound": list(problems)})
+        return problems
 
 
 def _folder_stamps(index: AnnotationIndex, folder: ImageFolder) -> dict[str, Any] | None:
@@ -135,20 +102,20 @@ def _folder_stamps(index: AnnotationIndex, folder: ImageFolder) -> dict[str, Any
     stamps: dict[str, list[int] | None] = {}
     for name in index.folders:
         try:
-            stamps[name] = file_stamp(folder / name)
+            stamps[name] = cache.file_stamp(folder / name)
         except OSError:
             stamps[name] = []  # missing
     return None if None in stamps.values() else stamps
 
 
 def _problems(
-    index: AnnotationIndex, folder: ImageFolder, limits: _Limits, numbers: np.ndarray
+    index: AnnotationIndex, folder: ImageFolder, options: ImageOptions, numbers: np.ndarray
 ) -> Iterator[tuple[int, str]]:
     def problem(number: int) -> str | None:
         image = index.image(number)
         size = image["height"], image["width"]
         try:
-            text = image_problem(image_file_of(folder, image), size, *limits)
+            text = image_problem(image_file_of(folder, image), size, options)
         except RemoteError as error:
             raise RemoteError(f"{error} (image id {image['id']})") from error
         return text and f"image {image['id']} ({image['file_name']}): {text}"

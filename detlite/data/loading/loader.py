@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,14 +37,10 @@ class TransformedDataset(Dataset[Any]):
     message in the traceback of a loader process. `BatchLoader` raises it.
 
     Args:
-        dataset: the images.
-        transform: is applied to each image.
-        seed: of the random numbers.
         mosaic: probability of a mosaic of the image and three others, see `make_mosaic`. It has the
             size of the image, or of the crop if there is one.
         paste: probability of pasting objects of another image, see `paste_objects`. The other
             images come from the whole data set, or from the same shard.
-        fill: the color of the padding in mosaics.
     """
 
     def __init__(
@@ -113,10 +109,6 @@ def build_train_loader(
     """Build an endless loader of this process's part of the training batches.
 
     A resumed run that starts at `start_iter` gets exactly the batches of an uninterrupted run.
-
-    Raises:
-        ConfigError: SOLVER.IMS_PER_BATCH is not divisible by the number of processes, or
-            INPUT.COPY_PASTE_PROB contradicts the model.
     """
     _per_process(cfg.SOLVER.IMS_PER_BATCH, "SOLVER.IMS_PER_BATCH")
     if len(dataset) < cfg.SOLVER.IMS_PER_BATCH:
@@ -151,16 +143,11 @@ def build_train_loader(
 
 
 def _repeat_factors(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> np.ndarray | None:
-    """Return the mean number of appearances of each image in an epoch; None: once."""
     threshold = cfg.DATALOADER.REPEAT_THRESHOLD
     if not threshold:
         return None
-    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]
-    labels = [
-        set(part.labels(index).tolist())
-        for part in cast(list[CocoDataset], parts)
-        for index in range(len(part))
-    ]
+    parts = dataset.parts if isinstance(dataset, ConcatDataset) else [dataset]
+    labels = [set(part.labels(index).tolist()) for part in parts for index in range(len(part))]
     factors = repeat_factors(labels, threshold)
     logger.info(
         "DATALOADER.REPEAT_THRESHOLD %g: %d of %d images are repeated, at most %.1f times; an "
@@ -176,14 +163,15 @@ def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
     A batch comprises the images of all processes. They have similar sizes and are padded to the
     same size in each process, so the detections do not depend on the number of processes. Shards
     are read in sequence.
-
-    Raises:
-        ConfigError: TEST.IMS_PER_BATCH is not divisible by the number of processes.
     """
     batch_size = _per_process(cfg.TEST.IMS_PER_BATCH, "TEST.IMS_PER_BATCH")
     limits = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, convention_of(cfg).resize
     sizes = np.array([get_size(size, *limits) for size in dataset.sizes])
-    order = np.arange(len(sizes)) if dataset.shards is not None else _order_by_size(sizes)
+    if dataset.shards is not None:
+        order = np.arange(len(sizes))
+    else:
+        # Padding costs time, and objects near it are detected worse: sort by height, then width.
+        order = np.lexsort((-sizes[:, 1], -sizes[:, 0]))
     # The parts differ by at most one image; no image is repeated to equalize them. The n-th batch
     # of a process is its part of the n-th joint batch.
     indices = order[distributed.rank() :: distributed.world_size()].tolist()
@@ -192,14 +180,6 @@ def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
     padded_sizes = [] if resizes_later else _batch_sizes(sizes[order], cfg.TEST.IMS_PER_BATCH)
     sampler = BatchSampler(indices, batch_size, drop_last=False)
     return BatchLoader(cfg, samples, sampler, padded_sizes)
-
-
-def _order_by_size(sizes: np.ndarray) -> np.ndarray:
-    """Return the order of images by size (height, width) [images, 2].
-
-    Padding between images of different sizes costs time, and objects near it are detected worse.
-    """
-    return np.lexsort((-sizes[:, 1], -sizes[:, 0]))  # by height, then by width
 
 
 def _batch_sizes(sizes: np.ndarray, batch_size: int) -> list[tuple[int, int]]:

@@ -19,10 +19,7 @@ _UNIT = 1 << 20
 class Sample(NamedTuple):
     """An appearance of a training image. The fields seed its augmentation.
 
-    Attributes:
-        epoch: the pass through the data set, from 0.
-        image: index in the data set.
-        repeat: number of earlier appearances in the epoch.
+    `epoch` counts passes through the data set, and `repeat` earlier appearances in the epoch.
     """
 
     epoch: int
@@ -35,13 +32,6 @@ def repeat_factors(labels: Sequence[Collection[int]], threshold: float) -> np.nd
 
     A category in a fraction f of the images has the factor max(1, sqrt(threshold / f)). An image
     has the largest factor of its categories (LVIS, arXiv 1908.03195, appendix B.2).
-
-    Args:
-        labels: the categories of each image; duplicates do not matter.
-        threshold: a fraction of the images; 0.001 in the baselines of LVIS.
-
-    Returns:
-        float64 [images], at least 1.
     """
     categories = [set(of_image) for of_image in labels]
     images = Counter(category for of_image in categories for category in of_image)
@@ -67,10 +57,6 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
     Args:
         wide: for each image, True if it belongs to the first group; all False: no grouping.
         batch_size: over all processes, a multiple of `world_size`.
-        seed: of the random orders.
-        start_iter: the first iteration.
-        rank: of this process.
-        world_size: the number of processes.
         factors: how often each image appears in an epoch on average, see `repeat_factors`; each
             epoch rounds it up or down randomly. None: once.
         shards: int64 [images], the shard of each image, non-decreasing; None: no shards.
@@ -95,12 +81,7 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
         if factors is not None:
             weights = np.rint(factors * _UNIT).astype(np.int64)
         self._wide, self._tall = (
-            _Epochs(
-                np.flatnonzero(members),
-                weights[members],
-                (seed, group),
-                None if shards is None else _ShardOrder(seed, shards, members, window),
-            )
+            _Epochs(np.flatnonzero(members), weights[members], (seed, group), shards, window)
             for group, members in ((0, is_wide), (1, ~is_wide))
         )
         self._total = self._wide.total + self._tall.total
@@ -124,25 +105,6 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
         return (iteration * self._wide.total + self._phase) // self._total
 
 
-class _ShardOrder:
-    """The order in which a group of images is read from shards."""
-
-    def __init__(self, seed: int, shards: np.ndarray, members: np.ndarray, window: int) -> None:
-        self._seed, self._window = seed, window
-        self._count = int(shards[-1]) + 1
-        self._shards = shards[members]
-
-    def order(self, epoch: int) -> np.ndarray:
-        """Return the positions of the images in an epoch, shard by shard, int64 [N]."""
-        rank = np.random.default_rng((self._seed, 3, epoch)).permutation(self._count)
-        return np.argsort(rank[self._shards], kind="stable")
-
-    def shuffle(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Return a permutation, int64 [count], that moves elements by less than the window."""
-        position = np.arange(count) + rng.integers(self._window)
-        return np.argsort(position // self._window + rng.random(count))
-
-
 class _Epochs:
     """An endless stream of images, permutation after permutation, with access at any position.
 
@@ -157,17 +119,17 @@ class _Epochs:
         images: np.ndarray,
         weights: np.ndarray,
         seed: tuple[int, int],
-        shards: _ShardOrder | None,
+        shards: np.ndarray | None,
+        window: int,
     ) -> None:
         self.total = int(weights.sum())
-        self._shards = shards
+        self._shards, self._window = shards, window
         self._images, self._weights, self._seed = images, weights, seed
         self._phase = int(np.random.default_rng((*seed, 0, 0)).integers(_UNIT))
         # Two epochs, because a batch can continue into the next one.
         self._epoch = lru_cache(maxsize=2)(self._draw)
 
     def sample(self, position: int) -> Sample:
-        """Return the sample at a position of the stream, from 0."""
         epoch = ((position + 1) * _UNIT - self._phase - 1) // self.total
         image, repeat = self._epoch(epoch)[position - self._start(epoch)].tolist()
         return Sample(epoch, image, repeat)
@@ -180,18 +142,20 @@ class _Epochs:
         rng = np.random.default_rng((*self._seed, epoch))
         if self._shards is None:
             order = rng.permutation(len(self._images))
-        else:
-            order = self._shards.order(epoch)
+        else:  # shard by shard, in the same order for both groups
+            shard_rng = np.random.default_rng((self._seed[0], 3, epoch))
+            rank = shard_rng.permutation(int(self._shards[-1]) + 1)
+            order = np.argsort(rank[self._shards[self._images]], kind="stable")
         first_mark = (self._phase + epoch * self.total) % _UNIT
         ends = (first_mark + self._weights[order].cumsum()) // _UNIT
         counts = np.diff(ends, prepend=0)
         position = np.repeat(np.arange(len(order)), counts)
         repeat = np.arange(len(position)) - (ends - counts)[position]
-        shuffled = None
-        if self._shards is not None:
-            shuffled = self._shards.shuffle(rng, len(position))
+        if self._shards is not None:  # move images by less than the window
+            window = (np.arange(len(position)) + rng.integers(self._window)) // self._window
+            shuffled = np.argsort(window + rng.random(len(position)))
+            position, repeat = position[shuffled], repeat[shuffled]
         elif counts.max() > 1:  # otherwise the order is random already
             shuffled = rng.permutation(len(position))
-        if shuffled is not None:
             position, repeat = position[shuffled], repeat[shuffled]
         return np.stack([self._images[order[position]], repeat], axis=1)

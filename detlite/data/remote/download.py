@@ -42,7 +42,6 @@ Result = TypeVar("Result")
 
 
 def is_url(name: str) -> bool:
-    """True if a name is an http or https URL rather than a path."""
     return name.lower().startswith(("http://", "https://"))
 
 
@@ -52,20 +51,11 @@ def without_query(url: str) -> str:
 
 
 def download(url: str, file: Path, sha256: str = "") -> None:
-    """Download a URL to a file unless the file exists.
+    """Download a URL to a file unless the file exists. Raises RemoteError, or OSError.
 
     Received bytes are kept in `<name>.part`. A later call resumes from there if the server's file
     has not changed. `file` itself appears once it is complete and verified. If several processes
-    ask for one file, one downloads it and the others wait.
-
-    Args:
-        url: http or https.
-        file: the file to create, with its folder.
-        sha256: the first hexadecimal digits of the content's SHA-256; empty if unknown.
-
-    Raises:
-        RemoteError: the URL cannot be downloaded, or its content has another SHA-256.
-        OSError: the file cannot be written.
+    ask for one file, one downloads it and the others wait. `sha256` may be the first digits.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_name(file.name + ".lock")):
@@ -74,12 +64,7 @@ def download(url: str, file: Path, sha256: str = "") -> None:
 
 
 def fetch(url: str, max_bytes: int = 1 << 28, max_seconds: float = 300.0) -> bytes:
-    """Download a URL into memory.
-
-    Raises:
-        RemoteError: the URL cannot be downloaded, is larger than `max_bytes`, or takes longer than
-            `max_seconds`.
-    """
+    """Download a URL into memory. Raises RemoteError, also if it is too large or too slow."""
     name = without_query(url)
 
     def transfer() -> bytes:
@@ -104,17 +89,9 @@ def retry(
 ) -> Result:
     """Return the result of `action`, which is repeated after errors that may be temporary.
 
-    Args:
-        name: the URL in messages.
-        action: reads from a server.
-        attempts: the number of failures in a row that are accepted.
-        progress: returns a number that grows while `action` makes progress, which restarts the
-            count of failures.
-
-    Raises:
-        RemoteError: `action` failed permanently or too often.
-        FileNotFoundError: the server has no such file (only if `action` raises it).
-        ConfigError, ImportError, OSError: raised by `action`; OSError if the disk is full.
+    A growing value of `progress` restarts the count of failures. Raises RemoteError if `action`
+    failed permanently or too often. Other errors are those of `action`: FileNotFoundError,
+    ConfigError, ImportError, or OSError if the disk is full.
     """
     start, failures, reached = time.monotonic(), 0, progress()
     while True:

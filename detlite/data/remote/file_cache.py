@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from detlite.atomic_write import atomic_open
-from detlite.data.cache_folder import cache_folder, exclusive_lock
+from detlite.data import cache
 
 _HEADER = struct.Struct("<8sQ")  # magic, number of bytes that follow
 _MAGIC = b"detlite\n"
@@ -27,7 +27,7 @@ _warned: set[Path] = set()
 
 def remote_file_cache(limit: int) -> FileCache | None:
     """Return this user's cache of remote files; None if caching is off."""
-    folder = cache_folder()
+    folder = cache.folder()
     return FileCache(folder / "remote", limit) if folder is not None and limit > 0 else None
 
 
@@ -36,10 +36,6 @@ class FileCache:
 
     Files are written atomically. If several processes request the same key, one fetches it. If the
     folder cannot be written, nothing is cached, and each process logs one warning.
-
-    Args:
-        folder: holds nothing else.
-        limit: bytes, as counted by the sizes of the files.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -49,18 +45,13 @@ class FileCache:
     def read(
         self, key: str, fetch: Callable[[], bytes], start: int = 0, stop: int | None = None
     ) -> bytes:
-        """Return the bytes from `start` to `stop` of a cached file, or of the result of `fetch`.
-
-        Args:
-            key: see `cache_key`.
-            fetch: returns the whole content; its errors are passed on.
-        """
+        """Return the bytes from `start` to `stop` of a cached file, or of the result of `fetch`."""
         path = self._path(key)
         data = _read(path, start, stop)
         if data is None:
             with contextlib.suppress(OSError):  # `_store` reports it
                 path.parent.mkdir(parents=True, exist_ok=True)
-            with exclusive_lock(path.parent / "lock"):
+            with cache.exclusive_lock(path.parent / "lock"):
                 data = _read(path, start, stop)  # another process may have fetched it
                 if data is None:
                     content = fetch()
@@ -87,7 +78,7 @@ class FileCache:
         try:
             with atomic_open(path, "wb", unique=True) as file:
                 file.write(_HEADER.pack(_MAGIC, len(data)) + data)
-            with exclusive_lock(self._folder / "lock"):
+            with cache.exclusive_lock(self._folder / "lock"):
                 self._add_size(size)
         except OSError as error:
             if self._folder not in _warned:

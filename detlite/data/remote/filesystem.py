@@ -41,10 +41,8 @@ class FileVersion:
 def read(url: str, start: int | None = None, stop: int | None = None) -> bytes:
     """Return the bytes of a file, or those from `start` up to but excluding `stop`.
 
-    Raises:
-        FileNotFoundError: the file does not exist.
-        RemoteError: the file cannot be read after several attempts, or does not have these bytes.
-        ConfigError: no package for URLs of this protocol is installed.
+    Raises FileNotFoundError, RemoteError after several attempts, or ConfigError if no package for
+    URLs of this protocol is installed.
     """
 
     def read_bytes(system: Any, path: str) -> bytes:
@@ -57,7 +55,6 @@ def read(url: str, start: int | None = None, stop: int | None = None) -> bytes:
 
 
 def file_version(url: str) -> FileVersion:
-    """Return size and version of a file. Raises the errors of `read`."""
     return _with_retries(url, _file_version)
 
 
@@ -106,8 +103,6 @@ def _with_retries(url: str, action: Callable[[Any, str], Result]) -> Result:
 
 @dataclass(frozen=True)
 class _Archive:
-    """An open archive, the guard for its use, and the monotonic time of its opening."""
-
     system: Any
     guard: AbstractContextManager[Any]
     opened: float

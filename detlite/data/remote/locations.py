@@ -10,15 +10,7 @@ from urllib.parse import quote
 
 from detlite.atomic_write import atomic_path
 from detlite.config import expand_variables
-from detlite.data.cache_folder import (
-    CACHE_VARIABLE,
-    cache_key,
-    exclusive_lock,
-    existing_cache_folder,
-    mark_used,
-    read_note,
-    write_note,
-)
+from detlite.data import cache
 from detlite.data.errors import DataError
 
 from .download import without_query
@@ -32,9 +24,7 @@ GIGABYTE = 1 << 30
 class RemotePath:
     """A file or folder at an fsspec URL: `s3://bucket/folder`, `zip://folder::https://a/b.zip`.
 
-    Attributes:
-        url: the fsspec URL.
-        cache_bytes: size limit of the cache for files that are read, see `FileCache`.
+    `cache_bytes` is the size limit of the cache for files that are read, see `FileCache`.
     """
 
     url: str
@@ -61,25 +51,23 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return PurePosixPath(self.url.split("::")[0].partition("?")[0]).name
 
     @property
     def stem(self) -> str:
-        """The name without its suffix."""
         return PurePosixPath(self.name).stem
 
     def read_bytes(self) -> bytes:
         """Return the content, cached if possible. Raises the errors of `filesystem.read`."""
-        cache = self._cache()
-        if cache is None:
+        files = self._cache()
+        if files is None:
             return read(self.url)
-        return cache.read(cache_key(self.url), lambda: read(self.url))
+        return files.read(cache.key(self.url), lambda: read(self.url))
 
     def forget(self) -> bool:
         """Delete the cached copy. Returns True if there was one."""
-        cache = self._cache()
-        return cache is not None and cache.forget(cache_key(self.url))
+        files = self._cache()
+        return files is not None and files.forget(cache.key(self.url))
 
     def _cache(self) -> FileCache | None:
         container = self.url.split("::")[-1]
@@ -91,11 +79,7 @@ Location = Path | RemotePath
 
 
 def parse_location(text: str, root: Location | None = None) -> Location:
-    """Return the location that a config value names: a URL, or a path relative to `root`.
-
-    Raises:
-        ConfigError: `text` uses an environment variable that is not set.
-    """
+    """Return the location that a config value names: a URL, or a path relative to `root`."""
     text = expand_variables(text)
     if "://" in text:
         return RemotePath(text)
@@ -126,10 +110,7 @@ def local_copy(location: Location) -> Iterator[Path]:
     """Yield a local file unchanged, or a local copy of the current content of a URL.
 
     The copy stays in the cache. It is fetched again if size or version have changed, or if the
-    server reports neither. A DataError in the `with` block names the URL instead of the copy.
-
-    Raises:
-        DataError: the file does not exist, cannot be read, or there is no space for the copy.
+    server reports neither. A DataError, also in the `with` block, names the URL.
     """
     if isinstance(location, Path):
         yield location
@@ -141,27 +122,26 @@ def local_copy(location: Location) -> Iterator[Path]:
 
 def _current_copy(file: RemotePath) -> Path:
     try:
-        copy = existing_cache_folder() / f"{cache_key('copy', file.url)}.copy"
-        with exclusive_lock(copy.with_suffix(".lock")):
+        copy = cache.existing_folder() / f"{cache.key('copy', file.url)}.copy"
+        with cache.exclusive_lock(copy.with_suffix(".lock")):
             current = file_version(file.url)
             note = copy.with_suffix(".copied")
-            valid = copy.is_file() and read_note(note) == _copy_note(current, copy)
+            valid = copy.is_file() and cache.read_note(note) == _copy_note(current, copy)
             if not valid or current.version is None:
                 note.unlink(missing_ok=True)
                 with atomic_path(copy, unique=True) as temporary:
                     current = copy_file(file.url, temporary)
-                write_note(note, _copy_note(current, copy))
-            mark_used(copy)
+                cache.write_note(note, _copy_note(current, copy))
+            cache.mark_used(copy)
     except FileNotFoundError as error:
         raise DataError(f"{file}: the file does not exist") from error
     except OSError as error:
         raise DataError(
-            f"{file}: no space for a local copy ({error}). Set {CACHE_VARIABLE} to a folder with "
+            f"{file}: no space for a local copy ({error}). Set {cache.VARIABLE} to a folder with "
             "space"
         ) from error
     return copy
 
 
 def _copy_note(version: FileVersion, copy: Path) -> list[str | int | None]:
-    """Return what identifies a copy; its own size shows if it was truncated."""
     return [version.size, version.version, copy.stat().st_size]

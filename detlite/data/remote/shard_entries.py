@@ -26,14 +26,11 @@ IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
 
 
 def read_entries(shard: Shard) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a shard in its order.
+    """Yield the entries of a shard in its order. Raises DataError.
 
     Yields:
         `json`, `name`, and the `offset`, `size` and `header` of the image, see `ShardImage`; or
         `problem`: what is wrong with an entry or with the shard.
-
-    Raises:
-        DataError: the shard cannot be read.
     """
     try:
         with _open(shard) as source, tarfile.open(fileobj=source, mode="r:") as tar:

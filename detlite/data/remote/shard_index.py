@@ -18,13 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from detlite.atomic_write import atomic_open
-from detlite.data.cache_folder import (
-    CACHE_VARIABLE,
-    cache_key,
-    exclusive_lock,
-    existing_cache_folder,
-    mark_used,
-)
+from detlite.data import cache
 from detlite.data.datasets.catalog import DATASETS, Entry, check_fields
 from detlite.data.datasets.coco_checks import MAX_REPORTED
 from detlite.data.errors import DataError
@@ -54,31 +48,27 @@ def webdataset_files(entry: Entry, root: Location) -> tuple[Path, ShardFolder]:
     with ThreadPoolExecutor(16) as pool:
         shards = list(pool.map(_shard, files))
     categories = _read_categories(parse_location(entry["categories"], root))
-    keys = [cache_key("shard", location_id(one.file), one.version, _FORMAT) for one in shards]
+    keys = [cache.key("shard", location_id(one.file), one.version, _FORMAT) for one in shards]
     try:
-        folder = existing_cache_folder()
+        folder = cache.existing_folder()
         indexes = [folder / f"{key}.shard" for key in keys]
-        file = folder / f"{cache_key(*keys, json.dumps(categories))}.coco"
-        with exclusive_lock(file.with_suffix(".lock")):
+        file = folder / f"{cache.key(*keys, json.dumps(categories))}.coco"
+        with cache.exclusive_lock(file.with_suffix(".lock")):
             if not file.is_file():
                 _write_annotations(name, file, shards, indexes, categories)
         for path in (file, *indexes):
             with contextlib.suppress(FileNotFoundError):  # the joined file alone may be left
-                mark_used(path)
+                cache.mark_used(path)
     except OSError as error:
         raise DataError(
-            f"{name}: no space for the index of the shards ({error}). Set {CACHE_VARIABLE} to a "
+            f"{name}: no space for the index of the shards ({error}). Set {cache.VARIABLE} to a "
             "folder with space"
         ) from error
     return file, ShardFolder(name, tuple(shards))
 
 
 def expand_range(text: str) -> list[str]:
-    """Expand `a-{08..10}.tar` to `a-08.tar`, `a-09.tar`, `a-10.tar`; several ranges to the product.
-
-    Raises:
-        DataError: a range is empty or too long.
-    """
+    """Expand `a-{08..10}.tar` to `a-08.tar`, `a-09.tar`, `a-10.tar`. Raises DataError."""
     match = _RANGE.search(text)
     if match is None:
         return [text]
@@ -186,7 +176,7 @@ def _entries(indexes: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _write_index(shard: Shard, index: Path) -> None:
     """Write the index of a shard, one line per entry, unless it exists."""
-    with exclusive_lock(index.with_suffix(".lock")):
+    with cache.exclusive_lock(index.with_suffix(".lock")):
         if index.is_file():
             return
         with atomic_open(index, "wb", unique=True) as stream:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from detlite.data.cache_folder import cache_key
+from detlite.data import cache
 from detlite.data.errors import DataError
 
 from .file_cache import remote_file_cache
@@ -20,35 +20,25 @@ CHUNK = 1 << 22  # bytes of a remote shard that one request reads
 
 @dataclass(frozen=True)
 class Shard:
-    """A tar file.
-
-    Attributes:
-        file: its location.
-        size: bytes.
-        version: a text that changes with the content.
-    """
+    """A tar file; `version` is a text that changes with its content."""
 
     file: Location
     size: int
     version: str
 
     def read(self, start: int, stop: int, cache_bytes: int) -> bytes:
-        """Return the bytes from `start` up to but excluding `stop`.
+        """Return the bytes from `start` up to but excluding `stop`. Raises as `filesystem.read`.
 
         A remote shard is read and cached in chunks of CHUNK bytes. If caching is off, the request
         is for these bytes alone.
-
-        Raises:
-            FileNotFoundError, DataError: see `filesystem.read`.
-            OSError: a local shard cannot be read.
         """
         if not isinstance(self.file, RemotePath):
             with self.file.open("rb") as stream:
                 stream.seek(start)
                 return stream.read(stop - start)
-        cache = remote_file_cache(cache_bytes)
+        files = remote_file_cache(cache_bytes)
         url, stop = self.file.url, min(stop, self.size)
-        if cache is None:
+        if files is None:
             return read(url, start, stop)
         parts = []
         for number in range(start // CHUNK, -(-stop // CHUNK)):
@@ -58,30 +48,24 @@ class Shard:
                 return read(url, first, min(first + CHUNK, self.size))
 
             key = self._chunk_key(number)
-            parts.append(cache.read(key, fetch, max(start - first, 0), stop - first))
+            parts.append(files.read(key, fetch, max(start - first, 0), stop - first))
         return b"".join(parts)
 
     def forget(self, start: int, stop: int, cache_bytes: int) -> bool:
-        """Delete the cached chunks of a range of bytes. Returns True if there were any."""
-        cache = remote_file_cache(cache_bytes) if isinstance(self.file, RemotePath) else None
-        if cache is None:
+        """Delete cached chunks of a range of bytes, see `StoredImage.forget`."""
+        files = remote_file_cache(cache_bytes) if isinstance(self.file, RemotePath) else None
+        if files is None:
             return False
         numbers = range(start // CHUNK, -(-stop // CHUNK))
-        return sum(cache.forget(self._chunk_key(number)) for number in numbers) > 0
+        return sum(files.forget(self._chunk_key(number)) for number in numbers) > 0
 
     def _chunk_key(self, number: int) -> str:
-        return cache_key(location_id(self.file), self.version, CHUNK, number)
+        return cache.key(location_id(self.file), self.version, CHUNK, number)
 
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """The shards of a data set, used like a folder of images.
-
-    Attributes:
-        name: the name in messages.
-        shards: in the order of the data set.
-        cache_bytes: size limit of the cache for remote shards.
-    """
+    """The shards of a data set, used like a folder of images; `name` is for messages."""
 
     name: str
     shards: tuple[Shard, ...]
@@ -90,7 +74,7 @@ class ShardFolder:
     @property
     def id(self) -> str:
         """A text that identifies the shards and their versions."""
-        return cache_key(*((location_id(one.file), one.version) for one in self.shards))
+        return cache.key(*((location_id(one.file), one.version) for one in self.shards))
 
     def image(self, entry: dict[str, Any]) -> ShardImage:
         """Return the image of an entry that `shard_index` wrote."""
@@ -101,15 +85,9 @@ class ShardFolder:
 
 @dataclass(frozen=True)
 class ShardImage:
-    """An image file in a shard. Messages name the shard and the member.
+    """An image file in a shard, named `<shard>/<member>`.
 
-    Attributes:
-        shard: the tar file.
-        name: `<shard>/<member>`.
-        offset: position of the image file in the shard, in bytes.
-        size: bytes.
-        header: CRC-32 of its tar header.
-        cache_bytes: see `Shard.read`.
+    `offset` is its position in the shard in bytes, and `header` the CRC-32 of its tar header.
     """
 
     shard: Shard
@@ -124,12 +102,7 @@ class ShardImage:
         return f"{self.shard.file}: {member}"
 
     def read_bytes(self) -> bytes:
-        """Return the content of the image file.
-
-        Raises:
-            FileNotFoundError: the shard does not exist any more.
-            DataError: it cannot be read, or has changed since the index was made.
-        """
+        """Return the content. Raises FileNotFoundError or DataError, also for a changed shard."""
         start, stop = self.offset - BLOCK, self.offset + self.size
         try:
             data = self.shard.read(start, stop, self.cache_bytes)
@@ -142,7 +115,6 @@ class ShardImage:
         return data[BLOCK:]
 
     def forget(self) -> bool:
-        """Delete cached copies. Returns True if there were any."""
         start, stop = self.offset - BLOCK, self.offset + self.size
         return self.shard.forget(start, stop, self.cache_bytes)
 
@@ -151,7 +123,6 @@ ImageFolder = Path | RemotePath | ShardFolder
 
 
 def image_file_of(folder: ImageFolder, entry: dict[str, Any]) -> Path | RemotePath | ShardImage:
-    """Return the file of an image entry of a data set."""
     if isinstance(folder, ShardFolder):
         return folder.image(entry)
     return folder / entry["file_name"]

@@ -64,12 +64,10 @@ class DetectionTransform:
         self._convention = convention
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        """Transform an image and its target.
+        """Transform an image uint8 [3, H, W] and its target.
 
-        Args:
-            image: uint8 [3, H, W].
-            target: `boxes` [N, 4] xyxy, `labels` [N], and optionally `masks` (`PackedMasks`),
-                `keypoints` [N, P, 3] and `proposals` [R, 4] xyxy. Other entries pass unchanged.
+        The target has `boxes` [N, 4] xyxy, `labels` [N], and optionally `masks` (`PackedMasks`),
+        `keypoints` [N, P, 3] and `proposals` [R, 4] xyxy. Other entries pass unchanged.
         """
         image, target = self.without_crop(image, target)
         return self.crop(image, target) if self.crop else (image, target)

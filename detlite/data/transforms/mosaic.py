@@ -28,8 +28,6 @@ def make_mosaic(
     Args:
         parts: four images [3, H, W] of one dtype and any sizes, with their targets: top left, top
             right, bottom left, bottom right.
-        size: (height, width) of the mosaic.
-        fill: the color of the padding.
     """
     # At least a pixel above and on the left, so that the first part is always visible.
     limits = ((max(side // 4, 1), max(3 * side // 4, 1)) for side in size)

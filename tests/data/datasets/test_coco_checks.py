@@ -15,6 +15,7 @@ from PIL import Image
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_checks import box_problem, segmentation_problem
 from detlite.data.errors import DataError
+from detlite.data.loading.image_io import ImageOptions
 from detlite.structures.masks.formats import encode_bitmap
 
 NAN = float("nan")
@@ -207,8 +208,12 @@ def test_bad_images_are_found_in_advance(content, write_set, caplog):
 def test_images_above_the_limit_can_be_skipped(content, write_set, caplog):
     file, folder = write_set(content)
     with pytest.raises(DataError, match=r"image 10 \(a.png\): the image has more than 800"):
-        CocoDataset(file, folder, max_pixels=800)
-    assert CocoDataset(file, folder, max_pixels=800, skip_bad=True).image_ids == [11, 12, 13]
+        CocoDataset(file, folder, image_options=ImageOptions(800))
+    assert CocoDataset(file, folder, image_options=ImageOptions(800), skip_bad=True).image_ids == [
+        11,
+        12,
+        13,
+    ]
     assert "more than 800 pixels (40x30)" in caplog.text
 
 

@@ -13,8 +13,8 @@ import time
 import pytest
 import torch
 
-from detlite.data import CocoDataset, DataError, cache_folder
-from detlite.data.cache_folder import CACHE_VARIABLE
+from detlite.data import CocoDataset, DataError
+from detlite.data.cache import VARIABLE, _temporary_folder, process_folder
 from detlite.data.index import build
 from detlite.data.index.build import open_index
 
@@ -151,9 +151,9 @@ def test_index_in_a_temporary_folder(
     content, write_set, cache, monkeypatch, tmp_path, kind, caplog
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    cache_folder._temporary_folder.cache_clear()
+    _temporary_folder.cache_clear()
     if kind == "off":
-        monkeypatch.setenv(CACHE_VARIABLE, "")
+        monkeypatch.setenv(VARIABLE, "")
     elif kind == "not a folder":
         cache.write_text("")
     else:
@@ -168,15 +168,15 @@ def test_index_in_a_temporary_folder(
     dataset = CocoDataset(*write_set(content), train=True)
     copy = pickle.loads(pickle.dumps(dataset))
     assert torch.equal(copy[0][1]["boxes"], dataset[0][1]["boxes"])
-    assert dataset._index.file.path.parent == cache_folder.process_folder()
+    assert dataset._index.file.path.parent == process_folder()
     assert ("built in a temporary folder" in caplog.text) == (kind != "off")
-    cache_folder._temporary_folder.cache_clear()
+    _temporary_folder.cache_clear()
 
 
 def test_no_space_anywhere(content, write_set, cache, monkeypatch, tmp_path):
     cache.write_text("")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    cache_folder._temporary_folder.cache_clear()
+    _temporary_folder.cache_clear()
     with pytest.raises(DataError, match=r"no space for the index.*DETLITE_CACHE"):
         open_index(write_set(content)[0])
 

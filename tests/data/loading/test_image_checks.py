@@ -9,6 +9,7 @@ from PIL import Image
 
 from detlite.data import CocoDataset, DataError
 from detlite.data.loading import image_checks
+from detlite.data.loading.image_io import ImageOptions
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_images_are_checked_once(content, write_set, cache, settled, checked):
     assert sorted(checked) == ["a.png", "b.png", "crowd.png", "empty.png"]
     CocoDataset(file, folder, train=True)
     assert len(checked) == 4
-    CocoDataset(file, folder, max_pixels=100_000)
+    CocoDataset(file, folder, image_options=ImageOptions(100_000))
     assert len(checked) == 8
 
 

@@ -14,11 +14,12 @@ from PIL import Image
 
 from detlite.data.errors import DataError, TooLargeError
 from detlite.data.loading.image_checks import image_problem
-from detlite.data.loading.image_io import image_size, read_image
+from detlite.data.loading.image_io import ImageOptions, image_size, read_image
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
 GRAY = RGB[:, :, 0]
+AS_STORED = ImageOptions(exif_orientation=False)
 
 
 def save(tmp_path, image, name="image.png", **options):
@@ -64,11 +65,13 @@ def test_high_byte_of_16_bits_is_kept(tmp_path):
 def test_highest_8_of_12_bits_are_kept(tmp_path):
     values = GRAY.astype(np.uint16) * 16 + 7
     path = save(tmp_path, Image.fromarray(values))
-    assert np.array_equal(read_image(path, bits=12).numpy(), np.stack([GRAY] * 3))
+    assert np.array_equal(
+        read_image(path, options=ImageOptions(bits=12)).numpy(), np.stack([GRAY] * 3)
+    )
     with pytest.warns(UserWarning, match=r"no value above 4095.*INPUT\.IMAGE_BITS 12"):
         read_image(path)
     with pytest.raises(DataError, match=r"the value \d+ exceeds the 10 bits of INPUT"):
-        read_image(path, bits=10)
+        read_image(path, options=ImageOptions(bits=10))
 
 
 def test_float_and_32_bit_images_are_refused(tmp_path):
@@ -129,11 +132,11 @@ def test_hint_for_annotations_of_stored_pixels(tmp_path, name):
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp"])
 def test_exif_orientation_can_be_ignored(tmp_path, name):
     path = with_orientation(tmp_path, 6, name)
-    image = read_image(path, (12, 20), exif_orientation=False)
+    image = read_image(path, (12, 20), AS_STORED)
     if name != "a.jpg":
         assert torch.equal(image, STORED)
-    assert image_problem(path, (12, 20), exif_orientation=False) is None
-    problem = str(image_problem(path, (20, 12), exif_orientation=False))
+    assert image_problem(path, (12, 20), AS_STORED) is None
+    problem = str(image_problem(path, (20, 12), AS_STORED))
     assert re.search("after EXIF orientation 6 is applied.*exif_orientation=True", problem)
     assert "exif_orientation=False" in str(image_problem(path, (12, 20)))
 
@@ -228,9 +231,9 @@ def test_images_above_the_limit(tmp_path):
 def test_the_limit_can_be_raised(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # low, like the image
     path = save(tmp_path, Image.fromarray(RGB))
-    assert "more than 150 pixels" in str(image_problem(path, (12, 20), 150))
-    assert image_problem(path, (12, 20), 240) is None
-    assert read_image(path, max_pixels=240).shape == (3, 12, 20)
+    assert "more than 150 pixels" in str(image_problem(path, (12, 20), ImageOptions(150)))
+    assert image_problem(path, (12, 20), ImageOptions(240)) is None
+    assert read_image(path, options=ImageOptions(max_pixels=240)).shape == (3, 12, 20)
 
 
 def test_bytes_are_read_like_files(tmp_path):
@@ -256,8 +259,8 @@ def test_too_large_images_raise_an_error_of_their_type(tmp_path):
     path = save(tmp_path, Image.fromarray(RGB))
     for source in (path, path.read_bytes()):
         with pytest.raises(TooLargeError, match="more than 239 pixels"):
-            read_image(source, max_pixels=239)
-        assert read_image(source, max_pixels=240).shape == (3, 12, 20)
+            read_image(source, options=ImageOptions(max_pixels=239))
+        assert read_image(source, options=ImageOptions(max_pixels=240)).shape == (3, 12, 20)
 
 
 def test_size_of_invalid_files(tmp_path):

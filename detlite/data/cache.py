@@ -27,8 +27,7 @@ try:
 except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
-CACHE_VARIABLE = "DETLITE_CACHE"
-_DAYS_KEPT = 30  # without being used
+VARIABLE = "DETLITE_CACHE"
 _SECONDS_UNMARKED = 10 * 86400.0  # `mark_used` updates the time of a file at most this often
 _OWN_FILE = re.compile(
     r"[0-9a-f]{40}(-by-url)?\.(index|lock|note|pictures|copy|copied|shard|coco)"
@@ -39,43 +38,31 @@ _OWN_FILE = re.compile(
 _SETTLED = 2.0
 
 
-def cache_folder() -> Path | None:
-    """Return DETLITE_CACHE, or else detlite in XDG_CACHE_HOME or ~/.cache.
-
-    An empty DETLITE_CACHE turns caching off: None.
-    """
-    folder = os.environ.get(CACHE_VARIABLE)
-    if folder is not None:
-        return Path(folder).expanduser() if folder else None
+def folder() -> Path | None:
+    """Return DETLITE_CACHE, or else detlite in XDG_CACHE_HOME or ~/.cache; None if it is empty."""
+    path = os.environ.get(VARIABLE)
+    if path is not None:
+        return Path(path).expanduser() if path else None
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "detlite"
 
 
-def existing_cache_folder() -> Path:
-    """Create and return the cache folder, or a folder of this process if caching is off.
-
-    Raises:
-        OSError: the folder cannot be created.
-    """
-    folder = cache_folder() or process_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def existing_folder() -> Path:
+    """Create and return the cache folder, or a folder of this process if caching is off."""
+    path = folder() or process_folder()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
-def cache_key(*parts: object) -> str:
+def key(*parts: object) -> str:
     """Return 40 hexadecimal digits that identify `parts`, as the name of a file."""
     text = json.dumps([str(part) for part in parts])
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 
 def file_stamp(path: Path) -> list[int] | None:
-    """Return numbers that change with a file or with the entries of a folder.
+    """Return size, times and inode of a path, which change with a file or the entries of a folder.
 
-    Returns:
-        Size, times and inode; None if the path was modified so recently that they may not change
-        with the next modification.
-
-    Raises:
-        OSError: the path does not exist.
+    None if the path was modified so recently that they may not change with the next modification.
     """
     status = path.stat()
     if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED:
@@ -92,7 +79,6 @@ def read_note(file: Path) -> Any:
 
 
 def write_note(file: Path, content: Any) -> None:
-    """Write a note atomically. Raises OSError."""
     with atomic_open(file, "wb", unique=True) as stream:
         stream.write(json.dumps(content).encode())
 
@@ -119,13 +105,13 @@ def mark_used(file: Path) -> None:
         os.utime(file)
 
 
-def delete_unused(folder: Path) -> None:
+def delete_unused(cache: Path) -> None:
     """Delete the files of the cache that were not used for 30 days, and old unfinished ones."""
-    for path in folder.iterdir():
+    for path in cache.iterdir():
         # The folder may hold files of others.
         if not (own := _OWN_FILE.fullmatch(path.name)):
             continue
-        days = 1 if own["unfinished"] else _DAYS_KEPT
+        days = 1 if own["unfinished"] else 30
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < time.time() - days * 86400:
                 path.unlink()
@@ -138,11 +124,11 @@ def process_folder() -> Path:
 
 @lru_cache(maxsize=1)
 def _temporary_folder(process: int) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="detlite-"))
+    temporary = Path(tempfile.mkdtemp(prefix="detlite-"))
 
     @atexit.register
     def delete() -> None:
         if os.getpid() == process:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
 
-    return folder
+    return temporary
