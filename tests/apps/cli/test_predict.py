@@ -21,8 +21,7 @@ from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
 from detlite import build_model, load_checkpoint
-from detlite.apps.batch_predict import input_sources as inputs
-from detlite.apps.batch_predict import predict_run
+from detlite.apps.batch_predict import input_sources, predict_run
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.modeling.detection_model import DetectionModel
 
@@ -164,7 +163,7 @@ def test_unusable_arguments(
             ("--threshold", "1.1"),
             "--threshold 1.1: a score must be between 0 and 1",
         ),
-        (weights, tmp_path / "empty", (), "empty: there is no picture in this folder"),
+        (weights, tmp_path / "empty", (), "empty: the folder contains no images"),
         (weights, photos, ("INPUT.MIN_SIZE", "3"), "unknown config key INPUT.MIN_SIZE"),
     ):
         arguments = ("--weights", file, "--input", folder, "--output", tmp_path, *opts)
@@ -197,52 +196,41 @@ def test_a_model_that_needs_proposals_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("kind", "format"), [("png", "PNG"), ("none", None)])
-def test_draw_formats(
-    run: Run, weights: Path, photos: Path, tmp_path: Path, kind: str, format: str | None
-) -> None:
+def test_drawn_png(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run("--weights", weights, "--input", photos, "--output", out, "--draw", kind) == 0
-    if format is None:
-        assert not (out / "drawn").exists()
-        return
-    names = []
-    for file in sorted((out / "drawn").iterdir()):
-        names.append(file.name)
-        with Image.open(file) as image:
-            assert image.format == format
-    assert names == ["0001_a.png", "0002_b.png"]
+    assert run("--weights", weights, "--input", photos, "--output", out, "--draw", "png") == 0
+    files = sorted((out / "drawn").iterdir())
+    assert [file.name for file in files] == ["0001_a.png", "0002_b.png"]
+    with Image.open(files[0]) as image:
+        assert image.format == "PNG"
 
 
-def test_csv_equals_json(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
-    arguments = ("--weights", weights, "--input", photos, "--threshold", "0", "--draw", "none")
-    for kind in ("coco", "csv"):
-        assert run(*arguments, "--output", tmp_path / kind, "--format", kind) == 0
-    found = json.loads((tmp_path / "coco" / "results.json").read_text())
-    with (tmp_path / "csv" / "results.csv").open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    assert len(rows) == len(found) > 0
-    for row, one in zip(rows, found, strict=True):
-        assert int(row["image_id"]) == one["image_id"]
-        assert float(row["score"]) == one["score"]
-        assert [float(row[side]) for side in ("x", "y", "width", "height")] == one["bbox"]
-        assert row["mask"] == one["segmentation"]["counts"]
-        assert row["category"] == f"kind {one['category_id'] // 10}"
-
-
-def test_parquet_equals_json(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
+def test_csv_and_parquet_equal_json(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, detlite[parquet]")
     arguments = ("--weights", weights, "--input", photos, "--threshold", "0", "--draw", "none")
-    for kind in ("coco", "parquet"):
-        assert (
-            run(*arguments, "--output", tmp_path / kind, "--format", kind, "--shard-size", 1) == 0
-        )
-    found = json.loads((tmp_path / "coco" / "results.json").read_text())
-    rows = pq.read_table(tmp_path / "parquet" / "detections").to_pylist()
-    assert [row["image_id"] for row in rows] == [one["image_id"] for one in found]
-    assert [row["mask"] for row in rows] == [one["segmentation"]["counts"] for one in found]
-    parts = {file.name for file in (tmp_path / "parquet" / "detections").iterdir()}
-    assert parts == {"part-000000.parquet", "part-000001.parquet"}
+    for format in ("coco", "csv", "parquet"):
+        options = ("--output", tmp_path / format, "--format", format, "--shard-size", 1)
+        assert run(*arguments, *options) == 0
+        assert not (tmp_path / format / "drawn").exists()
+    results = json.loads((tmp_path / "coco" / "results.json").read_text())
+    with (tmp_path / "csv" / "results.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == len(results) > 0
+    for row, result in zip(rows, results, strict=True):
+        assert int(row["image_id"]) == result["image_id"]
+        assert float(row["score"]) == result["score"]
+        assert [float(row[side]) for side in ("x", "y", "width", "height")] == result["bbox"]
+        assert row["mask"] == result["segmentation"]["counts"]
+        assert row["category"] == f"kind {result['category_id'] // 10}"
+    folder = tmp_path / "parquet" / "detections"
+    rows = pq.read_table(folder).to_pylist()
+    assert [row["image_id"] for row in rows] == [result["image_id"] for result in results]
+    masks = [result["segmentation"]["counts"] for result in results]
+    assert [row["mask"] for row in rows] == masks
+    assert {file.name for file in folder.iterdir()} == {
+        "part-000000.parquet",
+        "part-000001.parquet",
+    }
 
 
 def test_interrupted_run_continues(
@@ -250,29 +238,29 @@ def test_interrupted_run_continues(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """After Ctrl-C, finished images are not read again, and drawn images are not inputs."""
-    arguments = ("--weights", weights, "--input", photos, "--threshold", "0")
+    arguments: tuple[Any, ...] = ("--weights", weights, "--input", photos, "--threshold", "0")
     assert run(*arguments, "--output", tmp_path / "whole") == 0
     out = photos / "b"  # matched by the glob below
     arguments = (*arguments[:3], photos / "**" / "*.[jp]*g", *arguments[4:], "--output", out)
-    real, read = predict_run.predict_each, []
+    real, read = predict_run.predict_images, []
 
     def interrupted(*args: Any) -> Iterator[Any]:
         yield next(real(*args))
         raise KeyboardInterrupt
 
-    def counted(predictor: Any, pictures: Any, *args: Any) -> Iterator[Any]:
-        read.extend(pictures)
-        return real(predictor, pictures, *args)
+    def counted(predictor: Any, images: Any, *args: Any) -> Iterator[Any]:
+        read.extend(images)
+        return real(predictor, images, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(predict_run, "predict_each", interrupted)
+        patch.setattr(predict_run, "predict_images", interrupted)
         assert run(*arguments) == 130
     assert (
         capsys.readouterr().err
         == "interrupted: the same command continues with the remaining images\n"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(predict_run, "predict_each", counted)
+        patch.setattr(predict_run, "predict_images", counted)
         for _ in range(2):
             assert run(*arguments) == 0
     assert read == [str(photos / "b.jpg")]
@@ -300,7 +288,7 @@ def test_another_command_in_the_same_folder_is_refused(
         capsys.readouterr()
         assert run(*more, *arguments) == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"error: {tmp_path / 'out'} holds a run with other {name}: ")
+        assert error.startswith(f"error: {tmp_path / 'out'} contains a run with other {name}: ")
         assert error.count("\n") == 1
     assert (tmp_path / "out" / "results.json").read_bytes() == before
     assert run("--weights", other, *arguments, "--overwrite") == 0
@@ -309,7 +297,6 @@ def test_another_command_in_the_same_folder_is_refused(
 DYING = """
 import os, signal, time
 from pathlib import Path
-from detlite.apps.batch_predict import input_sources as inputs
 from detlite.modeling.detection_model import DetectionModel
 
 detect, calls = DetectionModel.detect, []
@@ -332,7 +319,7 @@ DetectionModel.detect = dying
 def test_a_rank_killed_under_torchrun(
     run: Run, weights: Path, tmp_path: Path, repo_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of two processes is killed; a single process finishes the run."""
+    """A single process finishes a run after one of two processes was killed."""
     monkeypatch.setattr(DetectionModel, "detect", DetectionModel.detect)  # restored after the test
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -396,7 +383,7 @@ def test_list_file_and_glob(
     """Image ids follow the order of the inputs."""
     monkeypatch.chdir(tmp_path)
     Path("list.txt").write_text("photos/b.jpg\nhttps://host/x.jpg\n")
-    monkeypatch.setattr(inputs, "fetch", lambda address: (photos / "a.png").read_bytes())
+    monkeypatch.setattr(input_sources, "fetch", lambda url: (photos / "a.png").read_bytes())
     assert run("--weights", weights, "--input", "list.txt", "ph*/*.png", "--output", "out") == 0
     images = json.loads(Path("out/images.json").read_text())["images"]
     assert [(image["id"], image["file_name"], image["height"]) for image in images] == [
@@ -411,11 +398,11 @@ def test_a_video(
     run: Run, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("av", reason="needs PyAV, detlite[video]")
-    from detlite.apps.batch_predict.video_io import open_writer
+    from detlite.apps.batch_predict.video import VideoWriter
 
     file = tmp_path / "noise.mp4"
     rng = np.random.default_rng(0)
-    with open_writer(file, Fraction(10)) as writer:
+    with VideoWriter(file, Fraction(10)) as writer:
         for number in range(4):
             pixels = rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)
             writer.add(Image.fromarray(pixels), Fraction(number, 10))
@@ -431,7 +418,7 @@ def test_a_video(
     assert {path.name for path in out.iterdir()} == {"images.json", "results.json", "noise.mp4"}
     again = (*arguments, "--output", out)
     assert run(*again) == 2
-    assert "images.json is there already" in capsys.readouterr().err
+    assert "images.json already exists" in capsys.readouterr().err
     # Old results are only removed once the video is open.
     (tmp_path / "text.mp4").write_text("not a video")
     assert run(*arguments[:3], tmp_path / "text.mp4", "--output", out, "--overwrite") == 2
