@@ -83,10 +83,15 @@ def _row(action: argparse.Action) -> str | None:
 
 
 def _escape(text: str) -> str:
-    """Escape the characters that start HTML tags and table columns, outside of code."""
+    """Format options as code and pages as links, and escape characters with a meaning in tables."""
     parts = re.split(r"(`[^`]*`)", text)
-    escaped = (part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
-    return "".join(escaped).replace("|", "\\|")
+    return "".join(part if part.startswith("`") else _format(part) for part in parts)
+
+
+def _format(text: str) -> str:
+    text = text.replace("<", "&lt;").replace("|", "\\|")
+    text = re.sub(r"(?<![\w-])--[a-z][a-z-]*", r"`\g<0>`", text)
+    return re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", text)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The code of the documentation: Python runs, and commands have the options that they are given.
+"""Check the code of the documentation: Python blocks run, and commands have valid options.
 
-A block of Python is run, page by page, in a folder with a trained tiny model and a small data set.
-One that cannot be run here has a comment before it that says why, `<!-- not run: ... -->`; its
-names and the arguments of its calls are still looked up.
+The Python blocks of a page run one after another in a folder with a tiny model and a small data
+set. A block after the comment `<!-- not run: reason -->` does not run, but its names and the
+arguments of its calls are checked.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ class Block(NamedTuple):
     line: int
     language: str
     code: str
-    not_run: str  # why, if it is not
+    not_run: str  # reason; empty if the block runs
 
 
 def blocks(page: Path, *languages: str) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     fence = r"(?:^<!-- not run: ([^>]+) -->\n+)?^```(\w+)\n(.*?)^```"
     return [
-        Block(page, text[: found.start(3)].count("\n"), found[2], found[3], found[1] or "")
-        for found in re.finditer(fence, text, re.MULTILINE | re.DOTALL)
-        if found[2] in languages
+        Block(page, text[: match.start(3)].count("\n"), match[2], match[3], match[1] or "")
+        for match in re.finditer(fence, text, re.MULTILINE | re.DOTALL)
+        if match[2] in languages
     ]
 
 
-def having(*languages: str) -> list[Path]:
+def pages_with(*languages: str) -> list[Path]:
     return [page for page in PAGES if blocks(page, *languages)]
 
 
@@ -82,7 +82,7 @@ def reader(
     make_coco_dataset: Callable[..., tuple[Path, Path]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, Any]:
-    """The names that pages leave to the reader, in a folder of files that they name."""
+    """Create the files that pages mention; return the variables that they use without defining."""
     annotations, images = make_coco_dataset("cells", images=4)
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(ROOT / "configs")
@@ -121,11 +121,11 @@ def reader(
     masks = torch.zeros(1, 96, 128, dtype=torch.bool)
     masks[0, 20:60, 10:50] = True
     target = {"boxes": boxes, "labels": torch.tensor([1]), "masks": masks}
-    given = {"detlite": detlite, "images": [torch.rand(3, 96, 128)], "targets": [target]}
-    return {**given, **target, "cfg": cfg}
+    batch = {"images": [torch.rand(3, 96, 128)], "targets": [target]}
+    return {"detlite": detlite, "cfg": cfg, **batch, **target}
 
 
-@pytest.mark.parametrize("page", having("python"), ids=name)
+@pytest.mark.parametrize("page", pages_with("python"), ids=name)
 def test_python_runs(page: Path, reader: dict[str, Any]) -> None:
     if page.name in RUN_ELSEWHERE:
         assert page.name in (ROOT / RUN_ELSEWHERE[page.name]).read_text()
@@ -142,7 +142,7 @@ def test_python_runs(page: Path, reader: dict[str, Any]) -> None:
 
 
 def check_names(code: str) -> None:
-    """Raises where a name of detlite that the code uses, or an argument that it gives, is not."""
+    """Raise an error if the code uses a name or an argument of detlite that does not exist."""
     tree = ast.parse(code)
     known: dict[str, Any] = {"detlite": detlite}
     for node in ast.walk(tree):
@@ -158,12 +158,12 @@ def check_names(code: str) -> None:
         if isinstance(node, ast.Call):
             called = resolve(node.func, known)
             if inspect.isfunction(called) and called.__module__.startswith("detlite"):
-                given = [keyword.arg for keyword in node.keywords if keyword.arg]
-                inspect.signature(called).bind_partial(*node.args, **dict.fromkeys(given))
+                names = [keyword.arg for keyword in node.keywords if keyword.arg]
+                inspect.signature(called).bind_partial(*node.args, **dict.fromkeys(names))
 
 
 def resolve(node: ast.AST, known: dict[str, Any]) -> Any:
-    """What a dotted name stands for; None for what only running it would tell."""
+    """Return the object of a dotted name; None if it is known only when the code runs."""
     if isinstance(node, ast.Name):
         return known.get(node.id)
     if isinstance(node, ast.Attribute):
@@ -173,8 +173,8 @@ def resolve(node: ast.AST, known: dict[str, Any]) -> Any:
     return None
 
 
-@pytest.mark.parametrize("page", having("python"), ids=name)
-def test_python_names_what_there_is(page: Path) -> None:
+@pytest.mark.parametrize("page", pages_with("python"), ids=name)
+def test_names_in_python_exist(page: Path) -> None:
     for block in blocks(page, "python"):
         check_names(block.code)
 
@@ -188,13 +188,13 @@ def test_python_names_what_there_is(page: Path) -> None:
         ("from detlite import ops\nops.nms(1, 2, 3, 4)", TypeError),
     ],
 )
-def test_wrong_names_are_noticed(code: str, error: type[Exception]) -> None:
+def test_unknown_names_fail(code: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         check_names(code)
 
 
-@pytest.mark.parametrize("page", having("json"), ids=name)
-def test_json_is_json(page: Path) -> None:
+@pytest.mark.parametrize("page", pages_with("json"), ids=name)
+def test_json_is_valid(page: Path) -> None:
     for block in blocks(page, "json"):
         json.loads(block.code)
 
@@ -202,14 +202,16 @@ def test_json_is_json(page: Path) -> None:
 # --- Commands -------------------------------------------------------------------------------------
 
 
-class Parsed(BaseException):  # which no command catches
-    def __init__(self, parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
-        self.parser, self.found = parser, found
+class Parsed(BaseException):
+    """Raised instead of running a command; no command catches a BaseException."""
+
+    def __init__(self, parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+        self.parser, self.options = parser, options
 
 
 @pytest.fixture
 def parsing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands end when they have read their command line."""
+    """End commands after they have parsed their arguments."""
     for method in ("parse_args", "parse_intermixed_args"):
         read = getattr(argparse.ArgumentParser, method)
 
@@ -221,18 +223,18 @@ def parsing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def commands(code: str) -> Iterator[list[str]]:
-    """The words of each command of a block of shell, without comments and redirections."""
+    """Yield the words of each command in shell code, without comments and redirections."""
     for line in code.replace("\\\n", " ").splitlines():
         words = shlex.split(line.removeprefix("$ "), comments=True)
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             del words[0]
-        ends = [place for place, word in enumerate(words) if word in (">", "2>", "|", "&&", "&")]
+        ends = [index for index, word in enumerate(words) if word in (">", "2>", "|", "&&", "&")]
         if words:
             yield words[: ends[0]] if ends else words
 
 
 def check_command(words: list[str]) -> None:
-    """Raises where a program, option, config, key, file, extra or target is not there."""
+    """Raise an error for an unknown program, option, config, key, file, extra or make target."""
     program, *arguments = words
     if program == "detlite":
         check_detlite(arguments)
@@ -243,7 +245,7 @@ def check_command(words: list[str]) -> None:
     elif program == "python" and arguments[:2] == ["-m", "benchmarks"]:
         with pytest.raises(Parsed) as error:
             benchmarks_main(arguments[2:])
-        check_configs(error.value.found)
+        check_configs(error.value.options)
     elif program == "python" and arguments[0] == "-m":
         assert importlib.util.find_spec(arguments[1]), words
     elif program == "python" and arguments[0] != "-c":
@@ -257,7 +259,7 @@ def check_command(words: list[str]) -> None:
         for extras in re.findall(r"(?:detlite|\.)\[([\w,]+)\]", " ".join(arguments)):
             assert set(extras.split(",")) <= set(known), words
     elif program == "make":
-        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert {word for word in arguments if "=" not in word} <= set(targets), words
 
 
@@ -267,13 +269,13 @@ def check_detlite(arguments: list[str]) -> None:
     try:
         run_command(command, arguments)
     except Parsed as parsed:
-        check_configs(parsed.found)
+        check_configs(parsed.options)
     else:
-        raise AssertionError(f"detlite {command} did not read its command line")
+        raise AssertionError(f"detlite {command} did not parse its arguments")
 
 
 def check_configs(args: argparse.Namespace) -> None:
-    """The overrides by name; where the config is one of detlite's own, their values, too."""
+    """Check the names of overrides, and their values if the config is one of the repository."""
     opts = getattr(args, "overrides", None) or []
     assert len(opts) % 2 == 0, opts
     assert set(opts[::2]) <= _KEYS, opts
@@ -283,11 +285,11 @@ def check_configs(args: argparse.Namespace) -> None:
 
 
 @pytest.mark.usefixtures("parsing")
-@pytest.mark.parametrize("page", having("sh", "console"), ids=name)
-def test_commands_are_understood(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("page", pages_with("sh", "console"), ids=name)
+def test_commands_parse(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for block in blocks(page, "sh", "console"):
         code = block.code
-        if block.language == "console":  # the rest is what is printed
+        if block.language == "console":  # the other lines are output
             code = "\n".join(re.findall(r"^\$ .*(?:\\\n.*)*", code, re.MULTILINE))
         for words in commands(code):
             try:
@@ -299,7 +301,7 @@ def test_commands_are_understood(page: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.usefixtures("parsing")
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_options_in_sentences_exist(page: Path) -> None:
-    """Of commands that are named in the text, such as `detlite predict --threshold`."""
+    """Check commands within sentences, such as `detlite predict --threshold`."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for command, rest in re.findall(r"`detlite ([a-z]+)([^`]*)`", text):
         assert command in COMMANDS, f"{name(page)}: detlite {command}"
@@ -352,6 +354,6 @@ def options_of(command: str) -> set[str]:
         ("make none", AssertionError),
     ],
 )
-def test_wrong_commands_are_noticed(line: str, error: type[BaseException]) -> None:
+def test_invalid_commands_fail(line: str, error: type[BaseException]) -> None:
     with pytest.raises(error):
         check_command(next(commands(line)))
