@@ -83,9 +83,8 @@ def train(
         hooks: hooks to call around the training steps, see `detlite.engine.hooks.Hook`.
 
     Raises:
-        ConfigError, DataError, CheckpointError, NonFiniteLossError, LoaderProcessError: see
-            `engine.run.run_training`; each message says what to do. Also a ConfigError if the
-            output folder holds a run that is not resumed, or `data` has another form.
+        ConfigError, DataError, CheckpointError, NonFiniteLossError, LoaderProcessError: the message
+            says what to do.
         StoppedError: SIGTERM or SIGHUP arrived; the step was finished and saved.
     """
     from detlite.data import explain_dead_loader
@@ -165,8 +164,7 @@ def evaluate(
         overrides: see `train`.
 
     Raises:
-        ConfigError, DataError, CheckpointError, LoaderProcessError: see
-            `engine.run.run_evaluation`; each message says what to do.
+        ConfigError, DataError, CheckpointError, LoaderProcessError: the message says what to do.
     """
     from detlite.conversion import weight_file
     from detlite.conversion.checkpoint.loading import read_model_checkpoint

@@ -69,14 +69,11 @@ def save_run(trainer: Trainer, path: Path) -> None:
 
 
 def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Restore everything that `save_run` wrote; sets `trainer.iteration`.
-
-    Keys that have changed since the checkpoint was saved are logged.
+    """Restore everything that `save_run` wrote, and log the config keys that have changed since.
 
     Raises:
         CheckpointError: the checkpoint has no training state, does not fit the model, or was
             written with another optimizer.
-        ConfigError: it was trained with another convention.
     """
     load_weights(trainer.model, checkpoint)
     path, training = checkpoint.path, checkpoint.training

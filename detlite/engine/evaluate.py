@@ -21,6 +21,7 @@ from detlite.evaluation.gather import ResultsCollector, gather_results
 from detlite.evaluation.metrics import Metrics, check_expected, format_losses, format_table
 from detlite.evaluation.results import Results, to_coco_results, write_results
 from detlite.inference.build import build_detector
+from detlite.inference.detectors import size_of
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
 from detlite.modeling.precision import autocast, resolve_dtype
@@ -67,16 +68,14 @@ def evaluate_dataset(
         {...}}`, as fractions. If two evaluators measure the same kind, the second one's is prefixed
         with its name: "lvis bbox". With TEST.LOSS also `{"loss": {"total": ...}}`. Empty in other
         processes.
-
-    Raises:
-        ConfigError, DataError: see `check_evaluation`.
-        OSError: the results cannot be written; it names the file.
     """
     check_evaluation(cfg, model, dataset)
-    was_training = model.training
+    was_training, static_shapes = model.training, model.static_shapes
+    model.static_shapes = False  # detect without computing padding
     detector, dtype = build_detector(cfg, model.eval(), dataset.keypoint_names)
     results = gather_results(run_inference(cfg, detector, dtype, dataset))
     model.train(was_training)
+    model.static_shapes = static_shapes
     losses = validation_loss(cfg, model, dataset.name) if cfg.TEST.LOSS else {}
     if results is None:
         return {}
@@ -97,10 +96,8 @@ def check_evaluation(cfg: CfgNode, detector: Detector, dataset: CocoDataset) -> 
     """Check, before anything is computed, that a detector can be evaluated on a dataset.
 
     Raises:
-        ConfigError: an evaluator of the dataset cannot be used, see `Evaluator.check`, or the
-            dataset's name cannot be part of a file name.
-        DataError: the detector has other categories than the dataset, or the ground truth lacks
-            what an evaluator needs.
+        ConfigError, DataError: an evaluator cannot be used (`Evaluator.check`), the dataset's name
+            cannot be part of a file name, or the detector has other categories.
     """
     if any(character in dataset.name for character in "/\\\0"):
         raise ConfigError(
@@ -124,29 +121,20 @@ def check_evaluation(cfg: CfgNode, detector: Detector, dataset: CocoDataset) -> 
 
 
 def run_inference(cfg: CfgNode, detector: Detector, dtype: str, dataset: CocoDataset) -> Results:
-    """Detect objects in this process's share of a dataset; each image belongs to one process.
-
-    Args:
-        cfg: config of the run.
-        detector: in evaluation mode.
-        dtype: precision of its forward pass, see `autocast`.
-        dataset: the images.
-    """
-    loader = build_test_loader(cfg, dataset)
+    """Detect objects in this process's share of a dataset, under `autocast` with `dtype`."""
     collector = ResultsCollector()
     done, start = 0, time.perf_counter()
     reported = start
-    for images, targets in loader:
-        proposals = None
-        if detector.takes_proposals:
-            proposals = [target["proposals"] for target in targets]
+    for images, targets in build_test_loader(cfg, dataset):
+        takes = detector.takes_proposals
+        proposals = [target["proposals"] for target in targets] if takes else None
         with autocast(dtype, detector.device):
             batch = detector.detect(images, proposals)
         for image, target, detections in zip(images, targets, batch, strict=True):
             results = to_coco_results(
                 detections,
                 target["image_id"],
-                (image.shape[-2], image.shape[-1]),
+                size_of(image),
                 target["size"],
                 dataset.categories,
                 detector.convention,

@@ -37,11 +37,7 @@ def save_batch(cfg: CfgNode, train_set: ConcatDataset, iteration: int) -> Path:
 
 
 def read_batch(path: Path) -> tuple[int, Batch]:
-    """Return the iteration and the batch, (images, targets), of a file of `save_batch`.
-
-    Raises:
-        CheckpointError: the file is missing, damaged or of another type.
-    """
+    """Return the iteration and the batch, (images, targets), of a file of `save_batch`."""
     try:
         content = torch.load(path, weights_only=True)
         for target in content["targets"]:
@@ -57,27 +53,23 @@ def read_batch(path: Path) -> tuple[int, Batch]:
 def first_non_finite(model: nn.Module, batch: Batch) -> tuple[dict[str, float], str | None]:
     """Return the losses of a batch, and the first module with a non-finite output, or None.
 
-    Args:
-        model: a detector. Its batch statistics may change, nothing else.
-        batch: images and targets.
+    The batch statistics of the model may change, nothing else.
     """
-    names: list[str] = []
+    names = {module: name for name, module in model.named_modules() if name}
+    non_finite: list[str] = []
 
-    def note(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            leaves = torch.utils._pytree.tree_leaves(output)
-            tensors = [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
-            if not all(x.isfinite().all() for x in tensors):
-                names.append(name)
-
-        return hook
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        leaves = torch.utils._pytree.tree_leaves(output)
+        tensors = [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+        if not all(x.isfinite().all() for x in tensors):
+            non_finite.append(names[module])
 
     # Child modules finish before their parents, so the first one is the innermost.
-    handles = [m.register_forward_hook(note(name)) for name, m in model.named_modules() if name]
+    handles = [module.register_forward_hook(note) for module in names]
     try:
         with torch.no_grad():
             losses = model.train()(*batch)
     finally:
         for handle in handles:
             handle.remove()
-    return {name: float(loss) for name, loss in losses.items()}, next(iter(names), None)
+    return {name: float(loss) for name, loss in losses.items()}, next(iter(non_finite), None)

@@ -36,19 +36,7 @@ from .trainer import Trainer
 def run_training(
     cfg: CfgNode, resume: bool = False, hooks: Sequence[Hook] = ()
 ) -> dict[str, Metrics]:
-    """Train, evaluate and draw; every process calls it.
-
-    Args:
-        cfg: config of the run.
-        resume: continue the run in OUTPUT_DIR.
-        hooks: hooks in addition to those of SOLVER.HOOKS.
-
-    Returns:
-        The metrics of each test set by name on rank 0; empty in other processes.
-
-    Raises:
-        ConfigError, DataError, CheckpointError: see `Trainer` and the functions called here.
-    """
+    """Train, evaluate and draw; every process calls it. See `Trainer` and `Trainer.train`."""
     output_dir = Path(cfg.OUTPUT_DIR)
     previous = newest_checkpoint(output_dir) if resume else None
     if previous:  # do not read the initial weights, whose file may be gone
@@ -74,18 +62,7 @@ def run_training(
 
 
 def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str, Metrics]:
-    """Evaluate; every process calls it.
-
-    Args:
-        cfg: config of the model and the test sets.
-        weights: the checkpoint; None: read MODEL.WEIGHT.
-
-    Returns:
-        The metrics of each test set by name on rank 0; empty in other processes.
-
-    Raises:
-        ConfigError: DATASETS.TEST or MODEL.WEIGHT is empty; also see the functions called here.
-    """
+    """Evaluate `weights` or MODEL.WEIGHT on the test sets, see `evaluate.evaluate`."""
     if not cfg.DATASETS.TEST:
         raise ConfigError("DATASETS.TEST is empty: name at least one entry of DATASETS.CATALOG")
     output_dir = Path(cfg.OUTPUT_DIR)
@@ -109,9 +86,6 @@ def logging_to(output_dir: Path) -> Iterator[None]:
     The level is INFO. Handlers of the root logger receive the messages too. If it has none, as in
     a command, the console does. Processes other than rank 0 log only warnings, and not to the file.
     The previous settings are restored at the end of the block.
-
-    Raises:
-        ConfigError: the folder cannot be created or written to.
     """
     root = logging.getLogger()
     level, showwarning = root.level, warnings.showwarning

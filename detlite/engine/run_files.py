@@ -43,11 +43,7 @@ def files_of_run(folder: Path) -> list[str]:
 
 
 def check_output_dir(folder: Path, resume: bool) -> None:
-    """Check that a new run does not mix its files with those of another run.
-
-    Raises:
-        ConfigError: the folder holds a run that is not resumed.
-    """
+    """Raise ConfigError if the folder holds a run that is not resumed."""
     names = files_of_run(folder)
     if names and not resume:
         raise ConfigError(
@@ -60,11 +56,8 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """Read the newest undamaged checkpoint of the run in `folder`; None if it has none.
 
     This is the one that the file last_checkpoint names. If it is damaged, or the file is missing,
-    it is the newest of the others, and the log names the damaged ones.
-
-    Raises:
-        CheckpointError: all checkpoints are damaged, or the last one cannot be read for another
-            reason.
+    it is the newest of the others, and the log names the damaged ones. CheckpointError if all are
+    damaged, or the last one cannot be read for another reason.
     """
     problems: list[str] = []
 

@@ -16,6 +16,8 @@ from detlite.distributed import is_main, max_over_processes
 
 logger = logging.getLogger(__name__)
 
+_COUNTERS = ("seconds", "evaluations", "longest", "slowest", "timed")  # attributes to restore
+
 
 class RunLength:
     """Run of a fixed number of iterations.
@@ -159,15 +161,9 @@ class TimeLimit(RunLength):
         return {"share": self._fractions[-1], "eta_s": self.seconds_left}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "limit": self._limit,
-            "seconds": self._seconds,
-            "evaluations": self._evaluations,
-            "longest": self._longest,
-            "slowest": self._slowest,
-            "timed": self._timed,
-            "shares": torch.tensor(self._fractions, dtype=torch.float64),
-        }
+        counters = {name: getattr(self, f"_{name}") for name in _COUNTERS}
+        fractions = torch.tensor(self._fractions, dtype=torch.float64)
+        return {"limit": self._limit, **counters, "shares": fractions}
 
     def load_state_dict(self, state: dict[str, Any], done: int) -> None:
         # The state is empty if the run was limited in iterations before: all of its time is left.
@@ -176,11 +172,8 @@ class TimeLimit(RunLength):
         # With a new limit, a smaller fraction of the run may be done than before.
         same_limit = bool(self._fractions) and state.get("limit") == self._limit
         self._min_fraction = self._fractions[-1] if same_limit else 0.0
-        self._seconds = state.get("seconds", 0.0)
-        self._evaluations = state.get("evaluations", 0.0)
-        self._longest = state.get("longest", 0.0)
-        self._slowest = state.get("slowest", 0.0)
-        self._timed = state.get("timed", 0)
+        for name in _COUNTERS:
+            setattr(self, f"_{name}", state.get(name, 0))
         self._trained = self._seconds - self._evaluations
         self._start = time.monotonic() - self._seconds
 
@@ -194,12 +187,7 @@ class TimeLimit(RunLength):
 
 
 def build_run_length(cfg: CfgNode, images: int) -> RunLength:
-    """Build the length of a run from SOLVER.MAX_ITER, MAX_EPOCHS or MAX_MINUTES.
-
-    Args:
-        cfg: config of the run.
-        images: number of training images, which make one epoch.
-    """
+    """Build the length of a run on `images` from SOLVER.MAX_ITER, MAX_EPOCHS or MAX_MINUTES."""
     solver = cfg.SOLVER
     if solver.MAX_MINUTES is not None:
         return TimeLimit(solver.MAX_MINUTES, solver.MINUTES_INCLUDE_TEST)

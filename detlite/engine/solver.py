@@ -37,9 +37,6 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
       (https://arxiv.org/abs/2203.16527).
 
     The first parameter group has the base learning rate if any group has.
-
-    Raises:
-        ConfigError: SOLVER.OPTIMIZER is not available, or the model has no trainable parameters.
     """
     groups = _parameter_groups(cfg, model)
     if not groups:
@@ -82,9 +79,6 @@ def build_scheduler(
     """Build the learning rate schedule: warm-up times multi-step, or times half a cosine to 0.
 
     It is a function of the number of finished iterations and of the finished fraction of the run.
-
-    Raises:
-        ConfigError: SOLVER.STEPS do not increase, or are iterations in a run without MAX_ITER.
     """
     solver, steps = cfg.SOLVER, cfg.SOLVER.STEPS
     if solver.LR_SCHEDULE == "multistep":

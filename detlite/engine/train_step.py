@@ -33,9 +33,6 @@ class TrainStep:
 
     Attributes:
         skipped: number of steps skipped so far because a loss was not finite.
-
-    Raises:
-        ConfigError: SOLVER.IMS_PER_BATCH cannot be divided into equal parts.
     """
 
     def __init__(
@@ -73,14 +70,10 @@ class TrainStep:
         self._model = data_parallel(self._detector)
 
     def __call__(self, images: list[Tensor], targets: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Update the weights.
+        """Update the weights, and return the scalar losses of the batch.
 
-        Returns:
-            The scalar losses of the batch. Empty if a loss is not finite in any process and the
-            step was skipped, as SOLVER.MAX_SKIPPED_STEPS allows; the model is then unchanged.
-
-        Raises:
-            NonFiniteLossError: more steps than allowed would be skipped.
+        They are empty if a loss is not finite in any process and the step was skipped, as
+        SOLVER.MAX_SKIPPED_STEPS allows; the model is then unchanged.
         """
         # Batch norm updates its statistics before the losses are known.
         buffers = [b.clone() for b in self._model.buffers()] if self._max_skipped else []

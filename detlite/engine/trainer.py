@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,9 @@ class Trainer:
 
     Args:
         cfg: config of the run.
-        model: the detector, on its device.
-        train_set: the training images.
-        test_sets: datasets to evaluate on; may be empty.
-        hooks: hooks in addition to those that SOLVER.HOOKS names.
+        model: on its device.
+        train_set, test_sets: datasets to train and evaluate on.
+        hooks: in addition to those that SOLVER.HOOKS names.
 
     Attributes:
         iteration: number of the current iteration, from 1. Before the first step of a run, and
@@ -57,10 +57,6 @@ class Trainer:
         ema: averaged weights; None without SOLVER.EMA_DECAY.
         is_last: True if no iteration follows the current one.
         repeats_evaluation: True if a resumed run evaluates the model that it starts from.
-
-    Raises:
-        ConfigError: SOLVER keys that cannot be used, or see `check_evaluation`.
-        DataError: the model cannot be evaluated on a test set.
     """
 
     def __init__(
@@ -99,7 +95,7 @@ class Trainer:
         freeze.update(0)
         self.train_step = TrainStep(cfg, model, self.optimizer, self.scaler)
 
-        self.meters = Meters(self.run_length.max_iter, self._save_batch)
+        self.meters = Meters(self.run_length.max_iter, partial(save_batch, cfg, train_set))
         self.signals = StopSignals()
         self.ema = ModelEMA(model, solver.EMA_DECAY) if solver.EMA_DECAY else None
         self.best = BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE)
@@ -116,14 +112,10 @@ class Trainer:
             hook.trainer = self
 
     def train(self, resume: bool = False) -> dict[str, Metrics]:
-        """Run all iterations, then evaluate.
+        """Run all iterations, evaluate, and return the metrics as `evaluate` does.
 
-        Args:
-            resume: continue from the newest checkpoint in OUTPUT_DIR, with the same results as
-                without the interruption. What the run did after it is done again.
-
-        Returns:
-            The metrics of each test set by name on rank 0; empty in other processes.
+        With `resume`, continue from the newest checkpoint in OUTPUT_DIR, with the same results as
+        without the interruption. What the run did after it is done again.
 
         Raises:
             CheckpointError: all checkpoints are damaged, or the newest one does not fit.
@@ -158,7 +150,8 @@ class Trainer:
                 self._maybe_log()
                 self.scheduler.step()
                 self._maybe_save()
-                self._maybe_evaluate()
+                if self._evaluation_due():
+                    self._evaluate()
             metrics = self._evaluate()
         self._call_hooks("after_train")
         return metrics
@@ -221,10 +214,6 @@ class Trainer:
                 f"{self.iteration}; continue by --resume"
             )
 
-    def _maybe_evaluate(self) -> None:
-        if self._evaluation_due():
-            self._evaluate()
-
     def _save_due(self) -> bool:
         periodic = _is_multiple(self.iteration, self.cfg.SOLVER.CHECKPOINT_PERIOD)
         return self.is_last or self._interrupted or periodic or self._evaluation_due()
@@ -258,9 +247,6 @@ class Trainer:
     def _call_hooks(self, method: str, *args: dict[str, Any] | dict[str, Tensor]) -> None:
         for hook in self.hooks:
             getattr(hook, method)(*args)
-
-    def _save_batch(self, iteration: int) -> Path:
-        return save_batch(self.cfg, self.train_set, iteration)
 
     def _warn_of_frozen_layers(self) -> None:
         max_iter, frozen_iters = self.run_length.max_iter, self.cfg.SOLVER.BACKBONE_FREEZE_ITERS

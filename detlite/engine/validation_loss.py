@@ -20,11 +20,7 @@ LOSS = "loss"  # key among the metrics of a dataset; lower is better
 
 
 def build_loss_dataset(cfg: CfgNode, name: str) -> CocoDataset:
-    """Build a set of DATASETS.TEST as for training: with masks, and only annotated images.
-
-    Raises:
-        ConfigError, DataError: see `build_dataset`; also if no image has a usable annotation.
-    """
+    """Build a set of DATASETS.TEST as for training: with masks, and only annotated images."""
     return build_dataset(_train_on_test_sets(cfg), name, train=True)
 
 
@@ -35,12 +31,7 @@ def validation_loss(cfg: CfgNode, model: DetectionModel, name: str) -> dict[str,
     of a batch, so the result would otherwise depend on the number of processes and on
     TEST.IMS_PER_BATCH. Images are resized as in evaluation and not augmented. Batch norm uses its
     running statistics. The seed of each image determines which boxes are sampled, and the random
-    generators are restored afterwards.
-
-    Args:
-        cfg: config of the run.
-        model: the detector; its mode is restored afterwards.
-        name: the dataset's name.
+    generators and the mode of the model are restored afterwards.
 
     Returns:
         `total` and each loss without the prefix "loss_", in every process; None if not finite.

@@ -39,15 +39,11 @@ def evaluate_cityscapes(coco_gt: COCO, results: Results) -> dict[str, Any]:
     Args:
         coco_gt: the ground truth made by `read_cityscapes`: groups have `iscrowd`, and images have
             the RLE `void`. Instances should not overlap.
-        results: the detections, with masks. May be empty.
+        results: with masks. May be empty.
 
     Returns:
         {"AP": mean over the IoU thresholds, "AP50": at 0.5, "per_category": {name: AP},
         "per_category_AP50": {name: AP50}} as fractions, None if there are no instances.
-
-    Raises:
-        DataError: an image has no valid `void`, or a result has no valid mask or an unknown image
-            or category.
     """
     check_void(coco_gt)
     check_results(results, coco_gt, ["segm"])
@@ -154,9 +150,7 @@ def area_under_curve(
 ) -> float:
     """Return the area under precision over recall, linearly interpolated from (0, 1).
 
-    Args:
-        true_positives, false_positives: scores [H] and [F].
-        positives: number of instances, at least H and 1.
+    `true_positives` [H] and `false_positives` [F] are scores; there are `positives` instances.
     """
     thresholds = np.unique(np.concatenate([true_positives, false_positives]))[::-1]
     if not thresholds.size:

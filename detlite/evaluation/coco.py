@@ -51,9 +51,8 @@ def evaluate_coco(
         objects. Keypoints have no small objects, and AR, AR50 and AR75 instead of AR1 and AR10.
 
     Raises:
-        DataError: a result or annotation lacks a field, has an unknown image or category or a mask
-            of another size than its image, or the numbers of keypoints differ.
-        ValueError: an unknown IoU type, max_dets below 1, or a wrong number of oks_sigmas.
+        DataError: a result or annotation is invalid, or the numbers of keypoints differ.
+        ValueError: an argument is invalid.
     """
     unknown = [iou_type for iou_type in iou_types if iou_type not in IOU_TYPES]
     if unknown:

@@ -28,8 +28,7 @@ class Evaluator(ABC):
         """Check before training and inference that `evaluate` will be possible.
 
         Raises:
-            ConfigError: a package is not installed, or the model does not predict what is needed.
-            DataError: the ground truth lacks a field.
+            ConfigError, DataError: the model or the ground truth lacks what is needed.
         """
 
     @abstractmethod
@@ -37,9 +36,9 @@ class Evaluator(ABC):
         """Compute the metrics of the detections in all images of `dataset`.
 
         Args:
-            cfg: the config.
-            dataset: the data set; `dataset.coco_gt()` is its ground truth.
-            results: the detections. May be empty.
+            cfg: of the run.
+            dataset: `dataset.coco_gt()` is its ground truth.
+            results: may be empty.
 
         Returns:
             {kind: {metric: value}}, such as {"bbox": {"AP": 0.4}}, as fractions; None if the
@@ -76,9 +75,6 @@ def build_evaluators(cfg: CfgNode, dataset: CocoDataset) -> dict[str, Evaluator]
 
     They are listed as `evaluators` in its entry of DATASETS.CATALOG. The default depends on the
     type of the data set and on what the model predicts.
-
-    Raises:
-        ConfigError: an evaluator is not registered.
     """
     names: Any = _default_evaluators(dataset.kind, predicted_kinds(cfg))
     where = f"DATASETS.CATALOG, {dataset.name}, evaluators"

@@ -37,10 +37,7 @@ class ResultsCollector:
 def gather_results(results: Results) -> Results | None:
     """Gather the results of all processes on rank 0, in order of rank. A collective call.
 
-    The arrays are sent as tensors, without pickling.
-
-    Returns:
-        All results on rank 0, None on the other ranks.
+    The arrays are sent as tensors, without pickling. Other ranks get None.
     """
     if world_size() == 1:
         return results

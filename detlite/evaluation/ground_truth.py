@@ -63,11 +63,7 @@ class GroundTruthArrays:
 def read_ground_truth(coco_gt: COCO, iou_type: str) -> GroundTruthArrays:
     """Read the objects, without those that lack keypoints for the IoU type "keypoints".
 
-    Info, area and iscrowd may be missing.
-
-    Raises:
-        DataError: an annotation lacks a field, has an unknown image or category, or a mask of
-            another size than its image.
+    Info, area and iscrowd may be missing. DataError if an annotation is invalid.
     """
     field = IOU_TYPES[iou_type]
     rows = []
@@ -134,11 +130,7 @@ def _encode(coco_gt: COCO, rows: Sequence[dict[str, Any]]) -> EncodedMasks:
 
 
 def check_results(results: Results, coco_gt: COCO, iou_types: Sequence[str]) -> None:
-    """Check that results have the required fields and refer to images and categories of `coco_gt`.
-
-    Raises:
-        DataError: a field is missing or a value invalid; the message has the index of the result.
-    """
+    """Raise DataError if results lack a field or do not refer to images and categories."""
     fields = {"bbox": results.boxes, "segm": results.masks, "keypoints": results.keypoints}
     for iou_type in iou_types:
         if fields[iou_type] is None and len(results):

@@ -51,17 +51,13 @@ def evaluate_lvis(
         coco_gt: the ground truth, which is not changed, with neg_category_ids and
             not_exhaustive_category_ids of each image and the frequency ("r", "c" or "f") of each
             category.
-        results: the detections, with boxes and masks as `iou_types` need them. May be empty.
+        results: with boxes and masks as `iou_types` need them. May be empty.
         iou_types: some of "bbox" and "segm".
 
     Returns:
         {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf" (rare, common and
         frequent categories), "AR@300", "ARs@300", ..., "per_category": {name: AP}}, ...} as
         fractions, None if there are no such objects.
-
-    Raises:
-        DataError: the ground truth lacks one of LVIS's fields, or a result lacks a field or has an
-            unknown image or category.
     """
     check_lvis(coco_gt)
     check_results(results, coco_gt, iou_types)

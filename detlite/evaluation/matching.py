@@ -138,10 +138,9 @@ def match(
     max_dets: int,
     ignore_unmatched: np.ndarray | None = None,
 ) -> MatchedDetections:
-    """Match the detections of `pairing` to objects.
+    """Match the detections of `pairing` to the objects `truth`.
 
     Args:
-        pairing, truth: the detections and the objects.
         overlaps: float64 [P] of the pairs.
         sizes: float64 [D], the areas of the detections in square pixels.
         areas, limits, max_dets: see `MatchedDetections`.
@@ -182,10 +181,8 @@ def accumulate(matched: MatchedDetections) -> PrecisionRecall:
 def interpolated_precision(counted: np.ndarray, positives: int) -> np.ndarray:
     """Return the highest precision [R] at each of RECALL_THRESHOLDS or a higher recall.
 
-    Args:
-        counted: int [H], the number of counted detections up to each of H true positives, where
-            precision has its local maxima.
-        positives: number of objects.
+    `counted` int [H] is the number of counted detections up to each of H true positives, where
+    precision has its local maxima. There are `positives` objects.
     """
     hits = np.arange(1, len(counted) + 1)
     best = np.maximum.accumulate((hits / (counted + np.spacing(1)))[::-1])[::-1]

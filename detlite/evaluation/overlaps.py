@@ -62,8 +62,8 @@ def build_pairing(
 
     Args:
         results, truth: the detections and the objects.
-        max_dets: number of highest-scoring detections per image and category; None: all.
-        index: int64 [N], the detections to use; None: all.
+        max_dets: number of highest-scoring detections per image and category.
+        index: int64 [N], the detections to use.
     """
     index = np.arange(len(results)) if index is None else index
     scores = results.scores[index].astype(np.float64)
@@ -95,9 +95,6 @@ def region_overlaps(
     """Return the IoU float64 [P] of boxes ("bbox") or masks ("segm") and the detections' areas [D].
 
     For a crowd the denominator is the area of the detection instead of the union.
-
-    Raises:
-        DataError: a mask has run lengths that do not cover its image.
     """
     detections, objects = pairing.pairs()
     if iou_type == "segm":
@@ -153,12 +150,8 @@ def keypoint_overlaps(
     """Return the object keypoint similarity (OKS) float64 [P] of the pairs.
 
     For an object without visible keypoints, the distance of a detected keypoint is that to a box
-    three times as wide and high as the object's.
-
-    Args:
-        keypoints: float64 [D, N, 3] of the detections of `pairing`.
-        truth, pairing: the objects and the pairs.
-        sigmas: [N], see `evaluate_coco`.
+    three times as wide and high as the object's. `keypoints` float64 [D, N, 3] are those of the
+    detections of `pairing`, and `sigmas` [N] are described in `evaluate_coco`.
     """
     assert truth.keypoints is not None
     detections, objects = pairing.pairs()

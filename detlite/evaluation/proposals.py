@@ -21,16 +21,11 @@ _IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 def evaluate_proposals(coco_gt: COCO, results: Results) -> dict[str, float | None]:
     """Compute the average recall at IoU 0.5, 0.55, ..., 0.95 of the best 100 and 1000 boxes.
 
-    Args:
-        coco_gt: the ground truth; crowds are left out.
-        results: boxes of any category. May be empty.
+    Crowds are left out, and boxes may have any category.
 
     Returns:
         {"AR@100", "ARs@100", "ARm@100", "ARl@100", "AR@1000", ...} as fractions, where s, m and l
         are small, medium and large objects. None if there are no such objects.
-
-    Raises:
-        DataError: the results have no boxes.
     """
     boxes = results.boxes
     if boxes is None:

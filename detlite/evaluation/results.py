@@ -19,14 +19,14 @@ from detlite.atomic_write import atomic_open
 from detlite.conventions import CONVENTIONS, Convention
 from detlite.data.errors import DataError, short_repr
 from detlite.ops import paste_masks
-from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
-from detlite.structures.keypoints import PIXEL_CENTER, rescale_keypoints
+from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.formats import RLE, encode_bitmap
 from detlite.structures.masks.pasting import paste_boxes
 from detlite.structures.masks.rle import EncodedMasks
 
 _ROWS_PER_WRITE = 1000  # results held as text at a time
+_MASK_ARRAYS = ("data", "lengths", "sizes")  # fields of EncodedMasks
 # IoU type -> field of a COCO result
 IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
 # No annotation has this id.
@@ -56,15 +56,10 @@ class Results:
     def from_coco(
         cls, rows: Sequence[dict[str, Any]], iou_types: Sequence[str] = ("bbox",)
     ) -> Results:
-        """Convert the entries of a COCO results file.
+        """Convert the entries of a COCO results file; DataError if one is invalid.
 
-        Args:
-            rows: dicts of image_id, category_id, score, and for each of `iou_types` bbox (xywh),
-                segmentation (compressed RLE) or keypoints [x1, y1, v1, ...]. May be empty.
-            iou_types: the fields to read; others are ignored.
-
-        Raises:
-            DataError: a field is missing or has a wrong type or shape.
+        Entries are dicts of image_id, category_id, score, and for each of `iou_types` bbox (xywh),
+        segmentation (compressed RLE) or keypoints [x1, y1, v1, ...]. Other fields are ignored.
         """
         for kind in iou_types:
             for number, row in enumerate(rows):
@@ -79,16 +74,12 @@ class Results:
         if "keypoints" in iou_types:
             first = rows[0]["keypoints"] if rows else []
             if not isinstance(first, Sequence):
-                raise DataError(
-                    f"result 0: keypoints is {short_repr(first)}, not a list of numbers"
-                )
-            points = len(first) // 3
-            keypoints = _column(rows, "keypoints", (points, 3))
+                problem = f"keypoints is {short_repr(first)}, not a list of numbers"
+                raise DataError(f"result 0: {problem}")
+            keypoints = _column(rows, "keypoints", (len(first) // 3, 3))
         boxes = _column(rows, "bbox", (4,)) if "bbox" in iou_types else None
-        return cls(
-            _ids(rows, "image_id"), _ids(rows, "category_id"), _column(rows, "score", ()), boxes,
-            masks, keypoints,
-        )  # fmt: skip
+        image_ids, category_ids = _ids(rows, "image_id"), _ids(rows, "category_id")
+        return cls(image_ids, category_ids, _column(rows, "score", ()), boxes, masks, keypoints)
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -113,18 +104,11 @@ class Results:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays by name. Concatenating those of several images is valid."""
-        masks = self.masks
-        arrays: dict[str, np.ndarray | None] = {
-            "image_ids": self.image_ids,
-            "category_ids": self.category_ids,
-            "scores": self.scores,
-            "boxes": self.boxes,
-            "keypoints": self.keypoints,
-        }
+        arrays = {name: array for name, array in vars(self).items() if array is not None}
+        masks = arrays.pop("masks", None)
         if masks is not None:
-            arrays |= {"mask_data": masks.data, "mask_lengths": masks.lengths,
-                       "mask_sizes": masks.sizes}  # fmt: skip
-        return {name: array for name, array in arrays.items() if array is not None}
+            arrays |= {f"mask_{name}": getattr(masks, name) for name in _MASK_ARRAYS}
+        return arrays
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Results:
@@ -132,7 +116,7 @@ class Results:
         plain = {name: array for name, array in arrays.items() if not name.startswith("mask_")}
         masks = None
         if "mask_data" in arrays:
-            masks = EncodedMasks(*(arrays[f"mask_{name}"] for name in ("data", "lengths", "sizes")))
+            masks = EncodedMasks(*(arrays[f"mask_{name}"] for name in _MASK_ARRAYS))
         return cls(masks=masks, **plain)
 
 
@@ -149,21 +133,16 @@ def to_coco_results(
 
     Args:
         detections: the output of `model.detect`, in coordinates of the network input.
-        image_id: the id of the image.
-        net_size: (height, width) of the network input, without padding.
-        orig_size: (height, width) of the original image.
+        image_id: of the dataset.
+        net_size, orig_size: (height, width) of the network input without padding, and of the image.
         categories: the K categories {"id", "name"}; label k is categories[k - 1].
         convention, mask_threshold: settings of the model.
 
     Returns:
         The detections in the same order, without those labelled as background.
-
-    Raises:
-        ValueError: a label has no category.
     """
-    detections = detections[detections.labels != 0]
-    boxes = box_ops.rescale(detections.boxes, net_size, orig_size, convention)
-    rles = keypoints = None
+    detections = detections[detections.labels != 0].rescale(net_size, orig_size, convention)
+    boxes, rles = detections.boxes, None
     if detections.mask_probs is not None:
         rles = paste_masks(
             detections.mask_probs,
@@ -171,22 +150,16 @@ def to_coco_results(
             orig_size,
             mask_threshold,
         )
-    if detections.keypoints is not None:
-        keypoints = rescale_keypoints(detections.keypoints, net_size, orig_size)
     ids = [category["id"] for category in categories_of(detections.labels, categories)]
-    return coco_results(
-        image_id, boxes, detections.scores, ids, rles, keypoints, convention.keypoint_center
-    )
+    keypoints, center = detections.keypoints, convention.keypoint_center
+    return coco_results(image_id, boxes, detections.scores, ids, rles, keypoints, center)
 
 
 def categories_of(labels: Tensor, categories: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the category of each of labels [N].
 
     Some models detect the background, label 0 (torchvision's RetinaNet): it is
-    `BACKGROUND_CATEGORY`.
-
-    Raises:
-        ValueError: a label has no category.
+    `BACKGROUND_CATEGORY`. ValueError if a label has no category.
     """
     numbers = labels.tolist()
     for label in numbers:
@@ -210,7 +183,7 @@ def coco_results(
     """Make the results of one image from detections in coordinates of the original image.
 
     Args:
-        image_id: the id of the image.
+        image_id: of the dataset.
         boxes: [N, 4] xyxy in pixels.
         scores: [N].
         category_ids: N category ids of the data set.
@@ -281,12 +254,7 @@ def _check_rle(rle: Any, number: int) -> None:
 
 
 def write_results(results: Results, file: Path) -> None:
-    """Write results as a COCO results file, which pycocotools' `loadRes` reads.
-
-    Raises:
-        OSError: the file cannot be written, for example because the disk is full. An existing file
-            is unchanged.
-    """
+    """Write results atomically as a COCO results file, which pycocotools' `loadRes` reads."""
     with atomic_open(file) as stream:
         for first in range(0, max(len(results), 1), _ROWS_PER_WRITE):
             text = json.dumps(list(results.to_coco(first, first + _ROWS_PER_WRITE)))

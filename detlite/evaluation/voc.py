@@ -23,17 +23,10 @@ def evaluate_voc(coco_gt: COCO, results: Results) -> dict[str, Any]:
     highest-scoring detection of an object with an IoU of at least `MIN_IOU` is a true positive.
     Difficult objects (`iscrowd`) and the detections assigned to them do not count.
 
-    Args:
-        coco_gt: the ground truth.
-        results: the detections, with boxes. May be empty.
-
     Returns:
         {"AP50": area under the precision-recall curve (since 2010), "AP50_07": mean precision at
         the recalls 0, 0.1, ..., 1 (until 2009), "per_category": {name: AP50}} as fractions.
         None if there are no objects.
-
-    Raises:
-        DataError: a result has no valid box or an unknown image or category.
     """
     check_results(results, coco_gt, ["bbox"])
     truth = read_ground_truth(coco_gt, "bbox")

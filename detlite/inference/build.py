@@ -20,13 +20,7 @@ def build_detector(
 ) -> tuple[Detector, str]:
     """Build the detector of TEST.OPTIMIZE, TEST.BBOX_AUG and TEST.TILE.
 
-    Args:
-        cfg: config of the model and the evaluation.
-        model: in evaluation mode.
-        keypoint_names: see `AugmentedDetector`.
-
-    Returns:
-        The detector, and the dtype for `autocast` around its calls.
+    Return it with the dtype for `autocast` around its calls. `model` is in evaluation mode.
     """
     model, dtype = build_inference(cfg, model)
     view = View(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
@@ -53,13 +47,10 @@ def wrap_detector(
     Args:
         model: in evaluation mode.
         view: size of the network input for tiles without augmentation.
-        views: views of test-time augmentation.
-        tiling: how images are cut into tiles.
-        keypoint_names: see `AugmentedDetector`.
+        views: of test-time augmentation.
+        tiling, keypoint_names: see `TiledDetector` and `AugmentedDetector`.
     """
-    detector: ImageDetector | None = None
-    if views:
-        detector = AugmentedDetector(model, views, keypoint_names)
+    detector = AugmentedDetector(model, views, keypoint_names) if views else None
     if tiling is None:
         return detector
     return TiledDetector(detector or ResizingDetector(model, view), tiling)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from detlite.data.transforms.resize import resize_shortest
 from detlite.modeling.detection_model import DetectionModel
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
-from detlite.structures.keypoints import rescale_keypoints
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,8 @@ class View:
 class ImageDetector:
     """Base class of detectors that take original images; implements `Detector`.
 
-    Subclasses override `detect`, or `_detect` for one image at a time.
-
-    Args:
-        model: a detector in evaluation mode, which may be exported.
+    Subclasses override `detect`, or `_detect` for one image at a time. `model` is in evaluation
+    mode and may be exported.
     """
 
     resizes_images = True
@@ -80,12 +77,7 @@ class ImageDetector:
 
 
 class ResizingDetector(ImageDetector):
-    """Resizes images for a model, and maps its detections back.
-
-    Args:
-        model: a detector in evaluation mode that takes no proposals.
-        view: the size of the network input.
-    """
+    """Resizes images for a model, which takes no proposals, and maps its detections back."""
 
     def __init__(self, model: DetectionModel, view: View) -> None:
         super().__init__(model)
@@ -101,19 +93,9 @@ class ResizingDetector(ImageDetector):
         inputs = [resize_shortest(image, *sizes, self.convention.resize) for image in images]
         detections = self.model.detect(inputs, None, min_score)
         return [
-            self._map_back(one, size_of(network_input), size_of(image))
+            one.rescale(size_of(network_input), size_of(image), self.convention)
             for one, network_input, image in zip(detections, inputs, images, strict=True)
         ]
-
-    def _map_back(
-        self, detections: Detections, from_size: tuple[int, int], to_size: tuple[int, int]
-    ) -> Detections:
-        boxes = box_ops.rescale(detections.boxes, from_size, to_size, self.convention)
-        detections = replace(detections, boxes=boxes)
-        if detections.keypoints is None:
-            return detections
-        keypoints = rescale_keypoints(detections.keypoints, from_size, to_size)
-        return replace(detections, keypoints=keypoints)
 
 
 def size_of(image: Tensor) -> tuple[int, int]:

@@ -41,8 +41,8 @@ def to_supervision(prediction: Mapping[str, Any]) -> Any:
     masks = None
     if "masks" in prediction:
         masks = np.zeros((len(prediction["names"]), *prediction["size"]), dtype=bool)
-        for index, mask in enumerate(_bitmaps(prediction)):
-            masks[index] = mask
+        for target, mask in zip(masks, _bitmaps(prediction), strict=True):
+            target[:] = mask
     return supervision.Detections(
         xyxy=prediction["boxes"].numpy(),
         mask=masks,
@@ -62,21 +62,19 @@ def to_labelme(
     The shapes of one object share a `group_id`.
 
     Args:
-        prediction: a prediction of a `Predictor`.
+        prediction: of a `Predictor`.
         file_name: path of the image relative to the JSON file.
         keypoint_names: names of the keypoints, see `data.datasets.coco.keypoint_names`; without
             them, keypoints are numbered.
     """
     height, width = prediction["size"]
-    shapes = []
+    shapes: list[dict[str, Any]] = []
     for index, (name, score, kind, points) in enumerate(_shapes(prediction)):
         parts = [(name, kind, part) for part in points]
-        parts += [
-            (f"{name} {_point_name(keypoint_names, number)}", "point", [point])
-            for number, point in enumerate(_keypoints(prediction, index))
-        ]
-        for label, shape_type, corners in parts:
-            shape: dict[str, Any] = {
+        keypoints = _keypoints(prediction, index, keypoint_names)
+        parts += [(f"{name} {point_name}", "point", [point]) for point_name, point in keypoints]
+        shapes += [
+            {
                 "label": label,
                 "points": [[float(x), float(y)] for x, y in corners],
                 "group_id": index if len(parts) > 1 else None,
@@ -85,7 +83,8 @@ def to_labelme(
                 "flags": {},
                 "mask": None,
             }
-            shapes.append(shape)
+            for label, shape_type, corners in parts
+        ]
     return {
         "version": _LABELME_VERSION,
         "flags": {},
@@ -110,10 +109,9 @@ def to_label_studio(
     keypoints `KeyPointLabels` named "keypoints". Polygons are as in `to_labelme`.
 
     Args:
-        prediction: a prediction of a `Predictor`.
+        prediction, keypoint_names: as in `to_labelme`.
         image: URL of the image, or a path that Label Studio serves.
         model_version: name under which Label Studio shows the prediction.
-        keypoint_names: as in `to_labelme`.
     """
     height, width = prediction["size"]
     regions: list[dict[str, Any]] = []
@@ -144,27 +142,17 @@ def to_label_studio(
                 value = {"points": points, "closed": True}
                 region = add("masks", "polygonlabels", name, score, value, first)
             else:
-                value = {
-                    "x": x[0], "y": y[0], "width": x[1] - x[0], "height": y[1] - y[0],
-                    "rotation": 0,
-                }  # fmt: skip
+                sides = {"width": x[1] - x[0], "height": y[1] - y[0]}
+                value = {"x": x[0], "y": y[0], **sides, "rotation": 0}
                 region = add("boxes", "rectanglelabels", name, score, value, first)
             first = first or region
-        for number, (x, y) in enumerate(_keypoints(prediction, index)):
-            label = _point_name(keypoint_names, number)
+        for label, (x, y) in _keypoints(prediction, index, keypoint_names):
             value = {"x": 100 * x / width, "y": 100 * y / height, "width": 0.5}
             add("keypoints", "keypointlabels", label, score, value, first)
     scores = prediction["scores"].tolist()
-    return {
-        "data": {"image": image},
-        "predictions": [
-            {
-                "model_version": model_version,
-                "score": float(np.mean(scores)) if scores else 0.0,
-                "result": regions,
-            }
-        ],
-    }
+    mean = float(np.mean(scores)) if scores else 0.0
+    result = {"model_version": model_version, "score": mean, "result": regions}
+    return {"data": {"image": image}, "predictions": [result]}
 
 
 def outlines(mask: np.ndarray) -> list[np.ndarray]:
@@ -193,9 +181,7 @@ def outlines(mask: np.ndarray) -> list[np.ndarray]:
     return polygons
 
 
-def _shapes(
-    prediction: Mapping[str, Any],
-) -> Iterator[tuple[str, float, str, list[Any]]]:
+def _shapes(prediction: Mapping[str, Any]) -> Iterator[tuple[str, float, str, list[Any]]]:
     """Yield name, score, "polygon" or "rectangle", and the points of the parts of each object."""
     masks = _bitmaps(prediction) if "masks" in prediction else iter(())
     scores, boxes = prediction["scores"].tolist(), prediction["boxes"].tolist()
@@ -217,10 +203,10 @@ def _bitmaps(prediction: Mapping[str, Any]) -> Iterator[np.ndarray]:
             yield mask.numpy()
 
 
-def _keypoints(prediction: Mapping[str, Any], index: int) -> list[list[float]]:
-    """Return (x, y) of each keypoint of an object."""
-    return prediction["keypoints"][index, :, :2].tolist() if "keypoints" in prediction else []
-
-
-def _point_name(names: Sequence[str], number: int) -> str:
-    return names[number] if number < len(names) else f"keypoint {number + 1}"
+def _keypoints(
+    prediction: Mapping[str, Any], index: int, names: Sequence[str]
+) -> Iterator[tuple[str, list[float]]]:
+    """Yield the name and (x, y) of each keypoint of an object."""
+    points = prediction["keypoints"][index, :, :2].tolist() if "keypoints" in prediction else []
+    for number, point in enumerate(points):
+        yield names[number] if number < len(names) else f"keypoint {number + 1}", point

@@ -29,11 +29,10 @@ ACTIVATIONS: dict[Any, tuple[str, tuple[float, ...], Callable[[Tensor], Tensor]]
 
 
 class FusedConv2d(nn.Module):
-    """A convolution, an optional addition and an optional activation, for inference.
+    """A convolution with a folded norm, an optional addition and an optional activation.
 
     Args:
-        conv: the convolution.
-        norm: folded into its weights.
+        conv, norm: layers in evaluation mode.
         activation: a key of ACTIVATIONS.
         dtype: of weights and maps.
     """
@@ -54,13 +53,7 @@ class FusedConv2d(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor, other: Tensor | None = None, overwrite: bool = False) -> Tensor:
-        """Compute activation(conv(x) + other).
-
-        Args:
-            x: [B, C, H, W].
-            other: has the shape of the result, or broadcasts to it.
-            overwrite: the result may be written to the memory of `other`.
-        """
+        """Compute activation(conv(x) + other); `overwrite` allows to store it in `other`."""
         conv = (self.weight, self.bias, self.padding, self.stride, self.dilation, self.groups)
         name, scalars, function = ACTIVATIONS[self.activation]
         same_shape = other is None or other.shape == self._output_shape(x)
@@ -124,29 +117,18 @@ def onednn_fuses(dtype: torch.dtype) -> bool:
 def _fold(
     conv: nn.Conv2d, norm: nn.Module | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
-    weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
+    weight: Any = conv.weight
+    bias: Any = conv.bias
     if norm is not None:
         assert isinstance(norm, NORMS)
-        mean, variance = norm.running_mean, norm.running_var
-        assert isinstance(mean, Tensor)
-        assert isinstance(variance, Tensor)
-        weight, bias = fuse_conv_bn_weights(
-            _to_float64(weight),
-            None if bias is None else _to_float64(bias),
-            _to_float64(mean),
-            _to_float64(variance),
-            norm.eps,
-            None if norm.weight is None else _to_float64(norm.weight),
-            None if norm.bias is None else _to_float64(norm.bias),
-        )
-        bias = bias.detach()
+        layers = (weight, bias, norm.running_mean, norm.running_var, norm.weight, norm.bias)
+        # MPS has no float64.
+        values: list[Any] = [None if x is None else x.detach().cpu().double() for x in layers]
+        weight, bias, mean, variance, scale, shift = values
+        weight, bias = fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, scale, shift)
     device = conv.weight.device
     weight = weight.detach().to(dtype).to(device)
-    return weight, None if bias is None else bias.to(dtype).to(device)
-
-
-def _to_float64(x: Tensor) -> Tensor:
-    return x.detach().cpu().double()  # MPS has no float64
+    return weight, None if bias is None else bias.detach().to(dtype).to(device)
 
 
 def cast(maps: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Any:

@@ -74,12 +74,8 @@ class _Tracer(fx.Tracer):
     """Treats poolers, norms, deformable convolutions and modules without children as leaves."""
 
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        kinds = (Pooler, DeformConv3x3)
-        return (
-            super().is_leaf_module(module, name)
-            or isinstance(module, kinds)
-            or not any(True for _ in module.children())
-        )
+        leaf = isinstance(module, (Pooler, DeformConv3x3)) or not list(module.children())
+        return leaf or super().is_leaf_module(module, name)
 
 
 def _split_layers(module: nn.Module) -> None:
@@ -101,9 +97,8 @@ def _split_layers(module: nn.Module) -> None:
                 assert isinstance(own, nn.modules.batchnorm._BatchNorm)
                 own.affine, own.weight, own.bias = True, child.weight, child.bias
         elif isinstance(child, PaddedConv2d):
-            setattr(
-                module, name, nn.Sequential(nn.ZeroPad2d(child.margins), share_parameters(child))
-            )
+            padding = nn.ZeroPad2d(child.margins)
+            setattr(module, name, nn.Sequential(padding, share_parameters(child)))
         else:
             _split_layers(child)
 
@@ -122,12 +117,9 @@ def _module(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
 
 def _is_conv(traced: fx.GraphModule, node: fx.Node) -> bool:
     conv = _module(traced, node)
-    # Subclasses may compute something else.
-    return (
-        type(conv) is nn.Conv2d
-        and conv.padding_mode == "zeros"
-        and not isinstance(conv.padding, str)
-    )
+    if not isinstance(conv, nn.Conv2d) or type(conv) is not nn.Conv2d:
+        return False  # subclasses may compute something else
+    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 
 def _fuse_last(traced: fx.GraphModule) -> None:
@@ -228,13 +220,10 @@ def _cast(traced: fx.GraphModule, dtype: torch.dtype) -> None:
             node.replace_all_uses_with(back, lambda user, back=back: user is not back)
     inputs = [node for node in graph.nodes if node.op == "placeholder" and node.name != "rois"]
     for node in inputs:
-        with graph.inserting_before(_first_step(graph)):
+        first = next(step for step in graph.nodes if step.op != "placeholder")
+        with graph.inserting_before(first):
             new = graph.call_function(cast, (node, dtype))
         node.replace_all_uses_with(new, lambda user, new=new: user is not new)
-
-
-def _first_step(graph: fx.Graph) -> fx.Node:
-    return next(node for node in graph.nodes if node.op != "placeholder")
 
 
 def _mark_overwritten(traced: fx.GraphModule) -> None:

@@ -44,10 +44,6 @@ def optimize(
             bfloat16 if the device has fast instructions for it and float32 otherwise. "int8" runs
             the parts with OpenVINO, see `detlite.apps.export.openvino.to_openvino`.
         calibration: for int8, some dozens of training images [3, H, W], resized as in evaluation.
-
-    Raises:
-        ValueError: another dtype, or int8 without images.
-        ConfigError: int8 on another device than the CPU, or without its packages.
     """
     if dtype == "int8":
         if not calibration:

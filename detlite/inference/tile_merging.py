@@ -10,10 +10,11 @@ Shapes: N detections in a tile, P parts of an object, M x M cells of a mask.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from detlite.conventions import Convention
 from detlite.structures import boxes as box_ops
@@ -88,11 +89,10 @@ def merge(
       the union of the boxes and masks, and each keypoint of the part with its highest score.
 
     Args:
-        tiles: the tiles.
-        detections: the detections of each tile, as from `Detector.detect`.
+        tiles, detections: the tiles, and the detections of each.
         size: (height, width) of the image.
         iou_thresh: threshold of the model's own suppression.
-        convention: the model's convention.
+        convention: of the model.
     """
     cut = [tile.cuts(one.boxes, size) for tile, one in zip(tiles, detections, strict=True)]
     offsets = torch.tensor([0, *map(len, cut)]).cumsum(0).tolist()
@@ -116,7 +116,7 @@ def merge(
                 completions[offsets[s] + i].append(offsets[t] + j)
             for i, j in (match & beyond_other).nonzero().tolist():
                 completions[offsets[t] + j].append(offsets[s] + i)
-    joined = _concatenate(detections)
+    joined = tree_map(lambda *fields: torch.cat(fields), *detections)
     groups = _group(joined.scores, torch.cat(cut).tolist(), drops, completions)
     leaders = torch.tensor([group[0] for group in groups], dtype=torch.int64)
     merged = joined[leaders.to(joined.boxes.device)]
@@ -170,11 +170,6 @@ def _write_union(merged: Detections, row: int, parts: Detections, convention: Co
         points = torch.arange(len(part), device=part.device)
         merged.keypoints[row] = parts.keypoints[part, points]
         merged.keypoint_scores[row] = scores
-
-
-def _concatenate(detections: Sequence[Detections]) -> Detections:
-    names = [f.name for f in fields(Detections) if getattr(detections[0], f.name) is not None]
-    return Detections(**{n: torch.cat([getattr(one, n) for one in detections]) for n in names})
 
 
 def _overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,9 +59,6 @@ class TiledDetector(ImageDetector):
     Args:
         detector: detects in a tile or in the whole image, in one view or several.
         tiling: how images are cut. An image that fits into one tile is not cut.
-
-    Raises:
-        ConfigError: the model takes proposals, which refer to whole images.
     """
 
     def __init__(self, detector: ImageDetector, tiling: Tiling) -> None:

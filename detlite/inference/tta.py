@@ -31,14 +31,10 @@ class AugmentedDetector(ImageDetector):
     """Detects objects in several views of each image.
 
     Args:
-        model: a detector in evaluation mode.
+        model: in evaluation mode.
         views: at least one.
         keypoint_names: names of the keypoints that the model predicts. "left_..." and "right_..."
             are exchanged in a mirrored view.
-
-    Raises:
-        ConfigError: a view is mirrored, but the keypoints have no names; or the model is an
-            exported program, which cannot be split into its parts.
     """
 
     def __init__(

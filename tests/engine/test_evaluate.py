@@ -68,6 +68,21 @@ def test_tiles(make_cfg, make_sets, toy, blocks, tmp_path):
     assert len(seen) == 7
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_shapes_are_dynamic_only_during_inference(evaluated, toy, monkeypatch, static):
+    seen = []
+
+    def record(cfg, detector, dtype, dataset):
+        seen.append(detector.static_shapes)
+        return run_inference(cfg, detector, dtype, dataset)
+
+    monkeypatch.setattr("detlite.engine.evaluate.run_inference", record)
+    toy.static_shapes = static  # optimize_for_training sets it on GPUs
+    evaluated()
+    assert seen == [False]
+    assert toy.static_shapes is static
+
+
 def test_several_sets_are_reported_by_name(evaluated, tmp_path):
     metrics = evaluated("DATASETS.TEST", ("val", "train"))
     assert list(metrics) == ["val", "train"]

@@ -31,9 +31,6 @@ class BestCheckpoint(Hook):
         metric: `<dataset>/<kind>/<name>`, such as my_val/bbox/AP or my_val/loss/total. Without
             the dataset, the first one counts. Empty: no checkpoint is kept.
         patience: number of evaluations without a better value after which the run ends; 0: never.
-
-    Raises:
-        ConfigError: patience without a metric.
     """
 
     def __init__(self, metric: str, patience: int = 0) -> None:
@@ -63,15 +60,7 @@ class BestCheckpoint(Hook):
             self.trainer.finish()
 
     def update(self, metrics: dict[str, dict[str, Any]], checkpoint: Path) -> None:
-        """Compare an evaluation of `checkpoint` with the best one; every process calls it.
-
-        Args:
-            metrics: values by dataset, kind and name, on rank 0.
-            checkpoint: the file that was evaluated.
-
-        Raises:
-            ConfigError: the metrics do not include SOLVER.BEST_METRIC.
-        """
+        """Compare an evaluation of `checkpoint` with the best one; every process calls it."""
         if not self._path:
             return
         value = all_gather_objects(self._value(metrics) if is_main() else None)[0]

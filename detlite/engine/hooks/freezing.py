@@ -24,10 +24,6 @@ class BackboneFreezeSchedule(Hook):
     Frozen parameters need no gradient, so the optimizer changes neither them nor their momentum.
     Frozen modules are in evaluation mode, so batch norm keeps its statistics. Parameters that are
     never trained (MODEL.BACKBONE.FREEZE_CONV_BODY_AT) stay frozen afterwards.
-
-    Args:
-        model: the detector, with its trainable parameters requiring gradients.
-        iterations: number of iterations; 0 trains the backbone from the start.
     """
 
     def __init__(self, model: DetectionModel, iterations: int) -> None:
@@ -44,9 +40,7 @@ class BackboneFreezeSchedule(Hook):
         """Freeze or unfreeze the backbone for the step that follows `done` finished iterations.
 
         Call it before every step, because an evaluation puts all modules back into training mode.
-
-        Returns:
-            True if the set of trainable parameters has changed.
+        It returns True if the set of trainable parameters has changed.
         """
         frozen = done < self._iterations
         if frozen:
@@ -66,23 +60,17 @@ def resolve_frozen_norms(cfg: CfgNode, checkpoint: Checkpoint | None = None) -> 
     """Freeze the backbone's batch norm in the config if it would see too few images.
 
     The limit is MODEL.BACKBONE.FREEZE_NORM_BELOW images per forward pass. It is resolved once,
-    before training, because a later evaluation on another machine must build the same model.
-
-    Args:
-        cfg: config of the run.
-        checkpoint: resumed checkpoint, whose choice is kept with any number of processes.
-
-    Returns:
-        A config with MODEL.RESNETS.NORM or MODEL.TIMM.FROZEN_NORM set accordingly.
+    before training, because a later evaluation on another machine must build the same model. The
+    choice of a resumed `checkpoint` is kept with any number of processes.
     """
     limit = cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW
     stored = dict(flatten(checkpoint_config(checkpoint) or {})) if checkpoint and limit > 0 else {}
     cfg = cfg.clone()
     cfg.defrost()
     if stored:
-        cfg.MODEL.RESNETS.NORM = stored.get("MODEL.RESNETS.NORM", cfg.MODEL.RESNETS.NORM)
-        frozen = stored.get("MODEL.TIMM.FROZEN_NORM", cfg.MODEL.TIMM.FROZEN_NORM)
-        cfg.MODEL.TIMM.FROZEN_NORM = frozen
+        resnets, timm = cfg.MODEL.RESNETS, cfg.MODEL.TIMM
+        resnets.NORM = stored.get("MODEL.RESNETS.NORM", resnets.NORM)
+        timm.FROZEN_NORM = stored.get("MODEL.TIMM.FROZEN_NORM", timm.FROZEN_NORM)
         cfg.freeze()
         return cfg
     in_all = cfg.SOLVER.IMS_PER_BATCH // cfg.SOLVER.ACCUMULATION_STEPS

@@ -65,11 +65,7 @@ class Meters:
     def check(self) -> list[list[float]]:
         """Return the losses of each step since the last `read`, in one transfer from the device.
 
-        Every process calls it at the same time.
-
-        Raises:
-            NonFiniteLossError: a loss is infinite or NaN in any process. The message names the
-                iteration, the images and the file of the batch.
+        Every process calls it. NonFiniteLossError names the iteration, images and saved batch.
         """
         rows = torch.stack([losses for *_, losses in self._steps]).tolist() if self._steps else []
         problems = all_gather_objects(self._first_problem(rows))
@@ -131,9 +127,6 @@ class MetricsWriter(Hook):
     "data_time": 0.01, "eta_s": 60.0}` in training, with "share" (the fraction of the time that is
     used) under SOLVER.MAX_MINUTES. After an evaluation it is
     `{"iteration": 500, "evaluation": {"my_val": {"bbox": ...}}}`.
-
-    Args:
-        output_dir: an existing folder.
     """
 
     def __init__(self, output_dir: Path) -> None:
