@@ -1,0 +1,58 @@
+"""Check that the tests of `detlite/x/y.py` are in `tests/x/test_y.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+# Folders of tests about something else than one module of the package.
+OTHER_FOLDERS = {"benchmarks", "fuzz", "soak", "tools", "wheel"}
+# Tests of several modules together, by folder.
+CROSS_CUTTING = {
+    "apps/serve": {"page"},
+    "config": {"published_files", "restating", "schema", "shipped_configs"},
+    "conversion": {"classifiers", "golden", "training", "zoo_tables"},
+    "conversion/checkpoint": {"conventions", "timm_weights"},
+    "conversion/detectron2": {"configs", "reference_model"},
+    "engine": {"elastic", "every_head", "host_reads", "two_processes"},
+    "evaluation": {"keypoint_results"},
+    "modeling": {
+        "conventions", "extending_docs", "fast_rcnn", "heads_by_config", "other_device",
+        "meta_device", "static_shapes", "torchvision_parity", "without_kernels",
+    },
+    "ops": {
+        "compiled_module", "cuda_on_cpu", "export", "fuzz", "hip", "padded_nms", "paste_masks",
+        "pyramid", "random_cases",
+    },
+    "ops/fallback": {"fallback"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def test_files(repo_root):
+    """Return the test files of the package as (folder, name), without `test_` and `.py`."""
+    files = [file.relative_to(repo_root / "tests") for file in repo_root.glob("tests/**/test_*.py")]
+    return {
+        (file.parent.as_posix(), file.stem.removeprefix("test_"))
+        for file in files
+        if len(file.parts) > 1 and file.parts[0] not in OTHER_FOLDERS
+    }
+
+
+def test_every_test_file_has_a_module(repo_root, test_files):
+    lost = [
+        f"tests/{folder}/test_{name}.py"
+        for folder, name in sorted(test_files)
+        if not (repo_root / "detlite" / folder / f"{name}.py").exists()
+        and name not in CROSS_CUTTING.get(folder, ())
+    ]
+    assert not lost
+
+
+def test_every_folder_of_the_package_has_tests(repo_root, test_files):
+    folders = {
+        file.parent.relative_to(repo_root / "detlite").as_posix()
+        for file in (repo_root / "detlite").rglob("*.py")
+        if file.name not in ("__init__.py", "__main__.py")
+    } - {"."}
+    # The schema is checked as a whole, in tests/config/test_schema.py.
+    assert folders - {folder for folder, _ in test_files} == {"config/schema"}
