@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -57,11 +58,9 @@ def cells(axes: Axes, width: int, height: int, centers: bool = True) -> None:
     axes.axis("off")
 
 
-def box(
-    axes: Axes, corners: tuple[float, ...], color: str, text: str = "", **kwargs: object
-) -> None:
+def box(axes: Axes, corners: tuple[float, ...], color: str, text: str = "", **kwargs: Any) -> None:
     x1, y1, x2, y2 = corners
-    style = {"fill": False, "edgecolor": color, "lw": 1.8, "zorder": 3, **kwargs}
+    style: dict[str, Any] = {"fill": False, "edgecolor": color, "lw": 1.8, "zorder": 3, **kwargs}
     axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, **style))
     if text:
         axes.text(x1, y1 - 0.12, text, color=color, va="bottom", zorder=5)
