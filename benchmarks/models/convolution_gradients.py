@@ -60,7 +60,7 @@ def main() -> None:
         groups = channels // group
         conv = nn.Conv2d(channels, channels, kernel, stride, kernel // 2, groups=groups)
         in_float32: Any = CPUConv2d(conv)
-        in_float32._in_float32 = True
+        in_float32._use_float32 = True
         x = torch.rand(4, channels, rows, columns).contiguous(memory_format=torch.channels_last)
         times = [milliseconds(layer, x.bfloat16()) for layer in (conv, in_float32)]
         chosen = "float32" if slow_in_bfloat16(conv) else "bfloat16"

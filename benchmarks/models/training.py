@@ -20,6 +20,7 @@ from benchmarks.interleaved_timing import StepRow, interleaved_medians
 from benchmarks.roofline import count_flops, matmul_peak, peak_memory
 from detlite.data import build_train_dataset, build_train_loader
 from detlite.engine.solver import build_optimizer
+from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import autocast
 
 from .detectron2_baseline import AVAILABLE, WithEventStorage, detectron2_model, to_detectron2_batch
@@ -100,6 +101,7 @@ class Training:
         else:
             batches = self.batches(cfg, lambda batch: batch)
             optimizer = build_optimizer(cfg, model)
+            optimize_for_training(model)  # as the trainer does
         model.train()
 
         def step() -> None:
