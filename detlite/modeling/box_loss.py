@@ -28,21 +28,13 @@ class BoxLoss:
     weight: float = 1.0
 
     def __call__(
-        self,
-        coder: BoxCoder,
-        deltas: Tensor,
-        boxes: Tensor,
-        references: Tensor,
-        counted: Tensor,
+        self, coder: BoxCoder, deltas: Tensor, boxes: Tensor, references: Tensor, counted: Tensor
     ) -> Tensor:
-        """Return the loss of each box [...], 0 where it is not counted.
+        """Return the loss [...] of predicted deltas [..., 4] for ground truth boxes [..., 4].
 
         Args:
-            coder: decodes the deltas.
-            deltas: [..., 4] predictions.
-            boxes: [..., 4] xyxy ground truth.
-            references: [..., 4] xyxy anchors or proposals of the deltas.
-            counted: bool [...]; other boxes may have any values.
+            coder, references: the coder and the anchors or proposals [..., 4] of the deltas.
+            counted: bool [...]; the loss of other boxes is 0, whatever their values.
         """
         # Mask the inputs, because NaN times zero is NaN, in the gradient as well.
         deltas = torch.where(counted[..., None], deltas, 0)

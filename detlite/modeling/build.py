@@ -61,6 +61,16 @@ def torch_device(name: str) -> torch.device:
     return device
 
 
+def reject_roi_heads(cfg: CfgNode) -> None:
+    """Raise a ValueError if the config of a model without RoI heads enables them."""
+    for key in ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"):
+        if cfg.MODEL[key]:
+            raise ValueError(
+                f"MODEL.{key} is True, but a {cfg.MODEL.META_ARCHITECTURE} has no RoI heads: set "
+                "it to False"
+            )
+
+
 def _is_available(device: torch.device) -> bool:
     try:
         return bool(torch.get_device_module(device).is_available())

@@ -1,4 +1,8 @@
-"""Base class of the models: lists of images in, losses or lists of dicts out."""
+"""Base class of the models: lists of images in, losses or lists of dicts out.
+
+Shapes: images [B, 3, H, W] and features, the levels [B, C, H_l, W_l] of the backbone; G ground
+truths, P proposals, N predicted boxes and D detections per image, padded.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +33,9 @@ class DetectionModel(nn.Module, ABC):
     Attributes:
         postprocess: selects the predicted boxes that become detections.
         num_classes: including background, which is class 0.
-        mask_threshold: probability from which a pixel belongs to a mask.
-        categories: categories of the dataset, [{"id": 7, "name": "cell"}, ...]; label k is
-            `categories[k - 1]`. Empty until training or a checkpoint sets them.
+        mask_threshold, takes_proposals: see `Detector`.
+        categories: see `Detector`; empty until training or a checkpoint sets them.
         required_targets: fields that targets must have besides `boxes` and `labels`.
-        takes_proposals: proposals must be given with each image.
         roi_heads: of models with mask or keypoint heads.
         static_shapes: no shape depends on a value: padding is computed too. Set it before
             torch.compile and torch.export; `optimize_for_training` sets it on GPUs.
@@ -65,34 +67,20 @@ class DetectionModel(nn.Module, ABC):
     def losses(
         self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
     ) -> dict[str, Tensor]:
-        """Compute the scalar losses of a batch.
-
-        Args:
-            images: [B, 3, H, W].
-            truth: [B, G].
-            proposals: [B, P], for a model that takes proposals.
-        """
+        """Compute the scalar losses of a batch; `proposals` only if the model takes them."""
 
     @abstractmethod
     def predict_boxes(
         self, features: list[Tensor], images: Images, proposals: Proposals | None = None
     ) -> PredictedBoxes:
-        """Predict scored boxes [B, N], before any are suppressed.
-
-        Args:
-            features: levels [B, C, H_l, W_l] of the backbone.
-            images, proposals: as for `losses`.
-        """
+        """Predict scored boxes [B, N], before any are suppressed."""
 
     def predict(
         self, images: Images, proposals: Proposals | None = None, min_score: float = 0.0
     ) -> Detections:
         """Predict detections [B, D] in pixels of the network input.
 
-        Args:
-            images, proposals: as for `losses`.
-            min_score: detections with a lower score are dropped, before masks and keypoints are
-                predicted.
+        Those with a score below `min_score` are dropped before masks and keypoints are predicted.
         """
         features = self.backbone(images.pixels)
         predicted = self.predict_boxes(features, images, proposals)
@@ -107,12 +95,12 @@ class DetectionModel(nn.Module, ABC):
 
     @property
     def convention(self) -> Convention:
-        """Rules of the framework whose results the model reproduces."""
+        """See `Detector`."""
         return self.postprocess.convention
 
     @property
     def device(self) -> torch.device:
-        """Device to which inputs are moved."""
+        """See `Detector`."""
         return self.normalizer.pixel_mean.device
 
     def forward(
@@ -159,14 +147,10 @@ class DetectionModel(nn.Module, ABC):
     def prepare(
         self, images: Sequence[Tensor], proposals: Sequence[Tensor | None] | None = None
     ) -> tuple[Images, Proposals | None]:
-        """Convert images and proposals to padded records on the device of the model.
-
-        Args:
-            images: as in `forward`.
-            proposals: xyxy float [P_i, 4] for each image, if and only if the model takes them.
+        """Convert the arguments of `detect` to padded records on the device of the model.
 
         Raises:
-            TypeError, ValueError: images or proposals that do not fit this description.
+            TypeError, ValueError: images or proposals that do not fit.
         """
         if proposals is not None and not self.takes_proposals:
             raise ValueError(
@@ -186,11 +170,11 @@ class DetectionModel(nn.Module, ABC):
         proposals: Sequence[Tensor | None] | None = None,
         min_score: float = 0.0,
     ) -> list[Detections]:
-        """Return the detections of each image; see `Detector.detect`. Masks are not pasted.
+        """Return the detections of each image, masks not pasted; see `Detector.detect`.
 
         Raises:
             RuntimeError: the model is in training mode.
-            TypeError, ValueError: images or proposals that do not fit, see `prepare`.
+            TypeError, ValueError: images or proposals that do not fit.
         """
         if self.training:
             raise RuntimeError("the model is in training mode: call model.eval() first")

@@ -62,12 +62,9 @@ def backbone_part(model: DetectionModel) -> ExportablePart:
 
 
 def head_parts(head: Any, name: str, shares_features: bool = False) -> list[ExportablePart]:
-    """Return the parts of a RoI head.
+    """Return the parts of a RoI head, which has a `feature_extractor` (or None) and a `predictor`.
 
-    Args:
-        head: has a `feature_extractor` (or None) and a `predictor`.
-        name: path of the head.
-        shares_features: other heads use the features, so that they cannot be inside a part.
+    If it `shares_features` with other heads, the two are separate parts.
     """
     extractor = head.feature_extractor
     predictor = child_part(head, "predictor", f"{name}.predictor", per_roi=True)

@@ -30,15 +30,11 @@ class Matcher:
     allow_low_quality_matches: bool = False
 
     def __call__(self, truth: GroundTruth, boxes: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Match boxes to the ground truth of B images.
-
-        Args:
-            truth: [B, G].
-            boxes: [N, 4], the same for all images, or [B, N, 4].
-            valid: bool [B, N], False for boxes to ignore; None: all are valid.
+        """Match boxes [B, N, 4], or [N, 4] for all images, to the ground truth [B, G].
 
         Returns:
-            int64 [B, N], indices into the image's ground truth, BACKGROUND or IGNORE.
+            int64 [B, N], indices into the image's ground truth, BACKGROUND or IGNORE; always
+            IGNORE where `valid`, bool [B, N], is False.
         """
         index, iou, best = match_boxes(truth.boxes, truth.valid, boxes)
         matched = torch.where(iou < self.foreground, IGNORE, index)

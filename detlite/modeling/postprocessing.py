@@ -51,8 +51,7 @@ class Postprocess:
         """Select detections [B, D] from predicted boxes [B, N].
 
         Args:
-            predicted: boxes of each image.
-            sizes: int64 [B, 2], (height, width) of each image.
+            predicted, sizes: boxes, and the sizes int64 [B, 2] (height, width) of the images.
             static_shapes: D is the largest possible number, not what the fullest image needs.
             min_score: detections with a lower score after suppression are dropped.
         """

@@ -28,7 +28,6 @@ class Normalizer(nn.Module):
         pixel_mean, pixel_std: per channel, in the order and scale that `bgr255` sets.
         bgr255: convert to BGR in 0..255 instead of RGB in 0..1.
         divisibility: pad height and width to a multiple of this number.
-        memory_format: of the batch.
     """
 
     pixel_mean: Tensor
@@ -55,11 +54,7 @@ class Normalizer(nn.Module):
         return torch.promote_types(self.pixel_mean.dtype, torch.float32)
 
     def forward(self, images: Sequence[Tensor]) -> Images:
-        """Batch images [3, h, w], uint8 in 0..255 or float in 0..1, to [B, 3, H, W].
-
-        Raises:
-            TypeError, ValueError: an image of another type or shape, or no images.
-        """
+        """Batch images [3, h, w], uint8 in 0..255 or float in 0..1, to [B, 3, H, W]."""
         check_images(images)
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         step = max(self.divisibility, 1)
@@ -91,11 +86,10 @@ def prepare_targets(
     soft_masks: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> GroundTruth:
-    """Check training targets and pad them to one length.
+    """Check the targets of `DetectionModel.forward` and pad them to one length.
 
     Args:
-        targets, images: as in `DetectionModel.forward`.
-        num_classes: including background.
+        targets, images, num_classes: see `DetectionModel`.
         required: "masks" and "keypoints", if targets must have them.
         soft_masks: masks are trained on averaged bitmaps, so polygons are rejected.
         dtype: of coordinates.
@@ -125,12 +119,7 @@ def prepare_targets(
 def prepare_proposals(
     proposals: Sequence[Tensor | None] | None, count: int, dtype: torch.dtype = torch.float32
 ) -> Proposals:
-    """Check the proposals of images and pad them to one length.
-
-    Args:
-        proposals: xyxy float [P_i, 4] for each of `count` images; P_i may be 0.
-        count: the number of images.
-        dtype: of coordinates.
+    """Check the proposals, xyxy float [P_i, 4], of `count` images and pad them to one length.
 
     Returns:
         Proposals [B, P] on the CPU with P at least 1 and scores 0. Empty boxes, which resizing

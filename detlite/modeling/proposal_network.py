@@ -10,7 +10,7 @@ from detlite.conventions import convention_of
 from detlite.structures.instances import GroundTruth, Images, PredictedBoxes, Proposals
 
 from .backbone import Backbone, build_backbone
-from .build import META_ARCHITECTURES
+from .build import META_ARCHITECTURES, reject_roi_heads
 from .detection_model import DetectionModel
 from .exportable_parts import ExportablePart, child_part
 from .postprocessing import Postprocess, Suppression
@@ -59,10 +59,7 @@ class ProposalNetwork(DetectionModel):
 @META_ARCHITECTURES.register("ProposalNetwork")
 def build_proposal_network(cfg: CfgNode) -> ProposalNetwork:
     """Build the proposal network of MODEL.RPN."""
-    for key in ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"):
-        if cfg.MODEL[key]:
-            raise ValueError(f"MODEL.{key} is True, but a ProposalNetwork has no RoI heads: set it "
-                             "to False")  # fmt: skip
+    reject_roi_heads(cfg)
     backbone = build_backbone(cfg)
     rpn = build_rpn(cfg, backbone)
     # The RPN suppresses overlaps on each level, but not those between views.

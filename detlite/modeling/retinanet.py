@@ -22,7 +22,7 @@ from detlite.structures.padding import Packing, gather, top_scores
 from .backbone import Backbone, build_backbone
 from .box_coder import BoxCoder
 from .box_loss import BoxLoss
-from .build import META_ARCHITECTURES
+from .build import META_ARCHITECTURES, reject_roi_heads
 from .detection_model import DetectionModel
 from .exportable_parts import ExportablePart, child_part
 from .layers.conv_block import conv_block
@@ -93,10 +93,8 @@ class RetinaNet(DetectionModel):
     """A one-stage detector of boxes. Its losses are `loss_classifier` and `loss_box`.
 
     Args:
-        head, anchor_generator, box_coder: predict and decode boxes.
         matcher: selects the foreground anchors.
         alpha, gamma: of the focal loss.
-        box_loss: of the foreground anchors.
         score_thresh: predicted boxes need a higher score.
         pre_nms: the largest number of boxes of a level before suppression.
     """
@@ -162,17 +160,13 @@ class RetinaNet(DetectionModel):
         )
         count = foreground.sum(dim=1).to(classifier.dtype)  # [B]
         if self.convention.retinanet_loss_normalizer == "image":
-            per_image = box.new_zeros(count.shape[0]).index_add(0, packing.image, box)
+            box = box.new_zeros(count.shape[0]).index_add(0, packing.image, box)  # [B]
             count = count.clamp(min=1) * count.shape[0]
-            return {
-                "loss_classifier": (classifier / count).sum(),
-                "loss_box": (per_image / count).sum(),
-            }
-        classifier_divisor, box_divisor = self._loss_divisors(count)
-        return {
-            "loss_classifier": classifier.sum() / classifier_divisor,
-            "loss_box": box.sum() / box_divisor,
-        }
+            classifier, box = (classifier / count).sum(), (box / count).sum()
+        else:
+            classifier_divisor, box_divisor = self._loss_divisors(count)
+            classifier, box = classifier.sum() / classifier_divisor, box.sum() / box_divisor
+        return {"loss_classifier": classifier, "loss_box": box}
 
     def predict_boxes(
         self, features: list[Tensor], images: Images, proposals: Proposals | None = None
@@ -212,10 +206,7 @@ class RetinaNet(DetectionModel):
 @META_ARCHITECTURES.register("RetinaNet")
 def build_retinanet(cfg: CfgNode) -> RetinaNet:
     """Build the RetinaNet of MODEL.RETINANET."""
-    for key in ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"):
-        if cfg.MODEL[key]:
-            raise ValueError(f"MODEL.{key} is True, but a RetinaNet has no RoI heads: set it to "
-                             "False")  # fmt: skip
+    reject_roi_heads(cfg)
     node, convention = cfg.MODEL.RETINANET, convention_of(cfg)
     backbone = build_backbone(cfg)
     octaves = [node.OCTAVE ** (k / node.SCALES_PER_OCTAVE) for k in range(node.SCALES_PER_OCTAVE)]

@@ -36,10 +36,7 @@ class Sampler:
         return int(self.count * self.positive_fraction)
 
     def draw(self, matched: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the candidates with the highest random keys.
-
-        Args:
-            matched: int64 [B, N], the result of a `Matcher`.
+        """Draw candidates that a `Matcher` has matched, int64 [B, N], by random keys.
 
         Returns:
             Candidates int64 [B, F' + S'] and bool of the same shape, True if drawn, where

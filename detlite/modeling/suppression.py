@@ -46,11 +46,10 @@ class Suppression:
 def suppress(
     predicted: PredictedBoxes, rule: Suppression, limit: int, static_shapes: bool, views: int = 1
 ) -> Detections:
-    """Select the highest-scoring boxes [B, D] that do not overlap, in decreasing order.
+    """Select the highest-scoring of boxes [B, N] that do not overlap, in decreasing order: [B, D].
 
     Args:
-        predicted: [B, N].
-        rule: the method and its settings.
+        predicted, rule: the boxes and what to do with them.
         limit: largest number of detections of an image.
         static_shapes: D is `limit` (at most N), not what the fullest image needs.
         views: the number of views of an image that the boxes come from.

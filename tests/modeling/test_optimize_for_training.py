@@ -201,6 +201,7 @@ def test_model_is_optimized_and_its_inference_copy_is_plain(tiny_config):
     assert model.backbone.body.stem.norm1.folded
 
 
+@pytest.mark.slow
 def test_folded_backbone_compiles_and_exports():
     backbone = resnet(18).to(memory_format=torch.channels_last)
     fold_frozen_norms(backbone)

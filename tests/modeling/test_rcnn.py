@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from detlite.config import ConfigError, load_config
-from detlite.modeling.backbone import BACKBONES, Backbone
-from detlite.modeling.build import build_model, torch_device
+from detlite.modeling.build import build_model
 from detlite.structures import boxes as box_ops
 from detlite.structures.masks.packed import PackedMasks
 
@@ -119,32 +117,6 @@ def test_frozen_parts_have_no_gradient(tiny_config, make_batch):
     assert all(p.grad is None for p in frozen)
 
 
-def test_targets_are_not_modified(tiny_config, make_batch):
-    images, targets = make_batch(2, 1)
-    before = [{name: torch.as_tensor(value).clone() for name, value in t.items()} for t in targets]
-    build_model(tiny_config()).train()(images, targets)
-    for target, old in zip(targets, before, strict=True):
-        assert target.keys() == old.keys()
-        assert all(torch.equal(torch.as_tensor(target[name]), old[name]) for name in old)
-
-
-def test_invalid_inputs(tiny_config, make_batch):
-    model = build_model(tiny_config()).train()
-    images, targets = make_batch(1)
-    with pytest.raises(ValueError, match="training needs targets"):
-        model(images)
-    with pytest.raises(TypeError, match="images must be a list"):
-        model(images[0], targets)
-    with pytest.raises(TypeError, match=r"images\[0\]"):
-        model([images[0].long()], targets)
-    with pytest.raises(ValueError, match=r"targets\[0\]\['labels'\]"):
-        model(images, [{**targets[0], "labels": torch.tensor([4])}])
-    with pytest.raises(ValueError, match="images is empty"):
-        model([], [])
-    with pytest.raises(ValueError, match="images is empty"):
-        model.eval()([])
-
-
 def test_model_overfits_one_image(tiny_config, make_batch):
     model = build_model(tiny_config("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 64)).train()
     images, targets = make_batch(2)
@@ -171,96 +143,6 @@ def test_model_overfits_one_image(tiny_config, make_batch):
 
 
 # ---- evaluation
-
-
-def check_detections(result, image, limit=20, classes=4) -> None:
-    height, width = image.shape[1:]
-    count = len(result["boxes"])
-    assert result.keys() == {"boxes", "labels", "scores", "masks"}
-    assert count <= limit
-    assert (result["boxes"].dtype, result["boxes"].shape) == (torch.float32, (count, 4))
-    assert (result["scores"].dtype, result["scores"].shape) == (torch.float32, (count,))
-    assert (result["labels"].dtype, result["labels"].shape) == (torch.int64, (count,))
-    assert (result["masks"].dtype, result["masks"].shape) == (
-        torch.float32,
-        (count, 1, height, width),
-    )
-    assert (result["scores"].diff() <= 0).all()
-    assert ((result["labels"] >= 1) & (result["labels"] < classes)).all()
-    boxes = result["boxes"]
-    assert (boxes[:, 2:] > boxes[:, :2]).all()
-    assert (boxes >= 0).all()
-    assert (boxes[:, 0::2] <= width).all()
-    assert (boxes[:, 1::2] <= height).all()
-    assert ((result["masks"] >= 0) & (result["masks"] <= 1 + 1e-6)).all()
-    assert not any(value.requires_grad for value in result.values())
-
-
-@pytest.mark.parametrize("c4", [False, True])
-@pytest.mark.parametrize("autocast", [False, True])
-def test_format_of_detections(tiny_config, make_batch, c4, autocast):
-    model = build_model(tiny_config(*ALL_SCORES, c4=c4)).eval()
-    images, _ = make_batch(2, 1, 0)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        detections = model(images)
-    assert len(detections) == 3
-    for result, image in zip(detections, images, strict=True):
-        check_detections(result, image)
-        assert len(result["boxes"]) == 20
-
-
-@pytest.mark.parametrize(
-    "opts", [NO_PROPOSALS, ("MODEL.ROI_HEADS.SCORE_THRESH", 1.0)], ids=["proposals", "scores"]
-)
-@pytest.mark.parametrize("c4", [False, True])
-def test_format_of_empty_detections(tiny_config, make_batch, c4, opts):
-    model = build_model(tiny_config(*opts, c4=c4)).eval()
-    images, _ = make_batch(1, 2)
-    for result, image in zip(model(images), images, strict=True):
-        check_detections(result, image, limit=0)
-    assert model.detect(images)[0].mask_probs.shape[0] == 0
-
-
-def test_detect_equals_forward_without_pasting(tiny_config, make_batch):
-    model = build_model(tiny_config(*ALL_SCORES)).eval()
-    images, _ = make_batch(2, 1)
-    for compact, full in zip(model.detect(images), model(images), strict=True):
-        assert compact.mask_probs.shape == (20, 28, 28)
-        assert compact.keypoints is compact.keypoint_scores is None
-        assert compact.valid.all()
-        for name in ("boxes", "labels", "scores"):
-            assert torch.equal(getattr(compact, name), full[name])
-
-
-@pytest.mark.parametrize("c4", [False, True])
-def test_batched_images_are_detected_like_single_images(tiny_config, make_batch, c4):
-    """The images have the same size, because padding would change results slightly."""
-    model = build_model(tiny_config(*ALL_SCORES, c4=c4)).eval()
-    images = [torch.rand(3, 64, 96) for _ in range(3)]
-    for together, image in zip(model(images), images, strict=True):
-        (alone,) = model([image])
-        for name in together:
-            torch.testing.assert_close(together[name], alone[name], atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.parametrize("bgr255", [False, True])
-def test_float_and_uint8_images_agree(tiny_config, make_batch, bgr255):
-    scale = 255 if bgr255 else 1
-    keys = ("INPUT.TO_BGR255", bgr255, "INPUT.PIXEL_MEAN", [0.4 * scale] * 3,
-            "INPUT.PIXEL_STD", [0.2 * scale] * 3)  # fmt: skip
-    model = build_model(tiny_config(*ALL_SCORES, *keys)).eval()
-    images, _ = make_batch(2, 1)
-    ours, theirs = model(images), model([image / 255 for image in images])
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a["boxes"], b["boxes"], atol=1e-2, rtol=1e-3)
-        torch.testing.assert_close(a["scores"], b["scores"], atol=1e-4, rtol=1e-3)
-
-
-def test_images_may_be_strided(tiny_config):
-    model = build_model(tiny_config(*ALL_SCORES)).eval()
-    image = torch.rand(64, 96, 3).permute(2, 0, 1)
-    for a, b in zip(model([image]), model([image.contiguous()]), strict=True):
-        assert torch.equal(a["boxes"], b["boxes"])
 
 
 def test_memory_format_has_no_effect_on_detections(tiny_config, make_batch):
@@ -363,83 +245,6 @@ def test_mask_formats_give_the_same_losses(tiny_config, make_batch):
 # ---- building
 
 
-def test_attributes_of_a_new_model(tiny_config):
-    model = build_model(tiny_config("MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD", 0.25))
-    assert model.categories == []
-    assert model.device == torch.device("cpu")
-    assert model.num_classes == 4
-    assert model.mask_threshold == 0.25
-
-
-def test_seed_determines_the_weights(tiny_config):
-    states = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        states.append(build_model(tiny_config()).state_dict())
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert any(not torch.equal(states[0][name], states[2][name]) for name in states[0])
-
-
 def test_size_divisibility(tiny_config):
     model = build_model(tiny_config("DATALOADER.SIZE_DIVISIBILITY", 32))
     assert model.normalizer([torch.zeros(3, 33, 64)]).pixels.shape[-2:] == (64, 64)
-
-
-ABSENT = [name for name in ("mps", "xpu") if not torch.get_device_module(name).is_available()]
-
-
-@pytest.mark.parametrize("name", ["nonsense", "cuda:9999", "privateuseone", *ABSENT])
-def test_unavailable_device(tiny_config, name):
-    with pytest.raises(ConfigError, match=r"MODEL\.DEVICE"):
-        build_model(tiny_config("MODEL.DEVICE", name))
-
-
-def test_automatic_device():
-    assert torch_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def test_unknown_architecture(tiny_config):
-    with pytest.raises(
-        ConfigError, match=r"MODEL\.META_ARCHITECTURE: unknown detector 'RetinalNet'"
-    ):
-        build_model(tiny_config("MODEL.META_ARCHITECTURE", "RetinalNet"))
-
-
-class _OneMap(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 16, 3, stride=8, padding=1)
-
-    def forward(self, x):
-        return [self.conv(x)]
-
-
-@pytest.fixture
-def custom_backbone(monkeypatch):
-    """Register a backbone with one map of stride 8."""
-
-    def build(cfg):
-        return Backbone(_OneMap(), nn.Identity(), 16, strides=(8,), pooled=1)
-
-    monkeypatch.setitem(BACKBONES._builders, "one-map", build)
-    return "one-map"
-
-
-CUSTOM_HEADS = (
-    "MODEL.DEVICE", "cpu", "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FPN2MLPFeatureExtractor",
-    "MODEL.ROI_BOX_HEAD.PREDICTOR", "FPNPredictor", "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM", 8,
-    "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 4,
-)  # fmt: skip
-
-
-def test_custom_backbone_trains(custom_backbone, make_batch):
-    cfg = load_config(None, ["MODEL.BACKBONE.CONV_BODY", custom_backbone, *CUSTOM_HEADS])
-    model = build_model(cfg).train()
-    assert model.rpn.anchor_generator.strides == (8,)
-    check_losses(model, model(*make_batch(2, 1)), LOSSES - {"loss_mask"})
-
-
-def test_anchors_of_a_custom_backbone(custom_backbone):
-    sizes = ["MODEL.RPN.ANCHOR_SIZES", (32, 64)]
-    cfg = load_config(None, ["MODEL.BACKBONE.CONV_BODY", custom_backbone, *CUSTOM_HEADS, *sizes])
-    assert build_model(cfg).rpn.anchor_generator.per_cell == [6]  # a single map gets all sizes

@@ -161,14 +161,9 @@ def _build_with_simple_pyramid(cfg: CfgNode, bottom_up: nn.Module, channels: int
 def _build_with_neck(
     cfg: CfgNode, bottom_up: nn.Module, channels: list[int], ending: str, dilation: int = 1
 ) -> Backbone:
-    """Add an FPN to a network with several maps; a single map needs no neck.
+    """Add an FPN to a network with several maps of `channels`; a single map needs no neck.
 
-    Args:
-        cfg: config.
-        bottom_up: the network.
-        channels: of its maps.
-        ending: one of ENDINGS.
-        dilation: 2 if the last stage is dilated and keeps half its stride.
+    `dilation` is 2 if the last stage is dilated and keeps half its stride.
     """
     out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS
     if len(channels) == 1:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import deform_conv2d
 
+from detlite.modeling.precision import at_least_float32
+
 
 class DeformConv3x3(nn.Module):
     """3x3 convolution whose nine taps are moved by offsets that a second convolution predicts.
@@ -54,12 +56,9 @@ class DeformConv3x3(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Compute [B, out_channels, H / stride, W / stride] from [B, C, H, W]."""
         predicted, conv = self.offset(x), self.conv
-        dtype = torch.promote_types(
-            predicted.dtype, torch.float32
-        )  # half types are too coarse for offsets
         # (dy, dx) of each tap in pixels, then the weights of the taps.
-        offsets = predicted[:, : 2 * self.taps].to(dtype)
-        weights = predicted[:, 2 * self.taps :].to(dtype)
+        offsets, weights = at_least_float32(predicted).tensor_split([2 * self.taps], dim=1)
+        dtype = offsets.dtype
         with torch.autocast(x.device.type, enabled=False):
             out = deform_conv2d(
                 x.to(dtype),

@@ -16,8 +16,6 @@ class P6P7(nn.Module):
     https://arxiv.org/abs/1708.02002).
 
     Args:
-        in_channels: of the input of P6.
-        out_channels: of both levels.
         from_c5: compute P6 from the coarsest map of the backbone, not from P5.
         relu: apply a ReLU before P7.
     """
@@ -44,7 +42,6 @@ class FPN(nn.Module):
 
     Args:
         in_channels: channels of the backbone's maps, finest first.
-        out_channels: channels of every level.
         norm, relu: after each convolution.
         top: computes further levels from the coarsest map and level; None: subsample the coarsest
             level once, for the largest anchors.

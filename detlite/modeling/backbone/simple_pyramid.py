@@ -16,7 +16,6 @@ class SimpleFeaturePyramid(nn.Module):
 
     Args:
         in_channels: of the map, a multiple of 4.
-        out_channels: of every level.
         norm: between the two deconvolutions of the finest level, and after each convolution.
         relu: after each convolution.
     """

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from detlite.modeling.layers.asymmetric_padding import PaddedConv2d, pad_to_multiple
-from detlite.modeling.layers.norm import frozen, takes_batch_statistics
+from detlite.modeling.layers.norm import freeze_batch_norm, freeze_norms, takes_batch_statistics
 
 
 class TimmBackbone(nn.Module):
@@ -17,12 +17,10 @@ class TimmBackbone(nn.Module):
     The state dict has timm's names, prefixed by `net.`.
 
     Args:
-        name: of the model, for `timm.create_model`.
         strides: image pixels per cell of the returned maps, finest first.
         freeze_at: the number of leading parts that are not trained, with frozen batch norm. The
             first part is everything before the stage of stride 4, the second is that stage.
         frozen_norm: freeze all other batch norm as well.
-        checkpoint_activations: use timm's activation checkpointing.
         drop_path: probability of stochastic depth at the last block, less before it.
 
     Attributes:
@@ -53,7 +51,7 @@ class TimmBackbone(nn.Module):
         if freeze_at:
             _freeze(net, name, freeze_at)
         if frozen_norm:
-            _freeze_norms(net, list(net.named_modules()))
+            freeze_batch_norm(net)
         self.indices = net.prune_intermediate_layers(indices, prune_norm=True)
         _fix_margins(net)
         if checkpoint_activations:
@@ -144,7 +142,7 @@ def _freeze(net: Any, name: str, freeze_at: int) -> None:
     for _, module in leading:
         for parameter in module.parameters(recurse=False):
             parameter.requires_grad_(False)
-    _freeze_norms(net, leading)
+    freeze_norms(net, leading)
 
 
 def _fix_margins(net: nn.Module) -> None:
@@ -177,10 +175,3 @@ def _checkpoint(net: Any, name: str) -> None:
         raise ValueError(
             f"{key}: timm's {name} has no activation checkpointing: set it to False"
         ) from error
-
-
-def _freeze_norms(net: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> None:
-    """Freeze the batch norm among `modules`."""
-    for path, module in modules:
-        if isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm)):
-            net.set_submodule(path, frozen(module))

@@ -58,14 +58,6 @@ class TimmViT(nn.Module):
     gets a copy of the prefix tokens, and their new value is the mean over windows. The state dict
     has timm's names, prefixed by `net.`.
 
-    Args:
-        name: of the model, for `timm.create_model`.
-        options: see `ViTOptions`.
-
-    Attributes:
-        channels: of the map.
-        two_windows: see `ViTOptions.two_windows`.
-
     Raises:
         ValueError: timm is not installed or does not know the model, or the model is not a plain
             transformer with patches of 16 x 16 pixels.
@@ -154,11 +146,7 @@ class TimmViT(nn.Module):
 
 
 class _DinoRope(nn.Module):
-    """DINOv3's rotary embeddings, computed on the device; timm computes them on the CPU and waits.
-
-    Args:
-        rope: timm's module, which has the frequencies.
-    """
+    """DINOv3's rotary embeddings, computed on the device; timm uses the CPU and waits."""
 
     def __init__(self, rope: Any) -> None:
         super().__init__()

@@ -31,10 +31,7 @@ _PRETRAINED_SIDE = 14  # patches per side of a classifier's images of 224 x 224 
 class Attention(nn.Module):
     """Self-attention between all patches, with relative positions.
 
-    Args:
-        channels, heads: C and h.
-        side: relative positions are learned for maps of this many patches per side, and
-            interpolated for others.
+    They are learned for maps of `side` patches per side, and interpolated for others.
     """
 
     def __init__(self, channels: int, heads: int, side: int) -> None:
@@ -91,7 +88,6 @@ class Block(nn.Module):
     """Attention and an MLP, both with a residual connection.
 
     Args:
-        channels, heads: C and h.
         side: of its windows, or of the maps without windows, see `Attention`.
         windows: attend within windows.
         drop_path: probability of skipping each branch for an image in training.
@@ -135,11 +131,6 @@ class ViT(nn.Module):
     Args:
         channels, depth, heads: see SIZES.
         image_size: side in pixels of the images whose relative positions the global blocks learn.
-        options: windows, global blocks and training.
-
-    Attributes:
-        channels: of the map.
-        two_windows: see `ViTOptions.two_windows`.
     """
 
     def __init__(

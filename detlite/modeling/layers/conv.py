@@ -163,8 +163,7 @@ def _row_neighbors(
 ) -> Tensor:
     """Copy the pixels that a kernel row reaches: [H, B, W, C] to [rows, B, W', kernel_width, C].
 
-    `rows` are the first row, which may lie above the map, and their number. Pixels outside the map
-    are zero.
+    `rows` are the first row and their number. Pixels outside the map are zero.
     """
     top, height = rows
     copies = maps.new_zeros(height, maps.shape[1], width, kernel_width, maps.shape[3])

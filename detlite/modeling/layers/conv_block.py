@@ -25,11 +25,7 @@ def conv_block(
 ) -> nn.Sequential:
     """Create a convolution that keeps the size of the map, an optional norm and an optional ReLU.
 
-    Args:
-        in_channels, out_channels, kernel_size, dilation: of the convolution.
-        norm: constructor of the norm.
-        relu: append a ReLU.
-        bias: the convolution has a bias; None: if there is no norm.
+    With `bias` None, the convolution has a bias if there is no norm.
     """
     padding = dilation * (kernel_size // 2)
     bias = norm is None if bias is None else bias

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,11 +79,14 @@ def frozen(norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> FrozenBatchNorm2d:
 
 def freeze_batch_norm(module: nn.Module) -> None:
     """Replace every batch norm inside `module` by a frozen one."""
-    for name, child in module.named_children():
-        if isinstance(child, (nn.BatchNorm2d, nn.SyncBatchNorm)):
-            setattr(module, name, frozen(child))
-        else:
-            freeze_batch_norm(child)
+    freeze_norms(module, list(module.named_modules()))
+
+
+def freeze_norms(net: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> None:
+    """Replace the batch norm among `modules`, which have paths in `net`, by frozen ones."""
+    for path, module in modules:
+        if isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm)):
+            net.set_submodule(path, frozen(module))
 
 
 def takes_batch_statistics(module: nn.Module) -> bool:
@@ -129,10 +132,6 @@ class LevelBatchNorm(nn.ModuleList):
     https://arxiv.org/abs/2105.07576, section 5.2). Its state dict has the names of detectron2's
     CycleBatchNormList.
 
-    Args:
-        channels: of a map.
-        levels: number of levels.
-        kind: nn.BatchNorm2d or nn.SyncBatchNorm.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Box head (Fast R-CNN, https://arxiv.org/abs/1504.08083): classifies and refines proposals.
 
-Shapes: B images; P proposals, S samples or N predicted boxes per image, padded; R packed rows (see
-`detlite.structures.padding`); K classes, 0 is background; Q box regressions per row: K, or 2 if
-class-agnostic.
+Shapes: B images of `sizes` int64 [B, 2] (height, width), and `features`, the levels
+[B, C, H_l, W_l] of the backbone; P proposals, S samples, G ground truths or N predicted boxes per
+image, padded; R packed rows (see `detlite.structures.padding`), with padding if `static_shapes`;
+K classes, 0 is background; Q box regressions per row: K, or 2 if class-agnostic.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,75 +22,24 @@ from detlite.modeling.backbone import Backbone
 from detlite.modeling.box_coder import BoxCoder
 from detlite.modeling.box_loss import BoxLoss, build_box_loss
 from detlite.modeling.exportable_parts import ExportablePart, head_parts
-from detlite.modeling.layers.conv_block import Block, conv_block, separable_block
-from detlite.modeling.layers.norm import build_optional_norm, takes_batch_statistics
+from detlite.modeling.layers.norm import takes_batch_statistics
 from detlite.modeling.precision import at_least_float32
-from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
 from detlite.structures.padding import Packing, first_valid, gather
 
-from .extractors import (
-    CONV5_NAMES,
-    BuildExtractor,
-    Extractor,
-    FPN2MLPFeatureExtractor,
-    FPNXconv1fcFeatureExtractor,
-    build_conv5_extractor,
-)
-from .pooler import build_pooler
-from .predictors import BOX_PREDICTORS
-
-BOX_EXTRACTORS: Registry[BuildExtractor] = Registry(
-    "box feature extractor", {"FBNet": "detlite.modeling.backbone.fbnet"}
-)
-BOX_EXTRACTORS.register(*CONV5_NAMES)(partial(build_conv5_extractor, head="ROI_BOX_HEAD"))
-
-
-@BOX_EXTRACTORS.register("FPN2MLPFeatureExtractor")
-def _build_mlp(cfg: CfgNode, backbone: Backbone) -> Extractor:
-    return FPN2MLPFeatureExtractor(
-        build_pooler(cfg, "ROI_BOX_HEAD", backbone),
-        backbone.out_channels,
-        cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM,
-        build_optional_norm(cfg, "ROI_BOX_HEAD"),
-    )
-
-
-def _build_convs(cfg: CfgNode, backbone: Backbone, block: Block) -> Extractor:
-    head = cfg.MODEL.ROI_BOX_HEAD
-    return FPNXconv1fcFeatureExtractor(
-        build_pooler(cfg, "ROI_BOX_HEAD", backbone),
-        backbone.out_channels,
-        [head.CONV_HEAD_DIM] * head.NUM_STACKED_CONVS,
-        head.MLP_HEAD_DIM,
-        build_optional_norm(cfg, "ROI_BOX_HEAD"),
-        head.DILATION,
-        block,
-    )
-
-
-BOX_EXTRACTORS.register("FPNXconv1fcFeatureExtractor")(partial(_build_convs, block=conv_block))
-BOX_EXTRACTORS.register("SeparableXconv1fcFeatureExtractor")(
-    partial(_build_convs, block=separable_block)
-)
+from .extractors import Extractor, build_extractor
+from .predictors import build_predictor
 
 
 @dataclass(frozen=True)
 class BoxPredictions:
-    """Predictions of a box head for packed rows.
-
-    Attributes:
-        packing: the rows.
-        features: [R, ...], features of the extractor.
-        logits: float32 [R, K].
-        deltas: float32 [R, Q, 4].
-    """
+    """Predictions of a box head for packed rows."""
 
     packing: Packing
-    features: Tensor
-    logits: Tensor
-    deltas: Tensor
+    features: Tensor  # [R, ...], of the extractor
+    logits: Tensor  # float32 [R, K]
+    deltas: Tensor  # float32 [R, Q, 4]
 
     def features_of(self, packing: Packing, count: int) -> Tensor:
         """Select the features of other rows, all among the first `count` entries of an image."""
@@ -101,9 +50,7 @@ class BoxHead(nn.Module):
     """Extractor and predictor of class scores and refined boxes.
 
     Args:
-        extractor, predictor: from BOX_EXTRACTORS and BOX_PREDICTORS.
-        box_coder: decodes the deltas.
-        box_loss: of the foreground samples.
+        extractor, predictor: see `build_extractor` and `build_predictor`.
         class_agnostic: one box regression for all classes.
         score_thresh: predicted boxes need a higher score.
         convention: rules of clipping refined boxes.
@@ -137,21 +84,14 @@ class BoxHead(nn.Module):
         sizes: Tensor,
         static_shapes: bool,
     ) -> tuple[dict[str, Tensor], BoxPredictions]:
-        """Compute `loss_classifier` and `loss_box`, averaged over samples, and the predictions.
-
-        Args:
-            features: levels [B, C, H_l, W_l].
-            samples, truth: [B, S] and [B, G].
-            sizes: int64 [B, 2], (height, width) of each image.
-            static_shapes: compute padding too.
-        """
+        """Compute `loss_classifier` and `loss_box`, averaged over samples, and the predictions."""
         predictions = self(features, samples.boxes, samples.labels >= 0, static_shapes)
         return self._losses(predictions, samples, truth), predictions
 
     def predict(
         self, features: list[Tensor], proposals: Proposals, sizes: Tensor, static_shapes: bool
     ) -> PredictedBoxes:
-        """Refine proposals [B, P] for every class that scores above the threshold; see `losses`."""
+        """Refine proposals [B, P] for every class that scores above the threshold."""
         predictions = self(features, proposals.boxes, proposals.valid, static_shapes)
         return self.decode(predictions, predictions.logits.softmax(dim=1), proposals)
 
@@ -189,13 +129,8 @@ class BoxHead(nn.Module):
     def decode(
         self, predictions: BoxPredictions, scores: Tensor, proposals: Proposals
     ) -> PredictedBoxes:
-        """Decode the box of each proposal [B, P] and class that scores above the threshold.
-
-        Args:
-            predictions: of the proposals.
-            scores: float32 [R, K] probabilities.
-            proposals: the reference boxes.
-        """
+        """Decode the box of each proposal [B, P] and class whose score, of float32 [R, K], exceeds
+        the threshold."""
         packing, num_classes = predictions.packing, scores.shape[1] - 1
         class_scores = packing.unpack(scores[:, 1:]).flatten(1)  # [B, P (K - 1)], 0 for padding
         per_box = num_classes
@@ -228,13 +163,11 @@ def build_box_head(
 
     `reg_weights` are the weights of its `BoxCoder`, by default MODEL.ROI_HEADS.BBOX_REG_WEIGHTS.
     """
-    head, convention = cfg.MODEL.ROI_BOX_HEAD, convention_of(cfg)
-    build = BOX_EXTRACTORS.get(head.FEATURE_EXTRACTOR, "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR")
-    extractor = build(cfg, backbone)
-    predictor = BOX_PREDICTORS.get(head.PREDICTOR, "MODEL.ROI_BOX_HEAD.PREDICTOR")
+    convention = convention_of(cfg)
+    extractor = build_extractor(cfg, backbone, "ROI_BOX_HEAD")
     return BoxHead(
         extractor,
-        predictor(cfg, extractor.out_channels),
+        build_predictor(cfg, "ROI_BOX_HEAD", extractor.out_channels),
         BoxCoder(reg_weights or cfg.MODEL.ROI_HEADS.BBOX_REG_WEIGHTS, convention.limit_shrinking),
         box_loss=build_box_loss(cfg, "ROI_BOX_HEAD"),
         class_agnostic=cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,

@@ -1,9 +1,12 @@
-"""Base class of the heads that predict maps for RoIs: masks and keypoint heat maps."""
+"""Base class of the heads that predict maps for RoIs: masks and keypoint heat maps.
+
+Shapes: B images, F samples and G ground truths per image, R packed rows, C channels, S x S pooled,
+M x M predicted.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -14,11 +17,11 @@ from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.exportable_parts import ExportablePart, head_parts
 from detlite.modeling.precision import at_least_float32
-from detlite.registry import Registry
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.padding import Packing
 
-from .extractors import BuildExtractor, Extractor
+from .extractors import Extractor, build_extractor
+from .predictors import build_predictor
 
 H = TypeVar("H", bound="DenseRoIHead")
 
@@ -29,7 +32,6 @@ class DenseRoIHead(nn.Module, ABC):
     Args:
         extractor: None to use the features of the box head.
         predictor: converts features [R, C, S, S] to logits [R, ..., M, M].
-        convention: rules of the region that a map covers, and of its targets.
     """
 
     def __init__(
@@ -41,12 +43,9 @@ class DenseRoIHead(nn.Module, ABC):
         self.convention = convention
 
     def forward(self, features: list[Tensor], rois: Tensor, shared: Tensor | None) -> Tensor:
-        """Predict float32 logits [R, ..., M, M].
+        """Predict float32 logits [R, ..., M, M] of RoIs [R, 5] in levels [B, C, H_l, W_l].
 
-        Args:
-            features: levels [B, C, H_l, W_l].
-            rois: [R, 5].
-            shared: features of the RoIs by the box head's extractor, if the head has none.
+        A head without an extractor uses `shared`, the features by the extractor of the box head.
         """
         x = shared if self.feature_extractor is None else self.feature_extractor(features, rois)
         return at_least_float32(self.predictor(x))
@@ -55,14 +54,7 @@ class DenseRoIHead(nn.Module, ABC):
     def losses(
         self, logits: Tensor, packing: Packing, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
-        """Compute the scalar losses over foreground samples.
-
-        Args:
-            logits: of R packed rows.
-            packing: selects these rows from the samples.
-            samples: [B, F]; samples that are not foreground do not count.
-            truth: [B, G].
-        """
+        """Compute the scalar losses of the logits of packed rows of samples [B, F]."""
 
     def exportable_parts(self, name: str) -> list[ExportablePart]:
         """Return the parts of the head; see `head_parts`."""
@@ -75,18 +67,10 @@ def build_dense_head(
     section: str,
     backbone: Backbone,
     box_extractor: Extractor,
-    extractors: Registry[BuildExtractor],
-    predictors: Registry[Callable[[CfgNode, int], nn.Module]],
 ) -> H:
-    """Build a head of class `kind` from a section of MODEL.
+    """Build a head of class `kind` from MODEL.<section>, "ROI_MASK_HEAD" or "ROI_KEYPOINT_HEAD".
 
-    Args:
-        kind: class of the head.
-        cfg: config.
-        section: "ROI_MASK_HEAD" or "ROI_KEYPOINT_HEAD".
-        backbone: gives the levels.
-        box_extractor: used if SHARE_BOX_FEATURE_EXTRACTOR is True.
-        extractors, predictors: registries for the names in the section.
+    It uses `box_extractor` if SHARE_BOX_FEATURE_EXTRACTOR is True.
 
     Raises:
         ValueError: RESOLUTION is not the size of the head's maps, or the box head's features are no
@@ -95,8 +79,7 @@ def build_dense_head(
     node, key = cfg.MODEL[section], f"MODEL.{section}"
     extractor, pooling = None, "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION"
     if not node.SHARE_BOX_FEATURE_EXTRACTOR:
-        build = extractors.get(node.FEATURE_EXTRACTOR, f"{key}.FEATURE_EXTRACTOR")
-        extractor, pooling = build(cfg, backbone), f"{key}.POOLER_RESOLUTION"
+        extractor, pooling = build_extractor(cfg, backbone, section), f"{key}.POOLER_RESOLUTION"
     source = extractor or box_extractor
     side = getattr(source, "out_resolution", None)
     if side is None:
@@ -105,7 +88,7 @@ def build_dense_head(
             f"{cfg.MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR} computes vectors, not maps: set it to "
             "False"
         )
-    predictor = predictors.get(node.PREDICTOR, f"{key}.PREDICTOR")(cfg, source.out_channels)
+    predictor = build_predictor(cfg, section, source.out_channels)
     resolution = predictor(torch.zeros(1, source.out_channels, side, side)).shape[-1]
     if resolution != node.RESOLUTION:
         raise ValueError(

@@ -6,6 +6,7 @@ Shapes: R RoIs over all images, C channels, S x S pooled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,9 +15,10 @@ from yacs.config import CfgNode
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.backbone.build import build_resnet_options
 from detlite.modeling.backbone.resnet import ResNetOptions, make_stage
-from detlite.modeling.layers.conv_block import Block, conv_block
-from detlite.modeling.layers.norm import Norm
+from detlite.modeling.layers.conv_block import Block, conv_block, separable_block
+from detlite.modeling.layers.norm import Norm, build_optional_norm
 from detlite.modeling.layers.weight_init import init_xavier
+from detlite.registry import Registry
 
 from .pooler import Pooler, build_pooler
 
@@ -45,13 +47,10 @@ class Extractor(nn.Module):
 
 
 BuildExtractor = Callable[[CfgNode, Backbone], Extractor]
-
-# maskrcnn-benchmark's names of the last stage of a ResNet; CONV_BODY determines its depth.
-CONV5_NAMES = (
-    "ResNetConv5ROIFeatureExtractor",
-    "ResNet50Conv5ROIFeatureExtractor",
-    "ResNet101Conv5ROIFeatureExtractor",
-)
+_ON_DEMAND = {"FBNet": "detlite.modeling.backbone.fbnet"}
+BOX_EXTRACTORS: Registry[BuildExtractor] = Registry("box feature extractor", _ON_DEMAND)
+MASK_EXTRACTORS: Registry[BuildExtractor] = Registry("mask feature extractor", _ON_DEMAND)
+KEYPOINT_EXTRACTORS: Registry[BuildExtractor] = Registry("keypoint feature extractor", _ON_DEMAND)
 
 
 class FPN2MLPFeatureExtractor(Extractor):
@@ -81,10 +80,7 @@ class ConvFeatureExtractor(Extractor):
     """Pools and applies 3x3 convolutions, each with an optional norm.
 
     Args:
-        pooler: pools the RoIs.
-        in_channels: C.
         widths: output channels of each convolution.
-        norm, dilation: of the convolutions.
         block: creates each of them, with the signature of `conv_block`.
     """
 
@@ -153,16 +149,82 @@ class ResNetConv5ROIFeatureExtractor(Extractor):
         return self.res5(pooled)
 
 
-def build_conv5_extractor(
-    cfg: CfgNode, backbone: Backbone, head: str
-) -> ResNetConv5ROIFeatureExtractor:
-    """Build the extractor of MODEL.<head> from the last stage of the ResNet of CONV_BODY."""
+def build_extractor(cfg: CfgNode, backbone: Backbone, section: str) -> Extractor:
+    """Build the extractor of MODEL.<section>: "ROI_BOX_HEAD", "ROI_MASK_HEAD", ..."""
+    registries = {
+        "ROI_BOX_HEAD": BOX_EXTRACTORS,
+        "ROI_MASK_HEAD": MASK_EXTRACTORS,
+        "ROI_KEYPOINT_HEAD": KEYPOINT_EXTRACTORS,
+    }
+    key = f"MODEL.{section}.FEATURE_EXTRACTOR"
+    return registries[section].get(cfg.MODEL[section].FEATURE_EXTRACTOR, key)(cfg, backbone)
+
+
+@BOX_EXTRACTORS.register("FPN2MLPFeatureExtractor")
+def _build_mlp(cfg: CfgNode, backbone: Backbone) -> Extractor:
+    return FPN2MLPFeatureExtractor(
+        build_pooler(cfg, "ROI_BOX_HEAD", backbone),
+        backbone.out_channels,
+        cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM,
+        build_optional_norm(cfg, "ROI_BOX_HEAD"),
+    )
+
+
+def _build_box_convs(cfg: CfgNode, backbone: Backbone, block: Block) -> Extractor:
+    head = cfg.MODEL.ROI_BOX_HEAD
+    return FPNXconv1fcFeatureExtractor(
+        build_pooler(cfg, "ROI_BOX_HEAD", backbone),
+        backbone.out_channels,
+        [head.CONV_HEAD_DIM] * head.NUM_STACKED_CONVS,
+        head.MLP_HEAD_DIM,
+        build_optional_norm(cfg, "ROI_BOX_HEAD"),
+        head.DILATION,
+        block,
+    )
+
+
+def _build_mask_convs(cfg: CfgNode, backbone: Backbone, block: Block) -> Extractor:
+    head, pooler = cfg.MODEL.ROI_MASK_HEAD, build_pooler(cfg, "ROI_MASK_HEAD", backbone)
+    norm = build_optional_norm(cfg, "ROI_MASK_HEAD")
+    return ConvFeatureExtractor(
+        pooler, backbone.out_channels, head.CONV_LAYERS, norm, head.DILATION, block
+    )
+
+
+for _name, _block in (("FPN", conv_block), ("Separable", separable_block)):
+    BOX_EXTRACTORS.register(f"{_name}Xconv1fcFeatureExtractor")(
+        partial(_build_box_convs, block=_block)
+    )
+MASK_EXTRACTORS.register("MaskRCNNFPNFeatureExtractor")(
+    partial(_build_mask_convs, block=conv_block)
+)
+MASK_EXTRACTORS.register("SeparableConvFeatureExtractor")(
+    partial(_build_mask_convs, block=separable_block)
+)
+
+
+@KEYPOINT_EXTRACTORS.register("KeypointRCNNFeatureExtractor")
+def _build_keypoint_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
+    pooler = build_pooler(cfg, "ROI_KEYPOINT_HEAD", backbone)
+    widths = cfg.MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS
+    return ConvFeatureExtractor(pooler, backbone.out_channels, widths)
+
+
+def _build_conv5(cfg: CfgNode, backbone: Backbone, section: str) -> Extractor:
+    """Build the extractor of MODEL.<section> from the last stage of the ResNet of CONV_BODY."""
     options = build_resnet_options(cfg)
     if backbone.out_channels != options.channels(4):
         raise ValueError(
-            f"MODEL.{head}.FEATURE_EXTRACTOR applies the stage res5 to {options.channels(4)} "
+            f"MODEL.{section}.FEATURE_EXTRACTOR applies the stage res5 to {options.channels(4)} "
             f"channels, but {cfg.MODEL.BACKBONE.CONV_BODY} has {backbone.out_channels}: use a C4 "
             "backbone, or an FPN head such as FPN2MLPFeatureExtractor"
         )
-    pooler = build_pooler(cfg, head, backbone)
+    pooler = build_pooler(cfg, section, backbone)
     return ResNetConv5ROIFeatureExtractor(pooler, options, cfg.MODEL.RESNETS.RES5_DILATION)
+
+
+# maskrcnn-benchmark has a name for each depth of the ResNet; here CONV_BODY determines the depth.
+for _name in ("ResNet", "ResNet50", "ResNet101"):
+    _name += "Conv5ROIFeatureExtractor"
+    BOX_EXTRACTORS.register(_name)(partial(_build_conv5, section="ROI_BOX_HEAD"))
+    MASK_EXTRACTORS.register(_name)(partial(_build_conv5, section="ROI_MASK_HEAD"))

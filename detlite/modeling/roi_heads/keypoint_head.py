@@ -6,60 +6,20 @@ heat maps of M x M cells.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.layers.weight_init import init_he
 from detlite.ops import heatmap_peaks
-from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
 from detlite.structures.padding import Packing, gather
 
 from .dense_head import DenseRoIHead, build_dense_head
-from .extractors import BuildExtractor, ConvFeatureExtractor, Extractor
-from .pooler import build_pooler
-
-KEYPOINT_EXTRACTORS: Registry[BuildExtractor] = Registry(
-    "keypoint feature extractor", {"FBNet": "detlite.modeling.backbone.fbnet"}
-)
-# Builders of modules from features [R, C, S, S] to heat map logits [R, K, M, M].
-KEYPOINT_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("keypoint predictor")
-
-
-@KEYPOINT_EXTRACTORS.register("KeypointRCNNFeatureExtractor")
-def _build_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
-    return ConvFeatureExtractor(
-        build_pooler(cfg, "ROI_KEYPOINT_HEAD", backbone),
-        backbone.out_channels,
-        cfg.MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS,
-    )
-
-
-class KeypointRCNNPredictor(nn.Module):
-    """Doubles the map by a 4x4 transposed convolution, and again by interpolation."""
-
-    def __init__(self, in_channels: int, num_keypoints: int) -> None:
-        super().__init__()
-        self.kps_score_lowres = nn.ConvTranspose2d(
-            in_channels, num_keypoints, 4, stride=2, padding=1
-        )
-        init_he(self.kps_score_lowres)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Predict [R, K, 4 S, 4 S] from [R, C, S, S]."""
-        return F.interpolate(self.kps_score_lowres(x), scale_factor=2.0, mode="bilinear")
-
-
-@KEYPOINT_PREDICTORS.register("KeypointRCNNPredictor")
-def _build_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
-    return KeypointRCNNPredictor(in_channels, cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES)
+from .extractors import Extractor
 
 
 class KeypointHead(DenseRoIHead):
@@ -90,17 +50,11 @@ class KeypointHead(DenseRoIHead):
         return {"loss_keypoint": loss / labelled.sum().clamp(min=1)}
 
     def locate(self, logits: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-        """Find the peaks of heat maps [R, K, M, M] of boxes [R, 4].
-
-        Returns:
-            Keypoints [R, K, 3] of (x, y, 1), and their logits [R, K].
-        """
+        """Find the peaks of heat maps [R, K, M, M] of boxes [R, 4]: keypoints [R, K, 3] of
+        (x, y, 1), and their logits [R, K]."""
         return heatmap_peaks(logits, box_ops.pooled_region(boxes, self.convention))
 
 
 def build_keypoint_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extractor) -> KeypointHead:
     """Build the keypoint head of MODEL.ROI_KEYPOINT_HEAD, see `build_dense_head`."""
-    registries = KEYPOINT_EXTRACTORS, KEYPOINT_PREDICTORS
-    return build_dense_head(
-        KeypointHead, cfg, "ROI_KEYPOINT_HEAD", backbone, box_extractor, *registries
-    )
+    return build_dense_head(KeypointHead, cfg, "ROI_KEYPOINT_HEAD", backbone, box_extractor)

@@ -6,9 +6,6 @@ with background as class 0, E heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,88 +14,13 @@ from yacs.config import CfgNode
 from detlite.conventions import Convention
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.exportable_parts import ExportablePart
-from detlite.modeling.layers.conv_block import Block, conv_block, separable_block
-from detlite.modeling.layers.norm import build_optional_norm
-from detlite.modeling.layers.weight_init import init_he, init_normal
 from detlite.ops import crop_masks
-from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.padding import Packing
 
 from .dense_head import DenseRoIHead, build_dense_head
-from .extractors import (
-    CONV5_NAMES,
-    BuildExtractor,
-    ConvFeatureExtractor,
-    Extractor,
-    build_conv5_extractor,
-)
-from .pooler import build_pooler
-
-MASK_EXTRACTORS: Registry[BuildExtractor] = Registry(
-    "mask feature extractor", {"FBNet": "detlite.modeling.backbone.fbnet"}
-)
-MASK_EXTRACTORS.register(*CONV5_NAMES)(partial(build_conv5_extractor, head="ROI_MASK_HEAD"))
-# Builders of modules from features [R, C, S, S] to mask logits [R, K, M, M].
-MASK_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("mask predictor")
-
-
-def _build_convs(cfg: CfgNode, backbone: Backbone, block: Block) -> Extractor:
-    head = cfg.MODEL.ROI_MASK_HEAD
-    return ConvFeatureExtractor(
-        build_pooler(cfg, "ROI_MASK_HEAD", backbone),
-        backbone.out_channels,
-        head.CONV_LAYERS,
-        build_optional_norm(cfg, "ROI_MASK_HEAD"),
-        head.DILATION,
-        block,
-    )
-
-
-MASK_EXTRACTORS.register("MaskRCNNFPNFeatureExtractor")(partial(_build_convs, block=conv_block))
-MASK_EXTRACTORS.register("SeparableConvFeatureExtractor")(
-    partial(_build_convs, block=separable_block)
-)
-
-
-class MaskRCNNC4Predictor(nn.Module):
-    """Doubles the map by a 2x2 transposed convolution, and predicts a logit for each class."""
-
-    def __init__(self, in_channels: int, width: int, num_classes: int) -> None:
-        super().__init__()
-        self.conv5_mask = nn.ConvTranspose2d(in_channels, width, 2, stride=2)
-        self.mask_fcn_logits = nn.Conv2d(width, num_classes, 1)
-        init_he(self.conv5_mask)
-        init_normal(self.mask_fcn_logits, std=0.001)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Predict [R, K, 2 S, 2 S] from [R, C, S, S]."""
-        return self.mask_fcn_logits(F.relu(self.conv5_mask(x)))
-
-
-class MaskRCNNConv1x1Predictor(nn.Module):
-    """Predicts a logit for each class at the resolution of the features."""
-
-    def __init__(self, in_channels: int, num_classes: int) -> None:
-        super().__init__()
-        self.mask_fcn_logits = nn.Conv2d(in_channels, num_classes, 1)
-        init_normal(self.mask_fcn_logits, std=0.001)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Predict [R, K, S, S] from [R, C, S, S]."""
-        return self.mask_fcn_logits(x)
-
-
-@MASK_PREDICTORS.register("MaskRCNNC4Predictor")
-def _build_c4_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
-    width = cfg.MODEL.ROI_MASK_HEAD.CONV_LAYERS[-1]
-    return MaskRCNNC4Predictor(in_channels, width, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
-
-
-@MASK_PREDICTORS.register("MaskRCNNConv1x1Predictor")
-def _build_1x1_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
-    return MaskRCNNConv1x1Predictor(in_channels, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
+from .extractors import Extractor
 
 
 class MaskHead(DenseRoIHead):
@@ -164,9 +86,8 @@ def _select_class(logits: Tensor, labels: Tensor) -> Tensor:
 
 def build_mask_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extractor) -> MaskHead:
     """Build the mask head of MODEL.ROI_MASK_HEAD, see `build_dense_head`."""
-    registries = MASK_EXTRACTORS, MASK_PREDICTORS
     heads = [
-        build_dense_head(MaskHead, cfg, "ROI_MASK_HEAD", backbone, box_extractor, *registries)
+        build_dense_head(MaskHead, cfg, "ROI_MASK_HEAD", backbone, box_extractor)
         for _ in range(cfg.MODEL.ROI_MASK_HEAD.NUM_HEADS)
     ]
     heads[0].more.extend(heads[1:])

@@ -43,12 +43,10 @@ class Pooler(nn.Module):
     """Pools each RoI from the level that fits its size.
 
     Args:
-        pool: one of POOLERS.
-        resolution: S.
+        pool, resolution: one of POOLERS, and S.
         strides: of each level in pixels of the network input, finest first, each twice the previous
             one.
         sampling_ratio: samples per bin side; 0: depends on the size of the RoI.
-        convention: rules of the part of a box that is pooled.
     """
 
     def __init__(
@@ -67,15 +65,10 @@ class Pooler(nn.Module):
         self.convention = convention
 
     def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
-        """Pool the RoIs of a batch.
+        """Pool RoIs [R, 5] from the first L levels [B, C, H_l, W_l], giving [R, C, S, S].
 
-        Args:
-            features: at least L levels [B, C, H_l, W_l]; further ones are not used.
-            rois: [R, 5] of (image index, x1, y1, x2, y2) in pixels of the network input; index -1
-                marks padding.
-
-        Returns:
-            [R, C, S, S], zeros for padding.
+        A RoI is (image index, x1, y1, x2, y2) in pixels of the network input. Index -1 marks
+        padding, whose result is zeros.
         """
         # The level depends on the whole box, even if only a part of it is pooled.
         levels = assign_levels(rois[:, 1:], self.scales)

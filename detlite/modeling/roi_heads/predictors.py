@@ -1,7 +1,7 @@
-"""Last layers of box heads: class logits and box deltas.
+"""Last layers of the RoI heads.
 
-Shapes: R RoIs, D features, K classes with background as class 0, and Q box regressions per RoI: K,
-or 2 if class-agnostic.
+Shapes: R RoIs, C features, S x S pooled, K classes with background as class 0, and Q box
+regressions per RoI: K, or 2 if class-agnostic. Mask and keypoint maps have M x M cells.
 """
 
 from __future__ import annotations
@@ -9,13 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 from yacs.config import CfgNode
 
-from detlite.modeling.layers.weight_init import init_normal
+from detlite.modeling.layers.weight_init import init_he, init_normal
 from detlite.registry import Registry
 
-# Builders of modules from features to (class logits [R, K], box deltas [R, 4 Q]).
-BOX_PREDICTORS: Registry[Callable[[CfgNode, int], nn.Module]] = Registry("box predictor")
+# Builders (cfg, C) of modules that convert features [R, C, S, S] (boxes: or [R, C]) to ...
+BuildPredictor = Callable[[CfgNode, int], nn.Module]
+# class logits [R, K] and box deltas [R, 4 Q]
+BOX_PREDICTORS: Registry[BuildPredictor] = Registry("box predictor")
+# mask logits [R, K, M, M]
+MASK_PREDICTORS: Registry[BuildPredictor] = Registry("mask predictor")
+# heat map logits [R, keypoints, M, M]
+KEYPOINT_PREDICTORS: Registry[BuildPredictor] = Registry("keypoint predictor")
+
+
+def build_predictor(cfg: CfgNode, section: str, in_channels: int) -> nn.Module:
+    """Build the predictor of MODEL.<section>: "ROI_BOX_HEAD", "ROI_MASK_HEAD", ..."""
+    registries = {
+        "ROI_BOX_HEAD": BOX_PREDICTORS,
+        "ROI_MASK_HEAD": MASK_PREDICTORS,
+        "ROI_KEYPOINT_HEAD": KEYPOINT_PREDICTORS,
+    }
+    key = f"MODEL.{section}.PREDICTOR"
+    return registries[section].get(cfg.MODEL[section].PREDICTOR, key)(cfg, in_channels)
 
 
 class BoxPredictor(nn.Module):
@@ -29,13 +47,72 @@ class BoxPredictor(nn.Module):
         init_normal(self.bbox_pred, std=0.001)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict logits [R, K] and deltas [R, 4 Q] from [R, D] or [R, D, S, S]."""
+        """Predict logits [R, K] and deltas [R, 4 Q] from [R, C] or [R, C, S, S]."""
         x = x.mean(dim=(2, 3)) if x.dim() == 4 else x
         return self.cls_score(x), self.bbox_pred(x)
 
 
 @BOX_PREDICTORS.register("FPNPredictor", "FastRCNNPredictor")
-def _build_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
+def _build_box_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
     num_classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
     num_regressions = 2 if cfg.MODEL.CLS_AGNOSTIC_BBOX_REG else num_classes
     return BoxPredictor(in_channels, num_classes, num_regressions)
+
+
+class MaskRCNNC4Predictor(nn.Module):
+    """Doubles the map by a 2x2 transposed convolution, and predicts a logit for each class."""
+
+    def __init__(self, in_channels: int, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.conv5_mask = nn.ConvTranspose2d(in_channels, width, 2, stride=2)
+        self.mask_fcn_logits = nn.Conv2d(width, num_classes, 1)
+        init_he(self.conv5_mask)
+        init_normal(self.mask_fcn_logits, std=0.001)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict [R, K, 2 S, 2 S] from [R, C, S, S]."""
+        return self.mask_fcn_logits(F.relu(self.conv5_mask(x)))
+
+
+class MaskRCNNConv1x1Predictor(nn.Module):
+    """Predicts a logit for each class at the resolution of the features."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.mask_fcn_logits = nn.Conv2d(in_channels, num_classes, 1)
+        init_normal(self.mask_fcn_logits, std=0.001)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict [R, K, S, S] from [R, C, S, S]."""
+        return self.mask_fcn_logits(x)
+
+
+@MASK_PREDICTORS.register("MaskRCNNC4Predictor")
+def _build_c4_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
+    width = cfg.MODEL.ROI_MASK_HEAD.CONV_LAYERS[-1]
+    return MaskRCNNC4Predictor(in_channels, width, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
+
+
+@MASK_PREDICTORS.register("MaskRCNNConv1x1Predictor")
+def _build_1x1_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
+    return MaskRCNNConv1x1Predictor(in_channels, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
+
+
+class KeypointRCNNPredictor(nn.Module):
+    """Doubles the map by a 4x4 transposed convolution, and again by interpolation."""
+
+    def __init__(self, in_channels: int, num_keypoints: int) -> None:
+        super().__init__()
+        self.kps_score_lowres = nn.ConvTranspose2d(
+            in_channels, num_keypoints, 4, stride=2, padding=1
+        )
+        init_he(self.kps_score_lowres)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict [R, keypoints, 4 S, 4 S] from [R, C, S, S]."""
+        return F.interpolate(self.kps_score_lowres(x), scale_factor=2.0, mode="bilinear")
+
+
+@KEYPOINT_PREDICTORS.register("KeypointRCNNPredictor")
+def _build_keypoint_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
+    return KeypointRCNNPredictor(in_channels, cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES)

@@ -1,6 +1,8 @@
 """The RoI heads: box head, mask head and keypoint head.
 
-Shapes: B images, S samples and D detections per image, R packed rows.
+Shapes: B images of `sizes` int64 [B, 2] (height, width), and `features`, the levels
+[B, C, H_l, W_l] of the backbone; S samples, G ground truths and D detections per image, padded;
+R packed rows. With `static_shapes`, padding is computed too.
 """
 
 from __future__ import annotations
@@ -68,15 +70,8 @@ class RoIHeads(nn.Module):
         max_positives: int,
         static_shapes: bool,
     ) -> dict[str, Tensor]:
-        """Compute the losses of all heads.
-
-        Args:
-            features: levels [B, C, H_l, W_l].
-            samples, truth: [B, S] and [B, G].
-            sizes: int64 [B, 2], (height, width) of each image.
-            max_positives: largest number of foreground samples per image, which come first.
-            static_shapes: compute padding too.
-        """
+        """Compute the losses of all heads; of the samples, foreground are the first
+        `max_positives` at most."""
         losses, predictions = self.box.losses(features, samples, truth, sizes, static_shapes)
         if not self.dense_heads:
             return losses
@@ -93,11 +88,7 @@ class RoIHeads(nn.Module):
     ) -> dict[str, Tensor]:
         """Compute the losses of the mask and keypoint heads.
 
-        Args:
-            features, truth: as for `losses`.
-            foreground: samples [B, F]; those with a label above 0 count.
-            predictions: of the box head, for all samples.
-            static_shapes: compute padding too.
+        Samples [B, F] with labels above 0 count. `predictions` are the box head's for all samples.
         """
         # Padding must not be part of batch statistics.
         batch_statistics = any(map(takes_batch_statistics, self.dense_heads))

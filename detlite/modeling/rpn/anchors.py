@@ -78,13 +78,9 @@ def per_anchor(predictions: Tensor, values: int) -> Tensor:
 def build_anchors(
     cfg: CfgNode, strides: Sequence[int], section: str, octaves: Sequence[float] = (1.0,)
 ) -> AnchorGenerator:
-    """Build the anchors of MODEL.RPN or MODEL.RETINANET.
+    """Build the anchors of MODEL.<section>: "RPN" or "RETINANET".
 
-    Args:
-        cfg: config.
-        strides: of each level. A single level gets the anchors of all sizes.
-        section: "RPN" or "RETINANET".
-        octaves: each size is multiplied by each of these factors.
+    A single level gets the anchors of all sizes. Each size is multiplied by each of `octaves`.
     """
     node = cfg.MODEL[section]
     levels = [size if isinstance(size, (tuple, list)) else (size,) for size in node.ANCHOR_SIZES]

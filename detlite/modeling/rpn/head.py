@@ -20,48 +20,57 @@ RPN_HEADS: Registry[Callable[[CfgNode, int, int], nn.Module]] = Registry(
 )
 
 
-class SingleConvRPNHead(nn.Module):
-    """3x3 convolutions shared by all levels, then objectness and box deltas of each anchor."""
+class RPNHead(nn.Module):
+    """Layers shared by all levels, then a 1x1 convolution each for objectness and box deltas."""
+
+    def add_predictors(self, channels: int, anchors_per_cell: int, *convs: nn.Conv2d) -> None:
+        """Create the last layers, and draw their weights and those of `convs`."""
+        self.cls_logits = nn.Conv2d(channels, anchors_per_cell, 1)
+        self.bbox_pred = nn.Conv2d(channels, anchors_per_cell * 4, 1)
+        for layer in (*convs, self.cls_logits, self.bbox_pred):
+            init_normal(layer, std=0.01)
+
+    def embed(self, level: Tensor) -> Tensor:
+        """Compute the features of a level [B, C, H_l, W_l]."""
+        raise NotImplementedError
+
+    def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Predict logits [B, A, H_l, W_l] and deltas [B, 4 A, H_l, W_l] of each level."""
+        hidden = [self.embed(level) for level in features]
+        return [self.cls_logits(x) for x in hidden], [self.bbox_pred(x) for x in hidden]
+
+
+class SingleConvRPNHead(RPNHead):
+    """RPN head of 3x3 convolutions."""
 
     def __init__(self, in_channels: int, anchors_per_cell: int, num_convs: int = 1) -> None:
         super().__init__()
         convs = [nn.Conv2d(in_channels, in_channels, 3, padding=1) for _ in range(num_convs)]
         self.conv = convs[0]
         self.more_convs = nn.ModuleList(convs[1:])
-        self.cls_logits = nn.Conv2d(in_channels, anchors_per_cell, 1)
-        self.bbox_pred = nn.Conv2d(in_channels, anchors_per_cell * 4, 1)
-        for layer in (*convs, self.cls_logits, self.bbox_pred):
-            init_normal(layer, std=0.01)
+        self.add_predictors(in_channels, anchors_per_cell, *convs)
 
-    def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Predict logits [B, A, H_l, W_l] and deltas [B, 4 A, H_l, W_l] of each level."""
-        logits, deltas = [], []
-        for feature in features:
-            hidden = F.relu(self.conv(feature))
-            for conv in self.more_convs:
-                hidden = F.relu(conv(hidden))
-            logits.append(self.cls_logits(hidden))
-            deltas.append(self.bbox_pred(hidden))
-        return logits, deltas
+    def embed(self, level: Tensor) -> Tensor:
+        """Apply the convolutions and ReLU to [B, C, H_l, W_l]."""
+        hidden = F.relu(self.conv(level))
+        for conv in self.more_convs:
+            hidden = F.relu(conv(hidden))
+        return hidden
 
 
-class SeparableRPNHead(nn.Module):
-    """`SingleConvRPNHead` with depthwise separable convolutions, see `separable_block`."""
+class SeparableRPNHead(RPNHead):
+    """RPN head of depthwise separable convolutions, see `separable_block`."""
 
     def __init__(self, in_channels: int, anchors_per_cell: int, num_convs: int = 1) -> None:
         super().__init__()
         self.convs = nn.Sequential(
             *(separable_block(in_channels, in_channels, 3, relu=True) for _ in range(num_convs))
         )
-        self.cls_logits = nn.Conv2d(in_channels, anchors_per_cell, 1)
-        self.bbox_pred = nn.Conv2d(in_channels, anchors_per_cell * 4, 1)
-        for layer in (self.cls_logits, self.bbox_pred):
-            init_normal(layer, std=0.01)
+        self.add_predictors(in_channels, anchors_per_cell)
 
-    def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Predict logits [B, A, H_l, W_l] and deltas [B, 4 A, H_l, W_l] of each level."""
-        hidden = [self.convs(feature) for feature in features]
-        return [self.cls_logits(x) for x in hidden], [self.bbox_pred(x) for x in hidden]
+    def embed(self, level: Tensor) -> Tensor:
+        """Apply the convolutions to [B, C, H_l, W_l]."""
+        return self.convs(level)
 
 
 @RPN_HEADS.register("SingleConvRPNHead")

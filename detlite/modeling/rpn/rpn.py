@@ -53,14 +53,10 @@ class RPN(nn.Module):
 
     Args:
         head: one of RPN_HEADS.
-        anchor_generator, box_coder: give the reference boxes and decode deltas.
-        train_limits, test_limits: numbers of proposals.
         nms_thresh: IoU above which proposals of a level are suppressed.
         min_size: shortest side of a proposal in pixels.
         matcher, sampler: select the anchors to train on.
         straddle: largest number of pixels by which these cross the image border; negative: any.
-        box_loss: of the foreground anchors.
-        convention: rules of clipping and normalization.
     """
 
     def __init__(

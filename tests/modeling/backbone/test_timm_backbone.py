@@ -147,9 +147,7 @@ def test_pyramid_levels(timm, tiny_config):
     with pytest.raises(ConfigError, match=r"ANCHOR_SIZES has 3 levels.* has 5"):
         build_model(tiny_config(*pyramid, "MODEL.RPN.ANCHOR_SIZES", (32, 64, 128)))
     load_config(None, [*pyramid, "MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64)])
-    with pytest.raises(
-        ConfigError, match=r"USE_FPN is False, but .* implies"
-    ):
+    with pytest.raises(ConfigError, match=r"USE_FPN is False, but .* implies"):
         load_config(None, [*pyramid, "MODEL.RPN.USE_FPN", False])
 
 

@@ -7,15 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
-from detlite.modeling.backbone import build_backbone
 from detlite.modeling.box_coder import BoxCoder
 from detlite.modeling.box_loss import BoxLoss
-from detlite.modeling.build import build_model
 from detlite.modeling.postprocessing import Postprocess, Suppression
 from detlite.modeling.preprocessing import prepare_proposals
-from detlite.modeling.roi_heads.box_head import BOX_EXTRACTORS, BoxHead
+from detlite.modeling.roi_heads.box_head import BoxHead
 from detlite.ops import nms
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections, GroundTruth, Samples
@@ -276,49 +273,3 @@ def test_refined_boxes_are_clipped(static):
 
 
 # ---- parts
-
-
-def test_group_norm_replaces_the_biases(tiny_config):
-    keys = ("MODEL.ROI_BOX_HEAD.NORM", "GN")
-    extractor = build_model(tiny_config(*keys)).roi_heads.box.feature_extractor
-    assert extractor.fc6.bias is None
-    assert extractor.fc7.bias is None
-    assert sum(isinstance(m, nn.GroupNorm) for m in extractor.modules()) == 2
-    plain = build_model(tiny_config()).roi_heads.box.feature_extractor
-    assert plain.fc6.bias is not None
-    assert not any(isinstance(m, nn.GroupNorm) for m in plain.modules())
-
-
-@pytest.mark.parametrize("dilation", [1, 2])
-@pytest.mark.parametrize("resolution", [7, 14])
-def test_conv5_extractor_output_shape(tiny_config, dilation, resolution):
-    cfg = tiny_config(
-        "MODEL.RESNETS.RES5_DILATION", dilation,
-        "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", resolution, c4=True,
-    )  # fmt: skip
-    backbone = build_backbone(cfg)
-    extractor = BOX_EXTRACTORS.get("ResNetConv5ROIFeatureExtractor", "")(cfg, backbone)
-    x = extractor(backbone(torch.zeros(1, 3, 64, 64)), torch.tensor([[0.0, 0, 0, 40, 40]]))
-    side = extractor.out_resolution
-    assert x.shape == (1, extractor.out_channels, side, side)
-    assert extractor.out_channels == 2 * backbone.out_channels
-
-
-def test_conv5_extractor_needs_a_c4_backbone(tiny_config):
-    key = "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR"
-    with pytest.raises(ConfigError, match=r"res5 to 64 channels, but R-18-FPN has 16: use a C4"):
-        build_model(tiny_config(key, "ResNetConv5ROIFeatureExtractor"))
-
-
-@pytest.mark.parametrize("agnostic", [False, True])
-def test_number_of_box_regressions(tiny_config, agnostic):
-    model = build_model(tiny_config("MODEL.CLS_AGNOSTIC_BBOX_REG", agnostic))
-    predictor = model.roi_heads.box.predictor
-    assert predictor.cls_score.out_features == 4
-    assert predictor.bbox_pred.out_features == (8 if agnostic else 16)
-
-
-@pytest.mark.parametrize("key", ["FEATURE_EXTRACTOR", "PREDICTOR"])
-def test_unknown_name_is_reported_with_its_key(tiny_config, key):
-    with pytest.raises(ConfigError, match=rf"MODEL\.ROI_BOX_HEAD\.{key}: unknown box .* 'None'"):
-        build_model(tiny_config(f"MODEL.ROI_BOX_HEAD.{key}", "None"))

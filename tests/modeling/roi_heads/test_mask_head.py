@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.build import build_model
 from detlite.modeling.roi_heads.mask_head import MaskHead
@@ -127,36 +126,3 @@ def test_number_of_mask_heads(tiny_config, make_batch):
     model(*make_batch(1))["loss_mask"].backward()
     for part in (head, *head.more):
         assert part.predictor.mask_fcn_logits.weight.grad.any()
-
-
-def test_conv_layers_and_dilation(tiny_config):
-    prefix = "MODEL.ROI_MASK_HEAD."
-    cfg = tiny_config(
-        prefix + "CONV_LAYERS", (8, 12), prefix + "DILATION", 2, prefix + "NORM", "GN"
-    )
-    extractor = build_model(cfg).roi_heads.mask.feature_extractor
-    convs = [m for m in extractor.modules() if isinstance(m, nn.Conv2d)]
-    assert [(c.in_channels, c.out_channels, c.dilation) for c in convs] == [
-        (16, 8, (2, 2)), (8, 12, (2, 2)),
-    ]  # fmt: skip
-    assert all(c.bias is None for c in convs)
-    assert sum(isinstance(m, nn.GroupNorm) for m in extractor.modules()) == 2
-
-
-@pytest.mark.parametrize(("resolution", "predicted"), [(14, 28), (30, 28)])
-def test_resolution_must_be_that_of_the_head(tiny_config, resolution, predicted):
-    with pytest.raises(
-        ConfigError, match=rf"RESOLUTION is {resolution}, but the head predicts {predicted}"
-    ):
-        build_model(tiny_config("MODEL.ROI_MASK_HEAD.RESOLUTION", resolution))
-
-
-def test_vector_features_cannot_be_shared(tiny_config):
-    with pytest.raises(ConfigError, match="FPN2MLPFeatureExtractor computes vectors, not maps"):
-        build_model(tiny_config("MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", True))
-
-
-@pytest.mark.parametrize("key", ["FEATURE_EXTRACTOR", "PREDICTOR"])
-def test_unknown_name_is_reported_with_its_key(tiny_config, key):
-    with pytest.raises(ConfigError, match=rf"MODEL\.ROI_MASK_HEAD\.{key}: unknown mask .* 'None'"):
-        build_model(tiny_config(f"MODEL.ROI_MASK_HEAD.{key}", "None"))

@@ -8,7 +8,7 @@ from torchvision.models.detection.image_list import ImageList
 from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.build import build_model
-from detlite.modeling.rpn.anchors import AnchorGenerator
+from detlite.modeling.rpn.anchors import AnchorGenerator, per_anchor
 
 # Anchors at the center of their cell, and at its corner.
 DETLITE, DETECTRON2 = CONVENTIONS["detlite"], CONVENTIONS["detectron2"]
@@ -87,3 +87,16 @@ def test_levels_need_the_same_number_of_sizes(tiny_config):
 def test_single_map_has_anchors_of_all_sizes(tiny_config):
     model = build_model(tiny_config("MODEL.RPN.ANCHOR_SIZES", ((8, 16), (32,)), c4=True))
     assert model.rpn.anchor_generator.per_cell == [9]
+
+
+def test_per_anchor_order():
+    """Channel 4 a + i of the head is coordinate i of anchor a, for any memory format."""
+    deltas = torch.randn(2, 12, 3, 5)
+    for inputs in (deltas, deltas.contiguous(memory_format=torch.channels_last), deltas.half()):
+        flat = per_anchor(inputs, 4).view(2, 3, 5, 3, 4)
+        assert flat.dtype == torch.float32
+        for anchor in range(3):
+            for coordinate in range(4):
+                assert torch.equal(
+                    flat[:, :, :, anchor, coordinate], inputs[:, 4 * anchor + coordinate].float()
+                )

@@ -14,8 +14,7 @@ from detlite.modeling.box_coder import BoxCoder
 from detlite.modeling.box_loss import BoxLoss
 from detlite.modeling.build import build_model
 from detlite.modeling.matcher import Matcher
-from detlite.modeling.rpn.anchors import AnchorGenerator, per_anchor
-from detlite.modeling.rpn.head import SingleConvRPNHead
+from detlite.modeling.rpn.anchors import AnchorGenerator
 from detlite.modeling.rpn.rpn import RPN, ProposalLimits
 from detlite.modeling.sampler import Sampler
 from detlite.structures import boxes as box_ops
@@ -395,26 +394,3 @@ def test_losses_without_ground_truth_are_connected():
 
 
 # ---- head
-
-
-def test_head_shares_its_layers_between_levels():
-    head = SingleConvRPNHead(in_channels=4, anchors_per_cell=3)
-    maps = [torch.randn(2, 4, 6, 5), torch.randn(2, 4, 3, 3)]
-    logits, deltas = head(maps)
-    assert [x.shape for x in logits] == [(2, 3, 6, 5), (2, 3, 3, 3)]
-    assert [x.shape for x in deltas] == [(2, 12, 6, 5), (2, 12, 3, 3)]
-    assert len(list(head.parameters())) == 6
-    torch.testing.assert_close(logits[0][0], head.cls_logits(F.relu(head.conv(maps[0][:1])))[0])
-
-
-def test_per_anchor_order():
-    """Channel 4 a + i of the head is coordinate i of anchor a, for any memory format."""
-    deltas = torch.randn(2, 12, 3, 5)
-    for inputs in (deltas, deltas.contiguous(memory_format=torch.channels_last), deltas.half()):
-        flat = per_anchor(inputs, 4).view(2, 3, 5, 3, 4)
-        assert flat.dtype == torch.float32
-        for anchor in range(3):
-            for coordinate in range(4):
-                assert torch.equal(
-                    flat[:, :, :, anchor, coordinate], inputs[:, 4 * anchor + coordinate].float()
-                )

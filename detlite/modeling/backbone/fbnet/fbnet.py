@@ -16,13 +16,14 @@ from yacs.config import CfgNode
 from detlite.modeling.backbone import BACKBONES, Backbone
 from detlite.modeling.backbone.resnet import init_convs
 from detlite.modeling.layers.norm import Norm, build_norm
-from detlite.modeling.layers.weight_init import init_normal
-from detlite.modeling.roi_heads.box_head import BOX_EXTRACTORS
-from detlite.modeling.roi_heads.extractors import Extractor
-from detlite.modeling.roi_heads.keypoint_head import KEYPOINT_EXTRACTORS
-from detlite.modeling.roi_heads.mask_head import MASK_EXTRACTORS
+from detlite.modeling.roi_heads.extractors import (
+    BOX_EXTRACTORS,
+    KEYPOINT_EXTRACTORS,
+    MASK_EXTRACTORS,
+    Extractor,
+)
 from detlite.modeling.roi_heads.pooler import Pooler, build_pooler
-from detlite.modeling.rpn.head import RPN_HEADS
+from detlite.modeling.rpn.head import RPN_HEADS, RPNHead
 
 from .architectures import ARCHITECTURES, Architecture, BlockSpec, parse_architecture
 from .blocks import FBNetOptions, conv_norm_relu, make_blocks, make_last, side_after
@@ -79,8 +80,8 @@ def _build_fbnet(cfg: CfgNode) -> Backbone:
     return Backbone(body, nn.Identity(), body.out_channels, strides=(body.stride,), pooled=1)
 
 
-class FBNetRPNHead(nn.Module):
-    """Blocks shared by all levels, then objectness and box deltas for each anchor of a cell."""
+class FBNetRPNHead(RPNHead):
+    """RPN head of blocks."""
 
     def __init__(
         self,
@@ -91,15 +92,11 @@ class FBNetRPNHead(nn.Module):
     ) -> None:
         super().__init__()
         self.head, channels = make_blocks(options, blocks, in_channels)
-        self.cls_logits = nn.Conv2d(channels, anchors_per_cell, 1)
-        self.bbox_pred = nn.Conv2d(channels, anchors_per_cell * 4, 1)
-        for layer in (self.cls_logits, self.bbox_pred):
-            init_normal(layer, std=0.01)
+        self.add_predictors(channels, anchors_per_cell)
 
-    def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Predict logits [B, A, H_l, W_l] and deltas [B, 4 A, H_l, W_l] of each level."""
-        hidden = [self.head(feature) for feature in features]
-        return [self.cls_logits(x) for x in hidden], [self.bbox_pred(x) for x in hidden]
+    def embed(self, level: Tensor) -> Tensor:
+        """Apply the blocks to [B, C, H_l, W_l]."""
+        return self.head(level)
 
 
 @RPN_HEADS.register("FBNet.rpn_head")
