@@ -8,11 +8,15 @@ from __future__ import annotations
 import argparse
 
 
-def add_config(parser: argparse.ArgumentParser, required: bool = False) -> None:
+def add_config(
+    parser: argparse.ArgumentParser,
+    required: bool = False,
+    default: str = "the config inside the checkpoint",
+) -> None:
     """Add --config: the YAML file that describes the model, the data and the training."""
     text = "YAML file, or the name of a config that detlite ships"
     if not required:
-        text += " (default: the config inside the checkpoint)"
+        text += f" (default: {default})"
     parser.add_argument("--config", "--config-file", metavar="FILE", required=required, help=text)
 
 

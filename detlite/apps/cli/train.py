@@ -35,7 +35,7 @@ _STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again later
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
+    add_config(parser, default="chosen from --data")
     parser.add_argument(
         "--data", metavar="PATH", help="folder or annotation file to train on, as for detlite init"
     )
