@@ -18,7 +18,7 @@ from benchmarks.clock import Clock, synchronize
 from detlite.inference import predictor
 from detlite.modeling import backbone
 from detlite.modeling import detection_model as detector
-from detlite.modeling import sampler as sampling
+from detlite.modeling.boxes import sampler as sampling
 from detlite.modeling.roi_heads import box_head, mask_head
 from detlite.modeling.roi_heads import roi_heads as heads
 from detlite.modeling.rpn import rpn as proposals

@@ -16,7 +16,7 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections, PredictedBoxes
 from detlite.structures.padding import first_valid, gather
 
-from .suppression import Suppression, suppress
+from .boxes.suppression import Suppression, suppress
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
 
 from .backbone import Backbone, build_backbone
+from .boxes.sampler import ProposalSampler, build_proposal_sampler
 from .build import META_ARCHITECTURES
 from .detection_model import DetectionModel
 from .exportable_parts import ExportablePart, child_part
@@ -18,7 +19,6 @@ from .postprocessing import Postprocess, build_postprocess
 from .preprocessing import Normalizer, build_normalizer
 from .roi_heads.roi_heads import RoIHeads, build_roi_heads
 from .rpn.rpn import RPN, build_rpn
-from .sampler import ProposalSampler, build_proposal_sampler
 
 
 class GeneralizedRCNN(DetectionModel):

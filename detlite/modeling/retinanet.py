@@ -20,15 +20,15 @@ from detlite.structures.instances import GroundTruth, Images, PredictedBoxes, Pr
 from detlite.structures.padding import Packing, gather, top_scores
 
 from .backbone import Backbone, build_backbone
-from .box_coder import BoxCoder
-from .box_loss import BoxLoss
+from .boxes.box_coder import BoxCoder
+from .boxes.box_loss import BoxLoss
+from .boxes.matcher import IGNORE, Matcher
 from .build import META_ARCHITECTURES, reject_roi_heads
 from .detection_model import DetectionModel
 from .exportable_parts import ExportablePart, child_part
 from .layers.conv_block import conv_block
 from .layers.norm import LevelBatchNorm, Norm, build_optional_norm
 from .layers.weight_init import init_normal
-from .matcher import IGNORE, Matcher
 from .postprocessing import Postprocess, build_suppression
 from .preprocessing import Normalizer, build_normalizer
 from .rpn.anchors import AnchorGenerator, build_anchors, per_anchor

@@ -8,9 +8,9 @@ from torch import Tensor
 from torchvision.ops import clip_boxes_to_image
 
 from detlite.conventions import CONVENTIONS
+from detlite.modeling.boxes.suppression import Suppression, suppress
 from detlite.modeling.build import build_model
 from detlite.modeling.postprocessing import Postprocess, build_postprocess
-from detlite.modeling.suppression import Suppression, suppress
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections, PredictedBoxes
 

@@ -19,9 +19,9 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
 from detlite.config import load_config
+from detlite.modeling.boxes.sampler import ProposalSampler, Sampler
 from detlite.modeling.build import build_model
 from detlite.modeling.rcnn import GeneralizedRCNN
-from detlite.modeling.sampler import ProposalSampler, Sampler
 
 # height, width: multiples of 64, so that torchvision finds strides of 4 to 64 on every level
 SIZE = (64, 128)

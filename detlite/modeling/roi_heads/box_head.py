@@ -19,8 +19,8 @@ from yacs.config import CfgNode
 
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.box_coder import BoxCoder
-from detlite.modeling.box_loss import BoxLoss, build_box_loss
+from detlite.modeling.boxes.box_coder import BoxCoder
+from detlite.modeling.boxes.box_loss import BoxLoss, build_box_loss
 from detlite.modeling.exportable_parts import ExportablePart, head_parts
 from detlite.modeling.layers.norm import takes_batch_statistics
 from detlite.modeling.precision import at_least_float32

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from detlite.modeling.backbone import Backbone
+from detlite.modeling.boxes.matcher import Matcher
+from detlite.modeling.boxes.sampler import label_samples
 from detlite.modeling.exportable_parts import ExportablePart
-from detlite.modeling.matcher import Matcher
-from detlite.modeling.sampler import label_samples
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
 

@@ -15,11 +15,11 @@ from yacs.config import CfgNode
 
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.box_coder import BoxCoder
-from detlite.modeling.box_loss import BoxLoss, build_box_loss
-from detlite.modeling.matcher import IGNORE, Matcher
+from detlite.modeling.boxes.box_coder import BoxCoder
+from detlite.modeling.boxes.box_loss import BoxLoss, build_box_loss
+from detlite.modeling.boxes.matcher import IGNORE, Matcher
+from detlite.modeling.boxes.sampler import Sampler
 from detlite.modeling.precision import at_least_float32
-from detlite.modeling.sampler import Sampler
 from detlite.ops import padded_nms
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Images, Proposals

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from detlite.conventions import CONVENTIONS
-from detlite.modeling.box_coder import BoxCoder
-from detlite.modeling.box_loss import BoxLoss
+from detlite.modeling.boxes.box_coder import BoxCoder
+from detlite.modeling.boxes.box_loss import BoxLoss
 from detlite.modeling.postprocessing import Postprocess, Suppression
 from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.box_head import BoxHead
@@ -17,7 +17,7 @@ from detlite.ops import nms
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections, GroundTruth, Samples
 from detlite.structures.padding import Packing
-from tests.modeling.random_boxes import random_boxes
+from tests.modeling.boxes.random_boxes import random_boxes
 
 CLASSES = 3  # with background
 CODER = BoxCoder((10.0, 10.0, 5.0, 5.0))

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from detlite.config import ConfigError
-from detlite.modeling.box_coder import BoxCoder
+from detlite.modeling.boxes.box_coder import BoxCoder
 from detlite.modeling.build import build_model
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.modeling.roi_heads.cascade import CascadeBoxHead, _ScaleGradient

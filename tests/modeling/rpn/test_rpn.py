@@ -10,16 +10,16 @@ from torch.nn import functional as F
 from torchvision.ops import clip_boxes_to_image
 
 from detlite.conventions import CONVENTIONS
-from detlite.modeling.box_coder import BoxCoder
-from detlite.modeling.box_loss import BoxLoss
+from detlite.modeling.boxes.box_coder import BoxCoder
+from detlite.modeling.boxes.box_loss import BoxLoss
+from detlite.modeling.boxes.matcher import Matcher
+from detlite.modeling.boxes.sampler import Sampler
 from detlite.modeling.build import build_model
-from detlite.modeling.matcher import Matcher
 from detlite.modeling.rpn.anchors import AnchorGenerator
 from detlite.modeling.rpn.rpn import RPN, ProposalLimits
-from detlite.modeling.sampler import Sampler
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Images, Proposals
-from tests.modeling.random_boxes import ground_truth
+from tests.modeling.boxes.random_boxes import ground_truth
 
 SIZE = (32, 48)
 MAPS = [(8, 12), (4, 6)]  # strides 4 and 8, one anchor per cell

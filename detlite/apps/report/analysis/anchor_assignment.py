@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from detlite.modeling.boxes.matcher import IGNORE
 from detlite.modeling.detection_model import DetectionModel
-from detlite.modeling.matcher import IGNORE
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.modeling.proposal_network import ProposalNetwork
 from detlite.modeling.rcnn import GeneralizedRCNN

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from detlite.modeling.matcher import BACKGROUND, IGNORE, Matcher
-from detlite.modeling.sampler import (
+from detlite.modeling.boxes.matcher import BACKGROUND, IGNORE, Matcher
+from detlite.modeling.boxes.sampler import (
     ProposalSampler,
     Sampler,
     build_proposal_sampler,
@@ -15,7 +15,7 @@ from detlite.modeling.sampler import (
 )
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Proposals
-from tests.modeling.random_boxes import ground_truth, random_boxes
+from tests.modeling.boxes.random_boxes import ground_truth, random_boxes
 
 
 def shuffled_matches(positive: int, negative: int, ignored: int) -> Tensor:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from detlite.modeling.boxes.suppression import Suppression, suppress
 from detlite.modeling.build import build_model
 from detlite.modeling.postprocessing import build_suppression
-from detlite.modeling.suppression import Suppression, suppress
 from detlite.structures.instances import Detections, PredictedBoxes
 
 METHODS = ["nms", "soft-linear", "soft-gaussian", "voting", "fusion"]

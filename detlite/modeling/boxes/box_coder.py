@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .precision import at_least_float32
+from detlite.modeling.precision import at_least_float32
 
 # Largest decoded dw and dh: a box becomes at most 1000 / 16 times as wide or high.
 MAX_LOG_SCALE = math.log(1000.0 / 16)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torchvision.ops import generalized_box_iou_loss
 
-from detlite.modeling.box_coder import BoxCoder
-from detlite.modeling.box_loss import BoxLoss, generalized_iou
+from detlite.modeling.boxes.box_coder import BoxCoder
+from detlite.modeling.boxes.box_loss import BoxLoss, generalized_iou
 from detlite.modeling.build import build_model
-from tests.modeling.random_boxes import random_boxes
+from tests.modeling.boxes.random_boxes import random_boxes
 
 CODER = BoxCoder((10.0, 10.0, 5.0, 5.0))
 ALL = torch.ones(20, dtype=torch.bool)

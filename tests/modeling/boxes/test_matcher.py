@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from detlite.modeling.matcher import BACKGROUND, IGNORE, Matcher
+from detlite.modeling.boxes.matcher import BACKGROUND, IGNORE, Matcher
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth
-from tests.modeling.random_boxes import ground_truth, random_boxes
+from tests.modeling.boxes.random_boxes import ground_truth, random_boxes
 
 each_mode = pytest.mark.parametrize("allow_low_quality", [False, True])
 

@@ -1,0 +1,1 @@
+"""Matching, sampling, coding, losses and suppression of boxes."""
