@@ -24,9 +24,9 @@ def target(count: int = 2, size: tuple[int, int] = (8, 9)) -> dict[str, Tensor]:
     }
 
 
-def prepare(targets, images=None, needs=("masks",), **kwargs) -> GroundTruth:
+def prepare(targets, images=None, required=("masks",), **kwargs) -> GroundTruth:
     images = [torch.zeros(3, 8, 9)] if images is None else images
-    return prepare_targets(targets, images, 4, needs, **kwargs)
+    return prepare_targets(targets, images, 4, required, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_invalid_packed_masks():
 @pytest.mark.parametrize("shape", [(2, 3), (1, 5, 3), (2, 5, 2)])
 def test_invalid_keypoints(shape):
     with pytest.raises(ValueError, match=r"\['keypoints'\] must be \[2, K, 3\] for its boxes"):
-        prepare([{**target(), "keypoints": torch.zeros(shape)}], needs=("keypoints",))
+        prepare([{**target(), "keypoints": torch.zeros(shape)}], required=("keypoints",))
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -89,7 +89,7 @@ def test_different_numbers_of_keypoints(count):
     with pytest.raises(
         ValueError, match=r"targets\[1\]\['keypoints'\] has 4 .* but targets\[0\] has 5"
     ):
-        prepare(targets, [torch.zeros(3, 8, 9)] * 2, needs=("keypoints",))
+        prepare(targets, [torch.zeros(3, 8, 9)] * 2, required=("keypoints",))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex64])

@@ -25,9 +25,9 @@ def target(count: int = 2, size: tuple[int, int] = (8, 9)) -> dict[str, Tensor]:
     }
 
 
-def prepare(targets, images=None, needs=("masks",), **kwargs) -> GroundTruth:
+def prepare(targets, images=None, required=("masks",), **kwargs) -> GroundTruth:
     images = [torch.zeros(3, 8, 9)] if images is None else images
-    return prepare_targets(targets, images, 4, needs, **kwargs)
+    return prepare_targets(targets, images, 4, required, **kwargs)
 
 
 # ---- images
@@ -130,7 +130,7 @@ def test_only_required_fields_are_used():
     truth = prepare([inputs])
     assert truth.masks is not None
     assert truth.keypoints is None
-    truth = prepare([inputs], needs=())
+    truth = prepare([inputs], required=())
     assert truth.masks is truth.keypoints is None
 
 
@@ -181,7 +181,7 @@ def test_targets_are_converted_to_the_types_of_the_model():
         "keypoints": torch.ones(2, 1, 3, dtype=torch.int64),
     }
     for dtype in (torch.float32, torch.float64):
-        truth = prepare([inputs], needs=("keypoints",), dtype=dtype)
+        truth = prepare([inputs], required=("keypoints",), dtype=dtype)
         assert truth.boxes.dtype == truth.keypoints.dtype == dtype
         assert truth.labels.dtype == torch.int64
 

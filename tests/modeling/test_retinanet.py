@@ -183,7 +183,7 @@ def test_moving_count_is_saved():
     assert "moving_foreground" not in make().state_dict()
 
 
-def test_a_picture_is_learnt():
+def test_model_learns_one_image():
     torch.manual_seed(0)
     model = make().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
