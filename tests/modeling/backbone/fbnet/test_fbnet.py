@@ -231,6 +231,7 @@ def test_invalid_configs(tiny_config, opts, message):
         build_model(tiny_config(*FBNET, "MODEL.MASK_ON", False, *opts))
 
 
+@pytest.mark.slow
 def test_package_is_imported_on_demand():
     code = (
         "import sys, detlite.inference.predictor, detlite.engine.trainer\n"
