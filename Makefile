@@ -75,7 +75,7 @@ fuzz: $(INSTALLED)
 SANITIZED := build/sanitized
 SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 PRELOAD = $(shell $(CXX) -print-file-name=libasan.so):$(shell $(CXX) -print-file-name=libubsan.so)
-UNDER_SANITIZERS = LD_PRELOAD=$(PRELOAD) ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED)
+UNDER_SANITIZERS = LD_PRELOAD=$(PRELOAD) ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED):$(CURDIR)
 
 sanitize: $(INSTALLED)
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
@@ -84,7 +84,7 @@ sanitize: $(INSTALLED)
 	  $(BIN)/python setup.py --quiet build_ext \
 	  --build-temp $(SANITIZED)/objects --build-lib $(SANITIZED)
 	$(UNDER_SANITIZERS) CUDA_ON_CPU_FLAGS="$(SANITIZERS) -g1 -fno-omit-frame-pointer" \
-	  $(BIN)/pytest tests/ops -p no:cacheprovider
+	  $(BIN)/pytest tests/ops -o pythonpath= -p no:cacheprovider
 	$(UNDER_SANITIZERS) $(BIN)/python tests/ops/fuzz.py --count 100000
 
 cuda: export TORCH_CUDA_ARCH_LIST ?= 7.5;8.0;8.6;8.9;9.0;10.0;12.0

@@ -106,7 +106,8 @@ def fused_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(package: Path, *arguments: str, seed: int = 0) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(package), str(HERE.parents[1])])  # the second one for tests/
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     environment["CUDA_ON_CPU_SEED"] = str(seed)
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=environment, cwd=package, capture_output=True, text=True)
@@ -132,7 +133,8 @@ OPERATORS = [
 
 def run_operators_tests(package: Path, operators: str, seed: int) -> None:
     files = [str(HERE / f"test_{name}.py") for name in operators.split()]
-    options = ["-q", "-p", "no:cacheprovider", "-k", SELECTED_TESTS]
+    # The option keeps pytest from importing detlite from the checkout instead of the package.
+    options = ["-q", "-o", "pythonpath=", "-p", "no:cacheprovider", "-k", SELECTED_TESTS]
     tests = run(package, "-m", "pytest", *options, *files, seed=seed)
     assert tests.returncode == 0, tests.stdout[-5000:] + tests.stderr[-5000:]
 
