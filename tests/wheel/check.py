@@ -173,13 +173,13 @@ def check_environment(wheel: Path, python: str, torch: str, folder: Path) -> Non
 
 
 def run_operator_tests(environment: Environment) -> None:
-    """Run tests/ops in the environment, without the tests that need a checkout."""
+    """Run the fast tests of tests/ops that need no checkout in the environment."""
     tests = environment.folder / "tests"
     shutil.copytree(ROOT / "tests" / "ops", tests / "ops")
     for name in ("__init__.py", "conftest.py"):
         shutil.copy(ROOT / "tests" / name, tests)
     environment.run("pip", "install", "--quiet", "pytest", "hypothesis", "setuptools")
-    options = ("-q", "-x", "--import-mode=importlib", "-p", "no:cacheprovider")
+    options = ("-q", "-x", "-m", "not slow", "--import-mode=importlib", "-p", "no:cacheprovider")
     names = ("test_cuda_on_cpu", "test_hip", "test_kernels")
     ignored = [f"--ignore=tests/ops/{name}.py" for name in names]
     output = environment.run("python", "-m", "pytest", *options, *ignored, "tests/ops")
