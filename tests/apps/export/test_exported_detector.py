@@ -116,6 +116,7 @@ def test_programs_of_other_models(name, tiny_config):
     torch.testing.assert_close(actual.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_keypoints_cannot_be_exported_to_onnx(tiny_config, tmp_path):
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason="needs the extra onnx")

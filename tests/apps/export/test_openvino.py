@@ -128,6 +128,7 @@ def test_original_model_is_unchanged(model, converted):
     assert model.roi_heads.box.feature_extractor is not converted.roi_heads.box.feature_extractor
 
 
+@pytest.mark.slow
 def test_int8_accuracy_and_file(config, tmp_path):
     pytest.importorskip("nncf", reason="needs the extra openvino")
     model = build_model(config).eval()
@@ -230,6 +231,7 @@ def test_int8_results_do_not_depend_on_vnni(config, tmp_path):
         assert (one - other).norm() / one.norm() < 1e-3
 
 
+@pytest.mark.slow
 def test_int8_needs_detections(model, monkeypatch):
     pytest.importorskip("nncf", reason="needs the extra openvino")
     monkeypatch.setattr(model.roi_heads.box, "score_thresh", 1.0)
@@ -266,6 +268,7 @@ def test_signals_work_after_the_parts_are_destroyed(repo_root):
     assert (process.returncode, process.stdout) == (0, "handled\n"), process.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["openvino", "nncf"])
 def test_missing_package(package, model, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)

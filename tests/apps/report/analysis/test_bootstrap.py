@@ -113,6 +113,7 @@ def test_sample_images():
     assert samples.mean(axis=0) == pytest.approx(1, abs=0.4)
 
 
+@pytest.mark.slow
 def test_coverage_of_intervals():
     """Intervals of 80 of 400 images contain the AP of all.
 
