@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         totals = predict(options)
-    except OSError as error:  # images and weights raise errors of their own
+    except OSError as error:  # images and weights raise other errors
         raise ConfigError(f"--output {args.output}: cannot write to it ({error})") from error
     if totals is None:
         print(f"finished, except for images that other processes still work on: see {args.output}")

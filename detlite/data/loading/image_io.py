@@ -45,7 +45,7 @@ _DARK = 1 << 12  # 16-bit value
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """How image files are read.
+    """Options for reading image files.
 
     Attributes:
         max_pixels: limit of the number of pixels; may exceed Pillow's limit, the default.
