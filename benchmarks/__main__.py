@@ -15,8 +15,6 @@ Prints a table. --json writes the rows, such as {"case", "device", "dtype", "det
 "torchvision_ms", "ratio", ...}, and --markdown writes the table with the machine and the command.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

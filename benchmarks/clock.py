@@ -1,7 +1,5 @@
 """Timing of single calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Interleaved timing of several libraries, so that changes of the machine affect all of them."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Markdown tables of result rows, and a description of the machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import platform

@@ -1,7 +1,5 @@
 """Limits of the machine, and the operations and memory of a call."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The public names are imported on first use, so that `detlite --help` does not wait for torch.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,5 @@
 """Write files atomically: a reader sees the old file or the whole new one, never a part."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

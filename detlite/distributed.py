@@ -4,8 +4,6 @@ This is the only module that uses torch.distributed. Without initialization, all
 for a single process of rank 0.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import time

@@ -1,7 +1,5 @@
 """Registries: named tables of builders, one for each extension point."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 from collections.abc import Callable, Mapping

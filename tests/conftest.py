@@ -1,7 +1,5 @@
 """Fixtures of all tests: seeds, a tiny model, generated and real data sets, a browser."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

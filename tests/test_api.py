@@ -1,7 +1,5 @@
 """`detlite.train` and `detlite.evaluate`."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """Atomic writes: a failure leaves the old file, and no temporary file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the job files in docs/cluster: they are valid, and so are their commands."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Test the conventions of the frameworks and how a config selects one."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

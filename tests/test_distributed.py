@@ -1,7 +1,5 @@
 """Test collectives in one process and in two."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Check that links, headings, files and config keys named in the documentation exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

@@ -5,8 +5,6 @@ set. A block after the comment `<!-- not run: reason -->` does not run, but its 
 arguments of its calls are checked.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import functools

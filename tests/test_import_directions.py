@@ -1,7 +1,5 @@
 """Check the import order of the package: each part can be read, tested and replaced alone."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """Test the package's public names, which are imported on first use."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

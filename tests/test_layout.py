@@ -1,7 +1,5 @@
 """Check that the tests of `detlite/x/y.py` are in `tests/x/test_y.py`."""
 
-from __future__ import annotations
-
 import pytest
 
 # Folders of tests about something else than one module of the package.

@@ -1,7 +1,5 @@
 """Common mistakes: commands print the messages that docs/mistakes.md lists."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Test that a class name has one meaning in the whole package."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 

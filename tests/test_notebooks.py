@@ -1,7 +1,5 @@
 """Test that notebooks run from the first cell to the last and are stored without outputs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

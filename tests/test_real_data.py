@@ -1,7 +1,5 @@
 """Short runs of the included configs on real data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Test registration, lookup and import on demand."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

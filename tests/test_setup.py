@@ -1,7 +1,5 @@
 """Tests of setup.py: its build on each platform, and its errors."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import shutil

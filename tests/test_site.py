@@ -1,7 +1,5 @@
 """Check the settings of the documentation site and the links of pages from outside docs/."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path, PurePosixPath

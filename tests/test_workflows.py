@@ -1,7 +1,5 @@
 """Tests of .github: actionlint checks the workflows, and the issue forms are valid YAML."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -17,8 +17,6 @@ instructions. Exits with status 1 if a kernel
 Instruction counts do not measure time: the instructions of a loop count once.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

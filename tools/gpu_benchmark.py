@@ -9,8 +9,6 @@ always contiguous, its fastest layout. Without torchvision its column is empty.
 `python -m benchmarks ops` measures wall times and more operators.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -12,8 +12,6 @@ Needs torch, pycocotools and detlite's kernels. Steps that need yacs, pytest or 
 toolkit are skipped if these are missing. Without a GPU, only the steps that can run on the CPU run.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

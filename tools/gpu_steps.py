@@ -7,8 +7,6 @@ step prints its results and exits with status 0 if it passes. With "cpu" instead
 run as far as possible on the CPU, which tests the steps themselves.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """Time and memory of COCO evaluation, compared with pycocotools."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Generated ground truth and detections with the statistics of COCO."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Time and memory to open a large data set, compared with torchvision and pycocotools."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Speed of the training loader, compared with torchvision's CocoDetection and transforms."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import tempfile

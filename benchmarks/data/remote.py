@@ -6,8 +6,6 @@ Files are read in the order of the data set, shards in the order of training. Th
 http.server of Python and the S3 server of moto, run in other processes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

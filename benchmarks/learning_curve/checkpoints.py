@@ -4,8 +4,6 @@ The scripts of this folder run in the environments of different libraries, so th
 neither detlite nor torch.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Iterable

@@ -6,8 +6,6 @@
 The recipes are in benchmarks/recipes/recipes.py; without one, the config of `detlite init` is used.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

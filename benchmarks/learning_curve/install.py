@@ -5,8 +5,6 @@
 Packages of this environment are not changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sysconfig

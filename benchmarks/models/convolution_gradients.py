@@ -8,8 +8,6 @@ all threads. Tensors are channels-last, and times are the minimum of several cal
 is detlite's choice on this processor.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -3,8 +3,6 @@
 detectron2 must be built from its sources. It is measured if it can be imported.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

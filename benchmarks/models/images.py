@@ -1,7 +1,5 @@
 """Generated images and targets in the formats of detlite and torchvision."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

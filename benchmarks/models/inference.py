@@ -1,7 +1,5 @@
 """Inference of detlite and others, from an image to run-length encoded masks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

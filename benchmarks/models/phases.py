@@ -1,7 +1,5 @@
 """Measure the phases of a call by wrapping functions of a library."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Time per image for different image sizes and numbers of boxes, classes, objects and images."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

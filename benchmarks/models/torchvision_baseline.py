@@ -1,7 +1,5 @@
 """Build torchvision's Mask R-CNN from a config and the weights of detlite's model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -7,8 +7,6 @@ The time of the heads depends on the number of detections, so use images that ar
 models, and a machine without other work.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

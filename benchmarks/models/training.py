@@ -1,7 +1,5 @@
 """Training steps of detlite and others with the same weights, images and settings."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

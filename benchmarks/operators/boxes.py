@@ -1,7 +1,5 @@
 """Cases of non-maximum suppression and of matching ground truth to anchors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

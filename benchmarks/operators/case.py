@@ -1,7 +1,5 @@
 """Benchmark cases of operators, and random inputs with the sizes of a detector on COCO."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Time the fallback operators against the compiled ones, both on the CPU."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Cases of mask targets, of pasting predicted masks, and of keypoints from heatmaps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

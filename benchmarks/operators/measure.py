@@ -1,7 +1,5 @@
 """Time every operator and its reference, interleaved."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Cases of normalization layers in training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

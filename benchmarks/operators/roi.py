@@ -1,7 +1,5 @@
 """Cases of RoIAlign and RoIPool on one feature map, and of RoIAlign on a pyramid."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 

@@ -4,8 +4,6 @@ That config is a Mask R-CNN on EfficientNet-Lite0 with ImageNet weights, with an
 fitted to the data, AdamW and a cosine schedule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -9,8 +9,6 @@ other work. `train` gives each recipe minutes x 60 / seconds steps, so that othe
 machine does not change the results. It skips complete runs and resumes interrupted ones.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

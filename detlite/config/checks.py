@@ -1,7 +1,5 @@
 """Value checks of the schema: each returns None for a valid value, otherwise what is valid."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

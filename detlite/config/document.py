@@ -3,8 +3,6 @@
 Run `python -m detlite.config.document > docs/config.md`; a test keeps the page up to date.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import groupby
 

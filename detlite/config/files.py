@@ -1,7 +1,5 @@
 """Read YAML files with their `_BASE_` files, and expand variables in paths."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """Load a config from YAML files and overrides, check it and freeze it."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import difflib

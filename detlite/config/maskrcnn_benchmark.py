@@ -4,8 +4,6 @@ Its YAML files contain such keys, for example POOLER_SCALES, which follow from C
 checked against the keys that they restate, used for values that are not set, and dropped.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Collection, Mapping

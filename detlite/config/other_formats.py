@@ -1,7 +1,5 @@
 """Recognize files of other programs that are given as configs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # Keys of detectron2's MODEL section.

@@ -1,7 +1,5 @@
 """Caffe2 (Detectron): its detectors and ImageNet classifiers."""
 
-from __future__ import annotations
-
 import re
 
 import torch

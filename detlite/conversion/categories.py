@@ -1,7 +1,5 @@
 """Categories of published models: those of COCO and PASCAL VOC."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Description of a framework whose checkpoints are converted."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Convert checkpoints of other frameworks to detlite's format."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ It numbers all blocks, timm those of each stage. In every EfficientNet (arXiv 19
 the first block of a stage, and no other, changes the number of channels.
 """
 
-from __future__ import annotations
-
 import re
 
 from .checkpoint_source import CheckpointSource, RawStateDict, StateDict, rename

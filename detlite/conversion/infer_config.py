@@ -1,7 +1,5 @@
 """Infer the config of an R-CNN, RPN or RetinaNet from the shapes of its weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

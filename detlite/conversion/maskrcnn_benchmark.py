@@ -1,7 +1,5 @@
 """maskrcnn-benchmark: R-CNNs, RPNs and RetinaNets on ResNets and FBNets."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The models are the same; only the names of the weights differ.
 """
 
-from __future__ import annotations
-
 from .checkpoint_source import ConfigValues, StateDict
 from .timm import TIMM_PREFIX
 

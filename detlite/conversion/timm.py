@@ -1,7 +1,5 @@
 """timm: classifiers, used as backbones built by timm (`modeling/backbone/timm`)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from .checkpoint_source import CheckpointSource, RawStateDict, StateDict

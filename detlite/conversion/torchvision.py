@@ -1,7 +1,5 @@
 """torchvision: detectors on ResNets with a feature pyramid, and ResNet classifiers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ A note is a small JSON file. It records, for example, the content hash of an ann
 holds as long as the file's stamp (size, times and inode) does not change.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """Turn the `data` arguments of `detlite.train` and `detlite.evaluate` into config keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

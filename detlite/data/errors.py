@@ -1,7 +1,5 @@
 """Errors of data sets and files."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _MAX_LENGTH = 80  # characters of a value in a message

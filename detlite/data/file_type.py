@@ -1,7 +1,5 @@
 """Recognize files of other types than expected, and explain in messages what to do with them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Evaluation of a detector on whole datasets."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -1,7 +1,5 @@
 """Saved batches, to find out why a loss was not finite."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random number generators: seed them, save their state, restore it."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator

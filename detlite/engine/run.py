@@ -1,7 +1,5 @@
 """Whole runs from a config: build everything, train or evaluate, write files to OUTPUT_DIR."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Files of a run in OUTPUT_DIR: their names, and the checkpoint from which a run resumes."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Length of a run in iterations, epochs or minutes."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """Training step: forward, backward and optimizer update."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Training loop."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Training losses on a test set, to see overfitting."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ distances.
 D predictions, G instances, P pairs of the same image and category.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

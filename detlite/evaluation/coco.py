@@ -3,8 +3,6 @@
 The values equal those of pycocotools (cocodataset.org/#detection-eval), as fractions.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluators: choose and run the metrics of a data set."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any

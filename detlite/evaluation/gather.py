@@ -1,7 +1,5 @@
 """Collect the results of many images and of all processes without extra copies."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Read the ground truth of an evaluation into arrays, and check that results fit it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

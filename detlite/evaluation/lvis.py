@@ -4,8 +4,6 @@ LVIS is a federated data set: only some categories are annotated in each image. 
 categories do not count, nor do false positives of categories that are not annotated exhaustively.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ The evaluation of LVIS shares these rules. All functions work on arrays of a who
 detections, G objects, A area ranges, T IoU thresholds, R recall thresholds and K categories.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Average, format and check metrics."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 D detections, G objects, P pairs of both.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

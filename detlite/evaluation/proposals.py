@@ -4,8 +4,6 @@ Proposals are assigned to objects greedily by IoU, one proposal per object. pyco
 the same numbers but takes hours for 1000 boxes per image.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from pycocotools.coco import COCO
 

@@ -1,7 +1,5 @@
 """PASCAL VOC average precision of boxes (VOCevaldet.m of its development kit)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

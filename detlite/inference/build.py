@@ -1,7 +1,5 @@
 """Build the detector of an evaluation or prediction: optimized, augmented and tiled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from yacs.config import CfgNode

@@ -1,7 +1,5 @@
 """Detectors of original images: they resize images themselves, and call a model several times."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

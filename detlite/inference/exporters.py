@@ -3,8 +3,6 @@
 COCO results, which FiftyOne and many other tools import, are `evaluation.results.coco_results`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layers for inference: convolutions fused with what follows them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from functools import cache

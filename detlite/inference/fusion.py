@@ -4,8 +4,6 @@ A part of a model is traced by torch.fx. On the CPU each fused convolution is on
 torch has it.
 """
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

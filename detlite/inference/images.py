@@ -1,7 +1,5 @@
 """Input images of a predictor, in any form."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Optimize detectors for inference: the same detections in less time."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

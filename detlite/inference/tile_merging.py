@@ -7,8 +7,6 @@ shows. The box and mask of an object that tile borders cut are the union of its 
 Shapes: N detections in a tile, P parts of an object, M x M cells of a mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ https://arxiv.org/abs/2202.06934), each tile is an image for the model. The whol
 for objects larger than a tile. `tile_merging.py` merges the detections.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

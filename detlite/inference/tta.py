@@ -5,8 +5,6 @@ Then the mask and keypoint heads predict the remaining boxes in each view again,
 averaged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

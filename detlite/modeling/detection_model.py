@@ -4,8 +4,6 @@ Shapes: images [B, 3, H, W] and features, the levels [B, C, H_l, W_l] of the bac
 truths, P proposals, N predicted boxes and D detections per image, padded.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any

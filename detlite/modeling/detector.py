@@ -1,7 +1,5 @@
 """The interface of everything that detects objects: models, test-time augmentation, tiling."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

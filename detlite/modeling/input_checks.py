@@ -1,7 +1,5 @@
 """Check images, targets and proposals on the CPU. Messages name the image and the field."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

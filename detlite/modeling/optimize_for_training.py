@@ -5,8 +5,6 @@ convolution with the weights scale * w. Multiplying the weights costs far less t
 over a map, forward and backward. Their gradient flows through the product.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Shapes: B images, N predicted boxes and D detections per image, padded.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Choose the precision of arithmetic for training and evaluation."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache

@@ -3,8 +3,6 @@
 Inputs are checked on the CPU; nothing is read back from the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

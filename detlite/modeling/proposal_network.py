@@ -1,7 +1,5 @@
 """A detector of class-agnostic proposals: backbone and RPN only."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from yacs.config import CfgNode

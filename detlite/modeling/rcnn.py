@@ -3,8 +3,6 @@
 Read this file first: it shows the whole pipeline.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from yacs.config import CfgNode
 

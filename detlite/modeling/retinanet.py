@@ -5,8 +5,6 @@ levels. S scores per anchor: one per class without background, or one more if th
 background too. G ground truths per image, padded.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The counts of an evaluation: pixels that masks share, and detections that match objects."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

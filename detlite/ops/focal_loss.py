@@ -1,7 +1,5 @@
 """The focal loss (Lin et al., Focal Loss for Dense Object Detection, 2017, equation 5)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ schemas are defined here, and every call uses `detlite.ops.fallback`.
 The kernels use torch's stable ABI: one binary serves every torch from OLDEST_TORCH on.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

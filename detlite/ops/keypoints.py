@@ -1,7 +1,5 @@
 """Keypoint positions from heat maps."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

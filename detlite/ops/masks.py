@@ -1,7 +1,5 @@
 """Masks and boxes: ground truth cropped to boxes, predictions pasted into images."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Matching of anchors and proposals to ground truth."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Greedy non-maximum suppression."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

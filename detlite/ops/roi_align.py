@@ -1,7 +1,5 @@
 """RoIAlign (He et al., Mask R-CNN, 2017, section 3) on one map or over a feature pyramid."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """RoIPool (Girshick, Fast R-CNN, 2015, section 2.1) on one map or over a feature pyramid."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -11,8 +11,6 @@ a RuntimeError on the CPU, and on CUDA, where a check would wait for the stream,
 assertion that surfaces at the next synchronization, as in torch's own indexing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

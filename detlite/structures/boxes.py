@@ -8,8 +8,6 @@ Some operations depend on the convention of the framework that trained the model
 `detlite.conventions`: with inclusive boxes, x2 and y2 are the last pixel inside plus one.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ Keypoints are float `[..., 3]` of (x, y, visibility) with x and y in pixels. Vis
 0 not labelled, 1 hidden, 2 visible.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

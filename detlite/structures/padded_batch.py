@@ -1,7 +1,5 @@
 """Images with the size that their whole batch is padded to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from torch import Tensor

@@ -8,8 +8,6 @@ need it. Only this module branches on `static_shapes`.
 Shapes: B images, N entries per image, R packed rows.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence

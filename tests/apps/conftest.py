@@ -1,7 +1,5 @@
 """Fixtures for tests of exported files."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Fixtures of the benchmarks: the smallest Mask R-CNN that torchvision can build."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Interleaved timing, with a fake clock."""
 
-from __future__ import annotations
-
 from benchmarks.interleaved_timing import interleaved_medians
 
 

@@ -1,7 +1,5 @@
 """`python -m benchmarks` on its cheapest cases."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Markdown tables of results."""
 
-from __future__ import annotations
-
 from benchmarks.interleaved_timing import StepRow
 from benchmarks.report import environment, header, line, markdown, phase_table
 

@@ -1,7 +1,5 @@
 """Peak rate of the machine, operations and memory of a call."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

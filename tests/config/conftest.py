@@ -1,7 +1,5 @@
 """Fixtures for tests of whole configs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Test the generated reference of the config keys."""
 
-from __future__ import annotations
-
 from detlite.config import KEYS
 from detlite.config.document import config_page
 

@@ -1,7 +1,5 @@
 """Test files, inheritance, overrides and invalid values."""
 
-from __future__ import annotations
-
 import os
 import sys
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """maskrcnn-benchmark's keys, defaults and YAML files carry over."""
 
-from __future__ import annotations
-
 import ast
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Test errors for files of other programs that are given as configs."""
 
-from __future__ import annotations
-
 import pytest
 
 from detlite.config import ConfigError, load_config

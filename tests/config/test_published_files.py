@@ -4,8 +4,6 @@ DETLITE_MRB_CONFIGS names the folder; https://github.com/facebookresearch/maskrc
 them in `configs`.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Keys of maskrcnn-benchmark that restate others: checked, given their meaning, and dropped."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Test that every key is documented, has a valid default and is used."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Test that every file in configs/ loads, builds, detects and has no redundant keys."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `python -m tests.conversion.fidelity` rewrites the tables of benchmarks/results/fidelity.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recorded outputs of detectron2 and maskrcnn-benchmark, compared with converted models."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Narrow state dicts with the names of each framework."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import product

@@ -1,7 +1,5 @@
 """Conversion of Caffe2 (Detectron)."""
 
-from __future__ import annotations
-
 import torch
 
 from detlite.conversion import convert

@@ -1,7 +1,5 @@
 """Categories of published models."""
 
-from __future__ import annotations
-
 from detlite.conversion.categories import guess_categories
 
 

@@ -1,7 +1,5 @@
 """Names of published files: recognition of their framework, and renaming."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

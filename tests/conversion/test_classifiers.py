@@ -1,7 +1,5 @@
 """ImageNet classifiers become backbones."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

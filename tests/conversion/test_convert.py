@@ -1,7 +1,5 @@
 """Conversion of state dicts of every framework to models."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Conversion of EfficientNet-PyTorch to timm."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Converted models give the recorded outputs of detectron2 and maskrcnn-benchmark."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conversion.detection_differences import compare

@@ -1,7 +1,5 @@
 """Conversion of maskrcnn-benchmark: layout and config."""
 
-from __future__ import annotations
-
 import torch
 
 from detlite.conversion import convert

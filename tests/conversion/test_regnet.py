@@ -1,7 +1,5 @@
 """RegNets of detectron2: the model of timm, and the settings that follow from the norms."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

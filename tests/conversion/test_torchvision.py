@@ -1,7 +1,5 @@
 """Converted models equal torchvision's detectors with the same weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Train converted checkpoints without a config."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Check the generated tables of benchmarks/results/fidelity against records and publications."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

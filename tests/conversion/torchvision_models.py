@@ -1,7 +1,5 @@
 """torchvision's detectors, compared with detlite's with the same weights."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Tables of benchmarks/results/fidelity, made from the records next to this file."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Fixtures that write small data sets in COCO form to tmp_path."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

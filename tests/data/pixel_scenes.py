@@ -4,8 +4,6 @@ Red is the column of a pixel, green the row, blue the number of the image. The p
 image then determine the correct masks and boxes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torchvision.ops import masks_to_boxes

@@ -1,7 +1,5 @@
 """A local HTTP server that simulates faults, and a helper for a local S3 server."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """The `data` arguments of the Python functions."""
 
-from __future__ import annotations
-
 import pytest
 
 from detlite.config import ConfigError

@@ -1,7 +1,5 @@
 """Hints about files of another type than expected."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Pickles of arrays are read, and everything else is refused by name."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import os

@@ -1,7 +1,5 @@
 """Fixtures: a toy detector, a dataset that it solves, and a harder one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Reads lines of JSON, {"script", "folder", "port"}, and answers each with {"output", "error"}.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

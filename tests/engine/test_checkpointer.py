@@ -1,7 +1,5 @@
 """An interrupted run continues as if it had not been interrupted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """torchrun with a changing number of machines, simulated by agents on the loopback device."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

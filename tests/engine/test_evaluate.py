@@ -1,7 +1,5 @@
 """Evaluation on whole datasets."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

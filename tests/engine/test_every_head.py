@@ -1,7 +1,5 @@
 """Each type of head trains and evaluates on generated images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training steps do not read values from the device, except to log and to save."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Saved batches: they are read back unchanged, and the first non-finite output is found."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Random number generators."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

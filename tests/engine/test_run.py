@@ -1,7 +1,5 @@
 """Logging of a run to the console and log.txt."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """The checkpoint from which a run resumes, also if files of its folder are damaged or missing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

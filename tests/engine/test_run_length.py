@@ -1,7 +1,5 @@
 """Length of runs in iterations, epochs and minutes."""
 
-from __future__ import annotations
-
 import json
 import math
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Signals are deferred, end blocks that may end, and a second one ends the process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

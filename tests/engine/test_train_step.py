@@ -1,7 +1,5 @@
 """Training steps: accumulation, clipping, and steps that are skipped."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The training loop: files, metrics, evaluations, signals and non-finite losses."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

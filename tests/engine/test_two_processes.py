@@ -1,7 +1,5 @@
 """Two processes train like one: shared batches, and ranks without objects."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """The validation loss: its value, its side effects, and its use as the best metric."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

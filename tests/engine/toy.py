@@ -1,7 +1,5 @@
 """Toy detector that trains in milliseconds, and helpers for its runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random data sets, with detections that have errors of every type."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

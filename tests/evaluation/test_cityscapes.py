@@ -1,7 +1,5 @@
 """Cityscapes average precision: simple cases, a slow implementation, and cityscapesscripts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

@@ -1,7 +1,5 @@
 """COCO metrics: reference values, and cases that pycocotools does not handle."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

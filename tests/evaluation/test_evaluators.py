@@ -1,7 +1,5 @@
 """Choice of the evaluators of a data set, and their checks before inference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Collect results of images and of processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Keypoints in COCO results."""
 
-from __future__ import annotations
-
 import torch
 
 from detlite.conventions import CONVENTIONS

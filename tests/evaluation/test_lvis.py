@@ -1,7 +1,5 @@
 """LVIS average precision: the counted detections, invalid input, and the values of `lvis`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """COCO metrics compared with pycocotools, on random data sets with crowds, ties and empty masks."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -1,7 +1,5 @@
 """Format metrics, and compare them with expected values."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Average recall of proposals: simple cases, and pycocotools where both rules agree."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 

@@ -1,7 +1,5 @@
 """Results: conversion of detections, COCO entries, and results files."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

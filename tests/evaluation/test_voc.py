@@ -1,7 +1,5 @@
 """PASCAL VOC average precision: simple cases, and a slow implementation of its definition."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pycocotools.coco import COCO

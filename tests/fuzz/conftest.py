@@ -1,7 +1,5 @@
 """Number of examples per test, and limits of time and memory; `make fuzz` draws more examples."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import time

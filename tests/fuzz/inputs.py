@@ -1,7 +1,5 @@
 """Almost valid inputs: valid ones, with some parts replaced, removed or repeated."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -7,8 +7,6 @@ failing input and how to repeat it. A crash, a process that takes over half an h
 uses over 16 GiB of address space end it too; the printed command repeats them.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """Almost valid checkpoints give weights or a CheckpointError, and never run code."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import pickle

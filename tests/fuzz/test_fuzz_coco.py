@@ -1,7 +1,5 @@
 """Almost valid COCO files give a data set or a DataError."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

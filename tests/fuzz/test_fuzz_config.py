@@ -1,7 +1,5 @@
 """Almost valid config files and overrides give a config that can be read back, or a ConfigError."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

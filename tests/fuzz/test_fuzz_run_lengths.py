@@ -1,7 +1,5 @@
 """Almost valid run lengths are rejected, or decode to the mask that pycocotools decodes."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

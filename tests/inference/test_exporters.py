@@ -1,7 +1,5 @@
 """Exports to other tools, and compatibility with other libraries."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

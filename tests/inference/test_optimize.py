@@ -1,7 +1,5 @@
 """Optimized detectors return the same detections, for all backbones, norms and heads."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

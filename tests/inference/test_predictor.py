@@ -1,7 +1,5 @@
 """The predictor, with a model that detects the bright square in an image."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

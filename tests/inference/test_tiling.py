@@ -1,7 +1,5 @@
 """Tiling: each object in a tiled image is detected once and completely."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Test-time augmentation: detections of several views of an image."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Images and targets for whole models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

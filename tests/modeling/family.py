@@ -1,7 +1,5 @@
 """Configs of one small model of every kind, and records to call the models with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any

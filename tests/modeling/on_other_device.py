@@ -3,8 +3,6 @@
 test_other_device.py runs these tests in a separate process.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Numeric conventions of frameworks, compared with the framework or a formula."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

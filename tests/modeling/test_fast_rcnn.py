@@ -1,7 +1,5 @@
 """Fast R-CNN: detectors without an RPN, which take proposals with the images."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

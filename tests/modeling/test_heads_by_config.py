@@ -1,7 +1,5 @@
 """Backbones and heads that differ from the default by a few keys."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

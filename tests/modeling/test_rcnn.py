@@ -1,7 +1,5 @@
 """Whole two-stage detectors: training, evaluation and construction."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Every model with static shapes: same results, compiled, exported, and without reading values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace

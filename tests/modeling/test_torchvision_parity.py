@@ -5,8 +5,6 @@ and even here), ROIAlign without the half-pixel shift, RGB in 0..1, smooth L1 wi
 trained on averages.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

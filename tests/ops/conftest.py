@@ -1,8 +1,6 @@
 """Run each test with the argument `device` on every implementation of the operators: with each
 CPU instruction set of this machine, with the fallbacks, and on CUDA if present."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -7,8 +7,6 @@ Maps are small. Boxes are inside or outside of them, empty, inverted, huge, infi
 line of the output names the seed of a failing input; `--seed SEED --count 1` repeats it.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -3,8 +3,6 @@
 Coordinates are computed in the RoIs' own type, as the kernels must; all else is float64.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

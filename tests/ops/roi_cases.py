@@ -1,7 +1,5 @@
 """Feature maps and boxes for the tests of RoIAlign and RoIPool."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

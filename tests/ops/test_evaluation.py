@@ -1,7 +1,5 @@
 """Compare the evaluation operators with pycocotools and a scalar version of COCO's rules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 Needs hipcc, for example from Debian's package hipcc, but no GPU.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import shutil

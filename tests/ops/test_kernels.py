@@ -1,7 +1,5 @@
 """Test loading of the compiled kernels, and detlite without them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Compare the folders of two runs bit for bit, except for times and paths."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Run `detlite train` in forked processes."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import random

@@ -17,8 +17,6 @@ file system of less than 1 GiB, such as a small tmpfs, the disk is really filled
 RLIMIT_FSIZE limits the size of files, which makes writes fail too.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

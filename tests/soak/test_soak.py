@@ -1,7 +1,5 @@
 """Tests of soak.py: a short run, and detection of wrong results."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Test box operations, with continuous and with inclusive boxes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

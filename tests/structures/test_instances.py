@@ -1,7 +1,5 @@
 """Test records: indexing, moving, pytrees and export."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError, fields
 
 import pytest

@@ -1,7 +1,5 @@
 """Test heat map cells, scaling and mirroring of keypoints."""
 
-from __future__ import annotations
-
 import torch
 from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 

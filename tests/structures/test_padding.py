@@ -1,7 +1,5 @@
 """Packing and padding with static and dynamic shapes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

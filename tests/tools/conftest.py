@@ -1,7 +1,5 @@
 """Fixtures of the programs in tools/."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """tools/cuda_report.py with the recorded cuobjdump output of two small kernels."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import runpy

@@ -1,7 +1,5 @@
 """tools/gpu_check.py without a GPU: its report, and its steps on the CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

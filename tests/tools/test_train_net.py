@@ -1,7 +1,5 @@
 """tools/train_net.py and tools/test_net.py with a tiny Mask R-CNN."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -13,8 +13,6 @@ CUDA takes 5 GB.
 Exit status: 0, or 1 if there is a problem or no environment could be made.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

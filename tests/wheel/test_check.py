@@ -1,7 +1,5 @@
 """Tests of the wheel check: it finds the problems of a wheel."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

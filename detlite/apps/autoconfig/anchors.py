@@ -1,7 +1,5 @@
 """Anchor shapes that fit the boxes of a dataset."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Configs of runs without a config file, from the rules or from a checkpoint and the rules."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace

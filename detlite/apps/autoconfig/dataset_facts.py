@@ -1,7 +1,5 @@
 """Inputs and outputs of the rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

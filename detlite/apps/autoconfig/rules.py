@@ -4,8 +4,6 @@ A rule is a function that takes `DatasetFacts` and the values chosen so far, and
 Other keys keep their values in the config `DatasetFacts.base`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

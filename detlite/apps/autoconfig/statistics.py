@@ -1,7 +1,5 @@
 """Statistics of a dataset."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

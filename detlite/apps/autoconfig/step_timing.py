@@ -1,7 +1,5 @@
 """Time the training steps of a config on its own data."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -6,8 +6,6 @@ one. Images shrink before the model does: in 5 and in 15 minutes, more epochs on
 the same or better results (docs/recipes.md).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

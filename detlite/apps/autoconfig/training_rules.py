@@ -1,7 +1,5 @@
 """Rules for training: precision, batch size, learning rate, schedule, data loading."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Write choices as a YAML file with a comment for each reason."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

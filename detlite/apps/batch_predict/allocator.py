@@ -1,7 +1,5 @@
 """Let malloc keep freed memory for the next image."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

@@ -1,7 +1,5 @@
 """The inputs of `detlite predict --input`: files, folders, globs, lists and URLs."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Load a predictor and detect objects in images that are named by paths and URLs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run of `detlite predict`: images shard by shard, or the frames of a video."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

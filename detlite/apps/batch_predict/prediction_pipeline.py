@@ -1,7 +1,5 @@
 """Detect objects in many images: read, run the network and finish results concurrently."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

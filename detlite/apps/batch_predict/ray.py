@@ -11,8 +11,6 @@ detections = images.map_batches(
 detections.write_parquet("detections")
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -12,8 +12,6 @@ exactly once, and a run can be continued with any number of processes. The file 
 must support flock.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Y. Zhang et al., ByteTrack: Multi-Object Tracking by Associating Every Detection
 implementation is that of the library trackers: pip install 'detlite[video]'.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from detlite.config import ConfigError

@@ -9,8 +9,6 @@ allows.
 Exit status: 0; 2 for an error that you can fix.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from detlite.apps.cli.options import add_config, add_overrides, config_overrides

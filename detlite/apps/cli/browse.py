@@ -9,8 +9,6 @@ and lists the objects that no anchor matches. docs/report.md explains the page.
 Exit status: 0; 2 for an error that you can fix.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -11,8 +11,6 @@ duplicate annotations, EXIF orientations, outliers, and nearly identical images,
 Exit status: 0; 1 if training would refuse a set; 2 if nothing could be checked.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -12,8 +12,6 @@ predict` also accept the original files. Nothing inside a file is executed.
 Exit status: 0; 2 for a file that cannot be converted.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

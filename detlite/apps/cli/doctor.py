@@ -7,8 +7,6 @@ Each operator runs, on each device, on a small input whose result follows from a
 Exit status: 0; 1 if an operator computes a wrong result.
 """
 
-from __future__ import annotations
-
 import argparse
 
 

@@ -14,8 +14,6 @@ Exit status: 0; 1 if the detections differ, or quantization loses more than 0.5 
 an error that you can fix.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

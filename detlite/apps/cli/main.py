@@ -5,8 +5,6 @@ Each command is a module of this folder with three parts: a docstring, which is 
 needs inside `run`, so that every help text appears without waiting for torch.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import signal

@@ -3,8 +3,6 @@
 Nothing here imports torch: `detlite COMMAND --help` must answer immediately.
 """
 
-from __future__ import annotations
-
 import argparse
 
 

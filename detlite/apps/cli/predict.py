@@ -23,8 +23,6 @@ Exit status: 0; 1 if an image could not be read (it is reported and skipped; und
 status is 0); 2 for an error that you can fix; 130 after Ctrl-C.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

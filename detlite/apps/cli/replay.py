@@ -10,8 +10,6 @@ of the last checkpoint before it are the nearest. The sampled boxes are random; 
 Exit status: 0 if everything is finite; 1 if something is not; 2 for an error that you can fix.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -10,8 +10,6 @@ one file that needs no network; docs/report.md explains it.
 Exit status: 0; 2 for an error that you can fix.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

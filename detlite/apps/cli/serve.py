@@ -9,8 +9,6 @@ SIGTERM and SIGINT end the server after it has answered every accepted request.
 Exit status: 0; 2 if the server cannot start.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from detlite.apps.cli.options import (

@@ -11,8 +11,6 @@ folder of the training, config.yaml to the output folder.
 Exit status: 0; 2 for an error that you can fix.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from detlite.apps.cli.options import (

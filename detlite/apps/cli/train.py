@@ -17,8 +17,6 @@ Exit status: 0; 2 for an error that you can fix; 75 if such a signal ended the r
 --resume); 130 after Ctrl-C. Under torchrun these are the statuses of the single processes.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """Warnings about valid but suspicious annotations: wrong boxes, duplicates, outliers."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any

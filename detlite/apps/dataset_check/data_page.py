@@ -1,7 +1,5 @@
 """HTML page of the defects of data sets, with example images."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

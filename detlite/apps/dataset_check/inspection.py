@@ -1,7 +1,5 @@
 """Find every defect of a data set, where loading it would stop at the first."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import deque

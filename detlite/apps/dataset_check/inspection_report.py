@@ -1,7 +1,5 @@
 """The result of inspecting a data set: its defects, and its valid entries."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median

@@ -1,7 +1,5 @@
 """Repair an annotation file by removing or fixing what training refuses."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

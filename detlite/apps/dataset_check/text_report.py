@@ -1,7 +1,5 @@
 """Inspect the data sets that a command line names, and print the defects."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

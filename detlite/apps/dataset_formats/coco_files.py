@@ -1,7 +1,5 @@
 """COCO json files: find them and their images in folders, write them, and split them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Find the annotations of a file or folder in any supported format, as COCO files."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

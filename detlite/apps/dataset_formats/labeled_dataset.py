@@ -1,7 +1,5 @@
 """The record that all formats are read into, its conversion to COCO, and helpers of the readers."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Polygons, rectangles, circles and masks are objects. Shapes with the same label 
 object.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import io

@@ -10,8 +10,6 @@ is "object". Label images of classes are not supported, because they do not sepa
 objects.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 

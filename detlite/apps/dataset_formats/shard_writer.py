@@ -1,7 +1,5 @@
 """Write WebDataset shards from a data set in COCO form."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """Read folders of PASCAL VOC's XML files, which LabelImg, CVAT and others write too: boxes only."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 

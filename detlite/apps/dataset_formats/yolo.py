@@ -5,8 +5,6 @@ are in `labels/.../a.txt`, or in `a.txt` next to it. A line is `category x y wid
 center of the box, or a polygon `category x1 y1 x2 y2 x3 y3 ...`, as fractions of the image size.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Describe the software and hardware that detlite runs on, and detect problems with it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """Check each operator on small inputs whose result follows from a formula."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

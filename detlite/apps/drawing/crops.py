@@ -1,7 +1,5 @@
 """Draw the part of an image around a box, with the objects in it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw detections on images, and join images to contact sheets."""
 
-from __future__ import annotations
-
 import colorsys
 import math
 from collections.abc import Sequence

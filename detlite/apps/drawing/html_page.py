@@ -1,7 +1,5 @@
 """Render HTML pages as single files that contain their images."""
 
-from __future__ import annotations
-
 import base64
 import io
 from typing import Any

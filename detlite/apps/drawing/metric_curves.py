@@ -1,7 +1,5 @@
 """Read and plot the metrics of a training run over its iterations."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Draw the metrics of a training run and detections on test images at its end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from yacs.config import CfgNode

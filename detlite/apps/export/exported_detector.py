@@ -3,8 +3,6 @@
 Each file also contains the config and the categories, so that `Predictor` needs nothing else.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

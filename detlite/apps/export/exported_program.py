@@ -3,8 +3,6 @@
 Shapes: B images of H x W pixels, with P proposals and D detections each, padded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields, replace

@@ -6,8 +6,6 @@ level, and NMS to NonMaxSuppression and TopK. Needs `pip install 'detlite[onnx]'
 Shapes: B images, N boxes in an image, G groups, R RoIs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Import the optional packages of the export formats."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

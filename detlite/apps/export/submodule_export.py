@@ -3,8 +3,6 @@
 RoIAlign, NMS, box decoding and postprocessing stay detlite's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy

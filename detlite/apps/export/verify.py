@@ -1,7 +1,5 @@
 """Verify an exported file against its model: detections, average precision and time."""
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Build an HTML page of augmented training images with their objects and matched anchors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images of a detector's errors: labels on the left, detections on the right."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any

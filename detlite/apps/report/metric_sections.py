@@ -1,7 +1,5 @@
 """Tables and charts about boxes, masks or keypoints of several runs, for a report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Build the HTML page of a report about one or several runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Read the output folder of a training or a test."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Texts of a report: explanations of metrics and error types, and advice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 TITLES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints"}

@@ -1,7 +1,5 @@
 """Training curves and speed of runs, for a report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median
 from typing import Any

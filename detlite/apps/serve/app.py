@@ -1,7 +1,5 @@
 """The ASGI application: a web page, predictions, and information about the model and the server."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Batch the images of concurrent requests."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Metrics of the service for Prometheus."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from prometheus_client import (

@@ -1,7 +1,5 @@
 """JSON responses of the service: detections, and errors with advice."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

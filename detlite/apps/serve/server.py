@@ -1,7 +1,5 @@
 """Run the HTTP service until a signal ends it."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import signal

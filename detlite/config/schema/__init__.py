@@ -5,8 +5,6 @@ that only restate others are in `config/maskrcnn_benchmark.py`. `docs/config.md`
 both.
 """
 
-from __future__ import annotations
-
 from . import anchors, backbone, data, evaluation, general, roi_heads, solver
 from .key import Key
 

@@ -1,7 +1,5 @@
 """Keys of the parts that predict at anchors: the RPN and RetinaNet."""
 
-from __future__ import annotations
-
 from detlite.config.checks import (
     above,
     anchor_sizes,

@@ -1,7 +1,5 @@
 """Keys of the backbone (ResNet, vision transformer, FBNet, timm) and the FPN."""
 
-from __future__ import annotations
-
 from detlite.config.checks import below_one, each, in_range, not_negative, one_of, positive
 
 from .key import NORMS, Key, section

@@ -1,7 +1,5 @@
 """Keys of input images, data sets and data loading."""
 
-from __future__ import annotations
-
 from detlite.config.checks import (
     catalog,
     each,

@@ -1,7 +1,5 @@
 """Keys of evaluation and test-time options."""
 
-from __future__ import annotations
-
 from detlite.config.checks import (
     below_one,
     each,

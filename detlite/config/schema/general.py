@@ -1,7 +1,5 @@
 """Keys of the run and of the whole model."""
 
-from __future__ import annotations
-
 from detlite.config.checks import convention_fields, in_range, one_of, strings
 from detlite.conventions import CONVENTIONS
 

@@ -1,7 +1,5 @@
 """The record of a config key, and keys that several sections have."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Keys of the box, mask and keypoint heads."""
 
-from __future__ import annotations
-
 from detlite.config.checks import each, fraction, in_range, not_negative, one_of, positive
 
 from .key import BOX_WEIGHTS, NORMS, Key, box_loss, section

@@ -1,7 +1,5 @@
 """Keys of the optimizer, the schedule, and the periods of logs, checkpoints and evaluations."""
 
-from __future__ import annotations
-
 from detlite.config.checks import (
     above_up_to_one,
     below_one,

@@ -1,7 +1,5 @@
 """Transfer weights from a checkpoint with other classes or other heads."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ the fields in `_FIELDS`. A bare state dict is also read. Files of other framewor
 Torch stores a CRC-32 of every record but does not check it, so reading checks it here.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import zipfile

@@ -1,7 +1,5 @@
 """Load checkpoints into models, or build the model of a checkpoint."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Taken from its configs/ and MODEL_ZOO.md.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

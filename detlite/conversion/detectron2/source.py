@@ -1,7 +1,5 @@
 """detectron2: detectors of its model zoo, and ResNet classifiers."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from itertools import product

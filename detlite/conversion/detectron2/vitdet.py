@@ -1,7 +1,5 @@
 """ViTDet of detectron2 (projects/ViTDet): detectors on plain vision transformers."""
 
-from __future__ import annotations
-
 from detlite.conversion.checkpoint_source import (
     ConfigValues,
     StateDict,

@@ -3,8 +3,6 @@
 Each function raises a ConfigError with the reason, which `find_weights` completes by the name.
 """
 
-from __future__ import annotations
-
 import logging
 from importlib import metadata
 from importlib.util import find_spec

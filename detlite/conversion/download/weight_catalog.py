@@ -13,8 +13,6 @@
 <root> is MODEL.WEIGHT_ROOT. Files are downloaded once; later runs need no network.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

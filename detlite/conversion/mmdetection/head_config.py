@@ -1,7 +1,5 @@
 """Convert configs that several heads of mmdetection share: anchors, box coder, loss, RoI pooler."""
 
-from __future__ import annotations
-
 from detlite.conversion.checkpoint_source import ConfigValues
 
 from .config_section import ConfigSection

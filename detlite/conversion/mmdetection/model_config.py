@@ -4,8 +4,6 @@ Unknown settings that could change detections are rejected by name. Based on the
 defaults of mmdetection 2.28 and 3.3.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from detlite.conversion.checkpoint_source import ConfigValues, StateDict

@@ -1,7 +1,5 @@
 """Convert the test pipeline of an mmdetection config: size, channel order, scale and padding."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Read the configs of mmdetection, Python files of assignments, without running them."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable, Mapping

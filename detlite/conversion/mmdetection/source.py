@@ -1,7 +1,5 @@
 """mmdetection 2 and 3: Faster, Mask and Cascade R-CNN and RetinaNet on ResNets with a pyramid."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

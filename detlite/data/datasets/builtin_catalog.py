@@ -3,8 +3,6 @@
 Folders under DATASETS.ROOT have the layout of maskrcnn-benchmark and detectron2.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 # COCO splits: image folder, and the end of the annotation file's name.

@@ -1,7 +1,5 @@
 """Build the data sets that DATASETS.TRAIN and DATASETS.TEST name."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import logging

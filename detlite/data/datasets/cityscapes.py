@@ -1,7 +1,5 @@
 """Instances of Cityscapes as distributed (https://www.cityscapes-dataset.com)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Letters in shapes: N objects of an image, P keypoints of an object.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from pathlib import Path

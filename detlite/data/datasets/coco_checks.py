@@ -1,7 +1,5 @@
 """Check the content of COCO annotation files, and fill in missing fields."""
 
-from __future__ import annotations
-
 import logging
 import math
 from array import array

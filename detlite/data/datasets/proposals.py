@@ -4,8 +4,6 @@ There are two file formats: pickles of detectron2 (`ids` or `indexes`, `boxes`, 
 or `scores`, `bbox_mode`), and COCO results, which the evaluation of a proposal network writes.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Categories differ by outline only: color, texture, size and rotation are random 
 shapes are rotated, bent or hollow, so a shape fills at most half of its box.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

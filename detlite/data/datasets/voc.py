@@ -1,7 +1,5 @@
 """PASCAL VOC data sets as distributed (http://host.robots.ox.ac.uk/pascal/VOC)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Read the XML files of PASCAL VOC, which LabelImg, CVAT and others write too: boxes only."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ needs no new index, and a change is never missed. Reading the whole file at ever
 long on a slow disk, so a note holds the hash as long as size, times and inode of the file stay.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Read a JSON document in a stream, with bounded memory."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import re

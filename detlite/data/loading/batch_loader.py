@@ -1,7 +1,5 @@
 """Load batches in processes, and handle their signals, their death and full shared memory."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

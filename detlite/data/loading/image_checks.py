@@ -1,7 +1,5 @@
 """Check the image files of a data set once, and again when their folders have changed."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Iterator

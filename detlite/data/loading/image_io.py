@@ -1,7 +1,5 @@
 """Read image files of any origin as RGB, within limits."""
 
-from __future__ import annotations
-
 import io
 import stat
 import struct

@@ -1,7 +1,5 @@
 """Build the loaders of training and evaluation from data sets, transforms and samplers."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Choose the images of each batch: pure functions of seed and iteration, without state to save."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -3,8 +3,6 @@
 `retry` and `without_query` also serve the file systems of `filesystem.py`.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

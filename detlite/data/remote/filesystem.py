@@ -1,7 +1,5 @@
 """Read files at URLs through fsspec, with retries."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

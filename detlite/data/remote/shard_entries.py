@@ -5,8 +5,6 @@ An entry is an image and a json file that differ in their suffixes alone and are
 `image_id`, and optionally `image_id`. Other files are ignored.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -5,8 +5,6 @@ The indexes of all shards are joined to an annotation file in COCO form that als
 of each image, so everything else works as for other data sets.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

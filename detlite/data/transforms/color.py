@@ -1,7 +1,5 @@
 """Random changes of color."""
 
-from __future__ import annotations
-
 from torchvision.transforms import v2
 from yacs.config import CfgNode
 

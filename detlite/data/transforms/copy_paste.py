@@ -1,7 +1,5 @@
 """Paste objects of one training image into another (Simple Copy-Paste, arXiv 2012.07177)."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

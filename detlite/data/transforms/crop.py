@@ -1,7 +1,5 @@
 """Crops of images with their targets, padded where the image is smaller."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torchvision.ops import clip_boxes_to_image

@@ -3,8 +3,6 @@
 Letters in shapes: N objects, P keypoints of an object, R proposals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Combine four training images to one: mosaic (YOLOv4, arXiv 2004.10934, section 3.3)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 

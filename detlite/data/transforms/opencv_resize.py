@@ -1,7 +1,5 @@
 """Bilinear resizing with the exact results of OpenCV."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Resize images to the size of the network input."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Select and concatenate the objects of targets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Best checkpoint of a run by a metric, and early stopping when it does not improve."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from dataclasses import replace

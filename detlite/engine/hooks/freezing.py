@@ -1,7 +1,5 @@
 """Freezing: the backbone in the first iterations, and batch norm layers that see few images."""
 
-from __future__ import annotations
-
 import logging
 
 from torch import nn

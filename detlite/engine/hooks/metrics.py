@@ -1,7 +1,5 @@
 """Training metrics: averages over steps, metrics.jsonl and TensorBoard."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

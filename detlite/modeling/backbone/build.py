@@ -1,7 +1,5 @@
 """Build backbones from the config."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

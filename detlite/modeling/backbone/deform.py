@@ -1,8 +1,6 @@
 """Deformable convolution (Dai et al., https://arxiv.org/abs/1703.06211) and its modulated version 2
 (Zhu et al., https://arxiv.org/abs/1811.11168)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torchvision.ops import deform_conv2d

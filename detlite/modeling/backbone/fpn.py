@@ -1,7 +1,5 @@
 """Feature pyramid network (Lin et al., https://arxiv.org/abs/1612.03144)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -3,8 +3,6 @@
 Shapes: B images, C channels, H x W pixels; stage k (2 to 5) has stride 2**k.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

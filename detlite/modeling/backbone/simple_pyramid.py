@@ -1,8 +1,6 @@
 """Simple feature pyramid of plain vision transformers (ViTDet: Li et al., Exploring Plain Vision
 Transformer Backbones for Object Detection, https://arxiv.org/abs/2203.16527)."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from detlite.modeling.layers.conv_block import conv_block

@@ -1,7 +1,5 @@
 """Backbones from timm (https://github.com/huggingface/pytorch-image-models)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

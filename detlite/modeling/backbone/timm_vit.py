@@ -6,8 +6,6 @@ https://arxiv.org/abs/2203.16527. Shapes: B images, H x W patches of 16 x 16 pix
 image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ https://arxiv.org/abs/2203.16527. Shapes: B images or windows, H x W patches of 
 channels, h heads of D channels.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

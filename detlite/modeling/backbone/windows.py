@@ -3,8 +3,6 @@
 Shapes: B images, H x W tokens of C channels, n windows of S x S tokens per image.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -1,7 +1,5 @@
 """Encode boxes relative to reference boxes (R-CNN, https://arxiv.org/abs/1311.2524, appendix C)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Losses of box regression: smooth L1, L1 and generalized IoU."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Match anchors and proposals to ground truth by IoU (Faster R-CNN, section 3.1.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ Shapes: B images; N candidates, P proposals, G ground truths and S samples per i
 samples may be foreground. Nothing here waits for the device, unless shapes are dynamic.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 Shapes: B images, N predicted boxes and D detections per image, padded; G groups of boxes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Zero padding of maps, and convolutions with a different padding on each side."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 

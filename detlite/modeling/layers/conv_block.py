@@ -1,7 +1,5 @@
 """Convolution blocks of necks and heads: convolution, norm and ReLU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Group norm for channels-last maps on CPUs (Wu & He, https://arxiv.org/abs/1803.08494)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

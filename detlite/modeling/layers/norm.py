@@ -1,7 +1,5 @@
 """Normalization layers, and their construction from the config."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

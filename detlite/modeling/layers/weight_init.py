@@ -1,7 +1,5 @@
 """Initialize the weights of convolutions and linear layers."""
 
-from __future__ import annotations
-
 from torch import nn
 
 Layer = nn.Linear | nn.Conv2d | nn.ConvTranspose2d

@@ -6,8 +6,6 @@ image, padded; R packed rows (see `detlite.structures.padding`), with padding if
 K classes, 0 is background; Q box regressions per row: K, or 2 if class-agnostic.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

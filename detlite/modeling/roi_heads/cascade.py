@@ -5,8 +5,6 @@ A sequence of box heads, each trained at a higher IoU on the boxes that the prev
 Shapes: B images; P proposals and S samples per image; K classes, 0 is background.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

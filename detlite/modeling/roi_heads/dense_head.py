@@ -4,8 +4,6 @@ Shapes: B images, F samples and G ground truths per image, R packed rows, C chan
 M x M predicted.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import TypeVar
 

@@ -3,8 +3,6 @@
 Shapes: R RoIs over all images, C channels, S x S pooled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -4,8 +4,6 @@ Shapes: R packed rows (see `detlite.structures.padding`), S x S pooled, K keypoi
 heat maps of M x M cells.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -4,8 +4,6 @@ Shapes: R packed rows (see `detlite.structures.padding`), S x S pooled, M x M pr
 with background as class 0, E heads.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -3,8 +3,6 @@
 Shapes: B images, R RoIs, C channels, S x S pooled, L levels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -4,8 +4,6 @@ Shapes: R RoIs, C features, S x S pooled, K classes with background as class 0, 
 regressions per RoI: K, or 2 if class-agnostic. Mask and keypoint maps have M x M cells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor, nn

@@ -5,8 +5,6 @@ Shapes: B images of `sizes` int64 [B, 2] (height, width), and `features`, the le
 R packed rows. With `static_shapes`, padding is computed too.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import Tensor, nn

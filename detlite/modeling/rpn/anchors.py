@@ -1,7 +1,5 @@
 """Anchor boxes on a grid (Ren et al., Faster R-CNN, https://arxiv.org/abs/1506.01497)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 Shapes: B images, levels [B, C, H_l, W_l], A anchors per cell.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor, nn

@@ -4,8 +4,6 @@ Shapes: B images, L levels; level l has H_l x W_l cells, A anchors per cell and 
 anchors, N over all levels. P proposals and G ground truths per image, padded.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

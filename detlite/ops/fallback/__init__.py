@@ -8,8 +8,6 @@ the kernels.
 Memory is bounded, but the host waits for the device a few times in each call.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

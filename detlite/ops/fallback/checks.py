@@ -1,7 +1,5 @@
 """Argument checks of the fallback operators, with the messages of csrc/common/checks.h."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

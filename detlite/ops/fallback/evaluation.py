@@ -1,7 +1,5 @@
 """The counts of COCO evaluation, in pycocotools and NumPy."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The focal loss in plain PyTorch, with the terms of csrc/common/focal_loss.h."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

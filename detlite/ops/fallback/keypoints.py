@@ -1,7 +1,5 @@
 """Keypoints from heat maps by PyTorch's bicubic interpolation, one box at a time."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

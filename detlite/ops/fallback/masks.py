@@ -1,7 +1,5 @@
 """Mask cropping and pasting in pycocotools, NumPy and torchvision's RoIAlign, one box at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

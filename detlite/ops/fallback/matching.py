@@ -1,7 +1,5 @@
 """Matching in plain PyTorch: the table of overlaps, for a block of ground truth at a time."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

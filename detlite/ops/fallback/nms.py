@@ -1,7 +1,5 @@
 """Non-maximum suppression through torchvision, one group at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

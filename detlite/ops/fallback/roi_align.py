@@ -1,7 +1,5 @@
 """RoIAlign through torchvision, one pyramid level at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

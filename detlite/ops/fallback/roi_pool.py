@@ -1,7 +1,5 @@
 """RoIPool through torchvision, one pyramid level at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Group RoIs by pyramid level, for torchvision's operators, which pool from one map."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 Polygons stay polygons where possible; run lengths are resampled at the pixels of the result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Conversion between the formats of instance masks: polygons, run lengths (COCO RLE), bitmaps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Paste the M x M probabilities of a mask head into an image."""
 
-from __future__ import annotations
-
 import math
 
 import torch

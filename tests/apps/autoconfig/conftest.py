@@ -1,7 +1,5 @@
 """Machines for which configs are chosen."""
 
-from __future__ import annotations
-
 import pytest
 
 from detlite.apps.doctor import Resources

@@ -1,7 +1,5 @@
 """Anchor shapes that fit boxes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Configs of runs without a config file."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

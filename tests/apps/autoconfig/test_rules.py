@@ -1,7 +1,5 @@
 """Rules from statistics to config keys."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

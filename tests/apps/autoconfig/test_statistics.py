@@ -1,7 +1,5 @@
 """Statistics of a dataset."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Timing of training steps."""
 
-from __future__ import annotations
-
 import itertools
 
 from detlite.apps.autoconfig.step_timing import step_seconds

@@ -1,7 +1,5 @@
 """Choice of the model and image size for a number of minutes, with a fake timer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

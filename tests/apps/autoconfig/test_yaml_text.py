@@ -1,7 +1,5 @@
 """Choices in a YAML file."""
 
-from __future__ import annotations
-
 import yaml
 
 from detlite.apps.autoconfig import Choice, config_text, dataset_choices

@@ -1,7 +1,5 @@
 """Test that freed memory is kept and reused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

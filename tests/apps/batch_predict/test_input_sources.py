@@ -1,7 +1,5 @@
 """Test listing and reading the inputs of `--input`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

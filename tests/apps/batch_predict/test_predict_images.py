@@ -1,7 +1,5 @@
 """Test loading the predictor of a checkpoint or an exported model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Test the concurrent detection in a stream of images, with a fake predictor."""
 
-from __future__ import annotations
-
 import threading
 from itertools import count, islice
 from typing import Any

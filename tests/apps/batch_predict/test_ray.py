@@ -1,7 +1,5 @@
 """Test the stage of Ray Data, on a local Ray."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Test the files of detections with the libraries that read them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """Test how runs over many images continue after interruptions, and how processes share them."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Test reading and writing videos, detection in their frames, and tracking."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

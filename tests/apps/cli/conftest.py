@@ -1,7 +1,5 @@
 """Fixtures: commands, output folders of runs with errors of all types, and a browser."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

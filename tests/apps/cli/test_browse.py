@@ -1,7 +1,5 @@
 """Test `detlite browse`: the images are those of training, and unmatched objects are named."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

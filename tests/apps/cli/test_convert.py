@@ -1,7 +1,5 @@
 """Tests of `detlite convert`, from the command line to the written file."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

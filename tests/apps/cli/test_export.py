@@ -1,7 +1,5 @@
 """Tests of `detlite export`, from the command line to the written model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

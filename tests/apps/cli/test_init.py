@@ -1,7 +1,5 @@
 """Test `detlite init`: the configs that it writes load and train."""
 
-from __future__ import annotations
-
 import io
 import json
 

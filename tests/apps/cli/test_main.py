@@ -1,7 +1,5 @@
 """Tests of the dispatch of commands, their help texts and their exit statuses."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

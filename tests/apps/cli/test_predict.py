@@ -1,7 +1,5 @@
 """Tests of `detlite predict`, from the command line to the files it writes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

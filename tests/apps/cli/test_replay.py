@@ -1,7 +1,5 @@
 """`detlite replay` on a batch of a small Mask R-CNN."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

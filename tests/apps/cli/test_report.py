@@ -1,7 +1,5 @@
 """Test `detlite report`: the numbers of the page, and its behavior in a browser."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Test the options of `detlite serve`; tests/apps/serve tests the service."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tests of `detlite check` on a valid data set and on one with every kind of defect."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

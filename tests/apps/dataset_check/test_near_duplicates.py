@@ -1,7 +1,5 @@
 """Tests of the search for nearly identical images."""
 
-from __future__ import annotations
-
 import io
 import itertools
 

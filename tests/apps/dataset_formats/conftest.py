@@ -1,7 +1,5 @@
 """Write the images and text files of small datasets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Test finding, writing and splitting COCO files."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Test the way from files and folders in any format to COCO files."""
 
-from __future__ import annotations
-
 import json
 import re
 

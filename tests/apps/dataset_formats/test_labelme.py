@@ -1,7 +1,5 @@
 """Test reading LabelMe's json files."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

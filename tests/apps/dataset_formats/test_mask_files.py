@@ -1,7 +1,5 @@
 """Test reading folders of mask files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

@@ -1,7 +1,5 @@
 """Test writing shards of a COCO dataset."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 

@@ -1,7 +1,5 @@
 """Test reading PASCAL VOC's XML files in any folder."""
 
-from __future__ import annotations
-
 import pytest
 
 from detlite.apps.dataset_formats.find_annotations import read_folder

@@ -1,7 +1,5 @@
 """Test reading YOLO's text files."""
 
-from __future__ import annotations
-
 import pytest
 
 from detlite.apps.dataset_formats.find_annotations import read_folder

@@ -1,7 +1,5 @@
 """Compare the counted costs of modules with costs computed by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from detlite.apps.doctor.flops import count_cost

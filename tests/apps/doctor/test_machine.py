@@ -1,7 +1,5 @@
 """Test the description of the machine and the detection of problems."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Test that the checks accept correct operators and detect wrong ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

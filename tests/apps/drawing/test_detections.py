@@ -1,7 +1,5 @@
 """Test drawn detections and contact sheets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Test the plots of losses and metrics."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

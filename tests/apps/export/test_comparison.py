@@ -1,7 +1,5 @@
 """Test the comparison of two sets of detections."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Test that exported files can be read and detect the same objects as the model."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

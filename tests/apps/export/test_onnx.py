@@ -1,7 +1,5 @@
 """Compare the ONNX translations of the operators with the kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Compare parts run by OpenVINO with the original modules."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Test the SVG charts: special characters in names, and unique ids."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 

@@ -1,7 +1,5 @@
 """Test which errors the gallery selects, and what it draws."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

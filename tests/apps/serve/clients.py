@@ -5,8 +5,6 @@
 Each client sends one image after another, each of another size, which the response repeats.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import io

@@ -1,7 +1,5 @@
 """Fixtures: a service around a model that detects a bright square."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import threading

@@ -1,7 +1,5 @@
 """Test the responses of the service in one process."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import re

@@ -1,7 +1,5 @@
 """Test which requests share a batch."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Test the page in a browser: keyboard, mouse, and errors."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Test `detlite serve` as a process under load, and its end. `clients.py` is the long form."""
 
-from __future__ import annotations
-
 import http.client
 import threading
 import time

@@ -1,7 +1,5 @@
 """The evaluation benchmark on a few images."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pycocotools.coco import COCO

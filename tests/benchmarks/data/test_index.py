@@ -1,7 +1,5 @@
 """The index benchmark on a small data set."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The benchmark of the training loader."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.data.loading import benchmark_data

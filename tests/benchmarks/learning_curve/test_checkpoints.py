@@ -1,7 +1,5 @@
 """Selection and results of checkpoints."""
 
-from __future__ import annotations
-
 import json
 import os
 

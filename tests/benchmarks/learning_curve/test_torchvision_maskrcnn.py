@@ -1,7 +1,5 @@
 """torchvision's models in the learning curves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

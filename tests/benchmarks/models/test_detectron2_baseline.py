@@ -3,8 +3,6 @@
 The tests need a detectron2 that was built from its sources.
 """
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import pytest

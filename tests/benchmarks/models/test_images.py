@@ -1,7 +1,5 @@
 """Generated images and targets."""
 
-from __future__ import annotations
-
 import torch
 
 from benchmarks.models.images import to_torchvision_batch, training_batch

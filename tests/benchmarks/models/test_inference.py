@@ -1,7 +1,5 @@
 """The inference benchmark on a small model."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.models.inference import Inference, benchmark_model

@@ -1,7 +1,5 @@
 """Phases of a call, with a clock that only the phases advance."""
 
-from __future__ import annotations
-
 import types
 
 from benchmarks.models import phases

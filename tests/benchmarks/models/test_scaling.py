@@ -1,7 +1,5 @@
 """The scaling benchmark, with calls of known duration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

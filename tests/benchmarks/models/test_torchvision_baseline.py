@@ -1,7 +1,5 @@
 """torchvision's detector has the weights, losses and detections of detlite's."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import pytest

@@ -1,7 +1,5 @@
 """Timing of trained models."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

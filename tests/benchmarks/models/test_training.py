@@ -1,7 +1,5 @@
 """The training benchmark on a small model."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Timing of operator cases, with a clock that only the cases advance."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The recipes build, and their runs and tables are correct."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

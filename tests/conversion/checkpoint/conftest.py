@@ -1,7 +1,5 @@
 """A small detector for the tests of checkpoints."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.engine.toy import ToyDetector, new_toy

@@ -1,7 +1,5 @@
 """Transfer the weights of classes by name to a model with other categories."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

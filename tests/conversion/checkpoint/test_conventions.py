@@ -1,7 +1,5 @@
 """Conventions of checkpoints: they are applied, and a config must not contradict them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reading and writing checkpoint files."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

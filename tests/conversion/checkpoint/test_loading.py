@@ -1,7 +1,5 @@
 """Loading checkpoints into models, and building models from checkpoints."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import pytest

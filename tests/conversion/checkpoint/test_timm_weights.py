@@ -1,7 +1,5 @@
 """Classifiers of timm as MODEL.WEIGHT."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

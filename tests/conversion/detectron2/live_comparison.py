@@ -5,8 +5,6 @@ imported from its sources. It stores the largest differences in live_comparison.
 `tests/conversion/fidelity.py` makes its table.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

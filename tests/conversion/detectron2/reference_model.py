@@ -6,8 +6,6 @@ detlite, for models without recorded outputs.
 Shapes: B images, R RoIs of an image, A anchors per cell, K classes without background.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """State dicts of detectron2's newer baselines; the RegNets have their real widths."""
 
-from __future__ import annotations
-
 import re
 
 import torch

@@ -3,8 +3,6 @@
 The models are built on the meta device, if detectron2 is installed from its sources.
 """
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings of detectron2's published models that their weights do not determine."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Converted models give the detections of an independent implementation of detectron2."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any

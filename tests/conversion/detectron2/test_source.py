@@ -1,7 +1,5 @@
 """Conversion of detectron2: layout and config."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """ViTDet: inferred config, and the detections of an independent implementation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -4,8 +4,6 @@ Written from the paper (https://arxiv.org/abs/2203.16527), without code of detli
 or windows, H x W patches of 16 x 16 pixels, C channels.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """Weights of hubs and packages, with a local server."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Names of weights, and their files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

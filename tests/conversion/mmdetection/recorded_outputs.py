@@ -1,7 +1,5 @@
 """Recorded outputs of mmdetection for narrow models, compared with converted models."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

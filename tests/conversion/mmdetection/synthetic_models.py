@@ -4,8 +4,6 @@
 installed, and writes its detections to `outputs.npz` for the tests.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Iterator, Mapping

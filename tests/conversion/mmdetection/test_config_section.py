@@ -1,7 +1,5 @@
 """Sections of configs of mmdetection."""
 
-from __future__ import annotations
-
 import pytest
 
 from detlite.conversion.mmdetection.config_section import ConfigSection

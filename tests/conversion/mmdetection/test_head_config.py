@@ -1,7 +1,5 @@
 """Less common settings of anchors, losses, NMS and poolers."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

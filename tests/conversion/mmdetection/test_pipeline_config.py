@@ -1,7 +1,5 @@
 """Normalization and padding, in the pipeline or in the data preprocessor."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Reading config files of mmdetection without running them."""
 
-from __future__ import annotations
-
 import pytest
 
 from detlite.conversion.mmdetection.config_section import ConfigSection

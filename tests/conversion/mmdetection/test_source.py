@@ -1,7 +1,5 @@
 """Conversion of mmdetection: layout, and the configs in checkpoints."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

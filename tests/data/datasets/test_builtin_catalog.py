@@ -1,7 +1,5 @@
 """The data set names of published configs and their folders under DATASETS.ROOT."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

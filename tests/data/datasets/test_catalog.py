@@ -1,7 +1,5 @@
 """Building data sets from names in the config, and invalid entries."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

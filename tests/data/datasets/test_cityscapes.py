@@ -1,7 +1,5 @@
 """Cityscapes as a data set in COCO form."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

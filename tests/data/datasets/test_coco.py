@@ -1,7 +1,5 @@
 """CocoDataset: targets, the choice of images, and the ground truth of evaluation."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

@@ -1,7 +1,5 @@
 """Invalid data sets are refused, or skipped and counted, before training starts."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Proposal files in both formats, and invalid ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The synthetic data set: deterministic, complete, valid, and not solvable with filled boxes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """The content of an index."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """The cache of indexes: when one is built, damaged indexes, and full disks."""
 
-from __future__ import annotations
-
 import json
 import logging
 import multiprocessing

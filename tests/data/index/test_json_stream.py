@@ -1,7 +1,5 @@
 """Streamed reading gives the same values and errors as `json.loads`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

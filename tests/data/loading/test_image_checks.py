@@ -1,7 +1,5 @@
 """Images are checked once, and again if they may have changed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

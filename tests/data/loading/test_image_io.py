@@ -1,7 +1,5 @@
 """Images of all types are read as uint8 RGB, and damaged ones raise errors."""
 
-from __future__ import annotations
-
 import os
 import re
 import struct

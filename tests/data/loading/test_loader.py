@@ -1,7 +1,5 @@
 """Loaders: reproducible batches for any number of processes, and readable errors."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Training batches are a pure function of seed and iteration."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Downloads over HTTP from a local server that fails in every way that servers do."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The cache of remote files: its limit, concurrent processes, and damaged files."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

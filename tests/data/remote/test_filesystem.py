@@ -1,7 +1,5 @@
 """Reading files at URLs: temporary faults of servers, and the messages of others."""
 
-from __future__ import annotations
-
 import io
 import sys
 import tarfile

@@ -1,7 +1,5 @@
 """Data sets at URLs equal local ones despite temporary faults of the server."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Data sets in tar shards: equal to those in files, read in sequence, and invalid shards."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Pasted objects, compared with an oracle that decodes every pixel."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Random crops, compared with an oracle that decodes every pixel."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Transforms change image, boxes, labels, masks and keypoints consistently."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torchvision import tv_tensors

@@ -1,7 +1,5 @@
 """Resizing with the exact results of OpenCV."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Target sizes, and resizing like Pillow and OpenCV."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

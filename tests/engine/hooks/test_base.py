@@ -1,7 +1,5 @@
 """Hooks of users: registration, calls and state."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

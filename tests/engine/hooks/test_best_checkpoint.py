@@ -1,7 +1,5 @@
 """The best checkpoint, and early stopping."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """EMA of the weights."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

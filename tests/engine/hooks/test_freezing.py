@@ -1,7 +1,5 @@
 """Freezing of the backbone in the first iterations, and of batch norm that sees few images."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

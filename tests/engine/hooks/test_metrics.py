@@ -1,7 +1,5 @@
 """Averages of losses and times, and the files of metrics."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """ResNets compared with torchvision's, with the same weights."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Random boxes and padded ground truth for tests."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

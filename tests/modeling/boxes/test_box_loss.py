@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from torchvision.ops import generalized_box_iou_loss

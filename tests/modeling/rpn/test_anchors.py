@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from torchvision.models.detection.anchor_utils import AnchorGenerator as TorchvisionAnchors

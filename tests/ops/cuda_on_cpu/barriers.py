@@ -8,8 +8,6 @@ script with a package whose CPU kernels are the CUDA kernels. The optional argum
 the results.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -6,8 +6,6 @@ runs about a dozen times for every barrier it reaches, but large enough for thre
 different work and to repeat their loops.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

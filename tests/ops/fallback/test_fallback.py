@@ -3,8 +3,6 @@
 The tests of each operator also run on its fallback, see tests/ops/conftest.py.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Compare edited masks with the same edits of their bitmaps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

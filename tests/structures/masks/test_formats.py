@@ -1,7 +1,5 @@
 """Test conversion between polygons, RLEs and bitmaps."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

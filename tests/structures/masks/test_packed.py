@@ -1,7 +1,5 @@
 """Compare packed masks with bitmaps that are flipped and resized pixel by pixel."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compare pasting of mask probabilities with a scalar reference and with grid_sample."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Test decoding of RLE counts, and many RLEs packed in arrays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pycocotools import mask as rle_codec

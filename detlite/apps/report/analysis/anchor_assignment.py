@@ -3,8 +3,6 @@
 Shapes: B images, L levels, N anchors over all levels, G objects in an image, padded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ models compared on the same samples give a narrower interval of their difference
 separate intervals.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ applied to detections as in Küppers et al., "Multivariate confidence calibratio
 detection" (https://arxiv.org/abs/2004.13546), without the position.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

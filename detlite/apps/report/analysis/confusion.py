@@ -1,7 +1,5 @@
 """Confusion matrix of the categories, and the score threshold with the best F1."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@
 D detections, G objects, P pairs of the same image, K categories.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

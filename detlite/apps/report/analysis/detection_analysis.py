@@ -1,7 +1,5 @@
 """Run all analyses of a set of detections."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

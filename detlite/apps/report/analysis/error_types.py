@@ -3,8 +3,6 @@
 The types and rules are those of TIDE (Bolya et al., ECCV 2020, https://arxiv.org/abs/2008.08115).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

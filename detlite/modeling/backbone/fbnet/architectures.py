@@ -1,7 +1,5 @@
 """Architectures of maskrcnn-benchmark's fbnet_modeldef.py, and a parser of its format."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

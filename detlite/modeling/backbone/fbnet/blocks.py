@@ -3,8 +3,6 @@
 The state dict has the names of maskrcnn-benchmark.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 FBNet: https://arxiv.org/abs/1812.03443, ChamNet: https://arxiv.org/abs/1812.08934.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Anchor assignment: equal to that of a training step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

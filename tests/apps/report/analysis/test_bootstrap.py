@@ -1,7 +1,5 @@
 """Bootstrap: samples equal data sets with repeated images, and intervals have their coverage."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calibration of scores."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Confusion matrix, and the threshold with the best F1."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pycocotools import mask as rle_codec

@@ -1,7 +1,5 @@
 """Analyses agree with `evaluate_coco` and with each other."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Error types: simple cases, a slow implementation of TIDE's rules, and TIDE itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pycocotools import mask as rle_codec
