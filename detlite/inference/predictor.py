@@ -33,7 +33,7 @@ from .images import ImageInput, LoadedImage, image_to_tensor
 from .tiling import Tiling, build_tiling
 from .tta import build_views
 
-# Readers of files with a model. They take a path and config overrides.
+# Readers of files with a model. They take a path, config overrides, and `trust` of `Predictor`.
 READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
     "reader of models", on_demand={"exported": "detlite.apps.export.exported_detector"}
 )
@@ -82,6 +82,7 @@ class Predictor:
         max_pixels, image_bits: limits of image files, see `data.loading.image_io.read_image`
             (Pillow's limit and 16, or as the file says).
         tiling: cut larger images into tiles and detect in each. None: do not, or as the file says.
+        trust: also read a .pt2 file, which can run any code when it is read.
 
     Attributes:
         model: the model.
@@ -100,10 +101,11 @@ class Predictor:
         max_pixels: int | None = None,
         image_bits: int | None = None,
         tiling: Tiling | None = None,
+        trust: bool = False,
     ) -> None:
         sizes, limits = (800, 1333), (DEFAULT_OPTIONS.max_pixels, DEFAULT_OPTIONS.bits)
         if isinstance(model, str | Path):
-            cfg, model = READERS.get("exported")(model, ())
+            cfg, model = READERS.get("exported")(model, (), trust)
             sizes, limits = _sizes(cfg), _limits(cfg)
             if views is None and min_size is None and max_size is None:
                 views = build_views(cfg)
@@ -246,10 +248,14 @@ def build_predictor(
 
 
 def read_predictor(
-    path: str | Path, opts: Sequence[Any] = (), score_thresh: float = 0.0, rle: bool = False
+    path: str | Path,
+    opts: Sequence[Any] = (),
+    score_thresh: float = 0.0,
+    rle: bool = False,
+    trust: bool = False,
 ) -> Predictor:
     """Build the predictor of a file of `detlite export`, with config overrides."""
-    cfg, model = READERS.get("exported")(path, opts)
+    cfg, model = READERS.get("exported")(path, opts, trust)
     return _configured(cfg, model, cfg.DTYPE, score_thresh, rle)
 
 

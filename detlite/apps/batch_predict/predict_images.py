@@ -30,6 +30,7 @@ def load_predictor(
     opts: Sequence[Any] = (),
     config: str | None = None,
     max_pixels: int | None = None,
+    trust: bool = False,
 ) -> Predictor:
     """Load the predictor of a checkpoint or an exported model; it returns masks as RLEs.
 
@@ -39,6 +40,7 @@ def load_predictor(
         opts, config: see `Predictor.from_checkpoint`. For an exported model, only the keys that
             control the reading and tiling of images can be changed.
         max_pixels: limit of the image size, if smaller than DATASETS.MAX_PIXELS.
+        trust: see `Predictor`.
 
     Raises:
         CheckpointError, ConfigError: see `Predictor.from_checkpoint`; or the model needs proposals,
@@ -52,7 +54,7 @@ def load_predictor(
                 f"{weights}: the config of an exported model is fixed: {', '.join(fixed)} cannot "
                 "be changed. Use the checkpoint, or export it again"
             )
-        predictor = read_predictor(weights, opts, threshold, rle=True)
+        predictor = read_predictor(weights, opts, threshold, rle=True, trust=trust)
     else:
         predictor = Predictor.from_checkpoint(weights, opts, config, threshold, rle=True)
     if predictor.model.takes_proposals:

@@ -45,6 +45,7 @@ class PredictOptions:
     tile: int | None
     overlap: float | None
     track: bool
+    trust: bool = False
 
 
 def predict(options: PredictOptions) -> Totals | None:
@@ -116,7 +117,9 @@ def _tile_overrides(options: PredictOptions) -> list[str]:
 
 
 def _load(options: PredictOptions) -> Predictor:
-    return load_predictor(options.weights, options.threshold, options.overrides, options.config)
+    return load_predictor(
+        options.weights, options.threshold, options.overrides, options.config, trust=options.trust
+    )
 
 
 def _predict_video(options: PredictOptions) -> Totals:

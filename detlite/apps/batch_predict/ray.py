@@ -27,12 +27,17 @@ class Detect:
     objects, a list of detections with the columns of `result_files.COLUMNS` from category_id on.
 
     Args:
-        weights, threshold, opts: as for `detlite predict`.
+        weights, threshold, opts, trust: as for `detlite predict`.
         batch_size: number of images of similar size to run together.
     """
 
     def __init__(
-        self, weights: str, threshold: float = 0.5, opts: Sequence[Any] = (), batch_size: int = 1
+        self,
+        weights: str,
+        threshold: float = 0.5,
+        opts: Sequence[Any] = (),
+        batch_size: int = 1,
+        trust: bool = False,
     ) -> None:
         try:
             import pyarrow as pa
@@ -40,7 +45,7 @@ class Detect:
             raise ConfigError(
                 f"Ray stages need pyarrow ({error}): pip install 'detlite[ray]'"
             ) from error
-        self.predictor = load_predictor(weights, threshold, opts)
+        self.predictor = load_predictor(weights, threshold, opts, trust=trust)
         self.batch_size = batch_size
         self.names = category_names(self.predictor.categories)
         object_fields = list(parquet_schema())[list(COLUMNS).index("category_id") :]

@@ -24,6 +24,14 @@ def add_weights(parser: argparse.ArgumentParser, required: bool = True, text: st
     parser.add_argument("--weights", metavar="FILE", required=required, help=text)
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add --trust, without which exported models that contain code are refused."""
+    parser.add_argument(
+        "--trust", action="store_true",
+        help="run the code in --weights, if it is a .pt2 file whose author you trust",
+    )  # fmt: skip
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add --device, which overrides MODEL.DEVICE."""
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps ... (default: MODEL.DEVICE)")

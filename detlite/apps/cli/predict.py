@@ -31,6 +31,7 @@ from detlite.apps.cli.options import (
     add_device,
     add_overrides,
     add_threshold,
+    add_trust,
     add_weights,
     config_overrides,
 )
@@ -41,6 +42,7 @@ FORMATS = ("coco", "csv", "parquet")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_weights(parser)
+    add_trust(parser)
     add_config(parser)
     parser.add_argument(
         "--input", required=True, nargs="+", metavar="IMAGES",
@@ -109,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
         tile=args.tile,
         overlap=args.overlap,
         track=args.track,
+        trust=args.trust,
     )
     try:
         totals = predict(options)

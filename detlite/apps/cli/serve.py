@@ -16,6 +16,7 @@ from detlite.apps.cli.options import (
     add_device,
     add_overrides,
     add_threshold,
+    add_trust,
     add_weights,
     config_overrides,
 )
@@ -23,6 +24,7 @@ from detlite.apps.cli.options import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_weights(parser)
+    add_trust(parser)
     add_config(parser)
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
@@ -68,7 +70,12 @@ def run(args: argparse.Namespace) -> int:
         args.threshold,
     )  # fmt: skip
     predictor = load_predictor(
-        args.weights, args.threshold, config_overrides(args), args.config, limits.pixels
+        args.weights,
+        args.threshold,
+        config_overrides(args),
+        args.config,
+        limits.pixels,
+        args.trust,
     )
     limits = replace(limits, pixels=predictor.max_pixels)
     with listen(args.host, args.port) as listener:

@@ -101,16 +101,17 @@ def write_exported(path: Path, file_format: str, cfg: CfgNode, model: DetectionM
 
 
 @READERS.register("exported")
-def read_exported(path: str | Path, opts: Sequence[Any] = ()) -> tuple[CfgNode, DetectionModel]:
+def read_exported(
+    path: str | Path, opts: Sequence[Any] = (), trust: bool = False
+) -> tuple[CfgNode, DetectionModel]:
     """Return the config and the detector of a file written by `write_exported`.
-
-    A package of AOTInductor contains machine code, so open only files that you trust.
 
     Args:
         opts: config overrides, alternating keys and values. They do not change the graph.
+        trust: also read .pt2 files, which can run any code.
 
     Raises:
-        CheckpointError: the file is missing, damaged or of another format.
+        CheckpointError: the file is missing, damaged, of another format, or must be trusted.
         ConfigError: a package is missing, or an override is invalid.
     """
     path = Path(path)
@@ -120,6 +121,12 @@ def read_exported(path: str | Path, opts: Sequence[Any] = ()) -> tuple[CfgNode, 
         raise CheckpointError(
             f"{path}: exported models end in .onnx, .openvino or .pt2; load a checkpoint with "
             "Predictor.from_checkpoint"
+        )
+    if path.suffix == ".pt2" and not trust:
+        raise CheckpointError(
+            f"{path}: refused, because torch runs code that a .pt2 file contains. If you trust its "
+            "author, add --trust (in Python trust=True). Files of the formats onnx and openvino "
+            "contain no code"
         )
     try:
         if path.suffix == ".openvino":

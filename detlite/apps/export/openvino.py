@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from .submodule_export import example_batch, example_calls, export_part, split
 if TYPE_CHECKING:
     import openvino
 
+# "tensor", or {"list": [...]} or {"tuple": [...]} of arrangements, as JSON.
+Arrangement: TypeAlias = str | dict[str, list["Arrangement"]]
+
 
 class OpenVINOPart(nn.Module):
     """A part of a model run by OpenVINO, with the arguments and results of the original module.
@@ -39,14 +42,20 @@ class OpenVINOPart(nn.Module):
 
     Args:
         graph: takes and returns maps as [B, H, W, C].
-        results: structure of the results, from `torch.utils._pytree.treespec_dumps`.
+        results: arrangement of the results, from `arrangement_of`.
+
+    Raises:
+        ValueError: the arrangement is invalid, or does not fit the number of results.
     """
 
-    def __init__(self, graph: openvino.Model, results: str) -> None:
+    def __init__(self, graph: openvino.Model, results: Arrangement) -> None:
         super().__init__()
+        outputs = iter(graph.outputs)
+        arrange(results, outputs)
+        if next(outputs, None) is not None:
+            raise ValueError("a graph has more results than their arrangement")
         self.graph = graph
         self.results = results
-        self._spec = pytree.treespec_loads(results)
         settings = {
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             # By default OpenVINO uses bfloat16 for float32 on some processors.
@@ -60,8 +69,41 @@ class OpenVINOPart(nn.Module):
         # A request owns the memory of its results, so each call needs its own.
         request = self._compiled.create_infer_request()
         outputs = request.infer(inputs, share_inputs=True, share_outputs=True).values()
-        results = [_from_channels_last(torch.from_numpy(x)) for x in outputs]
-        return pytree.tree_unflatten(results, self._spec)
+        return arrange(self.results, (_from_channels_last(torch.from_numpy(x)) for x in outputs))
+
+
+def arrangement_of(results: Any) -> Arrangement:
+    """Return the arrangement of tensors in nested lists and tuples.
+
+    Raises:
+        ConfigError: there is another container.
+    """
+    if isinstance(results, Tensor):
+        return "tensor"
+    if type(results) in (list, tuple):
+        return {type(results).__name__: [arrangement_of(member) for member in results]}
+    raise ConfigError(
+        f"a part of the model returns {type(results).__name__}, but files of the format openvino "
+        "hold only tensors, lists and tuples: export to pt2"
+    )
+
+
+def arrange(arrangement: Arrangement, values: Iterator[Any]) -> Any:
+    """Arrange values in nested lists and tuples; the inverse of `arrangement_of`.
+
+    Raises:
+        ValueError: the arrangement is invalid, or has more members than there are values.
+    """
+    match arrangement:
+        case "tensor":
+            for value in values:
+                return value
+            raise ValueError("a graph has fewer results than their arrangement")
+        case {"list": [*members]} if len(arrangement) == 1:
+            return [arrange(member, values) for member in members]
+        case {"tuple": [*members]} if len(arrangement) == 1:
+            return tuple(arrange(member, values) for member in members)
+    raise ValueError(f"invalid arrangement of results {str(arrangement)[:80]!r}")
 
 
 @ENGINES.register("int8")
@@ -91,9 +133,8 @@ def to_openvino(
         graphs = quantize_graphs(copy, parts, graphs, calibration, proposals)
     for part in parts:
         with torch.no_grad():
-            _, spec = pytree.tree_flatten(part.module(*examples[part.name]))
-        graph = _use_channels_last(graphs[part.name])
-        part.replace(OpenVINOPart(graph, pytree.treespec_dumps(spec)))
+            arrangement = arrangement_of(part.module(*examples[part.name]))
+        part.replace(OpenVINOPart(_use_channels_last(graphs[part.name]), arrangement))
     return copy
 
 

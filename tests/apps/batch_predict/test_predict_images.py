@@ -26,7 +26,7 @@ def exported(tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatc
     """Replace the reader of exported models, and return the name of a model."""
     model = build_model(tiny_config(*KEYS)).eval()
     READERS.get("exported")  # imports the reader that is replaced
-    read = lambda _, opts: (tiny_config(*KEYS, *opts), model)  # noqa: E731
+    read = lambda _, opts, trust: (tiny_config(*KEYS, *opts), model)  # noqa: E731
     monkeypatch.setitem(READERS._builders, "exported", read)
     return "model.openvino"
 
@@ -39,8 +39,8 @@ def test_tiles_of_an_exported_model(tiny_config: Callable[..., CfgNode], tmp_pat
     file = tmp_path / "model.pt2"
     write_exported(file, "pt2", prepare_export(cfg, model), model)
     image = torch.randint(0, 256, (3, 90, 120), dtype=torch.uint8)
-    plain = load_predictor(str(file), 0.0, ["TEST.TILE", "0"])(image)
-    tiled = load_predictor(str(file), 0.0, ["TEST.TILE", "64"])(image)
+    plain = load_predictor(str(file), 0.0, ["TEST.TILE", "0"], trust=True)(image)
+    tiled = load_predictor(str(file), 0.0, ["TEST.TILE", "64"], trust=True)(image)
     assert len(plain["boxes"]) > 0
     assert not torch.equal(plain["scores"], tiled["scores"][: len(plain["scores"])])
 

@@ -13,6 +13,8 @@ import torch
 from yacs.config import CfgNode
 
 from detlite import _C, ConfigError, Predictor, build_model
+from detlite.apps.batch_predict.predict_images import load_predictor
+from detlite.apps.batch_predict.ray import Detect
 from detlite.apps.export.comparison import compare_detectors
 from detlite.apps.export.exported_detector import prepare_export, read_exported, write_exported
 from detlite.apps.export.exported_program import ProgramDetector, export_program
@@ -58,9 +60,9 @@ def test_file_detects_what_the_model_detects(file_format, tiny_config, tmp_path,
     file = tmp_path / f"model.{file_format}"
     write_exported(file, file_format, cfg, model)
     assert list(tmp_path.iterdir()) == [file]
-    predictor = Predictor(file)
+    predictor = Predictor(file, trust=True)
     assert (predictor.min_size, predictor.max_size) == (96, 1333)
-    assert Predictor(file, min_size=64).min_size == 64
+    assert Predictor(file, min_size=64, trust=True).min_size == 64
     prediction = predictor(np.zeros((100, 150, 3), np.uint8))
     assert prediction["masks"].shape == (len(prediction["boxes"]), 100, 150)
     assert set(prediction["names"]) <= {"category 1", "category 2", "category 3"}
@@ -74,7 +76,7 @@ def test_aoti_runs_in_python_and_in_cpp(tiny_config, tmp_path, repo_root):
         pytest.skip("needs g++")
     cfg, model = build(family_config("proposals", tiny_config))
     write_exported(tmp_path / "model.pt2", "aoti", cfg, model)
-    _, read = read_exported(tmp_path / "model.pt2")
+    _, read = read_exported(tmp_path / "model.pt2", trust=True)
     image = torch.rand(3, 256, 320)
     [actual], [expected] = read.detect([image]), model.detect([image])
     torch.testing.assert_close(actual.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
@@ -171,7 +173,22 @@ def test_damaged_file(name, tmp_path):
         pytest.importorskip("onnxruntime" if name.endswith("onnx") else "openvino")
     (tmp_path / name).write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match=f"{name}: damaged, or not written by"):
-        read_exported(tmp_path / name)
+        read_exported(tmp_path / name, trust=True)
+
+
+def test_code_in_a_pt2_file_runs_only_on_trust(tmp_path, monkeypatch):
+    file = tmp_path / "model.pt2"
+    file.write_bytes(b"not read")
+    monkeypatch.setattr(torch.export, "load", pytest.fail)
+    readers: list[Callable[[], object]] = [
+        lambda: read_exported(file),
+        lambda: Predictor(file),
+        lambda: load_predictor(str(file), 0.5),
+        lambda: Detect(str(file)),
+    ]
+    for read in readers:
+        with pytest.raises(CheckpointError, match=r"model\.pt2: refused.*--trust.*trust=True"):
+            read()
 
 
 def test_missing_file_and_checkpoint(tmp_path):
@@ -188,7 +205,7 @@ def test_tiling_of_an_exported_model(tiny_config, tmp_path, read_once):
     keys = ["MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 96, "TEST.TILE", 100]
     cfg, model = build(tiny_config(*keys))
     write_exported(tmp_path / "model.pt2", "pt2", cfg, model)
-    predictor = Predictor(tmp_path / "model.pt2")
+    predictor = Predictor(tmp_path / "model.pt2", trust=True)
     assert predictor.detector.tiling == build_tiling(cfg) == Tiling(100, 0.2, 8)
     image = np.random.default_rng(0).integers(0, 256, (150, 150, 3), dtype=np.uint8)
     prediction = predictor(image)
@@ -196,4 +213,6 @@ def test_tiling_of_an_exported_model(tiny_config, tmp_path, read_once):
     expected = Predictor(model, 96, tiling=Tiling(100, 0.2, 8))(image)
     assert len(prediction["boxes"]) == len(expected["boxes"]) > 20
     torch.testing.assert_close(prediction["boxes"], expected["boxes"], atol=0.01, rtol=0)
-    assert Predictor(tmp_path / "model.pt2", tiling=Tiling(64)).detector.tiling.side == 64
+    assert (
+        Predictor(tmp_path / "model.pt2", tiling=Tiling(64), trust=True).detector.tiling.side == 64
+    )

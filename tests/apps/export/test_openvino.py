@@ -1,19 +1,23 @@
 """Compare parts run by OpenVINO with the original modules."""
 
+import json
 import logging
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from yacs.config import CfgNode
 
 from detlite import ConfigError, Predictor, build_model
 from detlite.apps.export.exported_detector import prepare_export, write_exported
-from detlite.apps.export.openvino import openvino_parts, to_openvino
+from detlite.apps.export.openvino import arrange, arrangement_of, openvino_parts, to_openvino
+from detlite.conversion.checkpoint.files import CheckpointError
 from detlite.modeling.backbone import vit
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.precision import native_formats
@@ -113,6 +117,57 @@ def test_results_survive_the_next_call(converted):
 def test_maps_are_channels_last(converted):
     levels = converted.backbone(torch.rand(1, 3, 64, 96))
     assert all(level.is_contiguous(memory_format=torch.channels_last) for level in levels)
+
+
+@pytest.mark.parametrize(
+    "results",
+    [torch.zeros(1), [torch.zeros(1), (torch.zeros(2), [])], ([torch.zeros(1)], torch.zeros(2))],
+)
+def test_arrangement_of_results(results):
+    leaves = iter(pytree.tree_leaves(results))
+    arrangement = json.loads(json.dumps(arrangement_of(results)))
+    assert str(arrange(arrangement, leaves)) == str(results)
+    with pytest.raises(ValueError, match="fewer results"):
+        arrange({"list": [arrangement, "tensor"]}, iter(pytree.tree_leaves(results)))
+
+
+def test_other_containers_cannot_be_exported():
+    with pytest.raises(ConfigError, match=r"a part of the model returns dict"):
+        arrangement_of([{"logits": torch.zeros(1)}])
+
+
+_IMPORT = json.dumps({"__enum__": True, "fqn": "imported_by_a_file:Thing", "name": "x"})
+
+
+@pytest.mark.parametrize(
+    "arrangement",
+    [
+        json.dumps([1, {"type": "builtins.list", "context": _IMPORT, "children_spec": []}]),
+        {"type": "builtins.list", "context": _IMPORT, "children_spec": []},
+        {"list": ["tensor"] * 100},
+        {"list": []},
+        {"list": "tensor"},
+        {"list": [], "tuple": []},
+        None,
+    ],
+)
+def test_arrangement_in_a_file_builds_only_lists_and_tuples(
+    arrangement, config, converted, tmp_path, monkeypatch
+):
+    (tmp_path / "imported_by_a_file.py").write_text("raise SystemExit('code of the file ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    sound, file = tmp_path / "sound.openvino", tmp_path / "changed.openvino"
+    converted.categories = [{"id": k, "name": str(k)} for k in (1, 2, 3)]
+    write_exported(sound, "openvino", config, converted)
+    with zipfile.ZipFile(sound) as source, zipfile.ZipFile(file, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == "parts.json":
+                content = json.dumps(dict.fromkeys(json.loads(content), arrangement)).encode()
+            target.writestr(name, content)
+    with pytest.raises(CheckpointError, match=r"^.*changed\.openvino: damaged, or not written by"):
+        Predictor(file)
+    assert len(Predictor(sound).categories) == 3
 
 
 def test_original_model_is_unchanged(model, converted):
@@ -242,13 +297,12 @@ _SIGNAL = """
 import faulthandler, signal, subprocess
 import torch
 from openvino import Model, opset13
-from torch.utils import _pytree as pytree
 from detlite.apps.export.openvino import OpenVINOPart
 
 def part():
     x = opset13.parameter([2, 3])
     graph = Model([opset13.relu(x)], [x])
-    return OpenVINOPart(graph, pytree.treespec_dumps(pytree.tree_flatten(torch.zeros(1))[1]))
+    return OpenVINOPart(graph, "tensor")
 
 faulthandler.enable()
 first, second = part(), part()
