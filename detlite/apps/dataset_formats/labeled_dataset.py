@@ -10,7 +10,8 @@ import numpy as np
 
 from detlite.data.datasets.coco_checks import fill_missing
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import image_size, image_suffixes
+from detlite.data.loading.image_io import image_size
+from detlite.data.loading.image_readers import image_suffixes
 from detlite.structures.masks.formats import Segmentation, encode_bitmap
 
 _DECIMALS = 3  # of coordinates in pixels

@@ -1,0 +1,86 @@
+"""Findings: what is left out, reinterpreted or switched off because of the data.
+
+`detlite init`, `detlite check` and the start of a training print the same summary of them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from textwrap import shorten
+from typing import Any
+
+_MAX_LENGTH = 240  # characters of an example
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind of entries that are not used as they are written.
+
+    Attributes:
+        what: the kind, such as "numbers as text".
+        effect: what happens to such entries, and what to do, in sentences.
+        count: number of such entries; 0 if it has no number.
+        entry: what is counted, in the singular: "annotation", "label line", "image".
+        example: the first of them with its id or line, and what is wrong with it.
+        total: number of all entries, if that matters.
+    """
+
+    what: str
+    effect: str
+    count: int = 1
+    entry: str = "annotation"
+    example: str = ""
+    total: int | None = None
+
+    def __str__(self) -> str:
+        number = f"{self.count}" if self.total is None else f"{self.count} of {self.total}"
+        plural = "" if (self.count if self.total is None else self.total) == 1 else "s"
+        entry = self.entry[:-1] + "ie" if plural and self.entry.endswith("y") else self.entry
+        counted = f": {number} {entry}{plural}" if self.count else ""
+        example = f", for example {shorten(self.example, _MAX_LENGTH)}" if self.example else ""
+        return f"{self.what}{counted}{example}. {self.effect}"
+
+
+class Findings:
+    """Findings by kind: equal ones are counted, and the first gives the example."""
+
+    def __init__(self, findings: Iterable[Finding] = ()) -> None:
+        self._by_kind = {(one.what, one.effect): one for one in findings}
+
+    def __iter__(self) -> Any:
+        return iter(self._by_kind.values())
+
+    def __len__(self) -> int:
+        return len(self._by_kind)
+
+    def add(self, what: str, effect: str, example: str = "", entry: str = "annotation") -> None:
+        """Count one entry."""
+        found = self._by_kind.get((what, effect)) or Finding(what, effect, 0, entry, example)
+        self._by_kind[what, effect] = replace(found, count=found.count + 1)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the member "findings" of an annotation file, which later commands repeat."""
+        return [asdict(finding) for finding in self]
+
+    @classmethod
+    def from_json(cls, rows: Any) -> "Findings":
+        """Read what `to_json` returned; anything else is ignored."""
+        try:
+            return cls(Finding(**row) for row in rows or ())
+        except (TypeError, ValueError):  # another program's member of this name
+            return cls()
+
+
+def summary(findings: Mapping[str, Iterable[Finding]]) -> str:
+    """Return the findings of data sets by name as one block of text; "" if there are none.
+
+    Findings that several sets share, such as those of a folder that was split, are listed once.
+    """
+    lines: list[str] = []
+    listed: set[Finding] = set()
+    for name, found in findings.items():
+        new = [finding for finding in found if finding not in listed]
+        listed.update(new)
+        if new:
+            lines += [f"{name}: not everything is used as it is written:"]
+            lines += [f"  - {finding}" for finding in new]
+    return "\n".join(lines)
