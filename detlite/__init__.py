@@ -6,6 +6,8 @@ The public names are imported on first use, so that `detlite --help` does not wa
 import importlib
 from typing import TYPE_CHECKING
 
+from detlite.threads import wait_passively
+
 if TYPE_CHECKING:
     from detlite import ops as ops
     from detlite.api import Result, evaluate, train
@@ -40,6 +42,8 @@ _MODULES = {
     "optimize": "detlite.inference.optimize",
     "train": "detlite.api",
 }
+
+wait_passively()  # the threads of torch, if it is not imported yet
 
 
 def __getattr__(name: str) -> object:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from detlite.config import ConfigError
+from detlite.threads import limit_threads
 
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 # Long, because processes also wait while rank 0 computes COCO metrics.
@@ -60,13 +61,14 @@ def process_group(device: str) -> Iterator[None]:
         ConfigError: other processes are missing.
     """
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+        limit_threads()
         yield
         return
     on_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     if on_cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
-        _share_cores()
+        limit_threads(_local_size())
     try:
         store, number, size = next(dist.rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
         store = _rendezvous(store, number, size)
@@ -102,6 +104,7 @@ def torchrun_rank() -> tuple[int, int]:
         ConfigError: RANK or WORLD_SIZE is invalid.
     """
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+        limit_threads()
         return 0, 1
     own_rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
     if not (own_rank.isdecimal() and size.isdecimal() and int(own_rank) < int(size)):
@@ -112,15 +115,13 @@ def torchrun_rank() -> tuple[int, int]:
         local = int(os.environ.get("LOCAL_RANK", "0"))
         torch.cuda.set_device(local % torch.cuda.device_count())
     else:
-        _share_cores()
+        limit_threads(_local_size())
     return int(own_rank), int(size)
 
 
-def _share_cores() -> None:
-    """Limit torch to this process's part of the cores, instead of a thread for every core."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        torch.set_num_threads(max((os.cpu_count() or 1) // local_size, 1))
+def _local_size() -> int:
+    """Return the number of processes on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _rendezvous(store: dist.Store, number: int, size: int) -> dist.Store:

@@ -22,11 +22,11 @@ ORDER = (
     "apps",
 )
 # Small modules that every part may import. They import one another and `config` at most.
-SHARED = {"atomic_write", "conventions", "distributed", "registry"}
+SHARED = {"atomic_write", "conventions", "distributed", "registry", "run_lock", "threads"}
 ALLOWED = {
     **{part: {*ORDER[: index + 1], *SHARED} for index, part in enumerate(ORDER)},
     **{part: {*SHARED, "config"} for part in SHARED},
-    "__init__": {"ops", "api", "config", "inference", "modeling"},  # the public names
+    "__init__": {"ops", "api", "config", "inference", "modeling", "threads"},  # the public names
     "__main__": {"apps"},
 }
 ALLOWED["config"] = {"config", *SHARED}

@@ -25,6 +25,7 @@ from .hooks.base import HOOKS, Hook
 from .hooks.best_checkpoint import BestCheckpoint
 from .hooks.ema import EMA_SUFFIX, ModelEMA
 from .hooks.freezing import BackboneFreezeSchedule
+from .hooks.machine_load import MachineLoad
 from .hooks.metrics import Meters, MetricsWriter
 from .replay import save_batch
 from .run_files import FINAL_CHECKPOINT, checkpoint_name, newest_checkpoint
@@ -104,6 +105,7 @@ class Trainer:
             *([self.ema] if self.ema else []),
             self.best,
             *self.user_hooks,
+            MachineLoad(),
             MetricsWriter(self.output_dir),
         ]
         for hook in self.hooks:

@@ -60,8 +60,6 @@ def config_by_data(facts: DatasetFacts, opts: Sequence[Any], timer: ConfigTimer)
             return timer(as_config(facts, choices, opts))
 
         facts = fit_to_minutes(facts, minutes, time_step, values=values)
-        if facts.minutes:
-            _logger.info("%s", facts.minutes[1])
     choices = choose(facts, values)
     return as_config(facts, choices, opts), choices
 

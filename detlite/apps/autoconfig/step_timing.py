@@ -17,6 +17,7 @@ from detlite.modeling import build_model
 from detlite.modeling.optimize_for_training import optimize_for_training
 
 _MIN_IMAGES = 8  # because image sizes and the number of objects vary
+_MAX_SECONDS = 15.0  # after which no further step is timed
 
 
 def mean_step_seconds(cfg: CfgNode) -> float:
@@ -32,13 +33,13 @@ def step_seconds(
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Return the seconds of the first training steps, including loading.
+    """Return the seconds of the first training steps, including loading, at least of one.
 
     The weights are random, since a step takes equally long with others. No file is written.
 
     Args:
         cfg: config of a run.
-        steps: number of timed steps.
+        steps: number of timed steps; fewer if they take longer than 15 seconds.
         warm_up: number of steps before them.
         clock: returns the time in seconds.
     """
@@ -52,11 +53,11 @@ def step_seconds(
     scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
     train_step = TrainStep(cfg, model, build_optimizer(cfg, model), scaler)
     batches = iter(build_train_loader(cfg, train_set, 0))
-    seconds = []
-    for _ in range(steps + warm_up):
+    seconds: list[float] = []
+    while len(seconds) < steps + warm_up and sum(seconds) < _MAX_SECONDS:
         start = clock()
         train_step(*next(batches))
         if model.device.type != "cpu":
             torch.accelerator.synchronize()
         seconds.append(clock() - start)
-    return seconds[warm_up:]
+    return seconds[warm_up:] or seconds[-1:]

@@ -6,6 +6,7 @@ one. Images shrink before the model does: in 5 and in 15 minutes, more epochs on
 the same or better results (docs/recipes.md).
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from detlite.config import ConfigError
+from detlite.threads import OtherPrograms
 
 from .dataset_facts import NO_VALUES, Choice, DatasetFacts, Values, backbone_is_fixed
 from .rules import choose
@@ -23,6 +25,8 @@ MAX_TIMING_SECONDS = 60.0
 # (use the small model, factor on the image size)
 CANDIDATES = ((False, 1.0), (False, 0.75), (True, 0.75), (True, 0.5))
 MIN_FRACTION = 0.5  # of the recommended steps
+
+_logger = logging.getLogger(__name__)
 
 # Returns the seconds of a training step.
 StepTimer = Callable[[DatasetFacts, Sequence[Choice]], float]
@@ -48,6 +52,7 @@ def fit_to_minutes(
     step_timer: StepTimer,
     clock: Callable[[], float] = time.perf_counter,
     values: Values = NO_VALUES,
+    progress: Callable[[str], None] = _logger.info,
 ) -> DatasetFacts:
     """Return facts from which `choose` makes a config for `minutes` of training.
 
@@ -57,11 +62,12 @@ def fit_to_minutes(
         step_timer: times a candidate.
         clock: returns the time in seconds.
         values: keys that are already decided.
+        progress: called with a line of text after each candidate.
 
     Raises:
         ConfigError: no candidate fits into the memory of the GPU.
     """
-    start = clock()
+    start, others = clock(), OtherPrograms()
     results: list[str] = []
     chosen: DatasetFacts | None = None
     described = list(candidates(facts, values))
@@ -74,12 +80,14 @@ def fit_to_minutes(
             seconds = step_timer(candidate, choices)
         except torch.OutOfMemoryError:
             results.append(f"{name}: too large for the GPU memory")
+            progress(results[-1])
             continue
         chosen = replace(candidate, step_seconds=seconds)
         all_values = {choice.key: choice.value for choice in choices} | dict(values)
         recommended, _ = recommended_steps(chosen, all_values)
         possible = int(minutes * 60 / seconds)
         results.append(f"{name}: {seconds:.2g} seconds per step, {possible} of {recommended} steps")
+        progress(results[-1])
         if possible >= MIN_FRACTION * recommended:
             break
     if chosen is None:
@@ -87,5 +95,7 @@ def fit_to_minutes(
             f"no model fits into the GPU memory ({'; '.join(results)}): stop other programs that "
             "use the GPU, or train on the CPU with CUDA_VISIBLE_DEVICES set to an empty value"
         )
+    if not facts.machine.gpu and (problem := others.problem("training")):
+        _logger.warning("%s", problem)
     timed = f"Timed on this machine, where half of the steps are enough: {'; '.join(results)}"
     return replace(chosen, minutes=(minutes, timed))

@@ -85,6 +85,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _print_error(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 def config(
     data: Path,
     val: Path | None,
@@ -112,6 +116,7 @@ def config(
     from detlite.apps.dataset_formats import find_sets
     from detlite.apps.doctor import resources
     from detlite.data import explain_dead_loader
+    from detlite.threads import limit_threads
 
     sets, summary = find_sets(data, val, images, folder)
     print(summary, file=sys.stderr)
@@ -126,11 +131,13 @@ def config(
         return mean_step_seconds(as_config(facts, [*dataset_keys, *choices]))
 
     if weights:
+        limit_threads()
         with explain_dead_loader():
             choices = choices_by_weights(facts, dataset_keys, weights, mean_step_seconds, minutes)
         return config_text(choices, facts.summary, base="")
     if minutes:
-        print("timing training steps on this machine", file=sys.stderr)
+        print("timing training steps on this machine, at most two minutes", file=sys.stderr)
+        limit_threads()
         with explain_dead_loader():
-            facts = fit_to_minutes(facts, minutes, seconds_of_step)
+            facts = fit_to_minutes(facts, minutes, seconds_of_step, progress=_print_error)
     return config_text([*dataset_keys, *choose(facts)], facts.summary, facts.base)

@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +15,7 @@ from detlite import __version__
 from detlite.modeling.build import torch_device
 from detlite.modeling.precision import describe_formats, resolve_dtype
 from detlite.ops import has_kernels, kernels
+from detlite.threads import OtherPrograms, usable_cores
 
 # Optional packages and their purpose.
 EXTRAS = {
@@ -36,6 +38,7 @@ EXTRAS = {
     "supervision": "predictions for supervision",
 }
 _GB = 1e9
+_LOAD_SECONDS = 0.5  # for which the load of the machine is measured
 
 
 def system_info() -> dict[str, str]:
@@ -59,7 +62,10 @@ def _kernels() -> str:
 
 def find_problems() -> list[str]:
     """Return a sentence with advice about each thing that fails or makes detlite slow."""
-    problems = []
+    problems, others = [], OtherPrograms()
+    time.sleep(_LOAD_SECONDS)
+    if problem := others.problem("training"):
+        problems.append(problem)
     if torch.cuda.is_available() and not has_kernels("cuda"):
         toolkit = "ROCM_HOME to a ROCm" if torch.version.hip else "CUDA_HOME to a CUDA"
         problems.append(
@@ -77,16 +83,11 @@ def find_problems() -> list[str]:
             "there is an NVIDIA driver, but torch sees no GPU: the driver may be older than CUDA "
             f"{torch.version.cuda}, which torch needs, or CUDA_VISIBLE_DEVICES hides the GPU"
         )
-    cores, threads = _cores(), torch.get_num_threads()
-    if threads > cores:
+    cores, threads = usable_cores(), torch.get_num_threads()
+    if (threads > cores or 2 * threads < cores) and "OMP_NUM_THREADS" in os.environ:
         problems.append(
-            f"torch uses {threads} threads, but this process may use {plural(cores, 'core')}, "
-            f"which is slow: set OMP_NUM_THREADS={cores}"
-        )
-    if 2 * threads < cores and "OMP_NUM_THREADS" in os.environ:
-        problems.append(
-            f"torch uses {threads} of {cores} cores, because OMP_NUM_THREADS is "
-            f"{os.environ['OMP_NUM_THREADS']}: set it to {cores}"
+            f"torch uses {plural(threads, 'thread')} on {plural(cores, 'core')}, because "
+            f"OMP_NUM_THREADS is {os.environ['OMP_NUM_THREADS']}: set it to {cores}"
         )
     shared = Path("/dev/shm")
     if shared.is_dir() and (size := shutil.disk_usage(shared).total) < 1 * _GB:
@@ -123,7 +124,7 @@ def resources(device_name: str = "auto") -> Resources:
     device = torch_device(device_name)
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return Resources(
-        cores=_cores(),
+        cores=usable_cores(),
         memory=_memory_bytes(),
         gpu=gpu.name if gpu else "",
         gpu_memory=gpu.total_memory if gpu else 0,
@@ -147,19 +148,6 @@ def _driver() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
-def _cores() -> int:
-    """Return the number of cores that CPU affinity and the container allow."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    limit = Path("/sys/fs/cgroup/cpu.max")  # Linux control groups, version 2
-    if limit.is_file():
-        quota, _, period = limit.read_text().partition(" ")
-        if quota.isdigit():
-            cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
-
-
 def _processor() -> str:
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
@@ -170,7 +158,7 @@ def _processor() -> str:
     device = torch.device("cpu")
     capability = torch.backends.cpu.get_cpu_capability()
     return (
-        f"{name} ({capability}), {plural(_cores(), 'core')}, "
+        f"{name} ({capability}), {plural(usable_cores(), 'core')}, "
         f"{plural(torch.get_num_threads(), 'thread')}; "
         f"{describe_formats(device)}; DTYPE auto is {resolve_dtype('auto', device)}"
     )

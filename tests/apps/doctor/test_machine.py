@@ -13,12 +13,14 @@ from detlite.apps.doctor import find_problems, machine, system_info
 @pytest.fixture
 def good_machine(monkeypatch):
     """Simulate a machine without problems: two cores, no GPU, no driver."""
-    monkeypatch.setattr(machine, "_cores", lambda: 2)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 2)
     monkeypatch.setattr(machine, "_driver", lambda: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(total=8e9))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(machine, "_LOAD_SECONDS", 0)
+    monkeypatch.setattr(machine.OtherPrograms, "problem", lambda *_: "")
 
 
 @pytest.mark.usefixtures("good_machine")
@@ -30,8 +32,12 @@ def test_no_problems():
 @pytest.mark.parametrize(
     ("patches", "message"),
     [
-        ({"cores": 1}, "torch uses 2 threads, .* may use 1 core, .*: set OMP_NUM_THREADS=1"),
-        ({"cores": 16, "OMP_NUM_THREADS": "2"}, "2 of 16 cores, because OMP_NUM_THREADS is 2"),
+        (
+            {"cores": 1, "OMP_NUM_THREADS": "2"},
+            "torch uses 2 threads on 1 core, because OMP_NUM_THREADS is 2: set it to 1",
+        ),
+        ({"cores": 16, "OMP_NUM_THREADS": "2"}, "2 threads on 16 cores, .*: set it to 16"),
+        ({"others": "other programs use 2.0 of 2 cores"}, "other programs use 2.0 of 2 cores"),
         ({"shared": 64e6}, "/dev/shm, .* holds 64 MB: .*NUM_WORKERS 0"),
         ({"driver": True, "cuda": None}, "this torch is built for the CPU: install a torch with"),
         ({"driver": True, "cuda": "13.2"}, "torch sees no GPU: the driver may be older than CUDA"),
@@ -41,7 +47,9 @@ def test_no_problems():
 )
 def test_problems(patches, message, monkeypatch):
     if "cores" in patches:
-        monkeypatch.setattr(machine, "_cores", lambda: patches["cores"])
+        monkeypatch.setattr(machine, "usable_cores", lambda: patches["cores"])
+    if "others" in patches:
+        monkeypatch.setattr(machine.OtherPrograms, "problem", lambda *_: patches["others"])
     if "shared" in patches:
         usage = SimpleNamespace(total=patches["shared"])
         monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
@@ -81,15 +89,6 @@ def test_devices(accelerator, devices, gpu, monkeypatch):
     assert machine.devices() == devices
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert system_info()["GPU"] == gpu
-
-
-def test_cores_of_a_container(monkeypatch, tmp_path):
-    limit = tmp_path / "cpu.max"
-    monkeypatch.setattr(machine, "Path", lambda _: limit)
-    unlimited = machine._cores()
-    for text, expected in (("max 100000", unlimited), ("100000 100000", 1), ("50000 100000", 1)):
-        limit.write_text(text)
-        assert machine._cores() == expected
 
 
 def test_memory_of_a_container(monkeypatch, tmp_path):
