@@ -1,10 +1,13 @@
 """Fuse convolutions with the norm, the addition and the activation after them, for inference.
 
-A part of a model is traced by torch.fx. On the CPU each fused convolution is one call of oneDNN, if
-torch has it.
+The code of a part of a model is recorded as a graph, whose nodes are fused and turned into code
+again. On the CPU each fused convolution is one call of oneDNN, if torch has it.
 """
 
+import inspect
 import operator
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,11 +18,7 @@ from detlite.modeling.backbone.timm_vit import TimmViT
 from detlite.modeling.backbone.vit import ViT
 from detlite.modeling.layers.asymmetric_padding import PaddedConv2d
 from detlite.modeling.layers.conv import share_parameters
-from detlite.modeling.layers.norm import (
-    FrozenBatchNorm2d,
-    FrozenBatchNormAct2d,
-    LevelBatchNorm,
-)
+from detlite.modeling.layers.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d, LevelBatchNorm
 from detlite.modeling.optimize_for_training import undo_optimize_for_training
 from detlite.modeling.roi_heads.pooler import Pooler
 
@@ -29,51 +28,113 @@ _ADDITIONS = {operator.add, operator.iadd, torch.add}
 _WEIGHTED = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
 
+class NoGraphError(ValueError):
+    """The code of a module depends on values or sizes, so it cannot be recorded as a graph."""
+
+
 def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.Module:
-    """Create a faster module with the parameters of `part`, which is in evaluation mode.
+    """Create a faster module from `part`, which is in evaluation mode and is used up.
 
     Args:
-        part: called with a batch, or with `features`, a list of levels.
+        part: takes tensors; an argument `features` is a list of levels.
         dtype: of maps and weights, float32 or a half type. Norms that cannot be folded keep their
             type, and modules that cannot be fused run in float32.
         levels: the number of levels of the backbone.
         scores: `part` predicts scores and box deltas, so its last layers run in float32.
 
     Raises:
-        TraceError: the code of `part` depends on values or sizes, so it has no graph.
+        NoGraphError: the code of `part` depends on values or sizes.
     """
-    if any(isinstance(module, (TimmViT, ViT)) for module in part.modules()):
-        raise fx.proxy.TraceError("a transformer has no convolutions to fuse, and reads sizes")
     undo_optimize_for_training(part)
+    if any(isinstance(module, (TimmViT, ViT)) for module in part.modules()):
+        raise NoGraphError("a transformer has no convolutions to fuse, and reads sizes")
     _split_layers(part)
-    code = part.forward.__code__
-    levels_only = code.co_varnames[1 : code.co_argcount] == ("features",)
-    graph = _Tracer().trace(part, {"features": [fx.PH] * levels} if levels_only else None)
-    traced = fx.GraphModule(part, graph)
-    _drop_identities(traced)
+    graph = _Graph(part, levels)
+    graph.drop_identities()
     if scores:
-        _fuse_last(traced)
-    fused: dict[tuple[Any, ...], str] = {}
-    for node in list(graph.nodes):
-        if _is_conv(traced, node):
-            _fuse_behind(traced, node, dtype, fused)
+        graph.fuse_last_layers()
+    graph.fuse_convs(dtype)
     if dtype != torch.float32:
-        _cast(traced, dtype)
-    _mark_overwritten(traced)
-    traced.delete_all_unused_submodules()
-    traced.recompile()
+        graph.cast(dtype)
+    graph.mark_overwritten()
+    fused = FusedPart(graph.graph, graph.layers)
     for name, value in vars(part).items():  # such as out_channels
         if not name.startswith("_") and name != "training":
-            setattr(traced, name, value)
-    return traced.eval()
+            setattr(fused, name, value)
+    return fused.eval()
 
 
-class _Tracer(fx.Tracer):
-    """Treats poolers, norms, deformable convolutions and modules without children as leaves."""
+class FusedPart(nn.Module):
+    """Runs the Python code of a graph.
 
-    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        leaf = isinstance(module, (Pooler, DeformConv3x3)) or not list(module.children())
-        return leaf or super().is_leaf_module(module, name)
+    Attributes:
+        code: defines the function `forward`.
+    """
+
+    def __init__(self, graph: fx.Graph, layers: dict[str, nn.Module]) -> None:
+        super().__init__()
+        for node in graph.nodes:
+            name = str(node.target).replace(".", "_")
+            if node.op == "call_module":
+                self.add_module(name, layers[node.target])
+                node.target = name
+            elif node.op == "get_attr":
+                owner, _, attribute = str(node.target).rpartition(".")
+                self.register_buffer(name, getattr(layers[owner], attribute))
+                node.target = name
+        generated = graph.python_code("self")
+        names = generated.globals
+        self.code = generated.src
+        self._imports = {k: v.__name__ for k, v in names.items() if isinstance(v, ModuleType)}
+        self._objects = {k: v for k, v in names.items() if k not in self._imports}
+        self._define()
+
+    def forward(self, *args: Any) -> Any:
+        return self._forward(self, *args)
+
+    def _define(self) -> None:
+        names = self._objects | {name: import_module(m) for name, m in self._imports.items()}
+        exec(self.code, names)
+        self._forward = names["forward"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_forward"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._define()
+
+
+class _Recorder(fx.Tracer):
+    """Records calls of modules and functions without patching torch, unlike `fx.Tracer.trace`."""
+
+    def __init__(self, part: nn.Module, levels: int) -> None:
+        super().__init__()
+        self.root, self.graph, self.tensor_attrs = part, fx.Graph(), {}
+        leaves = {path: m for path, m in part.named_modules() if path and _is_leaf(m)}
+        try:
+            for path, leaf in leaves.items():
+                vars(leaf)["forward"] = self._recorded(path)
+            arguments = []
+            for name in inspect.signature(part.forward).parameters:
+                proxy: Any = self.create_proxy("placeholder", name, (), {})
+                is_list = name == "features"
+                arguments.append([proxy[i] for i in range(levels)] if is_list else proxy)
+            self.create_node("output", "output", (self.create_arg(part.forward(*arguments)),), {})
+        except Exception as error:  # from the code of the part
+            raise NoGraphError(str(error)) from error
+        finally:
+            for leaf in leaves.values():
+                vars(leaf).pop("forward", None)
+
+    def _recorded(self, path: str) -> Any:
+        return lambda *args, **kwargs: self.create_proxy("call_module", path, args, kwargs)
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    if isinstance(module, (Pooler, DeformConv3x3)) or not list(module.children()):
+        return True
+    return type(module).__module__.startswith("torch.nn") and not isinstance(module, nn.Sequential)
 
 
 def _split_layers(module: nn.Module) -> None:
@@ -101,139 +162,149 @@ def _split_layers(module: nn.Module) -> None:
             _split_layers(child)
 
 
-def _drop_identities(traced: fx.GraphModule) -> None:
-    for node in list(traced.graph.nodes):
-        layer = _module(traced, node)
-        if isinstance(layer, nn.Identity | nn.Dropout) or type(layer).__name__ == "DropPath":
-            node.replace_all_uses_with(node.args[0])
-            traced.graph.erase_node(node)
+class _Graph:
+    """The graph of a part, and the layers that it calls by name."""
 
+    def __init__(self, part: nn.Module, levels: int) -> None:
+        self.graph = _Recorder(part, levels).graph
+        self.layers = dict(part.named_modules())
 
-def _module(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
-    return traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+    def drop_identities(self) -> None:
+        for node in list(self.graph.nodes):
+            layer = self._layer(node)
+            if isinstance(layer, nn.Identity | nn.Dropout) or type(layer).__name__ == "DropPath":
+                node.replace_all_uses_with(node.args[0])
+                self.graph.erase_node(node)
 
+    def fuse_last_layers(self) -> None:
+        """Run the last layers in float32, and merge last convolutions of the same map into one."""
+        graph = self.graph
+        groups: dict[Any, list[fx.Node]] = {}
+        for node in self._last_layers():
+            groups.setdefault(self._merge_key(node) or node, []).insert(0, node)
+        for nodes in groups.values():
+            name = "last_" + "_".join(str(node.target) for node in nodes)
+            layers: list[Any] = [self._layer(node) for node in nodes]
+            if name not in self.layers:  # levels share the layers
+                mergeable = self._conv(nodes[0])
+                self.layers[name] = InFloat32(merge_convs(layers) if mergeable else layers[0])
+            with graph.inserting_before(nodes[0]):
+                new = graph.call_module(name, nodes[0].args)
+                if len(nodes) > 1:
+                    sizes = [layer.out_channels for layer in layers]
+                    split = graph.call_function(torch.split, (new, sizes, 1))
+                for place, node in enumerate(nodes):
+                    item = operator.getitem
+                    part = graph.call_function(item, (split, place)) if nodes[1:] else new
+                    node.replace_all_uses_with(part)
+            for node in nodes:
+                graph.erase_node(node)
 
-def _is_conv(traced: fx.GraphModule, node: fx.Node) -> bool:
-    conv = _module(traced, node)
-    if not isinstance(conv, nn.Conv2d) or type(conv) is not nn.Conv2d:
-        return False  # subclasses may compute something else
-    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+    def fuse_convs(self, dtype: torch.dtype) -> None:
+        """Replace each convolution, and the layers that only it feeds, by a FusedConv2d."""
+        fused: dict[tuple[Any, ...], str] = {}
+        for node in list(self.graph.nodes):
+            conv = self._conv(node)
+            if conv is None:
+                continue
+            fused_nodes, norm, other, activation = self._followers(node)
+            key = (node.target, norm, activation)
+            if key not in fused:  # levels share the layer
+                fused[key] = f"fused_{len(fused)}"
+                self.layers[fused[key]] = FusedConv2d(conv, norm, activation, dtype)
+            with self.graph.inserting_before(fused_nodes[-1]):
+                arguments = (node.args[0],) if other is None else (node.args[0], other)
+                new = self.graph.call_module(fused[key], arguments)
+            fused_nodes[-1].replace_all_uses_with(new)
+            for one in reversed(fused_nodes):
+                self.graph.erase_node(one)
 
+    def cast(self, dtype: torch.dtype) -> None:
+        """Convert maps to `dtype`, and to float32 around modules that run in float32."""
+        graph = self.graph
+        for node in list(graph.nodes):
+            layer = self._layer(node)
+            if isinstance(layer, _WEIGHTED):
+                layer.to(dtype)
+            elif layer is not None and not isinstance(layer, (FusedConv2d, InFloat32, Pooler)):
+                if not [*layer.parameters(), *layer.buffers()]:
+                    continue
+                with graph.inserting_before(node):
+                    node.args = tuple(graph.call_method("float", (x,)) for x in node.args)
+                with graph.inserting_after(node):
+                    back = graph.call_method("to", (node, dtype))
+                node.replace_all_uses_with(back, lambda user, back=back: user is not back)
+        inputs = [node for node in graph.nodes if node.op == "placeholder" and node.name != "rois"]
+        for node in inputs:
+            first = next(step for step in graph.nodes if step.op != "placeholder")
+            with graph.inserting_before(first):
+                new = graph.call_function(cast, (node, dtype))
+            node.replace_all_uses_with(new, lambda user, new=new: user is not new)
 
-def _fuse_last(traced: fx.GraphModule) -> None:
-    """Run the last layers in float32, and merge last convolutions of the same map into one."""
-    graph = traced.graph
-    groups: dict[Any, list[fx.Node]] = {}
-    for node in _last_layers(traced):
-        groups.setdefault(_merge_key(traced, node) or node, []).insert(0, node)
-    for nodes in groups.values():
-        name = "last_" + "_".join(str(node.target) for node in nodes).replace(".", "_")
-        layers = [traced.get_submodule(str(node.target)) for node in nodes]
-        if not hasattr(traced, name):  # levels share the layers
-            convs = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
-            merged = merge_convs(convs) if _is_conv(traced, nodes[0]) else layers[0]
-            traced.add_submodule(name, InFloat32(merged))
-        with graph.inserting_before(nodes[0]):
-            new = graph.call_module(name, nodes[0].args)
-            if len(nodes) > 1:
-                sizes = [layer.out_channels for layer in layers if isinstance(layer, nn.Conv2d)]
-                split = graph.call_function(torch.split, (new, sizes, 1))
-            for place, node in enumerate(nodes):
-                part = graph.call_function(operator.getitem, (split, place)) if nodes[1:] else new
-                node.replace_all_uses_with(part)
-        for node in nodes:
-            graph.erase_node(node)
+    def mark_overwritten(self) -> None:
+        """Let a fused addition overwrite its second term if nothing reads that afterwards."""
+        order = {node: place for place, node in enumerate(self.graph.nodes)}
+        fresh = (FusedConv2d, nn.MaxPool2d)  # their results share memory with nothing
+        for node in self.graph.nodes:
+            if isinstance(self._layer(node), FusedConv2d) and len(node.args) == 2:
+                other = node.args[1]
+                last = all(
+                    order[user] <= order[node] and isinstance(self._layer(user), fresh)
+                    for user in other.users
+                )
+                if last and isinstance(self._layer(other), fresh):
+                    node.kwargs = {"overwrite": True}
 
+    def _layer(self, node: fx.Node) -> nn.Module | None:
+        return self.layers[str(node.target)] if node.op == "call_module" else None
 
-def _merge_key(traced: fx.GraphModule, node: fx.Node) -> tuple[Any, ...] | None:
-    """Return a key that is equal for convolutions that can be merged; None if it cannot be."""
-    conv = _module(traced, node)
-    if not isinstance(conv, nn.Conv2d) or not _is_conv(traced, node) or conv.groups > 1:
-        return None
-    return (node.args[0], conv.kernel_size, conv.padding, conv.stride, conv.dilation)
+    def _conv(self, node: fx.Node) -> nn.Conv2d | None:
+        """Return the convolution that a node calls, if FusedConv2d can compute it."""
+        conv = self._layer(node)
+        if not isinstance(conv, nn.Conv2d) or type(conv) is not nn.Conv2d:
+            return None  # subclasses may compute something else
+        return None if conv.padding_mode != "zeros" or isinstance(conv.padding, str) else conv
 
+    def _merge_key(self, node: fx.Node) -> tuple[Any, ...] | None:
+        """Return a key that is equal for convolutions that can be merged; None if none can."""
+        conv = self._conv(node)
+        if conv is None or conv.groups > 1:
+            return None
+        return (node.args[0], conv.kernel_size, conv.padding, conv.stride, conv.dilation)
 
-def _last_layers(traced: fx.GraphModule) -> list[fx.Node]:
-    last, followed = [], set()
-    for node in reversed(traced.graph.nodes):
-        weighted = isinstance(_module(traced, node), _WEIGHTED)
-        if weighted and node not in followed:
-            last.append(node)
-        if weighted or node in followed:
-            followed.update(node.all_input_nodes)
-    return last
+    def _last_layers(self) -> list[fx.Node]:
+        last, followed = [], set()
+        for node in reversed(self.graph.nodes):
+            weighted = isinstance(self._layer(node), _WEIGHTED)
+            if weighted and node not in followed:
+                last.append(node)
+            if weighted or node in followed:
+                followed.update(node.all_input_nodes)
+        return last
 
-
-def _fuse_behind(
-    traced: fx.GraphModule, conv: fx.Node, dtype: torch.dtype, fused: dict[tuple[Any, ...], str]
-) -> None:
-    """Replace a convolution, and the layers that only it feeds, by a FusedConv2d."""
-    end, norm, other, activation = conv, None, None, None
-    following = _only_user(end)
-    if following is not None and type(_module(traced, following)) in NORMS:
-        end, norm = following, _module(traced, following)
-        following = _only_user(end)
-    if following is not None and following.target in _ADDITIONS and not following.kwargs:
-        terms = [term for term in following.args if term is not end]
-        if len(terms) == 1 and isinstance(terms[0], fx.Node):
-            end, other = following, terms[0]
-            following = _only_user(end)
-    if following is not None:
-        layer = _module(traced, following)
-        kind = following.target if layer is None else type(layer)
-        # With an addition oneDNN supports no other activation.
-        if kind in ACTIVATIONS and (other is None or ACTIVATIONS[kind][0] == "relu"):
-            end, activation = following, kind
-    key = (conv.target, norm, activation)
-    if key not in fused:  # levels share the layer
-        fused[key] = f"fused_{len(fused)}"
-        module = _module(traced, conv)
-        assert isinstance(module, nn.Conv2d)
-        traced.add_submodule(fused[key], FusedConv2d(module, norm, activation, dtype))
-    with traced.graph.inserting_before(end):
-        arguments = (conv.args[0],) if other is None else (conv.args[0], other)
-        new = traced.graph.call_module(fused[key], arguments)
-    end.replace_all_uses_with(new)
-    traced.graph.eliminate_dead_code()
+    def _followers(self, conv: fx.Node) -> tuple[list[fx.Node], nn.Module | None, Any, Any]:
+        """Return a convolution and the nodes to fuse with it, the norm, addend and activation."""
+        nodes, norm, other, activation = [conv], None, None, None
+        following = _only_user(conv)
+        if following is not None and type(self._layer(following)) in NORMS:
+            nodes.append(following)
+            norm = self._layer(following)
+            following = _only_user(following)
+        if following is not None and following.target in _ADDITIONS and not following.kwargs:
+            terms = [term for term in following.args if term is not nodes[-1]]
+            if len(terms) == 1 and isinstance(terms[0], fx.Node):
+                nodes.append(following)
+                other = terms[0]
+                following = _only_user(following)
+        if following is not None:
+            layer = self._layer(following)
+            kind = following.target if layer is None else type(layer)
+            # With an addition oneDNN supports no other activation.
+            if kind in ACTIVATIONS and (other is None or ACTIVATIONS[kind][0] == "relu"):
+                nodes.append(following)
+                activation = kind
+        return nodes, norm, other, activation
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _cast(traced: fx.GraphModule, dtype: torch.dtype) -> None:
-    """Convert maps to `dtype`, and to float32 around modules that run in float32."""
-    graph = traced.graph
-    for node in list(graph.nodes):
-        module = _module(traced, node)
-        if isinstance(module, _WEIGHTED):
-            module.to(dtype)
-        elif module is not None and not isinstance(module, (FusedConv2d, InFloat32, Pooler)):
-            if not [*module.parameters(), *module.buffers()]:
-                continue
-            with graph.inserting_before(node):
-                node.args = tuple(graph.call_method("float", (x,)) for x in node.args)
-            with graph.inserting_after(node):
-                back = graph.call_method("to", (node, dtype))
-            node.replace_all_uses_with(back, lambda user, back=back: user is not back)
-    inputs = [node for node in graph.nodes if node.op == "placeholder" and node.name != "rois"]
-    for node in inputs:
-        first = next(step for step in graph.nodes if step.op != "placeholder")
-        with graph.inserting_before(first):
-            new = graph.call_function(cast, (node, dtype))
-        node.replace_all_uses_with(new, lambda user, new=new: user is not new)
-
-
-def _mark_overwritten(traced: fx.GraphModule) -> None:
-    """Let a fused addition overwrite its second term if nothing reads that afterwards."""
-    order = {node: place for place, node in enumerate(traced.graph.nodes)}
-    for node in traced.graph.nodes:
-        if isinstance(_module(traced, node), FusedConv2d) and len(node.args) == 2:
-            other = node.args[1]
-            fresh = (FusedConv2d, nn.MaxPool2d)  # their results share memory with nothing
-            last = all(
-                order[user] <= order[node] and isinstance(_module(traced, user), fresh)
-                for user in other.users
-            )
-            if last and isinstance(_module(traced, other), fresh):
-                node.kwargs = {"overwrite": True}

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.proxy import TraceError
 
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.precision import resolve_dtype
@@ -14,7 +13,7 @@ from detlite.modeling.roi_heads.mask_head import MaskHead
 from detlite.registry import Registry
 
 from .fused_layers import cast
-from .fusion import fuse
+from .fusion import NoGraphError, fuse
 
 # Modules of detectors, RPNs and heads that compute on feature maps only.
 PARTS = ("backbone", "head", "feature_extractor", "predictor")
@@ -77,12 +76,12 @@ def _parts(owner: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 def _optimize_part(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.Module:
     try:
         return fuse(part, dtype, levels, scores)
-    except TraceError:
+    except NoGraphError:
         return part if dtype == torch.float32 else _MixedPrecision(part, dtype, scores)
 
 
 class _MixedPrecision(nn.Module):
-    """Runs a module that cannot be traced: in float32 if it scores boxes, else under autocast."""
+    """Runs a module that has no graph: in float32 if it scores boxes, else under autocast."""
 
     def __init__(self, part: nn.Module, dtype: torch.dtype, scores: bool) -> None:
         super().__init__()

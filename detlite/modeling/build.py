@@ -11,8 +11,6 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.registry import Registry
 
-from .preprocessing import build_memory_format
-
 if TYPE_CHECKING:
     from .detection_model import DetectionModel
 
@@ -33,7 +31,8 @@ def build_model(cfg: CfgNode) -> DetectionModel:
         raise
     except ValueError as error:  # a module rejected its arguments
         raise ConfigError(str(error)) from error
-    return model.to(device).to(memory_format=build_memory_format(cfg))
+    formats = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
+    return model.to(device).to(memory_format=formats[cfg.MODEL.MEMORY_FORMAT])
 
 
 def torch_device(name: str) -> torch.device:

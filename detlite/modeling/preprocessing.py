@@ -26,6 +26,7 @@ class Normalizer(nn.Module):
         pixel_mean, pixel_std: per channel, in the order and scale that `bgr255` sets.
         bgr255: convert to BGR in 0..255 instead of RGB in 0..1.
         divisibility: pad height and width to a multiple of this number.
+        channels_last: memory format of the batch.
     """
 
     pixel_mean: Tensor
@@ -37,14 +38,14 @@ class Normalizer(nn.Module):
         pixel_std: Sequence[float],
         bgr255: bool,
         divisibility: int,
-        memory_format: torch.memory_format = torch.channels_last,
+        channels_last: bool = True,
     ) -> None:
         super().__init__()
         self.register_buffer("pixel_mean", torch.tensor(pixel_mean).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(pixel_std).view(3, 1, 1), persistent=False)
         self.bgr255 = bgr255
         self.divisibility = divisibility
-        self.memory_format = memory_format
+        self.channels_last = channels_last  # torch.save cannot store torch.channels_last
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,7 +62,8 @@ class Normalizer(nn.Module):
         height, width = (-(-max(side) // step) * step for side in sides)
         device = self.pixel_mean.device
         pixels = torch.zeros((len(images), 3, height, width), dtype=self.dtype, device=device)
-        pixels = pixels.contiguous(memory_format=self.memory_format)
+        if self.channels_last:
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
         for padded, image, (h, w) in zip(pixels, images, sizes, strict=True):
             padded[:, :h, :w] = self._normalize(image)
         return Images(pixels, torch.tensor(sizes).to(device, non_blocking=True))
@@ -146,11 +148,5 @@ def build_normalizer(cfg: CfgNode) -> Normalizer:
         cfg.INPUT.PIXEL_STD,
         cfg.INPUT.TO_BGR255,
         cfg.DATALOADER.SIZE_DIVISIBILITY,
-        build_memory_format(cfg),
+        cfg.MODEL.MEMORY_FORMAT == "channels_last",
     )
-
-
-def build_memory_format(cfg: CfgNode) -> torch.memory_format:
-    """Return the memory format that MODEL.MEMORY_FORMAT names."""
-    formats = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
-    return formats[cfg.MODEL.MEMORY_FORMAT]
